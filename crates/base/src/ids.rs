@@ -1,0 +1,81 @@
+//! Identifiers. All are small and `Copy`; those that index tables are dense.
+
+use core::fmt;
+
+macro_rules! dense_id {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u32);
+
+        impl $name {
+            /// The position of this id in a table.
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($prefix, "{}"), self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(self, f)
+            }
+        }
+    };
+}
+
+dense_id!(
+    /// A model (one version of one name). The driver hands the numbers out, from 0 up, and never uses one twice.
+    ModelId,
+    "m"
+);
+dense_id!(
+    /// A device: one executor for batches and one for loads. The driver hands the numbers out, from 0 up.
+    DeviceId,
+    "d"
+);
+
+/// A request: a slot in the driver's table of requests, and how often that slot was used before.
+///
+/// Slots are dense and bounded (P9), so tables are indexed by them and never grow past the bound; the generation keeps
+/// a late message about an earlier tenant of the slot apart from the present one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId {
+    /// Position in the table of requests.
+    pub slot: u32,
+    /// How many requests had this slot before.
+    pub generation: u32,
+}
+
+impl fmt::Debug for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "r{}.{}", self.slot, self.generation)
+    }
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// One LOAD, UNLOAD or EXEC that the scheduler ordered. Numbers ascend in the order of the orders.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ActionId(pub u64);
+
+impl fmt::Debug for ActionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a{}", self.0)
+    }
+}
+
+impl fmt::Display for ActionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}

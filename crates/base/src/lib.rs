@@ -1,0 +1,11 @@
+//! The nouns that every other crate speaks in: ids, instants, spans, windows, batch latencies. Depends on nothing.
+
+mod ids;
+mod profile;
+mod tensor;
+mod time;
+
+pub use ids::{ActionId, DeviceId, ModelId, RequestId};
+pub use profile::{BatchLatency, LatencyProfile, ProfileError};
+pub use tensor::{DataType, ModelSignature, TensorSpec, element_count};
+pub use time::{Duration, Timestamp, Window};

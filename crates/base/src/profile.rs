@@ -1,0 +1,120 @@
+//! What a model's batches are known to take: the seed of every estimate.
+
+use crate::Duration;
+use core::fmt;
+
+/// What one batch size takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BatchLatency {
+    /// Rows in the batch.
+    pub batch: u32,
+    /// What it takes half of the time.
+    pub median: Duration,
+    /// What it takes 99 times of 100.
+    pub p99: Duration,
+}
+
+/// What each supported batch size of a model takes, and what loading its weights takes. Sizes ascend strictly, times
+/// never descend.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LatencyProfile {
+    batches: Vec<BatchLatency>,
+    load: Duration,
+}
+
+/// Why a table of latencies isn't a profile.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ProfileError {
+    /// There is no batch size at all.
+    Empty,
+    /// A batch of no rows.
+    ZeroBatch,
+    /// The same batch size twice.
+    Repeated(u32),
+}
+
+impl fmt::Display for ProfileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("the profile has no batch size: give the latency of at least batch size 1"),
+            Self::ZeroBatch => f.write_str("the profile has a batch size of 0: sizes start at 1"),
+            Self::Repeated(batch) => write!(f, "the profile gives batch size {batch} twice: give it once"),
+        }
+    }
+}
+
+impl core::error::Error for ProfileError {}
+
+impl LatencyProfile {
+    /// A profile from measurements in any order. A larger batch that measured faster than a smaller one is noise: its
+    /// times are raised to the smaller one's, so that estimates never descend.
+    pub fn new(mut batches: Vec<BatchLatency>, load: Duration) -> Result<Self, ProfileError> {
+        batches.sort_by_key(|entry| entry.batch);
+        match batches.first() {
+            None => return Err(ProfileError::Empty),
+            Some(first) if first.batch == 0 => return Err(ProfileError::ZeroBatch),
+            Some(_) => {}
+        }
+        if let Some(pair) = batches.windows(2).find(|pair| pair[0].batch == pair[1].batch) {
+            return Err(ProfileError::Repeated(pair[0].batch));
+        }
+        let (mut median, mut p99) = (Duration::ZERO, Duration::ZERO);
+        for entry in &mut batches {
+            median = median.max(entry.median);
+            p99 = p99.max(entry.p99).max(median);
+            *entry = BatchLatency { batch: entry.batch, median, p99 };
+        }
+        Ok(Self { batches, load })
+    }
+
+    /// The profile `alpha * b + beta` at the given batch sizes (Symphony, section 2), without noise.
+    pub fn linear(alpha: Duration, beta: Duration, sizes: &[u32], load: Duration) -> Result<Self, ProfileError> {
+        let at = |&batch: &u32| {
+            let span = alpha * u64::from(batch) + beta;
+            BatchLatency { batch, median: span, p99: span }
+        };
+        Self::new(sizes.iter().map(at).collect(), load)
+    }
+
+    /// The supported batch sizes with their times, ascending.
+    pub fn batches(&self) -> &[BatchLatency] {
+        &self.batches
+    }
+
+    /// The largest supported batch size.
+    pub fn max_batch(&self) -> u32 {
+        self.batches[self.batches.len() - 1].batch
+    }
+
+    /// What loading the weights takes.
+    pub fn load(&self) -> Duration {
+        self.load
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(batch: u32, micros: u64) -> BatchLatency {
+        BatchLatency { batch, median: Duration::from_micros(micros), p99: Duration::from_micros(micros + 1) }
+    }
+
+    #[test]
+    fn a_profile_is_sorted_and_never_descends() {
+        let profile = LatencyProfile::new(vec![entry(4, 90), entry(1, 50), entry(2, 40)], Duration::ZERO).unwrap();
+        let medians: Vec<_> = profile.batches().iter().map(|b| (b.batch, b.median.as_micros())).collect();
+        assert_eq!(medians, [(1, 50), (2, 50), (4, 90)]);
+        assert_eq!(profile.max_batch(), 4);
+    }
+
+    #[test]
+    fn bad_tables_say_what_is_wrong() {
+        assert_eq!(LatencyProfile::new(vec![], Duration::ZERO), Err(ProfileError::Empty));
+        assert_eq!(LatencyProfile::new(vec![entry(0, 1)], Duration::ZERO), Err(ProfileError::ZeroBatch));
+        assert_eq!(
+            LatencyProfile::new(vec![entry(2, 1), entry(2, 1)], Duration::ZERO).unwrap_err().to_string(),
+            "the profile gives batch size 2 twice: give it once"
+        );
+    }
+}

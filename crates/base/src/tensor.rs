@@ -1,0 +1,120 @@
+//! What a model takes and gives: types, names, shapes. The bytes themselves travel elsewhere.
+
+use core::fmt;
+
+macro_rules! data_types {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $size:expr;)*) => {
+        /// The element types of the Open Inference Protocol.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum DataType {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl DataType {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The protocol's name.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// The type of that name, as the protocol writes it.
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name { $($name => Some(Self::$variant),)* _ => None }
+            }
+
+            /// Bytes of one element; `None` for `Bytes`, whose elements are a 4-byte little-endian length and the bytes.
+            pub const fn size(self) -> Option<usize> {
+                match self { $(Self::$variant => $size,)* }
+            }
+        }
+    };
+}
+
+data_types! {
+    /// One byte, 0 or 1.
+    Bool = "BOOL", Some(1);
+    /// Unsigned, 8 bits.
+    Uint8 = "UINT8", Some(1);
+    /// Unsigned, 16 bits.
+    Uint16 = "UINT16", Some(2);
+    /// Unsigned, 32 bits.
+    Uint32 = "UINT32", Some(4);
+    /// Unsigned, 64 bits.
+    Uint64 = "UINT64", Some(8);
+    /// Signed, 8 bits.
+    Int8 = "INT8", Some(1);
+    /// Signed, 16 bits.
+    Int16 = "INT16", Some(2);
+    /// Signed, 32 bits.
+    Int32 = "INT32", Some(4);
+    /// Signed, 64 bits.
+    Int64 = "INT64", Some(8);
+    /// IEEE half precision.
+    Fp16 = "FP16", Some(2);
+    /// IEEE single precision.
+    Fp32 = "FP32", Some(4);
+    /// IEEE double precision.
+    Fp64 = "FP64", Some(8);
+    /// The upper half of a single.
+    Bf16 = "BF16", Some(2);
+    /// Strings of bytes.
+    Bytes = "BYTES", None;
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One input or output of a model.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorSpec {
+    /// Its name in the model.
+    pub name: String,
+    /// Its element type.
+    pub datatype: DataType,
+    /// Its dimensions, the batch dimension included where the model has one; -1 where any size goes.
+    pub dims: Vec<i64>,
+}
+
+/// What a model takes, gives and weighs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ModelSignature {
+    /// Its inputs, in the model's order.
+    pub inputs: Vec<TensorSpec>,
+    /// Its outputs, in the model's order.
+    pub outputs: Vec<TensorSpec>,
+    /// The largest batch; 0 when the first dimension isn't a batch dimension (as in Triton): then requests are executed
+    /// one at a time, with exactly the shapes that they give.
+    pub max_batch: u32,
+}
+
+/// The number of elements of a shape; `None` when a dimension is negative or the product doesn't fit.
+pub fn element_count(shape: &[i64]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |count, &dim| count.checked_mul(usize::try_from(dim).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_go_both_ways() {
+        for &datatype in DataType::ALL {
+            assert_eq!(DataType::from_name(datatype.name()), Some(datatype));
+        }
+        assert_eq!(DataType::from_name("FLOAT"), None);
+    }
+
+    #[test]
+    fn counts_refuse_negative_and_overflowing_shapes() {
+        assert_eq!(element_count(&[2, 3]), Some(6));
+        assert_eq!(element_count(&[]), Some(1));
+        assert_eq!(element_count(&[0, i64::MAX]), Some(0));
+        assert_eq!(element_count(&[2, -1]), None);
+        assert_eq!(element_count(&[i64::MAX, 4]), None);
+    }
+}

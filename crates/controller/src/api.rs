@@ -1,0 +1,144 @@
+//! What the gateway sees of the controller: a catalogue of models, and a way to ask.
+
+use base::{DataType, Duration, ModelId, ModelSignature, RequestId, Timestamp};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// A tensor with its own bytes, in the protocol's binary form (row-major, little-endian; elements of `Bytes` are a 4-byte
+/// length and the bytes).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Element type.
+    pub datatype: DataType,
+    /// Dimensions, all known.
+    pub shape: Vec<i64>,
+    /// The elements. Cheap to clone and to slice.
+    pub data: Bytes,
+}
+
+/// A request on its way from the gateway to the controller. The gateway has checked names, types and shapes.
+#[derive(Debug)]
+pub struct Submission {
+    /// Which model.
+    pub model: ModelId,
+    /// In the signature's order, one for each input.
+    pub inputs: Vec<Tensor>,
+    /// Rows of the batch dimension; 1 where the model has none.
+    pub rows: u32,
+    /// When the answer must be there; `Timestamp::NEVER` for batch work.
+    pub deadline_at: Timestamp,
+    /// As in Triton; 0 is the default level.
+    pub priority: u32,
+    /// Where the answer goes.
+    pub reply: oneshot::Sender<Reply>,
+}
+
+/// The answer to a request.
+#[derive(Debug)]
+pub enum Reply {
+    /// All outputs, in the signature's order.
+    Outputs(Vec<Tensor>),
+    /// No outputs, and why.
+    Refused(Refusal),
+}
+
+/// Why there are no outputs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Refusal {
+    /// Even with nothing else to do the answer would have come too late; by how much is known.
+    DeadlineUnreachable {
+        /// The earliest deadline that could have been met.
+        earliest_at: Timestamp,
+    },
+    /// Others are ahead of it, and behind them it would come too late.
+    Overloaded {
+        /// The earliest deadline that could have been met.
+        earliest_at: Timestamp,
+    },
+    /// It was planned, but its answer did not come in time.
+    DeadlineMissed,
+    /// A queue or the table of requests has reached its bound.
+    QueueFull,
+    /// The model isn't served, or no longer.
+    ModelUnavailable,
+    /// There is no device to run it on.
+    NoDevice,
+    /// The engine could not compute it, and said why.
+    ExecutionFailed(String),
+    /// The server is going down.
+    ShuttingDown,
+}
+
+/// Every model that the server knows, by name and version. Immutable: changes make a new one.
+#[derive(Debug, Default)]
+pub struct Catalogue {
+    /// By name.
+    pub models: BTreeMap<String, ModelVersions>,
+}
+
+/// The versions of one model.
+#[derive(Debug, Default, Clone)]
+pub struct ModelVersions {
+    /// By version number; a request that names none means the highest ready one.
+    pub versions: BTreeMap<u64, Arc<CatalogueEntry>>,
+}
+
+impl ModelVersions {
+    /// The entry that a request without a version means: the highest ready one, or the highest if none is ready.
+    pub fn default_version(&self) -> Option<&Arc<CatalogueEntry>> {
+        self.versions.values().rev().find(|entry| entry.serving().is_some()).or(self.versions.values().next_back())
+    }
+}
+
+/// One version of one model.
+#[derive(Debug)]
+pub struct CatalogueEntry {
+    /// The model's name.
+    pub name: String,
+    /// The version: the name of its folder.
+    pub version: u64,
+    /// How far it is.
+    pub state: ModelState,
+}
+
+/// How far a model is on its way to being served.
+#[derive(Debug)]
+pub enum ModelState {
+    /// Being prepared or profiled.
+    Loading,
+    /// Ready.
+    Ready(ServedModel),
+    /// Can't be served, and why.
+    Broken(String),
+}
+
+impl CatalogueEntry {
+    /// What is needed to ask it, when it is ready.
+    pub fn serving(&self) -> Option<&ServedModel> {
+        match &self.state {
+            ModelState::Ready(served) => Some(served),
+            ModelState::Loading | ModelState::Broken(_) => None,
+        }
+    }
+}
+
+/// A model that can be asked.
+#[derive(Debug)]
+pub struct ServedModel {
+    /// Its number.
+    pub id: ModelId,
+    /// What it takes and gives.
+    pub signature: ModelSignature,
+    /// Triton's name for the kind of model, for instance `onnxruntime_onnx`.
+    pub platform: String,
+    /// The default deadline of a request, counted from its arrival; `None`: batch work unless the request says otherwise.
+    pub objective: Option<Duration>,
+    /// Its metrics, resolved once.
+    pub metrics: telemetry::ModelMetrics,
+}
+
+/// A request that was handed over: what the gateway needs to take it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket(pub RequestId);

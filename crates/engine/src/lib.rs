@@ -1,0 +1,125 @@
+//! The contract between the worker and a runtime: describe, prepare, load, execute, unload.
+//!
+//! ```text
+//!  file ──prepare──> Prepared (host memory, made once) ──load──> Loaded (device memory) ──execute──> outputs
+//!                        ▲                                          │
+//!                        └──────────────── drop = unload ───────────┘
+//! ```
+//!
+//! `prepare` may take seconds and is done off the hot path; everything that can be done ahead is done there and its
+//! result is kept on disk. `load` must be short and predictable. `execute` runs one batch at a time on one device.
+
+mod emulated;
+
+pub use emulated::EmulatedEngine;
+
+use base::{DataType, LatencyProfile, ModelSignature};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A runtime. One value serves all of its devices.
+pub trait Engine: Send + Sync {
+    /// Short name for messages and metrics, for instance `onnxruntime`.
+    fn name(&self) -> &'static str;
+
+    /// Does once what can be done ahead of a load: reads the file, checks it, optimises it, keeps the result in host
+    /// memory and in the cache folder.
+    fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError>;
+}
+
+/// Where a model comes from and what its configuration says of it.
+#[derive(Clone, Debug)]
+pub struct ModelSource {
+    /// The model's name, for messages.
+    pub name: String,
+    /// The file.
+    pub file: PathBuf,
+    /// Where results of preparation may be kept, keyed by content; `None` keeps nothing.
+    pub cache: Option<PathBuf>,
+    /// The largest batch that the configuration allows; `None` leaves it to the engine, 0 forbids batching.
+    pub max_batch: Option<u32>,
+    /// For engines that don't compute: what to pretend.
+    pub emulated: Option<LatencyProfile>,
+}
+
+/// A model in host memory, ready to be loaded any number of times.
+pub trait Prepared: Send + Sync {
+    /// What it takes and gives.
+    fn signature(&self) -> &ModelSignature;
+
+    /// What its weights take on a device.
+    fn weight_bytes(&self) -> u64;
+
+    /// Copies the weights onto a device. Blocks until they are there.
+    fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError>;
+}
+
+/// A model on a device. Dropping it frees what it holds there.
+pub trait Loaded: Send {
+    /// Runs one batch and hands each output to `sink`, by its position in the signature. Inputs come in the signature's
+    /// order, one tensor each, the rows of all requests of the batch behind one another.
+    fn execute(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError>;
+}
+
+/// A tensor in somebody else's memory: row-major, little-endian, as the protocol's binary form (elements of `Bytes` are
+/// a 4-byte length and the bytes).
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    /// Element type.
+    pub datatype: DataType,
+    /// Dimensions, all known.
+    pub shape: &'a [i64],
+    /// The elements.
+    pub data: &'a [u8],
+}
+
+/// Why an engine could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The runtime's library can't be used.
+    #[error("{runtime} is not available: {reason}")]
+    Unavailable {
+        /// Which runtime.
+        runtime: &'static str,
+        /// What is missing and how to get it.
+        reason: String,
+    },
+    /// The model can't be read or isn't supported.
+    #[error("{}: {reason}", file.display())]
+    BadModel {
+        /// Which file.
+        file: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The weights could not be brought onto the device.
+    #[error("load failed: {0}")]
+    Load(String),
+    /// The batch could not be computed.
+    #[error("execution failed: {0}")]
+    Execute(String),
+    /// A file could not be read or written.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+}
+
+impl EngineError {
+    /// A model file that can't be used.
+    pub fn bad_model(file: &Path, reason: impl Into<String>) -> Self {
+        Self::BadModel { file: file.to_owned(), reason: reason.into() }
+    }
+
+    /// A file that can't be read or written.
+    pub fn io(path: &Path, error: std::io::Error) -> Self {
+        Self::Io { path: path.to_owned(), error }
+    }
+}

@@ -1,0 +1,1 @@
+//! Open- and closed-loop load, latency from the intended send time.

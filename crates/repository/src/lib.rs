@@ -1,0 +1,1 @@
+//! Triton's model repository on disk: layout, config.pbtxt, changes, cached profiles.

@@ -1,0 +1,185 @@
+//! What goes into the scheduler and what comes out of it.
+
+use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Window};
+
+/// A fact that the driver reports to the scheduler.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Event {
+    /// A device is there, empty.
+    DeviceAdded(DeviceSpec),
+    /// A device is gone with everything that was loaded or running on it.
+    DeviceLost(DeviceId),
+    /// A model may be asked for from now on.
+    ModelAdded(ModelSpec),
+    /// A model is no longer served. What is queued for it is rejected, what runs is finished.
+    ModelRemoved(ModelId),
+    /// A client asks.
+    Submitted(Request),
+    /// A client no longer waits.
+    Cancelled(RequestId),
+    /// A worker is done with an action, one way or another.
+    Reported(Report),
+    /// Nothing but the passing of time: `next_wakeup` has come.
+    WokeUp,
+}
+
+/// A device as the scheduler sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceSpec {
+    /// Its number; the driver counts up from 0.
+    pub device: DeviceId,
+    /// Pages for weights, all free at first.
+    pub pages: u32,
+}
+
+/// A model as the scheduler sees it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ModelSpec {
+    /// Its number; the driver counts up from 0.
+    pub model: ModelId,
+    /// Pages that its weights take on a device.
+    pub pages: u32,
+    /// What its batches and its load were measured to take: the estimates' seed.
+    pub profile: LatencyProfile,
+    /// The latency objective that most of its requests have, if any: bounds how long batch work may block a device.
+    pub objective: Option<Duration>,
+}
+
+/// A request, without its tensors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// Its number, unique while it lives.
+    pub id: RequestId,
+    /// Which model it asks for.
+    pub model: ModelId,
+    /// When the answer must be there; `Timestamp::NEVER` for batch work.
+    pub deadline_at: Timestamp,
+    /// As in Triton: 1 is the most urgent; within one model, lower numbers go first. 0 counts as the default level.
+    pub priority: u32,
+    /// Rows of the batch dimension, at least 1, at most the model's largest batch size.
+    pub rows: u32,
+}
+
+/// How an action ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Report {
+    /// Which action.
+    pub action: ActionId,
+    /// What became of it.
+    pub status: ActionStatus,
+}
+
+/// What became of an action. Times are the driver's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ActionStatus {
+    /// Done.
+    Done {
+        /// When it started, inside its window (P3).
+        started_at: Timestamp,
+        /// When it ended.
+        ended_at: Timestamp,
+    },
+    /// Not started, because its window had passed.
+    TooLate,
+    /// Started and failed, or could not start for a reason other than time.
+    Failed,
+}
+
+/// An order to the driver.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Command {
+    /// Run a batch.
+    Execute(Execution),
+    /// Copy a model's weights onto a device.
+    Load(Load),
+    /// Forget a model's weights on a device. Takes no time worth planning, always succeeds, isn't reported.
+    Unload(Unload),
+    /// A request is over: its only outcome (P1). The slot is the driver's again.
+    Finish {
+        /// Which request.
+        request: RequestId,
+        /// How it ended.
+        outcome: Outcome,
+    },
+}
+
+/// A batch to run.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Execution {
+    /// The number that the report must name.
+    pub action: ActionId,
+    /// Where.
+    pub device: DeviceId,
+    /// Which weights; they are loaded there (P6).
+    pub model: ModelId,
+    /// The supported batch size that was planned with; the rows of all requests together are not more.
+    pub batch: u32,
+    /// Whose inputs, in this order.
+    pub requests: Vec<RequestId>,
+    /// When it may start.
+    pub window: Window,
+    /// What it is expected to take.
+    pub expected: Duration,
+    /// When it is expected to be done, all earlier work on that device considered.
+    pub expected_done_at: Timestamp,
+}
+
+/// Weights to load.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Load {
+    /// The number that the report must name.
+    pub action: ActionId,
+    /// Where.
+    pub device: DeviceId,
+    /// Which weights.
+    pub model: ModelId,
+    /// When it may start.
+    pub window: Window,
+    /// What it is expected to take.
+    pub expected: Duration,
+}
+
+/// Weights to forget. The worker obeys LOAD and UNLOAD of one device in the order in which they were given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unload {
+    /// Where.
+    pub device: DeviceId,
+    /// Which weights.
+    pub model: ModelId,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Executed, and done by its deadline.
+    Done,
+    /// Executed, but done after its deadline: the client has an answer already, and it isn't a success (P2).
+    Late,
+    /// Never executed (P8).
+    Rejected(Rejection),
+    /// Its execution failed.
+    Failed,
+    /// The client went away.
+    Cancelled,
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rejection {
+    /// Even with nothing else to do the answer would come too late.
+    DeadlineUnreachable {
+        /// The earliest deadline that could have been met.
+        earliest_at: Timestamp,
+    },
+    /// Others are ahead of it, and behind them it would come too late.
+    Overloaded {
+        /// The earliest deadline that could have been met.
+        earliest_at: Timestamp,
+    },
+    /// The model's queue has reached its bound (P9).
+    QueueFull,
+    /// The model isn't served, or no longer.
+    ModelUnavailable,
+    /// There is no device to run it on.
+    NoDevice,
+}

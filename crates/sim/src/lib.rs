@@ -1,0 +1,1 @@
+//! Virtual time, modelled workers and network, faults, checkers, experiments.

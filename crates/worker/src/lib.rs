@@ -1,0 +1,1 @@
+//! Executors that follow windows strictly; pages; IO buffers.

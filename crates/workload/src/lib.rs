@@ -1,0 +1,1 @@
+//! Seeded arrival processes and trace readers.
