@@ -1,5 +1,13 @@
 //! Every metric, declared once, and the set-up of logs.
+//!
+//! `Metrics` owns the registry. Whoever counts keeps a `ModelMetrics` or a `DeviceMetrics`, whose series were looked up
+//! once: counting is an atomic operation, without a look-up and without a lock.
 
-/// The metrics of one model, resolved once so that counting takes no look-up.
-#[derive(Clone, Debug)]
-pub struct ModelMetrics {}
+mod declare;
+pub mod logs;
+mod metrics;
+mod reason;
+
+pub use declare::{ALL, Declaration, Kind, reference};
+pub use metrics::{ActionMetrics, DeviceMetrics, ErrorMetrics, Invariant, Metrics, ModelMetrics, Seconds};
+pub use reason::Reason;

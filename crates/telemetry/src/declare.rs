@@ -1,0 +1,178 @@
+//! The one list of metrics: name, kind, labels, buckets, meaning. The registry and the reference page are made from it.
+
+/// What kind of number a metric is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Only ever grows, except for a restart.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts of values by upper bound, with their sum.
+    Histogram,
+}
+
+impl Kind {
+    /// Prometheus' name for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+/// One metric.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Declaration {
+    /// Its full name, unit last.
+    pub name: &'static str,
+    /// Its kind.
+    pub kind: Kind,
+    /// The names of its labels.
+    pub labels: &'static [&'static str],
+    /// Upper bounds of a histogram's buckets, ascending; empty for the other kinds.
+    pub buckets: &'static [f64],
+    /// What it says, for people.
+    pub help: &'static str,
+}
+
+/// For spans that a user waits: 10 us to 60 s.
+const WAITS: &[f64] = &[
+    10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 500e-3, 1.0,
+    2.0, 5.0, 10.0, 30.0, 60.0,
+];
+
+/// For steps of the scheduler: 200 ns to 10 ms.
+const STEPS: &[f64] =
+    &[200e-9, 500e-9, 1e-6, 2e-6, 5e-6, 10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3];
+
+/// For rows of a batch.
+const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+
+const MODEL: &[&str] = &["model", "version"];
+const DEVICE: &[&str] = &["device"];
+const DEVICE_ACTION: &[&str] = &["device", "action"];
+
+macro_rules! declare {
+    ($($const:ident = $kind:ident $name:literal $labels:expr, $buckets:expr, $help:literal;)*) => {
+        $(
+            pub(crate) const $const: Declaration = Declaration {
+                name: concat!("punctual_", $name),
+                kind: Kind::$kind,
+                labels: $labels,
+                buckets: $buckets,
+                help: $help,
+            };
+        )*
+
+        /// Every metric there is, in the order of the reference page.
+        pub const ALL: &[Declaration] = &[$($const,)*];
+    };
+}
+
+declare! {
+    // Requests, by model.
+    REQUESTS = Counter "requests_total" &["model", "version", "outcome", "reason"], &[],
+        "Requests that are over, by outcome (success, refused, failed, cancelled) and, unless it is a success, reason.";
+    GOODPUT = Counter "goodput_total" MODEL, &[],
+        "Requests answered with outputs by their deadline; all answered ones count where there is no deadline.";
+    REQUEST_SECONDS = Histogram "request_seconds" MODEL, WAITS,
+        "From the arrival of a request to its answer, successes only.";
+    QUEUE_SECONDS = Histogram "queue_seconds" MODEL, WAITS,
+        "From the arrival of a request to the start of its execution.";
+    EXECUTION_SECONDS = Histogram "execution_seconds" MODEL, WAITS,
+        "What executing a batch took on the device.";
+    BATCH_ROWS = Histogram "batch_rows" MODEL, ROWS,
+        "Rows in an executed batch.";
+    COLD_STARTS = Counter "cold_starts_total" MODEL, &[],
+        "Requests that arrived while the weights were on no device.";
+    LOADS = Counter "loads_total" MODEL, &[],
+        "Times that the weights were brought onto a device.";
+    UNLOADS = Counter "unloads_total" MODEL, &[],
+        "Times that the weights were dropped from a device.";
+    UNROUTED = Counter "unrouted_requests_total" &["reason"], &[],
+        "Requests that ended before a model was found for them, by reason.";
+    IN_FLIGHT = Gauge "requests_in_flight" &[], &[],
+        "Requests that have arrived and aren't answered yet.";
+
+    // Devices.
+    LOAD_SECONDS = Histogram "load_seconds" DEVICE, WAITS,
+        "What bringing a model's weights onto the device took.";
+    PREDICTION_ERROR = Histogram "prediction_error_seconds" &["device", "action", "direction"], WAITS,
+        "How far the predicted duration of an action was from the measured one: over when less time was needed than predicted, under when more.";
+    COMPLETION_ERROR = Histogram "completion_error_seconds" &["device", "direction"], WAITS,
+        "How far the predicted end of an execution was from the measured one: over when it ended before, under when after.";
+    ACTIONS = Counter "actions_total" &["device", "action", "result"], &[],
+        "Actions that the device was ordered to do, by result: done, too_late (its window had passed, so it was not started), failed.";
+    BUSY_SECONDS = Counter "device_busy_seconds_total" DEVICE_ACTION, &[],
+        "Time that the device spent on executions and on loads. Over one second of wall time this is the utilization.";
+    PAGES = Gauge "device_pages" DEVICE, &[],
+        "Pages that the device has for weights.";
+    PAGES_USED = Gauge "device_pages_used" DEVICE, &[],
+        "Pages that hold weights now.";
+
+    // The server.
+    MODELS = Gauge "models" &["state"], &[],
+        "Versions of models, by state: loading (being prepared or profiled), ready, broken.";
+    CONNECTIONS = Gauge "io_connections" &["protocol"], &[],
+        "Open connections of clients, by protocol.";
+    STEP_SECONDS = Histogram "scheduler_step_seconds" &[], STEPS,
+        "What the scheduler needed for one event.";
+    INVARIANTS = Counter "invariant_violations_total" &["invariant"], &[],
+        "Times that an invariant of ARCHITECTURE.md was found broken. Anything but 0 is a bug.";
+    BUILD = Gauge "build_info" &["version"], &[],
+        "Always 1; the label says which version is running.";
+}
+
+/// The reference page `docs/metrics.md`.
+pub fn reference() -> String {
+    use std::fmt::Write as _;
+    let mut page = String::from(
+        "# Metrics\n\n\
+         Served in Prometheus' text format at `/metrics` on the metrics port (8002). Times are in seconds.\n\
+         This page is generated from `crates/telemetry/src/declare.rs`; a test compares the two, and\n\
+         `UPDATE_EXPECT=1 cargo test -p telemetry` writes it anew.\n\n\
+         | metric | kind | labels | meaning |\n|---|---|---|---|\n",
+    );
+    for metric in ALL {
+        let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+        writeln!(page, "| `{}` | {} | {} | {} |", metric.name, metric.kind.name(), labels.join(", "), metric.help)
+            .expect("writing to a string doesn't fail");
+    }
+    page.push_str("\n## Reasons\n\nThe label `reason` is one of these, or empty for a success. ");
+    page.push_str("The same words are in the `reason` field of an error's body.\n\n");
+    page.push_str("| reason | outcome | meaning |\n|---|---|---|\n");
+    for reason in crate::Reason::ALL {
+        writeln!(page, "| `{}` | {} | {} |", reason.name(), reason.outcome(), reason.help())
+            .expect("writing to a string doesn't fail");
+    }
+    page.push_str("\n## Buckets\n\n| metric | upper bounds |\n|---|---|\n");
+    for metric in ALL.iter().filter(|metric| metric.kind == Kind::Histogram) {
+        let bounds: Vec<String> = metric.buckets.iter().map(ToString::to_string).collect();
+        writeln!(page, "| `{}` | {} |", metric.name, bounds.join(", ")).expect("writing to a string doesn't fail");
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_reference_page_is_up_to_date() {
+        expect_test::expect_file!["../../../docs/metrics.md"].assert_eq(&reference());
+    }
+
+    #[test]
+    fn names_are_unique_and_follow_the_conventions() {
+        let names: BTreeSet<_> = ALL.iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        for metric in ALL {
+            assert_eq!(metric.kind == Kind::Counter, metric.name.ends_with("_total"), "{}", metric.name);
+            assert_eq!(metric.kind == Kind::Histogram, !metric.buckets.is_empty(), "{}", metric.name);
+            assert!(metric.buckets.is_sorted(), "{}", metric.name);
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! The registry, and the handles with which the rest of the program counts.
+
+use crate::declare::{self as d, Declaration};
+use crate::reason::Reason;
+use base::Duration;
+use prometheus::{
+    Counter, CounterVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder, core::Collector,
+};
+use std::fmt;
+use std::sync::Arc;
+
+/// A histogram of spans of time.
+#[derive(Clone, Debug)]
+pub struct Seconds(Histogram);
+
+impl Seconds {
+    /// Counts one span.
+    pub fn observe(&self, span: Duration) {
+        self.0.observe(span.as_secs_f64());
+    }
+}
+
+/// All metrics of the process. Cheap to clone.
+#[derive(Clone)]
+pub struct Metrics {
+    registry: Registry,
+    families: Arc<Families>,
+    /// Requests that have arrived and aren't answered yet.
+    pub in_flight: IntGauge,
+    /// Open connections over HTTP.
+    pub http_connections: IntGauge,
+    /// Open connections over gRPC.
+    pub grpc_connections: IntGauge,
+    /// Versions of models being prepared or profiled.
+    pub models_loading: IntGauge,
+    /// Versions of models that can be asked.
+    pub models_ready: IntGauge,
+    /// Versions of models that can't be served.
+    pub models_broken: IntGauge,
+    /// What the scheduler needed for one event.
+    pub scheduler_step: Seconds,
+    unrouted: Arc<[IntCounter]>,
+    invariants: Arc<[IntCounter]>,
+}
+
+struct Families {
+    requests: IntCounterVec,
+    goodput: IntCounterVec,
+    request_seconds: HistogramVec,
+    queue_seconds: HistogramVec,
+    execution_seconds: HistogramVec,
+    batch_rows: HistogramVec,
+    cold_starts: IntCounterVec,
+    loads: IntCounterVec,
+    unloads: IntCounterVec,
+    load_seconds: HistogramVec,
+    prediction_error: HistogramVec,
+    completion_error: HistogramVec,
+    actions: IntCounterVec,
+    busy_seconds: CounterVec,
+    pages: IntGaugeVec,
+    pages_used: IntGaugeVec,
+}
+
+/// The numbered invariants of ARCHITECTURE.md.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(missing_docs, reason = "ARCHITECTURE.md states them")]
+pub enum Invariant {
+    P1,
+    P2,
+    P3,
+    P4,
+    P5,
+    P6,
+    P7,
+    P8,
+    P9,
+}
+
+impl Invariant {
+    const NAMES: [&'static str; 9] = ["P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9"];
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+impl Metrics {
+    /// A registry with every metric and no model or device yet.
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let families = Families {
+            requests: int_counter(&registry, &d::REQUESTS),
+            goodput: int_counter(&registry, &d::GOODPUT),
+            request_seconds: histogram(&registry, &d::REQUEST_SECONDS),
+            queue_seconds: histogram(&registry, &d::QUEUE_SECONDS),
+            execution_seconds: histogram(&registry, &d::EXECUTION_SECONDS),
+            batch_rows: histogram(&registry, &d::BATCH_ROWS),
+            cold_starts: int_counter(&registry, &d::COLD_STARTS),
+            loads: int_counter(&registry, &d::LOADS),
+            unloads: int_counter(&registry, &d::UNLOADS),
+            load_seconds: histogram(&registry, &d::LOAD_SECONDS),
+            prediction_error: histogram(&registry, &d::PREDICTION_ERROR),
+            completion_error: histogram(&registry, &d::COMPLETION_ERROR),
+            actions: int_counter(&registry, &d::ACTIONS),
+            busy_seconds: registered(&registry, CounterVec::new(opts(&d::BUSY_SECONDS), d::BUSY_SECONDS.labels)),
+            pages: int_gauge(&registry, &d::PAGES),
+            pages_used: int_gauge(&registry, &d::PAGES_USED),
+        };
+        let models = int_gauge(&registry, &d::MODELS);
+        let connections = int_gauge(&registry, &d::CONNECTIONS);
+        let unrouted = int_counter(&registry, &d::UNROUTED);
+        let invariants = int_counter(&registry, &d::INVARIANTS);
+        int_gauge(&registry, &d::BUILD).with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        Self {
+            in_flight: int_gauge(&registry, &d::IN_FLIGHT).with_label_values::<&str>(&[]),
+            http_connections: connections.with_label_values(&["http"]),
+            grpc_connections: connections.with_label_values(&["grpc"]),
+            models_loading: models.with_label_values(&["loading"]),
+            models_ready: models.with_label_values(&["ready"]),
+            models_broken: models.with_label_values(&["broken"]),
+            scheduler_step: Seconds(histogram(&registry, &d::STEP_SECONDS).with_label_values::<&str>(&[])),
+            unrouted: Reason::ALL.iter().map(|reason| unrouted.with_label_values(&[reason.name()])).collect(),
+            invariants: Invariant::NAMES.iter().map(|name| invariants.with_label_values(&[name])).collect(),
+            registry,
+            families: Arc::new(families),
+        }
+    }
+
+    /// The metrics of one version of a model, all looked up. Asking twice gives the same series.
+    pub fn model(&self, name: &str, version: u64) -> ModelMetrics {
+        let version = version.to_string();
+        let labels = [name, version.as_str()];
+        let f = &*self.families;
+        let ended = |reason: &Reason| f.requests.with_label_values(&[name, &version, reason.outcome(), reason.name()]);
+        ModelMetrics {
+            inner: Arc::new(ModelSeries {
+                success: f.requests.with_label_values(&[name, &version, "success", ""]),
+                ended: Reason::ALL.iter().map(ended).collect(),
+                goodput: f.goodput.with_label_values(&labels),
+                request: Seconds(f.request_seconds.with_label_values(&labels)),
+                queue: Seconds(f.queue_seconds.with_label_values(&labels)),
+                execution: Seconds(f.execution_seconds.with_label_values(&labels)),
+                batch_rows: f.batch_rows.with_label_values(&labels),
+                cold_starts: f.cold_starts.with_label_values(&labels),
+                loads: f.loads.with_label_values(&labels),
+                unloads: f.unloads.with_label_values(&labels),
+            }),
+        }
+    }
+
+    /// Takes the series of a model that is no longer served out of the registry. Handles that are still around go on
+    /// counting, unseen.
+    pub fn remove_model(&self, name: &str, version: u64) {
+        let version = version.to_string();
+        let labels = [name, version.as_str()];
+        let f = &*self.families;
+        // Removal fails only for series that aren't there, which is what is wanted.
+        let _ = f.requests.remove_label_values(&[name, &version, "success", ""]);
+        for reason in Reason::ALL {
+            let _ = f.requests.remove_label_values(&[name, &version, reason.outcome(), reason.name()]);
+        }
+        for family in [&f.goodput, &f.cold_starts, &f.loads, &f.unloads] {
+            let _ = family.remove_label_values(&labels);
+        }
+        for family in [&f.request_seconds, &f.queue_seconds, &f.execution_seconds, &f.batch_rows] {
+            let _ = family.remove_label_values(&labels);
+        }
+    }
+
+    /// The metrics of one device, all looked up. Asking twice gives the same series.
+    pub fn device(&self, name: &str) -> DeviceMetrics {
+        let f = &*self.families;
+        let action = |action: &str, took: Option<Seconds>| ActionMetrics {
+            done: f.actions.with_label_values(&[name, action, "done"]),
+            too_late: f.actions.with_label_values(&[name, action, "too_late"]),
+            failed: f.actions.with_label_values(&[name, action, "failed"]),
+            prediction_error: ErrorMetrics {
+                over: Seconds(f.prediction_error.with_label_values(&[name, action, "over"])),
+                under: Seconds(f.prediction_error.with_label_values(&[name, action, "under"])),
+            },
+            busy: f.busy_seconds.with_label_values(&[name, action]),
+            took,
+        };
+        DeviceMetrics {
+            inner: Arc::new(DeviceSeries {
+                execution: action("execution", None),
+                load: action("load", Some(Seconds(f.load_seconds.with_label_values(&[name])))),
+                completion_error: ErrorMetrics {
+                    over: Seconds(f.completion_error.with_label_values(&[name, "over"])),
+                    under: Seconds(f.completion_error.with_label_values(&[name, "under"])),
+                },
+                pages: f.pages.with_label_values(&[name]),
+                pages_used: f.pages_used.with_label_values(&[name]),
+            }),
+        }
+    }
+
+    /// Counts a request that ended before a model was found for it.
+    pub fn unrouted(&self, reason: Reason) {
+        self.unrouted[reason as usize].inc();
+    }
+
+    /// Counts a broken invariant.
+    pub fn violated(&self, invariant: Invariant) {
+        self.invariants[invariant as usize].inc();
+    }
+
+    /// Everything, in Prometheus' text format.
+    pub fn render(&self) -> String {
+        let mut text = String::new();
+        TextEncoder::new()
+            .encode_utf8(&self.registry.gather(), &mut text)
+            .expect("writing to a string doesn't fail, and every family was registered with a name");
+        text
+    }
+}
+
+/// The metrics of one version of a model, looked up once. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ModelMetrics {
+    inner: Arc<ModelSeries>,
+}
+
+#[derive(Debug)]
+struct ModelSeries {
+    success: IntCounter,
+    /// By position in `Reason::ALL`.
+    ended: Box<[IntCounter]>,
+    goodput: IntCounter,
+    request: Seconds,
+    queue: Seconds,
+    execution: Seconds,
+    batch_rows: Histogram,
+    cold_starts: IntCounter,
+    loads: IntCounter,
+    unloads: IntCounter,
+}
+
+impl ModelMetrics {
+    /// A request was answered with outputs, by its deadline.
+    pub fn answered(&self, latency: Duration) {
+        self.inner.success.inc();
+        self.inner.goodput.inc();
+        self.inner.request.observe(latency);
+    }
+
+    /// A request got no outputs.
+    pub fn ended(&self, reason: Reason) {
+        self.inner.ended[reason as usize].inc();
+    }
+
+    /// A request's execution started that long after its arrival.
+    pub fn queued(&self, span: Duration) {
+        self.inner.queue.observe(span);
+    }
+
+    /// A batch of that many rows was executed in that time.
+    pub fn executed(&self, rows: u32, span: Duration) {
+        self.inner.execution.observe(span);
+        self.inner.batch_rows.observe(f64::from(rows));
+    }
+
+    /// A request arrived while the weights were on no device.
+    pub fn cold_start(&self) {
+        self.inner.cold_starts.inc();
+    }
+
+    /// The weights are on a device.
+    pub fn loaded(&self) {
+        self.inner.loads.inc();
+    }
+
+    /// The weights were dropped from a device.
+    pub fn unloaded(&self) {
+        self.inner.unloads.inc();
+    }
+}
+
+/// The metrics of one device, looked up once. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct DeviceMetrics {
+    inner: Arc<DeviceSeries>,
+}
+
+#[derive(Debug)]
+struct DeviceSeries {
+    execution: ActionMetrics,
+    load: ActionMetrics,
+    completion_error: ErrorMetrics,
+    pages: IntGauge,
+    pages_used: IntGauge,
+}
+
+/// How actions of one kind went on a device.
+#[derive(Debug)]
+pub struct ActionMetrics {
+    done: IntCounter,
+    too_late: IntCounter,
+    failed: IntCounter,
+    prediction_error: ErrorMetrics,
+    busy: Counter,
+    /// Only for loads: what executions take is kept by model.
+    took: Option<Seconds>,
+}
+
+impl ActionMetrics {
+    /// Done, in that time; so much had been predicted.
+    pub fn done(&self, took: Duration, predicted: Duration) {
+        self.done.inc();
+        self.busy.inc_by(took.as_secs_f64());
+        if let Some(histogram) = &self.took {
+            histogram.observe(took);
+        }
+        self.prediction_error.observe(took.as_nanos(), predicted.as_nanos());
+    }
+
+    /// Not started: its window had passed.
+    pub fn too_late(&self) {
+        self.too_late.inc();
+    }
+
+    /// Started and failed.
+    pub fn failed(&self) {
+        self.failed.inc();
+    }
+}
+
+/// How far predictions were from what happened, too high and too low apart.
+#[derive(Debug)]
+pub struct ErrorMetrics {
+    over: Seconds,
+    under: Seconds,
+}
+
+impl ErrorMetrics {
+    fn observe(&self, measured_nanos: u64, predicted_nanos: u64) {
+        if measured_nanos <= predicted_nanos {
+            self.over.observe(Duration::from_nanos(predicted_nanos - measured_nanos));
+        } else {
+            self.under.observe(Duration::from_nanos(measured_nanos - predicted_nanos));
+        }
+    }
+}
+
+impl DeviceMetrics {
+    /// Executions on this device.
+    pub fn executions(&self) -> &ActionMetrics {
+        &self.inner.execution
+    }
+
+    /// Loads onto this device.
+    pub fn loads(&self) -> &ActionMetrics {
+        &self.inner.load
+    }
+
+    /// An execution ended then; it had been expected to end then.
+    pub fn completed(&self, ended_at: base::Timestamp, expected_done_at: base::Timestamp) {
+        self.inner.completion_error.observe(ended_at.as_nanos(), expected_done_at.as_nanos());
+    }
+
+    /// The pages for weights, all and used.
+    pub fn pages(&self, total: u32, used: u32) {
+        self.inner.pages.set(i64::from(total));
+        self.inner.pages_used.set(i64::from(used));
+    }
+}
+
+fn opts(metric: &Declaration) -> Opts {
+    Opts::new(metric.name, metric.help)
+}
+
+fn registered<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
+    let collector = made.expect("names and labels in the list of declarations are valid");
+    registry.register(Box::new(collector.clone())).expect("names in the list of declarations are unique");
+    collector
+}
+
+fn int_counter(registry: &Registry, metric: &Declaration) -> IntCounterVec {
+    registered(registry, IntCounterVec::new(opts(metric), metric.labels))
+}
+
+fn int_gauge(registry: &Registry, metric: &Declaration) -> IntGaugeVec {
+    registered(registry, IntGaugeVec::new(opts(metric), metric.labels))
+}
+
+fn histogram(registry: &Registry, metric: &Declaration) -> HistogramVec {
+    let options = HistogramOpts { common_opts: opts(metric), buckets: metric.buckets.to_vec() };
+    registered(registry, HistogramVec::new(options, metric.labels))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::Timestamp;
+
+    fn value(text: &str, series: &str) -> Option<f64> {
+        text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+    }
+
+    #[test]
+    fn what_is_counted_is_rendered() {
+        let metrics = Metrics::new();
+        let model = metrics.model("resnet", 2);
+        model.answered(Duration::from_millis(3));
+        model.ended(Reason::Overloaded);
+        model.ended(Reason::Overloaded);
+        model.executed(4, Duration::from_micros(700));
+        metrics.violated(Invariant::P3);
+        metrics.unrouted(Reason::BadInput);
+        let text = metrics.render();
+        let labels = r#"model="resnet",version="2""#;
+        let ended = r#"model="resnet",outcome="refused",reason="overloaded",version="2""#;
+        assert_eq!(value(&text, &format!("punctual_requests_total{{{ended}}}")), Some(2.0));
+        assert_eq!(value(&text, &format!("punctual_goodput_total{{{labels}}}")), Some(1.0));
+        assert_eq!(value(&text, &format!("punctual_request_seconds_bucket{{{labels},le=\"0.002\"}}")), Some(0.0));
+        assert_eq!(value(&text, &format!("punctual_request_seconds_bucket{{{labels},le=\"0.005\"}}")), Some(1.0));
+        assert_eq!(value(&text, &format!("punctual_batch_rows_sum{{{labels}}}")), Some(4.0));
+        assert_eq!(value(&text, r#"punctual_invariant_violations_total{invariant="P3"}"#), Some(1.0));
+        assert_eq!(value(&text, r#"punctual_invariant_violations_total{invariant="P4"}"#), Some(0.0));
+        assert_eq!(value(&text, r#"punctual_unrouted_requests_total{reason="bad_input"}"#), Some(1.0));
+    }
+
+    #[test]
+    fn over_and_under_predictions_are_kept_apart() {
+        let metrics = Metrics::new();
+        let device = metrics.device("cpu:0");
+        device.executions().done(Duration::from_millis(3), Duration::from_millis(5));
+        device.executions().done(Duration::from_millis(9), Duration::from_millis(5));
+        device.completed(Timestamp::from_nanos(10), Timestamp::from_nanos(4_000_000_010));
+        device.loads().done(Duration::from_millis(8), Duration::from_millis(8));
+        device.pages(100, 7);
+        let text = metrics.render();
+        let error = |direction: &str| {
+            let labels = format!(r#"{{action="execution",device="cpu:0",direction="{direction}"}}"#);
+            value(&text, &format!("punctual_prediction_error_seconds_sum{labels}"))
+        };
+        assert_eq!((error("over"), error("under")), (Some(0.002), Some(0.004)));
+        assert_eq!(
+            value(&text, r#"punctual_completion_error_seconds_sum{device="cpu:0",direction="over"}"#),
+            Some(4.0)
+        );
+        assert_eq!(value(&text, r#"punctual_load_seconds_sum{device="cpu:0"}"#), Some(0.008));
+        let busy = r#"punctual_device_busy_seconds_total{action="execution",device="cpu:0"}"#;
+        assert!((value(&text, busy).unwrap() - 0.012).abs() < 1e-9);
+        assert_eq!(value(&text, r#"punctual_device_pages_used{device="cpu:0"}"#), Some(7.0));
+    }
+
+    #[test]
+    fn a_removed_model_leaves_nothing_behind_and_may_come_back_at_zero() {
+        let metrics = Metrics::new();
+        let before = metrics.render();
+        let old = metrics.model("a", 1);
+        metrics.model("b", 1).answered(Duration::ZERO);
+        old.answered(Duration::ZERO);
+        metrics.remove_model("a", 1);
+        old.answered(Duration::ZERO);
+        let text = metrics.render();
+        assert!(!text.contains(r#"model="a""#) && text.contains(r#"model="b""#));
+        metrics.remove_model("b", 1);
+        assert_eq!(metrics.render(), before);
+        metrics.model("a", 1);
+        assert_eq!(value(&metrics.render(), r#"punctual_goodput_total{model="a",version="1"}"#), Some(0.0));
+    }
+
+    #[test]
+    fn every_declared_metric_is_registered() {
+        let metrics = Metrics::new();
+        metrics.model("m", 1);
+        metrics.device("cpu:0");
+        let text = metrics.render();
+        for metric in crate::ALL {
+            assert!(text.contains(&format!("# TYPE {} {}", metric.name, metric.kind.name())), "{}", metric.name);
+        }
+    }
+}
