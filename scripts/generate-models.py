@@ -1,0 +1,237 @@
+"""Writes ONNX models with seeded random weights into a model repository (Triton's layout).
+
+Names: resnet18, resnet50, mobilenetv2 (their real shapes, batch normalisation folded into the convolutions), mlp (10x10,
+for measuring overhead), filler:COUNT (models of 10 MB that differ in their weights: filler_000, ...), tests (tiny ones).
+A model that is there already is kept, unless --force is given.
+"""
+
+import argparse
+import pathlib
+import sys
+
+import numpy as np
+
+from onnx_writer import FLOAT, Graph, TensorProto
+from wheels import ROOT
+
+# A data type of the Open Inference Protocol, and ONNX's name for it.
+DATA_TYPES = {
+    "bool": TensorProto.BOOL,
+    "uint8": TensorProto.UINT8,
+    "uint16": TensorProto.UINT16,
+    "uint32": TensorProto.UINT32,
+    "uint64": TensorProto.UINT64,
+    "int8": TensorProto.INT8,
+    "int16": TensorProto.INT16,
+    "int32": TensorProto.INT32,
+    "int64": TensorProto.INT64,
+    "fp16": TensorProto.FLOAT16,
+    "fp32": TensorProto.FLOAT,
+    "fp64": TensorProto.DOUBLE,
+    "bf16": TensorProto.BFLOAT16,
+    "bytes": TensorProto.STRING,
+}
+
+
+class Network:
+    """A convolution net over pictures: `input` [N,3,224,224] to `output` [N,1000]."""
+
+    def __init__(self, name, seed):
+        self.graph = Graph(name)
+        self.random = np.random.default_rng(seed)
+        self.graph.input("input", FLOAT, ["N", 3, 224, 224])
+
+    def normal(self, deviation, *shape):
+        return self.graph.weight((self.random.standard_normal(shape) * deviation).astype(np.float32))
+
+    def conv(self, x, inputs, outputs, kernel, stride=1, groups=1, gain=1.0):
+        """A convolution with He initialisation; `gain` below 1 keeps sums of residual branches from growing."""
+        fan_in = inputs // groups * kernel * kernel
+        weight = self.normal(gain * np.sqrt(2.0 / fan_in), outputs, inputs // groups, kernel, kernel)
+        bias = self.normal(0.1 * gain, outputs)
+        pad = kernel // 2
+        return self.graph.node(
+            "Conv", x, weight, bias, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4, group=groups
+        )
+
+    def relu(self, x):
+        return self.graph.node("Relu", x)
+
+    def relu6(self, x):
+        if not hasattr(self, "bounds"):
+            self.bounds = [self.graph.weight(np.array(bound, np.float32)) for bound in (0, 6)]
+        return self.graph.node("Clip", x, *self.bounds)
+
+    def add(self, x, y):
+        return self.graph.node("Add", x, y)
+
+    def classify(self, x, features):
+        x = self.graph.node("GlobalAveragePool", x)
+        x = self.graph.node("Flatten", x)
+        weight = self.normal(1 / np.sqrt(features), features, 1000)
+        self.graph.node("Gemm", x, weight, self.normal(0.1, 1000), named="output")
+        self.graph.output("output", FLOAT, ["N", 1000])
+        return self.graph
+
+
+def resnet_stem(net):
+    x = net.relu(net.conv("input", 3, 64, 7, stride=2))
+    return net.graph.node("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+
+
+def resnet18():
+    net = Network("resnet18", seed=18)
+    x, channels = resnet_stem(net), 64
+    for width, stride in zip((64, 128, 256, 512), (1, 2, 2, 2)):
+        for block in range(2):
+            step = stride if block == 0 else 1
+            y = net.relu(net.conv(x, channels, width, 3, step))
+            y = net.conv(y, width, width, 3, gain=0.3)
+            if step != 1 or channels != width:
+                x = net.conv(x, channels, width, 1, step, gain=0.7)
+            x, channels = net.relu(net.add(x, y)), width
+    return net.classify(x, channels)
+
+
+def resnet50():
+    net = Network("resnet50", seed=50)
+    x, channels = resnet_stem(net), 64
+    for width, blocks, stride in zip((64, 128, 256, 512), (3, 4, 6, 3), (1, 2, 2, 2)):
+        for block in range(blocks):
+            step = stride if block == 0 else 1
+            y = net.relu(net.conv(x, channels, width, 1))
+            y = net.relu(net.conv(y, width, width, 3, step))
+            y = net.conv(y, width, 4 * width, 1, gain=0.3)
+            if block == 0:
+                x = net.conv(x, channels, 4 * width, 1, step, gain=0.7)
+            x, channels = net.relu(net.add(x, y)), 4 * width
+    return net.classify(x, channels)
+
+
+def mobilenetv2():
+    net = Network("mobilenetv2", seed=2)
+    x, channels = net.relu6(net.conv("input", 3, 32, 3, stride=2)), 32
+    # Expansion, output channels, repeats, stride of the first.
+    table = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+    for expansion, outputs, repeats, stride in table:
+        for repeat in range(repeats):
+            step, width = (stride if repeat == 0 else 1), channels * expansion
+            y = x if expansion == 1 else net.relu6(net.conv(x, channels, width, 1))
+            y = net.relu6(net.conv(y, width, width, 3, step, groups=width))
+            y = net.conv(y, width, outputs, 1, gain=0.7)
+            x = net.add(x, y) if step == 1 and channels == outputs else y
+            channels = outputs
+    return net.classify(net.relu6(net.conv(x, channels, 1280, 1)), 1280)
+
+
+def perceptron(name, seed, widths):
+    """Fully connected layers with a ReLU between them."""
+    graph, random, x = Graph(name), np.random.default_rng(seed), "input"
+    graph.input("input", FLOAT, ["N", widths[0]])
+    graph.output("output", FLOAT, ["N", widths[-1]])
+    last = len(widths) - 2
+    for layer, (inputs, outputs) in enumerate(zip(widths, widths[1:])):
+        weight = graph.weight((random.standard_normal((inputs, outputs)) * np.sqrt(2 / inputs)).astype(np.float32))
+        bias = graph.weight((random.standard_normal(outputs) * 0.1).astype(np.float32))
+        x = graph.node("Gemm", x, weight, bias, named="output" if layer == last else None)
+        x = x if layer == last else graph.node("Relu", x)
+    return graph
+
+
+def mlp():
+    return perceptron("mlp", 10, (10, 10, 10))
+
+
+def filler(index):
+    """About 10 MB of weights and little work."""
+    return perceptron(f"filler_{index:03}", 1000 + index, (64, 1600, 1500, 64))
+
+
+def tiny_models():
+    """One identity for each data type, and one model for each way in which signatures differ."""
+    for name, dtype in DATA_TYPES.items():
+        graph = Graph(f"identity_{name}")
+        graph.input("input", dtype, ["batch", "width"])
+        graph.output("output", dtype, ["batch", "width"])
+        graph.node("Identity", "input", named="output")
+        yield graph
+
+    graph = Graph("add")  # two inputs, two outputs
+    graph.input("a", FLOAT, ["batch", 4])
+    graph.input("b", FLOAT, ["batch", 4])
+    graph.output("sum", FLOAT, ["batch", 4])
+    graph.output("difference", FLOAT, ["batch", 4])
+    graph.node("Add", "a", "b", named="sum")
+    graph.node("Sub", "a", "b", named="difference")
+    yield graph
+
+    graph = Graph("fixed")  # a first dimension that isn't free
+    graph.input("input", FLOAT, [2, 3])
+    graph.output("output", FLOAT, [2, 3])
+    graph.node("Neg", "input", named="output")
+    yield graph
+
+    graph = Graph("scalar")  # no dimension at all
+    graph.input("input", TensorProto.INT64, [])
+    graph.output("output", TensorProto.INT64, [])
+    graph.node("Abs", "input", named="output")
+    yield graph
+
+    graph = Graph("nonzero")  # an output whose size depends on the values, and whose first dimension isn't the batch
+    graph.input("input", FLOAT, ["batch", "width"])
+    graph.output("output", TensorProto.INT64, [2, "count"])
+    graph.node("NonZero", "input", named="output")
+    yield graph
+
+    graph = Graph("mixed_names")  # dynamic first dimensions that don't have the same name
+    graph.input("input", FLOAT, ["rows", 3])
+    graph.output("output", FLOAT, ["other", 3])
+    graph.node("Neg", "input", named="output")
+    yield graph
+
+    graph = Graph("upper")  # strings that are computed on
+    graph.input("input", TensorProto.STRING, ["count"])
+    graph.output("output", TensorProto.STRING, ["count"])
+    graph.node("StringNormalizer", "input", named="output", case_change_action="UPPER")
+    yield graph
+
+    graph = Graph("missing_operator")
+    graph.input("input", FLOAT, ["batch", 3])
+    graph.output("output", FLOAT, ["batch", 3])
+    graph.node("NoSuchOperator", "input", named="output", domain="no.such.domain")
+    yield graph
+
+    graph = Graph("failing")  # loads, and fails when the width isn't 3
+    graph.input("input", FLOAT, ["batch", "width"])
+    graph.output("output", FLOAT, ["batch", "three"])
+    shape = graph.weight(np.array([0, 3], np.int64))
+    graph.node("Reshape", "input", shape, named="output")
+    yield graph
+
+
+def chosen(name):
+    """The names that a word of the command line stands for, each with the function that makes the graph."""
+    networks = {"resnet18": resnet18, "resnet50": resnet50, "mobilenetv2": mobilenetv2, "mlp": mlp}
+    if name in networks:
+        return [(name, networks[name])]
+    if name == "tests":
+        return [(graph.name, lambda graph=graph: graph) for graph in tiny_models()]
+    if name.startswith("filler:") and name[7:].isdigit():
+        return [(f"filler_{index:03}", lambda index=index: filler(index)) for index in range(int(name[7:]))]
+    sys.exit(f"no model is called {name}: expected resnet18, resnet50, mobilenetv2, mlp, filler:COUNT or tests")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "models", help="the model repository")
+    parser.add_argument("--force", action="store_true", help="write models that are there already again")
+    args = parser.parse_args()
+    for word in args.models:
+        for name, make in chosen(word):
+            if args.force or not (args.out / name / "1" / "model.onnx").exists():
+                make().write(args.out)
+
+
+if __name__ == "__main__":
+    main()
