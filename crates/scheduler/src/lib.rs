@@ -1,63 +1,55 @@
-//! Every decision, as one pure state machine.
+//! Every decision, as one pure state machine: no clock, no IO, no threads, no randomness, no logging.
+//!
+//! # The contract
+//!
+//! - The driver calls [`Scheduler::step`] with each fact as it learns of it, and carries out the commands that are
+//!   appended. `now` never goes back.
+//! - The driver calls `step` with [`Event::WokeUp`] at [`Scheduler::next_wakeup`], if nothing else happens before. Being
+//!   woken early or late is harmless, except that late decisions are late.
+//! - Every submitted request gets exactly one [`Command::Finish`] (P1), after which its slot is the driver's again.
+//! - Every `Execute` and `Load` gets exactly one [`Event::Reported`], unless its device is lost before; reports of actions
+//!   of a lost device are ignored.
+//! - Equal sequences of `(now, event)` give equal sequences of commands (P7).
+//!
+//! # The cost
+//!
+//! With n requests queued, M models, G devices, R of them holding the model at hand, and B batch sizes up to b: an arrival
+//! takes O(log n + log M) and looks at no more than a few of the R; a report takes O(log M + B (log n + b)) for each batch
+//! that it lets go.
 
+mod backlog;
+mod clockwork;
+mod config;
 mod event;
+mod executor;
+mod latency;
+mod ledger;
+mod policy;
+mod queue;
+mod requests;
+mod residency;
+mod slack;
 
+pub use config::{Config, PolicyKind};
 pub use event::{
     ActionStatus, Command, DeviceSpec, Event, Execution, Load, ModelSpec, Outcome, Rejection, Report, Request, Unload,
 };
 
-use base::{Duration, Timestamp};
+use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
+use clockwork::Clockwork;
+use latency::Latency;
+use ledger::{Action, Device, Ledger, Model};
+use policy::{Batch, Policy};
+use queue::{Place, Queued};
+use requests::{Entry, Requests, State};
+use residency::Planner;
+use slack::SlackWatch;
+use std::collections::BTreeSet;
 
-/// The settings of a scheduler.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// Which batching policy decides.
-    pub policy: PolicyKind,
-    /// How much work each executor is given ahead (Clockwork, appendix B: 5 ms).
-    pub schedule_ahead: Duration,
-    /// How many past measurements an estimate looks at (Clockwork, section 5.3: 10).
-    pub profile_window: usize,
-    /// Which quantile of them it takes (Clockwork, section 6.5: 0.99).
-    pub profile_quantile: f64,
-    /// How many requests may be queued for one model (P9).
-    pub max_queued_per_model: usize,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            policy: PolicyKind::Clockwork,
-            schedule_ahead: Duration::from_millis(5),
-            profile_window: 10,
-            profile_quantile: 0.99,
-            max_queued_per_model: 1 << 20,
-        }
-    }
-}
-
-/// The batching policies, by name.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PolicyKind {
-    /// Clockwork's (appendix B).
-    Clockwork,
-}
-
-impl PolicyKind {
-    /// All of them.
-    pub const ALL: &'static [Self] = &[Self::Clockwork];
-
-    /// The name that users write.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Clockwork => "clockwork",
-        }
-    }
-
-    /// The policy of that name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|kind| kind.name() == name)
-    }
-}
+/// Of a model's devices, how many an arrival looks at.
+const PROBES: usize = 4;
+/// The level of requests that name no priority: behind all that name one.
+const DEFAULT_PRIORITY: u32 = u32::MAX;
 
 /// Why the scheduler wants to be woken.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -66,23 +58,551 @@ pub enum WakeReason {
     RequestExpires,
     /// An executor has less work ahead of it than it should have.
     ExecutorHungry,
+    /// Batch work waits for a quiet moment, which may have come.
+    BatchWorkWaits,
 }
 
-/// The pure machine. See the crate's documentation for the contract.
+/// The pure machine. The crate's documentation states the contract.
 #[derive(Debug)]
-pub struct Scheduler {}
+pub struct Scheduler {
+    config: Config,
+    ledger: Ledger,
+    requests: Requests,
+    policy: Box<dyn Policy>,
+    planner: Planner,
+    slack: SlackWatch,
+    /// Devices that should be given more work.
+    hungry: BTreeSet<DeviceId>,
+    /// When devices will be hungry without a report.
+    hungry_at: BTreeSet<(Timestamp, DeviceId)>,
+    /// Devices that the event at hand may have changed something for.
+    touched: Vec<DeviceId>,
+    sequence: u64,
+    now: Timestamp,
+}
 
 impl Scheduler {
     /// A scheduler with no device and no model.
-    pub fn new(_config: Config) -> Self {
-        Self {}
+    pub fn new(config: Config) -> Self {
+        let policy: Box<dyn Policy> = match config.policy {
+            PolicyKind::Clockwork => Box::<Clockwork>::default(),
+        };
+        Self {
+            config,
+            ledger: Ledger::default(),
+            requests: Requests::default(),
+            policy,
+            planner: Planner::default(),
+            slack: SlackWatch::default(),
+            hungry: BTreeSet::new(),
+            hungry_at: BTreeSet::new(),
+            touched: Vec::new(),
+            sequence: 0,
+            now: Timestamp::ZERO,
+        }
     }
 
-    /// Takes in one fact and appends the orders that follow from it. `now` never goes back.
-    pub fn step(&mut self, _now: Timestamp, _event: Event, _out: &mut Vec<Command>) {}
+    /// Takes in one fact and appends the orders that follow from it.
+    pub fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
+        self.now = self.now.max(now);
+        self.note_hunger();
+        self.expire(out);
+        match event {
+            Event::DeviceAdded(spec) => self.device_added(spec),
+            Event::DeviceLost(device) => self.device_lost(device, out),
+            Event::ModelAdded(spec) => self.model_added(spec),
+            Event::ModelRemoved(model) => self.model_removed(model, out),
+            Event::Submitted(request) => self.submitted(request, out),
+            Event::Cancelled(request) => self.cancelled(request, out),
+            Event::Reported(report) => self.reported(report, out),
+            Event::WokeUp => self.touched.extend(self.hungry.iter()),
+        }
+        self.decide(out);
+    }
 
-    /// When to call `step` with `Event::WokeUp` if nothing else happens before, and why.
+    /// When to call `step` with [`Event::WokeUp`] if nothing else happens before, and why.
     pub fn next_wakeup(&self) -> Option<(Timestamp, WakeReason)> {
-        None
+        let expires = self.policy.next_expiry().map(|at| (at, WakeReason::RequestExpires));
+        let hungry = self.hungry_at.first().map(|&(at, _)| (at, WakeReason::ExecutorHungry));
+        let load = self.planner.next_wakeup(&self.ledger, self.config.schedule_ahead);
+        let load = load.map(|at| (at, WakeReason::ExecutorHungry));
+        let quiet = self.slack.batch_work_waits_until().map(|at| (at, WakeReason::BatchWorkWaits));
+        [expires, hungry, load, quiet].into_iter().flatten().min()
+    }
+
+    /// How many requests are in hand, queued or running.
+    pub fn in_hand(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Free pages of a device, by the scheduler's count (P5); `None` when it isn't there.
+    pub fn free_pages(&self, device: DeviceId) -> Option<u32> {
+        Some(self.ledger.devices.get(device.index())?.as_ref()?.free_pages)
+    }
+
+    /// Whether a model's weights are on some device.
+    pub fn is_loaded(&self, model: ModelId) -> bool {
+        let entry = self.ledger.models.get(model.index()).and_then(Option::as_ref);
+        entry.is_some_and(|entry| entry.loaded_devices().next().is_some())
+    }
+
+    // ---- facts ----
+
+    fn device_added(&mut self, spec: DeviceSpec) {
+        let index = spec.device.index();
+        if self.ledger.devices.len() <= index {
+            self.ledger.devices.resize_with(index + 1, || None);
+        }
+        assert!(self.ledger.devices[index].is_none(), "{} was added while it is there", spec.device);
+        self.ledger.devices[index] = Some(Device::new(spec.pages));
+        self.ledger.device_count += 1;
+        self.policy.add_device(spec.device);
+        self.hungry.insert(spec.device);
+        // A model that was on every device no longer is.
+        for index in 0..self.ledger.models.len() {
+            if self.ledger.models[index].is_some() {
+                self.planner.update(&mut self.ledger, &*self.policy, ModelId(index as u32));
+            }
+        }
+    }
+
+    fn device_lost(&mut self, device: DeviceId, out: &mut Vec<Command>) {
+        let Some(Some(there)) = self.ledger.devices.get(device.index()) else { return };
+        let actions: Vec<ActionId> = there.exec.outstanding().chain(there.load.outstanding()).collect();
+        let mut stranded = Vec::new();
+        for action in actions {
+            if let Some(Action::Execute { model, requests, .. }) = self.ledger.actions.remove(&action) {
+                stranded.extend(requests);
+                let residency = self.ledger.model_mut(model).residency_on_mut(device);
+                residency.expect("weights in use stay (P6)").in_use -= 1;
+            }
+        }
+        let there = self.ledger.device(device);
+        let models = there.by_last_use.iter().map(|&(_, model)| model).chain(there.loading.iter().copied());
+        for model in models.collect::<Vec<_>>() {
+            self.ledger.evict(model, device);
+            self.policy.unloaded(&self.ledger, model, device);
+        }
+        if let Some(at) = self.ledger.device(device).hungry_at {
+            self.hungry_at.remove(&(at, device));
+        }
+        self.ledger.devices[device.index()] = None;
+        self.ledger.device_count -= 1;
+        self.hungry.remove(&device);
+        for request in stranded {
+            self.requeue(request, out);
+        }
+        for index in 0..self.ledger.models.len() {
+            if self.ledger.models[index].is_some() {
+                self.planner.update(&mut self.ledger, &*self.policy, ModelId(index as u32));
+            }
+        }
+    }
+
+    fn model_added(&mut self, spec: ModelSpec) {
+        let index = spec.model.index();
+        if self.ledger.models.len() <= index {
+            self.ledger.models.resize_with(index + 1, || None);
+        }
+        assert!(self.ledger.models[index].is_none(), "{} was added twice", spec.model);
+        let window =
+            latency::Window { size: self.config.profile_window.max(1), quantile: self.config.profile_quantile };
+        self.ledger.models[index] = Some(Model {
+            pages: spec.pages,
+            latency: Latency::new(&spec.profile, window),
+            objective: spec.objective,
+            residency: Vec::new(),
+            demand: Duration::ZERO,
+            load_priority: 0,
+            last_urgent_at: None,
+            removed: false,
+        });
+        self.policy.add_model(spec.model);
+        self.planner.add_model(spec.model);
+    }
+
+    fn model_removed(&mut self, model: ModelId, out: &mut Vec<Command>) {
+        let Some(Some(entry)) = self.ledger.models.get_mut(model.index()) else { return };
+        entry.removed = true;
+        for request in self.policy.all_queued(model) {
+            self.finish_queued(request, Outcome::Rejected(Rejection::ModelUnavailable), out);
+        }
+        self.unload_removed(model, out);
+        self.planner.update(&mut self.ledger, &*self.policy, model);
+    }
+
+    /// Frees what a removed model holds, where nothing of it is under way.
+    fn unload_removed(&mut self, model: ModelId, out: &mut Vec<Command>) {
+        let entry = self.ledger.model(model);
+        if !entry.removed {
+            return;
+        }
+        let idle = entry.residency.iter().filter(|there| there.in_use == 0 && there.loading_until.is_none());
+        for device in idle.map(|there| there.device).collect::<Vec<_>>() {
+            self.planner.unload(&mut self.ledger, &mut *self.policy, model, device, out);
+        }
+    }
+
+    fn submitted(&mut self, request: Request, out: &mut Vec<Command>) {
+        self.sequence += 1;
+        match self.admit(&request) {
+            Err(rejection) => {
+                out.push(Command::Finish { request: request.id, outcome: Outcome::Rejected(rejection) });
+            }
+            Ok(device) => self.enqueue(request, device),
+        }
+    }
+
+    /// Admission by prediction: whether a request can be served in time, and on which device its work should be booked.
+    fn admit(&mut self, request: &Request) -> Result<Option<DeviceId>, Rejection> {
+        let now = self.now;
+        let entry = self.ledger.models.get(request.model.index()).and_then(Option::as_ref);
+        let entry = entry.filter(|entry| !entry.removed).ok_or(Rejection::ModelUnavailable)?;
+        if request.rows > entry.latency.max_batch() {
+            return Err(Rejection::ModelUnavailable);
+        }
+        if self.policy.queued(request.model) >= self.config.max_queued_per_model {
+            return Err(Rejection::QueueFull);
+        }
+        if self.ledger.device_ids().all(|device| self.ledger.device(device).pages < entry.pages) {
+            return Err(Rejection::NoDevice);
+        }
+        if request.deadline_at == Timestamp::NEVER {
+            return Ok(None);
+        }
+        let takes = entry.latency.class_for(request.rows).expected();
+        let cold = entry.residency.is_empty();
+        let alone_at = now + takes + if cold { entry.latency.load() } else { Duration::ZERO };
+        if alone_at > request.deadline_at {
+            return Err(Rejection::DeadlineUnreachable { earliest_at: alone_at });
+        }
+        if !self.config.predict_admission {
+            return Ok(entry.residency.first().map(|residency| residency.device));
+        }
+        let (device, start_at) = if cold {
+            let wait = self.planner.load_wait(&self.ledger, request.model, now);
+            (None, now + wait + entry.latency.load())
+        } else {
+            let (device, start_at) = self.least_busy(entry, request.deadline_at);
+            (Some(device), start_at)
+        };
+        let earliest_at = start_at + takes;
+        if earliest_at > request.deadline_at {
+            return Err(Rejection::Overloaded { earliest_at });
+        }
+        Ok(device)
+    }
+
+    /// Of a few of the devices that hold a model, the one where a request could start first behind what is due before it.
+    fn least_busy(&self, model: &Model, deadline_at: Timestamp) -> (DeviceId, Timestamp) {
+        let count = model.residency.len();
+        let first = if count <= PROBES { 0 } else { self.sequence as usize * PROBES % count };
+        let probed = (0..count.min(PROBES)).map(|offset| {
+            let residency = &model.residency[(first + offset) % count];
+            let device = self.ledger.device(residency.device);
+            let free_at = device.exec.start_at(self.now).max(residency.loading_until.unwrap_or(self.now));
+            (free_at + device.backlog.due_by(self.now, deadline_at), residency.device)
+        });
+        let (start_at, device) = probed.min().expect("a model that isn't cold is on a device");
+        (device, start_at)
+    }
+
+    fn enqueue(&mut self, request: Request, device: Option<DeviceId>) {
+        let priority = if request.priority == 0 { DEFAULT_PRIORITY } else { request.priority };
+        let place = Place { priority, deadline_at: request.deadline_at, sequence: self.sequence };
+        let entry = self.ledger.model_mut(request.model);
+        let urgent = request.deadline_at != Timestamp::NEVER;
+        let work = if urgent { entry.latency.row() * u64::from(request.rows) } else { Duration::ZERO };
+        if urgent {
+            entry.last_urgent_at = Some(self.now);
+            entry.demand += work;
+            let slack = request.deadline_at.since(self.now) - entry.latency.class_for(request.rows).expected();
+            self.slack.observe(self.now, slack);
+        }
+        let booking = device
+            .map(|device| (device, self.ledger.device_mut(device).backlog.book(self.now, request.deadline_at, work)));
+        self.requests.insert(Entry { request, place, state: State::Queued, work, booking });
+        let queued = Queued { id: request.id, rows: request.rows };
+        self.policy.insert(&self.ledger, request.model, place, queued);
+        self.planner.update(&mut self.ledger, &*self.policy, request.model);
+        self.touch_hungry(request.model);
+    }
+
+    /// Marks the hungry device that should look at a model's queue: of those that hold it, the one that is free first.
+    fn touch_hungry(&mut self, model: ModelId) {
+        if self.hungry.is_empty() {
+            return;
+        }
+        let now = self.now;
+        let entry = self.ledger.model(model);
+        let ready = |device: &DeviceId| (self.ledger.device(*device).exec.start_at(now), *device);
+        let best = if entry.residency.len() <= self.hungry.len() {
+            entry.loaded_devices().filter(|device| self.hungry.contains(device)).min_by_key(ready)
+        } else {
+            self.hungry.iter().copied().filter(|&device| entry.is_loaded_on(device)).min_by_key(ready)
+        };
+        self.touched.extend(best);
+    }
+
+    fn cancelled(&mut self, id: RequestId, out: &mut Vec<Command>) {
+        match self.requests.get_mut(id) {
+            Some(entry) if entry.state == State::Queued => self.finish_queued(id, Outcome::Cancelled, out),
+            Some(entry) => entry.state = State::Abandoned,
+            None => {}
+        }
+    }
+
+    fn reported(&mut self, report: Report, out: &mut Vec<Command>) {
+        match self.ledger.actions.remove(&report.action) {
+            Some(Action::Execute { device, model, batch, requests }) => {
+                self.executed(report, device, model, batch, &requests, out);
+            }
+            Some(Action::Load { device, model }) => self.load_reported(report, device, model, out),
+            None => {}
+        }
+    }
+
+    fn executed(
+        &mut self,
+        report: Report,
+        device: DeviceId,
+        model: ModelId,
+        batch: u32,
+        requests: &[RequestId],
+        out: &mut Vec<Command>,
+    ) {
+        let there = self.ledger.device_mut(device);
+        let planned_at = there.exec.start_at(self.now);
+        there.exec.finish(self.now, report.action);
+        let freed = there.exec.start_at(self.now) < planned_at;
+        let entry = self.ledger.model_mut(model);
+        entry.residency_on_mut(device).expect("weights in use stay (P6)").in_use -= 1;
+        if let ActionStatus::Done { started_at, ended_at } = report.status {
+            entry.latency.observe_batch(batch, ended_at.since(started_at));
+        }
+        for &request in requests {
+            match report.status {
+                ActionStatus::Done { ended_at, .. } => self.finish_executed(request, ended_at, out),
+                ActionStatus::TooLate => self.requeue(request, out),
+                ActionStatus::Failed => self.finish_running(request, Outcome::Failed, out),
+            }
+        }
+        if freed {
+            self.policy.freed(&self.ledger, device);
+        }
+        self.unload_removed(model, out);
+        self.set_hungry(device);
+        self.touched.push(device);
+    }
+
+    fn finish_executed(&mut self, id: RequestId, ended_at: Timestamp, out: &mut Vec<Command>) {
+        let Some(entry) = self.requests.get(id) else { return };
+        let outcome = if ended_at <= entry.request.deadline_at { Outcome::Done } else { Outcome::Late };
+        self.finish_running(id, outcome, out);
+    }
+
+    fn finish_running(&mut self, id: RequestId, outcome: Outcome, out: &mut Vec<Command>) {
+        let Some(entry) = self.requests.remove(id) else { return };
+        let outcome = if entry.state == State::Abandoned { Outcome::Cancelled } else { outcome };
+        out.push(Command::Finish { request: id, outcome });
+    }
+
+    /// A request whose batch didn't run, or ran on a device that was lost, goes back into its queue if it can still be in
+    /// time.
+    fn requeue(&mut self, id: RequestId, out: &mut Vec<Command>) {
+        let Some(entry) = self.requests.get_mut(id) else { return };
+        if entry.state == State::Abandoned {
+            return self.finish_running(id, Outcome::Cancelled, out);
+        }
+        let (request, place, work) = (entry.request, entry.place, entry.work);
+        let model = self.ledger.model_mut(request.model);
+        if model.removed {
+            return self.finish_running(id, Outcome::Rejected(Rejection::ModelUnavailable), out);
+        }
+        let cold = if model.residency.is_empty() { model.latency.load() } else { Duration::ZERO };
+        let earliest_at = self.now + cold + model.latency.class_for(request.rows).expected();
+        if earliest_at > request.deadline_at {
+            return self.finish_running(id, Outcome::Rejected(Rejection::Overloaded { earliest_at }), out);
+        }
+        entry.state = State::Queued;
+        model.demand += work;
+        self.policy.insert(&self.ledger, request.model, place, Queued { id, rows: request.rows });
+        self.planner.update(&mut self.ledger, &*self.policy, request.model);
+        self.touch_hungry(request.model);
+    }
+
+    fn load_reported(&mut self, report: Report, device: DeviceId, model: ModelId, out: &mut Vec<Command>) {
+        let there = self.ledger.device_mut(device);
+        there.load.finish(self.now, report.action);
+        there.loading.remove(&model);
+        let entry = self.ledger.model_mut(model);
+        match report.status {
+            ActionStatus::Done { started_at, ended_at } => {
+                entry.latency.observe_load(ended_at.since(started_at));
+                let residency = entry.residency_on_mut(device).expect("a model that is loading is resident");
+                residency.loading_until = None;
+                let last_used_at = residency.last_used_at;
+                self.ledger.device_mut(device).by_last_use.insert((last_used_at, model));
+                self.ledger.touch(self.now, model, device);
+                self.policy.loaded(&self.ledger, model, device);
+                self.unload_removed(model, out);
+                self.touched.push(device);
+            }
+            ActionStatus::TooLate | ActionStatus::Failed => {
+                self.ledger.evict(model, device);
+                self.policy.unloaded(&self.ledger, model, device);
+                // Trying again would fail again, and take the others' time.
+                if report.status == ActionStatus::Failed && self.ledger.model(model).residency.is_empty() {
+                    for request in self.policy.all_queued(model) {
+                        self.finish_queued(request, Outcome::Failed, out);
+                    }
+                }
+                self.planner.update(&mut self.ledger, &*self.policy, model);
+            }
+        }
+    }
+
+    // ---- decisions ----
+
+    fn decide(&mut self, out: &mut Vec<Command>) {
+        while let Some(device) = self.touched.pop() {
+            if self.hungry.contains(&device) {
+                self.feed(device, out);
+            }
+        }
+        let ahead = self.config.schedule_ahead;
+        self.planner.decide(self.now, ahead, &mut self.ledger, &mut *self.policy, out);
+        self.slack.set_batch_work_waits(self.now, self.batch_work_waits());
+    }
+
+    /// Gives a device batches until it has enough ahead or nothing is in time.
+    fn feed(&mut self, device: DeviceId, out: &mut Vec<Command>) {
+        let ahead = self.config.schedule_ahead;
+        loop {
+            let exec = &self.ledger.device(device).exec;
+            if !exec.is_hungry(self.now, ahead) {
+                break;
+            }
+            let start_at = exec.start_at(self.now);
+            if let Some(batch) = self.policy.next_batch(&self.ledger, device, start_at) {
+                self.execute(device, batch, out);
+            } else if exec.is_idle() {
+                // Batch work isn't queued ahead: whoever comes next should wait for one batch of it at most.
+                let limit = self.slack.batch_work_limit(self.now);
+                let Some(batch) = self.policy.next_background(&self.ledger, device, limit) else { break };
+                self.execute(device, batch, out);
+                break;
+            } else {
+                break;
+            }
+        }
+        self.set_hungry(device);
+    }
+
+    fn execute(&mut self, device: DeviceId, batch: Batch, out: &mut Vec<Command>) {
+        let Batch { model, candidate, members } = batch;
+        for &id in &members {
+            let entry = self.requests.get_mut(id).expect("queued requests are in hand");
+            assert_eq!(entry.state, State::Queued, "P1: {id} is to be executed twice");
+            entry.state = State::Running;
+            let place = entry.place;
+            self.policy.remove(model, place);
+            self.release(id);
+        }
+        let action = self.ledger.next_action();
+        let now = self.now;
+        self.ledger.touch(now, model, device);
+        let entry = self.ledger.model_mut(model);
+        let batch = entry.latency.classes()[candidate.class].batch;
+        let residency = entry.residency_on_mut(device).expect("batches run where the weights are (P6)");
+        assert!(residency.loading_until.is_none(), "P6: {model} is still loading on {device}");
+        residency.in_use += 1;
+        let expected_done_at = self.ledger.device_mut(device).exec.push(now, action, candidate.expected);
+        self.planner.update(&mut self.ledger, &*self.policy, model);
+        self.ledger.actions.insert(action, Action::Execute { device, model, batch, requests: members.clone() });
+        out.push(Command::Execute(Execution {
+            action,
+            device,
+            model,
+            batch,
+            requests: members,
+            window: Window { earliest: now, latest: candidate.latest },
+            expected: candidate.expected,
+            expected_done_at,
+        }));
+    }
+
+    /// Takes a request that leaves the queue off the books.
+    fn release(&mut self, id: RequestId) {
+        let entry = self.requests.get_mut(id).expect("queued requests are in hand");
+        let (model, work) = (entry.request.model, entry.work);
+        if let Some((device, booking)) = entry.booking.take()
+            && let Some(Some(there)) = self.ledger.devices.get_mut(device.index())
+        {
+            there.backlog.release(booking);
+        }
+        self.ledger.model_mut(model).demand -= work;
+    }
+
+    /// Ends a request that is still queued.
+    fn finish_queued(&mut self, id: RequestId, outcome: Outcome, out: &mut Vec<Command>) {
+        let entry = *self.requests.get(id).expect("queued requests are in hand");
+        self.policy.remove(entry.request.model, entry.place);
+        self.release(id);
+        self.requests.remove(id);
+        self.planner.update(&mut self.ledger, &*self.policy, entry.request.model);
+        out.push(Command::Finish { request: id, outcome });
+    }
+
+    /// Refuses what can no longer be in time.
+    fn expire(&mut self, out: &mut Vec<Command>) {
+        while let Some(id) = self.policy.expired(&self.ledger, self.now) {
+            let entry = self.requests.get(id).expect("queued requests are in hand");
+            let takes = self.ledger.model(entry.request.model).latency.class_for(entry.request.rows).expected();
+            let rejection = Rejection::Overloaded { earliest_at: self.now + takes };
+            self.finish_queued(id, Outcome::Rejected(rejection), out);
+        }
+    }
+
+    /// Batch work is queued where a device is idle: only the wish to stay available keeps it waiting.
+    fn batch_work_waits(&self) -> bool {
+        self.policy.background_waits(&self.hungry)
+    }
+
+    // ---- hunger ----
+
+    /// Brings a device's place in `hungry` and `hungry_at` up to date.
+    fn set_hungry(&mut self, device: DeviceId) {
+        let ahead = self.config.schedule_ahead;
+        let there = self.ledger.devices[device.index()].as_mut().expect("only devices that are there get work");
+        let (is_hungry, at) = (there.exec.is_hungry(self.now, ahead), there.exec.hungry_at(ahead));
+        let wanted = (!is_hungry && at != Timestamp::NEVER).then_some(at);
+        let before = std::mem::replace(&mut there.hungry_at, wanted);
+        if before != wanted {
+            if let Some(before) = before {
+                self.hungry_at.remove(&(before, device));
+            }
+            if let Some(wanted) = wanted {
+                self.hungry_at.insert((wanted, device));
+            }
+        }
+        if is_hungry {
+            self.hungry.insert(device);
+        } else {
+            self.hungry.remove(&device);
+        }
+    }
+
+    /// Finds the devices that time alone has made hungry.
+    fn note_hunger(&mut self) {
+        while let Some(&(at, device)) = self.hungry_at.first() {
+            if at > self.now {
+                break;
+            }
+            self.hungry_at.remove(&(at, device));
+            self.ledger.device_mut(device).hungry_at = None;
+            self.hungry.insert(device);
+            self.touched.push(device);
+        }
     }
 }

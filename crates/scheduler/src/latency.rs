@@ -1,0 +1,179 @@
+//! What will this batch take? A rolling quantile of the last measurements (Clockwork, section 5.3), for each batch size of
+//! each model, seeded with the profile.
+
+use base::{Duration, LatencyProfile};
+
+/// The last few measurements of one kind of action, with the quantile and the median kept ready.
+#[derive(Clone, Debug)]
+struct Rolling {
+    /// In the order in which they came, oldest at `next` once the window is full.
+    recent: Vec<Duration>,
+    next: usize,
+    quantile: Duration,
+    median: Duration,
+}
+
+/// How estimates are drawn from measurements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    pub size: usize,
+    pub quantile: f64,
+}
+
+impl Rolling {
+    fn seeded(median: Duration, quantile: Duration) -> Self {
+        Self { recent: Vec::new(), next: 0, quantile, median }
+    }
+
+    /// O(window), which is a constant of the configuration; nothing is allocated once the window is full.
+    fn observe(&mut self, window: Window, took: Duration, sorted: &mut Vec<Duration>) {
+        if self.recent.len() < window.size {
+            self.recent.push(took);
+        } else {
+            self.recent[self.next] = took;
+            self.next = (self.next + 1) % window.size;
+        }
+        // Until the window is full the seed keeps its say: one fast first run must not make the plan rash.
+        if self.recent.len() < window.size {
+            self.quantile = self.quantile.max(took);
+            return;
+        }
+        sorted.clear();
+        sorted.extend_from_slice(&self.recent);
+        sorted.sort_unstable();
+        let at = |q: f64| sorted[((sorted.len() as f64 * q).ceil() as usize).clamp(1, sorted.len()) - 1];
+        self.quantile = at(window.quantile);
+        self.median = at(0.5);
+    }
+}
+
+/// One supported batch size of a model, with what it is expected to take.
+#[derive(Clone, Debug)]
+pub(crate) struct Class {
+    /// Rows.
+    pub batch: u32,
+    rolling: Rolling,
+}
+
+impl Class {
+    /// What to plan with: the configured quantile.
+    pub fn expected(&self) -> Duration {
+        self.rolling.quantile
+    }
+}
+
+/// What one model's actions take.
+#[derive(Clone, Debug)]
+pub(crate) struct Latency {
+    window: Window,
+    classes: Vec<Class>,
+    load: Rolling,
+    /// Median time of a row in the batch size that is cheapest per row: what a queued row adds to the others' wait.
+    row: Duration,
+    scratch: Vec<Duration>,
+}
+
+impl Latency {
+    pub fn new(profile: &LatencyProfile, window: Window) -> Self {
+        let classes = profile
+            .batches()
+            .iter()
+            .map(|entry| Class { batch: entry.batch, rolling: Rolling::seeded(entry.median, entry.p99) })
+            .collect();
+        let load = Rolling::seeded(profile.load(), profile.load());
+        let mut latency = Self { window, classes, load, row: Duration::ZERO, scratch: Vec::with_capacity(window.size) };
+        latency.update_row();
+        latency
+    }
+
+    /// The supported batch sizes, ascending.
+    pub fn classes(&self) -> &[Class] {
+        &self.classes
+    }
+
+    /// The smallest supported batch size that holds so many rows (the largest when none does).
+    pub fn class_for(&self, rows: u32) -> &Class {
+        let index = self.classes.partition_point(|class| class.batch < rows);
+        &self.classes[index.min(self.classes.len() - 1)]
+    }
+
+    /// What the smallest batch takes.
+    pub fn smallest(&self) -> Duration {
+        self.classes[0].expected()
+    }
+
+    /// What a load takes.
+    pub fn load(&self) -> Duration {
+        self.load.quantile
+    }
+
+    /// What a queued row adds to the wait of those behind it.
+    pub fn row(&self) -> Duration {
+        self.row
+    }
+
+    pub fn max_batch(&self) -> u32 {
+        self.classes[self.classes.len() - 1].batch
+    }
+
+    pub fn observe_batch(&mut self, batch: u32, took: Duration) {
+        let index = self.classes.partition_point(|class| class.batch < batch);
+        if let Some(class) = self.classes.get_mut(index) {
+            class.rolling.observe(self.window, took, &mut self.scratch);
+            self.update_row();
+        }
+    }
+
+    pub fn observe_load(&mut self, took: Duration) {
+        self.load.observe(self.window, took, &mut self.scratch);
+    }
+
+    fn update_row(&mut self) {
+        let per_row = |class: &Class| class.rolling.median / u64::from(class.batch);
+        self.row = self.classes.iter().map(per_row).min().expect("a profile has at least one batch size");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn micros(n: u64) -> Duration {
+        Duration::from_micros(n)
+    }
+
+    fn latency() -> Latency {
+        let profile = LatencyProfile::linear(micros(10), micros(90), &[1, 2, 4], micros(500)).unwrap();
+        Latency::new(&profile, Window { size: 4, quantile: 0.99 })
+    }
+
+    #[test]
+    fn the_seed_holds_until_the_window_is_full() {
+        let mut latency = latency();
+        for _ in 0..3 {
+            latency.observe_batch(1, micros(40));
+            assert_eq!(latency.smallest(), micros(100));
+        }
+        latency.observe_batch(1, micros(40));
+        assert_eq!(latency.smallest(), micros(40));
+    }
+
+    #[test]
+    fn a_slow_run_counts_at_once_and_is_forgotten_after_the_window() {
+        let mut latency = latency();
+        latency.observe_batch(2, micros(900));
+        assert_eq!(latency.class_for(2).expected(), micros(900));
+        for _ in 0..4 {
+            latency.observe_batch(2, micros(120));
+        }
+        assert_eq!(latency.class_for(2).expected(), micros(120));
+    }
+
+    #[test]
+    fn rows_round_up_to_a_supported_size() {
+        let latency = latency();
+        assert_eq!(latency.class_for(3).batch, 4);
+        assert_eq!(latency.class_for(9).batch, 4);
+        assert_eq!(latency.row(), micros(130) / 4);
+    }
+}

@@ -1,0 +1,170 @@
+//! What is where and until when: devices with their executors and pages, models with their estimates and residency,
+//! actions that are under way. One place; every policy reads it.
+
+use crate::backlog::Backlog;
+use crate::executor::Executor;
+use crate::latency::Latency;
+use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub pages: u32,
+    pub free_pages: u32,
+    /// Runs batches.
+    pub exec: Executor,
+    /// Copies weights.
+    pub load: Executor,
+    /// Loaded models by their last use, the least recent first.
+    pub by_last_use: BTreeSet<(Timestamp, ModelId)>,
+    /// Models whose weights are on their way.
+    pub loading: BTreeSet<ModelId>,
+    /// Queued work that is expected to be done here.
+    pub backlog: Backlog,
+    /// The sum of the models' demand allocations (Clockwork, appendix B: l_g).
+    pub allocated: Duration,
+    /// When a wakeup is set for its hunger.
+    pub hungry_at: Option<Timestamp>,
+}
+
+impl Device {
+    pub fn new(pages: u32) -> Self {
+        Self {
+            pages,
+            free_pages: pages,
+            exec: Executor::default(),
+            load: Executor::default(),
+            by_last_use: BTreeSet::new(),
+            loading: BTreeSet::new(),
+            backlog: Backlog::new(),
+            allocated: Duration::ZERO,
+            hungry_at: None,
+        }
+    }
+}
+
+/// A model on a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Residency {
+    pub device: DeviceId,
+    /// When its load is expected to be done; `None` once it is.
+    pub loading_until: Option<Timestamp>,
+    pub last_used_at: Timestamp,
+    /// Batches under way: weights in use are never unloaded (P6).
+    pub in_use: u32,
+    /// How much of the model's demand is expected to be met here (Clockwork, appendix B: a_mg).
+    pub allocation: Duration,
+}
+
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub pages: u32,
+    pub latency: Latency,
+    pub objective: Option<Duration>,
+    /// Where it is or will soon be, by device.
+    pub residency: Vec<Residency>,
+    /// The time that its queued requests take (Clockwork, appendix B: d_m).
+    pub demand: Duration,
+    /// Its place among the models that want to be loaded; 0 when it doesn't.
+    pub load_priority: u64,
+    /// When its last request with a deadline came: batch work may not push it out of memory soon after.
+    pub last_urgent_at: Option<Timestamp>,
+    pub removed: bool,
+}
+
+impl Model {
+    pub fn residency_on(&self, device: DeviceId) -> Option<&Residency> {
+        let index = self.residency.binary_search_by_key(&device, |residency| residency.device).ok()?;
+        Some(&self.residency[index])
+    }
+
+    pub fn residency_on_mut(&mut self, device: DeviceId) -> Option<&mut Residency> {
+        let index = self.residency.binary_search_by_key(&device, |residency| residency.device).ok()?;
+        Some(&mut self.residency[index])
+    }
+
+    pub fn is_loaded_on(&self, device: DeviceId) -> bool {
+        self.residency_on(device).is_some_and(|residency| residency.loading_until.is_none())
+    }
+
+    pub fn loaded_devices(&self) -> impl Iterator<Item = DeviceId> {
+        self.residency.iter().filter(|residency| residency.loading_until.is_none()).map(|residency| residency.device)
+    }
+}
+
+/// An action that was ordered and not yet reported.
+#[derive(Debug)]
+pub(crate) enum Action {
+    Execute { device: DeviceId, model: ModelId, batch: u32, requests: Vec<RequestId> },
+    Load { device: DeviceId, model: ModelId },
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    /// By `DeviceId`; `None` where a device was lost.
+    pub devices: Vec<Option<Device>>,
+    /// By `ModelId`.
+    pub models: Vec<Option<Model>>,
+    pub actions: BTreeMap<ActionId, Action>,
+    pub device_count: usize,
+    next_action: u64,
+}
+
+impl Ledger {
+    /// A device that is known to be there.
+    pub fn device(&self, device: DeviceId) -> &Device {
+        self.devices[device.index()].as_ref().expect("only devices that are there are asked for")
+    }
+
+    pub fn device_mut(&mut self, device: DeviceId) -> &mut Device {
+        self.devices[device.index()].as_mut().expect("only devices that are there are asked for")
+    }
+
+    /// A model that is known to be there.
+    pub fn model(&self, model: ModelId) -> &Model {
+        self.models[model.index()].as_ref().expect("only models that are there are asked for")
+    }
+
+    pub fn model_mut(&mut self, model: ModelId) -> &mut Model {
+        self.models[model.index()].as_mut().expect("only models that are there are asked for")
+    }
+
+    pub fn device_ids(&self) -> impl Iterator<Item = DeviceId> {
+        let there = self.devices.iter().enumerate().filter(|(_, device)| device.is_some());
+        there.map(|(index, _)| DeviceId(index as u32))
+    }
+
+    pub fn next_action(&mut self) -> ActionId {
+        self.next_action += 1;
+        ActionId(self.next_action)
+    }
+
+    /// Notes a use of a model on a device, which protects it from being unloaded soon.
+    pub fn touch(&mut self, now: Timestamp, model: ModelId, device: DeviceId) {
+        let residency = self.model_mut(model).residency_on_mut(device).expect("only loaded models are used (P6)");
+        let before = std::mem::replace(&mut residency.last_used_at, now);
+        if before != now {
+            let by_last_use = &mut self.device_mut(device).by_last_use;
+            by_last_use.remove(&(before, model));
+            by_last_use.insert((now, model));
+        }
+    }
+
+    /// Forgets that a model is on a device and gives its pages back.
+    pub fn evict(&mut self, model: ModelId, device: DeviceId) {
+        let entry = self.model_mut(model);
+        let index = entry
+            .residency
+            .binary_search_by_key(&device, |residency| residency.device)
+            .expect("only resident models are evicted");
+        let residency = entry.residency.remove(index);
+        let pages = entry.pages;
+        assert_eq!(residency.in_use, 0, "P6: {model} was unloaded from {device} while in use");
+        let there = self.device_mut(device);
+        there.by_last_use.remove(&(residency.last_used_at, model));
+        there.loading.remove(&model);
+        there.allocated -= residency.allocation;
+        there.free_pages += pages;
+        assert!(there.free_pages <= there.pages, "P5: more free pages on {device} than there are");
+    }
+}

@@ -1,0 +1,298 @@
+//! The queued requests of one model: those with a deadline by urgency level and deadline, batch work by level and age.
+
+use crate::latency::Latency;
+use base::{Duration, RequestId, Timestamp};
+use std::collections::BTreeMap;
+
+/// A queued request, as far as forming a batch needs it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Queued {
+    pub id: RequestId,
+    pub rows: u32,
+}
+
+/// The place of a request in the queue. `sequence` is unique and ascends with the arrivals.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Place {
+    pub priority: u32,
+    pub deadline_at: Timestamp,
+    pub sequence: u64,
+}
+
+/// By deadline, then by arrival.
+type Level = BTreeMap<(Timestamp, u64), Queued>;
+
+/// A batch that could be formed: which size, when it must start at the latest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Candidate {
+    /// Index of the batch size among the model's.
+    pub class: usize,
+    /// What it is expected to take.
+    pub expected: Duration,
+    /// The earliest deadline among its requests less what it takes: when it must start.
+    pub latest: Timestamp,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct ModelQueue {
+    /// Requests with a deadline. Nearly always one level.
+    levels: Vec<(u32, Level)>,
+    /// Requests without one, by priority and arrival.
+    background: BTreeMap<(u32, u64), Queued>,
+    rows: u64,
+    len: usize,
+    /// How many requests have more than one row: while there are none, counting rows is counting requests.
+    with_many_rows: usize,
+}
+
+impl ModelQueue {
+    pub fn len(&self) -> usize {
+        self.len + self.background.len()
+    }
+
+    /// No request with a deadline is queued.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn insert(&mut self, place: Place, queued: Queued) {
+        if place.deadline_at == Timestamp::NEVER {
+            self.background.insert((place.priority, place.sequence), queued);
+            return;
+        }
+        let index = match self.levels.binary_search_by_key(&place.priority, |level| level.0) {
+            Ok(index) => index,
+            Err(index) => {
+                self.levels.insert(index, (place.priority, Level::new()));
+                index
+            }
+        };
+        self.levels[index].1.insert((place.deadline_at, place.sequence), queued);
+        self.len += 1;
+        self.rows += u64::from(queued.rows);
+        self.with_many_rows += usize::from(queued.rows > 1);
+    }
+
+    /// Takes a request out; `None` when it isn't there.
+    pub fn remove(&mut self, place: Place) -> Option<Queued> {
+        if place.deadline_at == Timestamp::NEVER {
+            return self.background.remove(&(place.priority, place.sequence));
+        }
+        let index = self.levels.binary_search_by_key(&place.priority, |level| level.0).ok()?;
+        let queued = self.levels[index].1.remove(&(place.deadline_at, place.sequence))?;
+        if self.levels[index].1.is_empty() && self.levels.len() > 1 {
+            self.levels.remove(index);
+        }
+        self.len -= 1;
+        self.rows -= u64::from(queued.rows);
+        self.with_many_rows -= usize::from(queued.rows > 1);
+        Some(queued)
+    }
+
+    /// The earliest deadline in the queue.
+    pub fn first_deadline(&self) -> Option<Timestamp> {
+        self.levels.iter().filter_map(|(_, level)| Some(level.first_key_value()?.0.0)).min()
+    }
+
+    /// The last deadline in the queue.
+    pub fn last_deadline(&self) -> Option<Timestamp> {
+        self.levels.iter().filter_map(|(_, level)| Some(level.last_key_value()?.0.0)).max()
+    }
+
+    /// The request with the earliest deadline.
+    pub fn first(&self) -> Option<(Timestamp, Queued)> {
+        let firsts = self.levels.iter().filter_map(|(_, level)| level.first_key_value());
+        firsts.min_by_key(|(key, _)| **key).map(|(key, queued)| (key.0, *queued))
+    }
+
+    /// No batch of this queue needs to start earlier than this, wherever and whenever it is formed: the key under which
+    /// the model waits in a device's list until it is looked at closely.
+    pub fn lower_bound(&self, latency: &Latency) -> Option<Timestamp> {
+        let rows = u32::try_from(self.rows).unwrap_or(u32::MAX);
+        Some(self.first_deadline()? - latency.class_for(rows).expected())
+    }
+
+    /// The batch that Clockwork's rules choose for a start at `start_at` (appendix B): of the batch sizes for which there
+    /// are enough requests that would still be in time, the largest; filled with the most urgent of these requests.
+    /// Requests with too early a deadline are passed over ("possibly at the expense of dropping an unfortunately timed
+    /// earlier request").
+    ///
+    /// O(B * (log n + b)) for B batch sizes up to b and n queued requests. The members are left in `members`.
+    pub fn candidate(&self, latency: &Latency, start_at: Timestamp, members: &mut Vec<Queued>) -> Option<Candidate> {
+        for (index, class) in latency.classes().iter().enumerate().rev() {
+            if self.with_many_rows == 0 && self.rows < u64::from(class.batch) {
+                continue;
+            }
+            let smaller = if index == 0 { 0 } else { latency.classes()[index - 1].batch };
+            let expected = class.expected();
+            if let Some(earliest) = self.gather(start_at + expected, class.batch, smaller, members) {
+                return Some(Candidate { class: index, expected, latest: earliest - expected });
+            }
+        }
+        None
+    }
+
+    /// Fills a batch with the most urgent requests whose deadline is `due_at` or later.
+    fn gather(&self, due_at: Timestamp, batch: u32, smaller: u32, members: &mut Vec<Queued>) -> Option<Timestamp> {
+        let in_time = self.levels.iter().flat_map(|(_, level)| level.range((due_at, 0)..));
+        fill(in_time.map(|(key, &queued)| (key.0, queued)), batch, smaller, members)
+    }
+
+    /// The oldest batch work.
+    pub fn first_background(&self) -> Option<u64> {
+        self.background.first_key_value().map(|((_, sequence), _)| *sequence)
+    }
+
+    /// The largest batch of batch work that takes no longer than `limit`, members left in `members`.
+    pub fn background_candidate(
+        &self,
+        latency: &Latency,
+        limit: Duration,
+        members: &mut Vec<Queued>,
+    ) -> Option<Candidate> {
+        for (index, class) in latency.classes().iter().enumerate().rev() {
+            let expected = class.expected();
+            if expected > limit {
+                continue;
+            }
+            let smaller = if index == 0 { 0 } else { latency.classes()[index - 1].batch };
+            let waiting = self.background.values().map(|&queued| (Timestamp::NEVER, queued));
+            if fill(waiting, class.batch, smaller, members).is_some() {
+                return Some(Candidate { class: index, expected, latest: Timestamp::NEVER });
+            }
+        }
+        None
+    }
+
+    /// Every queued request. Only for removing a whole model.
+    pub fn ids(&self) -> Vec<RequestId> {
+        let urgent = self.levels.iter().flat_map(|(_, level)| level.values());
+        urgent.chain(self.background.values()).map(|queued| queued.id).collect()
+    }
+}
+
+/// Fills a batch of up to `batch` rows in the given order. Gives the earliest deadline among its members, or `None` when
+/// the batch would do as well with the next `smaller` size.
+fn fill(
+    requests: impl Iterator<Item = (Timestamp, Queued)>,
+    batch: u32,
+    smaller: u32,
+    members: &mut Vec<Queued>,
+) -> Option<Timestamp> {
+    members.clear();
+    let mut earliest = Timestamp::NEVER;
+    let mut filled = 0;
+    let mut enough = false;
+    for (deadline_at, queued) in requests {
+        enough = filled + queued.rows >= batch;
+        if filled + queued.rows > batch {
+            break;
+        }
+        filled += queued.rows;
+        earliest = earliest.min(deadline_at);
+        members.push(queued);
+        if enough {
+            break;
+        }
+    }
+    // A request of 3 rows alone fills no size of 1, 2, 4, but needs the 4.
+    let needs_this_size = members.first().is_some_and(|first| first.rows > smaller);
+    (!members.is_empty() && (enough || needs_this_size)).then_some(earliest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::latency::Window;
+    use base::LatencyProfile;
+    use proptest::prelude::*;
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::ZERO + Duration::from_millis(millis)
+    }
+
+    /// l(b) = b + 5 ms at 1, 2, 4, 8.
+    fn latency() -> Latency {
+        let profile = LatencyProfile::linear(
+            Duration::from_millis(1),
+            Duration::from_millis(5),
+            &[1, 2, 4, 8],
+            Duration::from_millis(10),
+        );
+        Latency::new(&profile.unwrap(), Window { size: 10, quantile: 0.99 })
+    }
+
+    fn queue(requests: &[(u64, u32)]) -> ModelQueue {
+        let mut queue = ModelQueue::default();
+        for (slot, &(deadline, rows)) in requests.iter().enumerate() {
+            let slot = slot as u32;
+            let place = Place { priority: 1, deadline_at: at(deadline), sequence: u64::from(slot) };
+            queue.insert(place, Queued { id: RequestId { slot, generation: 0 }, rows });
+        }
+        queue
+    }
+
+    fn choose(requests: &[(u64, u32)], start: u64) -> Option<(u32, Vec<u32>, Timestamp)> {
+        let latency = latency();
+        let mut members = Vec::new();
+        let candidate = queue(requests).candidate(&latency, at(start), &mut members)?;
+        let slots = members.iter().map(|member| member.id.slot).collect();
+        Some((latency.classes()[candidate.class].batch, slots, candidate.latest))
+    }
+
+    #[test]
+    fn takes_the_largest_size_that_is_full() {
+        assert_eq!(choose(&[(20, 1), (21, 1), (22, 1)], 0), Some((2, vec![0, 1], at(13))));
+        assert_eq!(choose(&[(20, 1), (21, 1), (22, 1), (23, 1)], 0), Some((4, vec![0, 1, 2, 3], at(11))));
+    }
+
+    #[test]
+    fn passes_over_an_early_request_for_a_larger_batch() {
+        // At 4 ms a batch of 4 takes until 13 ms: too late for request 0, which alone would have been in time.
+        let requests = [(12, 1), (20, 1), (20, 1), (20, 1), (20, 1)];
+        assert_eq!(choose(&requests, 4), Some((4, vec![1, 2, 3, 4], at(11))));
+    }
+
+    #[test]
+    fn a_smaller_size_when_too_few_are_in_time_for_a_larger_one() {
+        assert_eq!(choose(&[(12, 1), (12, 1), (40, 1), (40, 1)], 5), Some((2, vec![0, 1], at(5))));
+        assert_eq!(choose(&[(12, 1)], 7), None);
+    }
+
+    #[test]
+    fn requests_of_several_rows_take_the_size_that_holds_them() {
+        assert_eq!(choose(&[(30, 3)], 0), Some((4, vec![0], at(21))));
+        assert_eq!(choose(&[(30, 3), (31, 3)], 0), Some((4, vec![0], at(21))));
+        assert_eq!(choose(&[(30, 3), (31, 3), (32, 3)], 0), Some((8, vec![0, 1], at(17))));
+        assert_eq!(choose(&[(30, 8)], 0), Some((8, vec![0], at(17))));
+    }
+
+    #[test]
+    fn lower_levels_go_first() {
+        let mut queue = queue(&[(20, 1), (21, 1)]);
+        let urgent = Place { priority: 0, deadline_at: at(50), sequence: 9 };
+        queue.insert(urgent, Queued { id: RequestId { slot: 9, generation: 0 }, rows: 1 });
+        let mut members = Vec::new();
+        queue.candidate(&latency(), at(0), &mut members).unwrap();
+        assert_eq!(members.iter().map(|m| m.id.slot).collect::<Vec<_>>(), [9, 0]);
+        queue.remove(urgent).unwrap();
+        assert_eq!(queue.remove(urgent), None);
+        assert_eq!(queue.first_deadline(), Some(at(20)));
+    }
+
+    proptest! {
+        /// The device lists rely on it: looking closely, at any time, never finds an earlier `latest` than the bound.
+        #[test]
+        fn the_lower_bound_is_one(
+            requests in proptest::collection::vec((0u64..100, 1u32..=8), 1..30),
+            start in 0u64..60,
+        ) {
+            let queue = queue(&requests);
+            let latency = latency();
+            if let Some(candidate) = queue.candidate(&latency, at(start), &mut Vec::new()) {
+                prop_assert!(queue.lower_bound(&latency).unwrap() <= candidate.latest);
+                prop_assert!(at(start) <= candidate.latest);
+            }
+        }
+    }
+}

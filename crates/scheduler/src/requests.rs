@@ -1,0 +1,63 @@
+//! The requests that the scheduler has in hand, by slot.
+
+use crate::backlog::Booking;
+use crate::event::Request;
+use crate::queue::Place;
+use base::{DeviceId, Duration, RequestId};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum State {
+    Queued,
+    /// In a batch that was sent.
+    Running,
+    /// As `Running`, but the client has gone.
+    Abandoned,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub request: Request,
+    pub place: Place,
+    pub state: State,
+    /// What it adds to its model's demand while it is queued.
+    pub work: Duration,
+    /// Where that is booked, so that later requests know of it.
+    pub booking: Option<(DeviceId, Booking)>,
+}
+
+/// Slots are the driver's, dense and bounded; so is this table.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    slots: Vec<Option<Entry>>,
+    len: usize,
+}
+
+impl Requests {
+    pub fn insert(&mut self, entry: Entry) {
+        let slot = entry.request.id.slot as usize;
+        if self.slots.len() <= slot {
+            self.slots.resize(slot + 1, None);
+        }
+        let before = self.slots[slot].replace(entry);
+        assert!(before.is_none(), "P1: {} was submitted while its slot is in use", entry.request.id);
+        self.len += 1;
+    }
+
+    pub fn get(&self, id: RequestId) -> Option<&Entry> {
+        self.slots.get(id.slot as usize)?.as_ref().filter(|entry| entry.request.id == id)
+    }
+
+    pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Entry> {
+        self.slots.get_mut(id.slot as usize)?.as_mut().filter(|entry| entry.request.id == id)
+    }
+
+    pub fn remove(&mut self, id: RequestId) -> Option<Entry> {
+        self.get(id)?;
+        self.len -= 1;
+        self.slots[id.slot as usize].take()
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}

@@ -1,0 +1,263 @@
+//! Which weights are loaded where: load by unmet demand, unload by least recent use (Clockwork, appendix B).
+//!
+//! Each model's demand is the time that its queued requests take. Where it is loaded, its demand is allocated to the
+//! devices in inverse proportion to their load; what the devices can't be expected to serve is its load priority. As in
+//! the paper nothing is solved to the end: a model's numbers are brought up to date when something happens to it.
+
+use crate::ledger::{Action, Ledger, Residency};
+use crate::policy::Policy;
+use crate::{Command, Load, Unload};
+use base::{DeviceId, Duration, ModelId, Timestamp, Window};
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+/// The horizon in which demand should be served where a model has no objective (Clockwork's evaluation: 100 ms).
+const DEFAULT_HORIZON: Duration = Duration::from_millis(100);
+/// How far a device's list of least recently used models is searched for victims, and the list of wanting models for one
+/// that can be placed: keeps the cost of an event bounded however many models there are.
+const SEARCH_LIMIT: usize = 32;
+/// Batch work doesn't push out a model that had a request with a deadline more recently than this.
+const URGENT_PROTECTION: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Default)]
+pub(crate) struct Planner {
+    /// Models with unmet demand that aren't on every device, the most wanting first.
+    wanting: BTreeSet<(Reverse<u64>, ModelId)>,
+    /// Models with batch work that are on no device, the oldest work first.
+    background: BTreeSet<(u64, ModelId)>,
+    background_keys: Vec<Option<u64>>,
+    /// What it would take to load all models in `wanting` that are nowhere.
+    cold: Duration,
+    cold_shares: Vec<Duration>,
+}
+
+impl Planner {
+    pub fn add_model(&mut self, model: ModelId) {
+        if self.background_keys.len() <= model.index() {
+            self.background_keys.resize(model.index() + 1, None);
+            self.cold_shares.resize(model.index() + 1, Duration::ZERO);
+        }
+    }
+
+    /// Brings a model's allocations and load priority up to date.
+    pub fn update(&mut self, ledger: &mut Ledger, policy: &dyn Policy, model: ModelId) {
+        let devices = ledger.device_count;
+        let (models, all_devices) = (&mut ledger.models, &mut ledger.devices);
+        let entry = models[model.index()].as_mut().expect("only models that are there are updated");
+        let everywhere = entry.residency.len() >= devices;
+        let priority = if entry.removed || everywhere {
+            0
+        } else {
+            let horizon = entry.objective.unwrap_or(DEFAULT_HORIZON).as_secs_f64();
+            let demand = entry.demand.as_secs_f64();
+            let mut weight_sum = 0.0;
+            for residency in &entry.residency {
+                let device = all_devices[residency.device.index()].as_mut().expect("models are resident on devices");
+                device.allocated -= residency.allocation;
+                weight_sum += 1.0 / (device.allocated.as_secs_f64() + 1e-3);
+            }
+            let mut served = 0.0;
+            for residency in &mut entry.residency {
+                let device = all_devices[residency.device.index()].as_mut().expect("models are resident on devices");
+                let share = demand / (device.allocated.as_secs_f64() + 1e-3) / weight_sum;
+                residency.allocation = Duration::from_secs_f64(share);
+                device.allocated += residency.allocation;
+                served += share * (horizon / device.allocated.as_secs_f64().max(1e-9));
+            }
+            Duration::from_secs_f64(demand - served).as_nanos()
+        };
+        let before = std::mem::replace(&mut entry.load_priority, priority);
+        if before != priority {
+            self.wanting.remove(&(Reverse(before), model));
+            if priority > 0 {
+                self.wanting.insert((Reverse(priority), model));
+            }
+        }
+        let nowhere = entry.residency.is_empty();
+        let cold = if nowhere && priority > 0 { entry.latency.load() } else { Duration::ZERO };
+        let share = &mut self.cold_shares[model.index()];
+        self.cold = self.cold - *share + cold;
+        *share = cold;
+        let key = if nowhere && !entry.removed { policy.first_background(model) } else { None };
+        let before = std::mem::replace(&mut self.background_keys[model.index()], key);
+        if before != key {
+            if let Some(before) = before {
+                self.background.remove(&(before, model));
+            }
+            if let Some(key) = key {
+                self.background.insert((key, model));
+            }
+        }
+    }
+
+    /// The time until a model that is nowhere could be loaded, the others that want to be loaded first.
+    pub fn load_wait(&self, ledger: &Ledger, model: ModelId, now: Timestamp) -> Duration {
+        let others = self.cold - self.cold_shares[model.index()];
+        let free = ledger.device_ids().map(|device| ledger.device(device).load.start_at(now).since(now)).min();
+        free.unwrap_or(Duration::ZERO) + others / (ledger.device_count.max(1) as u64)
+    }
+
+    /// When a load executor should be given more, if something wants to be loaded.
+    pub fn next_wakeup(&self, ledger: &Ledger, ahead: Duration) -> Option<Timestamp> {
+        if self.wanting.is_empty() {
+            return None;
+        }
+        let busy = ledger.device_ids().filter(|&id| !ledger.device(id).load.is_idle());
+        busy.map(|id| ledger.device(id).load.hungry_at(ahead)).min().filter(|&at| at != Timestamp::NEVER)
+    }
+
+    /// Gives the load executors work until each has `ahead` to do or nothing wants to be loaded.
+    pub fn decide(
+        &mut self,
+        now: Timestamp,
+        ahead: Duration,
+        ledger: &mut Ledger,
+        policy: &mut dyn Policy,
+        out: &mut Vec<Command>,
+    ) {
+        'again: while !self.wanting.is_empty() {
+            for &(_, model) in self.wanting.iter().take(SEARCH_LIMIT) {
+                match place(now, ahead, ledger, policy, model, false) {
+                    Placing::On(device, victims) => {
+                        self.load(now, ledger, policy, model, device, &victims, out);
+                        continue 'again;
+                    }
+                    Placing::NoRoom => {}
+                    Placing::Busy => return,
+                }
+            }
+            break;
+        }
+        while let Some(&(_, model)) = self.background.first() {
+            let Placing::On(device, victims) = place(now, Duration::ZERO, ledger, policy, model, true) else { return };
+            self.load(now, ledger, policy, model, device, &victims, out);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)] // One call site; a struct for it would only rename the arguments.
+    fn load(
+        &mut self,
+        now: Timestamp,
+        ledger: &mut Ledger,
+        policy: &mut dyn Policy,
+        model: ModelId,
+        device: DeviceId,
+        victims: &[ModelId],
+        out: &mut Vec<Command>,
+    ) {
+        for &victim in victims {
+            self.unload(ledger, policy, victim, device, out);
+        }
+        let action = ledger.next_action();
+        let entry = ledger.model(model);
+        let expected = entry.latency.load();
+        // A load that starts when no queued request could still gain from it is pointless.
+        let latest = match policy.last_deadline(model) {
+            Some(deadline_at) if policy.first_background(model).is_none() => {
+                (deadline_at - entry.latency.smallest() - expected).max(now)
+            }
+            _ => Timestamp::NEVER,
+        };
+        let pages = entry.pages;
+        let there = ledger.device_mut(device);
+        assert!(there.free_pages >= pages, "P5: {model} is loaded on {device} without free pages");
+        there.free_pages -= pages;
+        there.loading.insert(model);
+        let done_at = there.load.push(now, action, expected);
+        let residency = Residency {
+            device,
+            loading_until: Some(done_at),
+            last_used_at: now,
+            in_use: 0,
+            allocation: Duration::ZERO,
+        };
+        let entry = ledger.model_mut(model);
+        let index = entry.residency.partition_point(|residency| residency.device < device);
+        entry.residency.insert(index, residency);
+        ledger.actions.insert(action, Action::Load { device, model });
+        out.push(Command::Load(Load { action, device, model, window: Window { earliest: now, latest }, expected }));
+        self.update(ledger, policy, model);
+    }
+
+    /// Takes a model off a device, at once.
+    pub fn unload(
+        &mut self,
+        ledger: &mut Ledger,
+        policy: &mut dyn Policy,
+        model: ModelId,
+        device: DeviceId,
+        out: &mut Vec<Command>,
+    ) {
+        ledger.evict(model, device);
+        policy.unloaded(ledger, model, device);
+        out.push(Command::Unload(Unload { device, model }));
+        self.update(ledger, policy, model);
+    }
+}
+
+/// Whether a model may be unloaded so that another one's batch work can be done: not while somebody asks for it with a
+/// deadline, and not while its own batch work is older.
+fn may_give_way(
+    now: Timestamp,
+    policy: &dyn Policy,
+    last_urgent_at: Option<Timestamp>,
+    victim: ModelId,
+    newcomer: ModelId,
+) -> bool {
+    let quiet = last_urgent_at.is_none_or(|at| now.since(at) >= URGENT_PROTECTION);
+    let older = policy.first_background(victim).is_some_and(|oldest| Some(oldest) < policy.first_background(newcomer));
+    quiet && !older
+}
+
+/// What can be done for a model that wants to be loaded.
+enum Placing {
+    /// It can go there, if these go.
+    On(DeviceId, Vec<ModelId>),
+    /// There are devices with time for a load, but none with room.
+    NoRoom,
+    /// Every device has enough to load.
+    Busy,
+}
+
+/// Finds the device for a model: the one whose load executor is free first, then the one whose batches are.
+fn place(
+    now: Timestamp,
+    ahead: Duration,
+    ledger: &Ledger,
+    policy: &dyn Policy,
+    model: ModelId,
+    background: bool,
+) -> Placing {
+    let entry = ledger.model(model);
+    let hungry = |id: &DeviceId| ledger.device(*id).load.is_hungry(now, ahead);
+    let mut devices: Vec<DeviceId> = ledger.device_ids().filter(hungry).collect();
+    if devices.is_empty() {
+        return Placing::Busy;
+    }
+    devices.retain(|&id| entry.residency_on(id).is_none());
+    devices.sort_by_key(|&id| {
+        let device = ledger.device(id);
+        (device.load.start_at(now), device.exec.start_at(now), id)
+    });
+    for id in devices {
+        let device = ledger.device(id);
+        if entry.pages <= device.free_pages {
+            return Placing::On(id, Vec::new());
+        }
+        let mut free = device.free_pages;
+        let mut victims = Vec::new();
+        for &(_, victim) in device.by_last_use.iter().take(SEARCH_LIMIT) {
+            let other = ledger.model(victim);
+            let used = other.residency_on(id).is_none_or(|residency| residency.in_use > 0) || policy.has_urgent(victim);
+            if used || (background && !may_give_way(now, policy, other.last_urgent_at, victim, model)) {
+                continue;
+            }
+            victims.push(victim);
+            free += other.pages;
+            if free >= entry.pages {
+                return Placing::On(id, victims);
+            }
+        }
+    }
+    Placing::NoRoom
+}

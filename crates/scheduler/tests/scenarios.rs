@@ -1,0 +1,376 @@
+//! Scenarios as text: events in, commands out.
+//!
+//! A line is `TIME EVENT ARGUMENTS`, times in milliseconds. `device PAGES` and `model PAGES ALPHA BETA LOAD` take the next
+//! number; `ask MODEL DEADLINE [ROWS [PRIORITY]]` too (`-` for no deadline); `done ACTION`, `late ACTION`, `failed ACTION`
+//! report; `cancel REQUEST`, `lose DEVICE`, `remove MODEL`, `wake` (at the scheduler's own wish).
+
+use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp};
+use expect_test::{Expect, expect};
+use scheduler::{
+    ActionStatus, Command, Config, DeviceSpec, Event, ModelSpec, Outcome, Rejection, Report, Request, Scheduler,
+};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+fn check(ahead_ms: u64, script: &str, expected: Expect) {
+    let config = Config { schedule_ahead: Duration::from_millis(ahead_ms), ..Config::default() };
+    let mut world = World { scheduler: Scheduler::new(config), ..World::default() };
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        world.line(line);
+    }
+    expected.assert_eq(&world.log);
+}
+
+struct World {
+    scheduler: Scheduler,
+    log: String,
+    devices: u32,
+    models: u32,
+    requests: u32,
+    started: BTreeMap<u64, Timestamp>,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        let scheduler = Scheduler::new(Config::default());
+        Self { scheduler, log: String::new(), devices: 0, models: 0, requests: 0, started: BTreeMap::new() }
+    }
+}
+
+fn at(text: &str) -> Timestamp {
+    if text == "-" { Timestamp::NEVER } else { Timestamp::ZERO + Duration::from_millis_f64(text.parse().unwrap()) }
+}
+
+fn millis(timestamp: Timestamp) -> String {
+    if timestamp == Timestamp::NEVER { "-".into() } else { format!("{}", timestamp.as_nanos() as f64 / 1e6) }
+}
+
+impl World {
+    fn line(&mut self, line: &str) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |index: usize| words[index].parse::<u32>().unwrap();
+        let now = at(words[0]);
+        let span = |index: usize| Duration::from_millis_f64(words[index].parse().unwrap());
+        let event = match words[1] {
+            "device" => {
+                self.devices += 1;
+                Event::DeviceAdded(DeviceSpec { device: DeviceId(self.devices - 1), pages: number(2) })
+            }
+            "model" => {
+                self.models += 1;
+                Event::ModelAdded(ModelSpec {
+                    model: ModelId(self.models - 1),
+                    pages: number(2),
+                    profile: LatencyProfile::linear(span(3), span(4), &[1, 2, 4], span(5)).unwrap(),
+                    objective: None,
+                })
+            }
+            "ask" => {
+                self.requests += 1;
+                Event::Submitted(Request {
+                    id: RequestId { slot: self.requests - 1, generation: 0 },
+                    model: ModelId(number(2)),
+                    deadline_at: at(words[3]),
+                    rows: words.get(4).map_or(1, |rows| rows.parse().unwrap()),
+                    priority: words.get(5).map_or(0, |priority| priority.parse().unwrap()),
+                })
+            }
+            "done" => {
+                let action = u64::from(number(2));
+                let started_at = self.started[&action];
+                let status = ActionStatus::Done { started_at, ended_at: now };
+                Event::Reported(Report { action: ActionId(action), status })
+            }
+            "late" => Event::Reported(Report { action: ActionId(u64::from(number(2))), status: ActionStatus::TooLate }),
+            "failed" => {
+                Event::Reported(Report { action: ActionId(u64::from(number(2))), status: ActionStatus::Failed })
+            }
+            "cancel" => Event::Cancelled(RequestId { slot: number(2), generation: 0 }),
+            "lose" => Event::DeviceLost(DeviceId(number(2))),
+            "remove" => Event::ModelRemoved(ModelId(number(2))),
+            "wake" => {
+                let (wakeup, reason) = self.scheduler.next_wakeup().expect("the scheduler wants to be woken");
+                assert!(wakeup <= now, "the scheduler wants to sleep until {wakeup}");
+                writeln!(self.log, "{:>5} woken for {reason:?}", words[0]).unwrap();
+                Event::WokeUp
+            }
+            other => panic!("unknown event {other}"),
+        };
+        let mut commands = Vec::new();
+        self.scheduler.step(now, event, &mut commands);
+        for command in commands {
+            self.show(words[0], now, &command);
+        }
+    }
+
+    fn show(&mut self, when: &str, now: Timestamp, command: &Command) {
+        let text = match command {
+            Command::Execute(e) => {
+                let begins = e.window.earliest.max(now);
+                self.started.insert(e.action.0, begins);
+                let slots: Vec<String> = e.requests.iter().map(|r| r.slot.to_string()).collect();
+                let (model, device, latest) = (e.model, e.device, millis(e.window.latest));
+                format!("{} exec {model} on {device} batch {} [{}] by {latest}", e.action, e.batch, slots.join(" "))
+            }
+            Command::Load(load) => {
+                self.started.insert(load.action.0, now);
+                let latest = millis(load.window.latest);
+                format!("{} load {} on {} by {latest}", load.action, load.model, load.device)
+            }
+            Command::Unload(unload) => format!("   unload {} on {}", unload.model, unload.device),
+            Command::Finish { request, outcome } => format!("   request {}: {}", request.slot, name(outcome)),
+        };
+        writeln!(self.log, "{when:>5} {text}").unwrap();
+    }
+}
+
+fn name(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Rejected(Rejection::DeadlineUnreachable { earliest_at }) => {
+            format!("unreachable before {}", millis(*earliest_at))
+        }
+        Outcome::Rejected(Rejection::Overloaded { earliest_at }) => {
+            format!("overloaded until {}", millis(*earliest_at))
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_cold_model_is_loaded_then_its_requests_run_as_one_batch() {
+    check(
+        5,
+        "0 device 10
+         0 model 4 1 4 8
+         1 ask 0 101
+         2 ask 0 102
+         9 done 1
+         15 done 2",
+        expect![[r#"
+                1 a1 load m0 on d0 by 88
+                9 a2 exec m0 on d0 batch 2 [0 1] by 95
+               15    request 0: Done
+               15    request 1: Done
+        "#]],
+    );
+}
+
+#[test]
+fn what_cannot_be_in_time_is_refused_at_once_with_the_earliest_deadline() {
+    check(
+        5,
+        "0 device 10
+         0 model 4 1 4 8
+         1 ask 0 13
+         1 ask 0 14
+         9 done 1
+         14 done 2
+         20 ask 0 24.9",
+        expect![[r#"
+                1    request 0: unreachable before 14
+                1 a1 load m0 on d0 by 1
+                9 a2 exec m0 on d0 batch 1 [1] by 9
+               14    request 1: Done
+               20    request 2: unreachable before 25
+        "#]],
+    );
+}
+
+#[test]
+fn behind_a_backlog_a_request_is_refused_at_once() {
+    // A row costs 2 ms at best (batch of 4 in 8 ms). Ten requests are due by 40; the last ones don't fit.
+    check(
+        0,
+        "0 device 10
+         0 model 4 1 4 8
+         0 ask 0 100
+         8 done 1
+         13 done 2
+         20 ask 0 40
+         20 ask 0 40
+         20 ask 0 40
+         20 ask 0 40
+         20 ask 0 40
+         20 ask 0 40
+         20 ask 0 40
+         20 ask 0 40
+         20 ask 0 40
+         25 done 3",
+        expect![[r#"
+                0 a1 load m0 on d0 by 87
+                8 a2 exec m0 on d0 batch 1 [0] by 95
+               13    request 0: Done
+               20 a3 exec m0 on d0 batch 1 [1] by 35
+               20    request 8: overloaded until 42
+               20    request 9: overloaded until 42
+               25    request 1: Done
+               25 a4 exec m0 on d0 batch 4 [2 3 4 5] by 32
+        "#]],
+    );
+}
+
+#[test]
+fn a_request_whose_time_has_run_out_is_refused_by_a_wakeup() {
+    check(
+        0,
+        "0 device 10
+         0 model 4 1 4 8
+         0 ask 0 100
+         8 done 1
+         9 ask 0 20
+         15.1 wake
+         30 done 2",
+        expect![[r#"
+                0 a1 load m0 on d0 by 87
+                8 a2 exec m0 on d0 batch 1 [0] by 95
+             15.1 woken for RequestExpires
+             15.1    request 1: overloaded until 20.1
+               30    request 0: Done
+        "#]],
+    );
+}
+
+#[test]
+fn the_least_recently_used_model_makes_room() {
+    check(
+        5,
+        "0 device 10
+         0 model 4 1 4 8
+         0 model 4 1 4 8
+         0 model 4 1 4 8
+         0 ask 0 100
+         8 done 1
+         13 done 2
+         20 ask 1 120
+         28 done 3
+         33 done 4
+         40 ask 0 140
+         45 done 5
+         50 ask 2 150",
+        expect![[r#"
+                0 a1 load m0 on d0 by 87
+                8 a2 exec m0 on d0 batch 1 [0] by 95
+               13    request 0: Done
+               20 a3 load m1 on d0 by 107
+               28 a4 exec m1 on d0 batch 1 [1] by 115
+               33    request 1: Done
+               40 a5 exec m0 on d0 batch 1 [2] by 135
+               45    request 2: Done
+               50    unload m1 on d0
+               50 a6 load m2 on d0 by 137
+        "#]],
+    );
+}
+
+#[test]
+fn batch_work_runs_when_nobody_else_needs_the_device() {
+    check(
+        0,
+        "0 device 10
+         0 model 2 1 4 8
+         0 model 2 1 4 8
+         0 ask 0 -
+         8 done 1
+         9 ask 0 -
+         9 ask 0 -
+         9 ask 1 60
+         13 done 2
+         17 done 3
+         18 ask 1 60
+         19 done 4
+         24 done 5",
+        expect![[r#"
+                0 a1 load m0 on d0 by -
+                8 a2 exec m0 on d0 batch 1 [0] by -
+                9 a3 load m1 on d0 by 47
+               13    request 0: Done
+               13 a4 exec m0 on d0 batch 2 [1 2] by -
+               19    request 1: Done
+               19    request 2: Done
+               19 a5 exec m1 on d0 batch 2 [3 4] by 54
+               24    request 3: Done
+               24    request 4: Done
+        "#]],
+    );
+}
+
+#[test]
+fn a_passed_window_and_a_lost_device_put_requests_back() {
+    check(
+        0,
+        "0 device 10
+         0 device 10
+         0 model 4 1 4 8
+         0 ask 0 100
+         8 done 1
+         30 late 2
+         40 lose 0
+         48 done 4
+         53 done 5",
+        expect![[r#"
+                0 a1 load m0 on d0 by 87
+                8 a2 exec m0 on d0 batch 1 [0] by 95
+               30 a3 exec m0 on d0 batch 1 [0] by 95
+               40 a4 load m0 on d1 by 87
+               48 a5 exec m0 on d1 batch 1 [0] by 95
+               53    request 0: Done
+        "#]],
+    );
+}
+
+#[test]
+fn cancelled_requests_leave_the_queue_and_running_ones_end_as_cancelled() {
+    check(
+        0,
+        "0 device 10
+         0 model 4 1 4 8
+         0 ask 0 100
+         8 done 1
+         9 ask 0 100
+         9 ask 0 100
+         10 cancel 1
+         10 cancel 0
+         13 done 2",
+        expect![[""]],
+    );
+}
+
+#[test]
+fn a_removed_model_refuses_what_is_queued_and_is_unloaded_after_what_runs() {
+    check(
+        0,
+        "0 device 10
+         0 model 4 1 4 8
+         0 ask 0 100
+         8 done 1
+         9 ask 0 100
+         10 remove 0
+         11 ask 0 100
+         13 done 2",
+        expect![[r#"
+                0 a1 load m0 on d0 by 87
+                8 a2 exec m0 on d0 batch 1 [0] by 95
+               10    request 1: Rejected(ModelUnavailable)
+               11    request 2: Rejected(ModelUnavailable)
+               13    request 0: Done
+               13    unload m0 on d0
+        "#]],
+    );
+}
+
+#[test]
+fn urgent_levels_go_first_within_a_model() {
+    check(
+        0,
+        "0 device 10
+         0 model 4 1 4 8
+         0 ask 0 100
+         8 done 1
+         9 ask 0 100 1 2
+         9 ask 0 100 1 1
+         9 ask 0 100 1 1
+         13 done 2
+         19 done 3",
+        expect![[""]],
+    );
+}
