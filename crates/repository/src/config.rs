@@ -1,0 +1,236 @@
+//! What a config.pbtxt says of a model, checked and in our own terms.
+
+use crate::read;
+use crate::text::{self, Place, Problem};
+use base::{DataType, Duration, LatencyProfile, ProfileError};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The batch sizes that are tried when nothing is said: powers of two up to this.
+const DEFAULT_MAX_BATCH: u32 = 16;
+
+/// What is configured for a model. `Default` is what holds where there is no config.pbtxt.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ModelConfig {
+    /// Triton's name for the kind of model, if said: `onnxruntime_onnx`.
+    pub platform: Option<String>,
+    /// The largest batch; 0 forbids batching; `None` leaves it to the engine.
+    pub max_batch: Option<u32>,
+    /// The inputs, if listed.
+    pub inputs: Vec<TensorConfig>,
+    /// The outputs, if listed.
+    pub outputs: Vec<TensorConfig>,
+    /// Which versions are served.
+    pub version_policy: VersionPolicy,
+    /// Triton's preferred batch sizes, ascending.
+    pub preferred_batch_sizes: Vec<u32>,
+    /// The batch sizes to execute, ascending, from the parameter `batch_sizes`.
+    pub batch_sizes: Option<Vec<u32>>,
+    /// The deadline of a request that brings none, counted from its arrival.
+    pub latency_objective: Option<Duration>,
+    /// What an emulated device pretends.
+    pub emulation: Option<Emulation>,
+    /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
+    pub file_name: Option<String>,
+    /// Every parameter, as written.
+    pub parameters: BTreeMap<String, String>,
+    /// What was ignored, as sentences that name the file.
+    pub warnings: Vec<String>,
+}
+
+/// One input or output as configured.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorConfig {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub datatype: DataType,
+    /// Its dimensions, without the batch dimension where `max_batch_size` is above 0; -1 where any size goes.
+    pub dims: Vec<i64>,
+    /// Whether the dimensions are only the client's, because `reshape` gives the model others.
+    pub reshaped: bool,
+}
+
+/// Which versions of a model are served.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum VersionPolicy {
+    /// The highest ones, that many.
+    Latest(u32),
+    /// All of them.
+    All,
+    /// Exactly these, ascending.
+    Specific(Vec<u64>),
+}
+
+impl Default for VersionPolicy {
+    fn default() -> Self {
+        Self::Latest(1)
+    }
+}
+
+/// What an emulated device pretends about a model: a batch of `b` takes `alpha * b + beta`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Emulation {
+    /// For each row.
+    pub alpha: Duration,
+    /// For each batch.
+    pub beta: Duration,
+    /// For a load.
+    pub load: Duration,
+    /// What the weights take.
+    pub weight_bytes: u64,
+}
+
+/// Why a config.pbtxt can't be used.
+#[derive(Debug, thiserror::Error, PartialEq)]
+#[error("{}:{place}: {reason}", file.display())]
+pub struct ConfigError {
+    /// Which file.
+    pub file: PathBuf,
+    /// Where in it.
+    pub place: Place,
+    /// What is wrong there and what was expected.
+    pub reason: String,
+}
+
+impl ModelConfig {
+    /// Reads a configuration. `file` is named in messages; `model` is the name of the model's folder.
+    pub fn parse(source: &str, file: &Path, model: &str) -> Result<Self, ConfigError> {
+        let mut warnings = Vec::new();
+        let parsed = text::parse(source).and_then(|tree| read::config(&tree, model, &mut warnings));
+        let mut config =
+            parsed.map_err(|Problem { place, reason }| ConfigError { file: file.to_owned(), place, reason })?;
+        config.warnings =
+            warnings.iter().map(|Problem { place, reason }| format!("{}:{place}: {reason}", file.display())).collect();
+        Ok(config)
+    }
+
+    /// The batch sizes to execute and profile, ascending, for a model of which the engine knows that its largest batch
+    /// is `max_batch` (0: no batch dimension). Those that are configured come first, then 1 with Triton's preferred
+    /// ones, then powers of two; never more than `max_batch`, and 1 is always there.
+    pub fn batch_sizes(&self, max_batch: u32) -> Vec<u32> {
+        let max = max_batch.max(1);
+        let mut sizes = match &self.batch_sizes {
+            Some(sizes) => sizes.clone(),
+            None if !self.preferred_batch_sizes.is_empty() => self.preferred_batch_sizes.clone(),
+            None => {
+                // Said outright, the largest batch is wanted; found in the model, it is only what is possible.
+                let largest = if self.max_batch.is_some() { max } else { max.min(DEFAULT_MAX_BATCH) };
+                (0..).map(|power| 1u32 << power).take_while(|&size| size < largest).chain([largest]).collect()
+            }
+        };
+        sizes.retain(|&size| size <= max);
+        sizes.push(1);
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    /// What an emulated device pretends for these batch sizes, if anything is configured.
+    pub fn emulated_profile(&self, sizes: &[u32]) -> Option<Result<LatencyProfile, ProfileError>> {
+        let emulation = self.emulation?;
+        Some(LatencyProfile::linear(emulation.alpha, emulation.beta, sizes, emulation.load))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<ModelConfig, String> {
+        ModelConfig::parse(text, Path::new("m/config.pbtxt"), "m").map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_configuration_written_for_triton_is_understood() {
+        let config = parse(
+            r#"
+            name: "m"
+            platform: "onnxruntime_onnx"
+            max_batch_size: 8
+            input [ { name: "image" data_type: TYPE_FP32 dims: [ 3, 224, -1 ] } ]
+            output { name: "label" data_type: TYPE_STRING dims: 5 }
+            version_policy: { specific: { versions: [ 3, 1 ] } }
+            dynamic_batching { preferred_batch_size: [ 8, 4 ] }
+            instance_group [ { count: 2 kind: KIND_CPU } ]
+            default_model_filename: "net.onnx"
+            parameters { key: "latency_objective_ms" value: { string_value: "12.5" } }
+            parameters { key: "batch_sizes" value: { string_value: "4, 1,2" } }
+            parameters { key: "emulated_latency" value: { string_value: "alpha_ms=1.0,beta_ms=5.0" } }
+            parameters { key: "weights_mb" value: { string_value: "102.3" } }
+            "#,
+        )
+        .unwrap();
+        let image =
+            TensorConfig { name: "image".into(), datatype: DataType::Fp32, dims: vec![3, 224, -1], reshaped: false };
+        assert_eq!(config.inputs, [image]);
+        assert_eq!((config.outputs[0].datatype, &config.outputs[0].dims[..]), (DataType::Bytes, &[5][..]));
+        assert_eq!(config.max_batch, Some(8));
+        assert_eq!(config.version_policy, VersionPolicy::Specific(vec![1, 3]));
+        assert_eq!(config.preferred_batch_sizes, [4, 8]);
+        assert_eq!(config.batch_sizes, Some(vec![1, 2, 4]));
+        assert_eq!(config.latency_objective, Some(Duration::from_micros(12_500)));
+        assert_eq!(config.file_name.as_deref(), Some("net.onnx"));
+        assert_eq!(config.emulation.unwrap().weight_bytes, 102_300_000);
+        let profile = config.emulated_profile(&[1, 4]).unwrap().unwrap();
+        assert_eq!(profile.batches()[1].median, Duration::from_millis(9));
+        assert_eq!(config.warnings.len(), 1, "{:?}", config.warnings);
+    }
+
+    #[test]
+    fn what_is_ignored_is_named_with_its_place() {
+        let config = parse("optimization { }\nparameters { key: \"latncy\" value: { string_value: \"1\" } }").unwrap();
+        assert_eq!(
+            config.warnings,
+            [
+                "m/config.pbtxt:1:1: field `optimization` isn't supported and is ignored",
+                "m/config.pbtxt:2:51: parameter `latncy` isn't known and is ignored",
+            ]
+        );
+    }
+
+    #[test]
+    fn bad_values_are_sentences() {
+        let parameter = |key: &str, value: &str| {
+            parse(&format!("parameters {{ key: {key:?} value: {{ string_value: {value:?} }} }}")).unwrap_err()
+        };
+        assert_eq!(
+            parse("max_batch_size: x").unwrap_err(),
+            "m/config.pbtxt:1:17: `max_batch_size` must be a whole number, not x"
+        );
+        for (error, part) in [
+            (parse("name: \"other\"").unwrap_err(), "name is \"other\", but the folder is called \"m\""),
+            (parse("platform: \"tensorrt_plan\"").unwrap_err(), "platform \"tensorrt_plan\" isn't supported"),
+            (parse("backend: \"python\"").unwrap_err(), "backend \"python\" isn't supported"),
+            (parse("max_batch_size: -1").unwrap_err(), "max_batch_size is -1: it must be from 0 to 4096"),
+            (parse("input { name: \"x\" }").unwrap_err(), "input \"x\" has no data_type"),
+            (parse("input { data_type: TYPE_FP32 }").unwrap_err(), "this input has no name"),
+            (parse("input { name: \"x\" data_type: TYPE_FLOAT }").unwrap_err(), "data_type \"TYPE_FLOAT\" isn't known"),
+            (parse("default_model_filename: \"../x\"").unwrap_err(), "not a path"),
+            (parse("version_policy { specific { } }").unwrap_err(), "names no version"),
+            (parse("version_policy { specific { versions: -3 } }").unwrap_err(), "names version -3"),
+            (parameter("batch_sizes", "1,many"), "has \"many\""),
+            (parameter("batch_sizes", "0"), "is 0: it must be from 1"),
+            (parameter("latency_objective_ms", "-4"), "is \"-4\": write a number from 0.001 up"),
+            (parameter("latency_objective_ms", "NaN"), "is \"NaN\""),
+            (parameter("emulated_latency", "alpha_ms=1"), "needs both alpha_ms and beta_ms"),
+            (parameter("emulated_latency", "gamma=1"), "has \"gamma\""),
+        ] {
+            assert!(error.starts_with("m/config.pbtxt:1:") && error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn batch_sizes_come_from_the_most_explicit_source() {
+        let mut config = ModelConfig::default();
+        assert_eq!(config.batch_sizes(0), [1]);
+        assert_eq!(config.batch_sizes(6), [1, 2, 4, 6]);
+        assert_eq!(config.batch_sizes(1024), [1, 2, 4, 8, 16]);
+        config.max_batch = Some(40);
+        assert_eq!(config.batch_sizes(40), [1, 2, 4, 8, 16, 32, 40]);
+        config.preferred_batch_sizes = vec![8, 64];
+        assert_eq!(config.batch_sizes(40), [1, 8]);
+        config.batch_sizes = Some(vec![3, 5]);
+        assert_eq!(config.batch_sizes(4), [1, 3]);
+    }
+}

@@ -1,0 +1,405 @@
+//! What lies in a model repository at one moment.
+
+use crate::config::{ModelConfig, VersionPolicy};
+use std::collections::HashMap;
+use std::fs::{self, Metadata};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The file of a model whose configuration names none.
+const DEFAULT_FILE: &str = "model.onnx";
+/// A configuration larger than this is something else.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+
+/// Why the repository itself can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RepositoryError {
+    /// There is no such folder, or it can't be read.
+    #[error("model repository {} can't be read ({error}): give a folder with one folder for each model", path.display())]
+    Unreadable {
+        /// Which folder.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// One version of a model, or the model as a whole where no version could be found.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Entry {
+    /// Can be given to an engine.
+    Found(Found),
+    /// Can't be served.
+    Broken(Broken),
+}
+
+/// A version of a model that can be given to an engine.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Found {
+    /// The model's name: that of its folder.
+    pub name: String,
+    /// The version: the name of its folder.
+    pub version: u64,
+    /// The model's file. May be missing if the configuration says what an emulated device should pretend.
+    pub file: PathBuf,
+    /// What is configured; the same for all versions.
+    pub config: Arc<ModelConfig>,
+    /// Differs when a file was changed.
+    pub fingerprint: Fingerprint,
+}
+
+/// A model, or a version of one, that can't be served.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Broken {
+    /// The model's name: that of its folder.
+    pub name: String,
+    /// The version, where it is one version that is broken.
+    pub version: Option<u64>,
+    /// Why, as a sentence.
+    pub reason: String,
+    /// Differs when a file was changed.
+    pub fingerprint: Fingerprint,
+}
+
+impl Entry {
+    /// The model's name.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Found(found) => &found.name,
+            Self::Broken(broken) => &broken.name,
+        }
+    }
+
+    /// The version; `None` where the whole model is broken.
+    pub fn version(&self) -> Option<u64> {
+        match self {
+            Self::Found(found) => Some(found.version),
+            Self::Broken(broken) => broken.version,
+        }
+    }
+}
+
+/// Length and time of change of every file that makes up a version: its folder's files and the configuration.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Fingerprint {
+    files: Vec<(String, u64, u128)>,
+}
+
+impl Fingerprint {
+    fn add(&mut self, name: &str, metadata: &Metadata) {
+        self.files.push((name.to_owned(), metadata.len(), modified(metadata)));
+    }
+}
+
+fn modified(metadata: &Metadata) -> u128 {
+    let at = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+    at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos())
+}
+
+/// A model repository. Remembers parsed configurations, so that looking again costs little.
+#[derive(Debug)]
+pub struct Repository {
+    root: PathBuf,
+    configs: HashMap<String, CachedConfig>,
+}
+
+#[derive(Debug)]
+struct CachedConfig {
+    length: u64,
+    modified: u128,
+    parsed: Result<Arc<ModelConfig>, String>,
+}
+
+impl Repository {
+    /// The repository in that folder.
+    pub fn open(root: impl Into<PathBuf>) -> Result<Self, RepositoryError> {
+        let repository = Self { root: root.into(), configs: HashMap::new() };
+        fs::read_dir(&repository.root).map_err(|error| repository.unreadable(error))?;
+        Ok(repository)
+    }
+
+    /// The folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Everything that is there now, by name, then version. Hidden folders and plain files don't count.
+    pub fn scan(&mut self) -> Result<Vec<Entry>, RepositoryError> {
+        let listing = fs::read_dir(&self.root).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        let mut names: Vec<_> = listing.map_err(|error| self.unreadable(error))?;
+        names.retain(|entry| entry.path().is_dir());
+        let mut names: Vec<_> = names.iter().map(fs::DirEntry::file_name).collect();
+        names.sort_unstable();
+        let mut entries = Vec::new();
+        for name in &names {
+            match name.to_str() {
+                Some(name) if name.starts_with('.') => {}
+                Some(name) => self.scan_model(name, &mut entries),
+                None => entries.push(Entry::Broken(Broken {
+                    name: name.to_string_lossy().into_owned(),
+                    version: None,
+                    reason: format!("the folder's name {name:?} isn't UTF-8: rename it"),
+                    fingerprint: Fingerprint::default(),
+                })),
+            }
+        }
+        self.configs.retain(|name, _| names.iter().any(|there| there.to_str() == Some(name)));
+        Ok(entries)
+    }
+
+    fn unreadable(&self, error: io::Error) -> RepositoryError {
+        RepositoryError::Unreadable { path: self.root.clone(), error }
+    }
+
+    fn scan_model(&mut self, name: &str, entries: &mut Vec<Entry>) {
+        let folder = self.root.join(name);
+        let mut fingerprint = Fingerprint::default();
+        let broken = |version, reason, fingerprint: &Fingerprint| {
+            Entry::Broken(Broken { name: name.to_owned(), version, reason, fingerprint: fingerprint.clone() })
+        };
+        let config = match self.config(name, &folder, &mut fingerprint) {
+            Ok(config) => config,
+            Err(reason) => return entries.push(broken(None, reason, &fingerprint)),
+        };
+        let there = match version_folders(&folder) {
+            Ok(versions) => versions,
+            Err(error) => {
+                return entries.push(broken(
+                    None,
+                    format!("{} can't be read: {error}", folder.display()),
+                    &fingerprint,
+                ));
+            }
+        };
+        if there.is_empty() {
+            let example = folder.join("1").join(DEFAULT_FILE);
+            let reason = format!("{} has no version: put the model into {}", folder.display(), example.display());
+            return entries.push(broken(None, reason, &fingerprint));
+        }
+        let file_name = config.file_name.as_deref().unwrap_or(DEFAULT_FILE);
+        let file = |version: u64| folder.join(version.to_string()).join(file_name);
+        let usable = |version: &u64| config.emulation.is_some() || file(*version).is_file();
+        for version in chosen(&there, &config.version_policy, usable) {
+            let file = file(version);
+            let mut fingerprint = fingerprint.clone();
+            if there.contains(&version) {
+                add_files(&mut fingerprint, &folder.join(version.to_string()));
+            }
+            entries.push(if usable(&version) && there.contains(&version) {
+                Entry::Found(Found { name: name.to_owned(), version, file, config: config.clone(), fingerprint })
+            } else {
+                broken(Some(version), format!("{} is missing: copy the model there", file.display()), &fingerprint)
+            });
+        }
+    }
+
+    /// The model's configuration, from memory if the file hasn't changed.
+    fn config(&mut self, name: &str, folder: &Path, fingerprint: &mut Fingerprint) -> Result<Arc<ModelConfig>, String> {
+        let file = folder.join("config.pbtxt");
+        let metadata = match fs::metadata(&file) {
+            Ok(metadata) => metadata,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Arc::default()),
+            Err(error) => return Err(format!("{} can't be read: {error}", file.display())),
+        };
+        fingerprint.add("config.pbtxt", &metadata);
+        let (length, modified) = (metadata.len(), modified(&metadata));
+        if let Some(cached) = self.configs.get(name).filter(|c| (c.length, c.modified) == (length, modified)) {
+            return cached.parsed.clone();
+        }
+        let parsed = read_config(&file, length).and_then(|text| {
+            let config = ModelConfig::parse(&text, &file, name).map_err(|error| error.to_string())?;
+            Ok(Arc::new(config))
+        });
+        self.configs.insert(name.to_owned(), CachedConfig { length, modified, parsed: parsed.clone() });
+        parsed
+    }
+}
+
+fn read_config(file: &Path, length: u64) -> Result<String, String> {
+    if length > MAX_CONFIG_BYTES {
+        return Err(format!("{} has {length} bytes: a configuration has at most {MAX_CONFIG_BYTES}", file.display()));
+    }
+    fs::read_to_string(file).map_err(|error| format!("{} can't be read: {error}", file.display()))
+}
+
+/// The folders whose names are numbers from 1 up, without leading zeros, ascending.
+fn version_folders(folder: &Path) -> io::Result<Vec<u64>> {
+    let mut versions = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| {
+            let number: u64 = name.parse().ok()?;
+            (number > 0 && number.to_string() == name).then_some(number)
+        });
+        if let Some(number) = number.filter(|_| entry.path().is_dir()) {
+            versions.push(number);
+        }
+    }
+    versions.sort_unstable();
+    Ok(versions)
+}
+
+/// The versions to report, ascending: those that the policy wants among the usable ones, and the unusable ones that it
+/// would otherwise have wanted. A newer version that is still being copied doesn't push out an older one that works.
+fn chosen(there: &[u64], policy: &VersionPolicy, usable: impl Fn(&u64) -> bool) -> Vec<u64> {
+    match policy {
+        VersionPolicy::All => there.to_vec(),
+        VersionPolicy::Specific(versions) => versions.clone(),
+        VersionPolicy::Latest(count) => {
+            let count = usize::try_from(*count).unwrap_or(usize::MAX);
+            let lowest = there.iter().rev().filter(|version| usable(version)).take(count).last();
+            match lowest {
+                Some(lowest) => there.iter().copied().filter(|version| version >= lowest).collect(),
+                None => there.last().copied().into_iter().collect(),
+            }
+        }
+    }
+}
+
+/// Adds the plain files of a folder. What can't be looked at isn't added: it will show when the engine reads it.
+fn add_files(fingerprint: &mut Fingerprint, folder: &Path) {
+    let Ok(listing) = fs::read_dir(folder) else { return };
+    let mut files: Vec<_> = listing
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let metadata = fs::metadata(entry.path()).ok().filter(Metadata::is_file)?;
+            Some((entry.file_name().to_string_lossy().into_owned(), metadata))
+        })
+        .collect();
+    files.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    for (name, metadata) in &files {
+        fingerprint.add(name, metadata);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::{Expect, expect};
+
+    /// Files of a repository, each with its content; a name that ends in `/` is a folder.
+    fn check(files: &[(&str, &str)], expect: Expect) {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            let path = folder.path().join(name);
+            if name.ends_with('/') {
+                fs::create_dir_all(path).unwrap();
+            } else {
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, content).unwrap();
+            }
+        }
+        let mut repository = Repository::open(folder.path()).unwrap();
+        let first = repository.scan().unwrap();
+        assert_eq!(first, repository.scan().unwrap());
+        let line = |entry: &Entry| match entry {
+            Entry::Found(found) => {
+                let file = found.file.strip_prefix(folder.path()).unwrap();
+                format!("{} {} {}\n", found.name, found.version, file.display())
+            }
+            Entry::Broken(broken) => {
+                let root = format!("{}/", folder.path().display());
+                format!("{} {:?} broken: {}\n", broken.name, broken.version, broken.reason.replace(&root, ""))
+            }
+        };
+        expect.assert_eq(&first.iter().map(line).collect::<String>());
+    }
+
+    #[test]
+    fn the_highest_version_is_served_unless_the_policy_says_otherwise() {
+        check(
+            &[
+                ("a/1/model.onnx", ""),
+                ("a/10/model.onnx", ""),
+                ("a/9/model.onnx", ""),
+                ("b/1/model.onnx", ""),
+                ("b/2/model.onnx", ""),
+                ("b/3/model.onnx", ""),
+                ("b/config.pbtxt", "version_policy { latest { num_versions: 2 } }"),
+                ("c/1/model.onnx", ""),
+                ("c/2/model.onnx", ""),
+                ("c/config.pbtxt", "version_policy { all { } }"),
+                ("d/1/net.onnx", ""),
+                (
+                    "d/config.pbtxt",
+                    "version_policy { specific { versions: [1, 4] } } default_model_filename: \"net.onnx\"",
+                ),
+            ],
+            expect![[r#"
+                a 10 a/10/model.onnx
+                b 2 b/2/model.onnx
+                b 3 b/3/model.onnx
+                c 1 c/1/model.onnx
+                c 2 c/2/model.onnx
+                d 1 d/1/net.onnx
+                d Some(4) broken: d/4/net.onnx is missing: copy the model there
+            "#]],
+        );
+    }
+
+    #[test]
+    fn what_is_broken_says_why_and_leaves_the_others_alone() {
+        check(
+            &[
+                ("README", "not a model"),
+                (".git/1/model.onnx", ""),
+                ("empty/", ""),
+                ("half/1/model.onnx", ""),
+                ("half/2/model.onnx.part", ""),
+                ("nofile/1/", ""),
+                ("odd/latest/model.onnx", ""),
+                ("odd/01/model.onnx", ""),
+                ("ok/1/model.onnx", ""),
+                ("syntax/1/model.onnx", ""),
+                ("syntax/config.pbtxt", "input [\n  { name: }\n]"),
+                ("value/1/model.onnx", ""),
+                ("value/config.pbtxt", "max_batch_size: -2"),
+                ("virtual/1/", ""),
+                (
+                    "virtual/config.pbtxt",
+                    "parameters { key: \"emulated_latency\" value { string_value: \"alpha_ms=1,beta_ms=5\" } }",
+                ),
+            ],
+            expect![[r#"
+                empty None broken: empty has no version: put the model into empty/1/model.onnx
+                half 1 half/1/model.onnx
+                half Some(2) broken: half/2/model.onnx is missing: copy the model there
+                nofile Some(1) broken: nofile/1/model.onnx is missing: copy the model there
+                odd None broken: odd has no version: put the model into odd/1/model.onnx
+                ok 1 ok/1/model.onnx
+                syntax None broken: syntax/config.pbtxt:2:11: expected a value, but found '}'
+                value None broken: value/config.pbtxt:1:17: max_batch_size is -2: it must be from 0 to 4096
+                virtual 1 virtual/1/model.onnx
+            "#]],
+        );
+    }
+
+    #[test]
+    fn a_changed_file_changes_the_fingerprint_and_the_configuration() {
+        let folder = tempfile::tempdir().unwrap();
+        let version = folder.path().join("m").join("1");
+        fs::create_dir_all(&version).unwrap();
+        fs::write(version.join("model.onnx"), "abc").unwrap();
+        let mut repository = Repository::open(folder.path()).unwrap();
+        let first = repository.scan().unwrap();
+        fs::write(version.join("model.onnx.data"), "weights").unwrap();
+        let second = repository.scan().unwrap();
+        assert_ne!(first, second);
+        fs::write(folder.path().join("m/config.pbtxt"), "max_batch_size: 3").unwrap();
+        let third = repository.scan().unwrap();
+        let Entry::Found(found) = &third[0] else { panic!("{third:?}") };
+        assert_eq!(found.config.max_batch, Some(3));
+        fs::write(folder.path().join("m/config.pbtxt"), "max_batch_size: 12").unwrap();
+        let Entry::Found(found) = &repository.scan().unwrap()[0] else { panic!() };
+        assert_eq!(found.config.max_batch, Some(12));
+    }
+
+    #[test]
+    fn a_missing_repository_is_a_sentence() {
+        let error = Repository::open("/no/such/folder").unwrap_err().to_string();
+        assert!(error.starts_with("model repository /no/such/folder can't be read"), "{error}");
+    }
+}
