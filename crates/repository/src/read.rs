@@ -76,7 +76,7 @@ fn message<'a>(field: &Field, value: &'a Value) -> Result<&'a Message, Problem> 
     }
 }
 
-fn word<'a>(value: &'a Value) -> Option<&'a str> {
+fn word(value: &Value) -> Option<&str> {
     match &value.kind {
         ValueKind::Word(word) => Some(word),
         _ => None,
