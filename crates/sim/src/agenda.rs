@@ -1,0 +1,86 @@
+//! What is due when, in virtual time. Ties go in the order in which they were written down.
+
+use base::{DeviceId, RequestId, Timestamp};
+use scheduler::{Command, Report};
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+/// One of a device's executors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Executor {
+    Execute,
+    Load,
+}
+
+/// Something that is due. `life` says which life of a device it belongs to: a device that died has forgotten it.
+#[derive(Debug)]
+pub(crate) enum Due {
+    /// A client of the closed loop sends.
+    ClientSends(u32),
+    /// A request reaches the controller.
+    Submit(RequestId),
+    /// A client goes away.
+    Cancel(RequestId),
+    /// An order reaches a worker.
+    Deliver { device: DeviceId, life: u32, order: Box<Command> },
+    /// An executor wanted to be looked at.
+    Look { device: DeviceId, life: u32, executor: Executor },
+    /// An executor is done.
+    Ended { device: DeviceId, life: u32, executor: Executor },
+    /// A report reaches the controller.
+    Report { device: DeviceId, life: u32, report: Report },
+    /// A device dies.
+    Die(DeviceId),
+    /// The controller notices that a device died.
+    Notice(DeviceId),
+    /// A device is back, empty.
+    Revive(DeviceId),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Agenda {
+    heap: BinaryHeap<Reverse<Entry>>,
+    written: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    at: Timestamp,
+    order: u64,
+    due: Due,
+}
+
+impl Agenda {
+    pub(crate) fn add(&mut self, at: Timestamp, due: Due) {
+        self.heap.push(Reverse(Entry { at, order: self.written, due }));
+        self.written += 1;
+    }
+
+    pub(crate) fn next_at(&self) -> Option<Timestamp> {
+        self.heap.peek().map(|Reverse(entry)| entry.at)
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Due> {
+        self.heap.pop().map(|Reverse(entry)| entry.due)
+    }
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.order == other.order
+    }
+}
+
+impl Eq for Entry {}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}

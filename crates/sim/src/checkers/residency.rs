@@ -1,0 +1,60 @@
+//! P6: an execution only starts on weights that are fully loaded, and weights in use are never unloaded.
+
+use crate::observe::{Facts, Observation, Observer, Refusal, Violation};
+use base::{ModelId, Timestamp};
+
+/// P6.
+#[derive(Debug)]
+pub struct WeightsInPlace {
+    devices: Vec<Weights>,
+}
+
+#[derive(Clone, Debug)]
+struct Weights {
+    /// For each model, whether it is fully loaded.
+    loaded: Vec<bool>,
+    running: Option<ModelId>,
+}
+
+impl WeightsInPlace {
+    /// With every device empty.
+    pub fn new(facts: &Facts<'_>) -> Self {
+        let empty = Weights { loaded: vec![false; facts.models.len()], running: None };
+        Self { devices: vec![empty; facts.devices as usize] }
+    }
+}
+
+impl Observer for WeightsInPlace {
+    fn observe(&mut self, at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
+        let fail = |message| Err(Violation { invariant: "P6", at, message });
+        match seen {
+            Observation::LoadEnded { load, .. } => self.devices[load.device.index()].loaded[load.model.index()] = true,
+            Observation::Unloaded { device, model, .. } => {
+                let weights = &mut self.devices[device.index()];
+                if weights.running == Some(*model) {
+                    return fail(format!("{model} is unloaded from {device} while a batch of it is running there"));
+                }
+                weights.loaded[model.index()] = false;
+            }
+            Observation::ExecutionStarted(execution) => {
+                let weights = &mut self.devices[execution.device.index()];
+                if !weights.loaded[execution.model.index()] {
+                    let (action, model, device) = (execution.action, execution.model, execution.device);
+                    return fail(format!("{action} starts, but {model} is not loaded on {device}"));
+                }
+                weights.running = Some(execution.model);
+            }
+            Observation::ExecutionEnded { execution, .. } => self.devices[execution.device.index()].running = None,
+            Observation::Refused { device, action, why: Refusal::NoWeights } => {
+                return fail(format!("{action} was sent to {device}, but its weights are not there when it may start"));
+            }
+            Observation::DeviceDied(device) => {
+                let weights = &mut self.devices[device.index()];
+                weights.running = None;
+                weights.loaded.fill(false);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

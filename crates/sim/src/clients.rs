@@ -1,0 +1,227 @@
+//! The clients' side of a simulated world: who sends when, which requests are alive, and how they ended.
+
+use crate::agenda::{Agenda, Due};
+use crate::meter::{Ended, Ending, Meter, TABLE_FULL};
+use crate::observe::Violation;
+use crate::{Faults, Model, Network, Setup, Traffic};
+use base::{Duration, ModelId, RequestId, Timestamp};
+use scheduler::{Execution, Outcome, Request};
+use workload::{Arrival, ClosedLoop, Random};
+
+/// When a client without a deadline goes away, if it does.
+const PATIENCE_WITHOUT_DEADLINE: Duration = Duration::from_millis(100);
+
+pub(crate) struct Clients {
+    open: Option<Box<dyn Iterator<Item = Arrival> + Send>>,
+    next: Option<Arrival>,
+    closed: Option<ClosedLoop>,
+    models: Vec<Model>,
+    network: Network,
+    faults: Faults,
+    random: Random,
+    table: Vec<Slot>,
+    free: Vec<u32>,
+    max_requests: u32,
+    horizon_at: Timestamp,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    generation: u32,
+    living: Option<Living>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Living {
+    model: u32,
+    client: Option<u32>,
+    sent_at: Timestamp,
+    /// When the client must have its answer.
+    deadline_at: Timestamp,
+    ended_at: Option<Timestamp>,
+    cold: bool,
+    probe: bool,
+}
+
+impl Clients {
+    pub(crate) fn new(setup: &Setup, traffic: Traffic) -> Self {
+        let mut open = traffic.open;
+        let next = open.as_mut().and_then(Iterator::next);
+        Self {
+            open,
+            next,
+            closed: traffic.closed,
+            models: setup.models.clone(),
+            network: setup.network,
+            faults: setup.faults,
+            random: Random::new(setup.seed, 1 << 40),
+            table: Vec::new(),
+            free: Vec::new(),
+            max_requests: setup.max_requests,
+            horizon_at: Timestamp::ZERO + setup.horizon,
+        }
+    }
+
+    pub(crate) fn begin(&mut self, agenda: &mut Agenda) {
+        let Some(closed) = &mut self.closed else { return };
+        for client in 0..closed.clients() {
+            agenda.add(Timestamp::ZERO + closed.first(client), Due::ClientSends(client));
+        }
+    }
+
+    pub(crate) fn model_of(&self, client: u32) -> u32 {
+        self.closed.as_ref().map_or(0, |closed| closed.model(client))
+    }
+
+    /// How many requests are alive.
+    pub(crate) fn living(&self) -> usize {
+        self.table.len() - self.free.len()
+    }
+
+    pub(crate) fn next_arrival_at(&self, horizon_at: Timestamp) -> Option<Timestamp> {
+        self.next.map(|arrival| Timestamp::ZERO + arrival.offset).filter(|&at| at < horizon_at)
+    }
+
+    pub(crate) fn more_before(&self, horizon_at: Timestamp) -> bool {
+        self.next_arrival_at(horizon_at).is_some()
+    }
+
+    pub(crate) fn take_arrival(&mut self) -> Option<Arrival> {
+        let next = self.open.as_mut().and_then(Iterator::next);
+        std::mem::replace(&mut self.next, next)
+    }
+
+    /// A client sends; `None` when the table is full and the driver refuses.
+    pub(crate) fn send(
+        &mut self,
+        now: Timestamp,
+        model: u32,
+        client: Option<u32>,
+        cold: bool,
+        agenda: &mut Agenda,
+        meter: &mut Meter,
+    ) -> Option<RequestId> {
+        let (group, slo) = (self.models[model as usize].group, self.models[model as usize].slo);
+        let deadline_at = slo.map_or(Timestamp::NEVER, |slo| now + slo);
+        meter.sent(now, group, cold);
+        let living = Living { model, client, sent_at: now, deadline_at, ended_at: None, cold, probe: false };
+        let Some(id) = self.admit(living) else {
+            let ending = Ending::Refused(TABLE_FULL);
+            meter.ended(&Ended { group, sent_at: now, deadline_at, answered_at: now, cold, ending });
+            self.client_goes_on(client, now, true, agenda);
+            return None;
+        };
+        if now < self.horizon_at && self.random.chance(self.faults.cancel_probability) {
+            let within = slo.unwrap_or(PATIENCE_WITHOUT_DEADLINE).mul_f64(self.random.unit());
+            agenda.add(now + within.max(self.network.control), Due::Cancel(id));
+        }
+        Some(id)
+    }
+
+    /// One more request for a model, with all the time in the world: it must be served.
+    pub(crate) fn probe(&mut self, now: Timestamp, model: usize) -> Option<Request> {
+        let id = self.admit(Living {
+            model: model as u32,
+            client: None,
+            sent_at: now,
+            deadline_at: Timestamp::NEVER,
+            ended_at: None,
+            cold: false,
+            probe: true,
+        })?;
+        self.request(id)
+    }
+
+    fn admit(&mut self, living: Living) -> Option<RequestId> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.table.len() < self.max_requests as usize => {
+                self.table.push(Slot { generation: 0, living: None });
+                self.table.len() as u32 - 1
+            }
+            None => return None,
+        };
+        let entry = &mut self.table[slot as usize];
+        entry.living = Some(living);
+        Some(RequestId { slot, generation: entry.generation })
+    }
+
+    fn living_at(&self, id: RequestId) -> Option<&Living> {
+        self.table.get(id.slot as usize).filter(|slot| slot.generation == id.generation)?.living.as_ref()
+    }
+
+    /// A request that is alive, as the scheduler sees it: what the answer's way back takes is no longer there to be used.
+    pub(crate) fn request(&self, id: RequestId) -> Option<Request> {
+        let living = self.living_at(id)?;
+        Some(Request {
+            id,
+            model: ModelId(living.model),
+            deadline_at: living.deadline_at - self.network.control,
+            priority: 0,
+            rows: self.models[living.model as usize].rows,
+        })
+    }
+
+    /// The rows of a batch, each request's end noted.
+    pub(crate) fn executed(&mut self, execution: &Execution, ended_at: Timestamp) -> u32 {
+        let mut rows = 0;
+        for request in &execution.requests {
+            let slot = self.table.get_mut(request.slot as usize).filter(|slot| slot.generation == request.generation);
+            if let Some(living) = slot.and_then(|slot| slot.living.as_mut()) {
+                living.ended_at = Some(ended_at);
+            }
+            rows += self.models[execution.model.index()].rows;
+        }
+        rows
+    }
+
+    /// The scheduler says how a request ended.
+    pub(crate) fn finish(
+        &mut self,
+        now: Timestamp,
+        id: RequestId,
+        outcome: Outcome,
+        agenda: &mut Agenda,
+        meter: &mut Meter,
+    ) -> Result<(), Violation> {
+        let slot = &mut self.table[id.slot as usize];
+        // P1 has seen to it that the request is alive.
+        let Some(living) = slot.living.take() else { return Ok(()) };
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(id.slot);
+        if living.probe {
+            return probed(now, living.model, outcome);
+        }
+        let answered_at = match outcome {
+            Outcome::Done => living.ended_at.unwrap_or(now) + self.network.control,
+            // The gateway has answered in the meantime.
+            Outcome::Late => living.deadline_at,
+            Outcome::Rejected(_) | Outcome::Failed | Outcome::Cancelled => now + self.network.control,
+        };
+        meter.ended(&Ended {
+            group: self.models[living.model as usize].group,
+            sent_at: living.sent_at,
+            deadline_at: living.deadline_at,
+            answered_at,
+            cold: living.cold,
+            ending: Ending::of(outcome),
+        });
+        let refused = matches!(outcome, Outcome::Rejected(_) | Outcome::Failed | Outcome::Cancelled);
+        self.client_goes_on(living.client, now + self.network.control, refused, agenda);
+        Ok(())
+    }
+
+    fn client_goes_on(&mut self, client: Option<u32>, at: Timestamp, refused: bool, agenda: &mut Agenda) {
+        if let (Some(closed), Some(client)) = (&mut self.closed, client) {
+            agenda.add(at + closed.after(client, refused), Due::ClientSends(client));
+        }
+    }
+}
+
+fn probed(now: Timestamp, model: u32, outcome: Outcome) -> Result<(), Violation> {
+    if outcome == Outcome::Done {
+        return Ok(());
+    }
+    let message = format!("all faults are over, but a request for m{model} ends as {outcome:?}");
+    Err(Violation { invariant: "contract", at: now, message })
+}

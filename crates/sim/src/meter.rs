@@ -1,0 +1,300 @@
+//! What a run measures.
+
+use crate::quantiles::{Quantiles, Spread};
+use crate::series::Series;
+use base::{Duration, Timestamp};
+use scheduler::{Execution, Load, Outcome, Rejection};
+use serde::Serialize;
+
+/// Why requests were refused, in the order of the counters.
+pub const REASONS: [&str; 6] =
+    ["deadline_unreachable", "overloaded", "queue_full", "model_unavailable", "no_device", "table_full"];
+
+/// The counter of requests that the driver refused because its table was full.
+pub(crate) const TABLE_FULL: usize = 5;
+
+pub(crate) fn reason_index(rejection: Rejection) -> usize {
+    match rejection {
+        Rejection::DeadlineUnreachable { .. } => 0,
+        Rejection::Overloaded { .. } => 1,
+        Rejection::QueueFull => 2,
+        Rejection::ModelUnavailable => 3,
+        Rejection::NoDevice => 4,
+    }
+}
+
+/// How a request ended, as a client sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ending {
+    Good,
+    Late,
+    Failed,
+    Cancelled,
+    Refused(usize),
+}
+
+impl Ending {
+    pub(crate) fn of(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Done => Self::Good,
+            Outcome::Late => Self::Late,
+            Outcome::Failed => Self::Failed,
+            Outcome::Cancelled => Self::Cancelled,
+            Outcome::Rejected(rejection) => Self::Refused(reason_index(rejection)),
+        }
+    }
+}
+
+/// A request that is over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub(crate) group: usize,
+    pub(crate) sent_at: Timestamp,
+    pub(crate) deadline_at: Timestamp,
+    /// When the client has its answer.
+    pub(crate) answered_at: Timestamp,
+    pub(crate) cold: bool,
+    pub(crate) ending: Ending,
+}
+
+/// Counts of one group of models.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tally {
+    /// Requests that were sent.
+    pub sent: u64,
+    /// Answered in time.
+    pub good: u64,
+    /// Executed, but too late.
+    pub late: u64,
+    /// Their execution failed.
+    pub failed: u64,
+    /// Their client went away.
+    pub cancelled: u64,
+    /// Refused, by reason (see [`REASONS`]).
+    pub refused: [u64; 6],
+    /// Refused while at least half of their time was left.
+    pub refused_early: u64,
+    /// Sent while no device had the model loaded.
+    pub cold: u64,
+    /// Answered in time although they were cold.
+    pub cold_good: u64,
+    /// What the good ones took.
+    pub latency: Quantiles,
+}
+
+impl Tally {
+    /// Requests that were refused.
+    pub fn refusals(&self) -> u64 {
+        self.refused.iter().sum()
+    }
+
+    /// Requests that did not get what they asked for in time. A client that went away doesn't count either way.
+    pub fn bad(&self) -> u64 {
+        self.late + self.failed + self.refusals()
+    }
+
+    /// The part of the requests that went bad.
+    pub fn bad_fraction(&self) -> f64 {
+        ratio(self.bad() as f64, (self.good + self.bad()) as f64)
+    }
+
+    fn add(&mut self, ended: &Ended) {
+        match ended.ending {
+            Ending::Good => {
+                self.good += 1;
+                self.cold_good += u64::from(ended.cold);
+                self.latency.record(ended.answered_at.since(ended.sent_at));
+            }
+            Ending::Late => self.late += 1,
+            Ending::Failed => self.failed += 1,
+            Ending::Cancelled => self.cancelled += 1,
+            Ending::Refused(reason) => {
+                self.refused[reason] += 1;
+                let left = ended.deadline_at.since(ended.answered_at);
+                self.refused_early += u64::from(left * 2 >= ended.deadline_at.since(ended.sent_at));
+            }
+        }
+    }
+
+    /// Counts another group's requests as one's own.
+    pub fn merge(&mut self, other: &Self) {
+        self.sent += other.sent;
+        self.good += other.good;
+        self.late += other.late;
+        self.failed += other.failed;
+        self.cancelled += other.cancelled;
+        self.refused_early += other.refused_early;
+        self.cold += other.cold;
+        self.cold_good += other.cold_good;
+        self.refused.iter_mut().zip(other.refused).for_each(|(own, other)| *own += other);
+        self.latency.merge(&other.latency);
+    }
+}
+
+/// How far off predictions were.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Errors {
+    /// Faster than predicted.
+    pub over: Quantiles,
+    /// Slower than predicted.
+    pub under: Quantiles,
+}
+
+impl Errors {
+    fn record(&mut self, predicted: u64, actual: u64) {
+        if actual > predicted {
+            self.under.record(Duration::from_nanos(actual - predicted));
+        } else {
+            self.over.record(Duration::from_nanos(predicted - actual));
+        }
+    }
+
+    /// Both sides in numbers.
+    pub fn spread(&self) -> ErrorSpread {
+        ErrorSpread { over: self.over.spread(), under: self.under.spread() }
+    }
+}
+
+/// [`Errors`] in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ErrorSpread {
+    /// Faster than predicted.
+    pub over: Spread,
+    /// Slower than predicted.
+    pub under: Spread,
+}
+
+/// The measurements of one run.
+#[derive(Clone, Debug)]
+pub struct Meter {
+    counted_from: Timestamp,
+    counted_to: Timestamp,
+    devices: u32,
+    /// For each group of models.
+    pub groups: Vec<Tally>,
+    /// Batches and the rows in them.
+    pub batches: u64,
+    /// See `batches`.
+    pub rows: u64,
+    /// Loads that were done.
+    pub loads: u64,
+    /// Time that executors for batches were busy.
+    pub exec_busy: Duration,
+    /// Time that executors for loads were busy.
+    pub load_busy: Duration,
+    /// What executions took against what was expected.
+    pub exec_error: Errors,
+    /// What loads took against what was expected.
+    pub load_error: Errors,
+    /// When executions ended against when that was expected.
+    pub completion_error: Errors,
+    /// The same over time, where it was asked for.
+    pub series: Option<Series>,
+}
+
+impl Meter {
+    pub(crate) fn new(setup: &crate::Setup) -> Self {
+        let series = setup.series_step.map(|step| Series::new(step, setup.horizon, setup.groups.len(), setup.devices));
+        Self {
+            counted_from: Timestamp::ZERO + setup.warmup,
+            counted_to: Timestamp::ZERO + setup.horizon,
+            devices: setup.devices,
+            groups: vec![Tally::default(); setup.groups.len()],
+            batches: 0,
+            rows: 0,
+            loads: 0,
+            exec_busy: Duration::ZERO,
+            load_busy: Duration::ZERO,
+            exec_error: Errors::default(),
+            load_error: Errors::default(),
+            completion_error: Errors::default(),
+            series,
+        }
+    }
+
+    /// How long was measured.
+    pub fn span(&self) -> Duration {
+        self.counted_to.since(self.counted_from)
+    }
+
+    /// All groups together.
+    pub fn total(&self) -> Tally {
+        let mut total = Tally::default();
+        self.groups.iter().for_each(|group| total.merge(group));
+        total
+    }
+
+    /// The part of the time in which executors for batches were busy.
+    pub fn utilization(&self) -> f64 {
+        self.busy_part(self.exec_busy)
+    }
+
+    /// The part of the time in which executors for loads were busy.
+    pub fn load_utilization(&self) -> f64 {
+        self.busy_part(self.load_busy)
+    }
+
+    /// Rows in the average batch.
+    pub fn mean_batch(&self) -> f64 {
+        ratio(self.rows as f64, self.batches as f64)
+    }
+
+    fn busy_part(&self, busy: Duration) -> f64 {
+        ratio(busy.as_secs_f64(), self.span().as_secs_f64() * f64::from(self.devices))
+    }
+
+    fn counts(&self, at: Timestamp) -> bool {
+        self.counted_from <= at && at < self.counted_to
+    }
+
+    pub(crate) fn sent(&mut self, at: Timestamp, group: usize, cold: bool) {
+        if self.counts(at) {
+            self.groups[group].sent += 1;
+            self.groups[group].cold += u64::from(cold);
+        }
+        if let Some(series) = &mut self.series {
+            series.sent(at, group, cold);
+        }
+    }
+
+    pub(crate) fn ended(&mut self, ended: &Ended) {
+        if self.counts(ended.sent_at) {
+            self.groups[ended.group].add(ended);
+        }
+        if let Some(series) = &mut self.series {
+            series.ended(ended);
+        }
+    }
+
+    pub(crate) fn executed(&mut self, execution: &Execution, rows: u32, started_at: Timestamp, ended_at: Timestamp) {
+        if self.counts(started_at) {
+            self.batches += 1;
+            self.rows += u64::from(rows);
+            self.exec_error.record(execution.expected.as_nanos(), ended_at.since(started_at).as_nanos());
+            self.completion_error.record(execution.expected_done_at.as_nanos(), ended_at.as_nanos());
+        }
+        self.exec_busy += self.overlap(started_at, ended_at);
+        if let Some(series) = &mut self.series {
+            series.executed(rows, started_at, ended_at);
+        }
+    }
+
+    pub(crate) fn loaded(&mut self, load: &Load, started_at: Timestamp, ended_at: Timestamp) {
+        if self.counts(started_at) {
+            self.loads += 1;
+            self.load_error.record(load.expected.as_nanos(), ended_at.since(started_at).as_nanos());
+        }
+        self.load_busy += self.overlap(started_at, ended_at);
+        if let Some(series) = &mut self.series {
+            series.loaded(started_at, ended_at);
+        }
+    }
+
+    fn overlap(&self, started_at: Timestamp, ended_at: Timestamp) -> Duration {
+        ended_at.min(self.counted_to).since(started_at.max(self.counted_from))
+    }
+}
+
+pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}

@@ -1,0 +1,220 @@
+//! What a run measures over time, in steps of equal length.
+
+use crate::meter::{Ended, Ending, ratio};
+use crate::quantiles::Quantiles;
+use base::{Duration, Timestamp};
+use serde::Serialize;
+
+/// The measurements of a run over time.
+#[derive(Clone, Debug)]
+pub struct Series {
+    step: Duration,
+    devices: u32,
+    steps: Vec<Machine>,
+    groups: Vec<Vec<Clients>>,
+    /// The latencies of the present step, for each group.
+    latencies: Vec<Quantiles>,
+    present: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Machine {
+    exec_busy: Duration,
+    load_busy: Duration,
+    batches: u64,
+    rows: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Clients {
+    sent: u64,
+    cold: u64,
+    good: u64,
+    bad: u64,
+    mean: Duration,
+    p99: Duration,
+    max: Duration,
+}
+
+/// One step of the series of all models.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct MachinePoint {
+    /// Where the step begins, in seconds from the start.
+    pub at_s: f64,
+    /// The part of the step in which executors for batches were busy.
+    pub utilization: f64,
+    /// The part of the step in which executors for loads were busy.
+    pub load_utilization: f64,
+    /// Rows in the average batch.
+    pub mean_batch: f64,
+}
+
+/// One step of the series of a group of models.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ClientPoint {
+    /// Where the step begins, in seconds from the start.
+    pub at_s: f64,
+    /// Requests per second that were sent in it.
+    pub rate_rps: f64,
+    /// Requests per second that were answered in time in it.
+    pub goodput_rps: f64,
+    /// Requests per second that went bad in it.
+    pub bad_rps: f64,
+    /// The part of the requests that were sent while their model was not loaded anywhere.
+    pub cold: f64,
+    /// What the good ones took on average.
+    pub mean_ms: f64,
+    /// What 99 of 100 good ones did not exceed.
+    pub p99_ms: f64,
+    /// What the slowest good one took.
+    pub max_ms: f64,
+}
+
+impl Series {
+    pub(crate) fn new(step: Duration, horizon: Duration, groups: usize, devices: u32) -> Self {
+        let step = step.max(Duration::from_nanos(1));
+        let steps = horizon.as_nanos().div_ceil(step.as_nanos()) as usize;
+        Self {
+            step,
+            devices,
+            steps: vec![Machine::default(); steps],
+            groups: vec![vec![Clients::default(); steps]; groups],
+            latencies: vec![Quantiles::default(); groups],
+            present: 0,
+        }
+    }
+
+    /// The step that an instant falls into; `None` after the horizon. Closes the steps before it.
+    fn enter(&mut self, at: Timestamp) -> Option<usize> {
+        let index = (at.as_nanos() / self.step.as_nanos()) as usize;
+        if index > self.present {
+            self.close();
+            self.present = index;
+        }
+        (index < self.steps.len()).then_some(index)
+    }
+
+    /// Writes down the latencies of the present step.
+    pub(crate) fn close(&mut self) {
+        for (group, latencies) in self.groups.iter_mut().zip(&mut self.latencies) {
+            if let Some(clients) = group.get_mut(self.present) {
+                clients.mean = latencies.mean();
+                clients.p99 = latencies.at(0.99);
+                clients.max = latencies.max();
+            }
+            latencies.clear();
+        }
+    }
+
+    pub(crate) fn sent(&mut self, at: Timestamp, group: usize, cold: bool) {
+        if let Some(index) = self.enter(at) {
+            self.groups[group][index].sent += 1;
+            self.groups[group][index].cold += u64::from(cold);
+        }
+    }
+
+    pub(crate) fn ended(&mut self, ended: &Ended) {
+        let Some(index) = self.enter(ended.answered_at) else { return };
+        let clients = &mut self.groups[ended.group][index];
+        match ended.ending {
+            Ending::Good => {
+                clients.good += 1;
+                self.latencies[ended.group].record(ended.answered_at.since(ended.sent_at));
+            }
+            Ending::Late | Ending::Failed | Ending::Refused(_) => clients.bad += 1,
+            Ending::Cancelled => {}
+        }
+    }
+
+    pub(crate) fn executed(&mut self, rows: u32, started_at: Timestamp, ended_at: Timestamp) {
+        if let Some(index) = self.enter(ended_at) {
+            self.steps[index].batches += 1;
+            self.steps[index].rows += u64::from(rows);
+        }
+        self.spread(started_at, ended_at, |machine| &mut machine.exec_busy);
+    }
+
+    pub(crate) fn loaded(&mut self, started_at: Timestamp, ended_at: Timestamp) {
+        self.spread(started_at, ended_at, |machine| &mut machine.load_busy);
+    }
+
+    fn spread(&mut self, started_at: Timestamp, ended_at: Timestamp, field: impl Fn(&mut Machine) -> &mut Duration) {
+        let mut at = started_at;
+        while at < ended_at {
+            let index = at.as_nanos() / self.step.as_nanos();
+            let until = ended_at.min(Timestamp::ZERO + self.step * (index + 1));
+            let Some(machine) = self.steps.get_mut(index as usize) else { return };
+            *field(machine) += until.since(at);
+            at = until;
+        }
+    }
+
+    fn at_s(&self, index: usize) -> f64 {
+        (self.step * index as u64).as_secs_f64()
+    }
+
+    /// The devices over time.
+    pub fn machine(&self) -> Vec<MachinePoint> {
+        let whole = self.step.as_secs_f64() * f64::from(self.devices);
+        let point = |(index, machine): (usize, &Machine)| MachinePoint {
+            at_s: self.at_s(index),
+            utilization: ratio(machine.exec_busy.as_secs_f64(), whole),
+            load_utilization: ratio(machine.load_busy.as_secs_f64(), whole),
+            mean_batch: ratio(machine.rows as f64, machine.batches as f64),
+        };
+        self.steps.iter().enumerate().map(point).collect()
+    }
+
+    /// A group's requests over time.
+    pub fn group(&self, group: usize) -> Vec<ClientPoint> {
+        let seconds = self.step.as_secs_f64();
+        let point = |(index, clients): (usize, &Clients)| ClientPoint {
+            at_s: self.at_s(index),
+            rate_rps: clients.sent as f64 / seconds,
+            goodput_rps: clients.good as f64 / seconds,
+            bad_rps: clients.bad as f64 / seconds,
+            cold: ratio(clients.cold as f64, clients.sent as f64),
+            mean_ms: clients.mean.as_millis_f64(),
+            p99_ms: clients.p99.as_millis_f64(),
+            max_ms: clients.max.as_millis_f64(),
+        };
+        self.groups[group].iter().enumerate().map(point).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::ZERO + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn work_is_split_over_the_steps_that_it_touches() {
+        let mut series = Series::new(Duration::from_secs(1), Duration::from_secs(3), 1, 1);
+        series.executed(4, at(800), at(2100));
+        let points: Vec<_> = series.machine().iter().map(|point| (point.utilization, point.mean_batch)).collect();
+        assert_eq!(points, [(0.2, 0.0), (1.0, 0.0), (0.1, 4.0)]);
+    }
+
+    #[test]
+    fn requests_count_where_they_are_sent_and_where_they_end() {
+        let mut series = Series::new(Duration::from_secs(1), Duration::from_secs(2), 1, 1);
+        series.sent(at(900), 0, true);
+        let ended = |answered_at, ending| Ended {
+            group: 0,
+            sent_at: at(900),
+            deadline_at: at(1500),
+            answered_at,
+            cold: true,
+            ending,
+        };
+        series.ended(&ended(at(1400), Ending::Good));
+        series.ended(&ended(at(2400), Ending::Late));
+        series.close();
+        let points = series.group(0);
+        assert_eq!((points[0].rate_rps, points[0].cold, points[0].goodput_rps), (1.0, 1.0, 0.0));
+        assert_eq!((points[1].goodput_rps, points[1].max_ms, points[1].bad_rps), (1.0, 500.0, 0.0));
+    }
+}

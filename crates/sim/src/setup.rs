@@ -1,0 +1,112 @@
+//! All that one run of the simulator needs to know.
+
+use base::Duration;
+use scheduler::ModelSpec;
+use workload::{Arrival, ClosedLoop};
+
+/// A world before its first instant.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The scheduler's settings.
+    pub scheduler: scheduler::Config,
+    /// The models; the id of each is its position.
+    pub models: Vec<Model>,
+    /// The names under which models are counted together.
+    pub groups: Vec<String>,
+    /// How many devices.
+    pub devices: u32,
+    /// Pages of each.
+    pub pages: u32,
+    /// What messages take.
+    pub network: Network,
+    /// How executions differ from their profile.
+    pub noise: Noise,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// Requests that are sent before this count for nothing.
+    pub warmup: Duration,
+    /// No request is sent after this.
+    pub horizon: Duration,
+    /// The step of the time series, where one is wanted.
+    pub series_step: Option<Duration>,
+    /// How many requests may be alive at once (P9); more are refused by the driver.
+    pub max_requests: u32,
+    /// End the run once so many requests went bad: a search knows enough by then.
+    pub give_up_after_bad: Option<u64>,
+    /// The seed of everything random but the arrivals.
+    pub seed: u64,
+}
+
+/// A model of the world.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// What the scheduler is told.
+    pub spec: ModelSpec,
+    /// How long each request has; `None` for batch work.
+    pub slo: Option<Duration>,
+    /// Rows of each request.
+    pub rows: u32,
+    /// Where it is counted.
+    pub group: usize,
+}
+
+/// What messages take.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Network {
+    /// Every message, one way: request to controller, action to worker, report to controller, answer to client.
+    pub control: Duration,
+    /// Fetching the input of one request, after the action has come to the worker.
+    pub data_per_request: Duration,
+}
+
+/// How executions differ from their profile. The median stays the profile's.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Noise {
+    /// Deviation of the logarithm of an execution's time.
+    pub exec_sigma: f64,
+    /// Deviation of the logarithm of a load's time.
+    pub load_sigma: f64,
+    /// How often an action takes `spike` longer.
+    pub spike_probability: f64,
+    /// How much longer.
+    pub spike: Duration,
+}
+
+/// What goes wrong, until the horizon; after it everything works, and everything must finish.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Faults {
+    /// How long a device lives on average; zero for ever.
+    pub device_lifetime: Duration,
+    /// How long a lost device stays away, at least until its loss is noticed.
+    pub device_downtime: Duration,
+    /// How long it takes to notice that a device or an action is lost.
+    pub detection: Duration,
+    /// How often an action never arrives; the driver notices and reports a failure.
+    pub lost_action_probability: f64,
+    /// How often a report comes late.
+    pub late_report_probability: f64,
+    /// At most how late.
+    pub late_report: Duration,
+    /// How often an execution takes `misprediction_factor` times as long.
+    pub misprediction_probability: f64,
+    /// How much longer.
+    pub misprediction_factor: f64,
+    /// How often a client goes away before its deadline.
+    pub cancel_probability: f64,
+}
+
+impl Faults {
+    /// Whether anything goes wrong at all.
+    pub fn any(&self) -> bool {
+        *self != Self::default()
+    }
+}
+
+/// Who asks.
+#[derive(Default)]
+pub struct Traffic {
+    /// Clients that don't wait for answers.
+    pub open: Option<Box<dyn Iterator<Item = Arrival> + Send>>,
+    /// Clients that do.
+    pub closed: Option<ClosedLoop>,
+}

@@ -1,0 +1,326 @@
+//! Virtual time: drives a scheduler from one thing that is due to the next, with modelled clients, network and workers.
+
+use crate::agenda::{Agenda, Due};
+use crate::checkers::Checkers;
+use crate::clients::Clients;
+use crate::meter::Meter;
+use crate::observe::{Facts, Observation, Observer, Violation};
+use crate::plant::Plant;
+use crate::{Fingerprint, Setup, Traffic};
+use base::{DeviceId, Duration, Timestamp};
+use scheduler::{Command, DeviceSpec, Event, ModelSpec, Outcome, Scheduler};
+
+/// How long after the last request everything must have ended: longer than any objective, report or downtime.
+const PATIENCE: Duration = Duration::from_secs(3_600);
+/// How often in a row a scheduler may ask to be woken at the instant that it is.
+const MAX_WAKEUPS_AT_ONCE: u32 = 1_000;
+/// At most so many models are asked for once more after the faults.
+const MAX_PROBES: usize = 100;
+
+/// What the simulator drives. [`Scheduler`] is one; tests have others that break promises.
+pub trait Machine {
+    /// Takes in one fact and appends the orders that follow from it.
+    fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>);
+    /// When to tell it that time has passed if nothing else happens before.
+    fn next_wakeup(&self) -> Option<Timestamp>;
+    /// Its count of a device's free pages, where it has one (P5).
+    fn free_pages(&self, device: DeviceId) -> Option<u32>;
+}
+
+impl Machine for Scheduler {
+    fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
+        Self::step(self, now, event, out);
+    }
+
+    fn next_wakeup(&self) -> Option<Timestamp> {
+        Self::next_wakeup(self).map(|(at, _)| at)
+    }
+
+    fn free_pages(&self, device: DeviceId) -> Option<u32> {
+        Self::free_pages(self, device)
+    }
+}
+
+/// An observer that doesn't look.
+#[derive(Debug)]
+pub struct Nobody;
+
+impl Observer for Nobody {
+    fn observe(&mut self, _at: Timestamp, _seen: &Observation<'_>) -> Result<(), Violation> {
+        Ok(())
+    }
+}
+
+/// What a run leaves behind.
+#[derive(Debug)]
+pub struct Run {
+    /// The measurements.
+    pub meter: Meter,
+    /// The fingerprint of all commands (P7).
+    pub fingerprint: u64,
+    /// How many events the scheduler was told.
+    pub events: u64,
+    /// Whether the run was given up because too many requests went bad.
+    pub gave_up: bool,
+}
+
+/// Runs a world with the real scheduler to its end.
+pub fn run(setup: &Setup, traffic: Traffic) -> Result<Run, Violation> {
+    run_with(setup, traffic, Scheduler::new(setup.scheduler.clone()), &mut Nobody)
+}
+
+/// Runs a world with any scheduler, watched by one more observer.
+pub fn run_with<M: Machine, O: Observer>(
+    setup: &Setup,
+    traffic: Traffic,
+    machine: M,
+    observer: &mut O,
+) -> Result<Run, Violation> {
+    let specs: Vec<ModelSpec> = setup.models.iter().map(|model| model.spec.clone()).collect();
+    let facts = Facts {
+        models: &specs,
+        devices: setup.devices,
+        pages: setup.pages,
+        max_queued_per_model: setup.scheduler.max_queued_per_model,
+        patience: PATIENCE,
+    };
+    let watch = Watch { checkers: Checkers::new(&facts), observer, meter: Meter::new(setup), now: Timestamp::ZERO };
+    let mut world = World {
+        setup,
+        horizon_at: Timestamp::ZERO + setup.horizon,
+        now: Timestamp::ZERO,
+        machine,
+        orders: Vec::new(),
+        agenda: Agenda::default(),
+        clients: Clients::new(setup, traffic),
+        plant: Plant::new(setup, &specs),
+        watch,
+        fingerprint: Fingerprint::default(),
+        events: 0,
+        wakeups_at_once: 0,
+        probed: false,
+        bad: 0,
+    };
+    world.begin(&specs)?;
+    let gave_up = world.go_on()?;
+    let mut meter = world.watch.meter;
+    if let Some(series) = &mut meter.series {
+        series.close();
+    }
+    Ok(Run { meter, fingerprint: world.fingerprint.value(), events: world.events, gave_up })
+}
+
+/// Everybody who looks on.
+pub(crate) struct Watch<'a, O> {
+    checkers: Checkers,
+    observer: &'a mut O,
+    pub(crate) meter: Meter,
+    pub(crate) now: Timestamp,
+}
+
+impl<O: Observer> Watch<'_, O> {
+    pub(crate) fn see(&mut self, seen: &Observation<'_>) -> Result<(), Violation> {
+        // The observer first: a log of a broken run ends with what broke it.
+        self.observer.observe(self.now, seen)?;
+        self.checkers.observe(self.now, seen)
+    }
+}
+
+struct World<'a, M, O> {
+    setup: &'a Setup,
+    horizon_at: Timestamp,
+    now: Timestamp,
+    machine: M,
+    orders: Vec<Command>,
+    agenda: Agenda,
+    clients: Clients,
+    plant: Plant,
+    watch: Watch<'a, O>,
+    fingerprint: Fingerprint,
+    events: u64,
+    wakeups_at_once: u32,
+    probed: bool,
+    bad: u64,
+}
+
+/// What comes next.
+enum Next {
+    Due,
+    Arrival,
+    Wakeup,
+}
+
+impl<M: Machine, O: Observer> World<'_, M, O> {
+    fn begin(&mut self, specs: &[ModelSpec]) -> Result<(), Violation> {
+        for spec in specs {
+            self.tell(Event::ModelAdded(spec.clone()))?;
+        }
+        for device in 0..self.setup.devices {
+            self.tell(Event::DeviceAdded(DeviceSpec { device: DeviceId(device), pages: self.setup.pages }))?;
+        }
+        self.clients.begin(&mut self.agenda);
+        self.plant.begin(&mut self.agenda);
+        Ok(())
+    }
+
+    /// Goes on to the end; whether the run was given up before.
+    fn go_on(&mut self) -> Result<bool, Violation> {
+        while let Some((at, next)) = self.next() {
+            if at > self.now {
+                self.wakeups_at_once = 0;
+            }
+            self.now = at;
+            self.watch.now = at;
+            match next {
+                Next::Due => self.due()?,
+                Next::Arrival => self.arrival()?,
+                Next::Wakeup => self.wake_up()?,
+            }
+            if self.setup.give_up_after_bad.is_some_and(|limit| self.bad > limit) {
+                return Ok(true);
+            }
+            if at >= self.horizon_at && self.is_over(at)? {
+                break;
+            }
+        }
+        self.watch.see(&Observation::Over)?;
+        Ok(false)
+    }
+
+    /// After the last request: whether everything has ended, and every model was served once more after the faults.
+    fn is_over(&mut self, at: Timestamp) -> Result<bool, Violation> {
+        let idle = self.clients.living() == 0 && self.plant.is_idle() && !self.clients.more_before(self.horizon_at);
+        if !idle {
+            return Ok(at > self.horizon_at + PATIENCE);
+        }
+        if !self.setup.faults.any() || std::mem::replace(&mut self.probed, true) {
+            return Ok(true);
+        }
+        for model in 0..self.setup.models.len().min(MAX_PROBES) {
+            if let Some(request) = self.clients.probe(self.now, model) {
+                self.tell(Event::Submitted(request))?;
+            }
+        }
+        Ok(false)
+    }
+
+    fn next(&mut self) -> Option<(Timestamp, Next)> {
+        let due = self.agenda.next_at().map(|at| (at, Next::Due));
+        let arrival = self.clients.next_arrival_at(self.horizon_at).map(|at| (at, Next::Arrival));
+        let wakeup = self.machine.next_wakeup().map(|at| (at.max(self.now), Next::Wakeup));
+        // The first of those that are earliest: what happens comes before what is thought about it.
+        let earlier = |a: Option<(Timestamp, Next)>, b: Option<(Timestamp, Next)>| match (a, b) {
+            (Some(a), Some(b)) => Some(if b.0 < a.0 { b } else { a }),
+            (a, b) => a.or(b),
+        };
+        earlier(earlier(due, arrival), wakeup).filter(|&(at, _)| at < Timestamp::NEVER)
+    }
+
+    fn wake_up(&mut self) -> Result<(), Violation> {
+        self.wakeups_at_once += 1;
+        if self.wakeups_at_once > MAX_WAKEUPS_AT_ONCE {
+            let message = "the scheduler asks again and again to be woken at this instant".into();
+            return Err(Violation { invariant: "contract", at: self.now, message });
+        }
+        self.tell(Event::WokeUp)
+    }
+
+    fn arrival(&mut self) -> Result<(), Violation> {
+        let Some(arrival) = self.clients.take_arrival() else { return Ok(()) };
+        self.send(arrival.model, None)
+    }
+
+    /// A client sends a request.
+    fn send(&mut self, model: u32, client: Option<u32>) -> Result<(), Violation> {
+        let cold = self.plant.is_cold(model);
+        let sent = self.clients.send(self.now, model, client, cold, &mut self.agenda, &mut self.watch.meter);
+        match sent {
+            None => self.bad += 1,
+            Some(id) if self.setup.network.control > Duration::ZERO => {
+                self.agenda.add(self.now + self.setup.network.control, Due::Submit(id));
+            }
+            Some(id) => self.submit(id)?,
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, id: base::RequestId) -> Result<(), Violation> {
+        match self.clients.request(id) {
+            Some(request) => self.tell(Event::Submitted(request)),
+            None => Ok(()),
+        }
+    }
+
+    fn due(&mut self) -> Result<(), Violation> {
+        let Some(due) = self.agenda.take() else { return Ok(()) };
+        match due {
+            Due::ClientSends(client) if self.now < self.horizon_at => {
+                self.send(self.clients.model_of(client), Some(client))
+            }
+            Due::ClientSends(_) => Ok(()),
+            Due::Submit(id) => self.submit(id),
+            Due::Cancel(id) => match self.clients.request(id) {
+                Some(_) => self.tell(Event::Cancelled(id)),
+                None => Ok(()),
+            },
+            Due::Deliver { device, life, order } => {
+                self.plant.deliver(device, life, *order, &mut self.agenda, &mut self.watch)
+            }
+            Due::Look { device, life, executor } => {
+                self.plant.look(device, life, executor, &mut self.agenda, &mut self.watch)
+            }
+            Due::Ended { device, life, executor } => {
+                let clients = &mut self.clients;
+                self.plant.ended(device, life, executor, clients, &mut self.agenda, &mut self.watch)
+            }
+            Due::Report { device, life, report } => {
+                if self.plant.accepts_report(device, life) {
+                    self.tell(Event::Reported(report))?;
+                    self.settle(device)?;
+                }
+                Ok(())
+            }
+            Due::Die(device) => self.plant.die(device, &mut self.agenda, &mut self.watch),
+            Due::Notice(device) => {
+                self.plant.noticed(device);
+                self.tell(Event::DeviceLost(device))
+            }
+            Due::Revive(device) => {
+                self.plant.revive(device, &mut self.agenda, self.now);
+                self.tell(Event::DeviceAdded(DeviceSpec { device, pages: self.setup.pages }))
+            }
+        }
+    }
+
+    /// With nothing under way for a device, both sides must agree on its pages.
+    fn settle(&mut self, device: DeviceId) -> Result<(), Violation> {
+        let Some(pages_used) = self.plant.settled_pages(device) else { return Ok(()) };
+        let controller_used = self.machine.free_pages(device).map(|free| self.setup.pages - free);
+        self.watch.see(&Observation::Settled { device, pages_used, controller_used })
+    }
+
+    /// Tells the scheduler something, and obeys.
+    fn tell(&mut self, event: Event) -> Result<(), Violation> {
+        self.events += 1;
+        self.watch.see(&Observation::Told(&event))?;
+        let mut orders = std::mem::take(&mut self.orders);
+        self.machine.step(self.now, event, &mut orders);
+        for order in orders.drain(..) {
+            self.obey(order)?;
+        }
+        self.orders = orders;
+        Ok(())
+    }
+
+    fn obey(&mut self, order: Command) -> Result<(), Violation> {
+        self.fingerprint.add(self.now, &order);
+        self.watch.see(&Observation::Ordered(&order))?;
+        match order {
+            Command::Finish { request, outcome } => {
+                self.bad += u64::from(matches!(outcome, Outcome::Late | Outcome::Failed | Outcome::Rejected(_)));
+                self.clients.finish(self.now, request, outcome, &mut self.agenda, &mut self.watch.meter)
+            }
+            order => self.plant.order(order, self.now, &mut self.agenda, &mut self.watch),
+        }
+    }
+}
