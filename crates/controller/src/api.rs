@@ -1,22 +1,10 @@
 //! What the gateway sees of the controller: a catalogue of models, and a way to ask.
 
-use base::{DataType, Duration, ModelId, ModelSignature, RequestId, Timestamp};
-use bytes::Bytes;
+use base::{Duration, ModelId, ModelSignature, RequestId, Timestamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;
-
-/// A tensor with its own bytes, in the protocol's binary form (row-major, little-endian; elements of `Bytes` are a 4-byte
-/// length and the bytes).
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
-    /// Element type.
-    pub datatype: DataType,
-    /// Dimensions, all known.
-    pub shape: Vec<i64>,
-    /// The elements. Cheap to clone and to slice.
-    pub data: Bytes,
-}
+use worker::Tensor;
 
 /// A request on its way from the gateway to the controller. The gateway has checked names, types and shapes.
 #[derive(Debug)]
@@ -130,7 +118,7 @@ pub struct ServedModel {
     /// Its number.
     pub id: ModelId,
     /// What it takes and gives.
-    pub signature: ModelSignature,
+    pub signature: Arc<ModelSignature>,
     /// Triton's name for the kind of model, for instance `onnxruntime_onnx`.
     pub platform: String,
     /// The default deadline of a request, counted from its arrival; `None`: batch work unless the request says otherwise.

@@ -1,54 +1,298 @@
-//! The live driver of the scheduler.
+//! The live driver of the scheduler, and what it drives: devices, the catalogue of models, their preparation.
+//!
+//! # Who runs the scheduler
+//!
+//! Nobody in particular. Whoever has news (a gateway thread with requests, an executor with a report, the timer) puts it
+//! into the inbox and tries to become the driver. One succeeds and works the inbox off; the others go on at once, their
+//! news is seen by the one that drives. So nobody ever waits for a lock, an executor that finishes a batch gets its next
+//! one without a change of threads, and there is no controller thread to wake on the way of a request.
+//!
+//! ```text
+//!  gateway threads ─┐                      ┌─> executors ── outputs ──> gateway threads
+//!  executors ───────┼─> inbox ─> scheduler ┤
+//!  timer ───────────┘     (one at a time)  └─> refusals ─────────────> gateway threads
+//! ```
 
 mod api;
+mod core;
+mod manager;
+mod profiler;
+mod timer;
 
-pub use api::{
-    Catalogue, CatalogueEntry, ModelState, ModelVersions, Refusal, Reply, ServedModel, Submission, Tensor, Ticket,
-};
+pub use api::{Catalogue, CatalogueEntry, ModelState, ModelVersions, Refusal, Reply, ServedModel, Submission, Ticket};
 
-use base::Timestamp;
-use std::sync::Arc;
+pub use manager::{Manager, ManagerConfig, Progress};
+pub use profiler::Effort;
+pub use worker::{DeviceConfig, Tensor};
 
-/// A handle on the controller; cheap to clone, never blocks.
+use crate::core::{Core, Message, Payload};
+use base::{Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp};
+use crossbeam_queue::{ArrayQueue, SegQueue};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
+use telemetry::Metrics;
+use timer::Timer;
+use worker::Clock;
+
+/// What a controller is made with.
+#[derive(Clone, Debug)]
+pub struct ControllerConfig {
+    /// The scheduler's settings.
+    pub scheduler: scheduler::Config,
+    /// How many requests may be in hand at once (P9).
+    pub max_requests: u32,
+    /// Bytes of a page of weights.
+    pub page_bytes: u64,
+    /// The devices, in the order of their numbers.
+    pub devices: Vec<DeviceConfig>,
+}
+
+/// Plans aim this long before the deadline, for the way of the outputs to the client; a twentieth of the time that the
+/// request has, if that is less.
+const REPLY_MARGIN: Duration = Duration::from_micros(500);
+/// So many messages are worked off before the lock is given up and the timer set.
+const MESSAGES_PER_TURN: usize = 1024;
+
+/// A handle on the controller; cheap to clone, never waits.
 #[derive(Clone, Debug)]
 pub struct Controller {
     inner: Arc<Inner>,
 }
 
 #[derive(Debug)]
-struct Inner {}
+struct Inner {
+    clock: Clock,
+    metrics: Metrics,
+    page_bytes: u64,
+    inbox: SegQueue<Message>,
+    core: Mutex<Core>,
+    timer: Timer,
+    /// Slots that were used before and are free again.
+    free: ArrayQueue<RequestId>,
+    /// Slots from here on were never used: a quiet server touches few of them.
+    fresh: AtomicU32,
+    max_requests: u32,
+    in_hand: AtomicU32,
+    shutting_down: AtomicBool,
+    next_model: AtomicU32,
+    generation: AtomicU64,
+    catalogue: Mutex<Arc<Catalogue>>,
+}
+
+/// A model that is prepared and measured, and may be served.
+pub struct NewModel {
+    /// For messages and metrics.
+    pub name: String,
+    /// Its version.
+    pub version: u64,
+    /// Its weights, in host memory.
+    pub prepared: Arc<dyn engine::Prepared>,
+    /// What it takes and gives.
+    pub signature: Arc<ModelSignature>,
+    /// What it was measured to take.
+    pub profile: LatencyProfile,
+    /// Its latency objective.
+    pub objective: Option<Duration>,
+}
 
 impl Controller {
+    /// Starts the devices and the timer. There is no model yet.
+    pub fn start(config: ControllerConfig, metrics: Metrics) -> std::io::Result<Self> {
+        let inner = Arc::new(Inner {
+            clock: Clock::start(),
+            metrics,
+            page_bytes: config.page_bytes,
+            inbox: SegQueue::new(),
+            core: Mutex::new(Core::new(config.scheduler)),
+            timer: Timer::default(),
+            free: ArrayQueue::new(config.max_requests.max(1) as usize),
+            fresh: AtomicU32::new(0),
+            max_requests: config.max_requests.max(1),
+            in_hand: AtomicU32::new(0),
+            shutting_down: AtomicBool::new(false),
+            next_model: AtomicU32::new(0),
+            generation: AtomicU64::new(0),
+            catalogue: Mutex::default(),
+        });
+        for device in &config.devices {
+            let reports = Reports(Arc::downgrade(&inner));
+            let started = worker::Device::start(device, inner.clock, move |report| reports.send(report))?;
+            let metrics = inner.metrics.device(&device.name);
+            inner.inbox.push(Message::AddDevice { device: started, metrics });
+        }
+        Timer::start(&inner)?;
+        let controller = Self { inner };
+        controller.drive();
+        Ok(controller)
+    }
+
     /// The server's clock.
     pub fn now(&self) -> Timestamp {
-        let _ = &self.inner;
-        unimplemented!()
+        self.inner.clock.now()
+    }
+
+    /// The process's metrics.
+    pub fn metrics(&self) -> &Metrics {
+        &self.inner.metrics
     }
 
     /// Changes whenever the catalogue does: one atomic read, so that a gateway thread can keep its copy until it is stale.
     pub fn catalogue_generation(&self) -> u64 {
-        unimplemented!()
+        self.inner.generation.load(Ordering::Acquire)
     }
 
     /// The models of this moment. Takes a lock: keep the result until the generation changes.
     pub fn catalogue(&self) -> Arc<Catalogue> {
-        unimplemented!()
+        Arc::clone(&self.inner.catalogue.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Hands a request over. It is looked at when somebody next calls `drive`. `None`: the table of requests is full, and
-    /// the refusal is on its way through the reply channel.
-    pub fn submit(&self, _submission: Submission) -> Option<Ticket> {
-        unimplemented!()
+    /// Replaces the catalogue.
+    pub(crate) fn set_catalogue(&self, catalogue: Catalogue) {
+        *self.inner.catalogue.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(catalogue);
+        self.inner.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Hands a request over. It is looked at when somebody next calls `drive`. `None`: it can't be taken, and the refusal
+    /// is on its way through the reply channel.
+    pub fn submit(&self, submission: Submission) -> Option<Ticket> {
+        let refuse = |submission: Submission, refusal| {
+            // A receiver that is gone needs no answer.
+            let _ = submission.reply.send(Reply::Refused(refusal));
+            None
+        };
+        if self.inner.shutting_down.load(Ordering::Relaxed) {
+            return refuse(submission, Refusal::ShuttingDown);
+        }
+        let Some(id) = self.inner.take_slot() else { return refuse(submission, Refusal::QueueFull) };
+        self.inner.in_hand.fetch_add(1, Ordering::Relaxed);
+        let now = self.now();
+        let Submission { model, inputs, rows, deadline_at, priority, reply } = submission;
+        let margin = REPLY_MARGIN.min(deadline_at.since(now) / 20);
+        let request = scheduler::Request { id, model, deadline_at: deadline_at - margin, priority, rows };
+        let payload = Payload { id, inputs, rows, reply, submitted_at: now };
+        self.inner.inbox.push(Message::Submit { request, payload });
+        Some(Ticket(id))
     }
 
     /// The client went away: takes the request out of the plan if it isn't executing. Also looked at by `drive`.
-    pub fn cancel(&self, _ticket: Ticket) {
-        unimplemented!()
+    pub fn cancel(&self, ticket: Ticket) {
+        self.inner.inbox.push(Message::Cancel(ticket.0));
     }
 
     /// Lets the scheduler look at everything that was handed over. Never waits: if another thread is at it, that thread
     /// sees this thread's news too.
     pub fn drive(&self) {
-        unimplemented!()
+        self.inner.drive();
+    }
+
+    /// How many pages that many bytes of weights take.
+    pub fn pages(&self, bytes: u64) -> u32 {
+        u32::try_from(bytes.div_ceil(self.inner.page_bytes)).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Puts a model into service. It may be asked from the moment on that its number is in the catalogue.
+    pub fn add_model(&self, model: NewModel) -> ModelId {
+        let id = ModelId(self.inner.next_model.fetch_add(1, Ordering::Relaxed));
+        let pages = self.pages(model.prepared.weight_bytes());
+        let metrics = self.inner.metrics.model(&model.name, model.version);
+        self.inner.inbox.push(Message::AddModel { id, pages, model: Box::new(model), metrics });
+        self.drive();
+        id
+    }
+
+    /// Takes a model out of service: what is queued for it is refused, what runs is finished.
+    pub fn remove_model(&self, id: ModelId) {
+        self.inner.inbox.push(Message::RemoveModel(id));
+        self.drive();
+    }
+
+    /// Runs something alone on a device, between batches. `false`: it won't run.
+    pub fn run_alone(&self, device: usize, work: Box<dyn FnOnce() + Send>) -> bool {
+        let core = self.inner.core.lock().unwrap_or_else(PoisonError::into_inner);
+        core.run_alone(device, work)
+    }
+
+    /// Refuses new requests from now on.
+    pub fn refuse_new(&self) {
+        self.inner.shutting_down.store(true, Ordering::Relaxed);
+    }
+
+    /// How many requests are in hand.
+    pub fn in_hand(&self) -> u32 {
+        self.inner.in_hand.load(Ordering::Relaxed)
+    }
+
+    /// Ends the devices: what they were given is carried out first.
+    pub fn stop(&self) {
+        self.refuse_new();
+        self.inner.timer.stop();
+        let devices = self.inner.core.lock().unwrap_or_else(PoisonError::into_inner).take_devices();
+        // Outside the lock: the executors' last reports want to drive.
+        drop(devices);
+        self.drive();
+    }
+}
+
+impl Inner {
+    fn drive(&self) {
+        loop {
+            // The news of this thread must be in the inbox before it finds the lock taken, and the lock must be free
+            // before the driver finds the inbox empty: else both could leave it to the other.
+            fence(Ordering::SeqCst);
+            let wakeup = match self.core.try_lock() {
+                Ok(mut core) => self.turn(&mut core),
+                Err(TryLockError::WouldBlock) => return,
+                // A panic while driving broke an invariant; going on with half of a step would break more.
+                Err(TryLockError::Poisoned(_)) => fatal("the scheduler broke one of its invariants"),
+            };
+            self.timer.set(wakeup);
+            fence(Ordering::SeqCst);
+            if self.inbox.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn turn(&self, core: &mut Core) -> Timestamp {
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(message) = self.inbox.pop() else { break };
+            core.handle(self, self.clock.now(), message);
+        }
+        core.wake_if_due(self, self.clock.now())
+    }
+
+    fn take_slot(&self) -> Option<RequestId> {
+        if let Some(id) = self.free.pop() {
+            return Some(id);
+        }
+        let below = |slot: u32| (slot < self.max_requests).then_some(slot + 1);
+        let slot = self.fresh.fetch_update(Ordering::Relaxed, Ordering::Relaxed, below).ok()?;
+        Some(RequestId { slot, generation: 0 })
+    }
+
+    fn give_slot_back(&self, id: RequestId) {
+        self.in_hand.fetch_sub(1, Ordering::Relaxed);
+        let again = RequestId { slot: id.slot, generation: id.generation.wrapping_add(1) };
+        let pushed = self.free.push(again);
+        assert!(pushed.is_ok(), "P1: more slots were given back than there are");
+    }
+}
+
+/// Ends the process: an invariant is broken, and a supervisor that starts it anew does better than a wrong answer.
+fn fatal(reason: &str) -> ! {
+    tracing::error!("{reason}; the process ends here so that no wrong plan is carried out");
+    std::process::exit(70);
+}
+
+/// The way of a report from an executor into the inbox. Weak: the devices belong to the controller.
+#[derive(Clone)]
+struct Reports(Weak<Inner>);
+
+impl Reports {
+    fn send(&self, report: worker::Report<Payload>) {
+        if let Some(inner) = self.0.upgrade() {
+            inner.inbox.push(Message::Report(report));
+            inner.drive();
+        }
     }
 }

@@ -124,7 +124,7 @@ impl Scheduler {
     pub fn next_wakeup(&self) -> Option<(Timestamp, WakeReason)> {
         let expires = self.policy.next_expiry().map(|at| (at, WakeReason::RequestExpires));
         let hungry = self.hungry_at.first().map(|&(at, _)| (at, WakeReason::ExecutorHungry));
-        let load = self.planner.next_wakeup(&self.ledger, self.config.schedule_ahead);
+        let load = self.planner.next_wakeup(self.now, &self.ledger, self.config.schedule_ahead);
         let load = load.map(|at| (at, WakeReason::ExecutorHungry));
         let quiet = self.slack.batch_work_waits_until().map(|at| (at, WakeReason::BatchWorkWaits));
         [expires, hungry, load, quiet].into_iter().flatten().min()

@@ -98,12 +98,14 @@ impl Planner {
     }
 
     /// When a load executor should be given more, if something wants to be loaded.
-    pub fn next_wakeup(&self, ledger: &Ledger, ahead: Duration) -> Option<Timestamp> {
+    pub fn next_wakeup(&self, now: Timestamp, ledger: &Ledger, ahead: Duration) -> Option<Timestamp> {
         if self.wanting.is_empty() {
             return None;
         }
         let busy = ledger.device_ids().filter(|&id| !ledger.device(id).load.is_idle());
-        busy.map(|id| ledger.device(id).load.hungry_at(ahead)).min().filter(|&at| at != Timestamp::NEVER)
+        // Those that are hungry by now were asked already, and had no room for what wants to be loaded.
+        let later = |at: &Timestamp| *at > now && *at != Timestamp::NEVER;
+        busy.map(|id| ledger.device(id).load.hungry_at(ahead)).filter(later).min()
     }
 
     /// Gives the load executors work until each has `ahead` to do or nothing wants to be loaded.

@@ -331,7 +331,13 @@ fn cancelled_requests_leave_the_queue_and_running_ones_end_as_cancelled() {
          10 cancel 1
          10 cancel 0
          13 done 2",
-        expect![[""]],
+        expect![[r#"
+                0 a1 load m0 on d0 by 87
+                8 a2 exec m0 on d0 batch 1 [0] by 95
+               10    request 1: Cancelled
+               13    request 0: Cancelled
+               13 a3 exec m0 on d0 batch 1 [2] by 95
+        "#]],
     );
 }
 

@@ -1,1 +1,21 @@
-//! Executors that follow windows strictly; pages; IO buffers.
+//! Executors that follow windows strictly: LOAD and UNLOAD on one thread of a device, EXEC on another.
+//!
+//! ```text
+//!  orders ──> heap by `earliest` ──> wait ──> past `latest`? ──yes──> report TooLate, inputs go back
+//!                                                  │no
+//!                                                  └──> gather rows ──> engine ──> split rows ──> report Done
+//! ```
+//!
+//! A worker never does best-effort work and decides nothing. It owns no table of models: an order carries the slot that
+//! holds the weights. The lock on a slot is never waited for, because the scheduler never unloads what is in use (P6).
+
+mod batch;
+mod clock;
+mod executor;
+mod pages;
+mod pin;
+
+pub use batch::{BatchItem, Tensor};
+pub use clock::Clock;
+pub use executor::{Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Slot, Status, UnloadOrder};
+pub use pages::Pages;

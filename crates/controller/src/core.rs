@@ -1,0 +1,307 @@
+//! What the driver holds while it drives: the scheduler, and everything that its commands are about.
+
+use crate::api::{Refusal, Reply};
+use crate::{Inner, NewModel};
+use base::{ActionId, DeviceId, Duration, ModelId, ModelSignature, RequestId, Timestamp};
+use scheduler::{ActionStatus, Command, DeviceSpec, Event, Execution, ModelSpec, Outcome, Rejection, Scheduler};
+use std::collections::HashMap;
+use std::sync::Arc;
+use telemetry::{DeviceMetrics, ModelMetrics};
+use tokio::sync::oneshot;
+use worker::{BatchItem, Device, ExecuteOrder, LoadOrder, Slot, Status, Tensor, UnloadOrder};
+
+/// News for the driver.
+#[derive(Debug)]
+pub(crate) enum Message {
+    Submit { request: scheduler::Request, payload: Payload },
+    Cancel(RequestId),
+    Report(worker::Report<Payload>),
+    AddDevice { device: Device<Payload>, metrics: DeviceMetrics },
+    AddModel { id: ModelId, pages: u32, model: Box<NewModel>, metrics: ModelMetrics },
+    RemoveModel(ModelId),
+}
+
+impl std::fmt::Debug for NewModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} version {}", self.name, self.version)
+    }
+}
+
+/// What a request carries besides what the scheduler knows of it.
+#[derive(Debug)]
+pub(crate) struct Payload {
+    pub id: RequestId,
+    pub inputs: Vec<Tensor>,
+    pub rows: u32,
+    pub reply: oneshot::Sender<Reply>,
+    pub submitted_at: Timestamp,
+}
+
+impl BatchItem for Payload {
+    fn inputs(&self) -> &[Tensor] {
+        &self.inputs
+    }
+
+    fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    fn deliver(self, outputs: Result<Vec<Tensor>, String>) {
+        let reply = outputs.map_or_else(|reason| Reply::Refused(Refusal::ExecutionFailed(reason)), Reply::Outputs);
+        // A receiver that is gone needs no answer.
+        let _ = self.reply.send(reply);
+    }
+}
+
+struct ModelRecord {
+    prepared: Arc<dyn engine::Prepared>,
+    signature: Arc<ModelSignature>,
+    pages: u32,
+    metrics: ModelMetrics,
+    /// By device.
+    slots: Vec<Arc<Slot>>,
+}
+
+struct DeviceRecord {
+    device: Device<Payload>,
+    metrics: DeviceMetrics,
+}
+
+/// What was expected of an action, to compare with its report.
+struct Expectation {
+    device: DeviceId,
+    model: ModelId,
+    took: Duration,
+    /// `None` for loads.
+    done_at: Option<Timestamp>,
+    rows: u32,
+}
+
+pub(crate) struct Core {
+    scheduler: Scheduler,
+    commands: Vec<Command>,
+    /// By slot, of requests that are queued; those in a batch are with the worker.
+    payloads: Vec<Option<Payload>>,
+    models: Vec<Option<ModelRecord>>,
+    devices: Vec<DeviceRecord>,
+    expectations: HashMap<ActionId, Expectation>,
+    steps: u64,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").finish_non_exhaustive()
+    }
+}
+
+/// One step in so many is timed.
+const STEPS_PER_SAMPLE: u64 = 64;
+
+impl Core {
+    pub fn new(config: scheduler::Config) -> Self {
+        Self {
+            scheduler: Scheduler::new(config),
+            commands: Vec::new(),
+            payloads: Vec::new(),
+            models: Vec::new(),
+            devices: Vec::new(),
+            expectations: HashMap::new(),
+            steps: 0,
+        }
+    }
+
+    pub fn take_devices(&mut self) -> Vec<impl Sized + use<>> {
+        std::mem::take(&mut self.devices)
+    }
+
+    pub fn run_alone(&self, device: usize, work: Box<dyn FnOnce() + Send>) -> bool {
+        self.devices.get(device).is_some_and(|record| record.device.run_alone(work))
+    }
+
+    pub fn handle(&mut self, inner: &Inner, now: Timestamp, message: Message) {
+        match message {
+            Message::Submit { request, payload } => {
+                let slot = request.id.slot as usize;
+                if self.payloads.len() <= slot {
+                    self.payloads.resize_with(slot + 1, || None);
+                }
+                self.payloads[slot] = Some(payload);
+                if let Some(Some(model)) = self.models.get(request.model.index())
+                    && !self.scheduler.is_loaded(request.model)
+                {
+                    model.metrics.cold_start();
+                }
+                self.step(inner, now, Event::Submitted(request));
+            }
+            Message::Cancel(request) => self.step(inner, now, Event::Cancelled(request)),
+            Message::Report(report) => self.report(inner, now, report),
+            Message::AddDevice { device, metrics } => {
+                let spec = DeviceSpec { device: DeviceId(self.devices.len() as u32), pages: device.pages().total() };
+                metrics.pages(spec.pages, 0);
+                self.devices.push(DeviceRecord { device, metrics });
+                self.step(inner, now, Event::DeviceAdded(spec));
+            }
+            Message::AddModel { id, pages, model, metrics } => self.add_model(inner, now, id, pages, *model, metrics),
+            Message::RemoveModel(model) => self.step(inner, now, Event::ModelRemoved(model)),
+        }
+    }
+
+    /// Wakes the scheduler if its time has come, and says when it wants to be woken next.
+    pub fn wake_if_due(&mut self, inner: &Inner, now: Timestamp) -> Timestamp {
+        let wanted = |scheduler: &Scheduler| scheduler.next_wakeup().map_or(Timestamp::NEVER, |(at, _)| at);
+        if wanted(&self.scheduler) <= now {
+            self.step(inner, now, Event::WokeUp);
+        }
+        wanted(&self.scheduler)
+    }
+
+    fn add_model(
+        &mut self,
+        inner: &Inner,
+        now: Timestamp,
+        id: ModelId,
+        pages: u32,
+        model: NewModel,
+        metrics: ModelMetrics,
+    ) {
+        if self.models.len() <= id.index() {
+            self.models.resize_with(id.index() + 1, || None);
+        }
+        let slots = self.devices.iter().map(|_| Arc::default()).collect();
+        let NewModel { prepared, signature, profile, objective, .. } = model;
+        self.models[id.index()] = Some(ModelRecord { prepared, signature, pages, metrics, slots });
+        self.step(inner, now, Event::ModelAdded(ModelSpec { model: id, pages, profile, objective }));
+    }
+
+    fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {
+        for payload in report.returned {
+            let slot = payload.id.slot as usize;
+            self.payloads[slot] = Some(payload);
+        }
+        if let Some(expectation) = self.expectations.remove(&report.action) {
+            self.measure(&expectation, &report.status);
+        }
+        let status = match report.status {
+            Status::Done { started_at, ended_at } => ActionStatus::Done { started_at, ended_at },
+            Status::TooLate => ActionStatus::TooLate,
+            Status::Failed(reason) => {
+                tracing::error!(action = report.action.0, "{reason}");
+                ActionStatus::Failed
+            }
+        };
+        self.step(inner, now, Event::Reported(scheduler::Report { action: report.action, status }));
+    }
+
+    fn measure(&self, expected: &Expectation, status: &Status) {
+        let record = &self.devices[expected.device.index()];
+        let Some(Some(model)) = self.models.get(expected.model.index()) else { return };
+        let actions = if expected.done_at.is_some() { record.metrics.executions() } else { record.metrics.loads() };
+        match status {
+            Status::Done { started_at, ended_at } => {
+                let took = ended_at.since(*started_at);
+                actions.done(took, expected.took);
+                if let Some(done_at) = expected.done_at {
+                    model.metrics.executed(expected.rows, took);
+                    record.metrics.completed(*ended_at, done_at);
+                } else {
+                    model.metrics.loaded();
+                    record.metrics.pages(record.device.pages().total(), record.device.pages().used());
+                }
+            }
+            Status::TooLate => actions.too_late(),
+            Status::Failed(_) => actions.failed(),
+        }
+    }
+
+    fn step(&mut self, inner: &Inner, now: Timestamp, event: Event) {
+        let mut commands = std::mem::take(&mut self.commands);
+        self.scheduler.step(now, event, &mut commands);
+        self.steps += 1;
+        if self.steps.is_multiple_of(STEPS_PER_SAMPLE) {
+            inner.metrics.scheduler_step.observe(inner.clock.now().since(now));
+        }
+        for command in commands.drain(..) {
+            match command {
+                Command::Execute(execution) => self.execute(inner, now, execution),
+                Command::Load(load) => self.load(inner, &load),
+                Command::Unload(unload) => self.unload(unload.device, unload.model),
+                Command::Finish { request, outcome } => self.finish(inner, request, outcome),
+            }
+        }
+        self.commands = commands;
+    }
+
+    fn execute(&mut self, inner: &Inner, now: Timestamp, execution: Execution) {
+        let Execution { action, device, model, requests, window, expected, expected_done_at, .. } = execution;
+        let record = self.models[model.index()].as_ref().expect("the scheduler executes models that were added");
+        let take = |id: &RequestId| self.payloads[id.slot as usize].take().expect("queued requests have a payload");
+        let items: Vec<Payload> = requests.iter().map(take).collect();
+        let mut rows = 0;
+        for item in &items {
+            rows += item.rows;
+            record.metrics.queued(now.since(item.submitted_at));
+        }
+        let order = ExecuteOrder {
+            action,
+            window,
+            slot: Arc::clone(&record.slots[device.index()]),
+            signature: Arc::clone(&record.signature),
+            items,
+        };
+        let done_at = Some(expected_done_at);
+        self.expectations.insert(action, Expectation { device, model, took: expected, done_at, rows });
+        if let Err(order) = self.devices[device.index()].device.execute(order) {
+            let returned = order.items;
+            inner.inbox.push(Message::Report(worker::Report { action, status: Status::TooLate, returned }));
+        }
+    }
+
+    fn load(&mut self, inner: &Inner, load: &scheduler::Load) {
+        let record = self.models[load.model.index()].as_ref().expect("the scheduler loads models that were added");
+        let order = LoadOrder {
+            action: load.action,
+            window: load.window,
+            slot: Arc::clone(&record.slots[load.device.index()]),
+            prepared: Arc::clone(&record.prepared),
+            pages: record.pages,
+        };
+        let (device, model) = (load.device, load.model);
+        let expectation = Expectation { device, model, took: load.expected, done_at: None, rows: 0 };
+        self.expectations.insert(load.action, expectation);
+        if !self.devices[load.device.index()].device.load(order) {
+            let (action, returned) = (load.action, Vec::new());
+            inner.inbox.push(Message::Report(worker::Report { action, status: Status::TooLate, returned }));
+        }
+    }
+
+    fn unload(&self, device: DeviceId, model: ModelId) {
+        let record = self.models[model.index()].as_ref().expect("the scheduler unloads models that were added");
+        record.metrics.unloaded();
+        let slot = Arc::clone(&record.slots[device.index()]);
+        let there = &self.devices[device.index()];
+        if !there.device.unload(UnloadOrder { slot, pages: record.pages }) {
+            tracing::error!("P5: an unload could not be handed over; the device's pages are now counted wrongly");
+        }
+        there.metrics.pages(there.device.pages().total(), there.device.pages().used());
+    }
+
+    fn finish(&mut self, inner: &Inner, id: RequestId, outcome: Outcome) {
+        // Requests that were executed have their answer from the worker, and no payload here.
+        if let Some(payload) = self.payloads[id.slot as usize].take() {
+            let refusal = match outcome {
+                Outcome::Rejected(Rejection::DeadlineUnreachable { earliest_at }) => {
+                    Refusal::DeadlineUnreachable { earliest_at }
+                }
+                Outcome::Rejected(Rejection::Overloaded { earliest_at }) => Refusal::Overloaded { earliest_at },
+                Outcome::Rejected(Rejection::QueueFull) => Refusal::QueueFull,
+                Outcome::Rejected(Rejection::ModelUnavailable) => Refusal::ModelUnavailable,
+                Outcome::Rejected(Rejection::NoDevice) => Refusal::NoDevice,
+                Outcome::Failed => Refusal::ExecutionFailed("the model could not be loaded".into()),
+                Outcome::Done | Outcome::Late | Outcome::Cancelled => Refusal::DeadlineMissed,
+            };
+            // A receiver that is gone needs no answer.
+            let _ = payload.reply.send(Reply::Refused(refusal));
+        }
+        inner.give_slot_back(id);
+    }
+}

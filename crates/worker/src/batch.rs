@@ -1,0 +1,221 @@
+//! From the tensors of many requests to one batch, and back.
+
+use base::{DataType, ModelSignature};
+use bytes::Bytes;
+use engine::{EngineError, Loaded, TensorView};
+
+/// A tensor with its own bytes, in the protocol's binary form (row-major, little-endian; elements of `Bytes` are a 4-byte
+/// length and the bytes).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Element type.
+    pub datatype: DataType,
+    /// Dimensions, all known.
+    pub shape: Vec<i64>,
+    /// The elements. Cheap to clone and to slice.
+    pub data: Bytes,
+}
+
+/// One request of a batch, as far as the worker needs it.
+pub trait BatchItem: Send + 'static {
+    /// In the signature's order, one for each input, shapes checked.
+    fn inputs(&self) -> &[Tensor];
+
+    /// Rows of the batch dimension.
+    fn rows(&self) -> u32;
+
+    /// Takes the outputs, in the signature's order, or the reason why there are none.
+    fn deliver(self, outputs: Result<Vec<Tensor>, String>);
+}
+
+/// Memory that one executor uses again and again: nothing is allocated for inputs once the largest batch has been seen.
+#[derive(Debug, Default)]
+pub(crate) struct IoCache {
+    /// One buffer for each input. Words, so that every element type is aligned.
+    inputs: Vec<Vec<u64>>,
+    shapes: Vec<Vec<i64>>,
+}
+
+/// Runs the items and hands each its outputs. Items whose shapes differ in more than the rows can't share a batch; they
+/// run one group after another.
+pub(crate) fn run<I: BatchItem>(
+    loaded: &mut dyn Loaded,
+    signature: &ModelSignature,
+    cache: &mut IoCache,
+    mut items: Vec<I>,
+) -> Result<(), String> {
+    let mut failure = None;
+    while !items.is_empty() {
+        let same = |item: &I| same_shapes(&items[0], item, signature.max_batch > 0);
+        let group = items.iter().take_while(|&item| same(item)).count();
+        // The first item always matches itself unless the model has no batch dimension: then it runs alone.
+        let rest = items.split_off(group.max(1));
+        let outcome = run_group(loaded, cache, &items);
+        match outcome {
+            Ok(outputs) => {
+                for (item, outputs) in items.into_iter().zip(outputs) {
+                    item.deliver(Ok(outputs));
+                }
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                items.into_iter().for_each(|item| item.deliver(Err(reason.clone())));
+                failure = Some(reason);
+            }
+        }
+        items = rest;
+    }
+    failure.map_or(Ok(()), Err)
+}
+
+fn same_shapes<I: BatchItem>(a: &I, b: &I, batched: bool) -> bool {
+    let rest = |shape: &[i64]| shape.len().min(1);
+    batched
+        && a.inputs().len() == b.inputs().len()
+        && a.inputs()
+            .iter()
+            .zip(b.inputs())
+            .all(|(a, b)| a.shape.len() == b.shape.len() && a.shape[rest(&a.shape)..] == b.shape[rest(&b.shape)..])
+}
+
+fn run_group<I: BatchItem>(
+    loaded: &mut dyn Loaded,
+    cache: &mut IoCache,
+    items: &[I],
+) -> Result<Vec<Vec<Tensor>>, EngineError> {
+    let first = items[0].inputs();
+    let rows: u32 = items.iter().map(BatchItem::rows).sum();
+    if items.len() > 1 {
+        cache.gather(items, rows);
+    }
+    let views: Vec<TensorView<'_>> = first
+        .iter()
+        .enumerate()
+        .map(|(index, tensor)| match items {
+            // One request: its own bytes are the batch.
+            [_] => TensorView { datatype: tensor.datatype, shape: &tensor.shape, data: &tensor.data },
+            _ => TensorView { datatype: tensor.datatype, shape: &cache.shapes[index], data: cache.data(index, items) },
+        })
+        .collect();
+    let mut outputs: Vec<Vec<Tensor>> = items.iter().map(|_| Vec::new()).collect();
+    let mut split_error = None;
+    loaded.execute(&views, &mut |_, view| {
+        if let Err(reason) = split(view, items, rows, &mut outputs) {
+            split_error = Some(reason);
+        }
+    })?;
+    match split_error {
+        Some(reason) => Err(EngineError::Execute(reason)),
+        None => Ok(outputs),
+    }
+}
+
+impl IoCache {
+    /// Puts the rows of all items behind one another.
+    fn gather<I: BatchItem>(&mut self, items: &[I], rows: u32) {
+        let count = items[0].inputs().len();
+        self.inputs.resize_with(count.max(self.inputs.len()), Vec::new);
+        self.shapes.resize_with(count.max(self.shapes.len()), Vec::new);
+        for index in 0..count {
+            let bytes: usize = items.iter().map(|item| item.inputs()[index].data.len()).sum();
+            let buffer = &mut self.inputs[index];
+            if buffer.len() * 8 < bytes {
+                buffer.resize(bytes.div_ceil(8), 0);
+            }
+            let mut rest = as_bytes_mut(buffer);
+            for item in items {
+                let data = &item.inputs()[index].data;
+                let (place, behind) = rest.split_at_mut(data.len());
+                place.copy_from_slice(data);
+                rest = behind;
+            }
+            let shape = &mut self.shapes[index];
+            shape.clear();
+            shape.extend_from_slice(&items[0].inputs()[index].shape);
+            if let Some(batch) = shape.first_mut() {
+                *batch = i64::from(rows);
+            }
+        }
+    }
+
+    fn data<I: BatchItem>(&self, index: usize, items: &[I]) -> &[u8] {
+        let bytes: usize = items.iter().map(|item| item.inputs()[index].data.len()).sum();
+        &as_bytes(&self.inputs[index])[..bytes]
+    }
+}
+
+/// Cuts one output of the batch into the items' parts. One copy out of the engine's memory, shared by all items.
+fn split<I: BatchItem>(
+    view: TensorView<'_>,
+    items: &[I],
+    rows: u32,
+    outputs: &mut [Vec<Tensor>],
+) -> Result<(), String> {
+    let data = Bytes::copy_from_slice(view.data);
+    let tensor = |shape: Vec<i64>, data: Bytes| Tensor { datatype: view.datatype, shape, data };
+    if let [output] = outputs {
+        output.push(tensor(view.shape.to_vec(), data));
+        return Ok(());
+    }
+    if view.shape.first() != Some(&i64::from(rows)) {
+        let shape = view.shape;
+        return Err(format!(
+            "an output of a batch of {rows} rows has the shape {shape:?}: its first dimension should be {rows}; set max_batch_size to 0 if the model has no batch dimension"
+        ));
+    }
+    let mut from = 0;
+    let bounds = RowBounds::new(&view, rows)?;
+    let mut row = 0;
+    for (item, output) in items.iter().zip(outputs) {
+        row += item.rows() as usize;
+        let until = bounds.end_of(row);
+        let mut shape = view.shape.to_vec();
+        shape[0] = i64::from(item.rows());
+        output.push(tensor(shape, data.slice(from..until)));
+        from = until;
+    }
+    Ok(())
+}
+
+/// Where the rows of an output end.
+enum RowBounds {
+    Fixed(usize),
+    /// For strings, whose rows differ in length: the end of each row.
+    Walked(Vec<usize>),
+}
+
+impl RowBounds {
+    fn new(view: &TensorView<'_>, rows: u32) -> Result<Self, String> {
+        let rows = rows as usize;
+        if view.datatype.size().is_some() {
+            return Ok(Self::Fixed(view.data.len() / rows.max(1)));
+        }
+        let elements = base::element_count(&view.shape[1..]).ok_or("an output's shape is out of range")?;
+        let mut ends = Vec::with_capacity(rows);
+        let mut at = 0;
+        for _ in 0..rows {
+            for _ in 0..elements {
+                let length = view.data.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+                let length = u32::from_le_bytes(length.ok_or("an output of strings is shorter than its shape says")?);
+                at += 4 + length as usize;
+            }
+            ends.push(at);
+        }
+        Ok(Self::Walked(ends))
+    }
+
+    fn end_of(&self, rows: usize) -> usize {
+        match self {
+            Self::Fixed(bytes) => rows * bytes,
+            Self::Walked(ends) => ends[rows - 1],
+        }
+    }
+}
+
+fn as_bytes(words: &[u64]) -> &[u8] {
+    bytemuck::cast_slice(words)
+}
+
+fn as_bytes_mut(words: &mut [u64]) -> &mut [u8] {
+    bytemuck::cast_slice_mut(words)
+}

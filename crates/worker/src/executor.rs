@@ -1,0 +1,360 @@
+//! The two threads of a device.
+
+use crate::batch::{self, BatchItem, IoCache};
+use crate::pin;
+use crate::{Clock, Pages};
+use base::{ActionId, ModelSignature, Timestamp, Window};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use engine::{Loaded, Prepared};
+use std::collections::BinaryHeap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::thread::JoinHandle;
+
+/// Orders that may wait for one executor (P9). The scheduler keeps far fewer outstanding.
+const MAX_ORDERS: usize = 4096;
+
+/// What a device is made with.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    /// For thread names and messages, for instance `cpu:0`.
+    pub name: String,
+    /// Its number for the engine.
+    pub index: u32,
+    /// Pages for weights.
+    pub pages: u32,
+    /// Bind the EXEC thread to this one of the cores, counted from the last; `None` leaves it to the system.
+    pub pin: Option<usize>,
+}
+
+/// Where a model's weights are while they are on a device. One for each model and device.
+#[derive(Default)]
+pub struct Slot {
+    loaded: Mutex<Option<Box<dyn Loaded>>>,
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Slot")
+    }
+}
+
+/// Run a batch.
+#[derive(Debug)]
+pub struct ExecuteOrder<I> {
+    /// The number that the report names.
+    pub action: ActionId,
+    /// When it may start.
+    pub window: Window,
+    /// The weights.
+    pub slot: Arc<Slot>,
+    /// What the model takes and gives.
+    pub signature: Arc<ModelSignature>,
+    /// The requests.
+    pub items: Vec<I>,
+}
+
+/// Bring weights onto the device.
+pub struct LoadOrder {
+    /// The number that the report names.
+    pub action: ActionId,
+    /// When it may start.
+    pub window: Window,
+    /// Where the weights go.
+    pub slot: Arc<Slot>,
+    /// Where they come from.
+    pub prepared: Arc<dyn Prepared>,
+    /// Pages that they take.
+    pub pages: u32,
+}
+
+/// Free weights.
+#[derive(Debug)]
+pub struct UnloadOrder {
+    /// Where they are.
+    pub slot: Arc<Slot>,
+    /// Pages that they took.
+    pub pages: u32,
+}
+
+/// What became of an order.
+#[derive(Debug)]
+pub struct Report<I> {
+    /// Which one.
+    pub action: ActionId,
+    /// What became of it.
+    pub status: Status,
+    /// The requests of a batch that was not started.
+    pub returned: Vec<I>,
+}
+
+/// What became of an order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Status {
+    /// Done; started inside its window.
+    Done {
+        /// When it started.
+        started_at: Timestamp,
+        /// When it ended.
+        ended_at: Timestamp,
+    },
+    /// Not started: its window had passed.
+    TooLate,
+    /// Failed, and why.
+    Failed(String),
+}
+
+enum LoadMessage {
+    Load(LoadOrder),
+    Unload(UnloadOrder),
+}
+
+enum ExecuteMessage<I> {
+    Execute(ExecuteOrder<I>),
+    /// Something to run alone on the device between batches: a measurement.
+    Alone(Box<dyn FnOnce() + Send>),
+}
+
+/// A device with its two threads. Dropping it lets both finish what they were given, and ends them.
+#[derive(Debug)]
+pub struct Device<I> {
+    execute: Option<Sender<ExecuteMessage<I>>>,
+    load: Option<Sender<LoadMessage>>,
+    pages: Arc<Pages>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl<I: BatchItem> Device<I> {
+    /// Starts the threads. Each end of an order is given to `report`, on the thread that carried it out.
+    pub fn start(
+        config: &DeviceConfig,
+        clock: Clock,
+        report: impl Fn(Report<I>) + Clone + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (execute, execute_orders) = bounded(MAX_ORDERS);
+        let (load, load_orders) = bounded(MAX_ORDERS);
+        let pages = Arc::new(Pages::new(config.pages));
+        let named = |role: &str| std::thread::Builder::new().name(format!("{role} {}", config.name));
+        let executor = Executor { clock, orders: execute_orders, heap: BinaryHeap::new(), cache: IoCache::default() };
+        let loader = Loader { clock, orders: load_orders, pages: Arc::clone(&pages), device: config.index };
+        let (pin, name, load_report) = (config.pin, config.name.clone(), report.clone());
+        let threads = vec![
+            named("exec").spawn(move || {
+                if let Some(position) = pin {
+                    match pin::pin_from_last(position) {
+                        Ok(core) => tracing::info!(device = name, core, "executor is pinned"),
+                        Err(reason) => {
+                            tracing::warn!(device = name, "executor is not pinned, its times will vary more: {reason}");
+                        }
+                    }
+                }
+                executor.run(&report);
+            })?,
+            named("load").spawn(move || loader.run(&load_report))?,
+        ];
+        Ok(Self { execute: Some(execute), load: Some(load), pages, threads })
+    }
+
+    /// Hands over a batch. `Err` gives it back when the executor is gone or its queue full.
+    pub fn execute(&self, order: ExecuteOrder<I>) -> Result<(), ExecuteOrder<I>> {
+        let sender = self.execute.as_ref().expect("only dropping takes the senders");
+        sender.try_send(ExecuteMessage::Execute(order)).map_err(|error| match error.into_inner() {
+            ExecuteMessage::Execute(order) => order,
+            ExecuteMessage::Alone(_) => unreachable!("what was sent comes back"),
+        })
+    }
+
+    /// Runs something alone on the EXEC thread, behind what was ordered before. `false`: the executor is gone or its queue
+    /// full, and it won't run.
+    pub fn run_alone(&self, work: Box<dyn FnOnce() + Send>) -> bool {
+        let sender = self.execute.as_ref().expect("only dropping takes the senders");
+        sender.try_send(ExecuteMessage::Alone(work)).is_ok()
+    }
+
+    /// Hands over a load. `false`: the executor is gone or its queue full, and nothing will be reported.
+    pub fn load(&self, order: LoadOrder) -> bool {
+        let sender = self.load.as_ref().expect("only dropping takes the senders");
+        sender.try_send(LoadMessage::Load(order)).is_ok()
+    }
+
+    /// Hands over an unload; LOAD and UNLOAD are obeyed in the order in which they were given.
+    pub fn unload(&self, order: UnloadOrder) -> bool {
+        let sender = self.load.as_ref().expect("only dropping takes the senders");
+        sender.try_send(LoadMessage::Unload(order)).is_ok()
+    }
+
+    /// The worker's own count of pages.
+    pub fn pages(&self) -> &Pages {
+        &self.pages
+    }
+}
+
+impl<I> Drop for Device<I> {
+    fn drop(&mut self) {
+        self.execute = None;
+        self.load = None;
+        for thread in self.threads.drain(..) {
+            // The last handle may be dropped on one of these threads itself, which can't wait for its own end.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// The EXEC thread.
+struct Executor<I> {
+    clock: Clock,
+    orders: Receiver<ExecuteMessage<I>>,
+    heap: BinaryHeap<ByEarliest<I>>,
+    cache: IoCache,
+}
+
+struct ByEarliest<I>(ExecuteOrder<I>);
+
+impl<I> ByEarliest<I> {
+    fn key(&self) -> (Timestamp, ActionId) {
+        (self.0.window.earliest, self.0.action)
+    }
+}
+
+impl<I> PartialEq for ByEarliest<I> {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+impl<I> Eq for ByEarliest<I> {}
+impl<I> PartialOrd for ByEarliest<I> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl<I> Ord for ByEarliest<I> {
+    /// Reversed: the heap gives the largest first, we want the earliest.
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        other.key().cmp(&self.key())
+    }
+}
+
+impl<I: BatchItem> Executor<I> {
+    fn run(mut self, report: &impl Fn(Report<I>)) {
+        while let Some(order) = self.next() {
+            let action = order.action;
+            let now = self.clock.now();
+            let report_of = |status, returned| Report { action, status, returned };
+            if now > order.window.latest {
+                report(report_of(Status::TooLate, order.items));
+                continue;
+            }
+            let status = match self.execute(order) {
+                Ok(()) => Status::Done { started_at: now, ended_at: self.clock.now() },
+                Err(reason) => Status::Failed(reason),
+            };
+            report(report_of(status, Vec::new()));
+        }
+    }
+
+    /// The next order whose time has come; `None` when there will be no more.
+    fn next(&mut self) -> Option<ExecuteOrder<I>> {
+        loop {
+            while let Ok(message) = self.orders.try_recv() {
+                self.take(message);
+            }
+            let Some(first) = self.heap.peek() else {
+                let message = self.orders.recv().ok()?;
+                self.take(message);
+                continue;
+            };
+            let wait = first.0.window.earliest.since(self.clock.now());
+            if wait == base::Duration::ZERO {
+                return self.heap.pop().map(|first| first.0);
+            }
+            match self.orders.recv_timeout(wait.into()) {
+                Ok(message) => self.take(message),
+                Err(RecvTimeoutError::Timeout) => {}
+                // No more orders will come, but those that are here are carried out in their time.
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(wait.into()),
+            }
+        }
+    }
+
+    fn take(&mut self, message: ExecuteMessage<I>) {
+        match message {
+            ExecuteMessage::Execute(order) => self.heap.push(ByEarliest(order)),
+            ExecuteMessage::Alone(work) => {
+                // Whoever sent it learns of a panic by the end of its channel.
+                let _ = catch_unwind(AssertUnwindSafe(work));
+            }
+        }
+    }
+
+    fn execute(&mut self, order: ExecuteOrder<I>) -> Result<(), String> {
+        let mut loaded = match order.slot.loaded.try_lock() {
+            Ok(loaded) => loaded,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err("P6: the weights are being changed while they are used".into()),
+        };
+        let loaded = loaded.as_mut().ok_or("P6: the weights are not loaded")?;
+        let cache = &mut self.cache;
+        let outcome =
+            catch_unwind(AssertUnwindSafe(|| batch::run(loaded.as_mut(), &order.signature, cache, order.items)));
+        outcome.unwrap_or_else(|panic| Err(format!("the engine panicked: {}", panic_text(&*panic))))
+    }
+}
+
+/// The LOAD thread.
+struct Loader {
+    clock: Clock,
+    orders: Receiver<LoadMessage>,
+    pages: Arc<Pages>,
+    device: u32,
+}
+
+impl Loader {
+    fn run<I>(self, report: &impl Fn(Report<I>)) {
+        while let Ok(message) = self.orders.recv() {
+            match message {
+                LoadMessage::Load(order) => {
+                    let status = self.load(&order);
+                    report(Report { action: order.action, status, returned: Vec::new() });
+                }
+                LoadMessage::Unload(order) => {
+                    let loaded = order.slot.loaded.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    drop(loaded);
+                    self.pages.give_back(order.pages);
+                }
+            }
+        }
+    }
+
+    fn load(&self, order: &LoadOrder) -> Status {
+        let wait = order.window.earliest.since(self.clock.now());
+        if wait > base::Duration::ZERO {
+            std::thread::sleep(wait.into());
+        }
+        let started_at = self.clock.now();
+        if started_at > order.window.latest {
+            return Status::TooLate;
+        }
+        if !self.pages.take(order.pages) {
+            let (used, total) = (self.pages.used(), self.pages.total());
+            return Status::Failed(format!("P5: {} pages wanted, {used} of {total} are in use", order.pages));
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(|| order.prepared.load(self.device)));
+        let reason = match outcome {
+            Ok(Ok(loaded)) => {
+                *order.slot.loaded.lock().unwrap_or_else(PoisonError::into_inner) = Some(loaded);
+                return Status::Done { started_at, ended_at: self.clock.now() };
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => format!("the engine panicked: {}", panic_text(&*panic)),
+        };
+        self.pages.give_back(order.pages);
+        Status::Failed(reason)
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
