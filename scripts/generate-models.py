@@ -189,10 +189,10 @@ def tiny_models():
     graph.node("Neg", "input", named="output")
     yield graph
 
-    graph = Graph("upper")  # strings that are computed on
-    graph.input("input", TensorProto.STRING, ["count"])
-    graph.output("output", TensorProto.STRING, ["count"])
-    graph.node("StringNormalizer", "input", named="output", case_change_action="UPPER")
+    graph = Graph("doubled")  # strings that are more than passed on
+    graph.input("input", TensorProto.STRING, ["batch", "width"])
+    graph.output("output", TensorProto.STRING, ["batch", "twice"])
+    graph.node("Concat", "input", "input", named="output", axis=1)
     yield graph
 
     graph = Graph("missing_operator")

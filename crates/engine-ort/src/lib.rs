@@ -1,1 +1,125 @@
 //! ONNX Runtime on CPU cores.
+//!
+//! ```text
+//!  model.onnx ──optimise──> skeleton (the graph, some KB) + block (the weights, aligned) ──> file in the cache
+//!                                      │                         │
+//!                                      └───────── load ──────────┴──> session ──execute──> outputs
+//! ```
+//!
+//! A load makes a session from the skeleton and lends it the weights where they lie: nothing that grows with the weights
+//! is read, copied or optimised. Weights of matrix products are packed by the runtime for speed, which does grow with
+//! them; models that are made of them keep their sessions when they are unloaded, so that it happens once.
+#![allow(unsafe_code, reason = "the runtime is a C library; each block says why it is sound")]
+
+mod block;
+mod cache;
+mod library;
+mod loaded;
+mod model;
+mod onnx;
+mod runtime;
+mod session;
+mod signature;
+mod strings;
+
+pub use library::find as find_library;
+
+use base::ModelSignature;
+use engine::{Engine, EngineError, Loaded, ModelSource, Prepared};
+use loaded::OrtLoaded;
+use model::Model;
+use runtime::Runtime;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// What may be chosen about the engine.
+#[derive(Clone, Debug)]
+pub struct OrtOptions {
+    /// The shared library; `None` looks for it (see [`find_library`]).
+    pub library: Option<PathBuf>,
+    /// Cores for one execution, at least 1.
+    pub threads: u16,
+}
+
+impl Default for OrtOptions {
+    fn default() -> Self {
+        Self { library: None, threads: 1 }
+    }
+}
+
+/// The engine. There may be several, but they share one library, environment and workspace.
+pub struct OrtEngine {
+    runtime: &'static Runtime,
+    threads: u16,
+    /// Models by content, as long as somebody uses them.
+    models: Mutex<HashMap<blake3::Hash, Weak<Model>>>,
+}
+
+impl OrtEngine {
+    /// Loads the library.
+    pub fn new(options: &OrtOptions) -> Result<Self, EngineError> {
+        let path = match &options.library {
+            Some(path) => path.clone(),
+            None => find_library()?,
+        };
+        Ok(Self { runtime: Runtime::get(&path)?, threads: options.threads, models: Mutex::default() })
+    }
+
+    /// What the library says of itself: version, commit, flags.
+    pub fn build(&self) -> &'static str {
+        self.runtime.build
+    }
+
+    fn model(&self, file: &Path, cache: Option<&Path>) -> Result<Arc<Model>, EngineError> {
+        let bytes = std::fs::read(file).map_err(|error| EngineError::io(file, error))?;
+        if bytes.is_empty() {
+            return Err(EngineError::bad_model(file, "the file is empty: expected an ONNX model"));
+        }
+        let key = model::key(self.runtime, file, &bytes);
+        let known = || self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = known().get(&key).and_then(Weak::upgrade) {
+            return Ok(model);
+        }
+        let cached = cache.map(|folder| cache::path(folder, &key));
+        let model = Arc::new(Model::prepare(self.runtime, self.threads, file, bytes, cached.as_deref())?);
+        let mut known = known();
+        known.retain(|_, model| model.strong_count() > 0);
+        known.insert(key, Arc::downgrade(&model));
+        Ok(model)
+    }
+}
+
+impl Engine for OrtEngine {
+    fn name(&self) -> &'static str {
+        "onnxruntime"
+    }
+
+    fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
+        let model = self.model(&source.file, source.cache.as_deref())?;
+        let signature =
+            model.ports.signature(source.max_batch).map_err(|reason| EngineError::bad_model(&source.file, reason))?;
+        Ok(Arc::new(OrtPrepared { runtime: self.runtime, model, signature }))
+    }
+}
+
+struct OrtPrepared {
+    runtime: &'static Runtime,
+    model: Arc<Model>,
+    signature: ModelSignature,
+}
+
+impl Prepared for OrtPrepared {
+    fn signature(&self) -> &ModelSignature {
+        &self.signature
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.model.weight_bytes
+    }
+
+    fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        let session = self.model.session(self.runtime).map_err(|refused| EngineError::Load(refused.0))?;
+        Ok(Box::new(OrtLoaded::new(self.runtime, Arc::clone(&self.model), session)))
+    }
+}

@@ -1,0 +1,188 @@
+//! Optimised models on disk, one file for each, named by the content that it was made from.
+//!
+//! ```text
+//!  | head: magic, lengths, checksum | skeleton (the graph as ONNX) | block (the weights) |
+//!  0                                4096                           next multiple of 4096
+//! ```
+//!
+//! A file is written beside its place, brought to disk, and renamed, so it is there either whole or not at all; what is
+//! broken nevertheless is noticed by its checksum, removed, and made again.
+
+use crate::block::Block;
+use memmap2::Mmap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Changes whenever the layout of the file or of the block does.
+const MAGIC: &[u8; 16] = b"punctual ort  1\n";
+const PAGE: usize = 4096;
+const HEAD: usize = MAGIC.len() + 8 + 8 + 32;
+
+/// What a model becomes when it is optimised.
+pub(crate) struct Optimised {
+    /// The graph, with the larger weights left out.
+    pub(crate) skeleton: Vec<u8>,
+    /// The larger weights.
+    pub(crate) block: Block,
+    /// How many bytes they are; the block may end later.
+    pub(crate) block_bytes: usize,
+}
+
+impl Optimised {
+    fn checksum(&self) -> blake3::Hash {
+        checksum(&self.skeleton, &self.block[..self.block_bytes])
+    }
+
+    /// Brings weights that lie in the cache's file into memory that is never read from disk again.
+    pub(crate) fn pinned(self) -> io::Result<Self> {
+        if matches!(self.block, Block::Owned(_)) {
+            return Ok(self);
+        }
+        let mut memory = Block::new(self.block_bytes)?;
+        memory[..self.block_bytes].copy_from_slice(&self.block[..self.block_bytes]);
+        Ok(Self { block: Block::Owned(memory), ..self })
+    }
+}
+
+fn checksum(skeleton: &[u8], block: &[u8]) -> blake3::Hash {
+    blake3::Hasher::new().update(skeleton).update(block).finalize()
+}
+
+/// The file for a key.
+pub(crate) fn path(folder: &Path, key: &blake3::Hash) -> PathBuf {
+    folder.join(format!("{}.ort-cache", key.to_hex()))
+}
+
+/// What is kept in a file; `None` if there is none, or none that is whole (then it is removed).
+pub(crate) fn read(path: &Path) -> Option<Optimised> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) => {
+            tracing::warn!("{}: the cached model can't be read and is made again: {error}", path.display());
+            return None;
+        }
+    };
+    let optimised = parse(&file);
+    if let Err(reason) = &optimised {
+        tracing::warn!("{}: the cached model is broken ({reason}) and is made again", path.display());
+        if let Err(error) = fs::remove_file(path) {
+            tracing::warn!("{}: the broken file can't be removed: {error}", path.display());
+        }
+    }
+    optimised.ok()
+}
+
+fn parse(file: &File) -> Result<Optimised, String> {
+    // SAFETY: files of the cache are only ever replaced as a whole, by renaming, so what is mapped doesn't change.
+    let map = unsafe { Mmap::map(file) }.map_err(|error| error.to_string())?;
+    let head: &[u8; HEAD] = map.first_chunk().ok_or("it is too short")?;
+    let (magic, rest) = head.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err("it doesn't begin as it should".into());
+    }
+    let number = |at: usize| {
+        let bytes = rest[at..at + 8].try_into().expect("a slice of 8 bytes");
+        usize::try_from(u64::from_le_bytes(bytes)).map_err(|_| "its lengths are too large")
+    };
+    let (skeleton_bytes, block_bytes) = (number(0)?, number(8)?);
+    let skeleton_end = PAGE.checked_add(skeleton_bytes).ok_or("its lengths are too large")?;
+    let start = skeleton_end.checked_next_multiple_of(PAGE).ok_or("its lengths are too large")?;
+    if start.checked_add(block_bytes) != Some(map.len()) {
+        return Err(format!("it has {} bytes, but its head says {start} and {block_bytes}", map.len()));
+    }
+    if checksum(&map[PAGE..skeleton_end], &map[start..]).as_bytes() != &rest[16..] {
+        return Err("its checksum is wrong".into());
+    }
+    let skeleton = map[PAGE..skeleton_end].to_vec();
+    Ok(Optimised { skeleton, block: Block::Mapped { map, start }, block_bytes })
+}
+
+/// Keeps an optimised model. On an error nothing is left behind.
+pub(crate) fn write(path: &Path, optimised: &Optimised) -> io::Result<()> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    fs::create_dir_all(folder)?;
+    let mut part = tempfile::Builder::new().prefix(".part-").tempfile_in(folder)?;
+    let file = part.as_file_mut();
+    let skeleton_end = PAGE + optimised.skeleton.len();
+    let padding = vec![0; PAGE];
+    file.write_all(MAGIC)?;
+    file.write_all(&(optimised.skeleton.len() as u64).to_le_bytes())?;
+    file.write_all(&(optimised.block_bytes as u64).to_le_bytes())?;
+    file.write_all(optimised.checksum().as_bytes())?;
+    file.write_all(&padding[HEAD..])?;
+    file.write_all(&optimised.skeleton)?;
+    file.write_all(&padding[..skeleton_end.next_multiple_of(PAGE) - skeleton_end])?;
+    file.write_all(&optimised.block[..optimised.block_bytes])?;
+    file.sync_all()?;
+    part.persist(path).map_err(|error| error.error)?;
+    // The name, too, must survive a loss of power.
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Optimised {
+        let mut memory = Block::new(10_000).unwrap();
+        memory[..10_000].fill(7);
+        Optimised { skeleton: b"graph".to_vec(), block: Block::Owned(memory), block_bytes: 10_000 }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path(&folder.path().join("made/as/needed"), &blake3::hash(b"model"));
+        assert!(read(&path).is_none());
+        write(&path, &sample()).unwrap();
+        let kept = read(&path).unwrap();
+        assert_eq!(kept.skeleton, b"graph");
+        assert_eq!(kept.block_bytes, 10_000);
+        assert!(kept.block.iter().all(|&byte| byte == 7));
+        let pinned = kept.pinned().unwrap();
+        assert!(matches!(pinned.block, Block::Owned(_)));
+        assert!(pinned.block[..10_000].iter().all(|&byte| byte == 7));
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn whatever_is_broken_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path(folder.path(), &blake3::hash(b"model"));
+        write(&path, &sample()).unwrap();
+        let whole = fs::read(&path).unwrap();
+        let flipped = |at: usize| {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            bytes
+        };
+        let lies = [MAGIC.as_slice(), &u64::MAX.to_le_bytes(), &u64::MAX.to_le_bytes(), &[0; 32]].concat();
+        let broken = [
+            vec![],
+            whole[..20].to_vec(),
+            whole[..whole.len() - 1].to_vec(),
+            [&whole[..], b"x"].concat(),
+            flipped(0),
+            flipped(20),
+            flipped(40),
+            flipped(PAGE),
+            flipped(whole.len() - 1),
+            lies,
+        ];
+        for (number, bytes) in broken.into_iter().enumerate() {
+            fs::write(&path, bytes).unwrap();
+            assert!(read(&path).is_none(), "case {number}");
+            assert!(!path.exists(), "case {number}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_can_not_be_made_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(write(&path(&file, &blake3::hash(b"model")), &sample()).is_err());
+    }
+}

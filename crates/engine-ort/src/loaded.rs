@@ -1,0 +1,201 @@
+//! A model that can be executed.
+
+use crate::model::{self, Model};
+use crate::runtime::{Refused, Runtime};
+use crate::session::{Session, Value};
+use crate::signature::{self, Port};
+use crate::strings;
+use base::{DataType, element_count};
+use engine::{EngineError, Loaded, TensorView};
+use ort::sys;
+use std::ptr;
+use std::sync::Arc;
+
+/// See the module. Its buffers are kept from one execution to the next.
+pub(crate) struct OrtLoaded {
+    runtime: &'static Runtime,
+    /// `None` only while it is being dropped.
+    session: Option<Session>,
+    model: Arc<Model>,
+    /// The C strings belong to the model.
+    input_names: Vec<*const core::ffi::c_char>,
+    output_names: Vec<*const core::ffi::c_char>,
+    values: Vec<Value>,
+    inputs: Vec<*const sys::OrtValue>,
+    outputs: Vec<*mut sys::OrtValue>,
+    /// Inputs that did not lie where their type may lie, moved; words, so that every type may lie there.
+    aligned: Vec<Vec<u64>>,
+    text: Vec<u8>,
+}
+
+// SAFETY: the pointers are to strings of the model, which is held, and to values that are only there during a call.
+unsafe impl Send for OrtLoaded {}
+
+impl OrtLoaded {
+    pub(crate) fn new(runtime: &'static Runtime, model: Arc<Model>, session: Session) -> Self {
+        let (inputs, outputs) = (model.ports.inputs.len(), model.ports.outputs.len());
+        Self {
+            runtime,
+            session: Some(session),
+            input_names: model::names(&model.ports.inputs),
+            output_names: model::names(&model.ports.outputs),
+            values: Vec::with_capacity(inputs),
+            inputs: Vec::with_capacity(inputs),
+            outputs: vec![ptr::null_mut(); outputs],
+            aligned: vec![Vec::new(); inputs],
+            text: Vec::new(),
+            model,
+        }
+    }
+
+    /// Makes a value over each input.
+    fn bind(&mut self, inputs: &[TensorView<'_>]) -> Result<(), Refused> {
+        let ports = &self.model.ports.inputs;
+        if inputs.len() != ports.len() {
+            return Err(Refused(format!("{} inputs were given, the model has {}", inputs.len(), ports.len())));
+        }
+        for ((port, view), aligned) in ports.iter().zip(inputs).zip(&mut self.aligned) {
+            let value = bind(self.runtime, port, view, aligned)?;
+            self.inputs.push(value.raw);
+            self.values.push(value);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self) -> Result<(), Refused> {
+        let session = self.session.as_ref().expect("there until it is dropped");
+        // SAFETY: names and values are live and as many as is said; outputs are null, so the runtime makes them. No other
+        // thread can use this session, since `self` is borrowed mutably.
+        let status = unsafe {
+            (self.runtime.api.Run)(
+                session.raw,
+                ptr::null(),
+                self.input_names.as_ptr(),
+                self.inputs.as_ptr(),
+                self.inputs.len(),
+                self.output_names.as_ptr(),
+                self.output_names.len(),
+                self.outputs.as_mut_ptr(),
+            )
+        };
+        self.runtime.check(status)
+    }
+
+    /// Hands the outputs to the sink.
+    fn emit(&mut self, sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<(), Refused> {
+        for index in 0..self.outputs.len() {
+            let raw = std::mem::replace(&mut self.outputs[index], ptr::null_mut());
+            if raw.is_null() {
+                let name = &self.model.ports.outputs[index].spec.name;
+                return Err(Refused(format!("output {name} has no value")));
+            }
+            // SAFETY: the runtime made it for us.
+            let value = unsafe { Value::owned(self.runtime, raw) };
+            emit(self.runtime, &value, &mut self.text, &mut |view| sink(index, view))?;
+        }
+        Ok(())
+    }
+}
+
+impl Loaded for OrtLoaded {
+    fn execute(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError> {
+        let done = self.bind(inputs).and_then(|()| self.run());
+        // The inputs' memory is the caller's: no value may outlive this call.
+        self.inputs.clear();
+        self.values.clear();
+        let done = done.and_then(|()| self.emit(sink));
+        for raw in self.outputs.iter_mut().filter(|raw| !raw.is_null()) {
+            // SAFETY: made for us by an execution that then failed.
+            drop(unsafe { Value::owned(self.runtime, std::mem::replace(raw, ptr::null_mut())) });
+        }
+        done.map_err(|refused| EngineError::Execute(refused.0))
+    }
+}
+
+impl Drop for OrtLoaded {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            self.model.park(session);
+        }
+    }
+}
+
+fn bind(
+    runtime: &'static Runtime,
+    port: &Port,
+    view: &TensorView<'_>,
+    aligned: &mut Vec<u64>,
+) -> Result<Value, Refused> {
+    let name = &port.spec.name;
+    if view.datatype != port.spec.datatype {
+        return Err(Refused(format!("input {name} is {}, expected {}", view.datatype, port.spec.datatype)));
+    }
+    let count = element_count(view.shape)
+        .ok_or_else(|| Refused(format!("input {name} has the shape {:?}, which no memory can hold", view.shape)))?;
+    let Some(size) = view.datatype.size() else {
+        let strings = strings::split(view.data, count).map_err(|why| Refused(format!("input {name}: {why}")))?;
+        return strings::to_value(runtime, view.shape, &strings);
+    };
+    if count.checked_mul(size) != Some(view.data.len()) {
+        let (length, shape) = (view.data.len(), view.shape);
+        return Err(Refused(format!("input {name} has {length} bytes, which is not what the shape {shape:?} takes")));
+    }
+    if view.datatype == DataType::Bool && view.data.iter().any(|&byte| byte > 1) {
+        return Err(Refused(format!("input {name} has a byte that is neither 0 nor 1, but its type is BOOL")));
+    }
+    let data = if view.data.as_ptr().align_offset(size) == 0 { view.data.as_ptr() } else { moved(view.data, aligned) };
+    // SAFETY: the caller's memory (or the copy) is there until the call to `execute` returns, and the value is dropped
+    // before; length, alignment and the values of booleans were checked above.
+    unsafe { Value::over(runtime, data, view.data.len(), view.shape, signature::element(view.datatype)) }
+}
+
+/// Copies bytes to where every type may lie.
+fn moved(data: &[u8], aligned: &mut Vec<u64>) -> *const u8 {
+    aligned.clear();
+    aligned.resize(data.len().div_ceil(8), 0);
+    let place = aligned.as_mut_ptr().cast::<u8>();
+    // SAFETY: `aligned` was just given at least that many bytes, and is no part of `data`.
+    unsafe { ptr::copy_nonoverlapping(data.as_ptr(), place, data.len()) };
+    place
+}
+
+fn emit(
+    runtime: &'static Runtime,
+    value: &Value,
+    text: &mut Vec<u8>,
+    sink: &mut dyn FnMut(TensorView<'_>),
+) -> Result<(), Refused> {
+    let mut element = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    let (mut dims, mut rank) = (ptr::null(), 0);
+    // SAFETY: the value is live and the out-pointers are valid; the shape belongs to the value.
+    let shape: &[i64] = unsafe {
+        let describe = runtime.api.GetTensorElementTypeAndShapeDataReference;
+        runtime.check(describe(value.raw, &mut element, &mut dims, &mut rank))?;
+        if rank == 0 { &[] } else { std::slice::from_raw_parts(dims, rank) }
+    };
+    let datatype = signature::data_type(element)
+        .ok_or_else(|| Refused(format!("an output has elements that the protocol has no type for ({element:?})")))?;
+    let count = element_count(shape).ok_or_else(|| Refused(format!("an output has the impossible shape {shape:?}")))?;
+    let data: &[u8] = match datatype.size() {
+        None => {
+            // SAFETY: a live tensor of `count` strings.
+            unsafe { strings::from_value(runtime, value.raw, count, text) }?;
+            text
+        }
+        Some(_) if count == 0 => &[],
+        Some(size) => {
+            let mut data = ptr::null_mut();
+            // SAFETY: the value is live; its memory has `count` elements of `size` bytes and isn't written to any more.
+            unsafe {
+                runtime.check((runtime.api.GetTensorMutableData)(value.raw, &mut data))?;
+                std::slice::from_raw_parts(data.cast::<u8>(), count * size)
+            }
+        }
+    };
+    sink(TensorView { datatype, shape, data });
+    Ok(())
+}

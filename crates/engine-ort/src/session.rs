@@ -1,0 +1,236 @@
+//! The runtime's objects, each freed once: sessions, their options, values, the store of packed weights.
+
+use crate::runtime::{Refused, Runtime};
+use ort::sys;
+use std::ffi::{CStr, CString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+
+/// A path as the runtime takes it.
+pub(crate) fn c_path(path: &Path) -> Result<CString, Refused> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| Refused(format!("{} contains a zero byte", path.display())))
+}
+
+/// How a session is to be made.
+pub(crate) struct Options {
+    runtime: &'static Runtime,
+    raw: *mut sys::OrtSessionOptions,
+}
+
+// SAFETY: the options are only read once they are made, and the runtime reads them without changing them.
+unsafe impl Send for Options {}
+// SAFETY: as above.
+unsafe impl Sync for Options {}
+
+impl Options {
+    /// What all sessions have in common: one execution at a time on `threads` cores, no spinning, the shared workspace.
+    pub(crate) fn new(runtime: &'static Runtime, threads: u16) -> Result<Self, Refused> {
+        let mut raw = ptr::null_mut();
+        let api = runtime.api;
+        // SAFETY: the out-pointer is valid; then `raw` is a live object that is freed by `drop`.
+        let options = unsafe {
+            runtime.check((api.CreateSessionOptions)(&mut raw))?;
+            let options = Self { runtime, raw };
+            runtime.check((api.SetIntraOpNumThreads)(raw, threads.max(1).into()))?;
+            runtime.check((api.SetInterOpNumThreads)(raw, 1))?;
+            runtime.check((api.SetSessionExecutionMode)(raw, sys::ExecutionMode::ORT_SEQUENTIAL))?;
+            options
+        };
+        options.set(c"session.intra_op.allow_spinning", c"0")?;
+        options.set(c"session.use_env_allocators", c"1")?;
+        Ok(options)
+    }
+
+    pub(crate) fn set(&self, key: &CStr, value: &CStr) -> Result<(), Refused> {
+        // SAFETY: both are C strings, copied by the callee.
+        self.runtime.check(unsafe { (self.runtime.api.AddSessionConfigEntry)(self.raw, key.as_ptr(), value.as_ptr()) })
+    }
+
+    /// Whether to optimise the graph. One that was optimised already must not be.
+    pub(crate) fn optimise(&self, wanted: bool) -> Result<(), Refused> {
+        let level = if wanted {
+            sys::GraphOptimizationLevel::ORT_ENABLE_ALL
+        } else {
+            sys::GraphOptimizationLevel::ORT_DISABLE_ALL
+        };
+        // SAFETY: `raw` is live.
+        self.runtime.check(unsafe { (self.runtime.api.SetSessionGraphOptimizationLevel)(self.raw, level) })
+    }
+
+    /// Where the optimised model is written, its larger weights into a file of that name beside it.
+    pub(crate) fn write_optimised(&self, model: &Path, weights: &CStr) -> Result<(), Refused> {
+        let path = c_path(model)?;
+        // SAFETY: the path is a C string, copied by the callee.
+        self.runtime.check(unsafe { (self.runtime.api.SetOptimizedModelFilePath)(self.raw, path.as_ptr()) })?;
+        self.set(c"session.optimized_model_external_initializers_file_name", weights)?;
+        self.set(c"session.optimized_model_external_initializers_min_size_in_bytes", c"1024")
+    }
+
+    /// Supplies the weight of that name.
+    ///
+    /// # Safety
+    /// The value must outlive these options and every session made with them.
+    pub(crate) unsafe fn supply(&self, name: &CStr, value: &Value) -> Result<(), Refused> {
+        // SAFETY: the name is copied; the value lives long enough, says the caller.
+        self.runtime.check(unsafe { (self.runtime.api.AddInitializer)(self.raw, name.as_ptr(), value.raw) })
+    }
+}
+
+impl Drop for Options {
+    fn drop(&mut self) {
+        // SAFETY: made by the runtime, freed once.
+        unsafe { (self.runtime.api.ReleaseSessionOptions)(self.raw) }
+    }
+}
+
+/// A tensor.
+pub(crate) struct Value {
+    runtime: &'static Runtime,
+    pub(crate) raw: *mut sys::OrtValue,
+}
+
+// SAFETY: a value has no tie to the thread that made it, and a shared one is only read.
+unsafe impl Send for Value {}
+// SAFETY: as above.
+unsafe impl Sync for Value {}
+
+impl Value {
+    /// A tensor over somebody else's memory.
+    ///
+    /// # Safety
+    /// `length` bytes at `data` must be readable while the value lives, must be what `dims` and `element` say, and nobody
+    /// may write to them.
+    pub(crate) unsafe fn over(
+        runtime: &'static Runtime,
+        data: *const u8,
+        length: usize,
+        dims: &[i64],
+        element: sys::ONNXTensorElementDataType,
+    ) -> Result<Self, Refused> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the caller answers for the memory; the dimensions are copied. Inputs and weights are never written to,
+        // although the parameter isn't const.
+        let status = unsafe {
+            let data = data.cast_mut().cast();
+            let create = runtime.api.CreateTensorWithDataAsOrtValue;
+            create(runtime.host, data, length, dims.as_ptr(), dims.len(), element, &mut raw)
+        };
+        runtime.check(status)?;
+        Ok(Self { runtime, raw })
+    }
+
+    /// A tensor of empty strings.
+    pub(crate) fn strings(runtime: &'static Runtime, dims: &[i64]) -> Result<Self, Refused> {
+        let mut raw = ptr::null_mut();
+        let element = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING;
+        // SAFETY: the dimensions are copied; the out-pointer is valid.
+        let status = unsafe {
+            (runtime.api.CreateTensorAsOrtValue)(runtime.allocator, dims.as_ptr(), dims.len(), element, &mut raw)
+        };
+        runtime.check(status)?;
+        Ok(Self { runtime, raw })
+    }
+
+    /// Takes over what the runtime made.
+    ///
+    /// # Safety
+    /// `raw` must be a live value that nobody else frees.
+    pub(crate) unsafe fn owned(runtime: &'static Runtime, raw: *mut sys::OrtValue) -> Self {
+        Self { runtime, raw }
+    }
+}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        // SAFETY: ours, freed once.
+        unsafe { (self.runtime.api.ReleaseValue)(self.raw) }
+    }
+}
+
+/// Packed weights, kept once for all sessions that use them.
+pub(crate) struct Packed {
+    runtime: &'static Runtime,
+    raw: *mut sys::OrtPrepackedWeightsContainer,
+}
+
+// SAFETY: the runtime locks the container itself.
+unsafe impl Send for Packed {}
+// SAFETY: as above.
+unsafe impl Sync for Packed {}
+
+impl Packed {
+    pub(crate) fn new(runtime: &'static Runtime) -> Result<Self, Refused> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the out-pointer is valid.
+        runtime.check(unsafe { (runtime.api.CreatePrepackedWeightsContainer)(&mut raw) })?;
+        Ok(Self { runtime, raw })
+    }
+}
+
+impl Drop for Packed {
+    fn drop(&mut self) {
+        // SAFETY: ours, freed once, after the sessions that use it (they are held by whoever holds this).
+        unsafe { (self.runtime.api.ReleasePrepackedWeightsContainer)(self.raw) }
+    }
+}
+
+/// A model that can be run.
+pub(crate) struct Session {
+    pub(crate) runtime: &'static Runtime,
+    pub(crate) raw: *mut sys::OrtSession,
+}
+
+// SAFETY: a session may be used from any thread.
+unsafe impl Send for Session {}
+// SAFETY: as above; running one is safe from many threads.
+unsafe impl Sync for Session {}
+
+impl Session {
+    /// From a file.
+    pub(crate) fn from_file(runtime: &'static Runtime, file: &Path, options: &Options) -> Result<Self, Refused> {
+        let path = c_path(file)?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: path and options are live; the out-pointer is valid.
+        let status =
+            unsafe { (runtime.api.CreateSession)(runtime.environment(), path.as_ptr(), options.raw, &mut raw) };
+        runtime.check(status)?;
+        Ok(Self { runtime, raw })
+    }
+
+    /// From a file's bytes, which are copied as far as they are needed later.
+    pub(crate) fn from_bytes(
+        runtime: &'static Runtime,
+        bytes: &[u8],
+        options: &Options,
+        packed: Option<&Packed>,
+    ) -> Result<Self, Refused> {
+        let mut raw = ptr::null_mut();
+        let (data, length) = (bytes.as_ptr().cast(), bytes.len());
+        // SAFETY: bytes and options are live for the call, the container (if any) outlives the session, the out-pointer is
+        // valid.
+        let status = unsafe {
+            let environment = runtime.environment();
+            match packed {
+                None => (runtime.api.CreateSessionFromArray)(environment, data, length, options.raw, &mut raw),
+                Some(packed) => (runtime.api.CreateSessionFromArrayWithPrepackedWeightsContainer)(
+                    environment,
+                    data,
+                    length,
+                    options.raw,
+                    packed.raw,
+                    &mut raw,
+                ),
+            }
+        };
+        runtime.check(status)?;
+        Ok(Self { runtime, raw })
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // SAFETY: ours, freed once.
+        unsafe { (self.runtime.api.ReleaseSession)(self.raw) }
+    }
+}

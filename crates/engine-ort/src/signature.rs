@@ -1,0 +1,219 @@
+//! What a session takes and gives, and whether its first dimension is a batch.
+
+use crate::runtime::{Refused, Runtime};
+use crate::session::Session;
+use base::{DataType, ModelSignature, TensorSpec};
+use ort::sys::{self, ONNXTensorElementDataType as Element};
+use std::ffi::{CStr, CString};
+use std::ptr;
+
+/// The largest batch of a model whose configuration says nothing.
+const DEFAULT_MAX_BATCH: u32 = 16;
+
+/// One input or output as the runtime describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Port {
+    pub(crate) name: CString,
+    pub(crate) spec: TensorSpec,
+    /// The name of the first dimension, empty where it has none.
+    first_dimension: String,
+}
+
+/// All inputs and outputs of a model, in its order.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ports {
+    pub(crate) inputs: Vec<Port>,
+    pub(crate) outputs: Vec<Port>,
+}
+
+impl Ports {
+    /// Asks a session.
+    pub(crate) fn of(session: &Session) -> Result<Self, Refused> {
+        let api = session.runtime.api;
+        let inputs = (api.SessionGetInputCount, api.SessionGetInputName, api.SessionGetInputTypeInfo);
+        let outputs = (api.SessionGetOutputCount, api.SessionGetOutputName, api.SessionGetOutputTypeInfo);
+        Ok(Self { inputs: ports(session, "input", inputs)?, outputs: ports(session, "output", outputs)? })
+    }
+
+    /// The signature, with the largest batch that the configuration asks for (`None`: it says nothing).
+    pub(crate) fn signature(&self, configured: Option<u32>) -> Result<ModelSignature, String> {
+        let max_batch = match configured {
+            Some(0) => 0,
+            Some(wanted) => match self.fixed() {
+                None => wanted,
+                Some(why) => {
+                    return Err(format!(
+                        "max_batch_size is {wanted}, but {why}: set max_batch_size to 0, or export the model with a \
+                         dynamic first dimension"
+                    ));
+                }
+            },
+            None if self.is_batched() => DEFAULT_MAX_BATCH,
+            None => 0,
+        };
+        let specs = |ports: &[Port]| ports.iter().map(|port| port.spec.clone()).collect();
+        Ok(ModelSignature { inputs: specs(&self.inputs), outputs: specs(&self.outputs), max_batch })
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&'static str, &Port)> {
+        self.inputs.iter().map(|port| ("input", port)).chain(self.outputs.iter().map(|port| ("output", port)))
+    }
+
+    /// The first port whose first dimension can't be a batch, as a sentence.
+    fn fixed(&self) -> Option<String> {
+        self.all().find_map(|(kind, port)| match port.spec.dims.first() {
+            Some(-1) => None,
+            Some(size) => Some(format!("the first dimension of {kind} {} is fixed at {size}", port.spec.name)),
+            None => Some(format!("{kind} {} is a scalar", port.spec.name)),
+        })
+    }
+
+    /// Whether every first dimension is free, and all that have a name have the same one.
+    fn is_batched(&self) -> bool {
+        let mut names = self.all().map(|(_, port)| port.first_dimension.as_str()).filter(|name| !name.is_empty());
+        let first = names.next();
+        !self.inputs.is_empty() && self.fixed().is_none() && names.all(|name| Some(name) == first)
+    }
+}
+
+type Count = unsafe extern "system" fn(*const sys::OrtSession, *mut usize) -> sys::OrtStatusPtr;
+type Name = unsafe extern "system" fn(
+    *const sys::OrtSession,
+    usize,
+    *mut sys::OrtAllocator,
+    *mut *mut core::ffi::c_char,
+) -> sys::OrtStatusPtr;
+type Type = unsafe extern "system" fn(*const sys::OrtSession, usize, *mut *mut sys::OrtTypeInfo) -> sys::OrtStatusPtr;
+
+fn ports(session: &Session, kind: &str, (count, name, info): (Count, Name, Type)) -> Result<Vec<Port>, Refused> {
+    let runtime = session.runtime;
+    let mut length = 0;
+    // SAFETY: the session is live and the out-pointer valid.
+    runtime.check(unsafe { count(session.raw, &mut length) })?;
+    (0..length)
+        .map(|index| {
+            let mut text = ptr::null_mut();
+            let mut described = ptr::null_mut();
+            // SAFETY: the index is within the count; the name is copied, then given back to the allocator it came from;
+            // the description is freed after it was read.
+            unsafe {
+                runtime.check(name(session.raw, index, runtime.allocator, &mut text))?;
+                let name = CStr::from_ptr(text).to_owned();
+                runtime.check((runtime.api.AllocatorFree)(runtime.allocator, text.cast()))?;
+                runtime.check(info(session.raw, index, &mut described))?;
+                let port = port(runtime, kind, name, described);
+                (runtime.api.ReleaseTypeInfo)(described);
+                port
+            }
+        })
+        .collect()
+}
+
+/// # Safety
+/// `info` must be live.
+unsafe fn port(runtime: &Runtime, kind: &str, name: CString, info: *const sys::OrtTypeInfo) -> Result<Port, Refused> {
+    let api = runtime.api;
+    let shown = name.to_string_lossy().into_owned();
+    let mut tensor = ptr::null();
+    let mut element = Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    let mut rank = 0;
+    // SAFETY: the tensor's description belongs to `info`; all out-pointers are valid.
+    unsafe {
+        runtime.check((api.CastTypeInfoToTensorInfo)(info, &mut tensor))?;
+        if tensor.is_null() {
+            return Err(Refused(format!(
+                "{kind} {shown} is a sequence, a map or optional: only tensors can be served"
+            )));
+        }
+        runtime.check((api.GetTensorElementType)(tensor, &mut element))?;
+        runtime.check((api.GetDimensionsCount)(tensor, &mut rank))?;
+    }
+    let mut dims = vec![0; rank];
+    let mut symbols = vec![ptr::null(); rank];
+    // SAFETY: both arrays have the length that is given; the names belong to `info` and are copied below.
+    unsafe {
+        runtime.check((api.GetDimensions)(tensor, dims.as_mut_ptr(), rank))?;
+        runtime.check((api.GetSymbolicDimensions)(tensor, symbols.as_mut_ptr(), rank))?;
+    }
+    let first_dimension = match symbols.first() {
+        // SAFETY: a C string that lives as long as `info`.
+        Some(&symbol) if !symbol.is_null() => unsafe { CStr::from_ptr(symbol) }.to_string_lossy().into_owned(),
+        _ => String::new(),
+    };
+    let datatype = data_type(element).ok_or_else(|| {
+        Refused(format!("{kind} {shown} has elements that the protocol has no type for ({element:?})"))
+    })?;
+    Ok(Port { name, spec: TensorSpec { name: shown, datatype, dims }, first_dimension })
+}
+
+/// The runtime's element types and the protocol's.
+const TYPES: [(Element, DataType); 14] = [
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL, DataType::Bool),
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8, DataType::Uint8),
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT16, DataType::Uint16),
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32, DataType::Uint32),
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT64, DataType::Uint64),
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8, DataType::Int8),
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT16, DataType::Int16),
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, DataType::Int32),
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, DataType::Int64),
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, DataType::Fp16),
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, DataType::Fp32),
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE, DataType::Fp64),
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16, DataType::Bf16),
+    (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING, DataType::Bytes),
+];
+
+pub(crate) fn data_type(element: Element) -> Option<DataType> {
+    TYPES.iter().find(|pair| pair.0 == element).map(|pair| pair.1)
+}
+
+pub(crate) fn element(datatype: DataType) -> Element {
+    let pair = TYPES.iter().find(|pair| pair.1 == datatype);
+    pair.expect("the table has every type of the protocol").0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(name: &str, first_dimension: &str, dims: &[i64]) -> Port {
+        Port {
+            name: CString::new(name).unwrap(),
+            spec: TensorSpec { name: name.into(), datatype: DataType::Fp32, dims: dims.to_vec() },
+            first_dimension: first_dimension.into(),
+        }
+    }
+
+    fn max_batch(input: Port, output: Port, configured: Option<u32>) -> Result<u32, String> {
+        Ports { inputs: vec![input], outputs: vec![output] }.signature(configured).map(|signature| signature.max_batch)
+    }
+
+    #[test]
+    fn a_free_first_dimension_of_one_name_is_a_batch() {
+        assert_eq!(max_batch(port("a", "N", &[-1, 3]), port("b", "N", &[-1]), None), Ok(16));
+        assert_eq!(max_batch(port("a", "N", &[-1, 3]), port("b", "", &[-1]), None), Ok(16));
+        assert_eq!(max_batch(port("a", "N", &[-1, 3]), port("b", "M", &[-1]), None), Ok(0));
+        assert_eq!(max_batch(port("a", "N", &[-1, 3]), port("b", "", &[1, -1]), None), Ok(0));
+        assert_eq!(max_batch(port("a", "", &[]), port("b", "", &[]), None), Ok(0));
+    }
+
+    #[test]
+    fn the_configuration_decides_where_the_model_allows_it() {
+        assert_eq!(max_batch(port("a", "N", &[-1, 3]), port("b", "M", &[-1]), Some(8)), Ok(8));
+        assert_eq!(max_batch(port("a", "N", &[-1, 3]), port("b", "N", &[-1]), Some(0)), Ok(0));
+        assert_eq!(
+            max_batch(port("a", "", &[2, 3]), port("b", "N", &[-1]), Some(8)).unwrap_err(),
+            "max_batch_size is 8, but the first dimension of input a is fixed at 2: set max_batch_size to 0, or export the \
+             model with a dynamic first dimension"
+        );
+        assert!(max_batch(port("a", "", &[]), port("b", "N", &[-1]), Some(8)).unwrap_err().contains("is a scalar"));
+    }
+
+    #[test]
+    fn every_type_of_the_protocol_has_one_of_the_runtime() {
+        for &datatype in DataType::ALL {
+            assert_eq!(data_type(element(datatype)), Some(datatype));
+        }
+    }
+}
