@@ -4,7 +4,7 @@ use crate::api::{Catalogue, CatalogueEntry, ModelState, ServedModel};
 use crate::profiler::{self, Effort};
 use crate::{Controller, NewModel};
 use base::{Duration, LatencyProfile, ModelId};
-use engine::{Engine, ModelSource, Prepared};
+use engine::{Emulation, Engine, ModelSource, Prepared};
 use repository::{Change, Entry, Found, ProfileKey, ProfileStore, Repository, StoredProfile, WatchOptions, Watcher};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -234,6 +234,8 @@ impl Shelf {
         }
         let emulated_sizes = config.batch_sizes(config.max_batch.unwrap_or(16));
         let emulated = config.emulated_profile(&emulated_sizes).transpose().map_err(|error| error.to_string())?;
+        let weight_bytes = config.emulation.map_or(0, |emulation| emulation.weight_bytes);
+        let emulated = emulated.map(|profile| Emulation { profile, weight_bytes });
         let source = ModelSource {
             name: found.name.clone(),
             file: found.file.clone(),
@@ -249,7 +251,7 @@ impl Shelf {
         }
         let sizes = config.batch_sizes(signature.max_batch);
         let profile = match source.emulated {
-            Some(profile) if self.config.engine.name() == "emulated" => profile,
+            Some(emulation) if self.config.engine.name() == "emulated" => emulation.profile,
             _ => self.profile(found, &*prepared, &sizes)?,
         };
         let objective = config.latency_objective.or(self.config.default_objective);

@@ -22,7 +22,7 @@ pub(crate) enum Block {
 
 impl Block {
     /// Memory for that many bytes, in large pages where the system has them: fewer of the processor's table lookups.
-    pub(crate) fn new(length: usize) -> io::Result<MmapMut> {
+    pub(crate) fn memory(length: usize) -> io::Result<MmapMut> {
         let map = MmapMut::map_anon(length.max(1))?;
         #[cfg(target_os = "linux")]
         if let Err(error) = map.advise(memmap2::Advice::HugePage) {
@@ -64,7 +64,7 @@ mod tests {
     fn every_weight_starts_on_a_cache_line() {
         assert_eq!(places([1, 64, 65, 0].into_iter()), (vec![0, 64, 128, 256], 256));
         assert_eq!(places(std::iter::empty()), (vec![], 0));
-        let block = Block::new(100).unwrap();
+        let block = Block::memory(100).unwrap();
         assert_eq!(block.as_ptr() as usize % 4096, 0);
         assert!(block.len() >= 100);
     }

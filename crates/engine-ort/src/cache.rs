@@ -39,7 +39,7 @@ impl Optimised {
         if matches!(self.block, Block::Owned(_)) {
             return Ok(self);
         }
-        let mut memory = Block::new(self.block_bytes)?;
+        let mut memory = Block::memory(self.block_bytes)?;
         memory[..self.block_bytes].copy_from_slice(&self.block[..self.block_bytes]);
         Ok(Self { block: Block::Owned(memory), ..self })
     }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Optimised {
-        let mut memory = Block::new(10_000).unwrap();
+        let mut memory = Block::memory(10_000).unwrap();
         memory[..10_000].fill(7);
         Optimised { skeleton: b"graph".to_vec(), block: Block::Owned(memory), block_bytes: 10_000 }
     }

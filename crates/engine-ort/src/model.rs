@@ -219,7 +219,7 @@ fn take_apart(folder: &Path) -> std::io::Result<Option<Optimised>> {
         read => read?,
     };
     let (places, block_bytes) = block::places(weights.list.iter().map(|weight| weight.length));
-    let mut memory = block::Block::new(block_bytes)?;
+    let mut memory = block::Block::memory(block_bytes)?;
     for (weight, place) in weights.list.iter().zip(places) {
         let end = weight.offset.saturating_add(weight.length);
         let data = file.get(weight.offset..end).ok_or_else(|| {

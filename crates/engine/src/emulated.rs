@@ -1,11 +1,32 @@
 //! A runtime that computes nothing and takes as long as a profile says. For devices that nobody has.
 
-use crate::{Engine, EngineError, Loaded, ModelSource, Prepared, TensorView};
+use crate::{Emulation, Engine, EngineError, Loaded, ModelSource, Prepared, TensorView};
+use base::{DataType, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
 use std::sync::Arc;
+use std::time::Instant;
 
-/// See the module. Outputs are zeros of the right shape.
-#[derive(Debug, Default)]
-pub struct EmulatedEngine {}
+/// How long before its end a sleep becomes a wait that keeps the core: what a system may be late in waking a thread.
+const SPIN: std::time::Duration = std::time::Duration::from_micros(100);
+
+/// See the module. A model takes one FP32 input `input` of shape `[-1, width]` and gives one output `output` of the same
+/// shape, all zeros. A batch takes the profile's median for the next supported batch size.
+#[derive(Clone, Debug)]
+pub struct EmulatedEngine {
+    width: u32,
+}
+
+impl EmulatedEngine {
+    /// Models with rows of that many elements.
+    pub fn new(width: u32) -> Self {
+        Self { width }
+    }
+}
+
+impl Default for EmulatedEngine {
+    fn default() -> Self {
+        Self::new(10)
+    }
+}
 
 impl Engine for EmulatedEngine {
     fn name(&self) -> &'static str {
@@ -13,8 +34,171 @@ impl Engine for EmulatedEngine {
     }
 
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
-        Err(EngineError::bad_model(&source.file, "the emulated engine is being written"))
+        let emulation = source.emulated.clone().ok_or_else(|| {
+            let reason = "the emulated engine needs the latencies that it should pretend: give them in config.pbtxt";
+            EngineError::bad_model(&source.file, reason)
+        })?;
+        let spec = |name: &str| TensorSpec {
+            name: name.to_owned(),
+            datatype: DataType::Fp32,
+            dims: vec![-1, i64::from(self.width)],
+        };
+        let allowed = source.max_batch.unwrap_or(u32::MAX).max(1);
+        let max_batch = emulation.profile.max_batch().min(allowed);
+        let signature = ModelSignature { inputs: vec![spec("input")], outputs: vec![spec("output")], max_batch };
+        Ok(Arc::new(Emulated { emulation, signature, row_bytes: 4 * self.width as usize }))
     }
 }
-#[allow(unused)]
-fn unused(_: &dyn Loaded, _: &TensorView<'_>) {}
+
+struct Emulated {
+    emulation: Emulation,
+    signature: ModelSignature,
+    row_bytes: usize,
+}
+
+impl Prepared for Emulated {
+    fn signature(&self) -> &ModelSignature {
+        &self.signature
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.emulation.weight_bytes
+    }
+
+    fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        let started = Instant::now();
+        let zeros = vec![0; self.row_bytes * self.signature.max_batch as usize];
+        let profile = self.emulation.profile.clone();
+        wait_until(started, profile.load());
+        Ok(Box::new(EmulatedModel { profile, max_batch: self.signature.max_batch, row_bytes: self.row_bytes, zeros }))
+    }
+}
+
+struct EmulatedModel {
+    profile: LatencyProfile,
+    max_batch: u32,
+    row_bytes: usize,
+    zeros: Vec<u8>,
+}
+
+impl EmulatedModel {
+    /// The rows of a batch, if it is one that the model takes.
+    fn rows(&self, inputs: &[TensorView<'_>]) -> Result<u32, String> {
+        let [input] = inputs else { return Err(format!("{} inputs were given, the model has 1", inputs.len())) };
+        let width = (self.row_bytes / 4) as i64;
+        match *input.shape {
+            [rows, columns] if input.datatype == DataType::Fp32 && columns == width => {
+                let bytes = element_count(input.shape).and_then(|count| count.checked_mul(4));
+                if bytes != Some(input.data.len()) {
+                    let (found, shape) = (input.data.len(), input.shape);
+                    return Err(format!("input has {found} bytes, which is not what the shape {shape:?} takes"));
+                }
+                let rows = u32::try_from(rows).ok().filter(|rows| (1..=self.max_batch).contains(rows));
+                rows.ok_or_else(|| format!("a batch of {} rows, expected 1 to {}", input.shape[0], self.max_batch))
+            }
+            _ => Err(format!("input is {} {:?}, expected FP32 [-1, {width}]", input.datatype, input.shape)),
+        }
+    }
+}
+
+impl Loaded for EmulatedModel {
+    fn execute(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError> {
+        let started = Instant::now();
+        let rows = self.rows(inputs).map_err(EngineError::Execute)?;
+        wait_until(started, latency(&self.profile, rows));
+        let data = &self.zeros[..self.row_bytes * rows as usize];
+        sink(0, TensorView { datatype: DataType::Fp32, shape: inputs[0].shape, data });
+        Ok(())
+    }
+}
+
+/// What that many rows take: as long as the next supported batch size.
+fn latency(profile: &LatencyProfile, rows: u32) -> Duration {
+    let sizes = profile.batches();
+    let next = sizes.partition_point(|entry| entry.batch < rows);
+    sizes[next.min(sizes.len() - 1)].median
+}
+
+/// Returns when that span has passed since `started`, within a microsecond where a core is free.
+fn wait_until(started: Instant, span: Duration) {
+    let Some(end) = started.checked_add(span.into()) else { return };
+    let left = end.saturating_duration_since(Instant::now());
+    if left > SPIN {
+        std::thread::sleep(left - SPIN);
+    }
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    fn source(emulated: Option<Emulation>) -> ModelSource {
+        ModelSource { name: "m".into(), file: PathBuf::from("m.onnx"), cache: None, max_batch: None, emulated }
+    }
+
+    fn emulation() -> Emulation {
+        let millis = Duration::from_millis;
+        let profile = LatencyProfile::linear(millis(1), millis(1), &[1, 2, 4], millis(2)).unwrap();
+        Emulation { profile, weight_bytes: 1000 }
+    }
+
+    #[test]
+    fn rows_are_rounded_up_to_a_supported_size() {
+        let taken: Vec<_> = (1..=5).map(|rows| latency(&emulation().profile, rows).as_millis_f64()).collect();
+        assert_eq!(taken, [2.0, 3.0, 5.0, 5.0, 5.0]);
+    }
+
+    #[test]
+    fn a_batch_takes_at_least_its_time_and_gives_zeros() {
+        let prepared = EmulatedEngine::new(3).prepare(&source(Some(emulation()))).unwrap();
+        assert_eq!(prepared.signature().max_batch, 4);
+        assert_eq!(prepared.weight_bytes(), 1000);
+        let started = Instant::now();
+        let mut loaded = prepared.load(0).unwrap();
+        assert!(started.elapsed().as_millis() >= 2);
+        let input = [1u8; 36];
+        let view = |shape, data| TensorView { datatype: DataType::Fp32, shape, data };
+        let started = Instant::now();
+        let mut outputs = 0;
+        let mut check = |index, output: TensorView<'_>| {
+            outputs += 1;
+            assert_eq!((index, output.shape, output.data), (0, [3, 3].as_slice(), [0; 36].as_slice()));
+        };
+        loaded.execute(&[view(&[3, 3], &input)], &mut check).unwrap();
+        assert_eq!(outputs, 1);
+        assert!(started.elapsed().as_millis() >= 5);
+    }
+
+    #[test]
+    fn batches_that_do_not_fit_are_sentences() {
+        let mut loaded = EmulatedEngine::new(3).prepare(&source(Some(emulation()))).unwrap().load(0).unwrap();
+        let mut refused = |datatype, shape: &[i64], bytes: usize| {
+            let data = vec![0; bytes];
+            let result =
+                loaded.execute(&[TensorView { datatype, shape, data: &data }], &mut |_, _| panic!("no output"));
+            result.unwrap_err().to_string()
+        };
+        assert_eq!(refused(DataType::Fp32, &[5, 3], 60), "execution failed: a batch of 5 rows, expected 1 to 4");
+        assert_eq!(refused(DataType::Fp32, &[0, 3], 0), "execution failed: a batch of 0 rows, expected 1 to 4");
+        assert!(refused(DataType::Fp32, &[1, 2], 8).contains("expected FP32 [-1, 3]"));
+        assert!(refused(DataType::Int32, &[1, 3], 12).contains("input is INT32"));
+        assert!(refused(DataType::Fp32, &[1, 3], 11).contains("input has 11 bytes"));
+        let error = EmulatedEngine::default().prepare(&source(None)).err().unwrap().to_string();
+        assert!(error.contains("needs the latencies"), "{error}");
+    }
+
+    #[test]
+    fn the_configuration_bounds_the_batch() {
+        let mut source = source(Some(emulation()));
+        source.max_batch = Some(2);
+        assert_eq!(EmulatedEngine::default().prepare(&source).unwrap().signature().max_batch, 2);
+    }
+}

@@ -39,7 +39,16 @@ pub struct ModelSource {
     /// The largest batch that the configuration allows; `None` leaves it to the engine, 0 forbids batching.
     pub max_batch: Option<u32>,
     /// For engines that don't compute: what to pretend.
-    pub emulated: Option<LatencyProfile>,
+    pub emulated: Option<Emulation>,
+}
+
+/// What an emulated device pretends about a model.
+#[derive(Clone, Debug)]
+pub struct Emulation {
+    /// What batches and loads take.
+    pub profile: LatencyProfile,
+    /// What the weights take on a device.
+    pub weight_bytes: u64,
 }
 
 /// A model in host memory, ready to be loaded any number of times.
