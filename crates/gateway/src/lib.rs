@@ -1,1 +1,28 @@
-//! HTTP and gRPC front end.
+//! The front end: HTTP and gRPC in, requests to the controller, answers out.
+//!
+//! ```text
+//!  acceptor ──connections, round robin──> io thread 0..n, each one tokio runtime of its own
+//!                                           connection tasks: read, decode, check, submit ──┐
+//!                                           driver task: Controller::drive, once a round <──┘
+//!                                           connection tasks: reply, encode, write
+//! ```
+//!
+//! A thread that finds several requests in its sockets hands all of them over before the driver task looks at them once:
+//! requests that arrive together are planned together, and nobody is woken for each of them.
+
+mod accept;
+mod call;
+mod check;
+mod config;
+mod connection;
+mod driver;
+mod grpc;
+mod http;
+mod metrics;
+mod models;
+mod server;
+mod shard;
+mod thread;
+
+pub use config::Config;
+pub use server::{Gateway, GatewayError};

@@ -1,1 +1,24 @@
-//! The Open Inference Protocol: JSON, binary tensors and protobuf.
+//! The Open Inference Protocol, turned into values and back; no IO.
+//!
+//! ```text
+//!  HTTP body ──json::decode──┐                       ┌──json::encode──> HTTP body (JSON, then binary tensors)
+//!                            ├──> InferRequest ... InferResponse
+//!  protobuf ──grpc::decode───┘                       └──grpc::encode──> protobuf
+//! ```
+//!
+//! Both ways in give the same [`InferRequest`], whose tensors are in the protocol's binary form whatever they came as, so
+//! that everything behind this crate knows one form only. Every way of saying no is a [`Fault`], and one table
+//! ([`Reason`]) says what that is on each protocol.
+
+pub mod grpc;
+pub mod json;
+pub mod proto;
+
+mod elements;
+mod fault;
+mod infer;
+mod numbers;
+
+pub use elements::check_elements;
+pub use fault::{EARLIEST_METADATA, Fault, REASON_METADATA, Reason};
+pub use infer::{InferInput, InferRequest, InferResponse, OutputTensor, Parameters, RequestedOutput};

@@ -1,0 +1,227 @@
+//! One request from its arrival to its only outcome, on either protocol.
+//!
+//! ```text
+//!  arrived_at            submit                                    deadline_at
+//!  ──┬── read, decode ─────┬── waits for the reply ── encode, check ──┤
+//!    └── Call::begin       └── the net answers here if nothing came ──┘
+//! ```
+
+use crate::check::{Checked, check};
+use crate::models::serving;
+use crate::shard::Shard;
+use base::{Duration, Timestamp};
+use controller::{CatalogueEntry, Refusal, Reply, ServedModel, Submission, Tensor, Ticket};
+use std::sync::Arc;
+use tokio::sync::oneshot;
+use wire::{Fault, InferRequest, InferResponse, OutputTensor, Reason};
+
+/// Deadlines longer than this have room for the net to be cast a little early.
+const LONG_DEADLINE: Duration = Duration::from_millis(10);
+/// Timers fire up to a millisecond after their time: they are set that much before it where there is room.
+const TIMER_STEP: Duration = Duration::from_millis(1);
+
+/// A request for a known model that is ready. Dropped without an end, the client went away: it is taken out of the plan.
+pub(crate) struct Call<'a> {
+    shard: &'a Shard,
+    entry: Arc<CatalogueEntry>,
+    arrived_at: Timestamp,
+    ticket: Option<Ticket>,
+    over: bool,
+}
+
+impl<'a> Call<'a> {
+    /// Finds the model that a request names. A refusal is counted here, because there is no model to count it with.
+    pub(crate) fn begin(shard: &'a Shard, name: &str, version: &str, arrived_at: Timestamp) -> Result<Self, Fault> {
+        let metrics = &shard.shared.metrics;
+        let found = shard.models.find(name, version).and_then(|entry| {
+            serving(&entry)?;
+            Ok(entry)
+        });
+        match found {
+            Ok(entry) => {
+                metrics.in_flight.inc();
+                Ok(Self { shard, entry, arrived_at, ticket: None, over: false })
+            }
+            Err(fault) => {
+                metrics.unrouted(metric_reason(fault.reason));
+                Err(fault)
+            }
+        }
+    }
+
+    fn served(&self) -> &ServedModel {
+        self.entry.serving().expect("a call only begins on a model that is ready, and entries don't change")
+    }
+
+    /// Asks the model, and hands the answer to `encode`. `limit` is the deadline that the transport gave, from the
+    /// arrival. No success leaves after its deadline (P2).
+    pub(crate) async fn run<T>(
+        &mut self,
+        mut request: InferRequest<'_>,
+        limit: Option<Duration>,
+        encode: impl FnOnce(InferResponse<'_>) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let served = self.served();
+        let checked = check(&served.signature, &mut request)?;
+        let budget = [request.parameters.timeout, limit, served.objective].into_iter().flatten().min();
+        let deadline_at = budget.map_or(Timestamp::NEVER, |budget| self.arrived_at + budget);
+        let Checked { inputs, rows, outputs: wanted } = checked;
+        let (reply, answer) = oneshot::channel();
+        let priority = request.parameters.priority;
+        let submission = Submission { model: served.id, inputs, rows, deadline_at, priority, reply };
+        self.ticket = self.shard.controller.submit(submission);
+        self.shard.driver.wake();
+        let reply = self.wait(answer, budget, deadline_at).await;
+        let outputs = match reply {
+            Some(Reply::Outputs(outputs)) => outputs,
+            Some(Reply::Refused(refusal)) => return Err(self.fault(refusal)),
+            None => return Err(self.fault(Refusal::DeadlineMissed)),
+        };
+        let encoded = encode(self.response(&request.id, &outputs, &wanted)?)?;
+        if deadline_at != Timestamp::NEVER && self.shard.controller.now() > deadline_at {
+            return Err(self.fault(Refusal::DeadlineMissed));
+        }
+        Ok(encoded)
+    }
+
+    /// The reply, or nothing when the deadline comes first; then the request is taken back.
+    async fn wait(
+        &mut self,
+        answer: oneshot::Receiver<Reply>,
+        budget: Option<Duration>,
+        deadline_at: Timestamp,
+    ) -> Option<Reply> {
+        let reply = match budget {
+            None => answer.await,
+            Some(budget) => {
+                let net_at = if budget > LONG_DEADLINE { deadline_at - TIMER_STEP } else { deadline_at };
+                let left = net_at.since(self.shard.controller.now());
+                match tokio::time::timeout(left.into(), answer).await {
+                    Ok(reply) => reply,
+                    Err(_) => {
+                        self.take_back();
+                        return None;
+                    }
+                }
+            }
+        };
+        self.ticket = None;
+        // A sender that is gone without a word belonged to a controller that is gone.
+        Some(reply.unwrap_or(Reply::Refused(Refusal::ShuttingDown)))
+    }
+
+    fn response<'r>(
+        &'r self,
+        id: &'r str,
+        outputs: &'r [Tensor],
+        wanted: &[(usize, bool)],
+    ) -> Result<InferResponse<'r>, Fault> {
+        let specs = &self.served().signature.outputs;
+        let output = |&(position, binary): &(usize, bool)| {
+            let (spec, tensor) = specs.get(position).zip(outputs.get(position))?;
+            Some(OutputTensor {
+                name: &spec.name,
+                datatype: tensor.datatype,
+                shape: &tensor.shape,
+                data: tensor.data.clone(),
+                binary,
+            })
+        };
+        let outputs = wanted.iter().map(output).collect::<Option<Vec<_>>>().ok_or_else(|| {
+            Fault::new(Reason::ExecutionFailed, "the engine gave fewer outputs than the model's signature has")
+        })?;
+        Ok(InferResponse { model_name: &self.entry.name, model_version: self.entry.version, id, outputs })
+    }
+
+    /// Counts the outcome; the request is over.
+    pub(crate) fn end<T>(mut self, outcome: Result<T, Fault>) -> Result<T, Fault> {
+        self.over = true;
+        match &outcome {
+            Ok(_) => self.served().metrics.answered(self.shard.controller.now().since(self.arrived_at)),
+            Err(fault) => self.served().metrics.ended(metric_reason(fault.reason)),
+        }
+        outcome
+    }
+
+    fn take_back(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.shard.controller.cancel(ticket);
+            self.shard.driver.wake();
+        }
+    }
+
+    /// What a refusal is to the client. Earliest deadlines are told as a span from the arrival: clients have other clocks.
+    fn fault(&self, refusal: Refusal) -> Fault {
+        let name = &self.entry.name;
+        let earliest = |at: Timestamp| (at != Timestamp::NEVER).then(|| at.since(self.arrived_at));
+        let with = |fault: Fault, at| earliest(at).map_or(fault.clone(), |span| fault.with_earliest(span));
+        match refusal {
+            Refusal::DeadlineUnreachable { earliest_at } => with(
+                Fault::new(
+                    Reason::DeadlineUnreachable,
+                    format!(
+                        "model {name:?} can't answer by the deadline, even with nothing else to do: allow it more time"
+                    ),
+                ),
+                earliest_at,
+            ),
+            Refusal::Overloaded { earliest_at } => with(
+                Fault::new(
+                    Reason::Overloaded,
+                    format!(
+                        "model {name:?} can't answer by the deadline, because other requests are ahead: try again later or allow it more time"
+                    ),
+                ),
+                earliest_at,
+            ),
+            Refusal::DeadlineMissed => Fault::new(
+                Reason::DeadlineMissed,
+                format!("the answer of model {name:?} was not there by the deadline"),
+            ),
+            Refusal::QueueFull => Fault::new(
+                Reason::QueueFull,
+                format!("too many requests are waiting for model {name:?}: try again later"),
+            ),
+            Refusal::ModelUnavailable => Fault::new(
+                Reason::ModelUnavailable,
+                format!("version {} of model {name:?} is no longer served", self.entry.version),
+            ),
+            Refusal::NoDevice => Fault::new(Reason::NoDevice, format!("there is no device to run model {name:?} on")),
+            Refusal::ExecutionFailed(why) => {
+                Fault::new(Reason::ExecutionFailed, format!("model {name:?} could not be computed: {why}"))
+            }
+            Refusal::ShuttingDown => Fault::new(Reason::ShuttingDown, "the server is going down"),
+        }
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.shard.shared.metrics.in_flight.dec();
+        self.take_back();
+        if !self.over {
+            self.served().metrics.ended(telemetry::Reason::Cancelled);
+        }
+    }
+}
+
+/// The metrics' word for a reason: they count coarser than error bodies speak.
+pub(crate) fn metric_reason(reason: Reason) -> telemetry::Reason {
+    match reason {
+        Reason::BadInput
+        | Reason::NotFound
+        | Reason::MethodNotAllowed
+        | Reason::BodyTooLarge
+        | Reason::UnsupportedEncoding => telemetry::Reason::BadInput,
+        Reason::ModelNotFound | Reason::ModelLoading | Reason::ModelBroken | Reason::ModelUnavailable => {
+            telemetry::Reason::ModelUnavailable
+        }
+        Reason::DeadlineUnreachable => telemetry::Reason::DeadlineUnreachable,
+        Reason::DeadlineMissed => telemetry::Reason::DeadlineMissed,
+        Reason::Overloaded => telemetry::Reason::Overloaded,
+        Reason::QueueFull | Reason::TooManyConnections => telemetry::Reason::QueueFull,
+        Reason::NoDevice => telemetry::Reason::NoDevice,
+        Reason::ShuttingDown | Reason::NotReady => telemetry::Reason::ShuttingDown,
+        Reason::ExecutionFailed => telemetry::Reason::ExecutionFailed,
+    }
+}

@@ -1,0 +1,226 @@
+//! Whether a request fits its model: names, types, shapes, rows. Its tensors are consistent in themselves already.
+
+use base::{ModelSignature, TensorSpec};
+use controller::Tensor;
+use wire::{Fault, InferInput, InferRequest, RequestedOutput};
+
+/// A request that fits its model.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Checked {
+    /// In the signature's order.
+    pub(crate) inputs: Vec<Tensor>,
+    /// Rows of the batch dimension; 1 where the model has none.
+    pub(crate) rows: u32,
+    /// The outputs that are wanted, by position in the signature, and whether as bytes.
+    pub(crate) outputs: Vec<(usize, bool)>,
+}
+
+/// Checks inputs and requested outputs against what the model takes and gives. The inputs are moved out of the request.
+pub(crate) fn check(signature: &ModelSignature, request: &mut InferRequest<'_>) -> Result<Checked, Fault> {
+    let outputs = wanted_outputs(signature, &request.outputs, request.parameters.binary_outputs)?;
+    let mut slots: Vec<Option<Tensor>> = signature.inputs.iter().map(|_| None).collect();
+    let mut rows: Option<u32> = None;
+    for input in request.inputs.drain(..) {
+        let position = position_of(&signature.inputs, &input.name).ok_or_else(|| {
+            Fault::bad(format!("the model has no input {:?}: it takes {}", input.name, names(&signature.inputs)))
+        })?;
+        let spec = &signature.inputs[position];
+        let count = check_input(spec, signature.max_batch, &input)?;
+        if *rows.get_or_insert(count) != count {
+            return Err(Fault::bad(format!(
+                "input {:?} has {count} rows, but another input has {}: the first dimension is the batch, the same in all inputs",
+                input.name,
+                rows.unwrap_or(count)
+            )));
+        }
+        let tensor = Tensor { datatype: input.datatype, shape: input.shape, data: input.data };
+        if slots[position].replace(tensor).is_some() {
+            return Err(Fault::bad(format!("input {:?} is given twice", input.name)));
+        }
+    }
+    if let Some(missing) = slots.iter().position(Option::is_none) {
+        return Err(Fault::bad(format!("input {:?} is missing", signature.inputs[missing].name)));
+    }
+    Ok(Checked { inputs: slots.into_iter().flatten().collect(), rows: rows.unwrap_or(1), outputs })
+}
+
+/// The rows of an input that fits its specification.
+fn check_input(spec: &TensorSpec, max_batch: u32, input: &InferInput<'_>) -> Result<u32, Fault> {
+    let name = &spec.name;
+    if input.datatype != spec.datatype {
+        return Err(Fault::bad(format!("input {name:?} is {}, but the model takes {}", input.datatype, spec.datatype)));
+    }
+    let batched = max_batch > 0;
+    let fits = |(position, (&given, &wanted)): (usize, (&i64, &i64))| {
+        wanted < 0 || given == wanted || (batched && position == 0)
+    };
+    if input.shape.len() != spec.dims.len() || !input.shape.iter().zip(&spec.dims).enumerate().all(fits) {
+        return Err(Fault::bad(format!(
+            "input {name:?} has the shape {:?}, but the model takes {}",
+            input.shape,
+            shape_sentence(spec, max_batch)
+        )));
+    }
+    if !batched {
+        return Ok(1);
+    }
+    let rows = input.shape.first().copied().unwrap_or(0);
+    match u32::try_from(rows) {
+        Ok(rows) if (1..=max_batch).contains(&rows) => Ok(rows),
+        _ => Err(Fault::bad(format!(
+            "input {name:?} has {rows} rows, but the model takes 1 to {max_batch} in one request"
+        ))),
+    }
+}
+
+fn shape_sentence(spec: &TensorSpec, max_batch: u32) -> String {
+    let dim = |(position, &dim): (usize, &i64)| match dim {
+        _ if max_batch > 0 && position == 0 => format!("1 to {max_batch}"),
+        dim if dim < 0 => "any".to_owned(),
+        dim => dim.to_string(),
+    };
+    let dims: Vec<String> = spec.dims.iter().enumerate().map(dim).collect();
+    format!("[{}]", dims.join(", "))
+}
+
+fn wanted_outputs(
+    signature: &ModelSignature,
+    requested: &[RequestedOutput<'_>],
+    binary: bool,
+) -> Result<Vec<(usize, bool)>, Fault> {
+    let mut wanted: Vec<(usize, bool)> = Vec::with_capacity(signature.outputs.len());
+    if requested.is_empty() {
+        wanted.extend((0..signature.outputs.len()).map(|position| (position, binary)));
+    }
+    for output in requested {
+        let position = position_of(&signature.outputs, &output.name).ok_or_else(|| {
+            Fault::bad(format!("the model has no output {:?}: it gives {}", output.name, names(&signature.outputs)))
+        })?;
+        if wanted.iter().any(|&(other, _)| other == position) {
+            return Err(Fault::bad(format!("output {:?} is asked for twice", output.name)));
+        }
+        wanted.push((position, output.binary));
+    }
+    for &(position, binary) in &wanted {
+        let spec = &signature.outputs[position];
+        wire::json::check_output(&spec.name, spec.datatype, binary)?;
+    }
+    Ok(wanted)
+}
+
+fn position_of(specs: &[TensorSpec], name: &str) -> Option<usize> {
+    specs.iter().position(|spec| spec.name == name)
+}
+
+fn names(specs: &[TensorSpec]) -> String {
+    let names: Vec<String> = specs.iter().map(|spec| format!("{:?}", spec.name)).collect();
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::DataType;
+    use bytes::Bytes;
+    use expect_test::expect;
+    use wire::Parameters;
+
+    fn spec(name: &str, datatype: DataType, dims: &[i64]) -> TensorSpec {
+        TensorSpec { name: name.into(), datatype, dims: dims.into() }
+    }
+
+    fn signature(max_batch: u32) -> ModelSignature {
+        ModelSignature {
+            inputs: vec![spec("a", DataType::Fp32, &[-1, 2]), spec("b", DataType::Int64, &[-1, -1])],
+            outputs: vec![spec("y", DataType::Fp32, &[-1]), spec("half", DataType::Fp16, &[-1])],
+            max_batch,
+        }
+    }
+
+    fn input(name: &'static str, datatype: DataType, shape: &[i64]) -> InferInput<'static> {
+        let bytes = shape.iter().product::<i64>() as usize * datatype.size().unwrap();
+        InferInput { name: name.into(), datatype, shape: shape.into(), data: Bytes::from(vec![0; bytes]) }
+    }
+
+    fn request(inputs: Vec<InferInput<'static>>, outputs: &[&'static str]) -> InferRequest<'static> {
+        let outputs = outputs.iter().map(|&name| RequestedOutput { name: name.into(), binary: true }).collect();
+        InferRequest {
+            id: "".into(),
+            parameters: Parameters { binary_outputs: true, ..Parameters::default() },
+            inputs,
+            outputs,
+        }
+    }
+
+    fn sentence(max_batch: u32, inputs: Vec<InferInput<'static>>, outputs: &[&'static str]) -> String {
+        check(&signature(max_batch), &mut request(inputs, outputs)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn inputs_are_put_in_the_models_order() {
+        let inputs = vec![input("b", DataType::Int64, &[3, 5]), input("a", DataType::Fp32, &[3, 2])];
+        let checked = check(&signature(4), &mut request(inputs, &["half"])).unwrap();
+        assert_eq!(checked.rows, 3);
+        assert_eq!(checked.inputs.iter().map(|t| t.datatype).collect::<Vec<_>>(), [DataType::Fp32, DataType::Int64]);
+        assert_eq!(checked.outputs, [(1, true)]);
+    }
+
+    #[test]
+    fn without_a_batch_dimension_rows_are_one() {
+        let inputs = vec![input("b", DataType::Int64, &[9, 5]), input("a", DataType::Fp32, &[3, 2])];
+        let checked = check(&signature(0), &mut request(inputs, &[])).unwrap();
+        assert_eq!((checked.rows, checked.outputs), (1, vec![(0, true), (1, true)]));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_a_sentence() {
+        let a = |shape: &[i64]| input("a", DataType::Fp32, shape);
+        let b = |shape: &[i64]| input("b", DataType::Int64, shape);
+        expect![[r#"the model has no input "c": it takes "a", "b""#]].assert_eq(&sentence(
+            4,
+            vec![input("c", DataType::Fp32, &[1])],
+            &[],
+        ));
+        expect![[r#"input "b" is missing"#]].assert_eq(&sentence(4, vec![a(&[1, 2])], &[]));
+        expect![[r#"input "a" is given twice"#]].assert_eq(&sentence(4, vec![a(&[1, 2]), a(&[1, 2])], &[]));
+        expect![[r#"input "a" is FP64, but the model takes FP32"#]].assert_eq(&sentence(
+            4,
+            vec![input("a", DataType::Fp64, &[1, 2])],
+            &[],
+        ));
+        expect![[r#"input "a" has the shape [1, 3], but the model takes [1 to 4, 2]"#]].assert_eq(&sentence(
+            4,
+            vec![a(&[1, 3])],
+            &[],
+        ));
+        expect![[r#"input "a" has the shape [2], but the model takes [any, 2]"#]].assert_eq(&sentence(
+            0,
+            vec![a(&[2])],
+            &[],
+        ));
+        expect![[r#"input "a" has 5 rows, but the model takes 1 to 4 in one request"#]].assert_eq(&sentence(
+            4,
+            vec![a(&[5, 2])],
+            &[],
+        ));
+        expect![[r#"input "a" has 0 rows, but the model takes 1 to 4 in one request"#]].assert_eq(&sentence(
+            4,
+            vec![a(&[0, 2])],
+            &[],
+        ));
+        expect![[
+            r#"input "b" has 2 rows, but another input has 1: the first dimension is the batch, the same in all inputs"#
+        ]]
+        .assert_eq(&sentence(4, vec![a(&[1, 2]), b(&[2, 1])], &[]));
+        expect![[r#"the model has no output "z": it gives "y", "half""#]].assert_eq(&sentence(4, vec![], &["z"]));
+        expect![[r#"output "y" is asked for twice"#]].assert_eq(&sentence(4, vec![], &["y", "y"]));
+    }
+
+    #[test]
+    fn half_precision_as_json_is_refused_before_anything_is_computed() {
+        let mut asked = request(vec![], &["half"]);
+        asked.outputs[0].binary = false;
+        expect![[r#"output "half" is FP16, which JSON has no form for: ask for it with binary_data"#]]
+            .assert_eq(&check(&signature(4), &mut asked).unwrap_err().to_string());
+    }
+}

@@ -1,0 +1,47 @@
+//! The settings of the front end.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// The settings of the front end.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where HTTP listens; port 0 takes a free one. `None`: nowhere.
+    pub http: Option<SocketAddr>,
+    /// Where gRPC listens; port 0 takes a free one. `None`: nowhere.
+    pub grpc: Option<SocketAddr>,
+    /// Where metrics are served; port 0 takes a free one. `None`: nowhere.
+    pub metrics: Option<SocketAddr>,
+    /// Threads that read, decode, encode and write. Each has its share of the connections and never waits for another.
+    pub io_threads: usize,
+    /// The largest request, in bytes, also after decompression. Larger ones are refused without being kept.
+    pub max_body_bytes: usize,
+    /// Connections of clients at one time, HTTP and gRPC together; more are told so and closed.
+    pub max_connections: usize,
+    /// How long the head of a request may take from its first byte to its last.
+    pub header_timeout: Duration,
+    /// How long the body of a request may stand still.
+    pub body_timeout: Duration,
+    /// How long a connection may be open with nothing asked.
+    pub idle_timeout: Duration,
+    /// How long a shutdown waits for what is in flight before it cuts it off.
+    pub shutdown_grace: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let any = |port| Some(SocketAddr::from(([0, 0, 0, 0], port)));
+        Self {
+            http: any(8000),
+            grpc: any(8001),
+            metrics: any(8002),
+            io_threads: 1,
+            max_body_bytes: 64 << 20,
+            max_connections: 16_384,
+            header_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(600),
+            shutdown_grace: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The protocol over gRPC.
+
+use crate::call::Call;
+use crate::http::{EXTENSIONS, SERVER_NAME, SERVER_VERSION};
+use crate::shard::Shard;
+use base::{Duration, Timestamp};
+use hyper::body::Incoming;
+use hyper::header::{HeaderMap, HeaderValue};
+use std::convert::Infallible;
+use std::sync::Arc;
+use tonic::codec::CompressionEncoding;
+use tonic::codegen::{Service, http};
+use tonic::{Code, Request, Response, Status, async_trait};
+use wire::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
+use wire::proto::{
+    ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelMetadataResponse, ModelReadyRequest,
+    ModelReadyResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest, ServerMetadataResponse,
+    ServerReadyRequest, ServerReadyResponse,
+};
+use wire::{Fault, REASON_METADATA, Reason, grpc};
+
+/// The calls, on one io thread.
+pub(crate) struct Calls {
+    shard: Arc<Shard>,
+}
+
+/// When a request's head was there; travels with it through the generated code.
+#[derive(Clone, Copy)]
+struct Arrived(Timestamp);
+
+/// The service of one io thread: answers plainly to requests that came plainly, compressed to compressed ones. (Most
+/// clients say that they accept compression whether they want it or not, and it costs more than it saves here.)
+#[derive(Clone)]
+pub(crate) struct GrpcServer {
+    shard: Arc<Shard>,
+    plain: GrpcInferenceServiceServer<Calls>,
+    gzip: GrpcInferenceServiceServer<Calls>,
+    deflate: GrpcInferenceServiceServer<Calls>,
+}
+
+impl GrpcServer {
+    pub(crate) fn new(shard: Arc<Shard>) -> Self {
+        let limit = shard.shared.config.max_body_bytes;
+        let plain = GrpcInferenceServiceServer::new(Calls { shard: Arc::clone(&shard) })
+            .accept_compressed(CompressionEncoding::Gzip)
+            .accept_compressed(CompressionEncoding::Deflate)
+            .max_decoding_message_size(limit)
+            .max_encoding_message_size(usize::MAX);
+        let gzip = plain.clone().send_compressed(CompressionEncoding::Gzip);
+        let deflate = plain.clone().send_compressed(CompressionEncoding::Deflate);
+        Self { shard, plain, gzip, deflate }
+    }
+
+    /// Answers one request.
+    pub(crate) async fn answer(
+        &self,
+        mut request: http::Request<Incoming>,
+    ) -> Result<http::Response<tonic::body::Body>, Infallible> {
+        let arrived = Arrived(self.shard.controller.now());
+        request.extensions_mut().insert(arrived);
+        let service = match request.headers().get("grpc-encoding").map(HeaderValue::as_bytes) {
+            Some(b"gzip") => &self.gzip,
+            Some(b"deflate") => &self.deflate,
+            _ => &self.plain,
+        };
+        let mut response = service.clone().call(request).await?;
+        self.translate(response.headers_mut());
+        Ok(response)
+    }
+
+    /// Refusals that the gRPC library made by itself get the codes and reasons of the table. They are the ones that carry
+    /// no reason yet.
+    fn translate(&self, headers: &mut HeaderMap) {
+        let Some(status) = Status::from_header_map(headers) else { return };
+        if headers.contains_key(REASON_METADATA) {
+            return;
+        }
+        let reason = match status.code() {
+            Code::OutOfRange | Code::ResourceExhausted => Reason::BodyTooLarge,
+            Code::Internal | Code::InvalidArgument => Reason::BadInput,
+            Code::Unimplemented => Reason::NotFound,
+            _ => return,
+        };
+        let message = match reason {
+            Reason::BodyTooLarge => format!(
+                "the message is larger than {} bytes, the most that this server takes: send less in one request",
+                self.shard.shared.config.max_body_bytes
+            ),
+            Reason::NotFound if status.message().is_empty() => {
+                "this server has the calls ServerLive, ServerReady, ServerMetadata, ModelReady, ModelMetadata and ModelInfer".to_owned()
+            }
+            _ => status.message().to_owned(),
+        };
+        self.shard.shared.metrics.unrouted(crate::call::metric_reason(reason));
+        // Values that a header can't hold would have been refused when the status was made.
+        let _ = Status::from(Fault::new(reason, message)).add_header(headers);
+    }
+}
+
+#[async_trait]
+impl GrpcInferenceService for Calls {
+    async fn server_live(&self, _: Request<ServerLiveRequest>) -> Result<Response<ServerLiveResponse>, Status> {
+        Ok(Response::new(ServerLiveResponse { live: true }))
+    }
+
+    async fn server_ready(&self, _: Request<ServerReadyRequest>) -> Result<Response<ServerReadyResponse>, Status> {
+        Ok(Response::new(ServerReadyResponse { ready: self.shard.ready() }))
+    }
+
+    async fn model_ready(&self, request: Request<ModelReadyRequest>) -> Result<Response<ModelReadyResponse>, Status> {
+        let ModelReadyRequest { name, version } = request.get_ref();
+        let ready = self.shard.models.describe(name, version, |_| ()).is_ok();
+        Ok(Response::new(ModelReadyResponse { ready }))
+    }
+
+    async fn server_metadata(
+        &self,
+        _: Request<ServerMetadataRequest>,
+    ) -> Result<Response<ServerMetadataResponse>, Status> {
+        Ok(Response::new(ServerMetadataResponse {
+            name: SERVER_NAME.to_owned(),
+            version: SERVER_VERSION.to_owned(),
+            extensions: EXTENSIONS.iter().map(|&extension| extension.to_owned()).collect(),
+        }))
+    }
+
+    async fn model_metadata(
+        &self,
+        request: Request<ModelMetadataRequest>,
+    ) -> Result<Response<ModelMetadataResponse>, Status> {
+        let ModelMetadataRequest { name, version } = request.get_ref();
+        Ok(Response::new(self.shard.models.describe(name, version, |metadata| metadata.into())?))
+    }
+
+    async fn model_infer(&self, request: Request<ModelInferRequest>) -> Result<Response<ModelInferResponse>, Status> {
+        let arrived_at =
+            request.extensions().get::<Arrived>().map_or_else(|| self.shard.controller.now(), |arrived| arrived.0);
+        let limit = deadline(request.metadata().as_ref());
+        let message = request.into_inner();
+        let mut call = Call::begin(&self.shard, &message.model_name, &message.model_version, arrived_at)?;
+        let outcome = match grpc::decode(&message) {
+            Ok(request) => call.run(request, limit, |response| Ok(grpc::encode(response))).await,
+            Err(fault) => Err(fault),
+        };
+        Ok(Response::new(call.end(outcome)?))
+    }
+}
+
+/// The smaller of gRPC's own deadline and the header that HTTP has too.
+fn deadline(headers: &HeaderMap) -> Option<Duration> {
+    let own = headers.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(grpc::timeout);
+    let header = headers.get("punctual-timeout-us").and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    let header = header.filter(|&micros| micros > 0).map(Duration::from_micros);
+    own.into_iter().chain(header).min()
+}

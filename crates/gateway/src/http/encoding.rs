@@ -1,0 +1,134 @@
+//! Compression of bodies: gzip, and deflate in its zlib form, as HTTP means it.
+
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::read::{MultiGzDecoder, ZlibDecoder};
+use flate2::write::{GzEncoder, ZlibEncoder};
+use std::io::{self, Read, Write};
+use wire::{Fault, Reason};
+
+/// How a body is compressed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Encoding {
+    Gzip,
+    Deflate,
+}
+
+impl Encoding {
+    /// The name in headers.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Gzip => "gzip",
+            Self::Deflate => "deflate",
+        }
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        [Self::Gzip, Self::Deflate].into_iter().find(|encoding| name.eq_ignore_ascii_case(encoding.name()))
+    }
+
+    /// What `Content-Encoding` says; `None` for a body as it is.
+    pub(crate) fn of_request(header: &str) -> Result<Option<Self>, Fault> {
+        let name = header.trim();
+        if name.is_empty() || name.eq_ignore_ascii_case("identity") {
+            return Ok(None);
+        }
+        Self::from_name(name).map(Some).ok_or_else(|| {
+            Fault::new(
+                Reason::UnsupportedEncoding,
+                format!("the Content-Encoding {name:?} isn't known here: use gzip, deflate or none"),
+            )
+        })
+    }
+
+    /// The first of the encodings that `Accept-Encoding` allows.
+    pub(crate) fn for_response(header: &str) -> Option<Self> {
+        header.split(',').find_map(|part| {
+            let (name, quality) = part.split_once(';').unwrap_or((part, ""));
+            let refused = quality.trim().strip_prefix("q=").and_then(|q| q.parse::<f32>().ok()) == Some(0.0);
+            Self::from_name(name.trim()).filter(|_| !refused)
+        })
+    }
+
+    /// The body as it was before compression, if that isn't larger than `limit`.
+    pub(crate) fn decompress(self, body: &[u8], limit: usize) -> Result<Bytes, Fault> {
+        match self {
+            Self::Gzip => self.read_all(MultiGzDecoder::new(body), body.len(), limit),
+            Self::Deflate => self.read_all(ZlibDecoder::new(body), body.len(), limit),
+        }
+    }
+
+    fn read_all(self, decoder: impl Read, compressed: usize, limit: usize) -> Result<Bytes, Fault> {
+        let mut bytes = Vec::with_capacity(compressed.saturating_mul(2).min(limit));
+        let outcome = decoder.take(limit as u64 + 1).read_to_end(&mut bytes);
+        if bytes.len() > limit {
+            return Err(Fault::new(
+                Reason::BodyTooLarge,
+                format!("the body is larger than {limit} bytes once it is decompressed: send less in one request"),
+            ));
+        }
+        match outcome {
+            Ok(_) => Ok(Bytes::from(bytes)),
+            Err(error) => Err(Fault::bad(format!("the body is not valid {}: {error}", self.name()))),
+        }
+    }
+
+    /// The pieces, compressed. Fast rather than small: somebody waits.
+    pub(crate) fn compress<'a>(self, pieces: impl Iterator<Item = &'a Bytes>, length: usize) -> Vec<u8> {
+        let out = Vec::with_capacity(length / 2 + 64);
+        let compressed = match self {
+            Self::Gzip => write_all(GzEncoder::new(out, Compression::fast()), pieces, GzEncoder::finish),
+            Self::Deflate => write_all(ZlibEncoder::new(out, Compression::fast()), pieces, ZlibEncoder::finish),
+        };
+        compressed.expect("a Vec takes every write")
+    }
+}
+
+fn write_all<'a, W: Write>(
+    mut encoder: W,
+    pieces: impl Iterator<Item = &'a Bytes>,
+    finish: impl FnOnce(W) -> io::Result<Vec<u8>>,
+) -> io::Result<Vec<u8>> {
+    for piece in pieces {
+        encoder.write_all(piece)?;
+    }
+    finish(encoder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    #[test]
+    fn what_is_compressed_comes_back() {
+        let pieces = [Bytes::from(vec![b'a'; 5000]), Bytes::from_static(b"end")];
+        for encoding in [Encoding::Gzip, Encoding::Deflate] {
+            let compressed = encoding.compress(pieces.iter(), 5003);
+            assert!(compressed.len() < 200);
+            assert_eq!(encoding.decompress(&compressed, 5003).unwrap(), pieces.concat());
+            let refused = encoding.decompress(&compressed, 5002).unwrap_err();
+            assert_eq!(refused.reason, Reason::BodyTooLarge);
+            for end in 0..compressed.len() {
+                assert!(encoding.decompress(&compressed[..end], 6000).is_err(), "{encoding:?} cut at {end}");
+            }
+        }
+    }
+
+    #[test]
+    fn headers() {
+        assert_eq!(Encoding::of_request("GZIP").unwrap(), Some(Encoding::Gzip));
+        assert_eq!(Encoding::of_request("identity").unwrap(), None);
+        expect![[r#"the Content-Encoding "br" isn't known here: use gzip, deflate or none"#]]
+            .assert_eq(&Encoding::of_request("br").unwrap_err().to_string());
+        assert_eq!(Encoding::for_response("br, deflate;q=0.5, gzip"), Some(Encoding::Deflate));
+        assert_eq!(Encoding::for_response("gzip;q=0, identity"), None);
+        assert_eq!(Encoding::for_response("*"), None);
+    }
+
+    #[test]
+    fn noise_is_a_sentence() {
+        let said = Encoding::Gzip.decompress(b"not gzip at all", 100).unwrap_err().to_string();
+        assert!(said.starts_with("the body is not valid gzip: "), "{said}");
+    }
+}

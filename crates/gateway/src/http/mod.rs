@@ -1,0 +1,131 @@
+//! The protocol over HTTP.
+
+mod body;
+mod encoding;
+pub(crate) mod payload;
+mod route;
+
+use crate::call::Call;
+use crate::connection::Activity;
+use crate::shard::Shard;
+use base::Duration;
+use encoding::Encoding;
+use hyper::body::Incoming;
+use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderName, HeaderValue};
+use hyper::{Method, Request, Response};
+use payload::{Payload, plain};
+use route::{ModelCall, Route};
+use wire::{Fault, Reason, json};
+
+/// How many bytes of a body are JSON; binary tensors follow them.
+const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+/// The end-to-end deadline in microseconds, for clients that can't set the parameter `timeout`.
+const TIMEOUT_US: HeaderName = HeaderName::from_static("punctual-timeout-us");
+
+const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
+
+/// Answers below this size fit one packet: compressing them saves nothing.
+const COMPRESS_FROM: usize = 1_400;
+
+/// The server's name, in metadata.
+pub(crate) const SERVER_NAME: &str = "punctual";
+/// The server's version, in metadata.
+pub(crate) const SERVER_VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The protocol's extensions that are there.
+pub(crate) const EXTENSIONS: &[&str] = &["binary_tensor_data", "parameters"];
+
+/// Answers one request.
+pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<Incoming>) -> Response<Payload> {
+    let arrived_at = shard.controller.now();
+    activity.reads_body();
+    let (head, body) = request.into_parts();
+    let path = head.uri.path();
+    let outcome = match Route::of(path) {
+        None => Err(Fault::new(Reason::NotFound, route::unknown(path))),
+        Some(route) if !allowed(&route, &head.method) => {
+            Ok(plain::method_not_allowed(path, &head.method, route.method()))
+        }
+        Some(Route::Model { name, version, call: ModelCall::Infer }) => {
+            match Call::begin(shard, &name, &version, arrived_at) {
+                Ok(mut call) => {
+                    let outcome = infer(shard, activity, &mut call, &head.headers, body).await;
+                    call.end(outcome)
+                }
+                Err(fault) => Err(fault),
+            }
+        }
+        Some(Route::Model { name, version, call: ModelCall::Ready }) => {
+            shard.models.describe(&name, &version, |_| plain::empty())
+        }
+        Some(Route::Model { name, version, call: ModelCall::Metadata }) => {
+            shard.models.describe(&name, &version, |metadata| plain::json(json::model_metadata(&metadata)))
+        }
+        Some(Route::ServerMetadata) => Ok(plain::json(json::server_metadata(SERVER_NAME, SERVER_VERSION, EXTENSIONS))),
+        Some(Route::ServerLive) => Ok(plain::empty()),
+        Some(Route::ServerReady) if shard.ready() => Ok(plain::empty()),
+        Some(Route::ServerReady) => Err(Fault::new(Reason::NotReady, "the server doesn't take requests now")),
+    };
+    activity.idle();
+    outcome.unwrap_or_else(|fault| plain::fault(&fault))
+}
+
+fn allowed(route: &Route<'_>, method: &Method) -> bool {
+    method == route.method() || (method == Method::HEAD && route.method() == "GET")
+}
+
+async fn infer(
+    shard: &Shard,
+    activity: &Activity,
+    call: &mut Call<'_>,
+    headers: &HeaderMap,
+    body: Incoming,
+) -> Result<Response<Payload>, Fault> {
+    let limit = shard.shared.config.max_body_bytes;
+    let json_length = number(headers, &JSON_LENGTH)?;
+    let timeout = number(headers, &TIMEOUT_US)?;
+    let encoding = Encoding::of_request(text(headers, &CONTENT_ENCODING)?)?;
+    let accepted = Encoding::for_response(text(headers, &ACCEPT_ENCODING)?);
+    let mut body = body::read(body, limit, headers.contains_key(EXPECT)).await?;
+    activity.busy();
+    if let Some(encoding) = encoding {
+        body = encoding.decompress(&body, limit)?;
+    }
+    let request = json::decode(&body, json_length)?;
+    let timeout = timeout.filter(|&micros| micros > 0).map(|micros| Duration::from_micros(micros as u64));
+    call.run(request, timeout, |response| {
+        let encoded = json::encode(&response)?;
+        Ok(respond(encoded, accepted))
+    })
+    .await
+}
+
+fn respond(encoded: json::Encoded, accepted: Option<Encoding>) -> Response<Payload> {
+    let json::Encoded { json, binary } = encoded;
+    let (json_length, has_binary) = (json.len(), !binary.is_empty());
+    let payload = Payload::new(json, binary);
+    let accepted = accepted.filter(|_| payload.len() >= COMPRESS_FROM);
+    let mut response = match accepted {
+        None => plain::json(payload),
+        Some(encoding) => {
+            let mut response = plain::json(encoding.compress(payload.pieces(), payload.len()));
+            response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
+            response
+        }
+    };
+    if has_binary {
+        response.headers_mut().insert(CONTENT_TYPE, OCTETS);
+        response.headers_mut().insert(JSON_LENGTH, HeaderValue::from(json_length));
+    }
+    response
+}
+
+fn number(headers: &HeaderMap, name: &HeaderName) -> Result<Option<usize>, Fault> {
+    let Some(value) = headers.get(name) else { return Ok(None) };
+    let number = value.to_str().ok().and_then(|text| text.trim().parse().ok());
+    number.map(Some).ok_or_else(|| Fault::bad(format!("the header {name} is {value:?}: it must be a whole number")))
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<&'h str, Fault> {
+    let Some(value) = headers.get(name) else { return Ok("") };
+    value.to_str().map_err(|_| Fault::bad(format!("the header {name} is {value:?}: it must be plain text")))
+}

@@ -1,0 +1,108 @@
+//! Finding the model that a request names, in a copy of the catalogue that this thread keeps until it is stale.
+
+use controller::{Catalogue, CatalogueEntry, Controller, ModelState, ModelVersions, ServedModel};
+use std::sync::{Arc, Mutex, PoisonError};
+use wire::json::ModelMetadata;
+use wire::{Fault, Reason};
+
+/// How many names a refusal lists.
+const NAMES_SHOWN: usize = 8;
+
+/// One thread's view of the models.
+pub(crate) struct Models {
+    controller: Controller,
+    /// Only this thread locks it: the lock is never contended.
+    cached: Mutex<(u64, Arc<Catalogue>)>,
+}
+
+impl Models {
+    pub(crate) fn new(controller: Controller) -> Self {
+        let generation = controller.catalogue_generation();
+        let cached = Mutex::new((generation, controller.catalogue()));
+        Self { controller, cached }
+    }
+
+    fn with<T>(&self, look: impl FnOnce(&Catalogue) -> T) -> T {
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        // Read before the catalogue: a change in between is seen next time.
+        let generation = self.controller.catalogue_generation();
+        if cached.0 != generation {
+            *cached = (generation, self.controller.catalogue());
+        }
+        look(&cached.1)
+    }
+
+    /// The version of the model that is meant; `version` is empty for the default one.
+    pub(crate) fn find(&self, name: &str, version: &str) -> Result<Arc<CatalogueEntry>, Fault> {
+        self.with(|catalogue| {
+            let versions = catalogue.models.get(name).ok_or_else(|| unknown_model(name, catalogue))?;
+            if version.is_empty() {
+                return versions.default_version().cloned().ok_or_else(|| unknown_model(name, catalogue));
+            }
+            let number = version.parse::<u64>().ok();
+            number
+                .and_then(|number| versions.versions.get(&number))
+                .cloned()
+                .ok_or_else(|| unknown_version(name, version, versions))
+        })
+    }
+
+    /// The numbers of the versions of a model that can be asked, ascending.
+    fn ready_versions(&self, name: &str) -> Vec<u64> {
+        self.with(|catalogue| {
+            let versions = catalogue.models.get(name).into_iter().flat_map(|versions| versions.versions.values());
+            versions.filter(|entry| entry.serving().is_some()).map(|entry| entry.version).collect()
+        })
+    }
+
+    /// What a model takes and gives, handed to `write`.
+    pub(crate) fn describe<T>(
+        &self,
+        name: &str,
+        version: &str,
+        write: impl FnOnce(ModelMetadata<'_>) -> T,
+    ) -> Result<T, Fault> {
+        let entry = self.find(name, version)?;
+        let served = serving(&entry)?;
+        Ok(write(ModelMetadata {
+            name: &entry.name,
+            versions: self.ready_versions(name),
+            platform: &served.platform,
+            signature: &served.signature,
+        }))
+    }
+
+    /// Whether no model is on its way any more: all are ready or broken.
+    pub(crate) fn all_settled(&self) -> bool {
+        let settled = |entry: &Arc<CatalogueEntry>| !matches!(entry.state, ModelState::Loading);
+        self.with(|catalogue| catalogue.models.values().all(|versions| versions.versions.values().all(settled)))
+    }
+}
+
+/// What is needed to ask a model, or the sentence that says why it can't be asked.
+pub(crate) fn serving(entry: &CatalogueEntry) -> Result<&ServedModel, Fault> {
+    let CatalogueEntry { name, version, state } = entry;
+    match state {
+        ModelState::Ready(served) => Ok(served),
+        ModelState::Loading => Err(Fault::new(
+            Reason::ModelLoading,
+            format!("version {version} of model {name:?} is being prepared: try again in a moment"),
+        )),
+        ModelState::Broken(why) => {
+            Err(Fault::new(Reason::ModelBroken, format!("version {version} of model {name:?} can't be served: {why}")))
+        }
+    }
+}
+
+fn unknown_model(name: &str, catalogue: &Catalogue) -> Fault {
+    let known: Vec<&str> = catalogue.models.keys().map(String::as_str).take(NAMES_SHOWN).collect();
+    let more = if catalogue.models.len() > NAMES_SHOWN { ", ..." } else { "" };
+    let has = if known.is_empty() { "none".to_owned() } else { format!("{}{more}", known.join(", ")) };
+    Fault::new(Reason::ModelNotFound, format!("there is no model {name:?}: this server has {has}"))
+}
+
+fn unknown_version(name: &str, version: &str, versions: &ModelVersions) -> Fault {
+    let known: Vec<String> = versions.versions.keys().map(u64::to_string).collect();
+    let message = format!("there is no version {version:?} of model {name:?}: there is {}", known.join(", "));
+    Fault::new(Reason::ModelNotFound, message)
+}

@@ -1,0 +1,59 @@
+//! What the connections of one io thread share.
+
+use crate::Config;
+use crate::driver::Driver;
+use crate::models::Models;
+use controller::Controller;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use telemetry::Metrics;
+
+/// One io thread's handles. Nothing in it is contended by another thread but the counters.
+pub(crate) struct Shard {
+    pub(crate) controller: Controller,
+    pub(crate) models: Models,
+    pub(crate) driver: Driver,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What all io threads share.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) metrics: Metrics,
+    /// Set when the server goes down.
+    pub(crate) closing: AtomicBool,
+    /// Set once the models that were there at the start are ready or broken. Models that come later don't take it back:
+    /// the server goes on serving the others.
+    settled: AtomicBool,
+    /// Connections of clients, of all threads.
+    pub(crate) connections: AtomicUsize,
+}
+
+impl Shared {
+    pub(crate) fn new(config: Config, metrics: Metrics) -> Self {
+        Self {
+            config,
+            metrics,
+            closing: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Shard {
+    pub(crate) fn new(controller: Controller, shared: Arc<Shared>) -> Self {
+        Self { models: Models::new(controller.clone()), driver: Driver::default(), controller, shared }
+    }
+
+    /// Whether the server takes requests.
+    pub(crate) fn ready(&self) -> bool {
+        if self.shared.closing.load(Ordering::Relaxed) {
+            return false;
+        }
+        if !self.shared.settled.load(Ordering::Relaxed) && self.models.all_settled() {
+            self.shared.settled.store(true, Ordering::Relaxed);
+        }
+        self.shared.settled.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,183 @@
+//! One io thread: the connections that it was given, each a task, and the driver behind them.
+
+use crate::accept::{Accepted, Protocol};
+use crate::connection::{Activity, Connections, Watched};
+use crate::grpc::GrpcServer;
+use crate::http;
+use crate::server::block_on;
+use crate::shard::Shard;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::net::TcpStream as StdStream;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+/// After this much silence the system asks whether a peer is still there.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+/// Requests that one gRPC connection may have in flight; more wait at the client.
+const MAX_STREAMS: u32 = 1024;
+
+/// Serves the connections that it is given until the acceptor is gone and they are done.
+pub(crate) fn serve_thread(shard: Arc<Shard>, mut accepted: mpsc::Receiver<Accepted>, closing: watch::Receiver<bool>) {
+    let grace = shard.shared.config.shutdown_grace;
+    block_on(async move {
+        let mut server = ThreadServer::new(shard, closing);
+        loop {
+            tokio::select! {
+                biased;
+                Some(_) = server.tasks.join_next() => {}
+                next = accepted.recv() => match next {
+                    Some((stream, protocol)) => server.serve(stream, protocol),
+                    // The acceptor is gone: the server is going down.
+                    None => break,
+                },
+            }
+        }
+        let finish = async { while server.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(grace, finish).await.is_err() {
+            tracing::warn!(?grace, "connections were cut off: their requests were not done within the grace");
+        }
+    });
+}
+
+struct ThreadServer {
+    shard: Arc<Shard>,
+    connections: Arc<Connections>,
+    grpc: GrpcServer,
+    closing: watch::Receiver<bool>,
+    /// One for each connection.
+    tasks: JoinSet<()>,
+    /// The driver and the sweep; end with the thread.
+    _background: JoinSet<()>,
+}
+
+impl ThreadServer {
+    fn new(shard: Arc<Shard>, closing: watch::Receiver<bool>) -> Self {
+        let connections = Arc::new(Connections::default());
+        let mut background = JoinSet::new();
+        let driven = Arc::clone(&shard);
+        background.spawn(async move { driven.driver.run(&driven.controller).await });
+        let (swept, settings) = (Arc::clone(&connections), Arc::clone(&shard.shared));
+        background.spawn(async move { swept.sweep(&settings.config).await });
+        let grpc = GrpcServer::new(Arc::clone(&shard));
+        Self { shard, connections, grpc, closing, tasks: JoinSet::new(), _background: background }
+    }
+
+    fn serve(&mut self, stream: StdStream, protocol: Protocol) {
+        let open = Open::new(protocol, Arc::clone(&self.shard));
+        let Ok(stream) = TcpStream::from_std(stream) else { return };
+        tune(&stream);
+        match protocol {
+            Protocol::Http => {
+                let activity = self.connections.activity();
+                let registration = self.connections.register();
+                let key = registration.key();
+                let serving = serve_http(open, stream, Arc::clone(&activity), self.closing.clone());
+                let task = self.tasks.spawn(async move {
+                    serving.await;
+                    drop(registration);
+                });
+                self.connections.watch(key, activity, task);
+            }
+            Protocol::Grpc => {
+                self.tasks.spawn(serve_grpc(open, stream, self.grpc.clone(), self.closing.clone()));
+            }
+        }
+    }
+}
+
+async fn serve_http(open: Open, stream: TcpStream, activity: Arc<Activity>, mut closing: watch::Receiver<bool>) {
+    let io = Watched::new(stream, Arc::clone(&activity));
+    let shard = &*open.shard;
+    let activity = &*activity;
+    let service = service_fn(move |request: Request<Incoming>| async move {
+        Ok::<_, Infallible>(http::answer(shard, activity, request).await)
+    });
+    // Clients that close while they wait must be noticed: half-closed connections are closed ones.
+    let connection = http1::Builder::new().half_close(false).pipeline_flush(true).serve_connection(io, service);
+    let mut connection = pin!(connection);
+    // How a connection ends is the client's affair: there is nobody to tell.
+    tokio::select! {
+        biased;
+        _ = connection.as_mut() => {}
+        () = told_to_close(&mut closing) => {
+            connection.as_mut().graceful_shutdown();
+            let _ = connection.await;
+        }
+    }
+}
+
+async fn serve_grpc(open: Open, stream: TcpStream, grpc: GrpcServer, mut closing: watch::Receiver<bool>) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let grpc = grpc.clone();
+        async move { grpc.answer(request).await }
+    });
+    let connection = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .keep_alive_interval(KEEPALIVE)
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(1 << 20)
+        .initial_connection_window_size(4 << 20)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    tokio::select! {
+        biased;
+        _ = connection.as_mut() => {}
+        () = told_to_close(&mut closing) => {
+            connection.as_mut().graceful_shutdown();
+            let _ = connection.await;
+        }
+    }
+    drop(open);
+}
+
+/// Returns when the server goes down.
+async fn told_to_close(closing: &mut watch::Receiver<bool>) {
+    // An error says that the gateway itself is gone, which is the same.
+    let _ = closing.wait_for(|&closing| closing).await;
+}
+
+/// A connection that counts as open until it is dropped.
+struct Open {
+    protocol: Protocol,
+    shard: Arc<Shard>,
+}
+
+impl Open {
+    fn new(protocol: Protocol, shard: Arc<Shard>) -> Self {
+        let metrics = &shard.shared.metrics;
+        match protocol {
+            Protocol::Http => metrics.http_connections.inc(),
+            Protocol::Grpc => metrics.grpc_connections.inc(),
+        }
+        Self { protocol, shard }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let shared = &self.shard.shared;
+        match self.protocol {
+            Protocol::Http => shared.metrics.http_connections.dec(),
+            Protocol::Grpc => shared.metrics.grpc_connections.dec(),
+        }
+        shared.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Answers leave at once, and peers that vanish are noticed.
+fn tune(stream: &TcpStream) {
+    let socket = socket2::SockRef::from(stream);
+    // A socket that can't be tuned still works.
+    let _ = socket.set_tcp_nodelay(true);
+    let _ = socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE));
+}

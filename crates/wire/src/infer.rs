@@ -1,0 +1,79 @@
+//! A request and its answer, as both protocols say them.
+
+use base::{DataType, Duration};
+use bytes::Bytes;
+use std::borrow::Cow;
+
+/// A request to compute. Texts are borrowed from the message; tensors are slices of it where they came as bytes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct InferRequest<'a> {
+    /// The client's name for it; empty when it gave none.
+    pub id: Cow<'a, str>,
+    /// What the client asks beside the tensors.
+    pub parameters: Parameters,
+    /// The inputs, in the client's order. Each is consistent in itself: its bytes are exactly what its shape says.
+    pub inputs: Vec<InferInput<'a>>,
+    /// The outputs that are wanted; none means all.
+    pub outputs: Vec<RequestedOutput<'a>>,
+}
+
+/// What a client may ask beside the tensors. Parameters of sequences and unknown ones are ignored.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Parameters {
+    /// The end-to-end deadline, counted from the arrival.
+    pub timeout: Option<Duration>,
+    /// As in Triton: 1 is the most urgent, 0 the default level.
+    pub priority: u32,
+    /// Whether outputs that say nothing else are wanted as bytes (HTTP only).
+    pub binary_outputs: bool,
+}
+
+/// An input tensor.
+#[derive(Clone, PartialEq, Debug)]
+pub struct InferInput<'a> {
+    /// Its name in the model.
+    pub name: Cow<'a, str>,
+    /// Its element type.
+    pub datatype: DataType,
+    /// Its dimensions; none is negative, and their product fits.
+    pub shape: Vec<i64>,
+    /// Its elements in the protocol's binary form.
+    pub data: Bytes,
+}
+
+/// An output that the client wants.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RequestedOutput<'a> {
+    /// Its name in the model.
+    pub name: Cow<'a, str>,
+    /// Whether it is wanted as bytes rather than as JSON (HTTP only).
+    pub binary: bool,
+}
+
+/// An answer, ready to be written.
+#[derive(Clone, PartialEq, Debug)]
+pub struct InferResponse<'a> {
+    /// The model's name.
+    pub model_name: &'a str,
+    /// The version that computed it.
+    pub model_version: u64,
+    /// The request's id; empty when it had none.
+    pub id: &'a str,
+    /// The outputs, in the order in which they were asked for.
+    pub outputs: Vec<OutputTensor<'a>>,
+}
+
+/// An output tensor.
+#[derive(Clone, PartialEq, Debug)]
+pub struct OutputTensor<'a> {
+    /// Its name in the model.
+    pub name: &'a str,
+    /// Its element type.
+    pub datatype: DataType,
+    /// Its dimensions.
+    pub shape: &'a [i64],
+    /// Its elements in the protocol's binary form.
+    pub data: Bytes,
+    /// Whether it is written as bytes rather than as JSON (HTTP only).
+    pub binary: bool,
+}

@@ -1,0 +1,128 @@
+//! An answer into an HTTP body.
+
+use super::write_string;
+use crate::{Fault, InferResponse, OutputTensor, numbers};
+use base::DataType;
+use bytes::Bytes;
+use std::io::Write;
+
+/// An HTTP body: JSON, then the binary tensors, in the order of the outputs.
+#[derive(Debug)]
+pub struct Encoded {
+    /// The JSON part.
+    pub json: Vec<u8>,
+    /// The binary tensors; when there are any, the answer needs `Inference-Header-Content-Length`.
+    pub binary: Vec<Bytes>,
+}
+
+/// Refuses, before anything is computed, an output that could not be written in the form that was asked for.
+pub fn check_output(name: &str, datatype: DataType, binary: bool) -> Result<(), Fault> {
+    match datatype {
+        DataType::Fp16 | DataType::Bf16 if !binary => Err(numbers::no_json_form(name, datatype)),
+        _ => Ok(()),
+    }
+}
+
+/// Writes an answer.
+pub fn encode(response: &InferResponse<'_>) -> Result<Encoded, Fault> {
+    let mut json = Vec::with_capacity(estimate(response));
+    json.extend_from_slice(b"{\"model_name\":");
+    write_string(&mut json, response.model_name);
+    // A Vec takes every write.
+    let _ = write!(json, ",\"model_version\":\"{}\"", response.model_version);
+    if !response.id.is_empty() {
+        json.extend_from_slice(b",\"id\":");
+        write_string(&mut json, response.id);
+    }
+    json.extend_from_slice(b",\"outputs\":[");
+    let mut binary = Vec::new();
+    for (position, output) in response.outputs.iter().enumerate() {
+        if position > 0 {
+            json.push(b',');
+        }
+        write_output(&mut json, output, &mut binary)?;
+    }
+    json.extend_from_slice(b"]}");
+    Ok(Encoded { json, binary })
+}
+
+fn write_output(json: &mut Vec<u8>, output: &OutputTensor<'_>, binary: &mut Vec<Bytes>) -> Result<(), Fault> {
+    json.extend_from_slice(b"{\"name\":");
+    write_string(json, output.name);
+    json.extend_from_slice(b",\"datatype\":\"");
+    json.extend_from_slice(output.datatype.name().as_bytes());
+    json.extend_from_slice(b"\",\"shape\":");
+    numbers::json(json, output.shape);
+    if output.binary {
+        let _ = write!(json, ",\"parameters\":{{\"binary_data_size\":{}}}}}", output.data.len());
+        binary.push(output.data.clone());
+    } else {
+        json.extend_from_slice(b",\"data\":");
+        numbers::write(json, output.name, output.datatype, &output.data)?;
+        json.push(b'}');
+    }
+    Ok(())
+}
+
+/// About how long the JSON will be: a float of single precision takes up to 15 characters with its comma.
+fn estimate(response: &InferResponse<'_>) -> usize {
+    let outputs = response.outputs.iter().map(|output| {
+        let elements = if output.binary { 0 } else { output.data.len() / output.datatype.size().unwrap_or(8) };
+        96 + output.name.len() + elements * 15
+    });
+    96 + response.model_name.len() + response.id.len() + outputs.sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    fn floats(values: &[f32]) -> Bytes {
+        values.iter().flat_map(|v| v.to_le_bytes()).collect()
+    }
+
+    fn response<'a>(id: &'a str, binary: bool) -> InferResponse<'a> {
+        let output = |name, shape, data, binary| OutputTensor { name, datatype: DataType::Fp32, shape, data, binary };
+        InferResponse {
+            model_name: "m",
+            model_version: 3,
+            id,
+            outputs: vec![
+                output("y", &[1, 3], floats(&[0.1, 1.0, -1.5e-9]), binary),
+                output("z", &[1], floats(&[2.0]), false),
+            ],
+        }
+    }
+
+    #[test]
+    fn floats_have_their_shortest_digits() {
+        let encoded = encode(&response("", false)).unwrap();
+        expect![[r#"{"model_name":"m","model_version":"3","outputs":[{"name":"y","datatype":"FP32","shape":[1,3],"data":[0.1,1.0,-1.5e-9]},{"name":"z","datatype":"FP32","shape":[1],"data":[2.0]}]}"#]]
+            .assert_eq(std::str::from_utf8(&encoded.json).unwrap());
+        assert!(encoded.binary.is_empty());
+    }
+
+    #[test]
+    fn binary_outputs_say_their_size_and_follow() {
+        let encoded = encode(&response("7\"", true)).unwrap();
+        expect![[r#"{"model_name":"m","model_version":"3","id":"7\"","outputs":[{"name":"y","datatype":"FP32","shape":[1,3],"parameters":{"binary_data_size":12}},{"name":"z","datatype":"FP32","shape":[1],"data":[2.0]}]}"#]]
+            .assert_eq(std::str::from_utf8(&encoded.json).unwrap());
+        assert_eq!(encoded.binary, [floats(&[0.1, 1.0, -1.5e-9])]);
+    }
+
+    #[test]
+    fn the_estimate_is_enough_for_any_float() {
+        let data = floats(&[f32::MIN; 1000]);
+        let output = OutputTensor { name: "y", datatype: DataType::Fp32, shape: &[1000], data, binary: false };
+        let response = InferResponse { model_name: "m", model_version: 1, id: "", outputs: vec![output] };
+        assert!(encode(&response).unwrap().json.len() <= estimate(&response));
+    }
+
+    #[test]
+    fn half_precision_needs_binary() {
+        assert!(check_output("y", DataType::Fp16, true).is_ok());
+        expect![[r#"output "y" is FP16, which JSON has no form for: ask for it with binary_data"#]]
+            .assert_eq(&check_output("y", DataType::Fp16, false).unwrap_err().to_string());
+    }
+}

@@ -1,0 +1,16 @@
+//! The protocol over HTTP: JSON, with tensors in it or as bytes behind it.
+
+mod decode;
+mod encode;
+mod metadata;
+
+pub use decode::decode;
+pub use encode::{Encoded, check_output, encode};
+pub use metadata::{ModelMetadata, model_metadata, server_metadata};
+
+pub(crate) use decode::{datatype_from_name, no_classification, no_shared_memory};
+
+/// Appends a JSON string, quotes included.
+pub(crate) fn write_string(out: &mut Vec<u8>, text: &str) {
+    crate::numbers::json(out, text);
+}
