@@ -1,5 +1,7 @@
 //! Every model computes what ONNX Runtime's Python package computes, on every way to a session.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use common::{Case, assert_close, execute, model_file, prepare};

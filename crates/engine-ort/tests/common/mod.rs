@@ -1,4 +1,5 @@
 //! What the tests share: the engine, the models, and what ONNX Runtime's Python package computed with them.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use base::DataType;

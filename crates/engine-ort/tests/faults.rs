@@ -1,0 +1,159 @@
+//! Files that are no models, caches that are broken, disks that are full, inputs that don't fit: sentences, never a panic.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use base::DataType;
+use common::{Case, ENGINE, Tensor, assert_close, execute, model_file, prepare, source};
+use engine::{Engine, EngineError};
+use engine_ort::{OrtEngine, OrtOptions};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn refusal(file: &Path) -> String {
+    match ENGINE.prepare(&source(file.to_owned(), None)) {
+        Err(error @ (EngineError::BadModel { .. } | EngineError::Io { .. })) => {
+            let text = error.to_string();
+            assert!(text.contains(&file.display().to_string()), "{text}");
+            assert!(!text.contains('\n') && !text.contains(".cc:"), "{text}");
+            text
+        }
+        Err(other) => panic!("not blamed on the model: {other}"),
+        Ok(_) => panic!("{} was accepted", file.display()),
+    }
+}
+
+#[test]
+fn files_that_are_no_models_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let whole = fs::read(model_file("mobilenetv2")).unwrap();
+    assert!(refusal(&file("empty.onnx", b"")).ends_with("the file is empty: expected an ONNX model"));
+    refusal(&file("text.onnx", b"this is not a model, it is a line of text"));
+    refusal(&file("zeros.onnx", &[0; 4096]));
+    refusal(&file("half.onnx", &whole[..whole.len() / 2]));
+    refusal(&file("cut.onnx", &whole[..whole.len() - 1]));
+    refusal(&file("start.onnx", &whole[..100]));
+    refusal(&file("one.onnx", &whole[..1]));
+    assert!(refusal(&folder.path().join("absent.onnx")).contains("No such file"));
+    refusal(folder.path());
+}
+
+/// Damage in the middle: whatever the runtime makes of it, it must not take the process with it.
+#[test]
+fn damaged_files_are_survived() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.onnx");
+    for model in ["mlp", "add", "silero-vad"] {
+        let whole = fs::read(model_file(model)).unwrap();
+        for at in (0..whole.len()).step_by((whole.len() / 40).max(1)) {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0x55;
+            fs::write(&path, damaged).unwrap();
+            drop(ENGINE.prepare(&source(path.clone(), None)));
+        }
+    }
+}
+
+#[test]
+fn a_missing_operator_is_named() {
+    let text = refusal(&model_file("missing_operator"));
+    assert!(text.contains("no.such.domain") || text.contains("NoSuchOperator"), "{text}");
+}
+
+#[test]
+fn broken_caches_are_made_again() {
+    let cache = tempfile::tempdir().unwrap();
+    let case = Case::of("mobilenetv2").remove(0);
+    let kept = || cache.path().read_dir().unwrap().next().unwrap().unwrap().path();
+    let check = |what: &str| {
+        let mut loaded = prepare("mobilenetv2", Some(cache.path())).unwrap().load(0).unwrap();
+        assert_close(&execute(&mut *loaded, &case.inputs).unwrap(), &case.outputs, what);
+    };
+    check("fresh");
+    let whole = fs::read(kept()).unwrap();
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2] ^= 1;
+    for broken in [&whole[..whole.len() / 2], &whole[..10], &[], &flipped] {
+        fs::write(kept(), broken).unwrap();
+        check("after damage");
+        assert_eq!(fs::read(kept()).unwrap().len(), whole.len());
+    }
+}
+
+#[test]
+fn a_cache_that_can_not_be_written_is_done_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a file, not a folder");
+    fs::write(&file, "").unwrap();
+    let case = Case::of("mlp").remove(0);
+    let mut loaded = prepare("mlp", Some(&file)).unwrap().load(0).unwrap();
+    assert_close(&execute(&mut *loaded, &case.inputs).unwrap(), &case.outputs, "without cache");
+}
+
+#[test]
+fn a_library_that_is_not_there_is_a_sentence() {
+    let options = OrtOptions { library: Some(PathBuf::from("/nowhere/libonnxruntime.so")), threads: 1 };
+    // The process may have loaded one already, through another test: then this path isn't looked at.
+    if let Err(error) = OrtEngine::new(&options) {
+        let text = error.to_string();
+        assert!(text.starts_with("ONNX Runtime is not available: /nowhere/libonnxruntime.so: "), "{text}");
+    }
+}
+
+#[test]
+fn inputs_that_do_not_fit_are_refused_and_the_model_goes_on() {
+    let case = Case::of("add").remove(0);
+    let mut loaded = prepare("add", None).unwrap().load(0).unwrap();
+    let good = &case.inputs;
+    let with = |change: &dyn Fn(&mut Tensor)| {
+        let mut inputs = good.clone();
+        change(&mut inputs[1]);
+        inputs
+    };
+    let cases = [
+        (vec![good[0].clone()], "1 inputs were given, the model has 2"),
+        (with(&|tensor| tensor.datatype = DataType::Int32), "input b is INT32, expected FP32"),
+        (with(&|tensor| tensor.data.truncate(15)), "input b has 15 bytes, which is not what the shape [1, 4] takes"),
+        (with(&|tensor| tensor.shape = vec![-1, 4]), "input b has the shape [-1, 4], which no memory can hold"),
+        (with(&|tensor| tensor.shape = vec![i64::MAX, 4]), "which no memory can hold"),
+        (with(&|tensor| tensor.shape = vec![2, 2]), ""),
+    ];
+    for (inputs, expected) in cases {
+        let text = execute(&mut *loaded, &inputs).unwrap_err().to_string();
+        assert!(text.starts_with("execution failed: ") && text.contains(expected), "{text}");
+        assert_close(&execute(&mut *loaded, good).unwrap(), &case.outputs, "after a refusal");
+    }
+}
+
+#[test]
+fn values_that_a_type_does_not_have_are_refused() {
+    let mut loaded = prepare("identity_bool", None).unwrap().load(0).unwrap();
+    let input = Tensor { datatype: DataType::Bool, shape: vec![1, 2], data: vec![1, 2] };
+    assert!(execute(&mut *loaded, &[input]).unwrap_err().to_string().contains("neither 0 nor 1"));
+    let mut loaded = prepare("identity_bytes", None).unwrap().load(0).unwrap();
+    let input = Tensor { datatype: DataType::Bytes, shape: vec![1, 1], data: vec![9, 0, 0, 0, 65] };
+    let text = execute(&mut *loaded, &[input]).unwrap_err().to_string();
+    assert!(text.contains("input input: string 0 says 9 bytes, but 1 follow"), "{text}");
+}
+
+#[test]
+fn an_execution_that_fails_is_a_sentence_and_the_model_goes_on() {
+    let case = Case::of("failing").remove(0);
+    let mut loaded = prepare("failing", None).unwrap().load(0).unwrap();
+    let wrong = Tensor { datatype: DataType::Fp32, shape: vec![1, 4], data: vec![0; 16] };
+    let text = execute(&mut *loaded, &[wrong]).unwrap_err().to_string();
+    assert!(text.starts_with("execution failed: ") && !text.contains('\n'), "{text}");
+    assert_close(&execute(&mut *loaded, &case.inputs).unwrap(), &case.outputs, "after a failure");
+}
+
+#[test]
+fn empty_tensors_are_tensors() {
+    let mut loaded = prepare("identity_fp32", None).unwrap().load(0).unwrap();
+    let empty = Tensor { datatype: DataType::Fp32, shape: vec![2, 0], data: vec![] };
+    assert_eq!(execute(&mut *loaded, std::slice::from_ref(&empty)).unwrap(), [empty]);
+}
