@@ -65,6 +65,8 @@ pub(crate) struct Model {
     pub residency: Vec<Residency>,
     /// The time that its queued requests take (Clockwork, appendix B: d_m).
     pub demand: Duration,
+    /// What `demand` was when the allocations were last computed.
+    pub planned_demand: Duration,
     /// Its place among the models that want to be loaded; 0 when it doesn't.
     pub load_priority: u64,
     /// When its last request with a deadline came: batch work may not push it out of memory soon after.

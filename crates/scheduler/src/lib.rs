@@ -124,7 +124,7 @@ impl Scheduler {
     pub fn next_wakeup(&self) -> Option<(Timestamp, WakeReason)> {
         let expires = self.policy.next_expiry().map(|at| (at, WakeReason::RequestExpires));
         let hungry = self.hungry_at.first().map(|&(at, _)| (at, WakeReason::ExecutorHungry));
-        let load = self.planner.next_wakeup(self.now, &self.ledger, self.config.schedule_ahead);
+        let load = self.planner.next_wakeup();
         let load = load.map(|at| (at, WakeReason::ExecutorHungry));
         let quiet = self.slack.batch_work_waits_until().map(|at| (at, WakeReason::BatchWorkWaits));
         [expires, hungry, load, quiet].into_iter().flatten().min()
@@ -157,6 +157,7 @@ impl Scheduler {
         self.ledger.devices[index] = Some(Device::new(spec.pages));
         self.ledger.device_count += 1;
         self.policy.add_device(spec.device);
+        self.planner.reconsider();
         self.hungry.insert(spec.device);
         // A model that was on every device no longer is.
         for index in 0..self.ledger.models.len() {
@@ -188,6 +189,7 @@ impl Scheduler {
         }
         self.ledger.devices[device.index()] = None;
         self.ledger.device_count -= 1;
+        self.planner.reconsider();
         self.hungry.remove(&device);
         for request in stranded {
             self.requeue(request, out);
@@ -213,6 +215,7 @@ impl Scheduler {
             objective: spec.objective,
             residency: Vec::new(),
             demand: Duration::ZERO,
+            planned_demand: Duration::ZERO,
             load_priority: 0,
             last_urgent_at: None,
             removed: false,
@@ -435,6 +438,7 @@ impl Scheduler {
         let there = self.ledger.device_mut(device);
         there.load.finish(self.now, report.action);
         there.loading.remove(&model);
+        self.planner.reconsider();
         let entry = self.ledger.model_mut(model);
         match report.status {
             ActionStatus::Done { started_at, ended_at } => {

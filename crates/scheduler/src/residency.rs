@@ -16,6 +16,10 @@ const DEFAULT_HORIZON: Duration = Duration::from_millis(100);
 /// How far a device's list of least recently used models is searched for victims, and the list of wanting models for one
 /// that can be placed: keeps the cost of an event bounded however many models there are.
 const SEARCH_LIMIT: usize = 32;
+/// A model on no more devices than this is planned for exactly.
+const FEW: usize = 4;
+/// When nothing that wants to be loaded fits, the next look is taken after this time.
+const NO_ROOM_RETRY: Duration = Duration::from_millis(1);
 /// Batch work doesn't push out a model that had a request with a deadline more recently than this.
 const URGENT_PROTECTION: Duration = Duration::from_secs(2);
 
@@ -29,6 +33,9 @@ pub(crate) struct Planner {
     /// What it would take to load all models in `wanting` that are nowhere.
     cold: Duration,
     cold_shares: Vec<Duration>,
+    /// Before this there is nothing to decide: the load executors have enough to do, or nothing that wants to be loaded
+    /// fits. Reports of loads and changes of devices set it back.
+    quiet_until: Timestamp,
 }
 
 impl Planner {
@@ -47,7 +54,11 @@ impl Planner {
         let everywhere = entry.residency.len() >= devices;
         let priority = if entry.removed || everywhere {
             0
+        } else if entry.residency.len() > FEW && is_near(entry.demand, entry.planned_demand) {
+            // On many devices the numbers take time in proportion; small changes don't turn the plan.
+            entry.load_priority
         } else {
+            entry.planned_demand = entry.demand;
             let horizon = entry.objective.unwrap_or(DEFAULT_HORIZON).as_secs_f64();
             let demand = entry.demand.as_secs_f64();
             let mut weight_sum = 0.0;
@@ -97,15 +108,15 @@ impl Planner {
         free.unwrap_or(Duration::ZERO) + others / (ledger.device_count.max(1) as u64)
     }
 
-    /// When a load executor should be given more, if something wants to be loaded.
-    pub fn next_wakeup(&self, now: Timestamp, ledger: &Ledger, ahead: Duration) -> Option<Timestamp> {
-        if self.wanting.is_empty() {
-            return None;
-        }
-        let busy = ledger.device_ids().filter(|&id| !ledger.device(id).load.is_idle());
-        // Those that are hungry by now were asked already, and had no room for what wants to be loaded.
-        let later = |at: &Timestamp| *at > now && *at != Timestamp::NEVER;
-        busy.map(|id| ledger.device(id).load.hungry_at(ahead)).filter(later).min()
+    /// When to decide again, if something wants to be loaded.
+    pub fn next_wakeup(&self) -> Option<Timestamp> {
+        let wanting = !self.wanting.is_empty() || !self.background.is_empty();
+        (wanting && self.quiet_until != Timestamp::NEVER).then_some(self.quiet_until)
+    }
+
+    /// Something has changed that may let a model be loaded.
+    pub fn reconsider(&mut self) {
+        self.quiet_until = Timestamp::ZERO;
     }
 
     /// Gives the load executors work until each has `ahead` to do or nothing wants to be loaded.
@@ -117,22 +128,43 @@ impl Planner {
         policy: &mut dyn Policy,
         out: &mut Vec<Command>,
     ) {
-        'again: while !self.wanting.is_empty() {
-            for &(_, model) in self.wanting.iter().take(SEARCH_LIMIT) {
-                match place(now, ahead, ledger, policy, model, false) {
-                    Placing::On(device, victims) => {
-                        self.load(now, ledger, policy, model, device, &victims, out);
-                        continue 'again;
-                    }
-                    Placing::NoRoom => {}
-                    Placing::Busy => return,
-                }
-            }
-            break;
+        if now < self.quiet_until || (self.wanting.is_empty() && self.background.is_empty()) {
+            return;
         }
-        while let Some(&(_, model)) = self.background.first() {
-            let Placing::On(device, victims) = place(now, Duration::ZERO, ledger, policy, model, true) else { return };
+        self.quiet_until = now + NO_ROOM_RETRY;
+        while let Some((model, device, victims)) = self.next_load(now, ahead, ledger, policy) {
             self.load(now, ledger, policy, model, device, &victims, out);
+        }
+        if self.wanting.is_empty() && self.background.is_empty() {
+            return self.reconsider();
+        }
+        // Something can't be placed: if that is for want of time, look again when an executor has some.
+        let hungry = |id: DeviceId| ledger.device(id).load.is_hungry(now, ahead);
+        if !ledger.device_ids().any(hungry) {
+            let hungry_at = ledger.device_ids().map(|id| ledger.device(id).load.hungry_at(ahead)).min();
+            self.quiet_until = hungry_at.unwrap_or(Timestamp::NEVER);
+        }
+    }
+
+    /// The next model to load, where, and what must go for it.
+    fn next_load(
+        &self,
+        now: Timestamp,
+        ahead: Duration,
+        ledger: &Ledger,
+        policy: &dyn Policy,
+    ) -> Option<(ModelId, DeviceId, Vec<ModelId>)> {
+        for &(_, model) in self.wanting.iter().take(SEARCH_LIMIT) {
+            match place(now, ahead, ledger, policy, model, false) {
+                Placing::On(device, victims) => return Some((model, device, victims)),
+                Placing::NoRoom => {}
+                Placing::Busy => return None,
+            }
+        }
+        let &(_, model) = self.background.first()?;
+        match place(now, Duration::ZERO, ledger, policy, model, true) {
+            Placing::On(device, victims) => Some((model, device, victims)),
+            Placing::NoRoom | Placing::Busy => None,
         }
     }
 
@@ -195,6 +227,11 @@ impl Planner {
         out.push(Command::Unload(Unload { device, model }));
         self.update(ledger, policy, model);
     }
+}
+
+/// Within a sixteenth of each other.
+fn is_near(a: Duration, b: Duration) -> bool {
+    a.max(b) - a.min(b) <= a / 16
 }
 
 /// Whether a model may be unloaded so that another one's batch work can be done: not while somebody asks for it with a

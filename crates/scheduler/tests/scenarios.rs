@@ -91,7 +91,7 @@ impl World {
             "wake" => {
                 let (wakeup, reason) = self.scheduler.next_wakeup().expect("the scheduler wants to be woken");
                 assert!(wakeup <= now, "the scheduler wants to sleep until {wakeup}");
-                writeln!(self.log, "{:>5} woken for {reason:?}", words[0]).unwrap();
+                writeln!(self.log, "{:<5} woken for {reason:?}", words[0]).unwrap();
                 Event::WokeUp
             }
             other => panic!("unknown event {other}"),
@@ -120,7 +120,7 @@ impl World {
             Command::Unload(unload) => format!("   unload {} on {}", unload.model, unload.device),
             Command::Finish { request, outcome } => format!("   request {}: {}", request.slot, name(outcome)),
         };
-        writeln!(self.log, "{when:>5} {text}").unwrap();
+        writeln!(self.log, "{when:<5} {text}").unwrap();
     }
 }
 
@@ -147,10 +147,10 @@ fn a_cold_model_is_loaded_then_its_requests_run_as_one_batch() {
          9 done 1
          15 done 2",
         expect![[r#"
-                1 a1 load m0 on d0 by 88
-                9 a2 exec m0 on d0 batch 2 [0 1] by 95
-               15    request 0: Done
-               15    request 1: Done
+            1     a1 load m0 on d0 by 88
+            9     a2 exec m0 on d0 batch 2 [0 1] by 95
+            15       request 0: Done
+            15       request 1: Done
         "#]],
     );
 }
@@ -167,11 +167,11 @@ fn what_cannot_be_in_time_is_refused_at_once_with_the_earliest_deadline() {
          14 done 2
          20 ask 0 24.9",
         expect![[r#"
-                1    request 0: unreachable before 14
-                1 a1 load m0 on d0 by 1
-                9 a2 exec m0 on d0 batch 1 [1] by 9
-               14    request 1: Done
-               20    request 2: unreachable before 25
+            1        request 0: unreachable before 14
+            1     a1 load m0 on d0 by 1
+            9     a2 exec m0 on d0 batch 1 [1] by 9
+            14       request 1: Done
+            20       request 2: unreachable before 25
         "#]],
     );
 }
@@ -197,14 +197,14 @@ fn behind_a_backlog_a_request_is_refused_at_once() {
          20 ask 0 40
          25 done 3",
         expect![[r#"
-                0 a1 load m0 on d0 by 87
-                8 a2 exec m0 on d0 batch 1 [0] by 95
-               13    request 0: Done
-               20 a3 exec m0 on d0 batch 1 [1] by 35
-               20    request 8: overloaded until 42
-               20    request 9: overloaded until 42
-               25    request 1: Done
-               25 a4 exec m0 on d0 batch 4 [2 3 4 5] by 32
+            0     a1 load m0 on d0 by 87
+            8     a2 exec m0 on d0 batch 1 [0] by 95
+            13       request 0: Done
+            20    a3 exec m0 on d0 batch 1 [1] by 35
+            20       request 8: overloaded until 42
+            20       request 9: overloaded until 42
+            25       request 1: Done
+            25    a4 exec m0 on d0 batch 4 [2 3 4 5] by 32
         "#]],
     );
 }
@@ -221,11 +221,11 @@ fn a_request_whose_time_has_run_out_is_refused_by_a_wakeup() {
          15.1 wake
          30 done 2",
         expect![[r#"
-                0 a1 load m0 on d0 by 87
-                8 a2 exec m0 on d0 batch 1 [0] by 95
-             15.1 woken for RequestExpires
-             15.1    request 1: overloaded until 20.1
-               30    request 0: Done
+            0     a1 load m0 on d0 by 87
+            8     a2 exec m0 on d0 batch 1 [0] by 95
+            15.1  woken for RequestExpires
+            15.1     request 1: overloaded until 20.1
+            30       request 0: Done
         "#]],
     );
 }
@@ -248,16 +248,16 @@ fn the_least_recently_used_model_makes_room() {
          45 done 5
          50 ask 2 150",
         expect![[r#"
-                0 a1 load m0 on d0 by 87
-                8 a2 exec m0 on d0 batch 1 [0] by 95
-               13    request 0: Done
-               20 a3 load m1 on d0 by 107
-               28 a4 exec m1 on d0 batch 1 [1] by 115
-               33    request 1: Done
-               40 a5 exec m0 on d0 batch 1 [2] by 135
-               45    request 2: Done
-               50    unload m1 on d0
-               50 a6 load m2 on d0 by 137
+            0     a1 load m0 on d0 by 87
+            8     a2 exec m0 on d0 batch 1 [0] by 95
+            13       request 0: Done
+            20    a3 load m1 on d0 by 107
+            28    a4 exec m1 on d0 batch 1 [1] by 115
+            33       request 1: Done
+            40    a5 exec m0 on d0 batch 1 [2] by 135
+            45       request 2: Done
+            50       unload m1 on d0
+            50    a6 load m2 on d0 by 137
         "#]],
     );
 }
@@ -280,16 +280,16 @@ fn batch_work_runs_when_nobody_else_needs_the_device() {
          19 done 4
          24 done 5",
         expect![[r#"
-                0 a1 load m0 on d0 by -
-                8 a2 exec m0 on d0 batch 1 [0] by -
-                9 a3 load m1 on d0 by 47
-               13    request 0: Done
-               13 a4 exec m0 on d0 batch 2 [1 2] by -
-               19    request 1: Done
-               19    request 2: Done
-               19 a5 exec m1 on d0 batch 2 [3 4] by 54
-               24    request 3: Done
-               24    request 4: Done
+            0     a1 load m0 on d0 by -
+            8     a2 exec m0 on d0 batch 1 [0] by -
+            9     a3 load m1 on d0 by 47
+            13       request 0: Done
+            13    a4 exec m0 on d0 batch 2 [1 2] by -
+            19       request 1: Done
+            19       request 2: Done
+            19    a5 exec m1 on d0 batch 2 [3 4] by 54
+            24       request 3: Done
+            24       request 4: Done
         "#]],
     );
 }
@@ -308,12 +308,12 @@ fn a_passed_window_and_a_lost_device_put_requests_back() {
          48 done 4
          53 done 5",
         expect![[r#"
-                0 a1 load m0 on d0 by 87
-                8 a2 exec m0 on d0 batch 1 [0] by 95
-               30 a3 exec m0 on d0 batch 1 [0] by 95
-               40 a4 load m0 on d1 by 87
-               48 a5 exec m0 on d1 batch 1 [0] by 95
-               53    request 0: Done
+            0     a1 load m0 on d0 by 87
+            8     a2 exec m0 on d0 batch 1 [0] by 95
+            30    a3 exec m0 on d0 batch 1 [0] by 95
+            40    a4 load m0 on d1 by 87
+            48    a5 exec m0 on d1 batch 1 [0] by 95
+            53       request 0: Done
         "#]],
     );
 }
@@ -332,11 +332,11 @@ fn cancelled_requests_leave_the_queue_and_running_ones_end_as_cancelled() {
          10 cancel 0
          13 done 2",
         expect![[r#"
-                0 a1 load m0 on d0 by 87
-                8 a2 exec m0 on d0 batch 1 [0] by 95
-               10    request 1: Cancelled
-               13    request 0: Cancelled
-               13 a3 exec m0 on d0 batch 1 [2] by 95
+            0     a1 load m0 on d0 by 87
+            8     a2 exec m0 on d0 batch 1 [0] by 95
+            10       request 1: Cancelled
+            13       request 0: Cancelled
+            13    a3 exec m0 on d0 batch 1 [2] by 95
         "#]],
     );
 }
@@ -354,12 +354,12 @@ fn a_removed_model_refuses_what_is_queued_and_is_unloaded_after_what_runs() {
          11 ask 0 100
          13 done 2",
         expect![[r#"
-                0 a1 load m0 on d0 by 87
-                8 a2 exec m0 on d0 batch 1 [0] by 95
-               10    request 1: Rejected(ModelUnavailable)
-               11    request 2: Rejected(ModelUnavailable)
-               13    request 0: Done
-               13    unload m0 on d0
+            0     a1 load m0 on d0 by 87
+            8     a2 exec m0 on d0 batch 1 [0] by 95
+            10       request 1: Rejected(ModelUnavailable)
+            11       request 2: Rejected(ModelUnavailable)
+            13       request 0: Done
+            13       unload m0 on d0
         "#]],
     );
 }
@@ -377,6 +377,14 @@ fn urgent_levels_go_first_within_a_model() {
          9 ask 0 100 1 1
          13 done 2
          19 done 3",
-        expect![[""]],
+        expect![[r#"
+            0     a1 load m0 on d0 by 87
+            8     a2 exec m0 on d0 batch 1 [0] by 95
+            13       request 0: Done
+            13    a3 exec m0 on d0 batch 2 [2 3] by 94
+            19       request 2: Done
+            19       request 3: Done
+            19    a4 exec m0 on d0 batch 1 [1] by 95
+        "#]],
     );
 }
