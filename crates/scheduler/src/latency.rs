@@ -53,6 +53,9 @@ pub(crate) struct Class {
     /// Rows.
     pub batch: u32,
     rolling: Rolling,
+    /// Whether a row takes less time in it than in every smaller size. A batch is filled up to this size only then: on one
+    /// CPU thread, say, a convolution net gains nothing from batching, and waiting for company would be for nothing.
+    pub pays: bool,
 }
 
 impl Class {
@@ -78,7 +81,7 @@ impl Latency {
         let classes = profile
             .batches()
             .iter()
-            .map(|entry| Class { batch: entry.batch, rolling: Rolling::seeded(entry.median, entry.p99) })
+            .map(|entry| Class { batch: entry.batch, rolling: Rolling::seeded(entry.median, entry.p99), pays: true })
             .collect();
         let load = Rolling::seeded(profile.load(), profile.load());
         let mut latency = Self { window, classes, load, row: Duration::ZERO, scratch: Vec::with_capacity(window.size) };
@@ -128,9 +131,16 @@ impl Latency {
         self.load.observe(self.window, took, &mut self.scratch);
     }
 
+    /// Brings `row` and what depends on it up to date.
     fn update_row(&mut self) {
-        let per_row = |class: &Class| class.rolling.median / u64::from(class.batch);
-        self.row = self.classes.iter().map(per_row).min().expect("a profile has at least one batch size");
+        let mut best = Duration::MAX;
+        for class in &mut self.classes {
+            let per_row = class.rolling.median / u64::from(class.batch);
+            // A hundredth is noise.
+            class.pays = per_row < best - best / 100;
+            best = best.min(per_row);
+        }
+        self.row = best;
     }
 }
 
@@ -167,6 +177,15 @@ mod tests {
             latency.observe_batch(2, micros(120));
         }
         assert_eq!(latency.class_for(2).expected(), micros(120));
+    }
+
+    #[test]
+    fn a_size_without_gain_does_not_pay() {
+        let entry = |batch, us| base::BatchLatency { batch, median: micros(us), p99: micros(us) };
+        let profile =
+            LatencyProfile::new(vec![entry(1, 100), entry(2, 199), entry(4, 360), entry(8, 900)], micros(1)).unwrap();
+        let latency = Latency::new(&profile, Window { size: 4, quantile: 0.99 });
+        assert_eq!(latency.classes().iter().map(|class| class.pays).collect::<Vec<_>>(), [true, false, true, false]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The queued requests of one model: those with a deadline by urgency level and deadline, batch work by level and age.
 
-use crate::latency::Latency;
+use crate::latency::{Class, Latency};
 use base::{Duration, RequestId, Timestamp};
 use std::collections::BTreeMap;
 
@@ -120,12 +120,12 @@ impl ModelQueue {
     /// O(B * (log n + b)) for B batch sizes up to b and n queued requests. The members are left in `members`.
     pub fn candidate(&self, latency: &Latency, start_at: Timestamp, members: &mut Vec<Queued>) -> Option<Candidate> {
         for (index, class) in latency.classes().iter().enumerate().rev() {
-            if self.with_many_rows == 0 && self.rows < u64::from(class.batch) {
+            if self.with_many_rows == 0 && (self.rows < u64::from(class.batch) || !class.pays) {
                 continue;
             }
             let smaller = if index == 0 { 0 } else { latency.classes()[index - 1].batch };
             let expected = class.expected();
-            if let Some(earliest) = self.gather(start_at + expected, class.batch, smaller, members) {
+            if let Some(earliest) = self.gather(start_at + expected, class, smaller, members) {
                 return Some(Candidate { class: index, expected, latest: earliest - expected });
             }
         }
@@ -133,9 +133,9 @@ impl ModelQueue {
     }
 
     /// Fills a batch with the most urgent requests whose deadline is `due_at` or later.
-    fn gather(&self, due_at: Timestamp, batch: u32, smaller: u32, members: &mut Vec<Queued>) -> Option<Timestamp> {
+    fn gather(&self, due_at: Timestamp, class: &Class, smaller: u32, members: &mut Vec<Queued>) -> Option<Timestamp> {
         let in_time = self.levels.iter().flat_map(|(_, level)| level.range((due_at, 0)..));
-        fill(in_time.map(|(key, &queued)| (key.0, queued)), batch, smaller, members)
+        fill(in_time.map(|(key, &queued)| (key.0, queued)), class, smaller, members)
     }
 
     /// The oldest batch work.
@@ -157,7 +157,7 @@ impl ModelQueue {
             }
             let smaller = if index == 0 { 0 } else { latency.classes()[index - 1].batch };
             let waiting = self.background.values().map(|&queued| (Timestamp::NEVER, queued));
-            if fill(waiting, class.batch, smaller, members).is_some() {
+            if fill(waiting, class, smaller, members).is_some() {
                 return Some(Candidate { class: index, expected, latest: Timestamp::NEVER });
             }
         }
@@ -171,14 +171,15 @@ impl ModelQueue {
     }
 }
 
-/// Fills a batch of up to `batch` rows in the given order. Gives the earliest deadline among its members, or `None` when
+/// Fills a batch of one size in the given order. Gives the earliest deadline among its members, or `None` when
 /// the batch would do as well with the next `smaller` size.
 fn fill(
     requests: impl Iterator<Item = (Timestamp, Queued)>,
-    batch: u32,
+    class: &Class,
     smaller: u32,
     members: &mut Vec<Queued>,
 ) -> Option<Timestamp> {
+    let batch = class.batch;
     members.clear();
     let mut earliest = Timestamp::NEVER;
     let mut filled = 0;
@@ -197,7 +198,7 @@ fn fill(
     }
     // A request of 3 rows alone fills no size of 1, 2, 4, but needs the 4.
     let needs_this_size = members.first().is_some_and(|first| first.rows > smaller);
-    (!members.is_empty() && (enough || needs_this_size)).then_some(earliest)
+    (!members.is_empty() && ((enough && class.pays) || needs_this_size)).then_some(earliest)
 }
 
 #[cfg(test)]

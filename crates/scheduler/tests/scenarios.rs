@@ -4,6 +4,8 @@
 //! number; `ask MODEL DEADLINE [ROWS [PRIORITY]]` too (`-` for no deadline); `done ACTION`, `late ACTION`, `failed ACTION`
 //! report; `cancel REQUEST`, `lose DEVICE`, `remove MODEL`, `wake` (at the scheduler's own wish).
 
+#![allow(clippy::unwrap_used, reason = "a script that can't be read is a broken test")]
+
 use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp};
 use expect_test::{Expect, expect};
 use scheduler::{
