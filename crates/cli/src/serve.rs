@@ -1,0 +1,339 @@
+//! `punctual serve`: gateway, controller and workers in one process.
+
+use crate::bytes::ByteSize;
+use crate::devices::{DeviceKind, Devices};
+use crate::example;
+use anyhow::{Context, Result, anyhow, bail};
+use base::Duration;
+use clap::Args;
+use controller::{Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig, ModelState, Progress};
+use engine::{EmulatedEngine, Engine};
+use engine_ort::{OrtEngine, OrtOptions};
+use gateway::Gateway;
+use indicatif::{ProgressBar, ProgressStyle};
+use scheduler::PolicyKind;
+use serde::Deserialize;
+use std::io::IsTerminal;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use telemetry::{Metrics, logs};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Weights are counted in pages of this size.
+const PAGE_BYTES: u64 = 2 << 20;
+/// In one process the way from a report to the next order is a function call, so that nothing needs to be ordered ahead;
+/// what isn't ordered yet can still be batched. See docs/notes.
+const SCHEDULE_AHEAD: Duration = Duration::ZERO;
+
+/// What `serve` may be told. Each can be given as a flag, as an environment variable, or in the file of `--config`; they
+/// count in this order.
+#[derive(Args, Deserialize, Default, Debug)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ServeOptions {
+    /// The folder with the models, in Triton's layout.
+    #[arg(long, value_name = "DIR", env = "PUNCTUAL_MODEL_REPOSITORY")]
+    pub model_repository: Option<PathBuf>,
+
+    /// The address to listen on. 0.0.0.0 lets other machines in. [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS", env = "PUNCTUAL_HOST")]
+    pub host: Option<IpAddr>,
+
+    /// The port for HTTP; 0 takes a free one. [default: 8000]
+    #[arg(long, value_name = "PORT", env = "PUNCTUAL_HTTP_PORT")]
+    pub http_port: Option<u16>,
+
+    /// The port for gRPC; 0 takes a free one. [default: 8001]
+    #[arg(long, value_name = "PORT", env = "PUNCTUAL_GRPC_PORT")]
+    pub grpc_port: Option<u16>,
+
+    /// The port for Prometheus metrics; 0 takes a free one. [default: 8002]
+    #[arg(long, value_name = "PORT", env = "PUNCTUAL_METRICS_PORT")]
+    pub metrics_port: Option<u16>,
+
+    /// What to run on: `cpu:N` for N executors on CPU cores, `emulated:N` for N devices that only pretend. [default: cpu:1]
+    #[arg(long, value_name = "KIND:N", env = "PUNCTUAL_DEVICES")]
+    pub devices: Option<Devices>,
+
+    /// Memory for weights on each device. More models than fit are served by loading and unloading. [default: 2GiB]
+    #[arg(long, value_name = "SIZE", env = "PUNCTUAL_DEVICE_MEMORY")]
+    pub device_memory: Option<ByteSize>,
+
+    /// Cores for one execution on a CPU device. [default: 1]
+    #[arg(long, value_name = "N", env = "PUNCTUAL_THREADS_PER_DEVICE")]
+    pub threads_per_device: Option<u16>,
+
+    /// The batching policy. [default: clockwork]
+    #[arg(long, value_name = "NAME", env = "PUNCTUAL_POLICY")]
+    pub policy: Option<String>,
+
+    /// The deadline of requests that name none, for models whose configuration names none. Without it such requests are
+    /// batch work: they run in time that nobody else needs.
+    #[arg(long, value_name = "MS", env = "PUNCTUAL_DEFAULT_OBJECTIVE_MS")]
+    pub default_objective_ms: Option<f64>,
+
+    /// How many past executions an estimate looks at. [default: 100]
+    #[arg(long, value_name = "N", env = "PUNCTUAL_PROFILE_WINDOW")]
+    pub profile_window: Option<usize>,
+
+    /// Which quantile of them it takes. [default: 0.99]
+    #[arg(long, value_name = "Q", env = "PUNCTUAL_PROFILE_QUANTILE")]
+    pub profile_quantile: Option<f64>,
+
+    /// How long to measure each batch size of a new model at most. [default: 1500]
+    #[arg(long, value_name = "MS", env = "PUNCTUAL_PROFILE_BUDGET_MS")]
+    pub profile_budget_ms: Option<u64>,
+
+    /// Requests that may be in the server at once; more are refused. [default: 65536]
+    #[arg(long, value_name = "N", env = "PUNCTUAL_MAX_REQUESTS")]
+    pub max_requests: Option<u32>,
+
+    /// The largest request; larger ones are refused without being kept. [default: 64MiB]
+    #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MAX_BODY")]
+    pub max_body: Option<ByteSize>,
+
+    /// Threads that read and write connections. [default: one for each two cores]
+    #[arg(long, value_name = "N", env = "PUNCTUAL_IO_THREADS")]
+    pub io_threads: Option<usize>,
+
+    /// Where prepared models and measurements are kept. [default: .punctual beside the models]
+    #[arg(long, value_name = "DIR", env = "PUNCTUAL_CACHE_DIR")]
+    pub cache_dir: Option<PathBuf>,
+
+    /// The ONNX Runtime library. [default: looked for; the message says where, if it isn't found]
+    #[arg(long, value_name = "FILE", env = "PUNCTUAL_ONNXRUNTIME")]
+    pub onnxruntime: Option<PathBuf>,
+
+    /// How logs look: `text` or `json`. [default: text]
+    #[arg(long, value_name = "FORMAT", env = "PUNCTUAL_LOG_FORMAT")]
+    pub log_format: Option<String>,
+
+    /// What is logged: error, warn, info, debug, or a filter like `controller=debug,info`. [default: info]
+    #[arg(long, value_name = "FILTER", env = "PUNCTUAL_LOG")]
+    pub log: Option<String>,
+
+    /// A TOML file with the same settings, by the same names (`http-port = 8000`).
+    #[arg(long, value_name = "FILE", env = "PUNCTUAL_CONFIG")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+}
+
+macro_rules! fill_from {
+    ($into:expr, $from:expr; $($field:ident),* $(,)?) => { $($into.$field = $into.$field.take().or($from.$field);)* };
+}
+
+impl ServeOptions {
+    /// Fills what flags and environment leave open from the file.
+    fn with_file(mut self) -> Result<Self> {
+        let Some(path) = &self.config else { return Ok(self) };
+        let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
+        let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
+        fill_from!(self, file; model_repository, host, http_port, grpc_port, metrics_port, devices, device_memory,
+            threads_per_device, policy, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
+            max_requests, max_body, io_threads, cache_dir, onnxruntime, log_format, log);
+        Ok(self)
+    }
+
+    fn address(&self, port: Option<u16>, default: u16) -> SocketAddr {
+        SocketAddr::new(self.host.unwrap_or(Ipv4Addr::LOCALHOST.into()), port.unwrap_or(default))
+    }
+
+    fn scheduler(&self) -> Result<scheduler::Config> {
+        let name = self.policy.as_deref().unwrap_or(PolicyKind::Clockwork.name());
+        let known: Vec<&str> = PolicyKind::ALL.iter().map(|kind| kind.name()).collect();
+        let policy = PolicyKind::from_name(name)
+            .ok_or_else(|| anyhow!("--policy {name}: there is no such policy; known are {}", known.join(", ")))?;
+        let quantile = self.profile_quantile.unwrap_or(0.99);
+        if !(0.0..=1.0).contains(&quantile) {
+            bail!("--profile-quantile {quantile}: a quantile is between 0 and 1");
+        }
+        Ok(scheduler::Config {
+            policy,
+            schedule_ahead: SCHEDULE_AHEAD,
+            profile_window: self.profile_window.unwrap_or(100),
+            profile_quantile: quantile,
+            ..scheduler::Config::default()
+        })
+    }
+
+    fn controller(&self, devices: Devices) -> Result<ControllerConfig> {
+        let memory = self.device_memory.unwrap_or(ByteSize(2 << 30)).0;
+        if memory < PAGE_BYTES {
+            bail!("--device-memory {}: at least one page of {} is needed", ByteSize(memory), ByteSize(PAGE_BYTES));
+        }
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = usize::from(self.threads_per_device.unwrap_or(1).max(1));
+        // One core at least stays for everything else.
+        let enough = devices.kind == DeviceKind::Cpu && threads == 1 && devices.count as usize + 1 < cores;
+        if devices.kind == DeviceKind::Cpu && !enough {
+            tracing::warn!(
+                "{cores} cores for {} executors of {threads} threads: executors are not pinned, their times will vary more",
+                devices.count
+            );
+        }
+        let device = |index: u32| DeviceConfig {
+            name: format!("{}:{index}", devices.kind),
+            index,
+            pages: u32::try_from(memory / PAGE_BYTES).unwrap_or(u32::MAX),
+            pin: enough.then_some(index as usize),
+        };
+        Ok(ControllerConfig {
+            scheduler: self.scheduler()?,
+            max_requests: self.max_requests.unwrap_or(65_536),
+            page_bytes: PAGE_BYTES,
+            devices: (0..devices.count).map(device).collect(),
+        })
+    }
+
+    fn gateway(&self) -> gateway::Config {
+        let defaults = gateway::Config::default();
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        gateway::Config {
+            http: Some(self.address(self.http_port, 8000)),
+            grpc: Some(self.address(self.grpc_port, 8001)),
+            metrics: Some(self.address(self.metrics_port, 8002)),
+            io_threads: self.io_threads.unwrap_or(cores / 2).max(1),
+            max_body_bytes: self.max_body.map_or(defaults.max_body_bytes, |size| size.0 as usize),
+            ..defaults
+        }
+    }
+
+    /// The runtime, and what measurements of it are valid for.
+    fn engine(&self, kind: DeviceKind) -> Result<(Arc<dyn Engine>, String)> {
+        Ok(match kind {
+            DeviceKind::Emulated => (Arc::new(EmulatedEngine::default()), "emulated".to_owned()),
+            DeviceKind::Cpu => {
+                let threads = self.threads_per_device.unwrap_or(1).max(1);
+                let engine = OrtEngine::new(&OrtOptions { library: self.onnxruntime.clone(), threads })?;
+                let kind = format!("cpu, {threads} threads, {}", engine.build());
+                (Arc::new(engine), kind)
+            }
+        })
+    }
+}
+
+/// Serves until it is told to stop.
+pub fn run(options: ServeOptions) -> Result<()> {
+    let options = options.with_file()?;
+    start_logs(&options)?;
+    let Some(repository) = options.model_repository.clone() else {
+        bail!("no --model-repository: name the folder with the models (DIR/NAME/1/model.onnx)");
+    };
+    let devices = options.devices.unwrap_or(Devices { kind: DeviceKind::Cpu, count: 1 });
+    let (engine, device_kind) = options.engine(devices.kind)?;
+    let metrics = Metrics::new();
+    let controller = Controller::start(options.controller(devices)?, metrics.clone())
+        .context("the device's threads could not be started")?;
+
+    // Ports first: a port in use should be said before a minute of preparing models.
+    let gateway = Gateway::start(options.gateway(), controller.clone(), metrics)?;
+    let manager = Manager::start(
+        controller.clone(),
+        ManagerConfig {
+            cache: Some(options.cache_dir.clone().unwrap_or_else(|| repository.join(".punctual"))),
+            repository: repository.clone(),
+            engine,
+            device_kind,
+            default_objective: options.default_objective_ms.map(Duration::from_millis_f64),
+            effort: options.profile_budget_ms.map_or_else(Effort::default, |millis| Effort {
+                budget: Duration::from_millis(millis),
+                ..Effort::default()
+            }),
+            progress: progress(),
+        },
+    )
+    .map_err(|reason| anyhow!("--model-repository {}: {reason}", repository.display()))?;
+
+    let stop = stop_signal()?;
+    if wait_until_started(&controller, &gateway, &manager, &stop) {
+        // Fails only if the signal thread is gone, which is a reason to stop as well.
+        let _ = stop.recv();
+    }
+    tracing::info!("stopping: what is in flight is answered first");
+    gateway.shutdown();
+    drop(manager);
+    controller.stop();
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn start_logs(options: &ServeOptions) -> Result<()> {
+    let format = match options.log_format.as_deref().unwrap_or("text") {
+        "text" => logs::Format::Text,
+        "json" => logs::Format::Json,
+        other => bail!("--log-format {other}: use text or json"),
+    };
+    logs::init(format, options.log.as_deref().unwrap_or("info"))?;
+    Ok(())
+}
+
+/// A bar while models are prepared, where somebody looks on.
+fn progress() -> Box<dyn Fn(&Progress) + Send> {
+    if !std::io::stderr().is_terminal() {
+        return Box::new(|_| {});
+    }
+    let style = ProgressStyle::with_template("preparing models {bar:30} {pos}/{len} {msg}");
+    let bar = ProgressBar::no_length().with_style(style.expect("the template is well formed"));
+    Box::new(move |progress| {
+        bar.set_length(progress.total as u64);
+        bar.set_position(progress.done as u64);
+        bar.set_message(progress.current.clone());
+        if progress.done == progress.total {
+            bar.finish_and_clear();
+        }
+    })
+}
+
+/// Receives once when the process is told to stop: Ctrl-C or SIGTERM.
+fn stop_signal() -> Result<Receiver<()>> {
+    let (sender, receiver) = mpsc::channel();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut terminate = {
+        let _inside = runtime.enter();
+        signal(SignalKind::terminate())?
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            let _ = sender.send(());
+            // Told again while it stops: somebody is out of patience.
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            std::process::exit(130);
+        });
+    })?;
+    Ok(receiver)
+}
+
+/// Waits for the first models, or for the signal to stop, and says where to find the server.
+fn wait_until_started(controller: &Controller, gateway: &Gateway, manager: &Manager, stop: &Receiver<()>) -> bool {
+    while !manager.is_started() {
+        match stop.recv_timeout(std::time::Duration::from_millis(20)) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => return false,
+        }
+    }
+    let catalogue = controller.catalogue();
+    let versions = || catalogue.models.values().flat_map(|model| model.versions.values());
+    let ready = versions().filter(|entry| entry.serving().is_some()).count();
+    println!("punctual serves {ready} of {} models", versions().count());
+    for entry in versions() {
+        if let ModelState::Broken(reason) = &entry.state {
+            println!("  not served: {} {}: {reason}", entry.name, entry.version);
+        }
+    }
+    let show = |address: Option<SocketAddr>| address.map_or_else(|| "off".into(), |address| address.to_string());
+    println!("  HTTP     http://{}", show(gateway.http_address()));
+    println!("  gRPC     {}", show(gateway.grpc_address()));
+    println!("  metrics  http://{}/metrics", show(gateway.metrics_address()));
+    if let (Some(address), Some(line)) = (gateway.http_address(), example::curl(&catalogue)) {
+        println!("try it:\n  {}", line.replace("HOST", &address.to_string()));
+    }
+    true
+}
