@@ -17,6 +17,7 @@ mod library;
 mod loaded;
 mod model;
 mod onnx;
+mod optimise;
 mod runtime;
 mod session;
 mod signature;
@@ -71,12 +72,17 @@ impl OrtEngine {
         self.runtime.build
     }
 
+    /// The runtime's environment, for measurements that compare with sessions made the plain way.
+    pub fn environment(&self) -> &ort::environment::Environment {
+        &self.runtime.environment
+    }
+
     fn model(&self, file: &Path, cache: Option<&Path>) -> Result<Arc<Model>, EngineError> {
         let bytes = std::fs::read(file).map_err(|error| EngineError::io(file, error))?;
         if bytes.is_empty() {
             return Err(EngineError::bad_model(file, "the file is empty: expected an ONNX model"));
         }
-        let key = model::key(self.runtime, file, &bytes);
+        let key = optimise::key(self.runtime, file, &bytes);
         let known = || self.models.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(model) = known().get(&key).and_then(Weak::upgrade) {
             return Ok(model);

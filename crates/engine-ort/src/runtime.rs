@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// See the module. There is one for each process, and it lives as long as the process.
 pub(crate) struct Runtime {
     pub(crate) api: &'static sys::OrtApi,
-    environment: Environment,
+    pub(crate) environment: Environment,
     /// Says of a tensor that it lies in plain host memory.
     pub(crate) host: *const sys::OrtMemoryInfo,
     /// For names that the runtime hands out.
@@ -84,7 +84,7 @@ impl Runtime {
             self.check((self.api.CreateArenaCfg)(0, 0, -1, -1, &mut config))?;
             let registered = self
                 .check((self.api.CreateCpuMemoryInfo)(kind, sys::OrtMemType::OrtMemTypeDefault, &mut info))
-                .and_then(|()| self.check((self.api.CreateAndRegisterAllocator)(self.environment(), info, config)));
+                .and_then(|()| self.check((self.api.CreateAndRegisterAllocator)(self.raw_environment(), info, config)));
             (self.api.ReleaseArenaCfg)(config);
             if !info.is_null() {
                 (self.api.ReleaseMemoryInfo)(info);
@@ -93,7 +93,7 @@ impl Runtime {
         }
     }
 
-    pub(crate) fn environment(&self) -> *mut sys::OrtEnv {
+    pub(crate) fn raw_environment(&self) -> *mut sys::OrtEnv {
         self.environment.ptr().cast_mut()
     }
 

@@ -193,7 +193,7 @@ impl Session {
         let mut raw = ptr::null_mut();
         // SAFETY: path and options are live; the out-pointer is valid.
         let status =
-            unsafe { (runtime.api.CreateSession)(runtime.environment(), path.as_ptr(), options.raw, &mut raw) };
+            unsafe { (runtime.api.CreateSession)(runtime.raw_environment(), path.as_ptr(), options.raw, &mut raw) };
         runtime.check(status)?;
         Ok(Self { runtime, raw })
     }
@@ -210,7 +210,7 @@ impl Session {
         // SAFETY: bytes and options are live for the call, the container (if any) outlives the session, the out-pointer is
         // valid.
         let status = unsafe {
-            let environment = runtime.environment();
+            let environment = runtime.raw_environment();
             match packed {
                 None => (runtime.api.CreateSessionFromArray)(environment, data, length, options.raw, &mut raw),
                 Some(packed) => (runtime.api.CreateSessionFromArrayWithPrepackedWeightsContainer)(

@@ -20,7 +20,9 @@ fn check(model: &str) {
             }
         }
     }
-    assert_eq!(cache.path().read_dir().unwrap().count(), 1, "one file is kept for {model}");
+    // The runtime can't read the optimised form of this one: two branches have weights of one name.
+    let kept = usize::from(model != "silero-vad");
+    assert_eq!(cache.path().read_dir().unwrap().count(), kept, "files kept for {model}");
 }
 
 macro_rules! same_as_python {

@@ -1,0 +1,251 @@
+//! What a load takes, and what an execution takes afterwards, against a session made the plain way.
+//!
+//! ```sh
+//! cargo run --release -p engine-ort --example load_bench -- model.onnx [--batch 1] [--runs 100] [--open 64]
+//! ```
+//!
+//! Executions of both are measured in turns within one process, so that noise hits both; `--open` is the size of
+//! dimensions that the model leaves open (the batch excepted).
+#![allow(
+    unsafe_code,
+    reason = "the plain session is run through the runtime's C interface, to have nothing in between"
+)]
+#![allow(clippy::unwrap_used, reason = "a measurement that can't be made ends")]
+
+use base::{DataType, ModelSignature, TensorSpec};
+use engine::{Engine, Loaded, ModelSource, Prepared, TensorView};
+use engine_ort::{OrtEngine, OrtOptions};
+use ort::AsPointer;
+use ort::session::Session;
+use ort::sys;
+use std::ffi::CString;
+use std::path::PathBuf;
+use std::ptr;
+use std::time::Instant;
+
+struct Arguments {
+    file: PathBuf,
+    batch: i64,
+    runs: usize,
+    open: i64,
+}
+
+fn arguments() -> Result<Arguments, String> {
+    let mut given = std::env::args().skip(1);
+    let usage = "usage: load_bench model.onnx [--batch 1] [--runs 100] [--open 64]";
+    let file = given.next().ok_or(usage)?.into();
+    let mut arguments = Arguments { file, batch: 1, runs: 100, open: 64 };
+    while let Some(name) = given.next() {
+        let number: i64 = given.next().and_then(|value| value.parse().ok()).filter(|&n| n > 0).ok_or(usage)?;
+        match name.as_str() {
+            "--batch" => arguments.batch = number,
+            "--runs" => arguments.runs = number as usize,
+            "--open" => arguments.open = number,
+            _ => return Err(usage.into()),
+        }
+    }
+    Ok(arguments)
+}
+
+fn main() {
+    let arguments = arguments().unwrap_or_else(|usage| {
+        eprintln!("{usage}");
+        std::process::exit(2);
+    });
+    let engine = OrtEngine::new(&OrtOptions::default()).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let source = ModelSource {
+        name: "bench".into(),
+        file: arguments.file.clone(),
+        cache: Some(cache.path().to_owned()),
+        max_batch: None,
+        emulated: None,
+    };
+    print_machine(&engine);
+    let (first_prepare, prepared) = timed(|| engine.prepare(&source).unwrap());
+    drop(prepared);
+    let (next_prepare, prepared) = timed(|| engine.prepare(&source).unwrap());
+    let megabytes = prepared.weight_bytes() as f64 / 1e6;
+    println!("{}, {megabytes:.1} MB of weights, batch {}", arguments.file.display(), arguments.batch);
+    println!("  prepare                  {first_prepare:9.2} ms, from the cache {next_prepare:.2} ms");
+    loads(&engine, &arguments, &*prepared);
+    executions(&engine, &arguments, &*prepared);
+}
+
+fn plain_session(engine: &OrtEngine, arguments: &Arguments) -> Session {
+    let builder = Session::builder(engine.environment()).unwrap();
+    let builder = builder.with_intra_threads(1).unwrap().with_inter_threads(1).unwrap();
+    builder.with_intra_op_spinning(false).unwrap().commit_from_file(&arguments.file).unwrap()
+}
+
+fn loads(engine: &OrtEngine, arguments: &Arguments, prepared: &dyn Prepared) {
+    let plain: Vec<f64> = (0..5).map(|_| timed(|| plain_session(engine, arguments)).0).collect();
+    // While one is held, the next can't be a parked one.
+    let held: Vec<(f64, Box<dyn Loaded>)> = (0..4).map(|_| timed(|| prepared.load(0).unwrap())).collect();
+    let new: Vec<f64> = held.iter().skip(1).map(|(time, _)| *time).collect();
+    drop(held);
+    let again: Vec<f64> = (0..50).map(|_| timed(|| prepared.load(0).unwrap()).0).collect();
+    println!("  load, plain session      {}", summary(&plain));
+    println!("  load, new session        {}", summary(&new));
+    println!("  load, after an unload    {}", summary(&again));
+}
+
+fn executions(engine: &OrtEngine, arguments: &Arguments, prepared: &dyn Prepared) {
+    let signature = prepared.signature();
+    let inputs = Inputs::new(signature, arguments);
+    let mut plain = Plain::new(plain_session(engine, arguments), signature, &inputs);
+    let mut loaded = prepared.load(0).unwrap();
+    let views = inputs.views();
+    let mut count = 0;
+    let mut ours = || loaded.execute(&views, &mut |_, output| count += output.data.len()).unwrap();
+    for _ in 0..3.max(arguments.runs / 10) {
+        ours();
+        plain.run();
+    }
+    let (mut plain_times, mut our_times) = (Vec::new(), Vec::new());
+    for _ in 0..arguments.runs {
+        plain_times.push(timed(|| plain.run()).0);
+        our_times.push(timed(&mut ours).0);
+    }
+    assert!(count > 0 || signature.outputs.is_empty());
+    drop(loaded);
+    let mut loaded = prepared.load(0).unwrap();
+    let first = timed(|| loaded.execute(&views, &mut |_, _| ()).unwrap()).0;
+    println!("  execution, plain session {}", summary(&plain_times));
+    println!("  execution, ours          {}  first after a load {first:.4} ms", summary(&our_times));
+    let (plain, ours) = (median(&plain_times), median(&our_times));
+    println!("  ratio of the medians     {:9.3}, difference {:.2} us", ours / plain, (ours - plain) * 1e3);
+}
+
+/// A plain session with everything around it made ahead: what the runtime itself takes.
+struct Plain {
+    session: Session,
+    input_names: Vec<CString>,
+    output_names: Vec<CString>,
+    values: Vec<*mut sys::OrtValue>,
+}
+
+impl Plain {
+    fn new(session: Session, signature: &ModelSignature, inputs: &Inputs) -> Self {
+        let names = |specs: &[TensorSpec]| specs.iter().map(|spec| CString::new(&*spec.name).unwrap()).collect();
+        let values = inputs.list.iter().map(Input::value).collect();
+        Self { session, input_names: names(&signature.inputs), output_names: names(&signature.outputs), values }
+    }
+
+    fn run(&mut self) {
+        let input_names: Vec<_> = self.input_names.iter().map(|name| name.as_ptr()).collect();
+        let output_names: Vec<_> = self.output_names.iter().map(|name| name.as_ptr()).collect();
+        let mut outputs = vec![ptr::null_mut(); output_names.len()];
+        // SAFETY: names and values are live and as many as is said; the outputs are freed below.
+        unsafe {
+            let status = (ort::api().Run)(
+                self.session.ptr_mut(),
+                ptr::null(),
+                input_names.as_ptr(),
+                self.values.as_ptr().cast(),
+                self.values.len(),
+                output_names.as_ptr(),
+                output_names.len(),
+                outputs.as_mut_ptr(),
+            );
+            ort::Error::result_from_status(status).unwrap();
+            for output in outputs {
+                (ort::api().ReleaseValue)(output);
+            }
+        }
+    }
+}
+
+struct Input {
+    datatype: DataType,
+    shape: Vec<i64>,
+    data: Vec<u64>,
+    bytes: usize,
+}
+
+struct Inputs {
+    list: Vec<Input>,
+}
+
+impl Inputs {
+    fn new(signature: &ModelSignature, arguments: &Arguments) -> Self {
+        let input = |spec: &TensorSpec| {
+            let size = |(place, &dim): (usize, &i64)| match dim {
+                -1 if place == 0 => arguments.batch,
+                -1 => arguments.open,
+                dim => dim,
+            };
+            let shape: Vec<i64> = spec.dims.iter().enumerate().map(size).collect();
+            let count = base::element_count(&shape).unwrap();
+            let bytes = count * spec.datatype.size().expect("strings aren't measured");
+            let word = match spec.datatype {
+                DataType::Fp32 => 0x3f00_0000_3f00_0000,
+                DataType::Int64 => 1,
+                DataType::Int32 => 0x1_0000_0001,
+                _ => 0,
+            };
+            Input { datatype: spec.datatype, shape, data: vec![word; bytes.div_ceil(8)], bytes }
+        };
+        Self { list: signature.inputs.iter().map(input).collect() }
+    }
+
+    fn views(&self) -> Vec<TensorView<'_>> {
+        self.list.iter().map(Input::view).collect()
+    }
+}
+
+impl Input {
+    fn view(&self) -> TensorView<'_> {
+        // SAFETY: the words have at least that many bytes, and every byte of a word is one.
+        let data = unsafe { std::slice::from_raw_parts(self.data.as_ptr().cast::<u8>(), self.bytes) };
+        TensorView { datatype: self.datatype, shape: &self.shape, data }
+    }
+
+    fn value(&self) -> *mut sys::OrtValue {
+        let element = match self.datatype {
+            DataType::Fp32 => sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+            DataType::Int64 => sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
+            DataType::Int32 => sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
+            other => panic!("inputs of type {other} aren't measured"),
+        };
+        let (mut info, mut value) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: out-pointers are valid; the data lives as long as the program measures.
+        unsafe {
+            let kind = sys::OrtAllocatorType::OrtDeviceAllocator;
+            let made = (ort::api().CreateCpuMemoryInfo)(kind, sys::OrtMemType::OrtMemTypeDefault, &mut info);
+            ort::Error::result_from_status(made).unwrap();
+            let (data, rank) = (self.data.as_ptr().cast_mut().cast(), self.shape.len());
+            let create = ort::api().CreateTensorWithDataAsOrtValue;
+            let made = create(info, data, self.bytes, self.shape.as_ptr(), rank, element, &mut value);
+            ort::Error::result_from_status(made).unwrap();
+        }
+        value
+    }
+}
+
+/// Milliseconds, and what came out.
+fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
+    let started = Instant::now();
+    let result = work();
+    (started.elapsed().as_secs_f64() * 1e3, result)
+}
+
+fn median(times: &[f64]) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+fn summary(times: &[f64]) -> String {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = |quantile: f64| sorted[((sorted.len() - 1) as f64 * quantile).round() as usize];
+    format!("{:9.4} ms  (fastest {:.4}, p99 {:.4}, of {})", median(times), sorted[0], at(0.99), times.len())
+}
+
+fn print_machine(engine: &OrtEngine) {
+    let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = processors.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map(|it| it.1);
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    println!("{} x {}; {}", cores, model.unwrap_or("unknown processor"), engine.build());
+}
