@@ -1,0 +1,315 @@
+//! Sends the requests: timetables and clients on one thread.
+
+use crate::LoadError;
+use crate::pace::Pacer;
+use crate::plan::{ClassPlan, Loop, Plan};
+use crate::progress::Progress;
+use crate::report::Report;
+use crate::stats::{Outcome, Stats, Times};
+use crate::target::{Target, Transports};
+use base::Duration;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::rc::Rc;
+use std::time::Instant;
+use tokio::sync::Notify;
+use tokio::task::spawn_local;
+use workload::{OpenLoop, Process, Random, RateCurve, Stream};
+
+/// A client whose connection fails waits this long: a server that is down isn't asked a million times.
+const RECONNECT: Duration = Duration::from_millis(10);
+/// Requests of one class that may wait in the generator (P9); beyond it they count as errors.
+const MAX_WAITING: usize = 1 << 20;
+/// After so many requests without a pause the timetable lets the others run.
+const BURST: u32 = 32;
+
+/// What all tasks of a run share.
+pub struct Run {
+    started_at: Instant,
+    warmup: Duration,
+    /// One for each class.
+    pub stats: RefCell<Vec<Stats>>,
+    /// Requests without an answer, and timetables that haven't ended.
+    under_way: Cell<u64>,
+    all_answered: Notify,
+    /// No client sends again. Timetables end by themselves: what was due before the end is sent, late or not.
+    stopping: Cell<bool>,
+    /// Timetables end too.
+    interrupted: Cell<bool>,
+}
+
+/// Generates the load and waits for the answers.
+pub async fn drive(plan: &Plan, stop: impl Future<Output = ()>) -> Result<Report, LoadError> {
+    let mut stop = std::pin::pin!(stop);
+    let transports = Rc::new(Transports::open(plan).await?);
+    let targets = tokio::select! {
+        targets = transports.targets(plan) => targets?,
+        () = &mut stop => return Err(LoadError::Target("stopped before the first request".into())),
+    };
+    let run = Rc::new(Run {
+        started_at: Instant::now(),
+        warmup: plan.warmup,
+        stats: RefCell::new(plan.classes.iter().map(|class| Stats::new(class.deadline)).collect()),
+        under_way: Cell::new(0),
+        all_answered: Notify::new(),
+        stopping: Cell::new(false),
+        interrupted: Cell::new(false),
+    });
+    for (index, targets) in targets.into_iter().enumerate() {
+        let class = Class { index, run: run.clone(), targets: targets.into(), transports: transports.clone() };
+        class.start(&plan.classes[index], plan)?;
+    }
+    let progress = plan.progress.then(|| Progress::start(run.clone(), plan.duration));
+    let mut interrupted = tokio::select! {
+        () = tokio::time::sleep_until((run.started_at + plan.duration.into()).into()) => false,
+        () = &mut stop => true,
+    };
+    run.stopping.set(true);
+    run.interrupted.set(interrupted);
+    let seconds = run.now().min(plan.duration) - plan.warmup;
+    if !interrupted {
+        tokio::select! {
+            () = run.drained() => {}
+            () = tokio::time::sleep(plan.drain.into()) => {}
+            () = &mut stop => interrupted = true,
+        }
+    }
+    drop(progress);
+    let stats = run.stats.borrow();
+    Ok(Report::new(plan, &stats, seconds, interrupted))
+}
+
+impl Run {
+    /// Time since the start.
+    pub fn now(&self) -> Duration {
+        self.started_at.elapsed().into()
+    }
+
+    /// A request is due.
+    fn begin(&self, class: usize, intended: Duration) {
+        self.enter();
+        if intended >= self.warmup {
+            self.stats.borrow_mut()[class].sent += 1;
+        }
+    }
+
+    /// A request is over.
+    fn end(&self, class: usize, intended: Duration, sent: Duration, outcome: &Outcome) {
+        let times = Times { intended, sent, answered: self.now() };
+        if intended >= self.warmup {
+            self.stats.borrow_mut()[class].record(times, outcome);
+        }
+        self.leave();
+    }
+
+    fn enter(&self) {
+        self.under_way.set(self.under_way.get() + 1);
+    }
+
+    fn leave(&self) {
+        self.under_way.set(self.under_way.get() - 1);
+        if self.under_way.get() == 0 {
+            self.all_answered.notify_one();
+        }
+    }
+
+    async fn drained(&self) {
+        while self.under_way.get() > 0 {
+            self.all_answered.notified().await;
+        }
+    }
+}
+
+/// What the tasks of one class share.
+#[derive(Clone)]
+struct Class {
+    index: usize,
+    run: Rc<Run>,
+    targets: Rc<[Target]>,
+    transports: Rc<Transports>,
+}
+
+impl Class {
+    fn start(&self, class: &ClassPlan, plan: &Plan) -> Result<(), LoadError> {
+        let timer = || Pacer::new().map_err(|error| LoadError::System { what: "a timer can't be made", error });
+        // Each class has its own random numbers, so that adding one leaves the others as they were.
+        let seed = plan.seed.wrapping_mul(1_000_003).wrapping_add(self.index as u64);
+        match class.pattern {
+            Loop::Open { rate, process } => {
+                let timetable = Timetable {
+                    class: self.clone(),
+                    pacer: timer()?,
+                    arrivals: OpenLoop::new(streams(class, rate, process), seed),
+                    end: plan.duration,
+                    connections: plan.connections,
+                };
+                let run = self.run.clone();
+                run.enter();
+                spawn_local(async move {
+                    timetable.follow().await;
+                    run.leave();
+                });
+            }
+            Loop::Closed { clients, backoff } => {
+                let mut below = 0.0;
+                let cumulative: Rc<[f64]> = class
+                    .models
+                    .iter()
+                    .map(|(_, share)| {
+                        below += share;
+                        below
+                    })
+                    .collect();
+                for client in 0..clients {
+                    let random = Random::new(seed, u64::from(client));
+                    let client = Client {
+                        class: self.clone(),
+                        pacer: timer()?,
+                        cumulative: cumulative.clone(),
+                        random,
+                        backoff,
+                    };
+                    spawn_local(client.ask_again_and_again());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn streams(class: &ClassPlan, rate: f64, process: Process) -> impl Iterator<Item = Stream> {
+    let curve = RateCurve::constant(rate);
+    class.models.iter().enumerate().map(move |(model, &(_, share))| Stream {
+        model: model as u32,
+        process,
+        curve: curve.clone(),
+        share,
+        starts_at: Duration::ZERO,
+    })
+}
+
+// ---- open loop -----------------------------------------------------------------------------------------------------
+
+/// Hands out requests when they are due.
+struct Timetable {
+    class: Class,
+    pacer: Pacer,
+    arrivals: OpenLoop,
+    end: Duration,
+    connections: usize,
+}
+
+/// Requests that are due, and the senders that wait for them.
+#[derive(Default)]
+struct Waiting {
+    due: RefCell<VecDeque<Due>>,
+    news: Notify,
+    idle: Cell<usize>,
+    connecting: Cell<usize>,
+    senders: Cell<usize>,
+}
+
+#[derive(Clone, Copy)]
+struct Due {
+    intended: Duration,
+    model: u32,
+}
+
+impl Timetable {
+    async fn follow(self) {
+        let Class { index, run, .. } = &self.class;
+        let waiting = Rc::new(Waiting::default());
+        let mut burst = 0;
+        for arrival in self.arrivals {
+            if arrival.offset >= self.end {
+                break;
+            }
+            if arrival.offset > run.now() {
+                burst = 0;
+                if self.pacer.until(run.started_at + arrival.offset.into()).await.is_err() {
+                    break;
+                }
+            } else if burst == BURST {
+                burst = 0;
+                tokio::task::yield_now().await;
+            } else {
+                burst += 1;
+            }
+            if run.interrupted.get() {
+                break;
+            }
+            run.begin(*index, arrival.offset);
+            if waiting.due.borrow().len() >= MAX_WAITING {
+                run.end(*index, arrival.offset, run.now(), &Outcome::Error("not_sent".into()));
+                continue;
+            }
+            waiting.due.borrow_mut().push_back(Due { intended: arrival.offset, model: arrival.model });
+            let coming = waiting.idle.get() + waiting.connecting.get();
+            if waiting.due.borrow().len() > coming && waiting.senders.get() < self.connections {
+                waiting.senders.set(waiting.senders.get() + 1);
+                spawn_local(send_what_is_due(self.class.clone(), waiting.clone()));
+            }
+            // The sender that waited last has the warmest connection.
+            waiting.news.notify_last();
+        }
+    }
+}
+
+/// One sender: takes what is due, sends it, waits for the answer.
+async fn send_what_is_due(class: Class, waiting: Rc<Waiting>) {
+    let mut transport = class.transports.make();
+    waiting.connecting.set(waiting.connecting.get() + 1);
+    transport.warm_up().await;
+    waiting.connecting.set(waiting.connecting.get() - 1);
+    loop {
+        let next = waiting.due.borrow_mut().pop_front();
+        let Some(due) = next else {
+            waiting.idle.set(waiting.idle.get() + 1);
+            waiting.news.notified().await;
+            waiting.idle.set(waiting.idle.get() - 1);
+            continue;
+        };
+        let sent = class.run.now();
+        let outcome = transport.ask(&class.targets[due.model as usize]).await;
+        class.run.end(class.index, due.intended, sent, &outcome);
+    }
+}
+
+// ---- closed loop ---------------------------------------------------------------------------------------------------
+
+struct Client {
+    class: Class,
+    pacer: Pacer,
+    /// The models' shares, summed up.
+    cumulative: Rc<[f64]>,
+    random: Random,
+    backoff: Duration,
+}
+
+impl Client {
+    async fn ask_again_and_again(mut self) {
+        let Class { index, run, targets, transports } = self.class.clone();
+        let mut transport = transports.make();
+        while !run.stopping.get() {
+            let model = self.pick();
+            let intended = run.now();
+            run.begin(index, intended);
+            let outcome = transport.ask(&targets[model]).await;
+            run.end(index, intended, intended, &outcome);
+            let pause = match outcome {
+                Outcome::Success => continue,
+                Outcome::Refused(_) => self.backoff,
+                Outcome::Error(_) => RECONNECT,
+            };
+            if self.pacer.until(Instant::now() + pause.into()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn pick(&mut self) -> usize {
+        let point = self.random.unit();
+        self.cumulative.partition_point(|&below| below <= point).min(self.cumulative.len() - 1)
+    }
+}
