@@ -1,21 +1,39 @@
 //! Virtual time, modelled workers and network, faults, checkers, experiments.
 
 mod agenda;
+mod campaign;
 pub mod checkers;
+mod claim;
+pub mod cli;
 mod clients;
 mod device;
+mod error;
+pub mod experiment;
 mod fingerprint;
 mod meter;
 mod observe;
+mod page;
 mod plant;
+mod plot;
 mod quantiles;
+mod resolve;
 mod series;
 mod setup;
+mod summary;
+mod svg;
+mod sweep;
+mod table;
+mod tables;
+mod traffic;
 mod world;
 
+pub use campaign::{Campaign, Outcome};
+pub use claim::{Claim, Holds, Pick};
+pub use error::Error;
 pub use fingerprint::Fingerprint;
 pub use meter::{ErrorSpread, Errors, Meter, REASONS, Tally};
 pub use observe::{Facts, Observation, Observer, Refusal, Violation};
+pub use plot::{PaperPoints, PlotConfig};
 pub use quantiles::{Quantiles, Spread};
 pub use series::{ClientPoint, MachinePoint, Series};
 pub use setup::{Faults, Model, Network, Noise, Setup, Traffic};

@@ -36,6 +36,13 @@ struct Clients {
     max: Duration,
 }
 
+impl Clients {
+    /// A latency in milliseconds; there is none where nothing was answered in time.
+    fn shown(&self, latency: Duration) -> Option<f64> {
+        (self.good > 0).then(|| latency.as_millis_f64())
+    }
+}
+
 /// One step of the series of all models.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct MachinePoint {
@@ -62,12 +69,12 @@ pub struct ClientPoint {
     pub bad_rps: f64,
     /// The part of the requests that were sent while their model was not loaded anywhere.
     pub cold: f64,
-    /// What the good ones took on average.
-    pub mean_ms: f64,
+    /// What the good ones took on average; none, nothing.
+    pub mean_ms: Option<f64>,
     /// What 99 of 100 good ones did not exceed.
-    pub p99_ms: f64,
+    pub p99_ms: Option<f64>,
     /// What the slowest good one took.
-    pub max_ms: f64,
+    pub max_ms: Option<f64>,
 }
 
 impl Series {
@@ -174,9 +181,9 @@ impl Series {
             goodput_rps: clients.good as f64 / seconds,
             bad_rps: clients.bad as f64 / seconds,
             cold: ratio(clients.cold as f64, clients.sent as f64),
-            mean_ms: clients.mean.as_millis_f64(),
-            p99_ms: clients.p99.as_millis_f64(),
-            max_ms: clients.max.as_millis_f64(),
+            mean_ms: clients.shown(clients.mean),
+            p99_ms: clients.shown(clients.p99),
+            max_ms: clients.shown(clients.max),
         };
         self.groups[group].iter().enumerate().map(point).collect()
     }
@@ -215,6 +222,6 @@ mod tests {
         series.close();
         let points = series.group(0);
         assert_eq!((points[0].rate_rps, points[0].cold, points[0].goodput_rps), (1.0, 1.0, 0.0));
-        assert_eq!((points[1].goodput_rps, points[1].max_ms, points[1].bad_rps), (1.0, 500.0, 0.0));
+        assert_eq!((points[1].goodput_rps, points[1].max_ms, points[1].bad_rps), (1.0, Some(500.0), 0.0));
     }
 }

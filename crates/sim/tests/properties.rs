@@ -38,7 +38,13 @@ struct FaultPlan {
 fn fault_plan() -> impl Strategy<Value = FaultPlan> {
     let rare = || prop_oneof![Just(0.0), 0.001..0.2];
     (prop_oneof![Just(0u64), 50..2_000u64], rare(), rare(), rare(), rare()).prop_map(
-        |(lifetime_ms, lost, late, mispredicted, cancelled)| FaultPlan { lifetime_ms, lost, late, mispredicted, cancelled },
+        |(lifetime_ms, lost, late, mispredicted, cancelled)| FaultPlan {
+            lifetime_ms,
+            lost,
+            late,
+            mispredicted,
+            cancelled,
+        },
     )
 }
 
@@ -76,8 +82,10 @@ impl Plan {
         let mut setup = world(models, self.devices, self.fits * 7, 1);
         setup.scheduler.max_queued_per_model = self.bound;
         setup.scheduler.predict_admission = self.predict_admission;
-        setup.network =
-            Network { control: Duration::from_micros(self.control_us), data_per_request: Duration::from_micros(self.control_us / 10) };
+        setup.network = Network {
+            control: Duration::from_micros(self.control_us),
+            data_per_request: Duration::from_micros(self.control_us / 10),
+        };
         setup.noise = Noise { exec_sigma: self.noise, load_sigma: self.noise, ..Noise::default() };
         setup.faults = Faults {
             device_lifetime: Duration::from_millis(self.faults.lifetime_ms),

@@ -7,6 +7,7 @@ use base::Duration;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io::{self, BufRead, Write};
+use std::sync::Arc;
 
 const MINUTES_PER_DAY: u32 = 1440;
 const COLUMNS_BEFORE_COUNTS: usize = 4;
@@ -81,14 +82,16 @@ impl FunctionTrace {
 
     /// The calls as requests: function `i` asks for model `i mod models`, counts are multiplied by `factor` (a fraction of
     /// a call becomes a call with that probability), and the calls of a minute fall anywhere in it with equal chance.
-    pub fn replay(&self, models: u32, factor: f64, seed: u64) -> FunctionArrivals<'_> {
+    pub fn replay(self: &Arc<Self>, models: u32, factor: f64, seed: u64) -> FunctionArrivals {
         let model = |index: usize| (index % models.max(1) as usize) as u32;
-        let mut functions: Vec<Running<'_>> = (0..self.functions())
-            .map(|index| Running::new(&self.functions[index], model(index), factor, Random::new(seed, index as u64)))
+        let mut functions: Vec<Running> = (0..self.functions())
+            .map(|index| Running::new(model(index), factor, Random::new(seed, index as u64)))
             .collect();
-        let first = |(index, running): (usize, &mut Running<'_>)| running.next().map(|at| Reverse((at, index as u32)));
+        let first = |(index, running): (usize, &mut Running)| {
+            running.next(&self.functions[index]).map(|at| Reverse((at, index as u32)))
+        };
         let next = functions.iter_mut().enumerate().filter_map(first).collect();
-        FunctionArrivals { functions, next }
+        FunctionArrivals { trace: Arc::clone(self), functions, next }
     }
 }
 
@@ -115,14 +118,16 @@ fn parse_counts(line: &str, number: usize, minutes: u32) -> Result<Vec<(u32, u32
 
 /// Function calls in the order of time. A call costs `O(log functions)` and no allocation.
 #[derive(Clone, Debug)]
-pub struct FunctionArrivals<'a> {
-    functions: Vec<Running<'a>>,
+pub struct FunctionArrivals {
+    trace: Arc<FunctionTrace>,
+    functions: Vec<Running>,
     next: BinaryHeap<Reverse<(Duration, u32)>>,
 }
 
 #[derive(Clone, Debug)]
-struct Running<'a> {
-    counts: &'a [(u32, u32)],
+struct Running {
+    /// Minutes with calls that have begun.
+    begun: usize,
     model: u32,
     factor: f64,
     random: Random,
@@ -132,15 +137,15 @@ struct Running<'a> {
     minute: u32,
 }
 
-impl<'a> Running<'a> {
-    fn new(counts: &'a [(u32, u32)], model: u32, factor: f64, random: Random) -> Self {
-        Self { counts, model, factor, random, left: 0, position: 0.0, minute: 0 }
+impl Running {
+    fn new(model: u32, factor: f64, random: Random) -> Self {
+        Self { begun: 0, model, factor, random, left: 0, position: 0.0, minute: 0 }
     }
 
-    fn next(&mut self) -> Option<Duration> {
+    fn next(&mut self, counts: &[(u32, u32)]) -> Option<Duration> {
         while self.left == 0 {
-            let (&(minute, count), rest) = self.counts.split_first()?;
-            self.counts = rest;
+            let &(minute, count) = counts.get(self.begun)?;
+            self.begun += 1;
             let wanted = f64::from(count) * self.factor;
             self.left = wanted as u32 + u32::from(self.random.chance(wanted.fract()));
             self.minute = minute;
@@ -154,7 +159,7 @@ impl<'a> Running<'a> {
     }
 }
 
-impl Iterator for FunctionArrivals<'_> {
+impl Iterator for FunctionArrivals {
     type Item = Arrival;
 
     fn next(&mut self) -> Option<Arrival> {
@@ -162,7 +167,7 @@ impl Iterator for FunctionArrivals<'_> {
         let Reverse((offset, index)) = *top;
         let running = &mut self.functions[index as usize];
         let model = running.model;
-        match running.next() {
+        match running.next(&self.trace.functions[index as usize]) {
             Some(next) => top.0.0 = next,
             None => drop(std::collections::binary_heap::PeekMut::pop(top)),
         }
@@ -258,7 +263,7 @@ mod tests {
     #[test]
     fn calls_fall_in_their_minute_and_ascend() {
         let file = "HashOwner,HashApp,HashFunction,Trigger,1,2,3\na,b,c,http,0,5,1\nd,e,f,timer,2,0,0\n";
-        let trace = FunctionTrace::read(file.as_bytes()).unwrap();
+        let trace = Arc::new(FunctionTrace::read(file.as_bytes()).unwrap());
         let arrivals: Vec<Arrival> = trace.replay(2, 1.0, 3).collect();
         assert!(arrivals.is_sorted());
         let found: Vec<_> = arrivals.iter().map(|a| (a.offset.as_nanos() / 60_000_000_000, a.model)).collect();
@@ -267,14 +272,14 @@ mod tests {
 
     #[test]
     fn a_factor_scales_the_counts() {
-        let trace = STAND_IN.generate();
+        let trace = Arc::new(STAND_IN.generate());
         let (whole, half) = (trace.replay(10, 1.0, 1).count() as f64, trace.replay(10, 0.5, 1).count() as f64);
         assert!((half / whole - 0.5).abs() < 0.01, "{half} of {whole}");
     }
 
     #[test]
     fn the_stand_in_has_the_character_of_the_original() {
-        let trace = STAND_IN.generate();
+        let trace = Arc::new(STAND_IN.generate());
         assert!((trace.rate() / 500.0 - 1.0).abs() < 0.35, "{} calls a second", trace.rate());
         let mut calls: Vec<u64> = (0..trace.functions()).map(|function| trace.calls(function)).collect();
         calls.sort_unstable_by_key(|&count| Reverse(count));

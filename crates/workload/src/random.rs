@@ -148,6 +148,9 @@ mod tests {
         // A change here moves every recorded experiment: it must be meant.
         let mut random = Random::new(42, 0);
         let drawn = [random.unit(), random.exponential(), random.normal(), random.gamma(0.5), random.gamma(3.0)];
-        expect_test::expect!["[0.9468578941476408, 1.2869173666537206, 1.6454536111962503, 0.03147251837907699, 1.781447303757897]"].assert_eq(&format!("{drawn:?}"));
+        expect_test::expect![
+            "[0.9468578941476408, 1.2869173666537206, 1.6454536111962503, 0.03147251837907699, 1.781447303757897]"
+        ]
+        .assert_eq(&format!("{drawn:?}"));
     }
 }

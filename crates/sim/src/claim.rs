@@ -1,0 +1,152 @@
+//! What a paper says in numbers, beside what we measure.
+
+use crate::campaign::Outcome;
+use crate::plot::series;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// `[[claim]]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    /// What the paper says, in a few words.
+    pub says: String,
+    /// The figure: `goodput_rps`, `models.minor.p99_ms`; with `over_s`, one of a series: `minor.mean_ms`.
+    pub value: String,
+    /// Which point of the sweep.
+    #[serde(default)]
+    pub at: BTreeMap<String, f64>,
+    /// From which second to which; the mean of the series, unless `pick` says otherwise.
+    pub over_s: Option<(f64, f64)>,
+    /// How a series becomes a number.
+    #[serde(default)]
+    pub pick: Pick,
+    /// The figure is multiplied by this (100 for per cent).
+    #[serde(default = "one")]
+    pub times: f64,
+    /// The paper's number.
+    pub paper: f64,
+    /// How the two should compare.
+    pub holds: Holds,
+    /// The unit of both.
+    #[serde(default)]
+    pub unit: String,
+    /// Why they differ, where they do.
+    #[serde(default)]
+    pub note: String,
+}
+
+/// How a series becomes a number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pick {
+    /// Its mean.
+    #[default]
+    Mean,
+    /// Its largest value.
+    Max,
+    /// Its smallest value.
+    Min,
+}
+
+/// How our number should compare with the paper's.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Holds {
+    /// Not more.
+    AtMost,
+    /// Not less.
+    AtLeast,
+    /// Within that part of it.
+    Within(f64),
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+impl Claim {
+    /// Our number, if the results have it.
+    pub fn ours(&self, outcomes: &[Outcome]) -> Option<f64> {
+        let there = |outcome: &&Outcome| {
+            self.at.iter().all(|(key, value)| outcome.figure(key).is_some_and(|found| (found - value).abs() < 1e-9))
+        };
+        let outcome = outcomes.iter().find(there)?;
+        let Some((from, to)) = self.over_s else { return outcome.figure(&self.value).map(|value| value * self.times) };
+        let values =
+            series(outcome, &self.value).into_iter().filter(|(at, _)| (from..to).contains(at)).map(|(_, value)| value);
+        let (count, sum, low, high) = values
+            .fold((0.0, 0.0, f64::INFINITY, f64::NEG_INFINITY), |(count, sum, low, high), value| {
+                (count + 1.0, sum + value, f64::min(low, value), f64::max(high, value))
+            });
+        let picked = match self.pick {
+            Pick::Mean => sum / count,
+            Pick::Max => high,
+            Pick::Min => low,
+        };
+        (count > 0.0).then_some(picked * self.times)
+    }
+
+    /// Whether that number agrees with the paper's.
+    pub fn agrees(&self, ours: f64) -> bool {
+        match self.holds {
+            Holds::AtMost => ours <= self.paper,
+            Holds::AtLeast => ours >= self.paper,
+            Holds::Within(part) => (ours - self.paper).abs() <= part * self.paper.abs(),
+        }
+    }
+
+    /// The paper's number in words.
+    pub fn wanted(&self) -> String {
+        let number = shortened(self.paper);
+        let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
+        match self.holds {
+            Holds::AtMost => format!("at most {number}{unit}"),
+            Holds::AtLeast => format!("at least {number}{unit}"),
+            Holds::Within(_) => format!("about {number}{unit}"),
+        }
+    }
+
+    /// Our number in words.
+    pub fn found(&self, ours: f64) -> String {
+        let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
+        format!("{}{unit}", shortened(ours))
+    }
+}
+
+fn shortened(value: f64) -> String {
+    let digits = if value.abs() >= 100.0 { 0 } else { 1 };
+    let text = format!("{value:.digits$}");
+    text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn claim(text: &str) -> Claim {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn numbers_are_found_at_points_and_over_time() {
+        let outcome = |slo: f64, goodput: f64| Outcome {
+            policy: "clockwork".into(),
+            point: json!({"slo_ms": slo}).as_object().unwrap().clone(),
+            figures: json!({"goodput_rps": goodput, "series": {"minor": [{"at_s": 0.0, "mean_ms": 4.0}, {"at_s": 60.0, "mean_ms": 8.0}]}}),
+        };
+        let outcomes = [outcome(10.0, 500.0), outcome(500.0, 830.0)];
+        let at = claim(
+            "says = 's'\nvalue = 'goodput_rps'\nat = { slo_ms = 500 }\npaper = 800\nholds = { within = 0.05 }\nunit = 'r/s'",
+        );
+        assert_eq!(at.ours(&outcomes), Some(830.0));
+        assert!(at.agrees(830.0) && !at.agrees(845.0));
+        assert_eq!((at.wanted(), at.found(830.04)), ("about 800 r/s".into(), "830 r/s".into()));
+        let over = claim("says = 's'\nvalue = 'minor.mean_ms'\nover_s = [0, 61]\npaper = 5\nholds = 'at_most'");
+        assert_eq!(over.ours(&outcomes), Some(6.0));
+        assert!(!over.agrees(6.0));
+        let nothing = claim("says = 's'\nvalue = 'minor.mean_ms'\nover_s = [100, 200]\npaper = 5\nholds = 'at_most'");
+        assert_eq!(nothing.ours(&outcomes), None);
+    }
+}

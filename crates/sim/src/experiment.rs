@@ -1,0 +1,313 @@
+//! An experiment as a user writes it: a TOML file.
+//!
+//! Keys may be added, not renamed. Times and sizes carry their unit in the key. `docs/experiments` shows files that work.
+
+use crate::claim::Claim;
+use crate::plot::PlotConfig;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use workload::Popularity;
+
+/// A whole file.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Experiment {
+    /// What it is about, for the page of experiments.
+    #[serde(default)]
+    pub about: About,
+    /// The models.
+    #[serde(rename = "model")]
+    pub models: Vec<ModelConfig>,
+    /// The devices.
+    pub devices: DevicesConfig,
+    /// Who asks how often.
+    #[serde(default)]
+    pub workload: WorkloadConfig,
+    /// What messages take.
+    #[serde(default)]
+    pub network: NetworkConfig,
+    /// How executions differ from their profile.
+    #[serde(default)]
+    pub noise: NoiseConfig,
+    /// The scheduler's settings.
+    #[serde(default)]
+    pub scheduler: SchedulerConfig,
+    /// What goes wrong.
+    #[serde(default)]
+    pub faults: FaultsConfig,
+    /// What is run.
+    pub run: RunConfig,
+    /// Keys with lists of values; the experiment is run for every combination. See [`crate::sweep`].
+    #[serde(default)]
+    pub sweep: toml::Table,
+    /// What is drawn.
+    #[serde(default, rename = "plot")]
+    pub plots: Vec<PlotConfig>,
+    /// What a paper says, to be compared.
+    #[serde(default, rename = "claim")]
+    pub claims: Vec<Claim>,
+}
+
+/// `[about]`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct About {
+    /// A heading.
+    pub title: Option<String>,
+    /// A few sentences in Markdown.
+    pub text: Option<String>,
+}
+
+/// `[[model]]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Its name; with `count`, the name of the group.
+    pub name: String,
+    /// What its batches take.
+    pub latency: LatencyConfig,
+    /// What its requests have; absent for batch work.
+    pub slo_ms: Option<f64>,
+    /// That many identical models.
+    #[serde(default = "one")]
+    pub count: u32,
+    /// Its weights, where loading matters.
+    pub weights_mb: Option<f64>,
+    /// What loading takes, if not `weights_mb` over the devices' `load_gb_per_s`.
+    pub load_ms: Option<f64>,
+    /// The sizes that it can run; absent: those of the table, or all from 1 to `max_batch` that fit into the objective.
+    pub batch_sizes: Option<Vec<u32>>,
+    /// The largest size where `latency` is a line; 64 if absent.
+    pub max_batch: Option<u32>,
+    /// Rows of each request.
+    #[serde(default = "one")]
+    pub rows: u32,
+    /// A rate of its own, for all `count` together, instead of a share of the workload's.
+    pub rate_rps: Option<f64>,
+    /// `[second, rate]` pairs: the rate from each second on.
+    pub rate_steps: Option<Vec<(f64, f64)>>,
+    /// Models become active one after the other, and share the rate.
+    pub activation: Option<Activation>,
+    /// Arrivals of its own.
+    pub arrivals: Option<ArrivalsConfig>,
+}
+
+/// How the models of a group become active.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Activation {
+    /// When the first does.
+    pub first_s: f64,
+    /// How long after each the next does.
+    pub every_s: f64,
+}
+
+/// A line `alpha_ms * b + beta_ms`, a table, or a row of a file of tables.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LatencyConfig {
+    /// The line's slope.
+    pub alpha_ms: Option<f64>,
+    /// The line's start.
+    pub beta_ms: Option<f64>,
+    /// Batch sizes with their times.
+    pub batch_ms: Option<BTreeMap<String, f64>>,
+    /// A file of comma-separated values with the columns `model` and `b1_ms`, `b2_ms` and so on.
+    pub file: Option<PathBuf>,
+    /// The model's name in that file.
+    pub row: Option<String>,
+}
+
+/// `[devices]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DevicesConfig {
+    /// How many.
+    pub count: u32,
+    /// Memory for weights of each; absent: everything fits.
+    pub memory_mb: Option<f64>,
+    /// How fast weights are copied; absent: at once.
+    pub load_gb_per_s: Option<f64>,
+    /// The size of a page.
+    #[serde(default = "sixteen")]
+    pub page_mb: f64,
+}
+
+/// `[workload]`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkloadConfig {
+    /// How the gaps between requests are distributed.
+    #[serde(default)]
+    pub arrivals: ArrivalsConfig,
+    /// How requests spread over the models.
+    #[serde(default)]
+    pub popularity: Popularity,
+    /// All models together; absent where it is searched for, recorded, or a closed loop's.
+    pub rate_rps: Option<f64>,
+}
+
+/// How requests arrive.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(tag = "process", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ArrivalsConfig {
+    /// Equal gaps.
+    Uniform {},
+    /// Exponential gaps.
+    Poisson {},
+    /// Gamma gaps.
+    Gamma {
+        /// 1 is Poisson, below is burstier.
+        #[serde(default = "unit")]
+        shape: f64,
+    },
+    /// Clients that wait for their answer before they ask again.
+    Closed {
+        /// For each model.
+        clients: u32,
+        /// Between an answer and the next request.
+        #[serde(default)]
+        think_ms: f64,
+        /// At least so long after a refusal; absent: a message's way there and back, or 1 ms.
+        backoff_ms: Option<f64>,
+    },
+    /// Recorded arrivals: a file with a column `TIMESTAMP`, or one of the Azure Functions trace of 2019.
+    Trace {
+        /// The file.
+        file: PathBuf,
+    },
+    /// A made-up day with the character of the Azure Functions trace.
+    StandIn {
+        /// How many functions; function `i` asks for model `i` modulo the number of models.
+        functions: u32,
+    },
+}
+
+impl Default for ArrivalsConfig {
+    fn default() -> Self {
+        Self::Poisson {}
+    }
+}
+
+/// `[network]`
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NetworkConfig {
+    /// Every message, one way.
+    pub control_us: f64,
+    /// Fetching one request's input.
+    pub data_us_per_request: f64,
+}
+
+/// `[noise]`
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NoiseConfig {
+    /// Deviation of the logarithm of an execution's time.
+    pub exec_sigma: f64,
+    /// Deviation of the logarithm of a load's time.
+    pub load_sigma: f64,
+    /// How often an action takes `spike_ms` longer.
+    pub spike_probability: f64,
+    /// How much longer.
+    pub spike_ms: f64,
+}
+
+/// `[scheduler]`; what is absent has the scheduler's own default.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SchedulerConfig {
+    /// How much work each executor is given ahead.
+    pub schedule_ahead_ms: Option<f64>,
+    /// How many past measurements an estimate looks at.
+    pub profile_window: Option<usize>,
+    /// Which quantile of them it takes.
+    pub profile_quantile: Option<f64>,
+    /// How many requests may be queued for one model.
+    pub max_queued_per_model: Option<usize>,
+    /// Whether a request is refused at once when there will be no time for it.
+    pub predict_admission: Option<bool>,
+}
+
+/// `[faults]`; they end with the run's `seconds`, then everything must finish.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FaultsConfig {
+    /// How long a device lives on average; 0 for ever.
+    pub device_lifetime_s: f64,
+    /// How long a lost device stays away.
+    pub device_downtime_s: f64,
+    /// How long it takes to notice a loss.
+    pub detection_ms: f64,
+    /// How often an action never arrives.
+    pub lost_action_probability: f64,
+    /// How often a report comes late.
+    pub late_report_probability: f64,
+    /// At most how late.
+    pub late_report_ms: f64,
+    /// How often an execution takes `misprediction_factor` times as long.
+    pub misprediction_probability: f64,
+    /// How much longer.
+    pub misprediction_factor: f64,
+    /// How often a client goes away before its deadline.
+    pub cancel_probability: f64,
+}
+
+/// `[run]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// The policies to compare.
+    pub policies: Vec<String>,
+    /// How long requests are sent.
+    pub seconds: f64,
+    /// One run for each; results are their mean.
+    #[serde(default = "first_seed")]
+    pub seeds: Vec<u64>,
+    /// What is searched for, if anything.
+    pub search: Option<Search>,
+    /// The largest part of bad requests that a search accepts.
+    #[serde(default = "one_percent")]
+    pub max_bad: f64,
+    /// The relative precision of a search.
+    #[serde(default = "half_percent")]
+    pub tolerance: f64,
+    /// Requests that are sent before this aren't counted.
+    #[serde(default)]
+    pub warmup_seconds: f64,
+    /// The step of the time series; absent: none.
+    pub series_seconds: Option<f64>,
+}
+
+/// What a search looks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Search {
+    /// The highest rate with at most `max_bad`.
+    Goodput,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn unit() -> f64 {
+    1.0
+}
+
+fn sixteen() -> f64 {
+    16.0
+}
+
+fn first_seed() -> Vec<u64> {
+    vec![1]
+}
+
+fn one_percent() -> f64 {
+    0.01
+}
+
+fn half_percent() -> f64 {
+    0.005
+}

@@ -1,0 +1,259 @@
+//! From an experiment as written to a world that can run: defaults filled in, values checked, files read.
+
+use crate::experiment::{Experiment, FaultsConfig, LatencyConfig, ModelConfig};
+use crate::setup::{Faults, Model, Network, Noise, Setup};
+use crate::{Error, tables};
+use base::{BatchLatency, Duration, LatencyProfile, ModelId};
+use scheduler::{ModelSpec, PolicyKind};
+use std::path::Path;
+
+/// The largest batch where latency is a line and nobody says.
+const DEFAULT_MAX_BATCH: u32 = 64;
+/// How many requests may be alive at once.
+const MAX_REQUESTS: u32 = 1 << 20;
+/// More models than this are a mistake in the file.
+const MAX_MODELS: u64 = 1_000_000;
+
+/// The policy of that name.
+pub(crate) fn policy(name: &str) -> Result<PolicyKind, Error> {
+    PolicyKind::from_name(name).ok_or_else(|| {
+        let known: Vec<&str> = PolicyKind::ALL.iter().map(|kind| kind.name()).collect();
+        Error::value(format!("unknown policy {name:?} in run.policies: known are {}", known.join(", ")))
+    })
+}
+
+/// The world of an experiment; `folder` is where its relative paths start.
+pub(crate) fn setup(experiment: &Experiment, folder: &Path, policy: PolicyKind, seed: u64) -> Result<Setup, Error> {
+    check_run(experiment)?;
+    let devices = &experiment.devices;
+    positive("devices.count", f64::from(devices.count))?;
+    positive("devices.page_mb", devices.page_mb)?;
+    let models = models(experiment, folder)?;
+    let everything: u64 = models.iter().map(|model| u64::from(model.spec.pages)).sum();
+    let pages = match devices.memory_mb {
+        Some(memory) => (positive("devices.memory_mb", memory)? / devices.page_mb) as u32,
+        None => u32::try_from(everything).unwrap_or(u32::MAX),
+    };
+    if let Some(large) = models.iter().find(|model| model.spec.pages > pages) {
+        let (name, needs) = (&experiment.models[large.group].name, large.spec.pages);
+        let message = format!("model {name:?} needs {needs} pages, a device has {pages}: raise devices.memory_mb");
+        return Err(Error::Value(message));
+    }
+    let network = Network {
+        control: micros("network.control_us", experiment.network.control_us)?,
+        data_per_request: micros("network.data_us_per_request", experiment.network.data_us_per_request)?,
+    };
+    Ok(Setup {
+        scheduler: scheduler_config(experiment, policy)?,
+        models,
+        groups: experiment.models.iter().map(|model| model.name.clone()).collect(),
+        devices: devices.count,
+        pages,
+        network,
+        noise: noise(experiment)?,
+        faults: faults(&experiment.faults)?,
+        warmup: seconds("run.warmup_seconds", experiment.run.warmup_seconds)?,
+        horizon: seconds("run.seconds", experiment.run.seconds)?,
+        series_step: experiment.run.series_seconds.map(|step| seconds("run.series_seconds", step)).transpose()?,
+        max_requests: MAX_REQUESTS,
+        give_up_after_bad: None,
+        seed,
+    })
+}
+
+fn check_run(experiment: &Experiment) -> Result<(), Error> {
+    let run = &experiment.run;
+    positive("run.seconds", run.seconds)?;
+    positive("run.tolerance", run.tolerance)?;
+    if run.warmup_seconds >= run.seconds {
+        return Err(Error::value("run.warmup_seconds leaves nothing to measure: make it less than run.seconds"));
+    }
+    if let Some(step) = run.series_seconds {
+        positive("run.series_seconds", step)?;
+        if run.seconds / step > 1e6 {
+            return Err(Error::value("run.series_seconds gives more than a million points: make it longer"));
+        }
+    }
+    if run.seeds.is_empty() || run.policies.is_empty() || experiment.models.is_empty() {
+        return Err(Error::value("run.seeds, run.policies and [[model]] each need at least one entry"));
+    }
+    let mut names: Vec<&str> = experiment.models.iter().map(|model| model.name.as_str()).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => {
+            Err(Error::value(format!("two [[model]] entries are named {:?}: use `count`, or another name", pair[0])))
+        }
+        None => Ok(()),
+    }
+}
+
+fn models(experiment: &Experiment, folder: &Path) -> Result<Vec<Model>, Error> {
+    let count: u64 = experiment.models.iter().map(|model| u64::from(model.count)).sum();
+    if count > MAX_MODELS {
+        return Err(Error::value(format!("{count} models are more than {MAX_MODELS}: lower `count`")));
+    }
+    let mut models = Vec::with_capacity(count as usize);
+    for (group, config) in experiment.models.iter().enumerate() {
+        let name = &config.name;
+        let slo = config.slo_ms.map(|slo| millis(&format!("slo_ms of model {name:?}"), slo)).transpose()?;
+        if slo == Some(Duration::ZERO) {
+            return Err(Error::value(format!("slo_ms of model {name:?} is 0: leave it out for batch work")));
+        }
+        let profile = profile(config, experiment, folder)?;
+        if config.rows == 0 || config.rows > profile.max_batch() {
+            let (rows, largest) = (config.rows, profile.max_batch());
+            return Err(Error::value(format!(
+                "rows of model {name:?} is {rows}: give 1 to {largest}, its largest batch"
+            )));
+        }
+        let pages = match config.weights_mb {
+            Some(weights) => (not_negative(&format!("weights_mb of model {name:?}"), weights)?
+                / experiment.devices.page_mb)
+                .ceil() as u32,
+            None => 0,
+        };
+        for _ in 0..config.count {
+            let model = ModelId(models.len() as u32);
+            let spec = ModelSpec { model, pages, profile: profile.clone(), objective: slo };
+            models.push(Model { spec, slo, rows: config.rows, group });
+        }
+    }
+    Ok(models)
+}
+
+fn profile(config: &ModelConfig, experiment: &Experiment, folder: &Path) -> Result<LatencyProfile, Error> {
+    let name = &config.name;
+    let load = match (config.load_ms, config.weights_mb, experiment.devices.load_gb_per_s) {
+        (Some(load), ..) => millis(&format!("load_ms of model {name:?}"), load)?,
+        // Megabytes over gigabytes per second are milliseconds.
+        (None, Some(weights), Some(speed)) => {
+            Duration::from_millis_f64(weights / positive("devices.load_gb_per_s", speed)?)
+        }
+        (None, ..) => Duration::ZERO,
+    };
+    let mut table = latency_table(config, folder)?;
+    if let Some(sizes) = &config.batch_sizes {
+        table.retain(|(size, _)| sizes.contains(size));
+    }
+    for &(size, time) in &table {
+        positive(&format!("the latency of model {name:?} at batch size {size}"), time)?;
+    }
+    let entry = |&(batch, time): &(u32, f64)| {
+        let span = Duration::from_millis_f64(time);
+        BatchLatency { batch, median: span, p99: span }
+    };
+    LatencyProfile::new(table.iter().map(entry).collect(), load)
+        .map_err(|error| Error::value(format!("the latency of model {name:?}: {error}")))
+}
+
+/// The batch sizes of a model with their times in milliseconds.
+fn latency_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(u32, f64)>, Error> {
+    let name = &config.name;
+    match &config.latency {
+        LatencyConfig { alpha_ms: Some(alpha), beta_ms: Some(beta), batch_ms: None, file: None, row: None } => {
+            line(config, *alpha, *beta)
+        }
+        LatencyConfig { alpha_ms: None, beta_ms: None, batch_ms: Some(table), file: None, row: None } => {
+            let entry = |(size, &time): (&String, &f64)| match size.parse::<u32>() {
+                Ok(size) => Ok((size, time)),
+                Err(_) => Err(Error::value(format!("{size:?} in batch_ms of model {name:?} is not a batch size"))),
+            };
+            table.iter().map(entry).collect()
+        }
+        LatencyConfig { alpha_ms: None, beta_ms: None, batch_ms: None, file: Some(file), row } => {
+            tables::batch_times(&folder.join(file), row.as_deref().unwrap_or(name))
+        }
+        _ => Err(Error::value(format!(
+            "the latency of model {name:?} must be a line {{ alpha_ms, beta_ms }}, a table {{ batch_ms }}, or {{ file, row }}"
+        ))),
+    }
+}
+
+/// A line at the sizes asked for, or at all that can make the objective.
+fn line(config: &ModelConfig, alpha: f64, beta: f64) -> Result<Vec<(u32, f64)>, Error> {
+    let at = |size: u32| (size, alpha * f64::from(size) + beta);
+    if let Some(sizes) = &config.batch_sizes {
+        return Ok(sizes.iter().copied().map(at).collect());
+    }
+    let largest = config.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
+    let useful = |entry: &(u32, f64)| config.slo_ms.is_none_or(|slo| entry.1 <= slo);
+    // A model that can't make its objective at all keeps its smallest batch, and every request is refused.
+    let fits = (1..=largest).map(at).take_while(useful).count().max(1) as u32;
+    Ok((1..=fits.max(config.rows)).map(at).collect())
+}
+
+fn scheduler_config(experiment: &Experiment, policy: PolicyKind) -> Result<scheduler::Config, Error> {
+    let config = &experiment.scheduler;
+    let default = scheduler::Config::default();
+    let profile_quantile = config.profile_quantile.unwrap_or(default.profile_quantile);
+    if !(0.0..=1.0).contains(&profile_quantile) {
+        return Err(Error::value(format!("scheduler.profile_quantile is {profile_quantile}: give 0 to 1")));
+    }
+    Ok(scheduler::Config {
+        policy,
+        schedule_ahead: match config.schedule_ahead_ms {
+            Some(ahead) => millis("scheduler.schedule_ahead_ms", ahead)?,
+            None => default.schedule_ahead,
+        },
+        profile_window: config.profile_window.unwrap_or(default.profile_window).max(1),
+        profile_quantile,
+        max_queued_per_model: config.max_queued_per_model.unwrap_or(default.max_queued_per_model),
+        predict_admission: config.predict_admission.unwrap_or(default.predict_admission),
+    })
+}
+
+fn noise(experiment: &Experiment) -> Result<Noise, Error> {
+    let noise = &experiment.noise;
+    Ok(Noise {
+        exec_sigma: not_negative("noise.exec_sigma", noise.exec_sigma)?,
+        load_sigma: not_negative("noise.load_sigma", noise.load_sigma)?,
+        spike_probability: probability("noise.spike_probability", noise.spike_probability)?,
+        spike: millis("noise.spike_ms", noise.spike_ms)?,
+    })
+}
+
+fn faults(config: &FaultsConfig) -> Result<Faults, Error> {
+    Ok(Faults {
+        device_lifetime: seconds("faults.device_lifetime_s", config.device_lifetime_s)?,
+        device_downtime: seconds("faults.device_downtime_s", config.device_downtime_s)?,
+        detection: millis("faults.detection_ms", config.detection_ms)?,
+        lost_action_probability: probability("faults.lost_action_probability", config.lost_action_probability)?,
+        late_report_probability: probability("faults.late_report_probability", config.late_report_probability)?,
+        late_report: millis("faults.late_report_ms", config.late_report_ms)?,
+        misprediction_probability: probability("faults.misprediction_probability", config.misprediction_probability)?,
+        misprediction_factor: not_negative("faults.misprediction_factor", config.misprediction_factor)?,
+        cancel_probability: probability("faults.cancel_probability", config.cancel_probability)?,
+    })
+}
+
+pub(crate) fn positive(key: &str, value: f64) -> Result<f64, Error> {
+    if value > 0.0 && value.is_finite() {
+        Ok(value)
+    } else {
+        Err(Error::value(format!("{key} is {value}: give a number above 0")))
+    }
+}
+
+pub(crate) fn not_negative(key: &str, value: f64) -> Result<f64, Error> {
+    if value >= 0.0 && value.is_finite() {
+        Ok(value)
+    } else {
+        Err(Error::value(format!("{key} is {value}: give 0 or more")))
+    }
+}
+
+fn probability(key: &str, value: f64) -> Result<f64, Error> {
+    if (0.0..=1.0).contains(&value) { Ok(value) } else { Err(Error::value(format!("{key} is {value}: give 0 to 1"))) }
+}
+
+fn micros(key: &str, value: f64) -> Result<Duration, Error> {
+    Ok(Duration::from_millis_f64(not_negative(key, value)? / 1e3))
+}
+
+pub(crate) fn millis(key: &str, value: f64) -> Result<Duration, Error> {
+    Ok(Duration::from_millis_f64(not_negative(key, value)?))
+}
+
+pub(crate) fn seconds(key: &str, value: f64) -> Result<Duration, Error> {
+    Ok(Duration::from_secs_f64(not_negative(key, value)?))
+}
