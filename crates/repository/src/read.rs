@@ -1,6 +1,6 @@
 //! From the tree of a config.pbtxt to a configuration: field by field, each with its own check.
 
-use crate::config::{Emulation, ModelConfig, TensorConfig, VersionPolicy};
+use crate::config::{Emulation, ModelConfig, ProfileInput, TensorConfig, VersionPolicy};
 use crate::text::{Field, Message, Place, Problem, Value, ValueKind};
 use base::{DataType, Duration};
 use std::collections::BTreeMap;
@@ -13,6 +13,7 @@ const LATENCY_OBJECTIVE_MS: &str = "latency_objective_ms";
 const BATCH_SIZES: &str = "batch_sizes";
 const EMULATED_LATENCY: &str = "emulated_latency";
 const WEIGHTS_MB: &str = "weights_mb";
+const PROFILE_INPUTS: &str = "profile_inputs";
 
 type Warnings<'a> = &'a mut Vec<Problem>;
 
@@ -310,6 +311,7 @@ fn apply_parameters(parameters: &Parameters, config: &mut ModelConfig, warnings:
             BATCH_SIZES => batch_sizes(text).map(|sizes| config.batch_sizes = Some(sizes)),
             EMULATED_LATENCY => emulation(text).map(|emulation| config.emulation = Some(emulation)),
             WEIGHTS_MB => Ok(()),
+            PROFILE_INPUTS => profile_inputs(text).map(|inputs| config.profile_inputs = inputs),
             _ => {
                 warnings.push(problem(*place, format!("parameter `{name}` isn't known and is ignored")));
                 Ok(())
@@ -325,6 +327,30 @@ fn apply_parameters(parameters: &Parameters, config: &mut ModelConfig, warnings:
         }
     }
     Ok(())
+}
+
+/// `input=1x576,rate=@16000`: an input's name, its dimensions, behind an @ the value of its elements.
+fn profile_inputs(text: &str) -> Result<BTreeMap<String, ProfileInput>, String> {
+    let input = |part: &str| {
+        let (name, rest) = part.split_once('=')?;
+        let (dims, value) = rest.split_once('@').map_or((rest, None), |(dims, value)| (dims, Some(value)));
+        let dim = |dim: &str| dim.trim().parse::<i64>().ok().filter(|&dim| dim > 0);
+        let dims = match dims.trim() {
+            "" => None,
+            dims => Some(dims.split('x').map(dim).collect::<Option<Vec<_>>>()?),
+        };
+        let value = match value {
+            None => None,
+            Some(value) => Some(value.trim().parse::<f64>().ok().filter(|value| value.is_finite())?),
+        };
+        (dims.is_some() || value.is_some()).then(|| (name.trim().to_owned(), ProfileInput { dims, value }))
+    };
+    let wrong = |part: &str| {
+        format!(
+            "parameter `{PROFILE_INPUTS}` has {part:?}: write an input's name with its dimensions or, behind an @, the value of its elements, as in \"input=1x576,rate=@16000\""
+        )
+    };
+    text.split(',').map(|part| input(part).ok_or_else(|| wrong(part.trim()))).collect()
 }
 
 fn batch_sizes(text: &str) -> Result<Vec<u32>, String> {
