@@ -1,6 +1,6 @@
-//! Random inputs of a model's shape, and the messages that carry them.
+//! Inputs of a model's shape, and the messages that carry them.
 
-use crate::plan::ClassPlan;
+use crate::plan::{ClassPlan, Plan};
 use base::{DataType, element_count};
 use bytes::Bytes;
 use serde_json::json;
@@ -29,21 +29,18 @@ pub struct Input {
     pub data: Bytes,
 }
 
-/// Random inputs for one request of that many rows. `shapes` gives the sizes that the model leaves open; otherwise the
-/// first open dimension of a shape is the batch, if it comes first, and the others become 1.
-pub fn random_inputs(
-    specs: &[InputSpec],
-    batch: u32,
-    shapes: &[(String, Vec<i64>)],
-    random: &mut Random,
-) -> Result<Vec<Input>, String> {
-    specs.iter().map(|spec| random_input(spec, batch, shapes, random)).collect()
+/// Inputs for one request of that many rows, random where the plan gives no values. Sizes that the model leaves open are
+/// the plan's; otherwise the first dimension is the batch if it is open, and other open ones become 1.
+pub fn make_inputs(specs: &[InputSpec], batch: u32, plan: &Plan) -> Result<Vec<Input>, String> {
+    let mut random = Random::new(plan.seed, 0);
+    specs.iter().map(|spec| make_input(spec, batch, &plan.shapes, &plan.values, &mut random)).collect()
 }
 
-fn random_input(
+fn make_input(
     spec: &InputSpec,
     batch: u32,
     shapes: &[(String, Vec<i64>)],
+    values: &[(String, f64)],
     random: &mut Random,
 ) -> Result<Input, String> {
     let InputSpec { name, datatype, .. } = spec;
@@ -52,10 +49,26 @@ fn random_input(
     let count = element_count(&shape).filter(|count| count.checked_mul(size).is_some_and(|bytes| bytes <= MAX_BYTES));
     let count = count.ok_or_else(|| format!("input {name:?} with the shape {shape:?} is too large for one request"))?;
     let mut data = Vec::with_capacity(count * size);
-    for _ in 0..count {
-        push_random(&mut data, *datatype, random);
+    match values.iter().find(|(given, _)| given == name) {
+        Some(&(_, value)) => {
+            let element = element(*datatype, value)
+                .ok_or_else(|| format!("input {name:?} is {datatype}: --value can't set it"))?;
+            data.extend(element.iter().copied().cycle().take(count * size));
+        }
+        None => (0..count).for_each(|_| push_random(&mut data, *datatype, random)),
     }
     Ok(Input { name: name.clone(), datatype: *datatype, shape, data: data.into() })
+}
+
+/// A number as an element; `None` for types whose elements aren't plain numbers.
+fn element(datatype: DataType, value: f64) -> Option<Vec<u8>> {
+    Some(match datatype {
+        DataType::Fp32 => (value as f32).to_le_bytes().to_vec(),
+        DataType::Fp64 => value.to_le_bytes().to_vec(),
+        DataType::Fp16 | DataType::Bf16 | DataType::Bytes => return None,
+        // Two's complement: the lowest bytes of the widest form are the narrow one's.
+        whole => (value as i64).to_le_bytes()[..whole.size()?].to_vec(),
+    })
 }
 
 fn shape_for(spec: &InputSpec, batch: u32, shapes: &[(String, Vec<i64>)]) -> Result<Vec<i64>, String> {
@@ -181,7 +194,8 @@ fn json_parameters(class: &ClassPlan, binary: bool) -> serde_json::Value {
 
 fn json_elements(input: &Input) -> Result<Vec<serde_json::Value>, String> {
     let data = &input.data;
-    let whole = |width: usize| data.chunks_exact(width).map(|element| element[0].into()).collect();
+    let signed = |width: usize| data.chunks_exact(width).map(|element| sign_extended(element).into()).collect();
+    let unsigned = |width: usize| data.chunks_exact(width).map(|element| zero_extended(element).into()).collect();
     Ok(match input.datatype {
         DataType::Fp32 => {
             data.as_chunks::<4>().0.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes)).into()).collect()
@@ -191,11 +205,14 @@ fn json_elements(input: &Input) -> Result<Vec<serde_json::Value>, String> {
             data.chunks_exact(12).map(|element| String::from_utf8_lossy(&element[4..]).into_owned().into()).collect()
         }
         DataType::Bool => data.iter().map(|&bit| (bit == 1).into()).collect(),
-        // Whole numbers are 0 or 1, so the lowest byte says it all.
-        DataType::Uint8 | DataType::Int8 => whole(1),
-        DataType::Uint16 | DataType::Int16 => whole(2),
-        DataType::Uint32 | DataType::Int32 => whole(4),
-        DataType::Uint64 | DataType::Int64 => whole(8),
+        DataType::Int8 => signed(1),
+        DataType::Int16 => signed(2),
+        DataType::Int32 => signed(4),
+        DataType::Int64 => signed(8),
+        DataType::Uint8 => unsigned(1),
+        DataType::Uint16 => unsigned(2),
+        DataType::Uint32 => unsigned(4),
+        DataType::Uint64 => unsigned(8),
         DataType::Fp16 | DataType::Bf16 => {
             return Err(format!(
                 "input {:?} is {}, which JSON can't carry: use --protocol http-binary or grpc",
@@ -203,6 +220,17 @@ fn json_elements(input: &Input) -> Result<Vec<serde_json::Value>, String> {
             ));
         }
     })
+}
+
+fn zero_extended(element: &[u8]) -> u64 {
+    let mut wide = [0; 8];
+    wide[..element.len()].copy_from_slice(element);
+    u64::from_le_bytes(wide)
+}
+
+fn sign_extended(element: &[u8]) -> i64 {
+    let unused = 64 - 8 * element.len() as u32;
+    (zero_extended(element) << unused).cast_signed() >> unused
 }
 
 #[cfg(test)]
@@ -228,6 +256,35 @@ mod tests {
 
     fn every_type() -> Vec<InputSpec> {
         DataType::ALL.iter().map(|&datatype| spec(datatype.name(), datatype, &[-1, 3])).collect()
+    }
+
+    fn random_inputs(
+        specs: &[InputSpec],
+        batch: u32,
+        values: &[(String, f64)],
+        random: &mut Random,
+    ) -> Result<Vec<Input>, String> {
+        specs.iter().map(|spec| make_input(spec, batch, &[], values, random)).collect()
+    }
+
+    #[test]
+    fn given_values_fill_their_input_in_every_number_type() {
+        let numbers = |spec: &InputSpec| element(spec.datatype, 1.0).is_some();
+        let specs: Vec<_> = every_type().into_iter().filter(numbers).collect();
+        let value = |name: &str| if name.starts_with('U') || name == "BOOL" { 1.0 } else { -3.0 };
+        let values: Vec<_> = specs.iter().map(|spec| (spec.name.clone(), value(&spec.name))).collect();
+        let inputs = random_inputs(&specs, 1, &values, &mut Random::new(1, 1)).unwrap();
+        let body = json_body(&inputs, &class()).unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        for (index, input) in inputs.iter().enumerate() {
+            let read = &json["inputs"][index]["data"][2];
+            let wanted = value(&input.name);
+            let same = read.as_f64() == Some(wanted) || read.as_bool() == Some(wanted == 1.0);
+            assert!(same, "{}: {read}", input.name);
+        }
+        let bytes = spec("b", DataType::Bytes, &[1]);
+        let refused = random_inputs(&[bytes], 1, &[("b".into(), 1.0)], &mut Random::new(1, 1));
+        assert!(refused.unwrap_err().contains("--value can't set it"));
     }
 
     /// The bodies are read by the server's own reader, which checks lengths, types and shapes.

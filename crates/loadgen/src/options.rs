@@ -97,6 +97,10 @@ pub struct LoadArgs {
     #[arg(long, value_name = "NAME:DIMS")]
     pub shape: Vec<String>,
 
+    /// Value of every element of an input, as NAME:16000, instead of random ones
+    #[arg(long, value_name = "NAME:NUMBER")]
+    pub value: Vec<String>,
+
     /// Open loop: requests that may be under way at once. More wait until one is answered, and their latency counts
     /// from when they should have been sent
     #[arg(long, value_name = "COUNT", default_value_t = 512)]
@@ -191,6 +195,7 @@ impl LoadArgs {
             connections: self.connections,
             seed: self.seed,
             shapes: self.shape.iter().map(|text| shape(text)).collect::<Result<_, _>>()?,
+            values: self.value.iter().map(|text| value(text)).collect::<Result<_, _>>()?,
             progress: !self.json && std::io::stderr().is_terminal(),
             classes,
         })
@@ -344,6 +349,11 @@ fn shape(text: &str) -> Result<(String, Vec<i64>), PlanError> {
     parsed.ok_or_else(|| PlanError::value(format!("--shape {text:?} isn't NAME:DIMS, as in input_ids:1,128")))
 }
 
+fn value(text: &str) -> Result<(String, f64), PlanError> {
+    let parsed = text.rsplit_once(':').and_then(|(name, value)| Some((name.to_owned(), value.parse().ok()?)));
+    parsed.ok_or_else(|| PlanError::value(format!("--value {text:?} isn't NAME:NUMBER, as in rate:16000")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -405,6 +415,7 @@ mod tests {
             ("--class rate=x", "rate can't be \"x\""),
             ("--class speed=1", "\"speed\" isn't a key"),
             ("--model a --rate 1 --shape x", "isn't NAME:DIMS"),
+            ("--model a --rate 1 --value x:many", "isn't NAME:NUMBER"),
             ("--model a --rate 1 --batch 0", "at least one row"),
             ("--file /no/such/file", "/no/such/file can't be read"),
         ] {

@@ -27,6 +27,8 @@ pub struct Plan {
     pub seed: u64,
     /// The sizes of inputs that the model leaves open, by input's name.
     pub shapes: Vec<(String, Vec<i64>)>,
+    /// The value of every element of an input, by its name; the others are random.
+    pub values: Vec<(String, f64)>,
     /// Whether to show a line while it runs.
     pub progress: bool,
     /// The classes of requests, all at once.

@@ -188,7 +188,7 @@ impl fmt::Display for ClassReport {
         writeln!(f, "{} ({}{deadline})", self.name, self.load)?;
         let share = |count: u64| 100.0 * count as f64 / self.requests.max(1) as f64;
         let mut line = |name: &str, count: u64, rest: String| {
-            let line = format!("  {name:<12} {count:>10} {:>6.2} %  {rest}", share(count));
+            let line = format!("  {name:<24} {count:>10} {:>6.2} %  {rest}", share(count));
             writeln!(f, "{}", line.trim_end())
         };
         line("requests", self.requests, format!("{:.1}/s", self.rate_rps))?;
@@ -211,7 +211,7 @@ impl fmt::Display for ClassReport {
         }
         writeln!(
             f,
-            "  {:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+            "  {:<24} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
             "ms", "p50", "p90", "p99", "p99.9", "p99.99", "max"
         )?;
         for (name, spread) in
@@ -219,7 +219,7 @@ impl fmt::Display for ClassReport {
         {
             if spread.count > 0 {
                 let Spread { p50, p90, p99, p999, p9999, max, .. } = spread;
-                writeln!(f, "  {name:<12} {p50:>9.3} {p90:>9.3} {p99:>9.3} {p999:>9.3} {p9999:>9.3} {max:>9.3}")?;
+                writeln!(f, "  {name:<24} {p50:>9.3} {p90:>9.3} {p99:>9.3} {p999:>9.3} {p9999:>9.3} {max:>9.3}")?;
             }
         }
         Ok(())
@@ -251,18 +251,18 @@ mod tests {
         let report = ClassReport::new("fast".into(), "open loop".into(), deadline, &stats, 2.0);
         expect![[r#"
             fast (open loop, deadline 20 ms)
-              requests           1000 100.00 %  500.0/s
-              good                690  69.00 %  345.0/s goodput
-              late                109  10.90 %  104 of them also late from the actual send
-              refused             100  10.00 %  41.0 % with half of the deadline left, 13 after it
-                overloaded        100  10.00 %
-              errors              100  10.00 %
-                bad_input         100  10.00 %
-              unanswered            1   0.10 %
-              ms                 p50       p90       p99     p99.9    p99.99       max
-              success         11.985    20.791    22.774    22.970    22.970    22.970
-              refusal         11.780    20.595    22.561    22.790    22.790    22.790
-              send lag         0.100     0.100     0.100     0.100     0.100     0.100
+              requests                       1000 100.00 %  500.0/s
+              good                            690  69.00 %  345.0/s goodput
+              late                            109  10.90 %  104 of them also late from the actual send
+              refused                         100  10.00 %  41.0 % with half of the deadline left, 13 after it
+                overloaded                    100  10.00 %
+              errors                          100  10.00 %
+                bad_input                     100  10.00 %
+              unanswered                        1   0.10 %
+              ms                             p50       p90       p99     p99.9    p99.99       max
+              success                     11.985    20.791    22.774    22.970    22.970    22.970
+              refusal                     11.780    20.595    22.561    22.790    22.790    22.790
+              send lag                     0.100     0.100     0.100     0.100     0.100     0.100
         "#]]
         .assert_eq(&report.to_string());
     }

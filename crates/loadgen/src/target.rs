@@ -11,7 +11,6 @@ use base::DataType;
 use serde::Deserialize;
 use std::collections::HashMap;
 use wire::proto::ModelInferRequest;
-use workload::Random;
 
 /// Connections that gRPC requests are spread over.
 const GRPC_CONNECTIONS: usize = 4;
@@ -111,7 +110,7 @@ fn make_target(
     specs: &[InputSpec],
     bodies: &mut Bodies<'_>,
 ) -> Result<Target, String> {
-    let make = || inputs::random_inputs(specs, class.batch, &plan.shapes, &mut Random::new(plan.seed, 0));
+    let make = || inputs::make_inputs(specs, class.batch, plan);
     if plan.protocol == Protocol::Grpc {
         return Ok(Target::Grpc(Box::new(inputs::grpc_request(model, &make()?, class))));
     }

@@ -231,6 +231,7 @@ fn plan(address: SocketAddr, protocol: Protocol, millis: u64, classes: Vec<Class
         connections: 64,
         seed: 1,
         shapes: vec![],
+        values: vec![],
         progress: false,
         classes,
     }

@@ -1,6 +1,10 @@
 //! The set-up of logs: to standard error, as text for people or JSON for machines.
 
+use std::io::IsTerminal as _;
 use tracing_subscriber::EnvFilter;
+
+/// Libraries that say more than a user wants to know. What the user's filter says of them counts more.
+const QUIET: &str = "notify=warn,h2=warn,hyper=warn";
 
 /// How a line of the log is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -31,11 +35,12 @@ pub enum LogsError {
 }
 
 /// Sends the log of the whole process to standard error. `filter` is a level (`info`) or levels by part of the program
-/// (`info,gateway=debug`).
+/// (`info,gateway=debug`). Colours only where a person looks at it.
 pub fn init(format: Format, filter: &str) -> Result<(), LogsError> {
-    let parsed = EnvFilter::try_new(filter)
+    let parsed = EnvFilter::try_new(format!("{QUIET},{filter}"))
         .map_err(|error| LogsError::BadFilter { filter: filter.to_owned(), reason: error.to_string() })?;
     let builder = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr);
+    let builder = builder.with_ansi(std::io::stderr().is_terminal());
     let done = match format {
         Format::Text => builder.with_target(false).try_init(),
         Format::Json => builder.json().flatten_event(true).try_init(),
