@@ -12,6 +12,7 @@ use crate::shard::Shard;
 use base::{Duration, Timestamp};
 use controller::{CatalogueEntry, Refusal, Reply, ServedModel, Submission, Tensor, Ticket};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 use wire::{Fault, InferRequest, InferResponse, OutputTensor, Reason};
 
@@ -40,6 +41,7 @@ impl<'a> Call<'a> {
         match found {
             Ok(entry) => {
                 metrics.in_flight.inc();
+                shard.calls.fetch_add(1, Ordering::Relaxed);
                 Ok(Self { shard, entry, arrived_at, ticket: None, over: false })
             }
             Err(fault) => {
@@ -198,6 +200,7 @@ impl<'a> Call<'a> {
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         self.shard.shared.metrics.in_flight.dec();
+        self.shard.calls.fetch_sub(1, Ordering::Relaxed);
         self.take_back();
         if !self.over {
             self.served().metrics.ended(telemetry::Reason::Cancelled);

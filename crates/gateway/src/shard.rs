@@ -14,6 +14,8 @@ pub(crate) struct Shard {
     pub(crate) models: Models,
     pub(crate) driver: Driver,
     pub(crate) shared: Arc<Shared>,
+    /// Requests of this thread that aren't over.
+    pub(crate) calls: AtomicUsize,
 }
 
 /// What all io threads share.
@@ -43,7 +45,13 @@ impl Shared {
 
 impl Shard {
     pub(crate) fn new(controller: Controller, shared: Arc<Shared>) -> Self {
-        Self { models: Models::new(controller.clone()), driver: Driver::default(), controller, shared }
+        Self {
+            models: Models::new(controller.clone()),
+            driver: Driver::default(),
+            controller,
+            shared,
+            calls: AtomicUsize::new(0),
+        }
     }
 
     /// Whether the server takes requests.

@@ -23,6 +23,9 @@ use tokio::task::JoinSet;
 
 /// After this much silence the system asks whether a peer is still there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
+/// At the end, connections without a request are given this much time, counted in rounds, to close by themselves.
+const QUIET_ROUND: Duration = Duration::from_millis(50);
+const QUIET_ROUNDS: u32 = 10;
 /// Requests that one gRPC connection may have in flight; more wait at the client.
 const MAX_STREAMS: u32 = 1024;
 
@@ -42,8 +45,7 @@ pub(crate) fn serve_thread(shard: Arc<Shard>, mut accepted: mpsc::Receiver<Accep
                 },
             }
         }
-        let finish = async { while server.tasks.join_next().await.is_some() {} };
-        if tokio::time::timeout(grace, finish).await.is_err() {
+        if tokio::time::timeout(grace, server.finish()).await.is_err() {
             tracing::warn!(?grace, "connections were cut off: their requests were not done within the grace");
         }
     });
@@ -70,6 +72,20 @@ impl ThreadServer {
         background.spawn(async move { swept.sweep(&settings.config).await });
         let grpc = GrpcServer::new(Arc::clone(&shard));
         Self { shard, connections, grpc, closing, tasks: JoinSet::new(), _background: background }
+    }
+
+    /// Waits for the connections to end by themselves. Those of clients that don't react are not waited for once nothing
+    /// is owed to anybody.
+    async fn finish(&mut self) {
+        let mut quiet = 0;
+        while quiet < QUIET_ROUNDS {
+            match tokio::time::timeout(QUIET_ROUND, self.tasks.join_next()).await {
+                Ok(None) => return,
+                Ok(Some(_)) => {}
+                Err(_) if self.shard.calls.load(Ordering::Relaxed) > 0 => quiet = 0,
+                Err(_) => quiet += 1,
+            }
+        }
     }
 
     fn serve(&mut self, stream: StdStream, protocol: Protocol) {

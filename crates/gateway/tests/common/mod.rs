@@ -1,0 +1,221 @@
+//! A whole server in the test's process: repository, controller, emulated device, gateway on free ports.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use controller::{Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig};
+use engine::EmulatedEngine;
+use gateway::{Config, Gateway};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use telemetry::Metrics;
+
+/// Nothing in these tests takes this long unless it is broken.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub struct Server {
+    pub gateway: Option<Gateway>,
+    pub controller: Controller,
+    pub metrics: Metrics,
+    _manager: Manager,
+    _repository: tempfile::TempDir,
+}
+
+/// A model's `config.pbtxt`: rows of 10 floats, batches up to 8, `b` rows take `alpha + b * beta` milliseconds.
+pub fn model(beta_ms: f64, objective_ms: Option<u64>) -> String {
+    let objective = objective_ms
+        .map(|ms| format!("parameters {{ key: \"latency_objective_ms\" value {{ string_value: \"{ms}\" }} }}\n"))
+        .unwrap_or_default();
+    format!(
+        "max_batch_size: 8\n{objective}parameters {{ key: \"emulated_latency\" value {{ string_value: \"alpha_ms=0.01,beta_ms={beta_ms}\" }} }}\n"
+    )
+}
+
+impl Server {
+    /// With a fast model `quick` without objective, a slow one `slow` (200 ms a batch), and `strict` (objective 1 s).
+    pub fn start() -> Self {
+        Self::with(
+            Config::default(),
+            &[("quick", model(0.1, None)), ("slow", model(200.0, None)), ("strict", model(0.1, Some(1000)))],
+        )
+    }
+
+    pub fn with(config: Config, models: &[(&str, String)]) -> Self {
+        let repository = tempfile::tempdir().unwrap();
+        for (name, text) in models {
+            std::fs::create_dir_all(repository.path().join(name).join("1")).unwrap();
+            std::fs::write(repository.path().join(name).join("config.pbtxt"), text).unwrap();
+        }
+        let metrics = Metrics::new();
+        let device = DeviceConfig { name: "emulated:0".into(), index: 0, pages: 64, pin: None };
+        let settings = ControllerConfig {
+            scheduler: scheduler::Config::default(),
+            max_requests: 10_000,
+            page_bytes: 1 << 20,
+            devices: vec![device],
+        };
+        let controller = Controller::start(settings, metrics.clone()).unwrap();
+        let settings = ManagerConfig {
+            repository: repository.path().to_owned(),
+            cache: None,
+            engine: Arc::new(EmulatedEngine::default()),
+            device_kind: "emulated".into(),
+            default_objective: None,
+            effort: Effort::default(),
+            progress: Box::new(|_| {}),
+        };
+        let manager = Manager::start(controller.clone(), settings).unwrap();
+        manager.wait_until_started();
+        let free = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let config = Config { http: free, grpc: free, metrics: free, ..config };
+        let gateway = Gateway::start(config, controller.clone(), metrics.clone()).unwrap();
+        Self { gateway: Some(gateway), controller, metrics, _manager: manager, _repository: repository }
+    }
+
+    fn gateway(&self) -> &Gateway {
+        self.gateway.as_ref().unwrap()
+    }
+
+    pub fn http(&self) -> SocketAddr {
+        self.gateway().http_address().unwrap()
+    }
+
+    pub fn grpc(&self) -> SocketAddr {
+        self.gateway().grpc_address().unwrap()
+    }
+
+    pub fn metrics_port(&self) -> SocketAddr {
+        self.gateway().metrics_address().unwrap()
+    }
+
+    pub fn connect(&self) -> Client {
+        Client::connect(self.http())
+    }
+
+    /// One request on a connection of its own.
+    pub fn ask(&self, request: impl AsRef<[u8]>) -> Answer {
+        let mut client = self.connect();
+        client.send(request);
+        client.answer()
+    }
+
+    /// The value of a series in the metrics.
+    pub fn metric(&self, series: &str) -> f64 {
+        let text = self.metrics.render();
+        text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok()).unwrap_or(0.0)
+    }
+
+    /// Waits until something holds.
+    pub fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let give_up_at = Instant::now() + PATIENCE;
+        while !holds(self) {
+            assert!(Instant::now() < give_up_at, "{what}: not within {PATIENCE:?}\n{}", self.metrics.render());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(gateway) = self.gateway.take() {
+            gateway.shutdown();
+        }
+    }
+}
+
+/// A client that sees every byte.
+pub struct Client {
+    stream: BufReader<TcpStream>,
+}
+
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Client {
+    pub fn connect(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self { stream: BufReader::new(stream) }
+    }
+
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.stream.get_mut().write_all(bytes.as_ref()).unwrap();
+    }
+
+    /// Like `send`, for when the server may close before everything is written.
+    pub fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
+        self.stream.get_mut().write_all(bytes.as_ref())
+    }
+
+    pub fn answer(&mut self) -> Answer {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).unwrap();
+        let status = line.split(' ').nth(1).unwrap_or_else(|| panic!("no status in {line:?}")).parse().unwrap();
+        let mut headers = Vec::new();
+        loop {
+            let mut line = String::new();
+            self.stream.read_line(&mut line).unwrap();
+            let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+            headers.push((name.to_ascii_lowercase(), value.to_owned()));
+        }
+        let mut answer = Answer { status, headers, body: Vec::new() };
+        if status != 100 {
+            answer.body = vec![0; answer.header("content-length").map_or(0, |length| length.parse().unwrap())];
+            self.stream.read_exact(&mut answer.body).unwrap();
+        }
+        answer
+    }
+
+    /// Whether the server has closed the connection, now or soon.
+    pub fn is_closed(&mut self) -> bool {
+        matches!(self.stream.read(&mut [0]), Ok(0) | Err(_))
+    }
+}
+
+impl Answer {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {:?}", String::from_utf8_lossy(&self.body)))
+    }
+
+    /// Status, reason and sentence of a refusal.
+    pub fn refusal(&self) -> (u16, String, String) {
+        let json = self.json();
+        let text = |key: &str| json[key].as_str().unwrap_or_default().to_owned();
+        (self.status, text("reason"), text("error"))
+    }
+}
+
+pub fn get(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")
+}
+
+pub fn post(path: &str, headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Vec<u8> {
+    let body = body.as_ref();
+    let mut request = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n", body.len());
+    for (name, value) in headers {
+        request += &format!("{name}: {value}\r\n");
+    }
+    [(request + "\r\n").as_bytes(), body].concat()
+}
+
+/// A request of that many rows of zeros, as JSON.
+pub fn rows(rows: usize, parameters: &str) -> String {
+    let data = vec!["0"; rows * 10].join(",");
+    format!(
+        r#"{{"id":"i","parameters":{{{parameters}}},"inputs":[{{"name":"input","shape":[{rows},10],"datatype":"FP32","data":[{data}]}}]}}"#
+    )
+}

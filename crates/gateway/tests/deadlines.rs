@@ -1,0 +1,180 @@
+//! Deadlines, overload, clients that go away, and the end of the server, over real sockets.
+
+mod common;
+
+use common::{Client, Server, get, model, post, rows};
+use gateway::Config;
+use std::time::Duration;
+
+const SLOW: &str = "/v2/models/slow/infer";
+const STRICT: &str = "/v2/models/strict/infer";
+
+fn ended(reason: &str, model: &str) -> String {
+    let outcome = if reason == "cancelled" { "cancelled" } else { "refused" };
+    format!(r#"punctual_requests_total{{model="{model}",outcome="{outcome}",reason="{reason}",version="1"}}"#)
+}
+
+#[test]
+fn a_deadline_that_cannot_be_met_is_refused_with_the_earliest_that_could() {
+    let server = Server::start();
+    let by_parameter = server.ask(post(SLOW, &[], rows(1, r#""timeout":50000"#)));
+    let by_header = server.ask(post(SLOW, &[("Punctual-Timeout-Us", "50000")], rows(1, "")));
+    let smallest = server.ask(post(SLOW, &[("punctual-timeout-us", "50000")], rows(1, r#""timeout":60000000"#)));
+    for answer in [by_parameter, by_header, smallest] {
+        let (status, reason, sentence) = answer.refusal();
+        assert_eq!((status, reason.as_str()), (504, "deadline_unreachable"));
+        assert!(sentence.contains("allow it more time"), "{sentence}");
+        let earliest = answer.json()["earliest_deadline_us"].as_u64().unwrap();
+        assert!(earliest >= 200_000, "a batch takes 200 ms, so {earliest} us can't be");
+    }
+    assert_eq!(server.metric(&ended("deadline_unreachable", "slow")), 3.0);
+    assert_eq!(server.ask(post(SLOW, &[], rows(1, r#""timeout":20000000"#))).status, 200);
+    assert_eq!(server.ask(post(SLOW, &[], rows(1, r#""timeout":0"#))).status, 200, "0 is no timeout, as in Triton");
+}
+
+#[test]
+fn a_models_objective_is_the_default_deadline() {
+    let models = [("strict", model(300.0, Some(100)))];
+    let server = Server::with(Config::default(), &models);
+    assert_eq!(server.ask(post(STRICT, &[], rows(1, ""))).refusal().1, "deadline_unreachable");
+    let more = server.ask(post(STRICT, &[], rows(1, r#""timeout":60000000"#)));
+    assert_eq!(more.refusal().1, "deadline_unreachable", "the smallest counts, so a request can't ask for more");
+}
+
+#[test]
+fn what_is_behind_others_is_refused_as_overload_with_retry_after() {
+    let server = Server::start();
+    let mut clients: Vec<Client> = (0..6).map(|_| server.connect()).collect();
+    // Six batches of 8 rows, 200 ms each: not all of them fit into a second.
+    for client in &mut clients {
+        client.send(post(SLOW, &[], rows(8, r#""timeout":1000000"#)));
+    }
+    let answers: Vec<_> = clients.iter_mut().map(Client::answer).collect();
+    let done = answers.iter().filter(|answer| answer.status == 200).count();
+    assert!((1..=4).contains(&done), "{done} of 6 were done within a second");
+    for refused in answers.iter().filter(|answer| answer.status != 200) {
+        let (status, reason, _) = refused.refusal();
+        match reason.as_str() {
+            "overloaded" => {
+                assert_eq!((status, refused.header("retry-after")), (503, Some("1")));
+                assert!(refused.json()["earliest_deadline_us"].as_u64().unwrap() > 900_000);
+            }
+            "deadline_missed" => assert_eq!(status, 504),
+            other => panic!("{status} {other}"),
+        }
+    }
+}
+
+#[test]
+fn a_client_that_goes_away_takes_its_request_along() {
+    let server = Server::start();
+    let mut first = server.connect();
+    first.send(post(SLOW, &[], rows(8, "")));
+    server.until("the first one is in hand", |server| server.controller.in_hand() == 1);
+    let mut second = server.connect();
+    second.send(post(SLOW, &[], rows(8, "")));
+    server.until("the second one is in hand", |server| server.controller.in_hand() == 2);
+    drop(second);
+    server.until("the second one is cancelled", |server| server.metric(&ended("cancelled", "slow")) == 1.0);
+    assert_eq!(first.answer().status, 200);
+    server.until("nothing is in hand", |server| server.controller.in_hand() == 0);
+    // The second one was never executed: one batch of eight is all there was.
+    assert_eq!(server.metric(r#"punctual_batch_rows_sum{model="slow",version="1"}"#), 8.0);
+    assert_eq!(server.metric("punctual_requests_in_flight"), 0.0);
+}
+
+#[test]
+fn a_pipelining_client_that_goes_away_is_noticed_when_its_turn_comes() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.send([post(SLOW, &[], rows(8, "")), post(SLOW, &[], rows(8, ""))].concat());
+    server.until("the first one is in hand", |server| server.controller.in_hand() == 1);
+    drop(client);
+    server.until("nothing is in hand", |server| server.controller.in_hand() == 0);
+    server.until("the connection is closed", |server| {
+        server.metric(r#"punctual_io_connections{protocol="http"}"#) == 0.0
+    });
+}
+
+#[test]
+fn thousands_of_idle_connections_disturb_nobody() {
+    let server = Server::start();
+    let idle: Vec<Client> = (0..3000).map(|_| server.connect()).collect();
+    server.until("all are open", |server| server.metric(r#"punctual_io_connections{protocol="http"}"#) == 3000.0);
+    assert_eq!(server.ask(post(STRICT, &[], rows(1, ""))).status, 200);
+    drop(idle);
+    server.until("all are closed", |server| server.metric(r#"punctual_io_connections{protocol="http"}"#) == 0.0);
+}
+
+#[test]
+fn one_connection_too_many_is_told_so() {
+    let config = Config { max_connections: 2, ..Config::default() };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let mut open = [server.connect(), server.connect()];
+    for client in &mut open {
+        client.send(get("/v2/health/live"));
+        assert_eq!(client.answer().status, 200);
+    }
+    let mut third = server.connect();
+    let (status, reason, sentence) = third.answer().refusal();
+    assert_eq!((status, reason.as_str()), (503, "too_many_connections"));
+    assert_eq!(sentence, "the server has 2 connections, the most that it takes: try again later");
+    assert!(third.is_closed());
+    drop(open);
+    server.until("there is room again", |server| server.metric(r#"punctual_io_connections{protocol="http"}"#) == 0.0);
+    assert_eq!(server.ask(get("/v2/health/live")).status, 200);
+}
+
+#[test]
+fn connections_that_stand_still_are_closed() {
+    let config = Config {
+        header_timeout: Duration::from_secs(1),
+        body_timeout: Duration::from_secs(1),
+        idle_timeout: Duration::from_secs(1),
+        ..Config::default()
+    };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let mut idle = server.connect();
+    let mut half_a_head = server.connect();
+    half_a_head.send("POST /v2/mod");
+    let mut half_a_body = server.connect();
+    let whole = post("/v2/models/quick/infer", &[], rows(1, ""));
+    half_a_body.send(&whole[..whole.len() - 10]);
+    for client in [&mut idle, &mut half_a_head, &mut half_a_body] {
+        assert!(client.is_closed());
+    }
+    assert_eq!(server.metric(&ended("cancelled", "quick")), 1.0, "the half body was a request");
+}
+
+#[test]
+fn shutdown_answers_what_is_in_flight() {
+    let mut server = Server::start();
+    let mut busy = server.connect();
+    busy.send(post(SLOW, &[], rows(8, "")));
+    let mut idle = server.connect();
+    idle.send(get("/v2/health/ready"));
+    assert_eq!(idle.answer().status, 200);
+    server.until("it is in hand", |server| server.controller.in_hand() == 1);
+    let address = server.http();
+    let gateway = server.gateway.take().unwrap();
+    gateway.drain();
+    idle.send(get("/v2/health/ready"));
+    let (status, reason, _) = idle.answer().refusal();
+    assert_eq!((status, reason.as_str()), (503, "not_ready"), "readiness turns first, and connections stay");
+    gateway.shutdown();
+    let answer = busy.answer();
+    assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
+    assert!(busy.is_closed() && idle.is_closed());
+    assert!(std::net::TcpStream::connect(address).is_err(), "nobody listens any more");
+}
+
+#[test]
+fn a_port_in_use_is_a_sentence() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = Server::start();
+    let config = Config { http: taken.local_addr().ok(), grpc: None, metrics: None, ..Config::default() };
+    let error =
+        gateway::Gateway::start(config, server.controller.clone(), server.metrics.clone()).unwrap_err().to_string();
+    assert!(error.contains("for http: "), "{error}");
+    assert!(error.ends_with("; another process has the port: end it or choose another with --http-port"), "{error}");
+}

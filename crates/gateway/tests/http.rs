@@ -1,0 +1,243 @@
+//! The protocol over HTTP, over real sockets.
+
+mod common;
+
+use common::{Client, Server, get, model, post, rows};
+use expect_test::expect;
+use flate2::Compression;
+use flate2::read::{GzDecoder, ZlibDecoder};
+use flate2::write::{GzEncoder, ZlibEncoder};
+use gateway::Config;
+use std::io::{Read, Write};
+
+const INFER: &str = "/v2/models/quick/infer";
+
+#[test]
+fn the_six_calls() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let mut ask = |request: Vec<u8>| {
+        client.send(request);
+        client.answer()
+    };
+    assert_eq!(ask(get("/v2/health/live").into()).status, 200);
+    assert_eq!(ask(get("/v2/health/ready").into()).status, 200);
+    assert_eq!(ask(get("/v2/models/quick/ready").into()).status, 200);
+    assert_eq!(ask(get("/v2/models/quick/versions/1/ready").into()).status, 200);
+    expect![[r#"{"name":"punctual","version":"0.1.0","extensions":["binary_tensor_data","parameters"]}"#]]
+        .assert_eq(ask(get("/v2").into()).text());
+    expect![[r#"{"name":"quick","versions":["1"],"platform":"emulated_onnx","inputs":[{"name":"input","datatype":"FP32","shape":[-1,10]}],"outputs":[{"name":"output","datatype":"FP32","shape":[-1,10]}]}"#]]
+        .assert_eq(ask(get("/v2/models/quick").into()).text());
+    let answer = ask(post("/v2/models/quick/versions/1/infer", &[], rows(1, "")));
+    assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")));
+    expect![[r#"{"model_name":"quick","model_version":"1","id":"i","outputs":[{"name":"output","datatype":"FP32","shape":[1,10],"data":[0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0]}]}"#]]
+        .assert_eq(answer.text());
+    assert_eq!(server.metric(r#"punctual_requests_total{model="quick",outcome="success",reason="",version="1"}"#), 1.0);
+}
+
+#[test]
+fn paths_and_methods_that_are_not_there() {
+    let server = Server::start();
+    let refused = |request: Vec<u8>| {
+        let answer = server.ask(request);
+        let (status, reason, sentence) = answer.refusal();
+        format!("{status} {reason}: {sentence}")
+    };
+    expect![[r#"404 not_found: there is no "/v2/health/ready/" here: leave out the slash at its end"#]]
+        .assert_eq(&refused(get("/v2/health/ready/").into()));
+    expect![[r#"404 not_found: there is no "/v2/repository/index" here: the paths are /v2, /v2/health/live, /v2/health/ready and /v2/models/NAME[/versions/VERSION][/ready or /infer]"#]]
+        .assert_eq(&refused(get("/v2/repository/index").into()));
+    expect!["405 method_not_allowed: /v2/models/quick/infer is asked with POST, not GET"]
+        .assert_eq(&refused(get(INFER).into()));
+    expect!["405 method_not_allowed: /v2/health/live is asked with GET, not POST"].assert_eq(&refused(post(
+        "/v2/health/live",
+        &[],
+        "",
+    )));
+    expect![[r#"404 model_not_found: there is no model "fast": this server has quick, slow, strict"#]]
+        .assert_eq(&refused(post("/v2/models/fast/infer", &[], rows(1, ""))));
+    expect![[r#"404 model_not_found: there is no version "2" of model "quick": there is 1"#]]
+        .assert_eq(&refused(post("/v2/models/quick/versions/2/infer", &[], rows(1, ""))));
+    expect![[r#"404 model_not_found: there is no version "one" of model "quick": there is 1"#]]
+        .assert_eq(&refused(get("/v2/models/quick/versions/one").into()));
+    assert_eq!(server.ask(get(INFER)).header("allow"), Some("POST"));
+}
+
+#[test]
+fn bad_input_is_a_sentence_and_the_connection_goes_on() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let mut refused = |headers: &[(&str, &str)], body: &str| {
+        client.send(post(INFER, headers, body));
+        let (status, reason, sentence) = client.answer().refusal();
+        format!("{status} {reason}: {sentence}")
+    };
+    expect![
+        "400 bad_input: the request is not what the protocol asks for: EOF while parsing a value at line 1 column 0"
+    ]
+    .assert_eq(&refused(&[], ""));
+    expect![[r#"400 bad_input: input "input" has 9 rows, but the model takes 1 to 8 in one request"#]]
+        .assert_eq(&refused(&[], &rows(9, "")));
+    expect![[r#"400 bad_input: the header inference-header-content-length is "ten": it must be a whole number"#]]
+        .assert_eq(&refused(&[("inference-header-content-length", "ten")], "{}"));
+    expect!["400 bad_input: the body has 2 bytes, but Inference-Header-Content-Length says that 3 of them are JSON"]
+        .assert_eq(&refused(&[("inference-header-content-length", "3")], "{}"));
+    expect![[r#"415 unsupported_encoding: the Content-Encoding "br" isn't known here: use gzip, deflate or none"#]]
+        .assert_eq(&refused(&[("content-encoding", "br")], "{}"));
+    expect!["400 bad_input: the body is not valid gzip: invalid gzip header"]
+        .assert_eq(&refused(&[("content-encoding", "gzip")], "{\"inputs\":[]}"));
+    client.send(post(INFER, &[], rows(2, "")));
+    assert_eq!(client.answer().status, 200);
+    let bad =
+        server.metric(r#"punctual_requests_total{model="quick",outcome="refused",reason="bad_input",version="1"}"#);
+    assert_eq!(bad, 6.0);
+}
+
+#[test]
+fn binary_tensors_both_ways() {
+    let server = Server::start();
+    let json = r#"{"inputs":[{"name":"input","shape":[1,10],"datatype":"FP32","parameters":{"binary_data_size":40}}],"parameters":{"binary_data_output":true}}"#;
+    let body = [json.as_bytes(), &[0; 40]].concat();
+    let answer = server.ask(post(INFER, &[("Inference-Header-Content-Length", &json.len().to_string())], body));
+    assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/octet-stream")));
+    let length: usize = answer.header("inference-header-content-length").unwrap().parse().unwrap();
+    expect![[r#"{"model_name":"quick","model_version":"1","outputs":[{"name":"output","datatype":"FP32","shape":[1,10],"parameters":{"binary_data_size":40}}]}"#]]
+        .assert_eq(std::str::from_utf8(&answer.body[..length]).unwrap());
+    assert_eq!(answer.body[length..], [0; 40]);
+}
+
+#[test]
+fn pipelined_requests_are_answered_in_order() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let mut requests = Vec::new();
+    for count in 1..=8 {
+        requests.extend(post(INFER, &[], rows(count, "")));
+    }
+    client.send(requests);
+    for count in 1..=8 {
+        assert_eq!(client.answer().json()["outputs"][0]["shape"][0], count);
+    }
+}
+
+#[test]
+fn chunked_and_awaited_bodies() {
+    let server = Server::start();
+    let body = rows(1, "");
+    let (left, right) = body.split_at(30);
+    let mut client = server.connect();
+    client.send(format!("POST {INFER} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"));
+    client.send(format!("{:x}\r\n{left}\r\n", left.len()));
+    client.send(format!("{:x}\r\n{right}\r\n0\r\n\r\n", right.len()));
+    assert_eq!(client.answer().status, 200);
+    client.send(format!(
+        "POST {INFER} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    ));
+    assert_eq!(client.answer().status, 100);
+    client.send(body);
+    assert_eq!(client.answer().status, 200);
+}
+
+#[test]
+fn compression_both_ways() {
+    let server = Server::start();
+    let body = rows(8, "");
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    gzip.write_all(body.as_bytes()).unwrap();
+    let mut zlib = ZlibEncoder::new(Vec::new(), Compression::default());
+    zlib.write_all(body.as_bytes()).unwrap();
+    let plain = server.ask(post(INFER, &[], rows(8, "")));
+    assert_eq!(plain.header("content-encoding"), None);
+
+    let headers = [("content-encoding", "gzip"), ("accept-encoding", "gzip")];
+    let answer = server.ask(post(INFER, &headers, gzip.finish().unwrap()));
+    assert_eq!((answer.status, answer.header("content-encoding")), (200, None), "a small answer is not worth it");
+    assert_eq!(answer.body, plain.body);
+    let answer = server.ask(post(INFER, &[("content-encoding", "deflate")], zlib.finish().unwrap()));
+    assert_eq!(answer.body, plain.body);
+
+    // An id makes the answer as large as one likes.
+    let long = body.replace(r#""id":"i""#, &format!(r#""id":"{}""#, "i".repeat(5000)));
+    let plain = server.ask(post(INFER, &[], &long)).body;
+    let answer = server.ask(post(INFER, &[("accept-encoding", "gzip")], &long));
+    assert_eq!(answer.header("content-encoding"), Some("gzip"));
+    let mut unpacked = Vec::new();
+    GzDecoder::new(&answer.body[..]).read_to_end(&mut unpacked).unwrap();
+    assert_eq!(unpacked, plain);
+    let answer = server.ask(post(INFER, &[("accept-encoding", "deflate")], &long));
+    let mut unpacked = Vec::new();
+    ZlibDecoder::new(&answer.body[..]).read_to_end(&mut unpacked).unwrap();
+    assert_eq!(unpacked, plain);
+}
+
+#[test]
+fn a_body_that_is_too_large_is_answered_without_being_kept() {
+    let config = Config { max_body_bytes: 10_000, ..Config::default() };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let sentence = "the body is larger than 10000 bytes, the most that this server takes: send less in one request";
+    let refused = (413, "body_too_large".to_owned(), sentence.to_owned());
+    let mut client = server.connect();
+    client.send(post(INFER, &[], vec![b' '; 50_000]));
+    assert_eq!(client.answer().refusal(), refused);
+    client.send(post(INFER, &[], rows(1, "")));
+    assert_eq!(client.answer().status, 200, "what was thrown away leaves the connection usable");
+
+    let mut client = server.connect();
+    client.send(format!("POST {INFER} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"));
+    for _ in 0..20 {
+        client.send(format!("3e8\r\n{}\r\n", " ".repeat(1000)));
+    }
+    client.send("0\r\n\r\n");
+    assert_eq!(client.answer().refusal(), refused);
+
+    let mut client = server.connect();
+    client.send(format!("POST {INFER} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 50000\r\n\r\n"));
+    assert_eq!(client.answer().refusal(), refused, "a client that waits is told before it sends");
+
+    let mut client = server.connect();
+    client.send(format!("POST {INFER} HTTP/1.1\r\nhost: x\r\ncontent-length: 9000000000\r\n\r\n"));
+    // A client that never stops is cut off, and this loop ends.
+    while client.try_send(vec![b' '; 10_000]).is_ok() {}
+    assert_eq!(server.ask(post(INFER, &[], rows(1, ""))).status, 200);
+}
+
+#[test]
+fn a_bomb_is_too_large() {
+    let config = Config { max_body_bytes: 10_000, ..Config::default() };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let mut bomb = GzEncoder::new(Vec::new(), Compression::best());
+    bomb.write_all(&vec![b' '; 2_000_000]).unwrap();
+    let bomb = bomb.finish().unwrap();
+    assert!(bomb.len() < 10_000);
+    let answer = server.ask(post(INFER, &[("content-encoding", "gzip")], bomb));
+    assert_eq!(answer.refusal().1, "body_too_large");
+}
+
+#[test]
+fn heads_that_are_not_http() {
+    let server = Server::start();
+    let mut client = server.connect();
+    client.send("POST /v2 HTTP/1.1\r\ncontent-length: -1\r\n\r\n");
+    assert_eq!(client.answer().status, 400);
+    let mut client = server.connect();
+    client.send("nonsense\r\n\r\n");
+    assert!(client.is_closed(), "what isn't HTTP at all gets no HTTP back");
+    let mut client = server.connect();
+    client.send("GET /v2 HTTP/1.1\r\n");
+    // A head that never ends is cut off, and this loop ends.
+    while client.try_send(format!("x: {}\r\n", "y".repeat(10_000))).is_ok() {}
+    assert_eq!(server.ask(get("/v2/health/live")).status, 200);
+}
+
+#[test]
+fn metrics_have_their_own_port() {
+    let server = Server::start();
+    let mut client = Client::connect(server.metrics_port());
+    client.send(get("/metrics"));
+    let answer = client.answer();
+    assert_eq!(answer.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    assert!(answer.text().contains("\npunctual_models{state=\"ready\"} 3\n"), "{}", answer.text());
+    client.send(get("/"));
+    assert_eq!(client.answer().refusal().2, "there is no \"/\" here: the metrics are at /metrics");
+}
