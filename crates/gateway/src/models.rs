@@ -71,12 +71,6 @@ impl Models {
             signature: &served.signature,
         }))
     }
-
-    /// Whether no model is on its way any more: all are ready or broken.
-    pub(crate) fn all_settled(&self) -> bool {
-        let settled = |entry: &Arc<CatalogueEntry>| !matches!(entry.state, ModelState::Loading);
-        self.with(|catalogue| catalogue.models.values().all(|versions| versions.versions.values().all(settled)))
-    }
 }
 
 /// What is needed to ask a model, or the sentence that says why it can't be asked.

@@ -115,6 +115,12 @@ impl Gateway {
         self.metrics
     }
 
+    /// Says "ready" from now on: the models that were there at the start are ready or known to be broken. Requests to models
+    /// that are ready are answered before that, too.
+    pub fn set_ready(&self) {
+        self.closing.shared.started.store(true, Ordering::Relaxed);
+    }
+
     /// Says "not ready" from now on, and goes on serving: balancers get the time to look elsewhere.
     pub fn drain(&self) {
         self.closing.shared.closing.store(true, Ordering::Relaxed);

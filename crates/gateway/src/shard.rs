@@ -26,7 +26,7 @@ pub(crate) struct Shared {
     pub(crate) closing: AtomicBool,
     /// Set once the models that were there at the start are ready or broken. Models that come later don't take it back:
     /// the server goes on serving the others.
-    settled: AtomicBool,
+    pub(crate) started: AtomicBool,
     /// Connections of clients, of all threads.
     pub(crate) connections: AtomicUsize,
 }
@@ -37,7 +37,7 @@ impl Shared {
             config,
             metrics,
             closing: AtomicBool::new(false),
-            settled: AtomicBool::new(false),
+            started: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
         }
     }
@@ -56,12 +56,6 @@ impl Shard {
 
     /// Whether the server takes requests.
     pub(crate) fn ready(&self) -> bool {
-        if self.shared.closing.load(Ordering::Relaxed) {
-            return false;
-        }
-        if !self.shared.settled.load(Ordering::Relaxed) && self.models.all_settled() {
-            self.shared.settled.store(true, Ordering::Relaxed);
-        }
-        self.shared.settled.load(Ordering::Relaxed)
+        self.shared.started.load(Ordering::Relaxed) && !self.shared.closing.load(Ordering::Relaxed)
     }
 }

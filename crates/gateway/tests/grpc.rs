@@ -1,5 +1,7 @@
 //! The protocol over gRPC, over real sockets, with the generated client.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 mod common;
 
 use common::{Server, model};

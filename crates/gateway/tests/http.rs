@@ -1,5 +1,7 @@
 //! The protocol over HTTP, over real sockets.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 mod common;
 
 use common::{Client, Server, get, model, post, rows};

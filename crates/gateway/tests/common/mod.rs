@@ -1,6 +1,6 @@
 //! A whole server in the test's process: repository, controller, emulated device, gateway on free ports.
 
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part, and a failed unwrap is a failed test")]
 
 use controller::{Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig};
 use engine::EmulatedEngine;
@@ -70,6 +70,7 @@ impl Server {
         let free = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
         let config = Config { http: free, grpc: free, metrics: free, ..config };
         let gateway = Gateway::start(config, controller.clone(), metrics.clone()).unwrap();
+        gateway.set_ready();
         Self { gateway: Some(gateway), controller, metrics, _manager: manager, _repository: repository }
     }
 
