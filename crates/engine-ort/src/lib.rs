@@ -6,9 +6,10 @@
 //!                                      └───────── load ──────────┴──> session ──execute──> outputs
 //! ```
 //!
-//! A load makes a session from the skeleton and lends it the weights where they lie: nothing that grows with the weights
-//! is read, copied or optimised. Weights of matrix products are packed by the runtime for speed, which does grow with
-//! them; models that are made of them keep their sessions when they are unloaded, so that it happens once.
+//! A session is made from the skeleton and lent the weights where they lie: nothing that grows with the weights is read,
+//! copied or optimised. Matrix products want their weights packed, which does grow with them; packed weights are kept once
+//! for all sessions of a model. An unloaded model's session, which by then is little more than the graph, is parked, and
+//! the next load takes it up again. Host memory is device memory here: what UNLOAD gives back is the right to execute.
 #![allow(unsafe_code, reason = "the runtime is a C library; each block says why it is sound")]
 
 mod block;

@@ -11,11 +11,9 @@ use engine::EngineError;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many sessions of one model are kept for later loads.
-const MAX_PARKED: usize = 4;
-
-/// Making a session takes 20 to 50 us for each node of the graph; from here on it is more than a load should take.
-const MANY_NODES: usize = 128;
+/// How many sessions of one model are kept for later loads. One weighs little (ResNet-50: 0.2 MB), since weights, packed
+/// ones too, are shared; making one takes 20 to 50 us for each node of the graph, and longer where weights are packed.
+const MAX_PARKED: usize = 8;
 
 /// See the module. Models of equal content share one.
 pub(crate) struct Model {
@@ -26,8 +24,6 @@ pub(crate) struct Model {
     #[allow(dead_code, reason = "the options point to them")]
     values: Vec<Value>,
     source: Source,
-    /// Whether sessions are kept after an unload, because making one takes long.
-    parks: bool,
     pub(crate) ports: Ports,
     pub(crate) weight_bytes: u64,
 }
@@ -66,10 +62,7 @@ impl Model {
         }
         if let Some(optimised) = optimise(runtime, threads, file, cached)? {
             match Self::split(runtime, threads, optimised) {
-                Ok(model) => {
-                    model.keep(cached);
-                    return Ok(model);
-                }
+                Ok(model) => return Ok(model.keep(runtime, threads, cached)),
                 // The runtime writes some graphs in a form that it can't read, for instance with branches whose weights
                 // have equal names.
                 Err(refused) => tracing::debug!("{}: it is kept as it is: {}", file.display(), refused.0),
@@ -81,10 +74,9 @@ impl Model {
     fn split(runtime: &'static Runtime, threads: u16, optimised: Optimised) -> Result<Self, Refused> {
         let weights = onnx::external_weights(&optimised.skeleton)
             .ok_or_else(|| Refused("its weights can't be told apart by name".into()))?;
-        // Convolutions compute with weights as they are; matrix products want them packed, which takes as long as copying
-        // them several times.
+        // Convolutions compute with weights as they are; matrix products are up to a quarter slower unless theirs are
+        // packed, which takes as long as copying them several times.
         let packs = 2 * weights.convolution_bytes < optimised.block_bytes || weights.list.is_empty();
-        let parks = packs || weights.nodes > MANY_NODES;
         let optimised = if packs {
             optimised
         } else {
@@ -104,8 +96,8 @@ impl Model {
         };
         let ports = Ports::of(&session)?;
         let weight_bytes = (optimised.skeleton.len() + optimised.block_bytes) as u64;
-        let parked = Mutex::new(if parks { vec![session] } else { Vec::new() });
-        Ok(Self { parked, options, packed, values, source: Source::Split(optimised), parks, ports, weight_bytes })
+        let parked = Mutex::new(vec![session]);
+        Ok(Self { parked, options, packed, values, source: Source::Split(optimised), ports, weight_bytes })
     }
 
     fn whole(runtime: &'static Runtime, threads: u16, file: &Path, bytes: Vec<u8>) -> Result<Self, Refused> {
@@ -119,16 +111,23 @@ impl Model {
         let weight_bytes = bytes.len() as u64;
         let parked = Mutex::new(vec![session]);
         let (packed, values, source) = (None, Vec::new(), Source::Whole(bytes));
-        Ok(Self { parked, options, packed, values, source, parks: true, ports, weight_bytes })
+        Ok(Self { parked, options, packed, values, source, ports, weight_bytes })
     }
 
     /// Keeps the optimised form for the next start, if there is room.
-    fn keep(&self, cached: Option<&Path>) {
-        let (Some(path), Source::Split(optimised)) = (cached, &self.source) else { return };
+    fn keep(self, runtime: &'static Runtime, threads: u16, cached: Option<&Path>) -> Self {
+        let (Some(path), Source::Split(optimised)) = (cached, &self.source) else { return self };
         if let Err(error) = cache::write(path, optimised) {
             let path = path.display();
             tracing::warn!("{path}: the optimised model can't be kept, the next start takes longer: {error}");
+            return self;
         }
+        if self.packed.is_none() {
+            return self;
+        }
+        // What was packed isn't looked at again: lying in the cache's file, it needn't stay in memory.
+        let mapped = cache::read(path).and_then(|optimised| Self::split(runtime, threads, optimised).ok());
+        mapped.unwrap_or(self)
     }
 
     /// A session: a parked one, or a new one.
@@ -141,7 +140,7 @@ impl Model {
     /// Takes a session back.
     pub(crate) fn park(&self, session: Session) {
         let mut parked = self.parked();
-        if self.parks && parked.len() < MAX_PARKED {
+        if parked.len() < MAX_PARKED {
             parked.push(session);
         }
     }

@@ -78,8 +78,6 @@ pub(crate) struct Weights {
     pub(crate) list: Vec<Weight>,
     /// Bytes of those that convolutions use, which are computed with as they are.
     pub(crate) convolution_bytes: usize,
-    /// Nodes of all graphs.
-    pub(crate) nodes: usize,
 }
 
 /// The external weights of a model; `None` if they can't be told apart by name (then they can't be supplied by name) or
@@ -96,7 +94,6 @@ pub(crate) fn external_weights(file: &[u8]) -> Option<Weights> {
             graphs.extend(attribute.graph.iter().chain(&attribute.graphs));
         }
     }
-    weights.nodes = all.iter().map(|graph| graph.nodes.len()).sum();
     for tensor in all.iter().flat_map(|graph| &graph.initializers).filter(|tensor| !tensor.external.is_empty()) {
         let weight = tensor.weight()?;
         match known.insert(tensor.name.as_str(), (weight.offset, weight.length)) {
@@ -198,7 +195,7 @@ mod tests {
         let weights = external_weights(&model(vec![external("w", 0)], vec![external("v", 64)])).unwrap();
         let found: Vec<_> = weights.list.iter().map(|weight| (weight.name.to_str().unwrap(), weight.offset)).collect();
         assert_eq!(found, [("w", 0), ("v", 64)]);
-        assert_eq!((weights.convolution_bytes, weights.nodes), (8, 2));
+        assert_eq!(weights.convolution_bytes, 8);
         assert_eq!(external_files(&model(vec![external("w", 0)], vec![external("v", 64)])), ["weights.bin"]);
     }
 

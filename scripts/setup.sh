@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Installs what a fresh Debian or Ubuntu lacks: a C toolchain, Python, Rust, cargo-nextest. Done already: quick.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+needed=()
+have() { command -v "$1" >/dev/null 2>&1; }
+have cc || needed+=(build-essential)
+have curl || needed+=(curl ca-certificates)
+have python3 || needed+=(python3)
+python3 -c 'import venv, ensurepip' 2>/dev/null || needed+=(python3-venv)
+if [ ${#needed[@]} -gt 0 ]; then
+  echo "installing ${needed[*]}"
+  as_root apt-get update -qq
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${needed[@]}" >/dev/null
+fi
+
+[ -f "$HOME/.cargo/env" ] && source "$HOME/.cargo/env"
+if ! have cargo; then
+  echo "installing the Rust toolchain"
+  if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq rustup >/dev/null 2>&1; then
+    curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal >/dev/null
+  fi
+fi
+[ -f "$HOME/.cargo/env" ] && source "$HOME/.cargo/env"
+# rust-toolchain.toml names the version; asking for it once makes rustup fetch it.
+cargo --version >/dev/null
