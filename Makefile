@@ -1,0 +1,37 @@
+# Two commands do everything from a fresh clone: `make serve` and `make test`.
+.PHONY: help serve test setup models bench experiments format clean
+
+help:
+	@echo "make serve        build, fetch sample models, serve them on http://localhost:8000"
+	@echo "make test         format, lints, documentation, every test"
+	@echo "make bench        every figure of docs/benchmarks.md, measured on this machine"
+	@echo "make experiments  every simulated figure of docs/experiments, with its plots"
+	@echo "make clean        remove what was built and fetched"
+
+setup:
+	@scripts/setup.sh
+
+models: setup
+	@scripts/setup-runtime.sh
+	@scripts/fetch-models.sh
+
+serve: models
+	@scripts/cargo.sh build --release -p cli
+	@target/release/punctual serve --model-repository models $(ARGS)
+
+test: setup
+	@scripts/test.sh
+
+bench: models
+	@scripts/cargo.sh build --release -p cli
+	@scripts/bench.sh $(ARGS)
+
+experiments: setup
+	@scripts/cargo.sh build --release -p cli
+	@scripts/experiments.sh
+
+format:
+	@scripts/cargo.sh fmt --all
+
+clean:
+	rm -rf target .cache models
