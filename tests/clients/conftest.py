@@ -1,0 +1,94 @@
+"""A running server for the tests: the one that the environment names, or one that is started here on free ports.
+
+PUNCTUAL_HTTP, PUNCTUAL_GRPC and PUNCTUAL_METRICS (host:port) name a server that runs already and serves the repositories
+`models` and `.cache/test-models`; PUNCTUAL_BIN names the binary to start otherwise (default: target/debug/punctual).
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import select
+import signal
+import subprocess
+import time
+import urllib.request
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Too slow for a test's start, and nothing that the others don't show.
+LEFT_OUT = {"resnet50", "resnet18", "mobilenetv2", "filler_000", "filler_001"}
+START_SECONDS = 300
+
+
+@dataclasses.dataclass
+class Server:
+    """Where the server is."""
+
+    http: str
+    grpc: str
+    metrics: str
+    process: subprocess.Popen | None = None
+
+    def metric(self, series):
+        """The value of a series, 0 if it isn't there."""
+        text = urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10).read().decode()
+        found = re.search("^" + re.escape(series) + r" (\S+)$", text, re.MULTILINE)
+        return float(found.group(1)) if found else 0.0
+
+    def until(self, what, holds, seconds=30):
+        """Waits until something holds."""
+        give_up_at = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < give_up_at, f"{what}: not within {seconds} s"
+            time.sleep(0.01)
+
+    def peak_memory(self):
+        """The most memory that the process ever had, in bytes."""
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) * 1024
+
+
+def repository(folder):
+    """A repository of links to the sample models and the test models."""
+    for source in [ROOT / "models", ROOT / ".cache" / "test-models"]:
+        for model in sorted(source.iterdir()):
+            if model.is_dir() and model.name not in LEFT_OUT and not model.name.startswith("."):
+                (folder / model.name).symlink_to(model)
+    return folder
+
+
+def start(folder):
+    """A server on free ports; returns when its models are ready."""
+    binary = os.environ.get("PUNCTUAL_BIN", str(ROOT / "target" / "debug" / "punctual"))
+    cache = ROOT / ".cache" / "client-tests"
+    command = [binary, "serve", "--model-repository", str(folder), "--cache-dir", str(cache)]
+    command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--profile-budget-ms", "30"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    found = {}
+    give_up_at = time.monotonic() + START_SECONDS
+    while "metrics" not in found:
+        left = give_up_at - time.monotonic()
+        line = process.stdout.readline() if select.select([process.stdout], [], [], max(left, 0))[0] else ""
+        if not line:
+            process.kill()
+            raise RuntimeError(f"{' '.join(command)} did not say where it listens within {START_SECONDS} s")
+        if match := re.match(r"\s+(HTTP|gRPC|metrics)\s+(?:http://)?([^/\s]+)", line):
+            found[match.group(1).lower()] = match.group(2)
+    return Server(found["http"], found["grpc"], found["metrics"], process)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    if "PUNCTUAL_HTTP" in os.environ:
+        environment = os.environ
+        yield Server(environment["PUNCTUAL_HTTP"], environment["PUNCTUAL_GRPC"], environment.get("PUNCTUAL_METRICS", ""))
+        return
+    server = start(repository(tmp_path_factory.mktemp("repository")))
+    try:
+        yield server
+    finally:
+        server.process.send_signal(signal.SIGTERM)
+        code = server.process.wait(timeout=60)
+    assert code == 0, f"the server ended with {code}"
