@@ -1,0 +1,262 @@
+//! The two threads of a device, with engines that do what a test needs: double the numbers, panic, or wait.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
+
+use base::{ActionId, DataType, Duration, ModelSignature, TensorSpec, Timestamp, Window};
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use engine::{EngineError, Loaded, Prepared, TensorView};
+use std::sync::Arc;
+use worker::{
+    BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Slot, Status, Tensor, UnloadOrder,
+};
+
+/// A request whose outputs go to the test.
+struct Item {
+    inputs: Vec<Tensor>,
+    rows: u32,
+    answers: Sender<Answer>,
+    number: u32,
+}
+
+impl BatchItem for Item {
+    fn inputs(&self) -> &[Tensor] {
+        &self.inputs
+    }
+    fn rows(&self) -> u32 {
+        self.rows
+    }
+    fn deliver(self, outputs: Result<Vec<Tensor>, String>) {
+        self.answers.send((self.number, outputs)).unwrap();
+    }
+}
+
+/// What the engine of a test does with a batch.
+#[derive(Clone, Copy)]
+enum Behaviour {
+    /// Doubles each number.
+    Double,
+    /// Gives back the strings.
+    Echo,
+    /// Gives one row, whatever it was given.
+    OneRow,
+    Panic,
+}
+
+struct Net(Behaviour, ModelSignature);
+
+impl Net {
+    fn new(behaviour: Behaviour) -> Self {
+        let signature = ModelSignature {
+            inputs: vec![TensorSpec { name: "x".into(), datatype: DataType::Fp32, dims: vec![-1, -1] }],
+            outputs: vec![TensorSpec { name: "y".into(), datatype: DataType::Fp32, dims: vec![-1, -1] }],
+            max_batch: 8,
+        };
+        Self(behaviour, signature)
+    }
+}
+
+impl Prepared for Net {
+    fn signature(&self) -> &ModelSignature {
+        &self.1
+    }
+    fn weight_bytes(&self) -> u64 {
+        1
+    }
+    fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        Ok(Box::new(Net::new(self.0)))
+    }
+}
+
+impl Loaded for Net {
+    fn execute(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError> {
+        let input = inputs[0];
+        match self.0 {
+            Behaviour::Double => {
+                let doubled: Vec<u8> = floats(input.data).iter().flat_map(|x| (x * 2.0).to_le_bytes()).collect();
+                sink(0, TensorView { data: &doubled, ..input });
+            }
+            Behaviour::Echo => sink(0, input),
+            Behaviour::OneRow => {
+                sink(0, TensorView { datatype: DataType::Fp32, shape: &[1, 1], data: &1f32.to_le_bytes() });
+            }
+            Behaviour::Panic => panic!("this engine panics"),
+        }
+        Ok(())
+    }
+}
+
+fn floats(data: &[u8]) -> Vec<f32> {
+    data.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+type Answer = (u32, Result<Vec<Tensor>, String>);
+
+struct Bench {
+    clock: Clock,
+    device: Device<Item>,
+    reports: Receiver<Report<Item>>,
+    answers: (Sender<Answer>, Receiver<Answer>),
+    next: u64,
+}
+
+impl Bench {
+    fn new(pages: u32) -> Self {
+        let (sender, reports) = unbounded();
+        let clock = Clock::start();
+        let config = DeviceConfig { name: "test:0".into(), index: 0, pages, pin: None };
+        let report = move |report| sender.send(report).unwrap();
+        let device = Device::start(&config, clock, report).unwrap();
+        Self { clock, device, reports, answers: unbounded(), next: 0 }
+    }
+
+    fn load(&mut self, behaviour: Behaviour, pages: u32) -> (Arc<Slot>, Status) {
+        let slot = Arc::<Slot>::default();
+        self.next += 1;
+        let order = LoadOrder {
+            action: ActionId(self.next),
+            window: Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER },
+            slot: Arc::clone(&slot),
+            prepared: Arc::new(Net::new(behaviour)),
+            pages,
+        };
+        assert!(self.device.load(order));
+        (slot, self.reports.recv().unwrap().status)
+    }
+
+    fn item(&self, number: u32, shape: &[i64], data: Vec<u8>, datatype: DataType) -> Item {
+        let tensor = Tensor { datatype, shape: shape.to_vec(), data: Bytes::from(data) };
+        Item { inputs: vec![tensor], rows: shape[0] as u32, answers: self.answers.0.clone(), number }
+    }
+
+    fn numbers(&self, number: u32, shape: &[i64], values: &[f32]) -> Item {
+        self.item(number, shape, values.iter().flat_map(|value| value.to_le_bytes()).collect(), DataType::Fp32)
+    }
+
+    fn execute(&mut self, slot: &Arc<Slot>, items: Vec<Item>, window: Window) -> Report<Item> {
+        self.next += 1;
+        let signature = Arc::new(Net::new(Behaviour::Double).1);
+        let order = ExecuteOrder { action: ActionId(self.next), window, slot: Arc::clone(slot), signature, items };
+        assert!(self.device.execute(order).is_ok());
+        self.reports.recv().unwrap()
+    }
+
+    fn now_or_never(&self) -> Window {
+        Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER }
+    }
+
+    fn answer(&self) -> Answer {
+        self.answers.1.recv().unwrap()
+    }
+}
+
+#[test]
+fn rows_of_several_requests_are_computed_together_and_go_back_to_their_owners() {
+    let mut bench = Bench::new(4);
+    let (slot, status) = bench.load(Behaviour::Double, 1);
+    assert!(matches!(status, Status::Done { .. }), "{status:?}");
+    let items = vec![
+        bench.numbers(0, &[1, 2], &[1.0, 2.0]),
+        bench.numbers(1, &[2, 2], &[3.0, 4.0, 5.0, 6.0]),
+        // Another width: can't be in the same batch, is computed all the same.
+        bench.numbers(2, &[1, 3], &[7.0, 8.0, 9.0]),
+    ];
+    let window = bench.now_or_never();
+    let report = bench.execute(&slot, items, window);
+    assert!(matches!(report.status, Status::Done { .. }), "{:?}", report.status);
+    for (number, shape, values) in [
+        (0, vec![1, 2], vec![2.0, 4.0]),
+        (1, vec![2, 2], vec![6.0, 8.0, 10.0, 12.0]),
+        (2, vec![1, 3], vec![14.0, 16.0, 18.0]),
+    ] {
+        let (got, outputs) = bench.answer();
+        let outputs = outputs.unwrap();
+        assert_eq!((got, &outputs[0].shape, floats(&outputs[0].data)), (number, &shape, values));
+    }
+}
+
+#[test]
+fn strings_are_split_by_their_lengths() {
+    let mut bench = Bench::new(4);
+    let (slot, _) = bench.load(Behaviour::Echo, 1);
+    let text = |words: &[&str]| -> Vec<u8> {
+        words.iter().flat_map(|word| [&(word.len() as u32).to_le_bytes(), word.as_bytes()].concat()).collect()
+    };
+    let (first, second) = (text(&["a", "bcd"]), text(&["", "efghi"]));
+    let items = vec![
+        bench.item(0, &[1, 2], first.clone(), DataType::Bytes),
+        bench.item(1, &[1, 2], second.clone(), DataType::Bytes),
+    ];
+    let window = bench.now_or_never();
+    bench.execute(&slot, items, window);
+    assert_eq!(bench.answer().1.unwrap()[0].data, first);
+    assert_eq!(bench.answer().1.unwrap()[0].data, second);
+}
+
+#[test]
+fn past_its_window_nothing_starts_and_the_requests_come_back() {
+    let mut bench = Bench::new(4);
+    let (slot, _) = bench.load(Behaviour::Double, 1);
+    let items = vec![bench.numbers(7, &[1, 1], &[1.0])];
+    let passed = Window { earliest: Timestamp::ZERO, latest: bench.clock.now() - Duration::from_nanos(1) };
+    let report = bench.execute(&slot, items, passed);
+    assert_eq!(report.status, Status::TooLate);
+    assert_eq!(report.returned.len(), 1);
+    assert!(bench.answers.1.is_empty());
+}
+
+#[test]
+fn nothing_starts_before_its_window() {
+    let mut bench = Bench::new(4);
+    let (slot, _) = bench.load(Behaviour::Double, 1);
+    let earliest = bench.clock.now() + Duration::from_millis(30);
+    let items = vec![bench.numbers(0, &[1, 1], &[1.0])];
+    let report = bench.execute(&slot, items, Window { earliest, latest: Timestamp::NEVER });
+    let Status::Done { started_at, .. } = report.status else { panic!("{:?}", report.status) };
+    assert!(started_at >= earliest, "{started_at} is before {earliest}");
+}
+
+#[test]
+fn a_panic_fails_the_batch_and_the_thread_goes_on() {
+    let mut bench = Bench::new(4);
+    let (bad, _) = bench.load(Behaviour::Panic, 1);
+    let (good, _) = bench.load(Behaviour::Double, 1);
+    let window = bench.now_or_never();
+    let items = vec![bench.numbers(0, &[1, 1], &[1.0])];
+    let report = bench.execute(&bad, items, window);
+    assert_eq!(report.status, Status::Failed("the engine panicked: this engine panics".into()));
+    let items = vec![bench.numbers(1, &[1, 1], &[4.0])];
+    assert!(matches!(bench.execute(&good, items, window).status, Status::Done { .. }));
+    assert_eq!(floats(&bench.answer().1.unwrap()[0].data), [8.0]);
+}
+
+#[test]
+fn an_output_without_a_batch_dimension_fails_a_batch_of_several() {
+    let mut bench = Bench::new(4);
+    let (slot, _) = bench.load(Behaviour::OneRow, 1);
+    let window = bench.now_or_never();
+    let items = vec![bench.numbers(0, &[1, 1], &[1.0]), bench.numbers(1, &[1, 1], &[1.0])];
+    let report = bench.execute(&slot, items, window);
+    assert!(matches!(report.status, Status::Failed(reason) if reason.contains("max_batch_size")));
+    assert!(bench.answer().1.is_err());
+}
+
+#[test]
+fn loads_take_pages_and_unloads_give_them_back() {
+    let mut bench = Bench::new(4);
+    let (slot, _) = bench.load(Behaviour::Double, 3);
+    let (_, status) = bench.load(Behaviour::Double, 2);
+    assert!(matches!(status, Status::Failed(reason) if reason.contains("P5")));
+    assert_eq!(bench.device.pages().used(), 3);
+    assert!(bench.device.unload(UnloadOrder { slot: Arc::clone(&slot), pages: 3 }));
+    let (_, status) = bench.load(Behaviour::Double, 4);
+    assert!(matches!(status, Status::Done { .. }), "an unload is done before the load that was ordered after it");
+    let window = bench.now_or_never();
+    let items = vec![bench.numbers(0, &[1, 1], &[1.0])];
+    let report = bench.execute(&slot, items, window);
+    assert!(matches!(report.status, Status::Failed(reason) if reason.contains("P6")), "weights that were unloaded");
+}
