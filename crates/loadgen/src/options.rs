@@ -402,6 +402,18 @@ mod tests {
     }
 
     #[test]
+    fn the_file_in_the_documentation_works() {
+        let page = include_str!("../../../docs/load.md");
+        let text = page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("mixed.toml");
+        std::fs::write(&file, text).unwrap();
+        let plan = plan(&format!("--file {}", file.display())).unwrap();
+        assert_eq!(plan.classes.iter().map(|class| class.name.as_str()).collect::<Vec<_>>(), ["fast", "bulk"]);
+        assert!(matches!(plan.classes[0].pattern, Loop::Open { process: Process::Gamma { .. }, .. }));
+    }
+
+    #[test]
     fn nonsense_is_refused_with_a_sentence() {
         for (args, part) in [
             ("--model a", "say how much: a rate"),
