@@ -116,7 +116,7 @@ pub struct LoadArgs {
     #[arg(long, value_name = "KEY=VALUE,...", conflicts_with_all = ["model", "rate", "concurrency"])]
     pub class: Vec<String>,
 
-    /// TOML file with the classes, as [[class]] tables with the keys of --class
+    /// TOML file with the classes: tables `class` with the keys of --class, see docs/load.md
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "rate", "concurrency", "class"])]
     pub file: Option<PathBuf>,
 
