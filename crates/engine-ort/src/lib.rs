@@ -40,7 +40,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 pub struct OrtOptions {
     /// The shared library; `None` looks for it (see [`find_library`]).
     pub library: Option<PathBuf>,
-    /// Cores for one execution, at least 1.
+    /// Threads for one execution; 0 and 1 keep it on the thread that asks for it.
     pub threads: u16,
 }
 
@@ -50,10 +50,9 @@ impl Default for OrtOptions {
     }
 }
 
-/// The engine. There may be several, but they share one library, environment and workspace.
+/// The engine. There may be several, but they share one library, its threads and its workspace: those of the first.
 pub struct OrtEngine {
     runtime: &'static Runtime,
-    threads: u16,
     /// Models by content, as long as somebody uses them.
     models: Mutex<HashMap<blake3::Hash, Weak<Model>>>,
 }
@@ -65,7 +64,7 @@ impl OrtEngine {
             Some(path) => path.clone(),
             None => find_library()?,
         };
-        Ok(Self { runtime: Runtime::get(&path)?, threads: options.threads, models: Mutex::default() })
+        Ok(Self { runtime: Runtime::get(&path, options.threads)?, models: Mutex::default() })
     }
 
     /// What the library says of itself: version, commit, flags.
@@ -89,7 +88,7 @@ impl OrtEngine {
             return Ok(model);
         }
         let cached = cache.map(|folder| cache::path(folder, &key));
-        let model = Arc::new(Model::prepare(self.runtime, self.threads, file, bytes, cached.as_deref())?);
+        let model = Arc::new(Model::prepare(self.runtime, file, bytes, cached.as_deref())?);
         let mut known = known();
         known.retain(|_, model| model.strong_count() > 0);
         known.insert(key, Arc::downgrade(&model));

@@ -49,29 +49,28 @@ impl Model {
     /// Makes the model of a file's bytes, or finds it in the cache.
     pub(crate) fn prepare(
         runtime: &'static Runtime,
-        threads: u16,
         file: &Path,
         bytes: Vec<u8>,
         cached: Option<&Path>,
     ) -> Result<Self, EngineError> {
         if let Some(optimised) = cached.and_then(cache::read) {
-            match Self::split(runtime, threads, optimised) {
+            match Self::split(runtime, optimised) {
                 Ok(model) => return Ok(model),
                 Err(refused) => tracing::warn!("{}: its cached form is not usable: {}", file.display(), refused.0),
             }
         }
-        if let Some(optimised) = optimise(runtime, threads, file, cached)? {
-            match Self::split(runtime, threads, optimised) {
-                Ok(model) => return Ok(model.keep(runtime, threads, cached)),
+        if let Some(optimised) = optimise(runtime, file, cached)? {
+            match Self::split(runtime, optimised) {
+                Ok(model) => return Ok(model.keep(runtime, cached)),
                 // The runtime writes some graphs in a form that it can't read, for instance with branches whose weights
                 // have equal names.
                 Err(refused) => tracing::debug!("{}: it is kept as it is: {}", file.display(), refused.0),
             }
         }
-        Self::whole(runtime, threads, file, bytes).map_err(|refused| bad_model(file, &refused))
+        Self::whole(runtime, file, bytes).map_err(|refused| bad_model(file, &refused))
     }
 
-    fn split(runtime: &'static Runtime, threads: u16, optimised: Optimised) -> Result<Self, Refused> {
+    fn split(runtime: &'static Runtime, optimised: Optimised) -> Result<Self, Refused> {
         let weights = onnx::external_weights(&optimised.skeleton)
             .ok_or_else(|| Refused("its weights can't be told apart by name".into()))?;
         // Convolutions compute with weights as they are; matrix products are up to a quarter slower unless theirs are
@@ -82,7 +81,7 @@ impl Model {
         } else {
             optimised.pinned().map_err(|error| Refused(format!("no memory for its weights: {error}")))?
         };
-        let options = Options::new(runtime, threads)?;
+        let options = Options::new(runtime)?;
         options.optimise(false)?;
         options.set(c"session.disable_prepacking", if packs { c"0" } else { c"1" })?;
         let values = supply(runtime, &options, &weights, &optimised)?;
@@ -100,8 +99,8 @@ impl Model {
         Ok(Self { parked, options, packed, values, source: Source::Split(optimised), ports, weight_bytes })
     }
 
-    fn whole(runtime: &'static Runtime, threads: u16, file: &Path, bytes: Vec<u8>) -> Result<Self, Refused> {
-        let options = Options::new(runtime, threads)?;
+    fn whole(runtime: &'static Runtime, file: &Path, bytes: Vec<u8>) -> Result<Self, Refused> {
+        let options = Options::new(runtime)?;
         options.optimise(true)?;
         if let Some(folder) = file.parent() {
             options.set(c"session.model_external_initializers_file_folder_path", &c_path(folder)?)?;
@@ -115,7 +114,7 @@ impl Model {
     }
 
     /// Keeps the optimised form for the next start, if there is room.
-    fn keep(self, runtime: &'static Runtime, threads: u16, cached: Option<&Path>) -> Self {
+    fn keep(self, runtime: &'static Runtime, cached: Option<&Path>) -> Self {
         let (Some(path), Source::Split(optimised)) = (cached, &self.source) else { return self };
         if let Err(error) = cache::write(path, optimised) {
             let path = path.display();
@@ -126,7 +125,7 @@ impl Model {
             return self;
         }
         // What was packed isn't looked at again: lying in the cache's file, it needn't stay in memory.
-        let mapped = cache::read(path).and_then(|optimised| Self::split(runtime, threads, optimised).ok());
+        let mapped = cache::read(path).and_then(|optimised| Self::split(runtime, optimised).ok());
         mapped.unwrap_or(self)
     }
 

@@ -14,14 +14,13 @@ use tempfile::TempDir;
 /// Optimises a file. `None`: it is a good model, but its optimised form can't be written anywhere or can't be taken apart.
 pub(crate) fn optimise(
     runtime: &'static Runtime,
-    threads: u16,
     file: &Path,
     cached: Option<&Path>,
 ) -> Result<Option<Optimised>, EngineError> {
     let mut why = String::new();
     for folder in work_folders(cached) {
         let written = folder.and_then(|folder| {
-            write(runtime, threads, file, Some(folder.path())).map_err(|refused| io::Error::other(refused.0))?;
+            write(runtime, file, Some(folder.path())).map_err(|refused| io::Error::other(refused.0))?;
             take_apart(folder.path())
         });
         match written {
@@ -30,7 +29,7 @@ pub(crate) fn optimise(
         }
     }
     // Either the model is bad, or there is no room to write: without writing, only the model is left to blame.
-    write(runtime, threads, file, None).map_err(|refused| bad_model(file, &refused))?;
+    write(runtime, file, None).map_err(|refused| bad_model(file, &refused))?;
     tracing::warn!("{}: its optimised form can't be written, the next start takes longer: {why}", file.display());
     Ok(None)
 }
@@ -44,8 +43,8 @@ fn work_folders(cached: Option<&Path>) -> impl Iterator<Item = io::Result<TempDi
     beside.into_iter().chain(std::iter::once_with(tempfile::tempdir))
 }
 
-fn write(runtime: &'static Runtime, threads: u16, file: &Path, folder: Option<&Path>) -> Result<(), Refused> {
-    let options = Options::new(runtime, threads)?;
+fn write(runtime: &'static Runtime, file: &Path, folder: Option<&Path>) -> Result<(), Refused> {
+    let options = Options::new(runtime)?;
     options.optimise(true)?;
     if let Some(folder) = folder {
         options.write_optimised(&folder.join("model.onnx"), c"weights.bin")?;

@@ -3,7 +3,7 @@
 use crate::library::unavailable;
 use engine::EngineError;
 use ort::AsPointer;
-use ort::environment::Environment;
+use ort::environment::{Environment, GlobalThreadPoolOptions};
 use ort::logging::LogLevel;
 use ort::sys;
 use std::ffi::CStr;
@@ -19,6 +19,8 @@ pub(crate) struct Runtime {
     pub(crate) host: *const sys::OrtMemoryInfo,
     /// For names that the runtime hands out.
     pub(crate) allocator: *mut sys::OrtAllocator,
+    /// Whether sessions share a pool of threads; otherwise each execution stays on the thread that asks for it.
+    pub(crate) pooled: bool,
     /// For the key of the cache.
     pub(crate) build: &'static str,
 }
@@ -33,24 +35,29 @@ unsafe impl Sync for Runtime {}
 pub(crate) struct Refused(pub(crate) String);
 
 impl Runtime {
-    /// The process's runtime; the first call loads the library of that path, later calls ignore it.
-    pub(crate) fn get(path: &Path) -> Result<&'static Self, EngineError> {
+    /// The process's runtime; the first call loads the library of that path, with that many threads for an execution; later
+    /// calls ignore both.
+    pub(crate) fn get(path: &Path, threads: u16) -> Result<&'static Self, EngineError> {
         static LOADED: Mutex<Option<&'static Runtime>> = Mutex::new(None);
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = *loaded {
             return Ok(runtime);
         }
-        let runtime: &'static Self = Box::leak(Box::new(Self::load(path)?));
+        let runtime: &'static Self = Box::leak(Box::new(Self::load(path, threads)?));
         *loaded = Some(runtime);
         Ok(runtime)
     }
 
-    fn load(path: &Path) -> Result<Self, EngineError> {
+    fn load(path: &Path, threads: u16) -> Result<Self, EngineError> {
         let failed = |what: &dyn std::fmt::Display| unavailable(format!("{}: {what}", path.display()));
         // A relative path would be looked for beside the program.
         let path_in_full = std::path::absolute(path).map_err(|error| failed(&error))?;
-        let environment = ort::init_from(&path_in_full)
-            .map_err(|error| failed(&error))?
+        let mut builder = ort::init_from(&path_in_full).map_err(|error| failed(&error))?;
+        let pooled = threads > 1;
+        if pooled {
+            builder = builder.with_global_thread_pool(pool(threads).map_err(|error| failed(&error))?);
+        }
+        let environment = builder
             .with_name("punctual")
             .with_telemetry(false)
             // What goes wrong is also returned, and becomes a sentence of ours there.
@@ -67,7 +74,7 @@ impl Runtime {
                 .and_then(|()| check(api, (api.GetAllocatorWithDefaultOptions)(&mut allocator)))
         };
         made.map_err(|refused| failed(&refused.0))?;
-        let runtime = Self { api, environment, host, allocator, build: ort::info() };
+        let runtime = Self { api, environment, host, allocator, pooled, build: ort::info() };
         runtime.share_workspace().map_err(|refused| failed(&refused.0))?;
         Ok(runtime)
     }
@@ -100,6 +107,12 @@ impl Runtime {
     pub(crate) fn check(&self, status: sys::OrtStatusPtr) -> Result<(), Refused> {
         check(self.api, status)
     }
+}
+
+/// One pool for all sessions: with one each, hundreds of models would be hundreds of pools.
+fn pool(threads: u16) -> ort::Result<GlobalThreadPoolOptions> {
+    let options = GlobalThreadPoolOptions::default();
+    options.with_intra_threads(threads.into())?.with_inter_threads(1)?.with_spin_control(false)
 }
 
 /// Takes a status and gives its message, without the prefixes that name the runtime's source files.

@@ -24,16 +24,21 @@ unsafe impl Send for Options {}
 unsafe impl Sync for Options {}
 
 impl Options {
-    /// What all sessions have in common: one execution at a time on `threads` cores, no spinning, the shared workspace.
-    pub(crate) fn new(runtime: &'static Runtime, threads: u16) -> Result<Self, Refused> {
+    /// What all sessions have in common: one execution at a time, on the caller's thread or with the shared pool, no
+    /// spinning, the shared workspace.
+    pub(crate) fn new(runtime: &'static Runtime) -> Result<Self, Refused> {
         let mut raw = ptr::null_mut();
         let api = runtime.api;
         // SAFETY: the out-pointer is valid; then `raw` is a live object that is freed by `drop`.
         let options = unsafe {
             runtime.check((api.CreateSessionOptions)(&mut raw))?;
             let options = Self { runtime, raw };
-            runtime.check((api.SetIntraOpNumThreads)(raw, threads.max(1).into()))?;
-            runtime.check((api.SetInterOpNumThreads)(raw, 1))?;
+            if runtime.pooled {
+                runtime.check((api.DisablePerSessionThreads)(raw))?;
+            } else {
+                runtime.check((api.SetIntraOpNumThreads)(raw, 1))?;
+                runtime.check((api.SetInterOpNumThreads)(raw, 1))?;
+            }
             runtime.check((api.SetSessionExecutionMode)(raw, sys::ExecutionMode::ORT_SEQUENTIAL))?;
             options
         };

@@ -5,6 +5,7 @@ mod common;
 
 use common::{Case, assert_close, execute, model_file, prepare, source};
 use engine::Engine;
+use engine_ort::{OrtEngine, OrtOptions};
 use std::thread;
 
 /// Resident memory of this process in bytes.
@@ -15,7 +16,8 @@ fn resident() -> u64 {
 
 #[test]
 fn models_are_loaded_and_unloaded_many_times() {
-    for model in ["mlp", "mobilenetv2", "all-minilm-l6-v2"] {
+    // What 40 sessions or their packed weights would take is well above the bound, what the allocator keeps well below.
+    for (model, bound) in [("mlp", 1 << 20), ("mobilenetv2", 8 << 20), ("all-minilm-l6-v2", 80 << 20)] {
         let case = Case::of(model).remove(0);
         let prepared = prepare(model, None).unwrap();
         let mut after_warm_up = 0;
@@ -29,7 +31,7 @@ fn models_are_loaded_and_unloaded_many_times() {
             }
         }
         let grown = resident().saturating_sub(after_warm_up);
-        assert!(grown < 8 << 20, "{model}: 200 loads left {grown} bytes behind");
+        assert!(grown < bound, "{model}: 200 loads left {grown} bytes behind");
     }
 }
 
@@ -84,4 +86,16 @@ fn a_loaded_model_outlives_what_it_was_prepared_from() {
     let mut loaded = prepared.load(0).unwrap();
     drop(prepared);
     assert_close(&execute(&mut *loaded, &case.inputs).unwrap(), &case.outputs, "mobilenetv2");
+}
+
+#[test]
+fn executions_on_several_threads_give_the_same() {
+    let case = Case::of("mobilenetv2").remove(0);
+    let engine = OrtEngine::new(&OrtOptions { library: None, threads: 2 }).unwrap();
+    let prepared = engine.prepare(&source(model_file("mobilenetv2"), None)).unwrap();
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    let before = threads();
+    let mut loaded: Vec<_> = (0..5).map(|device| prepared.load(device).unwrap()).collect();
+    assert_eq!(threads(), before, "sessions share their threads");
+    assert_close(&execute(&mut *loaded[4], &case.inputs).unwrap(), &case.outputs, "mobilenetv2 on two threads");
 }
