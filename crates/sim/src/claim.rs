@@ -1,4 +1,5 @@
-//! What a paper says in numbers, beside what we measure.
+//! What a paper says, what we take that to ask for, and what we measure. The three are kept apart: a paper's "nearly all"
+//! has no number, and the one that we choose is ours.
 
 use crate::campaign::Outcome;
 use crate::plot::series;
@@ -9,7 +10,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
-    /// What the paper says, in a few words.
+    /// What the paper says, in a few words, with its number where it has one.
     pub says: String,
     /// The figure: `goodput_rps`, `models.minor.p99_ms`; with `over_s`, one of a series: `minor.mean_ms`.
     pub value: String,
@@ -24,9 +25,9 @@ pub struct Claim {
     /// The figure is multiplied by this (100 for per cent).
     #[serde(default = "one")]
     pub times: f64,
-    /// The paper's number.
-    pub paper: f64,
-    /// How the two should compare.
+    /// The number that we take this to ask for.
+    pub want: f64,
+    /// How ours should compare with it.
     pub holds: Holds,
     /// The unit of both.
     #[serde(default)]
@@ -49,7 +50,7 @@ pub enum Pick {
     Min,
 }
 
-/// How our number should compare with the paper's.
+/// How our number should compare with the wanted one.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Holds {
@@ -87,18 +88,18 @@ impl Claim {
         (count > 0.0).then_some(picked * self.times)
     }
 
-    /// Whether that number agrees with the paper's.
+    /// Whether that number is as wanted.
     pub fn agrees(&self, ours: f64) -> bool {
         match self.holds {
-            Holds::AtMost => ours <= self.paper,
-            Holds::AtLeast => ours >= self.paper,
-            Holds::Within(part) => (ours - self.paper).abs() <= part * self.paper.abs(),
+            Holds::AtMost => ours <= self.want,
+            Holds::AtLeast => ours >= self.want,
+            Holds::Within(part) => (ours - self.want).abs() <= part * self.want.abs(),
         }
     }
 
-    /// The paper's number in words.
+    /// The wanted number in words.
     pub fn wanted(&self) -> String {
-        let number = shortened(self.paper);
+        let number = shortened(self.want);
         let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
         match self.holds {
             Holds::AtMost => format!("at most {number}{unit}"),
@@ -114,10 +115,13 @@ impl Claim {
     }
 }
 
+/// At most two decimals, none for large numbers.
 fn shortened(value: f64) -> String {
-    let digits = if value.abs() >= 100.0 { 0 } else { 1 };
-    let text = format!("{value:.digits$}");
-    text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
+    if value.abs() >= 1000.0 {
+        return format!("{value:.0}");
+    }
+    let text = format!("{value:.2}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]
@@ -138,15 +142,15 @@ mod tests {
         };
         let outcomes = [outcome(10.0, 500.0), outcome(500.0, 830.0)];
         let at = claim(
-            "says = 's'\nvalue = 'goodput_rps'\nat = { slo_ms = 500 }\npaper = 800\nholds = { within = 0.05 }\nunit = 'r/s'",
+            "says = 's'\nvalue = 'goodput_rps'\nat = { slo_ms = 500 }\nwant = 800\nholds = { within = 0.05 }\nunit = 'r/s'",
         );
         assert_eq!(at.ours(&outcomes), Some(830.0));
         assert!(at.agrees(830.0) && !at.agrees(845.0));
-        assert_eq!((at.wanted(), at.found(830.04)), ("about 800 r/s".into(), "830 r/s".into()));
-        let over = claim("says = 's'\nvalue = 'minor.mean_ms'\nover_s = [0, 61]\npaper = 5\nholds = 'at_most'");
+        assert_eq!((at.wanted(), at.found(830.04)), ("about 800 r/s".into(), "830.04 r/s".into()));
+        let over = claim("says = 's'\nvalue = 'minor.mean_ms'\nover_s = [0, 61]\nwant = 5\nholds = 'at_most'");
         assert_eq!(over.ours(&outcomes), Some(6.0));
         assert!(!over.agrees(6.0));
-        let nothing = claim("says = 's'\nvalue = 'minor.mean_ms'\nover_s = [100, 200]\npaper = 5\nholds = 'at_most'");
+        let nothing = claim("says = 's'\nvalue = 'minor.mean_ms'\nover_s = [100, 200]\nwant = 5\nholds = 'at_most'");
         assert_eq!(nothing.ours(&outcomes), None);
     }
 }

@@ -107,7 +107,7 @@ impl Clients {
         let living = Living { model, client, sent_at: now, deadline_at, ended_at: None, cold, probe: false };
         let Some(id) = self.admit(living) else {
             let ending = Ending::Refused(TABLE_FULL);
-            meter.ended(&Ended { group, sent_at: now, deadline_at, answered_at: now, cold, ending });
+            meter.ended(&Ended { group, sent_at: now, deadline_at, answered_at: now, executed_at: None, cold, ending });
             self.client_goes_on(client, now, true, agenda);
             return None;
         };
@@ -203,6 +203,7 @@ impl Clients {
             sent_at: living.sent_at,
             deadline_at: living.deadline_at,
             answered_at,
+            executed_at: living.ended_at.map(|at| at + self.network.control),
             cold: living.cold,
             ending: Ending::of(outcome),
         });

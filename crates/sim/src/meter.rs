@@ -53,6 +53,8 @@ pub(crate) struct Ended {
     pub(crate) deadline_at: Timestamp,
     /// When the client has its answer.
     pub(crate) answered_at: Timestamp,
+    /// When the outputs were there, where it was executed, in time or not.
+    pub(crate) executed_at: Option<Timestamp>,
     pub(crate) cold: bool,
     pub(crate) ending: Ending,
 }
@@ -80,6 +82,8 @@ pub struct Tally {
     pub cold_good: u64,
     /// What the good ones took.
     pub latency: Quantiles,
+    /// What the slowest of all that were executed took, late ones included.
+    pub slowest: Duration,
 }
 
 impl Tally {
@@ -99,6 +103,7 @@ impl Tally {
     }
 
     fn add(&mut self, ended: &Ended) {
+        self.slowest = self.slowest.max(ended.executed_at.unwrap_or(ended.sent_at).since(ended.sent_at));
         match ended.ending {
             Ending::Good => {
                 self.good += 1;
@@ -128,6 +133,7 @@ impl Tally {
         self.cold_good += other.cold_good;
         self.refused.iter_mut().zip(other.refused).for_each(|(own, other)| *own += other);
         self.latency.merge(&other.latency);
+        self.slowest = self.slowest.max(other.slowest);
     }
 }
 

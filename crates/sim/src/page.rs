@@ -18,6 +18,9 @@ cargo run --release -p sim --example experiments
 `punctual simulate experiments/NAME.toml` runs one of them and prints its table, `--json` everything that was measured.
 ";
 
+/// A table of more lines than this is folded away.
+const LONG_TABLE: usize = 10;
+
 /// Runs every experiment of a folder, in the order of their names, and writes the page.
 pub(crate) fn build(experiments: &Path, folder: &Path, progress: bool) -> Result<PathBuf, Error> {
     let mut page = HEAD.to_owned();
@@ -61,13 +64,19 @@ fn section(path: &Path, campaign: &Campaign, outcomes: &[Outcome]) -> String {
     for plot in &campaign.experiment.plots {
         text.push_str(&format!("\n![{}]({}.svg)\n", plot.title, plot.name));
     }
-    text.push_str(&format!("\n{}", table::markdown(&table::cells(outcomes))));
+    let cells = table::cells(outcomes);
+    let rows = table::markdown(&cells);
+    if cells.len() > LONG_TABLE {
+        text.push_str(&format!("\n<details><summary>All {} runs</summary>\n\n{rows}\n</details>\n", cells.len() - 1));
+    } else {
+        text.push_str(&format!("\n{rows}"));
+    }
     text
 }
 
-/// The paper's numbers beside ours, headings first.
+/// What the paper says beside what we measure, headings first.
 pub(crate) fn claim_cells(claims: &[Claim], outcomes: &[Outcome]) -> Vec<Vec<String>> {
-    let mut cells = vec![["the paper says", "paper", "here", "agrees", "note"].map(str::to_owned).to_vec()];
+    let mut cells = vec![["the paper says", "so we ask for", "here", "agrees", "note"].map(str::to_owned).to_vec()];
     for claim in claims {
         let ours = claim.ours(outcomes);
         let found = ours.map_or_else(|| "not measured".to_owned(), |ours| claim.found(ours));

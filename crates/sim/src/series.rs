@@ -214,6 +214,7 @@ mod tests {
             sent_at: at(900),
             deadline_at: at(1500),
             answered_at,
+            executed_at: Some(answered_at),
             cold: true,
             ending,
         };

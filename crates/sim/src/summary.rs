@@ -53,6 +53,7 @@ fn tally(tally: &Tally, seconds: f64) -> Map<String, Value> {
         "sent": tally.sent,
         "good": tally.good,
         "late": tally.late,
+        "max_executed_ms": tally.slowest.as_millis_f64(),
         "failed": tally.failed,
         "cancelled": tally.cancelled,
         "rejected": rejected,

@@ -1,5 +1,7 @@
 //! Experiments as files: what works, what comes out, and what is said about what doesn't.
 
+#![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
+
 use expect_test::{Expect, expect};
 use serde_json::Value;
 use sim::Campaign;

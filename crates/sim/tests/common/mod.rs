@@ -17,7 +17,12 @@ pub fn model(index: u32, slo_ms: Option<u64>) -> Model {
     );
     let slo = slo_ms.map(Duration::from_millis);
     Model {
-        spec: ModelSpec { model: ModelId(index), pages: 7, profile: profile.unwrap(), objective: slo },
+        spec: ModelSpec {
+            model: ModelId(index),
+            pages: 7,
+            profile: profile.expect("the sizes ascend"),
+            objective: slo,
+        },
         slo,
         rows: 1,
         group: 0,
