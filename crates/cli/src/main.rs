@@ -6,7 +6,8 @@ mod example;
 mod serve;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// A model server that answers on time.
@@ -27,6 +28,30 @@ enum Command {
     /// The repository has Triton's layout: NAME/VERSION/model.onnx, with an optional NAME/config.pbtxt. Folders may be
     /// added, changed and removed while the server runs.
     Serve(Box<serve::ServeOptions>),
+    /// Send load to a server and report goodput, refusals and latencies.
+    ///
+    /// Latency counts from the moment at which a request should have been sent, also when the server kept it waiting to be
+    /// sent.
+    Load(Box<loadgen::LoadArgs>),
+    /// Run an experiment in virtual time, with the scheduler that serves.
+    ///
+    /// An experiment is a TOML file: models, devices, workload, network, what to run. `experiments/` has examples.
+    Simulate(SimulateOptions),
+}
+
+#[derive(Args)]
+struct SimulateOptions {
+    /// The experiment's file, or a folder of experiments with --page.
+    file: PathBuf,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Draw the experiment's plots into this folder, as SVG.
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+    /// Run all experiments of the folder and write a page with plots and tables into this one.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["json", "svg"])]
+    page: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -42,5 +67,18 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Serve(options) => serve::run(*options),
+        Command::Load(args) => Ok(loadgen::run_and_print(&args)?),
+        Command::Simulate(options) => simulate(options),
     }
+}
+
+fn simulate(options: SimulateOptions) -> Result<()> {
+    if let Some(folder) = &options.page {
+        let page = sim::cli::write_page(&options.file, folder, true)?;
+        println!("wrote {}", page.display());
+        return Ok(());
+    }
+    let shown = sim::cli::Options { json: options.json, svg_dir: options.svg, progress: true };
+    print!("{}", sim::cli::simulate(&options.file, &shown)?);
+    Ok(())
 }

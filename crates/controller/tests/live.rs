@@ -1,0 +1,227 @@
+//! The live controller with emulated devices, which take the time that a profile says and no more of the machine.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
+
+use base::{DataType, Duration, Timestamp};
+use bytes::Bytes;
+use controller::{
+    Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig, ModelState, Refusal, Reply, Submission,
+    Tensor,
+};
+use engine::EmulatedEngine;
+use std::path::Path;
+use std::sync::Arc;
+use telemetry::Metrics;
+use tokio::sync::oneshot;
+
+const PAGE: u64 = 1 << 20;
+
+fn start(pages: u32, max_requests: u32) -> Controller {
+    let scheduler = scheduler::Config { schedule_ahead: Duration::ZERO, ..scheduler::Config::default() };
+    let devices = vec![DeviceConfig { name: "emulated:0".into(), index: 0, pages, pin: None }];
+    Controller::start(ControllerConfig { scheduler, max_requests, page_bytes: PAGE, devices }, Metrics::new()).unwrap()
+}
+
+fn write_model(repository: &Path, name: &str, config: &str) {
+    std::fs::create_dir_all(repository.join(name).join("1")).unwrap();
+    std::fs::write(repository.join(name).join("config.pbtxt"), config).unwrap();
+}
+
+/// A model of 5 MB whose batches take `alpha * b + beta` ms.
+fn emulated(alpha: u32, beta: u32) -> String {
+    format!(
+        "platform: \"emulated\" max_batch_size: 8
+         parameters {{ key: \"emulated_latency\" value {{ string_value: \"alpha_ms={alpha},beta_ms={beta},load_ms=1\" }} }}
+         parameters {{ key: \"weights_mb\" value {{ string_value: \"5\" }} }}"
+    )
+}
+
+fn manage(controller: &Controller, repository: &Path) -> Manager {
+    let manager = Manager::start(
+        controller.clone(),
+        ManagerConfig {
+            repository: repository.to_owned(),
+            cache: None,
+            engine: Arc::new(EmulatedEngine::default()),
+            device_kind: "emulated".into(),
+            default_objective: None,
+            effort: Effort::default(),
+            progress: Box::new(|_| {}),
+        },
+    )
+    .unwrap();
+    manager.wait_until_started();
+    manager
+}
+
+/// A request of one row of the right width.
+fn ask(controller: &Controller, model: &str, within: Option<Duration>) -> oneshot::Receiver<Reply> {
+    let (reply, receiver) = oneshot::channel();
+    let catalogue = controller.catalogue();
+    let served = catalogue.models[model].default_version().unwrap().serving().unwrap();
+    let width = served.signature.inputs[0].dims[1];
+    let data = Bytes::from(vec![0; width as usize * 4]);
+    controller.submit(Submission {
+        model: served.id,
+        inputs: vec![Tensor { datatype: DataType::Fp32, shape: vec![1, width], data }],
+        rows: 1,
+        deadline_at: within.map_or(Timestamp::NEVER, |span| controller.now() + span),
+        priority: 0,
+        reply,
+    });
+    receiver
+}
+
+fn wait(receiver: oneshot::Receiver<Reply>) -> Reply {
+    receiver.blocking_recv().expect("every request gets an answer (P1)")
+}
+
+#[test]
+fn answers_come_back_and_slots_are_free_again() {
+    let repository = tempfile::tempdir().unwrap();
+    write_model(repository.path(), "net", &emulated(1, 1));
+    let controller = start(100, 64);
+    let _manager = manage(&controller, repository.path());
+    let answers: Vec<_> = (0..20).map(|_| ask(&controller, "net", Some(Duration::from_secs(60)))).collect();
+    controller.drive();
+    for answer in answers {
+        let Reply::Outputs(outputs) = wait(answer) else { panic!("refused") };
+        assert_eq!(outputs[0].shape[0], 1);
+    }
+    while controller.in_hand() > 0 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_cannot_be_met_is_refused_with_the_earliest_deadline() {
+    let repository = tempfile::tempdir().unwrap();
+    write_model(repository.path(), "slow", &emulated(10, 500));
+    let controller = start(100, 64);
+    let _manager = manage(&controller, repository.path());
+    let asked_at = controller.now();
+    let answer = ask(&controller, "slow", Some(Duration::from_millis(100)));
+    controller.drive();
+    let Reply::Refused(Refusal::DeadlineUnreachable { earliest_at }) = wait(answer) else { panic!("not refused") };
+    assert!(earliest_at >= asked_at + Duration::from_millis(510), "{earliest_at}");
+}
+
+#[test]
+fn more_models_than_fit_are_all_served() {
+    let repository = tempfile::tempdir().unwrap();
+    for index in 0..6 {
+        write_model(repository.path(), &format!("net{index}"), &emulated(0, 1));
+    }
+    // Two of 5 pages each.
+    let controller = start(11, 64);
+    let _manager = manage(&controller, repository.path());
+    for round in 0..12 {
+        let answer = ask(&controller, &format!("net{}", round % 6), Some(Duration::from_secs(60)));
+        controller.drive();
+        assert!(matches!(wait(answer), Reply::Outputs(_)), "round {round}");
+    }
+}
+
+#[test]
+fn a_full_table_refuses_at_once() {
+    let repository = tempfile::tempdir().unwrap();
+    write_model(repository.path(), "net", &emulated(1, 200));
+    let controller = start(100, 2);
+    let _manager = manage(&controller, repository.path());
+    let answers: Vec<_> = (0..3).map(|_| ask(&controller, "net", None)).collect();
+    controller.drive();
+    let replies: Vec<Reply> = answers.into_iter().map(wait).collect();
+    assert!(matches!(replies[2], Reply::Refused(Refusal::QueueFull)));
+    assert!(matches!(replies[..2], [Reply::Outputs(_), Reply::Outputs(_)]));
+}
+
+#[test]
+fn broken_models_are_named_and_the_others_go_on() {
+    let repository = tempfile::tempdir().unwrap();
+    write_model(repository.path(), "good", &emulated(1, 1));
+    write_model(repository.path(), "unreadable", "max_batch_size: many");
+    write_model(repository.path(), "nothing", "platform: \"emulated\"");
+    let controller = start(100, 64);
+    let _manager = manage(&controller, repository.path());
+    let catalogue = controller.catalogue();
+    for name in ["unreadable", "nothing"] {
+        let entry = catalogue.models[name].default_version().unwrap();
+        let ModelState::Broken(reason) = &entry.state else { panic!("{name} is not broken") };
+        assert!(reason.len() > 20, "{name}: {reason}");
+    }
+    let answer = ask(&controller, "good", Some(Duration::from_secs(60)));
+    controller.drive();
+    assert!(matches!(wait(answer), Reply::Outputs(_)));
+}
+
+#[test]
+fn models_come_and_go_while_serving() {
+    let repository = tempfile::tempdir().unwrap();
+    write_model(repository.path(), "first", &emulated(1, 1));
+    let controller = start(100, 64);
+    let _manager = manage(&controller, repository.path());
+    let until = |condition: &dyn Fn() -> bool| {
+        let patience = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !condition() {
+            assert!(std::time::Instant::now() < patience, "the change wasn't noticed within a minute");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    write_model(repository.path(), "second", &emulated(1, 1));
+    let ready = |name: &str| {
+        let catalogue = controller.catalogue();
+        catalogue.models.get(name).and_then(|model| model.default_version()?.serving()).is_some()
+    };
+    until(&|| ready("second"));
+    let answer = ask(&controller, "second", Some(Duration::from_secs(60)));
+    controller.drive();
+    assert!(matches!(wait(answer), Reply::Outputs(_)));
+    std::fs::remove_dir_all(repository.path().join("first")).unwrap();
+    until(&|| !controller.catalogue().models.contains_key("first"));
+    assert!(ready("second"));
+}
+
+#[test]
+fn stopping_answers_what_is_queued_and_refuses_what_comes() {
+    let repository = tempfile::tempdir().unwrap();
+    write_model(repository.path(), "net", &emulated(1, 50));
+    let controller = start(100, 64);
+    let manager = manage(&controller, repository.path());
+    let answer = ask(&controller, "net", Some(Duration::from_secs(60)));
+    controller.drive();
+    controller.refuse_new();
+    let refused = ask(&controller, "net", Some(Duration::from_secs(60)));
+    assert!(matches!(wait(refused), Reply::Refused(Refusal::ShuttingDown)));
+    assert!(matches!(wait(answer), Reply::Outputs(_)));
+    drop(manager);
+    controller.stop();
+}
+
+#[test]
+fn a_request_that_is_taken_back_is_not_executed() {
+    let repository = tempfile::tempdir().unwrap();
+    write_model(repository.path(), "net", &emulated(1, 100));
+    let controller = start(100, 64);
+    let _manager = manage(&controller, repository.path());
+    let first = ask(&controller, "net", Some(Duration::from_secs(60)));
+    controller.drive();
+    let (reply, receiver) = oneshot::channel();
+    let catalogue = controller.catalogue();
+    let served = catalogue.models["net"].default_version().unwrap().serving().unwrap();
+    let submission = Submission {
+        model: served.id,
+        inputs: Vec::new(),
+        rows: 1,
+        deadline_at: controller.now() + Duration::from_secs(60),
+        priority: 0,
+        reply,
+    };
+    // Its inputs are missing: executing it would fail, loudly.
+    let ticket = controller.submit(submission).unwrap();
+    controller.cancel(ticket);
+    controller.drive();
+    assert!(matches!(wait(receiver), Reply::Refused(_)));
+    assert!(matches!(wait(first), Reply::Outputs(_)));
+    let failed = "punctual_actions_total{action=\"execution\",device=\"emulated:0\",result=\"failed\"} 0";
+    assert!(controller.metrics().render().contains(failed));
+}
