@@ -21,6 +21,21 @@ pub(crate) enum Message {
     RemoveModel(ModelId),
 }
 
+impl Message {
+    /// Answers whoever waits for this message to be handled.
+    fn refuse(self) {
+        let waiting = match self {
+            Self::Submit { payload, .. } => vec![payload],
+            Self::Report(report) => report.returned,
+            Self::Cancel(_) | Self::AddDevice { .. } | Self::AddModel { .. } | Self::RemoveModel(_) => Vec::new(),
+        };
+        for payload in waiting {
+            // A receiver that is gone needs no answer.
+            let _ = payload.reply.send(Reply::Refused(Refusal::ShuttingDown));
+        }
+    }
+}
+
 impl std::fmt::Debug for NewModel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} version {}", self.name, self.version)
@@ -86,6 +101,7 @@ pub(crate) struct Core {
     devices: Vec<DeviceRecord>,
     expectations: HashMap<ActionId, Expectation>,
     steps: u64,
+    stopped: bool,
 }
 
 impl std::fmt::Debug for Core {
@@ -107,10 +123,18 @@ impl Core {
             devices: Vec::new(),
             expectations: HashMap::new(),
             steps: 0,
+            stopped: false,
         }
     }
 
-    pub fn take_devices(&mut self) -> Vec<impl Sized + use<>> {
+    /// Ends all planning: what is still queued is refused, later news is ignored. What was handed to the executors is
+    /// carried out while the devices, which are given back, are dropped.
+    pub fn stop(&mut self) -> Vec<impl Sized + use<>> {
+        self.stopped = true;
+        for payload in self.payloads.iter_mut().filter_map(Option::take) {
+            // A receiver that is gone needs no answer.
+            let _ = payload.reply.send(Reply::Refused(Refusal::ShuttingDown));
+        }
         std::mem::take(&mut self.devices)
     }
 
@@ -119,6 +143,9 @@ impl Core {
     }
 
     pub fn handle(&mut self, inner: &Inner, now: Timestamp, message: Message) {
+        if self.stopped {
+            return message.refuse();
+        }
         match message {
             Message::Submit { request, payload } => {
                 let slot = request.id.slot as usize;
@@ -148,6 +175,9 @@ impl Core {
 
     /// Wakes the scheduler if its time has come, and says when it wants to be woken next.
     pub fn wake_if_due(&mut self, inner: &Inner, now: Timestamp) -> Timestamp {
+        if self.stopped {
+            return Timestamp::NEVER;
+        }
         let wanted = |scheduler: &Scheduler| scheduler.next_wakeup().map_or(Timestamp::NEVER, |(at, _)| at);
         if wanted(&self.scheduler) <= now {
             self.step(inner, now, Event::WokeUp);

@@ -222,11 +222,11 @@ impl Controller {
         self.inner.in_hand.load(Ordering::Relaxed)
     }
 
-    /// Ends the devices: what they were given is carried out first.
+    /// Ends the devices: what they were given is carried out first, what is queued is refused.
     pub fn stop(&self) {
         self.refuse_new();
         self.inner.timer.stop();
-        let devices = self.inner.core.lock().unwrap_or_else(PoisonError::into_inner).take_devices();
+        let devices = self.inner.core.lock().unwrap_or_else(PoisonError::into_inner).stop();
         // Outside the lock: the executors' last reports want to drive.
         drop(devices);
         self.drive();
