@@ -1,0 +1,122 @@
+//! The modelled world itself: delays, bounds, noise, closed loops, what is counted.
+
+#![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
+
+mod common;
+
+use base::Duration;
+use common::{closed, model, open, world};
+use sim::{Faults, Network, Noise, REASONS, Traffic};
+use workload::Arrival;
+
+fn at_millis(millis: &[u64]) -> Traffic {
+    let arrivals: Vec<Arrival> =
+        millis.iter().map(|&millis| Arrival { offset: Duration::from_millis(millis), model: 0 }).collect();
+    Traffic { open: Some(Box::new(arrivals.into_iter())), closed: None }
+}
+
+#[test]
+fn messages_and_inputs_take_their_time() {
+    let mut setup = world(vec![model(0, Some(100))], 1, 7, 1);
+    setup.network = Network { control: Duration::from_millis(1), data_per_request: Duration::from_micros(500) };
+    let run = sim::run(&setup, at_millis(&[0, 500])).unwrap();
+    let total = run.meter.total();
+    assert_eq!(total.good, 2);
+    // Warm: there, order, input, 2.5 ms of execution, back.
+    let warm = total.latency.at(0.5).as_millis_f64();
+    assert!((warm - (1.0 + 1.0 + 0.5 + 2.5 + 1.0)).abs() < 0.02, "{warm}");
+    // Cold: the order to load, 8 ms, and the report come on top.
+    let cold = total.latency.max().as_millis_f64();
+    assert!((cold - (6.0 + 1.0 + 8.0 + 1.0)).abs() < 0.02, "{cold}");
+    assert_eq!((total.cold, total.cold_good), (1, 1));
+}
+
+#[test]
+fn a_deadline_that_the_network_eats_is_not_met() {
+    let mut setup = world(vec![model(0, Some(14))], 1, 7, 1);
+    let good = |setup: &sim::Setup| sim::run(setup, at_millis(&[0, 500])).unwrap().meter.total().good;
+    assert_eq!(good(&setup), 2, "8 ms to load, 2.5 ms to execute");
+    setup.network.control = Duration::from_millis(3);
+    assert_eq!(good(&setup), 0, "four messages of 3 ms leave nothing");
+}
+
+#[test]
+fn the_table_of_requests_has_a_bound_too() {
+    let mut setup = world(vec![model(0, Some(100))], 1, 7, 1);
+    setup.max_requests = 3;
+    let run = sim::run(&setup, at_millis(&[0; 10])).unwrap();
+    let total = run.meter.total();
+    let full = REASONS.iter().position(|&reason| reason == "table_full").unwrap();
+    assert_eq!((total.sent, total.good, total.refused[full]), (10, 3, 7));
+}
+
+#[test]
+fn a_hopeless_run_is_given_up_early() {
+    let mut setup = world(vec![model(0, Some(20))], 1, 7, 100);
+    setup.give_up_after_bad = Some(50);
+    let run = sim::run(&setup, open(&setup, 50_000.0, 1.0, 1)).unwrap();
+    assert!(run.gave_up);
+    assert!(run.meter.total().sent < 10_000);
+}
+
+#[test]
+fn closed_loops_keep_their_clients_busy_and_time_moves() {
+    // 4 clients of one model: the batch of 4 takes 4 ms, so 1,000 a second.
+    let setup = world(vec![model(0, Some(100))], 1, 7, 10);
+    let run = sim::run(&setup, closed(&setup, 4)).unwrap();
+    let rate = run.meter.total().good as f64 / 10.0;
+    assert!((900.0..1_010.0).contains(&rate), "{rate}");
+    // An objective that can't be met: every client asks once a millisecond, for ever refused.
+    let setup = world(vec![model(0, Some(1))], 1, 7, 1);
+    let run = sim::run(&setup, closed(&setup, 4)).unwrap();
+    let total = run.meter.total();
+    assert_eq!((total.good, total.sent), (0, 4_000));
+}
+
+#[test]
+fn what_is_sent_before_the_measurement_does_not_count() {
+    let mut setup = world(vec![model(0, Some(100))], 1, 7, 2);
+    setup.warmup = Duration::from_secs(1);
+    let total = sim::run(&setup, at_millis(&[0, 500, 999, 1_000, 1_500, 2_500])).unwrap().meter.total();
+    assert_eq!((total.sent, total.good, total.cold), (2, 2, 0), "nor what comes after the horizon");
+}
+
+#[test]
+fn noise_shows_in_the_errors_of_predictions() {
+    let mut setup = world(vec![model(0, Some(100))], 1, 7, 20);
+    let errors = |setup: &sim::Setup| {
+        let meter = sim::run(setup, open(setup, 200.0, 1.0, 1)).unwrap().meter;
+        (meter.exec_error.under.at(0.99).max(meter.exec_error.over.at(0.99)), meter.exec_error.under.len())
+    };
+    assert_eq!(errors(&setup), (Duration::ZERO, 0), "without noise every prediction is exact");
+    setup.noise = Noise { exec_sigma: 0.05, ..Noise::default() };
+    let (p99, under) = errors(&setup);
+    assert!(p99 > Duration::from_micros(100) && under > 0, "{p99}, {under}");
+    setup.noise = Noise { spike_probability: 0.01, spike: Duration::from_millis(5), ..Noise::default() };
+    let meter = sim::run(&setup, open(&setup, 200.0, 1.0, 1)).unwrap().meter;
+    assert_eq!(meter.exec_error.under.max(), Duration::from_millis(5));
+}
+
+#[test]
+fn clients_that_go_away_are_counted_apart() {
+    let mut setup = world(vec![model(0, Some(100))], 1, 7, 5);
+    setup.faults = Faults { cancel_probability: 0.5, ..Faults::default() };
+    let total = sim::run(&setup, open(&setup, 600.0, 1.0, 1)).unwrap().meter.total();
+    assert!(total.cancelled > 50, "{total:?}");
+    assert_eq!(total.sent, total.good + total.cancelled + total.bad());
+}
+
+#[test]
+fn a_device_that_dies_comes_back_empty() {
+    let mut setup = world(vec![model(0, Some(100))], 1, 7, 20);
+    setup.faults = Faults {
+        device_lifetime: Duration::from_secs(2),
+        device_downtime: Duration::from_millis(200),
+        detection: Duration::from_millis(50),
+        ..Faults::default()
+    };
+    let meter = sim::run(&setup, open(&setup, 100.0, 1.0, 1)).unwrap().meter;
+    let total = meter.total();
+    assert!(meter.loads > 3, "each time it is loaded again: {}", meter.loads);
+    assert!(total.bad_fraction() > 0.02 && total.bad_fraction() < 0.4, "{total:?}");
+}
