@@ -8,7 +8,6 @@ import dataclasses
 import os
 import pathlib
 import re
-import select
 import signal
 import subprocess
 import time
@@ -65,18 +64,17 @@ def start(folder):
     cache = ROOT / ".cache" / "client-tests"
     command = [binary, "serve", "--model-repository", str(folder), "--cache-dir", str(cache)]
     command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--profile-budget-ms", "30"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    found = {}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    os.set_blocking(process.stdout.fileno(), False)
+    said = b""
     give_up_at = time.monotonic() + START_SECONDS
-    while "metrics" not in found:
-        left = give_up_at - time.monotonic()
-        line = process.stdout.readline() if select.select([process.stdout], [], [], max(left, 0))[0] else ""
-        if not line:
+    while len(found := dict(re.findall(r"^ +(HTTP|gRPC|metrics) +(?:http://)?([^/\s]+)\S*$", said.decode(), re.M))) < 3:
+        if time.monotonic() > give_up_at or process.poll() is not None:
             process.kill()
-            raise RuntimeError(f"{' '.join(command)} did not say where it listens within {START_SECONDS} s")
-        if match := re.match(r"\s+(HTTP|gRPC|metrics)\s+(?:http://)?([^/\s]+)", line):
-            found[match.group(1).lower()] = match.group(2)
-    return Server(found["http"], found["grpc"], found["metrics"], process)
+            raise RuntimeError(f"{' '.join(command)} did not say where it listens within {START_SECONDS} s: {said}")
+        time.sleep(0.02)
+        said += process.stdout.read() or b""
+    return Server(found["HTTP"], found["gRPC"], found["metrics"], process)
 
 
 @pytest.fixture(scope="session")
