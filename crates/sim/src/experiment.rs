@@ -38,7 +38,8 @@ pub struct Experiment {
     pub faults: FaultsConfig,
     /// What is run.
     pub run: RunConfig,
-    /// Keys with lists of values; the experiment is run for every combination. See [`crate::sweep`].
+    /// Keys with lists of values; the experiment is run for every combination. A key is
+    /// written with its section (`"devices.count"`), or alone where the file has it in one section only.
     #[serde(default)]
     pub sweep: toml::Table,
     /// What is drawn.

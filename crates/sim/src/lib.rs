@@ -1,4 +1,22 @@
 //! Virtual time, modelled workers and network, faults, checkers, experiments.
+//!
+//! [`run`] drives the same scheduler that serves live from one thing that is due to the next: clients send, messages travel,
+//! executors follow their windows, devices die and come back. Nothing waits and nothing reads a clock, so an hour of traffic
+//! takes seconds, and the same seed gives the same run.
+//!
+//! ```text
+//!  workload ──> clients ── Event ──> scheduler ── Command ──> plant (devices, executors, pages)
+//!                  ▲                     ▲                      │
+//!                  └─── answers          └────── reports ───────┘      everything ──> checkers, meter
+//! ```
+//!
+//! - **The world**: [`Setup`] and [`Traffic`] in, [`Run`] or a [`Violation`] out.
+//! - **[`checkers`]**: the invariants P1 to P9, each watched by an observer that knows nothing of the scheduler's insides;
+//!   always on. P7 is [`Run::fingerprint`], compared between runs.
+//! - **[`experiment`]** and [`Campaign`]: a TOML file, its sweep, its seeds and its search, run on all cores.
+//! - **[`cli`]**: what `punctual simulate` prints.
+//!
+//! **Invariant:** nothing in here decides anything about serving. What the simulator shows, the scheduler did.
 
 mod agenda;
 mod campaign;

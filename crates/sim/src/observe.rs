@@ -1,6 +1,6 @@
 //! What happens in a simulated world, as checkers and meters see it.
 
-use base::{ActionId, DeviceId, Duration, ModelId, Timestamp};
+use base::{ActionId, DeviceId, ModelId, Timestamp};
 use scheduler::{Command, Event, Execution, Load, ModelSpec};
 
 /// One thing that happened. Borrowed: observers copy what they need.
@@ -108,6 +108,4 @@ pub struct Facts<'a> {
     pub pages: u32,
     /// How many requests may be queued for one model.
     pub max_queued_per_model: usize,
-    /// How long after the last request everything must be over.
-    pub patience: Duration,
 }

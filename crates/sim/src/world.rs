@@ -82,7 +82,6 @@ pub fn run_with<M: Machine, O: Observer>(
         devices: setup.devices,
         pages: setup.pages,
         max_queued_per_model: setup.scheduler.max_queued_per_model,
-        patience: PATIENCE,
     };
     let watch = Watch { checkers: Checkers::new(&facts), observer, meter: Meter::new(setup), now: Timestamp::ZERO };
     let mut world = World {

@@ -23,8 +23,7 @@ impl Log {
     /// Two models of 7 pages and a device of 10, so only one fits; queues of at most 2.
     fn new() -> Self {
         let specs: Vec<ModelSpec> = (0..2).map(|index| model(index, Some(DEADLINE_MS)).spec).collect();
-        let facts =
-            Facts { models: &specs, devices: 1, pages: 10, max_queued_per_model: 2, patience: Duration::from_secs(1) };
+        let facts = Facts { models: &specs, devices: 1, pages: 10, max_queued_per_model: 2 };
         let log = Self { checkers: Checkers::new(&facts), broken: None };
         log.told(0, Event::DeviceAdded(DeviceSpec { device: DEVICE, pages: 10 }))
     }
