@@ -93,6 +93,7 @@ impl<'a> Call<'a> {
         budget: Option<Duration>,
         deadline_at: Timestamp,
     ) -> Option<Reply> {
+        let answer = self.shard.mailbox.deliver(answer);
         let reply = match budget {
             None => answer.await,
             Some(budget) => {

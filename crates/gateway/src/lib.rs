@@ -18,6 +18,7 @@ mod connection;
 mod driver;
 mod grpc;
 mod http;
+mod mailbox;
 mod metrics;
 mod models;
 mod server;

@@ -2,6 +2,7 @@
 
 use crate::Config;
 use crate::driver::Driver;
+use crate::mailbox::Mailbox;
 use crate::models::Models;
 use controller::Controller;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ pub(crate) struct Shard {
     pub(crate) controller: Controller,
     pub(crate) models: Models,
     pub(crate) driver: Driver,
+    pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) shared: Arc<Shared>,
     /// Requests of this thread that aren't over.
     pub(crate) calls: AtomicUsize,
@@ -48,6 +50,7 @@ impl Shard {
         Self {
             models: Models::new(controller.clone()),
             driver: Driver::default(),
+            mailbox: Arc::default(),
             controller,
             shared,
             calls: AtomicUsize::new(0),

@@ -58,7 +58,7 @@ struct ThreadServer {
     closing: watch::Receiver<bool>,
     /// One for each connection.
     tasks: JoinSet<()>,
-    /// The driver and the sweep; end with the thread.
+    /// The driver, the mailbox and the sweep; end with the thread.
     _background: JoinSet<()>,
 }
 
@@ -68,6 +68,8 @@ impl ThreadServer {
         let mut background = JoinSet::new();
         let driven = Arc::clone(&shard);
         background.spawn(async move { driven.driver.run(&driven.controller).await });
+        let mailbox = Arc::clone(&shard.mailbox);
+        background.spawn(async move { mailbox.run().await });
         let (swept, settings) = (Arc::clone(&connections), Arc::clone(&shard.shared));
         background.spawn(async move { swept.sweep(&settings.config).await });
         let grpc = GrpcServer::new(Arc::clone(&shard));
