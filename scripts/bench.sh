@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Measures the figures that the project promises, on this machine: scripts/bench.sh [--quick] [part ...]
+# Parts: overhead overload isolation many engine scheduler simulator; `report` writes docs/benchmarks.md from what was
+# measured last. Without a part: all of them, then the report.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/venv.sh
+scripts/setup-python.sh
+scripts/setup-runtime.sh
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+if ! command -v wrk >/dev/null; then
+  echo "installing wrk"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq wrk >/dev/null
+fi
+[ -f "$HOME/.cargo/env" ] && source "$HOME/.cargo/env"
+exec "$python" scripts/bench/main.py "$@"

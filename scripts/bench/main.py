@@ -1,0 +1,56 @@
+"""Runs the parts that are named on the command line, or all of them."""
+
+import argparse
+import importlib
+import sys
+import time
+
+import common
+import report
+
+PARTS = {
+    "overhead": "what the server costs: latency, rate and CPU for each request",
+    "overload": "twice the capacity: goodput, lateness, refusals in time",
+    "isolation": "an urgent model beside batch clients that take the rest",
+    "many": "500 models in the memory of 50",
+    "engine": "what a load and an execution take, against a plain session",
+    "scheduler": "events a second, and how their cost grows",
+    "simulator": "a million simulated requests, the paper's experiments",
+}
+
+
+def main():
+    listing = "\n".join(f"  {name:<10} {about}" for name, about in PARTS.items())
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench.sh",
+        description="Measures what the project promises, on this machine.",
+        epilog=f"parts:\n{listing}\n  report     docs/benchmarks.md from what was measured last",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("parts", nargs="*", metavar="part")
+    parser.add_argument("--quick", action="store_true", help="short runs, to see that everything works")
+    args = parser.parse_args()
+    unknown = [part for part in args.parts if part not in PARTS and part != "report"]
+    if unknown:
+        parser.error(f"there is no part {unknown[0]}: expected {', '.join(PARTS)} or report")
+    common.BENCH.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for part in [part for part in args.parts or PARTS if part != "report"]:
+        print(f"\n== {part}: {PARTS[part]}", flush=True)
+        load_before, began = common.load_average(), time.monotonic()
+        try:
+            figures, details = importlib.import_module(part).run(args.quick)
+        except common.Failed as reason:
+            print(f"\n{part} could not be measured: {reason}")
+            failed.append(part)
+            continue
+        details["seconds"] = round(time.monotonic() - began, 1)
+        common.publish(part, figures, details, load_before, args.quick)
+    if not args.parts or "report" in args.parts:
+        print(f"\nwrote {report.write()}")
+    if failed:
+        sys.exit(f"not measured: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

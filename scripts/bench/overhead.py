@@ -1,0 +1,131 @@
+"""What the server itself costs: a network of 10x10 that takes 6 us, asked over loopback."""
+
+import json
+import os
+import pathlib
+import statistics
+import struct
+import subprocess
+
+from common import BENCH, Failed, Figure, Server, configure, generate, load, only, parameter, processor_seconds
+from common import processor_times, step, stolen_and_foreign
+
+LUA = pathlib.Path(__file__).with_name("overhead.lua")
+VALUES = [0.25, -1.5, 0.5, 3.0, -0.125, 1.0, 2.0, -0.75, 0.0, 1.5]
+# A deadline that is always met: the other way through the scheduler.
+OBJECTIVE_MS = 50
+
+
+def run(quick):
+    repository = BENCH / "overhead"
+    generate(repository, "mlp")
+    timed = repository / "mlp_timed" / "1" / "model.onnx"
+    if not timed.exists():
+        timed.parent.mkdir(parents=True)
+        timed.write_bytes((repository / "mlp" / "1" / "model.onnx").read_bytes())
+    configure(repository, "mlp_timed", parameter("latency_objective_ms", OBJECTIVE_MS))
+    bodies = write_bodies()
+    seconds, repetitions = (1, 2) if quick else (3, 5)
+    runs = {}
+    with Server(repository) as server:
+        cases = [(kind, model, connections) for connections in (1, 32) for model in ("mlp", "mlp_timed")
+                 for kind in ("json", "binary")]
+        wrk(server, bodies["json"], "mlp", 32, 1)  # warm
+        for repetition in range(repetitions):
+            with step(f"repetition {repetition + 1} of {repetitions}"):
+                # In turns, so that noise meets all of them.
+                for kind, model, connections in cases:
+                    measured = wrk(server, bodies[kind], model, connections, seconds)
+                    runs.setdefault(f"{kind} {model} {connections}", []).append(measured)
+                for connections in (1, 32):
+                    runs.setdefault(f"grpc mlp {connections}", []).append(grpc(server, connections, seconds))
+    return figures(runs), {"runs": runs, "seconds_each": seconds, "objective_ms": OBJECTIVE_MS}
+
+
+def write_bodies():
+    tensor = {"name": "input", "shape": [1, 10], "datatype": "FP32"}
+    plain = json.dumps({"inputs": [{**tensor, "data": VALUES}]}).encode()
+    data = struct.pack("<10f", *VALUES)
+    header = {"inputs": [{**tensor, "parameters": {"binary_data_size": len(data)}}],
+              "outputs": [{"name": "output", "parameters": {"binary_data": True}}]}
+    header = json.dumps(header).encode()
+    kinds = {"json": (plain, "application/json", ""),
+             "binary": (header + data, "application/octet-stream", str(len(header)))}
+    bodies = {}
+    for kind, (body, content_type, header_length) in kinds.items():
+        path = BENCH / f"overhead-{kind}.body"
+        path.write_bytes(body)
+        bodies[kind] = {"BENCH_BODY": str(path), "BENCH_TYPE": content_type, "BENCH_HEADER_LENGTH": header_length}
+    return bodies
+
+
+def wrk(server, environment, model, connections, seconds):
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", LUA]
+    command.append(f"http://{server.http}/v2/models/{model}/infer")
+    return measured(server, lambda: parse(command, environment))
+
+
+def parse(command, environment):
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("BENCH ")]
+    if not lines:
+        raise Failed(f"wrk gave no result: {(done.stderr or done.stdout).strip()[-500:]}")
+    result = json.loads(lines[0][6:])
+    if result["bad"] or not result["requests"]:
+        raise Failed(f"wrk: {result['bad']} of {result['requests']} requests failed")
+    return result
+
+
+def grpc(server, connections, seconds):
+    def ask():
+        report = only(load(server, "--model", "mlp", "--concurrency", connections, "--duration", seconds, grpc=True))
+        if report["errors"] or report["refused"]:
+            raise Failed(f"gRPC: {report['errors']} errors, {report['refused']} refused")
+        latency = report["latency_ms"]
+        return {"requests": report["requests"], "seconds": seconds, "bad": 0,
+                **{f"{name}_us": latency[name] * 1e3 for name in ("p50", "p90", "p99")}}
+
+    return measured(server, ask)
+
+
+def measured(server, ask):
+    """Runs it and adds what the server's process used."""
+    before, used = processor_times(), processor_seconds(server.pid)
+    children = os.times()
+    result = ask()
+    used = processor_seconds(server.pid) - used
+    after, then = processor_times(), os.times()
+    own = used + then.children_user + then.children_system - children.children_user - children.children_system
+    result["rate"] = result["requests"] / result["seconds"]
+    result["cpu_us"] = used / result["requests"] * 1e6
+    return {**result, **stolen_and_foreign(before, after, own)}
+
+
+def figures(runs):
+    def best_and_median(case, field, lowest=True):
+        values = [run[field] for run in runs[case]]
+        return (min if lowest else max)(values), statistics.median(values)
+
+    found = []
+
+    def add(name, case, field, unit, target=None, lowest=True):
+        best, median = best_and_median(case, field, lowest)
+        found.append(Figure(name, median, unit, target, f"best {best:,.1f}"))
+
+    add("HTTP JSON, 1 connection, median latency", "json mlp 1", "p50_us", "us", ("<=", 80))
+    add("HTTP JSON, 32 connections, rate", "json mlp 32", "rate", "/s", (">=", 48_000), lowest=False)
+    add("HTTP JSON, 32 connections, server CPU for each request", "json mlp 32", "cpu_us", "us", ("<=", 30))
+    for name, case in (("HTTP binary", "binary mlp"), ("HTTP JSON, deadline", "json mlp_timed"),
+                       ("HTTP binary, deadline", "binary mlp_timed"), ("gRPC, punctual load", "grpc mlp")):
+        add(f"{name}, 1 connection, median latency", f"{case} 1", "p50_us", "us")
+        add(f"{name}, 32 connections, rate", f"{case} 32", "rate", "/s", lowest=False)
+        add(f"{name}, 32 connections, server CPU for each request", f"{case} 32", "cpu_us", "us")
+    # Within one repetition both met nearly the same machine.
+    for field, connections, title in (("rate", 32, "rate at 32 connections"), ("cpu_us", 32, "server CPU at 32")):
+        ratios = [binary[field] / plain[field]
+                  for binary, plain in zip(runs[f"binary mlp {connections}"], runs[f"json mlp {connections}"])]
+        target = (">=", 1.0) if field == "rate" else ("<=", 1.0)
+        found.append(Figure(f"binary / JSON, {title}", statistics.median(ratios), "", target))
+    foreign = statistics.median(run["foreign"] + run["stolen"] for of in runs.values() for run in of)
+    found.append(Figure("share of the cores taken by others meanwhile", foreign))
+    return found
