@@ -6,6 +6,7 @@
 //!    └── Call::begin       └── the net answers here if nothing came ──┘
 //! ```
 
+use crate::beside::{WRITE_BESIDE, beside};
 use crate::check::{Checked, check};
 use crate::models::serving;
 use crate::shard::Shard;
@@ -55,13 +56,15 @@ impl<'a> Call<'a> {
         self.entry.serving().expect("a call only begins on a model that is ready, and entries don't change")
     }
 
-    /// Asks the model, and hands the answer to `encode`. `limit` is the deadline that the transport gave, from the
-    /// arrival. No success leaves after its deadline (P2).
-    pub(crate) async fn run<T>(
+    /// Asks the model, and hands the answer to `encode`, on another thread if that takes long: outputs as JSON do, and
+    /// all do if it `compresses`. `limit` is the deadline that the transport gave, from the arrival. No success leaves
+    /// after its deadline (P2).
+    pub(crate) async fn run<T: Send + 'static>(
         &mut self,
         mut request: InferRequest<'_>,
         limit: Option<Duration>,
-        encode: impl FnOnce(InferResponse<'_>) -> Result<T, Fault>,
+        compresses: bool,
+        encode: impl FnOnce(InferResponse<'_>) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {
         let served = self.served();
         let checked = check(&served.signature, &mut request)?;
@@ -79,7 +82,18 @@ impl<'a> Call<'a> {
             Some(Reply::Refused(refusal)) => return Err(self.fault(refusal)),
             None => return Err(self.fault(Refusal::DeadlineMissed)),
         };
-        let encoded = encode(self.response(&request.id, &outputs, &wanted)?)?;
+        let slow_bytes = wanted.iter().filter(|&&(_, binary)| compresses || !binary);
+        let slow_bytes: usize = slow_bytes.filter_map(|&(position, _)| Some(outputs.get(position)?.data.len())).sum();
+        let encoded = if slow_bytes < WRITE_BESIDE {
+            encode(response(&self.entry, &request.id, &outputs, &wanted)?)?
+        } else {
+            let (entry, id) = (Arc::clone(&self.entry), request.id.into_owned());
+            let work = beside(move || encode(response(&entry, &id, &outputs, &wanted)?));
+            let left = deadline_at.since(self.shard.controller.now());
+            tokio::time::timeout(left.into(), work)
+                .await
+                .unwrap_or_else(|_| Err(self.fault(Refusal::DeadlineMissed)))?
+        };
         if deadline_at != Timestamp::NEVER && self.shard.controller.now() > deadline_at {
             return Err(self.fault(Refusal::DeadlineMissed));
         }
@@ -111,29 +125,6 @@ impl<'a> Call<'a> {
         self.ticket = None;
         // A sender that is gone without a word belonged to a controller that is gone.
         Some(reply.unwrap_or(Reply::Refused(Refusal::ShuttingDown)))
-    }
-
-    fn response<'r>(
-        &'r self,
-        id: &'r str,
-        outputs: &'r [Tensor],
-        wanted: &[(usize, bool)],
-    ) -> Result<InferResponse<'r>, Fault> {
-        let specs = &self.served().signature.outputs;
-        let output = |&(position, binary): &(usize, bool)| {
-            let (spec, tensor) = specs.get(position).zip(outputs.get(position))?;
-            Some(OutputTensor {
-                name: &spec.name,
-                datatype: tensor.datatype,
-                shape: &tensor.shape,
-                data: tensor.data.clone(),
-                binary,
-            })
-        };
-        let outputs = wanted.iter().map(output).collect::<Option<Vec<_>>>().ok_or_else(|| {
-            Fault::new(Reason::ExecutionFailed, "the engine gave fewer outputs than the model's signature has")
-        })?;
-        Ok(InferResponse { model_name: &self.entry.name, model_version: self.entry.version, id, outputs })
     }
 
     /// Counts the outcome; the request is over.
@@ -196,6 +187,25 @@ impl<'a> Call<'a> {
             Refusal::ShuttingDown => Fault::new(Reason::ShuttingDown, "the server is going down"),
         }
     }
+}
+
+/// The answer, with the outputs that were asked for.
+fn response<'r>(
+    entry: &'r CatalogueEntry,
+    id: &'r str,
+    outputs: &'r [Tensor],
+    wanted: &[(usize, bool)],
+) -> Result<InferResponse<'r>, Fault> {
+    let specs = &serving(entry)?.signature.outputs;
+    let output = |&(position, binary): &(usize, bool)| {
+        let (spec, tensor) = specs.get(position).zip(outputs.get(position))?;
+        let (datatype, shape, data) = (tensor.datatype, &tensor.shape, tensor.data.clone());
+        Some(OutputTensor { name: &spec.name, datatype, shape, data, binary })
+    };
+    let outputs = wanted.iter().map(output).collect::<Option<Vec<_>>>().ok_or_else(|| {
+        Fault::new(Reason::ExecutionFailed, "the engine gave fewer outputs than the model's signature has")
+    })?;
+    Ok(InferResponse { model_name: &entry.name, model_version: entry.version, id, outputs })
 }
 
 impl Drop for Call<'_> {

@@ -139,7 +139,7 @@ impl GrpcInferenceService for Calls {
         let message = request.into_inner();
         let mut call = Call::begin(&self.shard, &message.model_name, &message.model_version, arrived_at)?;
         let outcome = match grpc::decode(&message) {
-            Ok(request) => call.run(request, limit, |response| Ok(grpc::encode(response))).await,
+            Ok(request) => call.run(request, limit, false, |response| Ok(grpc::encode(response))).await,
             Err(fault) => Err(fault),
         };
         Ok(Response::new(call.end(outcome)?))

@@ -174,6 +174,38 @@ fn compression_both_ways() {
 }
 
 #[test]
+fn large_requests_are_read_beside_the_io_thread() {
+    let server = Server::start();
+    let spaces = " ".repeat(100_000);
+    let body = rows(2, "").replace("[2,10]", &format!("[2,{spaces}10]"));
+    let small = server.ask(post(INFER, &[], rows(2, ""))).body;
+    let mut client = server.connect();
+    client.send(post(INFER, &[], &body));
+    assert_eq!(client.answer().body, small);
+    client.send(post(INFER, &[], &body[..body.len() - 1]));
+    let (status, reason, sentence) = client.answer().refusal();
+    assert_eq!((status, reason.as_str()), (400, "bad_input"));
+    assert!(sentence.contains("EOF while parsing"), "{sentence}");
+}
+
+#[test]
+fn a_server_is_not_ready_before_it_is_told_so() {
+    let server = Server::start();
+    let free = Some(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
+    let config = Config { http: free, grpc: None, metrics: None, ..Config::default() };
+    let young = gateway::Gateway::start(config, server.controller.clone(), server.metrics.clone()).unwrap();
+    let ready = || {
+        let mut client = Client::connect(young.http_address().unwrap());
+        client.send(get("/v2/health/ready"));
+        client.answer().status
+    };
+    assert_eq!(ready(), 503);
+    young.set_ready();
+    assert_eq!(ready(), 200);
+    young.shutdown();
+}
+
+#[test]
 fn a_body_that_is_too_large_is_answered_without_being_kept() {
     let config = Config { max_body_bytes: 10_000, ..Config::default() };
     let server = Server::with(config, &[("quick", model(0.1, None))]);

@@ -17,6 +17,26 @@ pub struct InferRequest<'a> {
     pub outputs: Vec<RequestedOutput<'a>>,
 }
 
+impl InferRequest<'_> {
+    /// The same request with texts of its own, for when it must outlive the message.
+    pub fn into_owned(self) -> InferRequest<'static> {
+        let own = |text: Cow<'_, str>| Cow::Owned(text.into_owned());
+        let input = |input: InferInput<'_>| InferInput {
+            name: own(input.name),
+            datatype: input.datatype,
+            shape: input.shape,
+            data: input.data,
+        };
+        let output = |output: RequestedOutput<'_>| RequestedOutput { name: own(output.name), binary: output.binary };
+        InferRequest {
+            id: own(self.id),
+            parameters: self.parameters,
+            inputs: self.inputs.into_iter().map(input).collect(),
+            outputs: self.outputs.into_iter().map(output).collect(),
+        }
+    }
+}
+
 /// What a client may ask beside the tensors. Parameters of sequences and unknown ones are ignored.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Parameters {

@@ -5,10 +5,12 @@ mod encoding;
 pub(crate) mod payload;
 mod route;
 
+use crate::beside::{READ_BESIDE, beside};
 use crate::call::Call;
 use crate::connection::Activity;
 use crate::shard::Shard;
 use base::Duration;
+use bytes::Bytes;
 use encoding::Encoding;
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderName, HeaderValue};
@@ -85,18 +87,23 @@ async fn infer(
     let timeout = number(headers, &TIMEOUT_US)?;
     let encoding = Encoding::of_request(text(headers, &CONTENT_ENCODING)?)?;
     let accepted = Encoding::for_response(text(headers, &ACCEPT_ENCODING)?);
-    let mut body = body::read(body, limit, headers.contains_key(EXPECT)).await?;
+    let body = body::read(body, limit, headers.contains_key(EXPECT)).await?;
     activity.busy();
-    if let Some(encoding) = encoding {
-        body = encoding.decompress(&body, limit)?;
-    }
-    let request = json::decode(&body, json_length)?;
+    let text_bytes = if encoding.is_some() { body.len() } else { json_length.unwrap_or(body.len()) };
+    let plain_body;
+    let request = if text_bytes < READ_BESIDE {
+        plain_body = decompress(encoding, body, limit)?;
+        json::decode(&plain_body, json_length)?
+    } else {
+        beside(move || Ok(json::decode(&decompress(encoding, body, limit)?, json_length)?.into_owned())).await?
+    };
     let timeout = timeout.filter(|&micros| micros > 0).map(|micros| Duration::from_micros(micros as u64));
-    call.run(request, timeout, |response| {
-        let encoded = json::encode(&response)?;
-        Ok(respond(encoded, accepted))
-    })
-    .await
+    call.run(request, timeout, accepted.is_some(), move |response| Ok(respond(json::encode(&response)?, accepted)))
+        .await
+}
+
+fn decompress(encoding: Option<Encoding>, body: Bytes, limit: usize) -> Result<Bytes, Fault> {
+    encoding.map_or(Ok(body.clone()), |encoding| encoding.decompress(&body, limit))
 }
 
 fn respond(encoded: json::Encoded, accepted: Option<Encoding>) -> Response<Payload> {
