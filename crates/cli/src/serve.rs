@@ -320,6 +320,7 @@ fn wait_until_started(controller: &Controller, gateway: &Gateway, manager: &Mana
         }
     }
     gateway.set_ready();
+    gateway.set_ready();
     let catalogue = controller.catalogue();
     let versions = || catalogue.models.values().flat_map(|model| model.versions.values());
     let ready = versions().filter(|entry| entry.serving().is_some()).count();

@@ -145,6 +145,10 @@ impl Policy for Clockwork {
         self.models[model.index()].queue.len()
     }
 
+    fn urgent_rows(&self, model: ModelId) -> u64 {
+        self.models[model.index()].queue.rows()
+    }
+
     fn has_urgent(&self, model: ModelId) -> bool {
         !self.models[model.index()].queue.is_empty()
     }

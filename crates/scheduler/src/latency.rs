@@ -3,15 +3,19 @@
 
 use base::{Duration, LatencyProfile};
 
-/// The last few measurements of one kind of action, with the quantile and the median kept ready.
+/// The last few measurements of one kind of action, with what is asked of them kept ready.
 #[derive(Clone, Debug)]
 struct Rolling {
     /// In the order in which they came, oldest at `next` once the window is full.
     recent: Vec<Duration>,
     next: usize,
     quantile: Duration,
-    median: Duration,
+    /// What one takes on average lately; follows at once, so that sums of many are right.
+    mean: Duration,
 }
+
+/// An average gives the newest measurement this share: one in so many.
+const MEAN_SHARE: u64 = 16;
 
 /// How estimates are drawn from measurements.
 #[derive(Clone, Copy, Debug)]
@@ -21,12 +25,13 @@ pub(crate) struct Window {
 }
 
 impl Rolling {
-    fn seeded(median: Duration, quantile: Duration) -> Self {
-        Self { recent: Vec::new(), next: 0, quantile, median }
+    fn seeded(mean: Duration, quantile: Duration) -> Self {
+        Self { recent: Vec::new(), next: 0, quantile, mean }
     }
 
     /// O(window), which is a constant of the configuration; nothing is allocated once the window is full.
     fn observe(&mut self, window: Window, took: Duration, sorted: &mut Vec<Duration>) {
+        self.mean = (self.mean * (MEAN_SHARE - 1) + took) / MEAN_SHARE;
         if self.recent.len() < window.size {
             self.recent.push(took);
         } else {
@@ -41,9 +46,8 @@ impl Rolling {
         sorted.clear();
         sorted.extend_from_slice(&self.recent);
         sorted.sort_unstable();
-        let at = |q: f64| sorted[((sorted.len() as f64 * q).ceil() as usize).clamp(1, sorted.len()) - 1];
-        self.quantile = at(window.quantile);
-        self.median = at(0.5);
+        let rank = (sorted.len() as f64 * window.quantile).ceil() as usize;
+        self.quantile = sorted[rank.clamp(1, sorted.len()) - 1];
     }
 }
 
@@ -63,6 +67,11 @@ impl Class {
     pub fn expected(&self) -> Duration {
         self.rolling.quantile
     }
+
+    /// What it takes on average: what to add up.
+    pub fn typical(&self) -> Duration {
+        self.rolling.mean
+    }
 }
 
 /// What one model's actions take.
@@ -71,8 +80,6 @@ pub(crate) struct Latency {
     window: Window,
     classes: Vec<Class>,
     load: Rolling,
-    /// Median time of a row in the batch size that is cheapest per row: what a queued row adds to the others' wait.
-    row: Duration,
     scratch: Vec<Duration>,
 }
 
@@ -84,8 +91,8 @@ impl Latency {
             .map(|entry| Class { batch: entry.batch, rolling: Rolling::seeded(entry.median, entry.p99), pays: true })
             .collect();
         let load = Rolling::seeded(profile.load(), profile.load());
-        let mut latency = Self { window, classes, load, row: Duration::ZERO, scratch: Vec::with_capacity(window.size) };
-        latency.update_row();
+        let mut latency = Self { window, classes, load, scratch: Vec::with_capacity(window.size) };
+        latency.update_pays();
         latency
     }
 
@@ -110,9 +117,24 @@ impl Latency {
         self.load.quantile
     }
 
-    /// What a queued row adds to the wait of those behind it.
-    pub fn row(&self) -> Duration {
-        self.row
+    /// What it takes to execute so many queued rows, in batches of the sizes that pay: full ones of the largest, and the
+    /// rest between the sizes that it lies between.
+    pub fn time_for(&self, rows: u64) -> Duration {
+        let largest = self.classes.iter().rev().find(|class| class.pays).expect("the smallest size pays");
+        let full = rows / u64::from(largest.batch);
+        let rest = rows % u64::from(largest.batch);
+        let mut below = (0, Duration::ZERO);
+        for class in self.classes.iter().filter(|class| class.pays) {
+            let here = (u64::from(class.batch), class.typical());
+            if rest <= here.0 {
+                let between = (here.1 - below.1) * (rest - below.0) / (here.0 - below.0);
+                // A first row takes a whole batch of the smallest size.
+                let partly = if below.0 == 0 && rest > 0 { here.1 } else { below.1 + between };
+                return largest.typical() * full + partly;
+            }
+            below = here;
+        }
+        largest.typical() * full
     }
 
     pub fn max_batch(&self) -> u32 {
@@ -123,7 +145,7 @@ impl Latency {
         let index = self.classes.partition_point(|class| class.batch < batch);
         if let Some(class) = self.classes.get_mut(index) {
             class.rolling.observe(self.window, took, &mut self.scratch);
-            self.update_row();
+            self.update_pays();
         }
     }
 
@@ -131,16 +153,14 @@ impl Latency {
         self.load.observe(self.window, took, &mut self.scratch);
     }
 
-    /// Brings `row` and what depends on it up to date.
-    fn update_row(&mut self) {
+    fn update_pays(&mut self) {
         let mut best = Duration::MAX;
         for class in &mut self.classes {
-            let per_row = class.rolling.median / u64::from(class.batch);
+            let per_row = class.typical() / u64::from(class.batch);
             // A hundredth is noise.
             class.pays = per_row < best - best / 100;
             best = best.min(per_row);
         }
-        self.row = best;
     }
 }
 
@@ -193,6 +213,13 @@ mod tests {
         let latency = latency();
         assert_eq!(latency.class_for(3).batch, 4);
         assert_eq!(latency.class_for(9).batch, 4);
-        assert_eq!(latency.row(), micros(130) / 4);
+    }
+
+    #[test]
+    fn queued_rows_take_full_batches_and_a_rest() {
+        let latency = latency();
+        let times: Vec<u64> = [0, 1, 2, 3, 4, 5, 8, 11].map(|rows| latency.time_for(rows).as_micros()).to_vec();
+        // l(1) = 100, l(2) = 110, l(4) = 130.
+        assert_eq!(times, [0, 100, 110, 120, 130, 230, 260, 380]);
     }
 }

@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug)]
 pub(crate) struct Device {
+    /// Differs from that of a device that had the same number before.
+    pub epoch: u32,
     pub pages: u32,
     pub free_pages: u32,
     /// Runs batches.
@@ -28,8 +30,9 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub fn new(pages: u32) -> Self {
+    pub fn new(pages: u32, epoch: u32) -> Self {
         Self {
+            epoch,
             pages,
             free_pages: pages,
             exec: Executor::default(),
@@ -65,7 +68,11 @@ pub(crate) struct Model {
     pub residency: Vec<Residency>,
     /// The time that its queued requests take (Clockwork, appendix B: d_m).
     pub demand: Duration,
-    /// What `demand` was when the allocations were last computed.
+    /// The time that requests would have taken that were refused for want of its weights or of devices that have them,
+    /// since `missed_since`: they are gone, but the next ones like them would be served.
+    pub missed: Duration,
+    pub missed_since: Timestamp,
+    /// What the demand was when the allocations were last computed.
     pub planned_demand: Duration,
     /// Its place among the models that want to be loaded; 0 when it doesn't.
     pub load_priority: u64,
@@ -110,6 +117,7 @@ pub(crate) struct Ledger {
     pub actions: BTreeMap<ActionId, Action>,
     pub device_count: usize,
     next_action: u64,
+    pub next_epoch: u32,
 }
 
 impl Ledger {

@@ -48,6 +48,8 @@ use std::collections::BTreeSet;
 
 /// Of a model's devices, how many an arrival looks at.
 const PROBES: usize = 4;
+/// The queue is taken to last longer by one in so many parts than its average says.
+const BACKLOG_RESERVE: u64 = 16;
 /// The level of requests that name no priority: behind all that name one.
 const DEFAULT_PRIORITY: u32 = u32::MAX;
 
@@ -154,7 +156,8 @@ impl Scheduler {
             self.ledger.devices.resize_with(index + 1, || None);
         }
         assert!(self.ledger.devices[index].is_none(), "{} was added while it is there", spec.device);
-        self.ledger.devices[index] = Some(Device::new(spec.pages));
+        self.ledger.devices[index] = Some(Device::new(spec.pages, self.ledger.next_epoch));
+        self.ledger.next_epoch += 1;
         self.ledger.device_count += 1;
         self.policy.add_device(spec.device);
         self.planner.reconsider();
@@ -162,7 +165,7 @@ impl Scheduler {
         // A model that was on every device no longer is.
         for index in 0..self.ledger.models.len() {
             if self.ledger.models[index].is_some() {
-                self.planner.update(&mut self.ledger, &*self.policy, ModelId(index as u32));
+                self.planner.update(self.now, &mut self.ledger, &*self.policy, ModelId(index as u32));
             }
         }
     }
@@ -192,11 +195,14 @@ impl Scheduler {
         self.planner.reconsider();
         self.hungry.remove(&device);
         for request in stranded {
+            if let Some(entry) = self.requests.get_mut(request) {
+                entry.stranded = true;
+            }
             self.requeue(request, out);
         }
         for index in 0..self.ledger.models.len() {
             if self.ledger.models[index].is_some() {
-                self.planner.update(&mut self.ledger, &*self.policy, ModelId(index as u32));
+                self.planner.update(self.now, &mut self.ledger, &*self.policy, ModelId(index as u32));
             }
         }
     }
@@ -215,6 +221,8 @@ impl Scheduler {
             objective: spec.objective,
             residency: Vec::new(),
             demand: Duration::ZERO,
+            missed: Duration::ZERO,
+            missed_since: self.now,
             planned_demand: Duration::ZERO,
             load_priority: 0,
             last_urgent_at: None,
@@ -231,7 +239,7 @@ impl Scheduler {
             self.finish_queued(request, Outcome::Rejected(Rejection::ModelUnavailable), out);
         }
         self.unload_removed(model, out);
-        self.planner.update(&mut self.ledger, &*self.policy, model);
+        self.planner.update(self.now, &mut self.ledger, &*self.policy, model);
     }
 
     /// Frees what a removed model holds, where nothing of it is under way.
@@ -242,7 +250,7 @@ impl Scheduler {
         }
         let idle = entry.residency.iter().filter(|there| there.in_use == 0 && there.loading_until.is_none());
         for device in idle.map(|there| there.device).collect::<Vec<_>>() {
-            self.planner.unload(&mut self.ledger, &mut *self.policy, model, device, out);
+            self.planner.unload(self.now, &mut self.ledger, &mut *self.policy, model, device, out);
         }
     }
 
@@ -250,9 +258,24 @@ impl Scheduler {
         self.sequence += 1;
         match self.admit(&request) {
             Err(rejection) => {
+                self.note_missed(&request, rejection);
                 out.push(Command::Finish { request: request.id, outcome: Outcome::Rejected(rejection) });
             }
             Ok(device) => self.enqueue(request, device),
+        }
+    }
+
+    /// A refused request shows what should be loaded, if another load would have helped it.
+    fn note_missed(&mut self, request: &Request, rejection: Rejection) {
+        match rejection {
+            Rejection::DeadlineUnreachable { .. } | Rejection::Overloaded { .. } => {}
+            Rejection::QueueFull | Rejection::ModelUnavailable | Rejection::NoDevice => return,
+        }
+        let entry = self.ledger.model_mut(request.model);
+        let takes = entry.latency.class_for(request.rows).expected();
+        if self.now + takes <= request.deadline_at {
+            entry.missed += entry.latency.time_for(u64::from(request.rows));
+            self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
         }
     }
 
@@ -289,11 +312,19 @@ impl Scheduler {
             let (device, start_at) = self.least_busy(entry, request.deadline_at);
             (Some(device), start_at)
         };
-        let earliest_at = start_at + takes;
+        // Behind others of its model it only makes their batch larger; what it takes beyond the average stays its own risk.
+        let risk = takes - entry.latency.class_for(request.rows).typical();
+        let earliest_at = start_at + self.added_work(entry, request) + risk;
         if earliest_at > request.deadline_at {
             return Err(Rejection::Overloaded { earliest_at });
         }
         Ok(device)
+    }
+
+    /// What a request adds to the time that its model's queue takes.
+    fn added_work(&self, model: &Model, request: &Request) -> Duration {
+        let queued = self.policy.urgent_rows(request.model);
+        model.latency.time_for(queued + u64::from(request.rows)) - model.latency.time_for(queued)
     }
 
     /// Of a few of the devices that hold a model, the one where a request could start first behind what is due before it.
@@ -304,7 +335,9 @@ impl Scheduler {
             let residency = &model.residency[(first + offset) % count];
             let device = self.ledger.device(residency.device);
             let free_at = device.exec.start_at(self.now).max(residency.loading_until.unwrap_or(self.now));
-            (free_at + device.backlog.due_by(self.now, deadline_at), residency.device)
+            let before = device.backlog.due_by(self.now, deadline_at);
+            // A little more than the sum: at the edge, one request fewer costs nothing, one more is refused late.
+            (free_at + before + before / BACKLOG_RESERVE, residency.device)
         });
         let (start_at, device) = probed.min().expect("a model that isn't cold is on a device");
         (device, start_at)
@@ -313,21 +346,24 @@ impl Scheduler {
     fn enqueue(&mut self, request: Request, device: Option<DeviceId>) {
         let priority = if request.priority == 0 { DEFAULT_PRIORITY } else { request.priority };
         let place = Place { priority, deadline_at: request.deadline_at, sequence: self.sequence };
-        let entry = self.ledger.model_mut(request.model);
         let urgent = request.deadline_at != Timestamp::NEVER;
-        let work = if urgent { entry.latency.row() * u64::from(request.rows) } else { Duration::ZERO };
+        let added = self.added_work(self.ledger.model(request.model), &request);
+        let work = if urgent { added } else { Duration::ZERO };
+        let entry = self.ledger.model_mut(request.model);
         if urgent {
             entry.last_urgent_at = Some(self.now);
             entry.demand += work;
             let slack = request.deadline_at.since(self.now) - entry.latency.class_for(request.rows).expected();
             self.slack.observe(self.now, slack);
         }
-        let booking = device
-            .map(|device| (device, self.ledger.device_mut(device).backlog.book(self.now, request.deadline_at, work)));
-        self.requests.insert(Entry { request, place, state: State::Queued, work, booking });
+        let booking = device.map(|device| {
+            let there = self.ledger.device_mut(device);
+            (device, there.epoch, there.backlog.book(self.now, request.deadline_at, work))
+        });
+        self.requests.insert(Entry { request, place, state: State::Queued, work, booking, stranded: false });
         let queued = Queued { id: request.id, rows: request.rows };
         self.policy.insert(&self.ledger, request.model, place, queued);
-        self.planner.update(&mut self.ledger, &*self.policy, request.model);
+        self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
         self.touch_hungry(request.model);
     }
 
@@ -406,7 +442,7 @@ impl Scheduler {
 
     fn finish_running(&mut self, id: RequestId, outcome: Outcome, out: &mut Vec<Command>) {
         let Some(entry) = self.requests.remove(id) else { return };
-        let outcome = if entry.state == State::Abandoned { Outcome::Cancelled } else { outcome };
+        let outcome = if entry.state == State::Abandoned { Outcome::Cancelled } else { entry.possible(outcome) };
         out.push(Command::Finish { request: id, outcome });
     }
 
@@ -430,7 +466,7 @@ impl Scheduler {
         entry.state = State::Queued;
         model.demand += work;
         self.policy.insert(&self.ledger, request.model, place, Queued { id, rows: request.rows });
-        self.planner.update(&mut self.ledger, &*self.policy, request.model);
+        self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
         self.touch_hungry(request.model);
     }
 
@@ -461,7 +497,7 @@ impl Scheduler {
                         self.finish_queued(request, Outcome::Failed, out);
                     }
                 }
-                self.planner.update(&mut self.ledger, &*self.policy, model);
+                self.planner.update(self.now, &mut self.ledger, &*self.policy, model);
             }
         }
     }
@@ -522,7 +558,7 @@ impl Scheduler {
         assert!(residency.loading_until.is_none(), "P6: {model} is still loading on {device}");
         residency.in_use += 1;
         let expected_done_at = self.ledger.device_mut(device).exec.push(now, action, candidate.expected);
-        self.planner.update(&mut self.ledger, &*self.policy, model);
+        self.planner.update(self.now, &mut self.ledger, &*self.policy, model);
         self.ledger.actions.insert(action, Action::Execute { device, model, batch, requests: members.clone() });
         out.push(Command::Execute(Execution {
             action,
@@ -540,8 +576,9 @@ impl Scheduler {
     fn release(&mut self, id: RequestId) {
         let entry = self.requests.get_mut(id).expect("queued requests are in hand");
         let (model, work) = (entry.request.model, entry.work);
-        if let Some((device, booking)) = entry.booking.take()
+        if let Some((device, epoch, booking)) = entry.booking.take()
             && let Some(Some(there)) = self.ledger.devices.get_mut(device.index())
+            && there.epoch == epoch
         {
             there.backlog.release(booking);
         }
@@ -554,8 +591,8 @@ impl Scheduler {
         self.policy.remove(entry.request.model, entry.place);
         self.release(id);
         self.requests.remove(id);
-        self.planner.update(&mut self.ledger, &*self.policy, entry.request.model);
-        out.push(Command::Finish { request: id, outcome });
+        self.planner.update(self.now, &mut self.ledger, &*self.policy, entry.request.model);
+        out.push(Command::Finish { request: id, outcome: entry.possible(outcome) });
     }
 
     /// Refuses what can no longer be in time.

@@ -21,6 +21,9 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
     /// How many requests are queued for a model, batch work included.
     fn queued(&self, model: ModelId) -> usize;
 
+    /// How many rows are queued for a model with a deadline.
+    fn urgent_rows(&self, model: ModelId) -> u64;
+
     /// Whether a request with a deadline is queued for a model.
     fn has_urgent(&self, model: ModelId) -> bool;
 

@@ -50,6 +50,11 @@ impl ModelQueue {
         self.len + self.background.len()
     }
 
+    /// Rows of the requests with a deadline.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
     /// No request with a deadline is queued.
     pub fn is_empty(&self) -> bool {
         self.len == 0

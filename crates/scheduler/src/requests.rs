@@ -1,7 +1,7 @@
 //! The requests that the scheduler has in hand, by slot.
 
 use crate::backlog::Booking;
-use crate::event::Request;
+use crate::event::{Outcome, Request};
 use crate::queue::Place;
 use base::{DeviceId, Duration, RequestId};
 
@@ -21,8 +21,21 @@ pub(crate) struct Entry {
     pub state: State,
     /// What it adds to its model's demand while it is queued.
     pub work: Duration,
-    /// Where that is booked, so that later requests know of it.
-    pub booking: Option<(DeviceId, Booking)>,
+    /// Where that is booked, so that later requests know of it: the device, and which of those that had its number.
+    pub booking: Option<(DeviceId, u32, Booking)>,
+    /// Its batch was on a device that was lost: it may have been executed, so that it can fail but no longer be rejected
+    /// (P8).
+    pub stranded: bool,
+}
+
+impl Entry {
+    /// The outcome that a wanted one comes down to.
+    pub fn possible(&self, outcome: Outcome) -> Outcome {
+        match outcome {
+            Outcome::Rejected(_) if self.stranded => Outcome::Failed,
+            other => other,
+        }
+    }
 }
 
 /// Slots are the driver's, dense and bounded; so is this table.

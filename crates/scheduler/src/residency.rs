@@ -47,20 +47,25 @@ impl Planner {
     }
 
     /// Brings a model's allocations and load priority up to date.
-    pub fn update(&mut self, ledger: &mut Ledger, policy: &dyn Policy, model: ModelId) {
+    pub fn update(&mut self, now: Timestamp, ledger: &mut Ledger, policy: &dyn Policy, model: ModelId) {
         let devices = ledger.device_count;
         let (models, all_devices) = (&mut ledger.models, &mut ledger.devices);
         let entry = models[model.index()].as_mut().expect("only models that are there are updated");
         let everywhere = entry.residency.len() >= devices;
+        let horizon = entry.objective.unwrap_or(DEFAULT_HORIZON);
+        if now.since(entry.missed_since) > horizon {
+            (entry.missed, entry.missed_since) = (Duration::ZERO, now);
+        }
+        let demand = entry.demand + entry.missed;
         let priority = if entry.removed || everywhere {
             0
-        } else if entry.residency.len() > FEW && is_near(entry.demand, entry.planned_demand) {
+        } else if entry.residency.len() > FEW && is_near(demand, entry.planned_demand) {
             // On many devices the numbers take time in proportion; small changes don't turn the plan.
             entry.load_priority
         } else {
-            entry.planned_demand = entry.demand;
-            let horizon = entry.objective.unwrap_or(DEFAULT_HORIZON).as_secs_f64();
-            let demand = entry.demand.as_secs_f64();
+            entry.planned_demand = demand;
+            let horizon = horizon.as_secs_f64();
+            let demand = demand.as_secs_f64();
             let mut weight_sum = 0.0;
             for residency in &entry.residency {
                 let device = all_devices[residency.device.index()].as_mut().expect("models are resident on devices");
@@ -180,7 +185,7 @@ impl Planner {
         out: &mut Vec<Command>,
     ) {
         for &victim in victims {
-            self.unload(ledger, policy, victim, device, out);
+            self.unload(now, ledger, policy, victim, device, out);
         }
         let action = ledger.next_action();
         let entry = ledger.model(model);
@@ -206,16 +211,18 @@ impl Planner {
             allocation: Duration::ZERO,
         };
         let entry = ledger.model_mut(model);
+        entry.missed = Duration::ZERO;
         let index = entry.residency.partition_point(|residency| residency.device < device);
         entry.residency.insert(index, residency);
         ledger.actions.insert(action, Action::Load { device, model });
         out.push(Command::Load(Load { action, device, model, window: Window { earliest: now, latest }, expected }));
-        self.update(ledger, policy, model);
+        self.update(now, ledger, policy, model);
     }
 
     /// Takes a model off a device, at once.
     pub fn unload(
         &mut self,
+        now: Timestamp,
         ledger: &mut Ledger,
         policy: &mut dyn Policy,
         model: ModelId,
@@ -225,7 +232,7 @@ impl Planner {
         ledger.evict(model, device);
         policy.unloaded(ledger, model, device);
         out.push(Command::Unload(Unload { device, model }));
-        self.update(ledger, policy, model);
+        self.update(now, ledger, policy, model);
     }
 }
 

@@ -170,7 +170,7 @@ fn what_cannot_be_in_time_is_refused_at_once_with_the_earliest_deadline() {
          20 ask 0 24.9",
         expect![[r#"
             1        request 0: unreachable before 14
-            1     a1 load m0 on d0 by 1
+            1     a1 load m0 on d0 by -
             9     a2 exec m0 on d0 batch 1 [1] by 9
             14       request 1: Done
             20       request 2: unreachable before 25
@@ -203,8 +203,8 @@ fn behind_a_backlog_a_request_is_refused_at_once() {
             8     a2 exec m0 on d0 batch 1 [0] by 95
             13       request 0: Done
             20    a3 exec m0 on d0 batch 1 [1] by 35
-            20       request 8: overloaded until 42
-            20       request 9: overloaded until 42
+            20       request 8: overloaded until 40.875
+            20       request 9: overloaded until 40.875
             25       request 1: Done
             25    a4 exec m0 on d0 batch 4 [2 3 4 5] by 32
         "#]],

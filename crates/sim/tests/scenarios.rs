@@ -185,14 +185,14 @@ fn what_cannot_be_in_time_is_refused_at_once() {
             30.000   r8.0 asks for m0
             30.000   r9.0 asks for m0
             30.000   r10.0 asks for m0
-            30.000     refuse r10.0: Overloaded { earliest_at: @42.5ms }
-            30.000   r10.1 asks for m0
-            30.000     refuse r10.1: Overloaded { earliest_at: @42.5ms }
+            30.000   r11.0 asks for m0
+            30.000     refuse r11.0: Overloaded { earliest_at: @42.40625ms }
             30.000     execute m0 on d0: r2.0 r3.0 r4.0 r5.0 r6.0 r7.0 r8.0 r9.0 as a batch of 8, @30.000001ms to @36ms
             32.500   m0 is executed on d0
             32.500     r0.1 is Done
             35.000   m0 is executed on d0
             35.000     r1.0 is Done
+            39.500     refuse r10.0: Overloaded { earliest_at: @42.000001ms }
             41.000   m0 is executed on d0
             41.000     r2.0 is Done
             41.000     r3.0 is Done
