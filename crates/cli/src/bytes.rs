@@ -25,11 +25,12 @@ impl FromStr for ByteSize {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("\"{text}\" is not a size: write a number and a unit, like 2GiB or 500MB");
         let trimmed = text.trim();
-        let unit = UNITS.iter().find(|(unit, _)| {
-            trimmed.len() > unit.len() && trimmed[trimmed.len() - unit.len()..].eq_ignore_ascii_case(unit)
-        });
-        let (number, factor) =
-            unit.map_or((trimmed, 1), |(unit, factor)| (&trimmed[..trimmed.len() - unit.len()], *factor));
+        let number_before = |unit: &str| {
+            let (number, end) = trimmed.split_at_checked(trimmed.len().checked_sub(unit.len())?)?;
+            end.eq_ignore_ascii_case(unit).then_some(number)
+        };
+        let found = UNITS.iter().find_map(|(unit, factor)| Some((number_before(unit)?, *factor)));
+        let (number, factor) = found.unwrap_or((trimmed, 1));
         let number: f64 = number.trim().parse().map_err(|_| wrong())?;
         if !(number.is_finite() && number > 0.0) {
             return Err(wrong());

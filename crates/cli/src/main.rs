@@ -3,6 +3,7 @@
 mod bytes;
 mod devices;
 mod example;
+mod reference;
 mod serve;
 
 use anyhow::Result;
