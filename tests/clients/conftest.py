@@ -58,12 +58,16 @@ def repository(folder):
     return folder
 
 
-def start(folder):
+def binary():
+    """The program to test."""
+    return os.environ.get("PUNCTUAL_BIN", str(ROOT / "target" / "debug" / "punctual"))
+
+
+def start(folder, *options):
     """A server on free ports; returns when its models are ready."""
-    binary = os.environ.get("PUNCTUAL_BIN", str(ROOT / "target" / "debug" / "punctual"))
     cache = ROOT / ".cache" / "client-tests"
-    command = [binary, "serve", "--model-repository", str(folder), "--cache-dir", str(cache)]
-    command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--profile-budget-ms", "30"]
+    command = [binary(), "serve", "--model-repository", str(folder), "--cache-dir", str(cache)]
+    command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--profile-budget-ms", "30", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
     os.set_blocking(process.stdout.fileno(), False)
     said = b""

@@ -1,0 +1,142 @@
+"""Starting, stopping, and models that come and go: each with a server of its own."""
+
+import concurrent.futures
+import json
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+
+import pytest
+
+import conftest
+
+EMULATED = """
+platform: "emulated"
+max_batch_size: 4
+parameters {{ key: "emulated_latency" value {{ string_value: "alpha_ms=1,beta_ms={beta},load_ms=1" }} }}
+"""
+
+
+def write_model(repository, name, beta):
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(EMULATED.format(beta=beta))
+
+
+def infer(server, model, parameters=None):
+    body = {"inputs": [{"name": "input", "shape": [1, 10], "datatype": "FP32", "data": [0.5] * 10}]}
+    if parameters:
+        body["parameters"] = parameters
+    request = urllib.request.Request(f"http://{server.http}/v2/models/{model}/infer", json.dumps(body).encode())
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+@pytest.fixture
+def emulated(tmp_path):
+    """Starts servers with an emulated device and stops them in the end."""
+    servers = []
+
+    def start(*options):
+        servers.append(conftest.start(tmp_path, "--devices", "emulated:1", *options))
+        return servers[-1]
+
+    yield tmp_path, start
+    for server in servers:
+        server.process.kill()
+        server.process.wait()
+
+
+def test_sigterm_under_load_loses_nothing_in_flight(emulated):
+    repository, start = emulated
+    write_model(repository, "slow", 300)
+    server = start()
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        answers = [pool.submit(infer, server, "slow") for _ in range(12)]
+        server.until("12 in flight", lambda: server.metric("punctual_requests_in_flight") == 12)
+        server.process.send_signal(signal.SIGTERM)
+        assert [answer.result()[0] for answer in answers] == [200] * 12
+    assert server.process.wait(timeout=30) == 0
+    with pytest.raises(OSError):
+        socket.create_connection(server.http.split(":"), timeout=5)
+
+
+def test_models_come_change_and_go(emulated):
+    repository, start = emulated
+    write_model(repository, "first", 1)
+    server = start()
+    assert infer(server, "first")[0] == 200
+    assert infer(server, "second")[0] == 404
+    write_model(repository, "second", 1)
+    server.until("the new model is served", lambda: infer(server, "second")[0] == 200)
+    # Slower now: what was possible before no longer is, and the server knows before it tries.
+    tight = {"timeout": 100_000}
+    assert infer(server, "second", tight)[0] == 200
+    (repository / "second" / "config.pbtxt").write_text(EMULATED.format(beta=2000))
+    server.until("the change is seen", lambda: infer(server, "second", tight)[0] == 504)
+    status, answer = infer(server, "second", tight)
+    assert answer["reason"] == "deadline_unreachable" and answer["earliest_deadline_us"] > 2_000_000
+    (repository / "second" / "config.pbtxt").write_text("max_batch_size: many")
+    server.until("the broken configuration is seen", lambda: infer(server, "second")[0] in (404, 503))
+    assert "max_batch_size" in infer(server, "second")[1]["error"]
+    assert infer(server, "first")[0] == 200
+
+
+def test_a_full_plan_refuses_with_a_time_to_come_back(emulated):
+    repository, start = emulated
+    write_model(repository, "slow", 300)
+    server = start()
+    with concurrent.futures.ThreadPoolExecutor(24) as pool:
+        answers = [pool.submit(infer, server, "slow", {"timeout": 900_000}) for _ in range(24)]
+        results = [answer.result() for answer in answers]
+    refused = [answer for status, answer in results if status == 503]
+    assert refused and all(answer["reason"] == "overloaded" for answer in refused)
+    assert all(answer["earliest_deadline_us"] > 900_000 for answer in refused)
+    assert [status for status, _ in results].count(200) >= 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--model-repository"),
+        (["--model-repository", "nowhere"], "nowhere"),
+        (["--model-repository", ".", "--policy", "fifo"], "clockwork"),
+        (["--model-repository", ".", "--devices", "gpu:1"], "cpu:N"),
+        (["--model-repository", ".", "--device-memory", "lots"], "2GiB"),
+        (["--model-repository", ".", "--config", "missing.toml"], "missing.toml"),
+        (["--model-repository", ".", "--onnxruntime", "missing.so"], "missing.so"),
+    ],
+)
+def test_bad_options_are_sentences(options, said, tmp_path):
+    done = subprocess.run(
+        [conftest.binary(), "serve", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )
+    assert done.returncode != 0
+    assert said in done.stderr and "panicked" not in done.stderr, done.stderr
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [conftest.binary(), "serve", "--model-repository", ".", "--devices", "emulated:1", "--http-port", port],
+            cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        )
+    assert done.returncode != 0
+    assert port in done.stderr and "in use" in done.stderr, done.stderr
+
+
+def test_settings_come_from_a_file_too(emulated):
+    repository, start = emulated
+    write_model(repository, "net", 1)
+    (repository / "settings.toml").write_text('max-body = "1KiB"\n')
+    server = start("--config", str(repository / "settings.toml"))
+    request = urllib.request.Request(f"http://{server.http}/v2/models/net/infer", b" " * 2000)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=30)
+    assert refused.value.code == 413
