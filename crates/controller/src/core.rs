@@ -50,6 +50,8 @@ pub(crate) struct Payload {
     pub rows: u32,
     pub reply: oneshot::Sender<Reply>,
     pub submitted_at: Timestamp,
+    /// How much earlier than its deadline it was planned for.
+    pub margin: Duration,
 }
 
 impl BatchItem for Payload {
@@ -320,9 +322,11 @@ impl Core {
         if let Some(payload) = self.payloads[id.slot as usize].take() {
             let refusal = match outcome {
                 Outcome::Rejected(Rejection::DeadlineUnreachable { earliest_at }) => {
-                    Refusal::DeadlineUnreachable { earliest_at }
+                    Refusal::DeadlineUnreachable { earliest_at: earliest_at + payload.margin }
                 }
-                Outcome::Rejected(Rejection::Overloaded { earliest_at }) => Refusal::Overloaded { earliest_at },
+                Outcome::Rejected(Rejection::Overloaded { earliest_at }) => {
+                    Refusal::Overloaded { earliest_at: earliest_at + payload.margin }
+                }
                 Outcome::Rejected(Rejection::QueueFull) => Refusal::QueueFull,
                 Outcome::Rejected(Rejection::ModelUnavailable) => Refusal::ModelUnavailable,
                 Outcome::Rejected(Rejection::NoDevice) => Refusal::NoDevice,

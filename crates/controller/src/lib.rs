@@ -47,9 +47,9 @@ pub struct ControllerConfig {
     pub devices: Vec<DeviceConfig>,
 }
 
-/// Plans aim this long before the deadline, for the way of the outputs to the client; a twentieth of the time that the
-/// request has, if that is less.
-const REPLY_MARGIN: Duration = Duration::from_micros(500);
+/// Plans aim this long before the deadline, for the way of the outputs to the client and for the gateway's timer, which gives
+/// up a millisecond before it; an eighth of the time that the request has, if that is less.
+const REPLY_MARGIN: Duration = Duration::from_micros(1250);
 /// So many messages are worked off before the lock is given up and the timer set.
 const MESSAGES_PER_TURN: usize = 1024;
 
@@ -167,9 +167,9 @@ impl Controller {
         self.inner.in_hand.fetch_add(1, Ordering::Relaxed);
         let now = self.now();
         let Submission { model, inputs, rows, deadline_at, priority, reply } = submission;
-        let margin = REPLY_MARGIN.min(deadline_at.since(now) / 20);
+        let margin = REPLY_MARGIN.min(deadline_at.since(now) / 8);
         let request = scheduler::Request { id, model, deadline_at: deadline_at - margin, priority, rows };
-        let payload = Payload { id, inputs, rows, reply, submitted_at: now };
+        let payload = Payload { id, inputs, rows, reply, submitted_at: now, margin };
         self.inner.inbox.push(Message::Submit { request, payload });
         Some(Ticket(id))
     }

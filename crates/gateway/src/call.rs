@@ -17,9 +17,8 @@ use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 use wire::{Fault, InferRequest, InferResponse, OutputTensor, Reason};
 
-/// Deadlines longer than this have room for the net to be cast a little early.
-const LONG_DEADLINE: Duration = Duration::from_millis(10);
-/// Timers fire up to a millisecond after their time: they are set that much before it where there is room.
+/// Timers fire up to a millisecond after their time: they are set that much before it, a tenth of a short deadline at most.
+/// Plans aim earlier still (the controller's margin).
 const TIMER_STEP: Duration = Duration::from_millis(1);
 
 /// A request for a known model that is ready. Dropped without an end, the client went away: it is taken out of the plan.
@@ -111,7 +110,7 @@ impl<'a> Call<'a> {
         let reply = match budget {
             None => answer.await,
             Some(budget) => {
-                let net_at = if budget > LONG_DEADLINE { deadline_at - TIMER_STEP } else { deadline_at };
+                let net_at = deadline_at - TIMER_STEP.min(budget / 10);
                 let left = net_at.since(self.shard.controller.now());
                 match tokio::time::timeout(left.into(), answer).await {
                     Ok(reply) => reply,
