@@ -79,7 +79,10 @@ def processor_seconds(pid):
 
 
 def resident_mib(pid):
-    return int(re.search(r"VmRSS:\s*(\d+) kB", pathlib.Path(f"/proc/{pid}/status").read_text())[1]) / 1024
+    """Memory of a process: its own, and what it shares with the file cache."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    kib = {name: int(value) for name, value in re.findall(r"^Rss(Anon|File):\s*(\d+) kB", status, re.MULTILINE)}
+    return {"own": kib["Anon"] / 1024, "files": kib["File"] / 1024}
 
 
 # ---- a server -------------------------------------------------------------------------------------------------------

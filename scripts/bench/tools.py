@@ -1,0 +1,22 @@
+"""Running the measuring programs of the crates."""
+
+import subprocess
+
+from common import ROOT, Failed
+
+
+def example(package, name, *arguments):
+    """Builds and runs an example of a crate; gives what it printed."""
+    command = ["cargo", "run", "--release", "--quiet", "-p", package, "--example", name, "--", *map(str, arguments)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if run.returncode != 0:
+        raise Failed(f"{' '.join(command)}: {run.stderr.strip()[-500:]}")
+    return run.stdout
+
+
+def built(package, name):
+    """Builds an example first, so that its run isn't disturbed by the compiler."""
+    command = ["cargo", "build", "--release", "--quiet", "-p", package, "--example", name]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if run.returncode != 0:
+        raise Failed(f"{' '.join(command)}: {run.stderr.strip()[-500:]}")
