@@ -5,14 +5,17 @@ use crate::cache::{self, Optimised};
 use crate::onnx::{self, Weights};
 use crate::optimise::{bad_model, optimise};
 use crate::runtime::{Refused, Runtime};
-use crate::session::{Options, Packed, Session, Value, c_path};
+use crate::session::{Options, Session, Value, c_path};
 use crate::signature::{Port, Ports};
 use engine::EngineError;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many sessions of one model are kept for later loads. One weighs little (ResNet-50: 0.2 MB), since weights, packed
-/// ones too, are shared; making one takes 20 to 50 us for each node of the graph, and longer where weights are packed.
+/// Sessions of models up to this size (a page of device memory) are kept after an unload and taken up by the next load:
+/// they hold next to nothing, and making one takes 20 to 50 us for each node of the graph. What larger ones hold, packed
+/// weights above all, an unload must free.
+const MAX_PARKED_BYTES: u64 = 2 << 20;
+/// How many sessions of one model are kept.
 const MAX_PARKED: usize = 8;
 
 /// See the module. Models of equal content share one.
@@ -20,10 +23,10 @@ pub(crate) struct Model {
     // The order is that of dropping: sessions before what they use.
     parked: Mutex<Vec<Session>>,
     options: Options,
-    packed: Option<Packed>,
     #[allow(dead_code, reason = "the options point to them")]
     values: Vec<Value>,
     source: Source,
+    packs: bool,
     pub(crate) ports: Ports,
     pub(crate) weight_bytes: u64,
 }
@@ -85,18 +88,13 @@ impl Model {
         options.optimise(false)?;
         options.set(c"session.disable_prepacking", if packs { c"0" } else { c"1" })?;
         let values = supply(runtime, &options, &weights, &optimised)?;
-        let packed = if packs { Some(Packed::new(runtime)?) } else { None };
-        let make = |packed: Option<&Packed>| Session::from_bytes(runtime, &optimised.skeleton, &options, packed);
-        let (session, packed) = match make(packed.as_ref()) {
-            Ok(session) => (session, packed),
-            // Some operators can pack their weights, but not share them.
-            Err(_) if packed.is_some() => (make(None)?, None),
-            Err(refused) => return Err(refused),
-        };
+        let session = Session::from_bytes(runtime, &optimised.skeleton, &options)?;
         let ports = Ports::of(&session)?;
         let weight_bytes = (optimised.skeleton.len() + optimised.block_bytes) as u64;
-        let parked = Mutex::new(vec![session]);
-        Ok(Self { parked, options, packed, values, source: Source::Split(optimised), ports, weight_bytes })
+        let source = Source::Split(optimised);
+        let model = Self { parked: Mutex::default(), options, values, source, packs, ports, weight_bytes };
+        model.park(session);
+        Ok(model)
     }
 
     fn whole(runtime: &'static Runtime, file: &Path, bytes: Vec<u8>) -> Result<Self, Refused> {
@@ -105,12 +103,13 @@ impl Model {
         if let Some(folder) = file.parent() {
             options.set(c"session.model_external_initializers_file_folder_path", &c_path(folder)?)?;
         }
-        let session = Session::from_bytes(runtime, &bytes, &options, None)?;
+        let session = Session::from_bytes(runtime, &bytes, &options)?;
         let ports = Ports::of(&session)?;
         let weight_bytes = bytes.len() as u64;
-        let parked = Mutex::new(vec![session]);
-        let (packed, values, source) = (None, Vec::new(), Source::Whole(bytes));
-        Ok(Self { parked, options, packed, values, source, ports, weight_bytes })
+        let (values, source) = (Vec::new(), Source::Whole(bytes));
+        let model = Self { parked: Mutex::default(), options, values, source, packs: true, ports, weight_bytes };
+        model.park(session);
+        Ok(model)
     }
 
     /// Keeps the optimised form for the next start, if there is room.
@@ -121,10 +120,10 @@ impl Model {
             tracing::warn!("{path}: the optimised model can't be kept, the next start takes longer: {error}");
             return self;
         }
-        if self.packed.is_none() {
+        if !self.packs {
             return self;
         }
-        // What was packed isn't looked at again: lying in the cache's file, it needn't stay in memory.
+        // What a session packs isn't looked at again until the next load: lying in the cache's file, it needn't stay in memory.
         let mapped = cache::read(path).and_then(|optimised| Self::split(runtime, optimised).ok());
         mapped.unwrap_or(self)
     }
@@ -132,14 +131,13 @@ impl Model {
     /// A session: a parked one, or a new one.
     pub(crate) fn session(&self, runtime: &'static Runtime) -> Result<Session, Refused> {
         let parked = self.parked().pop();
-        parked
-            .map_or_else(|| Session::from_bytes(runtime, self.source.bytes(), &self.options, self.packed.as_ref()), Ok)
+        parked.map_or_else(|| Session::from_bytes(runtime, self.source.bytes(), &self.options), Ok)
     }
 
-    /// Takes a session back.
+    /// Takes a session back, to be kept or freed.
     pub(crate) fn park(&self, session: Session) {
         let mut parked = self.parked();
-        if parked.len() < MAX_PARKED {
+        if self.weight_bytes <= MAX_PARKED_BYTES && parked.len() < MAX_PARKED {
             parked.push(session);
         }
     }

@@ -153,33 +153,6 @@ impl Drop for Value {
     }
 }
 
-/// Packed weights, kept once for all sessions that use them.
-pub(crate) struct Packed {
-    runtime: &'static Runtime,
-    raw: *mut sys::OrtPrepackedWeightsContainer,
-}
-
-// SAFETY: the runtime locks the container itself.
-unsafe impl Send for Packed {}
-// SAFETY: as above.
-unsafe impl Sync for Packed {}
-
-impl Packed {
-    pub(crate) fn new(runtime: &'static Runtime) -> Result<Self, Refused> {
-        let mut raw = ptr::null_mut();
-        // SAFETY: the out-pointer is valid.
-        runtime.check(unsafe { (runtime.api.CreatePrepackedWeightsContainer)(&mut raw) })?;
-        Ok(Self { runtime, raw })
-    }
-}
-
-impl Drop for Packed {
-    fn drop(&mut self) {
-        // SAFETY: ours, freed once, after the sessions that use it (they are held by whoever holds this).
-        unsafe { (self.runtime.api.ReleasePrepackedWeightsContainer)(self.raw) }
-    }
-}
-
 /// A model that can be run.
 pub(crate) struct Session {
     pub(crate) runtime: &'static Runtime,
@@ -204,29 +177,12 @@ impl Session {
     }
 
     /// From a file's bytes, which are copied as far as they are needed later.
-    pub(crate) fn from_bytes(
-        runtime: &'static Runtime,
-        bytes: &[u8],
-        options: &Options,
-        packed: Option<&Packed>,
-    ) -> Result<Self, Refused> {
+    pub(crate) fn from_bytes(runtime: &'static Runtime, bytes: &[u8], options: &Options) -> Result<Self, Refused> {
         let mut raw = ptr::null_mut();
         let (data, length) = (bytes.as_ptr().cast(), bytes.len());
-        // SAFETY: bytes and options are live for the call, the container (if any) outlives the session, the out-pointer is
-        // valid.
+        // SAFETY: bytes and options are live for the call, the out-pointer is valid.
         let status = unsafe {
-            let environment = runtime.raw_environment();
-            match packed {
-                None => (runtime.api.CreateSessionFromArray)(environment, data, length, options.raw, &mut raw),
-                Some(packed) => (runtime.api.CreateSessionFromArrayWithPrepackedWeightsContainer)(
-                    environment,
-                    data,
-                    length,
-                    options.raw,
-                    packed.raw,
-                    &mut raw,
-                ),
-            }
+            (runtime.api.CreateSessionFromArray)(runtime.raw_environment(), data, length, options.raw, &mut raw)
         };
         runtime.check(status)?;
         Ok(Self { runtime, raw })
