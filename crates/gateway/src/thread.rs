@@ -67,7 +67,7 @@ impl ThreadServer {
         let connections = Arc::new(Connections::default());
         let mut background = JoinSet::new();
         let driven = Arc::clone(&shard);
-        background.spawn(async move { driven.driver.run(&driven.controller).await });
+        background.spawn(async move { driven.driver.run(&driven.controller, &driven.calls).await });
         let mailbox = Arc::clone(&shard.mailbox);
         background.spawn(async move { mailbox.run().await });
         let (swept, settings) = (Arc::clone(&connections), Arc::clone(&shard.shared));
