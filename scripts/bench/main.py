@@ -37,6 +37,7 @@ def main():
     failed = []
     for part in [part for part in args.parts or PARTS if part != "report"]:
         print(f"\n== {part}: {PARTS[part]}", flush=True)
+        common.wait_for_quiet()
         load_before, began = common.load_average(), time.monotonic()
         try:
             figures, details = importlib.import_module(part).run(args.quick)

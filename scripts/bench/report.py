@@ -1,3 +1,103 @@
-"""docs/benchmarks.md"""
+"""Writes docs/benchmarks.md from what was measured last."""
+
+import json
+
+from common import RESULTS, ROOT, Figure
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+HEAD = """# Benchmarks
+
+Written by `scripts/bench.sh report` from what `make bench` measured last; numbers are not typed in. `make bench` runs
+everything (about twelve minutes, 11 GB below `.cache/bench` for the many models), `make bench ARGS=overload` one part,
+`make bench ARGS="--quick overload"` a short look at it. Nothing here runs with the tests: times on shared machines are too
+noisy to fail a build. The target column says what the project promises.
+
+Each part starts servers of its own on free ports of this machine and loads them from this machine, so that the generator
+and the server share the cores. Where a figure is a ratio, both numbers come from the same run. "Taken by others" is the
+share of all cores' time that the hypervisor or other processes used meanwhile: above some hundredths, times say more about
+the neighbours than about the server.
+"""
+
+PARTS = {
+    "overhead": """## Overhead
+
+A network of 10x10, which takes 6 us in ONNX Runtime, so that nearly all of the time is the server's. `wrk -t1` sends over
+loopback, JSON and binary tensors in turns, some seconds each; given is the median of the repetitions, with the best one
+beside it. "Deadline" is the same model with a latency objective of 50 ms, which takes the other way through the scheduler.
+CPU is user and system time of the server's process over the requests that it answered: the steadiest of these numbers. gRPC
+is loaded by `punctual load`, whose own work is part of the latency. Binary tensors must be no slower than JSON; three
+hundredths are noise.
+
+At one connection every step wakes a sleeping thread. In a virtual machine an idle core halts, and waking it costs 20 to 30
+us, so that one connection on a quiet machine is slower than one beside other work.
+""",
+    "overload": """## Overload
+
+Capacity first: the best of three closed loops. Then twice that rate, Poisson, each request with a deadline of ten executions.
+A server that says yes to everything would have a goodput near zero, because every answer would be late.
+
+"The server's view" counts answers that it gave after the deadline; "from the actual send" is what the client saw, with the
+way through the kernel on both sides.
+""",
+    "isolation": """## Isolation
+
+A model with a deadline at 30 % of the capacity, beside clients without one on four other models of the same shape that ask
+again as soon as they are answered. The paper's Clockwork kept an objective of 11.4 executions there.
+""",
+    "many": """## Many models
+
+Five hundred models of 10 MB each, a device memory of 500 MB, popularity by Zipf's law (exponent 0.9), a hot model that has
+a fifth of all requests. `popular` are the next 10, `middling` the 90 behind these, `rare` the other 399. Single requests
+are asked one at a time: the first one of a model finds it unloaded, the second loaded.
+
+The hot model is measured three times: alone, with as many others as fit into memory, and with all of them. From the first
+to the second it shares the device; from the second to the third come the loads.
+""",
+    "engine": """## Engine
+
+`cargo run --release -p engine-ort --example load_bench`, ResNet-50 (102 MB) on one thread. A plain session is what ONNX
+Runtime makes of the model's file; executions of both take turns in one process.
+""",
+    "scheduler": """## Scheduler
+
+`cargo run --release -p scheduler --example throughput`: the pure machine on one core, driven by exact devices; only the time
+inside it counts.
+""",
+    "simulator": """## Simulator
+
+`cargo run --release -p sim --example million` (100 models on 16 devices, all checkers on), and the files in `experiments/`
+as `punctual simulate` runs them. What they show is in `docs/experiments`.
+""",
+}
+
+
 def write():
-    return "nothing"
+    results = {part: json.loads((RESULTS / f"{part}.json").read_text()) for part in PARTS if (RESULTS / f"{part}.json").exists()}
+    sections = [HEAD]
+    for part, text in PARTS.items():
+        sections.append(text)
+        sections.append(table(results[part]) if part in results else "Not measured yet.\n")
+    PAGE.write_text("\n".join(sections))
+    return PAGE.relative_to(ROOT)
+
+
+def table(result):
+    lines = ["| figure | measured | target | |", "|---|---:|---:|---|"]
+    for fields in result["figures"]:
+        verdict = fields.pop("verdict")
+        target = fields.pop("target")
+        figure = Figure(**fields, target=tuple(target) if target else None)
+        said = ", ".join(part for part in (verdict.lower(), figure.note) if part)
+        lines.append(f"| {figure.name} | {figure.shown()} | {figure.wanted()} | {said} |")
+    return "\n".join(lines) + "\n\n" + caption(result)
+
+
+def caption(result):
+    about = result["machine"]
+    quick = " A quick run." if result["quick"] else ""
+    return (
+        f"{about['cores']} cores of {about['cpu']}, {about['memory_gib']:.0f} GiB, Linux {about['kernel']}, ONNX Runtime "
+        f"{about['onnxruntime']}, commit {about['commit']}; {about['measured']}, load average before it "
+        f"{result['load_average_before']}.{quick}\n"
+    )
