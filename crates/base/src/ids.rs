@@ -68,6 +68,11 @@ impl fmt::Display for RequestId {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ActionId(pub u64);
 
+impl ActionId {
+    /// From here up the numbers are the driver's own; the scheduler never gives them out.
+    pub const DRIVERS: Self = Self(1 << 63);
+}
+
 impl fmt::Debug for ActionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a{}", self.0)

@@ -13,6 +13,9 @@ use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
+/// How many models are asked for batch work that is short enough.
+const BACKGROUND_SEARCH: usize = 32;
+
 #[derive(Debug, Default)]
 struct ModelEntry {
     queue: ModelQueue,
@@ -236,10 +239,14 @@ impl Policy for Clockwork {
     }
 
     fn next_background(&mut self, ledger: &Ledger, device: DeviceId, limit: Duration) -> Option<Batch> {
-        let &(_, model) = self.devices[device.index()].background.first()?;
-        let queue = &self.models[model.index()].queue;
-        let candidate = queue.background_candidate(&ledger.model(model).latency, limit, &mut self.members)?;
-        Some(self.batch(model, candidate))
+        for &(_, model) in self.devices[device.index()].background.iter().take(BACKGROUND_SEARCH) {
+            let queue = &self.models[model.index()].queue;
+            if let Some(candidate) = queue.background_candidate(&ledger.model(model).latency, limit, &mut self.members)
+            {
+                return Some(self.batch(model, candidate));
+            }
+        }
+        None
     }
 
     fn background_waits(&self, devices: &BTreeSet<DeviceId>) -> bool {

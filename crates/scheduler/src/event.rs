@@ -19,6 +19,22 @@ pub enum Event {
     Cancelled(RequestId),
     /// A worker is done with an action, one way or another.
     Reported(Report),
+    /// The driver runs something of its own between the batches of a device (a measurement), behind what was ordered.
+    Borrowed {
+        /// Which device.
+        device: DeviceId,
+        /// The driver's own number for it, from `ActionId::DRIVERS` up.
+        action: ActionId,
+        /// What it is expected to take.
+        expected: Duration,
+    },
+    /// That is over.
+    Returned {
+        /// Which device.
+        device: DeviceId,
+        /// The number.
+        action: ActionId,
+    },
     /// Nothing but the passing of time: `next_wakeup` has come.
     WokeUp,
 }
@@ -41,7 +57,7 @@ pub struct ModelSpec {
     pub pages: u32,
     /// What its batches and its load were measured to take: the estimates' seed.
     pub profile: LatencyProfile,
-    /// The latency objective that most of its requests have, if any: bounds how long batch work may block a device.
+    /// The latency objective that most of its requests have, if any: the horizon in which its demand should be served.
     pub objective: Option<Duration>,
 }
 
@@ -54,7 +70,8 @@ pub struct Request {
     pub model: ModelId,
     /// When the answer must be there; `Timestamp::NEVER` for batch work.
     pub deadline_at: Timestamp,
-    /// As in Triton: 1 is the most urgent; within one model, lower numbers go first. 0 counts as the default level.
+    /// As in Triton: 1 is the most urgent; within one model, lower numbers go first. From 16 up all count the same; 0, no
+    /// priority, comes behind.
     pub priority: u32,
     /// Rows of the batch dimension, at least 1, at most the model's largest batch size.
     pub rows: u32,

@@ -1,7 +1,7 @@
 //! What will this batch take? A rolling quantile of the last measurements (Clockwork, section 5.3), for each batch size of
 //! each model, seeded with the profile.
 
-use base::{Duration, LatencyProfile};
+use base::{Duration, LatencyProfile, Timestamp};
 
 /// The last few measurements of one kind of action, with what is asked of them kept ready.
 #[derive(Clone, Debug)]
@@ -12,10 +12,17 @@ struct Rolling {
     quantile: Duration,
     /// What one takes on average lately; follows at once, so that sums of many are right.
     mean: Duration,
+    /// Mean and quantile at the start.
+    seed: (Duration, Duration),
+    /// When the last measurement came, or the estimate was last brought nearer to its seed.
+    seen_at: Timestamp,
 }
 
 /// An average gives the newest measurement this share: one in so many.
 const MEAN_SHARE: u64 = 16;
+/// What looks too slow isn't run, and what isn't run isn't measured: without a measurement for so long, an estimate that is
+/// above its seed comes half of the way back to it.
+const STALE: Duration = Duration::from_secs(1);
 
 /// How estimates are drawn from measurements.
 #[derive(Clone, Copy, Debug)]
@@ -26,11 +33,26 @@ pub(crate) struct Window {
 
 impl Rolling {
     fn seeded(mean: Duration, quantile: Duration) -> Self {
-        Self { recent: Vec::new(), next: 0, quantile, mean }
+        Self { recent: Vec::new(), next: 0, quantile, mean, seed: (mean, quantile), seen_at: Timestamp::ZERO }
+    }
+
+    /// Whether the estimate was due to come back towards its seed.
+    fn age(&mut self, now: Timestamp) -> bool {
+        let stale = now.since(self.seen_at) >= STALE;
+        if stale {
+            self.recent.clear();
+            self.next = 0;
+            // Differences stop at zero: an estimate below its seed stays.
+            self.mean -= (self.mean - self.seed.0) / 2;
+            self.quantile -= (self.quantile - self.seed.1) / 2;
+            self.seen_at = now;
+        }
+        stale
     }
 
     /// O(window), which is a constant of the configuration; nothing is allocated once the window is full.
-    fn observe(&mut self, window: Window, took: Duration, sorted: &mut Vec<Duration>) {
+    fn observe(&mut self, now: Timestamp, window: Window, took: Duration, scratch: &mut Vec<Duration>) {
+        self.seen_at = now;
         self.mean = (self.mean * (MEAN_SHARE - 1) + took) / MEAN_SHARE;
         if self.recent.len() < window.size {
             self.recent.push(took);
@@ -43,11 +65,11 @@ impl Rolling {
             self.quantile = self.quantile.max(took);
             return;
         }
-        sorted.clear();
-        sorted.extend_from_slice(&self.recent);
-        sorted.sort_unstable();
-        let rank = (sorted.len() as f64 * window.quantile).ceil() as usize;
-        self.quantile = sorted[rank.clamp(1, sorted.len()) - 1];
+        scratch.clear();
+        scratch.extend_from_slice(&self.recent);
+        let rank = (scratch.len() as f64 * window.quantile).ceil() as usize;
+        let (_, quantile, _) = scratch.select_nth_unstable(rank.clamp(1, self.recent.len()) - 1);
+        self.quantile = *quantile;
     }
 }
 
@@ -141,16 +163,25 @@ impl Latency {
         self.classes[self.classes.len() - 1].batch
     }
 
-    pub fn observe_batch(&mut self, batch: u32, took: Duration) {
-        let index = self.classes.partition_point(|class| class.batch < batch);
-        if let Some(class) = self.classes.get_mut(index) {
-            class.rolling.observe(self.window, took, &mut self.scratch);
+    /// Brings estimates that nothing has confirmed lately back towards their seeds.
+    pub fn age(&mut self, now: Timestamp) {
+        self.load.age(now);
+        let stale = self.classes.iter_mut().filter_map(|class| class.rolling.age(now).then_some(())).count();
+        if stale > 0 {
             self.update_pays();
         }
     }
 
-    pub fn observe_load(&mut self, took: Duration) {
-        self.load.observe(self.window, took, &mut self.scratch);
+    pub fn observe_batch(&mut self, now: Timestamp, batch: u32, took: Duration) {
+        let index = self.classes.partition_point(|class| class.batch < batch);
+        if let Some(class) = self.classes.get_mut(index) {
+            class.rolling.observe(now, self.window, took, &mut self.scratch);
+            self.update_pays();
+        }
+    }
+
+    pub fn observe_load(&mut self, now: Timestamp, took: Duration) {
+        self.load.observe(now, self.window, took, &mut self.scratch);
     }
 
     fn update_pays(&mut self) {
@@ -181,22 +212,35 @@ mod tests {
     fn the_seed_holds_until_the_window_is_full() {
         let mut latency = latency();
         for _ in 0..3 {
-            latency.observe_batch(1, micros(40));
+            latency.observe_batch(Timestamp::ZERO, 1, micros(40));
             assert_eq!(latency.smallest(), micros(100));
         }
-        latency.observe_batch(1, micros(40));
+        latency.observe_batch(Timestamp::ZERO, 1, micros(40));
         assert_eq!(latency.smallest(), micros(40));
     }
 
     #[test]
     fn a_slow_run_counts_at_once_and_is_forgotten_after_the_window() {
         let mut latency = latency();
-        latency.observe_batch(2, micros(900));
+        latency.observe_batch(Timestamp::ZERO, 2, micros(900));
         assert_eq!(latency.class_for(2).expected(), micros(900));
         for _ in 0..4 {
-            latency.observe_batch(2, micros(120));
+            latency.observe_batch(Timestamp::ZERO, 2, micros(120));
         }
         assert_eq!(latency.class_for(2).expected(), micros(120));
+    }
+
+    #[test]
+    fn a_slow_run_that_nothing_follows_is_forgiven() {
+        let at = |secs| Timestamp::ZERO + Duration::from_secs(secs);
+        let mut latency = latency();
+        latency.observe_batch(at(1), 1, micros(900));
+        latency.age(at(1));
+        assert_eq!(latency.smallest(), micros(900));
+        for secs in 2..12 {
+            latency.age(at(secs));
+        }
+        assert!(latency.smallest() < micros(101), "{}", latency.smallest());
     }
 
     #[test]

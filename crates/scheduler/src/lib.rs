@@ -14,8 +14,8 @@
 //! # The cost
 //!
 //! With n requests queued, M models, G devices, R of them holding the model at hand, and B batch sizes up to b: an arrival
-//! takes O(log n + log M) and looks at no more than a few of the R; a report takes O(log M + B (log n + b)) for each batch
-//! that it lets go.
+//! takes O(log n + log M), and O(R) when it makes its model more urgent than before; a report takes
+//! O(log M + B (log n + b)) for each batch that it lets go. Only planning a load looks at all G devices.
 
 mod backlog;
 mod clockwork;
@@ -50,8 +50,12 @@ use std::collections::BTreeSet;
 const PROBES: usize = 4;
 /// The queue is taken to last longer by one in so many parts than its average says.
 const BACKLOG_RESERVE: u64 = 16;
+/// Work that is due later than this doesn't count in what is said to those who were refused.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Levels of urgency within one model; higher numbers count as this one.
+const MAX_PRIORITY: u32 = 16;
 /// The level of requests that name no priority: behind all that name one.
-const DEFAULT_PRIORITY: u32 = u32::MAX;
+const DEFAULT_PRIORITY: u32 = MAX_PRIORITY + 1;
 
 /// Why the scheduler wants to be woken.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -117,6 +121,8 @@ impl Scheduler {
             Event::Submitted(request) => self.submitted(request, out),
             Event::Cancelled(request) => self.cancelled(request, out),
             Event::Reported(report) => self.reported(report, out),
+            Event::Borrowed { device, action, expected } => self.borrowed(device, action, expected),
+            Event::Returned { device, action } => self.returned(device, action),
             Event::WokeUp => self.touched.extend(self.hungry.iter()),
         }
         self.decide(out);
@@ -140,6 +146,12 @@ impl Scheduler {
     /// Free pages of a device, by the scheduler's count (P5); `None` when it isn't there.
     pub fn free_pages(&self, device: DeviceId) -> Option<u32> {
         Some(self.ledger.devices.get(device.index())?.as_ref()?.free_pages)
+    }
+
+    /// Whether a model's weights are on some device, or on their way.
+    pub fn is_resident(&self, model: ModelId) -> bool {
+        let entry = self.ledger.models.get(model.index()).and_then(Option::as_ref);
+        entry.is_some_and(|entry| !entry.residency.is_empty())
     }
 
     /// Whether a model's weights are on some device.
@@ -256,12 +268,24 @@ impl Scheduler {
 
     fn submitted(&mut self, request: Request, out: &mut Vec<Command>) {
         self.sequence += 1;
+        self.prepare_for(&request);
         match self.admit(&request) {
             Err(rejection) => {
                 self.note_missed(&request, rejection);
                 out.push(Command::Finish { request: request.id, outcome: Outcome::Rejected(rejection) });
             }
             Ok(device) => self.enqueue(request, device),
+        }
+    }
+
+    /// Brings what a request is judged by up to date: its model's estimates, and the slack that batch work must leave.
+    fn prepare_for(&mut self, request: &Request) {
+        let Some(Some(entry)) = self.ledger.models.get_mut(request.model.index()) else { return };
+        entry.latency.age(self.now);
+        let takes = entry.latency.class_for(request.rows).expected();
+        if request.deadline_at != Timestamp::NEVER && self.now + takes <= request.deadline_at {
+            // Also if it is refused: the next one like it should find the device free.
+            self.slack.observe(self.now, request.deadline_at.since(self.now) - takes);
         }
     }
 
@@ -344,7 +368,7 @@ impl Scheduler {
     }
 
     fn enqueue(&mut self, request: Request, device: Option<DeviceId>) {
-        let priority = if request.priority == 0 { DEFAULT_PRIORITY } else { request.priority };
+        let priority = if request.priority == 0 { DEFAULT_PRIORITY } else { request.priority.min(MAX_PRIORITY) };
         let place = Place { priority, deadline_at: request.deadline_at, sequence: self.sequence };
         let urgent = request.deadline_at != Timestamp::NEVER;
         let added = self.added_work(self.ledger.model(request.model), &request);
@@ -353,8 +377,6 @@ impl Scheduler {
         if urgent {
             entry.last_urgent_at = Some(self.now);
             entry.demand += work;
-            let slack = request.deadline_at.since(self.now) - entry.latency.class_for(request.rows).expected();
-            self.slack.observe(self.now, slack);
         }
         let booking = device.map(|device| {
             let there = self.ledger.device_mut(device);
@@ -401,6 +423,22 @@ impl Scheduler {
         }
     }
 
+    fn borrowed(&mut self, device: DeviceId, action: ActionId, expected: Duration) {
+        if let Some(Some(there)) = self.ledger.devices.get_mut(device.index()) {
+            there.exec.push(self.now, action, expected);
+            self.set_hungry(device);
+        }
+    }
+
+    fn returned(&mut self, device: DeviceId, action: ActionId) {
+        if let Some(Some(there)) = self.ledger.devices.get_mut(device.index()) {
+            there.exec.finish(self.now, action);
+            self.policy.freed(&self.ledger, device);
+            self.set_hungry(device);
+            self.touched.push(device);
+        }
+    }
+
     fn executed(
         &mut self,
         report: Report,
@@ -417,7 +455,7 @@ impl Scheduler {
         let entry = self.ledger.model_mut(model);
         entry.residency_on_mut(device).expect("weights in use stay (P6)").in_use -= 1;
         if let ActionStatus::Done { started_at, ended_at } = report.status {
-            entry.latency.observe_batch(batch, ended_at.since(started_at));
+            entry.latency.observe_batch(ended_at, batch, ended_at.since(started_at));
         }
         for &request in requests {
             match report.status {
@@ -426,6 +464,7 @@ impl Scheduler {
                 ActionStatus::Failed => self.finish_running(request, Outcome::Failed, out),
             }
         }
+        self.planner.reconsider();
         if freed {
             self.policy.freed(&self.ledger, device);
         }
@@ -478,7 +517,7 @@ impl Scheduler {
         let entry = self.ledger.model_mut(model);
         match report.status {
             ActionStatus::Done { started_at, ended_at } => {
-                entry.latency.observe_load(ended_at.since(started_at));
+                entry.latency.observe_load(ended_at, ended_at.since(started_at));
                 let residency = entry.residency_on_mut(device).expect("a model that is loading is resident");
                 residency.loading_until = None;
                 let last_used_at = residency.last_used_at;
@@ -505,6 +544,8 @@ impl Scheduler {
     // ---- decisions ----
 
     fn decide(&mut self, out: &mut Vec<Command>) {
+        // Before the devices are fed: a model that is always busy is free for a moment now, and may have to go.
+        self.planner.decide(self.now, self.config.schedule_ahead, &mut self.ledger, &mut *self.policy, out);
         while let Some(device) = self.touched.pop() {
             if self.hungry.contains(&device) {
                 self.feed(device, out);
@@ -598,11 +639,21 @@ impl Scheduler {
     /// Refuses what can no longer be in time.
     fn expire(&mut self, out: &mut Vec<Command>) {
         while let Some(id) = self.policy.expired(&self.ledger, self.now) {
-            let entry = self.requests.get(id).expect("queued requests are in hand");
-            let takes = self.ledger.model(entry.request.model).latency.class_for(entry.request.rows).expected();
-            let rejection = Rejection::Overloaded { earliest_at: self.now + takes };
+            let request = self.requests.get(id).expect("queued requests are in hand").request;
+            let rejection = Rejection::Overloaded { earliest_at: self.earliest_after_queue(&request) };
             self.finish_queued(id, Outcome::Rejected(rejection), out);
         }
+    }
+
+    /// When a request would be done if it came now and had all the time that it needs.
+    fn earliest_after_queue(&self, request: &Request) -> Timestamp {
+        let entry = self.ledger.model(request.model);
+        let start_at = if entry.residency.is_empty() {
+            self.now + self.planner.load_wait(&self.ledger, request.model, self.now) + entry.latency.load()
+        } else {
+            self.least_busy(entry, self.now + PATIENCE).1
+        };
+        start_at + entry.latency.class_for(request.rows).expected()
     }
 
     /// Batch work is queued where a device is idle: only the wish to stay available keeps it waiting.

@@ -33,6 +33,16 @@ pub(crate) struct Candidate {
     pub latest: Timestamp,
 }
 
+impl Candidate {
+    /// The smallest size that holds these rows: a request that no longer fitted may have left a larger one nearly empty.
+    fn holding(members: &[Queued], latency: &Latency, earliest_deadline_at: Timestamp) -> Self {
+        let rows: u32 = members.iter().map(|member| member.rows).sum();
+        let class = latency.classes().partition_point(|class| class.batch < rows);
+        let expected = latency.classes()[class].expected();
+        Self { class, expected, latest: earliest_deadline_at - expected }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct ModelQueue {
     /// Requests with a deadline. Nearly always one level.
@@ -131,7 +141,7 @@ impl ModelQueue {
             let smaller = if index == 0 { 0 } else { latency.classes()[index - 1].batch };
             let expected = class.expected();
             if let Some(earliest) = self.gather(start_at + expected, class, smaller, members) {
-                return Some(Candidate { class: index, expected, latest: earliest - expected });
+                return Some(Candidate::holding(members, latency, earliest));
             }
         }
         None
@@ -163,7 +173,7 @@ impl ModelQueue {
             let smaller = if index == 0 { 0 } else { latency.classes()[index - 1].batch };
             let waiting = self.background.values().map(|&queued| (Timestamp::NEVER, queued));
             if fill(waiting, class, smaller, members).is_some() {
-                return Some(Candidate { class: index, expected, latest: Timestamp::NEVER });
+                return Some(Candidate::holding(members, latency, Timestamp::NEVER));
             }
         }
         None

@@ -58,6 +58,14 @@ impl Planner {
         }
         let demand = entry.demand + entry.missed;
         let priority = if entry.removed || everywhere {
+            if entry.planned_demand != Duration::ZERO {
+                entry.planned_demand = Duration::ZERO;
+                for residency in &mut entry.residency {
+                    let device =
+                        all_devices[residency.device.index()].as_mut().expect("models are resident on devices");
+                    device.allocated -= std::mem::take(&mut residency.allocation);
+                }
+            }
             0
         } else if entry.residency.len() > FEW && is_near(demand, entry.planned_demand) {
             // On many devices the numbers take time in proportion; small changes don't turn the plan.

@@ -226,7 +226,7 @@ fn a_request_whose_time_has_run_out_is_refused_by_a_wakeup() {
             0     a1 load m0 on d0 by 87
             8     a2 exec m0 on d0 batch 1 [0] by 95
             15.1  woken for RequestExpires
-            15.1     request 1: overloaded until 20.1
+            15.1     request 1: overloaded until 25.4125
             30       request 0: Done
         "#]],
     );

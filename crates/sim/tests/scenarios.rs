@@ -192,7 +192,7 @@ fn what_cannot_be_in_time_is_refused_at_once() {
             32.500     r0.1 is Done
             35.000   m0 is executed on d0
             35.000     r1.0 is Done
-            39.500     refuse r10.0: Overloaded { earliest_at: @42.000001ms }
+            39.500     refuse r10.0: Overloaded { earliest_at: @44.03125ms }
             41.000   m0 is executed on d0
             41.000     r2.0 is Done
             41.000     r3.0 is Done
