@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -80,9 +81,15 @@ def test_models_come_change_and_go(emulated):
     server.until("the change is seen", lambda: infer(server, "second", tight)[0] == 504)
     status, answer = infer(server, "second", tight)
     assert answer["reason"] == "deadline_unreachable" and answer["earliest_deadline_us"] > 2_000_000
+    # A change that can't be served leaves the model as it was; a new model that can't is named with the reason.
     (repository / "second" / "config.pbtxt").write_text("max_batch_size: many")
-    server.until("the broken configuration is seen", lambda: infer(server, "second")[0] in (404, 503))
-    assert "max_batch_size" in infer(server, "second")[1]["error"]
+    write_model(repository, "third", 1)
+    (repository / "third" / "config.pbtxt").write_text("max_batch_size: many")
+    server.until("the broken model is seen", lambda: infer(server, "third")[0] != 404)
+    assert "max_batch_size" in infer(server, "third")[1]["error"]
+    assert infer(server, "second", tight)[0] == 504
+    shutil.rmtree(repository / "second")
+    server.until("the model is gone", lambda: infer(server, "second")[0] == 404)
     assert infer(server, "first")[0] == 200
 
 

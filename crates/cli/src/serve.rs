@@ -148,11 +148,17 @@ impl ServeOptions {
         if !(0.0..=1.0).contains(&quantile) {
             bail!("--profile-quantile {quantile}: a quantile is between 0 and 1");
         }
+        let window = self.profile_window.unwrap_or(100);
+        if !(1..=10_000).contains(&window) {
+            bail!("--profile-window {window}: between 1 and 10000 past executions can be looked at");
+        }
         Ok(scheduler::Config {
             policy,
             schedule_ahead: SCHEDULE_AHEAD,
-            profile_window: self.profile_window.unwrap_or(100),
+            profile_window: window,
             profile_quantile: quantile,
+            // One model's queue must not take all the slots from the others.
+            max_queued_per_model: (self.max_requests() / 2).max(1) as usize,
             ..scheduler::Config::default()
         })
     }
@@ -180,10 +186,24 @@ impl ServeOptions {
         };
         Ok(ControllerConfig {
             scheduler: self.scheduler()?,
-            max_requests: self.max_requests.unwrap_or(65_536),
+            max_requests: self.max_requests(),
             page_bytes: PAGE_BYTES,
             devices: (0..devices.count).map(device).collect(),
         })
+    }
+
+    fn max_requests(&self) -> u32 {
+        self.max_requests.unwrap_or(65_536).max(1)
+    }
+
+    /// The deadline of requests that name none.
+    fn default_objective(&self) -> Result<Option<Duration>> {
+        match self.default_objective_ms {
+            Some(millis) if !(millis.is_finite() && millis > 0.0) => {
+                bail!("--default-objective-ms {millis}: a deadline is a number of milliseconds above 0")
+            }
+            millis => Ok(millis.map(Duration::from_millis_f64)),
+        }
     }
 
     fn gateway(&self) -> gateway::Config {
@@ -235,7 +255,7 @@ pub fn run(options: ServeOptions) -> Result<()> {
             repository: repository.clone(),
             engine,
             device_kind,
-            default_objective: options.default_objective_ms.map(Duration::from_millis_f64),
+            default_objective: options.default_objective()?,
             effort: options.profile_budget_ms.map_or_else(Effort::default, |millis| Effort {
                 budget: Duration::from_millis(millis),
                 ..Effort::default()
@@ -319,7 +339,6 @@ fn wait_until_started(controller: &Controller, gateway: &Gateway, manager: &Mana
             Ok(()) | Err(RecvTimeoutError::Disconnected) => return false,
         }
     }
-    gateway.set_ready();
     gateway.set_ready();
     let catalogue = controller.catalogue();
     let versions = || catalogue.models.values().flat_map(|model| model.versions.values());

@@ -6,12 +6,11 @@ use base::{ActionId, DeviceId, Duration, ModelId, ModelSignature, RequestId, Tim
 use scheduler::{ActionStatus, Command, DeviceSpec, Event, Execution, ModelSpec, Outcome, Rejection, Scheduler};
 use std::collections::HashMap;
 use std::sync::Arc;
-use telemetry::{DeviceMetrics, ModelMetrics};
+use telemetry::{DeviceMetrics, Invariant, ModelMetrics};
 use tokio::sync::oneshot;
 use worker::{BatchItem, Device, ExecuteOrder, LoadOrder, Slot, Status, Tensor, UnloadOrder};
 
 /// News for the driver.
-#[derive(Debug)]
 pub(crate) enum Message {
     Submit { request: scheduler::Request, payload: Payload },
     Cancel(RequestId),
@@ -19,6 +18,14 @@ pub(crate) enum Message {
     AddDevice { device: Device<Payload>, metrics: DeviceMetrics },
     AddModel { id: ModelId, pages: u32, model: Box<NewModel>, metrics: ModelMetrics },
     RemoveModel(ModelId),
+    Borrow { device: DeviceId, action: ActionId, expected: Duration, work: Box<dyn FnOnce() + Send> },
+    Return { device: DeviceId, action: ActionId },
+}
+
+impl std::fmt::Debug for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Message")
+    }
 }
 
 impl Message {
@@ -27,7 +34,12 @@ impl Message {
         let waiting = match self {
             Self::Submit { payload, .. } => vec![payload],
             Self::Report(report) => report.returned,
-            Self::Cancel(_) | Self::AddDevice { .. } | Self::AddModel { .. } | Self::RemoveModel(_) => Vec::new(),
+            Self::Cancel(_)
+            | Self::AddDevice { .. }
+            | Self::AddModel { .. }
+            | Self::RemoveModel(_)
+            | Self::Borrow { .. }
+            | Self::Return { .. } => Vec::new(),
         };
         for payload in waiting {
             // A receiver that is gone needs no answer.
@@ -46,12 +58,11 @@ impl std::fmt::Debug for NewModel {
 #[derive(Debug)]
 pub(crate) struct Payload {
     pub id: RequestId,
+    pub model: ModelId,
     pub inputs: Vec<Tensor>,
     pub rows: u32,
     pub reply: oneshot::Sender<Reply>,
     pub submitted_at: Timestamp,
-    /// How much earlier than its deadline it was planned for.
-    pub margin: Duration,
 }
 
 impl BatchItem for Payload {
@@ -77,6 +88,9 @@ struct ModelRecord {
     metrics: ModelMetrics,
     /// By device.
     slots: Vec<Arc<Slot>>,
+    name: String,
+    /// Why an action failed the last time that one did.
+    failure: String,
 }
 
 struct DeviceRecord {
@@ -102,6 +116,8 @@ pub(crate) struct Core {
     models: Vec<Option<ModelRecord>>,
     devices: Vec<DeviceRecord>,
     expectations: HashMap<ActionId, Expectation>,
+    /// Models that are out of service but may still be on a device.
+    removed: Vec<ModelId>,
     steps: u64,
     stopped: bool,
 }
@@ -124,6 +140,7 @@ impl Core {
             models: Vec::new(),
             devices: Vec::new(),
             expectations: HashMap::new(),
+            removed: Vec::new(),
             steps: 0,
             stopped: false,
         }
@@ -138,10 +155,6 @@ impl Core {
             let _ = payload.reply.send(Reply::Refused(Refusal::ShuttingDown));
         }
         std::mem::take(&mut self.devices)
-    }
-
-    pub fn run_alone(&self, device: usize, work: Box<dyn FnOnce() + Send>) -> bool {
-        self.devices.get(device).is_some_and(|record| record.device.run_alone(work))
     }
 
     pub fn handle(&mut self, inner: &Inner, now: Timestamp, message: Message) {
@@ -171,7 +184,17 @@ impl Core {
                 self.step(inner, now, Event::DeviceAdded(spec));
             }
             Message::AddModel { id, pages, model, metrics } => self.add_model(inner, now, id, pages, *model, metrics),
-            Message::RemoveModel(model) => self.step(inner, now, Event::ModelRemoved(model)),
+            Message::RemoveModel(model) => {
+                self.removed.push(model);
+                self.step(inner, now, Event::ModelRemoved(model));
+            }
+            Message::Borrow { device, action, expected, work } => {
+                self.step(inner, now, Event::Borrowed { device, action, expected });
+                if !self.devices[device.index()].device.run_alone(work) {
+                    self.step(inner, now, Event::Returned { device, action });
+                }
+            }
+            Message::Return { device, action } => self.step(inner, now, Event::Returned { device, action }),
         }
     }
 
@@ -200,8 +223,9 @@ impl Core {
             self.models.resize_with(id.index() + 1, || None);
         }
         let slots = self.devices.iter().map(|_| Arc::default()).collect();
-        let NewModel { prepared, signature, profile, objective, .. } = model;
-        self.models[id.index()] = Some(ModelRecord { prepared, signature, pages, metrics, slots });
+        let NewModel { name, prepared, signature, profile, objective, .. } = model;
+        let failure = String::new();
+        self.models[id.index()] = Some(ModelRecord { prepared, signature, pages, metrics, slots, name, failure });
         self.step(inner, now, Event::ModelAdded(ModelSpec { model: id, pages, profile, objective }));
     }
 
@@ -210,18 +234,32 @@ impl Core {
             let slot = payload.id.slot as usize;
             self.payloads[slot] = Some(payload);
         }
-        if let Some(expectation) = self.expectations.remove(&report.action) {
-            self.measure(&expectation, &report.status);
+        let expectation = self.expectations.remove(&report.action);
+        if let Some(expectation) = &expectation {
+            self.measure(expectation, &report.status);
         }
         let status = match report.status {
             Status::Done { started_at, ended_at } => ActionStatus::Done { started_at, ended_at },
             Status::TooLate => ActionStatus::TooLate,
             Status::Failed(reason) => {
-                tracing::error!(action = report.action.0, "{reason}");
+                self.note_failure(inner, expectation.as_ref(), reason);
                 ActionStatus::Failed
             }
         };
         self.step(inner, now, Event::Reported(scheduler::Report { action: report.action, status }));
+    }
+
+    fn note_failure(&mut self, inner: &Inner, expectation: Option<&Expectation>, reason: String) {
+        for (name, invariant) in [("P5", Invariant::P5), ("P6", Invariant::P6)] {
+            if reason.starts_with(name) {
+                inner.metrics.violated(invariant);
+            }
+        }
+        let Some(expectation) = expectation else { return };
+        let Some(Some(model)) = self.models.get_mut(expectation.model.index()) else { return };
+        let what = if expectation.done_at.is_some() { "an execution" } else { "a load" };
+        tracing::error!(model = model.name, "{what} failed: {reason}");
+        model.failure = reason;
     }
 
     fn measure(&self, expected: &Expectation, status: &Status) {
@@ -261,6 +299,21 @@ impl Core {
             }
         }
         self.commands = commands;
+        if !self.removed.is_empty() {
+            self.forget_removed();
+        }
+    }
+
+    /// Frees what is kept of removed models that are on no device any more.
+    fn forget_removed(&mut self) {
+        let (scheduler, models) = (&self.scheduler, &mut self.models);
+        self.removed.retain(|&model| {
+            let resident = scheduler.is_resident(model);
+            if !resident {
+                models[model.index()] = None;
+            }
+            resident
+        });
     }
 
     fn execute(&mut self, inner: &Inner, now: Timestamp, execution: Execution) {
@@ -317,20 +370,29 @@ impl Core {
         there.metrics.pages(there.device.pages().total(), there.device.pages().used());
     }
 
+    /// Why a request that was never executed failed.
+    fn failure_of(&self, model: ModelId) -> String {
+        let known = self.models.get(model.index()).and_then(Option::as_ref).map(|model| &model.failure);
+        match known {
+            Some(reason) if !reason.is_empty() => format!("the model could not be loaded: {reason}"),
+            _ => "the device that it was on is gone".into(),
+        }
+    }
+
     fn finish(&mut self, inner: &Inner, id: RequestId, outcome: Outcome) {
         // Requests that were executed have their answer from the worker, and no payload here.
         if let Some(payload) = self.payloads[id.slot as usize].take() {
             let refusal = match outcome {
                 Outcome::Rejected(Rejection::DeadlineUnreachable { earliest_at }) => {
-                    Refusal::DeadlineUnreachable { earliest_at: earliest_at + payload.margin }
+                    Refusal::DeadlineUnreachable { earliest_at: Inner::with_margin(payload.submitted_at, earliest_at) }
                 }
                 Outcome::Rejected(Rejection::Overloaded { earliest_at }) => {
-                    Refusal::Overloaded { earliest_at: earliest_at + payload.margin }
+                    Refusal::Overloaded { earliest_at: Inner::with_margin(payload.submitted_at, earliest_at) }
                 }
                 Outcome::Rejected(Rejection::QueueFull) => Refusal::QueueFull,
                 Outcome::Rejected(Rejection::ModelUnavailable) => Refusal::ModelUnavailable,
                 Outcome::Rejected(Rejection::NoDevice) => Refusal::NoDevice,
-                Outcome::Failed => Refusal::ExecutionFailed("the model could not be loaded".into()),
+                Outcome::Failed => Refusal::ExecutionFailed(self.failure_of(payload.model)),
                 Outcome::Done | Outcome::Late | Outcome::Cancelled => Refusal::DeadlineMissed,
             };
             // A receiver that is gone needs no answer.

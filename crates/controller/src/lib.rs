@@ -26,7 +26,7 @@ pub use profiler::Effort;
 pub use worker::{DeviceConfig, Tensor};
 
 use crate::core::{Core, Message, Payload};
-use base::{Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp};
+use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp};
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
@@ -50,6 +50,8 @@ pub struct ControllerConfig {
 /// Plans aim this long before the deadline, for the way of the outputs to the client and for the gateway's timer, which gives
 /// up a millisecond before it; an eighth of the time that the request has, if that is less.
 const REPLY_MARGIN: Duration = Duration::from_micros(1250);
+/// Of a short time, plans leave one part in so many.
+const REPLY_SHARE: u64 = 8;
 /// So many messages are worked off before the lock is given up and the timer set.
 const MESSAGES_PER_TURN: usize = 1024;
 
@@ -75,6 +77,7 @@ struct Inner {
     in_hand: AtomicU32,
     shutting_down: AtomicBool,
     next_model: AtomicU32,
+    borrowings: AtomicU64,
     generation: AtomicU64,
     catalogue: Mutex<Arc<Catalogue>>,
 }
@@ -111,6 +114,7 @@ impl Controller {
             in_hand: AtomicU32::new(0),
             shutting_down: AtomicBool::new(false),
             next_model: AtomicU32::new(0),
+            borrowings: AtomicU64::new(0),
             generation: AtomicU64::new(0),
             catalogue: Mutex::default(),
         });
@@ -167,9 +171,9 @@ impl Controller {
         self.inner.in_hand.fetch_add(1, Ordering::Relaxed);
         let now = self.now();
         let Submission { model, inputs, rows, deadline_at, priority, reply } = submission;
-        let margin = REPLY_MARGIN.min(deadline_at.since(now) / 8);
+        let margin = REPLY_MARGIN.min(deadline_at.since(now) / REPLY_SHARE);
         let request = scheduler::Request { id, model, deadline_at: deadline_at - margin, priority, rows };
-        let payload = Payload { id, inputs, rows, reply, submitted_at: now, margin };
+        let payload = Payload { id, model, inputs, rows, reply, submitted_at: now };
         self.inner.inbox.push(Message::Submit { request, payload });
         Some(Ticket(id))
     }
@@ -206,10 +210,19 @@ impl Controller {
         self.drive();
     }
 
-    /// Runs something alone on a device, between batches. `false`: it won't run.
-    pub fn run_alone(&self, device: usize, work: Box<dyn FnOnce() + Send>) -> bool {
-        let core = self.inner.core.lock().unwrap_or_else(PoisonError::into_inner);
-        core.run_alone(device, work)
+    /// Runs something alone on a device when it has no order to carry out, with the scheduler's knowledge. It doesn't run if
+    /// the server is going down.
+    pub(crate) fn borrow_device(&self, device: DeviceId, expected: Duration, work: Box<dyn FnOnce() + Send>) {
+        let number = self.inner.borrowings.fetch_add(1, Ordering::Relaxed);
+        let action = ActionId(ActionId::DRIVERS.0 + number);
+        let inner = Arc::downgrade(&self.inner);
+        let work = Box::new(move || {
+            // Also after a panic, which the executor catches, the device must be given back.
+            let _giving_back = GiveBack { inner, device, action };
+            work();
+        });
+        self.inner.inbox.push(Message::Borrow { device, action, expected, work });
+        self.drive();
     }
 
     /// Refuses new requests from now on.
@@ -233,19 +246,39 @@ impl Controller {
     }
 }
 
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn asking_for_the_earliest_deadline_gives_a_plan_for_that_instant() {
+        let now = Timestamp::ZERO + Duration::from_secs(5);
+        for planned_us in [10, 600, 6_000, 10_000, 90_000] {
+            let planned_at = now + Duration::from_micros(planned_us);
+            let asked = Inner::with_margin(now, planned_at);
+            let margin = REPLY_MARGIN.min(asked.since(now) / REPLY_SHARE);
+            assert!(asked - margin >= planned_at, "{planned_us} us");
+            assert!(asked.since(planned_at) <= REPLY_MARGIN + Duration::from_nanos(1), "{planned_us} us");
+        }
+    }
+}
+
 impl Inner {
     fn drive(&self) {
         loop {
             // The news of this thread must be in the inbox before it finds the lock taken, and the lock must be free
             // before the driver finds the inbox empty: else both could leave it to the other.
             fence(Ordering::SeqCst);
-            let wakeup = match self.core.try_lock() {
-                Ok(mut core) => self.turn(&mut core),
+            match self.core.try_lock() {
+                Ok(mut core) => {
+                    let wakeup = self.turn(&mut core);
+                    // While the lock is held: an older wish must not overwrite a newer one.
+                    self.timer.set(wakeup);
+                }
                 Err(TryLockError::WouldBlock) => return,
                 // A panic while driving broke an invariant; going on with half of a step would break more.
                 Err(TryLockError::Poisoned(_)) => fatal("the scheduler broke one of its invariants"),
-            };
-            self.timer.set(wakeup);
+            }
             fence(Ordering::SeqCst);
             if self.inbox.is_empty() {
                 return;
@@ -259,6 +292,13 @@ impl Inner {
             core.handle(self, self.clock.now(), message);
         }
         core.wake_if_due(self, self.clock.now())
+    }
+
+    /// The deadline that a client must ask for to be planned for that instant.
+    fn with_margin(submitted_at: Timestamp, planned_at: Timestamp) -> Timestamp {
+        let span = planned_at.since(submitted_at);
+        let short = span * REPLY_SHARE / (REPLY_SHARE - 1) + Duration::from_nanos(1);
+        submitted_at + short.min(span + REPLY_MARGIN)
     }
 
     fn take_slot(&self) -> Option<RequestId> {
@@ -282,6 +322,22 @@ impl Inner {
 fn fatal(reason: &str) -> ! {
     tracing::error!("{reason}; the process ends here so that no wrong plan is carried out");
     std::process::exit(70);
+}
+
+/// Gives a borrowed device back when it is dropped.
+struct GiveBack {
+    inner: Weak<Inner>,
+    device: DeviceId,
+    action: ActionId,
+}
+
+impl Drop for GiveBack {
+    fn drop(&mut self) {
+        if let Some(inner) = self.inner.upgrade() {
+            inner.inbox.push(Message::Return { device: self.device, action: self.action });
+            inner.drive();
+        }
+    }
 }
 
 /// The way of a report from an executor into the inbox. Weak: the devices belong to the controller.

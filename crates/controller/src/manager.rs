@@ -6,7 +6,7 @@ use crate::{Controller, NewModel};
 use base::{Duration, LatencyProfile, ModelId};
 use engine::{Emulation, Engine, ModelSource, Prepared};
 use repository::{Change, Entry, Found, ProfileKey, ProfileStore, Repository, StoredProfile, WatchOptions, Watcher};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -81,7 +81,7 @@ impl Manager {
             *signal.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
             signal.1.notify_all();
             while let Ok(Work::Changes(changes)) = orders.recv() {
-                changes.into_iter().for_each(|change| shelf.apply(change));
+                shelf.apply(changes);
             }
         });
         let thread = Some(thread.map_err(|error| format!("a thread could not be started: {error}"))?);
@@ -148,29 +148,62 @@ impl Shelf {
         (self.config.progress)(&Progress { done: total, total, current: String::new() });
     }
 
-    fn apply(&mut self, change: Change) {
-        match change {
-            Change::Added(entry) => {
-                tracing::info!(model = entry.name(), version = entry.version(), "a model was added");
-                self.set(entry.name(), entry.version().unwrap_or(0), ModelState::Loading, None);
-                self.publish();
-                self.take_in(entry);
-            }
-            // The old one serves until the new one is ready.
-            Change::Changed(entry) => {
-                tracing::info!(model = entry.name(), version = entry.version(), "a model was changed");
-                self.take_in(entry);
-            }
-            Change::Removed { name, version } => {
-                tracing::info!(model = name, version, "a model was removed");
-                let version = version.unwrap_or(0);
-                if let Some(old) = self.versions.remove(&(name.clone(), version)) {
-                    self.publish();
-                    self.retire(&old);
-                    self.controller.metrics().remove_model(&name, version);
+    fn apply(&mut self, changes: Vec<Change>) {
+        let names = |wanted: &dyn Fn(&Entry) -> bool| -> BTreeSet<String> {
+            let entries = changes.iter().filter_map(|change| match change {
+                Change::Added(entry) | Change::Changed(entry) => Some(entry),
+                Change::Removed { .. } => None,
+            });
+            entries.filter(|&entry| wanted(entry)).map(|entry| entry.name().to_owned()).collect()
+        };
+        // A configuration that can't be read makes the whole model unreadable: versions that are served stay.
+        let unreadable = names(&|entry| entry.version().is_none());
+        let readable = names(&|entry| entry.version().is_some());
+        for change in changes {
+            match change {
+                Change::Added(entry) | Change::Changed(entry) => self.change(entry),
+                Change::Removed { name, version: Some(_) } if unreadable.contains(&name) => {}
+                Change::Removed { name, version: Some(version) } => self.remove(&name, version),
+                Change::Removed { name, version: None } => {
+                    self.remove(&name, 0);
+                    if !readable.contains(&name) {
+                        self.versions_of(&name).into_iter().for_each(|version| self.remove(&name, version));
+                    }
                 }
             }
         }
+    }
+
+    fn change(&mut self, entry: Entry) {
+        let (name, version) = (entry.name().to_owned(), entry.version().unwrap_or(0));
+        tracing::info!(model = name, version, "a model was added or changed");
+        let serves = |version: &u64| self.versions[&(name.clone(), *version)].id.is_some();
+        if let (Entry::Broken(broken), None) = (&entry, entry.version())
+            && self.versions_of(&name).iter().any(serves)
+        {
+            tracing::error!(model = name, "the change can't be served, the model stays as it was: {}", broken.reason);
+            return;
+        }
+        // One that is served already serves until its successor is ready.
+        if !self.versions.contains_key(&(name.clone(), version)) {
+            self.set(&name, version, ModelState::Loading, None);
+            self.publish();
+        }
+        self.take_in(entry);
+    }
+
+    fn remove(&mut self, name: &str, version: u64) {
+        if let Some(old) = self.versions.remove(&(name.to_owned(), version)) {
+            tracing::info!(model = name, version, "a model was removed");
+            self.publish();
+            self.retire(&old);
+            self.controller.metrics().remove_model(name, version);
+        }
+    }
+
+    fn versions_of(&self, name: &str) -> Vec<u64> {
+        let all = (name.to_owned(), 0)..=(name.to_owned(), u64::MAX);
+        self.versions.range(all).map(|((_, version), _)| *version).collect()
     }
 
     fn take_in(&mut self, entry: Entry) {
@@ -182,17 +215,28 @@ impl Shelf {
             Entry::Found(found) => self.bring_up(found),
             Entry::Broken(broken) => Err(broken.reason.clone()),
         };
-        let old = self.versions.remove(&(name.clone(), version));
+        let key = (name.clone(), version);
         match outcome {
-            Ok((served, id)) => self.set(&name, version, ModelState::Ready(served), Some(id)),
+            Ok((served, id)) => {
+                let old = self.versions.remove(&key);
+                self.set(&name, version, ModelState::Ready(served), Some(id));
+                self.publish();
+                if let Some(old) = old {
+                    self.retire(&old);
+                }
+            }
+            Err(reason) if self.versions.get(&key).is_some_and(|old| old.id.is_some()) => {
+                tracing::error!(
+                    model = name,
+                    version,
+                    "the change can't be served, the model stays as it was: {reason}"
+                );
+            }
             Err(reason) => {
                 tracing::error!(model = name, version, "the model can't be served: {reason}");
                 self.set(&name, version, ModelState::Broken(reason), None);
+                self.publish();
             }
-        }
-        self.publish();
-        if let Some(old) = old {
-            self.retire(&old);
         }
     }
 
@@ -244,12 +288,16 @@ impl Shelf {
             emulated,
         };
         let prepared = self.config.engine.prepare(&source).map_err(|error| error.to_string())?;
-        let signature = prepared.signature().clone();
+        let mut signature = prepared.signature().clone();
         let wrong = repository::disagreements(config, &signature);
         if !wrong.is_empty() {
             return Err(wrong.join("; "));
         }
         let sizes = config.batch_sizes(signature.max_batch);
+        if signature.max_batch > 0 {
+            // More rows than the largest size can't be planned for.
+            signature.max_batch = sizes.last().copied().unwrap_or(1);
+        }
         let profile = match source.emulated {
             Some(emulation) if self.config.engine.name() == "emulated" => emulation.profile,
             _ => self.profile(found, &*prepared, &sizes)?,

@@ -1,7 +1,7 @@
 //! Measures what a model's batches and loads take, alone on the device.
 
 use crate::Controller;
-use base::{BatchLatency, DataType, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
+use base::{BatchLatency, DataType, DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
 use engine::{Loaded, Prepared, TensorView};
 use repository::ProfileInput;
 use std::collections::BTreeMap;
@@ -27,6 +27,8 @@ impl Default for Effort {
 /// Fewer runs than this are never enough.
 const FEWEST_RUNS: u32 = 3;
 const LOAD_RUNS: u32 = 3;
+/// What the first run is expected to take, for the sake of others who plan with the device.
+const FIRST_GUESS: Duration = Duration::from_millis(50);
 /// What dimensions of any size are tried with, in this order, until the model accepts one.
 const TRIED_SIZES: [i64; 7] = [64, 16, 128, 1, 32, 512, 224];
 
@@ -39,7 +41,7 @@ pub(crate) fn measure(
     effort: Effort,
 ) -> Result<LatencyProfile, String> {
     let (load, loaded) = measure_load(prepared)?;
-    let mut run = Run { controller, loaded: Some(loaded) };
+    let mut run = Run { controller, loaded: Some(loaded), expected: FIRST_GUESS };
     let signature = prepared.signature();
     let mut batches = Vec::new();
     let mut open_size = None;
@@ -57,7 +59,7 @@ pub(crate) fn measure(
     LatencyProfile::new(batches, load).map_err(|error| error.to_string())
 }
 
-/// The median of a few loads, and the last one's result.
+/// The slowest of a few loads, and the last one's result.
 fn measure_load(prepared: &dyn Prepared) -> Result<(Duration, Box<dyn Loaded>), String> {
     let mut spans = Vec::new();
     loop {
@@ -82,6 +84,8 @@ struct Run<'a> {
     controller: &'a Controller,
     /// With the executor while a run is under way.
     loaded: Option<Box<dyn Loaded>>,
+    /// What the next run is expected to take: what the last one took.
+    expected: Duration,
 }
 
 impl Run<'_> {
@@ -135,12 +139,18 @@ impl Run<'_> {
             let span = Duration::from(start.elapsed());
             let _ = sender.send((loaded, outcome.map(|()| span)));
         };
-        if !self.controller.run_alone(0, Box::new(work)) {
-            return Err("the executor is gone".into());
-        }
-        let (loaded, outcome) = receiver.recv().map_err(|_| "the engine panicked while the model was measured")?;
+        let started = Instant::now();
+        self.controller.borrow_device(DeviceId(0), self.expected, Box::new(work));
+        let gone = "the model could not be measured: the engine panicked, or the server is going down";
+        let (loaded, outcome) = receiver.recv().map_err(|_| gone)?;
         self.loaded = Some(loaded);
-        outcome.map_err(|error| error.to_string())
+        let span = outcome.map_err(|error| error.to_string())?;
+        self.expected = span;
+        // Others have the device for at least as long as this took.
+        if self.controller.in_hand() > 0 {
+            std::thread::sleep(started.elapsed());
+        }
+        Ok(span)
     }
 }
 

@@ -6,6 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
+/// How long to wait for the one that drives just now.
+const DRIVEN_PAUSE: base::Duration = base::Duration::from_micros(50);
+
 /// It sleeps until the earliest instant that was ever set and not yet slept through. A wish for a later instant doesn't
 /// wake it: waking a thread costs more than one look too many.
 #[derive(Debug)]
@@ -38,7 +41,9 @@ impl Timer {
                 if wanted_at <= now.as_nanos() {
                     inner.drive();
                     // Whoever else is driving sets the next instant; until then there is nothing to do here.
-                    std::thread::yield_now();
+                    if inner.timer.wanted_at.load(Ordering::SeqCst) == wanted_at {
+                        std::thread::park_timeout(DRIVEN_PAUSE.into());
+                    }
                     continue;
                 }
                 inner.timer.sleeps_until.store(wanted_at, Ordering::SeqCst);

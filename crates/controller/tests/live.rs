@@ -2,13 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
-use base::{DataType, Duration, Timestamp};
+use base::{DataType, Duration, LatencyProfile, Timestamp};
 use bytes::Bytes;
 use controller::{
-    Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig, ModelState, Refusal, Reply, Submission,
-    Tensor,
+    Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig, ModelState, NewModel, Refusal, Reply,
+    Submission, Tensor,
 };
-use engine::EmulatedEngine;
+use engine::{EmulatedEngine, Emulation, Engine, ModelSource};
 use std::path::Path;
 use std::sync::Arc;
 use telemetry::Metrics;
@@ -195,6 +195,44 @@ fn stopping_answers_what_is_queued_and_refuses_what_comes() {
     assert!(matches!(wait(answer), Reply::Outputs(_)));
     drop(manager);
     controller.stop();
+}
+
+#[test]
+fn a_removed_model_leaves_nothing_behind() {
+    let controller = start(100, 64);
+    let profile = LatencyProfile::linear(Duration::ZERO, Duration::from_millis(1), &[1], Duration::ZERO).unwrap();
+    let source = ModelSource {
+        name: "net".into(),
+        file: "net".into(),
+        cache: None,
+        max_batch: Some(1),
+        emulated: Some(Emulation { profile: profile.clone(), weight_bytes: 1 << 20 }),
+    };
+    let prepared = EmulatedEngine::default().prepare(&source).unwrap();
+    let signature = Arc::new(prepared.signature().clone());
+    let width = signature.inputs[0].dims[1];
+    let new = NewModel {
+        name: "net".into(),
+        version: 1,
+        prepared: Arc::clone(&prepared),
+        signature,
+        profile,
+        objective: None,
+    };
+    let id = controller.add_model(new);
+    let (reply, answer) = oneshot::channel();
+    let data = Bytes::from(vec![0; width as usize * 4]);
+    let inputs = vec![Tensor { datatype: DataType::Fp32, shape: vec![1, width], data }];
+    let deadline_at = controller.now() + Duration::from_secs(60);
+    controller.submit(Submission { model: id, inputs, rows: 1, deadline_at, priority: 0, reply });
+    controller.drive();
+    assert!(matches!(wait(answer), Reply::Outputs(_)));
+    controller.remove_model(id);
+    let patience = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while Arc::strong_count(&prepared) > 1 {
+        assert!(std::time::Instant::now() < patience, "somebody still holds the weights");
+        std::thread::yield_now();
+    }
 }
 
 #[test]

@@ -11,7 +11,8 @@ pub enum Event {
     DeviceLost(DeviceId),
     /// A model may be asked for from now on.
     ModelAdded(ModelSpec),
-    /// A model is no longer served. What is queued for it is rejected, what runs is finished.
+    /// A model is no longer served. What is queued for it is still served where its weights are, and rejected if they are
+    /// nowhere; then they are unloaded.
     ModelRemoved(ModelId),
     /// A client asks.
     Submitted(Request),

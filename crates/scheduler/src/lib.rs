@@ -247,8 +247,11 @@ impl Scheduler {
     fn model_removed(&mut self, model: ModelId, out: &mut Vec<Command>) {
         let Some(Some(entry)) = self.ledger.models.get_mut(model.index()) else { return };
         entry.removed = true;
-        for request in self.policy.all_queued(model) {
-            self.finish_queued(request, Outcome::Rejected(Rejection::ModelUnavailable), out);
+        // Where its weights are, what is queued is still served; no weights are loaded for it any more.
+        if entry.residency.is_empty() {
+            for request in self.policy.all_queued(model) {
+                self.finish_queued(request, Outcome::Rejected(Rejection::ModelUnavailable), out);
+            }
         }
         self.unload_removed(model, out);
         self.planner.update(self.now, &mut self.ledger, &*self.policy, model);
@@ -257,7 +260,7 @@ impl Scheduler {
     /// Frees what a removed model holds, where nothing of it is under way.
     fn unload_removed(&mut self, model: ModelId, out: &mut Vec<Command>) {
         let entry = self.ledger.model(model);
-        if !entry.removed {
+        if !entry.removed || self.policy.queued(model) > 0 {
             return;
         }
         let idle = entry.residency.iter().filter(|there| there.in_use == 0 && there.loading_until.is_none());
@@ -531,7 +534,8 @@ impl Scheduler {
                 self.ledger.evict(model, device);
                 self.policy.unloaded(&self.ledger, model, device);
                 // Trying again would fail again, and take the others' time.
-                if report.status == ActionStatus::Failed && self.ledger.model(model).residency.is_empty() {
+                let hopeless = report.status == ActionStatus::Failed || self.ledger.model(model).removed;
+                if hopeless && self.ledger.model(model).residency.is_empty() {
                     for request in self.policy.all_queued(model) {
                         self.finish_queued(request, Outcome::Failed, out);
                     }
@@ -634,6 +638,7 @@ impl Scheduler {
         self.requests.remove(id);
         self.planner.update(self.now, &mut self.ledger, &*self.policy, entry.request.model);
         out.push(Command::Finish { request: id, outcome: entry.possible(outcome) });
+        self.unload_removed(entry.request.model, out);
     }
 
     /// Refuses what can no longer be in time.

@@ -302,7 +302,9 @@ fn place(
         let mut victims = Vec::new();
         for &(_, victim) in device.by_last_use.iter().take(SEARCH_LIMIT) {
             let other = ledger.model(victim);
-            let used = other.residency_on(id).is_none_or(|residency| residency.in_use > 0) || policy.has_urgent(victim);
+            // A removed model goes by itself, once what is queued for it is done.
+            let busy = other.residency_on(id).is_none_or(|residency| residency.in_use > 0);
+            let used = busy || policy.has_urgent(victim) || other.removed;
             if used || (background && !may_give_way(now, policy, other.last_urgent_at, victim, model)) {
                 continue;
             }

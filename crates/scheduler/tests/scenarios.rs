@@ -2,7 +2,8 @@
 //!
 //! A line is `TIME EVENT ARGUMENTS`, times in milliseconds. `device PAGES` and `model PAGES ALPHA BETA LOAD` take the next
 //! number; `ask MODEL DEADLINE [ROWS [PRIORITY]]` too (`-` for no deadline); `done ACTION`, `late ACTION`, `failed ACTION`
-//! report; `cancel REQUEST`, `lose DEVICE`, `remove MODEL`, `wake` (at the scheduler's own wish).
+//! report; `cancel REQUEST`, `lose DEVICE`, `remove MODEL`, `borrow DEVICE SPAN`, `return DEVICE`, `wake` (at the scheduler's
+//! own wish).
 
 #![allow(clippy::unwrap_used, reason = "a script that can't be read is a broken test")]
 
@@ -90,6 +91,8 @@ impl World {
             "cancel" => Event::Cancelled(RequestId { slot: number(2), generation: 0 }),
             "lose" => Event::DeviceLost(DeviceId(number(2))),
             "remove" => Event::ModelRemoved(ModelId(number(2))),
+            "borrow" => Event::Borrowed { device: DeviceId(number(2)), action: ActionId::DRIVERS, expected: span(3) },
+            "return" => Event::Returned { device: DeviceId(number(2)), action: ActionId::DRIVERS },
             "wake" => {
                 let (wakeup, reason) = self.scheduler.next_wakeup().expect("the scheduler wants to be woken");
                 assert!(wakeup <= now, "the scheduler wants to sleep until {wakeup}");
@@ -344,7 +347,7 @@ fn cancelled_requests_leave_the_queue_and_running_ones_end_as_cancelled() {
 }
 
 #[test]
-fn a_removed_model_refuses_what_is_queued_and_is_unloaded_after_what_runs() {
+fn a_removed_model_serves_what_is_queued_refuses_what_comes_and_is_unloaded() {
     check(
         0,
         "0 device 10
@@ -354,14 +357,16 @@ fn a_removed_model_refuses_what_is_queued_and_is_unloaded_after_what_runs() {
          9 ask 0 100
          10 remove 0
          11 ask 0 100
-         13 done 2",
+         13 done 2
+         18 done 3",
         expect![[r#"
             0     a1 load m0 on d0 by 87
             8     a2 exec m0 on d0 batch 1 [0] by 95
-            10       request 1: Rejected(ModelUnavailable)
             11       request 2: Rejected(ModelUnavailable)
             13       request 0: Done
-            13       unload m0 on d0
+            13    a3 exec m0 on d0 batch 1 [1] by 95
+            18       request 1: Done
+            18       unload m0 on d0
         "#]],
     );
 }
@@ -387,6 +392,48 @@ fn urgent_levels_go_first_within_a_model() {
             19       request 2: Done
             19       request 3: Done
             19    a4 exec m0 on d0 batch 1 [1] by 95
+        "#]],
+    );
+}
+
+#[test]
+fn a_removed_model_that_is_nowhere_refuses_what_is_queued() {
+    check(
+        0,
+        "0 device 4
+         0 model 4 1 4 8
+         0 model 4 1 4 8
+         0 ask 0 100
+         1 ask 1 100
+         2 remove 1
+         8 done 1",
+        expect![[r#"
+            0     a1 load m0 on d0 by 87
+            2        request 1: Rejected(ModelUnavailable)
+            8     a2 exec m0 on d0 batch 1 [0] by 95
+        "#]],
+    );
+}
+
+#[test]
+fn a_borrowed_device_is_planned_around() {
+    check(
+        0,
+        "0 device 10
+         0 model 4 1 4 8
+         0 ask 0 100
+         8 done 1
+         13 done 2
+         20 borrow 0 30
+         21 ask 0 40
+         21 ask 0 90
+         51 return 0",
+        expect![[r#"
+            0     a1 load m0 on d0 by 87
+            8     a2 exec m0 on d0 batch 1 [0] by 95
+            13       request 0: Done
+            21       request 1: overloaded until 55
+            51    a3 exec m0 on d0 batch 1 [2] by 85
         "#]],
     );
 }

@@ -36,36 +36,34 @@ pub(crate) struct IoCache {
     shapes: Vec<Vec<i64>>,
 }
 
-/// Runs the items and hands each its outputs. Items whose shapes differ in more than the rows can't share a batch; they
-/// run one group after another.
+/// Runs the items and hands each its outputs, taking it out of the list. Items whose shapes differ in more than the rows
+/// can't share a batch; they run one group after another. On failure, those that are left have no answer yet.
 pub(crate) fn run<I: BatchItem>(
     loaded: &mut dyn Loaded,
     signature: &ModelSignature,
     cache: &mut IoCache,
-    mut items: Vec<I>,
+    items: &mut Vec<I>,
 ) -> Result<(), String> {
-    let mut failure = None;
     while !items.is_empty() {
-        let same = |item: &I| same_shapes(&items[0], item, signature.max_batch > 0);
-        let group = items.iter().take_while(|&item| same(item)).count();
-        // The first item always matches itself unless the model has no batch dimension: then it runs alone.
-        let rest = items.split_off(group.max(1));
-        let outcome = run_group(loaded, cache, &items);
-        match outcome {
-            Ok(outputs) => {
-                for (item, outputs) in items.into_iter().zip(outputs) {
-                    item.deliver(Ok(outputs));
-                }
-            }
-            Err(error) => {
-                let reason = error.to_string();
-                items.into_iter().for_each(|item| item.deliver(Err(reason.clone())));
-                failure = Some(reason);
-            }
+        let group = bring_group_forward(items, signature.max_batch > 0);
+        let outputs = run_group(loaded, cache, &items[..group]).map_err(|error| error.to_string())?;
+        for (item, outputs) in items.drain(..group).zip(outputs) {
+            item.deliver(Ok(outputs));
         }
-        items = rest;
     }
-    failure.map_or(Ok(()), Err)
+    Ok(())
+}
+
+/// Brings the items that can share a batch with the first one to the front, and counts them.
+fn bring_group_forward<I: BatchItem>(items: &mut [I], batched: bool) -> usize {
+    let mut count = 1;
+    for index in 1..items.len() {
+        if same_shapes(&items[0], &items[index], batched) {
+            items.swap(count, index);
+            count += 1;
+        }
+    }
+    count
 }
 
 fn same_shapes<I: BatchItem>(a: &I, b: &I, batched: bool) -> bool {
@@ -198,6 +196,9 @@ impl RowBounds {
                 let length = view.data.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
                 let length = u32::from_le_bytes(length.ok_or("an output of strings is shorter than its shape says")?);
                 at += 4 + length as usize;
+            }
+            if at > view.data.len() {
+                return Err("an output of strings is shorter than its lengths say".into());
             }
             ends.push(at);
         }

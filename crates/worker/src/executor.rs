@@ -6,7 +6,7 @@ use crate::{Clock, Pages};
 use base::{ActionId, Duration, ModelSignature, Timestamp, Window};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use engine::{Loaded, Prepared};
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
@@ -144,6 +144,7 @@ impl<I: BatchItem> Device<I> {
             clock,
             orders: execute_orders,
             heap: BinaryHeap::new(),
+            alone: VecDeque::new(),
             cache: IoCache::default(),
             lingers_until: Timestamp::ZERO,
         };
@@ -175,7 +176,7 @@ impl<I: BatchItem> Device<I> {
         })
     }
 
-    /// Runs something alone on the EXEC thread, behind what was ordered before. `false`: the executor is gone or its queue
+    /// Runs something alone on the EXEC thread, when no order is there to be carried out. `false`: the executor is gone or its queue
     /// full, and it won't run.
     pub fn run_alone(&self, work: Box<dyn FnOnce() + Send>) -> bool {
         let sender = self.execute.as_ref().expect("only dropping takes the senders");
@@ -218,6 +219,8 @@ struct Executor<I> {
     clock: Clock,
     orders: Receiver<ExecuteMessage<I>>,
     heap: BinaryHeap<ByEarliest<I>>,
+    /// What runs when no order is there.
+    alone: VecDeque<Box<dyn FnOnce() + Send>>,
     cache: IoCache,
     /// Until then it looks for orders without sleeping.
     lingers_until: Timestamp,
@@ -280,6 +283,11 @@ impl<I: BatchItem> Executor<I> {
                 self.take(message);
             }
             let Some(first) = self.heap.peek() else {
+                if let Some(work) = self.alone.pop_front() {
+                    // Whoever sent it learns of a panic by the end of its channel.
+                    let _ = catch_unwind(AssertUnwindSafe(work));
+                    continue;
+                }
                 if self.lingers_until != Timestamp::ZERO && self.clock.now() < self.lingers_until {
                     std::thread::yield_now();
                     continue;
@@ -304,23 +312,28 @@ impl<I: BatchItem> Executor<I> {
     fn take(&mut self, message: ExecuteMessage<I>) {
         match message {
             ExecuteMessage::Execute(order) => self.heap.push(ByEarliest(order)),
-            ExecuteMessage::Alone(work) => {
-                // Whoever sent it learns of a panic by the end of its channel.
-                let _ = catch_unwind(AssertUnwindSafe(work));
-            }
+            ExecuteMessage::Alone(work) => self.alone.push_back(work),
         }
     }
 
-    fn execute(&mut self, order: ExecuteOrder<I>) -> Result<(), String> {
-        let mut loaded = match order.slot.loaded.try_lock() {
+    fn execute(&mut self, mut order: ExecuteOrder<I>) -> Result<(), String> {
+        let outcome = self.compute(&order.slot, &order.signature, &mut order.items);
+        if let Err(reason) = &outcome {
+            // Those that have no answer yet.
+            order.items.drain(..).for_each(|item| item.deliver(Err(reason.clone())));
+        }
+        outcome
+    }
+
+    fn compute(&mut self, slot: &Slot, signature: &ModelSignature, items: &mut Vec<I>) -> Result<(), String> {
+        let mut loaded = match slot.loaded.try_lock() {
             Ok(loaded) => loaded,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err("P6: the weights are being changed while they are used".into()),
         };
         let loaded = loaded.as_mut().ok_or("P6: the weights are not loaded")?;
         let cache = &mut self.cache;
-        let outcome =
-            catch_unwind(AssertUnwindSafe(|| batch::run(loaded.as_mut(), &order.signature, cache, order.items)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| batch::run(loaded.as_mut(), signature, cache, items)));
         outcome.unwrap_or_else(|panic| Err(format!("the engine panicked: {}", panic_text(&*panic))))
     }
 }

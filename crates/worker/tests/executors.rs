@@ -161,9 +161,9 @@ fn rows_of_several_requests_are_computed_together_and_go_back_to_their_owners() 
     assert!(matches!(status, Status::Done { .. }), "{status:?}");
     let items = vec![
         bench.numbers(0, &[1, 2], &[1.0, 2.0]),
-        bench.numbers(1, &[2, 2], &[3.0, 4.0, 5.0, 6.0]),
         // Another width: can't be in the same batch, is computed all the same.
         bench.numbers(2, &[1, 3], &[7.0, 8.0, 9.0]),
+        bench.numbers(1, &[2, 2], &[3.0, 4.0, 5.0, 6.0]),
     ];
     let window = bench.now_or_never();
     let report = bench.execute(&slot, items, window);
@@ -229,6 +229,7 @@ fn a_panic_fails_the_batch_and_the_thread_goes_on() {
     let items = vec![bench.numbers(0, &[1, 1], &[1.0])];
     let report = bench.execute(&bad, items, window);
     assert_eq!(report.status, Status::Failed("the engine panicked: this engine panics".into()));
+    assert_eq!(bench.answer(), (0, Err("the engine panicked: this engine panics".into())));
     let items = vec![bench.numbers(1, &[1, 1], &[4.0])];
     assert!(matches!(bench.execute(&good, items, window).status, Status::Done { .. }));
     assert_eq!(floats(&bench.answer().1.unwrap()[0].data), [8.0]);
@@ -259,4 +260,5 @@ fn loads_take_pages_and_unloads_give_them_back() {
     let items = vec![bench.numbers(0, &[1, 1], &[1.0])];
     let report = bench.execute(&slot, items, window);
     assert!(matches!(report.status, Status::Failed(reason) if reason.contains("P6")), "weights that were unloaded");
+    assert!(bench.answer().1.is_err());
 }
