@@ -58,6 +58,14 @@ def repository(folder):
     return folder
 
 
+def ignoring_the_end(call, *arguments):
+    """Calls what will be cut off when the server is killed."""
+    try:
+        call(*arguments)
+    except OSError:
+        pass
+
+
 def binary():
     """The program to test."""
     return os.environ.get("PUNCTUAL_BIN", str(ROOT / "target" / "debug" / "punctual"))

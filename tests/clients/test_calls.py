@@ -3,8 +3,6 @@
 import asyncio
 import http.client
 import json
-import socket
-import time
 
 import numpy as np
 import pytest
@@ -123,31 +121,3 @@ def test_a_refusal_says_what_could_have_been_met(server):
     assert said["reason"] in ("deadline_unreachable", "deadline_missed")
     if said["reason"] == "deadline_unreachable":
         assert said["earliest_deadline_us"] > 1
-
-
-def cancelled(server):
-    series = 'punctual_requests_total{model="mlp",outcome="cancelled",reason="cancelled",version="1"}'
-    return server.metric(series)
-
-
-def test_a_client_that_goes_away_cancels_its_request(server):
-    before = cancelled(server)
-    blocker_module, blocker = connect(server, "grpc")
-    blocked = blocker.async_infer("rapidocr-det", slow(blocker_module), callback=lambda result, error: None)
-    server.until("the blocker is there", lambda: server.metric("punctual_requests_in_flight") >= 1)
-    host, port = server.http.split(":")
-    body = json.dumps({"inputs": [{"name": "input", "shape": [1, 10], "datatype": "FP32", "data": [0] * 10}]})
-    gone = socket.create_connection((host, int(port)))
-    gone.sendall(f"POST /v2/models/mlp/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
-    server.until("it is in flight", lambda: server.metric("punctual_requests_in_flight") >= 2)
-    gone.close()
-    server.until("it is cancelled", lambda: cancelled(server) == before + 1)
-
-    module, client = connect(server, "grpc")
-    call = client.async_infer("mlp", mlp(module), callback=lambda result, error: None)
-    server.until("it is in flight", lambda: server.metric("punctual_requests_in_flight") >= 2)
-    call.cancel()
-    server.until("it is cancelled", lambda: cancelled(server) == before + 2)
-    blocked.cancel()
-    server.until("nothing is in flight", lambda: server.metric("punctual_requests_in_flight") == 0, seconds=120)
-    time.sleep(0)

@@ -6,10 +6,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 
+import numpy
 import pytest
+import tritonclient.grpc
 
 import conftest
 
@@ -64,6 +67,35 @@ def test_sigterm_under_load_loses_nothing_in_flight(emulated):
     assert server.process.wait(timeout=30) == 0
     with pytest.raises(OSError):
         socket.create_connection(server.http.split(":"), timeout=5)
+
+
+def test_a_client_that_goes_away_cancels_its_request(emulated):
+    repository, start = emulated
+    # Blocks the device for longer than everything below takes, on any machine.
+    write_model(repository, "blocker", 100_000)
+    write_model(repository, "net", 1)
+    server = start()
+    threading.Thread(target=lambda: conftest.ignoring_the_end(infer, server, "blocker"), daemon=True).start()
+    started = 'punctual_queue_seconds_count{model="blocker",version="1"}'
+    server.until("the device is busy", lambda: server.metric(started) == 1)
+    cancelled = 'punctual_requests_total{model="net",outcome="cancelled",reason="cancelled",version="1"}'
+
+    body = json.dumps({"inputs": [{"name": "input", "shape": [1, 10], "datatype": "FP32", "data": [0] * 10}]})
+    gone = socket.create_connection(server.http.split(":"))
+    gone.sendall(f"POST /v2/models/net/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+    server.until("it is in flight", lambda: server.metric("punctual_requests_in_flight") == 2)
+    gone.close()
+    server.until("it is cancelled", lambda: server.metric(cancelled) == 1)
+
+    tensor = tritonclient.grpc.InferInput("input", [1, 10], "FP32")
+    tensor.set_data_from_numpy(numpy.zeros((1, 10), numpy.float32))
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        call = client.async_infer("net", [tensor], callback=lambda result, error: None)
+        server.until("it is in flight", lambda: server.metric("punctual_requests_in_flight") == 2)
+        call.cancel()
+        server.until("it is cancelled", lambda: server.metric(cancelled) == 2)
+    server.until("both are out of the plan", lambda: server.metric("punctual_requests_in_flight") == 1)
+    assert server.metric('punctual_execution_seconds_count{model="net",version="1"}') == 0
 
 
 def test_models_come_change_and_go(emulated):
