@@ -47,11 +47,11 @@ pub struct ControllerConfig {
     pub devices: Vec<DeviceConfig>,
 }
 
-/// Plans aim this long before the deadline, for the way of the outputs to the client and for the gateway's timer, which gives
-/// up a millisecond before it; an eighth of the time that the request has, if that is less.
-const REPLY_MARGIN: Duration = Duration::from_micros(1250);
+/// Plans aim this long before the deadline, for the way of the outputs to the client and because the gateway gives up three
+/// milliseconds before it; a sixteenth of the time that the request has, if that is less.
+const REPLY_MARGIN: Duration = Duration::from_micros(3500);
 /// Of a short time, plans leave one part in so many.
-const REPLY_SHARE: u64 = 8;
+const REPLY_SHARE: u64 = 16;
 /// So many messages are worked off before the lock is given up and the timer set.
 const MESSAGES_PER_TURN: usize = 1024;
 
