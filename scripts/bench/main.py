@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import signal
 import sys
 import time
 
@@ -33,6 +34,8 @@ def main():
     unknown = [part for part in args.parts if part not in PARTS and part != "report"]
     if unknown:
         parser.error(f"there is no part {unknown[0]}: expected {', '.join(PARTS)} or report")
+    # Told to stop: leave no server behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     common.BENCH.mkdir(parents=True, exist_ok=True)
     failed = []
     for part in [part for part in args.parts or PARTS if part != "report"]:
