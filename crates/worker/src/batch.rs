@@ -36,22 +36,37 @@ pub(crate) struct IoCache {
     shapes: Vec<Vec<i64>>,
 }
 
-/// Runs the items and hands each its outputs, taking it out of the list. Items whose shapes differ in more than the rows
-/// can't share a batch; they run one group after another. On failure, those that are left have no answer yet.
+/// Runs the items and hands each its outputs or its failure, taking it out of the list. Items whose shapes differ in more
+/// than the rows can't share a batch; they run one group after another. A group that fails is run again one by one: what
+/// one request made fail must not fail the others. Fails if nothing succeeded; if it panics, the items that are left have
+/// no answer yet.
 pub(crate) fn run<I: BatchItem>(
     loaded: &mut dyn Loaded,
     signature: &ModelSignature,
     cache: &mut IoCache,
     items: &mut Vec<I>,
 ) -> Result<(), String> {
+    let mut outcome = Err(String::new());
     while !items.is_empty() {
-        let group = bring_group_forward(items, signature.max_batch > 0);
-        let outputs = run_group(loaded, cache, &items[..group]).map_err(|error| error.to_string())?;
-        for (item, outputs) in items.drain(..group).zip(outputs) {
-            item.deliver(Ok(outputs));
+        let mut group = bring_group_forward(items, signature.max_batch > 0);
+        let mut outputs = run_group(loaded, cache, &items[..group]);
+        if outputs.is_err() && group > 1 {
+            group = 1;
+            outputs = run_group(loaded, cache, &items[..group]);
+        }
+        match outputs {
+            Ok(outputs) => {
+                outcome = Ok(());
+                items.drain(..group).zip(outputs).for_each(|(item, outputs)| item.deliver(Ok(outputs)));
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                outcome = outcome.map_err(|_| reason.clone());
+                items.drain(..group).for_each(|item| item.deliver(Err(reason.clone())));
+            }
         }
     }
-    Ok(())
+    outcome
 }
 
 /// Brings the items that can share a batch with the first one to the front, and counts them.

@@ -40,6 +40,8 @@ enum Behaviour {
     Echo,
     /// Gives one row, whatever it was given.
     OneRow,
+    /// Doubles each number, but refuses a batch that holds a negative one.
+    Picky,
     Panic,
 }
 
@@ -76,7 +78,10 @@ impl Loaded for Net {
     ) -> Result<(), EngineError> {
         let input = inputs[0];
         match self.0 {
-            Behaviour::Double => {
+            Behaviour::Picky if floats(input.data).iter().any(|x| *x < 0.0) => {
+                return Err(EngineError::Execute("negative".into()));
+            }
+            Behaviour::Double | Behaviour::Picky => {
                 let doubled: Vec<u8> = floats(input.data).iter().flat_map(|x| (x * 2.0).to_le_bytes()).collect();
                 sink(0, TensorView { data: &doubled, ..input });
             }
@@ -236,14 +241,33 @@ fn a_panic_fails_the_batch_and_the_thread_goes_on() {
 }
 
 #[test]
-fn an_output_without_a_batch_dimension_fails_a_batch_of_several() {
+fn an_output_of_another_size_than_the_batch_goes_to_nobody_else() {
     let mut bench = Bench::new(4);
     let (slot, _) = bench.load(Behaviour::OneRow, 1);
     let window = bench.now_or_never();
+    // As a batch its one row can't be shared out; one by one it is what the model gives.
     let items = vec![bench.numbers(0, &[1, 1], &[1.0]), bench.numbers(1, &[1, 1], &[1.0])];
+    bench.execute(&slot, items, window);
+    for number in 0..2 {
+        let (got, outputs) = bench.answer();
+        assert_eq!((got, &outputs.unwrap()[0].shape[..]), (number, &[1, 1][..]));
+    }
+}
+
+#[test]
+fn a_request_that_makes_its_batch_fail_fails_alone() {
+    let mut bench = Bench::new(4);
+    let (slot, _) = bench.load(Behaviour::Picky, 1);
+    let window = bench.now_or_never();
+    let items = (0..4).map(|number| bench.numbers(number, &[1, 1], &[1.0 - number as f32 % 3.0])).collect();
     let report = bench.execute(&slot, items, window);
-    assert!(matches!(report.status, Status::Failed(reason) if reason.contains("max_batch_size")));
-    assert!(bench.answer().1.is_err());
+    assert!(matches!(report.status, Status::Done { .. }), "{:?}", report.status);
+    let mut answers: Vec<_> = (0..4).map(|_| bench.answer()).collect();
+    answers.sort_by_key(|answer| answer.0);
+    let failed: Vec<u32> = answers.iter().filter(|answer| answer.1.is_err()).map(|answer| answer.0).collect();
+    assert_eq!(failed, [2]);
+    let items = vec![bench.numbers(0, &[1, 1], &[-1.0])];
+    assert!(matches!(bench.execute(&slot, items, window).status, Status::Failed(_)));
 }
 
 #[test]
