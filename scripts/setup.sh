@@ -3,7 +3,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"
+  elif command -v sudo >/dev/null; then sudo "$@"
+  else echo "this needs root to install packages, and there is no sudo: run it as root once" >&2; exit 1
+  fi
+}
 
 needed=()
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -18,7 +23,8 @@ if [ ${#needed[@]} -gt 0 ]; then
 fi
 
 [ -f "$HOME/.cargo/env" ] && source "$HOME/.cargo/env"
-if ! have cargo; then
+# A distribution's own cargo doesn't read rust-toolchain.toml and is too old.
+if ! have rustup; then
   echo "installing the Rust toolchain"
   if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq rustup >/dev/null 2>&1; then
     curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal >/dev/null

@@ -7,6 +7,7 @@ use base::{Duration, LatencyProfile, ModelId};
 use engine::{Emulation, Engine, ModelSource, Prepared};
 use repository::{Change, Entry, Found, ProfileKey, ProfileStore, Repository, StoredProfile, WatchOptions, Watcher};
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -212,7 +213,9 @@ impl Shelf {
         }
         let (name, version) = (entry.name().to_owned(), entry.version().unwrap_or(0));
         let outcome = match &entry {
-            Entry::Found(found) => self.bring_up(found),
+            // Whatever a model file makes a runtime do, the other models go on.
+            Entry::Found(found) => catch_unwind(AssertUnwindSafe(|| self.bring_up(found)))
+                .unwrap_or_else(|_| Err("the runtime panicked while it was prepared: the file may be damaged".into())),
             Entry::Broken(broken) => Err(broken.reason.clone()),
         };
         let key = (name.clone(), version);
@@ -332,7 +335,7 @@ impl Shelf {
         let key = ProfileKey {
             content: hash(&found.file)?,
             engine: self.config.engine.name().to_owned(),
-            device: self.config.device_kind.clone(),
+            device: format!("{}{}", self.config.device_kind, profiler::describe(&found.config.profile_inputs)),
             machine: repository::machine(),
             batch_sizes: sizes.to_vec(),
         };

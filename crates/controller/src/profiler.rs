@@ -29,6 +29,8 @@ const FEWEST_RUNS: u32 = 3;
 const LOAD_RUNS: u32 = 3;
 /// What the first run is expected to take, for the sake of others who plan with the device.
 const FIRST_GUESS: Duration = Duration::from_millis(50);
+/// Larger inputs than this aren't made up.
+const MAX_INPUT_BYTES: usize = 256 << 20;
 /// What dimensions of any size are tried with, in this order, until the model accepts one.
 const TRIED_SIZES: [i64; 7] = [64, 16, 128, 1, 32, 512, 224];
 
@@ -185,10 +187,23 @@ fn make_input(
     {
         *first = i64::from(batch);
     }
-    let count =
-        element_count(&shape).ok_or_else(|| format!("input {} has the impossible shape {shape:?}", spec.name))?;
-    let data = element(spec.datatype, given.and_then(|given| given.value)).repeat(count);
+    let element = element(spec.datatype, given.and_then(|given| given.value));
+    let bytes = element_count(&shape).and_then(|count| count.checked_mul(element.len()));
+    let Some(bytes) = bytes.filter(|&bytes| bytes <= MAX_INPUT_BYTES) else {
+        let name = &spec.name;
+        return Err(format!(
+            "input {name} would have the shape {shape:?}, which is too large to measure the model with: give a smaller one \
+             with the parameter profile_inputs"
+        ));
+    };
+    let data = element.repeat(bytes / element.len());
     Ok(Input { datatype: spec.datatype, shape, data })
+}
+
+/// What measurements depend on besides the model: nothing, or the inputs that were given for it.
+pub(crate) fn describe(given: &BTreeMap<String, ProfileInput>) -> String {
+    let each = given.iter().map(|(name, input)| format!(", {name} {:?} {:?}", input.dims, input.value));
+    each.collect()
 }
 
 /// One element. Where no value is given: ones are valid tokens, flags and lengths; zeros as lengths often aren't.
@@ -211,6 +226,15 @@ fn element(datatype: DataType, value: Option<f64>) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn inputs_that_no_memory_holds_are_refused() {
+        for dims in [vec![-1, i64::MAX, i64::MAX], vec![-1, 1 << 40], vec![-1, 1 << 28]] {
+            let spec = TensorSpec { name: "input".into(), datatype: DataType::Fp32, dims };
+            let refused = make_input(&spec, 8, 4, 16, &BTreeMap::new()).err().unwrap();
+            assert!(refused.contains("too large"), "{refused}");
+        }
+    }
 
     #[test]
     fn inputs_follow_the_batch_and_the_given_shapes() {

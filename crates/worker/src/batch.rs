@@ -38,35 +38,33 @@ pub(crate) struct IoCache {
 
 /// Runs the items and hands each its outputs or its failure, taking it out of the list. Items whose shapes differ in more
 /// than the rows can't share a batch; they run one group after another. A group that fails is run again one by one: what
-/// one request made fail must not fail the others. Fails if nothing succeeded; if it panics, the items that are left have
-/// no answer yet.
+/// one request made fail must not fail the others. Fails if anything did: then its time says nothing about its size, though
+/// others have their answers. If it panics, the items that are left have none yet.
 pub(crate) fn run<I: BatchItem>(
     loaded: &mut dyn Loaded,
     signature: &ModelSignature,
     cache: &mut IoCache,
     items: &mut Vec<I>,
 ) -> Result<(), String> {
-    let mut outcome = Err(String::new());
+    let mut failure = None;
+    let mut alone = 0;
     while !items.is_empty() {
-        let mut group = bring_group_forward(items, signature.max_batch > 0);
-        let mut outputs = run_group(loaded, cache, &items[..group]);
-        if outputs.is_err() && group > 1 {
-            group = 1;
-            outputs = run_group(loaded, cache, &items[..group]);
-        }
-        match outputs {
-            Ok(outputs) => {
-                outcome = Ok(());
-                items.drain(..group).zip(outputs).for_each(|(item, outputs)| item.deliver(Ok(outputs)));
-            }
+        let group = if alone > 0 { 1 } else { bring_group_forward(items, signature.max_batch > 0) };
+        alone = alone.saturating_sub(1);
+        match run_group(loaded, cache, &items[..group]) {
+            Ok(outputs) => items.drain(..group).zip(outputs).for_each(|(item, outputs)| item.deliver(Ok(outputs))),
             Err(error) => {
                 let reason = error.to_string();
-                outcome = outcome.map_err(|_| reason.clone());
-                items.drain(..group).for_each(|item| item.deliver(Err(reason.clone())));
+                if group > 1 {
+                    alone = group;
+                } else {
+                    items.drain(..1).for_each(|item| item.deliver(Err(reason.clone())));
+                }
+                failure = Some(reason);
             }
         }
     }
-    outcome
+    failure.map_or(Ok(()), Err)
 }
 
 /// Brings the items that can share a batch with the first one to the front, and counts them.
