@@ -9,6 +9,7 @@
 use crate::ledger::Ledger;
 use crate::policy::{Batch, Policy};
 use crate::queue::{ModelQueue, Place, Queued};
+use crate::slack::BatchWorkLimit;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -238,7 +239,7 @@ impl Policy for Clockwork {
         }
     }
 
-    fn next_background(&mut self, ledger: &Ledger, device: DeviceId, limit: Duration) -> Option<Batch> {
+    fn next_background(&mut self, ledger: &Ledger, device: DeviceId, limit: BatchWorkLimit) -> Option<Batch> {
         for &(_, model) in self.devices[device.index()].background.iter().take(BACKGROUND_SEARCH) {
             let queue = &self.models[model.index()].queue;
             if let Some(candidate) = queue.background_candidate(&ledger.model(model).latency, limit, &mut self.members)

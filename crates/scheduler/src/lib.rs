@@ -385,8 +385,10 @@ impl Scheduler {
             let there = self.ledger.device_mut(device);
             (device, there.epoch, there.backlog.book(self.now, request.deadline_at, work))
         });
-        self.requests.insert(Entry { request, place, state: State::Queued, work, booking, stranded: false });
-        let queued = Queued { id: request.id, rows: request.rows };
+        let arrived_at = self.now;
+        let state = State::Queued;
+        self.requests.insert(Entry { request, place, arrived_at, state, work, booking, stranded: false });
+        let queued = Queued { id: request.id, rows: request.rows, arrived_at };
         self.policy.insert(&self.ledger, request.model, place, queued);
         self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
         self.touch_hungry(request.model);
@@ -495,7 +497,7 @@ impl Scheduler {
         if entry.state == State::Abandoned {
             return self.finish_running(id, Outcome::Cancelled, out);
         }
-        let (request, place, work) = (entry.request, entry.place, entry.work);
+        let (request, place, work, arrived_at) = (entry.request, entry.place, entry.work, entry.arrived_at);
         let model = self.ledger.model_mut(request.model);
         if model.removed {
             return self.finish_running(id, Outcome::Rejected(Rejection::ModelUnavailable), out);
@@ -507,7 +509,7 @@ impl Scheduler {
         }
         entry.state = State::Queued;
         model.demand += work;
-        self.policy.insert(&self.ledger, request.model, place, Queued { id, rows: request.rows });
+        self.policy.insert(&self.ledger, request.model, place, Queued { id, rows: request.rows, arrived_at });
         self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
         self.touch_hungry(request.model);
     }

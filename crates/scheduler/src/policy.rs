@@ -2,7 +2,8 @@
 
 use crate::ledger::Ledger;
 use crate::queue::{Candidate, Place, Queued};
-use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
+use crate::slack::BatchWorkLimit;
+use base::{DeviceId, ModelId, RequestId, Timestamp};
 use std::collections::BTreeSet;
 
 /// A batch that a policy wants to run now.
@@ -53,8 +54,8 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
     /// The batch that should start on a device at `start_at`. The caller removes its members.
     fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, start_at: Timestamp) -> Option<Batch>;
 
-    /// Batch work that takes no longer than `limit`.
-    fn next_background(&mut self, ledger: &Ledger, device: DeviceId, limit: Duration) -> Option<Batch>;
+    /// Batch work that takes no longer than it may.
+    fn next_background(&mut self, ledger: &Ledger, device: DeviceId, limit: BatchWorkLimit) -> Option<Batch>;
 
     /// Whether batch work is queued for a model that is loaded on one of these devices.
     fn background_waits(&self, devices: &BTreeSet<DeviceId>) -> bool;

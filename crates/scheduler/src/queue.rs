@@ -1,6 +1,7 @@
 //! The queued requests of one model: those with a deadline by urgency level and deadline, batch work by level and age.
 
 use crate::latency::{Class, Latency};
+use crate::slack::BatchWorkLimit;
 use base::{Duration, RequestId, Timestamp};
 use std::collections::BTreeMap;
 
@@ -9,6 +10,7 @@ use std::collections::BTreeMap;
 pub(crate) struct Queued {
     pub id: RequestId,
     pub rows: u32,
+    pub arrived_at: Timestamp,
 }
 
 /// The place of a request in the queue. `sequence` is unique and ascends with the arrivals.
@@ -158,13 +160,14 @@ impl ModelQueue {
         self.background.first_key_value().map(|((_, sequence), _)| *sequence)
     }
 
-    /// The largest batch of batch work that takes no longer than `limit`, members left in `members`.
+    /// The largest batch of batch work that takes no longer than the first of it may, members left in `members`.
     pub fn background_candidate(
         &self,
         latency: &Latency,
-        limit: Duration,
+        limit: BatchWorkLimit,
         members: &mut Vec<Queued>,
     ) -> Option<Candidate> {
+        let limit = limit.since(self.background.first_key_value()?.1.arrived_at);
         for (index, class) in latency.classes().iter().enumerate().rev() {
             let expected = class.expected();
             if expected > limit {
@@ -243,7 +246,7 @@ mod tests {
         for (slot, &(deadline, rows)) in requests.iter().enumerate() {
             let slot = slot as u32;
             let place = Place { priority: 1, deadline_at: at(deadline), sequence: u64::from(slot) };
-            queue.insert(place, Queued { id: RequestId { slot, generation: 0 }, rows });
+            queue.insert(place, Queued { id: RequestId { slot, generation: 0 }, rows, arrived_at: at(0) });
         }
         queue
     }
@@ -287,7 +290,7 @@ mod tests {
     fn lower_levels_go_first() {
         let mut queue = queue(&[(20, 1), (21, 1)]);
         let urgent = Place { priority: 0, deadline_at: at(50), sequence: 9 };
-        queue.insert(urgent, Queued { id: RequestId { slot: 9, generation: 0 }, rows: 1 });
+        queue.insert(urgent, Queued { id: RequestId { slot: 9, generation: 0 }, rows: 1, arrived_at: at(0) });
         let mut members = Vec::new();
         queue.candidate(&latency(), at(0), &mut members).unwrap();
         assert_eq!(members.iter().map(|m| m.id.slot).collect::<Vec<_>>(), [9, 0]);

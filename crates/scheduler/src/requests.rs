@@ -3,7 +3,7 @@
 use crate::backlog::Booking;
 use crate::event::{Outcome, Request};
 use crate::queue::Place;
-use base::{DeviceId, Duration, RequestId};
+use base::{DeviceId, Duration, RequestId, Timestamp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
@@ -18,6 +18,7 @@ pub(crate) enum State {
 pub(crate) struct Entry {
     pub request: Request,
     pub place: Place,
+    pub arrived_at: Timestamp,
     pub state: State,
     /// What it adds to its model's demand while it is queued.
     pub work: Duration,

@@ -1,10 +1,34 @@
 //! How long may batch work block a device? Half of the slack of the tightest request that came lately: then whoever comes
-//! next finds at least the other half.
+//! next finds at least the other half. Batch work that has waited may take more of it, and in the end goes in any case:
+//! a little traffic with tight deadlines must not keep long batches waiting for ever beside an idle device.
 
 use base::{Duration, Timestamp};
 
 /// "Lately" is between one and two of these.
 const EPOCH: Duration = Duration::from_secs(1);
+
+/// Batch work that has waited so long may use all of the slack but an eighth.
+const IMPATIENT: Duration = Duration::from_secs(1);
+/// Batch work that has waited so long goes, whoever it keeps waiting.
+const DESPERATE: Duration = Duration::from_secs(10);
+
+/// How long batch work may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchWorkLimit {
+    now: Timestamp,
+    slack: Duration,
+}
+
+impl BatchWorkLimit {
+    /// For a request that came at that instant.
+    pub fn since(&self, arrived_at: Timestamp) -> Duration {
+        match self.now.since(arrived_at) {
+            waited if waited >= DESPERATE || self.slack == Duration::MAX => Duration::MAX,
+            waited if waited >= IMPATIENT => self.slack - self.slack / 8,
+            _ => self.slack / 2,
+        }
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct SlackWatch {
@@ -43,11 +67,10 @@ impl SlackWatch {
         self.current = self.current.min(slack);
     }
 
-    /// The longest that batch work may take.
-    pub fn batch_work_limit(&mut self, now: Timestamp) -> Duration {
+    /// How long batch work may take.
+    pub fn batch_work_limit(&mut self, now: Timestamp) -> BatchWorkLimit {
         self.roll(now);
-        let least = self.current.min(self.previous);
-        if least == Duration::MAX { least } else { least / 2 }
+        BatchWorkLimit { now, slack: self.current.min(self.previous) }
     }
 
     pub fn set_batch_work_waits(&mut self, now: Timestamp, waits: bool) {
@@ -71,11 +94,21 @@ mod tests {
     fn remembers_the_tightest_for_one_to_two_epochs() {
         let at = |millis| Timestamp::ZERO + Duration::from_millis(millis);
         let mut slack = SlackWatch::default();
-        assert_eq!(slack.batch_work_limit(at(10)), Duration::MAX);
+        let fresh = |slack: &mut SlackWatch, millis| slack.batch_work_limit(at(millis)).since(at(millis));
+        assert_eq!(fresh(&mut slack, 10), Duration::MAX);
         slack.observe(at(20), Duration::from_millis(8));
         slack.observe(at(30), Duration::from_millis(50));
-        assert_eq!(slack.batch_work_limit(at(900)), Duration::from_millis(4));
-        assert_eq!(slack.batch_work_limit(at(1_500)), Duration::from_millis(4));
-        assert_eq!(slack.batch_work_limit(at(2_600)), Duration::MAX);
+        assert_eq!(fresh(&mut slack, 900), Duration::from_millis(4));
+        assert_eq!(fresh(&mut slack, 1_500), Duration::from_millis(4));
+        assert_eq!(fresh(&mut slack, 2_600), Duration::MAX);
+    }
+
+    #[test]
+    fn who_waits_may_take_more() {
+        let at = |millis| Timestamp::ZERO + Duration::from_millis(millis);
+        let limit = BatchWorkLimit { now: at(20_000), slack: Duration::from_millis(16) };
+        assert_eq!(limit.since(at(19_500)), Duration::from_millis(8));
+        assert_eq!(limit.since(at(18_000)), Duration::from_millis(14));
+        assert_eq!(limit.since(at(10_000)), Duration::MAX);
     }
 }

@@ -437,3 +437,62 @@ fn a_borrowed_device_is_planned_around() {
         "#]],
     );
 }
+
+#[test]
+fn long_batch_work_waits_for_tight_requests_but_not_for_ever() {
+    // A batch of model 1 takes 40 ms; requests for model 0 leave 55 ms of slack, then 35 ms.
+    check(
+        0,
+        "0 device 10
+         0 model 2 1 4 8
+         0 model 2 1 39 8
+         0 ask 0 60
+         8 done 1
+         13 done 2
+         20 ask 1 -
+         28 done 3
+         1100 wake
+         1140 done 4
+         2000 ask 0 2040
+         2005 done 5
+         2010 ask 1 -
+         3500 ask 0 3540
+         3505 done 6
+         5000 ask 0 5040
+         5005 done 7
+         6500 ask 0 6540
+         6505 done 8
+         8000 ask 0 8040
+         8005 done 9
+         9500 ask 0 9540
+         9505 done 10
+         11000 ask 0 11040
+         11005 done 11
+         12011 wake",
+        expect![[r#"
+            0     a1 load m0 on d0 by 47
+            8     a2 exec m0 on d0 batch 1 [0] by 55
+            13       request 0: Done
+            20    a3 load m1 on d0 by -
+            1100  woken for RequestExpires
+            1100  a4 exec m1 on d0 batch 1 [1] by -
+            1140     request 1: Done
+            2000  a5 exec m0 on d0 batch 1 [2] by 2035
+            2005     request 2: Done
+            3500  a6 exec m0 on d0 batch 1 [4] by 3535
+            3505     request 4: Done
+            5000  a7 exec m0 on d0 batch 1 [5] by 5035
+            5005     request 5: Done
+            6500  a8 exec m0 on d0 batch 1 [6] by 6535
+            6505     request 6: Done
+            8000  a9 exec m0 on d0 batch 1 [7] by 8035
+            8005     request 7: Done
+            9500  a10 exec m0 on d0 batch 1 [8] by 9535
+            9505     request 8: Done
+            11000 a11 exec m0 on d0 batch 1 [9] by 11035
+            11005    request 9: Done
+            12011 woken for RequestExpires
+            12011 a12 exec m1 on d0 batch 1 [3] by -
+        "#]],
+    );
+}

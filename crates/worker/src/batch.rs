@@ -47,7 +47,7 @@ pub(crate) fn run<I: BatchItem>(
     items: &mut Vec<I>,
 ) -> Result<(), String> {
     let mut failure = None;
-    let mut alone = 0;
+    let mut alone = 0usize;
     while !items.is_empty() {
         let group = if alone > 0 { 1 } else { bring_group_forward(items, signature.max_batch > 0) };
         alone = alone.saturating_sub(1);
