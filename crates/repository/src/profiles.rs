@@ -3,7 +3,7 @@
 use base::{BatchLatency, Duration, LatencyProfile};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 /// Raise when the meaning of a stored profile changes: older files are then measured anew.
@@ -135,10 +135,15 @@ fn read(path: &Path, key: &ProfileKey) -> Result<Option<StoredProfile>, String> 
     Ok(Some(StoredProfile { profile, weight_bytes: document.weight_bytes }))
 }
 
-/// Hash of a file's content, as hexadecimal digits.
+/// Hash of a plain file's content, as hexadecimal digits: of as much as there is when it begins, since a file may grow, and
+/// devices and pipes may never end.
 pub fn content_hash(file: &Path) -> io::Result<String> {
+    let metadata = fs::metadata(file)?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a plain file"));
+    }
     let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(fs::File::open(file)?)?;
+    hasher.update_reader(fs::File::open(file)?.take(metadata.len()))?;
     Ok(hasher.finalize().to_hex().to_string())
 }
 

@@ -3,7 +3,7 @@
 use crate::config::{ModelConfig, VersionPolicy};
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -190,7 +190,8 @@ impl Repository {
             entries.push(if usable(&version) && there.contains(&version) {
                 Entry::Found(Found { name: name.to_owned(), version, file, config: config.clone(), fingerprint })
             } else {
-                broken(Some(version), format!("{} is missing: copy the model there", file.display()), &fingerprint)
+                let what = if file.exists() { "not a plain file" } else { "missing" };
+                broken(Some(version), format!("{} is {what}: copy the model there", file.display()), &fingerprint)
             });
         }
     }
@@ -203,6 +204,10 @@ impl Repository {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Arc::default()),
             Err(error) => return Err(format!("{} can't be read: {error}", file.display())),
         };
+        if !metadata.is_file() {
+            // Reading it might never end.
+            return Err(format!("{} is not a plain file: replace it by a file, or remove it", file.display()));
+        }
         fingerprint.add("config.pbtxt", &metadata);
         let (length, modified) = (metadata.len(), modified(&metadata));
         if let Some(cached) = self.configs.get(name).filter(|c| (c.length, c.modified) == (length, modified)) {
@@ -221,7 +226,11 @@ fn read_config(file: &Path, length: u64) -> Result<String, String> {
     if length > MAX_CONFIG_BYTES {
         return Err(format!("{} has {length} bytes: a configuration has at most {MAX_CONFIG_BYTES}", file.display()));
     }
-    fs::read_to_string(file).map_err(|error| format!("{} can't be read: {error}", file.display()))
+    let mut text = String::new();
+    // No more than was there when it was looked at: it may be growing, and the next look sees the rest.
+    let read = fs::File::open(file).and_then(|file| file.take(length).read_to_string(&mut text));
+    read.map_err(|error| format!("{} can't be read: {error}", file.display()))?;
+    Ok(text)
 }
 
 /// The folders whose names are numbers from 1 up, without leading zeros, ascending.
@@ -375,6 +384,37 @@ mod tests {
                 virtual 1 virtual/1/model.onnx
             "#]],
         );
+    }
+
+    /// Devices and sockets, which can be tried without waiting for anybody; pipes are kept out by the same check.
+    #[test]
+    fn what_is_no_plain_file_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        for model in ["config", "model"] {
+            fs::create_dir_all(folder.path().join(model).join("1")).unwrap();
+        }
+        fs::write(folder.path().join("config/1/model.onnx"), "").unwrap();
+        std::os::unix::fs::symlink("/dev/null", folder.path().join("config/config.pbtxt")).unwrap();
+        let socket = folder.path().join("model/1/model.onnx");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let entries = Repository::open(folder.path()).unwrap().scan().unwrap();
+        let reasons: Vec<_> = entries
+            .iter()
+            .map(|entry| match entry {
+                Entry::Broken(broken) => broken.reason.split_once(": ").unwrap().0,
+                Entry::Found(found) => panic!("{found:?}"),
+            })
+            .collect();
+        let root = folder.path().display();
+        assert_eq!(
+            reasons,
+            [
+                format!("{root}/config/config.pbtxt is not a plain file"),
+                format!("{root}/model/1/model.onnx is not a plain file")
+            ]
+        );
+        assert!(crate::content_hash(&socket).unwrap_err().to_string().contains("not a plain file"));
+        assert!(crate::content_hash(Path::new("/dev/null")).unwrap_err().to_string().contains("not a plain file"));
     }
 
     #[test]
