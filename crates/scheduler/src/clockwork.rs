@@ -157,6 +157,10 @@ impl Policy for Clockwork {
         !self.models[model.index()].queue.is_empty()
     }
 
+    fn background_queued(&self, model: ModelId) -> usize {
+        self.models[model.index()].queue.background_len()
+    }
+
     fn first_background(&self, model: ModelId) -> Option<u64> {
         self.models[model.index()].queue.first_background()
     }

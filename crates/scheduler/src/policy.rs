@@ -28,7 +28,10 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
     /// Whether a request with a deadline is queued for a model.
     fn has_urgent(&self, model: ModelId) -> bool;
 
-    /// The oldest batch work queued for a model.
+    /// How many requests without a deadline are queued for a model.
+    fn background_queued(&self, model: ModelId) -> usize;
+
+    /// The first of the batch work queued for a model.
     fn first_background(&self, model: ModelId) -> Option<u64>;
 
     /// The last deadline in a model's queue.

@@ -155,7 +155,12 @@ impl ModelQueue {
         fill(in_time.map(|(key, &queued)| (key.0, queued)), class, smaller, members)
     }
 
-    /// The oldest batch work.
+    /// How much batch work is queued.
+    pub fn background_len(&self) -> usize {
+        self.background.len()
+    }
+
+    /// The first of the batch work.
     pub fn first_background(&self) -> Option<u64> {
         self.background.first_key_value().map(|((_, sequence), _)| *sequence)
     }

@@ -16,6 +16,8 @@ const DEFAULT_HORIZON: Duration = Duration::from_millis(100);
 /// How far a device's list of least recently used models is searched for victims, and the list of wanting models for one
 /// that can be placed: keeps the cost of an event bounded however many models there are.
 const SEARCH_LIMIT: usize = 32;
+/// The load priority of a model that may only go where nothing has to go for it.
+const OPPORTUNE: u64 = 1;
 /// A model on no more devices than this is planned for exactly.
 const FEW: usize = 4;
 /// When nothing that wants to be loaded fits, the next look is taken after this time.
@@ -90,6 +92,9 @@ impl Planner {
             }
             Duration::from_secs_f64(demand - served).as_nanos()
         };
+        // Free memory is there to be used: one request that was refused, or that waits behind others, is reason enough.
+        let waits = entry.missed > Duration::ZERO || policy.background_queued(model) > 1;
+        let priority = if waits && !entry.removed && !everywhere { priority.max(OPPORTUNE) } else { priority };
         let before = std::mem::replace(&mut entry.load_priority, priority);
         if before != priority {
             self.wanting.remove(&(Reverse(before), model));
@@ -200,7 +205,7 @@ impl Planner {
         let expected = entry.latency.load();
         // A load that starts when no queued request could still gain from it is pointless.
         let latest = match policy.last_deadline(model) {
-            Some(deadline_at) if policy.first_background(model).is_none() => {
+            Some(deadline_at) if policy.first_background(model).is_none() && entry.missed == Duration::ZERO => {
                 (deadline_at - entry.latency.smallest() - expected).max(now)
             }
             _ => Timestamp::NEVER,
@@ -297,6 +302,9 @@ fn place(
         let device = ledger.device(id);
         if entry.pages <= device.free_pages {
             return Placing::On(id, Vec::new());
+        }
+        if !background && entry.load_priority <= OPPORTUNE {
+            continue;
         }
         let mut free = device.free_pages;
         let mut victims = Vec::new();

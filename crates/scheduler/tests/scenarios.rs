@@ -496,3 +496,54 @@ fn long_batch_work_waits_for_tight_requests_but_not_for_ever() {
         "#]],
     );
 }
+
+#[test]
+fn batch_work_that_waits_is_spread_over_devices_with_room() {
+    check(
+        0,
+        "0 device 10
+         0 device 10
+         0 model 4 1 4 8
+         0 ask 0 -
+         0 ask 0 -
+         0 ask 0 -
+         0 ask 0 -
+         0 ask 0 -
+         8 done 1
+         8 done 2",
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m0 on d1 by -
+            8     a3 exec m0 on d0 batch 4 [0 1 2 3] by -
+            8     a4 exec m0 on d1 batch 1 [4] by -
+        "#]],
+    );
+}
+
+#[test]
+fn a_refused_request_brings_its_model_onto_a_device_with_room() {
+    check(
+        0,
+        "0 device 10
+         0 device 10
+         0 model 4 1 4 8
+         0 ask 0 100
+         8 done 1
+         13 done 2
+         20 ask 0 30
+         20 ask 0 30
+         20 ask 0 30
+         28 done 4
+         29 ask 0 35",
+        expect![[r#"
+            0     a1 load m0 on d0 by 87
+            8     a2 exec m0 on d0 batch 1 [0] by 95
+            13       request 0: Done
+            20    a3 exec m0 on d0 batch 1 [1] by 25
+            20       request 3: overloaded until 31.3125
+            20    a4 load m0 on d1 by -
+            28       request 2: overloaded until 33
+            29    a5 exec m0 on d1 batch 1 [4] by 30
+        "#]],
+    );
+}
