@@ -1,0 +1,114 @@
+//! Admission by prediction: can this request be served in time, behind what is due before it?
+
+use crate::ledger::Model;
+use crate::{Rejection, Request, Scheduler};
+use base::{DeviceId, Duration, Timestamp};
+
+/// Of a model's devices, how many an arrival looks at.
+const PROBES: usize = 4;
+/// The queue is taken to last longer by one in so many parts than its average says.
+const BACKLOG_RESERVE: u64 = 16;
+/// Work that is due later than this doesn't count in what is said to those who were refused.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Scheduler {
+    /// Brings what a request is judged by up to date: its model's estimates, and the slack that batch work must leave.
+    pub(crate) fn prepare_for(&mut self, request: &Request) {
+        let Some(Some(entry)) = self.ledger.models.get_mut(request.model.index()) else { return };
+        entry.latency.age(self.now);
+        let takes = entry.latency.class_for(request.rows).expected();
+        if request.deadline_at != Timestamp::NEVER && self.now + takes <= request.deadline_at {
+            // Also if it is refused: the next one like it should find the device free.
+            self.slack.observe(self.now, request.deadline_at.since(self.now) - takes);
+        }
+    }
+
+    /// A refused request shows what should be loaded, if another load would have helped it.
+    pub(crate) fn note_missed(&mut self, request: &Request, rejection: Rejection) {
+        match rejection {
+            Rejection::DeadlineUnreachable { .. } | Rejection::Overloaded { .. } => {}
+            Rejection::QueueFull | Rejection::ModelUnavailable | Rejection::NoDevice => return,
+        }
+        let entry = self.ledger.model_mut(request.model);
+        let takes = entry.latency.class_for(request.rows).expected();
+        if self.now + takes <= request.deadline_at {
+            entry.missed += entry.latency.time_for(u64::from(request.rows));
+            self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
+        }
+    }
+
+    /// Admission by prediction: whether a request can be served in time, and on which device its work should be booked.
+    pub(crate) fn admit(&mut self, request: &Request) -> Result<Option<DeviceId>, Rejection> {
+        let now = self.now;
+        let entry = self.ledger.models.get(request.model.index()).and_then(Option::as_ref);
+        let entry = entry.filter(|entry| !entry.removed).ok_or(Rejection::ModelUnavailable)?;
+        if request.rows > entry.latency.max_batch() {
+            return Err(Rejection::ModelUnavailable);
+        }
+        if self.policy.queued(request.model) >= self.config.max_queued_per_model {
+            return Err(Rejection::QueueFull);
+        }
+        if self.ledger.device_ids().all(|device| self.ledger.device(device).pages < entry.pages) {
+            return Err(Rejection::NoDevice);
+        }
+        if request.deadline_at == Timestamp::NEVER {
+            return Ok(None);
+        }
+        let takes = entry.latency.class_for(request.rows).expected();
+        let cold = entry.residency.is_empty();
+        let alone_at = now + takes + if cold { entry.latency.load() } else { Duration::ZERO };
+        if alone_at > request.deadline_at {
+            return Err(Rejection::DeadlineUnreachable { earliest_at: alone_at });
+        }
+        if !self.config.predict_admission {
+            return Ok(entry.residency.first().map(|residency| residency.device));
+        }
+        let (device, start_at) = if cold {
+            let wait = self.planner.load_wait(&self.ledger, request.model, now);
+            (None, now + wait + entry.latency.load())
+        } else {
+            let (device, start_at) = self.least_busy(entry, request.deadline_at);
+            (Some(device), start_at)
+        };
+        // Behind others of its model it only makes their batch larger; what it takes beyond the average stays its own risk.
+        let risk = takes - entry.latency.class_for(request.rows).typical();
+        let earliest_at = start_at + self.added_work(entry, request) + risk;
+        if earliest_at > request.deadline_at {
+            return Err(Rejection::Overloaded { earliest_at });
+        }
+        Ok(device)
+    }
+
+    /// What a request adds to the time that its model's queue takes.
+    pub(crate) fn added_work(&self, model: &Model, request: &Request) -> Duration {
+        let queued = self.policy.urgent_rows(request.model);
+        model.latency.time_for(queued + u64::from(request.rows)) - model.latency.time_for(queued)
+    }
+
+    /// Of a few of the devices that hold a model, the one where a request could start first behind what is due before it.
+    fn least_busy(&self, model: &Model, deadline_at: Timestamp) -> (DeviceId, Timestamp) {
+        let count = model.residency.len();
+        let first = if count <= PROBES { 0 } else { self.sequence as usize * PROBES % count };
+        let probed = (0..count.min(PROBES)).map(|offset| {
+            let residency = &model.residency[(first + offset) % count];
+            let device = self.ledger.device(residency.device);
+            let free_at = device.exec.start_at(self.now).max(residency.loading_until.unwrap_or(self.now));
+            let before = device.backlog.due_by(self.now, deadline_at);
+            // A little more than the sum: at the edge, one request fewer costs nothing, one more is refused late.
+            (free_at + before + before / BACKLOG_RESERVE, residency.device)
+        });
+        let (start_at, device) = probed.min().expect("a model that isn't cold is on a device");
+        (device, start_at)
+    }
+
+    /// When a request would be done if it came now and had all the time that it needs.
+    pub(crate) fn earliest_after_queue(&self, request: &Request) -> Timestamp {
+        let entry = self.ledger.model(request.model);
+        let start_at = if entry.residency.is_empty() {
+            self.now + self.planner.load_wait(&self.ledger, request.model, self.now) + entry.latency.load()
+        } else {
+            self.least_busy(entry, self.now + PATIENCE).1
+        };
+        start_at + entry.latency.class_for(request.rows).expected()
+    }
+}
