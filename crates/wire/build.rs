@@ -5,6 +5,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = protox::compile(["proto/inference.proto"], ["proto"])?;
     // Tensors as `Bytes` are slices of the received message instead of copies; maps of parameters are tiny, and ordered
     // ones need no hashing.
-    tonic_prost_build::configure().bytes(".").btree_map(".").compile_fds(files)?;
+    // The codec is ours: it looks at messages before it reads them.
+    let settings = tonic_prost_build::configure().bytes(".").btree_map(".");
+    settings.codec_path("crate::codec::Codec").compile_fds(files)?;
     Ok(())
 }

@@ -4,19 +4,21 @@
 
 mod common;
 
+use bytes::BufMut;
 use common::{Server, model};
 use gateway::Config;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use tonic::codec::CompressionEncoding;
+use tonic::codec::{Codec, CompressionEncoding, EncodeBuf, Encoder};
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use wire::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use wire::proto::infer_parameter::ParameterChoice;
 use wire::proto::model_infer_request::InferInputTensor;
 use wire::proto::{
-    InferParameter, InferTensorContents, ModelInferRequest, ModelMetadataRequest, ModelReadyRequest, ServerLiveRequest,
-    ServerMetadataRequest, ServerReadyRequest,
+    InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse, ModelMetadataRequest,
+    ModelReadyRequest, ServerLiveRequest, ServerMetadataRequest, ServerReadyRequest,
 };
 
 type Client = GrpcInferenceServiceClient<Channel>;
@@ -180,4 +182,53 @@ async fn messages_that_are_too_large_or_unknown() {
         "the message is larger than 10000 bytes, the most that this server takes: send less in one request"
     );
     client.model_infer(request("quick", 1)).await.unwrap();
+}
+
+/// A message as it is, without a look at what it says.
+#[derive(Default)]
+struct AsItIs;
+
+impl Codec for AsItIs {
+    type Encode = Vec<u8>;
+    type Decode = ModelInferResponse;
+    type Encoder = Self;
+    type Decoder = wire::codec::CheckedDecoder<ModelInferResponse>;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        wire::codec::Codec::<ModelInferRequest, ModelInferResponse>::default().decoder()
+    }
+}
+
+impl Encoder for AsItIs {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn encode(&mut self, message: Vec<u8>, buf: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buf.put_slice(&message);
+        Ok(())
+    }
+}
+
+async fn infer_bytes(server: &Server, message: Vec<u8>) -> Result<(), Status> {
+    let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc())).unwrap();
+    let mut client = tonic::client::Grpc::new(endpoint.connect().await.unwrap());
+    client.ready().await.unwrap();
+    let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelInfer");
+    client.unary(Request::new(message), path, AsItIs).await.map(drop)
+}
+
+#[tokio::test]
+async fn a_megabyte_of_empty_inputs_is_refused_before_it_is_read() {
+    let server = Server::start();
+    let bomb = [&b"\x0a\x05quick"[..], &[0x2a, 0].repeat(500_000)].concat();
+    let status = infer_bytes(&server, bomb).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status)), (Code::InvalidArgument, "bad_input"));
+    assert!(status.message().starts_with("the request has more than 4096 inputs, "), "{}", status.message());
+    let status = infer_bytes(&server, vec![0xff; 20]).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status)), (Code::InvalidArgument, "bad_input"));
+    connect(&server).await.model_infer(request("quick", 1)).await.unwrap();
 }

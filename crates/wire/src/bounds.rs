@@ -1,0 +1,247 @@
+//! What a protobuf message would take once it is read, found out before it is read.
+//!
+//! Two bytes of a message can become an input of hundreds of bytes in memory, so its length bounds nothing. This walks
+//! the tags and lengths of a request, which allocates nothing, and refuses one with too many parts.
+
+use crate::Fault;
+
+/// Inputs, outputs, raw entries and parameters that a request may have, all together: each takes up to 300 bytes.
+const MAX_PARTS: usize = 4096;
+/// The bytes by which a request may grow when it is read: numbers are packed in one byte and up and take up to 8, and an
+/// element of `bytes_contents` takes 32 beside its bytes.
+const MAX_GROWTH: usize = 64 << 20;
+/// What an element of `bytes_contents` takes beside its bytes.
+const HANDLE_BYTES: usize = 32;
+/// What a number takes at most.
+const NUMBER_BYTES: usize = 8;
+
+/// A field of a message.
+enum Field<'a> {
+    Number,
+    Fixed,
+    Bytes(&'a [u8]),
+}
+
+/// The fields of a message; ends with an error where it is malformed.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn varint(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let (&byte, rest) = self.0.split_first()?;
+            self.0 = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    fn skip(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (skipped, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(skipped)
+    }
+
+    fn field(&mut self) -> Option<(u64, Field<'a>)> {
+        let tag = self.varint()?;
+        let field = match tag & 7 {
+            0 => {
+                self.varint()?;
+                Field::Number
+            }
+            1 => {
+                self.skip(8)?;
+                Field::Fixed
+            }
+            2 => {
+                let length = usize::try_from(self.varint()?).ok()?;
+                Field::Bytes(self.skip(length)?)
+            }
+            5 => {
+                self.skip(4)?;
+                Field::Fixed
+            }
+            // Groups, which the protocol doesn't have.
+            _ => return None,
+        };
+        Some((tag >> 3, field))
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Result<(u64, Field<'a>), Fault>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let field = self.field();
+        Some(field.ok_or_else(|| Fault::bad("the message is malformed: its fields can't be told from one another")))
+    }
+}
+
+/// What was found so far.
+#[derive(Default)]
+struct Walk {
+    parts: usize,
+    growth: usize,
+}
+
+/// Refuses a `ModelInferRequest` that would take far more memory than its bytes.
+pub(crate) fn check_infer_request(message: &[u8]) -> Result<(), Fault> {
+    let mut walk = Walk::default();
+    for field in Fields(message) {
+        match field? {
+            (5, Field::Bytes(input)) => {
+                walk.part()?;
+                walk.input(input)?;
+            }
+            (6, Field::Bytes(output)) => {
+                walk.part()?;
+                walk.parameters(output, 2)?;
+            }
+            (4 | 7, _) => walk.part()?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+impl Walk {
+    fn part(&mut self) -> Result<(), Fault> {
+        self.parts += 1;
+        if self.parts <= MAX_PARTS {
+            return Ok(());
+        }
+        Err(Fault::bad(format!(
+            "the request has more than {MAX_PARTS} inputs, outputs, raw_input_contents and parameters: send fewer in one request"
+        )))
+    }
+
+    fn grow(&mut self, bytes: usize) -> Result<(), Fault> {
+        self.growth = self.growth.saturating_add(bytes);
+        if self.growth <= MAX_GROWTH {
+            return Ok(());
+        }
+        Err(Fault::bad("the request has too many elements in its contents: send them in raw_input_contents"))
+    }
+
+    /// The parameters of an input or output, in the field of that number.
+    fn parameters(&mut self, tensor: &[u8], number: u64) -> Result<(), Fault> {
+        for field in Fields(tensor) {
+            if field?.0 == number {
+                self.part()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn input(&mut self, input: &[u8]) -> Result<(), Fault> {
+        for field in Fields(input) {
+            match field? {
+                (3, field) => self.numbers(&field)?,
+                (4, _) => self.part()?,
+                (5, Field::Bytes(contents)) => self.contents(contents)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn contents(&mut self, contents: &[u8]) -> Result<(), Fault> {
+        for field in Fields(contents) {
+            match field? {
+                (2..=5, field) => self.numbers(&field)?,
+                (8, _) => self.grow(HANDLE_BYTES)?,
+                // Booleans and floats take what they have on the wire, or less.
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Numbers of variable length: one, or many packed together, each of which ends with a byte below 128.
+    fn numbers(&mut self, field: &Field<'_>) -> Result<(), Fault> {
+        match field {
+            Field::Number | Field::Fixed => self.grow(NUMBER_BYTES),
+            Field::Bytes(packed) => {
+                let count = packed.iter().filter(|&&byte| byte < 0x80).count();
+                self.grow(count.saturating_mul(NUMBER_BYTES).saturating_sub(packed.len()))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::model_infer_request::InferInputTensor;
+    use crate::proto::{InferTensorContents, ModelInferRequest};
+    use expect_test::expect;
+    use proptest::prelude::*;
+    use prost::Message;
+
+    fn sentence(message: &[u8]) -> String {
+        check_infer_request(message).unwrap_err().to_string()
+    }
+
+    /// A field of bytes.
+    fn field(number: u8, content: &[u8]) -> Vec<u8> {
+        let mut out = vec![number << 3 | 2];
+        prost::encoding::encode_varint(content.len() as u64, &mut out);
+        out.extend_from_slice(content);
+        out
+    }
+
+    #[test]
+    fn a_megabyte_of_empty_parts_is_refused_wherever_they_are() {
+        expect!["the request has more than 4096 inputs, outputs, raw_input_contents and parameters: send fewer in one request"]
+            .assert_eq(&sentence(&[0x2a, 0].repeat(500_000)));
+        let said = sentence(&[0x2a, 0].repeat(MAX_PARTS + 1));
+        assert_eq!(check_infer_request(&[0x2a, 0].repeat(MAX_PARTS)), Ok(()));
+        for tag in [0x22, 0x32, 0x3a] {
+            assert_eq!(sentence(&[tag, 0].repeat(500_000)), said, "{tag:x}");
+        }
+        assert_eq!(sentence(&field(5, &[0x22, 0].repeat(MAX_PARTS))), said, "parameters of an input");
+        assert_eq!(sentence(&field(6, &[0x12, 0].repeat(MAX_PARTS))), said, "parameters of an output");
+    }
+
+    #[test]
+    fn elements_that_grow_are_refused() {
+        expect!["the request has too many elements in its contents: send them in raw_input_contents"]
+            .assert_eq(&sentence(&field(5, &field(5, &[0x42, 0].repeat(MAX_GROWTH / HANDLE_BYTES + 1)))));
+        let said = sentence(&field(5, &field(5, &[0x42, 0].repeat(MAX_GROWTH / HANDLE_BYTES + 1))));
+        assert_eq!(sentence(&field(5, &field(3, &vec![1; MAX_GROWTH / 7 + 8]))), said, "packed dimensions");
+        assert_eq!(sentence(&field(5, &field(5, &field(3, &vec![1; MAX_GROWTH / 7 + 8])))), said, "packed INT64");
+        assert_eq!(sentence(&field(5, &field(5, &[0x18, 1].repeat(MAX_GROWTH / 8 + 1)))), said, "single INT64");
+        let floats = InferTensorContents { fp32_contents: vec![0.5; 30_000_000], ..Default::default() };
+        let input = InferInputTensor { contents: Some(floats), ..Default::default() };
+        let large = ModelInferRequest { inputs: vec![input], ..Default::default() };
+        assert_eq!(
+            check_infer_request(&large.encode_to_vec()),
+            Ok(()),
+            "what doesn't grow is the message limit's affair"
+        );
+    }
+
+    #[test]
+    fn malformed_messages_are_a_sentence() {
+        for message in [&[0x2a][..], &[0x2a, 5, 0], &[0x2b, 0x2c], &[0xff; 12], &[0x2a, 1, 0x22], &[9, 1, 2]] {
+            expect!["the message is malformed: its fields can't be told from one another"]
+                .assert_eq(&sentence(message));
+        }
+    }
+
+    proptest! {
+        /// What is refused as malformed can't be read either, so that nothing valid is turned away.
+        #[test]
+        fn what_can_be_read_is_let_through(message in proptest::collection::vec(any::<u8>(), 0..60)) {
+            if ModelInferRequest::decode(&message[..]).is_ok() && !message.iter().any(|byte| matches!(byte & 7, 3 | 4)) {
+                prop_assert_eq!(check_infer_request(&message), Ok(()));
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! How messages travel in gRPC: protobuf, looked at before it is read.
+
+use crate::Fault;
+use crate::bounds::check_infer_request;
+use crate::proto;
+use bytes::Buf;
+use prost::Message;
+use std::marker::PhantomData;
+use tonic::Status;
+use tonic::codec::{DecodeBuf, Decoder};
+
+/// A message that says of its bytes whether they may be read.
+pub trait Admit: Message + Default + 'static {
+    /// Refuses bytes that would take far more memory than they have.
+    fn admit(_message: &[u8]) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
+impl Admit for proto::ModelInferRequest {
+    fn admit(message: &[u8]) -> Result<(), Fault> {
+        check_infer_request(message)
+    }
+}
+
+macro_rules! admit_as_they_are {
+    ($($message:ident)*) => { $(impl Admit for proto::$message {})* };
+}
+
+// Requests of two texts, and answers, which only clients read.
+admit_as_they_are! {
+    ServerLiveRequest ServerLiveResponse ServerReadyRequest ServerReadyResponse ModelReadyRequest ModelReadyResponse
+    ServerMetadataRequest ServerMetadataResponse ModelMetadataRequest ModelMetadataResponse ModelInferResponse
+}
+
+/// Writes messages of type `T` and reads messages of type `U`. The generated code names it.
+#[derive(Debug)]
+pub struct Codec<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for Codec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T: Message + 'static, U: Admit> tonic::codec::Codec for Codec<T, U> {
+    type Encode = T;
+    type Decode = U;
+    type Encoder = tonic_prost::ProstEncoder<T>;
+    type Decoder = CheckedDecoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        tonic_prost::ProstEncoder::default()
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        CheckedDecoder(PhantomData)
+    }
+}
+
+/// Reads messages that are admitted.
+#[derive(Debug)]
+pub struct CheckedDecoder<U>(PhantomData<U>);
+
+impl<U: Admit> Decoder for CheckedDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        if buf.chunk().len() == buf.remaining() {
+            U::admit(buf.chunk()).map_err(refuse)?;
+            return U::decode(buf).map(Some).map_err(refuse);
+        }
+        // The library gives messages in one piece; should it ever stop to, they are joined here.
+        let joined = buf.copy_to_bytes(buf.remaining());
+        U::admit(&joined).map_err(refuse)?;
+        U::decode(joined).map(Some).map_err(refuse)
+    }
+}
+
+/// Without a reason of its own: the server gives every refusal of this kind the same one, and counts it.
+fn refuse(error: impl std::fmt::Display) -> Status {
+    Status::invalid_argument(error.to_string())
+}
