@@ -14,6 +14,7 @@
 
 mod block;
 mod cache;
+mod external;
 mod library;
 mod loaded;
 mod model;
@@ -28,6 +29,7 @@ pub use library::find as find_library;
 
 use base::ModelSignature;
 use engine::{Engine, EngineError, Loaded, ModelSource, Prepared};
+use external::External;
 use loaded::OrtLoaded;
 use model::Model;
 use runtime::Runtime;
@@ -78,17 +80,18 @@ impl OrtEngine {
     }
 
     fn model(&self, file: &Path, cache: Option<&Path>) -> Result<Arc<Model>, EngineError> {
-        let bytes = std::fs::read(file).map_err(|error| EngineError::io(file, error))?;
+        let bytes = external::read(file).map_err(|error| EngineError::io(file, error))?;
         if bytes.is_empty() {
             return Err(EngineError::bad_model(file, "the file is empty: expected an ONNX model"));
         }
-        let key = optimise::key(self.runtime, file, &bytes);
+        let external = External::of(file, &bytes)?;
+        let key = optimise::key(self.runtime, &bytes, &external);
         let known = || self.models.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(model) = known().get(&key).and_then(Weak::upgrade) {
             return Ok(model);
         }
         let cached = cache.map(|folder| cache::path(folder, &key));
-        let model = Arc::new(Model::prepare(self.runtime, file, bytes, cached.as_deref())?);
+        let model = Arc::new(Model::prepare(self.runtime, file, bytes, &external, cached.as_deref())?);
         let mut known = known();
         known.retain(|_, model| model.strong_count() > 0);
         known.insert(key, Arc::downgrade(&model));

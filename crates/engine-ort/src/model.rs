@@ -2,10 +2,11 @@
 
 use crate::block;
 use crate::cache::{self, Optimised};
+use crate::external::External;
 use crate::onnx::{self, Weights};
 use crate::optimise::{bad_model, optimise};
 use crate::runtime::{Refused, Runtime};
-use crate::session::{Options, Session, Value, c_path};
+use crate::session::{Options, Session, Value};
 use crate::signature::{Port, Ports};
 use engine::EngineError;
 use std::path::Path;
@@ -49,11 +50,13 @@ impl Source {
 }
 
 impl Model {
-    /// Makes the model of a file's bytes, or finds it in the cache.
+    /// Makes the model of a file's bytes, or finds it in the cache. What the file holds by now doesn't matter, and the files
+    /// beside it must hold what they held before: the cache's name for the result was made from both.
     pub(crate) fn prepare(
         runtime: &'static Runtime,
         file: &Path,
         bytes: Vec<u8>,
+        external: &External,
         cached: Option<&Path>,
     ) -> Result<Self, EngineError> {
         if let Some(optimised) = cached.and_then(cache::read) {
@@ -62,7 +65,9 @@ impl Model {
                 Err(refused) => tracing::warn!("{}: its cached form is not usable: {}", file.display(), refused.0),
             }
         }
-        if let Some(optimised) = optimise(runtime, file, cached)? {
+        let optimised = optimise(runtime, file, &bytes, cached)?;
+        external.check_unchanged(file)?;
+        if let Some(optimised) = optimised {
             match Self::split(runtime, optimised) {
                 Ok(model) => return Ok(model.keep(runtime, cached)),
                 // The runtime writes some graphs in a form that it can't read, for instance with branches whose weights
@@ -70,7 +75,9 @@ impl Model {
                 Err(refused) => tracing::debug!("{}: it is kept as it is: {}", file.display(), refused.0),
             }
         }
-        Self::whole(runtime, file, bytes).map_err(|refused| bad_model(file, &refused))
+        let whole = Self::whole(runtime, file, bytes).map_err(|refused| bad_model(file, &refused))?;
+        external.check_unchanged(file)?;
+        Ok(whole)
     }
 
     fn split(runtime: &'static Runtime, optimised: Optimised) -> Result<Self, Refused> {
@@ -100,9 +107,7 @@ impl Model {
     fn whole(runtime: &'static Runtime, file: &Path, bytes: Vec<u8>) -> Result<Self, Refused> {
         let options = Options::new(runtime)?;
         options.optimise(true)?;
-        if let Some(folder) = file.parent() {
-            options.set(c"session.model_external_initializers_file_folder_path", &c_path(folder)?)?;
-        }
+        options.weights_beside(file)?;
         let session = Session::from_bytes(runtime, &bytes, &options)?;
         let ports = Ports::of(&session)?;
         let weight_bytes = bytes.len() as u64;

@@ -11,6 +11,14 @@ use std::ffi::CString;
 struct Model {
     #[prost(message, optional, tag = "7")]
     graph: Option<Graph>,
+    #[prost(message, repeated, tag = "25")]
+    functions: Vec<Function>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Function {
+    #[prost(message, repeated, tag = "7")]
+    nodes: Vec<Node>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -19,6 +27,8 @@ struct Graph {
     nodes: Vec<Node>,
     #[prost(message, repeated, tag = "5")]
     initializers: Vec<Tensor>,
+    #[prost(message, repeated, tag = "15")]
+    sparse_initializers: Vec<SparseTensor>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -37,8 +47,22 @@ struct Attribute {
     tensor: Option<Tensor>,
     #[prost(message, optional, tag = "6")]
     graph: Option<Graph>,
+    #[prost(message, repeated, tag = "10")]
+    tensors: Vec<Tensor>,
     #[prost(message, repeated, tag = "11")]
     graphs: Vec<Graph>,
+    #[prost(message, optional, tag = "22")]
+    sparse_tensor: Option<SparseTensor>,
+    #[prost(message, repeated, tag = "23")]
+    sparse_tensors: Vec<SparseTensor>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct SparseTensor {
+    #[prost(message, optional, tag = "1")]
+    values: Option<Tensor>,
+    #[prost(message, optional, tag = "2")]
+    indices: Option<Tensor>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -110,25 +134,43 @@ pub(crate) fn external_weights(file: &[u8]) -> Option<Weights> {
     Some(weights)
 }
 
-/// The names of the files, relative to the model's folder, in which a model keeps weights.
-pub(crate) fn external_files(file: &[u8]) -> Vec<String> {
-    fn collect(graph: &Graph, files: &mut Vec<String>) {
-        let attributes = || graph.nodes.iter().flat_map(|node| &node.attributes);
-        let tensors = graph.initializers.iter().chain(attributes().filter_map(|attribute| attribute.tensor.as_ref()));
-        for entry in tensors.flat_map(|tensor| &tensor.external).filter(|entry| entry.key == "location") {
-            files.push(entry.value.clone());
-        }
-        for inner in attributes().flat_map(|attribute| attribute.graph.iter().chain(&attribute.graphs)) {
-            collect(inner, files);
-        }
-    }
-    let mut files = Vec::new();
-    if let Ok(Model { graph: Some(graph) }) = Model::decode(file) {
-        collect(&graph, &mut files);
-    }
+/// The names of the files, relative to the model's folder, in which a model keeps weights; `None` if it isn't readable.
+pub(crate) fn external_files(file: &[u8]) -> Option<Vec<String>> {
+    let model = Model::decode(file).ok()?;
+    let mut tensors = Vec::new();
+    model.graph.iter().for_each(|graph| graph.tensors(&mut tensors));
+    model.functions.iter().flat_map(|function| &function.nodes).for_each(|node| node.tensors(&mut tensors));
+    let entries = tensors.iter().flat_map(|tensor| &tensor.external).filter(|entry| entry.key == "location");
+    let mut files: Vec<_> = entries.map(|entry| entry.value.clone()).collect();
     files.sort();
     files.dedup();
-    files
+    Some(files)
+}
+
+impl Graph {
+    /// Collects everything that may lie in another file.
+    fn tensors<'a>(&'a self, tensors: &mut Vec<&'a Tensor>) {
+        tensors.extend(&self.initializers);
+        tensors.extend(self.sparse_initializers.iter().flat_map(SparseTensor::tensors));
+        self.nodes.iter().for_each(|node| node.tensors(tensors));
+    }
+}
+
+impl Node {
+    fn tensors<'a>(&'a self, tensors: &mut Vec<&'a Tensor>) {
+        for attribute in &self.attributes {
+            tensors.extend(attribute.tensor.iter().chain(&attribute.tensors));
+            let sparse = attribute.sparse_tensor.iter().chain(&attribute.sparse_tensors);
+            tensors.extend(sparse.flat_map(SparseTensor::tensors));
+            attribute.graph.iter().chain(&attribute.graphs).for_each(|graph| graph.tensors(tensors));
+        }
+    }
+}
+
+impl SparseTensor {
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.values.iter().chain(&self.indices)
+    }
 }
 
 impl Tensor {
@@ -183,11 +225,37 @@ mod tests {
     }
 
     fn model(outer: Vec<Tensor>, inner: Vec<Tensor>) -> Vec<u8> {
-        let body = Graph { nodes: vec![], initializers: inner };
-        let branch = Attribute { tensor: None, graph: Some(body), graphs: vec![] };
-        let choice = Node { inputs: vec![], operator: "If".into(), attributes: vec![branch] };
-        let conv = Node { inputs: vec!["x".into(), "w".into()], operator: "Conv".into(), attributes: vec![] };
-        Model { graph: Some(Graph { nodes: vec![choice, conv], initializers: outer }) }.encode_to_vec()
+        let body = Graph { initializers: inner, ..Graph::default() };
+        let branch = Attribute { graph: Some(body), ..Attribute::default() };
+        let choice = Node { operator: "If".into(), attributes: vec![branch], ..Node::default() };
+        let conv = Node { inputs: vec!["x".into(), "w".into()], operator: "Conv".into(), ..Node::default() };
+        let graph = Graph { nodes: vec![choice, conv], initializers: outer, ..Graph::default() };
+        Model { graph: Some(graph), ..Model::default() }.encode_to_vec()
+    }
+
+    /// A tensor in a file of that name, wherever a model may have one.
+    #[test]
+    fn files_are_found_wherever_a_tensor_may_be() {
+        let at = |location: &str| {
+            let mut tensor = external("t", 0);
+            tensor.external[0].value = location.into();
+            tensor
+        };
+        let sparse = |a: &str, b: &str| SparseTensor { values: Some(at(a)), indices: Some(at(b)) };
+        let attribute = Attribute {
+            tensor: Some(at("b")),
+            tensors: vec![at("c")],
+            sparse_tensor: Some(sparse("d", "e")),
+            sparse_tensors: vec![sparse("f", "g")],
+            graph: Some(Graph { initializers: vec![at("h")], ..Graph::default() }),
+            graphs: vec![Graph { sparse_initializers: vec![sparse("i", "j")], ..Graph::default() }],
+        };
+        let node = Node { attributes: vec![attribute], ..Node::default() };
+        let inside = Attribute { tensor: Some(at("k")), ..Attribute::default() };
+        let function = Function { nodes: vec![Node { attributes: vec![inside], ..Node::default() }] };
+        let graph = Graph { nodes: vec![node], initializers: vec![at("a")], ..Graph::default() };
+        let model = Model { graph: Some(graph), functions: vec![function] };
+        assert_eq!(external_files(&model.encode_to_vec()).unwrap().concat(), "abcdefghijk");
     }
 
     #[test]
@@ -196,7 +264,7 @@ mod tests {
         let found: Vec<_> = weights.list.iter().map(|weight| (weight.name.to_str().unwrap(), weight.offset)).collect();
         assert_eq!(found, [("w", 0), ("v", 64)]);
         assert_eq!(weights.convolution_bytes, 8);
-        assert_eq!(external_files(&model(vec![external("w", 0)], vec![external("v", 64)])), ["weights.bin"]);
+        assert_eq!(external_files(&model(vec![external("w", 0)], vec![external("v", 64)])).unwrap(), ["weights.bin"]);
     }
 
     #[test]
@@ -209,6 +277,6 @@ mod tests {
     #[test]
     fn a_file_that_is_not_onnx_has_no_weights() {
         assert_eq!(external_weights(b"PK\x03\x04 not onnx"), None);
-        assert!(external_files(b"PK\x03\x04 not onnx").is_empty());
+        assert_eq!(external_files(b"PK\x03\x04 not onnx"), None);
     }
 }

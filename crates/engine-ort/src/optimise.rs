@@ -2,25 +2,31 @@
 
 use crate::block::{self, Block};
 use crate::cache::Optimised;
+use crate::external::External;
 use crate::onnx;
 use crate::runtime::{Refused, Runtime};
 use crate::session::{Options, Session};
 use engine::EngineError;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// Optimises a file. `None`: it is a good model, but its optimised form can't be written anywhere or can't be taken apart.
+/// Of a file that can't be read as a model.
+pub(crate) const NOT_ONNX: &str = "it is not an ONNX model, or only a part of one: export or copy it again";
+
+/// Optimises a file's bytes. `None`: it is a good model, but its optimised form can't be written anywhere or can't be taken
+/// apart.
 pub(crate) fn optimise(
     runtime: &'static Runtime,
     file: &Path,
+    bytes: &[u8],
     cached: Option<&Path>,
 ) -> Result<Option<Optimised>, EngineError> {
     let mut why = String::new();
     for folder in work_folders(cached) {
         let written = folder.and_then(|folder| {
-            write(runtime, file, Some(folder.path())).map_err(|refused| io::Error::other(refused.0))?;
+            write(runtime, file, bytes, Some(folder.path())).map_err(|refused| io::Error::other(refused.0))?;
             take_apart(folder.path())
         });
         match written {
@@ -29,7 +35,7 @@ pub(crate) fn optimise(
         }
     }
     // Either the model is bad, or there is no room to write: without writing, only the model is left to blame.
-    write(runtime, file, None).map_err(|refused| bad_model(file, &refused))?;
+    write(runtime, file, bytes, None).map_err(|refused| bad_model(file, &refused))?;
     tracing::warn!("{}: its optimised form can't be written, the next start takes longer: {why}", file.display());
     Ok(None)
 }
@@ -43,13 +49,15 @@ fn work_folders(cached: Option<&Path>) -> impl Iterator<Item = io::Result<TempDi
     beside.into_iter().chain(std::iter::once_with(tempfile::tempdir))
 }
 
-fn write(runtime: &'static Runtime, file: &Path, folder: Option<&Path>) -> Result<(), Refused> {
+/// From the bytes, not from the file: that may be another one by now.
+fn write(runtime: &'static Runtime, file: &Path, bytes: &[u8], folder: Option<&Path>) -> Result<(), Refused> {
     let options = Options::new(runtime)?;
     options.optimise(true)?;
+    options.weights_beside(file)?;
     if let Some(folder) = folder {
         options.write_optimised(&folder.join("model.onnx"), c"weights.bin")?;
     }
-    Session::from_file(runtime, file, &options).map(drop)
+    Session::from_bytes(runtime, bytes, &options).map(drop)
 }
 
 fn take_apart(folder: &Path) -> io::Result<Option<Optimised>> {
@@ -72,21 +80,13 @@ fn take_apart(folder: &Path) -> io::Result<Option<Optimised>> {
 }
 
 /// What a model's optimised form depends on.
-pub(crate) fn key(runtime: &Runtime, file: &Path, bytes: &[u8]) -> blake3::Hash {
+pub(crate) fn key(runtime: &Runtime, bytes: &[u8], external: &External) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for part in [runtime.build, std::env::consts::ARCH, &processor(), "optimised: all, weights of 1024 bytes and more"]
     {
         hasher.update(part.as_bytes()).update(&[0]);
     }
-    hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
-    for name in onnx::external_files(bytes) {
-        let path = file.with_file_name(&name);
-        hasher.update(name.as_bytes()).update(&[0]);
-        // One that can't be read is the runtime's to complain about.
-        if let Err(error) = File::open(&path).and_then(|file| hasher.update_reader(file).map(|_| ())) {
-            tracing::debug!("{}: {error}", path.display());
-        }
-    }
+    hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes).update(external.hash().as_bytes());
     hasher.finalize()
 }
 
@@ -113,15 +113,13 @@ fn processor() -> String {
 
 /// A refusal of the runtime to take a model, as a sentence about its file.
 pub(crate) fn bad_model(file: &Path, refused: &Refused) -> EngineError {
-    EngineError::bad_model(file, explain(&refused.0, file))
+    EngineError::bad_model(file, explain(&refused.0))
 }
 
-fn explain(message: &str, file: &Path) -> String {
-    let opening = format!("Load model from {} failed:", file.display());
-    let message = message.strip_prefix(&opening).unwrap_or(message).trim();
+fn explain(message: &str) -> String {
     let message = message.strip_prefix("Fatal error: ").unwrap_or(message);
-    if message.starts_with("Protobuf parsing failed") {
-        return "it is not an ONNX model, or only a part of one: export or copy it again".into();
+    if message.contains("protobuf parsing failed") {
+        return NOT_ONNX.into();
     }
     if let Some((operator, _)) = message.split_once("is not a registered function/op") {
         let operator = operator.trim().rsplit_once('(').map_or(operator, |(name, _)| name);
@@ -136,15 +134,14 @@ mod tests {
 
     #[test]
     fn refusals_are_sentences() {
-        let explained = |message: &str| explain(message, Path::new("m.onnx"));
         assert_eq!(
-            explained("Load model from m.onnx failed:Protobuf parsing failed."),
+            explain("Failed to load model because protobuf parsing failed."),
             "it is not an ONNX model, or only a part of one: export or copy it again"
         );
         assert_eq!(
-            explained("Load model from m.onnx failed:Fatal error: a.b:Op(-1) is not a registered function/op"),
+            explain("Fatal error: a.b:Op(-1) is not a registered function/op"),
             "it needs the operator a.b:Op, which this runtime doesn't have: export it without"
         );
-        assert_eq!(explained("anything else"), "the runtime can't use it: anything else");
+        assert_eq!(explain("anything else"), "the runtime can't use it: anything else");
     }
 }

@@ -132,9 +132,41 @@ fn check(api: &sys::OrtApi, status: sys::OrtStatusPtr) -> Result<(), Refused> {
 /// One line, without the source position with which the runtime opens some of its messages.
 fn readable(message: &str) -> String {
     let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    // "/path/file.cc:123 Some::Function(args) the message"
-    match line.split_once(": ") {
-        Some((position, rest)) if position.starts_with('/') && position.contains(".cc:") => rest.to_owned(),
+    match after_position(&line) {
+        Some(rest) if !rest.is_empty() => rest.to_owned(),
         _ => line,
+    }
+}
+
+/// What follows "/path/file.cc:123 type Some::function(arguments) ", if the line opens like this.
+fn after_position(line: &str) -> Option<&str> {
+    let (_, function) = line.strip_prefix('/')?.split_once(".cc:")?;
+    let mut open = 0;
+    let end = function.find(|c: char| {
+        match c {
+            '(' => open += 1,
+            ')' => open -= 1,
+            _ => {}
+        }
+        c == ')' && open == 0
+    })?;
+    let rest = function[end + 1..].trim_start();
+    Some(rest.strip_prefix("const ").unwrap_or(rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_positions_are_left_out() {
+        for (message, expected) in [
+            ("/a/b.cc:12 void A::f(const B&, void (*)(int)) It is\n bad: 3.", "It is bad: 3."),
+            ("/a/b.cc:12 int A::f() const x was false", "x was false"),
+            ("/a/b.cc:12 int A::f()", "/a/b.cc:12 int A::f()"),
+            ("bad (a.cc:1) model", "bad (a.cc:1) model"),
+        ] {
+            assert_eq!(readable(message), expected);
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::ptr;
 
 /// A path as the runtime takes it.
-pub(crate) fn c_path(path: &Path) -> Result<CString, Refused> {
+fn c_path(path: &Path) -> Result<CString, Refused> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| Refused(format!("{} contains a zero byte", path.display())))
 }
 
@@ -61,6 +61,12 @@ impl Options {
         };
         // SAFETY: `raw` is live.
         self.runtime.check(unsafe { (self.runtime.api.SetSessionGraphOptimizationLevel)(self.raw, level) })
+    }
+
+    /// Where weights are that the model keeps in files of their own: beside its own file.
+    pub(crate) fn weights_beside(&self, file: &Path) -> Result<(), Refused> {
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        self.set(c"session.model_external_initializers_file_folder_path", &c_path(folder)?)
     }
 
     /// Where the optimised model is written, its larger weights into a file of that name beside it.
@@ -165,17 +171,6 @@ unsafe impl Send for Session {}
 unsafe impl Sync for Session {}
 
 impl Session {
-    /// From a file.
-    pub(crate) fn from_file(runtime: &'static Runtime, file: &Path, options: &Options) -> Result<Self, Refused> {
-        let path = c_path(file)?;
-        let mut raw = ptr::null_mut();
-        // SAFETY: path and options are live; the out-pointer is valid.
-        let status =
-            unsafe { (runtime.api.CreateSession)(runtime.raw_environment(), path.as_ptr(), options.raw, &mut raw) };
-        runtime.check(status)?;
-        Ok(Self { runtime, raw })
-    }
-
     /// From a file's bytes, which are copied as far as they are needed later.
     pub(crate) fn from_bytes(runtime: &'static Runtime, bytes: &[u8], options: &Options) -> Result<Self, Refused> {
         let mut raw = ptr::null_mut();
