@@ -1,11 +1,12 @@
 //! Work that would keep an io thread, and with it every other connection, for long: done beside it.
 //!
-//! A megabyte of JSON takes milliseconds to read or write. The io thread's runtime has one thread for such work; what
-//! waits for it is bounded by the requests in flight.
+//! A megabyte of JSON takes milliseconds to read or write. The io thread's runtime has one thread for such work. What
+//! waits for it is bounded by the requests in flight: it isn't done if nobody waits for it any more.
 
+use tokio::task::JoinHandle;
 use wire::{Fault, Reason};
 
-/// JSON or compressed bytes from this size on are read beside the io thread: the handover costs about as much as reading a
+/// JSON from this size on are read beside the io thread: the handover costs about as much as reading a
 /// tenth of it.
 pub(crate) const READ_BESIDE: usize = 64 << 10;
 /// Tensors from this size on are written as JSON, or compressed, beside the io thread.
@@ -15,7 +16,43 @@ pub(crate) const WRITE_BESIDE: usize = 32 << 10;
 pub(crate) async fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
 ) -> Result<T, Fault> {
+    let mut work = Abandoned(tokio::task::spawn_blocking(work));
     // Fails only if the work panics, which is a bug: the request gets an answer all the same.
-    let done = tokio::task::spawn_blocking(work).await;
+    let done = (&mut work.0).await;
     done.unwrap_or_else(|_| Err(Fault::new(Reason::ExecutionFailed, "the request's conversion failed; this is a bug")))
+}
+
+/// Work that isn't begun, and whose memory is given back, if this is dropped before it is its turn.
+struct Abandoned<T>(JoinHandle<T>);
+
+impl<T> Drop for Abandoned<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::mpsc;
+
+    #[test]
+    fn work_that_nobody_waits_for_is_not_done() {
+        crate::server::block_on(async {
+            let (go, gate) = mpsc::channel::<()>();
+            let first = tokio::spawn(beside(move || Ok(gate.recv().is_ok())));
+            tokio::task::yield_now().await;
+            let memory = Arc::new(());
+            let theirs = Arc::clone(&memory);
+            let second = tokio::spawn(beside(move || -> Result<(), Fault> { panic!("done for nobody: {theirs:?}") }));
+            tokio::task::yield_now().await;
+            second.abort();
+            assert!(second.await.unwrap_err().is_cancelled());
+            go.send(()).unwrap();
+            assert_eq!(first.await.unwrap(), Ok(true));
+            assert_eq!(beside(|| Ok(3)).await, Ok(3), "it comes after the second one, whose turn is over then");
+            assert_eq!(Arc::strong_count(&memory), 1);
+        });
+    }
 }
