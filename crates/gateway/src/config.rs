@@ -16,6 +16,9 @@ pub struct Config {
     pub io_threads: usize,
     /// The largest request, in bytes, also after decompression. Larger ones are refused without being kept.
     pub max_body_bytes: usize,
+    /// The bytes of large requests that are held at one time, of all connections; more are refused. At least one request of
+    /// the largest size is always taken.
+    pub max_held_bytes: usize,
     /// Connections of clients at one time, HTTP and gRPC together; more are told so and closed.
     pub max_connections: usize,
     /// How long the head of a request may take from its first byte to its last.
@@ -37,6 +40,7 @@ impl Default for Config {
             metrics: any(8002),
             io_threads: 1,
             max_body_bytes: 64 << 20,
+            max_held_bytes: 1 << 30,
             max_connections: 16_384,
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),

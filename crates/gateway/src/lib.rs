@@ -18,6 +18,7 @@ mod config;
 mod connection;
 mod driver;
 mod grpc;
+mod hold;
 mod http;
 mod mailbox;
 mod metrics;

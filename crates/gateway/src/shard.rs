@@ -31,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) started: AtomicBool,
     /// Connections of clients, of all threads.
     pub(crate) connections: AtomicUsize,
+    /// Bytes of large requests in hand, of all threads.
+    pub(crate) held_bytes: AtomicUsize,
 }
 
 impl Shared {
@@ -41,6 +43,7 @@ impl Shared {
             closing: AtomicBool::new(false),
             started: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
+            held_bytes: AtomicUsize::new(0),
         }
     }
 }

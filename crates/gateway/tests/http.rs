@@ -275,3 +275,61 @@ fn metrics_have_their_own_port() {
     client.send(get("/"));
     assert_eq!(client.answer().refusal().2, "there is no \"/\" here: the metrics are at /metrics");
 }
+
+#[test]
+fn refusals_of_large_bodies_arrive_whatever_is_wrong() {
+    let server = Server::start();
+    let large = vec![b' '; 8 << 20];
+    for (path, headers, status, reason) in [
+        ("/v2/models/none/infer", [("x", "y")], 404, "model_not_found"),
+        ("/v2/models/quick/versions/7/infer", [("x", "y")], 404, "model_not_found"),
+        ("/v2/nothing", [("x", "y")], 404, "not_found"),
+        ("/v2/models/quick", [("x", "y")], 405, "method_not_allowed"),
+        (INFER, [("punctual-timeout-us", "soon")], 400, "bad_input"),
+        (INFER, [("content-encoding", "br")], 415, "unsupported_encoding"),
+    ] {
+        let mut client = server.connect();
+        // Writes everything before it reads anything, as most clients do.
+        client.send(post(path, &headers, &large));
+        let (found, why, _) = client.answer().refusal();
+        assert_eq!((found, why.as_str()), (status, reason), "{path} {headers:?}");
+        client.send(post(INFER, &[], rows(1, "")));
+        assert_eq!(client.answer().status, 200, "the connection goes on");
+    }
+    let mut client = server.connect();
+    client.send(
+        "POST /v2/models/none/infer HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 50000\r\n\r\n",
+    );
+    assert_eq!(client.answer().status, 404, "a client that waits isn't asked for what nobody wants");
+}
+
+#[test]
+fn large_bodies_are_bounded_together() {
+    let config = Config { max_body_bytes: 1 << 20, max_held_bytes: 1 << 20, ..Config::default() };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let spaced = rows(1, "").replace("[1,10]", &format!("[1,{}10]", " ".repeat(600_000)));
+    let mut first = server.connect();
+    let whole = post(INFER, &[], &spaced);
+    first.send(&whole[..whole.len() - 1]);
+    // The first one's bytes arrive when they arrive: asked until they are there.
+    server.until("the second one is refused", |server| {
+        let answer = server.ask(post(INFER, &[], &spaced));
+        answer.status == 503 && {
+            assert_eq!(answer.refusal().1, "queue_full");
+            assert_eq!(answer.header("retry-after"), Some("1"));
+            true
+        }
+    });
+    assert_eq!(server.ask(post(INFER, &[], rows(1, ""))).status, 200, "small ones are taken all the same");
+    first.send(&whole[whole.len() - 1..]);
+    assert_eq!(first.answer().status, 200);
+    assert_eq!(server.ask(post(INFER, &[], &spaced)).status, 200, "there is room again");
+    let mut bomb = GzEncoder::new(Vec::new(), Compression::best());
+    bomb.write_all(spaced.as_bytes()).unwrap();
+    let bomb = bomb.finish().unwrap();
+    assert_eq!(server.ask(post(INFER, &[("content-encoding", "gzip")], &bomb)).status, 200);
+    first.send(&whole[..whole.len() - 1]);
+    server.until("what is inflated counts as inflated", |server| {
+        server.ask(post(INFER, &[("content-encoding", "gzip")], &bomb)).status == 503
+    });
+}

@@ -1,64 +1,90 @@
 //! Reading the body of a request, within bounds.
 
+use crate::hold::{COUNTED_FROM, Held};
+use crate::shard::Shared;
 use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Frame, Incoming};
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
 use wire::{Fault, Reason};
 
-/// A body that is too large is read and thrown away up to this many times the limit, so that clients that only read
-/// when they have written everything get their answer; beyond that the connection is closed.
+/// What is left of a refused body is read and thrown away up to this many times the limit, so that clients that only
+/// read when they have written everything get their answer; beyond that the connection is closed.
 const DISCARD_FACTOR: usize = 8;
 
-/// The whole body, if it isn't larger than `limit`. With `waits` the client only sends it when asked to
-/// (`Expect: 100-continue`), and a body that is too large is refused without asking.
-pub(crate) async fn read(mut body: Incoming, limit: usize, waits: bool) -> Result<Bytes, Fault> {
-    let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    if declared > limit {
-        if !waits {
-            discard(&mut body, limit).await?;
-        }
-        return Err(too_large(limit));
+/// The body of a request, as far as it isn't read.
+pub(crate) struct RequestBody {
+    incoming: Incoming,
+    /// The client only sends the body when it is asked to (`Expect: 100-continue`), which reading does.
+    waits: bool,
+}
+
+impl RequestBody {
+    pub(crate) fn new(incoming: Incoming, waits: bool) -> Self {
+        Self { incoming, waits }
     }
-    let Some(first) = next(&mut body).await? else { return Ok(Bytes::new()) };
-    if body.is_end_stream() && first.len() <= limit {
-        return Ok(first);
-    }
-    let mut all = BytesMut::with_capacity(declared.max(first.len()));
-    all.extend_from_slice(&first);
-    while let Some(data) = next(&mut body).await? {
-        if all.len() + data.len() > limit {
-            drop(all);
-            discard(&mut body, limit).await?;
+
+    /// The whole body, if it isn't larger than the server takes, and what counts it if it is large.
+    pub(crate) async fn read(&mut self, shared: &Arc<Shared>) -> Result<(Bytes, Option<Held>), Fault> {
+        let limit = shared.config.max_body_bytes;
+        let declared = usize::try_from(self.incoming.size_hint().lower()).unwrap_or(usize::MAX);
+        if declared > limit {
             return Err(too_large(limit));
         }
-        all.extend_from_slice(&data);
+        let Some(first) = self.next().await? else { return Ok((Bytes::new(), None)) };
+        if first.len() > limit {
+            return Err(too_large(limit));
+        }
+        if first.len() < COUNTED_FROM && self.incoming.is_end_stream() {
+            return Ok((first, None));
+        }
+        let mut held = Held::new(shared);
+        held.add(first.len())?;
+        if self.incoming.is_end_stream() {
+            return Ok((first, Some(held)));
+        }
+        let mut all = BytesMut::with_capacity(declared.max(first.len()));
+        all.extend_from_slice(&first);
+        while let Some(data) = self.next().await? {
+            if all.len() + data.len() > limit {
+                return Err(too_large(limit));
+            }
+            held.add(data.len())?;
+            all.extend_from_slice(&data);
+        }
+        Ok((all.freeze(), Some(held)))
     }
-    Ok(all.freeze())
-}
 
-async fn next(body: &mut Incoming) -> Result<Option<Bytes>, Fault> {
-    loop {
-        match poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
-            None => return Ok(None),
-            Some(Ok(frame)) => match Frame::into_data(frame) {
-                Ok(data) => return Ok(Some(data)),
-                Err(_trailers) => {}
-            },
-            Some(Err(error)) => return Err(Fault::bad(format!("the body could not be read: {error}"))),
+    async fn next(&mut self) -> Result<Option<Bytes>, Fault> {
+        self.waits = false;
+        loop {
+            match poll_fn(|cx| Pin::new(&mut self.incoming).poll_frame(cx)).await {
+                None => return Ok(None),
+                Some(Ok(frame)) => match Frame::into_data(frame) {
+                    Ok(data) => return Ok(Some(data)),
+                    Err(_trailers) => {}
+                },
+                Some(Err(error)) => return Err(Fault::bad(format!("the body could not be read: {error}"))),
+            }
         }
     }
-}
 
-async fn discard(body: &mut Incoming, limit: usize) -> Result<(), Fault> {
-    let mut left = limit.saturating_mul(DISCARD_FACTOR);
-    while let Some(data) = next(body).await? {
-        match left.checked_sub(data.len()) {
-            Some(rest) => left = rest,
-            None => break,
+    /// Throws away what is left, unless the client waits to be asked for it.
+    pub(crate) async fn discard(&mut self, limit: usize) {
+        if self.waits {
+            return;
+        }
+        let mut left = limit.saturating_mul(DISCARD_FACTOR);
+        while !self.incoming.is_end_stream()
+            && let Ok(Some(data)) = self.next().await
+        {
+            match left.checked_sub(data.len()) {
+                Some(rest) => left = rest,
+                None => return,
+            }
         }
     }
-    Ok(())
 }
 
 fn too_large(limit: usize) -> Fault {

@@ -8,9 +8,10 @@ mod route;
 use crate::beside::{READ_BESIDE, beside};
 use crate::call::Call;
 use crate::connection::Activity;
+use crate::hold::Held;
 use crate::shard::Shard;
 use base::Duration;
-use bytes::Bytes;
+use body::RequestBody;
 use encoding::Encoding;
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderName, HeaderValue};
@@ -41,6 +42,7 @@ pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<
     let arrived_at = shard.controller.now();
     activity.reads_body();
     let (head, body) = request.into_parts();
+    let mut body = RequestBody::new(body, head.headers.contains_key(EXPECT));
     let path = head.uri.path();
     let outcome = match Route::of(path) {
         None => Err(Fault::new(Reason::NotFound, route::unknown(path))),
@@ -50,7 +52,7 @@ pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<
         Some(Route::Model { name, version, call: ModelCall::Infer }) => {
             match Call::begin(shard, &name, &version, arrived_at) {
                 Ok(mut call) => {
-                    let outcome = infer(shard, activity, &mut call, &head.headers, body).await;
+                    let outcome = infer(shard, activity, &mut call, &head.headers, &mut body).await;
                     call.end(outcome)
                 }
                 Err(fault) => Err(fault),
@@ -67,8 +69,12 @@ pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<
         Some(Route::ServerReady) if shard.ready() => Ok(plain::empty()),
         Some(Route::ServerReady) => Err(Fault::new(Reason::NotReady, "the server doesn't take requests now")),
     };
+    let response = outcome.unwrap_or_else(|fault| plain::fault(&fault));
+    if !response.status().is_success() {
+        body.discard(shard.shared.config.max_body_bytes).await;
+    }
     activity.idle();
-    outcome.unwrap_or_else(|fault| plain::fault(&fault))
+    response
 }
 
 fn allowed(route: &Route<'_>, method: &Method) -> bool {
@@ -80,30 +86,33 @@ async fn infer(
     activity: &Activity,
     call: &mut Call<'_>,
     headers: &HeaderMap,
-    body: Incoming,
+    body: &mut RequestBody,
 ) -> Result<Response<Payload>, Fault> {
     let limit = shard.shared.config.max_body_bytes;
     let json_length = number(headers, &JSON_LENGTH)?;
     let timeout = number(headers, &TIMEOUT_US)?;
     let encoding = Encoding::of_request(text(headers, &CONTENT_ENCODING)?)?;
     let accepted = Encoding::for_response(text(headers, &ACCEPT_ENCODING)?);
-    let body = body::read(body, limit, headers.contains_key(EXPECT)).await?;
+    let (body, held) = body.read(&shard.shared).await?;
     activity.busy();
-    let text_bytes = if encoding.is_some() { body.len() } else { json_length.unwrap_or(body.len()) };
-    let plain_body;
-    let request = if text_bytes < READ_BESIDE {
-        plain_body = decompress(encoding, body, limit)?;
-        json::decode(&plain_body, json_length)?
+    // What is compressed may be a thousand times as large as it looks.
+    let (request, _held) = if encoding.is_none() && json_length.unwrap_or(body.len()) < READ_BESIDE {
+        (json::decode(&body, json_length)?, held)
     } else {
-        beside(move || Ok(json::decode(&decompress(encoding, body, limit)?, json_length)?.into_owned())).await?
+        let mut held = held.unwrap_or_else(|| Held::new(&shard.shared));
+        let read = move || {
+            let plain = match encoding {
+                None => body,
+                Some(encoding) => encoding.decompress(&body, limit)?,
+            };
+            held.replace(plain.len())?;
+            Ok((json::decode(&plain, json_length)?.into_owned(), Some(held)))
+        };
+        beside(read).await?
     };
     let timeout = timeout.filter(|&micros| micros > 0).map(|micros| Duration::from_micros(micros as u64));
     call.run(request, timeout, accepted.is_some(), move |response| Ok(respond(json::encode(&response)?, accepted)))
         .await
-}
-
-fn decompress(encoding: Option<Encoding>, body: Bytes, limit: usize) -> Result<Bytes, Fault> {
-    encoding.map_or(Ok(body.clone()), |encoding| encoding.decompress(&body, limit))
 }
 
 fn respond(encoded: json::Encoded, accepted: Option<Encoding>) -> Response<Payload> {

@@ -1,0 +1,79 @@
+//! The bytes of requests that the process holds at one time, and their bound.
+//!
+//! Only large bodies are counted: small ones are bounded by the number of connections.
+
+use crate::shard::Shared;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use wire::{Fault, Reason};
+
+/// Bodies below this size are not counted.
+pub(crate) const COUNTED_FROM: usize = 64 << 10;
+
+/// Bytes of one request that count as held until this is dropped.
+pub(crate) struct Held {
+    shared: Arc<Shared>,
+    bytes: usize,
+}
+
+impl Held {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::clone(shared), bytes: 0 }
+    }
+
+    /// Holds more, or refuses to when the process holds too much.
+    pub(crate) fn add(&mut self, bytes: usize) -> Result<(), Fault> {
+        // Never less than one request may have: it could never be taken.
+        let limit = self.shared.config.max_held_bytes.max(self.shared.config.max_body_bytes);
+        let held = self.shared.held_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.bytes += bytes;
+        if held.saturating_add(bytes) <= limit {
+            return Ok(());
+        }
+        Err(Fault::new(
+            Reason::QueueFull,
+            format!("the server holds requests of {limit} bytes, the most that it takes at one time: try again later"),
+        ))
+    }
+
+    /// Gives back what was counted and holds this much instead: the body was inflated.
+    pub(crate) fn replace(&mut self, bytes: usize) -> Result<(), Fault> {
+        self.give_back();
+        self.add(bytes)
+    }
+
+    fn give_back(&mut self) {
+        self.shared.held_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.bytes = 0;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use telemetry::Metrics;
+
+    #[test]
+    fn what_is_held_is_bounded_and_given_back() {
+        let config = Config { max_body_bytes: 10, max_held_bytes: 100, ..Config::default() };
+        let shared = Arc::new(Shared::new(config, Metrics::new()));
+        let mut first = Held::new(&shared);
+        let mut second = Held::new(&shared);
+        first.add(60).unwrap();
+        first.replace(90).unwrap();
+        second.add(10).unwrap();
+        let refused = second.add(1).unwrap_err();
+        assert_eq!(refused.reason, Reason::QueueFull);
+        drop(second);
+        first.add(10).unwrap();
+        drop(first);
+        assert_eq!(shared.held_bytes.load(Ordering::Relaxed), 0);
+    }
+}
