@@ -48,6 +48,16 @@ impl OrtLoaded {
         }
     }
 
+    /// Frees what an execution left: all inputs, and outputs that weren't handed out.
+    fn clear(&mut self) {
+        self.inputs.clear();
+        self.values.clear();
+        for raw in self.outputs.iter_mut().filter(|raw| !raw.is_null()) {
+            // SAFETY: made for us by the runtime, and taken out here, so freed once.
+            drop(unsafe { Value::owned(self.runtime, std::mem::replace(raw, ptr::null_mut())) });
+        }
+    }
+
     /// Makes a value over each input.
     fn bind(&mut self, inputs: &[TensorView<'_>]) -> Result<(), Refused> {
         let ports = &self.model.ports.inputs;
@@ -103,21 +113,26 @@ impl Loaded for OrtLoaded {
         inputs: &[TensorView<'_>],
         sink: &mut dyn FnMut(usize, TensorView<'_>),
     ) -> Result<(), EngineError> {
+        // A sink that panicked may have left something behind.
+        self.clear();
         let done = self.bind(inputs).and_then(|()| self.run());
-        // The inputs' memory is the caller's: no value may outlive this call.
-        self.inputs.clear();
-        self.values.clear();
-        let done = done.and_then(|()| self.emit(sink));
-        for raw in self.outputs.iter_mut().filter(|raw| !raw.is_null()) {
-            // SAFETY: made for us by an execution that then failed.
-            drop(unsafe { Value::owned(self.runtime, std::mem::replace(raw, ptr::null_mut())) });
-        }
+        let done = match done {
+            Ok(()) => {
+                // The inputs' memory is the caller's: no value may outlive this call, even if the sink panics.
+                self.inputs.clear();
+                self.values.clear();
+                self.emit(sink)
+            }
+            refused => refused,
+        };
+        self.clear();
         done.map_err(|refused| EngineError::Execute(refused.0))
     }
 }
 
 impl Drop for OrtLoaded {
     fn drop(&mut self) {
+        self.clear();
         if let Some(session) = self.session.take() {
             self.model.park(session);
         }
@@ -169,16 +184,18 @@ fn emit(
     text: &mut Vec<u8>,
     sink: &mut dyn FnMut(TensorView<'_>),
 ) -> Result<(), Refused> {
-    let mut element = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    let mut element = 0_i32;
     let (mut dims, mut rank) = (ptr::null(), 0);
-    // SAFETY: the value is live and the out-pointers are valid; the shape belongs to the value.
+    // SAFETY: the value is live and the out-pointers are valid (the element is a number as far as the runtime is concerned:
+    // a newer one may know types that the enum doesn't); the shape belongs to the value.
     let shape: &[i64] = unsafe {
         let describe = runtime.api.GetTensorElementTypeAndShapeDataReference;
-        runtime.check(describe(value.raw, &mut element, &mut dims, &mut rank))?;
+        runtime.check(describe(value.raw, (&raw mut element).cast(), &mut dims, &mut rank))?;
         if rank == 0 { &[] } else { std::slice::from_raw_parts(dims, rank) }
     };
-    let datatype = signature::data_type(element)
-        .ok_or_else(|| Refused(format!("an output has elements that the protocol has no type for ({element:?})")))?;
+    let datatype = signature::data_type(element).ok_or_else(|| {
+        Refused(format!("an output has elements that the protocol has no type for (number {element} in ONNX)"))
+    })?;
     let count = element_count(shape).ok_or_else(|| Refused(format!("an output has the impossible shape {shape:?}")))?;
     let data: &[u8] = match datatype.size() {
         None => {

@@ -115,9 +115,10 @@ unsafe fn port(runtime: &Runtime, kind: &str, name: CString, info: *const sys::O
     let api = runtime.api;
     let shown = name.to_string_lossy().into_owned();
     let mut tensor = ptr::null();
-    let mut element = Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    let mut element = 0_i32;
     let mut rank = 0;
-    // SAFETY: the tensor's description belongs to `info`; all out-pointers are valid.
+    // SAFETY: the tensor's description belongs to `info`; all out-pointers are valid, and the element is a number as far as
+    // the runtime is concerned (a newer one may know types that the enum doesn't).
     unsafe {
         runtime.check((api.CastTypeInfoToTensorInfo)(info, &mut tensor))?;
         if tensor.is_null() {
@@ -125,7 +126,7 @@ unsafe fn port(runtime: &Runtime, kind: &str, name: CString, info: *const sys::O
                 "{kind} {shown} is a sequence, a map or optional: only tensors can be served"
             )));
         }
-        runtime.check((api.GetTensorElementType)(tensor, &mut element))?;
+        runtime.check((api.GetTensorElementType)(tensor, (&raw mut element).cast()))?;
         runtime.check((api.GetDimensionsCount)(tensor, &mut rank))?;
     }
     let mut dims = vec![0; rank];
@@ -141,7 +142,7 @@ unsafe fn port(runtime: &Runtime, kind: &str, name: CString, info: *const sys::O
         _ => String::new(),
     };
     let datatype = data_type(element).ok_or_else(|| {
-        Refused(format!("{kind} {shown} has elements that the protocol has no type for ({element:?})"))
+        Refused(format!("{kind} {shown} has elements that the protocol has no type for (number {element} in ONNX)"))
     })?;
     Ok(Port { name, spec: TensorSpec { name: shown, datatype, dims }, first_dimension })
 }
@@ -164,8 +165,9 @@ const TYPES: [(Element, DataType); 14] = [
     (Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING, DataType::Bytes),
 ];
 
-pub(crate) fn data_type(element: Element) -> Option<DataType> {
-    TYPES.iter().find(|pair| pair.0 == element).map(|pair| pair.1)
+/// The protocol's type for the runtime's number, if it has one.
+pub(crate) fn data_type(element: i32) -> Option<DataType> {
+    TYPES.iter().find(|pair| pair.0 as i32 == element).map(|pair| pair.1)
 }
 
 pub(crate) fn element(datatype: DataType) -> Element {
@@ -213,7 +215,9 @@ mod tests {
     #[test]
     fn every_type_of_the_protocol_has_one_of_the_runtime() {
         for &datatype in DataType::ALL {
-            assert_eq!(data_type(element(datatype)), Some(datatype));
+            assert_eq!(data_type(element(datatype) as i32), Some(datatype));
         }
+        let others = [Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED as i32, -1, 1000, i32::MIN, i32::MAX];
+        assert!(others.into_iter().all(|number| data_type(number).is_none()));
     }
 }
