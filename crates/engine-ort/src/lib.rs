@@ -23,6 +23,7 @@ mod optimise;
 mod runtime;
 mod session;
 mod signature;
+mod sizes;
 mod strings;
 
 pub use library::find as find_library;
@@ -129,6 +130,7 @@ impl Prepared for OrtPrepared {
 
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         let session = self.model.session(self.runtime).map_err(|refused| EngineError::Load(refused.0))?;
-        Ok(Box::new(OrtLoaded::new(self.runtime, Arc::clone(&self.model), session)))
+        let batched = self.signature.max_batch > 0;
+        Ok(Box::new(OrtLoaded::new(self.runtime, Arc::clone(&self.model), session, batched)))
     }
 }

@@ -9,7 +9,7 @@ use base::{DataType, element_count};
 use engine::{EngineError, Loaded, TensorView};
 use ort::sys;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 /// See the module. Its buffers are kept from one execution to the next.
 pub(crate) struct OrtLoaded {
@@ -26,13 +26,17 @@ pub(crate) struct OrtLoaded {
     /// Inputs that did not lie where their type may lie, moved; words, so that every type may lie there.
     aligned: Vec<Vec<u64>>,
     text: Vec<u8>,
+    /// Whether the first dimension counts rows, of which the configuration bounds the number.
+    batched: bool,
+    /// Whether executions may differ in size, but for the number of rows.
+    elastic: bool,
 }
 
 // SAFETY: the pointers are to strings of the model, which is held, and to values that are only there during a call.
 unsafe impl Send for OrtLoaded {}
 
 impl OrtLoaded {
-    pub(crate) fn new(runtime: &'static Runtime, model: Arc<Model>, session: Session) -> Self {
+    pub(crate) fn new(runtime: &'static Runtime, model: Arc<Model>, session: Session, batched: bool) -> Self {
         let (inputs, outputs) = (model.ports.inputs.len(), model.ports.outputs.len());
         Self {
             runtime,
@@ -44,6 +48,12 @@ impl OrtLoaded {
             outputs: vec![ptr::null_mut(); outputs],
             aligned: vec![Vec::new(); inputs],
             text: Vec::new(),
+            batched,
+            elastic: model
+                .ports
+                .inputs
+                .iter()
+                .any(|port| port.spec.dims.iter().skip(batched.into()).any(|&dim| dim < 0)),
             model,
         }
     }
@@ -72,14 +82,27 @@ impl OrtLoaded {
         Ok(())
     }
 
-    fn run(&mut self) -> Result<(), Refused> {
+    /// How to run with these inputs: null, or so that memory is given back.
+    fn run_options(&self, inputs: &[TensorView<'_>]) -> *const sys::OrtRunOptions {
+        if !self.elastic {
+            return ptr::null();
+        }
+        let bytes = inputs.iter().map(|view| view.data.len() as u64).sum::<u64>();
+        let rows = inputs.first().and_then(|view| view.shape.first()).filter(|_| self.batched);
+        let rows = rows.and_then(|&rows| u64::try_from(rows).ok()).unwrap_or(1).max(1);
+        // A panic in between leaves numbers that are as good as any.
+        let mut sizes = self.model.sizes.lock().unwrap_or_else(PoisonError::into_inner);
+        if sizes.see(bytes / rows) { self.runtime.shrinking } else { ptr::null() }
+    }
+
+    fn run(&mut self, options: *const sys::OrtRunOptions) -> Result<(), Refused> {
         let session = self.session.as_ref().expect("there until it is dropped");
-        // SAFETY: names and values are live and as many as is said; outputs are null, so the runtime makes them. No other
+        // SAFETY: the options are null or never freed; names and values are live and as many as is said; outputs are null, so the runtime makes them. No other
         // thread can use this session, since `self` is borrowed mutably.
         let status = unsafe {
             (self.runtime.api.Run)(
                 session.raw,
-                ptr::null(),
+                options,
                 self.input_names.as_ptr(),
                 self.inputs.as_ptr(),
                 self.inputs.len(),
@@ -115,7 +138,7 @@ impl Loaded for OrtLoaded {
     ) -> Result<(), EngineError> {
         // A sink that panicked may have left something behind.
         self.clear();
-        let done = self.bind(inputs).and_then(|()| self.run());
+        let done = self.bind(inputs).and_then(|()| self.run(self.run_options(inputs)));
         let done = match done {
             Ok(()) => {
                 // The inputs' memory is the caller's: no value may outlive this call, even if the sink panics.

@@ -8,6 +8,7 @@ use crate::optimise::{bad_model, optimise};
 use crate::runtime::{Refused, Runtime};
 use crate::session::{Options, Session, Value};
 use crate::signature::{Port, Ports};
+use crate::sizes::Sizes;
 use engine::EngineError;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,6 +31,8 @@ pub(crate) struct Model {
     packs: bool,
     pub(crate) ports: Ports,
     pub(crate) weight_bytes: u64,
+    /// Of its executions, whichever session runs them.
+    pub(crate) sizes: Mutex<Sizes>,
 }
 
 /// What a session is made from.
@@ -99,7 +102,8 @@ impl Model {
         let ports = Ports::of(&session)?;
         let weight_bytes = (optimised.skeleton.len() + optimised.block_bytes) as u64;
         let source = Source::Split(optimised);
-        let model = Self { parked: Mutex::default(), options, values, source, packs, ports, weight_bytes };
+        let (parked, sizes) = Default::default();
+        let model = Self { parked, options, values, source, packs, ports, weight_bytes, sizes };
         model.park(session);
         Ok(model)
     }
@@ -112,7 +116,8 @@ impl Model {
         let ports = Ports::of(&session)?;
         let weight_bytes = bytes.len() as u64;
         let (values, source) = (Vec::new(), Source::Whole(bytes));
-        let model = Self { parked: Mutex::default(), options, values, source, packs: true, ports, weight_bytes };
+        let (parked, sizes) = Default::default();
+        let model = Self { parked, options, values, source, packs: true, ports, weight_bytes, sizes };
         model.park(session);
         Ok(model)
     }

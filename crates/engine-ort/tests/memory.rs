@@ -1,0 +1,33 @@
+//! The memory that a huge request takes is given back.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use base::DataType;
+use common::{Tensor, execute, prepare};
+use std::fs;
+
+fn resident_megabytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() / 1024
+}
+
+fn picture(side: i64) -> Tensor {
+    Tensor { datatype: DataType::Fp32, shape: vec![1, 3, side, side], data: vec![0; 12 * (side * side) as usize] }
+}
+
+#[test]
+fn one_huge_picture_does_not_cost_memory_for_ever() {
+    let mut loaded = prepare("rapidocr-det", None).unwrap().load(0).unwrap();
+    let small = [picture(320)];
+    for _ in 0..3 {
+        execute(&mut *loaded, &small).unwrap();
+    }
+    let before = resident_megabytes();
+    execute(&mut *loaded, &[picture(1280)]).unwrap();
+    execute(&mut *loaded, &small).unwrap();
+    let after = resident_megabytes();
+    println!("{before} MB before, {after} MB after");
+    assert!(after < before + 50, "{before} MB before, {after} MB after");
+}
