@@ -63,14 +63,15 @@ impl Acceptor {
     }
 
     async fn hand_over(&self, stream: TcpStream, protocol: Protocol, queue: &mpsc::Sender<Accepted>) {
-        let open = self.shared.connections.fetch_add(1, Ordering::Relaxed);
+        let connections = self.shared.connections(protocol);
+        let open = connections.fetch_add(1, Ordering::Relaxed);
         if open >= self.shared.config.max_connections {
-            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+            connections.fetch_sub(1, Ordering::Relaxed);
             turn_away(&stream, protocol, self.shared.config.max_connections);
             return;
         }
         let Ok(stream) = stream.into_std() else {
-            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+            connections.fetch_sub(1, Ordering::Relaxed);
             return;
         };
         // The queue only closes with its thread, and threads outlive the acceptor.
@@ -85,7 +86,7 @@ fn turn_away(stream: &TcpStream, protocol: Protocol, limit: usize) {
     }
     let fault = Fault::new(
         Reason::TooManyConnections,
-        format!("the server has {limit} connections, the most that it takes: try again later"),
+        format!("the server has {limit} connections over HTTP, the most that it takes: try again later"),
     );
     let body = fault.to_json();
     let head = format!(

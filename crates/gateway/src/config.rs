@@ -19,11 +19,11 @@ pub struct Config {
     /// The bytes of large requests that are held at one time, of all connections; more are refused. At least one request of
     /// the largest size is always taken.
     pub max_held_bytes: usize,
-    /// Connections of clients at one time, HTTP and gRPC together; more are told so and closed.
+    /// Connections of clients at one time, over each protocol; more are told so and closed.
     pub max_connections: usize,
-    /// How long the head of a request may take from its first byte to its last.
+    /// How long the head of a request may take from its first byte to its last, and a gRPC client to introduce itself.
     pub header_timeout: Duration,
-    /// How long the body of a request may stand still.
+    /// How long the body of a request, or an answer that is being written, may stand still.
     pub body_timeout: Duration,
     /// How long a connection may be open with nothing asked.
     pub idle_timeout: Duration,

@@ -1,8 +1,12 @@
 //! The protocol over gRPC.
 
-use crate::call::Call;
+use crate::call::{Call, metric_reason};
+use crate::connection::Activity;
+use crate::http::encoding::Encoding;
 use crate::http::{EXTENSIONS, SERVER_NAME, SERVER_VERSION};
+use crate::message;
 use crate::shard::Shard;
+use crate::stream::{OpenStream, StreamBody};
 use base::{Duration, Timestamp};
 use hyper::body::Incoming;
 use hyper::header::{HeaderMap, HeaderValue};
@@ -54,18 +58,30 @@ impl GrpcServer {
     /// Answers one request.
     pub(crate) async fn answer(
         &self,
+        activity: &Arc<Activity>,
         mut request: http::Request<Incoming>,
-    ) -> Result<http::Response<tonic::body::Body>, Infallible> {
+    ) -> Result<http::Response<StreamBody>, Infallible> {
         let arrived = Arrived(self.shard.controller.now());
+        let open = OpenStream::new(&self.shard, activity);
         request.extensions_mut().insert(arrived);
-        let service = match request.headers().get("grpc-encoding").map(HeaderValue::as_bytes) {
-            Some(b"gzip") => &self.gzip,
-            Some(b"deflate") => &self.deflate,
-            _ => &self.plain,
+        let (service, encoding) = match request.headers().get("grpc-encoding").map(HeaderValue::as_bytes) {
+            Some(b"gzip") => (&self.gzip, Some(Encoding::Gzip)),
+            Some(b"deflate") => (&self.deflate, Some(Encoding::Deflate)),
+            _ => (&self.plain, None),
         };
-        let mut response = service.clone().call(request).await?;
-        self.translate(response.headers_mut());
-        Ok(response)
+        let (head, incoming) = request.into_parts();
+        let response = match message::read(&self.shard.shared, incoming, encoding).await {
+            Ok((message, _held)) => {
+                let mut response = service.clone().call(http::Request::from_parts(head, message)).await?;
+                self.translate(response.headers_mut());
+                response
+            }
+            Err(fault) => {
+                self.shard.shared.metrics.unrouted(metric_reason(fault.reason));
+                Status::from(fault).into_http()
+            }
+        };
+        Ok(response.map(|body| StreamBody::new(body, open)))
     }
 
     /// Refusals that the gRPC library made by itself get the codes and reasons of the table. They are the ones that carry
@@ -91,7 +107,7 @@ impl GrpcServer {
             }
             _ => status.message().to_owned(),
         };
-        self.shard.shared.metrics.unrouted(crate::call::metric_reason(reason));
+        self.shard.shared.metrics.unrouted(metric_reason(reason));
         // Values that a header can't hold would have been refused when the status was made.
         let _ = Status::from(Fault::new(reason, message)).add_header(headers);
     }

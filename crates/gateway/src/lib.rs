@@ -21,10 +21,12 @@ mod grpc;
 mod hold;
 mod http;
 mod mailbox;
+mod message;
 mod metrics;
 mod models;
 mod server;
 mod shard;
+mod stream;
 mod thread;
 
 pub use config::Config;

@@ -1,6 +1,7 @@
 //! What the connections of one io thread share.
 
 use crate::Config;
+use crate::accept::Protocol;
 use crate::driver::Driver;
 use crate::mailbox::Mailbox;
 use crate::models::Models;
@@ -18,6 +19,8 @@ pub(crate) struct Shard {
     pub(crate) shared: Arc<Shared>,
     /// Requests of this thread that aren't over.
     pub(crate) calls: AtomicUsize,
+    /// Calls over gRPC of this thread, from their heads until their answers are handed over.
+    pub(crate) streams: AtomicUsize,
 }
 
 /// What all io threads share.
@@ -29,8 +32,10 @@ pub(crate) struct Shared {
     /// Set once the models that were there at the start are ready or broken. Models that come later don't take it back:
     /// the server goes on serving the others.
     pub(crate) started: AtomicBool,
-    /// Connections of clients, of all threads.
-    pub(crate) connections: AtomicUsize,
+    /// Connections over HTTP, of all threads.
+    pub(crate) http_connections: AtomicUsize,
+    /// Connections over gRPC, of all threads.
+    pub(crate) grpc_connections: AtomicUsize,
     /// Bytes of large requests in hand, of all threads.
     pub(crate) held_bytes: AtomicUsize,
 }
@@ -42,8 +47,19 @@ impl Shared {
             metrics,
             closing: AtomicBool::new(false),
             started: AtomicBool::new(false),
-            connections: AtomicUsize::new(0),
+            http_connections: AtomicUsize::new(0),
+            grpc_connections: AtomicUsize::new(0),
             held_bytes: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Shared {
+    /// The connections of a protocol, of all threads.
+    pub(crate) fn connections(&self, protocol: Protocol) -> &AtomicUsize {
+        match protocol {
+            Protocol::Http => &self.http_connections,
+            Protocol::Grpc => &self.grpc_connections,
         }
     }
 }
@@ -57,6 +73,7 @@ impl Shard {
             controller,
             shared,
             calls: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
         }
     }
 

@@ -80,41 +80,55 @@ impl ThreadServer {
     /// is owed to anybody.
     async fn finish(&mut self) {
         let mut quiet = 0;
+        let mut writes = self.connections.writes();
         while quiet < QUIET_ROUNDS {
             match tokio::time::timeout(QUIET_ROUND, self.tasks.join_next()).await {
                 Ok(None) => return,
                 Ok(Some(_)) => {}
-                Err(_) if self.shard.calls.load(Ordering::Relaxed) > 0 => quiet = 0,
+                Err(_) if self.owes() || self.connections.writes() != writes => quiet = 0,
                 Err(_) => quiet += 1,
             }
+            writes = self.connections.writes();
         }
+    }
+
+    /// Whether a request isn't answered, or its answer isn't written.
+    fn owes(&self) -> bool {
+        self.shard.calls.load(Ordering::Relaxed) > 0
+            || self.shard.streams.load(Ordering::Relaxed) > 0
+            || self.connections.any_writes()
     }
 
     fn serve(&mut self, stream: StdStream, protocol: Protocol) {
         let open = Open::new(protocol, Arc::clone(&self.shard));
         let Ok(stream) = TcpStream::from_std(stream) else { return };
         tune(&stream);
-        match protocol {
+        let activity = self.connections.activity(protocol);
+        let registration = self.connections.register();
+        let key = registration.key();
+        let io = TokioIo::new(Watched::new(stream, Arc::clone(&activity)));
+        let closing = self.closing.clone();
+        let task = match protocol {
             Protocol::Http => {
-                let activity = self.connections.activity();
-                let registration = self.connections.register();
-                let key = registration.key();
-                let serving = serve_http(open, stream, Arc::clone(&activity), self.closing.clone());
-                let task = self.tasks.spawn(async move {
+                let serving = serve_http(open, io, Arc::clone(&activity), closing);
+                self.tasks.spawn(async move {
                     serving.await;
                     drop(registration);
-                });
-                self.connections.watch(key, activity, task);
+                })
             }
             Protocol::Grpc => {
-                self.tasks.spawn(serve_grpc(open, stream, self.grpc.clone(), self.closing.clone()));
+                let serving = serve_grpc(open, io, Arc::clone(&activity), self.grpc.clone(), closing);
+                self.tasks.spawn(async move {
+                    serving.await;
+                    drop(registration);
+                })
             }
-        }
+        };
+        self.connections.watch(key, activity, task);
     }
 }
 
-async fn serve_http(open: Open, stream: TcpStream, activity: Arc<Activity>, mut closing: watch::Receiver<bool>) {
-    let io = Watched::new(stream, Arc::clone(&activity));
+async fn serve_http(open: Open, io: TokioIo<Watched>, activity: Arc<Activity>, mut closing: watch::Receiver<bool>) {
     let shard = &*open.shard;
     let activity = &*activity;
     let service = service_fn(move |request: Request<Incoming>| async move {
@@ -134,10 +148,16 @@ async fn serve_http(open: Open, stream: TcpStream, activity: Arc<Activity>, mut 
     }
 }
 
-async fn serve_grpc(open: Open, stream: TcpStream, grpc: GrpcServer, mut closing: watch::Receiver<bool>) {
+async fn serve_grpc(
+    open: Open,
+    io: TokioIo<Watched>,
+    activity: Arc<Activity>,
+    grpc: GrpcServer,
+    mut closing: watch::Receiver<bool>,
+) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let grpc = grpc.clone();
-        async move { grpc.answer(request).await }
+        let (grpc, activity) = (grpc.clone(), Arc::clone(&activity));
+        async move { grpc.answer(&activity, request).await }
     });
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -145,7 +165,7 @@ async fn serve_grpc(open: Open, stream: TcpStream, grpc: GrpcServer, mut closing
         .max_concurrent_streams(MAX_STREAMS)
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(4 << 20)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(io, service);
     let mut connection = pin!(connection);
     tokio::select! {
         biased;
@@ -188,7 +208,7 @@ impl Drop for Open {
             Protocol::Http => shared.metrics.http_connections.dec(),
             Protocol::Grpc => shared.metrics.grpc_connections.dec(),
         }
-        shared.connections.fetch_sub(1, Ordering::Relaxed);
+        shared.connections(self.protocol).fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -120,7 +120,7 @@ fn one_connection_too_many_is_told_so() {
     let mut third = server.connect();
     let (status, reason, sentence) = third.answer().refusal();
     assert_eq!((status, reason.as_str()), (503, "too_many_connections"));
-    assert_eq!(sentence, "the server has 2 connections, the most that it takes: try again later");
+    assert_eq!(sentence, "the server has 2 connections over HTTP, the most that it takes: try again later");
     assert!(third.is_closed());
     drop(open);
     server.until("there is room again", |server| server.metric(r#"punctual_io_connections{protocol="http"}"#) == 0.0);
@@ -169,6 +169,60 @@ fn shutdown_answers_what_is_in_flight() {
     assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
     assert!(busy.is_closed() && idle.is_closed());
     assert!(std::net::TcpStream::connect(address).is_err(), "nobody listens any more");
+}
+
+/// Long enough for a shutdown that doesn't wait to be over.
+const A_WHILE: Duration = Duration::from_secs(1);
+
+#[test]
+fn shutdown_waits_for_answers_that_are_being_written() {
+    let mut server = Server::start();
+    // The id comes back, so the answer is as large as one likes: more than sockets hold.
+    let body = rows(1, "").replace(r#""id":"i""#, &format!(r#""id":"{}""#, "i".repeat(20_000_000)));
+    let mut client = server.connect();
+    client.send(post("/v2/models/quick/infer", &[], body));
+    assert_eq!(client.byte(), b'H');
+    let gateway = server.gateway.take().unwrap();
+    let shutdown = std::thread::spawn(move || gateway.shutdown());
+    std::thread::sleep(A_WHILE);
+    assert!(!shutdown.is_finished());
+    let answer = client.answer();
+    assert_eq!((answer.status, answer.json()["id"].as_str().unwrap().len()), (200, 20_000_000));
+    shutdown.join().unwrap();
+}
+
+#[test]
+fn grpc_connections_that_stand_still_are_closed() {
+    let config = Config {
+        header_timeout: Duration::from_secs(1),
+        body_timeout: Duration::from_secs(1),
+        idle_timeout: Duration::from_secs(1),
+        ..Config::default()
+    };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
+    let path = b"/inference.GRPCInferenceService/ModelInfer";
+    let fields = [&[0x83, 0x86, 0x04, path.len() as u8], &path[..], b"\x0f\x10\x10application/grpc"].concat();
+    let call = [GREETING, &[0, 0, fields.len() as u8, 1, 4, 0, 0, 0, 1], &fields].concat();
+    for sent in [b"".as_slice(), b"PRI * HTTP/2.0\r\n", GREETING, &call] {
+        let mut client = Client::connect(server.grpc());
+        client.send(sent);
+        let said = client.rest();
+        // The head of a frame that is the whole answer to the first call.
+        let answered = said.windows(6).any(|part| part == [1, 5, 0, 0, 0, 1]);
+        assert_eq!(answered, sent == call, "a call without its message is told so: {said:?}");
+    }
+    server.until("all are closed", |server| server.metric(r#"punctual_io_connections{protocol="grpc"}"#) == 0.0);
+}
+
+#[test]
+fn grpc_connections_take_no_room_from_http() {
+    let config = Config { max_connections: 1, ..Config::default() };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let _first = Client::connect(server.grpc());
+    server.until("it is open", |server| server.metric(r#"punctual_io_connections{protocol="grpc"}"#) == 1.0);
+    assert!(Client::connect(server.grpc()).is_closed());
+    assert_eq!(server.ask(get("/v2/health/live")).status, 200);
 }
 
 #[test]

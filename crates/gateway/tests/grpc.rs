@@ -232,3 +232,44 @@ async fn a_megabyte_of_empty_inputs_is_refused_before_it_is_read() {
     assert_eq!((status.code(), reason(&status)), (Code::InvalidArgument, "bad_input"));
     connect(&server).await.model_infer(request("quick", 1)).await.unwrap();
 }
+
+#[tokio::test]
+async fn shutdown_waits_for_answers_that_are_being_written() {
+    let mut server = Server::start();
+    let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc())).unwrap();
+    let mut client = tonic::client::Grpc::new(endpoint.connect().await.unwrap()).max_decoding_message_size(usize::MAX);
+    client.ready().await.unwrap();
+    let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelInfer");
+    let mut large = request("quick", 1);
+    large.id = "i".repeat(20_000_000);
+    // As a stream, so that the client reads no further than it is told to.
+    let codec = wire::codec::Codec::<ModelInferRequest, ModelInferResponse>::default();
+    let mut answer = client.server_streaming(Request::new(large), path, codec).await.unwrap().into_inner();
+    let gateway = server.gateway.take().unwrap();
+    let shutdown = tokio::task::spawn_blocking(move || gateway.shutdown());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!shutdown.is_finished());
+    assert_eq!(answer.message().await.unwrap().unwrap().id.len(), 20_000_000);
+    shutdown.await.unwrap();
+}
+
+#[tokio::test]
+async fn large_messages_are_bounded_together() {
+    let config = Config { max_body_bytes: 1 << 20, max_held_bytes: 1 << 20, ..Config::default() };
+    let server = Server::with(config, &[("slow", model(200.0, None)), ("quick", model(0.1, None))]);
+    let client = connect(&server).await;
+    let large = |model| {
+        let mut large = request(model, 8);
+        large.id = "i".repeat(600_000);
+        large
+    };
+    let mut first_client = client.clone();
+    let first = tokio::spawn(async move { first_client.model_infer(large("slow")).await });
+    wait(&server, "the first one is in hand", |server| server.controller.in_hand() == 1).await;
+    let mut client = client.send_compressed(CompressionEncoding::Gzip);
+    let status = client.model_infer(large("quick")).await.unwrap_err();
+    assert_eq!((status.code(), reason(&status)), (Code::Unavailable, "queue_full"), "counted as inflated");
+    client.model_infer(request("quick", 1)).await.unwrap();
+    first.await.unwrap().unwrap();
+    client.model_infer(large("quick")).await.unwrap();
+}

@@ -1,7 +1,7 @@
 //! The protocol over HTTP.
 
 mod body;
-mod encoding;
+pub(crate) mod encoding;
 pub(crate) mod payload;
 mod route;
 
@@ -73,7 +73,7 @@ pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<
     if !response.status().is_success() {
         body.discard(shard.shared.config.max_body_bytes).await;
     }
-    activity.idle();
+    activity.answers();
     response
 }
 

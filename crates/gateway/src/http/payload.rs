@@ -26,6 +26,17 @@ impl Payload {
         Self { first: Bytes::from(json), rest: binary.into_iter() }
     }
 
+    /// Pieces as they are.
+    pub(crate) fn of_pieces(first: Bytes, rest: Vec<Bytes>) -> Self {
+        Self { first, rest: rest.into_iter() }
+    }
+
+    /// The pieces in one; copied only if there are several.
+    pub(crate) fn joined(self) -> Bytes {
+        let rest = self.rest.as_slice();
+        if rest.is_empty() { self.first } else { [&[self.first][..], rest].concat().concat().into() }
+    }
+
     /// The bytes that are left.
     pub(crate) fn len(&self) -> usize {
         self.first.len() + self.rest.as_slice().iter().map(Bytes::len).sum::<usize>()

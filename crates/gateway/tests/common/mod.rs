@@ -172,6 +172,18 @@ impl Client {
         answer
     }
 
+    /// The next byte, which stays to be read.
+    pub fn byte(&mut self) -> u8 {
+        self.stream.fill_buf().unwrap()[0]
+    }
+
+    /// Everything until the server closes the connection.
+    pub fn rest(&mut self) -> Vec<u8> {
+        let mut said = Vec::new();
+        self.stream.read_to_end(&mut said).unwrap();
+        said
+    }
+
     /// Whether the server has closed the connection, now or soon.
     pub fn is_closed(&mut self) -> bool {
         matches!(self.stream.read(&mut [0]), Ok(0) | Err(_))

@@ -1,0 +1,77 @@
+//! A gRPC call from its head to the last byte of its answer: it counts as open that long.
+
+use crate::connection::Activity;
+use crate::shard::Shard;
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+use tonic::Status;
+
+/// Answers are handed to the connection in pieces of this size, as fast as the client takes them. One large piece would be
+/// taken at once, and the call would look as if it were over.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// A call that isn't over.
+pub(crate) struct OpenStream {
+    shard: Arc<Shard>,
+    activity: Arc<Activity>,
+}
+
+impl OpenStream {
+    pub(crate) fn new(shard: &Arc<Shard>, activity: &Arc<Activity>) -> Self {
+        shard.streams.fetch_add(1, Ordering::Relaxed);
+        activity.stream_begins();
+        Self { shard: Arc::clone(shard), activity: Arc::clone(activity) }
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.activity.stream_ends();
+        self.shard.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The answer to a call.
+pub(crate) struct StreamBody {
+    /// What is left of the library's last piece.
+    piece: Bytes,
+    body: tonic::body::Body,
+    _open: OpenStream,
+}
+
+impl StreamBody {
+    pub(crate) fn new(body: tonic::body::Body, open: OpenStream) -> Self {
+        Self { piece: Bytes::new(), body, _open: open }
+    }
+}
+
+impl Body for StreamBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        if this.piece.is_empty() {
+            match ready!(Pin::new(&mut this.body).poll_frame(cx)).transpose()?.map(Frame::into_data) {
+                Some(Ok(data)) => this.piece = data,
+                Some(Err(other)) => return Poll::Ready(Some(Ok(other))),
+                None => return Poll::Ready(None),
+            }
+        }
+        let next = this.piece.split_to(this.piece.len().min(PIECE_BYTES));
+        Poll::Ready(Some(Ok(Frame::data(next))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.piece.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // Only asked before the first piece is taken.
+        if self.piece.is_empty() { self.body.size_hint() } else { SizeHint::default() }
+    }
+}
