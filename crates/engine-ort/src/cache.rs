@@ -6,18 +6,31 @@
 //! ```
 //!
 //! A file is written beside its place, brought to disk, and renamed, so it is there either whole or not at all; what is
-//! broken nevertheless is noticed by its checksum, removed, and made again.
+//! broken nevertheless is noticed by its checksum, removed, and made again. The time of change is that of the last use:
+//! whatever nobody used for a month goes when something new is kept.
 
 use crate::block::Block;
 use memmap2::Mmap;
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// Changes whenever the layout of the file or of the block does.
 const MAGIC: &[u8; 16] = b"punctual ort  1\n";
 const PAGE: usize = 4096;
 const HEAD: usize = MAGIC.len() + 8 + 8 + 32;
+
+/// Ends the names of the cache's files.
+const EXTENSION: &str = "ort-cache";
+/// Begin the names of what is being written.
+pub(crate) const WORK: &str = ".work-";
+const PART: &str = ".part-";
+/// For how long a file is kept that nobody uses.
+const KEPT: Duration = Duration::from_secs(30 * 86_400);
+/// For how long something may be written; older, it was left by a process that was killed.
+const WRITTEN: Duration = Duration::from_secs(86_400);
 
 /// What a model becomes when it is optimised.
 pub(crate) struct Optimised {
@@ -51,7 +64,7 @@ fn checksum(skeleton: &[u8], block: &[u8]) -> blake3::Hash {
 
 /// The file for a key.
 pub(crate) fn path(folder: &Path, key: &blake3::Hash) -> PathBuf {
-    folder.join(format!("{}.ort-cache", key.to_hex()))
+    folder.join(format!("{}.{EXTENSION}", key.to_hex()))
 }
 
 /// What is kept in a file; `None` if there is none, or none that is whole (then it is removed).
@@ -65,6 +78,10 @@ pub(crate) fn read(path: &Path) -> Option<Optimised> {
         }
     };
     let optimised = parse(&file);
+    // Where it can't be noted, the file may go a month after it was made.
+    if let Err(error) = file.set_modified(SystemTime::now()) {
+        tracing::debug!("{}: its use can't be noted: {error}", path.display());
+    }
     if let Err(reason) = &optimised {
         tracing::warn!("{}: the cached model is broken ({reason}) and is made again", path.display());
         if let Err(error) = fs::remove_file(path) {
@@ -103,7 +120,7 @@ fn parse(file: &File) -> Result<Optimised, String> {
 pub(crate) fn write(path: &Path, optimised: &Optimised) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     fs::create_dir_all(folder)?;
-    let mut part = tempfile::Builder::new().prefix(".part-").tempfile_in(folder)?;
+    let mut part = tempfile::Builder::new().prefix(PART).tempfile_in(folder)?;
     let file = part.as_file_mut();
     let skeleton_end = PAGE + optimised.skeleton.len();
     let padding = vec![0; PAGE];
@@ -119,6 +136,30 @@ pub(crate) fn write(path: &Path, optimised: &Optimised) -> io::Result<()> {
     part.persist(path).map_err(|error| error.error)?;
     // The name, too, must survive a loss of power.
     File::open(folder)?.sync_all()
+}
+
+/// Removes files that nobody used for long, and what killed processes left. Only what was made here is touched.
+pub(crate) fn prune(folder: &Path, in_use: &HashSet<PathBuf>, now: SystemTime) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let name = name.to_string_lossy();
+        let limit = if path.extension().is_some_and(|extension| extension == EXTENSION) {
+            KEPT
+        } else if name.starts_with(WORK) || name.starts_with(PART) {
+            WRITTEN
+        } else {
+            continue;
+        };
+        let age = entry.metadata().and_then(|data| data.modified()).map(|at| now.duration_since(at));
+        if in_use.contains(&path) || !matches!(age, Ok(Ok(age)) if age > limit) {
+            continue;
+        }
+        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        match removed {
+            Ok(()) => tracing::info!("{}: removed, since it wasn't used for long", path.display()),
+            Err(error) => tracing::warn!("{}: it wasn't used for long, but can't be removed: {error}", path.display()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -176,6 +217,39 @@ mod tests {
             assert!(read(&path).is_none(), "case {number}");
             assert!(!path.exists(), "case {number}");
         }
+    }
+
+    #[test]
+    fn what_nobody_uses_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let now = SystemTime::now();
+        let make = |name: &str, age: Duration| {
+            let path = folder.path().join(name);
+            if name.starts_with(WORK) {
+                fs::create_dir(&path).unwrap();
+                fs::write(path.join("model.onnx"), "").unwrap();
+            } else {
+                write(&path, &sample()).unwrap();
+            }
+            File::open(&path).unwrap().set_modified(now - age).unwrap();
+            path
+        };
+        let (long, day) = (KEPT + WRITTEN, WRITTEN * 2);
+        make("old.ort-cache", long);
+        make(".part-left", day);
+        make(".work-left", day);
+        let stays = [
+            make("held.ort-cache", long),
+            make("read.ort-cache", long),
+            make("young.ort-cache", day),
+            make(".part-young", Duration::ZERO),
+            make(".work-young", Duration::ZERO),
+            make("profile.json", long),
+        ];
+        read(&stays[1]).unwrap();
+        prune(folder.path(), &HashSet::from([stays[0].clone()]), now);
+        let left: HashSet<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(left, HashSet::from(stays));
     }
 
     #[test]

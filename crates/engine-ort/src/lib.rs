@@ -37,6 +37,7 @@ use runtime::Runtime;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::SystemTime;
 
 /// What may be chosen about the engine.
 #[derive(Clone, Debug)]
@@ -92,10 +93,16 @@ impl OrtEngine {
             return Ok(model);
         }
         let cached = cache.map(|folder| cache::path(folder, &key));
+        let new = cached.as_ref().is_some_and(|path| !path.exists());
         let model = Arc::new(Model::prepare(self.runtime, file, bytes, &external, cached.as_deref())?);
         let mut known = known();
         known.retain(|_, model| model.strong_count() > 0);
         known.insert(key, Arc::downgrade(&model));
+        if let Some(folder) = cache.filter(|_| new) {
+            let in_use = known.keys().map(|key| cache::path(folder, key)).collect();
+            drop(known);
+            cache::prune(folder, &in_use, SystemTime::now());
+        }
         Ok(model)
     }
 }

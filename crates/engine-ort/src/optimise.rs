@@ -1,7 +1,7 @@
 //! Has the runtime optimise a model's graph, and takes the result apart into skeleton and weights.
 
 use crate::block::{self, Block};
-use crate::cache::Optimised;
+use crate::cache::{self, Optimised};
 use crate::external::External;
 use crate::onnx;
 use crate::runtime::{Refused, Runtime};
@@ -44,7 +44,7 @@ pub(crate) fn optimise(
 fn work_folders(cached: Option<&Path>) -> impl Iterator<Item = io::Result<TempDir>> {
     let beside = cached.and_then(Path::parent).map(|folder| {
         fs::create_dir_all(folder)?;
-        tempfile::Builder::new().prefix(".work-").tempdir_in(folder)
+        tempfile::Builder::new().prefix(cache::WORK).tempdir_in(folder)
     });
     beside.into_iter().chain(std::iter::once_with(tempfile::tempdir))
 }
