@@ -94,6 +94,9 @@ async fn refusals_have_a_code_a_reason_and_a_sentence() {
     let (code, reason, sentence) = refused(request("none", 1)).await;
     assert_eq!((code, reason.as_str()), (Code::NotFound, "model_not_found"));
     assert_eq!(sentence, "there is no model \"none\": this server has quick, slow, strict");
+    let (code, reason, sentence) = refused(request(&"no".repeat(20_000), 1)).await;
+    assert_eq!((code, reason.as_str()), (Code::NotFound, "model_not_found"), "the name doesn't come back as a header");
+    assert!(sentence.ends_with("nono...\": this server has quick, slow, strict"), "{sentence}");
     let mut short = request("quick", 1);
     short.raw_input_contents[0].truncate(39);
     let (code, reason, sentence) = refused(short).await;

@@ -1,5 +1,6 @@
 //! Every way of saying no, and the one table that says what it is on each protocol.
 
+use crate::sentence::{for_header, shortened};
 use base::Duration;
 use std::borrow::Cow;
 use tonic::metadata::{AsciiMetadataValue, MetadataMap, MetadataValue};
@@ -96,9 +97,9 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A fault without a known earliest deadline.
+    /// A fault without a known earliest deadline. What the message quotes is shortened.
     pub fn new(reason: Reason, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { reason, message: message.into(), earliest: None }
+        Self { reason, message: shortened(message.into()), earliest: None }
     }
 
     /// The request isn't what the protocol or the model asks for.
@@ -140,7 +141,7 @@ impl From<Fault> for tonic::Status {
         if let Some(earliest) = fault.earliest {
             metadata.insert(EARLIEST_METADATA, MetadataValue::from(micros_rounded_up(earliest)));
         }
-        Self::with_metadata(fault.reason.grpc_code(), fault.message, metadata)
+        Self::with_metadata(fault.reason.grpc_code(), for_header(fault.message), metadata)
     }
 }
 

@@ -20,6 +20,7 @@ mod elements;
 mod fault;
 mod infer;
 mod numbers;
+mod sentence;
 
 pub use elements::check_elements;
 pub use fault::{EARLIEST_METADATA, Fault, REASON_METADATA, Reason};
