@@ -4,9 +4,9 @@
 
 mod common;
 
-use common::{Client, Server, get, model, post, rows};
+use common::{Client, PATIENCE, Server, get, model, post, rows};
 use gateway::Config;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SLOW: &str = "/v2/models/slow/infer";
 const STRICT: &str = "/v2/models/strict/infer";
@@ -46,23 +46,31 @@ fn a_models_objective_is_the_default_deadline() {
 #[test]
 fn what_is_behind_others_is_refused_as_overload_with_retry_after() {
     let server = Server::start();
-    let mut clients: Vec<Client> = (0..6).map(|_| server.connect()).collect();
-    // Six batches of 8 rows, 200 ms each: not all of them fit into a second.
-    for client in &mut clients {
-        client.send(post(SLOW, &[], rows(8, r#""timeout":1000000"#)));
-    }
-    let answers: Vec<_> = clients.iter_mut().map(Client::answer).collect();
-    let done = answers.iter().filter(|answer| answer.status == 200).count();
-    assert!((1..=4).contains(&done), "{done} of 6 were done within a second");
-    for refused in answers.iter().filter(|answer| answer.status != 200) {
-        let (status, reason, _) = refused.refusal();
-        match reason.as_str() {
-            "overloaded" => {
-                assert_eq!((status, refused.header("retry-after")), (503, Some("1")));
-                assert!(refused.json()["earliest_deadline_us"].as_u64().unwrap() > 1_000_000);
+    // Six batches of 8 rows, 200 ms each: five can't be done within a second, however fast this machine is. On a slow one
+    // fewer are, perhaps none: then they are asked again.
+    let (mut done, mut overloaded) = (0, 0);
+    let give_up_at = Instant::now() + PATIENCE;
+    while done == 0 || overloaded == 0 {
+        assert!(Instant::now() < give_up_at, "{done} were done and {overloaded} refused as overload");
+        let mut clients: Vec<Client> = (0..6).map(|_| server.connect()).collect();
+        for client in &mut clients {
+            client.send(post(SLOW, &[], rows(8, r#""timeout":1000000"#)));
+        }
+        let answers: Vec<_> = clients.iter_mut().map(Client::answer).collect();
+        let in_time = answers.iter().filter(|answer| answer.status == 200).count();
+        assert!(in_time <= 4, "{in_time} of 6 were done within a second");
+        done += in_time;
+        for refused in answers.iter().filter(|answer| answer.status != 200) {
+            let (status, reason, _) = refused.refusal();
+            match reason.as_str() {
+                "overloaded" => {
+                    overloaded += 1;
+                    assert_eq!((status, refused.header("retry-after")), (503, Some("1")));
+                    assert!(refused.json()["earliest_deadline_us"].as_u64().unwrap() > 1_000_000);
+                }
+                "deadline_missed" => assert_eq!(status, 504),
+                other => panic!("{status} {other}"),
             }
-            "deadline_missed" => assert_eq!(status, 504),
-            other => panic!("{status} {other}"),
         }
     }
 }
