@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import pathlib
 import resource
 import socket
 import struct
@@ -132,7 +133,10 @@ def test_half_precision_as_json(server):
 
 
 def test_json_of_100_megabytes(server):
-    before = server.peak_memory() if server.process else None
+    if server.process:
+        # Forgets earlier peaks, which would hide this one.
+        pathlib.Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")
+        before = server.peak_memory()
     tensor = '{"name":"input","shape":[1,10],"datatype":"FP32","data":['
     body = f'{{"inputs":[{tensor}{"0.5," * 25_000_000}0.5]}}]}}'
     assert len(body) > 100_000_000
@@ -151,6 +155,19 @@ def test_grpc_messages_of_100_megabytes(server):
         client.infer("mlp", [tensor])
     assert raised.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
     assert "send less in one request" in raised.value.message()
+
+
+def test_large_bodies_to_a_model_that_is_not_there(server):
+    status, answer = post(server, b" " * 8_000_000, model="nothing")
+    assert (status, answer["reason"]) == (404, "model_not_found")
+
+
+def test_grpc_names_of_40_kilobytes(server):
+    client = tritonclient.grpc.InferenceServerClient(server.grpc)
+    with pytest.raises(InferenceServerException) as raised:
+        client.get_model_metadata("no" * 20_000)
+    assert raised.value.status() == "StatusCode.NOT_FOUND"
+    assert raised.value.message().startswith('there is no model "nono')
 
 
 def test_grpc(server):
