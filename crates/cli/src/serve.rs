@@ -93,6 +93,10 @@ pub struct ServeOptions {
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MAX_BODY")]
     pub max_body: Option<ByteSize>,
 
+    /// Memory for the bodies of large requests that are in the server at once; more are refused. [default: 1GiB]
+    #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MAX_HELD")]
+    pub max_held: Option<ByteSize>,
+
     /// Threads that read and write connections. [default: one for each two cores]
     #[arg(long, value_name = "N", env = "PUNCTUAL_IO_THREADS")]
     pub io_threads: Option<usize>,
@@ -131,7 +135,7 @@ impl ServeOptions {
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
         fill_from!(self, file; model_repository, host, http_port, grpc_port, metrics_port, devices, device_memory,
             threads_per_device, policy, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
-            max_requests, max_body, io_threads, cache_dir, onnxruntime, log_format, log);
+            max_requests, max_body, max_held, io_threads, cache_dir, onnxruntime, log_format, log);
         Ok(self)
     }
 
@@ -215,6 +219,7 @@ impl ServeOptions {
             metrics: Some(self.address(self.metrics_port, 8002)),
             io_threads: self.io_threads.unwrap_or(cores / 2).max(1),
             max_body_bytes: self.max_body.map_or(defaults.max_body_bytes, |size| size.0 as usize),
+            max_held_bytes: self.max_held.map_or(defaults.max_held_bytes, |size| size.0 as usize),
             ..defaults
         }
     }
