@@ -8,12 +8,14 @@ import struct
 import subprocess
 
 from common import BENCH, Failed, Figure, Server, configure, generate, load, only, parameter, processor_seconds
-from common import processor_times, step, stolen_and_foreign
+from common import processor_times, step, stolen_and_foreign, wait_for_quiet
 
 LUA = pathlib.Path(__file__).with_name("overhead.lua")
 VALUES = [0.25, -1.5, 0.5, 3.0, -0.125, 1.0, 2.0, -0.75, 0.0, 1.5]
 # A deadline that is always met: the other way through the scheduler.
 OBJECTIVE_MS = 50
+# Where others took less of the cores than this, a run counts as undisturbed.
+QUIET = 0.05
 
 
 def run(quick):
@@ -25,20 +27,24 @@ def run(quick):
         timed.write_bytes((repository / "mlp" / "1" / "model.onnx").read_bytes())
     configure(repository, "mlp_timed", parameter("latency_objective_ms", OBJECTIVE_MS))
     bodies = write_bodies()
-    seconds, repetitions = (1, 2) if quick else (3, 5)
+    seconds, wanted, most = (1, 1, 2) if quick else (3, 4, 10)
     runs = {}
     with Server(repository) as server:
         cases = [(kind, model, connections) for connections in (1, 32) for model in ("mlp", "mlp_timed")
                  for kind in ("json", "binary")]
         wrk(server, bodies["json"], "mlp", 32, 1)  # warm
-        for repetition in range(repetitions):
-            with step(f"repetition {repetition + 1} of {repetitions}"):
+        for repetition in range(most):
+            with step(f"repetition {repetition + 1}"):
                 # In turns, so that noise meets all of them.
                 for kind, model, connections in cases:
                     measured = wrk(server, bodies[kind], model, connections, seconds)
                     runs.setdefault(f"{kind} {model} {connections}", []).append(measured)
                 for connections in (1, 32):
                     runs.setdefault(f"grpc mlp {connections}", []).append(grpc(server, connections, seconds))
+            if all(sum(map(is_quiet, of)) >= wanted for of in runs.values()):
+                break
+            if not all(is_quiet(of[-1]) for of in runs.values()):
+                wait_for_quiet(20)
     return figures(runs), {"runs": runs, "seconds_each": seconds, "objective_ms": OBJECTIVE_MS}
 
 
@@ -101,16 +107,24 @@ def measured(server, ask):
     return {**result, **stolen_and_foreign(before, after, own)}
 
 
+def is_quiet(run):
+    return run["foreign"] + run["stolen"] < QUIET
+
+
 def figures(runs):
-    def best_and_median(case, field, lowest=True):
-        values = [run[field] for run in runs[case]]
-        return (min if lowest else max)(values), statistics.median(values)
+    def chosen(case):
+        """The runs that others left alone; all, where there are too few of these."""
+        alone = [run for run in runs[case] if is_quiet(run)]
+        return alone if len(alone) >= 2 else runs[case]
+
+    def median(case, field):
+        return statistics.median(run[field] for run in chosen(case))
 
     found = []
 
     def add(name, case, field, unit, target=None, lowest=True):
-        best, median = best_and_median(case, field, lowest)
-        found.append(Figure(name, median, unit, target, f"best {best:,.1f}"))
+        best = (min if lowest else max)(run[field] for run in chosen(case))
+        found.append(Figure(name, median(case, field), unit, target, f"best {best:,.1f}"))
 
     add("HTTP JSON, 1 connection, median latency", "json mlp 1", "p50_us", "us", ("<=", 80))
     add("HTTP JSON, 32 connections, rate", "json mlp 32", "rate", "/s", (">=", 48_000), lowest=False)
@@ -122,11 +136,17 @@ def figures(runs):
         add(f"{name}, 32 connections, server CPU for each request", f"{case} 32", "cpu_us", "us")
     # Within one repetition both met nearly the same machine.
     for field, connections, title in (("rate", 32, "rate at 32 connections"), ("cpu_us", 32, "server CPU at 32")):
-        ratios = [binary[field] / plain[field]
-                  for binary, plain in zip(runs[f"binary mlp {connections}"], runs[f"json mlp {connections}"])]
+        pairs = list(zip(runs[f"binary mlp {connections}"], runs[f"json mlp {connections}"]))
+        alone = [pair for pair in pairs if all(map(is_quiet, pair))]
+        if len(alone) >= 2:
+            ratio = statistics.median(binary[field] / plain[field] for binary, plain in alone)
+        else:
+            ratio = median(f"binary mlp {connections}", field) / median(f"json mlp {connections}", field)
         # Equal is enough, and equal things differ by this much from run to run.
         target = (">=", 0.97) if field == "rate" else ("<=", 1.03)
-        found.append(Figure(f"binary / JSON, {title}", statistics.median(ratios), "", target))
-    foreign = statistics.median(run["foreign"] + run["stolen"] for of in runs.values() for run in of)
-    found.append(Figure("share of the cores taken by others meanwhile", foreign))
+        found.append(Figure(f"binary / JSON, {title}", ratio, "", target))
+    counted = [run for case in runs for run in chosen(case)]
+    taken = statistics.median(run["foreign"] + run["stolen"] for run in counted)
+    every = sum(len(of) for of in runs.values())
+    found.append(Figure("cores taken by others meanwhile", taken, note=f"{len(counted)} of {every} runs counted"))
     return found

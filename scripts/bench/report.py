@@ -23,8 +23,8 @@ PARTS = {
     "overhead": """## Overhead
 
 A network of 10x10, which takes 6 us in ONNX Runtime, so that nearly all of the time is the server's. `wrk -t1` sends over
-loopback, JSON and binary tensors in turns, some seconds each; given is the median of the repetitions, with the best one
-beside it. "Deadline" is the same model with a latency objective of 50 ms, which takes the other way through the scheduler.
+loopback, JSON and binary tensors in turns, some seconds each; given is the median of the repetitions that others left
+alone (of all, where there are fewer than two), with the best one beside it. "Deadline" is the same model with a latency objective of 50 ms, which takes the other way through the scheduler.
 CPU is user and system time of the server's process over the requests that it answered: the steadiest of these numbers. gRPC
 is loaded by `punctual load`, whose own work is part of the latency. Binary tensors must be no slower than JSON; three
 hundredths are noise.
@@ -91,7 +91,16 @@ def table(result):
         figure = Figure(**fields, target=tuple(target) if target else None)
         said = ", ".join(part for part in (verdict.lower(), figure.note) if part)
         lines.append(f"| {figure.name} | {figure.shown()} | {figure.wanted()} | {said} |")
-    return "\n".join(lines) + "\n\n" + caption(result)
+    extra = scheduler_rows(result["details"]["rows"]) if result["part"] == "scheduler" else ""
+    return "\n".join(lines) + "\n\n" + extra + caption(result)
+
+
+def scheduler_rows(rows):
+    lines = ["| models | devices | queued | events/s | ns for each |", "|---:|---:|---:|---:|---:|"]
+    for row in rows:
+        names = ("models", "devices", "queued", "events_per_second", "ns")
+        lines.append("| " + " | ".join(f"{row[name]:,.0f}" for name in names) + " |")
+    return "\n".join(lines) + "\n\n"
 
 
 def caption(result):
