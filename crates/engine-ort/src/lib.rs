@@ -15,6 +15,7 @@
 mod block;
 mod cache;
 mod external;
+mod heap;
 mod library;
 mod loaded;
 mod model;
@@ -95,6 +96,7 @@ impl OrtEngine {
         let cached = cache.map(|folder| cache::path(folder, &key));
         let new = cached.as_ref().is_some_and(|path| !path.exists());
         let model = Arc::new(Model::prepare(self.runtime, file, bytes, &external, cached.as_deref())?);
+        heap::give_back();
         let mut known = known();
         known.retain(|_, model| model.strong_count() > 0);
         known.insert(key, Arc::downgrade(&model));
