@@ -350,8 +350,10 @@ def publish(part, figures, details, load_before, quick):
         "figures": [figure.as_json() for figure in figures],
         "details": details,
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{part}.json").write_text(json.dumps(result, indent=1) + "\n")
+    # A quick look doesn't replace what was measured properly.
+    folder = RESULTS / "quick" if quick else RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{part}.json").write_text(json.dumps(result, indent=1) + "\n")
     about = result["machine"]
     print(f"\n{part}{' (quick)' if quick else ''}: {about['cores']} cores of {about['cpu']}, load average before "
           f"{load_before}, ONNX Runtime {about['onnxruntime']}, commit {about['commit']}")

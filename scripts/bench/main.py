@@ -50,10 +50,14 @@ def main():
             continue
         details["seconds"] = round(time.monotonic() - began, 1)
         common.publish(part, figures, details, load_before, args.quick)
-    if not args.parts or "report" in args.parts:
-        print(f"\nwrote {report.write()}")
+    if (not args.parts and not args.quick) or "report" in args.parts:
+        try:
+            print(f"\nwrote {report.write()}")
+        except common.Failed as reason:
+            print(f"\nno report: {reason}")
+            failed.append("report")
     if failed:
-        sys.exit(f"not measured: {', '.join(failed)}")
+        sys.exit(f"not done: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

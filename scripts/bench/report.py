@@ -2,14 +2,14 @@
 
 import json
 
-from common import RESULTS, ROOT, Figure
+from common import RESULTS, ROOT, Failed, Figure
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks
 
 Written by `scripts/bench.sh report` from what `make bench` measured last; numbers are not typed in. `make bench` runs
-everything (about twelve minutes, 11 GB below `.cache/bench` for the many models), `make bench ARGS=overload` one part,
+everything (about fifteen minutes, 11 GB below `.cache/bench` for the many models), `make bench ARGS=overload` one part,
 `make bench ARGS="--quick overload"` a short look at it. Nothing here runs with the tests: times on shared machines are too
 noisy to fail a build. The target column says what the project promises.
 
@@ -74,7 +74,10 @@ as `punctual simulate` runs them. What they show is in `docs/experiments`.
 
 
 def write():
-    results = {part: json.loads((RESULTS / f"{part}.json").read_text()) for part in PARTS if (RESULTS / f"{part}.json").exists()}
+    files = {part: RESULTS / f"{part}.json" for part in PARTS}
+    results = {part: json.loads(file.read_text()) for part, file in files.items() if file.exists()}
+    if not results:
+        raise Failed("nothing was measured yet: run scripts/bench.sh without --quick first")
     sections = [HEAD]
     for part, text in PARTS.items():
         sections.append(text)
@@ -105,9 +108,8 @@ def scheduler_rows(rows):
 
 def caption(result):
     about = result["machine"]
-    quick = " A quick run." if result["quick"] else ""
     return (
         f"{about['cores']} cores of {about['cpu']}, {about['memory_gib']:.0f} GiB, Linux {about['kernel']}, ONNX Runtime "
         f"{about['onnxruntime']}, commit {about['commit']}; {about['measured']}, load average before it "
-        f"{result['load_average_before']}.{quick}\n"
+        f"{result['load_average_before']}.\n"
     )
