@@ -12,7 +12,7 @@ Every figure on this page comes from the simulator: the scheduler that serves li
 invariant checked all along. One command runs all of it again and writes this page and its plots:
 
 ```text
-cargo run --release -p sim --example experiments
+make experiments
 ```
 
 `punctual simulate experiments/NAME.toml` runs one of them and prints its table, `--json` everything that was measured.
