@@ -1,7 +1,7 @@
 //! What the driver holds while it drives: the scheduler, and everything that its commands are about.
 
 use crate::api::{Refusal, Reply};
-use crate::{Inner, NewModel};
+use crate::{Inner, NewModel, fatal};
 use base::{ActionId, DeviceId, Duration, ModelId, ModelSignature, RequestId, Timestamp};
 use scheduler::{ActionStatus, Command, DeviceSpec, Event, Execution, ModelSpec, Outcome, Rejection, Scheduler};
 use std::collections::HashMap;
@@ -292,8 +292,8 @@ impl Core {
         }
         for command in commands.drain(..) {
             match command {
-                Command::Execute(execution) => self.execute(inner, now, execution),
-                Command::Load(load) => self.load(inner, &load),
+                Command::Execute(execution) => self.execute(now, execution),
+                Command::Load(load) => self.load(&load),
                 Command::Unload(unload) => self.unload(unload.device, unload.model),
                 Command::Finish { request, outcome } => self.finish(inner, request, outcome),
             }
@@ -316,7 +316,7 @@ impl Core {
         });
     }
 
-    fn execute(&mut self, inner: &Inner, now: Timestamp, execution: Execution) {
+    fn execute(&mut self, now: Timestamp, execution: Execution) {
         let Execution { action, device, model, requests, window, expected, expected_done_at, .. } = execution;
         let record = self.models[model.index()].as_ref().expect("the scheduler executes models that were added");
         let take = |id: &RequestId| self.payloads[id.slot as usize].take().expect("queued requests have a payload");
@@ -335,13 +335,12 @@ impl Core {
         };
         let done_at = Some(expected_done_at);
         self.expectations.insert(action, Expectation { device, model, took: expected, done_at, rows });
-        if let Err(order) = self.devices[device.index()].device.execute(order) {
-            let returned = order.items;
-            inner.inbox.push(Message::Report(worker::Report { action, status: Status::TooLate, returned }));
+        if self.devices[device.index()].device.execute(order).is_err() {
+            fatal("an executor is gone, or has more orders than the scheduler ever leaves outstanding");
         }
     }
 
-    fn load(&mut self, inner: &Inner, load: &scheduler::Load) {
+    fn load(&mut self, load: &scheduler::Load) {
         let record = self.models[load.model.index()].as_ref().expect("the scheduler loads models that were added");
         let order = LoadOrder {
             action: load.action,
@@ -354,8 +353,7 @@ impl Core {
         let expectation = Expectation { device, model, took: load.expected, done_at: None, rows: 0 };
         self.expectations.insert(load.action, expectation);
         if !self.devices[load.device.index()].device.load(order) {
-            let (action, returned) = (load.action, Vec::new());
-            inner.inbox.push(Message::Report(worker::Report { action, status: Status::TooLate, returned }));
+            fatal("a load executor is gone, or has more orders than the scheduler ever leaves outstanding");
         }
     }
 

@@ -312,7 +312,10 @@ fn place(
             let other = ledger.model(victim);
             // A removed model goes by itself, once what is queued for it is done.
             let busy = other.residency_on(id).is_none_or(|residency| residency.in_use > 0);
-            let used = busy || policy.has_urgent(victim) || other.removed;
+            // One that requests wait for gives way only to more unmet work than its own: else whoever is loaded and never
+            // has an empty queue would keep all others out for ever.
+            let wanted = policy.has_urgent(victim) && other.demand.as_nanos() >= entry.load_priority;
+            let used = busy || wanted || other.removed;
             if used || (background && !may_give_way(now, policy, other.last_urgent_at, victim, model)) {
                 continue;
             }

@@ -547,3 +547,28 @@ fn a_refused_request_brings_its_model_onto_a_device_with_room() {
         "#]],
     );
 }
+
+#[test]
+fn a_model_whose_queue_is_never_empty_gives_way_to_more_unmet_work() {
+    // Room for one of the two. Model 0 always has a request queued; model 1 comes to want more.
+    check(
+        0,
+        "0 device 6
+         0 model 4 1 4 8
+         0 model 4 1 4 8
+         0 ask 0 100
+         8 done 1
+         9 ask 0 200
+         10 ask 1 200
+         11 ask 1 200
+         11 ask 1 200
+         13 done 2",
+        expect![[r#"
+            0     a1 load m0 on d0 by 87
+            8     a2 exec m0 on d0 batch 1 [0] by 95
+            13       request 0: Done
+            13       unload m0 on d0
+            13    a3 load m1 on d0 by 187
+        "#]],
+    );
+}

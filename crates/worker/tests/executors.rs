@@ -286,3 +286,16 @@ fn loads_take_pages_and_unloads_give_them_back() {
     assert!(matches!(report.status, Status::Failed(reason) if reason.contains("P6")), "weights that were unloaded");
     assert!(bench.answer().1.is_err());
 }
+
+#[test]
+fn a_pinned_executor_runs_on_its_core_alone() {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let last = (0..rustix::thread::CpuSet::MAX_CPU).rfind(|&core| allowed.is_set(core)).unwrap();
+    let config = DeviceConfig { name: "test:0".into(), index: 0, pages: 1, pin: Some(0) };
+    let device = Device::<Item>::start(&config, Clock::start(), |_| {}).unwrap();
+    let (sender, receiver) = unbounded();
+    assert!(device.run_alone(Box::new(move || sender.send(rustix::thread::sched_getaffinity(None).unwrap()).unwrap())));
+    let pinned = receiver.recv().unwrap();
+    assert!(pinned.is_set(last));
+    assert_eq!(pinned.count(), 1);
+}
