@@ -6,10 +6,11 @@ use crate::Config;
 use crate::accept::Protocol;
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
+use std::net::Shutdown;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -25,6 +26,11 @@ const BODY: u8 = 2;
 const BUSY: u8 = 3;
 /// The answer is being written.
 const WRITING: u8 = 4;
+/// Served; the client is given the time to take the last of it.
+const LINGERING: u8 = 5;
+
+/// How long a client may take to close a connection that was served to its end.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// What a gRPC client sends before anything else: 24 bytes that say what it speaks, and the head of a frame.
 const GREETING_BYTES: u32 = 33;
@@ -46,8 +52,8 @@ pub(crate) struct Activity {
 #[derive(Debug, Default)]
 struct Clock {
     seconds: AtomicU32,
-    /// Grows with each write.
-    writes: AtomicU32,
+    /// Grows with each write, and with each sign that a client takes what was written.
+    moves: AtomicU32,
 }
 
 impl Activity {
@@ -88,6 +94,16 @@ impl Activity {
         }
     }
 
+    /// The connection is served; only the client's goodbye is missing.
+    fn lingers(&self) {
+        self.enter(LINGERING);
+    }
+
+    /// The peer shows that it is still reading.
+    fn moved(&self) {
+        self.clock.moves.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn received(&self, bytes: usize) {
         if self.protocol == Protocol::Grpc {
             return self.greeted(bytes);
@@ -115,7 +131,7 @@ impl Activity {
 
     /// Something was written; more of the same answer may follow.
     fn wrote(&self) {
-        self.clock.writes.fetch_add(1, Ordering::Relaxed);
+        self.moved();
         if self.protocol == Protocol::Http && matches!(self.phase(), IDLE | WRITING) {
             self.enter(WRITING);
         }
@@ -185,9 +201,9 @@ impl Connections {
         self.open().watched.values().any(|(activity, _)| activity.phase() == WRITING)
     }
 
-    /// How many writes there were; wraps.
-    pub(crate) fn writes(&self) -> u32 {
-        self.clock.writes.load(Ordering::Relaxed)
+    /// A count that changes while answers are written or taken; wraps.
+    pub(crate) fn moves(&self) -> u32 {
+        self.clock.moves.load(Ordering::Relaxed)
     }
 
     /// A place for a connection that is about to start; given up when the registration is dropped, however it ends.
@@ -223,6 +239,7 @@ impl Connections {
                 IDLE => config.idle_timeout,
                 HEAD => config.header_timeout,
                 BODY | WRITING => config.body_timeout,
+                LINGERING => LINGER,
                 _ => continue,
             };
             let stood = now.wrapping_sub(activity.since.load(Ordering::Relaxed));
@@ -234,72 +251,108 @@ impl Connections {
 }
 
 /// A socket that notes when something is received or written.
+///
+/// It is shared, because what serves a connection drops its half when it is done, and the socket must not be closed then:
+/// see [`linger`].
 #[derive(Debug)]
 pub(crate) struct Watched {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     activity: Arc<Activity>,
 }
 
 impl Watched {
-    pub(crate) fn new(stream: TcpStream, activity: Arc<Activity>) -> Self {
+    pub(crate) fn new(stream: Arc<TcpStream>, activity: Arc<Activity>) -> Self {
         Self { stream, activity }
     }
 
-    fn note_write(&self, outcome: &Poll<io::Result<usize>>) {
-        if matches!(outcome, Poll::Ready(Ok(_))) {
-            self.activity.wrote();
+    /// Writes as soon as the socket takes something.
+    fn write_with(
+        &self,
+        cx: &mut Context<'_>,
+        write: impl Fn(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.stream.poll_write_ready(cx))?;
+            match write(&self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                outcome => {
+                    if outcome.is_ok() {
+                        self.activity.wrote();
+                    }
+                    return Poll::Ready(outcome);
+                }
+            }
         }
     }
 }
 
 impl AsyncRead for Watched {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let outcome = Pin::new(&mut self.stream).poll_read(cx, buf);
-        if outcome.is_ready() {
-            self.activity.received(buf.filled().len() - before);
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.stream.poll_read_ready(cx))?;
+            match self.stream.try_read_buf(buf) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                outcome => {
+                    self.activity.received(outcome.as_ref().copied().unwrap_or(0));
+                    return Poll::Ready(outcome.map(drop));
+                }
+            }
         }
-        outcome
     }
 }
 
 impl AsyncWrite for Watched {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.note_write(&outcome);
-        outcome
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.write_with(cx, |stream| stream.try_write(buf))
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let outcome = Pin::new(&mut self.stream).poll_flush(cx);
-        if outcome.is_ready() {
-            self.activity.flushed();
-        }
-        outcome
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.activity.flushed();
+        Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(socket2::SockRef::from(&*self.stream).shutdown(Shutdown::Write))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        true
     }
 
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.note_write(&outcome);
-        outcome
+        self.write_with(cx, |stream| stream.try_write_vectored(bufs))
+    }
+}
+
+/// Ends a connection whose serving is over so that the client gets all that was written.
+///
+/// A socket that is closed while something lies unread in it, or that receives something later, is reset, and a reset
+/// throws away what the client hasn't read. A gRPC client sends frames while it reads an answer, so this is common. Says
+/// that nothing more will come, then reads and forgets until the client closes too; one that doesn't is left to the sweep.
+pub(crate) async fn linger(stream: &TcpStream, activity: &Activity) {
+    activity.lingers();
+    // A client that is gone needs no goodbye.
+    let _ = socket2::SockRef::from(stream).shutdown(Shutdown::Write);
+    let mut forgotten = [0; 4096];
+    while stream.readable().await.is_ok() {
+        match stream.try_read(&mut forgotten) {
+            Ok(0) => return,
+            // It is still there, taking what was written.
+            Ok(_) => activity.moved(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     /// A connection that enters `phase`, then stands still; how many seconds until it is closed?
     async fn seconds_until_closed(phase: u8) -> Option<u32> {
@@ -330,6 +383,7 @@ mod tests {
         assert_eq!(seconds_until_closed(HEAD).await, Some(4));
         assert_eq!(seconds_until_closed(BODY).await, Some(6));
         assert_eq!(seconds_until_closed(IDLE).await, Some(8));
+        assert_eq!(seconds_until_closed(LINGERING).await, Some(3));
         assert_eq!(
             seconds_until_closed(WRITING).await,
             Some(6),
@@ -386,5 +440,27 @@ mod tests {
         activity.received(5);
         activity.wrote();
         assert_eq!(activity.phase(), IDLE, "pings are no calls");
+    }
+
+    #[tokio::test]
+    async fn a_client_gets_all_that_was_written_though_it_sends_meanwhile() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let activity = Connections::default().activity(Protocol::Grpc);
+        let answer = vec![7; 100_000];
+        client.write_all(b"frames that nobody reads").await.unwrap();
+        stream.write_all(&answer).await.unwrap();
+        let server = tokio::spawn(async move {
+            linger(&stream, &activity).await;
+            activity.clock.moves.load(Ordering::Relaxed)
+        });
+        let mut received = vec![0; 10];
+        client.read_exact(&mut received).await.unwrap();
+        client.write_all(b"more of them").await.unwrap();
+        client.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, answer);
+        drop(client);
+        assert!(server.await.unwrap() > 0, "a client that takes its answer is a reason to wait");
     }
 }

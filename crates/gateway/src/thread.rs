@@ -1,7 +1,7 @@
 //! One io thread: the connections that it was given, each a task, and the driver behind them.
 
 use crate::accept::{Accepted, Protocol};
-use crate::connection::{Activity, Connections, Watched};
+use crate::connection::{Activity, Connections, Watched, linger};
 use crate::grpc::GrpcServer;
 use crate::http;
 use crate::server::block_on;
@@ -80,15 +80,15 @@ impl ThreadServer {
     /// is owed to anybody.
     async fn finish(&mut self) {
         let mut quiet = 0;
-        let mut writes = self.connections.writes();
+        let mut moves = self.connections.moves();
         while quiet < QUIET_ROUNDS {
             match tokio::time::timeout(QUIET_ROUND, self.tasks.join_next()).await {
                 Ok(None) => return,
                 Ok(Some(_)) => {}
-                Err(_) if self.owes() || self.connections.writes() != writes => quiet = 0,
+                Err(_) if self.owes() || self.connections.moves() != moves => quiet = 0,
                 Err(_) => quiet += 1,
             }
-            writes = self.connections.writes();
+            moves = self.connections.moves();
         }
     }
 
@@ -106,21 +106,25 @@ impl ThreadServer {
         let activity = self.connections.activity(protocol);
         let registration = self.connections.register();
         let key = registration.key();
-        let io = TokioIo::new(Watched::new(stream, Arc::clone(&activity)));
+        let stream = Arc::new(stream);
+        let io = TokioIo::new(Watched::new(Arc::clone(&stream), Arc::clone(&activity)));
         let closing = self.closing.clone();
+        let served = Arc::clone(&activity);
         let task = match protocol {
             Protocol::Http => {
-                let serving = serve_http(open, io, Arc::clone(&activity), closing);
+                let shard = Arc::clone(&self.shard);
                 self.tasks.spawn(async move {
-                    serving.await;
-                    drop(registration);
+                    serve_http(shard, io, &served, closing).await;
+                    linger(&stream, &served).await;
+                    drop((open, registration));
                 })
             }
             Protocol::Grpc => {
-                let serving = serve_grpc(open, io, Arc::clone(&activity), self.grpc.clone(), closing);
+                let grpc = self.grpc.clone();
                 self.tasks.spawn(async move {
-                    serving.await;
-                    drop(registration);
+                    serve_grpc(grpc, io, &served, closing).await;
+                    linger(&stream, &served).await;
+                    drop((open, registration));
                 })
             }
         };
@@ -128,9 +132,8 @@ impl ThreadServer {
     }
 }
 
-async fn serve_http(open: Open, io: TokioIo<Watched>, activity: Arc<Activity>, mut closing: watch::Receiver<bool>) {
-    let shard = &*open.shard;
-    let activity = &*activity;
+async fn serve_http(shard: Arc<Shard>, io: TokioIo<Watched>, activity: &Activity, mut closing: watch::Receiver<bool>) {
+    let shard = &*shard;
     let service = service_fn(move |request: Request<Incoming>| async move {
         Ok::<_, Infallible>(http::answer(shard, activity, request).await)
     });
@@ -149,14 +152,13 @@ async fn serve_http(open: Open, io: TokioIo<Watched>, activity: Arc<Activity>, m
 }
 
 async fn serve_grpc(
-    open: Open,
-    io: TokioIo<Watched>,
-    activity: Arc<Activity>,
     grpc: GrpcServer,
+    io: TokioIo<Watched>,
+    activity: &Arc<Activity>,
     mut closing: watch::Receiver<bool>,
 ) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let (grpc, activity) = (grpc.clone(), Arc::clone(&activity));
+        let (grpc, activity) = (grpc.clone(), Arc::clone(activity));
         async move { grpc.answer(&activity, request).await }
     });
     let connection = http2::Builder::new(TokioExecutor::new())
@@ -175,7 +177,6 @@ async fn serve_grpc(
             let _ = connection.await;
         }
     }
-    drop(open);
 }
 
 /// Returns when the server goes down.
