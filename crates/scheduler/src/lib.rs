@@ -29,6 +29,7 @@ mod policy;
 mod queue;
 mod requests;
 mod residency;
+pub mod shards;
 mod slack;
 
 pub use config::{Config, PolicyKind};
