@@ -51,8 +51,38 @@ struct SimulateOptions {
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
     /// Run all experiments of the folder and write a page with plots and tables into this one.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["json", "svg"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["json", "svg", "results", "only", "sample", "policies"])]
     page: Option<PathBuf>,
+    /// Add each result to this file as it comes, and don't run again what is there: an interrupted sweep goes on.
+    #[arg(long, value_name = "FILE")]
+    results: Option<PathBuf>,
+    /// Also take results of older sources from the file of results, except those of these policies.
+    #[arg(long, value_name = "POLICY,...", value_delimiter = ',')]
+    again: Vec<String>,
+    /// Only points of the sweep whose key has one of these values; may be given several times.
+    #[arg(long, value_name = "KEY=VALUE,...")]
+    only: Vec<String>,
+    /// Only so many points of the sweep, drawn by chance, always the same ones.
+    #[arg(long, value_name = "COUNT")]
+    sample: Option<usize>,
+    /// Only these policies.
+    #[arg(long, value_name = "POLICY,...", value_delimiter = ',')]
+    policies: Vec<String>,
+    /// Virtual seconds of each run, instead of the file's.
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
+    /// Seeds, instead of the file's.
+    #[arg(long, value_name = "SEED,...", value_delimiter = ',')]
+    seeds: Vec<u64>,
+    /// With --page: results that are still true are taken from this folder, and new ones put there.
+    #[arg(long, value_name = "DIR", requires = "page")]
+    cache: Option<PathBuf>,
+    /// With --page: also run the large sweeps whose results are kept beside the page.
+    #[arg(long, requires = "page")]
+    all: bool,
+    /// With --page: how kept results name the state of the sources.
+    #[arg(long, value_name = "TEXT", requires = "page", default_value = "an unnamed state of the sources")]
+    commit: String,
 }
 
 fn main() -> ExitCode {
@@ -74,12 +104,33 @@ fn run(cli: Cli) -> Result<()> {
 }
 
 fn simulate(options: SimulateOptions) -> Result<()> {
-    if let Some(folder) = &options.page {
-        let page = sim::cli::write_page(&options.file, folder, true)?;
+    if let Some(folder) = options.page {
+        let page = sim::cli::write_page(&sim::cli::PageOptions {
+            experiments: options.file,
+            folder,
+            cache: options.cache,
+            all: options.all,
+            again: options.again,
+            commit: options.commit,
+            progress: true,
+        })?;
         println!("wrote {}", page.display());
         return Ok(());
     }
-    let shown = sim::cli::Options { json: options.json, svg_dir: options.svg, progress: true };
+    let only = options.only.iter().map(|text| sim::cli::parse_only(text)).collect::<Result<_, _>>()?;
+    let shown = sim::cli::Options {
+        json: options.json,
+        svg_dir: options.svg,
+        progress: true,
+        selection: sim::Selection {
+            only,
+            sample: options.sample,
+            policies: options.policies,
+            seconds: options.seconds,
+            seeds: options.seeds,
+        },
+        reuse: sim::Reuse { file: options.results, again: options.again },
+    };
     print!("{}", sim::cli::simulate(&options.file, &shown)?);
     Ok(())
 }

@@ -70,6 +70,9 @@ fn setup() -> Setup {
         series_step: None,
         max_requests: 1 << 20,
         give_up_after_bad: None,
+        checked: true,
+        trace_batches: 0,
+        elastic: None,
         seed: 1,
     }
 }

@@ -1,39 +1,25 @@
-//! Runs an experiment: every policy, every point of its sweep, every seed, on all cores.
+//! Runs an experiment: every policy at every point of its sweep, on all cores.
 
-use crate::experiment::{Experiment, Search};
-use crate::setup::Setup;
-use crate::sweep::{self, Point};
-use crate::traffic::Workload;
-use crate::world::{self, Run};
-use crate::{Error, resolve, summary};
+use crate::entry::Entry;
+use crate::experiment::Experiment;
+use crate::store::{self, Kept, Reuse, Store};
+use crate::sweep::{self, Selection};
+use crate::{Error, models, summary};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use scheduler::PolicyKind;
 use serde_json::{Map, Value, json};
-use std::path::{Path, PathBuf};
+use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// A search gives a rate up once so many times `max_bad` went bad.
-const HOPELESS: f64 = 2.0;
-/// The part of the upper bound at which a search begins.
-const FIRST_GUESS: f64 = 0.85;
+use std::time::Instant;
 
 /// A file that was read and checked.
 #[derive(Debug)]
 pub struct Campaign {
     /// As written, without the sweep's values.
     pub experiment: Experiment,
-    points: Vec<Ready>,
-    policies: Vec<PolicyKind>,
-}
-
-/// One point of the sweep.
-#[derive(Debug)]
-struct Ready {
-    experiment: Experiment,
-    workload: Workload,
-    values: Map<String, Value>,
-    folder: PathBuf,
+    entries: Vec<Entry>,
+    all_points: usize,
 }
 
 /// One entry of the results.
@@ -45,6 +31,8 @@ pub struct Outcome {
     pub point: Map<String, Value>,
     /// The figures, the mean over the seeds.
     pub figures: Value,
+    /// How long they took to find, in seconds of one core.
+    pub took_s: f64,
 }
 
 impl Outcome {
@@ -71,43 +59,129 @@ impl Outcome {
 impl Campaign {
     /// Reads and checks a file; nothing is run.
     pub fn read(path: &Path) -> Result<Self, Error> {
+        Self::select(path, &Selection::default())
+    }
+
+    /// Reads and checks a part of a file.
+    pub fn select(path: &Path, selection: &Selection) -> Result<Self, Error> {
         let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-        Self::parse(&text, path)
+        Self::parse_part(&text, path, selection)
     }
 
     /// Checks a text that stands, or could stand, at that path.
     pub fn parse(text: &str, path: &Path) -> Result<Self, Error> {
+        Self::parse_part(text, path, &Selection::default())
+    }
+
+    fn parse_part(text: &str, path: &Path, selection: &Selection) -> Result<Self, Error> {
         let parse = |source| Error::Parse { path: path.to_owned(), source: Box::new(source) };
         // From the text, so that messages show the line.
-        let experiment: Experiment = toml::from_str(text).map_err(parse)?;
+        let mut experiment: Experiment = toml::from_str(text).map_err(parse)?;
         let table: toml::Table = toml::from_str(text).map_err(parse)?;
-        let policies =
-            experiment.run.policies.iter().map(|name| resolve::policy(name)).collect::<Result<Vec<_>, _>>()?;
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
-        let points = sweep::points(table)?.into_iter().map(|point| Ready::new(point, path, &folder, &policies));
-        Ok(Self { points: points.collect::<Result<Vec<_>, _>>()?, experiment, policies })
+        let mut selection = selection.clone();
+        selection.complete(&experiment.run);
+        let points = sweep::points(table)?;
+        let all_points = points.len();
+        let points = selection.of(points)?;
+        let entries = points.into_iter().map(|point| Entry::new(point, path, &folder));
+        let entries = entries.collect::<Result<Vec<_>, _>>()?;
+        models::expand(&mut experiment, &folder)?;
+        Ok(Self { experiment, entries, all_points })
+    }
+
+    /// How many points of the sweep are run.
+    pub(crate) fn points(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// How many points the sweep has.
+    pub(crate) fn all_points(&self) -> usize {
+        self.all_points
+    }
+
+    /// How long each run is.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.entries.first().map_or(0.0, Entry::seconds)
+    }
+
+    /// How many seeds there are.
+    pub(crate) fn seeds(&self) -> usize {
+        self.entries.first().map_or(0, Entry::seeds)
+    }
+
+    /// How many entries the results will have.
+    pub fn len(&self) -> usize {
+        self.entries.iter().map(|entry| entry.variants.len()).sum()
+    }
+
+    /// Whether there is nothing to run.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Runs all of it; with a bar on standard error if that is a terminal and `progress` is set.
     pub fn run(&self, progress: bool) -> Result<Vec<Outcome>, Error> {
-        let seeds = &self.experiment.run.seeds;
-        let jobs = self.policies.len() * self.points.len() * seeds.len();
-        let bar = bar(jobs as u64, progress);
-        let done = parallel(jobs, |job| {
-            let (entry, seed) = (job / seeds.len(), seeds[job % seeds.len()]);
-            let (policy, point) = (self.policies[entry / self.points.len()], &self.points[entry % self.points.len()]);
-            let figures = point.run(policy, seed);
+        self.run_or_reuse(progress, &Reuse::default())
+    }
+
+    /// Runs what isn't in the file of results, and adds it there.
+    pub fn run_or_reuse(&self, progress: bool, reuse: &Reuse) -> Result<Vec<Outcome>, Error> {
+        let store = Store::open(reuse)?;
+        let policies = self.entries.first().map_or(0, |entry| entry.variants.len());
+        // Policy by policy, as tables are read; the same world under another name is run once.
+        let all: Vec<(usize, usize)> =
+            (0..policies).flat_map(|policy| (0..self.entries.len()).map(move |entry| (entry, policy))).collect();
+        let key = |&(entry, policy): &(usize, usize)| {
+            let entry = &self.entries[entry];
+            store::key(&entry.identity, &entry.variants[policy].identity())
+        };
+        let keys: Vec<String> = all.iter().map(key).collect();
+        let mut place: HashMap<&str, usize> = HashMap::new();
+        let mut jobs: Vec<usize> = Vec::new();
+        for (index, key) in keys.iter().enumerate() {
+            if store.get(key).is_none() && !place.contains_key(key.as_str()) {
+                place.insert(key, jobs.len());
+                jobs.push(index);
+            }
+        }
+        let bar = bar(jobs.len() as u64, progress);
+        let done = parallel(jobs.len(), |job| {
+            let (entry, policy) = all[jobs[job]];
+            let (entry, key) = (&self.entries[entry], &keys[jobs[job]]);
+            let variant = &entry.variants[policy];
+            let began = Instant::now();
+            let figures = entry.run(variant)?;
+            let kept = Kept { figures: self.figures_to_keep(figures), took_s: began.elapsed().as_secs_f64() };
+            store.put(key, &variant.label, &entry.values, &kept)?;
             bar.inc(1);
-            figures
+            Ok(kept)
         });
         bar.finish_and_clear();
-        let figures = done.into_iter().collect::<Result<Vec<Value>, Error>>()?;
-        let entry = |(index, figures): (usize, &[Value])| Outcome {
-            policy: self.policies[index / self.points.len()].name().to_owned(),
-            point: self.points[index % self.points.len()].values.clone(),
-            figures: summary::mean(figures),
+        let done = done.into_iter().collect::<Result<Vec<Kept>, Error>>()?;
+        let outcome = |(&(entry, policy), key): (&(usize, usize), &String)| {
+            let kept = store.get(key).unwrap_or_else(|| &done[place[key.as_str()]]);
+            let entry = &self.entries[entry];
+            Outcome {
+                policy: entry.variants[policy].label.clone(),
+                point: entry.values.clone(),
+                figures: kept.figures.clone(),
+                took_s: kept.took_s,
+            }
         };
-        Ok(figures.chunks(seeds.len()).enumerate().map(entry).collect())
+        Ok(all.iter().zip(&keys).map(outcome).collect())
+    }
+
+    /// Of a large sweep, only the figures that the file names.
+    fn figures_to_keep(&self, figures: Value) -> Value {
+        let kept = &self.experiment.run.kept;
+        match figures {
+            Value::Object(mut all) if !kept.is_empty() => {
+                all.retain(|key, _| kept.contains(key));
+                Value::Object(all)
+            }
+            all => all,
+        }
     }
 }
 
@@ -143,73 +217,4 @@ fn parallel<T: Send>(jobs: usize, job: impl Fn(usize) -> Result<T, Error> + Sync
     let mut results = results.into_inner().expect("nobody panics while holding it");
     results.sort_by_key(|&(index, _)| index);
     results.into_iter().map(|(_, result)| result).collect()
-}
-
-impl Ready {
-    fn new(point: Point, path: &Path, folder: &Path, policies: &[PolicyKind]) -> Result<Self, Error> {
-        let parse = |source| Error::Parse { path: path.to_owned(), source: Box::new(source) };
-        let experiment: Experiment = point.file.try_into().map_err(parse)?;
-        let workload = Workload::new(&experiment, folder)?;
-        resolve::setup(&experiment, folder, policies[0], 0)?;
-        if workload.has_rate()
-            && experiment.run.search.is_none()
-            && workload.rate.or(workload.recorded_rate()).is_none()
-        {
-            return Err(Error::value("there is no rate: give workload.rate_rps, or run.search = \"goodput\""));
-        }
-        if experiment.run.search.is_some() && !workload.has_rate() {
-            let message = "run.search has no rate to vary: every model has a rate or clients of its own";
-            return Err(Error::value(message));
-        }
-        let values = point.values.into_iter().map(|(key, value)| (key, json!(value))).collect();
-        Ok(Self { experiment, workload, values, folder: folder.to_owned() })
-    }
-
-    fn run(&self, policy: PolicyKind, seed: u64) -> Result<Value, Error> {
-        let setup = resolve::setup(&self.experiment, &self.folder, policy, seed)?;
-        let run = match self.experiment.run.search {
-            Some(Search::Goodput) => self.search(setup.clone(), policy, seed)?,
-            None => {
-                let rate = self.workload.rate.or(self.workload.recorded_rate()).unwrap_or(0.0);
-                Some(self.once(&setup, policy, rate, seed)?)
-            }
-        };
-        match run {
-            Some(run) => Ok(summary::of_run(&run, &setup.groups)),
-            // Even a trickle goes bad: the figures of a run in which nothing was asked.
-            None => Ok(summary::of_run(&self.once(&setup, policy, 0.0, seed)?, &setup.groups)),
-        }
-    }
-
-    fn once(&self, setup: &Setup, policy: PolicyKind, rate: f64, seed: u64) -> Result<Run, Error> {
-        world::run(setup, self.workload.traffic(rate, seed)).map_err(|violation| Error::Violation {
-            policy: policy.name().to_owned(),
-            seed,
-            violation,
-        })
-    }
-
-    /// The run at the highest rate with at most `max_bad`, found by halving the interval below the analytic bound.
-    fn search(&self, mut setup: Setup, policy: PolicyKind, seed: u64) -> Result<Option<Run>, Error> {
-        let run = &self.experiment.run;
-        let (mut low, mut best) = (0.0, None);
-        // Above this even perfect batches leave more than `max_bad` behind; 5 % for the luck of a short run.
-        let mut high = self.workload.capacity(&setup) / (1.0 - run.max_bad).max(0.01) * 1.05;
-        let mut rate = high * FIRST_GUESS;
-        while high - low > run.tolerance * high {
-            setup.give_up_after_bad = Some((HOPELESS * run.max_bad * rate * run.seconds) as u64 + 100);
-            let tried = self.once(&setup, policy, rate, seed)?;
-            if !tried.gave_up && tried.meter.total().bad_fraction() <= run.max_bad {
-                low = rate;
-                best = Some(tried);
-            } else {
-                high = rate;
-            }
-            if best.is_none() && high < 1e-3 {
-                break;
-            }
-            rate = (low + high) / 2.0;
-        }
-        Ok(best)
-    }
 }

@@ -2,6 +2,7 @@
 //! has no number, and the one that we choose is ours.
 
 use crate::campaign::Outcome;
+use crate::compare::Compare;
 use crate::plot::series;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -12,11 +13,18 @@ use std::collections::BTreeMap;
 pub struct Claim {
     /// What the paper says, in a few words, with its number where it has one.
     pub says: String,
-    /// The figure: `goodput_rps`, `models.minor.p99_ms`; with `over_s`, one of a series: `minor.mean_ms`.
+    /// The figure: `goodput_rps`, `models.minor.p99_ms`; with `over_s`, one of a series: `minor.mean_ms`; of a comparison:
+    /// `compare.ID.mean`, `min`, `max`, or `compare.ID.at_least 0.95`.
     pub value: String,
-    /// Which point of the sweep.
+    /// Which policy; absent: the first.
+    pub policy: Option<String>,
+    /// The figure is divided by this policy's at the same point.
+    pub relative_to: Option<String>,
+    /// Which point of the sweep; a latency by its name.
     #[serde(default)]
-    pub at: BTreeMap<String, f64>,
+    pub at: BTreeMap<String, toml::Value>,
+    /// The figure is divided by the one at this other point of the sweep.
+    pub relative_at: Option<BTreeMap<String, toml::Value>>,
     /// From which second to which; the mean of the series, unless `pick` says otherwise.
     pub over_s: Option<(f64, f64)>,
     /// How a series becomes a number.
@@ -68,12 +76,25 @@ fn one() -> f64 {
 
 impl Claim {
     /// Our number, if the results have it.
-    pub fn ours(&self, outcomes: &[Outcome]) -> Option<f64> {
-        let there = |outcome: &&Outcome| {
-            self.at.iter().all(|(key, value)| outcome.figure(key).is_some_and(|found| (found - value).abs() < 1e-9))
-        };
+    pub fn ours(&self, outcomes: &[Outcome], compares: &[Compare]) -> Option<f64> {
+        if let Some(path) = self.value.strip_prefix("compare.") {
+            let (id, name) = path.split_once('.')?;
+            let compare = compares.iter().find(|compare| compare.id == id)?;
+            return compare.figure(name, outcomes).map(|value| value * self.times);
+        }
+        let value = self.figure(outcomes, self.policy.as_deref(), &self.at)?;
+        let mut whole = 1.0;
+        if self.relative_to.is_some() || self.relative_at.is_some() {
+            let policy = self.relative_to.as_deref().or(self.policy.as_deref());
+            whole = self.figure(outcomes, policy, self.relative_at.as_ref().unwrap_or(&self.at))?;
+        }
+        (whole != 0.0).then_some(value / whole * self.times)
+    }
+
+    fn figure(&self, outcomes: &[Outcome], policy: Option<&str>, at: &BTreeMap<String, toml::Value>) -> Option<f64> {
+        let there = |outcome: &&Outcome| policy.is_none_or(|policy| outcome.policy == policy) && matches(outcome, at);
         let outcome = outcomes.iter().find(there)?;
-        let Some((from, to)) = self.over_s else { return outcome.figure(&self.value).map(|value| value * self.times) };
+        let Some((from, to)) = self.over_s else { return outcome.figure(&self.value) };
         let values =
             series(outcome, &self.value).into_iter().filter(|(at, _)| (from..to).contains(at)).map(|(_, value)| value);
         let (count, sum, low, high) = values
@@ -85,7 +106,7 @@ impl Claim {
             Pick::Max => high,
             Pick::Min => low,
         };
-        (count > 0.0).then_some(picked * self.times)
+        (count > 0.0).then_some(picked)
     }
 
     /// Whether that number is as wanted.
@@ -115,6 +136,18 @@ impl Claim {
     }
 }
 
+/// Whether an outcome is at a point of the sweep: numbers however they are written, everything else as it is shown.
+pub(crate) fn matches(outcome: &Outcome, at: &BTreeMap<String, toml::Value>) -> bool {
+    at.iter().all(|(key, wanted)| {
+        let number = wanted.as_float().or(wanted.as_integer().map(|integer| integer as f64));
+        match (number, outcome.figure(key)) {
+            (Some(wanted), Some(found)) => (found - wanted).abs() < 1e-9,
+            (Some(_), None) => false,
+            (None, _) => outcome.point.get(key).is_some_and(|found| *found == serde_json::json!(wanted)),
+        }
+    })
+}
+
 /// At most two decimals, none for large numbers.
 fn shortened(value: f64) -> String {
     if value.abs() >= 1000.0 {
@@ -137,20 +170,26 @@ mod tests {
     fn numbers_are_found_at_points_and_over_time() {
         let outcome = |slo: f64, goodput: f64| Outcome {
             policy: "clockwork".into(),
-            point: json!({"slo_ms": slo}).as_object().unwrap().clone(),
+            took_s: 0.0,
+            point: json!({"slo_ms": slo, "kind": "weak"}).as_object().unwrap().clone(),
             figures: json!({"goodput_rps": goodput, "series": {"minor": [{"at_s": 0.0, "mean_ms": 4.0}, {"at_s": 60.0, "mean_ms": 8.0}]}}),
         };
         let outcomes = [outcome(10.0, 500.0), outcome(500.0, 830.0)];
         let at = claim(
-            "says = 's'\nvalue = 'goodput_rps'\nat = { slo_ms = 500 }\nwant = 800\nholds = { within = 0.05 }\nunit = 'r/s'",
+            "says = 's'\nvalue = 'goodput_rps'\nat = { slo_ms = 500, kind = 'weak' }\nwant = 800\nholds = { within = 0.05 }\nunit = 'r/s'",
         );
-        assert_eq!(at.ours(&outcomes), Some(830.0));
+        assert_eq!(at.ours(&outcomes, &[]), Some(830.0));
         assert!(at.agrees(830.0) && !at.agrees(845.0));
         assert_eq!((at.wanted(), at.found(830.04)), ("about 800 r/s".into(), "830.04 r/s".into()));
         let over = claim("says = 's'\nvalue = 'minor.mean_ms'\nover_s = [0, 61]\nwant = 5\nholds = 'at_most'");
-        assert_eq!(over.ours(&outcomes), Some(6.0));
+        assert_eq!(over.ours(&outcomes, &[]), Some(6.0));
         assert!(!over.agrees(6.0));
         let nothing = claim("says = 's'\nvalue = 'minor.mean_ms'\nover_s = [100, 200]\nwant = 5\nholds = 'at_most'");
-        assert_eq!(nothing.ours(&outcomes), None);
+        assert_eq!(nothing.ours(&outcomes, &[]), None);
+        let policy = claim("says = 's'\nvalue = 'goodput_rps'\npolicy = 'nobody'\nwant = 5\nholds = 'at_most'");
+        assert_eq!(policy.ours(&outcomes, &[]), None);
+        let part = "says = 's'\nvalue = 'goodput_rps'\nat = { slo_ms = 10 }\nrelative_at = { slo_ms = 500 }\ntimes = 83\nwant = 5\nholds = 'at_most'";
+        let ours = claim(part).ours(&outcomes, &[]).unwrap();
+        assert!((ours - 50.0).abs() < 1e-9, "{ours}");
     }
 }

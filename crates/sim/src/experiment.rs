@@ -3,6 +3,7 @@
 //! Keys may be added, not renamed. Times and sizes carry their unit in the key. `docs/experiments` shows files that work.
 
 use crate::claim::Claim;
+use crate::compare::Compare;
 use crate::plot::PlotConfig;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -36,6 +37,12 @@ pub struct Experiment {
     /// What goes wrong.
     #[serde(default)]
     pub faults: FaultsConfig,
+    /// Settings of single policies: any key of `[scheduler]`, for this one alone. With `kind`, the name is a label of the
+    /// file's own, so that one policy can be run with several settings.
+    #[serde(default)]
+    pub policy: BTreeMap<String, toml::Table>,
+    /// A cluster that follows the advice of the planner.
+    pub elastic: Option<ElasticConfig>,
     /// What is run.
     pub run: RunConfig,
     /// Keys with lists of values; the experiment is run for every combination. A key is
@@ -45,9 +52,15 @@ pub struct Experiment {
     /// What is drawn.
     #[serde(default, rename = "plot")]
     pub plots: Vec<PlotConfig>,
+    /// What is worked out from the results of several policies.
+    #[serde(default, rename = "compare")]
+    pub compares: Vec<Compare>,
     /// What a paper says, to be compared.
     #[serde(default, rename = "claim")]
     pub claims: Vec<Claim>,
+    /// The names under which models are counted together, once the tables are read.
+    #[serde(skip)]
+    pub groups: Vec<String>,
 }
 
 /// `[about]`
@@ -64,12 +77,26 @@ pub struct About {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Its name; with `count`, the name of the group.
+    /// Its name; with `count` or `table`, the name of the group.
     pub name: String,
     /// What its batches take.
+    #[serde(default)]
     pub latency: LatencyConfig,
+    /// A file of comma-separated values with the columns `model`, `alpha_ms`, `beta_ms` and `slo_ms`: one model for each row,
+    /// instead of `latency`. `slo_ms` and `slo_of_l4` of this entry go before the file's.
+    pub table: Option<PathBuf>,
+    /// Of the table, these rows only.
+    pub table_rows: Option<Vec<String>>,
+    /// Of the table, models with `beta / alpha` above this.
+    pub min_beta_over_alpha: Option<f64>,
+    /// Of the table, models with `beta / alpha` below this.
+    pub max_beta_over_alpha: Option<f64>,
     /// What its requests have; absent for batch work.
     pub slo_ms: Option<f64>,
+    /// The objective as a multiple of what a batch of 4 takes, instead of `slo_ms`.
+    pub slo_of_l4: Option<f64>,
+    /// The objective as a multiple of what a batch of 8 takes, instead of `slo_ms`.
+    pub slo_of_l8: Option<f64>,
     /// That many identical models.
     #[serde(default = "one")]
     pub count: u32,
@@ -92,6 +119,9 @@ pub struct ModelConfig {
     pub activation: Option<Activation>,
     /// Arrivals of its own.
     pub arrivals: Option<ArrivalsConfig>,
+    /// Where it is counted, once the tables are read.
+    #[serde(skip)]
+    pub group: usize,
 }
 
 /// How the models of a group become active.
@@ -108,6 +138,8 @@ pub struct Activation {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LatencyConfig {
+    /// What it is called in a sweep over latencies; nothing else depends on it.
+    pub name: Option<String>,
     /// The line's slope.
     pub alpha_ms: Option<f64>,
     /// The line's start.
@@ -120,12 +152,22 @@ pub struct LatencyConfig {
     pub row: Option<String>,
 }
 
+impl LatencyConfig {
+    /// Whether anything is said about latency.
+    pub(crate) fn is_given(&self) -> bool {
+        self.alpha_ms.is_some() || self.beta_ms.is_some() || self.batch_ms.is_some() || self.file.is_some()
+    }
+}
+
 /// `[devices]`
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DevicesConfig {
-    /// How many.
+    /// How many; the first guess of a search for devices.
+    #[serde(default = "one")]
     pub count: u32,
+    /// So many for each model instead, rounded, at least one in all.
+    pub per_model: Option<f64>,
     /// Memory for weights of each; absent: everything fits.
     pub memory_mb: Option<f64>,
     /// How fast weights are copied; absent: at once.
@@ -173,6 +215,14 @@ pub enum ArrivalsConfig {
         /// At least so long after a refusal; absent: a message's way there and back, or 1 ms.
         backoff_ms: Option<f64>,
     },
+    /// Request `i` of each model, counted from 1, comes at `(i - 1) * every_ms`, except those that are left out.
+    Regular {
+        /// Between one request and the next.
+        every_ms: f64,
+        /// The numbers of those that don't come.
+        #[serde(default)]
+        skip: Vec<u64>,
+    },
     /// Recorded arrivals: a file with a column `TIMESTAMP`, or one of the Azure Functions trace of 2019.
     Trace {
         /// The file.
@@ -216,7 +266,7 @@ pub struct NoiseConfig {
 }
 
 /// `[scheduler]`; what is absent has the scheduler's own default.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulerConfig {
     /// How much work each executor is given ahead.
@@ -279,6 +329,33 @@ pub struct RunConfig {
     pub warmup_seconds: f64,
     /// The step of the time series; absent: none.
     pub series_seconds: Option<f64>,
+    /// Only those points of the sweep whose key has one of these values.
+    #[serde(default)]
+    pub only: BTreeMap<String, Vec<toml::Value>>,
+    /// Only so many points of the sweep, drawn by chance, always the same ones.
+    pub sample: Option<usize>,
+    /// Too much to be run each time: results are kept in a file beside the page, with these figures.
+    #[serde(default)]
+    pub kept: Vec<String>,
+    /// Also gives the first batches of each run, up to so many.
+    #[serde(default)]
+    pub trace_batches: usize,
+}
+
+/// `[elastic]`: devices come and go as the planner advises. `devices.count` of them are there at first.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ElasticConfig {
+    /// At least so many.
+    #[serde(default = "one")]
+    pub min_devices: u32,
+    /// At most so many.
+    pub max_devices: u32,
+    /// How often the advice is asked for.
+    pub every_s: f64,
+    /// How long after it a device that was asked for is there.
+    #[serde(default)]
+    pub start_s: f64,
 }
 
 /// What a search looks for.
@@ -287,6 +364,8 @@ pub struct RunConfig {
 pub enum Search {
     /// The highest rate with at most `max_bad`.
     Goodput,
+    /// The fewest devices that carry `workload.rate_rps` with at most `max_bad`.
+    Devices,
 }
 
 fn one() -> u32 {

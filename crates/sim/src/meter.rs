@@ -196,6 +196,34 @@ pub struct Meter {
     pub completion_error: Errors,
     /// The same over time, where it was asked for.
     pub series: Option<Series>,
+    /// The first batches and the first bad requests, as many as were asked for.
+    pub trace: Trace,
+    trace_limit: usize,
+    bad: u64,
+}
+
+/// What a run did first, to be looked at.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Trace {
+    /// The batches, in the order of their ends.
+    pub batches: Vec<TracedBatch>,
+    /// When the requests that went bad were sent.
+    pub bad_sent_ms: Vec<f64>,
+}
+
+/// One batch.
+#[derive(Clone, Debug, Serialize)]
+pub struct TracedBatch {
+    /// Where it ran.
+    pub device: u32,
+    /// Which model.
+    pub model: u32,
+    /// How many rows.
+    pub rows: u32,
+    /// When it started.
+    pub started_ms: f64,
+    /// When it ended.
+    pub ended_ms: f64,
 }
 
 impl Meter {
@@ -215,7 +243,15 @@ impl Meter {
             load_error: Errors::default(),
             completion_error: Errors::default(),
             series,
+            trace: Trace::default(),
+            trace_limit: setup.trace_batches,
+            bad: 0,
         }
+    }
+
+    /// How many of the requests that count went bad so far.
+    pub fn bad(&self) -> u64 {
+        self.bad
     }
 
     /// How long was measured.
@@ -264,8 +300,13 @@ impl Meter {
     }
 
     pub(crate) fn ended(&mut self, ended: &Ended) {
+        let bad = !matches!(ended.ending, Ending::Good | Ending::Cancelled);
         if self.counts(ended.sent_at) {
+            self.bad += u64::from(bad);
             self.groups[ended.group].add(ended);
+        }
+        if bad && self.trace.bad_sent_ms.len() < self.trace_limit {
+            self.trace.bad_sent_ms.push(ended.sent_at.since(Timestamp::ZERO).as_millis_f64());
         }
         if let Some(series) = &mut self.series {
             series.ended(ended);
@@ -280,6 +321,15 @@ impl Meter {
             self.completion_error.record(execution.expected_done_at.as_nanos(), ended_at.as_nanos());
         }
         self.exec_busy += self.overlap(started_at, ended_at);
+        if self.trace.batches.len() < self.trace_limit {
+            self.trace.batches.push(TracedBatch {
+                device: execution.device.0,
+                model: execution.model.0,
+                rows,
+                started_ms: started_at.since(Timestamp::ZERO).as_millis_f64(),
+                ended_ms: ended_at.since(Timestamp::ZERO).as_millis_f64(),
+            });
+        }
         if let Some(series) = &mut self.series {
             series.executed(rows, started_at, ended_at);
         }

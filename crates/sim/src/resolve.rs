@@ -1,10 +1,11 @@
 //! From an experiment as written to a world that can run: defaults filled in, values checked, files read.
 
 use crate::experiment::{Experiment, FaultsConfig, LatencyConfig, ModelConfig};
-use crate::setup::{Faults, Model, Network, Noise, Setup};
+use crate::setup::{Elastic, Faults, Model, Network, Noise, Setup};
+use crate::variant::Variant;
 use crate::{Error, tables};
 use base::{BatchLatency, Duration, LatencyProfile, ModelId};
-use scheduler::{ModelSpec, PolicyKind};
+use scheduler::ModelSpec;
 use std::path::Path;
 
 /// The largest batch where latency is a line and nobody says.
@@ -14,16 +15,8 @@ const MAX_REQUESTS: u32 = 1 << 20;
 /// More models than this are a mistake in the file.
 const MAX_MODELS: u64 = 1_000_000;
 
-/// The policy of that name.
-pub(crate) fn policy(name: &str) -> Result<PolicyKind, Error> {
-    PolicyKind::from_name(name).ok_or_else(|| {
-        let known: Vec<&str> = PolicyKind::ALL.iter().map(|kind| kind.name()).collect();
-        Error::value(format!("unknown policy {name:?} in run.policies: known are {}", known.join(", ")))
-    })
-}
-
 /// The world of an experiment; `folder` is where its relative paths start.
-pub(crate) fn setup(experiment: &Experiment, folder: &Path, policy: PolicyKind, seed: u64) -> Result<Setup, Error> {
+pub(crate) fn setup(experiment: &Experiment, folder: &Path, variant: &Variant, seed: u64) -> Result<Setup, Error> {
     check_run(experiment)?;
     let devices = &experiment.devices;
     positive("devices.count", f64::from(devices.count))?;
@@ -35,7 +28,7 @@ pub(crate) fn setup(experiment: &Experiment, folder: &Path, policy: PolicyKind, 
         None => u32::try_from(everything).unwrap_or(u32::MAX),
     };
     if let Some(large) = models.iter().find(|model| model.spec.pages > pages) {
-        let (name, needs) = (&experiment.models[large.group].name, large.spec.pages);
+        let (name, needs) = (&experiment.groups[large.group], large.spec.pages);
         let message = format!("model {name:?} needs {needs} pages, a device has {pages}: raise devices.memory_mb");
         return Err(Error::Value(message));
     }
@@ -44,9 +37,9 @@ pub(crate) fn setup(experiment: &Experiment, folder: &Path, policy: PolicyKind, 
         data_per_request: micros("network.data_us_per_request", experiment.network.data_us_per_request)?,
     };
     Ok(Setup {
-        scheduler: scheduler_config(experiment, policy)?,
+        scheduler: variant.scheduler_config(experiment)?,
         models,
-        groups: experiment.models.iter().map(|model| model.name.clone()).collect(),
+        groups: experiment.groups.clone(),
         devices: devices.count,
         pages,
         network,
@@ -57,8 +50,28 @@ pub(crate) fn setup(experiment: &Experiment, folder: &Path, policy: PolicyKind, 
         series_step: experiment.run.series_seconds.map(|step| seconds("run.series_seconds", step)).transpose()?,
         max_requests: MAX_REQUESTS,
         give_up_after_bad: None,
+        checked: true,
+        trace_batches: experiment.run.trace_batches,
+        elastic: elastic(experiment)?,
         seed,
     })
+}
+
+fn elastic(experiment: &Experiment) -> Result<Option<Elastic>, Error> {
+    let Some(config) = experiment.elastic else { return Ok(None) };
+    let first = experiment.devices.count;
+    if config.min_devices == 0 || config.min_devices > first || first > config.max_devices {
+        return Err(Error::value(format!(
+            "elastic.min_devices is {}, devices.count {first}, elastic.max_devices {}: give at least 1, in this order",
+            config.min_devices, config.max_devices
+        )));
+    }
+    Ok(Some(Elastic {
+        min_devices: config.min_devices,
+        max_devices: config.max_devices,
+        every: seconds("elastic.every_s", positive("elastic.every_s", config.every_s)?)?,
+        start: seconds("elastic.start_s", config.start_s)?,
+    }))
 }
 
 fn check_run(experiment: &Experiment) -> Result<(), Error> {
@@ -77,7 +90,7 @@ fn check_run(experiment: &Experiment) -> Result<(), Error> {
     if run.seeds.is_empty() || run.policies.is_empty() || experiment.models.is_empty() {
         return Err(Error::value("run.seeds, run.policies and [[model]] each need at least one entry"));
     }
-    let mut names: Vec<&str> = experiment.models.iter().map(|model| model.name.as_str()).collect();
+    let mut names: Vec<&str> = experiment.groups.iter().map(String::as_str).collect();
     names.sort_unstable();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => {
@@ -93,7 +106,7 @@ fn models(experiment: &Experiment, folder: &Path) -> Result<Vec<Model>, Error> {
         return Err(Error::value(format!("{count} models are more than {MAX_MODELS}: lower `count`")));
     }
     let mut models = Vec::with_capacity(count as usize);
-    for (group, config) in experiment.models.iter().enumerate() {
+    for config in &experiment.models {
         let name = &config.name;
         let slo = config.slo_ms.map(|slo| millis(&format!("slo_ms of model {name:?}"), slo)).transpose()?;
         if slo == Some(Duration::ZERO) {
@@ -115,7 +128,7 @@ fn models(experiment: &Experiment, folder: &Path) -> Result<Vec<Model>, Error> {
         for _ in 0..config.count {
             let model = ModelId(models.len() as u32);
             let spec = ModelSpec { model, pages, profile: profile.clone(), objective: slo };
-            models.push(Model { spec, slo, rows: config.rows, group });
+            models.push(Model { spec, slo, rows: config.rows, group: config.group });
         }
     }
     Ok(models)
@@ -147,20 +160,20 @@ fn profile(config: &ModelConfig, experiment: &Experiment, folder: &Path) -> Resu
 }
 
 /// The batch sizes of a model with their times in milliseconds.
-fn latency_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(u32, f64)>, Error> {
+pub(crate) fn latency_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(u32, f64)>, Error> {
     let name = &config.name;
     match &config.latency {
-        LatencyConfig { alpha_ms: Some(alpha), beta_ms: Some(beta), batch_ms: None, file: None, row: None } => {
+        LatencyConfig { alpha_ms: Some(alpha), beta_ms: Some(beta), batch_ms: None, file: None, row: None, .. } => {
             line(config, *alpha, *beta)
         }
-        LatencyConfig { alpha_ms: None, beta_ms: None, batch_ms: Some(table), file: None, row: None } => {
+        LatencyConfig { alpha_ms: None, beta_ms: None, batch_ms: Some(table), file: None, row: None, .. } => {
             let entry = |(size, &time): (&String, &f64)| match size.parse::<u32>() {
                 Ok(size) => Ok((size, time)),
                 Err(_) => Err(Error::value(format!("{size:?} in batch_ms of model {name:?} is not a batch size"))),
             };
             table.iter().map(entry).collect()
         }
-        LatencyConfig { alpha_ms: None, beta_ms: None, batch_ms: None, file: Some(file), row } => {
+        LatencyConfig { alpha_ms: None, beta_ms: None, batch_ms: None, file: Some(file), row, .. } => {
             tables::batch_times(&folder.join(file), row.as_deref().unwrap_or(name))
         }
         _ => Err(Error::value(format!(
@@ -180,26 +193,6 @@ fn line(config: &ModelConfig, alpha: f64, beta: f64) -> Result<Vec<(u32, f64)>, 
     // A model that can't make its objective at all keeps its smallest batch, and every request is refused.
     let fits = (1..=largest).map(at).take_while(useful).count().max(1) as u32;
     Ok((1..=fits.max(config.rows)).map(at).collect())
-}
-
-fn scheduler_config(experiment: &Experiment, policy: PolicyKind) -> Result<scheduler::Config, Error> {
-    let config = &experiment.scheduler;
-    let default = scheduler::Config::default();
-    let profile_quantile = config.profile_quantile.unwrap_or(default.profile_quantile);
-    if !(0.0..=1.0).contains(&profile_quantile) {
-        return Err(Error::value(format!("scheduler.profile_quantile is {profile_quantile}: give 0 to 1")));
-    }
-    Ok(scheduler::Config {
-        policy,
-        schedule_ahead: match config.schedule_ahead_ms {
-            Some(ahead) => millis("scheduler.schedule_ahead_ms", ahead)?,
-            None => default.schedule_ahead,
-        },
-        profile_window: config.profile_window.unwrap_or(default.profile_window).max(1),
-        profile_quantile,
-        max_queued_per_model: config.max_queued_per_model.unwrap_or(default.max_queued_per_model),
-        predict_admission: config.predict_admission.unwrap_or(default.predict_admission),
-    })
 }
 
 fn noise(experiment: &Experiment) -> Result<Noise, Error> {

@@ -31,10 +31,36 @@ pub struct Setup {
     pub series_step: Option<Duration>,
     /// How many requests may be alive at once (P9); more are refused by the driver.
     pub max_requests: u32,
-    /// End the run once so many requests went bad: a search knows enough by then.
+    /// End the run once so many of the requests that count went bad: a search knows enough by then.
     pub give_up_after_bad: Option<u64>,
+    /// Whether the invariants are checked. Only the short runs of a search do without.
+    pub checked: bool,
+    /// Keep the first so many batches, to be looked at.
+    pub trace_batches: usize,
+    /// Devices come and go as the planner advises; absent: those that there are stay.
+    pub elastic: Option<Elastic>,
     /// The seed of everything random but the arrivals.
     pub seed: u64,
+}
+
+impl Setup {
+    /// How many devices there can be at once.
+    pub fn most_devices(&self) -> u32 {
+        self.elastic.map_or(self.devices, |elastic| elastic.max_devices.max(self.devices))
+    }
+}
+
+/// How a cluster follows the planner's advice.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Elastic {
+    /// At least so many devices.
+    pub min_devices: u32,
+    /// At most so many.
+    pub max_devices: u32,
+    /// How often the advice is asked for.
+    pub every: Duration,
+    /// How long after it a device that was asked for is there.
+    pub start: Duration,
 }
 
 /// A model of the world.

@@ -31,6 +31,12 @@ pub(crate) fn of_run(run: &Run, groups: &[String]) -> Value {
     Value::Object(figures)
 }
 
+/// The first batches of a run, where they were asked for.
+pub(crate) fn trace(run: &Run) -> Option<Value> {
+    let trace = &run.meter.trace;
+    (!trace.batches.is_empty()).then(|| json!(trace))
+}
+
 fn extend(figures: &mut Map<String, Value>, more: Value) {
     if let Value::Object(more) = more {
         figures.extend(more);

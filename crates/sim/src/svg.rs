@@ -2,15 +2,16 @@
 
 use std::fmt::Write;
 
-const WIDTH: f64 = 720.0;
-const HEIGHT: f64 = 400.0;
-const LEFT: f64 = 78.0;
-const RIGHT: f64 = 20.0;
-const TOP: f64 = 44.0;
-const BOTTOM: f64 = 58.0;
-const LEGEND_LINE: f64 = 18.0;
+pub(crate) const WIDTH: f64 = 720.0;
+pub(crate) const HEIGHT: f64 = 400.0;
+pub(crate) const LEFT: f64 = 78.0;
+pub(crate) const RIGHT: f64 = 20.0;
+pub(crate) const TOP: f64 = 44.0;
+pub(crate) const BOTTOM: f64 = 58.0;
+pub(crate) const LEGEND_LINE: f64 = 18.0;
 /// Colours that people who see few colours can tell apart (after Okabe and Ito), on white.
-const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444"];
+const COLOURS: [&str; 10] =
+    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444", "#8a6d00", "#7b3fa0", "#a00000"];
 
 /// A chart.
 #[derive(Clone, Debug)]
@@ -39,158 +40,147 @@ pub(crate) struct Line {
 }
 
 /// An axis whose ends and ticks are chosen.
-struct Scale {
+pub(crate) struct Scale {
     logarithmic: bool,
     from: f64,
     to: f64,
     ticks: Vec<f64>,
     /// Where the ends are drawn.
-    start: f64,
-    end: f64,
+    pub(crate) start: f64,
+    pub(crate) end: f64,
 }
 
 impl Chart {
     pub(crate) fn to_svg(&self) -> String {
-        let legend = self.legend_rows();
+        let labels: Vec<&str> = self.lines.iter().map(|line| line.label.as_str()).collect();
+        let legend = legend_rows(&labels);
         let top = TOP + legend as f64 * LEGEND_LINE;
         let height = HEIGHT + legend as f64 * LEGEND_LINE;
-        let x = Scale::new(
-            &self.x,
-            self.lines.iter().flat_map(|line| line.points.iter().map(|p| p.0)),
-            LEFT,
-            WIDTH - RIGHT,
-        );
-        let y = Scale::new(
-            &self.y,
-            self.lines.iter().flat_map(|line| line.points.iter().map(|p| p.1)),
-            height - BOTTOM,
-            top,
-        );
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
-             font-family=\"Helvetica, Arial, sans-serif\" font-size=\"13\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-             <text x=\"{}\" y=\"26\" text-anchor=\"middle\" font-size=\"16\" font-weight=\"bold\">{}</text>\n",
-            WIDTH / 2.0,
-            escaped(&self.title),
-        );
-        self.draw_grid(&mut svg, &x, &y);
+        let values =
+            |pick: fn(&(f64, f64)) -> f64| self.lines.iter().flat_map(move |line| line.points.iter().map(pick));
+        let x = Scale::new(&self.x, values(|point| point.0), LEFT, WIDTH - RIGHT);
+        let y = Scale::new(&self.y, values(|point| point.1), height - BOTTOM, top);
+        let mut svg = begin(&self.title, height);
+        draw_x_axis(&mut svg, &x, y.start, y.end, "");
+        draw_y_axis(&mut svg, &y, &self.y.label);
+        draw_frame(&mut svg, x.start, x.end, &y, &self.x.label);
         for (index, line) in self.lines.iter().enumerate() {
             draw_line(&mut svg, line, colour(index), &x, &y);
         }
-        self.draw_legend(&mut svg);
+        let dots: Vec<bool> = self.lines.iter().map(|line| line.dots).collect();
+        draw_legend(&mut svg, &labels, &dots);
         svg.push_str("</svg>\n");
         svg
     }
+}
 
-    fn draw_grid(&self, svg: &mut String, x: &Scale, y: &Scale) {
-        for &tick in &x.ticks {
-            let at = x.place(tick);
-            let (bottom, top) = (y.start, y.end);
-            push(
-                svg,
-                format_args!(
-                    "<line x1=\"{at:.1}\" y1=\"{bottom:.1}\" x2=\"{at:.1}\" y2=\"{top:.1}\" stroke=\"#e4e4e4\"/>"
-                ),
-            );
-            push(
-                svg,
-                format_args!(
-                    "<text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-                    bottom + 18.0,
-                    number(tick)
-                ),
-            );
-        }
-        for &tick in &y.ticks {
-            let at = y.place(tick);
-            let (left, right) = (x.start, x.end);
-            push(
-                svg,
-                format_args!(
-                    "<line x1=\"{left:.1}\" y1=\"{at:.1}\" x2=\"{right:.1}\" y2=\"{at:.1}\" stroke=\"#e4e4e4\"/>"
-                ),
-            );
-            push(
-                svg,
-                format_args!(
-                    "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-                    left - 8.0,
-                    at + 4.5,
-                    number(tick)
-                ),
-            );
-        }
-        let (left, right, bottom, top) = (x.start, x.end, y.start, y.end);
+/// A white page with a heading.
+pub(crate) fn begin(title: &str, height: f64) -> String {
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
+         font-family=\"Helvetica, Arial, sans-serif\" font-size=\"13\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
+         <text x=\"{}\" y=\"26\" text-anchor=\"middle\" font-size=\"16\" font-weight=\"bold\">{}</text>\n",
+        WIDTH / 2.0,
+        escaped(title),
+    )
+}
+
+/// Ticks with their numbers below a chart that reaches from `bottom` to `top`, and a label if it isn't empty.
+pub(crate) fn draw_x_axis(svg: &mut String, x: &Scale, bottom: f64, top: f64, label: &str) {
+    for &tick in &x.ticks {
+        let at = x.place(tick);
         push(
             svg,
-            format_args!("<path d=\"M{left:.1} {top:.1}V{bottom:.1}H{right:.1}\" fill=\"none\" stroke=\"#333333\"/>"),
+            format_args!("<line x1=\"{at:.1}\" y1=\"{bottom:.1}\" x2=\"{at:.1}\" y2=\"{top:.1}\" stroke=\"#e4e4e4\"/>"),
         );
-        let (middle, below) = ((left + right) / 2.0, bottom + 42.0);
+        let (below, text) = (bottom + 18.0, number(tick));
+        push(svg, format_args!("<text x=\"{at:.1}\" y=\"{below:.1}\" text-anchor=\"middle\">{text}</text>"));
+    }
+    if !label.is_empty() {
+        let (middle, below) = ((x.start + x.end) / 2.0, bottom + 42.0);
+        let label = escaped(label);
+        push(svg, format_args!("<text x=\"{middle:.1}\" y=\"{below:.1}\" text-anchor=\"middle\">{label}</text>"));
+    }
+}
+
+/// Ticks with their numbers left of a chart, and a label.
+pub(crate) fn draw_y_axis(svg: &mut String, y: &Scale, label: &str) {
+    let (left, right) = (LEFT, WIDTH - RIGHT);
+    for &tick in &y.ticks {
+        let at = y.place(tick);
         push(
             svg,
-            format_args!(
-                "<text x=\"{middle:.1}\" y=\"{below:.1}\" text-anchor=\"middle\">{}</text>",
-                escaped(&self.x.label)
-            ),
+            format_args!("<line x1=\"{left:.1}\" y1=\"{at:.1}\" x2=\"{right:.1}\" y2=\"{at:.1}\" stroke=\"#e4e4e4\"/>"),
         );
-        let middle = (top + bottom) / 2.0;
-        let label = escaped(&self.y.label);
-        push(
-            svg,
-            format_args!(
-                "<text x=\"18\" y=\"{middle:.1}\" text-anchor=\"middle\" transform=\"rotate(-90 18 {middle:.1})\">{label}</text>"
-            ),
-        );
+        let (beside, middle, text) = (left - 8.0, at + 4.5, number(tick));
+        push(svg, format_args!("<text x=\"{beside:.1}\" y=\"{middle:.1}\" text-anchor=\"end\">{text}</text>"));
     }
+    let (middle, label) = ((y.start + y.end) / 2.0, escaped(label));
+    push(
+        svg,
+        format_args!(
+            "<text x=\"18\" y=\"{middle:.1}\" text-anchor=\"middle\" transform=\"rotate(-90 18 {middle:.1})\">{label}</text>"
+        ),
+    );
+}
 
-    /// Where each label of the legend goes: row and position.
-    fn legend_places(&self) -> Vec<(usize, f64)> {
-        let (mut row, mut at) = (0, LEFT);
-        let place = |line: &Line| {
-            let width = 34.0 + 7.2 * line.label.chars().count() as f64 + 18.0;
-            if at > LEFT && at + width > WIDTH - RIGHT {
-                (row, at) = (row + 1, LEFT);
-            }
-            let here = (row, at);
-            at += width;
-            here
-        };
-        self.lines.iter().map(place).collect()
-    }
+/// The two axes themselves, and what stands below.
+pub(crate) fn draw_frame(svg: &mut String, left: f64, right: f64, y: &Scale, x_label: &str) {
+    let (bottom, top) = (y.start, y.end);
+    push(
+        svg,
+        format_args!("<path d=\"M{left:.1} {top:.1}V{bottom:.1}H{right:.1}\" fill=\"none\" stroke=\"#333333\"/>"),
+    );
+    let (middle, below, label) = ((left + right) / 2.0, bottom + 42.0, escaped(x_label));
+    push(svg, format_args!("<text x=\"{middle:.1}\" y=\"{below:.1}\" text-anchor=\"middle\">{label}</text>"));
+}
 
-    fn legend_rows(&self) -> usize {
-        if self.lines.len() < 2 { 0 } else { self.legend_places().last().map_or(0, |(row, _)| row + 1) }
-    }
-
-    fn draw_legend(&self, svg: &mut String) {
-        if self.legend_rows() == 0 {
-            return;
+/// Where each label of the legend goes: row and position.
+fn legend_places(labels: &[&str]) -> Vec<(usize, f64)> {
+    let (mut row, mut at) = (0, LEFT);
+    let place = |label: &&str| {
+        let width = 34.0 + 7.2 * label.chars().count() as f64 + 18.0;
+        if at > LEFT && at + width > WIDTH - RIGHT {
+            (row, at) = (row + 1, LEFT);
         }
-        for ((index, line), (row, at)) in self.lines.iter().enumerate().zip(self.legend_places()) {
-            let (y, colour) = (TOP + row as f64 * LEGEND_LINE, colour(index));
-            if line.dots {
-                push(
-                    svg,
-                    format_args!(
-                        "<circle cx=\"{:.1}\" cy=\"{y:.1}\" r=\"5\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2.5\"/>",
-                        at + 12.0
-                    ),
-                );
-            } else {
-                push(
-                    svg,
-                    format_args!(
-                        "<line x1=\"{at:.1}\" y1=\"{y:.1}\" x2=\"{:.1}\" y2=\"{y:.1}\" stroke=\"{colour}\" stroke-width=\"3\"/>",
-                        at + 24.0
-                    ),
-                );
-            }
+        let here = (row, at);
+        at += width;
+        here
+    };
+    labels.iter().map(place).collect()
+}
+
+/// How many rows a legend takes; one line needs none.
+pub(crate) fn legend_rows(labels: &[&str]) -> usize {
+    if labels.len() < 2 { 0 } else { legend_places(labels).last().map_or(0, |(row, _)| row + 1) }
+}
+
+/// The legend; a circle for what a paper says, a stroke for what was measured.
+pub(crate) fn draw_legend(svg: &mut String, labels: &[&str], circles: &[bool]) {
+    if legend_rows(labels) == 0 {
+        return;
+    }
+    for (index, (label, (row, at))) in labels.iter().zip(legend_places(labels)).enumerate() {
+        let (y, colour) = (TOP + row as f64 * LEGEND_LINE, colour(index));
+        let (middle, end) = (at + 12.0, at + 24.0);
+        if circles.get(index) == Some(&true) {
             push(
                 svg,
-                format_args!("<text x=\"{:.1}\" y=\"{:.1}\">{}</text>", at + 30.0, y + 4.5, escaped(&line.label)),
+                format_args!(
+                    "<circle cx=\"{middle:.1}\" cy=\"{y:.1}\" r=\"5\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2.5\"/>"
+                ),
+            );
+        } else {
+            push(
+                svg,
+                format_args!(
+                    "<line x1=\"{at:.1}\" y1=\"{y:.1}\" x2=\"{end:.1}\" y2=\"{y:.1}\" stroke=\"{colour}\" stroke-width=\"3\"/>"
+                ),
             );
         }
+        let (right, below, label) = (at + 30.0, y + 4.5, escaped(label));
+        push(svg, format_args!("<text x=\"{right:.1}\" y=\"{below:.1}\">{label}</text>"));
     }
 }
 
@@ -222,7 +212,7 @@ fn draw_line(svg: &mut String, line: &Line, colour: &str, x: &Scale, y: &Scale) 
 }
 
 impl Scale {
-    fn new(axis: &Axis, values: impl Iterator<Item = f64>, start: f64, end: f64) -> Self {
+    pub(crate) fn new(axis: &Axis, values: impl Iterator<Item = f64>, start: f64, end: f64) -> Self {
         let usable = values.filter(|value| value.is_finite() && (!axis.logarithmic || *value > 0.0));
         let (low, high) =
             usable.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
@@ -236,7 +226,7 @@ impl Scale {
         value.is_finite() && (!self.logarithmic || value > 0.0)
     }
 
-    fn place(&self, value: f64) -> f64 {
+    pub(crate) fn place(&self, value: f64) -> f64 {
         let part = if self.logarithmic {
             (value / self.from).ln() / (self.to / self.from).ln()
         } else {
@@ -279,11 +269,11 @@ fn logarithmic(low: f64, high: f64) -> (f64, f64, Vec<f64>) {
     (from, to, ticks)
 }
 
-fn colour(index: usize) -> &'static str {
+pub(crate) fn colour(index: usize) -> &'static str {
     COLOURS[index % COLOURS.len()]
 }
 
-fn push(svg: &mut String, element: std::fmt::Arguments<'_>) {
+pub(crate) fn push(svg: &mut String, element: std::fmt::Arguments<'_>) {
     // Writing to a string can't fail.
     let _ = writeln!(svg, "{element}");
 }
@@ -298,7 +288,7 @@ fn number(value: f64) -> String {
     }
 }
 
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 

@@ -4,9 +4,13 @@
 //! alone where the file has it in one section only (`slo_ms`).
 
 use crate::Error;
+use crate::experiment::RunConfig;
+use std::collections::BTreeMap;
 use toml::{Table, Value};
+use workload::Random;
 
-const SECTIONS: [&str; 8] = ["model", "devices", "workload", "network", "noise", "scheduler", "faults", "run"];
+const SECTIONS: [&str; 10] =
+    ["model", "devices", "workload", "network", "noise", "scheduler", "policy", "elastic", "faults", "run"];
 /// More points than this are a mistake in the file.
 const MAX_POINTS: usize = 10_000;
 
@@ -17,8 +21,98 @@ pub(crate) struct Point {
     pub(crate) values: Vec<(String, Value)>,
 }
 
+/// The part of an experiment that is run. What is absent is as the file says.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Only points whose key has one of these values.
+    pub only: BTreeMap<String, Vec<Value>>,
+    /// Only so many of them, drawn by chance, always the same ones.
+    pub sample: Option<usize>,
+    /// Only these policies; empty: all.
+    pub policies: Vec<String>,
+    /// How long requests are sent.
+    pub seconds: Option<f64>,
+    /// The seeds; empty: as the file says.
+    pub seeds: Vec<u64>,
+}
+
+impl Selection {
+    /// Takes from the file what wasn't asked for otherwise.
+    pub(crate) fn complete(&mut self, run: &RunConfig) {
+        for (key, values) in &run.only {
+            self.only.entry(key.clone()).or_insert_with(|| values.clone());
+        }
+        self.sample = self.sample.or(run.sample);
+    }
+
+    /// The points that were asked for, changed as was asked for.
+    pub(crate) fn of(&self, mut points: Vec<Point>) -> Result<Vec<Point>, Error> {
+        for key in self.only.keys() {
+            if !points.iter().any(|point| point.values.iter().any(|(name, _)| name == key)) {
+                return Err(Error::value(format!("only {key}: the sweep has no such key, write it as in [sweep]")));
+            }
+        }
+        let wanted = |(key, value): &(String, Value)| {
+            self.only.get(key).is_none_or(|values| values.iter().any(|wanted| same(value, wanted)))
+        };
+        points.retain(|point| point.values.iter().all(wanted));
+        if points.is_empty() {
+            return Err(Error::value("no point of the sweep has the values that were asked for"));
+        }
+        if let Some(sample) = self.sample {
+            draw(&mut points, sample);
+        }
+        for point in &mut points {
+            self.change(&mut point.file)?;
+        }
+        Ok(points)
+    }
+
+    fn change(&self, file: &mut Table) -> Result<(), Error> {
+        let Some(Value::Table(run)) = file.get_mut("run") else { return Ok(()) };
+        if !self.policies.is_empty() {
+            run.insert("policies".into(), Value::from(self.policies.clone()));
+        }
+        if let Some(seconds) = self.seconds {
+            run.insert("seconds".into(), Value::from(seconds));
+        }
+        if !self.seeds.is_empty() {
+            let seeds = self.seeds.iter().map(|&seed| i64::try_from(seed).map(Value::from));
+            let seeds = seeds.collect::<Result<Vec<_>, _>>();
+            run.insert("seeds".into(), Value::Array(seeds.map_err(|_| Error::value("a seed is too large"))?));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a value of the sweep is the one that was asked for: a number however it is written, a table by its name.
+fn same(value: &Value, wanted: &Value) -> bool {
+    let number = |value: &Value| value.as_float().or(value.as_integer().map(|integer| integer as f64));
+    match (number(value), number(wanted)) {
+        (Some(value), Some(wanted)) => (value - wanted).abs() < 1e-9,
+        _ => value == wanted || value.get("name").is_some_and(|name| name == wanted),
+    }
+}
+
+/// Leaves so many of them, drawn by chance, in their order.
+fn draw(points: &mut Vec<Point>, count: usize) {
+    let mut random = Random::new(1, 3 << 40);
+    let mut left = points.len();
+    let mut wanted = count.min(left);
+    points.retain(|_| {
+        let taken = random.unit() * (left as f64) < wanted as f64;
+        left -= 1;
+        wanted -= usize::from(taken);
+        taken
+    });
+}
+
 /// All combinations of a file; the last key varies fastest. A file without `[sweep]` is one.
 pub(crate) fn points(mut file: Table) -> Result<Vec<Point>, Error> {
+    // What is only shown isn't carried through every point.
+    for shown in ["about", "plot", "claim", "compare"] {
+        file.remove(shown);
+    }
     let Some(sweep) = file.remove("sweep") else { return Ok(vec![Point { file, values: Vec::new() }]) };
     let Value::Table(sweep) = sweep else {
         return Err(Error::value("sweep must be a table of keys with lists of values"));
@@ -114,6 +208,34 @@ mod tests {
         assert_eq!(points[1].file["devices"]["count"].as_integer(), Some(1));
         assert_eq!(points[1].file["model"][0]["slo_ms"].as_integer(), Some(20));
         assert_eq!(points[1].file["model"][1]["slo_ms"].as_integer(), Some(20));
+    }
+
+    #[test]
+    fn a_part_can_be_chosen() {
+        let text = format!("{FILE}[run]\nseconds = 60\n[sweep]\nslo_ms = [10, 20, 30]\n\"devices.count\" = [1, 2]\n");
+        let chosen = |selection: Selection| selection.of(points_of(&text).unwrap()).map_err(|error| error.to_string());
+        let only = |key: &str, value: Value| BTreeMap::from([(key.to_owned(), vec![value])]);
+        let twenty = chosen(Selection { only: only("slo_ms", 20.0.into()), ..Selection::default() }).unwrap();
+        assert_eq!(twenty.len(), 2);
+        let some = chosen(Selection { sample: Some(4), seconds: Some(5.0), ..Selection::default() }).unwrap();
+        assert_eq!(some.len(), 4);
+        assert_eq!(some[0].file["run"]["seconds"].as_float(), Some(5.0));
+        assert_eq!(chosen(Selection { sample: Some(99), ..Selection::default() }).unwrap().len(), 6);
+        let wrong = chosen(Selection { only: only("slo", 20.into()), ..Selection::default() }).unwrap_err();
+        assert!(wrong.starts_with("only slo: the sweep has no such key"), "{wrong}");
+        let none = chosen(Selection { only: only("slo_ms", 7.into()), ..Selection::default() }).unwrap_err();
+        assert!(none.starts_with("no point of the sweep"), "{none}");
+    }
+
+    #[test]
+    fn tables_are_chosen_by_their_name() {
+        let text = format!(
+            "{FILE}[sweep]\n\"model.latency\" = [{{ name = \"weak\", alpha_ms = 1 }}, {{ name = \"strong\", alpha_ms = 2 }}]\n"
+        );
+        let only = BTreeMap::from([("model.latency".to_owned(), vec![Value::from("strong")])]);
+        let points = Selection { only, ..Selection::default() }.of(points_of(&text).unwrap()).unwrap();
+        assert_eq!(points.len(), 1);
+        assert_eq!(points[0].file["model"][1]["latency"]["alpha_ms"].as_integer(), Some(2));
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub(crate) fn cells(outcomes: &[Outcome]) -> Vec<Vec<String>> {
     table
 }
 
-fn shown(value: &Value) -> String {
+pub(crate) fn shown(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 

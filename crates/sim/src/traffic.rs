@@ -51,6 +51,8 @@ enum Recorded {
     Requests(Arc<RequestTrace>),
     Functions(Arc<FunctionTrace>),
     StandIn(u32),
+    /// The gap between two requests of a model, and the numbers of those that don't come.
+    Regular(Duration, Arc<[u64]>),
 }
 
 impl Workload {
@@ -81,7 +83,7 @@ impl Workload {
 
     /// Whether the workload's rate matters to anybody.
     pub(crate) fn has_rate(&self) -> bool {
-        self.groups.iter().any(Group::shares_the_rate)
+        self.groups.iter().any(Group::shares_the_rate) && !matches!(self.recorded, Some(Recorded::Regular(..)))
     }
 
     /// The rate at which a trace was recorded.
@@ -90,6 +92,7 @@ impl Workload {
             Recorded::Requests(trace) => Some(trace.rate()),
             Recorded::Functions(trace) => Some(trace.rate()),
             Recorded::StandIn(_) => None,
+            Recorded::Regular(every, _) => Some(self.shares.len() as f64 / every.as_secs_f64()),
         }
     }
 
@@ -115,6 +118,7 @@ impl Workload {
                 let day = StandIn { functions: *count, minutes: self.minutes, rate, seed };
                 Some(functions(Arc::new(day.generate()), self.shares.len() as u32, rate, seed))
             }
+            Some(Recorded::Regular(every, skip)) => Some(regular(*every, skip.clone(), self.shares.len() as u32)),
             None => self.streams(rate, seed),
         };
         Traffic { open, closed: self.closed(seed) }
@@ -171,13 +175,24 @@ impl Group {
             ArrivalsConfig::Uniform {} => Some(Process::Uniform),
             ArrivalsConfig::Poisson {} => Some(Process::Poisson),
             ArrivalsConfig::Gamma { shape } => Some(Process::Gamma { shape }),
-            ArrivalsConfig::Closed { .. } | ArrivalsConfig::Trace { .. } | ArrivalsConfig::StandIn { .. } => None,
+            ArrivalsConfig::Closed { .. }
+            | ArrivalsConfig::Regular { .. }
+            | ArrivalsConfig::Trace { .. }
+            | ArrivalsConfig::StandIn { .. } => None,
         }
     }
 
     fn shares_the_rate(&self) -> bool {
         self.own.is_none() && !matches!(self.arrivals, ArrivalsConfig::Closed { .. })
     }
+}
+
+/// Every model's request `i`, counted from 1, at `(i - 1) * every`, except those to skip.
+fn regular(every: Duration, skip: Arc<[u64]>, models: u32) -> Box<dyn Iterator<Item = workload::Arrival> + Send> {
+    let numbers = (1u64..).filter(move |number| !skip.contains(number));
+    Box::new(numbers.flat_map(move |number| {
+        (0..models).map(move |model| workload::Arrival { offset: every * (number - 1), model })
+    }))
 }
 
 fn functions(
@@ -199,6 +214,7 @@ fn check_arrivals(arrivals: &ArrivalsConfig) -> Result<(), Error> {
             backoff_ms.map(|backoff| millis("arrivals.backoff_ms", backoff)).transpose()?;
         }
         ArrivalsConfig::StandIn { functions } => drop(positive("arrivals.functions", f64::from(*functions))?),
+        ArrivalsConfig::Regular { every_ms, .. } => drop(positive("arrivals.every_ms", *every_ms)?),
         ArrivalsConfig::Uniform {} | ArrivalsConfig::Poisson {} | ArrivalsConfig::Trace { .. } => {}
     }
     Ok(())
@@ -239,6 +255,10 @@ fn recorded(arrivals: &ArrivalsConfig, folder: &Path) -> Result<Option<Recorded>
     match arrivals {
         ArrivalsConfig::StandIn { functions } => Ok(Some(Recorded::StandIn(*functions))),
         ArrivalsConfig::Trace { file } => read_trace(folder.join(file)).map(Some),
+        ArrivalsConfig::Regular { every_ms, skip } => {
+            let every = Duration::from_millis_f64(*every_ms).max(Duration::from_nanos(1));
+            Ok(Some(Recorded::Regular(every, skip.as_slice().into())))
+        }
         ArrivalsConfig::Uniform {}
         | ArrivalsConfig::Poisson {}
         | ArrivalsConfig::Gamma { .. }

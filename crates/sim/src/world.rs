@@ -8,7 +8,7 @@ use crate::observe::{Facts, Observation, Observer, Violation};
 use crate::plant::Plant;
 use crate::{Fingerprint, Setup, Traffic};
 use base::{DeviceId, Duration, Timestamp};
-use scheduler::{Command, DeviceSpec, Event, ModelSpec, Outcome, Scheduler};
+use scheduler::{Command, DeviceSpec, Event, ModelSpec, Scheduler};
 
 /// How long after the last request everything must have ended: longer than any objective, report or downtime.
 const PATIENCE: Duration = Duration::from_secs(3_600);
@@ -79,11 +79,12 @@ pub fn run_with<M: Machine, O: Observer>(
     let specs: Vec<ModelSpec> = setup.models.iter().map(|model| model.spec.clone()).collect();
     let facts = Facts {
         models: &specs,
-        devices: setup.devices,
+        devices: setup.most_devices(),
         pages: setup.pages,
         max_queued_per_model: setup.scheduler.max_queued_per_model,
     };
-    let watch = Watch { checkers: Checkers::new(&facts), observer, meter: Meter::new(setup), now: Timestamp::ZERO };
+    let checkers = setup.checked.then(|| Checkers::new(&facts));
+    let watch = Watch { checkers, observer, meter: Meter::new(setup), now: Timestamp::ZERO };
     let mut world = World {
         setup,
         horizon_at: Timestamp::ZERO + setup.horizon,
@@ -98,7 +99,6 @@ pub fn run_with<M: Machine, O: Observer>(
         events: 0,
         wakeups_at_once: 0,
         probed: false,
-        bad: 0,
     };
     world.begin(&specs)?;
     let gave_up = world.go_on()?;
@@ -111,7 +111,7 @@ pub fn run_with<M: Machine, O: Observer>(
 
 /// Everybody who looks on.
 pub(crate) struct Watch<'a, O> {
-    checkers: Checkers,
+    checkers: Option<Checkers>,
     observer: &'a mut O,
     pub(crate) meter: Meter,
     pub(crate) now: Timestamp,
@@ -121,7 +121,10 @@ impl<O: Observer> Watch<'_, O> {
     pub(crate) fn see(&mut self, seen: &Observation<'_>) -> Result<(), Violation> {
         // The observer first: a log of a broken run ends with what broke it.
         self.observer.observe(self.now, seen)?;
-        self.checkers.observe(self.now, seen)
+        match &mut self.checkers {
+            Some(checkers) => checkers.observe(self.now, seen),
+            None => Ok(()),
+        }
     }
 }
 
@@ -139,7 +142,6 @@ struct World<'a, M, O> {
     events: u64,
     wakeups_at_once: u32,
     probed: bool,
-    bad: u64,
 }
 
 /// What comes next.
@@ -175,7 +177,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
                 Next::Arrival => self.arrival()?,
                 Next::Wakeup => self.wake_up()?,
             }
-            if self.setup.give_up_after_bad.is_some_and(|limit| self.bad > limit) {
+            if self.setup.give_up_after_bad.is_some_and(|limit| self.watch.meter.bad() > limit) {
                 return Ok(true);
             }
             if at >= self.horizon_at && self.is_over(at)? {
@@ -234,7 +236,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
         let cold = self.plant.is_cold(model);
         let sent = self.clients.send(self.now, model, client, cold, &mut self.agenda, &mut self.watch.meter);
         match sent {
-            None => self.bad += 1,
+            None => {}
             Some(id) if self.setup.network.control > Duration::ZERO => {
                 self.agenda.add(self.now + self.setup.network.control, Due::Submit(id));
             }
@@ -316,7 +318,6 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
         self.watch.see(&Observation::Ordered(&order))?;
         match order {
             Command::Finish { request, outcome } => {
-                self.bad += u64::from(matches!(outcome, Outcome::Late | Outcome::Failed | Outcome::Rejected(_)));
                 self.clients.finish(self.now, request, outcome, &mut self.agenda, &mut self.watch.meter)
             }
             order => self.plant.order(order, self.now, &mut self.agenda, &mut self.watch),

@@ -45,6 +45,9 @@ pub fn world(models: Vec<Model>, devices: u32, pages: u32, seconds: u64) -> Setu
         series_step: None,
         max_requests: 1 << 16,
         give_up_after_bad: None,
+        checked: true,
+        trace_batches: 0,
+        elastic: None,
         seed: 1,
     }
 }

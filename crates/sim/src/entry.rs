@@ -1,0 +1,278 @@
+//! One point of a sweep: its world, its workload, and what each policy comes to in it, by a search or by plain runs.
+
+use crate::experiment::{Experiment, Search};
+use crate::search::{self, Effort, Goal, Seen};
+use crate::setup::Setup;
+use crate::sweep::Point;
+use crate::traffic::Workload;
+use crate::variant::Variant;
+use crate::world::{self, Run};
+use crate::{Error, models, resolve, summary};
+use base::Duration;
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+
+/// A short run of a search sees about so many requests,
+const GLANCE_REQUESTS: f64 = 20_000.0;
+/// and lasts at least so many objectives, and a second.
+const GLANCE_OBJECTIVES: f64 = 20.0;
+/// The next longer run of a search is this part of all runs at full effort.
+const LOOK_PART: f64 = 1.0 / 12.0;
+/// A rung of the ladder must be cheaper than the last by this factor to be worth it.
+const WORTH_IT: f64 = 3.0;
+/// More bad requests than `max_bad` of what is expected, by this factor and this many, end a run: it can't pass any more.
+const HOPELESS: (f64, f64) = (1.03, 20.0);
+/// More devices than this are a mistake, or the rate can't be carried.
+const MAX_DEVICES: u32 = 100_000;
+
+/// One point of the sweep, ready to run.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    experiment: Experiment,
+    workload: Workload,
+    folder: PathBuf,
+    /// The policies with their settings at this point.
+    pub(crate) variants: Vec<Variant>,
+    /// The values of the sweep's keys.
+    pub(crate) values: Map<String, Value>,
+    /// Everything that results depend on, but for the policy and the sources.
+    pub(crate) identity: String,
+}
+
+impl Entry {
+    pub(crate) fn new(point: Point, path: &Path, folder: &Path) -> Result<Self, Error> {
+        let parse = |source| Error::Parse { path: path.to_owned(), source: Box::new(source) };
+        let identity = identity(&point.file, folder);
+        let scheduler = point.file.get("scheduler").cloned();
+        let mut experiment: Experiment = point.file.try_into().map_err(parse)?;
+        let variant = |label: &String| Variant::new(label, &experiment, scheduler.as_ref());
+        let variants = experiment.run.policies.iter().map(variant).collect::<Result<Vec<_>, _>>()?;
+        models::expand(&mut experiment, folder)?;
+        let workload = Workload::new(&experiment, folder)?;
+        for variant in &variants {
+            resolve::setup(&experiment, folder, variant, 0)?;
+        }
+        check_rate(&experiment, &workload)?;
+        let values = point.values.into_iter().map(|(key, value)| (key, shown(&value))).collect();
+        Ok(Self { experiment, workload, folder: folder.to_owned(), variants, values, identity })
+    }
+
+    pub(crate) fn seconds(&self) -> f64 {
+        self.experiment.run.seconds
+    }
+
+    pub(crate) fn seeds(&self) -> usize {
+        self.experiment.run.seeds.len()
+    }
+
+    /// The figures of one policy, the mean over the seeds.
+    pub(crate) fn run(&self, variant: &Variant) -> Result<Value, Error> {
+        let setup = resolve::setup(&self.experiment, &self.folder, variant, 0)?;
+        let (runs, devices) = match self.experiment.run.search {
+            None => (self.plain(setup.clone(), variant)?, Some(setup.devices)),
+            Some(Search::Goodput) => (self.search_rate(setup.clone(), variant)?, Some(setup.devices)),
+            Some(Search::Devices) => self.search_devices(setup.clone(), variant)?,
+        };
+        let each: Vec<Value> = runs.iter().map(|run| summary::of_run(run, &setup.groups)).collect();
+        let mut figures = summary::mean(&each);
+        if let Value::Object(figures) = &mut figures {
+            figures.insert("bad".into(), json!(pooled(&runs).0));
+            figures.insert("devices".into(), json!(devices));
+            if let Some(trace) = runs.first().and_then(summary::trace) {
+                figures.insert("trace".into(), trace);
+            }
+        }
+        Ok(figures)
+    }
+
+    /// Every seed at the file's rate.
+    fn plain(&self, mut setup: Setup, variant: &Variant) -> Result<Vec<Run>, Error> {
+        let rate = self.workload.rate.or(self.workload.recorded_rate()).unwrap_or(0.0);
+        let mut run = |&seed: &u64| {
+            setup.seed = seed;
+            self.once(&setup, variant, rate)
+        };
+        self.experiment.run.seeds.iter().map(&mut run).collect()
+    }
+
+    fn once(&self, setup: &Setup, variant: &Variant, rate: f64) -> Result<Run, Error> {
+        world::run(setup, self.workload.traffic(rate, setup.seed)).map_err(|violation| Error::Violation {
+            policy: variant.label.clone(),
+            seed: setup.seed,
+            violation,
+        })
+    }
+
+    /// The runs at the highest rate with at most `max_bad`.
+    fn search_rate(&self, mut setup: Setup, variant: &Variant) -> Result<Vec<Run>, Error> {
+        let run = &self.experiment.run;
+        // Above this even perfect batches leave more than `max_bad` behind; 5 % for the luck of a short run.
+        let ceiling = self.workload.capacity(&setup) / (1.0 - run.max_bad).max(0.01) * 1.05;
+        let goal = Goal { max_bad: run.max_bad, tolerance: run.tolerance, ceiling };
+        let mut best: Option<(f64, Vec<Run>)> = None;
+        search::highest_rate(goal, &self.ladder(&setup, ceiling), |effort, rate| {
+            let (seen, runs) = self.attempt(&mut setup, variant, rate, effort)?;
+            if effort == Effort::Full && seen.passes && best.as_ref().is_none_or(|(so_far, _)| rate > *so_far) {
+                best = Some((rate, runs));
+            }
+            Ok(seen)
+        })?;
+        match best {
+            Some((_, runs)) => Ok(runs),
+            // Even a trickle goes bad: the figures of a run in which nothing was asked.
+            None => Ok(vec![self.once(&setup, variant, 0.0)?]),
+        }
+    }
+
+    /// The runs with the fewest devices that carry the rate, and how many those are.
+    fn search_devices(&self, mut setup: Setup, variant: &Variant) -> Result<(Vec<Run>, Option<u32>), Error> {
+        let rate = self.workload.rate.unwrap_or(0.0);
+        let each = self.workload.capacity(&setup) / f64::from(setup.devices);
+        // With fewer, even perfect batches leave too much behind.
+        let least = (rate * (1.0 - self.experiment.run.max_bad) / each).ceil().max(1.0);
+        let most = ((least * 100.0) as u32).min(MAX_DEVICES);
+        let mut best: Option<(u32, Vec<Run>)> = None;
+        search::fewest_devices((least * 1.1) as u32, most, |effort, devices| {
+            setup.devices = devices;
+            let (seen, runs) = self.attempt(&mut setup, variant, rate, effort)?;
+            if effort == Effort::Full && seen.passes && best.as_ref().is_none_or(|(so_far, _)| devices < *so_far) {
+                best = Some((devices, runs));
+            }
+            Ok(seen)
+        })?;
+        match best {
+            Some((devices, runs)) => Ok((runs, Some(devices))),
+            None => Ok((vec![self.once(&setup, variant, 0.0)?], None)),
+        }
+    }
+
+    /// The rungs that are much cheaper than those after them, where rates are at most `rate`.
+    fn ladder(&self, setup: &Setup, rate: f64) -> Vec<Effort> {
+        let cost = |effort| {
+            let (seconds, seeds) = self.span(setup, rate, effort);
+            seconds * seeds as f64
+        };
+        let mut ladder = vec![Effort::Full];
+        for effort in [Effort::Look, Effort::Glance] {
+            if cost(effort) * WORTH_IT <= cost(ladder[0]) {
+                ladder.insert(0, effort);
+            }
+        }
+        ladder
+    }
+
+    /// How many seconds are measured after the warm-up, and how many seeds.
+    fn span(&self, setup: &Setup, rate: f64, effort: Effort) -> (f64, usize) {
+        let run = &self.experiment.run;
+        let (whole, seeds) = (run.seconds - run.warmup_seconds, run.seeds.len());
+        let longest = setup.models.iter().filter_map(|model| model.slo).max().unwrap_or_default().as_secs_f64();
+        let glance = (GLANCE_REQUESTS / rate.max(1e-9)).max(GLANCE_OBJECTIVES * longest).max(1.0).min(whole);
+        match effort {
+            Effort::Glance => (glance, 1),
+            Effort::Look => ((whole * seeds as f64 * LOOK_PART).max(4.0 * glance).min(whole), 1),
+            Effort::Full => (whole, seeds),
+        }
+    }
+
+    /// Runs at one rate until it is clear that it can't pass, or to the end.
+    fn attempt(
+        &self,
+        setup: &mut Setup,
+        variant: &Variant,
+        rate: f64,
+        effort: Effort,
+    ) -> Result<(Seen, Vec<Run>), Error> {
+        let run = &self.experiment.run;
+        let (seconds, seeds) = self.span(setup, rate, effort);
+        setup.horizon = Duration::from_secs_f64(run.warmup_seconds + seconds);
+        let allowed = (run.max_bad * rate * seconds * seeds as f64 * HOPELESS.0 + HOPELESS.1) as u64;
+        let mut runs: Vec<Run> = Vec::new();
+        for (index, &seed) in run.seeds[..seeds].iter().enumerate() {
+            setup.seed = seed;
+            setup.checked = effort == Effort::Full && index == 0;
+            let so_far: u64 = runs.iter().map(|run| run.meter.total().bad()).sum();
+            setup.give_up_after_bad = Some(allowed.saturating_sub(so_far));
+            runs.push(self.once(setup, variant, rate)?);
+            if runs[index].gave_up {
+                break;
+            }
+        }
+        let (bad, gave_up) = pooled(&runs);
+        Ok((Seen { bad, passes: !gave_up && bad <= run.max_bad }, runs))
+    }
+}
+
+/// The part of bad requests over all runs together, and whether one was given up.
+fn pooled(runs: &[Run]) -> (f64, bool) {
+    let (mut bad, mut all) = (0, 0);
+    for run in runs {
+        let total = run.meter.total();
+        bad += total.bad();
+        all += total.bad() + total.good;
+    }
+    (crate::meter::ratio(bad as f64, all as f64), runs.iter().any(|run| run.gave_up))
+}
+
+fn check_rate(experiment: &Experiment, workload: &Workload) -> Result<(), Error> {
+    let has_rate = workload.rate.or(workload.recorded_rate()).is_some();
+    match experiment.run.search {
+        None if workload.has_rate() && !has_rate => {
+            Err(Error::value("there is no rate: give workload.rate_rps, or run.search = \"goodput\""))
+        }
+        Some(_) if !workload.has_rate() => {
+            let message = "run.search has no rate to vary: every model has a rate or clients of its own";
+            Err(Error::value(message))
+        }
+        Some(Search::Devices) if workload.rate.is_none() => {
+            Err(Error::value("run.search = \"devices\" needs the rate to carry: give workload.rate_rps"))
+        }
+        Some(_) if experiment.elastic.is_some() => {
+            Err(Error::value("a search needs a fixed cluster: leave out [elastic] or run.search"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A value of the sweep as it is shown: a table by its name.
+fn shown(value: &toml::Value) -> Value {
+    match value.get("name") {
+        Some(name) => json!(name),
+        None => json!(value),
+    }
+}
+
+/// The world as text: the file without what is only shown, and the contents of the files that it names.
+fn identity(file: &toml::Table, folder: &Path) -> String {
+    let mut world = file.clone();
+    for shown in ["about", "plot", "claim", "compare", "policy"] {
+        world.remove(shown);
+    }
+    if let Some(toml::Value::Table(run)) = world.get_mut("run") {
+        for other in ["policies", "only", "sample", "kept"] {
+            run.remove(other);
+        }
+    }
+    let mut text = world.to_string();
+    let mut paths = Vec::new();
+    named_files(&toml::Value::Table(world), &mut paths);
+    for path in paths {
+        let hash = blake3::hash(&std::fs::read(folder.join(&path)).unwrap_or_default());
+        text.push_str(&format!("\n{path} {hash}"));
+    }
+    text
+}
+
+fn named_files(value: &toml::Value, paths: &mut Vec<String>) {
+    match value {
+        toml::Value::Table(table) => {
+            for (key, value) in table {
+                match value {
+                    toml::Value::String(path) if key == "file" || key == "table" => paths.push(path.clone()),
+                    value => named_files(value, paths),
+                }
+            }
+        }
+        toml::Value::Array(values) => values.iter().for_each(|value| named_files(value, paths)),
+        _ => {}
+    }
+}

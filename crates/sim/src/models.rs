@@ -1,0 +1,145 @@
+//! From `[[model]]` entries as written to one entry for each kind of model: tables are read, objectives worked out.
+
+use crate::experiment::{Experiment, LatencyConfig, ModelConfig};
+use crate::{Error, resolve, tables};
+use std::path::Path;
+
+/// Replaces every entry with a `table` by one for each row, gives every entry its objective in milliseconds, and works
+/// out how many devices there are.
+pub(crate) fn expand(experiment: &mut Experiment, folder: &Path) -> Result<(), Error> {
+    experiment.groups = experiment.models.iter().map(|model| model.name.clone()).collect();
+    let mut expanded = Vec::with_capacity(experiment.models.len());
+    for (group, mut config) in std::mem::take(&mut experiment.models).into_iter().enumerate() {
+        config.group = group;
+        match config.table.take() {
+            Some(table) => expanded.extend(rows(&config, &folder.join(table))?),
+            None if has_filters(&config) => {
+                let message = format!("model {:?} has filters of a table, but no table", config.name);
+                return Err(Error::Value(message));
+            }
+            None => expanded.push(config),
+        }
+    }
+    for config in &mut expanded {
+        config.slo_ms = objective(config, folder)?;
+    }
+    experiment.models = expanded;
+    if let Some(per_model) = experiment.devices.per_model {
+        let models: u32 = experiment.models.iter().map(|model| model.count).sum();
+        let count = (resolve::positive("devices.per_model", per_model)? * f64::from(models)).round();
+        experiment.devices.count = (count as u32).max(1);
+    }
+    Ok(())
+}
+
+fn has_filters(config: &ModelConfig) -> bool {
+    config.table_rows.is_some() || config.min_beta_over_alpha.is_some() || config.max_beta_over_alpha.is_some()
+}
+
+/// One entry for each row that the filters leave.
+fn rows(config: &ModelConfig, path: &Path) -> Result<Vec<ModelConfig>, Error> {
+    let name = &config.name;
+    if config.latency.is_given() {
+        return Err(Error::value(format!("model {name:?} must have latency or table, not both")));
+    }
+    if config.rate_rps.is_some() || config.rate_steps.is_some() {
+        return Err(Error::value(format!("model {name:?} is a table: its models share the workload's rate")));
+    }
+    let all = tables::lines(path)?;
+    if let Some(missing) = config.table_rows.iter().flatten().find(|row| all.iter().all(|line| line.model != **row)) {
+        return Err(Error::value(format!("{} has no model {missing:?} (table_rows of {name:?})", path.display())));
+    }
+    let wanted = |row: &tables::LineRow| {
+        let ratio = row.beta_ms / row.alpha_ms;
+        config.table_rows.as_ref().is_none_or(|rows| rows.contains(&row.model))
+            && config.min_beta_over_alpha.is_none_or(|least| ratio > least)
+            && config.max_beta_over_alpha.is_none_or(|most| ratio < most)
+    };
+    let entry = |row: tables::LineRow| {
+        let own = config.slo_ms.or(config.slo_of_l4).or(config.slo_of_l8).is_some();
+        ModelConfig {
+            latency: LatencyConfig { alpha_ms: Some(row.alpha_ms), beta_ms: Some(row.beta_ms), ..Default::default() },
+            slo_ms: if own { config.slo_ms } else { Some(row.slo_ms) },
+            ..config.clone()
+        }
+    };
+    let rows: Vec<ModelConfig> = all.into_iter().filter(wanted).map(entry).collect();
+    if rows.is_empty() {
+        return Err(Error::value(format!("the filters of model {name:?} leave no row of {}", path.display())));
+    }
+    Ok(rows)
+}
+
+/// The objective in milliseconds, however it is written.
+fn objective(config: &ModelConfig, folder: &Path) -> Result<Option<f64>, Error> {
+    let name = &config.name;
+    let (times, batch) = match (config.slo_ms, config.slo_of_l4, config.slo_of_l8) {
+        (slo, None, None) => return Ok(slo),
+        (None, Some(times), None) => (times, 4),
+        (None, None, Some(times)) => (times, 8),
+        _ => {
+            let message = format!("model {name:?} must have one of slo_ms, slo_of_l4 and slo_of_l8");
+            return Err(Error::Value(message));
+        }
+    };
+    resolve::positive(&format!("slo_of_l{batch} of model {name:?}"), times)?;
+    // Without an objective the table holds all sizes.
+    let whole = ModelConfig { slo_ms: None, batch_sizes: None, ..config.clone() };
+    let sizes = resolve::latency_table(&whole, folder)?;
+    let takes = sizes.iter().find(|(size, _)| *size == batch).map(|(_, takes)| takes);
+    match takes {
+        Some(takes) => Ok(Some(times * takes)),
+        None => Err(Error::value(format!("slo_of_l{batch} of model {name:?}: its latency has no batch of {batch}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "model,alpha_ms,beta_ms,slo_ms\nstrong,1,10,30\nmiddle,2,5,25\nweak,4,1,40\n";
+
+    fn expanded(models: &str) -> Result<Experiment, String> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("t.csv"), TABLE).unwrap();
+        let text = format!("{models}\n[devices]\nper_model = 0.5\n[run]\npolicies = [\"clockwork\"]\nseconds = 1\n");
+        let mut experiment: Experiment = toml::from_str(&text).unwrap();
+        expand(&mut experiment, folder.path()).map_err(|error| error.to_string())?;
+        Ok(experiment)
+    }
+
+    #[test]
+    fn a_table_is_one_model_for_each_row() {
+        let experiment = expanded("[[model]]\nname = \"zoo\"\ntable = \"t.csv\"\ncount = 3").unwrap();
+        let slos: Vec<_> = experiment.models.iter().map(|model| (model.group, model.slo_ms)).collect();
+        assert_eq!(slos, [(0, Some(30.0)), (0, Some(25.0)), (0, Some(40.0))]);
+        assert_eq!((experiment.devices.count, experiment.groups), (5, vec!["zoo".to_owned()]), "4.5 is rounded");
+    }
+
+    #[test]
+    fn filters_leave_some_rows() {
+        let alphas = |filter: &str| -> Result<Vec<f64>, String> {
+            let experiment = expanded(&format!("[[model]]\nname = \"zoo\"\ntable = \"t.csv\"\n{filter}"))?;
+            Ok(experiment.models.iter().filter_map(|model| model.latency.alpha_ms).collect())
+        };
+        assert_eq!(alphas("min_beta_over_alpha = 2"), Ok(vec![1.0, 2.0]));
+        assert_eq!(alphas("max_beta_over_alpha = 2"), Ok(vec![4.0]));
+        assert_eq!(alphas("table_rows = [\"weak\", \"strong\"]"), Ok(vec![1.0, 4.0]));
+        assert!(alphas("table_rows = [\"none\"]").unwrap_err().contains("has no model \"none\""));
+        assert!(alphas("min_beta_over_alpha = 50").unwrap_err().contains("leave no row"));
+    }
+
+    #[test]
+    fn objectives_can_be_multiples_of_a_batch() {
+        let slo = |keys: &str| {
+            let latency = "latency = { alpha_ms = 2, beta_ms = 10 }";
+            expanded(&format!("[[model]]\nname = \"a\"\n{latency}\n{keys}")).map(|it| it.models[0].slo_ms)
+        };
+        assert_eq!(slo("slo_of_l4 = 1.5"), Ok(Some(27.0)));
+        assert_eq!(slo("slo_of_l8 = 2"), Ok(Some(52.0)));
+        assert_eq!(slo(""), Ok(None));
+        assert!(slo("slo_of_l4 = 2\nslo_ms = 5").unwrap_err().contains("must have one of slo_ms"));
+        let table = "[[model]]\nname = \"zoo\"\ntable = \"t.csv\"\nslo_of_l4 = 2";
+        assert_eq!(expanded(table).unwrap().models[0].slo_ms, Some(28.0));
+    }
+}
