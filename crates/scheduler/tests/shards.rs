@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
 
 use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp};
-use expect_test::{Expect, expect};
+use expect_test::expect;
 use scheduler::shards::{
     ActionNumbers, Delay, Desk, Gathering, Grant, Mailboxes, News, Ranker, ShardConfig, Sharded, ShardedConfig,
 };
@@ -204,7 +204,7 @@ fn drive(machine: &mut dyn Machine, executors: u32, arrivals: &[Arrival]) -> Str
                     };
                     let (device, model, count) = (batch.device, batch.model, batch.requests.len());
                     let at = ms(started_at);
-                    writeln!(log, "{at:>6} {device} {model} {count:>2}: {names}").unwrap();
+                    writeln!(log, "{at:<6}{device} {model} {count:>2}: {names}").unwrap();
                     agenda.push(Reverse((*busy, Due::Ended { action: batch.action, started_at })));
                 }
                 Command::Load(_) | Command::Unload(_) => panic!("{command:?} after the start"),
@@ -214,7 +214,7 @@ fn drive(machine: &mut dyn Machine, executors: u32, arrivals: &[Arrival]) -> Str
                         Outcome::Rejected(_) => "refused".to_owned(),
                         other => format!("{other:?}").to_lowercase(),
                     };
-                    writeln!(log, "{:>6} R{} {name}", ms(now), request.slot).unwrap();
+                    writeln!(log, "{:<6}R{} {name}", ms(now), request.slot).unwrap();
                 }
             }
         }
@@ -246,10 +246,6 @@ fn sharded(shards: u32, shard: ShardConfig, executors: u32, models: &[ModelSpec]
     machine
 }
 
-fn check(actual: &str, expect: &Expect) {
-    expect.assert_eq(actual);
-}
-
 /// Section 3.3: l(b) = b + 5, an objective of 12, three executors, a request every 0.75, of which three are missing.
 #[test]
 fn three_missing_requests_and_the_staggered_pattern_is_regained() {
@@ -266,26 +262,24 @@ fn three_missing_requests_and_the_staggered_pattern_is_regained() {
         })
         .collect();
     let log = drive(&mut machine, 3, &arrivals);
-    check(
-        &log,
-        &expect![[r#"
-              2.25 d0 m0  4: R1 to R4
-              5.25 d1 m0  4: R5 to R8
-              8.25 d2 m0  4: R9 to R12
-              13.5 d0 m0  4: R16 to R19
-              16.5 d1 m0  4: R20 to R23
-              19.5 d2 m0  4: R24 to R27
-              22.5 d0 m0  4: R28 to R31
-              25.5 d1 m0  4: R32 to R35
-              28.5 d2 m0  4: R36 to R39
-              31.5 d0 m0  4: R40 to R43
-              34.5 d1 m0  4: R44 to R47
-              37.5 d2 m0  4: R48 to R51
-              40.5 d0 m0  4: R52 to R55
-              43.5 d1 m0  4: R56 to R59
-             49.25 d2 m0  1: R60
-        "#]],
-    );
+    let expected = expect![[r#"
+        2.25  d0 m0  4: R1 to R4
+        5.25  d1 m0  4: R5 to R8
+        8.25  d2 m0  4: R9 to R12
+        13.5  d0 m0  4: R16 to R19
+        16.5  d1 m0  4: R20 to R23
+        19.5  d2 m0  4: R24 to R27
+        22.5  d0 m0  4: R28 to R31
+        25.5  d1 m0  4: R32 to R35
+        28.5  d2 m0  4: R36 to R39
+        31.5  d0 m0  4: R40 to R43
+        34.5  d1 m0  4: R44 to R47
+        37.5  d2 m0  4: R48 to R51
+        40.5  d0 m0  4: R52 to R55
+        43.5  d1 m0  4: R56 to R59
+        49.25 d2 m0  1: R60
+    "#]];
+    expected.assert_eq(&log);
 }
 
 /// Repeatable arrivals of every kind: bursts, two lengths of objectives, clients that go away.

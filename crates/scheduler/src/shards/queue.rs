@@ -33,6 +33,10 @@ pub(super) struct ModelQueue {
     members: usize,
     /// And their rows.
     rows: u32,
+    /// Since when there is a batch.
+    since: Timestamp,
+    /// How long it waits for company at most.
+    patience: Duration,
     /// The batch as the ranker sees it.
     pub candidate: Option<Candidate>,
     /// What the ranker was told last.
@@ -50,7 +54,8 @@ pub(super) struct ModelQueue {
 }
 
 impl ModelQueue {
-    pub fn new(model: ModelId, table: LatencyTable) -> Self {
+    pub fn new(model: ModelId, table: LatencyTable, patience: u64) -> Self {
+        let patience = table.of(table.max_rows()) * patience;
         Self {
             model,
             table,
@@ -58,6 +63,8 @@ impl ModelQueue {
             with_more_rows: 0,
             members: 0,
             rows: 0,
+            since: Timestamp::ZERO,
+            patience,
             candidate: None,
             announced: None,
             grants_seen: 0,
@@ -110,6 +117,9 @@ impl ModelQueue {
         if now + delay.of(rows) + self.table.of(rows) > first_at {
             return Change::None;
         }
+        if self.members == 0 {
+            self.since = now;
+        }
         self.members += 1;
         self.rows = rows;
         self.make_candidate();
@@ -125,7 +135,7 @@ impl ModelQueue {
         let before = |rows| first.deadline_at - self.table.of(rows);
         self.candidate = Some(Candidate {
             size: self.rows,
-            exec_at: before(self.rows + 1),
+            exec_at: before(self.rows + 1).min(self.since + self.patience),
             latest: before(first.rows),
             rank: before(self.rows),
         });
@@ -154,6 +164,9 @@ impl ModelQueue {
                 Gathering::TargetSize => self.members + 1 < self.ring.len() && self.rows < self.target,
             };
             if !hopeless && !pinned {
+                if self.candidate.is_none() {
+                    self.since = now;
+                }
                 return self.make_candidate();
             }
             self.ring.pop_front();

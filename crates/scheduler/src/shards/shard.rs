@@ -12,10 +12,11 @@ use base::{DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
 pub enum Gathering {
     /// From the head of the queue, as many as can be done by the head's deadline; the head is given up when it can't be met
     /// any more (Symphony, section 3.2).
-    #[default]
     HeadFirst,
     /// The same, but the head is given up as soon as it keeps a batch below the size that the observed rate asks for, if
-    /// others would make it larger (Nexus' sliding window).
+    /// others would make it larger (Nexus' sliding window). Once executors are short, the other rule runs ever smaller
+    /// batches and so makes them shorter still; this one loses a few requests and keeps its pace.
+    #[default]
     TargetSize,
 }
 
@@ -29,6 +30,9 @@ pub struct ShardConfig {
     /// How long before a batch may be ordered the ranker hears of it. Zero suffices: until then the batch grows with each
     /// request, and nobody needs to know. With more, a shard that is busy at that moment isn't missed.
     pub announce_ahead: Duration,
+    /// A batch waits for company at most so many times as long as the model's largest batch takes. With deadlines that are
+    /// farther away than that, waiting for the last moment would leave everybody's work to the same moment.
+    pub patience: u64,
     /// How many requests may be queued for one model (P9).
     pub max_queued_per_model: usize,
 }
@@ -37,8 +41,9 @@ impl Default for ShardConfig {
     fn default() -> Self {
         Self {
             delay: Delay::default(),
-            gathering: Gathering::HeadFirst,
+            gathering: Gathering::TargetSize,
             announce_ahead: Duration::ZERO,
+            patience: 4,
             max_queued_per_model: 1 << 20,
         }
     }
@@ -147,7 +152,7 @@ impl Shard {
             self.timers.reserve(place + 1);
         }
         assert!(self.models[place].is_none(), "{model} was added twice");
-        let mut queue = ModelQueue::new(model, table);
+        let mut queue = ModelQueue::new(model, table, self.config.patience);
         queue.active = false;
         self.models[place] = Some(queue);
     }
