@@ -1,1 +1,255 @@
-fn main() {}
+//! Symphony's experiment A.2: 800 models, 20 parts, 10 seconds. The imbalance factor of random assignments, of the greedy one,
+//! of the solver alone, and of all stages; then the same after rates have changed, with a bounded cost of change.
+//!
+//! `cargo run --release -p planner --example placement -- [SEEDS] [SECONDS]`
+
+use planner::placement::{Effort, Ending, Model, Placement, Problem, Stage, place};
+use rand_pcg::Pcg64;
+use rand_pcg::rand_core::{RngCore, SeedableRng};
+use std::time::{Duration, Instant};
+
+/// The models of the paper's tables 3 and 4, with the parameters (in millions) that their authors publish: weights take four
+/// bytes for each. The paper doesn't say how large its variants are; here each has 0.6 to 1.4 times the weights, and needs 64
+/// MiB and half of its weights more while it runs.
+const ZOO: [(&str, f64); 37] = [
+    ("BERT", 110.0),
+    ("DenseNet121", 8.1),
+    ("DenseNet169", 14.3),
+    ("DenseNet201", 20.2),
+    ("EfficientNetB0", 5.3),
+    ("EfficientNetB1", 7.9),
+    ("EfficientNetB2", 9.2),
+    ("EfficientNetB3", 12.3),
+    ("EfficientNetB4", 19.5),
+    ("EfficientNetB5", 30.6),
+    ("EfficientNetB6", 43.3),
+    ("EfficientNetB7", 66.7),
+    ("EfficientNetV2B0", 7.2),
+    ("EfficientNetV2B1", 8.2),
+    ("EfficientNetV2B2", 10.2),
+    ("EfficientNetV2B3", 14.5),
+    ("EfficientNetV2L", 119.0),
+    ("EfficientNetV2M", 54.4),
+    ("EfficientNetV2S", 21.6),
+    ("InceptionResNetV2", 55.9),
+    ("InceptionV3", 23.9),
+    ("MobileNet", 4.3),
+    ("MobileNetV2", 3.5),
+    ("MobileNetV3Large", 5.4),
+    ("MobileNetV3Small", 2.9),
+    ("NASNetLarge", 88.9),
+    ("NASNetMobile", 5.3),
+    ("ResNet101", 44.7),
+    ("ResNet101V2", 44.7),
+    ("ResNet152", 60.4),
+    ("ResNet152V2", 60.4),
+    ("ResNet50", 25.6),
+    ("ResNet50V2", 25.6),
+    ("SSDMobilenet", 6.8),
+    ("VGG16", 138.4),
+    ("VGG19", 143.7),
+    ("Xception", 22.9),
+];
+
+const MODELS: usize = 800;
+const PARTS: usize = 20;
+const MEAN_RATE_RPS: f64 = 100.0;
+
+struct Dice(Pcg64);
+
+impl Dice {
+    fn unit(&mut self) -> f64 {
+        (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        ((self.unit() * bound as f64) as usize).min(bound - 1)
+    }
+
+    fn exponential(&mut self) -> f64 {
+        -(1.0 - self.unit()).ln()
+    }
+}
+
+/// Bounds that random assignments keep, too: else the baseline would have nothing to show.
+fn problem(dice: &mut Dice) -> Problem {
+    let model = |number: usize| {
+        let (name, parameters) = ZOO[dice.below(ZOO.len())];
+        let bytes = parameters * 4e6 * (0.6 + 0.8 * dice.unit());
+        Model {
+            name: format!("{name}-{number}"),
+            rate_rps: MEAN_RATE_RPS * dice.exponential(),
+            static_bytes: bytes as u64,
+            dynamic_bytes: (bytes / 2.0) as u64 + (64 << 20),
+            previous: None,
+            change_cost: bytes / 1e6,
+        }
+    };
+    let models: Vec<Model> = (0..MODELS).map(model).collect();
+    let rate: f64 = models.iter().map(|model| model.rate_rps).sum();
+    let bytes: u64 = models.iter().map(|model| model.static_bytes).sum();
+    Problem {
+        models,
+        parts: PARTS,
+        max_rate_rps: Some(2.0 * rate / PARTS as f64),
+        max_bytes: Some(2 * bytes / PARTS as u64),
+        ..Problem::default()
+    }
+}
+
+/// What is compared.
+#[derive(Clone, Copy)]
+struct Seen {
+    rate: f64,
+    memory: f64,
+    cost: f64,
+}
+
+/// An assignment's imbalance factors and cost, if it keeps the bounds, and its objective.
+fn judge(problem: &Problem, part_of: &[usize]) -> Option<(f64, Seen)> {
+    let mut parts = vec![(0.0, 0_u64, 0_u64); problem.parts];
+    let mut cost = 0.0;
+    for (model, &part) in problem.models.iter().zip(part_of) {
+        parts[part].0 += model.rate_rps;
+        parts[part].1 += model.static_bytes;
+        parts[part].2 = parts[part].2.max(model.dynamic_bytes);
+        cost += match model.previous {
+            Some(previous) if previous == part => 0.0,
+            Some(_) => 2.0 * model.change_cost,
+            None => model.change_cost,
+        };
+    }
+    let holds = parts.iter().all(|&(rate, bytes, dynamic)| {
+        problem.max_rate_rps.is_none_or(|most| rate <= most)
+            && problem.max_bytes.is_none_or(|most| bytes + dynamic <= most)
+    }) && problem.max_change_cost.is_none_or(|most| cost <= most);
+    let spread = |of: &dyn Fn(&(f64, u64, u64)) -> f64| {
+        let average = parts.iter().map(of).sum::<f64>() / parts.len() as f64;
+        let highest = parts.iter().map(of).fold(f64::MIN, f64::max);
+        let lowest = parts.iter().map(of).fold(f64::MAX, f64::min);
+        ((highest - average).max(average - lowest) / average, (highest - lowest) / average)
+    };
+    let (rate_off, rate) = spread(&|part| part.0);
+    let (memory_off, memory) = spread(&|part| part.1 as f64);
+    holds.then_some((rate_off + problem.memory_weight * memory_off, Seen { rate, memory, cost }))
+}
+
+/// The paper's baseline: random assignments until the time is over; the best that keeps the bounds counts. Where models are
+/// somewhere, random ones move, as many as the bound on changes allows.
+fn random(problem: &Problem, dice: &mut Dice, time: Duration) -> (Option<Seen>, u64) {
+    let began = Instant::now();
+    let mut best: Option<(f64, Seen)> = None;
+    let mut tried = 0;
+    while began.elapsed() < time {
+        let mut left = problem.max_change_cost.unwrap_or(f64::INFINITY);
+        let mut part_of: Vec<usize> =
+            problem.models.iter().map(|model| model.previous.unwrap_or_else(|| dice.below(problem.parts))).collect();
+        if problem.max_change_cost.is_some() {
+            loop {
+                let model = dice.below(part_of.len());
+                left -= 2.0 * problem.models[model].change_cost;
+                if left < 0.0 {
+                    break;
+                }
+                part_of[model] = dice.below(problem.parts);
+            }
+        }
+        if let Some((objective, seen)) = judge(problem, &part_of)
+            && best.is_none_or(|(least, _)| objective < least)
+        {
+            best = Some((objective, seen));
+        }
+        tried += 1;
+    }
+    (best.map(|(_, seen)| seen), tried)
+}
+
+fn seen(problem: &Problem, placement: &Placement) -> Option<Seen> {
+    judge(problem, &placement.part_of).map(|(_, seen)| seen)
+}
+
+fn show(name: &str, seen: Option<Seen>, note: &str) {
+    match seen {
+        Some(Seen { rate, memory, cost }) => {
+            println!("| {name} | {rate:.6} | {memory:.6} | {cost:.0} | {note} |");
+        }
+        None => println!("| {name} | - | - | - | {note} |"),
+    }
+}
+
+fn solve(problem: &Problem, effort: &Effort) -> Result<Placement, String> {
+    place(problem, effort, &mut |_| {}).map_err(|error| error.to_string())
+}
+
+/// The objective after each stage, and how the solver ended.
+fn stages(placement: &Placement) -> String {
+    let stage = |report: &planner::placement::StageReport| {
+        let reached = report.score.map_or("nothing".to_owned(), |score| format!("{:.6}", score.objective));
+        format!("{} {reached} in {:.2} s", report.stage.name(), report.took.as_secs_f64())
+    };
+    let all: Vec<String> = placement.stages.iter().map(stage).collect();
+    let ending = match placement.ending {
+        Ending::Optimal => "optimal",
+        Ending::TimeLimit => "time limit",
+        Ending::Nothing => "no assignment",
+    };
+    format!("{}; solver: {ending}; from {}", all.join(", "), placement.from.name())
+}
+
+/// Random, greedy, the solver alone, all stages.
+fn compare(problem: &Problem, dice: &mut Dice, time: Duration) -> Result<Placement, String> {
+    let (baseline, tried) = random(problem, dice, time);
+    show("random", baseline, &format!("{tried} tried"));
+    let hasty = solve(problem, &Effort { time_limit: Duration::ZERO, ..Effort::default() })?;
+    show("greedy and exchanges", seen(problem, &hasty), &stages(&hasty));
+    let alone = solve(problem, &Effort { time_limit: time, start: false, polish: false })?;
+    let own = alone.stages.iter().find(|report| report.stage == Stage::Solver).and_then(|report| report.score);
+    match own {
+        // The placement is the best of all stages; what the solver itself found is in its stage.
+        Some(score) => println!(
+            "| solver alone | deviation {:.6} | deviation {:.6} | {:.0} | {} |",
+            score.rate_deviation,
+            score.memory_deviation,
+            score.change_cost,
+            stages(&alone)
+        ),
+        None => show("solver alone", None, &stages(&alone)),
+    }
+    let all = solve(problem, &Effort { time_limit: time, ..Effort::default() })?;
+    show("all stages", seen(problem, &all), &stages(&all));
+    Ok(all)
+}
+
+fn main() -> Result<(), String> {
+    let mut arguments = std::env::args().skip(1);
+    let mut number = |default: u64| arguments.next().map_or(Ok(default), |text| text.parse());
+    let seeds = number(5).map_err(|error| format!("SEEDS: {error}"))?;
+    let seconds = number(10).map_err(|error| format!("SECONDS: {error}"))?;
+    let time = Duration::from_secs(seconds);
+    for seed in 1..=seeds {
+        let mut dice = Dice(Pcg64::seed_from_u64(seed));
+        let mut problem = problem(&mut dice);
+        println!("\nseed {seed}: {MODELS} models, {PARTS} parts, {seconds} s\n");
+        println!(
+            "| how | rate: (max - min) / avg | memory: (max - min) / avg | cost of changes | |\n|---|---|---|---|---|"
+        );
+        let first = compare(&problem, &mut dice, time)?;
+
+        // Every rate is halved, doubled or something between; a tenth of all weights may be loaded and unloaded.
+        let everything: f64 = problem.models.iter().map(|model| 2.0 * model.change_cost).sum();
+        for (model, &part) in problem.models.iter_mut().zip(&first.part_of) {
+            model.previous = Some(part);
+            model.rate_rps *= (2.0 * dice.unit() - 1.0).exp2();
+        }
+        problem.max_change_cost = Some(everything / 10.0);
+        let rate: f64 = problem.models.iter().map(|model| model.rate_rps).sum();
+        problem.max_rate_rps = Some(2.0 * rate / PARTS as f64);
+        println!("\nseed {seed}, rates changed, changes may cost {:.0}\n", everything / 10.0);
+        println!(
+            "| how | rate: (max - min) / avg | memory: (max - min) / avg | cost of changes | |\n|---|---|---|---|---|"
+        );
+        show("nothing moves", judge(&problem, &first.part_of).map(|(_, seen)| seen), "");
+        compare(&problem, &mut dice, time)?;
+    }
+    Ok(())
+}

@@ -8,3 +8,5 @@
 //!   solver for a bounded time. The solver takes minutes to build, so that whoever needs only advice leaves it out.
 
 pub mod advice;
+#[cfg(feature = "placement")]
+pub mod placement;
