@@ -35,6 +35,10 @@ pub(crate) enum Due {
     Notice(DeviceId),
     /// A device is back, empty.
     Revive(DeviceId),
+    /// The cluster asks for advice.
+    Advise,
+    /// A device that was asked for is there.
+    Come(DeviceId),
 }
 
 #[derive(Debug, Default)]

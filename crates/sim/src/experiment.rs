@@ -115,6 +115,8 @@ pub struct ModelConfig {
     pub rate_rps: Option<f64>,
     /// `[second, rate]` pairs: the rate from each second on.
     pub rate_steps: Option<Vec<(f64, f64)>>,
+    /// A rate that rises and falls, for all `count` and all rows of a table together.
+    pub rate_wave: Option<RateWave>,
     /// Models become active one after the other, and share the rate.
     pub activation: Option<Activation>,
     /// Arrivals of its own.
@@ -122,6 +124,27 @@ pub struct ModelConfig {
     /// Where it is counted, once the tables are read.
     #[serde(skip)]
     pub group: usize,
+    /// Which of the rows of its table it is, and of how many.
+    #[serde(skip)]
+    pub row: (usize, usize),
+}
+
+/// A rate that rises and falls as a sine.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateWave {
+    /// The rate on average.
+    pub mean_rps: f64,
+    /// How far it goes up and down, as a part of that, 0 to 1.
+    pub swing: f64,
+    /// From one high to the next.
+    pub period_s: f64,
+    /// Where the first low is.
+    #[serde(default)]
+    pub low_s: f64,
+    /// The rows of a table come after each other: the last one's low is so much of a period later than the first one's.
+    #[serde(default)]
+    pub spread: f64,
 }
 
 /// How the models of a group become active.

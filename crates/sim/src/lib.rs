@@ -28,6 +28,7 @@ pub mod cli;
 mod clients;
 mod compare;
 mod device;
+mod elastic;
 mod entry;
 mod error;
 pub mod experiment;

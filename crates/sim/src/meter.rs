@@ -175,7 +175,14 @@ pub struct ErrorSpread {
 pub struct Meter {
     counted_from: Timestamp,
     counted_to: Timestamp,
+    /// Devices that are there, since when, and the seconds of all of them before that.
     devices: u32,
+    devices_since: Timestamp,
+    device_seconds: f64,
+    /// Requests that are over and time that executors were busy, whether they count or not.
+    ended_in_all: u64,
+    bad_in_all: u64,
+    busy_in_all: Duration,
     /// For each group of models.
     pub groups: Vec<Tally>,
     /// Batches and the rows in them.
@@ -233,6 +240,11 @@ impl Meter {
             counted_from: Timestamp::ZERO + setup.warmup,
             counted_to: Timestamp::ZERO + setup.horizon,
             devices: setup.devices,
+            devices_since: Timestamp::ZERO,
+            device_seconds: 0.0,
+            ended_in_all: 0,
+            bad_in_all: 0,
+            busy_in_all: Duration::ZERO,
             groups: vec![Tally::default(); setup.groups.len()],
             batches: 0,
             rows: 0,
@@ -282,7 +294,42 @@ impl Meter {
     }
 
     fn busy_part(&self, busy: Duration) -> f64 {
-        ratio(busy.as_secs_f64(), self.span().as_secs_f64() * f64::from(self.devices))
+        ratio(busy.as_secs_f64(), self.device_seconds())
+    }
+
+    /// The seconds that devices were there, all together.
+    pub fn device_seconds(&self) -> f64 {
+        self.device_seconds + self.there_since(self.counted_to)
+    }
+
+    /// How many devices were there on average.
+    pub fn mean_devices(&self) -> f64 {
+        ratio(self.device_seconds(), self.span().as_secs_f64())
+    }
+
+    fn there_since(&self, until: Timestamp) -> f64 {
+        self.overlap(self.devices_since, until).as_secs_f64() * f64::from(self.devices)
+    }
+
+    /// From now on there are so many devices.
+    pub(crate) fn set_devices(&mut self, at: Timestamp, devices: u32) {
+        self.device_seconds += self.there_since(at);
+        (self.devices, self.devices_since) = (devices, at);
+        if let Some(series) = &mut self.series {
+            series.set_devices(at, devices);
+        }
+    }
+
+    /// So many more or fewer devices were advised.
+    pub(crate) fn advised(&mut self, at: Timestamp, change: f64) {
+        if let Some(series) = &mut self.series {
+            series.advised(at, change);
+        }
+    }
+
+    /// Requests that are over, those of them that went bad, and time that executors were busy, from the start.
+    pub(crate) fn totals(&self) -> (u64, u64, Duration) {
+        (self.ended_in_all, self.bad_in_all, self.busy_in_all)
     }
 
     fn counts(&self, at: Timestamp) -> bool {
@@ -301,6 +348,8 @@ impl Meter {
 
     pub(crate) fn ended(&mut self, ended: &Ended) {
         let bad = !matches!(ended.ending, Ending::Good | Ending::Cancelled);
+        self.ended_in_all += u64::from(ended.ending != Ending::Cancelled);
+        self.bad_in_all += u64::from(bad);
         if self.counts(ended.sent_at) {
             self.bad += u64::from(bad);
             self.groups[ended.group].add(ended);
@@ -321,6 +370,7 @@ impl Meter {
             self.completion_error.record(execution.expected_done_at.as_nanos(), ended_at.as_nanos());
         }
         self.exec_busy += self.overlap(started_at, ended_at);
+        self.busy_in_all += ended_at.since(started_at);
         if self.trace.batches.len() < self.trace_limit {
             self.trace.batches.push(TracedBatch {
                 device: execution.device.0,

@@ -17,7 +17,10 @@ pub(crate) fn expand(experiment: &mut Experiment, folder: &Path) -> Result<(), E
                 let message = format!("model {:?} has filters of a table, but no table", config.name);
                 return Err(Error::Value(message));
             }
-            None => expanded.push(config),
+            None => {
+                config.row = (0, 1);
+                expanded.push(config);
+            }
         }
     }
     for config in &mut expanded {
@@ -43,7 +46,9 @@ fn rows(config: &ModelConfig, path: &Path) -> Result<Vec<ModelConfig>, Error> {
         return Err(Error::value(format!("model {name:?} must have latency or table, not both")));
     }
     if config.rate_rps.is_some() || config.rate_steps.is_some() {
-        return Err(Error::value(format!("model {name:?} is a table: its models share the workload's rate")));
+        return Err(Error::value(format!(
+            "model {name:?} is a table: its models share the workload's rate, or have a rate_wave"
+        )));
     }
     let all = tables::lines(path)?;
     if let Some(missing) = config.table_rows.iter().flatten().find(|row| all.iter().all(|line| line.model != **row)) {
@@ -63,7 +68,9 @@ fn rows(config: &ModelConfig, path: &Path) -> Result<Vec<ModelConfig>, Error> {
             ..config.clone()
         }
     };
-    let rows: Vec<ModelConfig> = all.into_iter().filter(wanted).map(entry).collect();
+    let mut rows: Vec<ModelConfig> = all.into_iter().filter(wanted).map(entry).collect();
+    let count = rows.len();
+    rows.iter_mut().enumerate().for_each(|(index, row)| row.row = (index, count));
     if rows.is_empty() {
         return Err(Error::value(format!("the filters of model {name:?} leave no row of {}", path.display())));
     }

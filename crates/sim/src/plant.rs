@@ -25,6 +25,8 @@ pub(crate) struct Plant {
 /// A device with what the driver knows about it.
 struct Site {
     device: Device,
+    /// Whether it belongs to the cluster; one that doesn't is neither alive nor missed.
+    present: bool,
     alive: bool,
     /// Counts deaths and returns: what was under way in an earlier life is void.
     life: u32,
@@ -41,14 +43,15 @@ impl Plant {
         let pages_of: Vec<u32> = specs.iter().map(|spec| spec.pages).collect();
         let site = |device| Site {
             device: Device::new(DeviceId(device), setup.pages, pages_of.clone()),
-            alive: true,
+            present: device < setup.devices,
+            alive: device < setup.devices,
             life: 0,
             heard_from: 0,
             under_way: 0,
             look_at: [None; 2],
         };
         Self {
-            sites: (0..setup.devices).map(site).collect(),
+            sites: (0..setup.most_devices()).map(site).collect(),
             residents: vec![0; specs.len()],
             durations: Durations::new(specs),
             network: setup.network,
@@ -79,7 +82,7 @@ impl Plant {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.sites.iter().all(|site| site.alive && site.under_way == 0)
+        self.sites.iter().all(|site| !site.present || (site.alive && site.under_way == 0))
     }
 
     /// The scheduler ordered something: it goes on its way.
@@ -313,6 +316,15 @@ impl Plant {
         agenda: &mut Agenda,
         watch: &mut Watch<'_, O>,
     ) -> Result<(), Violation> {
+        self.clear(device);
+        let noticed_at = watch.now + self.faults.detection;
+        agenda.add(noticed_at, Due::Notice(device));
+        agenda.add(noticed_at.max(watch.now + self.faults.device_downtime), Due::Revive(device));
+        watch.see(&Observation::DeviceDied(device))
+    }
+
+    /// A device is no longer alive, and forgets everything.
+    fn clear(&mut self, device: DeviceId) {
         let site = &mut self.sites[device.index()];
         site.alive = false;
         site.life += 1;
@@ -321,10 +333,27 @@ impl Plant {
             *residents -= u32::from(site.device.loaded(ModelId(model as u32)));
         }
         site.device.reset();
-        let noticed_at = watch.now + self.faults.detection;
-        agenda.add(noticed_at, Due::Notice(device));
-        agenda.add(noticed_at.max(watch.now + self.faults.device_downtime), Due::Revive(device));
-        watch.see(&Observation::DeviceDied(device))
+    }
+
+    /// A device leaves the cluster, if nothing is under way for it.
+    pub(crate) fn leave<O: Observer>(&mut self, device: DeviceId, watch: &mut Watch<'_, O>) -> Result<bool, Violation> {
+        let site = &self.sites[device.index()];
+        if !site.alive || site.under_way > 0 {
+            return Ok(false);
+        }
+        self.clear(device);
+        self.noticed(device);
+        self.sites[device.index()].present = false;
+        watch.see(&Observation::DeviceDied(device))?;
+        Ok(true)
+    }
+
+    /// A device joins the cluster, empty.
+    pub(crate) fn join(&mut self, device: DeviceId) {
+        let site = &mut self.sites[device.index()];
+        site.present = true;
+        site.alive = true;
+        site.life += 1;
     }
 
     /// The driver takes the connection for dead: nothing more is heard on it.

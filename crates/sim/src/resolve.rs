@@ -66,6 +66,9 @@ fn elastic(experiment: &Experiment) -> Result<Option<Elastic>, Error> {
             config.min_devices, config.max_devices
         )));
     }
+    if faults(&experiment.faults)?.any() {
+        return Err(Error::value("devices that come and go can't also die: leave out [elastic] or [faults]"));
+    }
     Ok(Some(Elastic {
         min_devices: config.min_devices,
         max_devices: config.max_devices,

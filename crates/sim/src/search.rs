@@ -65,6 +65,8 @@ const USUAL_SLOPE: f64 = 15.0;
 const SLOPES: (f64, f64) = (2.0, 300.0);
 /// Rates below count as nothing.
 const NOTHING: f64 = 1e-3;
+/// So far above a rate that was found the first rung looks once more.
+const BEYOND: [f64; 3] = [1.15, 1.4, 1.8];
 /// A rung ends after so many tries, wherever it is; far more than any curve has needed.
 const MAX_TRIES: u32 = 60;
 
@@ -77,13 +79,23 @@ pub(crate) fn highest_rate(
     let mut start = goal.ceiling * FIRST_GUESS;
     let mut slope = None;
     let mut found = None;
-    for &effort in ladder {
+    for (index, &effort) in ladder.iter().enumerate() {
         let mut rung =
             Rung { goal, precision: effort.precision(goal.tolerance), low: None, high: None, slope, tries: 0 };
-        let mut rate = Some(start);
-        while let Some(at) = rate {
-            let seen = run(effort, at)?;
-            rate = rung.next(at, seen);
+        rung.climb(start, effort, &mut run)?;
+        // Not every curve rises all the way: where loading weights or timeouts matter, more load can mean fewer bad ones.
+        let beyond = |low: f64| BEYOND.map(|factor| low * factor).into_iter().filter(|&rate| rate < goal.ceiling);
+        while let Some((low, _)) = rung.low.filter(|_| index == 0) {
+            let mut higher = None;
+            for rate in beyond(low) {
+                if run(effort, rate)?.passes {
+                    higher = Some(rate);
+                    break;
+                }
+            }
+            let Some(higher) = higher else { break };
+            rung = Rung { low: None, high: None, tries: 0, ..rung };
+            rung.climb(higher, effort, &mut run)?;
         }
         slope = rung.slope;
         found = rung.low.map(|(rate, _)| rate);
@@ -141,6 +153,21 @@ struct Rung {
 }
 
 impl Rung {
+    /// Tries rates from `start` on until the boundary is known.
+    fn climb(
+        &mut self,
+        start: f64,
+        effort: Effort,
+        run: &mut impl FnMut(Effort, f64) -> Result<Seen, Error>,
+    ) -> Result<(), Error> {
+        let mut rate = Some(start);
+        while let Some(at) = rate {
+            let seen = run(effort, at)?;
+            rate = self.next(at, seen);
+        }
+        Ok(())
+    }
+
     /// Takes in a result; the rate to try next, unless this rung is done.
     fn next(&mut self, rate: f64, seen: Seen) -> Option<f64> {
         self.learn_slope(rate, seen.bad);
@@ -213,7 +240,7 @@ impl Rung {
                 let inside = (low.0 * width.powf(0.15), low.0 * width.powf(0.85));
                 let middle = (low.0 * high.0).sqrt();
                 // Every third time the middle, lest a curve that isn't a line keeps one end where it is.
-                if low.1 <= 0.0 || self.tries % 3 == 0 { middle } else { meets(low).clamp(inside.0, inside.1) }
+                if low.1 <= 0.0 || self.tries.is_multiple_of(3) { middle } else { meets(low).clamp(inside.0, inside.1) }
             }
             (Some(low), None) => {
                 let up = if low.1 > 0.0 { meets(low) / low.0 } else { 1.5 };
@@ -278,6 +305,14 @@ mod tests {
         let (top, _) = search(|_, rate| (1.0 - 500.0 / rate).max(0.0));
         let top = top.unwrap();
         assert!((500.0 / 0.99 * 0.995..=500.0 / 0.99 + 1e-9).contains(&top), "{top}");
+    }
+
+    #[test]
+    fn a_dip_in_the_curve_is_looked_over() {
+        // From 300 to 330 too many are bad, from 330 to 600 few enough.
+        let saw = |_, rate: f64| if rate > 600.0 || (300.0..330.0).contains(&rate) { 0.03 } else { 0.004 };
+        let found = search(saw).0.unwrap();
+        assert!((600.0 * 0.995..=600.0).contains(&found), "{found}");
     }
 
     #[test]

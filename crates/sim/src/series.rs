@@ -9,7 +9,10 @@ use serde::Serialize;
 #[derive(Clone, Debug)]
 pub struct Series {
     step: Duration,
+    /// Devices that are there, and since when.
     devices: u32,
+    devices_since: Timestamp,
+    horizon_at: Timestamp,
     steps: Vec<Machine>,
     groups: Vec<Vec<Clients>>,
     /// The latencies of the present step, for each group.
@@ -23,6 +26,9 @@ struct Machine {
     load_busy: Duration,
     batches: u64,
     rows: u64,
+    /// Time that devices were there, all together.
+    there: Duration,
+    advised: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,6 +60,10 @@ pub struct MachinePoint {
     pub load_utilization: f64,
     /// Rows in the average batch.
     pub mean_batch: f64,
+    /// How many devices were there on average.
+    pub devices: f64,
+    /// How many more (or fewer, below 0) were advised, where somebody asks for advice.
+    pub advised: f64,
 }
 
 /// One step of the series of a group of models.
@@ -67,6 +77,8 @@ pub struct ClientPoint {
     pub goodput_rps: f64,
     /// Requests per second that went bad in it.
     pub bad_rps: f64,
+    /// The part of those that ended in it that went bad.
+    pub bad: f64,
     /// The part of the requests that were sent while their model was not loaded anywhere.
     pub cold: f64,
     /// What the good ones took on average; none, nothing.
@@ -84,6 +96,8 @@ impl Series {
         Self {
             step,
             devices,
+            devices_since: Timestamp::ZERO,
+            horizon_at: Timestamp::ZERO + horizon,
             steps: vec![Machine::default(); steps],
             groups: vec![vec![Clients::default(); steps]; groups],
             latencies: vec![Quantiles::default(); groups],
@@ -103,6 +117,10 @@ impl Series {
 
     /// Writes down the latencies of the present step.
     pub(crate) fn close(&mut self) {
+        if self.present + 1 >= self.steps.len() {
+            let (horizon_at, devices) = (self.horizon_at, self.devices);
+            self.set_devices(horizon_at, devices);
+        }
         for (group, latencies) in self.groups.iter_mut().zip(&mut self.latencies) {
             if let Some(clients) = group.get_mut(self.present) {
                 clients.mean = latencies.mean();
@@ -156,20 +174,71 @@ impl Series {
         }
     }
 
+    /// From now on there are so many devices.
+    pub(crate) fn set_devices(&mut self, at: Timestamp, devices: u32) {
+        let (since, before) = (self.devices_since, self.devices);
+        self.count_devices(since, at.min(self.horizon_at), before);
+        (self.devices, self.devices_since) = (devices, at);
+    }
+
+    fn count_devices(&mut self, from: Timestamp, to: Timestamp, devices: u32) {
+        let mut at = from;
+        while at < to {
+            let index = at.as_nanos() / self.step.as_nanos();
+            let until = to.min(Timestamp::ZERO + self.step * (index + 1));
+            let Some(machine) = self.steps.get_mut(index as usize) else { return };
+            machine.there += until.since(at) * u64::from(devices);
+            at = until;
+        }
+    }
+
+    /// So many more or fewer devices were advised.
+    pub(crate) fn advised(&mut self, at: Timestamp, change: f64) {
+        if let Some(index) = self.enter(at) {
+            let advised = &mut self.steps[index].advised;
+            *advised = if change.abs() > advised.abs() { change } else { *advised };
+        }
+    }
+
     fn at_s(&self, index: usize) -> f64 {
         (self.step * index as u64).as_secs_f64()
     }
 
     /// The devices over time.
     pub fn machine(&self) -> Vec<MachinePoint> {
-        let whole = self.step.as_secs_f64() * f64::from(self.devices);
-        let point = |(index, machine): (usize, &Machine)| MachinePoint {
-            at_s: self.at_s(index),
-            utilization: ratio(machine.exec_busy.as_secs_f64(), whole),
-            load_utilization: ratio(machine.load_busy.as_secs_f64(), whole),
-            mean_batch: ratio(machine.rows as f64, machine.batches as f64),
+        let point = |(index, machine): (usize, &Machine)| {
+            let whole = machine.there.as_secs_f64();
+            MachinePoint {
+                at_s: self.at_s(index),
+                utilization: ratio(machine.exec_busy.as_secs_f64(), whole),
+                load_utilization: ratio(machine.load_busy.as_secs_f64(), whole),
+                mean_batch: ratio(machine.rows as f64, machine.batches as f64),
+                devices: ratio(whole, self.step.as_secs_f64()),
+                advised: machine.advised,
+            }
         };
         self.steps.iter().enumerate().map(point).collect()
+    }
+
+    /// All groups' requests over time, without latencies.
+    pub fn all(&self) -> Vec<ClientPoint> {
+        let mut all: Vec<ClientPoint> = Vec::new();
+        for group in 0..self.groups.len() {
+            for (index, point) in self.group(group).into_iter().enumerate() {
+                match all.get_mut(index) {
+                    None => all.push(ClientPoint { mean_ms: None, p99_ms: None, max_ms: None, ..point }),
+                    Some(sum) => {
+                        sum.cold =
+                            ratio(sum.cold * sum.rate_rps + point.cold * point.rate_rps, sum.rate_rps + point.rate_rps);
+                        sum.rate_rps += point.rate_rps;
+                        sum.goodput_rps += point.goodput_rps;
+                        sum.bad_rps += point.bad_rps;
+                        sum.bad = ratio(sum.bad_rps, sum.bad_rps + sum.goodput_rps);
+                    }
+                }
+            }
+        }
+        all
     }
 
     /// A group's requests over time.
@@ -180,6 +249,7 @@ impl Series {
             rate_rps: clients.sent as f64 / seconds,
             goodput_rps: clients.good as f64 / seconds,
             bad_rps: clients.bad as f64 / seconds,
+            bad: ratio(clients.bad as f64, (clients.good + clients.bad) as f64),
             cold: ratio(clients.cold as f64, clients.sent as f64),
             mean_ms: clients.shown(clients.mean),
             p99_ms: clients.shown(clients.p99),
@@ -201,8 +271,23 @@ mod tests {
     fn work_is_split_over_the_steps_that_it_touches() {
         let mut series = Series::new(Duration::from_secs(1), Duration::from_secs(3), 1, 1);
         series.executed(4, at(800), at(2100));
+        series.set_devices(at(3000), 1);
         let points: Vec<_> = series.machine().iter().map(|point| (point.utilization, point.mean_batch)).collect();
         assert_eq!(points, [(0.2, 0.0), (1.0, 0.0), (0.1, 4.0)]);
+    }
+
+    #[test]
+    fn devices_that_come_and_go_are_counted_for_their_time() {
+        let mut series = Series::new(Duration::from_secs(1), Duration::from_secs(3), 1, 4);
+        series.set_devices(at(500), 8);
+        series.advised(at(1200), 3.0);
+        series.advised(at(1400), -1.0);
+        series.executed(1, at(0), at(500));
+        series.sent(at(2500), 0, false);
+        series.close();
+        let points: Vec<_> = series.machine().iter().map(|point| (point.devices, point.advised)).collect();
+        assert_eq!(points, [(6.0, 0.0), (8.0, 3.0), (8.0, 0.0)]);
+        assert!((series.machine()[0].utilization - 0.5 / 6.0).abs() < 1e-9);
     }
 
     #[test]

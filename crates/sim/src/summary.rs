@@ -12,6 +12,7 @@ pub(crate) fn of_run(run: &Run, groups: &[String]) -> Value {
         "mean_batch": meter.mean_batch(),
         "utilization": meter.utilization(),
         "load_utilization": meter.load_utilization(),
+        "mean_devices": meter.mean_devices(),
         "loads": meter.loads,
         "events": run.events,
         "exec_error": meter.exec_error.spread(),
@@ -79,6 +80,9 @@ fn series(meter: &Meter, groups: &[String]) -> Option<Value> {
     let series = meter.series.as_ref()?;
     let mut all = Map::new();
     all.insert("devices".into(), json!(series.machine()));
+    if groups.len() > 1 && !groups.iter().any(|name| name == "all") {
+        all.insert("all".into(), json!(series.all()));
+    }
     for (index, name) in groups.iter().enumerate() {
         all.insert(name.clone(), json!(series.group(index)));
     }

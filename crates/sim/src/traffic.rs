@@ -1,7 +1,7 @@
 //! From an experiment's workload to arrivals.
 
 use crate::Error;
-use crate::experiment::{ArrivalsConfig, Experiment, ModelConfig};
+use crate::experiment::{ArrivalsConfig, Experiment, ModelConfig, RateWave};
 use crate::resolve::{millis, not_negative, positive, seconds};
 use crate::setup::{Setup, Traffic};
 use base::{Duration, LatencyProfile};
@@ -14,6 +14,9 @@ use workload::{
 
 /// What a refused client waits where messages take no time.
 const DEFAULT_BACKOFF: Duration = Duration::from_millis(1);
+/// A wave is drawn in so many steps for each period, for so many periods.
+const WAVE_STEPS: f64 = 60.0;
+const WAVES: u32 = 100;
 
 /// A workload whose files are read and whose values are checked; runs are made of it at any rate.
 #[derive(Clone, Debug)]
@@ -223,6 +226,13 @@ fn check_arrivals(arrivals: &ArrivalsConfig) -> Result<(), Error> {
 fn own_rate(model: &ModelConfig) -> Result<Option<OwnRate>, Error> {
     let key = |name: &str| format!("{name} of model {:?}", model.name);
     let count = f64::from(model.count.max(1));
+    if let Some(wave) = &model.rate_wave {
+        if model.rate_rps.is_some() || model.rate_steps.is_some() || model.activation.is_some() {
+            return Err(Error::value(format!("model {:?} must have rate_wave or another rate, not both", model.name)));
+        }
+        let curve = wave_curve(wave, model, key)?;
+        return Ok(Some(OwnRate { curve, first: Duration::ZERO, every: Duration::ZERO }));
+    }
     let (curve, first, every) = match (model.rate_rps, &model.rate_steps, model.activation) {
         (None, None, None) => return Ok(None),
         (Some(rate), None, Some(activation)) => {
@@ -249,6 +259,23 @@ fn own_rate(model: &ModelConfig) -> Result<Option<OwnRate>, Error> {
         }
     };
     Ok(Some(OwnRate { curve, first, every }))
+}
+
+/// A wave as steps, for as long as anybody would simulate.
+fn wave_curve(wave: &RateWave, model: &ModelConfig, key: impl Fn(&str) -> String) -> Result<RateCurve, Error> {
+    let mean = not_negative(&key("rate_wave.mean_rps"), wave.mean_rps)?;
+    let period = positive(&key("rate_wave.period_s"), wave.period_s)?;
+    if !(0.0..=1.0).contains(&wave.swing) {
+        return Err(Error::value(format!("{} is {}: give 0 to 1", key("rate_wave.swing"), wave.swing)));
+    }
+    let (row, rows) = model.row;
+    let low = not_negative(&key("rate_wave.low_s"), wave.low_s)?
+        + not_negative(&key("rate_wave.spread"), wave.spread)? * period * row as f64 / rows.max(1) as f64;
+    let each = mean / (rows.max(1) as f64 * f64::from(model.count.max(1)));
+    let step = period / WAVE_STEPS;
+    let rate = |at: f64| each * (1.0 - wave.swing * libm::cos((at - low) / period * std::f64::consts::TAU));
+    let steps = (0..WAVES * WAVE_STEPS as u32).map(|index| f64::from(index) * step);
+    Ok(RateCurve::steps(steps.map(|at| (Duration::from_secs_f64(at), rate(at + step / 2.0)))))
 }
 
 fn recorded(arrivals: &ArrivalsConfig, folder: &Path) -> Result<Option<Recorded>, Error> {
@@ -286,4 +313,48 @@ fn cheapest(profile: &LatencyProfile, slo: Option<Duration>, rows: u32) -> f64 {
         profile.batches().iter().filter(|entry| entry.batch >= rows && slo.is_none_or(|slo| entry.median <= slo));
     let each = usable.map(|entry| entry.median.as_secs_f64() / f64::from(entry.batch / rows));
     each.fold(f64::INFINITY, f64::min)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workload(models: &str) -> Result<Workload, String> {
+        let text = format!("{models}\n[devices]\n[run]\npolicies = [\"clockwork\"]\nseconds = 100\n");
+        let mut experiment: Experiment = toml::from_str(&text).unwrap();
+        crate::models::expand(&mut experiment, Path::new("")).map_err(|error| error.to_string())?;
+        Workload::new(&experiment, Path::new("")).map_err(|error| error.to_string())
+    }
+
+    const MODEL: &str = "[[model]]\nname = \"a\"\nlatency = { alpha_ms = 1, beta_ms = 1 }\n";
+
+    #[test]
+    fn regular_requests_come_as_they_are_numbered() {
+        let model = format!("{MODEL}count = 2\n[workload]\n");
+        let workload = workload(&format!("{model}arrivals = {{ process = \"regular\", every_ms = 0.75, skip = [2] }}"));
+        let arrivals: Vec<(u64, u32)> = workload
+            .unwrap()
+            .traffic(1.0, 1)
+            .open
+            .unwrap()
+            .take(6)
+            .map(|arrival| (arrival.offset.as_nanos() / 1000, arrival.model))
+            .collect();
+        assert_eq!(arrivals, [(0, 0), (0, 1), (1500, 0), (1500, 1), (2250, 0), (2250, 1)]);
+    }
+
+    #[test]
+    fn waves_rise_and_fall() {
+        let wave = "rate_wave = { mean_rps = 1000, swing = 0.8, period_s = 40 }";
+        let arrivals = workload(&format!("{MODEL}{wave}")).unwrap().traffic(0.0, 1).open.unwrap();
+        let mut seconds = [0u32; 80];
+        for arrival in arrivals.take_while(|arrival| arrival.offset < Duration::from_secs(80)) {
+            seconds[(arrival.offset.as_nanos() / 1_000_000_000) as usize] += 1;
+        }
+        assert!((100..320).contains(&seconds[0]) && (100..320).contains(&seconds[40]), "low: {seconds:?}");
+        assert!((1650..1950).contains(&seconds[20]), "high: {seconds:?}");
+        assert!((seconds.iter().sum::<u32>() as f64 / 80_000.0 - 1.0).abs() < 0.02);
+        let wrong = workload(&format!("{MODEL}{wave}\nrate_rps = 5")).unwrap_err();
+        assert!(wrong.contains("must have rate_wave or another rate"), "{wrong}");
+    }
 }

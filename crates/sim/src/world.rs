@@ -3,6 +3,7 @@
 use crate::agenda::{Agenda, Due};
 use crate::checkers::Checkers;
 use crate::clients::Clients;
+use crate::elastic::Cluster;
 use crate::meter::Meter;
 use crate::observe::{Facts, Observation, Observer, Violation};
 use crate::plant::Plant;
@@ -94,6 +95,7 @@ pub fn run_with<M: Machine, O: Observer>(
         agenda: Agenda::default(),
         clients: Clients::new(setup, traffic),
         plant: Plant::new(setup, &specs),
+        cluster: Cluster::new(setup),
         watch,
         fingerprint: Fingerprint::default(),
         events: 0,
@@ -137,6 +139,7 @@ struct World<'a, M, O> {
     agenda: Agenda,
     clients: Clients,
     plant: Plant,
+    cluster: Option<Cluster>,
     watch: Watch<'a, O>,
     fingerprint: Fingerprint,
     events: u64,
@@ -161,6 +164,9 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
         }
         self.clients.begin(&mut self.agenda);
         self.plant.begin(&mut self.agenda);
+        if let Some(cluster) = &self.cluster {
+            self.agenda.add(Timestamp::ZERO + cluster.config().every, Due::Advise);
+        }
         Ok(())
     }
 
@@ -278,8 +284,18 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
                 if self.plant.accepts_report(device, life) {
                     self.tell(Event::Reported(report))?;
                     self.settle(device)?;
+                    self.let_go(device)?;
                 }
                 Ok(())
+            }
+            Due::Advise => self.advise(),
+            Due::Come(device) => {
+                self.plant.join(device);
+                if let Some(cluster) = &mut self.cluster {
+                    cluster.came(device);
+                    self.watch.meter.set_devices(self.now, cluster.len());
+                }
+                self.tell(Event::DeviceAdded(DeviceSpec { device, pages: self.setup.pages }))
             }
             Due::Die(device) => self.plant.die(device, &mut self.agenda, &mut self.watch),
             Due::Notice(device) => {
@@ -291,6 +307,34 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
                 self.tell(Event::DeviceAdded(DeviceSpec { device, pages: self.setup.pages }))
             }
         }
+    }
+
+    /// Asks the planner for advice and follows it.
+    fn advise(&mut self) -> Result<(), Violation> {
+        let Some(cluster) = &mut self.cluster else { return Ok(()) };
+        let change = cluster.advise(self.now, &self.watch.meter);
+        self.watch.meter.advised(self.now, change.advised);
+        for device in change.ask_for {
+            self.agenda.add(self.now + cluster.config().start, Due::Come(device));
+        }
+        if self.now + cluster.config().every < self.horizon_at {
+            self.agenda.add(self.now + cluster.config().every, Due::Advise);
+        }
+        for device in cluster.leaving() {
+            self.let_go(device)?;
+        }
+        Ok(())
+    }
+
+    /// Lets a device go that should, if nothing is under way for it.
+    fn let_go(&mut self, device: DeviceId) -> Result<(), Violation> {
+        let Some(cluster) = &mut self.cluster else { return Ok(()) };
+        if !cluster.is_leaving(device) || !self.plant.leave(device, &mut self.watch)? {
+            return Ok(());
+        }
+        cluster.went(device);
+        self.watch.meter.set_devices(self.now, cluster.len());
+        self.tell(Event::DeviceLost(device))
     }
 
     /// With nothing under way for a device, both sides must agree on its pages.

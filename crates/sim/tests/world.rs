@@ -6,8 +6,8 @@ mod common;
 
 use base::Duration;
 use common::{closed, model, open, world};
-use sim::{Faults, Network, Noise, REASONS, Traffic};
-use workload::Arrival;
+use sim::{Elastic, Faults, Network, Noise, REASONS, Traffic};
+use workload::{Arrival, OpenLoop, Process, RateCurve, Stream};
 
 fn at_millis(millis: &[u64]) -> Traffic {
     let arrivals: Vec<Arrival> =
@@ -122,4 +122,52 @@ fn a_device_that_dies_comes_back_empty() {
     let total = meter.total();
     assert!(meter.loads > 3, "each time it is loaded again: {}", meter.loads);
     assert!(total.bad_fraction() > 0.02 && total.bad_fraction() < 0.4, "{total:?}");
+}
+
+#[test]
+fn devices_follow_the_load() {
+    let mut setup = world(vec![model(0, Some(100))], 1, 7, 400);
+    setup.elastic =
+        Some(Elastic { min_devices: 1, max_devices: 8, every: Duration::from_secs(1), start: Duration::from_secs(2) });
+    setup.series_step = Some(Duration::from_secs(10));
+    // One device carries 16 rows in 10 ms, so 1,600 r/s.
+    let curve = RateCurve::steps([
+        (Duration::ZERO, 500.0),
+        (Duration::from_secs(60), 5_000.0),
+        (Duration::from_secs(200), 500.0),
+    ]);
+    let stream = Stream { model: 0, process: Process::Poisson, curve, share: 1.0, starts_at: Duration::ZERO };
+    let traffic = Traffic { open: Some(Box::new(OpenLoop::new([stream], 1))), closed: None };
+    let meter = sim::run(&setup, traffic).unwrap().meter;
+    let devices: Vec<f64> = meter.series.as_ref().unwrap().machine().iter().map(|point| point.devices).collect();
+    assert_eq!(devices[3], 1.0, "{devices:?}");
+    assert!(devices[18] >= 3.5, "more when more is asked: {devices:?}");
+    assert!(devices[39] <= devices[18] / 2.0, "fewer when less is asked: {devices:?}");
+    let bad = meter.series.as_ref().unwrap().group(0);
+    assert!(bad[15..20].iter().all(|point| point.bad < 0.02), "once they are there all is well");
+    assert!(meter.mean_devices() > 1.5 && meter.mean_devices() < 7.0);
+    let whole: f64 = devices.iter().sum::<f64>() * 10.0;
+    assert!((whole / meter.device_seconds() - 1.0).abs() < 1e-6, "{whole} s");
+}
+
+#[test]
+fn the_first_batches_can_be_looked_at() {
+    let mut setup = world(vec![model(0, Some(100))], 1, 7, 1);
+    setup.trace_batches = 2;
+    let trace = sim::run(&setup, at_millis(&[0, 100, 200, 300])).unwrap().meter.trace;
+    let batches: Vec<(u32, f64, f64)> =
+        trace.batches.iter().map(|batch| (batch.rows, batch.started_ms, batch.ended_ms)).collect();
+    assert_eq!(batches, [(1, 8.0, 10.5), (1, 100.0, 102.5)]);
+    setup.models[0].slo = Some(Duration::from_millis(1));
+    let trace = sim::run(&setup, at_millis(&[0, 100, 200, 300])).unwrap().meter.trace;
+    assert_eq!(trace.bad_sent_ms, [0.0, 100.0]);
+}
+
+#[test]
+fn results_do_not_depend_on_whether_they_are_checked() {
+    let mut setup = world(vec![model(0, Some(20)), model(1, Some(40))], 2, 14, 5);
+    let fingerprint = |setup: &sim::Setup| sim::run(setup, open(setup, 800.0, 0.5, 3)).unwrap().fingerprint;
+    let checked = fingerprint(&setup);
+    setup.checked = false;
+    assert_eq!(fingerprint(&setup), checked);
 }
