@@ -33,10 +33,10 @@ pub(super) struct ModelQueue {
     members: usize,
     /// And their rows.
     rows: u32,
-    /// Since when there is a batch.
-    since: Timestamp,
-    /// How long it waits for company at most.
-    patience: Duration,
+    /// How much of its time a batch may wait for company, in percent.
+    wait_percent: u64,
+    /// Until when the batch at hand may.
+    wait_until: Timestamp,
     /// The batch as the ranker sees it.
     pub candidate: Option<Candidate>,
     /// What the ranker was told last.
@@ -54,8 +54,7 @@ pub(super) struct ModelQueue {
 }
 
 impl ModelQueue {
-    pub fn new(model: ModelId, table: LatencyTable, patience: u64) -> Self {
-        let patience = table.of(table.max_rows()) * patience;
+    pub fn new(model: ModelId, table: LatencyTable, wait_percent: u64) -> Self {
         Self {
             model,
             table,
@@ -63,8 +62,8 @@ impl ModelQueue {
             with_more_rows: 0,
             members: 0,
             rows: 0,
-            since: Timestamp::ZERO,
-            patience,
+            wait_percent,
+            wait_until: Timestamp::ZERO,
             candidate: None,
             announced: None,
             grants_seen: 0,
@@ -118,7 +117,7 @@ impl ModelQueue {
             return Change::None;
         }
         if self.members == 0 {
-            self.since = now;
+            self.begin(now, first_at);
         }
         self.members += 1;
         self.rows = rows;
@@ -130,12 +129,17 @@ impl ModelQueue {
         self.rows >= self.table.max_rows()
     }
 
+    /// There is a batch from now on.
+    fn begin(&mut self, now: Timestamp, first_at: Timestamp) {
+        self.wait_until = now + first_at.since(now) * self.wait_percent / 100;
+    }
+
     fn make_candidate(&mut self) {
         let first = self.ring[0];
         let before = |rows| first.deadline_at - self.table.of(rows);
         self.candidate = Some(Candidate {
             size: self.rows,
-            exec_at: before(self.rows + 1).min(self.since + self.patience),
+            exec_at: before(self.rows + 1).min(self.wait_until),
             latest: before(first.rows),
             rank: before(self.rows),
         });
@@ -165,7 +169,7 @@ impl ModelQueue {
             };
             if !hopeless && !pinned {
                 if self.candidate.is_none() {
-                    self.since = now;
+                    self.begin(now, first.deadline_at);
                 }
                 return self.make_candidate();
             }

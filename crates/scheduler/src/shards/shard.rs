@@ -30,9 +30,10 @@ pub struct ShardConfig {
     /// How long before a batch may be ordered the ranker hears of it. Zero suffices: until then the batch grows with each
     /// request, and nobody needs to know. With more, a shard that is busy at that moment isn't missed.
     pub announce_ahead: Duration,
-    /// A batch waits for company at most so many times as long as the model's largest batch takes. With deadlines that are
-    /// farther away than that, waiting for the last moment would leave everybody's work to the same moment.
-    pub patience: u64,
+    /// How much of the time that its first request has a batch may wait for company, in percent. 100 is the paper's rule: to
+    /// the last moment. Where deadlines are much farther away than a batch takes, that leaves everybody's work to the same
+    /// moment, with no time left for whoever comes second.
+    pub wait_percent: u64,
     /// How many requests may be queued for one model (P9).
     pub max_queued_per_model: usize,
 }
@@ -43,7 +44,7 @@ impl Default for ShardConfig {
             delay: Delay::default(),
             gathering: Gathering::TargetSize,
             announce_ahead: Duration::ZERO,
-            patience: 4,
+            wait_percent: 75,
             max_queued_per_model: 1 << 20,
         }
     }
@@ -152,7 +153,7 @@ impl Shard {
             self.timers.reserve(place + 1);
         }
         assert!(self.models[place].is_none(), "{model} was added twice");
-        let mut queue = ModelQueue::new(model, table, self.config.patience);
+        let mut queue = ModelQueue::new(model, table, self.config.wait_percent);
         queue.active = false;
         self.models[place] = Some(queue);
     }
