@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p planner --example placement -- [SEEDS] [SECONDS]`
 
-use planner::placement::{Effort, Ending, Model, Placement, Problem, Stage, place};
+use planner::placement::{Effort, Ending, Model, Placement, Problem, Score, Stage, place};
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{RngCore, SeedableRng};
 use std::time::{Duration, Instant};
@@ -164,8 +164,8 @@ fn random(problem: &Problem, dice: &mut Dice, time: Duration) -> (Option<Seen>, 
     (best.map(|(_, seen)| seen), tried)
 }
 
-fn seen(problem: &Problem, placement: &Placement) -> Option<Seen> {
-    judge(problem, &placement.part_of).map(|(_, seen)| seen)
+fn of_score(score: Score) -> Seen {
+    Seen { rate: score.rate_imbalance, memory: score.memory_imbalance, cost: score.change_cost }
 }
 
 fn show(name: &str, seen: Option<Seen>, note: &str) {
@@ -200,23 +200,16 @@ fn stages(placement: &Placement) -> String {
 fn compare(problem: &Problem, dice: &mut Dice, time: Duration) -> Result<Placement, String> {
     let (baseline, tried) = random(problem, dice, time);
     show("random", baseline, &format!("{tried} tried"));
-    let hasty = solve(problem, &Effort { time_limit: Duration::ZERO, ..Effort::default() })?;
-    show("greedy and exchanges", seen(problem, &hasty), &stages(&hasty));
     let alone = solve(problem, &Effort { time_limit: time, start: false, polish: false })?;
-    let own = alone.stages.iter().find(|report| report.stage == Stage::Solver).and_then(|report| report.score);
-    match own {
-        // The placement is the best of all stages; what the solver itself found is in its stage.
-        Some(score) => println!(
-            "| solver alone | deviation {:.6} | deviation {:.6} | {:.0} | {} |",
-            score.rate_deviation,
-            score.memory_deviation,
-            score.change_cost,
-            stages(&alone)
-        ),
-        None => show("solver alone", None, &stages(&alone)),
-    }
     let all = solve(problem, &Effort { time_limit: time, ..Effort::default() })?;
-    show("all stages", seen(problem, &all), &stages(&all));
+    let reached = |placement: &Placement, stage: Stage| {
+        let report = placement.stages.iter().find(|report| report.stage == stage);
+        report.and_then(|report| report.score).map(of_score)
+    };
+    show("greedy", reached(&all, Stage::Greedy), "");
+    show("greedy and exchanges", reached(&all, Stage::Start), "");
+    show("solver alone", reached(&alone, Stage::Solver), &stages(&alone));
+    show("all stages", Some(of_score(all.score)), &stages(&all));
     Ok(all)
 }
 

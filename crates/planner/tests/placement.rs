@@ -91,7 +91,7 @@ fn a_perfect_partition_is_found_and_proven() {
     let models = rates.iter().map(|&rate| model(rate, rate as u64 * 10)).collect();
     let placement = placed(&Problem { models, parts: 3, ..Problem::default() });
     assert_eq!(placement.parts.iter().map(|part| part.rate_rps).collect::<Vec<_>>(), [10.0; 3]);
-    assert_eq!((placement.rate_imbalance(), placement.memory_imbalance()), (0.0, 0.0));
+    assert_eq!((placement.score.rate_imbalance, placement.score.memory_imbalance), (0.0, 0.0));
     assert_eq!((placement.ending, placement.score.objective), (Ending::Optimal, 0.0));
 }
 

@@ -25,6 +25,10 @@ pub struct Score {
     pub rate_deviation: f64,
     /// The farthest that a part's static memory is from the average, as a share of it: `dS/S`.
     pub memory_deviation: f64,
+    /// The imbalance factor of rates: (max - min) / average over the parts.
+    pub rate_imbalance: f64,
+    /// The imbalance factor of static memory.
+    pub memory_imbalance: f64,
     /// What the changes cost: the left side of (10).
     pub change_cost: f64,
     /// What is minimised: the deviations, weighted, and a little for the changes.
@@ -32,7 +36,7 @@ pub struct Score {
 }
 
 /// The imbalance factor: (max - min) / average.
-pub(super) fn imbalance(values: impl Iterator<Item = f64> + Clone) -> f64 {
+fn imbalance(values: impl Iterator<Item = f64> + Clone) -> f64 {
     let (count, sum) = values.clone().fold((0.0, 0.0), |(count, sum), value| (count + 1.0, sum + value));
     let highest = values.clone().fold(f64::NEG_INFINITY, f64::max);
     let lowest = values.fold(f64::INFINITY, f64::min);
@@ -160,7 +164,14 @@ impl<'p> Assignment<'p> {
         let objective = rate_deviation
             + self.problem.memory_weight * memory_deviation
             + scale.change_weight * (self.change_cost - scale.loads);
-        Score { rate_deviation, memory_deviation, change_cost: self.change_cost, objective }
+        Score {
+            rate_deviation,
+            memory_deviation,
+            rate_imbalance: imbalance(self.loads.iter().map(|load| load.rate)),
+            memory_imbalance: imbalance(self.loads.iter().map(|load| load.bytes as f64)),
+            change_cost: self.change_cost,
+            objective,
+        }
     }
 
     /// How far the bounds are exceeded in all, as shares of them; 0 if they hold.

@@ -2,7 +2,7 @@
 
 use super::assignment::{Assignment, TOLERANCE};
 use super::{Ending, PlacementError, Problem, milp, search};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The solver gets this long to find out which bound is to blame.
 const BLAME_TIME: Duration = Duration::from_secs(2);
@@ -113,7 +113,7 @@ fn possible(problem: &Problem) -> Result<(), String> {
 /// The solver showed that nothing keeps all bounds: which one would have to go?
 pub(super) fn culprit(problem: &Problem) -> PlacementError {
     let without = |name: String, relaxed: Problem| {
-        let start = search::improve(search::greedy(&relaxed));
+        let start = search::improve(search::greedy(&relaxed), Instant::now() + BLAME_TIME);
         let there_is = start.keeps_bounds() || milp::solve(&relaxed, None, false, BLAME_TIME).ending != Ending::Nothing;
         there_is.then_some(name)
     };

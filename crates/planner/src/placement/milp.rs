@@ -5,12 +5,14 @@
 //!
 //! - The parts are alike unless models are somewhere already, so that each solution would have its `l!` twins. The k-th
 //!   largest model may only be in the first k parts.
-//! - `y_ij = |x_ij - x'_ij|` in (10) needs no variables: `x'` is given, so it is `x_ij` or `1 - x_ij`.
+//! - `y_ij = |x_ij - x'_ij|` in (10) needs no variables: `x'` is given, so it is `x_ij` or `1 - x_ij`; and with (8) the sum over
+//!   the parts is `2c (1 - x_ij)` for the part that the model is in now. One variable for each model instead of one for each
+//!   model and part.
 //! - The largest dynamic memory of a part is a variable `D_j >= d_i x_ij`, one row for each model and part. Anything better
 //!   than a known assignment of objective `v` has at most `(1 + v/w) S` of static memory in each part, so that only models with
 //!   `d_i > S_max - (1 + v/w) S` can break (5) there; the rows of the others are left out.
 
-use super::assignment::{Assignment, Scale, change};
+use super::assignment::{Assignment, Scale};
 use super::{Ending, Problem};
 use good_lp::solvers::SolutionStatus;
 use good_lp::solvers::highs::HighsParallelType;
@@ -139,21 +141,15 @@ impl Program {
             })
             .collect();
 
-        let mut objective = Expression::with_capacity(2 + problem.models.len() * problem.parts);
+        let mut objective = Expression::with_capacity(2 + problem.models.len());
         objective.add_mul(1.0, rate_off);
         objective.add_mul(problem.memory_weight, bytes_off);
-        // (10), as a share of the bound, so that the solver's tolerance is one.
-        let unit = problem.max_change_cost.filter(|&most| most > 0.0).unwrap_or(1.0);
-        let mut changes = Expression::with_capacity(problem.models.len() * problem.parts);
-        for (model, row) in x.iter().enumerate() {
-            for (part, x) in row.iter().enumerate() {
-                let cost = change(problem, model, part);
-                let Some(x) = x.filter(|_| cost > 0.0) else { continue };
-                changes.add_mul(cost / unit, x);
-                if problem.models[model].previous.is_some() {
-                    objective.add_mul(scale.change_weight * cost, x);
-                }
-            }
+        // What staying saves: by (8), moving a model costs `2c (1 - x)` with the `x` of the part that it is in.
+        let mut stays = Expression::with_capacity(problem.models.len());
+        for (model, row) in problem.models.iter().zip(&x) {
+            let Some(x) = model.previous.and_then(|part| row[part]) else { continue };
+            stays.add_mul(2.0 * model.change_cost * scale.cost, x);
+            objective.add_mul(-2.0 * model.change_cost * scale.change_weight, x);
         }
         // One thread and a fixed seed (the default): the same way to the same solution.
         let solver =
@@ -168,7 +164,8 @@ impl Program {
             model.add_constraint(sum.eq(1.0)); // (8)
         }
         if let Some(most) = problem.max_change_cost {
-            model.add_constraint(changes.leq(most / unit)); // (10)
+            let moves: f64 = problem.models.iter().filter(|m| m.previous.is_some()).map(|m| 2.0 * m.change_cost).sum();
+            model.add_constraint(stays.geq((scale.loads + moves - most) * scale.cost)); // (10)
         }
         let needs_row = rows_for_dynamic(problem, known, &scale);
         for part in 0..problem.parts {

@@ -15,8 +15,8 @@
 //!
 //! Three stages, each reported with what it reached: a **start** (greedy, improved by exchanges of models between parts), the
 //! **solver** on the whole program with that start, and a **polish** of the solver's assignment by the same exchanges. The
-//! best one that keeps every bound counts. The start and the polish are bounded by work and not by time: given a solver that
-//! finishes, equal problems have equal results.
+//! best one that keeps every bound counts. The start and the polish are bounded by work, and by time only on a machine that is
+//! very slow: given a solver that finishes, equal problems have equal results.
 
 mod assignment;
 mod bounds;
@@ -83,9 +83,9 @@ impl Default for Problem {
 /// How hard to try.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Effort {
-    /// For all stages together. The solver overruns it by some tenths of a second.
+    /// For the start and the solver. The solver overruns it by some tenths of a second; the polish takes up to two seconds more.
     pub time_limit: Duration,
-    /// Hand the solver an assignment to start from.
+    /// Improve the greedy assignment by exchanges, and let the solver start from it.
     pub start: bool,
     /// Improve what the solver found by exchanges.
     pub polish: bool,
@@ -161,18 +161,6 @@ pub struct Placement {
     pub stages: Vec<StageReport>,
 }
 
-impl Placement {
-    /// The imbalance factor of request rates: (max - min) / average over the parts.
-    pub fn rate_imbalance(&self) -> f64 {
-        assignment::imbalance(self.parts.iter().map(|part| part.rate_rps))
-    }
-
-    /// The imbalance factor of static memory: (max - min) / average over the parts.
-    pub fn memory_imbalance(&self) -> f64 {
-        assignment::imbalance(self.parts.iter().map(|part| part.static_bytes as f64))
-    }
-}
-
 /// Why there is no placement.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum PlacementError {
@@ -187,13 +175,21 @@ pub enum PlacementError {
     NotFound(String),
 }
 
+/// Exchanges get this long at least, also where the time limit is shorter; they usually need less.
+const LEAST_SEARCH: Duration = Duration::from_secs(2);
+
 /// Places the models. `progress` is told of each stage when it begins.
 pub fn place(problem: &Problem, effort: &Effort, progress: &mut dyn FnMut(Stage)) -> Result<Placement, PlacementError> {
     let began = Instant::now();
     bounds::check(problem)?;
     let mut run = Run { problem, stages: Vec::new(), best: None };
     let greedy = run.stage(Stage::Greedy, progress, || Some(search::greedy(problem)));
-    let start = run.stage(Stage::Start, progress, || greedy.clone().map(search::improve));
+    let half_time = began + (effort.time_limit / 2).max(LEAST_SEARCH);
+    let start = if effort.start {
+        run.stage(Stage::Start, progress, || greedy.map(|greedy| search::improve(greedy, half_time)))
+    } else {
+        greedy
+    };
     let feasible = start.as_ref().filter(|start| start.keeps_bounds());
     let mut ending = Ending::Nothing;
     let mut impossible = false;
@@ -204,7 +200,9 @@ pub fn place(problem: &Problem, effort: &Effort, progress: &mut dyn FnMut(Stage)
         solved.assignment
     });
     if effort.polish && solved.is_some() {
-        run.stage(Stage::Polish, progress, || solved.clone().map(search::improve));
+        run.stage(Stage::Polish, progress, || {
+            solved.map(|solved| search::improve(solved, Instant::now() + LEAST_SEARCH))
+        });
     }
     if let Some((from, best)) = run.best {
         let (score, parts, part_of) = (best.score(), best.parts(), best.part_of().to_vec());

@@ -2,8 +2,10 @@
 
 use super::Problem;
 use super::assignment::{Assignment, Load, Scale, bytes_excess, change, change_excess, rate_excess};
+use std::time::Instant;
 
-/// So many exchanges are looked at in one improvement: a second or two, and the same on every machine.
+/// So many exchanges are looked at in one improvement: a second or two, and the same on every machine that isn't so busy that
+/// time runs out before.
 const MOST_LOOKS: u64 = 100_000_000;
 /// Two models against one are tried only between parts whose combinations are fewer than this.
 const MOST_TRIPLES: usize = 1_000_000;
@@ -58,18 +60,30 @@ fn share(value: f64, average: f64) -> f64 {
 
 /// Exchanges models for as long as that gains: first until the sum of squares is low, which every exchange can improve, then
 /// until the objective is, which only exchanges with the farthest parts can.
-pub(super) fn improve(mut assignment: Assignment<'_>) -> Assignment<'_> {
+pub(super) fn improve(mut assignment: Assignment<'_>, give_up_at: Instant) -> Assignment<'_> {
     let problem = assignment.problem();
-    let mut looks = 0;
+    let mut purse = Purse { looks: 0, give_up_at };
     if problem.has_previous() {
         for price in PRICES {
-            descend(&mut assignment, Aim::Squares { price }, &mut looks);
+            descend(&mut assignment, Aim::Squares { price }, &mut purse);
         }
     } else {
-        descend(&mut assignment, Aim::Squares { price: 0.0 }, &mut looks);
+        descend(&mut assignment, Aim::Squares { price: 0.0 }, &mut purse);
     }
-    descend(&mut assignment, Aim::Objective, &mut looks);
+    descend(&mut assignment, Aim::Objective, &mut purse);
     assignment
+}
+
+/// What an improvement may spend.
+struct Purse {
+    looks: u64,
+    give_up_at: Instant,
+}
+
+impl Purse {
+    fn is_empty(&self) -> bool {
+        self.looks >= MOST_LOOKS || Instant::now() >= self.give_up_at
+    }
 }
 
 /// What counts after the bounds.
@@ -81,23 +95,44 @@ enum Aim {
     Objective,
 }
 
-/// Goes over all pairs of parts until none of them gains any more.
-fn descend(assignment: &mut Assignment<'_>, aim: Aim, looks: &mut u64) {
+impl Aim {
+    /// Two models against one are worth trying: they are many, and what one against one can do is done before.
+    fn is_fine(self) -> bool {
+        match self {
+            Self::Squares { price } => price == 0.0,
+            Self::Objective => true,
+        }
+    }
+}
+
+/// Goes over all pairs of parts until none of them gains any more. A pair that gained nothing is looked at again when one of
+/// its parts has changed, and once more at the end: what another part has become may let it gain after all.
+fn descend(assignment: &mut Assignment<'_>, aim: Aim, purse: &mut Purse) {
     let parts = assignment.problem().parts;
+    let mut changed_at = vec![1_u64; parts];
+    let mut looked_at = vec![0_u64; parts * parts];
+    let (mut now, mut last_round) = (1, false);
     loop {
         let mut gained = false;
         for a in 0..parts {
             for b in a + 1..parts {
-                while *looks < MOST_LOOKS {
-                    let Some(best) = best_exchange(assignment, a, b, aim, looks) else { break };
+                if !last_round && looked_at[a * parts + b] >= changed_at[a].max(changed_at[b]) {
+                    continue;
+                }
+                while !purse.is_empty() {
+                    let Some(best) = best_exchange(assignment, a, b, aim, &mut purse.looks) else { break };
                     assignment.exchange(a, b, best.from_a.models(), best.from_b.models());
                     gained = true;
+                    now += 1;
+                    (changed_at[a], changed_at[b]) = (now, now);
                 }
+                looked_at[a * parts + b] = now;
             }
         }
-        if !gained || *looks >= MOST_LOOKS {
+        if purse.is_empty() || (!gained && last_round) {
             return;
         }
+        last_round = !gained;
     }
 }
 
@@ -212,7 +247,7 @@ fn best_exchange(assignment: &Assignment<'_>, a: usize, b: usize, aim: Aim, look
         look(nothing, one(model));
     }
     let triples = in_a.len() * in_b.len() * (in_a.len() + in_b.len()) / 2;
-    if triples <= MOST_TRIPLES {
+    if aim.is_fine() && triples <= MOST_TRIPLES {
         for (position, &first) in in_a.iter().enumerate() {
             for &second in &in_a[position + 1..] {
                 for &other in in_b {
