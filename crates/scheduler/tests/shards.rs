@@ -398,4 +398,17 @@ fn what_does_not_fit_is_refused() {
     machine.step(now, Event::ModelAdded(model(2, 1)), &mut out);
     assert_eq!(out.len(), 2, "{out:?}");
     assert_eq!(machine.free_pages(DeviceId(1)), Some(0));
+    // The first goes: what waited for it is refused, and when its weights have come and gone there is room for the second.
+    let loads = std::mem::take(&mut out);
+    machine.step(now, Event::ModelRemoved(ModelId(0)), &mut out);
+    assert!(format!("{out:?}").contains("ModelUnavailable"), "{out:?}");
+    out.clear();
+    for load in loads {
+        let Command::Load(load) = load else { panic!("{load:?}") };
+        let status = ActionStatus::Done { started_at: now, ended_at: now };
+        machine.step(now, Event::Reported(Report { action: load.action, status }), &mut out);
+    }
+    let [Command::Unload(gone), Command::Load(comes)] = out[..] else { panic!("{out:?}") };
+    assert_eq!((gone.model, comes.model), (ModelId(0), ModelId(1)));
+    assert_eq!(ask(&mut machine, 1, 1), "[]", "it waits for the weights");
 }

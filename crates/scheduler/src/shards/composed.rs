@@ -90,8 +90,7 @@ impl Sharded {
                 self.weights.model_added(now, &spec, &mut self.numbers, out, &mut self.consequences);
             }
             Event::ModelRemoved(model) => {
-                let active = self.weights.is_active(model);
-                self.desk(model).remove_model(now, model, active, out);
+                self.desk(model).remove_model(now, model, out);
                 self.weights.model_removed(model, &mut self.consequences);
                 self.leaving.push(model);
             }
@@ -205,10 +204,10 @@ impl Sharded {
     /// Unloads models that are no longer served, once nothing of them is under way.
     fn unload_leaving(&mut self, out: &mut Vec<Command>) {
         let shards = self.desks.len() as u32;
-        let (desks, weights) = (&self.desks, &mut self.weights);
+        let (now, desks, weights, numbers) = (self.now, &self.desks, &mut self.weights, &mut self.numbers);
         self.leaving.retain(|&model| {
             let idle = desks[Shard::of(model, shards) as usize].is_idle(model);
-            !(idle && weights.unload(model, out))
+            !(idle && weights.unload(now, model, numbers, out))
         });
     }
 

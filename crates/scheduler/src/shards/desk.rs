@@ -135,6 +135,11 @@ impl Desk {
         self.shard.queued(model) == 0 && self.model(model).is_none_or(|entry| entry.batches_out == 0)
     }
 
+    /// Whether a model's weights are in place.
+    pub fn is_active(&self, model: ModelId) -> bool {
+        self.shard.is_active(model)
+    }
+
     // ---- facts ----
 
     /// A model may be asked for; its batches wait until it is activated.
@@ -150,10 +155,10 @@ impl Desk {
     }
 
     /// A model is no longer served: what is queued still is, if it can be.
-    pub fn remove_model(&mut self, now: Timestamp, model: ModelId, active: bool, out: &mut Vec<Command>) {
+    pub fn remove_model(&mut self, now: Timestamp, model: ModelId, out: &mut Vec<Command>) {
         let Some(entry) = self.model_mut(model) else { return };
         entry.removed = true;
-        if !active {
+        if !self.shard.is_active(model) {
             self.shard.clear(now, model, &mut self.out);
             self.refuse(Rejection::ModelUnavailable, out);
         }

@@ -115,7 +115,7 @@ impl Mailboxes {
                 .map(|instant| Timestamp::from_nanos(instant.load(Ordering::Relaxed)));
             // All of it was read before the version is looked at again.
             fence(Ordering::Acquire);
-            if before % 2 == 0 && slot.version.load(Ordering::Relaxed) == before {
+            if before.is_multiple_of(2) && slot.version.load(Ordering::Relaxed) == before {
                 let size = header as u32;
                 return Announcement {
                     model: ModelId(place as u32 * self.shards + self.shard),

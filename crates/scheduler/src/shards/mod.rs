@@ -38,3 +38,4 @@ pub use queue::Waiting;
 pub use ranker::Ranker;
 pub use shard::{Batch, Gathering, Outbox, Shard, ShardConfig};
 pub use table::LatencyTable;
+pub use weights::{Consequence, Weights};

@@ -300,6 +300,11 @@ impl Shard {
         self.queue(model).map_or(0, ModelQueue::len)
     }
 
+    /// Whether a model's batches may run.
+    pub fn is_active(&self, model: ModelId) -> bool {
+        self.queue(model).is_some_and(|queue| queue.active)
+    }
+
     // ---- candidates ----
 
     fn gather(&mut self, now: Timestamp, place: usize, free_at: Timestamp, out: &mut Outbox) {

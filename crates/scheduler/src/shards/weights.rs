@@ -45,15 +45,17 @@ struct Model {
 
 /// What follows for ranker and shards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Consequence {
+pub enum Consequence {
     /// A device takes part.
     Joined(DeviceId, u32),
     /// A model is served from now on.
     Activated(ModelId),
 }
 
+/// The weights of all models on all devices, a pure machine: devices, models and reports of loads come in; loads, unloads and
+/// [`Consequence`]s come out.
 #[derive(Debug, Default)]
-pub(super) struct Weights {
+pub struct Weights {
     devices: Vec<Option<Device>>,
     models: Vec<Option<Model>>,
     /// Loads under way, with how often each failed before.
@@ -63,6 +65,7 @@ pub(super) struct Weights {
 }
 
 impl Weights {
+    /// How many devices take part.
     pub fn members(&self) -> u32 {
         self.members
     }
@@ -72,18 +75,17 @@ impl Weights {
         self.devices.iter().flatten().any(|device| device.used)
     }
 
+    /// Whether a model may be asked for: it is there, and there was room for it.
     pub fn is_served(&self, model: ModelId) -> bool {
         self.model(model).is_some_and(|entry| entry.fits && !entry.removed)
     }
 
-    pub fn is_active(&self, model: ModelId) -> bool {
-        self.model(model).is_some_and(|entry| entry.active)
-    }
-
+    /// Which of those that had this number a device is; `None` when it isn't there.
     pub fn life(&self, device: DeviceId) -> Option<u32> {
         Some(self.devices.get(device.index())?.as_ref()?.life)
     }
 
+    /// Free pages of a device (P5); `None` when it isn't there.
     pub fn free_pages(&self, device: DeviceId) -> Option<u32> {
         Some(self.devices.get(device.index())?.as_ref()?.free_pages)
     }
@@ -99,6 +101,7 @@ impl Weights {
 
     // ---- facts ----
 
+    /// A device is there, empty.
     pub fn device_added(
         &mut self,
         now: Timestamp,
@@ -127,6 +130,7 @@ impl Weights {
         self.join(spec.device, then);
     }
 
+    /// A device is gone.
     pub fn device_lost(&mut self, device: DeviceId, then: &mut Vec<Consequence>) {
         let Some(there) = self.devices.get_mut(device.index()).and_then(Option::take) else { return };
         self.members -= u32::from(there.member);
@@ -135,6 +139,7 @@ impl Weights {
         self.activate(then);
     }
 
+    /// A model is to be served.
     pub fn model_added(
         &mut self,
         now: Timestamp,
@@ -166,8 +171,15 @@ impl Weights {
         }
     }
 
-    /// Forgets the weights of a removed model; whether none are on their way any more.
-    pub fn unload(&mut self, model: ModelId, out: &mut Vec<Command>) -> bool {
+    /// Forgets the weights of a removed model; whether none are on their way any more. Models that there was no room for are
+    /// loaded if there is now.
+    pub fn unload(
+        &mut self,
+        now: Timestamp,
+        model: ModelId,
+        numbers: &mut ActionNumbers,
+        out: &mut Vec<Command>,
+    ) -> bool {
         let Some(Some(entry)) = self.models.get_mut(model.index()) else { return true };
         entry.active = false;
         let mut all = true;
@@ -183,7 +195,22 @@ impl Weights {
                 Some(Place::Absent) | None => {}
             }
         }
+        self.make_room(now, numbers, out);
         all
+    }
+
+    fn make_room(&mut self, now: Timestamp, numbers: &mut ActionNumbers, out: &mut Vec<Command>) {
+        for index in 0..self.models.len() {
+            let Some(entry) = &mut self.models[index] else { continue };
+            if entry.fits || entry.removed {
+                continue;
+            }
+            let pages = entry.pages;
+            entry.fits = self.devices.iter().flatten().all(|device| !device.used || device.free_pages >= pages);
+            for device in 0..self.devices.len() {
+                self.load(now, DeviceId(device as u32), ModelId(index as u32), 0, numbers, out);
+            }
+        }
     }
 
     /// A load ended; whether that was one.
