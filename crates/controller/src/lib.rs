@@ -75,6 +75,7 @@ struct Inner {
     fresh: AtomicU32,
     max_requests: u32,
     in_hand: AtomicU32,
+    devices: u32,
     shutting_down: AtomicBool,
     next_model: AtomicU32,
     borrowings: AtomicU64,
@@ -112,6 +113,7 @@ impl Controller {
             fresh: AtomicU32::new(0),
             max_requests: config.max_requests.max(1),
             in_hand: AtomicU32::new(0),
+            devices: config.devices.len() as u32,
             shutting_down: AtomicBool::new(false),
             next_model: AtomicU32::new(0),
             borrowings: AtomicU64::new(0),
@@ -228,6 +230,11 @@ impl Controller {
     /// Refuses new requests from now on.
     pub fn refuse_new(&self) {
         self.inner.shutting_down.store(true, Ordering::Relaxed);
+    }
+
+    /// How many devices there are.
+    pub fn devices(&self) -> u32 {
+        self.inner.devices
     }
 
     /// How many requests are in hand.

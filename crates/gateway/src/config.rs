@@ -1,5 +1,6 @@
 //! The settings of the front end.
 
+use planner::advice::AdvisorConfig;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ pub struct Config {
     pub body_timeout: Duration,
     /// How long a connection may be open with nothing asked.
     pub idle_timeout: Duration,
+    /// When more or fewer devices are advised.
+    pub scaling: AdvisorConfig,
     /// How long a shutdown waits for what is in flight before it cuts it off.
     pub shutdown_grace: Duration,
 }
@@ -45,6 +48,7 @@ impl Default for Config {
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(600),
+            scaling: AdvisorConfig::default(),
             shutdown_grace: Duration::from_secs(30),
         }
     }

@@ -24,6 +24,7 @@ mod mailbox;
 mod message;
 mod metrics;
 mod models;
+mod scaling;
 mod server;
 mod shard;
 mod stream;

@@ -1,6 +1,7 @@
-//! The metrics' port: `/metrics`, in Prometheus' text format.
+//! The metrics' port: `/metrics`, in Prometheus' text format, and `/scaling`, the advice on the number of devices as JSON.
 
 use crate::http::payload::{Payload, plain};
+use crate::scaling::{Scaling, json};
 use crate::server::block_on;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
@@ -10,36 +11,48 @@ use hyper::{Method, Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::net::TcpListener as StdListener;
+use std::sync::Arc;
 use std::time::Duration;
-use telemetry::Metrics;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 use wire::{Fault, Reason};
 
 const TEXT_FORMAT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// How often it looks whether there are enough devices.
+const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
 /// Connections of scrapers at one time; the oldest ones finish before more are taken.
 const MAX_SCRAPERS: usize = 64;
 
 /// The metrics' thread; returns when the server goes down.
-pub(crate) fn serve_metrics(listener: StdListener, metrics: Metrics, mut closing: watch::Receiver<bool>) {
+pub(crate) fn serve_metrics(listener: StdListener, scaling: Scaling, mut closing: watch::Receiver<bool>) {
     block_on(async move {
         let Ok(listener) = TcpListener::from_std(listener) else { return };
         let mut scrapers = JoinSet::new();
+        let scaling = Arc::new(scaling);
+        let mut samples = tokio::time::interval(SAMPLE_EVERY);
+        samples.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
                 _ = closing.wait_for(|&closing| closing) => return,
+                _ = samples.tick() => {
+                    scaling.advise();
+                }
                 Some(_) = scrapers.join_next() => {}
                 accepted = listener.accept(), if scrapers.len() < MAX_SCRAPERS => {
                     let Ok((stream, _)) = accepted else {
                         tokio::time::sleep(Duration::from_millis(10)).await;
                         continue;
                     };
-                    let metrics = metrics.clone();
+                    let scaling = Arc::clone(&scaling);
                     let service = service_fn(move |request| {
-                        let answer = answer(&metrics, &request);
+                        let answer = answer(&scaling, &request);
                         async { Ok::<_, Infallible>(answer) }
                     });
                     let timer = TokioTimer::new();
@@ -55,16 +68,21 @@ pub(crate) fn serve_metrics(listener: StdListener, metrics: Metrics, mut closing
 }
 
 /// Answers one request.
-fn answer(metrics: &Metrics, request: &Request<Incoming>) -> Response<Payload> {
-    if request.uri().path() != "/metrics" {
-        let message = format!("there is no {:?} here: the metrics are at /metrics", request.uri().path());
+fn answer(scaling: &Scaling, request: &Request<Incoming>) -> Response<Payload> {
+    let path = request.uri().path();
+    if path != "/metrics" && path != "/scaling" {
+        let message = format!(
+            "there is no {path:?} here: the metrics are at /metrics, the advice on the number of devices at /scaling"
+        );
         return plain::fault(&Fault::new(Reason::NotFound, message));
     }
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        let message = format!("/metrics is read with GET, not {}", request.method());
+        let message = format!("{path} is read with GET, not {}", request.method());
         return plain::fault(&Fault::new(Reason::MethodNotAllowed, message));
     }
-    let mut response = Response::new(Payload::from(metrics.render()));
-    response.headers_mut().insert(CONTENT_TYPE, TEXT_FORMAT);
+    let (text, format) =
+        if path == "/scaling" { (json(&scaling.advise()), JSON) } else { (scaling.metrics().render(), TEXT_FORMAT) };
+    let mut response = Response::new(Payload::from(text));
+    response.headers_mut().insert(CONTENT_TYPE, format);
     response
 }

@@ -3,6 +3,7 @@
 use crate::Config;
 use crate::accept::Acceptor;
 use crate::metrics::serve_metrics;
+use crate::scaling::Scaling;
 use crate::shard::{Shard, Shared};
 use crate::thread::serve_thread;
 use controller::Controller;
@@ -80,7 +81,8 @@ impl Gateway {
         let (http_at, grpc_at, metrics_at) = (address(&http), address(&grpc), address(&metrics_listener));
 
         let io_threads = config.io_threads.max(1);
-        let shared = Arc::new(Shared::new(config, metrics.clone()));
+        let scaling = Scaling::new(config.scaling, controller.clone(), metrics.clone());
+        let shared = Arc::new(Shared::new(config, metrics));
         let (tell, closing) = watch::channel(false);
         let mut threads = Vec::new();
         let mut queues = Vec::new();
@@ -94,8 +96,9 @@ impl Gateway {
         let acceptor = Acceptor { queues, shared: Arc::clone(&shared), closing: closing.clone() };
         threads.push(spawn("accept".to_owned(), move || acceptor.run(http, grpc))?);
         if let Some(listener) = metrics_listener {
-            // On a thread of its own: writing the metrics of thousands of models takes milliseconds.
-            threads.push(spawn("metrics".to_owned(), move || serve_metrics(listener, metrics, closing))?);
+            // On a thread of its own: writing the metrics of thousands of models takes milliseconds. It also looks whether
+            // there are enough devices.
+            threads.push(spawn("metrics".to_owned(), move || serve_metrics(listener, scaling, closing))?);
         }
         Ok(Self { http: http_at, grpc: grpc_at, metrics: metrics_at, closing: ClosingSwitch { shared, tell }, threads })
     }

@@ -273,7 +273,10 @@ fn metrics_have_their_own_port() {
     assert_eq!(answer.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
     assert!(answer.text().contains("\npunctual_models{state=\"ready\"} 3\n"), "{}", answer.text());
     client.send(get("/"));
-    assert_eq!(client.answer().refusal().2, "there is no \"/\" here: the metrics are at /metrics");
+    assert_eq!(
+        client.answer().refusal().2,
+        "there is no \"/\" here: the metrics are at /metrics, the advice on the number of devices at /scaling"
+    );
 }
 
 #[test]

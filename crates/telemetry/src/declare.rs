@@ -112,6 +112,16 @@ declare! {
     PAGES_USED = Gauge "device_pages_used" DEVICE, &[],
         "Pages that hold weights now.";
 
+    // Advice on scaling.
+    DEVICES = Gauge "devices" &[], &[],
+        "Devices that there are.";
+    DEVICES_WANTED = Gauge "scaling_devices_wanted" &[], &[],
+        "Devices that there should be; see docs/scaling.md.";
+    BAD_RATIO = Gauge "scaling_bad_ratio" &[], &[],
+        "Share of requests that were lost for want of devices, in the advice's window.";
+    IDLE_RATIO = Gauge "scaling_idle_ratio" &[], &[],
+        "Share of the devices' time without executions, in the advice's window.";
+
     // The server.
     MODELS = Gauge "models" &["state"], &[],
         "Versions of models, by state: loading (being prepared or profiled), ready, broken.";

@@ -4,10 +4,12 @@
 //! once: counting is an atomic operation, without a look-up and without a lock.
 
 mod declare;
+mod demand;
 pub mod logs;
 mod metrics;
 mod reason;
 
 pub use declare::{ALL, Declaration, Kind, reference};
+pub use demand::DemandTotals;
 pub use metrics::{ActionMetrics, DeviceMetrics, ErrorMetrics, Invariant, Metrics, ModelMetrics, Seconds};
 pub use reason::Reason;

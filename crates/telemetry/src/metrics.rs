@@ -1,11 +1,12 @@
 //! The registry, and the handles with which the rest of the program counts.
 
 use crate::declare::{self as d, Declaration};
+use crate::demand::{Demand, DemandTotals};
 use crate::reason::Reason;
 use base::Duration;
 use prometheus::{
-    Counter, CounterVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry, TextEncoder, core::Collector,
+    Counter, CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -42,6 +43,16 @@ pub struct Metrics {
     pub scheduler_step: Seconds,
     unrouted: Arc<[IntCounter]>,
     invariants: Arc<[IntCounter]>,
+    demand: Arc<Demand>,
+    scaling: ScalingMetrics,
+}
+
+#[derive(Clone)]
+struct ScalingMetrics {
+    devices: IntGauge,
+    wanted: IntGauge,
+    bad: Gauge,
+    idle: Gauge,
 }
 
 struct Families {
@@ -120,6 +131,13 @@ impl Metrics {
         let connections = int_gauge(&registry, &d::CONNECTIONS);
         let unrouted = int_counter(&registry, &d::UNROUTED);
         let invariants = int_counter(&registry, &d::INVARIANTS);
+        let ratio = |metric| registered(&registry, Gauge::with_opts(opts(metric)));
+        let scaling = ScalingMetrics {
+            devices: int_gauge(&registry, &d::DEVICES).with_label_values::<&str>(&[]),
+            wanted: int_gauge(&registry, &d::DEVICES_WANTED).with_label_values::<&str>(&[]),
+            bad: ratio(&d::BAD_RATIO),
+            idle: ratio(&d::IDLE_RATIO),
+        };
         int_gauge(&registry, &d::BUILD).with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         Self {
             in_flight: int_gauge(&registry, &d::IN_FLIGHT).with_label_values::<&str>(&[]),
@@ -133,6 +151,8 @@ impl Metrics {
             invariants: Invariant::NAMES.iter().map(|name| invariants.with_label_values(&[name])).collect(),
             registry,
             families: Arc::new(families),
+            demand: Arc::default(),
+            scaling,
         }
     }
 
@@ -154,6 +174,7 @@ impl Metrics {
                 cold_starts: f.cold_starts.with_label_values(&labels),
                 loads: f.loads.with_label_values(&labels),
                 unloads: f.unloads.with_label_values(&labels),
+                demand: Arc::clone(&self.demand),
             }),
         }
     }
@@ -180,7 +201,7 @@ impl Metrics {
     /// The metrics of one device, all looked up. Asking twice gives the same series.
     pub fn device(&self, name: &str) -> DeviceMetrics {
         let f = &*self.families;
-        let action = |action: &str, took: Option<Seconds>| ActionMetrics {
+        let action = |action: &str, took: Option<Seconds>, demand: Option<Arc<Demand>>| ActionMetrics {
             done: f.actions.with_label_values(&[name, action, "done"]),
             too_late: f.actions.with_label_values(&[name, action, "too_late"]),
             failed: f.actions.with_label_values(&[name, action, "failed"]),
@@ -190,11 +211,12 @@ impl Metrics {
             },
             busy: f.busy_seconds.with_label_values(&[name, action]),
             took,
+            demand,
         };
         DeviceMetrics {
             inner: Arc::new(DeviceSeries {
-                execution: action("execution", None),
-                load: action("load", Some(Seconds(f.load_seconds.with_label_values(&[name])))),
+                execution: action("execution", None, Some(Arc::clone(&self.demand))),
+                load: action("load", Some(Seconds(f.load_seconds.with_label_values(&[name]))), None),
                 completion_error: ErrorMetrics {
                     over: Seconds(f.completion_error.with_label_values(&[name, "over"])),
                     under: Seconds(f.completion_error.with_label_values(&[name, "under"])),
@@ -203,6 +225,19 @@ impl Metrics {
                 pages_used: f.pages_used.with_label_values(&[name]),
             }),
         }
+    }
+
+    /// What says whether there are enough devices.
+    pub fn demand(&self) -> DemandTotals {
+        self.demand.totals()
+    }
+
+    /// Shows the advice on the number of devices.
+    pub fn scaling(&self, devices: u32, wanted: u32, bad_ratio: f64, idle_ratio: f64) {
+        self.scaling.devices.set(i64::from(devices));
+        self.scaling.wanted.set(i64::from(wanted));
+        self.scaling.bad.set(bad_ratio);
+        self.scaling.idle.set(idle_ratio);
     }
 
     /// Counts a request that ended before a model was found for it.
@@ -244,6 +279,7 @@ struct ModelSeries {
     cold_starts: IntCounter,
     loads: IntCounter,
     unloads: IntCounter,
+    demand: Arc<Demand>,
 }
 
 impl ModelMetrics {
@@ -251,12 +287,14 @@ impl ModelMetrics {
     pub fn answered(&self, latency: Duration) {
         self.inner.success.inc();
         self.inner.goodput.inc();
+        self.inner.demand.answered();
         self.inner.request.observe(latency);
     }
 
     /// A request got no outputs.
     pub fn ended(&self, reason: Reason) {
         self.inner.ended[reason as usize].inc();
+        self.inner.demand.ended(reason);
     }
 
     /// A request's execution started that long after its arrival.
@@ -311,6 +349,8 @@ pub struct ActionMetrics {
     busy: Counter,
     /// Only for loads: what executions take is kept by model.
     took: Option<Seconds>,
+    /// Only for executions: a device that only loads is idle.
+    demand: Option<Arc<Demand>>,
 }
 
 impl ActionMetrics {
@@ -318,6 +358,9 @@ impl ActionMetrics {
     pub fn done(&self, took: Duration, predicted: Duration) {
         self.done.inc();
         self.busy.inc_by(took.as_secs_f64());
+        if let Some(demand) = &self.demand {
+            demand.busy(took);
+        }
         if let Some(histogram) = &self.took {
             histogram.observe(took);
         }
@@ -470,6 +513,21 @@ mod tests {
         assert_eq!(metrics.render(), before);
         metrics.model("a", 1);
         assert_eq!(value(&metrics.render(), r#"punctual_goodput_total{model="a",version="1"}"#), Some(0.0));
+    }
+
+    #[test]
+    fn demand_counts_what_devices_could_serve_and_never_goes_back() {
+        let metrics = Metrics::new();
+        let (model, device) = (metrics.model("a", 1), metrics.device("cpu:0"));
+        model.answered(Duration::ZERO);
+        for &reason in Reason::ALL {
+            model.ended(reason);
+        }
+        device.executions().done(Duration::from_millis(3), Duration::ZERO);
+        device.loads().done(Duration::from_millis(50), Duration::ZERO);
+        metrics.remove_model("a", 1);
+        // Overloaded, missed, queue full, no device.
+        assert_eq!(metrics.demand(), DemandTotals { ended: 5, bad: 4, busy: Duration::from_millis(3) });
     }
 
     #[test]

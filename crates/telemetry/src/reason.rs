@@ -27,6 +27,11 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $outcome,)* }
             }
 
+            /// Whether more devices could have helped.
+            pub const fn is_shortage(self) -> bool {
+                matches!(self, Self::Overloaded | Self::DeadlineMissed | Self::QueueFull | Self::NoDevice)
+            }
+
             /// What it means, for people.
             pub const fn help(self) -> &'static str {
                 match self { $(Self::$variant => $help,)* }

@@ -1,0 +1,52 @@
+//! The advice on the number of devices, live: what was counted goes in, metrics and JSON come out.
+
+use controller::Controller;
+use planner::advice::{Action, Advice, Advisor, AdvisorConfig, Sample};
+use std::sync::{Mutex, PoisonError};
+use telemetry::Metrics;
+
+/// The advisor of this server. Off the way of requests: they only add to totals.
+pub(crate) struct Scaling {
+    controller: Controller,
+    metrics: Metrics,
+    advisor: Mutex<Advisor>,
+}
+
+impl Scaling {
+    pub(crate) fn new(config: AdvisorConfig, controller: Controller, metrics: Metrics) -> Self {
+        Self { controller, metrics, advisor: Mutex::new(Advisor::new(config)) }
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Looks at what was counted up to now, and advises.
+    pub(crate) fn advise(&self) -> Advice {
+        let now = self.controller.now();
+        let totals = self.metrics.demand();
+        let sample =
+            Sample { now, ended: totals.ended, bad: totals.bad, busy: totals.busy, devices: self.controller.devices() };
+        let mut advisor = self.advisor.lock().unwrap_or_else(PoisonError::into_inner);
+        advisor.observe(sample);
+        let advice = advisor.advise(now);
+        self.metrics.scaling(advice.devices, advice.wanted(), advice.bad_rate, advice.idle_fraction);
+        advice
+    }
+}
+
+/// The advice for machines. All of it are numbers and words of ours: nothing needs to be escaped.
+pub(crate) fn json(advice: &Advice) -> String {
+    let word = match advice.action {
+        Action::Enough => "enough",
+        Action::Add(_) => "add",
+        Action::Remove(_) => "remove",
+    };
+    let Advice { devices, ended, bad, bad_rate, idle_fraction, reserve, .. } = advice;
+    let wanted = advice.wanted();
+    let change = i64::from(wanted) - i64::from(*devices);
+    let window = advice.looked.as_secs_f64();
+    format!(
+        "{{\"advice\":\"{word}\",\"devices\":{devices},\"wanted\":{wanted},\"change\":{change},\"bad_rate\":{bad_rate},\"idle_fraction\":{idle_fraction},\"reserve\":{reserve},\"requests\":{ended},\"bad\":{bad},\"window_s\":{window},\"sentence\":\"{advice}\"}}\n"
+    )
+}
