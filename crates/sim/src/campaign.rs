@@ -1,6 +1,6 @@
 //! Runs an experiment: every policy at every point of its sweep, on all cores.
 
-use crate::entry::Entry;
+use crate::entry::{Entry, Peaks};
 use crate::experiment::Experiment;
 use crate::store::{self, Kept, Reuse, Store};
 use crate::sweep::{self, Selection};
@@ -145,13 +145,14 @@ impl Campaign {
                 jobs.push(index);
             }
         }
+        let peaks = Peaks::default();
         let bar = bar(jobs.len() as u64, progress);
         let done = parallel(jobs.len(), |job| {
             let (entry, policy) = all[jobs[job]];
             let (entry, key) = (&self.entries[entry], &keys[jobs[job]]);
             let variant = &entry.variants[policy];
             let began = Instant::now();
-            let figures = entry.run(variant)?;
+            let figures = entry.run(variant, &peaks)?;
             let kept = Kept { figures: self.figures_to_keep(figures), took_s: began.elapsed().as_secs_f64() };
             store.put(key, &variant.label, &entry.values, &kept)?;
             bar.inc(1);

@@ -56,6 +56,8 @@ pub enum Pick {
     Max,
     /// Its smallest value.
     Min,
+    /// Its largest value over its smallest.
+    MaxOverMin,
 }
 
 /// How our number should compare with the wanted one.
@@ -105,8 +107,9 @@ impl Claim {
             Pick::Mean => sum / count,
             Pick::Max => high,
             Pick::Min => low,
+            Pick::MaxOverMin => high / low,
         };
-        (count > 0.0).then_some(picked)
+        (count > 0.0 && picked.is_finite()).then_some(picked)
     }
 
     /// Whether that number is as wanted.

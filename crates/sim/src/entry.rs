@@ -10,7 +10,9 @@ use crate::world::{self, Run};
 use crate::{Error, models, resolve, summary};
 use base::Duration;
 use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 /// A short run of a search sees about so many requests,
 const GLANCE_REQUESTS: f64 = 20_000.0;
@@ -25,6 +27,17 @@ const HOPELESS: (f64, f64) = (1.03, 20.0);
 /// More devices than this are a mistake, or the rate can't be carried.
 const MAX_DEVICES: u32 = 100_000;
 
+/// Rates that searches found, for points that differ only in how many times of it is asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Peaks(Mutex<HashMap<String, Arc<Mutex<Option<Peak>>>>>);
+
+/// What a search found.
+#[derive(Clone, Copy, Debug)]
+struct Peak {
+    rate: f64,
+    goodput: f64,
+}
+
 /// One point of the sweep, ready to run.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -37,11 +50,14 @@ pub(crate) struct Entry {
     pub(crate) values: Map<String, Value>,
     /// Everything that results depend on, but for the policy and the sources.
     pub(crate) identity: String,
+    /// The same without what happens after the search.
+    identity_of_peak: String,
 }
 
 impl Entry {
     pub(crate) fn new(point: Point, path: &Path, folder: &Path) -> Result<Self, Error> {
         let parse = |source| Error::Parse { path: path.to_owned(), source: Box::new(source) };
+        let identity_of_peak = identity(&without_times_peak(&point.file), folder);
         let identity = identity(&point.file, folder);
         let scheduler = point.file.get("scheduler").cloned();
         let mut experiment: Experiment = point.file.try_into().map_err(parse)?;
@@ -54,7 +70,7 @@ impl Entry {
         }
         check_rate(&experiment, &workload)?;
         let values = point.values.into_iter().map(|(key, value)| (key, shown(&value))).collect();
-        Ok(Self { experiment, workload, folder: folder.to_owned(), variants, values, identity })
+        Ok(Self { experiment, workload, folder: folder.to_owned(), variants, values, identity, identity_of_peak })
     }
 
     pub(crate) fn seconds(&self) -> f64 {
@@ -66,28 +82,57 @@ impl Entry {
     }
 
     /// The figures of one policy, the mean over the seeds.
-    pub(crate) fn run(&self, variant: &Variant) -> Result<Value, Error> {
+    pub(crate) fn run(&self, variant: &Variant, peaks: &Peaks) -> Result<Value, Error> {
+        if let (Some(Search::Goodput), Some(times)) = (self.experiment.run.search, self.experiment.run.times_peak) {
+            return self.run_at(times, variant, peaks);
+        }
         let setup = resolve::setup(&self.experiment, &self.folder, variant, 0)?;
         let (runs, devices) = match self.experiment.run.search {
-            None => (self.plain(setup.clone(), variant)?, Some(setup.devices)),
-            Some(Search::Goodput) => (self.search_rate(setup.clone(), variant)?, Some(setup.devices)),
+            None => {
+                let rate = self.workload.rate.or(self.workload.recorded_rate()).unwrap_or(0.0);
+                (self.plain(setup.clone(), variant, rate)?, Some(setup.devices))
+            }
+            Some(Search::Goodput) => (self.search_rate(setup.clone(), variant)?.1, Some(setup.devices)),
             Some(Search::Devices) => self.search_devices(setup.clone(), variant)?,
         };
-        let each: Vec<Value> = runs.iter().map(|run| summary::of_run(run, &setup.groups)).collect();
-        let mut figures = summary::mean(&each);
-        if let Value::Object(figures) = &mut figures {
-            figures.insert("bad".into(), json!(pooled(&runs).0));
-            figures.insert("devices".into(), json!(devices));
-            if let Some(trace) = runs.first().and_then(summary::trace) {
-                figures.insert("trace".into(), trace);
-            }
-        }
-        Ok(figures)
+        Ok(figures(&runs, &setup, devices))
     }
 
-    /// Every seed at the file's rate.
-    fn plain(&self, mut setup: Setup, variant: &Variant) -> Result<Vec<Run>, Error> {
-        let rate = self.workload.rate.or(self.workload.recorded_rate()).unwrap_or(0.0);
+    /// Every seed at so many times the rate that a search finds, and how that compares with the peak.
+    fn run_at(&self, times: f64, variant: &Variant, peaks: &Peaks) -> Result<Value, Error> {
+        let setup = resolve::setup(&self.experiment, &self.folder, variant, 0)?;
+        let key = format!("{} {}", self.identity_of_peak, variant.identity());
+        let place = peaks.0.lock().expect("nobody panics while holding it").entry(key).or_default().clone();
+        // Held while it is searched for: who needs the same peak waits.
+        let mut known = place.lock().expect("nobody panics while holding it");
+        let peak = match *known {
+            Some(peak) => peak,
+            None => {
+                let (rate, runs) = self.search_rate(setup.clone(), variant)?;
+                let goodput = summary::figure(&figures(&runs, &setup, None), "goodput_rps").unwrap_or(0.0);
+                *known.insert(Peak { rate, goodput })
+            }
+        };
+        drop(known);
+        let runs = self.plain(setup.clone(), variant, peak.rate * times)?;
+        let mut all = figures(&runs, &setup, Some(setup.devices));
+        let figure = |name: &str| summary::figure(&all, name).unwrap_or(0.0);
+        let (goodput, idle) = (figure("goodput_rps"), 1.0 - figure("utilization"));
+        let ideal = (1.0 - times).max(0.0);
+        let more = json!({
+            "peak_rps": peak.goodput,
+            "goodput_of_peak": crate::meter::ratio(goodput, peak.goodput),
+            "idle": idle,
+            "idle_off": (idle - ideal).abs(),
+        });
+        if let (Value::Object(all), Value::Object(more)) = (&mut all, more) {
+            all.extend(more);
+        }
+        Ok(all)
+    }
+
+    /// Every seed at one rate.
+    fn plain(&self, mut setup: Setup, variant: &Variant, rate: f64) -> Result<Vec<Run>, Error> {
         let mut run = |&seed: &u64| {
             setup.seed = seed;
             self.once(&setup, variant, rate)
@@ -103,8 +148,8 @@ impl Entry {
         })
     }
 
-    /// The runs at the highest rate with at most `max_bad`.
-    fn search_rate(&self, mut setup: Setup, variant: &Variant) -> Result<Vec<Run>, Error> {
+    /// The highest rate with at most `max_bad`, and the runs at it.
+    fn search_rate(&self, mut setup: Setup, variant: &Variant) -> Result<(f64, Vec<Run>), Error> {
         let run = &self.experiment.run;
         // Above this even perfect batches leave more than `max_bad` behind; 5 % for the luck of a short run.
         let ceiling = self.workload.capacity(&setup) / (1.0 - run.max_bad).max(0.01) * 1.05;
@@ -118,9 +163,9 @@ impl Entry {
             Ok(seen)
         })?;
         match best {
-            Some((_, runs)) => Ok(runs),
+            Some(best) => Ok(best),
             // Even a trickle goes bad: the figures of a run in which nothing was asked.
-            None => Ok(vec![self.once(&setup, variant, 0.0)?]),
+            None => Ok((0.0, vec![self.once(&setup, variant, 0.0)?])),
         }
     }
 
@@ -202,6 +247,28 @@ impl Entry {
     }
 }
 
+/// The figures of the runs of one entry, the mean over the seeds.
+fn figures(runs: &[Run], setup: &Setup, devices: Option<u32>) -> Value {
+    let each: Vec<Value> = runs.iter().map(|run| summary::of_run(run, &setup.groups)).collect();
+    let mut figures = summary::mean(&each);
+    if let Value::Object(figures) = &mut figures {
+        figures.insert("bad".into(), json!(pooled(runs).0));
+        figures.insert("devices".into(), json!(devices));
+        if let Some(trace) = runs.first().and_then(summary::trace) {
+            figures.insert("trace".into(), trace);
+        }
+    }
+    figures
+}
+
+fn without_times_peak(file: &toml::Table) -> toml::Table {
+    let mut file = file.clone();
+    if let Some(toml::Value::Table(run)) = file.get_mut("run") {
+        run.remove("times_peak");
+    }
+    file
+}
+
 /// The part of bad requests over all runs together, and whether one was given up.
 fn pooled(runs: &[Run]) -> (f64, bool) {
     let (mut bad, mut all) = (0, 0);
@@ -215,6 +282,12 @@ fn pooled(runs: &[Run]) -> (f64, bool) {
 
 fn check_rate(experiment: &Experiment, workload: &Workload) -> Result<(), Error> {
     let has_rate = workload.rate.or(workload.recorded_rate()).is_some();
+    if let Some(times) = experiment.run.times_peak {
+        resolve::not_negative("run.times_peak", times)?;
+        if experiment.run.search != Some(Search::Goodput) {
+            return Err(Error::value("run.times_peak needs run.search = \"goodput\": what would it be times of?"));
+        }
+    }
     match experiment.run.search {
         None if workload.has_rate() && !has_rate => {
             Err(Error::value("there is no rate: give workload.rate_rps, or run.search = \"goodput\""))

@@ -49,6 +49,9 @@ pub struct Experiment {
     /// written with its section (`"devices.count"`), or alone where the file has it in one section only.
     #[serde(default)]
     pub sweep: toml::Table,
+    /// Several keys that change together, under a name: `{ name, set = { KEY = VALUE } }`.
+    #[serde(default, rename = "case")]
+    pub cases: Vec<toml::Table>,
     /// What is drawn.
     #[serde(default, rename = "plot")]
     pub plots: Vec<PlotConfig>,
@@ -341,6 +344,8 @@ pub struct RunConfig {
     pub seeds: Vec<u64>,
     /// What is searched for, if anything.
     pub search: Option<Search>,
+    /// With `search = "goodput"`: run at so many times the rate that the search found.
+    pub times_peak: Option<f64>,
     /// The largest part of bad requests that a search accepts.
     #[serde(default = "one_percent")]
     pub max_bad: f64,

@@ -128,9 +128,16 @@ fn merge(mut values: Vec<&Value>, key: &str) -> Value {
     }
 }
 
-/// The number at a path of keys joined by dots, as in `models.minor.p99_ms`.
+/// The number at a path of keys joined by dots, as in `models.minor.p99_ms` or `trace.batches.0.rows`.
 pub(crate) fn figure(figures: &Value, path: &str) -> Option<f64> {
-    path.split('.').try_fold(figures, |at, key| at.get(key))?.as_f64()
+    let mut at = figures;
+    for key in path.split('.') {
+        at = match at {
+            Value::Array(values) => values.get(key.parse::<usize>().ok()?)?,
+            other => other.get(key)?,
+        };
+    }
+    at.as_f64()
 }
 
 #[cfg(test)]
@@ -148,5 +155,6 @@ mod tests {
         assert_eq!(mean(&runs), expected);
         assert_eq!(figure(&expected, "rejected.overloaded"), Some(2.0));
         assert_eq!(figure(&expected, "rejected.else"), None);
+        assert_eq!(figure(&expected, "in.b.1"), Some(3.0));
     }
 }

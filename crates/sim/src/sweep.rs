@@ -1,7 +1,8 @@
 //! One file, many experiments: `[sweep]` names keys with lists of values, and every combination is run.
 //!
 //! A key is written with its section (`"devices.count"`, `"model.slo_ms"` for every model, `"workload.arrivals.shape"`), or
-//! alone where the file has it in one section only (`slo_ms`).
+//! alone where the file has it in one section only (`slo_ms`). Where several keys change together, `[[case]]` gives each
+//! combination a name.
 
 use crate::Error;
 use crate::experiment::RunConfig;
@@ -113,11 +114,12 @@ pub(crate) fn points(mut file: Table) -> Result<Vec<Point>, Error> {
     for shown in ["about", "plot", "claim", "compare"] {
         file.remove(shown);
     }
-    let Some(sweep) = file.remove("sweep") else { return Ok(vec![Point { file, values: Vec::new() }]) };
+    let sweep = file.remove("sweep");
+    let mut points = cases(file)?;
+    let Some(sweep) = sweep else { return Ok(points) };
     let Value::Table(sweep) = sweep else {
         return Err(Error::value("sweep must be a table of keys with lists of values"));
     };
-    let mut points = vec![Point { file, values: Vec::new() }];
     for (key, values) in sweep {
         let Value::Array(values) = values else {
             return Err(Error::value(format!("sweep.{key} must be a list of values")));
@@ -142,7 +144,30 @@ pub(crate) fn points(mut file: Table) -> Result<Vec<Point>, Error> {
     Ok(points)
 }
 
+/// One point for each `[[case]]`, or one in all.
+fn cases(mut file: Table) -> Result<Vec<Point>, Error> {
+    let Some(cases) = file.remove("case") else { return Ok(vec![Point { file, values: Vec::new() }]) };
+    let wrong = || Error::value("every [[case]] needs a name and set = { KEY = VALUE, ... }, keys as in [sweep]");
+    let mut points = Vec::new();
+    for case in cases.as_array().ok_or_else(wrong)? {
+        let (Some(name), Some(set_to)) = (case.get("name"), case.get("set").and_then(Value::as_table)) else {
+            return Err(wrong());
+        };
+        let mut file = file.clone();
+        for (key, value) in set_to {
+            set(&mut file, key, value)?;
+        }
+        points.push(Point { file, values: vec![("case".to_owned(), name.clone())] });
+    }
+    Ok(points)
+}
+
 fn set(file: &mut Table, key: &str, value: &Value) -> Result<(), Error> {
+    // A whole section at once.
+    if SECTIONS.contains(&key) {
+        file.insert(key.to_owned(), value.clone());
+        return Ok(());
+    }
     let path: Vec<&str> = if key.contains('.') { key.split('.').collect() } else { vec![section_of(file, key)?, key] };
     if !SECTIONS.contains(&path[0]) {
         let message =
@@ -236,6 +261,20 @@ mod tests {
         let points = Selection { only, ..Selection::default() }.of(points_of(&text).unwrap()).unwrap();
         assert_eq!(points.len(), 1);
         assert_eq!(points[0].file["model"][1]["latency"]["alpha_ms"].as_integer(), Some(2));
+    }
+
+    #[test]
+    fn cases_change_several_keys_at_once() {
+        let case = |name: &str, set: &str| format!("[[case]]\nname = \"{name}\"\nset = {{ {set} }}\n");
+        let one = case("one", "slo_ms = 5, \"devices.count\" = 9");
+        let two = case("two", "model = [{ slo_ms = 7 }]");
+        let points = points_of(&format!("{FILE}{one}{two}[sweep]\n\"devices.page_mb\" = [1, 2]\n")).unwrap();
+        assert_eq!(points.len(), 4);
+        assert_eq!(points[1].values[0], ("case".to_owned(), Value::from("one")));
+        assert_eq!(points[1].file["model"][1]["slo_ms"].as_integer(), Some(5));
+        assert_eq!(points[1].file["devices"]["page_mb"].as_integer(), Some(2));
+        assert_eq!(points[2].file["model"].as_array().map(Vec::len), Some(1));
+        assert!(points_of(&format!("{FILE}[[case]]\nname = \"x\"\n")).unwrap_err().starts_with("every [[case]]"));
     }
 
     #[test]
