@@ -1,11 +1,12 @@
 # Two commands do everything from a fresh clone: `make serve` and `make test`.
-.PHONY: help serve test setup models bench experiments format clean
+.PHONY: help serve test setup models bench experiments experiments-all format clean
 
 help:
 	@echo "make serve        build, fetch sample models, serve them on http://localhost:8000"
 	@echo "make test         format, lints, documentation, every test"
 	@echo "make bench        every figure of docs/benchmarks.md, measured on this machine"
 	@echo "make experiments  every simulated figure of docs/experiments, with its plots"
+	@echo "make experiments-all  the same, and the sweeps that take hours; an interrupted one goes on"
 	@echo "make clean        remove what was built and fetched"
 
 setup:
@@ -28,7 +29,11 @@ bench: models
 
 experiments: setup
 	@scripts/cargo.sh build --release -p cli
-	@scripts/experiments.sh
+	@scripts/experiments.sh $(ARGS)
+
+experiments-all: setup
+	@scripts/cargo.sh build --release -p cli
+	@scripts/experiments.sh --all $(ARGS)
 
 format:
 	@scripts/cargo.sh fmt --all
