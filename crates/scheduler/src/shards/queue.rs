@@ -41,6 +41,8 @@ pub(super) struct ModelQueue {
     pub candidate: Option<Candidate>,
     /// What the ranker was told last.
     pub announced: Option<Candidate>,
+    /// Since when it knows of a batch.
+    pub announced_at: Timestamp,
     /// How many grants have arrived.
     pub grants_seen: u32,
     /// Whether batches may run: the weights are in place.
@@ -66,6 +68,7 @@ impl ModelQueue {
             wait_until: Timestamp::ZERO,
             candidate: None,
             announced: None,
+            announced_at: Timestamp::ZERO,
             grants_seen: 0,
             active: true,
             target: 0,
@@ -146,7 +149,7 @@ impl ModelQueue {
     }
 
     /// Forms the batch anew, for an executor that is free at `free_at`. Those that can't be in time are taken out and
-    /// appended to `refused`.
+    /// appended to `refused`; so are those that keep the batch below its target, where the rule says so.
     pub fn gather(
         &mut self,
         now: Timestamp,

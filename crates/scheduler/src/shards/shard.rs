@@ -13,8 +13,8 @@ pub enum Gathering {
     /// From the head of the queue, as many as can be done by the head's deadline; the head is given up when it can't be met
     /// any more (Symphony, section 3.2).
     HeadFirst,
-    /// The same, but the head is given up as soon as it keeps a batch below the size that the observed rate asks for, if
-    /// others would make it larger (Nexus' sliding window). Once executors are short, the other rule runs ever smaller
+    /// The same, but where batches have to wait for executors the head is given up as soon as it keeps a batch below the size
+    /// that the observed rate asks for, if others would make it larger (Nexus' sliding window). Once executors are short, the other rule runs ever smaller
     /// batches and so makes them shorter still; this one loses a few requests and keeps its pace.
     #[default]
     TargetSize,
@@ -163,7 +163,7 @@ impl Shard {
         let place = self.place(model);
         let Some(Some(queue)) = self.models.get_mut(place) else { return };
         queue.active = active;
-        self.gather(now, place, Timestamp::ZERO, out);
+        self.gather(now, place, Timestamp::ZERO, false, out);
         self.publish(now, place, out);
     }
 
@@ -202,7 +202,7 @@ impl Shard {
             Change::None => {}
             Change::Grown => self.publish(now, place, out),
             Change::Gather => {
-                self.gather(now, place, Timestamp::ZERO, out);
+                self.gather(now, place, Timestamp::ZERO, false, out);
                 self.publish(now, place, out);
             }
         }
@@ -222,7 +222,7 @@ impl Shard {
         let Some(Some(queue)) = self.models.get_mut(place) else { return false };
         let found = queue.remove(id, deadline_at);
         if found {
-            self.gather(now, place, Timestamp::ZERO, out);
+            self.gather(now, place, Timestamp::ZERO, false, out);
             self.publish(now, place, out);
         }
         found
@@ -247,12 +247,16 @@ impl Shard {
             return;
         };
         queue.grants_seen = queue.grants_seen.wrapping_add(1);
-        queue.announced = None;
+        let announced = queue.announced.take();
+        // Whether the batch had to wait for the executor. One that was free all the time shows that there are enough: then
+        // nobody is given up to save its time.
+        let delay = self.config.delay.of(announced.map_or(0, |candidate| candidate.size));
+        let short = free_at > queue.announced_at + delay;
         queue.retarget(now, self.executors);
-        self.gather(now, place, free_at, out);
+        self.gather(now, place, free_at, short, out);
         let what = self.order(now, place, grant, out).unwrap_or(ExecutorNews::Unused { free_at });
         out.news.push(News { executor, life, what });
-        self.gather(now, place, Timestamp::ZERO, out);
+        self.gather(now, place, Timestamp::ZERO, short, out);
         self.publish(now, place, out);
     }
 
@@ -284,7 +288,9 @@ impl Shard {
         while let Some((at, place)) = self.timers.first()
             && at <= now.as_nanos()
         {
-            self.gather(now, place as usize, Timestamp::ZERO, out);
+            let queue = self.models[place as usize].as_ref().expect("a model with a timer is there");
+            let short = queue.announced.is_some();
+            self.gather(now, place as usize, Timestamp::ZERO, short, out);
             self.publish(now, place as usize, out);
         }
     }
@@ -307,9 +313,11 @@ impl Shard {
 
     // ---- candidates ----
 
-    fn gather(&mut self, now: Timestamp, place: usize, free_at: Timestamp, out: &mut Outbox) {
+    /// Forms a model's batch anew; `short` says that executors are.
+    fn gather(&mut self, now: Timestamp, place: usize, free_at: Timestamp, short: bool, out: &mut Outbox) {
         let queue = self.models[place].as_mut().expect("only models that are there are looked at");
-        queue.gather(now, free_at, self.config.delay, self.config.gathering, &mut out.refused);
+        let gathering = if short { self.config.gathering } else { Gathering::HeadFirst };
+        queue.gather(now, free_at, self.config.delay, gathering, &mut out.refused);
     }
 
     /// Tells the ranker what it should know by now, and sets the timer for the rest.
@@ -322,6 +330,9 @@ impl Shard {
         });
         let wanted = if tell_at <= now { queue.candidate } else { None };
         if queue.announced != wanted {
+            if queue.announced.is_none() {
+                queue.announced_at = now;
+            }
             queue.announced = wanted;
             let (model, grants_seen) = (queue.model, queue.grants_seen);
             out.announcements.push(Announcement { model, grants_seen, candidate: wanted });
