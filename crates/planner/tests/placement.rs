@@ -7,16 +7,16 @@ use planner::placement::{Effort, Ending, Model, Placement, PlacementError, Probl
 use proptest::prelude::*;
 use std::time::Duration;
 
-const MIB: u64 = 1 << 20;
+const MB: u64 = 1_000_000;
 
 /// As long as it takes: what is found must not depend on how fast this machine is.
 fn patient() -> Effort {
     Effort { time_limit: Duration::from_secs(3600), ..Effort::default() }
 }
 
-fn model(rate_rps: f64, mib: u64) -> Model {
+fn model(rate_rps: f64, mb: u64) -> Model {
     let name = format!("m{rate_rps}");
-    Model { name, rate_rps, static_bytes: mib * MIB, dynamic_bytes: 0, previous: None, change_cost: 1.0 }
+    Model { name, rate_rps, static_bytes: mb * MB, dynamic_bytes: 0, previous: None, change_cost: 1.0 }
 }
 
 fn placed(problem: &Problem) -> Placement {
@@ -98,7 +98,7 @@ fn a_perfect_partition_is_found_and_proven() {
 #[test]
 fn the_weight_decides_between_rate_and_memory() {
     // Rates want 1+4 | 2+3, memory wants 1+2 | 3+4.
-    let models: Vec<Model> = [(1.0, 9), (2.0, 1), (3.0, 6), (4.0, 4)].map(|(rate, mib)| model(rate, mib)).into();
+    let models: Vec<Model> = [(1.0, 9), (2.0, 1), (3.0, 6), (4.0, 4)].map(|(rate, mb)| model(rate, mb)).into();
     let pairs = |memory_weight| {
         let placement = placed(&Problem { models: models.clone(), parts: 2, memory_weight, ..Problem::default() });
         (0..4).filter(|&m| placement.part_of[m] == placement.part_of[0]).collect::<Vec<_>>()
@@ -164,13 +164,13 @@ fn dynamic_memory_is_counted_once_for_a_part() {
     // 10 + 10 + max(8, 8) fits into 28, and 10 + 10 + 8 + 8 would not.
     let mut models = vec![model(1.0, 10); 4];
     for model in &mut models {
-        model.dynamic_bytes = 8 * MIB;
+        model.dynamic_bytes = 8 * MB;
     }
-    let fits = Problem { models: models.clone(), parts: 2, max_bytes: Some(28 * MIB), ..Problem::default() };
-    assert_eq!(placed(&fits).parts[0].dynamic_bytes, 8 * MIB);
+    let fits = Problem { models: models.clone(), parts: 2, max_bytes: Some(28 * MB), ..Problem::default() };
+    assert_eq!(placed(&fits).parts[0].dynamic_bytes, 8 * MB);
     // One that needs 9 pushes its part over; one part must then hold three.
-    models[0].dynamic_bytes = 9 * MIB;
-    expect!["impossible: no assignment keeps all bounds: the bound of 28.0 MiB for a device can't hold together with the others; raise it or use more parts"]
+    models[0].dynamic_bytes = 9 * MB;
+    expect!["impossible: no assignment keeps all bounds: the bound of 28.0 MB for a device can't hold together with the others; raise it or use more parts"]
         .assert_eq(&refused(&Problem { models, ..fits }));
 }
 
@@ -189,10 +189,10 @@ fn impossible_problems_say_which_bound() {
         .assert_eq(&with(&|p| p.max_rate_rps = Some(32.0)));
     expect!["impossible: no assignment keeps all bounds: the bound of 34 r/s for a part can't hold together with the others; raise it or use more parts"]
         .assert_eq(&with(&|p| p.max_rate_rps = Some(34.0)));
-    expect![[r#"impossible: model "m10" alone takes 100.0 MiB (0.0 MiB of it while it runs), but a device has 90.0 MiB: it fits on none"#]]
-        .assert_eq(&with(&|p| p.max_bytes = Some(90 * MIB)));
-    expect!["impossible: the models take 250.0 MiB together, and one of them 0.0 MiB more while it runs, but 2 parts of 120.0 MiB have 240.0 MiB: more parts or more memory are needed"]
-        .assert_eq(&with(&|p| p.max_bytes = Some(120 * MIB)));
+    expect![[r#"impossible: model "m10" alone takes 100.0 MB (0.0 MB of it while it runs), but a device has 90.0 MB: it fits on none"#]]
+        .assert_eq(&with(&|p| p.max_bytes = Some(90 * MB)));
+    expect!["impossible: the models take 250.0 MB together, and one of them 0.0 MB more while it runs, but 2 parts of 120.0 MB have 240.0 MB: more parts or more memory are needed"]
+        .assert_eq(&with(&|p| p.max_bytes = Some(120 * MB)));
     expect!["impossible: loading the 3 models that are nowhere yet costs 3, but changes may cost at most 2: raise that bound"]
         .assert_eq(&with(&|p| p.max_change_cost = Some(2.0)));
     expect!["impossible: 3 models have more than half of the 45 r/s that a part takes, so that no two of them share one, but there are only 2 parts"]
@@ -224,13 +224,13 @@ fn small_problem() -> impl Strategy<Value = Problem> {
     let models = prop::collection::vec((0_u32..40, 1_u64..30, 0_u64..10, 0_u32..5, prop::option::of(0_usize..3)), 1..7);
     let bounds = (prop::option::of(20_u32..120), prop::option::of(20_u64..120), prop::option::of(0_u32..30));
     (models, 1_usize..4, bounds, any::<bool>(), 0_u32..4).prop_map(
-        |(models, parts, (rate, mib, cost), moves, weight)| {
+        |(models, parts, (rate, mb, cost), moves, weight)| {
             let model =
-                |(number, (rate, mib, dynamic, cost, previous)): (usize, (u32, u64, u64, u32, Option<usize>))| Model {
+                |(number, (rate, mb, dynamic, cost, previous)): (usize, (u32, u64, u64, u32, Option<usize>))| Model {
                     name: format!("m{number}"),
                     rate_rps: f64::from(rate),
-                    static_bytes: mib * MIB,
-                    dynamic_bytes: dynamic * MIB,
+                    static_bytes: mb * MB,
+                    dynamic_bytes: dynamic * MB,
                     previous: previous.filter(|&part| moves && part < parts),
                     change_cost: f64::from(cost),
                 };
@@ -238,7 +238,7 @@ fn small_problem() -> impl Strategy<Value = Problem> {
                 models: models.into_iter().enumerate().map(model).collect(),
                 parts,
                 max_rate_rps: rate.map(f64::from),
-                max_bytes: mib.map(|mib| mib * MIB),
+                max_bytes: mb.map(|mb| mb * MB),
                 memory_weight: f64::from(weight) / 2.0,
                 max_change_cost: cost.map(f64::from),
                 ..Problem::default()

@@ -73,9 +73,9 @@ fn possible(problem: &Problem) -> Result<(), String> {
             return Err(format!(
                 "model {:?} alone takes {} ({} of it while it runs), but a device has {}: it fits on none",
                 model.name,
-                mib(model.static_bytes + model.dynamic_bytes),
-                mib(model.dynamic_bytes),
-                mib(most)
+                mb(model.static_bytes + model.dynamic_bytes),
+                mb(model.dynamic_bytes),
+                mb(most)
             ));
         }
         let all: u64 = problem.models.iter().map(|model| model.static_bytes).sum();
@@ -84,17 +84,17 @@ fn possible(problem: &Problem) -> Result<(), String> {
         if all + running > room {
             return Err(format!(
                 "the models take {} together, and one of them {} more while it runs, but {parts} parts of {} have {}: more parts or more memory are needed",
-                mib(all),
-                mib(running),
-                mib(most),
-                mib(room)
+                mb(all),
+                mb(running),
+                mb(most),
+                mb(room)
             ));
         }
         let halves = problem.models.iter().filter(|model| model.static_bytes > most / 2).count();
         if halves > parts {
             return Err(format!(
                 "{halves} models take more than half of a device's {}, so that no two of them share one, but there are only {parts} parts",
-                mib(most)
+                mb(most)
             ));
         }
     }
@@ -123,7 +123,7 @@ pub(super) fn culprit(problem: &Problem) -> PlacementError {
         blamed.extend(without(name, Problem { max_rate_rps: None, ..problem.clone() }));
     }
     if let Some(most) = problem.max_bytes {
-        let name = format!("the bound of {} for a device", mib(most));
+        let name = format!("the bound of {} for a device", mb(most));
         blamed.extend(without(name, Problem { max_bytes: None, ..problem.clone() }));
     }
     if let Some(most) = problem.max_change_cost {
@@ -156,6 +156,7 @@ pub(super) fn not_found(nearest: Option<&Assignment<'_>>, took: Duration) -> Pla
     ))
 }
 
-fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+/// Megabytes, as in the files that problems are read from.
+fn mb(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
 }

@@ -83,7 +83,8 @@ impl Default for Problem {
 /// How hard to try.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Effort {
-    /// For the start and the solver. The solver overruns it by some tenths of a second; the polish takes up to two seconds more.
+    /// For the start and the solver; the polish takes up to two seconds more. The solver looks at its clock only now and then:
+    /// of 20 runs with 800 models, most overran by less than a second and one by twelve.
     pub time_limit: Duration,
     /// Improve the greedy assignment by exchanges, and let the solver start from it.
     pub start: bool,
