@@ -45,7 +45,7 @@ impl Scheduler {
         if request.rows > entry.latency.max_batch() {
             return Err(Rejection::ModelUnavailable);
         }
-        if self.policy.queued(request.model) >= self.config.max_queued_per_model {
+        if self.policy.queues().of(request.model).len() >= self.config.max_queued_per_model {
             return Err(Rejection::QueueFull);
         }
         if self.ledger.device_ids().all(|device| self.ledger.device(device).pages < entry.pages) {
@@ -81,7 +81,7 @@ impl Scheduler {
 
     /// What a request adds to the time that its model's queue takes.
     pub(crate) fn added_work(&self, model: &Model, request: &Request) -> Duration {
-        let queued = self.policy.urgent_rows(request.model);
+        let queued = self.policy.queues().of(request.model).rows();
         model.latency.time_for(queued + u64::from(request.rows)) - model.latency.time_for(queued)
     }
 

@@ -20,6 +20,15 @@ pub struct Config {
     /// Whether a request is refused at once when the work that is due before it leaves no time for it. Without, it is
     /// refused when its time has run out, as in the paper.
     pub predict_admission: bool,
+    /// How long an order and the inputs of its requests are on their way to a device.
+    pub delay: Delay,
+    /// How `deferred` gathers a batch.
+    pub gather: Gather,
+    /// How long `timeout` lets a batch grow, as a part of its first request's objective.
+    pub timeout: f64,
+    /// When not all can be served in time, `punctual` gives up requests of models that take the most device time for each,
+    /// but serves none of them less than this often, compared with the others. 1 treats all models alike.
+    pub fairness: f64,
 }
 
 impl Default for Config {
@@ -31,8 +40,38 @@ impl Default for Config {
             profile_quantile: 0.99,
             max_queued_per_model: 1 << 20,
             predict_admission: true,
+            delay: Delay::default(),
+            gather: Gather::KeepTarget,
+            timeout: 0.2,
+            fairness: 0.5,
         }
     }
+}
+
+/// `control + per_row * rows`: how long before its start a batch must be ordered (Symphony, appendix D).
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Delay {
+    /// The order's way.
+    pub control: Duration,
+    /// What each row's input adds.
+    pub per_row: Duration,
+}
+
+impl Delay {
+    /// For a batch of so many rows.
+    pub fn of(self, rows: u32) -> Duration {
+        self.control + self.per_row * u64::from(rows)
+    }
+}
+
+/// Which requests make a batch when not all are in time (Symphony, section 3.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gather {
+    /// From the first request on, as many as the first one has time for.
+    HeadFirst,
+    /// The same, but when that is less than the target size, first requests are given up for a larger batch. The target is
+    /// what would run if batches of one model followed each other evenly on the devices.
+    KeepTarget,
 }
 
 /// The batching policies, by name.
@@ -40,16 +79,28 @@ impl Default for Config {
 pub enum PolicyKind {
     /// Clockwork's (appendix B).
     Clockwork,
+    /// Symphony's: a batch starts when one more request would no longer fit (section 3).
+    Deferred,
+    /// A batch starts as soon as a device is free, the most urgent first.
+    Eager,
+    /// A batch starts when it is full or its first request has waited for a fixed time.
+    Timeout,
+    /// Ours: deferred where waiting pays, eager where it doesn't.
+    Punctual,
 }
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: &'static [Self] = &[Self::Clockwork];
+    pub const ALL: &'static [Self] = &[Self::Punctual, Self::Clockwork, Self::Deferred, Self::Eager, Self::Timeout];
 
     /// The name that users write.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Clockwork => "clockwork",
+            Self::Deferred => "deferred",
+            Self::Eager => "eager",
+            Self::Timeout => "timeout",
+            Self::Punctual => "punctual",
         }
     }
 

@@ -99,6 +99,8 @@ pub enum ActionStatus {
     },
     /// Not started, because its window had passed.
     TooLate,
+    /// Broken off, or not begun, because the scheduler said so.
+    Preempted,
     /// Started and failed, or could not start for a reason other than time.
     Failed,
 }
@@ -112,6 +114,14 @@ pub enum Command {
     Load(Load),
     /// Forget a model's weights on a device. Takes no time worth planning, always succeeds, isn't reported.
     Unload(Unload),
+    /// Break an execution off that is running or about to: its requests are needed elsewhere. It is reported as
+    /// [`ActionStatus::Preempted`], or as done if it was.
+    Preempt {
+        /// Where.
+        device: DeviceId,
+        /// Which.
+        action: ActionId,
+    },
     /// A request is over: its only outcome (P1). The slot is the driver's again.
     Finish {
         /// Which request.

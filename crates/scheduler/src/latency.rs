@@ -129,6 +129,38 @@ impl Latency {
         &self.classes[index.min(self.classes.len() - 1)]
     }
 
+    /// The largest size that pays and takes no longer than this; 0 when not even the smallest one does.
+    pub fn largest_within(&self, span: Duration) -> u32 {
+        let within = self.classes.partition_point(|class| class.expected() <= span);
+        // Measured times needn't ascend with the size.
+        let fits = |class: &&Class| class.pays && class.expected() <= span;
+        self.classes[..within].iter().rev().find(fits).map_or(0, |class| class.batch)
+    }
+
+    /// The smallest size up to `size` that has this part of its rows per time.
+    pub fn nearly_as_good(&self, size: u32, part: f64) -> u32 {
+        let speed = |class: &Class| f64::from(class.batch) / class.expected().as_nanos().max(1) as f64;
+        let enough = part * speed(self.class_for(size));
+        self.classes
+            .iter()
+            .find(|class| class.batch >= size || speed(class) >= enough)
+            .map_or(size, |class| class.batch)
+    }
+
+    /// The largest size that pays.
+    pub fn best_batch(&self) -> u32 {
+        self.classes.iter().rev().find(|class| class.pays).expect("the smallest size pays").batch
+    }
+
+    /// What a batch takes however small it is, if its time were a line over its size.
+    pub fn fixed(&self) -> Duration {
+        let (first, last) = (&self.classes[0], &self.classes[self.classes.len() - 1]);
+        match u64::from(last.batch - first.batch) {
+            0 => Duration::ZERO,
+            rows => first.typical() - (last.typical() - first.typical()) / rows * u64::from(first.batch),
+        }
+    }
+
     /// What the smallest batch takes.
     pub fn smallest(&self) -> Duration {
         self.classes[0].expected()

@@ -25,14 +25,19 @@ mod event;
 mod executor;
 mod latency;
 mod ledger;
+mod patience;
 mod policy;
+mod pressure;
 mod queue;
+mod queues;
 mod requests;
 mod residency;
 pub mod shards;
 mod slack;
+mod usage;
+mod windowed;
 
-pub use config::{Config, PolicyKind};
+pub use config::{Config, Delay, Gather, PolicyKind};
 pub use event::{
     ActionStatus, Command, DeviceSpec, Event, Execution, Load, ModelSpec, Outcome, Rejection, Report, Request, Unload,
 };
@@ -41,12 +46,13 @@ use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
 use clockwork::Clockwork;
 use latency::Latency;
 use ledger::{Action, Device, Ledger, Model};
-use policy::{Batch, Policy};
+use policy::{Batch, Ended, Policy, Started};
 use queue::{Place, Queued};
 use requests::{Entry, Requests, State};
 use residency::Planner;
 use slack::SlackWatch;
 use std::collections::BTreeSet;
+use windowed::Windowed;
 
 /// Levels of urgency within one model; higher numbers count as this one.
 const MAX_PRIORITY: u32 = 16;
@@ -60,6 +66,8 @@ pub enum WakeReason {
     RequestExpires,
     /// An executor has less work ahead of it than it should have.
     ExecutorHungry,
+    /// A batch that was left to grow has become ready.
+    BatchReady,
     /// Batch work waits for a quiet moment, which may have come.
     BatchWorkWaits,
 }
@@ -88,6 +96,9 @@ impl Scheduler {
     pub fn new(config: Config) -> Self {
         let policy: Box<dyn Policy> = match config.policy {
             PolicyKind::Clockwork => Box::<Clockwork>::default(),
+            PolicyKind::Deferred | PolicyKind::Eager | PolicyKind::Timeout | PolicyKind::Punctual => {
+                Box::new(Windowed::new(&config))
+            }
         };
         Self {
             config,
@@ -126,12 +137,13 @@ impl Scheduler {
 
     /// When to call `step` with [`Event::WokeUp`] if nothing else happens before, and why.
     pub fn next_wakeup(&self) -> Option<(Timestamp, WakeReason)> {
-        let expires = self.policy.next_expiry().map(|at| (at, WakeReason::RequestExpires));
+        let expires = self.policy.queues().next_expiry().map(|at| (at, WakeReason::RequestExpires));
         let hungry = self.hungry_at.first().map(|&(at, _)| (at, WakeReason::ExecutorHungry));
         let load = self.planner.next_wakeup();
         let load = load.map(|at| (at, WakeReason::ExecutorHungry));
         let quiet = self.slack.batch_work_waits_until().map(|at| (at, WakeReason::BatchWorkWaits));
-        [expires, hungry, load, quiet].into_iter().flatten().min()
+        let ready = self.policy.next_ripe().map(|at| (at, WakeReason::BatchReady));
+        [expires, hungry, load, quiet, ready].into_iter().flatten().min()
     }
 
     /// How many requests are in hand, queued or running.
@@ -202,6 +214,7 @@ impl Scheduler {
         self.ledger.device_count -= 1;
         self.planner.reconsider();
         self.hungry.remove(&device);
+        self.policy.lost(device);
         for request in stranded {
             if let Some(entry) = self.requests.get_mut(request) {
                 entry.stranded = true;
@@ -245,7 +258,7 @@ impl Scheduler {
         entry.removed = true;
         // Where its weights are, what is queued is still served; no weights are loaded for it any more.
         if entry.residency.is_empty() {
-            for request in self.policy.all_queued(model) {
+            for request in self.policy.queues().of(model).ids() {
                 self.finish_queued(request, Outcome::Rejected(Rejection::ModelUnavailable), out);
             }
         }
@@ -256,7 +269,7 @@ impl Scheduler {
     /// Frees what a removed model holds, where nothing of it is under way.
     fn unload_removed(&mut self, model: ModelId, out: &mut Vec<Command>) {
         let entry = self.ledger.model(model);
-        if !entry.removed || self.policy.queued(model) > 0 {
+        if !entry.removed || self.policy.queues().of(model).len() > 0 {
             return;
         }
         let idle = entry.residency.iter().filter(|there| there.in_use == 0 && there.loading_until.is_none());
@@ -369,13 +382,15 @@ impl Scheduler {
         if let ActionStatus::Done { started_at, ended_at } = report.status {
             entry.latency.observe_batch(ended_at, batch, ended_at.since(started_at));
         }
+        let mut in_time = true;
         for &request in requests {
             match report.status {
-                ActionStatus::Done { ended_at, .. } => self.finish_executed(request, ended_at, out),
-                ActionStatus::TooLate => self.requeue(request, out),
+                ActionStatus::Done { ended_at, .. } => in_time &= self.finish_executed(request, ended_at, out),
+                ActionStatus::TooLate | ActionStatus::Preempted => self.requeue(request, out),
                 ActionStatus::Failed => self.finish_running(request, Outcome::Failed, out),
             }
         }
+        self.policy.ended(Ended { device, action: report.action, model, in_time });
         self.planner.reconsider();
         if freed {
             self.policy.freed(&self.ledger, device);
@@ -385,10 +400,15 @@ impl Scheduler {
         self.touched.push(device);
     }
 
-    fn finish_executed(&mut self, id: RequestId, ended_at: Timestamp, out: &mut Vec<Command>) {
-        let Some(entry) = self.requests.get(id) else { return };
-        let outcome = if ended_at <= entry.request.deadline_at { Outcome::Done } else { Outcome::Late };
-        self.finish_running(id, outcome, out);
+    /// Ends a request whose batch has run; whether that was in time.
+    fn finish_executed(&mut self, id: RequestId, ended_at: Timestamp, out: &mut Vec<Command>) -> bool {
+        let Some(entry) = self.requests.get(id) else { return true };
+        let in_time = ended_at <= entry.request.deadline_at;
+        if entry.request.deadline_at != Timestamp::NEVER {
+            self.policy.settled(self.now, entry.request.model, in_time);
+        }
+        self.finish_running(id, if in_time { Outcome::Done } else { Outcome::Late }, out);
+        in_time
     }
 
     fn finish_running(&mut self, id: RequestId, outcome: Outcome, out: &mut Vec<Command>) {
@@ -439,13 +459,13 @@ impl Scheduler {
                 self.unload_removed(model, out);
                 self.touched.push(device);
             }
-            ActionStatus::TooLate | ActionStatus::Failed => {
+            ActionStatus::TooLate | ActionStatus::Preempted | ActionStatus::Failed => {
                 self.ledger.evict(model, device);
                 self.policy.unloaded(&self.ledger, model, device);
                 // Trying again would fail again, and take the others' time.
                 let hopeless = report.status == ActionStatus::Failed || self.ledger.model(model).removed;
                 if hopeless && self.ledger.model(model).residency.is_empty() {
-                    for request in self.policy.all_queued(model) {
+                    for request in self.policy.queues().of(model).ids() {
                         self.finish_queued(request, Outcome::Failed, out);
                     }
                 }
@@ -464,9 +484,22 @@ impl Scheduler {
                 self.feed(device, out);
             }
         }
+        self.feed_ripe(out);
+        if let Some((device, action)) = self.policy.preempts(&self.ledger, self.now) {
+            out.push(Command::Preempt { device, action });
+        }
         let ahead = self.config.schedule_ahead;
         self.planner.decide(self.now, ahead, &mut self.ledger, &mut *self.policy, out);
+        // What was unloaded just now may have changed who can run what.
+        self.feed_ripe(out);
         self.slack.set_batch_work_waits(self.now, self.batch_work_waits());
+    }
+
+    /// Starts the batches that are ready, wherever a device has time for them.
+    fn feed_ripe(&mut self, out: &mut Vec<Command>) {
+        while let Some(device) = self.policy.ripe(&self.ledger, self.now, &self.hungry) {
+            self.feed(device, out);
+        }
     }
 
     /// Gives a device batches until it has enough ahead or nothing is in time.
@@ -478,12 +511,12 @@ impl Scheduler {
                 break;
             }
             let start_at = exec.start_at(self.now);
-            if let Some(batch) = self.policy.next_batch(&self.ledger, device, start_at) {
+            if let Some(batch) = self.policy.next_batch(&self.ledger, device, self.now, start_at) {
                 self.execute(device, batch, out);
             } else if exec.is_idle() {
                 // Batch work isn't queued ahead: whoever comes next should wait for one batch of it at most.
                 let limit = self.slack.batch_work_limit(self.now);
-                let Some(batch) = self.policy.next_background(&self.ledger, device, limit) else { break };
+                let Some(batch) = self.policy.queues_mut().next_background(&self.ledger, device, limit) else { break };
                 self.execute(device, batch, out);
                 break;
             } else {
@@ -494,12 +527,17 @@ impl Scheduler {
     }
 
     fn execute(&mut self, device: DeviceId, batch: Batch, out: &mut Vec<Command>) {
-        let Batch { model, candidate, members } = batch;
+        let Batch { model, candidate, members, dropped } = batch;
+        for id in dropped {
+            self.give_up(id, out);
+        }
+        let mut rows = 0;
         for &id in &members {
             let entry = self.requests.get_mut(id).expect("queued requests are in hand");
             assert_eq!(entry.state, State::Queued, "P1: {id} is to be executed twice");
             entry.state = State::Running;
             let place = entry.place;
+            rows += entry.request.rows;
             self.policy.remove(model, place);
             self.release(id);
         }
@@ -512,6 +550,8 @@ impl Scheduler {
         assert!(residency.loading_until.is_none(), "P6: {model} is still loading on {device}");
         residency.in_use += 1;
         let expected_done_at = self.ledger.device_mut(device).exec.push(now, action, candidate.expected);
+        let (expected, done_at) = (candidate.expected, expected_done_at);
+        self.policy.started(Started { device, action, model, rows, expected, done_at });
         self.planner.update(self.now, &mut self.ledger, &*self.policy, model);
         self.ledger.actions.insert(action, Action::Execute { device, model, batch, requests: members.clone() });
         out.push(Command::Execute(Execution {
@@ -552,16 +592,22 @@ impl Scheduler {
 
     /// Refuses what can no longer be in time.
     fn expire(&mut self, out: &mut Vec<Command>) {
-        while let Some(id) = self.policy.expired(&self.ledger, self.now) {
-            let request = self.requests.get(id).expect("queued requests are in hand").request;
-            let rejection = Rejection::Overloaded { earliest_at: self.earliest_after_queue(&request) };
-            self.finish_queued(id, Outcome::Rejected(rejection), out);
+        while let Some(id) = self.policy.queues_mut().expired(&self.ledger, self.now) {
+            self.give_up(id, out);
         }
+    }
+
+    /// Refuses a queued request for which there is no time.
+    fn give_up(&mut self, id: RequestId, out: &mut Vec<Command>) {
+        let request = self.requests.get(id).expect("queued requests are in hand").request;
+        let rejection = Rejection::Overloaded { earliest_at: self.earliest_after_queue(&request) };
+        self.policy.settled(self.now, request.model, false);
+        self.finish_queued(id, Outcome::Rejected(rejection), out);
     }
 
     /// Batch work is queued where a device is idle: only the wish to stay available keeps it waiting.
     fn batch_work_waits(&self) -> bool {
-        self.policy.background_waits(&self.hungry)
+        self.policy.queues().background_waits(&self.hungry)
     }
 
     // ---- hunger ----

@@ -1,9 +1,10 @@
-//! What a batching policy must answer. It keeps the queues; everything else that it needs to know is in the ledger.
+//! What a batching policy must answer. Its queues are kept in `Queues`; everything else that it needs to know is in the
+//! ledger.
 
 use crate::ledger::Ledger;
 use crate::queue::{Candidate, Place, Queued};
-use crate::slack::BatchWorkLimit;
-use base::{DeviceId, ModelId, RequestId, Timestamp};
+use crate::queues::Queues;
+use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::BTreeSet;
 
 /// A batch that a policy wants to run now.
@@ -12,33 +13,42 @@ pub(crate) struct Batch {
     pub model: ModelId,
     pub candidate: Candidate,
     pub members: Vec<RequestId>,
+    /// Requests that are given up for it: with them it would have been smaller.
+    pub dropped: Vec<RequestId>,
+}
+
+/// An execution that has begun or is about to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Started {
+    pub device: DeviceId,
+    pub action: ActionId,
+    pub model: ModelId,
+    /// Rows of its requests.
+    pub rows: u32,
+    /// What it is expected to take.
+    pub expected: Duration,
+    /// When it is expected to be over.
+    pub done_at: Timestamp,
+}
+
+/// An execution that is over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub device: DeviceId,
+    pub action: ActionId,
+    pub model: ModelId,
+    /// Whether all its requests with a deadline were in time.
+    pub in_time: bool,
 }
 
 pub(crate) trait Policy: std::fmt::Debug + Send {
+    fn queues(&self) -> &Queues;
+
+    fn queues_mut(&mut self) -> &mut Queues;
+
     fn add_model(&mut self, model: ModelId);
 
     fn add_device(&mut self, device: DeviceId);
-
-    /// How many requests are queued for a model, batch work included.
-    fn queued(&self, model: ModelId) -> usize;
-
-    /// How many rows are queued for a model with a deadline.
-    fn urgent_rows(&self, model: ModelId) -> u64;
-
-    /// Whether a request with a deadline is queued for a model.
-    fn has_urgent(&self, model: ModelId) -> bool;
-
-    /// How many requests without a deadline are queued for a model.
-    fn background_queued(&self, model: ModelId) -> usize;
-
-    /// The first of the batch work queued for a model.
-    fn first_background(&self, model: ModelId) -> Option<u64>;
-
-    /// The last deadline in a model's queue.
-    fn last_deadline(&self, model: ModelId) -> Option<Timestamp>;
-
-    /// All that is queued for a model; may take time in proportion.
-    fn all_queued(&self, model: ModelId) -> Vec<RequestId>;
 
     fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued);
 
@@ -51,21 +61,42 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
     /// A model's weights are gone from a device.
     fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId);
 
+    /// A device is gone with everything that was on it; `unloaded` was told before.
+    fn lost(&mut self, _device: DeviceId) {}
+
     /// A device turned out to be free earlier than was planned.
-    fn freed(&mut self, ledger: &Ledger, device: DeviceId);
+    fn freed(&mut self, _ledger: &Ledger, _device: DeviceId) {}
 
-    /// The batch that should start on a device at `start_at`. The caller removes its members.
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, start_at: Timestamp) -> Option<Batch>;
+    /// The batch that should start on a device at `start_at`, which is now or later. The caller removes its members.
+    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, start_at: Timestamp) -> Option<Batch>;
 
-    /// Batch work that takes no longer than it may.
-    fn next_background(&mut self, ledger: &Ledger, device: DeviceId, limit: BatchWorkLimit) -> Option<Batch>;
+    /// A device with time to spare that should be fed now, because a batch has become ready that it can run. Each call is
+    /// followed by `next_batch` for that device.
+    fn ripe(&mut self, _ledger: &Ledger, _now: Timestamp, _hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
+        None
+    }
 
-    /// Whether batch work is queued for a model that is loaded on one of these devices.
-    fn background_waits(&self, devices: &BTreeSet<DeviceId>) -> bool;
+    /// When `ripe` should be asked next if nothing happens before.
+    fn next_ripe(&self) -> Option<Timestamp> {
+        None
+    }
 
-    /// A request whose deadline can no longer be met, if there is one. The caller removes it.
-    fn expired(&mut self, ledger: &Ledger, now: Timestamp) -> Option<RequestId>;
+    /// An execution was ordered.
+    fn started(&mut self, _started: Started) {}
 
-    /// When `expired` should be asked next.
-    fn next_expiry(&self) -> Option<Timestamp>;
+    /// An execution is over.
+    fn ended(&mut self, _ended: Ended) {}
+
+    /// A request with a deadline has its outcome: in time, or not.
+    fn settled(&mut self, _now: Timestamp, _model: ModelId, _in_time: bool) {}
+
+    /// Whether a request that has just come should be given up at once for the sake of others.
+    fn sheds(&mut self, _ledger: &Ledger, _now: Timestamp, _model: ModelId) -> bool {
+        false
+    }
+
+    /// A running batch that should be broken off for a better one. Its requests are queued again.
+    fn preempts(&mut self, _ledger: &Ledger, _now: Timestamp) -> Option<(DeviceId, ActionId)> {
+        None
+    }
 }

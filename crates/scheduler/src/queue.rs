@@ -155,6 +155,65 @@ impl ModelQueue {
         fill(in_time.map(|(key, &queued)| (key.0, queued)), class, smaller, members)
     }
 
+    /// The batch for a start at `start_at` that begins with the first request: as many as it has time for. Where that is
+    /// less than `floor` rows and more are queued, the first requests are left out, into `skipped`, as far as that makes
+    /// the batch larger. Requests that can't be met at all are left where they are.
+    ///
+    /// O(b + s log n) for a batch of b with s requests left out.
+    pub fn window(
+        &self,
+        latency: &Latency,
+        start_at: Timestamp,
+        floor: u32,
+        members: &mut Vec<Queued>,
+        skipped: &mut Vec<RequestId>,
+    ) -> Option<Candidate> {
+        skipped.clear();
+        if self.levels.len() > 1 || self.with_many_rows > 0 {
+            return self.gather_each(latency, start_at, members);
+        }
+        let (_, level) = self.levels.first()?;
+        let fits = |deadline_at: Timestamp| latency.largest_within(deadline_at.since(start_at));
+        let first = (start_at + latency.smallest(), 0);
+        // Which request to begin with, and how many rows that gives.
+        let mut best: Option<((Timestamp, u64), u32)> = None;
+        let mut left = if level.first_key_value()?.0 < &first { level.range(first..).count() } else { level.len() };
+        for (&key, _) in level.range(first..) {
+            let rows = fits(key.0).min(u32::try_from(left).unwrap_or(u32::MAX));
+            if best.is_none_or(|(_, most)| rows > most) {
+                best = Some((key, rows));
+            }
+            left -= 1;
+            if rows >= floor || best.is_some_and(|(_, most)| left <= most as usize) {
+                break;
+            }
+        }
+        let (begin, rows) = best?;
+        skipped.extend(level.range(first..begin).map(|(_, queued)| queued.id));
+        members.clear();
+        members.extend(level.range(begin..).take(rows as usize).map(|(_, &queued)| queued));
+        Some(Candidate::holding(members, latency, begin.0))
+    }
+
+    /// In the order of urgency, each request that leaves the batch in time for all of its members.
+    fn gather_each(&self, latency: &Latency, start_at: Timestamp, members: &mut Vec<Queued>) -> Option<Candidate> {
+        members.clear();
+        let (mut earliest, mut rows) = (Timestamp::NEVER, 0);
+        let most = latency.best_batch().max(self.first()?.1.rows);
+        for (&(deadline_at, _), &queued) in self.levels.iter().flat_map(|(_, level)| level) {
+            let with = rows + queued.rows;
+            let due = earliest.min(deadline_at);
+            if with > most && !members.is_empty() {
+                break;
+            }
+            if start_at + latency.class_for(with).expected() <= due {
+                (earliest, rows) = (due, with);
+                members.push(queued);
+            }
+        }
+        (!members.is_empty()).then(|| Candidate::holding(members, latency, earliest))
+    }
+
     /// How much batch work is queued.
     pub fn background_len(&self) -> usize {
         self.background.len()

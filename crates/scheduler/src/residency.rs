@@ -93,7 +93,7 @@ impl Planner {
             Duration::from_secs_f64(demand - served).as_nanos()
         };
         // Free memory is there to be used: one request that was refused, or that waits behind others, is reason enough.
-        let waits = entry.missed > Duration::ZERO || policy.background_queued(model) > 1;
+        let waits = entry.missed > Duration::ZERO || policy.queues().of(model).background_len() > 1;
         let priority = if waits && !entry.removed && !everywhere { priority.max(OPPORTUNE) } else { priority };
         let before = std::mem::replace(&mut entry.load_priority, priority);
         if before != priority {
@@ -107,7 +107,7 @@ impl Planner {
         let share = &mut self.cold_shares[model.index()];
         self.cold = self.cold - *share + cold;
         *share = cold;
-        let key = if nowhere && !entry.removed { policy.first_background(model) } else { None };
+        let key = if nowhere && !entry.removed { policy.queues().of(model).first_background() } else { None };
         let before = std::mem::replace(&mut self.background_keys[model.index()], key);
         if before != key {
             if let Some(before) = before {
@@ -204,8 +204,10 @@ impl Planner {
         let entry = ledger.model(model);
         let expected = entry.latency.load();
         // A load that starts when no queued request could still gain from it is pointless.
-        let latest = match policy.last_deadline(model) {
-            Some(deadline_at) if policy.first_background(model).is_none() && entry.missed == Duration::ZERO => {
+        let latest = match policy.queues().of(model).last_deadline() {
+            Some(deadline_at)
+                if policy.queues().of(model).first_background().is_none() && entry.missed == Duration::ZERO =>
+            {
                 (deadline_at - entry.latency.smallest() - expected).max(now)
             }
             _ => Timestamp::NEVER,
@@ -264,7 +266,11 @@ fn may_give_way(
     newcomer: ModelId,
 ) -> bool {
     let quiet = last_urgent_at.is_none_or(|at| now.since(at) >= URGENT_PROTECTION);
-    let older = policy.first_background(victim).is_some_and(|oldest| Some(oldest) < policy.first_background(newcomer));
+    let older = policy
+        .queues()
+        .of(victim)
+        .first_background()
+        .is_some_and(|oldest| Some(oldest) < policy.queues().of(newcomer).first_background());
     quiet && !older
 }
 
@@ -314,7 +320,7 @@ fn place(
             let busy = other.residency_on(id).is_none_or(|residency| residency.in_use > 0);
             // One that requests wait for gives way only to more unmet work than its own: else whoever is loaded and never
             // has an empty queue would keep all others out for ever.
-            let wanted = policy.has_urgent(victim) && other.demand.as_nanos() >= entry.load_priority;
+            let wanted = !policy.queues().of(victim).is_empty() && other.demand.as_nanos() >= entry.load_priority;
             let used = busy || wanted || other.removed;
             if used || (background && !may_give_way(now, policy, other.last_urgent_at, victim, model)) {
                 continue;

@@ -1,0 +1,197 @@
+//! The queues of all models, with what every policy does alike: batch work, and requests whose time has run out.
+
+use crate::ledger::Ledger;
+use crate::policy::Batch;
+use crate::queue::{Candidate, ModelQueue, Place, Queued};
+use crate::slack::BatchWorkLimit;
+use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+
+/// How many models are asked for batch work that is short enough.
+const BACKGROUND_SEARCH: usize = 32;
+
+#[derive(Debug, Default)]
+struct Entry {
+    queue: ModelQueue,
+    /// The devices on which it is loaded.
+    devices: Vec<DeviceId>,
+    /// The key under which it stands in `expiries`.
+    armed_at: Option<Timestamp>,
+    /// The key under which its batch work stands in the devices' lists.
+    background_key: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Queues {
+    models: Vec<Entry>,
+    /// For each device its loaded models with batch work, the oldest first.
+    background: Vec<BTreeSet<(u64, ModelId)>>,
+    expiries: BinaryHeap<Reverse<(Timestamp, ModelId)>>,
+    /// What starting a batch takes on the way to its device, which a request must still have time for.
+    lead: Duration,
+    members: Vec<Queued>,
+    /// How many models have batch work.
+    background_models: usize,
+}
+
+impl Queues {
+    pub fn with_lead(lead: Duration) -> Self {
+        Self { lead, ..Self::default() }
+    }
+
+    pub fn add_model(&mut self, model: ModelId) {
+        if self.models.len() <= model.index() {
+            self.models.resize_with(model.index() + 1, Entry::default);
+        }
+    }
+
+    pub fn add_device(&mut self, device: DeviceId) {
+        if self.background.len() <= device.index() {
+            self.background.resize_with(device.index() + 1, BTreeSet::new);
+        }
+        self.background[device.index()].clear();
+    }
+
+    pub fn of(&self, model: ModelId) -> &ModelQueue {
+        &self.models[model.index()].queue
+    }
+
+    /// The devices on which a model is loaded, by number.
+    pub fn devices_of(&self, model: ModelId) -> &[DeviceId] {
+        &self.models[model.index()].devices
+    }
+
+    pub fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
+        self.models[model.index()].queue.insert(place, queued);
+        if place.deadline_at == Timestamp::NEVER {
+            self.list_background(model);
+        } else {
+            self.arm(ledger, model);
+        }
+    }
+
+    pub fn remove(&mut self, model: ModelId, place: Place) {
+        self.models[model.index()].queue.remove(place);
+        if place.deadline_at == Timestamp::NEVER {
+            self.list_background(model);
+        }
+    }
+
+    pub fn loaded(&mut self, model: ModelId, device: DeviceId) {
+        let entry = &mut self.models[model.index()];
+        if let Err(index) = entry.devices.binary_search(&device) {
+            entry.devices.insert(index, device);
+            if let Some(first) = entry.background_key {
+                self.background[device.index()].insert((first, model));
+            }
+        }
+    }
+
+    pub fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
+        let entry = &mut self.models[model.index()];
+        if let Some(first) = entry.background_key {
+            self.background[device.index()].remove(&(first, model));
+        }
+        entry.devices.retain(|&there| there != device);
+        // Without its weights a request expires earlier.
+        entry.armed_at = None;
+        self.arm(ledger, model);
+    }
+
+    // ---- batch work ----
+
+    /// Makes the devices' lists of batch work agree with the model's queue.
+    fn list_background(&mut self, model: ModelId) {
+        let entry = &mut self.models[model.index()];
+        let first = entry.queue.first_background();
+        if first == entry.background_key {
+            return;
+        }
+        let old = std::mem::replace(&mut entry.background_key, first);
+        self.background_models += usize::from(first.is_some());
+        self.background_models -= usize::from(old.is_some());
+        for device in &entry.devices {
+            let background = &mut self.background[device.index()];
+            if let Some(old) = old {
+                background.remove(&(old, model));
+            }
+            if let Some(first) = first {
+                background.insert((first, model));
+            }
+        }
+    }
+
+    /// Batch work that takes no longer than it may.
+    pub fn next_background(&mut self, ledger: &Ledger, device: DeviceId, limit: BatchWorkLimit) -> Option<Batch> {
+        for &(_, model) in self.background[device.index()].iter().take(BACKGROUND_SEARCH) {
+            let queue = &self.models[model.index()].queue;
+            if let Some(candidate) = queue.background_candidate(&ledger.model(model).latency, limit, &mut self.members)
+            {
+                return Some(batch(model, candidate, &self.members));
+            }
+        }
+        None
+    }
+
+    /// Whether batch work is queued for a model that is loaded on one of these devices.
+    pub fn background_waits(&self, devices: &BTreeSet<DeviceId>) -> bool {
+        let waits = |device: &DeviceId| !self.background[device.index()].is_empty();
+        self.background_models > 0 && devices.iter().any(waits)
+    }
+
+    // ---- requests whose time has run out ----
+
+    /// When the first request of a model can no longer be met: with the weights somewhere or on their way, when not even
+    /// the smallest batch would be in time; else when a load before it wouldn't be either.
+    fn expiry(&self, ledger: &Ledger, model: ModelId) -> Option<(Timestamp, Queued)> {
+        let (deadline_at, queued) = self.models[model.index()].queue.first()?;
+        let there = ledger.model(model);
+        let load = if there.residency.is_empty() { there.latency.load() } else { Duration::ZERO };
+        Some((deadline_at - there.latency.smallest() - load - self.lead, queued))
+    }
+
+    fn arm(&mut self, ledger: &Ledger, model: ModelId) {
+        let Some((at, _)) = self.expiry(ledger, model) else { return };
+        let armed_at = &mut self.models[model.index()].armed_at;
+        if armed_at.is_none_or(|armed_at| at < armed_at) {
+            *armed_at = Some(at);
+            self.expiries.push(Reverse((at, model)));
+        }
+    }
+
+    /// A request whose deadline can no longer be met, if there is one. The caller removes it.
+    pub fn expired(&mut self, ledger: &Ledger, now: Timestamp) -> Option<RequestId> {
+        while let Some(&Reverse((at, model))) = self.expiries.peek() {
+            if at >= now {
+                break;
+            }
+            if self.models[model.index()].armed_at != Some(at) {
+                self.expiries.pop();
+                continue;
+            }
+            match self.expiry(ledger, model) {
+                // Stays armed: the next call looks at the next request of this model.
+                Some((expires_at, queued)) if expires_at < now => return Some(queued.id),
+                Some(_) | None => {
+                    self.expiries.pop();
+                    self.models[model.index()].armed_at = None;
+                    self.arm(ledger, model);
+                }
+            }
+        }
+        None
+    }
+
+    /// When `expired` should be asked next.
+    pub fn next_expiry(&self) -> Option<Timestamp> {
+        // One past: a request may start at the very last instant.
+        self.expiries.peek().map(|&Reverse((at, _))| at + Duration::from_nanos(1))
+    }
+}
+
+/// A batch of these members, for which nothing is given up.
+pub(crate) fn batch(model: ModelId, candidate: Candidate, members: &[Queued]) -> Batch {
+    let members = members.iter().map(|member| member.id).collect();
+    Batch { model, candidate, members, dropped: Vec::new() }
+}

@@ -1,0 +1,457 @@
+//! Policies that choose when a batch may start, then give ready batches to devices in the order of their urgency.
+//!
+//! Each model has one candidate: the batch that its queue makes now. It grows until it is *ready*, which is where the
+//! policies differ (`ready_at`); from then on it goes to the first device that is free, the candidate that must start
+//! soonest first. A device that is free takes the lowest number, so that devices with high numbers stay idle when there is
+//! little to do (Symphony, sections 3.1 and 3.2).
+//!
+//! `punctual` adds three things. A growing candidate may start early on a device that nobody else will need before it is
+//! ready, once waiting for company no longer pays (`Patience`); but only in bad times, because in good times fewer and
+//! larger batches keep devices free. When a candidate had to wait for a device, so that its first requests leave no time
+//! for a large batch, they are given up for as much efficiency as the times demand. And in bad times the models whose
+//! requests take the most device time give some of them up (`Shedding`).
+//!
+//! Queues only mark their model; candidates are computed once for each event, when they are asked for.
+
+use crate::config::{Config, Delay, Gather, PolicyKind};
+use crate::latency::Latency;
+use crate::ledger::Ledger;
+use crate::patience::Patience;
+use crate::policy::{Batch, Ended, Policy, Started};
+use crate::pressure::Pressure;
+use crate::queue::{Place, Queued};
+use crate::queues::Queues;
+use crate::usage::Usage;
+use base::{DeviceId, ModelId, RequestId, Timestamp};
+use std::collections::BTreeSet;
+
+/// Below this part of bad requests times are good, and batches are left to grow.
+const GOOD_TIMES: f64 = 0.001;
+/// From this part on, first requests are given up for the best batch size rather than for most of its efficiency.
+const HARD_TIMES: f64 = 0.03;
+/// How much of the best efficiency is kept before.
+const EFFICIENCY: f64 = 0.9;
+/// How far ahead it is counted who will need a device.
+const FORESIGHT: usize = 64;
+/// How many candidates are looked at for an early start.
+const EARLY_SEARCH: usize = 4;
+
+/// Where a model's candidate is.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+enum Standing {
+    /// There is none.
+    #[default]
+    None,
+    /// In `growing`, and if it may start early from some time on, in `early` or `willing`.
+    Growing { ready_at: Timestamp, latest: Timestamp, early_at: Option<Timestamp> },
+    /// In the lists of ready ones.
+    Ready { latest: Timestamp },
+}
+
+#[derive(Debug, Default)]
+struct ModelEntry {
+    standing: Standing,
+    /// Whether it is in `changed`.
+    changed: bool,
+    /// Whether `ready` has it for all devices; else it is in the lists of those that hold it.
+    everywhere: bool,
+    patience: Patience,
+}
+
+#[derive(Debug, Default)]
+struct DeviceEntry {
+    there: bool,
+    /// Ready models that are loaded here but not on every device.
+    ready: BTreeSet<(Timestamp, ModelId)>,
+    /// Under which key it stands in `busy`.
+    busy_until: Option<Timestamp>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Windowed {
+    kind: PolicyKind,
+    gather: Gather,
+    timeout: f64,
+    delay: Delay,
+    queues: Queues,
+    models: Vec<ModelEntry>,
+    devices: Vec<DeviceEntry>,
+    device_count: usize,
+    /// Models whose candidate must be computed.
+    changed: Vec<ModelId>,
+    /// Ready models that are on every device, by when they must start.
+    ready: BTreeSet<(Timestamp, ModelId)>,
+    /// How many models are in the lists of devices instead.
+    ready_in_places: usize,
+    /// Candidates that are left to grow, by when they are ready.
+    growing: BTreeSet<(Timestamp, ModelId)>,
+    /// Those of them that may start early from some time on.
+    early: BTreeSet<(Timestamp, ModelId)>,
+    /// Those that may now, by when they must start.
+    willing: BTreeSet<(Timestamp, ModelId)>,
+    /// Devices that run something, by when they will be free.
+    busy: BTreeSet<(Timestamp, DeviceId)>,
+    usage: Usage,
+    pressure: Pressure,
+    members: Vec<Queued>,
+    skipped: Vec<RequestId>,
+}
+
+impl Windowed {
+    pub fn new(config: &Config) -> Self {
+        Self {
+            kind: config.policy,
+            gather: config.gather,
+            timeout: config.timeout,
+            delay: config.delay,
+            queues: Queues::with_lead(config.delay.of(1)),
+            models: Vec::new(),
+            devices: Vec::new(),
+            device_count: 0,
+            changed: Vec::new(),
+            ready: BTreeSet::new(),
+            ready_in_places: 0,
+            growing: BTreeSet::new(),
+            early: BTreeSet::new(),
+            willing: BTreeSet::new(),
+            busy: BTreeSet::new(),
+            usage: Usage::default(),
+            pressure: Pressure::default(),
+            members: Vec::new(),
+            skipped: Vec::new(),
+        }
+    }
+
+    fn mark(&mut self, model: ModelId) {
+        let entry = &mut self.models[model.index()];
+        if !std::mem::replace(&mut entry.changed, true) {
+            self.changed.push(model);
+        }
+    }
+
+    /// The rows that a batch of a model would have if its batches followed each other evenly on the devices that it uses
+    /// (Symphony, section 3.3, equation 1).
+    fn target(&self, latency: &Latency, model: ModelId, first: &Queued, deadline_at: Timestamp) -> u32 {
+        let devices = self.usage.devices_of(model, self.device_count, self.models.len());
+        let objective = deadline_at.since(first.arrived_at);
+        latency.largest_within(objective.mul_f64(devices / (devices + 1.0))).max(1)
+    }
+
+    /// From how many rows on a batch is large enough for its first request to be kept.
+    fn floor(&self, latency: &Latency, model: ModelId, first: &Queued, deadline_at: Timestamp) -> u32 {
+        match (self.kind, self.gather) {
+            (PolicyKind::Punctual, _) => {
+                let target = self.target(latency, model, first, deadline_at);
+                let hardship = (self.pressure.bad() / HARD_TIMES).min(1.0);
+                latency.nearly_as_good(target, EFFICIENCY + (1.0 - EFFICIENCY) * hardship)
+            }
+            (PolicyKind::Deferred, Gather::KeepTarget) => self.target(latency, model, first, deadline_at),
+            _ => 0,
+        }
+    }
+
+    /// Brings the candidates of marked models up to date, and notices those that time has made ready.
+    fn settle(&mut self, ledger: &Ledger, now: Timestamp) {
+        while let Some(model) = self.changed.pop() {
+            self.models[model.index()].changed = false;
+            let standing = self.standing(ledger, model, now);
+            self.stand(model, standing);
+        }
+        while let Some(&(ready_at, model)) = self.growing.first() {
+            if ready_at > now {
+                break;
+            }
+            let Standing::Growing { latest, .. } = self.models[model.index()].standing else {
+                unreachable!("only growing candidates are among the growing")
+            };
+            self.stand(model, Standing::Ready { latest });
+        }
+        while let Some(&(early_at, model)) = self.early.first() {
+            if early_at > now {
+                break;
+            }
+            self.early.remove(&(early_at, model));
+            if let Standing::Growing { latest, .. } = self.models[model.index()].standing {
+                self.willing.insert((latest, model));
+            }
+        }
+    }
+
+    /// What has become of a model's candidate.
+    fn standing(&self, ledger: &Ledger, model: ModelId, now: Timestamp) -> Standing {
+        let queue = self.queues.of(model);
+        let Some((deadline_at, first)) = queue.first() else { return Standing::None };
+        if self.queues.devices_of(model).is_empty() {
+            return Standing::None;
+        }
+        let latency = &ledger.model(model).latency;
+        let queued = u32::try_from(queue.rows()).unwrap_or(u32::MAX);
+        let most = latency.best_batch().max(first.rows);
+        let rows = queued.min(most);
+        let takes = latency.class_for(rows).expected();
+        let delay = self.delay.of(rows);
+        let latest = deadline_at - takes;
+        // Not all of them fit, or no more would: it gets no better.
+        if rows >= most || now + delay > latest {
+            return Standing::Ready { latest };
+        }
+        let full_at = deadline_at - latency.class_for(rows + 1).expected();
+        let ready_at = match self.kind {
+            PolicyKind::Eager => now,
+            PolicyKind::Timeout => first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(self.timeout),
+            _ => full_at,
+        } - delay;
+        if ready_at <= now {
+            return Standing::Ready { latest };
+        }
+        let early_at = (self.kind == PolicyKind::Punctual).then(|| {
+            let patience = &self.models[model.index()].patience;
+            patience.last_at().unwrap_or(now) + patience.wait(rows, latency.fixed())
+        });
+        Standing::Growing { ready_at, latest, early_at: early_at.filter(|&early_at| early_at < ready_at) }
+    }
+
+    /// Puts a model's candidate where it belongs.
+    fn stand(&mut self, model: ModelId, standing: Standing) {
+        let entry = &mut self.models[model.index()];
+        let everywhere = self.queues.devices_of(model).len() == self.device_count;
+        if entry.standing == standing && entry.everywhere == everywhere {
+            return;
+        }
+        match std::mem::replace(&mut entry.standing, standing) {
+            Standing::None => {}
+            Standing::Growing { ready_at, latest, early_at } => {
+                self.growing.remove(&(ready_at, model));
+                if let Some(early_at) = early_at
+                    && !self.early.remove(&(early_at, model))
+                {
+                    self.willing.remove(&(latest, model));
+                }
+            }
+            Standing::Ready { latest } if entry.everywhere => {
+                self.ready.remove(&(latest, model));
+            }
+            Standing::Ready { latest } => {
+                self.ready_in_places -= 1;
+                for device in self.queues.devices_of(model) {
+                    self.devices[device.index()].ready.remove(&(latest, model));
+                }
+            }
+        }
+        entry.everywhere = everywhere;
+        match standing {
+            Standing::None => {}
+            Standing::Growing { ready_at, early_at, .. } => {
+                self.growing.insert((ready_at, model));
+                if let Some(early_at) = early_at {
+                    self.early.insert((early_at, model));
+                }
+            }
+            Standing::Ready { latest } if everywhere => {
+                self.ready.insert((latest, model));
+            }
+            Standing::Ready { latest } => {
+                self.ready_in_places += 1;
+                for device in self.queues.devices_of(model) {
+                    self.devices[device.index()].ready.insert((latest, model));
+                }
+            }
+        }
+    }
+
+    /// Lets go of the old place of a model's candidate before the devices that hold the model change.
+    fn unlist(&mut self, model: ModelId) {
+        self.stand(model, Standing::None);
+        self.mark(model);
+    }
+
+    /// The ready model that must start soonest, of those that a device can run.
+    fn most_urgent(&self, device: DeviceId) -> Option<(Timestamp, ModelId)> {
+        let here = if self.ready_in_places > 0 { self.devices[device.index()].ready.first() } else { None };
+        match (self.ready.first(), here) {
+            (Some(everywhere), Some(here)) => Some(*everywhere.min(here)),
+            (everywhere, here) => everywhere.or(here).copied(),
+        }
+    }
+
+    /// A growing candidate that should start at once on an idle device, because waiting doesn't pay and nobody else will
+    /// need the device until it is ready.
+    fn early(&self, hungry: &BTreeSet<DeviceId>) -> Option<(ModelId, Timestamp, DeviceId)> {
+        if self.willing.is_empty() || self.pressure.bad() < GOOD_TIMES {
+            return None;
+        }
+        for &(latest, model) in self.willing.iter().take(EARLY_SEARCH) {
+            let Standing::Growing { ready_at, .. } = self.models[model.index()].standing else { continue };
+            let soon = self.growing.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= ready_at).count();
+            let freed = self.busy.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= ready_at).count();
+            // It is itself among those that will need a device soon.
+            if hungry.len() + freed >= soon
+                && let Some(device) = self.first_holding(model, hungry)
+            {
+                return Some((model, latest, device));
+            }
+        }
+        None
+    }
+
+    /// The lowest-numbered of these devices that holds a model.
+    fn first_holding(&self, model: ModelId, hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
+        let holding = self.queues.devices_of(model);
+        if holding.len() == self.device_count {
+            return hungry.first().copied();
+        }
+        holding.iter().copied().find(|device| hungry.contains(device))
+    }
+}
+
+impl Policy for Windowed {
+    fn queues(&self) -> &Queues {
+        &self.queues
+    }
+
+    fn queues_mut(&mut self) -> &mut Queues {
+        &mut self.queues
+    }
+
+    fn add_model(&mut self, model: ModelId) {
+        self.queues.add_model(model);
+        self.usage.add_model(model);
+        if self.models.len() <= model.index() {
+            self.models.resize_with(model.index() + 1, ModelEntry::default);
+        }
+    }
+
+    fn add_device(&mut self, device: DeviceId) {
+        self.queues.add_device(device);
+        if self.devices.len() <= device.index() {
+            self.devices.resize_with(device.index() + 1, DeviceEntry::default);
+        }
+        for model in 0..self.models.len() {
+            self.unlist(ModelId(model as u32));
+        }
+        self.devices[device.index()] = DeviceEntry { there: true, ..DeviceEntry::default() };
+        self.device_count += 1;
+    }
+
+    fn lost(&mut self, device: DeviceId) {
+        for model in 0..self.models.len() {
+            self.unlist(ModelId(model as u32));
+        }
+        let entry = std::mem::take(&mut self.devices[device.index()]);
+        if let Some(until) = entry.busy_until {
+            self.busy.remove(&(until, device));
+        }
+        self.device_count -= usize::from(entry.there);
+    }
+
+    fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
+        self.queues.insert(ledger, model, place, queued);
+        if place.deadline_at == Timestamp::NEVER {
+            return;
+        }
+        if self.kind == PolicyKind::Punctual {
+            let patience = &mut self.models[model.index()].patience;
+            // Requests whose batch came to nothing come back with the time of their first arrival.
+            if patience.last_at().is_none_or(|last_at| last_at <= queued.arrived_at) {
+                patience.arrived(queued.arrived_at, place.deadline_at.since(queued.arrived_at));
+            }
+        }
+        self.mark(model);
+    }
+
+    fn remove(&mut self, model: ModelId, place: Place) {
+        self.queues.remove(model, place);
+        if place.deadline_at != Timestamp::NEVER {
+            self.mark(model);
+        }
+    }
+
+    fn loaded(&mut self, _ledger: &Ledger, model: ModelId, device: DeviceId) {
+        self.unlist(model);
+        self.queues.loaded(model, device);
+    }
+
+    fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
+        self.unlist(model);
+        self.queues.unloaded(ledger, model, device);
+    }
+
+    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, start_at: Timestamp) -> Option<Batch> {
+        self.settle(ledger, now);
+        loop {
+            let (key, model) = self.most_urgent(device)?;
+            let latency = &ledger.model(model).latency;
+            let queue = self.queues.of(model);
+            let Some((deadline_at, first)) = queue.first() else {
+                self.stand(model, Standing::None);
+                continue;
+            };
+            let rows =
+                latency.largest_within(deadline_at.since(now)).min(u32::try_from(queue.rows()).unwrap_or(u32::MAX));
+            let start_at = start_at.max(now + self.delay.of(rows));
+            let floor = self.floor(latency, model, &first, deadline_at);
+            match queue.window(latency, start_at, floor, &mut self.members, &mut self.skipped) {
+                Some(candidate) if candidate.latest <= key => {
+                    return Some(Batch {
+                        model,
+                        candidate,
+                        members: self.members.iter().map(|member| member.id).collect(),
+                        dropped: self.skipped.clone(),
+                    });
+                }
+                // It has shrunk since, and can wait longer than was thought.
+                Some(candidate) => self.stand(model, Standing::Ready { latest: candidate.latest }),
+                // Nothing is in time; its requests expire.
+                None => self.stand(model, Standing::None),
+            }
+        }
+    }
+
+    fn ripe(&mut self, ledger: &Ledger, now: Timestamp, hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
+        self.settle(ledger, now);
+        let first = hungry.first()?;
+        if !self.ready.is_empty() {
+            let soonest = |device: &&DeviceId| (ledger.device(**device).exec.start_at(now), **device);
+            return if self.delay == Delay::default() {
+                Some(*first)
+            } else {
+                hungry.iter().min_by_key(soonest).copied()
+            };
+        }
+        if self.ready_in_places > 0
+            && let Some(&device) = hungry.iter().find(|device| !self.devices[device.index()].ready.is_empty())
+        {
+            return Some(device);
+        }
+        let (model, latest, device) = self.early(hungry)?;
+        self.stand(model, Standing::Ready { latest });
+        Some(device)
+    }
+
+    fn next_ripe(&self) -> Option<Timestamp> {
+        let ready = self.growing.first().map(|&(at, _)| at);
+        let early = self.early.first().map(|&(at, _)| at);
+        [ready, early].into_iter().flatten().min()
+    }
+
+    fn started(&mut self, started: Started) {
+        self.usage.started(started.model, started.expected);
+        if self.kind == PolicyKind::Punctual {
+            let entry = &mut self.devices[started.device.index()];
+            if let Some(until) = entry.busy_until.replace(started.done_at) {
+                self.busy.remove(&(until, started.device));
+            }
+            self.busy.insert((started.done_at, started.device));
+        }
+    }
+
+    fn ended(&mut self, ended: Ended) {
+        if let Some(until) = self.devices[ended.device.index()].busy_until.take() {
+            self.busy.remove(&(until, ended.device));
+        }
+    }
+
+    fn settled(&mut self, now: Timestamp, _model: ModelId, in_time: bool) {
+        self.pressure.note(now, in_time);
+    }
+}
