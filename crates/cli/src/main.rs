@@ -3,6 +3,7 @@
 mod bytes;
 mod devices;
 mod example;
+mod place;
 mod reference;
 mod serve;
 
@@ -37,7 +38,35 @@ enum Command {
     /// Run an experiment in virtual time, with the scheduler that serves.
     ///
     /// An experiment is a TOML file: models, devices, workload, network, what to run. `experiments/` has examples.
-    Simulate(SimulateOptions),
+    Simulate(Box<SimulateOptions>),
+    /// Decide which models share which part of a cluster.
+    ///
+    /// A cluster is split into parts; every device of a part holds all models of that part. Models are placed so that all
+    /// parts have about the same request rate and the same weights, within the bounds that the file gives. The assignment is
+    /// the best that a solver of mixed integer programs finds in the time (Symphony, appendix A).
+    ///
+    /// The file is TOML:
+    ///
+    ///   parts = 4                  # how many parts
+    ///   memory_mb = 80000          # of one device: all weights of a part, and the largest working memory
+    ///   max_rate_rps = 50000       # of one part; optional, as everything below
+    ///   memory_weight = 1.0        # how much uneven weights count against uneven rates
+    ///   max_change_cost = 5000     # what loads and unloads may cost, if models have a part already
+    ///   change_weight = 0.001      # imbalance that is accepted to save moving everything
+    ///   seconds = 10               # how long to look for something better
+    ///
+    ///   [[model]]
+    ///   name = "resnet50"
+    ///   rate_rps = 1200
+    ///   weights_mb = 102.3         # on every device of its part
+    ///   working_mb = 300           # while it runs; one model runs at a time
+    ///   part = 2                   # where it is now, numbered from 0; absent: nowhere
+    ///   change_cost = 102.3        # of a load or an unload; absent: the weights
+    ///
+    /// With `part`, the cost of changes is bounded and kept low: run it again with the parts of the last result when rates
+    /// have changed.
+    #[command(verbatim_doc_comment)]
+    Place(place::PlaceOptions),
 }
 
 #[derive(Args)]
@@ -99,7 +128,8 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Serve(options) => serve::run(*options),
         Command::Load(args) => Ok(loadgen::run_and_print(&args)?),
-        Command::Simulate(options) => simulate(options),
+        Command::Simulate(options) => simulate(*options),
+        Command::Place(options) => place::run(&options),
     }
 }
 
