@@ -67,7 +67,7 @@ impl Harness {
             match command {
                 Command::Execute(e) => self.run(e.device, 0, e.action, e.expected),
                 Command::Load(load) => self.run(load.device, 1, load.action, load.expected),
-                Command::Unload(_) => {}
+                Command::Unload(_) | Command::Preempt { .. } => {}
                 Command::Finish { request, outcome } => {
                     self.refused += u64::from(outcome != Outcome::Done);
                     self.finished.push(request);

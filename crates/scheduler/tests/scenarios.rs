@@ -123,6 +123,7 @@ impl World {
                 format!("{} load {} on {} by {latest}", load.action, load.model, load.device)
             }
             Command::Unload(unload) => format!("   unload {} on {}", unload.model, unload.device),
+            Command::Preempt { device, action } => format!("   break off {} on {device}", action.0),
             Command::Finish { request, outcome } => format!("   request {}: {}", request.slot, name(outcome)),
         };
         writeln!(self.log, "{when:<5} {text}").unwrap();

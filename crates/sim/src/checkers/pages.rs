@@ -48,7 +48,7 @@ impl PageCount {
                     format!("unloading {} from {} frees pages that were never taken", unload.model, unload.device)
                 })?;
             }
-            Command::Execute(_) | Command::Finish { .. } => {}
+            Command::Execute(_) | Command::Preempt { .. } | Command::Finish { .. } => {}
         }
         Ok(())
     }
