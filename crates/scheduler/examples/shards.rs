@@ -33,7 +33,7 @@ use std::time::Instant;
 const CAPACITY: f64 = 12e6;
 const MAX_BATCH: u32 = 16;
 const BETA_OVER_ALPHA: f64 = 5.072 / 1.053;
-const SECONDS: f64 = 2.5;
+const SECONDS: f64 = 2.1;
 const MAX_LATE: u64 = 2_000_000;
 const MIN_SERVED: f64 = 0.99;
 /// A turn of the threads at 2 million requests a second, about.

@@ -21,7 +21,7 @@ pub struct Waiting {
 }
 
 /// Requests by deadline, and how many of the first are in the batch at hand.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct ModelQueue {
     pub model: ModelId,
     pub table: LatencyTable,
@@ -268,4 +268,180 @@ pub(super) enum Change {
     Grown,
     /// It must be formed anew.
     Gather,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::LatencyProfile;
+    use proptest::prelude::*;
+
+    const DELAY: Delay = Delay { control: Duration::from_micros(20), data_per_row: Duration::from_micros(3) };
+
+    fn queue() -> ModelQueue {
+        let micros = Duration::from_micros;
+        let profile = LatencyProfile::linear(micros(100), micros(500), &[1, 2, 3, 4, 6, 8], Duration::ZERO).unwrap();
+        ModelQueue::new(ModelId(0), LatencyTable::new(&profile), 100)
+    }
+
+    fn request(slot: u32, deadline_at: Timestamp, rows: u32) -> Waiting {
+        Waiting { id: RequestId { slot, generation: 0 }, deadline_at, rows }
+    }
+
+    fn at(micros: u64) -> Timestamp {
+        Timestamp::ZERO + Duration::from_micros(micros)
+    }
+
+    /// The most of the first that can start together now, by trying all.
+    fn most(queue: &ModelQueue, now: Timestamp) -> usize {
+        let fits = |&count: &usize| {
+            let rows: u32 = queue.ring.iter().take(count).map(|request| request.rows).sum();
+            now + DELAY.of(rows) + queue.table.of(rows) <= queue.ring[0].deadline_at
+        };
+        (1..=queue.ring.len()).take_while(fits).last().unwrap_or(0)
+    }
+
+    #[derive(Clone, Debug)]
+    enum Change {
+        Push { slo_us: u64, rows: u32 },
+        Remove(usize),
+        Gather,
+        Take,
+    }
+
+    fn changes() -> impl Strategy<Value = Vec<(u64, Change)>> {
+        let push = |rows| (700..4_000u64, rows).prop_map(|(slo_us, rows)| Change::Push { slo_us, rows });
+        let change = prop_oneof![
+            4 => push(1..2u32),
+            1 => push(1..4u32),
+            1 => (0..20usize).prop_map(Change::Remove),
+            1 => Just(Change::Gather),
+            1 => Just(Change::Take),
+        ];
+        prop::collection::vec((0..300u64, change), 0..200)
+    }
+
+    proptest! {
+        #[test]
+        fn a_batch_that_grew_is_the_batch_that_would_be_formed(changes in changes()) {
+            let mut queue = queue();
+            let (mut now, mut refused, mut taken) = (at(0), Vec::new(), Vec::new());
+            let mut inside = 0;
+            for (slot, (gap_us, change)) in changes.into_iter().enumerate() {
+                now += Duration::from_micros(gap_us);
+                match change {
+                    Change::Push { slo_us, rows } => {
+                        let request = request(slot as u32, now + Duration::from_micros(slo_us), rows);
+                        if !queue.can_be_met(now, DELAY, request) {
+                            continue;
+                        }
+                        inside += 1;
+                        let change = queue.push(now, DELAY, request);
+                        let mut anew = queue.clone();
+                        anew.gather(now, Timestamp::ZERO, DELAY, Gathering::HeadFirst, &mut refused);
+                        if change == super::Change::Grown {
+                            prop_assert_eq!(queue.candidate, anew.candidate);
+                            prop_assert_eq!(queue.members, anew.members);
+                        }
+                        if change == super::Change::Gather {
+                            inside -= refused.len();
+                            queue = anew;
+                        }
+                        refused.clear();
+                    }
+                    Change::Remove(index) => {
+                        let Some(&request) = queue.ring.get(index) else { continue };
+                        prop_assert!(queue.remove(request.id, request.deadline_at));
+                        prop_assert!(!queue.remove(request.id, request.deadline_at));
+                        inside -= 1;
+                        queue.gather(now, Timestamp::ZERO, DELAY, Gathering::HeadFirst, &mut refused);
+                        inside -= refused.drain(..).count();
+                    }
+                    Change::Gather => {
+                        queue.gather(now, Timestamp::ZERO, DELAY, Gathering::HeadFirst, &mut refused);
+                        inside -= refused.drain(..).count();
+                        let expected = if queue.ring.is_empty() { 0 } else { most(&queue, now) };
+                        prop_assert_eq!(queue.members, expected);
+                    }
+                    Change::Take => {
+                        let members = queue.members;
+                        queue.take(&mut taken);
+                        prop_assert_eq!(taken.drain(..).count(), members);
+                        inside -= members;
+                        queue.gather(now, Timestamp::ZERO, DELAY, Gathering::HeadFirst, &mut refused);
+                        inside -= refused.drain(..).count();
+                    }
+                }
+                prop_assert_eq!(queue.len(), inside);
+                prop_assert!(queue.ring.iter().is_sorted_by_key(|request| request.deadline_at));
+                let more = queue.ring.iter().filter(|request| request.rows > 1).count();
+                prop_assert_eq!(queue.with_more_rows, more);
+                let rows: u32 = queue.ring.iter().take(queue.members).map(|request| request.rows).sum();
+                prop_assert_eq!(queue.rows, rows);
+                prop_assert_eq!(queue.candidate.is_some(), queue.members > 0);
+            }
+        }
+    }
+
+    #[test]
+    fn the_candidate_is_the_schedulable_window() {
+        let mut queue = queue();
+        let no_delay = Delay::default();
+        for slot in 0..3 {
+            queue.push(at(0), no_delay, request(slot, at(2_000 + u64::from(slot)), 1));
+        }
+        // l(1) = 600, l(3) = 800, l(4) = 900.
+        let window = Candidate { size: 3, exec_at: at(1_100), rank: at(1_200), latest: at(1_400) };
+        assert_eq!(queue.candidate, Some(window));
+        assert_eq!(queue.gather_again_at(no_delay, Gathering::HeadFirst), Some(at(1_400) + Duration::from_nanos(1)));
+        for slot in 3..8 {
+            queue.push(at(0), no_delay, request(slot, at(2_010), 1));
+        }
+        assert_eq!(queue.candidate.map(|full| (full.size, full.exec_at)), Some((8, Timestamp::ZERO)), "at once");
+    }
+
+    #[test]
+    fn a_head_that_pins_its_batch_below_the_target_is_given_up() {
+        let no_delay = Delay::default();
+        let filled = |target| {
+            let mut queue = queue();
+            queue.target = target;
+            queue.push(at(0), no_delay, request(0, at(1_000), 1));
+            (1..8).for_each(|slot| drop(queue.push(at(0), no_delay, request(slot, at(2_000), 1))));
+            queue
+        };
+        // At 250 there is time for l(2) = 700 until the head's deadline, and for l(7) = 1,300 until the others'.
+        let members = |mut queue: ModelQueue, gathering| {
+            let mut refused = Vec::new();
+            queue.gather(at(250), Timestamp::ZERO, no_delay, gathering, &mut refused);
+            (queue.members, refused.len())
+        };
+        assert_eq!(members(filled(4), Gathering::HeadFirst), (2, 0));
+        assert_eq!(members(filled(4), Gathering::TargetSize), (7, 1));
+        assert_eq!(members(filled(2), Gathering::TargetSize), (2, 0), "two are what the rate asks for");
+    }
+
+    #[test]
+    fn the_target_follows_the_rate_and_the_executors() {
+        let target = |per_ms: u64, objective_us, executors| {
+            let mut queue = queue();
+            for index in 0..per_ms * 200 {
+                let now = at(index * 1_000 / per_ms);
+                queue.push(now, Delay::default(), request(0, now + Duration::from_micros(objective_us), 1));
+                if queue.len() > 100 {
+                    queue.clear(&mut Vec::new());
+                }
+            }
+            queue.retarget(at(200_000), executors);
+            queue.target
+        };
+        // 2,000 us - l(b) long requests gather.
+        assert_eq!(target(1, 2_000, 8), 1);
+        assert_eq!(target(5, 2_000, 8), 4, "5 a ms for 1.1 ms are 5.5; the next size up is 6");
+        assert_eq!(target(100, 2_000, 8), 8);
+        // l(b) (1 + 1/n) <= 1,000.
+        assert_eq!(target(100, 1_000, 1_000), 4);
+        assert_eq!(target(100, 1_000, 4), 3);
+        assert_eq!(target(100, 1_000, 1), 0);
+    }
 }
