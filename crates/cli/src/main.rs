@@ -47,9 +47,9 @@ enum Command {
     ///
     /// The file is TOML:
     ///
-    ///   parts = 4                  # how many parts
+    ///   parts = 4                  # how many parts; what follows is optional
     ///   memory_mb = 80000          # of one device: all weights of a part, and the largest working memory
-    ///   max_rate_rps = 50000       # of one part; optional, as everything below
+    ///   max_rate_rps = 50000       # of one part
     ///   memory_weight = 1.0        # how much uneven weights count against uneven rates
     ///   max_change_cost = 5000     # what loads and unloads may cost, if models have a part already
     ///   change_weight = 0.001      # imbalance that is accepted to save moving everything
