@@ -207,7 +207,9 @@ fn drive(machine: &mut dyn Machine, executors: u32, arrivals: &[Arrival]) -> Str
                     writeln!(log, "{at:<6}{device} {model} {count:>2}: {names}").unwrap();
                     agenda.push(Reverse((*busy, Due::Ended { action: batch.action, started_at })));
                 }
-                Command::Load(_) | Command::Unload(_) => panic!("{command:?} after the start"),
+                Command::Load(_) | Command::Unload(_) | Command::Preempt { .. } => {
+                    panic!("{command:?} after the start")
+                }
                 Command::Finish { outcome: Outcome::Done, .. } => {}
                 Command::Finish { request, outcome } => {
                     let name = match outcome {

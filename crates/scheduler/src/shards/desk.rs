@@ -243,14 +243,14 @@ impl Desk {
                 self.learn(running.model, running.batch, ended_at, ended_at.since(started_at));
                 ended_at
             }
-            ActionStatus::TooLate | ActionStatus::Failed => now,
+            ActionStatus::TooLate | ActionStatus::Preempted | ActionStatus::Failed => now,
         };
         let what = ExecutorNews::Ended { at: ended_at };
         self.out.news.push(News { executor: running.device, life: running.life, what });
         for &id in &running.requests {
             match report.status {
                 ActionStatus::Done { ended_at, .. } => self.executed(id, ended_at, out),
-                ActionStatus::TooLate => self.requeue(now, id, out),
+                ActionStatus::TooLate | ActionStatus::Preempted => self.requeue(now, id, out),
                 ActionStatus::Failed => self.finish_running(id, Outcome::Failed, out),
             }
         }

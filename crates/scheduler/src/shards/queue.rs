@@ -407,7 +407,9 @@ mod tests {
             let mut queue = queue();
             queue.target = target;
             queue.push(at(0), no_delay, request(0, at(1_000), 1));
-            (1..8).for_each(|slot| drop(queue.push(at(0), no_delay, request(slot, at(2_000), 1))));
+            for slot in 1..8 {
+                queue.push(at(0), no_delay, request(slot, at(2_000), 1));
+            }
             queue
         };
         // At 250 there is time for l(2) = 700 until the head's deadline, and for l(7) = 1,300 until the others'.
