@@ -6,7 +6,9 @@ use crate::example;
 use anyhow::{Context, Result, anyhow, bail};
 use base::Duration;
 use clap::Args;
-use controller::{Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig, ModelState, Progress};
+use controller::{
+    Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig, ModelState, Progress, Spread,
+};
 use engine::{EmulatedEngine, Engine};
 use engine_ort::{OrtEngine, OrtOptions};
 use gateway::Gateway;
@@ -26,6 +28,8 @@ const PAGE_BYTES: u64 = 2 << 20;
 /// In one process the way from a report to the next order is a function call, so that nothing needs to be ordered ahead;
 /// what isn't ordered yet can still be batched. See docs/notes.
 const SCHEDULE_AHEAD: Duration = Duration::ZERO;
+/// More threads than this have nothing to share.
+const MAX_SHARDS: u32 = 256;
 
 /// What `serve` may be told. Each can be given as a flag, as an environment variable, or in the file of `--config`; they
 /// count in this order.
@@ -67,6 +71,12 @@ pub struct ServeOptions {
     /// The batching policy. [default: clockwork]
     #[arg(long, value_name = "NAME", env = "PUNCTUAL_POLICY")]
     pub policy: Option<String>,
+
+    /// Schedule in threads of their own: so many for the requests, each with some of the models, and one that hands out the
+    /// devices. For more requests than one core can plan. Batches are deferred, and every device holds all models: what
+    /// doesn't fit isn't served. 0: one scheduler, as `--policy` says. [default: 0]
+    #[arg(long, value_name = "N", env = "PUNCTUAL_SHARDS")]
+    pub shards: Option<u32>,
 
     /// The deadline of requests that name none, for models whose configuration names none. Without it such requests are
     /// batch work: they run in time that nobody else needs.
@@ -134,7 +144,7 @@ impl ServeOptions {
         let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
         fill_from!(self, file; model_repository, host, http_port, grpc_port, metrics_port, devices, device_memory,
-            threads_per_device, policy, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
+            threads_per_device, policy, shards, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
             max_requests, max_body, max_held, io_threads, cache_dir, onnxruntime, log_format, log);
         Ok(self)
     }
@@ -196,6 +206,24 @@ impl ServeOptions {
         })
     }
 
+    /// How the scheduling is spread over threads, where it is.
+    fn spread(&self, devices: Devices) -> Result<Option<Spread>> {
+        let shards = self.shards.unwrap_or(0);
+        if shards > MAX_SHARDS {
+            bail!("--shards {shards}: at most {MAX_SHARDS} threads can share the models");
+        }
+        if shards > 0 && self.policy.is_some() {
+            bail!(
+                "--shards {shards} and --policy: shards defer batches and know no other policy; leave one of them out"
+            );
+        }
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        // Executors on CPU cores have the last ones for themselves; one core at least stays for everything else.
+        let taken = if devices.kind == DeviceKind::Cpu { devices.count as usize } else { 0 };
+        let enough = taken + shards as usize + 1 < cores;
+        Ok((shards > 0).then_some(Spread { shards, pin: enough.then_some(taken) }))
+    }
+
     fn max_requests(&self) -> u32 {
         self.max_requests.unwrap_or(65_536).max(1)
     }
@@ -248,8 +276,12 @@ pub fn run(options: ServeOptions) -> Result<()> {
     let devices = options.devices.unwrap_or(Devices { kind: DeviceKind::Cpu, count: 1 });
     let (engine, device_kind) = options.engine(devices.kind)?;
     let metrics = Metrics::new();
-    let controller = Controller::start(options.controller(devices)?, metrics.clone())
-        .context("the device's threads could not be started")?;
+    let config = options.controller(devices)?;
+    let controller = match options.spread(devices)? {
+        Some(spread) => Controller::start_sharded(config, spread, metrics.clone()),
+        None => Controller::start(config, metrics.clone()),
+    };
+    let controller = controller.context("the device's threads could not be started")?;
 
     // Ports first: a port in use should be said before a minute of preparing models.
     let gateway = Gateway::start(options.gateway(), controller.clone(), metrics)?;

@@ -41,10 +41,7 @@ impl Message {
             | Self::Borrow { .. }
             | Self::Return { .. } => Vec::new(),
         };
-        for payload in waiting {
-            // A receiver that is gone needs no answer.
-            let _ = payload.reply.send(Reply::Refused(Refusal::ShuttingDown));
-        }
+        waiting.into_iter().for_each(Payload::refuse_at_the_end);
     }
 }
 
@@ -63,6 +60,32 @@ pub(crate) struct Payload {
     pub rows: u32,
     pub reply: oneshot::Sender<Reply>,
     pub submitted_at: Timestamp,
+}
+
+impl Payload {
+    /// Answers a request that has no outputs.
+    pub fn refuse(self, outcome: Outcome, failure: impl FnOnce() -> String) {
+        let refusal = match outcome {
+            Outcome::Rejected(Rejection::DeadlineUnreachable { earliest_at }) => {
+                Refusal::DeadlineUnreachable { earliest_at: Inner::with_margin(self.submitted_at, earliest_at) }
+            }
+            Outcome::Rejected(Rejection::Overloaded { earliest_at }) => {
+                Refusal::Overloaded { earliest_at: Inner::with_margin(self.submitted_at, earliest_at) }
+            }
+            Outcome::Rejected(Rejection::QueueFull) => Refusal::QueueFull,
+            Outcome::Rejected(Rejection::ModelUnavailable) => Refusal::ModelUnavailable,
+            Outcome::Rejected(Rejection::NoDevice) => Refusal::NoDevice,
+            Outcome::Failed => Refusal::ExecutionFailed(failure()),
+            Outcome::Done | Outcome::Late | Outcome::Cancelled => Refusal::DeadlineMissed,
+        };
+        // A receiver that is gone needs no answer.
+        let _ = self.reply.send(Reply::Refused(refusal));
+    }
+
+    /// Answers a request that the end of the server found waiting.
+    pub fn refuse_at_the_end(self) {
+        let _ = self.reply.send(Reply::Refused(Refusal::ShuttingDown));
+    }
 }
 
 impl BatchItem for Payload {
@@ -93,19 +116,59 @@ struct ModelRecord {
     failure: String,
 }
 
-struct DeviceRecord {
-    device: Device<Payload>,
-    metrics: DeviceMetrics,
+#[derive(Debug)]
+pub(crate) struct DeviceRecord {
+    pub device: Device<Payload>,
+    pub metrics: DeviceMetrics,
 }
 
 /// What was expected of an action, to compare with its report.
-struct Expectation {
-    device: DeviceId,
-    model: ModelId,
-    took: Duration,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expectation {
+    pub device: DeviceId,
+    pub model: ModelId,
+    pub took: Duration,
     /// `None` for loads.
-    done_at: Option<Timestamp>,
-    rows: u32,
+    pub done_at: Option<Timestamp>,
+    pub rows: u32,
+}
+
+impl Expectation {
+    /// Counts what became of the action.
+    pub fn measure(&self, record: &DeviceRecord, model: &ModelMetrics, status: &Status) {
+        let actions = if self.done_at.is_some() { record.metrics.executions() } else { record.metrics.loads() };
+        match status {
+            Status::Done { started_at, ended_at } => {
+                let took = ended_at.since(*started_at);
+                actions.done(took, self.took);
+                if let Some(done_at) = self.done_at {
+                    model.executed(self.rows, took);
+                    record.metrics.completed(*ended_at, done_at);
+                } else {
+                    model.loaded();
+                    record.metrics.pages(record.device.pages().total(), record.device.pages().used());
+                }
+            }
+            Status::TooLate => actions.too_late(),
+            Status::Failed(_) => actions.failed(),
+        }
+    }
+
+    /// Counts and logs a failure.
+    pub fn note_failure(&self, metrics: &telemetry::Metrics, model: &str, reason: &str) {
+        note_violation(metrics, reason);
+        let what = if self.done_at.is_some() { "an execution" } else { "a load" };
+        tracing::error!(model, "{what} failed: {reason}");
+    }
+}
+
+/// Counts a broken invariant that a worker's reason names.
+pub(crate) fn note_violation(metrics: &telemetry::Metrics, reason: &str) {
+    for (name, invariant) in [("P5", Invariant::P5), ("P6", Invariant::P6)] {
+        if reason.starts_with(name) {
+            metrics.violated(invariant);
+        }
+    }
 }
 
 pub(crate) struct Core {
@@ -150,10 +213,7 @@ impl Core {
     /// carried out while the devices, which are given back, are dropped.
     pub fn stop(&mut self) -> Vec<impl Sized + use<>> {
         self.stopped = true;
-        for payload in self.payloads.iter_mut().filter_map(Option::take) {
-            // A receiver that is gone needs no answer.
-            let _ = payload.reply.send(Reply::Refused(Refusal::ShuttingDown));
-        }
+        self.payloads.iter_mut().filter_map(Option::take).for_each(Payload::refuse_at_the_end);
         std::mem::take(&mut self.devices)
     }
 
@@ -250,37 +310,20 @@ impl Core {
     }
 
     fn note_failure(&mut self, inner: &Inner, expectation: Option<&Expectation>, reason: String) {
-        for (name, invariant) in [("P5", Invariant::P5), ("P6", Invariant::P6)] {
-            if reason.starts_with(name) {
-                inner.metrics.violated(invariant);
+        let model = expectation.and_then(|expectation| self.models.get_mut(expectation.model.index())?.as_mut());
+        match (expectation, model) {
+            (Some(expectation), Some(model)) => {
+                expectation.note_failure(&inner.metrics, &model.name, &reason);
+                model.failure = reason;
             }
+            (_, _) => note_violation(&inner.metrics, &reason),
         }
-        let Some(expectation) = expectation else { return };
-        let Some(Some(model)) = self.models.get_mut(expectation.model.index()) else { return };
-        let what = if expectation.done_at.is_some() { "an execution" } else { "a load" };
-        tracing::error!(model = model.name, "{what} failed: {reason}");
-        model.failure = reason;
     }
 
     fn measure(&self, expected: &Expectation, status: &Status) {
         let record = &self.devices[expected.device.index()];
         let Some(Some(model)) = self.models.get(expected.model.index()) else { return };
-        let actions = if expected.done_at.is_some() { record.metrics.executions() } else { record.metrics.loads() };
-        match status {
-            Status::Done { started_at, ended_at } => {
-                let took = ended_at.since(*started_at);
-                actions.done(took, expected.took);
-                if let Some(done_at) = expected.done_at {
-                    model.metrics.executed(expected.rows, took);
-                    record.metrics.completed(*ended_at, done_at);
-                } else {
-                    model.metrics.loaded();
-                    record.metrics.pages(record.device.pages().total(), record.device.pages().used());
-                }
-            }
-            Status::TooLate => actions.too_late(),
-            Status::Failed(_) => actions.failed(),
-        }
+        expected.measure(record, &model.metrics, status);
     }
 
     fn step(&mut self, inner: &Inner, now: Timestamp, event: Event) {
@@ -295,6 +338,10 @@ impl Core {
                 Command::Execute(execution) => self.execute(now, execution),
                 Command::Load(load) => self.load(&load),
                 Command::Unload(unload) => self.unload(unload.device, unload.model),
+                // A worker can't break an execution off: it ends as if nobody had asked, and is reported as done.
+                Command::Preempt { device, action } => {
+                    tracing::debug!("{action} goes on: what runs on {device} can't be broken off");
+                }
                 Command::Finish { request, outcome } => self.finish(inner, request, outcome),
             }
         }
@@ -380,21 +427,8 @@ impl Core {
     fn finish(&mut self, inner: &Inner, id: RequestId, outcome: Outcome) {
         // Requests that were executed have their answer from the worker, and no payload here.
         if let Some(payload) = self.payloads[id.slot as usize].take() {
-            let refusal = match outcome {
-                Outcome::Rejected(Rejection::DeadlineUnreachable { earliest_at }) => {
-                    Refusal::DeadlineUnreachable { earliest_at: Inner::with_margin(payload.submitted_at, earliest_at) }
-                }
-                Outcome::Rejected(Rejection::Overloaded { earliest_at }) => {
-                    Refusal::Overloaded { earliest_at: Inner::with_margin(payload.submitted_at, earliest_at) }
-                }
-                Outcome::Rejected(Rejection::QueueFull) => Refusal::QueueFull,
-                Outcome::Rejected(Rejection::ModelUnavailable) => Refusal::ModelUnavailable,
-                Outcome::Rejected(Rejection::NoDevice) => Refusal::NoDevice,
-                Outcome::Failed => Refusal::ExecutionFailed(self.failure_of(payload.model)),
-                Outcome::Done | Outcome::Late | Outcome::Cancelled => Refusal::DeadlineMissed,
-            };
-            // A receiver that is gone needs no answer.
-            let _ = payload.reply.send(Reply::Refused(refusal));
+            let model = payload.model;
+            payload.refuse(outcome, || self.failure_of(model));
         }
         inner.give_slot_back(id);
     }

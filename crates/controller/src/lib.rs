@@ -17,19 +17,21 @@ mod api;
 mod core;
 mod manager;
 mod profiler;
+mod sharded;
 mod timer;
 
 pub use api::{Catalogue, CatalogueEntry, ModelState, ModelVersions, Refusal, Reply, ServedModel, Submission, Ticket};
 
 pub use manager::{Manager, ManagerConfig, Progress};
 pub use profiler::Effort;
+pub use sharded::Spread;
 pub use worker::{DeviceConfig, Tensor};
 
-use crate::core::{Core, Message, Payload};
+use crate::core::{Core, DeviceRecord, Message, Payload};
 use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp};
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 use telemetry::Metrics;
 use timer::Timer;
 use worker::Clock;
@@ -81,6 +83,8 @@ struct Inner {
     borrowings: AtomicU64,
     generation: AtomicU64,
     catalogue: Mutex<Arc<Catalogue>>,
+    /// The threads that schedule instead of whoever drives, where there are some.
+    sharded: OnceLock<sharded::Hold>,
 }
 
 /// A model that is prepared and measured, and may be served.
@@ -102,27 +106,9 @@ pub struct NewModel {
 impl Controller {
     /// Starts the devices and the timer. There is no model yet.
     pub fn start(config: ControllerConfig, metrics: Metrics) -> std::io::Result<Self> {
-        let inner = Arc::new(Inner {
-            clock: Clock::start(),
-            metrics,
-            page_bytes: config.page_bytes,
-            inbox: SegQueue::new(),
-            core: Mutex::new(Core::new(config.scheduler)),
-            timer: Timer::default(),
-            free: ArrayQueue::new(config.max_requests.max(1) as usize),
-            fresh: AtomicU32::new(0),
-            max_requests: config.max_requests.max(1),
-            in_hand: AtomicU32::new(0),
-            devices: config.devices.len() as u32,
-            shutting_down: AtomicBool::new(false),
-            next_model: AtomicU32::new(0),
-            borrowings: AtomicU64::new(0),
-            generation: AtomicU64::new(0),
-            catalogue: Mutex::default(),
-        });
+        let inner = Arc::new(Inner::new(&config, metrics));
         for device in &config.devices {
-            let reports = Reports(Arc::downgrade(&inner));
-            let started = worker::Device::start(device, inner.clock, move |report| reports.send(report))?;
+            let started = inner.start_device(device)?;
             let metrics = inner.metrics.device(&device.name);
             inner.inbox.push(Message::AddDevice { device: started, metrics });
         }
@@ -130,6 +116,22 @@ impl Controller {
         let controller = Self { inner };
         controller.drive();
         Ok(controller)
+    }
+
+    /// Starts the devices, and model shards and the ranker in threads of their own: deferred batching, with every model on
+    /// every device. There is no model yet.
+    pub fn start_sharded(config: ControllerConfig, spread: Spread, metrics: Metrics) -> std::io::Result<Self> {
+        let inner = Arc::new(Inner::new(&config, metrics));
+        let pages: Vec<u32> = config.devices.iter().map(|device| device.pages).collect();
+        let hub = Arc::new(sharded::Hub::new(spread, &pages, inner.max_requests));
+        let _ = inner.sharded.set(sharded::Hold(Arc::clone(&hub)));
+        let mut devices = Vec::new();
+        for device in &config.devices {
+            let started = inner.start_device(device)?;
+            devices.push(DeviceRecord { device: started, metrics: inner.metrics.device(&device.name) });
+        }
+        hub.start(&inner, spread, &config.scheduler, devices)?;
+        Ok(Self { inner })
     }
 
     /// The server's clock.
@@ -176,13 +178,19 @@ impl Controller {
         let margin = REPLY_MARGIN.min(deadline_at.since(now) / REPLY_SHARE);
         let request = scheduler::Request { id, model, deadline_at: deadline_at - margin, priority, rows };
         let payload = Payload { id, model, inputs, rows, reply, submitted_at: now };
-        self.inner.inbox.push(Message::Submit { request, payload });
+        match self.inner.hub() {
+            Some(hub) => hub.submit(request, payload),
+            None => self.inner.inbox.push(Message::Submit { request, payload }),
+        }
         Some(Ticket(id))
     }
 
     /// The client went away: takes the request out of the plan if it isn't executing. Also looked at by `drive`.
     pub fn cancel(&self, ticket: Ticket) {
-        self.inner.inbox.push(Message::Cancel(ticket.0));
+        match self.inner.hub() {
+            Some(hub) => hub.cancel(ticket.0),
+            None => self.inner.inbox.push(Message::Cancel(ticket.0)),
+        }
     }
 
     /// Lets the scheduler look at everything that was handed over. Never waits: if another thread is at it, that thread
@@ -201,6 +209,10 @@ impl Controller {
         let id = ModelId(self.inner.next_model.fetch_add(1, Ordering::Relaxed));
         let pages = self.pages(model.prepared.weight_bytes());
         let metrics = self.inner.metrics.model(&model.name, model.version);
+        if let Some(hub) = self.inner.hub() {
+            hub.add_model(id, pages, model, metrics);
+            return id;
+        }
         self.inner.inbox.push(Message::AddModel { id, pages, model: Box::new(model), metrics });
         self.drive();
         id
@@ -208,8 +220,16 @@ impl Controller {
 
     /// Takes a model out of service: what is queued for it is refused, what runs is finished.
     pub fn remove_model(&self, id: ModelId) {
-        self.inner.inbox.push(Message::RemoveModel(id));
+        match self.inner.hub() {
+            Some(hub) => hub.remove_model(id),
+            None => self.inner.inbox.push(Message::RemoveModel(id)),
+        }
         self.drive();
+    }
+
+    /// Whether a model with so many bytes of weights can be served beside the others; a reason if not.
+    pub(crate) fn room_for(&self, weight_bytes: u64) -> Result<(), String> {
+        self.inner.hub().map_or(Ok(()), |hub| hub.room_for(self.pages(weight_bytes)))
     }
 
     /// Runs something alone on a device when it has no order to carry out, with the scheduler's knowledge. It doesn't run if
@@ -223,7 +243,10 @@ impl Controller {
             let _giving_back = GiveBack { inner, device, action };
             work();
         });
-        self.inner.inbox.push(Message::Borrow { device, action, expected, work });
+        match self.inner.hub() {
+            Some(hub) => hub.borrow_device(device, expected, work),
+            None => self.inner.inbox.push(Message::Borrow { device, action, expected, work }),
+        }
         self.drive();
     }
 
@@ -246,6 +269,9 @@ impl Controller {
     pub fn stop(&self) {
         self.refuse_new();
         self.inner.timer.stop();
+        if let Some(hub) = self.inner.hub() {
+            hub.stop();
+        }
         let devices = self.inner.core.lock().unwrap_or_else(PoisonError::into_inner).stop();
         // Outside the lock: the executors' last reports want to drive.
         drop(devices);
@@ -271,7 +297,41 @@ mod tests {
 }
 
 impl Inner {
+    fn new(config: &ControllerConfig, metrics: Metrics) -> Self {
+        Self {
+            clock: Clock::start(),
+            metrics,
+            page_bytes: config.page_bytes,
+            inbox: SegQueue::new(),
+            core: Mutex::new(Core::new(config.scheduler.clone())),
+            timer: Timer::default(),
+            free: ArrayQueue::new(config.max_requests.max(1) as usize),
+            fresh: AtomicU32::new(0),
+            max_requests: config.max_requests.max(1),
+            in_hand: AtomicU32::new(0),
+            devices: config.devices.len() as u32,
+            shutting_down: AtomicBool::new(false),
+            next_model: AtomicU32::new(0),
+            borrowings: AtomicU64::new(0),
+            generation: AtomicU64::new(0),
+            catalogue: Mutex::default(),
+            sharded: OnceLock::new(),
+        }
+    }
+
+    fn start_device(self: &Arc<Self>, config: &DeviceConfig) -> std::io::Result<worker::Device<Payload>> {
+        let reports = Reports(Arc::downgrade(self));
+        worker::Device::start(config, self.clock, move |report| reports.send(report))
+    }
+
+    fn hub(&self) -> Option<&sharded::Hub> {
+        self.sharded.get().map(|hold| &*hold.0)
+    }
+
     fn drive(&self) {
+        if let Some(hub) = self.hub() {
+            return hub.drive();
+        }
         loop {
             // The news of this thread must be in the inbox before it finds the lock taken, and the lock must be free
             // before the driver finds the inbox empty: else both could leave it to the other.
@@ -341,7 +401,10 @@ struct GiveBack {
 impl Drop for GiveBack {
     fn drop(&mut self) {
         if let Some(inner) = self.inner.upgrade() {
-            inner.inbox.push(Message::Return { device: self.device, action: self.action });
+            match inner.hub() {
+                Some(hub) => hub.give_back(self.device),
+                None => inner.inbox.push(Message::Return { device: self.device, action: self.action }),
+            }
             inner.drive();
         }
     }
@@ -354,6 +417,9 @@ struct Reports(Weak<Inner>);
 impl Reports {
     fn send(&self, report: worker::Report<Payload>) {
         if let Some(inner) = self.0.upgrade() {
+            if let Some(hub) = inner.hub() {
+                return hub.report(report);
+            }
             inner.inbox.push(Message::Report(report));
             inner.drive();
         }

@@ -291,6 +291,7 @@ impl Shelf {
             emulated,
         };
         let prepared = self.config.engine.prepare(&source).map_err(|error| error.to_string())?;
+        self.controller.room_for(prepared.weight_bytes())?;
         let mut signature = prepared.signature().clone();
         let wrong = repository::disagreements(config, &signature);
         if !wrong.is_empty() {

@@ -19,3 +19,4 @@ pub use batch::{BatchItem, Tensor};
 pub use clock::Clock;
 pub use executor::{Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Slot, Status, UnloadOrder};
 pub use pages::Pages;
+pub use pin::pin_from_last;

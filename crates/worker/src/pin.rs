@@ -9,7 +9,7 @@ pub(crate) fn allowed_cores() -> Vec<usize> {
 }
 
 /// Binds the calling thread to the given one of the allowed cores, counted from the last. Says why when it can't.
-pub(crate) fn pin_from_last(position: usize) -> Result<usize, String> {
+pub fn pin_from_last(position: usize) -> Result<usize, String> {
     let cores = allowed_cores();
     let Some(&core) = cores.iter().rev().nth(position) else {
         return Err(format!("there are only {} cores", cores.len()));
