@@ -1,6 +1,6 @@
 //! What is due when, in virtual time. Ties go in the order in which they were written down.
 
-use base::{DeviceId, RequestId, Timestamp};
+use base::{ActionId, DeviceId, RequestId, Timestamp};
 use scheduler::{Command, Report};
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -26,7 +26,7 @@ pub(crate) enum Due {
     /// An executor wanted to be looked at.
     Look { device: DeviceId, life: u32, executor: Executor },
     /// An executor is done.
-    Ended { device: DeviceId, life: u32, executor: Executor },
+    Ended { device: DeviceId, life: u32, executor: Executor, action: ActionId },
     /// A report reaches the controller.
     Report { device: DeviceId, life: u32, report: Report },
     /// A device dies.

@@ -198,6 +198,28 @@ impl Device {
         LoadStep::Started(load, self.pages_used)
     }
 
+    /// The batch that is running, if one is.
+    pub(crate) fn executing(&self) -> Option<ActionId> {
+        self.executing.as_ref().map(|(execution, _)| execution.action)
+    }
+
+    /// Breaks an execution off that is running or waits, and since when it ran; `None` where it is over.
+    pub(crate) fn break_off(&mut self, action: ActionId) -> Option<(Execution, Option<Timestamp>)> {
+        if self.executing() == Some(action) {
+            return self.executing.take().map(|(execution, started_at)| (execution, Some(started_at)));
+        }
+        let mut broken_off = None;
+        let waiting = std::mem::take(&mut self.queue).into_vec();
+        for Reverse(queued) in waiting {
+            if queued.execution.action == action {
+                broken_off = Some((queued.execution, None));
+            } else {
+                self.queue.push(Reverse(queued));
+            }
+        }
+        broken_off
+    }
+
     /// The batch that was running has ended.
     pub(crate) fn end_execution(&mut self) -> (Execution, Timestamp) {
         self.executing.take().expect("an execution ends only while one is running")
@@ -304,6 +326,18 @@ mod tests {
         device.accept_load(load(12, 1, 100, 200));
         assert!(matches!(device.step_load(at(201)), LoadStep::Refused(_, Refusal::TooLate)));
         assert_eq!(device.pages_used(), 4);
+    }
+
+    #[test]
+    fn what_runs_or_waits_can_be_broken_off() {
+        let mut device = loaded(&[0]);
+        device.accept_execution(execution(10, 0, 100, 900), at(0));
+        device.accept_execution(execution(11, 0, 200, 900), at(0));
+        assert!(matches!(device.step_execute(at(100)), ExecuteStep::Started(_)));
+        assert!(matches!(device.break_off(ActionId(11)), Some((_, None))));
+        assert!(matches!(device.break_off(ActionId(10)), Some((_, Some(since))) if since == at(100)));
+        assert!(device.break_off(ActionId(10)).is_none());
+        assert!(matches!(device.step_execute(at(300)), ExecuteStep::Wait(None)));
     }
 
     #[test]

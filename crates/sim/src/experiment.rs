@@ -305,6 +305,22 @@ pub struct SchedulerConfig {
     pub max_queued_per_model: Option<usize>,
     /// Whether a request is refused at once when there will be no time for it.
     pub predict_admission: Option<bool>,
+    /// How `deferred` gathers a batch.
+    pub gather: Option<GatherConfig>,
+    /// How long `timeout` lets a batch grow, as a part of the objective.
+    pub timeout_of_slo: Option<f64>,
+    /// How unequal models may be served by `punctual` when not all can be, 0 to 1.
+    pub fairness: Option<f64>,
+}
+
+/// Which requests make a batch when not all are in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GatherConfig {
+    /// From the first request on, as many as the first one has time for.
+    HeadFirst,
+    /// First requests are given up where the batch would be smaller than the target.
+    KeepTarget,
 }
 
 /// `[faults]`; they end with the run's `seconds`, then everything must finish.

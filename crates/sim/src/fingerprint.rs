@@ -42,6 +42,11 @@ impl Fingerprint {
                 self.word(3);
                 self.word(u64::from(unload.device.0) << 32 | u64::from(unload.model.0));
             }
+            Command::Preempt { device, action } => {
+                self.word(5);
+                self.word(action.0);
+                self.word(u64::from(device.0));
+            }
             Command::Finish { request, outcome } => {
                 let (kind, detail) = outcome_words(*outcome);
                 self.word(4 | kind << 8);

@@ -189,6 +189,8 @@ pub struct Meter {
     pub batches: u64,
     /// See `batches`.
     pub rows: u64,
+    /// Batches that were broken off.
+    pub broken_off: u64,
     /// Loads that were done.
     pub loads: u64,
     /// Time that executors for batches were busy.
@@ -248,6 +250,7 @@ impl Meter {
             groups: vec![Tally::default(); setup.groups.len()],
             batches: 0,
             rows: 0,
+            broken_off: 0,
             loads: 0,
             exec_busy: Duration::ZERO,
             load_busy: Duration::ZERO,
@@ -382,6 +385,16 @@ impl Meter {
         }
         if let Some(series) = &mut self.series {
             series.executed(rows, started_at, ended_at);
+        }
+    }
+
+    /// A batch was broken off: the time is gone, nothing else.
+    pub(crate) fn broken_off(&mut self, started_at: Timestamp, at: Timestamp) {
+        self.broken_off += u64::from(self.counts(at));
+        self.exec_busy += self.overlap(started_at, at);
+        self.busy_in_all += at.since(started_at);
+        if let Some(series) = &mut self.series {
+            series.broken_off(started_at, at);
         }
     }
 

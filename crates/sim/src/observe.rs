@@ -19,6 +19,8 @@ pub enum Observation<'a> {
         /// When it had started.
         started_at: Timestamp,
     },
+    /// A worker broke a running batch off, as it was told: nothing of it counts.
+    ExecutionBrokenOff(&'a Execution),
     /// A worker started to copy weights; it has taken the pages.
     LoadStarted {
         /// The order.

@@ -99,6 +99,15 @@ impl Plant {
             }
             Command::Load(load) => (load.device, Some((load.action, load.window.latest, load.expected))),
             Command::Unload(unload) => (unload.device, None),
+            // Not reported itself: the execution is, whatever became of it.
+            Command::Preempt { device, .. } => {
+                let (device, life) = (*device, self.sites[device.index()].life);
+                if self.network.control > Duration::ZERO {
+                    agenda.add(now + self.network.control, Due::Deliver { device, life, order: Box::new(order) });
+                    return Ok(());
+                }
+                return self.deliver(device, life, order, agenda, watch);
+            }
             Command::Finish { .. } => return Ok(()),
         };
         let site = &mut self.sites[device.index()];
@@ -148,6 +157,17 @@ impl Plant {
                 site.device.accept_unload(unload.model);
                 Executor::Load
             }
+            Command::Preempt { action, .. } => {
+                if let Some((execution, started_at)) = site.device.break_off(action) {
+                    if let Some(started_at) = started_at {
+                        watch.see(&Observation::ExecutionBrokenOff(&execution))?;
+                        watch.meter.broken_off(started_at, watch.now);
+                    }
+                    let report = Report { action, status: ActionStatus::Preempted };
+                    self.report(device, report, watch.now, agenda);
+                }
+                Executor::Execute
+            }
             Command::Finish { .. } => return Ok(()),
         };
         self.look(device, life, executor, agenda, watch)
@@ -196,9 +216,10 @@ impl Plant {
                 ExecuteStep::Wait(at) => return Ok(at),
                 ExecuteStep::Started(execution) => {
                     watch.see(&Observation::ExecutionStarted(execution))?;
-                    let (model, batch, life) = (execution.model, execution.batch, site.life);
+                    let (action, model, batch, life) = (execution.action, execution.model, execution.batch, site.life);
                     let takes = self.execution_takes(model, batch, watch.now);
-                    agenda.add(watch.now + takes, Due::Ended { device, life, executor: Executor::Execute });
+                    let executor = Executor::Execute;
+                    agenda.add(watch.now + takes, Due::Ended { device, life, executor, action });
                 }
                 ExecuteStep::Refused(execution, why) => self.refuse(device, execution.action, why, agenda, watch)?,
             }
@@ -219,7 +240,8 @@ impl Plant {
                 LoadStep::Started(load, pages_used) => {
                     watch.see(&Observation::LoadStarted { load: &load, pages_used })?;
                     let takes = self.load_takes(load.model);
-                    agenda.add(watch.now + takes, Due::Ended { device, life, executor: Executor::Load });
+                    let (executor, action) = (Executor::Load, load.action);
+                    agenda.add(watch.now + takes, Due::Ended { device, life, executor, action });
                 }
                 LoadStep::Refused(load, why) => self.refuse(device, load.action, why, agenda, watch)?,
                 LoadStep::Unloaded { model, pages_used, was_loaded } => {
@@ -255,7 +277,7 @@ impl Plant {
         &mut self,
         device: DeviceId,
         life: u32,
-        executor: Executor,
+        (executor, action): (Executor, ActionId),
         clients: &mut Clients,
         agenda: &mut Agenda,
         watch: &mut Watch<'_, O>,
@@ -263,6 +285,10 @@ impl Plant {
         let now = watch.now;
         let site = &mut self.sites[device.index()];
         if !site.alive || site.life != life {
+            return Ok(());
+        }
+        // What was broken off doesn't end any more.
+        if executor == Executor::Execute && site.device.executing() != Some(action) {
             return Ok(());
         }
         let (action, started_at) = match executor {

@@ -32,17 +32,13 @@ pub(crate) fn setup(experiment: &Experiment, folder: &Path, variant: &Variant, s
         let message = format!("model {name:?} needs {needs} pages, a device has {pages}: raise devices.memory_mb");
         return Err(Error::Value(message));
     }
-    let network = Network {
-        control: micros("network.control_us", experiment.network.control_us)?,
-        data_per_request: micros("network.data_us_per_request", experiment.network.data_us_per_request)?,
-    };
     Ok(Setup {
         scheduler: variant.scheduler_config(experiment)?,
         models,
         groups: experiment.groups.clone(),
         devices: devices.count,
         pages,
-        network,
+        network: network(experiment)?,
         noise: noise(experiment)?,
         faults: faults(&experiment.faults)?,
         warmup: seconds("run.warmup_seconds", experiment.run.warmup_seconds)?,
@@ -54,6 +50,13 @@ pub(crate) fn setup(experiment: &Experiment, folder: &Path, variant: &Variant, s
         trace_batches: experiment.run.trace_batches,
         elastic: elastic(experiment)?,
         seed,
+    })
+}
+
+pub(crate) fn network(experiment: &Experiment) -> Result<Network, Error> {
+    Ok(Network {
+        control: micros("network.control_us", experiment.network.control_us)?,
+        data_per_request: micros("network.data_us_per_request", experiment.network.data_us_per_request)?,
     })
 }
 

@@ -30,8 +30,9 @@ impl Effort {
     /// How closely the boundary is found on this rung, given the tolerance of the whole search.
     fn precision(self, tolerance: f64) -> f64 {
         match self {
-            Self::Glance => tolerance.max(0.10),
-            Self::Look => tolerance.max(0.03),
+            Self::Glance => tolerance.max(0.05),
+            // Closely, because a run of full length costs a dozen of these.
+            Self::Look => tolerance * 1.5,
             Self::Full => tolerance,
         }
     }
@@ -99,7 +100,7 @@ pub(crate) fn highest_rate(
         }
         slope = rung.slope;
         found = rung.low.map(|(rate, _)| rate);
-        start = rung.boundary();
+        start = rung.boundary(goal.tolerance);
     }
     Ok(found)
 }
@@ -220,9 +221,15 @@ impl Rung {
         }
     }
 
-    /// Where the boundary is thought to be.
-    fn boundary(&self) -> f64 {
+    /// A rate that should just pass with that precision.
+    fn boundary(&self, precision: f64) -> f64 {
+        let slope = self.slope.unwrap_or(USUAL_SLOPE);
+        let target = self.goal.max_bad * (-slope * precision / 4.0).exp();
         match (self.low, self.high) {
+            (Some((low, bad)), high) if bad > 0.0 => {
+                let most = high.map_or(self.goal.ceiling, |(high, _)| high);
+                (low * (target / bad).powf(1.0 / slope)).clamp(low * (1.0 - precision), most)
+            }
             (Some((low, _)), Some((high, _))) => (low * high).sqrt(),
             (Some((rate, _)), None) | (None, Some((rate, _))) => rate,
             (None, None) => self.goal.ceiling,

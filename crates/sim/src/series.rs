@@ -159,6 +159,10 @@ impl Series {
         self.spread(started_at, ended_at, |machine| &mut machine.exec_busy);
     }
 
+    pub(crate) fn broken_off(&mut self, started_at: Timestamp, at: Timestamp) {
+        self.spread(started_at, at, |machine| &mut machine.exec_busy);
+    }
+
     pub(crate) fn loaded(&mut self, started_at: Timestamp, ended_at: Timestamp) {
         self.spread(started_at, ended_at, |machine| &mut machine.load_busy);
     }

@@ -13,6 +13,7 @@ pub(crate) fn of_run(run: &Run, groups: &[String]) -> Value {
         "utilization": meter.utilization(),
         "load_utilization": meter.load_utilization(),
         "mean_devices": meter.mean_devices(),
+        "broken_off": meter.broken_off,
         "loads": meter.loads,
         "events": run.events,
         "exec_error": meter.exec_error.spread(),

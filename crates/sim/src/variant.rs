@@ -1,9 +1,9 @@
 //! The policies of an experiment: a policy of the scheduler with settings, under a name.
 
 use crate::Error;
-use crate::experiment::{Experiment, SchedulerConfig};
-use crate::resolve::millis;
-use scheduler::PolicyKind;
+use crate::experiment::{Experiment, GatherConfig, SchedulerConfig};
+use crate::resolve::{self, millis};
+use scheduler::{Delay, Gather, PolicyKind};
 use toml::{Table, Value};
 
 /// One entry of `run.policies`.
@@ -44,13 +44,19 @@ impl Variant {
     }
 
     /// The scheduler's settings.
-    pub(crate) fn scheduler_config(&self, _experiment: &Experiment) -> Result<scheduler::Config, Error> {
+    pub(crate) fn scheduler_config(&self, experiment: &Experiment) -> Result<scheduler::Config, Error> {
         let config = &self.settings;
         let default = scheduler::Config::default();
         let profile_quantile = config.profile_quantile.unwrap_or(default.profile_quantile);
         if !(0.0..=1.0).contains(&profile_quantile) {
             return Err(Error::value(format!("scheduler.profile_quantile is {profile_quantile}: give 0 to 1")));
         }
+        let part = |key: &str, value: Option<f64>, default: f64| match value.unwrap_or(default) {
+            value if (0.0..=1.0).contains(&value) => Ok(value),
+            value => Err(Error::value(format!("{key} of policy {:?} is {value}: give 0 to 1", self.label))),
+        };
+        // The scheduler knows what the modelled network takes.
+        let network = resolve::network(experiment)?;
         Ok(scheduler::Config {
             policy: self.kind,
             schedule_ahead: match config.schedule_ahead_ms {
@@ -61,6 +67,15 @@ impl Variant {
             profile_quantile,
             max_queued_per_model: config.max_queued_per_model.unwrap_or(default.max_queued_per_model),
             predict_admission: config.predict_admission.unwrap_or(default.predict_admission),
+            delay: Delay { control: network.control, per_row: network.data_per_request },
+            gather: match config.gather {
+                Some(GatherConfig::HeadFirst) => Gather::HeadFirst,
+                Some(GatherConfig::KeepTarget) => Gather::KeepTarget,
+                None => default.gather,
+            },
+            timeout: part("timeout_of_slo", config.timeout_of_slo, default.timeout)?,
+            fairness: part("fairness", config.fairness, default.fairness)?,
+            ..default
         })
     }
 }

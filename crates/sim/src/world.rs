@@ -276,9 +276,9 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
             Due::Look { device, life, executor } => {
                 self.plant.look(device, life, executor, &mut self.agenda, &mut self.watch)
             }
-            Due::Ended { device, life, executor } => {
+            Due::Ended { device, life, executor, action } => {
                 let clients = &mut self.clients;
-                self.plant.ended(device, life, executor, clients, &mut self.agenda, &mut self.watch)
+                self.plant.ended(device, life, (executor, action), clients, &mut self.agenda, &mut self.watch)
             }
             Due::Report { device, life, report } => {
                 if self.plant.accepts_report(device, life) {

@@ -45,6 +45,12 @@ impl Contract {
             Command::Execute(execution) => (execution.action, execution.device, execution.window),
             Command::Load(load) => (load.action, load.device, load.window),
             Command::Unload(unload) => return self.device_is_there(unload.device.index(), "an unload"),
+            Command::Preempt { device, action } => {
+                return match self.outstanding.get(action) {
+                    Some(on) if on == device => Ok(()),
+                    _ => Err(format!("{action} is to be broken off on {device}, but it isn't under way there")),
+                };
+            }
             Command::Finish { request, .. } => {
                 *entry(&mut self.requests, request.slot) = None;
                 return Ok(());

@@ -142,6 +142,15 @@ impl Observer for RefusedNeverExecuted {
                     }
                 }
             }
+            // What was broken off is as if it had never begun.
+            Observation::ExecutionBrokenOff(execution) => {
+                for request in &execution.requests {
+                    let progress = entry(&mut self.requests, request.slot);
+                    if progress.generation == request.generation {
+                        progress.started = false;
+                    }
+                }
+            }
             Observation::Ordered(Command::Finish { request, outcome }) => {
                 let progress = entry(&mut self.requests, request.slot);
                 progress.over = true;

@@ -45,6 +45,7 @@ impl Observer for WeightsInPlace {
                 weights.running = Some(execution.model);
             }
             Observation::ExecutionEnded { execution, .. } => self.devices[execution.device.index()].running = None,
+            Observation::ExecutionBrokenOff(execution) => self.devices[execution.device.index()].running = None,
             Observation::Refused { device, action, why: Refusal::NoWeights } => {
                 return fail(format!("{action} was sent to {device}, but its weights are not there when it may start"));
             }

@@ -58,6 +58,7 @@ impl Observer for OneAtATime {
             Observation::ExecutionStarted(execution) => self.start(at, execution.device, EXECUTE, execution.action)?,
             Observation::LoadStarted { load, .. } => self.start(at, load.device, LOAD, load.action)?,
             Observation::ExecutionEnded { execution, .. } => self.running[execution.device.index()][EXECUTE] = None,
+            Observation::ExecutionBrokenOff(execution) => self.running[execution.device.index()][EXECUTE] = None,
             Observation::LoadEnded { load, .. } => self.running[load.device.index()][LOAD] = None,
             Observation::DeviceDied(device) => self.running[device.index()] = [None; 2],
             _ => {}
