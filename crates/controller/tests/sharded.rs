@@ -176,10 +176,14 @@ fn stopping_answers_what_is_queued() {
     let controller = start(2, 1, 8);
     let (model, prepared) = add_model(&controller, "net");
     let deadline_at = controller.now() + Duration::from_secs(600);
-    let answer = ask(&controller, model, &*prepared, deadline_at);
+    // Eight are a full batch and run at once; the ninth waits for company.
+    let answers: Vec<_> = (0..9).map(|_| ask(&controller, model, &*prepared, deadline_at)).collect();
     controller.drive();
+    until("the batch is done", || controller.in_hand() == 1);
     controller.stop();
-    assert!(matches!(wait(answer), Reply::Refused(Refusal::ShuttingDown) | Reply::Outputs(_)));
+    let replies: Vec<Reply> = answers.into_iter().map(wait).collect();
+    assert!(matches!(replies[8], Reply::Refused(Refusal::ShuttingDown)));
+    assert!(replies[..8].iter().all(|reply| matches!(reply, Reply::Outputs(_))));
     let refused = ask(&controller, model, &*prepared, deadline_at);
     assert!(matches!(wait(refused), Reply::Refused(Refusal::ShuttingDown)));
 }

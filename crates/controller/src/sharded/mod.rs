@@ -25,8 +25,9 @@ use lane::Lane;
 use scheduler::ModelSpec;
 use scheduler::shards::{Delay, Grant, Mailboxes, News, Shard, ShardConfig};
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use telemetry::ModelMetrics;
 use worker::Slot;
@@ -115,7 +116,9 @@ pub(crate) struct Hub {
     /// By shard.
     grants: Vec<ArrayQueue<Grant>>,
     news: ArrayQueue<News>,
-    devices: OnceLock<Vec<DeviceRecord>>,
+    /// The threads have them too, and end before they do.
+    devices: Mutex<Option<Arc<Vec<DeviceRecord>>>>,
+    device_count: usize,
     /// Which shard has a request, by slot.
     owners: Box<[AtomicU32]>,
     /// Pages of the smallest device.
@@ -136,7 +139,8 @@ impl Hub {
             mailboxes: (0..shards).map(|shard| Mailboxes::new(shard, shards, MAX_MODELS)).collect(),
             grants: (0..shards).map(|_| ArrayQueue::new(executors)).collect(),
             news: ArrayQueue::new(NEWS_PER_EXECUTOR * executors),
-            devices: OnceLock::new(),
+            devices: Mutex::default(),
+            device_count: device_pages.len(),
             owners: (0..max_requests).map(|_| AtomicU32::new(0)).collect(),
             device_pages: device_pages.iter().copied().min().unwrap_or(0),
             pages_of: Mutex::default(),
@@ -149,10 +153,6 @@ impl Hub {
         self.shards.len() as u32
     }
 
-    fn devices(&self) -> &[DeviceRecord] {
-        self.devices.get().map_or(&[], Vec::as_slice)
-    }
-
     /// Starts the threads, with devices that report to this hub.
     pub fn start(
         self: &Arc<Self>,
@@ -161,7 +161,8 @@ impl Hub {
         config: &scheduler::Config,
         devices: Vec<DeviceRecord>,
     ) -> std::io::Result<()> {
-        let _ = self.devices.set(devices);
+        let devices = Arc::new(devices);
+        *self.devices.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&devices));
         let settings = ShardConfig {
             delay: Delay { control: ORDER_DELAY, data_per_row: Duration::ZERO },
             max_queued_per_model: config.max_queued_per_model,
@@ -170,11 +171,11 @@ impl Hub {
         let mut threads = Vec::new();
         let named = |name: String| std::thread::Builder::new().name(name);
         for index in 0..self.shard_count() {
-            let thread = shard::ShardThread::new(self, inner, index, settings, config);
+            let thread = shard::ShardThread::new(self, inner, &devices, index, settings, config);
             let pin = spread.pin.map(|first| first + 1 + index as usize);
             threads.push(named(format!("shard {index}")).spawn(move || pinned(pin, "shard", || thread.run()))?);
         }
-        let thread = ranker::RankerThread::new(self, inner, settings.delay);
+        let thread = ranker::RankerThread::new(self, inner, &devices, settings.delay);
         threads.push(named("ranker".into()).spawn(move || pinned(spread.pin, "ranker", || thread.run()))?);
         *self.threads.lock().unwrap_or_else(PoisonError::into_inner) = threads;
         Ok(())
@@ -236,7 +237,7 @@ impl Hub {
         }
         self.pages_of().insert(id, pages);
         let NewModel { name, prepared, signature, profile, objective, .. } = model;
-        let slots = self.devices().iter().map(|_| Arc::default()).collect();
+        let slots = (0..self.device_count).map(|_| Arc::default()).collect();
         let served = Arc::new(Served { name, prepared, signature, pages, metrics, slots, failure: Mutex::default() });
         let spec = ModelSpec { model: id, pages, profile, objective };
         // The shard first: the ranker's word that the weights are there must find the model known.
@@ -265,15 +266,19 @@ impl Hub {
         self.ranker.wake();
     }
 
-    /// Ends the threads; what is queued is refused.
+    /// Ends the threads, then the devices: what these were given is carried out first, what is queued is refused.
     pub fn stop(&self) {
         self.end();
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
-            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
-                crate::fatal("a scheduling thread broke one of its invariants");
+            if thread.thread().id() != std::thread::current().id() {
+                // A thread that panicked has ended the process.
+                let _ = thread.join();
             }
         }
+        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(devices);
+        // Also what executors gave back in the end.
         self.refuse_left();
     }
 
@@ -309,7 +314,7 @@ impl Drop for Hold {
     }
 }
 
-/// Runs a thread's work on a core of its own, where wanted and allowed.
+/// Runs a thread's work, on a core of its own where wanted and allowed.
 fn pinned(position: Option<usize>, role: &str, work: impl FnOnce()) {
     if let Some(position) = position {
         match worker::pin_from_last(position) {
@@ -317,7 +322,10 @@ fn pinned(position: Option<usize>, role: &str, work: impl FnOnce()) {
             Err(reason) => tracing::warn!(role, "a scheduling thread is not pinned: {reason}"),
         }
     }
-    work();
+    // A panic broke an invariant; going on without this thread would leave requests unanswered.
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        crate::fatal("a scheduling thread broke one of its invariants");
+    }
 }
 
 /// When a thread that has nothing to do should look again.

@@ -1,7 +1,7 @@
 //! The thread of the ranker, which also brings weights onto devices.
 
 use super::{Hub, RankerMessage, Served, ShardMessage, or_never};
-use crate::core::{Expectation, Payload};
+use crate::core::{DeviceRecord, Expectation, Payload};
 use crate::{Inner, MESSAGES_PER_TURN, fatal};
 use base::{ActionId, DeviceId, Duration, ModelId, Timestamp};
 use scheduler::shards::{ActionNumbers, Consequence, Delay, ExecutorNews, Grant, News, Ranker, Shard, Weights};
@@ -12,6 +12,7 @@ use worker::{Clock, LoadOrder, Status, UnloadOrder};
 
 pub(super) struct RankerThread {
     hub: Arc<Hub>,
+    devices: Arc<Vec<DeviceRecord>>,
     inner: Weak<Inner>,
     clock: Clock,
     ranker: Ranker,
@@ -32,10 +33,11 @@ pub(super) struct RankerThread {
 const LOADS_AHEAD: usize = 64;
 
 impl RankerThread {
-    pub fn new(hub: &Arc<Hub>, inner: &Arc<Inner>, delay: Delay) -> Self {
+    pub fn new(hub: &Arc<Hub>, inner: &Arc<Inner>, devices: &Arc<Vec<DeviceRecord>>, delay: Delay) -> Self {
         let shards = u64::from(hub.shard_count());
         Self {
             hub: Arc::clone(hub),
+            devices: Arc::clone(devices),
             inner: Arc::downgrade(inner),
             clock: inner.clock,
             ranker: Ranker::new(delay),
@@ -75,9 +77,9 @@ impl RankerThread {
 
     fn add_devices(&mut self) {
         let now = self.clock.now();
-        let hub = Arc::clone(&self.hub);
-        self.loads.resize_with(hub.devices().len(), Default::default);
-        for (index, record) in hub.devices().iter().enumerate() {
+        let devices = Arc::clone(&self.devices);
+        self.loads.resize_with(devices.len(), Default::default);
+        for (index, record) in devices.iter().enumerate() {
             let spec = DeviceSpec { device: DeviceId(index as u32), pages: record.device.pages().total() };
             record.metrics.pages(spec.pages, 0);
             let (numbers, commands) = (&mut self.numbers, &mut self.commands);
@@ -153,7 +155,7 @@ impl RankerThread {
 
     fn borrow(&mut self, now: Timestamp, device: DeviceId, expected: Duration, work: Box<dyn FnOnce() + Send>) {
         self.ranker.borrow(now, device, expected);
-        let there = self.hub.devices().get(device.index()).is_some_and(|record| record.device.run_alone(work));
+        let there = self.devices.get(device.index()).is_some_and(|record| record.device.run_alone(work));
         if !there {
             self.returned(now, device);
         }
@@ -174,7 +176,7 @@ impl RankerThread {
             self.load(next);
         }
         if let Some(served) = self.models.get(&expectation.model) {
-            let record = &self.hub.devices()[expectation.device.index()];
+            let record = &self.devices[expectation.device.index()];
             expectation.measure(record, &served.metrics, &report.status);
             if let Status::Failed(reason) = &report.status {
                 expectation.note_failure(&inner.metrics, &served.name, reason);
@@ -244,7 +246,7 @@ impl RankerThread {
         let (device, model) = (load.device, load.model);
         let expectation = Expectation { device, model, took: load.expected, done_at: None, rows: 0 };
         self.expectations.insert(load.action, expectation);
-        if !self.hub.devices()[device.index()].device.load(order) {
+        if !self.devices[device.index()].device.load(order) {
             fatal("a load executor is gone, or has more loads waiting than a device takes");
         }
     }
@@ -253,7 +255,7 @@ impl RankerThread {
         let served = &self.models[&model];
         served.metrics.unloaded();
         let slot = Arc::clone(&served.slots[device.index()]);
-        let there = &self.hub.devices()[device.index()];
+        let there = &self.devices[device.index()];
         if !there.device.unload(UnloadOrder { slot, pages: served.pages }) {
             tracing::error!("P5: an unload could not be handed over; the device's pages are now counted wrongly");
         }

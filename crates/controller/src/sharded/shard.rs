@@ -1,7 +1,7 @@
 //! The thread of one model shard.
 
 use super::{Hub, RankerMessage, Served, ShardMessage, or_never};
-use crate::core::{Expectation, Payload, note_violation};
+use crate::core::{DeviceRecord, Expectation, Payload, note_violation};
 use crate::{Inner, MESSAGES_PER_TURN, fatal};
 use base::{ActionId, ModelId, RequestId, Timestamp};
 use scheduler::shards::{ActionNumbers, Desk, ShardConfig};
@@ -15,6 +15,7 @@ const STEPS_PER_SAMPLE: u64 = 64;
 
 pub(super) struct ShardThread {
     hub: Arc<Hub>,
+    devices: Arc<Vec<DeviceRecord>>,
     inner: Weak<Inner>,
     clock: Clock,
     index: usize,
@@ -34,6 +35,7 @@ impl ShardThread {
     pub fn new(
         hub: &Arc<Hub>,
         inner: &Arc<Inner>,
+        devices: &Arc<Vec<DeviceRecord>>,
         index: u32,
         settings: ShardConfig,
         config: &scheduler::Config,
@@ -41,6 +43,7 @@ impl ShardThread {
         let shards = hub.shard_count();
         Self {
             hub: Arc::clone(hub),
+            devices: Arc::clone(devices),
             inner: Arc::downgrade(inner),
             clock: inner.clock,
             index: index as usize,
@@ -143,7 +146,7 @@ impl ShardThread {
         let expectation = self.expectations.remove(&report.action);
         let served = expectation.and_then(|expectation| self.models.get(&expectation.model));
         if let (Some(expectation), Some(served)) = (&expectation, served) {
-            expectation.measure(&self.hub.devices()[expectation.device.index()], &served.metrics, &report.status);
+            expectation.measure(&self.devices[expectation.device.index()], &served.metrics, &report.status);
         }
         let status = match report.status {
             Status::Done { started_at, ended_at } => ActionStatus::Done { started_at, ended_at },
@@ -216,7 +219,7 @@ impl ShardThread {
         let order = ExecuteOrder { action, window, slot, signature: Arc::clone(&served.signature), items };
         let done_at = Some(expected_done_at);
         self.expectations.insert(action, Expectation { device, model, took: expected, done_at, rows });
-        if self.hub.devices()[device.index()].device.execute(order).is_err() {
+        if self.devices[device.index()].device.execute(order).is_err() {
             fatal("an executor is gone, or has more orders than the ranker ever leaves outstanding");
         }
     }
