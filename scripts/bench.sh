@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures the figures that the project promises, on this machine: scripts/bench.sh [--quick] [part ...]
-# Parts: overhead overload isolation many engine scheduler simulator; `report` writes docs/benchmarks.md from what was
+# Parts: overhead overload isolation many engine scheduler shards simulator; `report` writes docs/benchmarks.md from what was
 # measured last. Without a part: all of them, then the report.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -16,6 +16,7 @@ PARTS = {
     "many": "500 models in the memory of 50",
     "engine": "what a load and an execution take, against a plain session",
     "scheduler": "events a second, and how their cost grows",
+    "shards": "shards and ranker on two cores: requests a second, instructions for each",
     "simulator": "a million simulated requests, the paper's experiments",
 }
 
