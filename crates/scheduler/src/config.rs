@@ -26,9 +26,8 @@ pub struct Config {
     pub gather: Gather,
     /// How long `timeout` lets a batch grow, as a part of its first request's objective.
     pub timeout: f64,
-    /// When not all can be served in time, `punctual` gives up requests of models that take the most device time for each,
-    /// but serves none of them less than this often, compared with the others. 1 treats all models alike.
-    pub fairness: f64,
+    /// How long `clipper` lets a batch wait for company when it could be larger.
+    pub batch_delay: Duration,
 }
 
 impl Default for Config {
@@ -43,7 +42,7 @@ impl Default for Config {
             delay: Delay::default(),
             gather: Gather::KeepTarget,
             timeout: 0.2,
-            fairness: 0.5,
+            batch_delay: Duration::from_millis(1),
         }
     }
 }
@@ -85,13 +84,28 @@ pub enum PolicyKind {
     Eager,
     /// A batch starts when it is full or its first request has waited for a fixed time.
     Timeout,
+    /// Nexus': models are packed onto devices from time to time (squishy bin packing); each device serves its own in turn.
+    Nexus,
+    /// Shepherd's: as soon as a device is free, the largest first; a much larger batch breaks a running one off (Flex).
+    Shepherd,
+    /// Clipper's: the largest batch size of each model follows whether batches were in time.
+    Clipper,
     /// Ours: deferred where waiting pays, eager where it doesn't.
     Punctual,
 }
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: &'static [Self] = &[Self::Punctual, Self::Clockwork, Self::Deferred, Self::Eager, Self::Timeout];
+    pub const ALL: &'static [Self] = &[
+        Self::Punctual,
+        Self::Clockwork,
+        Self::Deferred,
+        Self::Eager,
+        Self::Timeout,
+        Self::Nexus,
+        Self::Shepherd,
+        Self::Clipper,
+    ];
 
     /// The name that users write.
     pub const fn name(self) -> &'static str {
@@ -100,6 +114,9 @@ impl PolicyKind {
             Self::Deferred => "deferred",
             Self::Eager => "eager",
             Self::Timeout => "timeout",
+            Self::Nexus => "nexus",
+            Self::Shepherd => "shepherd",
+            Self::Clipper => "clipper",
             Self::Punctual => "punctual",
         }
     }

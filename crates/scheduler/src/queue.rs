@@ -4,6 +4,7 @@ use crate::latency::{Class, Latency};
 use crate::slack::BatchWorkLimit;
 use base::{Duration, RequestId, Timestamp};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 /// A queued request, as far as forming a batch needs it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -168,9 +169,22 @@ impl ModelQueue {
         members: &mut Vec<Queued>,
         skipped: &mut Vec<RequestId>,
     ) -> Option<Candidate> {
+        self.window_within(latency, start_at, floor..=u32::MAX, members, skipped)
+    }
+
+    /// As `window`, with a largest size as well.
+    pub fn window_within(
+        &self,
+        latency: &Latency,
+        start_at: Timestamp,
+        size: RangeInclusive<u32>,
+        members: &mut Vec<Queued>,
+        skipped: &mut Vec<RequestId>,
+    ) -> Option<Candidate> {
+        let (floor, most) = (*size.start(), *size.end());
         skipped.clear();
         if self.levels.len() > 1 || self.with_many_rows > 0 {
-            return self.gather_each(latency, start_at, members);
+            return self.gather_each(latency, start_at, most, members);
         }
         let (_, level) = self.levels.first()?;
         let fits = |deadline_at: Timestamp| latency.largest_within(deadline_at.since(start_at));
@@ -179,7 +193,7 @@ impl ModelQueue {
         let mut best: Option<((Timestamp, u64), u32)> = None;
         let mut left = if level.first_key_value()?.0 < &first { level.range(first..).count() } else { level.len() };
         for (&key, _) in level.range(first..) {
-            let rows = fits(key.0).min(u32::try_from(left).unwrap_or(u32::MAX));
+            let rows = fits(key.0).min(u32::try_from(left).unwrap_or(u32::MAX)).min(most);
             if best.is_none_or(|(_, most)| rows > most) {
                 best = Some((key, rows));
             }
@@ -195,11 +209,33 @@ impl ModelQueue {
         Some(Candidate::holding(members, latency, begin.0))
     }
 
-    /// In the order of urgency, each request that leaves the batch in time for all of its members.
-    fn gather_each(&self, latency: &Latency, start_at: Timestamp, members: &mut Vec<Queued>) -> Option<Candidate> {
+    /// The first requests, up to so many rows (and at least one), whatever their deadlines. It may start until the first of
+    /// these has passed. O(b).
+    pub fn front(&self, latency: &Latency, most: u32, members: &mut Vec<Queued>) -> Option<Candidate> {
         members.clear();
         let (mut earliest, mut rows) = (Timestamp::NEVER, 0);
-        let most = latency.best_batch().max(self.first()?.1.rows);
+        for (&(deadline_at, _), &queued) in self.levels.iter().flat_map(|(_, level)| level) {
+            if rows + queued.rows > most && !members.is_empty() {
+                break;
+            }
+            (earliest, rows) = (earliest.min(deadline_at), rows + queued.rows);
+            members.push(queued);
+        }
+        let candidate = Candidate::holding(members, latency, earliest);
+        (!members.is_empty()).then_some(Candidate { latest: earliest, ..candidate })
+    }
+
+    /// In the order of urgency, each request that leaves the batch in time for all of its members.
+    fn gather_each(
+        &self,
+        latency: &Latency,
+        start_at: Timestamp,
+        most: u32,
+        members: &mut Vec<Queued>,
+    ) -> Option<Candidate> {
+        members.clear();
+        let (mut earliest, mut rows) = (Timestamp::NEVER, 0);
+        let most = latency.best_batch().min(most).max(self.first()?.1.rows);
         for (&(deadline_at, _), &queued) in self.levels.iter().flat_map(|(_, level)| level) {
             let with = rows + queued.rows;
             let due = earliest.min(deadline_at);

@@ -1,0 +1,221 @@
+//! Clipper's adaptive and delayed batching: each model has a largest batch size, which grows by one with every full batch
+//! that met the objective and shrinks by a tenth with every batch that didn't. A batch that isn't full waits a little for
+//! company. Models are served in the order of their oldest requests.
+//!
+//! Nothing is planned: deadlines matter only after the fact, and to requests whose time has run out, which are dropped.
+
+use crate::board::Board;
+use crate::config::Config;
+use crate::ledger::Ledger;
+use crate::policy::{Batch, Ended, Policy, Started};
+use crate::queue::{Place, Queued};
+use crate::queues::Queues;
+use base::{ActionId, DeviceId, Duration, ModelId, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How much a full batch that was in time adds to the largest size.
+const INCREASE: f64 = 1.0;
+/// What is left of the largest size after a batch that was late.
+const DECREASE: f64 = 0.9;
+
+/// Where a model's next batch is.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+enum Standing {
+    /// Nothing is queued.
+    #[default]
+    None,
+    /// In `growing`.
+    Growing { ready_at: Timestamp },
+    /// On the board.
+    Ready,
+}
+
+#[derive(Debug)]
+struct ModelEntry {
+    /// The largest batch size, in rows.
+    limit: f64,
+    standing: Standing,
+    /// Whether it is in `changed`.
+    changed: bool,
+}
+
+impl Default for ModelEntry {
+    fn default() -> Self {
+        Self { limit: 1.0, standing: Standing::None, changed: false }
+    }
+}
+
+impl ModelEntry {
+    fn rows(&self) -> u32 {
+        self.limit as u32
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Clipper {
+    wait: Duration,
+    queues: Queues,
+    models: Vec<ModelEntry>,
+    /// Models whose batch is ready, by the arrival of their oldest request.
+    board: Board<Timestamp>,
+    changed: Vec<ModelId>,
+    /// Models whose batch waits for company, by when that is over.
+    growing: BTreeSet<(Timestamp, ModelId)>,
+    /// Batches under way: where, and whether they were as large as they may be.
+    running: BTreeMap<ActionId, (DeviceId, bool)>,
+    members: Vec<Queued>,
+}
+
+impl Clipper {
+    pub fn new(config: &Config) -> Self {
+        Self {
+            wait: config.batch_delay,
+            queues: Queues::with_lead(config.delay.of(1)),
+            models: Vec::new(),
+            board: Board::default(),
+            changed: Vec::new(),
+            growing: BTreeSet::new(),
+            running: BTreeMap::new(),
+            members: Vec::new(),
+        }
+    }
+
+    fn mark(&mut self, model: ModelId) {
+        let entry = &mut self.models[model.index()];
+        if !std::mem::replace(&mut entry.changed, true) {
+            self.changed.push(model);
+        }
+    }
+
+    /// Takes a model off the board before the devices that hold it change.
+    fn unlist(&mut self, model: ModelId) {
+        self.stand(model, None, Standing::None);
+        self.mark(model);
+    }
+
+    /// Brings the standing of marked models up to date, and notices those that have waited long enough.
+    fn settle(&mut self, now: Timestamp) {
+        while let Some(&(ready_at, model)) = self.growing.first() {
+            if ready_at > now {
+                break;
+            }
+            self.growing.remove(&(ready_at, model));
+            self.models[model.index()].standing = Standing::None;
+            self.mark(model);
+        }
+        while let Some(model) = self.changed.pop() {
+            let entry = &mut self.models[model.index()];
+            entry.changed = false;
+            let queue = self.queues.of(model);
+            let Some((_, first)) = queue.first() else {
+                self.stand(model, None, Standing::None);
+                continue;
+            };
+            let ready_at = first.arrived_at + self.wait;
+            let ready = queue.rows() >= u64::from(entry.rows()) || ready_at <= now;
+            let standing = if ready { Standing::Ready } else { Standing::Growing { ready_at } };
+            self.stand(model, Some(first.arrived_at), standing);
+        }
+    }
+
+    fn stand(&mut self, model: ModelId, oldest: Option<Timestamp>, standing: Standing) {
+        match std::mem::replace(&mut self.models[model.index()].standing, standing) {
+            Standing::Growing { ready_at } => {
+                self.growing.remove(&(ready_at, model));
+            }
+            Standing::None | Standing::Ready => {}
+        }
+        if let Standing::Growing { ready_at } = standing {
+            self.growing.insert((ready_at, model));
+        }
+        let key = oldest.filter(|_| standing == Standing::Ready);
+        self.board.set(model, key, self.queues.devices_of(model));
+    }
+}
+
+impl Policy for Clipper {
+    fn queues(&self) -> &Queues {
+        &self.queues
+    }
+
+    fn queues_mut(&mut self) -> &mut Queues {
+        &mut self.queues
+    }
+
+    fn add_model(&mut self, model: ModelId) {
+        self.queues.add_model(model);
+        self.board.add_model(model);
+        if self.models.len() <= model.index() {
+            self.models.resize_with(model.index() + 1, ModelEntry::default);
+        }
+    }
+
+    fn add_device(&mut self, device: DeviceId) {
+        (0..self.models.len()).for_each(|model| self.unlist(ModelId(model as u32)));
+        self.queues.add_device(device);
+        self.board.add_device(device);
+    }
+
+    fn lost(&mut self, device: DeviceId) {
+        (0..self.models.len()).for_each(|model| self.unlist(ModelId(model as u32)));
+        self.board.remove_device(device);
+        self.running.retain(|_, (on, _)| *on != device);
+    }
+
+    fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
+        self.queues.insert(ledger, model, place, queued);
+        self.mark(model);
+    }
+
+    fn remove(&mut self, model: ModelId, place: Place) {
+        self.queues.remove(model, place);
+        self.mark(model);
+    }
+
+    fn loaded(&mut self, _ledger: &Ledger, model: ModelId, device: DeviceId) {
+        self.unlist(model);
+        self.queues.loaded(model, device);
+    }
+
+    fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
+        self.unlist(model);
+        self.queues.unloaded(ledger, model, device);
+    }
+
+    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, _start_at: Timestamp) -> Option<Batch> {
+        self.settle(now);
+        let (_, model) = self.board.first(device)?;
+        let latency = &ledger.model(model).latency;
+        let most = self.models[model.index()].rows().min(latency.max_batch());
+        let queue = self.queues.of(model);
+        let candidate = queue.front(latency, most, &mut self.members).expect("models on the board have requests");
+        Some(crate::queues::batch(model, candidate, &self.members))
+    }
+
+    fn ripe(&mut self, _ledger: &Ledger, now: Timestamp, hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
+        self.settle(now);
+        self.board.first_device(hungry)
+    }
+
+    fn next_ripe(&self) -> Option<Timestamp> {
+        self.growing.first().map(|&(at, _)| at)
+    }
+
+    fn started(&mut self, started: Started) {
+        let full = started.rows >= self.models[started.model.index()].rows();
+        self.running.insert(started.action, (started.device, full));
+    }
+
+    fn ended(&mut self, ended: Ended) {
+        let Some((_, full)) = self.running.remove(&ended.action) else { return };
+        let entry = &mut self.models[ended.model.index()];
+        if !ended.in_time {
+            entry.limit = (entry.limit * DECREASE).max(1.0);
+            self.mark(ended.model);
+        } else if full {
+            // A batch that had room says nothing about a larger one.
+            entry.limit = entry.limit.min(1e6) + INCREASE;
+            self.mark(ended.model);
+        }
+    }
+}

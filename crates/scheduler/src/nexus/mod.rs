@@ -1,0 +1,309 @@
+//! Nexus: from time to time models are packed onto devices; each request goes to a device when it comes, and each device
+//! runs its own models in turn.
+//!
+//! The packing (`packing`) is made anew every ten seconds from the rates that were seen, and when a device comes or goes.
+//! Until rates are known, which takes a second, all models count alike. A request goes to one of the devices that were
+//! planned for its model, in proportion to what each should get; nothing moves it from there but a new plan. A device that
+//! is free goes on to the next of its models that has requests, and runs at most the planned batch. First requests that
+//! would make a batch smaller than planned are dropped (Nexus, section 6.3).
+//!
+//! Where a model isn't loaded on any device that was planned for it, all devices that have it share its requests.
+
+mod packing;
+
+use crate::config::{Config, Delay};
+use crate::ledger::Ledger;
+use crate::policy::{Batch, Policy};
+use crate::queue::{ModelQueue, Place, Queued};
+use crate::queues::Queues;
+use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
+use packing::Demand;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+/// How long a plan stays (Symphony, section 2.2).
+const EPOCH: Duration = Duration::from_secs(10);
+/// After how long rates are taken for known.
+const OBSERVATION: Duration = Duration::from_secs(1);
+/// A model that nobody asks for is planned for as if it had this rate, so that it has a place when somebody does.
+const LEAST_RATE: f64 = 0.1;
+/// Requests are dealt out in units as fine as this.
+const STRIDE: f64 = 1e9;
+
+/// A device that a model's requests may go to.
+#[derive(Debug)]
+struct Route {
+    device: DeviceId,
+    /// The largest batch.
+    batch: u32,
+    /// How far its turn moves on with each request: the more it should get, the less.
+    stride: u64,
+    queue: ModelQueue,
+}
+
+#[derive(Debug, Default)]
+struct ModelEntry {
+    /// What is planned: device, largest batch, rate.
+    planned: Vec<(DeviceId, u32, f64)>,
+    /// By device.
+    routes: Vec<Route>,
+    /// Whose turn is next, as an index of `routes`.
+    turns: BTreeSet<(u64, usize)>,
+    /// Queued requests by their sequence, and the index of their route if there is one.
+    requests: BTreeMap<u64, (Place, Queued, Option<usize>)>,
+    /// Whether it is in `stale`.
+    is_stale: bool,
+    /// Rows that came since the observation began.
+    rows: u64,
+    /// What was seen of its rate, in rows a second.
+    rate: f64,
+    /// What the last request had.
+    objective: Duration,
+}
+
+#[derive(Clone, Debug, Default)]
+struct DeviceEntry {
+    there: bool,
+    /// Models with requests here.
+    waiting: BTreeSet<ModelId>,
+    /// Who was served last.
+    last: Option<ModelId>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Nexus {
+    delay: Delay,
+    queues: Queues,
+    models: Vec<ModelEntry>,
+    devices: Vec<DeviceEntry>,
+    /// When the next plan is due; `None` when the plan is out of date.
+    plan_at: Option<Timestamp>,
+    observed_since: Option<Timestamp>,
+    /// Whether rates have been seen at all.
+    rates_known: bool,
+    /// Models whose routes must be made anew.
+    stale: Vec<ModelId>,
+    /// Devices that a request was sent to since they were last asked.
+    called: Vec<DeviceId>,
+    members: Vec<Queued>,
+    skipped: Vec<RequestId>,
+}
+
+impl Nexus {
+    pub fn new(config: &Config) -> Self {
+        Self {
+            delay: config.delay,
+            queues: Queues::with_lead(config.delay.of(1)),
+            models: Vec::new(),
+            devices: Vec::new(),
+            plan_at: None,
+            observed_since: None,
+            rates_known: false,
+            stale: Vec::new(),
+            called: Vec::new(),
+            members: Vec::new(),
+            skipped: Vec::new(),
+        }
+    }
+
+    // ---- the plan ----
+
+    /// Brings the plan and the routes up to date.
+    fn settle(&mut self, ledger: &Ledger, now: Timestamp) {
+        if self.plan_at.is_none_or(|plan_at| plan_at <= now) {
+            self.observe(now);
+            self.plan(ledger);
+            let known = if self.rates_known { EPOCH } else { OBSERVATION };
+            self.plan_at = Some(now + known);
+        }
+        while let Some(model) = self.stale.pop() {
+            self.models[model.index()].is_stale = false;
+            self.reroute(model);
+        }
+    }
+
+    /// Takes the rates from what came since the last time, if that is long enough ago.
+    fn observe(&mut self, now: Timestamp) {
+        let since = *self.observed_since.get_or_insert(now);
+        let span = now.since(since);
+        if span < OBSERVATION {
+            return;
+        }
+        for entry in &mut self.models {
+            entry.rate = std::mem::take(&mut entry.rows) as f64 / span.as_secs_f64();
+        }
+        (self.observed_since, self.rates_known) = (Some(now), true);
+    }
+
+    fn plan(&mut self, ledger: &Ledger) {
+        let wanted = self.models.iter().enumerate().filter(|(_, entry)| entry.objective > Duration::ZERO);
+        let demands: Vec<Demand<'_>> = wanted
+            .map(|(index, entry)| {
+                let model = ModelId(index as u32);
+                let rate = if self.rates_known { entry.rate.max(LEAST_RATE) } else { 1.0 };
+                Demand { model, latency: &ledger.model(model).latency, objective: entry.objective, rate }
+            })
+            .collect();
+        let devices: Vec<DeviceId> = ledger.device_ids().collect();
+        let nodes = packing::plan(&demands, devices.len());
+        self.models.iter_mut().for_each(|entry| entry.planned.clear());
+        for (node, &device) in nodes.iter().zip(&devices) {
+            for share in &node.shares {
+                self.models[share.model.index()].planned.push((device, share.batch, share.rate));
+            }
+        }
+        (0..self.models.len()).for_each(|model| self.mark(ModelId(model as u32)));
+    }
+
+    // ---- routes ----
+
+    fn mark(&mut self, model: ModelId) {
+        let entry = &mut self.models[model.index()];
+        if !std::mem::replace(&mut entry.is_stale, true) {
+            self.stale.push(model);
+        }
+    }
+
+    /// Makes a model's routes anew, and sends its requests along them.
+    fn reroute(&mut self, model: ModelId) {
+        let entry = &mut self.models[model.index()];
+        for route in entry.routes.drain(..) {
+            self.devices[route.device.index()].waiting.remove(&model);
+        }
+        let loaded = self.queues.devices_of(model);
+        let planned = entry.planned.iter().filter(|(device, ..)| loaded.binary_search(device).is_ok());
+        let mut chosen: Vec<(DeviceId, u32, f64)> = planned.copied().collect();
+        if chosen.is_empty() {
+            let batch = entry.planned.iter().map(|&(_, batch, _)| batch).max().unwrap_or(u32::MAX);
+            chosen.extend(loaded.iter().map(|&device| (device, batch, 1.0)));
+        }
+        let most = chosen.iter().map(|&(.., rate)| rate).fold(f64::MIN_POSITIVE, f64::max);
+        entry.routes.extend(chosen.into_iter().map(|(device, batch, rate)| {
+            let stride = (STRIDE * most / rate).min(STRIDE * 1e6) as u64;
+            Route { device, batch, stride, queue: ModelQueue::default() }
+        }));
+        entry.turns = entry.routes.iter().enumerate().map(|(index, route)| (route.stride, index)).collect();
+        for sequence in entry.requests.keys().copied().collect::<Vec<_>>() {
+            self.send(model, sequence);
+        }
+    }
+
+    /// Sends a request to the device whose turn it is.
+    fn send(&mut self, model: ModelId, sequence: u64) {
+        let entry = &mut self.models[model.index()];
+        let Some((place, queued, to)) = entry.requests.get_mut(&sequence) else { return };
+        *to = None;
+        let Some((turn, index)) = entry.turns.pop_first() else { return };
+        *to = Some(index);
+        let route = &mut entry.routes[index];
+        entry.turns.insert((turn + route.stride, index));
+        route.queue.insert(*place, *queued);
+        self.devices[route.device.index()].waiting.insert(model);
+        self.called.push(route.device);
+    }
+
+    /// The models with requests on a device, the one after who was served last first.
+    fn in_turn(&self, device: DeviceId) -> Vec<ModelId> {
+        let DeviceEntry { waiting, last, .. } = &self.devices[device.index()];
+        let Some(last) = *last else { return waiting.iter().copied().collect() };
+        let after = waiting.range((Bound::Excluded(last), Bound::Unbounded));
+        after.chain(waiting.range(..=last)).copied().collect()
+    }
+}
+
+impl Policy for Nexus {
+    fn queues(&self) -> &Queues {
+        &self.queues
+    }
+
+    fn queues_mut(&mut self) -> &mut Queues {
+        &mut self.queues
+    }
+
+    fn add_model(&mut self, model: ModelId) {
+        self.queues.add_model(model);
+        if self.models.len() <= model.index() {
+            self.models.resize_with(model.index() + 1, ModelEntry::default);
+        }
+    }
+
+    fn add_device(&mut self, device: DeviceId) {
+        self.queues.add_device(device);
+        if self.devices.len() <= device.index() {
+            self.devices.resize_with(device.index() + 1, DeviceEntry::default);
+        }
+        self.devices[device.index()] = DeviceEntry { there: true, ..DeviceEntry::default() };
+        self.plan_at = None;
+    }
+
+    fn lost(&mut self, device: DeviceId) {
+        self.devices[device.index()].there = false;
+        self.plan_at = None;
+    }
+
+    fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
+        self.queues.insert(ledger, model, place, queued);
+        if place.deadline_at == Timestamp::NEVER {
+            return;
+        }
+        let entry = &mut self.models[model.index()];
+        // A model that is new to us has no place yet.
+        if entry.objective == Duration::ZERO {
+            self.plan_at = None;
+        }
+        entry.objective = ledger.model(model).objective.unwrap_or(place.deadline_at.since(queued.arrived_at));
+        entry.rows += u64::from(queued.rows);
+        entry.requests.insert(place.sequence, (place, queued, None));
+        self.send(model, place.sequence);
+    }
+
+    fn remove(&mut self, model: ModelId, place: Place) {
+        self.queues.remove(model, place);
+        let entry = &mut self.models[model.index()];
+        let Some((_, _, Some(index))) = entry.requests.remove(&place.sequence) else { return };
+        let route = &mut entry.routes[index];
+        route.queue.remove(place);
+        if route.queue.is_empty() {
+            self.devices[route.device.index()].waiting.remove(&model);
+        }
+    }
+
+    fn loaded(&mut self, _ledger: &Ledger, model: ModelId, device: DeviceId) {
+        self.queues.loaded(model, device);
+        self.mark(model);
+    }
+
+    fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
+        self.queues.unloaded(ledger, model, device);
+        self.mark(model);
+    }
+
+    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, start_at: Timestamp) -> Option<Batch> {
+        self.settle(ledger, now);
+        for model in self.in_turn(device) {
+            let latency = &ledger.model(model).latency;
+            let routes = &self.models[model.index()].routes;
+            let route = routes.iter().find(|route| route.device == device).expect("who waits here has a route here");
+            let start_at = start_at.max(now + self.delay.of(route.batch.min(latency.max_batch())));
+            let size = route.batch..=route.batch;
+            let (members, skipped) = (&mut self.members, &mut self.skipped);
+            let Some(candidate) = route.queue.window_within(latency, start_at, size, members, skipped) else {
+                continue;
+            };
+            self.devices[device.index()].last = Some(model);
+            let members = self.members.iter().map(|member| member.id).collect();
+            return Some(Batch { model, candidate, members, dropped: self.skipped.clone() });
+        }
+        None
+    }
+
+    fn ripe(&mut self, ledger: &Ledger, now: Timestamp, hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
+        self.settle(ledger, now);
+        while let Some(device) = self.called.pop() {
+            if hungry.contains(&device) {
+                return Some(device);
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,261 @@
+//! Shepherd's online algorithm, Flex, as Symphony describes it (section 2.2): eager, one candidate for each model, the largest
+//! one first; a much larger candidate breaks a running batch off.
+//!
+//! A candidate begins with the model's first request and holds as many as that one has time for. Time only makes it
+//! smaller, so that what the board says is an upper bound, and is corrected when the model comes to the front.
+//!
+//! When every device is busy and the largest candidate is at least three times the smallest running batch, that batch is
+//! broken off; its requests go back to their queue. The candidate is promised the device: those who come back don't make
+//! it smaller, though their deadlines are nearer.
+
+use crate::board::Board;
+use crate::config::{Config, Delay};
+use crate::ledger::Ledger;
+use crate::policy::{Batch, Ended, Policy, Started};
+use crate::queue::{Place, Queued};
+use crate::queues::Queues;
+use base::{ActionId, DeviceId, ModelId, RequestId, Timestamp};
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+/// How many times larger than a running batch a candidate must be to break it off (Shepherd's lambda).
+const PREEMPTION: u32 = 3;
+
+/// Larger candidates first, then those that must start sooner.
+type Rank = (Reverse<u32>, Timestamp);
+
+/// A device that was or is being cleared for a model's candidate.
+#[derive(Clone, Copy, Debug)]
+struct Promise {
+    device: DeviceId,
+    /// What is broken off.
+    action: ActionId,
+    model: ModelId,
+    /// Rows of the candidate.
+    rows: u32,
+}
+
+#[derive(Debug, Default)]
+struct DeviceEntry {
+    /// Batches under way, with their rows.
+    batches: Vec<(ActionId, u32)>,
+    /// What it was cleared for.
+    cleared_for: Option<(ModelId, u32)>,
+    /// It was cleared for nothing: whatever it runs next isn't broken off, so that this can't go on for ever.
+    spared: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shepherd {
+    delay: Delay,
+    queues: Queues,
+    board: Board<Rank>,
+    devices: Vec<DeviceEntry>,
+    /// Models whose candidate has changed, each once.
+    changed: Vec<ModelId>,
+    is_changed: Vec<bool>,
+    /// Batches under way that may be broken off, the smallest first.
+    running: BTreeSet<(u32, ActionId, DeviceId)>,
+    busy_devices: usize,
+    /// Batches that are being broken off.
+    promises: Vec<Promise>,
+    members: Vec<Queued>,
+    skipped: Vec<RequestId>,
+}
+
+impl Shepherd {
+    pub fn new(config: &Config) -> Self {
+        Self {
+            delay: config.delay,
+            queues: Queues::with_lead(config.delay.of(1)),
+            board: Board::default(),
+            devices: Vec::new(),
+            changed: Vec::new(),
+            is_changed: Vec::new(),
+            running: BTreeSet::new(),
+            busy_devices: 0,
+            promises: Vec::new(),
+            members: Vec::new(),
+            skipped: Vec::new(),
+        }
+    }
+
+    fn mark(&mut self, model: ModelId) {
+        if !std::mem::replace(&mut self.is_changed[model.index()], true) {
+            self.changed.push(model);
+        }
+    }
+
+    /// Takes a model off the board before the devices that hold it change.
+    fn unlist(&mut self, model: ModelId) {
+        self.board.set(model, None, self.queues.devices_of(model));
+        self.mark(model);
+    }
+
+    fn settle(&mut self, ledger: &Ledger, now: Timestamp) {
+        while let Some(model) = self.changed.pop() {
+            self.is_changed[model.index()] = false;
+            let rank = self.estimate(ledger, model, now);
+            self.board.set(model, rank, self.queues.devices_of(model));
+        }
+    }
+
+    /// A model's rank if its candidate started now, by its first request alone.
+    fn estimate(&self, ledger: &Ledger, model: ModelId, now: Timestamp) -> Option<Rank> {
+        let queue = self.queues.of(model);
+        let (deadline_at, first) = queue.first()?;
+        let latency = &ledger.model(model).latency;
+        let fits = latency.largest_within(deadline_at.since(now)).max(first.rows);
+        let rows = fits.min(u32::try_from(queue.rows()).unwrap_or(u32::MAX));
+        Some((Reverse(rows), deadline_at - latency.class_for(rows).expected()))
+    }
+
+    /// A model's candidate for a start at `start_at`, with its rows. Only for a device that was cleared for it may first
+    /// requests be passed over, so that it has `floor` rows; they stay queued.
+    fn candidate(
+        &mut self,
+        ledger: &Ledger,
+        model: ModelId,
+        now: Timestamp,
+        start_at: Timestamp,
+        floor: u32,
+    ) -> Option<(Batch, u32)> {
+        let (Reverse(rows), _) = self.estimate(ledger, model, now)?;
+        let start_at = start_at.max(now + self.delay.of(rows));
+        let queue = self.queues.of(model);
+        let latency = &ledger.model(model).latency;
+        let candidate = queue.window(latency, start_at, floor, &mut self.members, &mut self.skipped)?;
+        let members = self.members.iter().map(|member| member.id).collect();
+        let rows = self.members.iter().map(|member| member.rows).sum();
+        Some((Batch { model, candidate, members, dropped: Vec::new() }, rows))
+    }
+}
+
+impl Policy for Shepherd {
+    fn queues(&self) -> &Queues {
+        &self.queues
+    }
+
+    fn queues_mut(&mut self) -> &mut Queues {
+        &mut self.queues
+    }
+
+    fn add_model(&mut self, model: ModelId) {
+        self.queues.add_model(model);
+        self.board.add_model(model);
+        if self.is_changed.len() <= model.index() {
+            self.is_changed.resize(model.index() + 1, false);
+        }
+    }
+
+    fn add_device(&mut self, device: DeviceId) {
+        (0..self.is_changed.len()).for_each(|model| self.unlist(ModelId(model as u32)));
+        self.queues.add_device(device);
+        self.board.add_device(device);
+        if self.devices.len() <= device.index() {
+            self.devices.resize_with(device.index() + 1, DeviceEntry::default);
+        }
+    }
+
+    fn lost(&mut self, device: DeviceId) {
+        (0..self.is_changed.len()).for_each(|model| self.unlist(ModelId(model as u32)));
+        self.board.remove_device(device);
+        let entry = std::mem::take(&mut self.devices[device.index()]);
+        self.busy_devices -= usize::from(!entry.batches.is_empty());
+        for (action, rows) in entry.batches {
+            self.running.remove(&(rows, action, device));
+        }
+        self.promises.retain(|promise| promise.device != device);
+    }
+
+    fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
+        self.queues.insert(ledger, model, place, queued);
+        self.mark(model);
+    }
+
+    fn remove(&mut self, model: ModelId, place: Place) {
+        self.queues.remove(model, place);
+        self.mark(model);
+    }
+
+    fn loaded(&mut self, _ledger: &Ledger, model: ModelId, device: DeviceId) {
+        self.unlist(model);
+        self.queues.loaded(model, device);
+    }
+
+    fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
+        self.unlist(model);
+        self.queues.unloaded(ledger, model, device);
+    }
+
+    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, start_at: Timestamp) -> Option<Batch> {
+        self.settle(ledger, now);
+        if let Some((model, floor)) = self.devices[device.index()].cleared_for.take() {
+            let here = ledger.model(model).is_loaded_on(device);
+            match self.candidate(ledger, model, now, start_at, floor).filter(|&(_, rows)| here && rows >= floor) {
+                Some((batch, _)) => return Some(batch),
+                None => self.devices[device.index()].spared = true,
+            }
+        }
+        loop {
+            let (rank, model) = self.board.first(device)?;
+            match self.candidate(ledger, model, now, start_at, 0) {
+                Some((batch, rows)) => {
+                    let closer = (Reverse(rows), batch.candidate.latest);
+                    if closer <= rank {
+                        return Some(batch);
+                    }
+                    // It has shrunk since.
+                    self.board.set(model, Some(closer), self.queues.devices_of(model));
+                }
+                // Nothing is in time; its requests expire.
+                None => self.board.set(model, None, self.queues.devices_of(model)),
+            }
+        }
+    }
+
+    fn started(&mut self, started: Started) {
+        let entry = &mut self.devices[started.device.index()];
+        self.busy_devices += usize::from(entry.batches.is_empty());
+        entry.batches.push((started.action, started.rows));
+        if !std::mem::take(&mut entry.spared) {
+            self.running.insert((started.rows, started.action, started.device));
+        }
+    }
+
+    fn ended(&mut self, ended: Ended) {
+        let entry = &mut self.devices[ended.device.index()];
+        let Some(index) = entry.batches.iter().position(|&(action, _)| action == ended.action) else { return };
+        let (action, rows) = entry.batches.swap_remove(index);
+        self.busy_devices -= usize::from(entry.batches.is_empty());
+        self.running.remove(&(rows, action, ended.device));
+        if let Some(index) = self.promises.iter().position(|promise| promise.action == action) {
+            let promise = self.promises.swap_remove(index);
+            entry.cleared_for = Some((promise.model, promise.rows));
+        }
+    }
+
+    fn preempts(&mut self, ledger: &Ledger, now: Timestamp) -> Option<(DeviceId, ActionId)> {
+        if self.busy_devices < self.board.device_count() {
+            return None;
+        }
+        self.settle(ledger, now);
+        let &(smallest, action, device) = self.running.first()?;
+        loop {
+            let (rank, model) = self.board.first(device)?;
+            let (Reverse(rows), _) = rank;
+            // One at a time for each model: what it is promised may be all that it needs.
+            if rows < PREEMPTION * smallest || self.promises.iter().any(|promise| promise.model == model) {
+                return None;
+            }
+            let closer = self.candidate(ledger, model, now, now, 0);
+            let closer = closer.map(|(batch, rows)| (Reverse(rows), batch.candidate.latest));
+            if closer.is_some_and(|closer| closer <= rank) {
+                self.running.remove(&(smallest, action, device));
+                self.promises.push(Promise { device, action, model, rows });
+                return Some((device, action));
+            }
+            self.board.set(model, closer, self.queues.devices_of(model));
+        }
+    }
+}
