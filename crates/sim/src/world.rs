@@ -9,6 +9,7 @@ use crate::observe::{Facts, Observation, Observer, Violation};
 use crate::plant::Plant;
 use crate::{Fingerprint, Setup, Traffic};
 use base::{DeviceId, Duration, Timestamp};
+use scheduler::shards::Sharded;
 use scheduler::{Command, DeviceSpec, Event, ModelSpec, Scheduler};
 
 /// How long after the last request everything must have ended: longer than any objective, report or downtime.
@@ -18,7 +19,7 @@ const MAX_WAKEUPS_AT_ONCE: u32 = 1_000;
 /// At most so many models are asked for once more after the faults.
 const MAX_PROBES: usize = 100;
 
-/// What the simulator drives. [`Scheduler`] is one; tests have others that break promises.
+/// What the simulator drives. [`Scheduler`] is one, [`Sharded`] another; tests have others that break promises.
 pub trait Machine {
     /// Takes in one fact and appends the orders that follow from it.
     fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>);
@@ -29,6 +30,20 @@ pub trait Machine {
 }
 
 impl Machine for Scheduler {
+    fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
+        Self::step(self, now, event, out);
+    }
+
+    fn next_wakeup(&self) -> Option<Timestamp> {
+        Self::next_wakeup(self).map(|(at, _)| at)
+    }
+
+    fn free_pages(&self, device: DeviceId) -> Option<u32> {
+        Self::free_pages(self, device)
+    }
+}
+
+impl Machine for Sharded {
     fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
         Self::step(self, now, event, out);
     }

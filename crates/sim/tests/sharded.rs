@@ -4,29 +4,12 @@
 
 mod common;
 
-use base::{DeviceId, Duration, LatencyProfile, ModelId, Timestamp};
+use base::{Duration, LatencyProfile, ModelId};
 use common::{closed, model, open, world};
 use proptest::prelude::*;
+use scheduler::ModelSpec;
 use scheduler::shards::{Delay, Gathering, ShardConfig, Sharded, ShardedConfig};
-use scheduler::{Command, Event, ModelSpec};
-use sim::{Faults, Machine, Model, Network, Nobody, Noise, Run, Setup, Traffic, Violation};
-
-/// The machine at hand.
-struct Composed(Sharded);
-
-impl Machine for Composed {
-    fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
-        self.0.step(now, event, out);
-    }
-
-    fn next_wakeup(&self) -> Option<Timestamp> {
-        self.0.next_wakeup().map(|(at, _)| at)
-    }
-
-    fn free_pages(&self, device: DeviceId) -> Option<u32> {
-        self.0.free_pages(device)
-    }
-}
+use sim::{Faults, Model, Network, Nobody, Noise, Run, Setup, Traffic, Violation};
 
 fn run(setup: &Setup, traffic: Traffic, shards: u32, gathering: Gathering) -> Result<Run, Violation> {
     let delay = Delay { control: setup.network.control, data_per_row: setup.network.data_per_request };
@@ -38,7 +21,7 @@ fn run(setup: &Setup, traffic: Traffic, shards: u32, gathering: Gathering) -> Re
         profile_window: setup.scheduler.profile_window,
         profile_quantile: setup.scheduler.profile_quantile,
     };
-    sim::run_with(setup, traffic, Composed(Sharded::new(config)), &mut Nobody)
+    sim::run_with(setup, traffic, Sharded::new(config), &mut Nobody)
 }
 
 /// Table 2: ResNet50 on eight devices, 25 ms, Poisson; from 1 s on, when the weights are in place.
