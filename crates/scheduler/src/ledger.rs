@@ -116,11 +116,25 @@ pub(crate) struct Ledger {
     pub models: Vec<Option<Model>>,
     pub actions: BTreeMap<ActionId, Action>,
     pub device_count: usize,
+    /// Pages of all models together, and of the smallest device.
+    pub all_pages: u64,
+    smallest_pages: u64,
     next_action: u64,
     pub next_epoch: u32,
 }
 
 impl Ledger {
+    /// Whether every device has room for all models together: then nothing ever has to go.
+    pub fn everything_fits(&self) -> bool {
+        self.all_pages <= self.smallest_pages
+    }
+
+    /// Notes for `everything_fits` that devices have come or gone.
+    pub fn note_devices(&mut self) {
+        let devices = self.devices.iter().flatten().map(|device| u64::from(device.pages));
+        self.smallest_pages = devices.min().unwrap_or(0);
+    }
+
     /// A device that is known to be there.
     pub fn device(&self, device: DeviceId) -> &Device {
         self.devices[device.index()].as_ref().expect("only devices that are there are asked for")

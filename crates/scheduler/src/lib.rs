@@ -19,12 +19,15 @@
 
 mod admission;
 mod backlog;
+mod board;
+mod clipper;
 mod clockwork;
 mod config;
 mod event;
 mod executor;
 mod latency;
 mod ledger;
+mod nexus;
 mod patience;
 mod policy;
 mod pressure;
@@ -33,6 +36,7 @@ mod queues;
 mod requests;
 mod residency;
 pub mod shards;
+mod shepherd;
 mod slack;
 mod usage;
 mod windowed;
@@ -43,13 +47,16 @@ pub use event::{
 };
 
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
+use clipper::Clipper;
 use clockwork::Clockwork;
 use latency::Latency;
 use ledger::{Action, Device, Ledger, Model};
+use nexus::Nexus;
 use policy::{Batch, Ended, Policy, Started};
 use queue::{Place, Queued};
 use requests::{Entry, Requests, State};
 use residency::Planner;
+use shepherd::Shepherd;
 use slack::SlackWatch;
 use std::collections::BTreeSet;
 use windowed::Windowed;
@@ -96,6 +103,9 @@ impl Scheduler {
     pub fn new(config: Config) -> Self {
         let policy: Box<dyn Policy> = match config.policy {
             PolicyKind::Clockwork => Box::<Clockwork>::default(),
+            PolicyKind::Nexus => Box::new(Nexus::new(&config)),
+            PolicyKind::Shepherd => Box::new(Shepherd::new(&config)),
+            PolicyKind::Clipper => Box::new(Clipper::new(&config)),
             PolicyKind::Deferred | PolicyKind::Eager | PolicyKind::Timeout | PolicyKind::Punctual => {
                 Box::new(Windowed::new(&config))
             }
@@ -179,6 +189,7 @@ impl Scheduler {
         self.ledger.devices[index] = Some(Device::new(spec.pages, self.ledger.next_epoch));
         self.ledger.next_epoch += 1;
         self.ledger.device_count += 1;
+        self.ledger.note_devices();
         self.policy.add_device(spec.device);
         self.planner.reconsider();
         self.hungry.insert(spec.device);
@@ -212,6 +223,7 @@ impl Scheduler {
         }
         self.ledger.devices[device.index()] = None;
         self.ledger.device_count -= 1;
+        self.ledger.note_devices();
         self.planner.reconsider();
         self.hungry.remove(&device);
         self.policy.lost(device);
@@ -249,6 +261,7 @@ impl Scheduler {
             last_urgent_at: None,
             removed: false,
         });
+        self.ledger.all_pages += u64::from(spec.pages);
         self.policy.add_model(spec.model);
         self.planner.add_model(spec.model);
     }

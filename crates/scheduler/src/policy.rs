@@ -90,11 +90,6 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
     /// A request with a deadline has its outcome: in time, or not.
     fn settled(&mut self, _now: Timestamp, _model: ModelId, _in_time: bool) {}
 
-    /// Whether a request that has just come should be given up at once for the sake of others.
-    fn sheds(&mut self, _ledger: &Ledger, _now: Timestamp, _model: ModelId) -> bool {
-        false
-    }
-
     /// A running batch that should be broken off for a better one. Its requests are queued again.
     fn preempts(&mut self, _ledger: &Ledger, _now: Timestamp) -> Option<(DeviceId, ActionId)> {
         None

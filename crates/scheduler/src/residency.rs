@@ -51,6 +51,7 @@ impl Planner {
     /// Brings a model's allocations and load priority up to date.
     pub fn update(&mut self, now: Timestamp, ledger: &mut Ledger, policy: &dyn Policy, model: ModelId) {
         let devices = ledger.device_count;
+        let all_fit = ledger.everything_fits();
         let (models, all_devices) = (&mut ledger.models, &mut ledger.devices);
         let entry = models[model.index()].as_mut().expect("only models that are there are updated");
         let everywhere = entry.residency.len() >= devices;
@@ -93,7 +94,12 @@ impl Planner {
             Duration::from_secs_f64(demand - served).as_nanos()
         };
         // Free memory is there to be used: one request that was refused, or that waits behind others, is reason enough.
-        let waits = entry.missed > Duration::ZERO || policy.queues().of(model).background_len() > 1;
+        // Weights that take neither room nor time may as well be everywhere, and so may those of a model that was asked for
+        // where there is room for all models.
+        let for_nothing = entry.pages == 0 && entry.latency.load() == Duration::ZERO;
+        let for_little = all_fit && entry.last_urgent_at.is_some();
+        let asked = entry.missed > Duration::ZERO || policy.queues().of(model).background_len() > 1;
+        let waits = for_nothing || for_little || asked;
         let priority = if waits && !entry.removed && !everywhere { priority.max(OPPORTUNE) } else { priority };
         let before = std::mem::replace(&mut entry.load_priority, priority);
         if before != priority {

@@ -5,11 +5,10 @@
 //! soonest first. A device that is free takes the lowest number, so that devices with high numbers stay idle when there is
 //! little to do (Symphony, sections 3.1 and 3.2).
 //!
-//! `punctual` adds three things. A growing candidate may start early on a device that nobody else will need before it is
+//! `punctual` adds two things. A growing candidate may start early on a device that nobody else will need before it is
 //! ready, once waiting for company no longer pays (`Patience`); but only in bad times, because in good times fewer and
 //! larger batches keep devices free. When a candidate had to wait for a device, so that its first requests leave no time
-//! for a large batch, they are given up for as much efficiency as the times demand. And in bad times the models whose
-//! requests take the most device time give some of them up (`Shedding`).
+//! for a large batch, they are given up for as much efficiency as the times demand.
 //!
 //! Queues only mark their model; candidates are computed once for each event, when they are asked for.
 

@@ -307,6 +307,7 @@ fn a_passed_window_and_a_lost_device_put_requests_back() {
         "0 device 10
          0 device 10
          0 model 4 1 4 8
+         0 model 9 1 4 8
          0 ask 0 100
          8 done 1
          30 late 2
@@ -528,6 +529,7 @@ fn a_refused_request_brings_its_model_onto_a_device_with_room() {
         "0 device 10
          0 device 10
          0 model 4 1 4 8
+         0 model 9 1 4 8
          0 ask 0 100
          8 done 1
          13 done 2
@@ -570,6 +572,27 @@ fn a_model_whose_queue_is_never_empty_gives_way_to_more_unmet_work() {
             13       request 0: Done
             13       unload m0 on d0
             13    a3 load m1 on d0 by 187
+        "#]],
+    );
+}
+
+#[test]
+fn where_all_models_fit_one_that_is_asked_for_goes_everywhere() {
+    check(
+        0,
+        "0 device 10
+         0 device 10
+         0 model 4 1 4 8
+         0 model 4 1 4 8
+         0 ask 0 100
+         8 done 1
+         8 done 2
+         13 done 3",
+        expect![[r#"
+            0     a1 load m0 on d0 by 87
+            0     a2 load m0 on d1 by 87
+            8     a3 exec m0 on d0 batch 1 [0] by 95
+            13       request 0: Done
         "#]],
     );
 }

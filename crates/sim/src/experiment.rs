@@ -309,8 +309,6 @@ pub struct SchedulerConfig {
     pub gather: Option<GatherConfig>,
     /// How long `timeout` lets a batch grow, as a part of the objective.
     pub timeout_of_slo: Option<f64>,
-    /// How unequal models may be served by `punctual` when not all can be, 0 to 1.
-    pub fairness: Option<f64>,
 }
 
 /// Which requests make a batch when not all are in time.
@@ -355,6 +353,8 @@ pub struct RunConfig {
     pub policies: Vec<String>,
     /// How long requests are sent.
     pub seconds: f64,
+    /// Shorter where more requests than this would be sent in a run, but never shorter than 5 s.
+    pub max_requests: Option<f64>,
     /// One run for each; results are their mean.
     #[serde(default = "first_seed")]
     pub seeds: Vec<u64>,

@@ -74,7 +74,6 @@ impl Variant {
                 None => default.gather,
             },
             timeout: part("timeout_of_slo", config.timeout_of_slo, default.timeout)?,
-            fairness: part("fairness", config.fairness, default.fairness)?,
             ..default
         })
     }
