@@ -105,6 +105,11 @@ impl Campaign {
         self.entries.first().map_or(0.0, Entry::seconds)
     }
 
+    /// Above how many requests runs are cut.
+    pub(crate) fn max_requests(&self) -> Option<f64> {
+        self.entries.first().and_then(Entry::max_requests)
+    }
+
     /// How many seeds there are.
     pub(crate) fn seeds(&self) -> usize {
         self.entries.first().map_or(0, Entry::seeds)

@@ -24,6 +24,8 @@ const LOOK_PART: f64 = 1.0 / 12.0;
 const WORTH_IT: f64 = 3.0;
 /// More bad requests than `max_bad` of what is expected, by this factor and this many, end a run: it can't pass any more.
 const HOPELESS: (f64, f64) = (1.03, 20.0);
+/// No run is cut below this because of its requests.
+const LEAST_SECONDS: f64 = 5.0;
 /// More devices than this are a mistake, or the rate can't be carried.
 const MAX_DEVICES: u32 = 100_000;
 
@@ -75,6 +77,10 @@ impl Entry {
 
     pub(crate) fn seconds(&self) -> f64 {
         self.experiment.run.seconds
+    }
+
+    pub(crate) fn max_requests(&self) -> Option<f64> {
+        self.experiment.run.max_requests
     }
 
     pub(crate) fn seeds(&self) -> usize {
@@ -209,7 +215,10 @@ impl Entry {
     /// How many seconds are measured after the warm-up, and how many seeds.
     fn span(&self, setup: &Setup, rate: f64, effort: Effort) -> (f64, usize) {
         let run = &self.experiment.run;
-        let (whole, seeds) = (run.seconds - run.warmup_seconds, run.seeds.len());
+        let (mut whole, seeds) = (run.seconds - run.warmup_seconds, run.seeds.len());
+        if let Some(most) = run.max_requests {
+            whole = whole.min((most / rate.max(1e-9)).max(LEAST_SECONDS));
+        }
         let longest = setup.models.iter().filter_map(|model| model.slo).max().unwrap_or_default().as_secs_f64();
         let glance = (GLANCE_REQUESTS / rate.max(1e-9)).max(GLANCE_OBJECTIVES * longest).max(1.0).min(whole);
         match effort {

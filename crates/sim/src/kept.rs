@@ -22,9 +22,10 @@ pub(crate) fn to_text(campaign: &Campaign, outcomes: &[Outcome], commit: &str) -
     let points = campaign.points();
     let of = if points == campaign.all_points() { String::new() } else { format!(" of {}", campaign.all_points()) };
     let mut text = format!(
-        "# {points}{of} points, {} policies, {} s and {} seeds each; found in {hours:.2} hours of one core, at {commit}\n",
+        "# {points}{of} points, {} policies, {} s{} and {} seeds each; found in {hours:.2} hours of one core, at {commit}\n",
         outcomes.len() / points.max(1),
         campaign.seconds(),
+        campaign.max_requests().map_or(String::new(), |most| format!(" (at most {most} requests)")),
         campaign.seeds(),
     );
     let keys: Vec<&String> = outcomes.first().map(|first| first.point.keys().collect()).unwrap_or_default();

@@ -84,6 +84,7 @@ fn check_run(experiment: &Experiment) -> Result<(), Error> {
     let run = &experiment.run;
     positive("run.seconds", run.seconds)?;
     positive("run.tolerance", run.tolerance)?;
+    run.max_requests.map(|most| positive("run.max_requests", most)).transpose()?;
     if run.warmup_seconds >= run.seconds {
         return Err(Error::value("run.warmup_seconds leaves nothing to measure: make it less than run.seconds"));
     }

@@ -33,6 +33,8 @@ pub struct Selection {
     pub policies: Vec<String>,
     /// How long requests are sent.
     pub seconds: Option<f64>,
+    /// At most about so many requests in each run of a search.
+    pub max_requests: Option<f64>,
     /// The seeds; empty: as the file says.
     pub seeds: Vec<u64>,
 }
@@ -76,6 +78,9 @@ impl Selection {
         }
         if let Some(seconds) = self.seconds {
             run.insert("seconds".into(), Value::from(seconds));
+        }
+        if let Some(most) = self.max_requests {
+            run.insert("max_requests".into(), Value::from(most));
         }
         if !self.seeds.is_empty() {
             let seeds = self.seeds.iter().map(|&seed| i64::try_from(seed).map(Value::from));
