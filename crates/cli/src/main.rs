@@ -100,6 +100,9 @@ struct SimulateOptions {
     /// Virtual seconds of each run, instead of the file's.
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<f64>,
+    /// In a search, runs of more requests than this are cut shorter (to 5 s at least).
+    #[arg(long, value_name = "COUNT")]
+    max_requests: Option<f64>,
     /// Seeds, instead of the file's.
     #[arg(long, value_name = "SEED,...", value_delimiter = ',')]
     seeds: Vec<u64>,
@@ -157,6 +160,7 @@ fn simulate(options: SimulateOptions) -> Result<()> {
             sample: options.sample,
             policies: options.policies,
             seconds: options.seconds,
+            max_requests: options.max_requests,
             seeds: options.seeds,
         },
         reuse: sim::Reuse { file: options.results, again: options.again },
