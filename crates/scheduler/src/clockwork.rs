@@ -147,7 +147,7 @@ impl Policy for Clockwork {
                 }
                 Some(candidate) => self.rekey(model, device, Some(candidate.latest)),
                 None => {
-                    let parked = !queue.is_empty();
+                    let parked = queue.has_urgent();
                     self.rekey(model, device, None);
                     if parked {
                         self.devices[device.index()].parked.push(model);

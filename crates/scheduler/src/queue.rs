@@ -68,9 +68,9 @@ impl ModelQueue {
         self.rows
     }
 
-    /// No request with a deadline is queued.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    /// Whether a request with a deadline is queued.
+    pub fn has_urgent(&self) -> bool {
+        self.len > 0
     }
 
     pub fn insert(&mut self, place: Place, queued: Queued) {

@@ -326,7 +326,7 @@ fn place(
             let busy = other.residency_on(id).is_none_or(|residency| residency.in_use > 0);
             // One that requests wait for gives way only to more unmet work than its own: else whoever is loaded and never
             // has an empty queue would keep all others out for ever.
-            let wanted = !policy.queues().of(victim).is_empty() && other.demand.as_nanos() >= entry.load_priority;
+            let wanted = policy.queues().of(victim).has_urgent() && other.demand.as_nanos() >= entry.load_priority;
             let used = busy || wanted || other.removed;
             if used || (background && !may_give_way(now, policy, other.last_urgent_at, victim, model)) {
                 continue;

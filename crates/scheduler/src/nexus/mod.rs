@@ -263,7 +263,7 @@ impl Policy for Nexus {
         let Some((_, _, Some(index))) = entry.requests.remove(&place.sequence) else { return };
         let route = &mut entry.routes[index];
         route.queue.remove(place);
-        if route.queue.is_empty() {
+        if !route.queue.has_urgent() {
             self.devices[route.device.index()].waiting.remove(&model);
         }
     }

@@ -116,7 +116,9 @@ fn pack(demands: &[Demand<'_>], scale: f64, most: usize) -> Vec<Node> {
                 return nodes;
             }
         }
-        if rate > throughput * 1e-6 {
+        // What rounding leaves behind needs no device.
+        let alone = demand.rate * scale < throughput;
+        if alone || rate > throughput * 1e-6 {
             let (batch, duty_cycle) = demand.residual(rate);
             let shares = vec![Share { model: demand.model, batch, rate }];
             residues.push((index, Node { shares, duty_cycle, occupancy: demand.takes(batch) / duty_cycle }));
