@@ -68,9 +68,14 @@ pub struct ServeOptions {
     #[arg(long, value_name = "N", env = "PUNCTUAL_THREADS_PER_DEVICE")]
     pub threads_per_device: Option<u16>,
 
-    /// The batching policy. [default: clockwork]
+    /// The batching policy: punctual, clockwork, deferred, eager, timeout, nexus, shepherd or clipper. [default: punctual]
     #[arg(long, value_name = "NAME", env = "PUNCTUAL_POLICY")]
     pub policy: Option<String>,
+
+    /// Let batches grow in good times, too, so that devices stay idle that aren't needed, and the advice on scaling can say
+    /// how many: answers come later, but in time. [default: off]
+    #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_THRIFT")]
+    pub thrift: Option<bool>,
 
     /// Schedule in threads of their own: so many for the requests, each with some of the models, and one that hands out the
     /// devices. For more requests than one core can plan. Batches are deferred, and every device holds all models: what
@@ -144,7 +149,7 @@ impl ServeOptions {
         let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
         fill_from!(self, file; model_repository, host, http_port, grpc_port, metrics_port, devices, device_memory,
-            threads_per_device, policy, shards, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
+            threads_per_device, policy, thrift, shards, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
             max_requests, max_body, max_held, io_threads, cache_dir, onnxruntime, log_format, log);
         Ok(self)
     }
@@ -154,7 +159,7 @@ impl ServeOptions {
     }
 
     fn scheduler(&self) -> Result<scheduler::Config> {
-        let name = self.policy.as_deref().unwrap_or(PolicyKind::Clockwork.name());
+        let name = self.policy.as_deref().unwrap_or(PolicyKind::Punctual.name());
         let known: Vec<&str> = PolicyKind::ALL.iter().map(|kind| kind.name()).collect();
         let policy = PolicyKind::from_name(name)
             .ok_or_else(|| anyhow!("--policy {name}: there is no such policy; known are {}", known.join(", ")))?;
@@ -171,6 +176,7 @@ impl ServeOptions {
             schedule_ahead: SCHEDULE_AHEAD,
             profile_window: window,
             profile_quantile: quantile,
+            thrift: self.thrift.unwrap_or(false),
             // One model's queue must not take all the slots from the others.
             max_queued_per_model: (self.max_requests() / 2).max(1) as usize,
             ..scheduler::Config::default()

@@ -26,6 +26,10 @@ pub struct Config {
     pub gather: Gather,
     /// How long `timeout` lets a batch grow, as a part of its first request's objective.
     pub timeout: f64,
+    /// Whether `punctual` leaves devices idle in good times, as `deferred` does, for larger batches later: then the time that
+    /// devices are idle says how many of them aren't needed. Otherwise whoever asks is answered as soon as waiting for
+    /// company doesn't pay.
+    pub thrift: bool,
     /// How long `clipper` lets a batch wait for company when it could be larger.
     pub batch_delay: Duration,
 }
@@ -42,6 +46,7 @@ impl Default for Config {
             delay: Delay::default(),
             gather: Gather::KeepTarget,
             timeout: 0.2,
+            thrift: false,
             batch_delay: Duration::from_millis(1),
         }
     }

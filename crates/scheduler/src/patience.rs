@@ -131,7 +131,7 @@ mod tests {
         let mut now = Timestamp::ZERO;
         patience.arrived(now, Duration::from_millis(50));
         for gap in gaps {
-            now = now + Duration::from_micros(gap);
+            now += Duration::from_micros(gap);
             patience.arrived(now, Duration::from_millis(50));
         }
         patience

@@ -6,8 +6,8 @@
 //! little to do (Symphony, sections 3.1 and 3.2).
 //!
 //! `punctual` adds two things. A growing candidate may start early on a device that nobody else will need before it is
-//! ready, once waiting for company no longer pays (`Patience`); but only in bad times, because in good times fewer and
-//! larger batches keep devices free. When a candidate had to wait for a device, so that its first requests leave no time
+//! ready, once waiting for company no longer pays (`Patience`); with `thrift` only in bad times, because in good times fewer
+//! and larger batches keep devices free. When a candidate had to wait for a device, so that its first requests leave no time
 //! for a large batch, they are given up for as much efficiency as the times demand.
 //!
 //! Queues only mark their model; candidates are computed once for each event, when they are asked for.
@@ -71,6 +71,7 @@ pub(crate) struct Windowed {
     kind: PolicyKind,
     gather: Gather,
     timeout: f64,
+    thrift: bool,
     delay: Delay,
     queues: Queues,
     models: Vec<ModelEntry>,
@@ -102,6 +103,7 @@ impl Windowed {
             kind: config.policy,
             gather: config.gather,
             timeout: config.timeout,
+            thrift: config.thrift,
             delay: config.delay,
             queues: Queues::with_lead(config.delay.of(1)),
             models: Vec::new(),
@@ -276,7 +278,7 @@ impl Windowed {
     /// A growing candidate that should start at once on an idle device, because waiting doesn't pay and nobody else will
     /// need the device until it is ready.
     fn early(&self, hungry: &BTreeSet<DeviceId>) -> Option<(ModelId, Timestamp, DeviceId)> {
-        if self.willing.is_empty() || self.pressure.bad() < GOOD_TIMES {
+        if self.willing.is_empty() || (self.thrift && self.pressure.bad() < GOOD_TIMES) {
             return None;
         }
         for &(latest, model) in self.willing.iter().take(EARLY_SEARCH) {

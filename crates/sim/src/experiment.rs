@@ -309,6 +309,8 @@ pub struct SchedulerConfig {
     pub gather: Option<GatherConfig>,
     /// How long `timeout` lets a batch grow, as a part of the objective.
     pub timeout_of_slo: Option<f64>,
+    /// Whether `punctual` leaves devices idle in good times.
+    pub thrift: Option<bool>,
 }
 
 /// Which requests make a batch when not all are in time.

@@ -73,6 +73,7 @@ impl Variant {
                 Some(GatherConfig::KeepTarget) => Gather::KeepTarget,
                 None => default.gather,
             },
+            thrift: config.thrift.unwrap_or(default.thrift),
             timeout: part("timeout_of_slo", config.timeout_of_slo, default.timeout)?,
             ..default
         })
