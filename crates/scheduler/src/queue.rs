@@ -206,7 +206,15 @@ impl ModelQueue {
         skipped.extend(level.range(first..begin).map(|(_, queued)| queued.id));
         members.clear();
         members.extend(level.range(begin..).take(rows as usize).map(|(_, &queued)| queued));
-        Some(Candidate::holding(members, latency, begin.0))
+        let candidate = Candidate::holding(members, latency, begin.0);
+        if candidate.latest >= start_at {
+            return Some(candidate);
+        }
+        // Measured times needn't ascend with the size: a larger one than needed was found to fit.
+        let larger = latency.classes().iter().enumerate().skip(candidate.class + 1);
+        let (class, expected) =
+            larger.map(|(index, class)| (index, class.expected())).find(|(_, takes)| start_at + *takes <= begin.0)?;
+        Some(Candidate { class, expected, latest: begin.0 - expected })
     }
 
     /// The first requests, up to so many rows (and at least one), whatever their deadlines. It may start until the first of

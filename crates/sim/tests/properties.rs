@@ -7,11 +7,13 @@ mod common;
 use base::Duration;
 use common::{closed, model, open, world};
 use proptest::prelude::*;
+use scheduler::{Delay, PolicyKind};
 use sim::{Faults, Network, Noise, Setup, Traffic};
 
 /// A world drawn from a few numbers. Small devices, so that weights come and go all the time.
 #[derive(Clone, Debug)]
 struct Plan {
+    policy: PolicyKind,
     models: u32,
     devices: u32,
     fits: u32,
@@ -54,10 +56,12 @@ fn plan() -> impl Strategy<Value = Plan> {
     let world = (1..12u32, 1..5u32, 1..8u32, 0.1..3.0f64, prop_oneof![Just(1.0), 0.1..4.0f64], 4..200u64);
     let clients = (0..3u32, prop_oneof![Just(None), (1..20u32).prop_map(Some)]);
     let rest = (prop_oneof![Just(0u64), 10..2_000u64], prop_oneof![Just(0.0), 0.0..0.3], 1..300usize, any::<bool>());
-    (world, clients, rest, fault_plan(), any::<u64>()).prop_map(
-        |((models, devices, fits, load, shape, slo_ms), (batch_models, clients), rest, faults, seed)| {
+    let policy = proptest::sample::select(PolicyKind::ALL);
+    (world, clients, rest, fault_plan(), (any::<u64>(), policy)).prop_map(
+        |((models, devices, fits, load, shape, slo_ms), (batch_models, clients), rest, faults, (seed, policy))| {
             let (control_us, noise, bound, predict_admission) = rest;
             Plan {
+                policy,
                 models,
                 devices,
                 fits,
@@ -82,12 +86,15 @@ impl Plan {
         let slo = |index| (index >= self.batch_models).then_some(self.slo_ms);
         let models = (0..self.models).map(|index| model(index, slo(index))).collect();
         let mut setup = world(models, self.devices, self.fits * 7, 1);
+        setup.scheduler.policy = self.policy;
         setup.scheduler.max_queued_per_model = self.bound;
         setup.scheduler.predict_admission = self.predict_admission;
         setup.network = Network {
             control: Duration::from_micros(self.control_us),
             data_per_request: Duration::from_micros(self.control_us / 10),
         };
+        let Network { control, data_per_request: per_row } = setup.network;
+        setup.scheduler.delay = Delay { control, per_row };
         setup.noise = Noise { exec_sigma: self.noise, load_sigma: self.noise, ..Noise::default() };
         setup.faults = Faults {
             device_lifetime: Duration::from_millis(self.faults.lifetime_ms),
