@@ -42,7 +42,7 @@ enum Standing {
     #[default]
     None,
     /// In `growing`, and if it may start early from some time on, in `early` or `willing`.
-    Growing { ready_at: Timestamp, latest: Timestamp, early_at: Option<Timestamp> },
+    Growing { ready_at: Timestamp, latest: Timestamp, early_at: Option<Timestamp>, tight: bool },
     /// In the lists of ready ones.
     Ready { latest: Timestamp },
 }
@@ -209,7 +209,9 @@ impl Windowed {
             let patience = &self.models[model.index()].patience;
             patience.last_at().unwrap_or(now) + patience.wait(rows, latency.fixed())
         });
-        Standing::Growing { ready_at, latest, early_at: early_at.filter(|&early_at| early_at < ready_at) }
+        // A device that starts now would be back too late for a request that comes next.
+        let tight = takes + latency.smallest() > deadline_at.since(first.arrived_at);
+        Standing::Growing { ready_at, latest, early_at: early_at.filter(|&early_at| early_at < ready_at), tight }
     }
 
     /// Puts a model's candidate where it belongs.
@@ -221,7 +223,7 @@ impl Windowed {
         }
         match std::mem::replace(&mut entry.standing, standing) {
             Standing::None => {}
-            Standing::Growing { ready_at, latest, early_at } => {
+            Standing::Growing { ready_at, latest, early_at, .. } => {
                 self.growing.remove(&(ready_at, model));
                 if let Some(early_at) = early_at
                     && !self.early.remove(&(early_at, model))
@@ -282,11 +284,12 @@ impl Windowed {
             return None;
         }
         for &(latest, model) in self.willing.iter().take(EARLY_SEARCH) {
-            let Standing::Growing { ready_at, .. } = self.models[model.index()].standing else { continue };
+            let Standing::Growing { ready_at, tight, .. } = self.models[model.index()].standing else { continue };
             let soon = self.growing.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= ready_at).count();
             let freed = self.busy.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= ready_at).count();
-            // It is itself among those that will need a device soon.
-            if hungry.len() + freed >= soon
+            // It is itself among those that will need a device soon. Where objectives are tight, one more device is kept for
+            // whoever comes next.
+            if hungry.len() + freed >= soon + usize::from(tight)
                 && let Some(device) = self.first_holding(model, hungry)
             {
                 return Some((model, latest, device));
