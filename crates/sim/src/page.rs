@@ -9,14 +9,19 @@ use std::path::{Path, PathBuf};
 const HEAD: &str = "\
 # Experiments
 
-Every figure on this page comes from the simulator: the scheduler that serves live, driven in virtual time, with every
-invariant checked all along. One command runs all of it again and writes this page and its plots:
+Every figure on this page comes from the simulator: the scheduler that serves live, driven in virtual time, with the
+invariants checked (in searches for the first seed, else always). One command runs what isn't up to date and writes this
+page and its plots; the second also runs the sweeps that take hours:
 
 ```text
 make experiments
+make experiments-all
 ```
 
 `punctual simulate experiments/NAME.toml` runs one of them and prints its table, `--json` everything that was measured.
+[How files are written](format.md), how a search goes, and what can be chosen on the command line. In the experiments after
+Symphony the scheduler knows exactly what a batch takes, messages take no time unless a file says so, weights are everywhere
+from the start, and a request is refused only when its time has run out.
 ";
 
 /// A table of more lines than this is folded away.

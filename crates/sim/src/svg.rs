@@ -185,7 +185,9 @@ pub(crate) fn draw_legend(svg: &mut String, labels: &[&str], circles: &[bool]) {
 }
 
 fn draw_line(svg: &mut String, line: &Line, colour: &str, x: &Scale, y: &Scale) {
-    let shown = line.points.iter().filter(|&&(px, py)| x.shows(px) && y.shows(py));
+    // What lies beyond an end of the x axis that was given isn't drawn at it.
+    let inside = |px: f64| x.shows(px) && (x.from..=x.to * 1.0001).contains(&px);
+    let shown = line.points.iter().filter(|&&(px, py)| inside(px) && y.shows(py));
     let places: Vec<(f64, f64)> = shown.map(|&(px, py)| (x.place(px), y.place(py))).collect();
     if !line.dots {
         let points: Vec<String> = places.iter().map(|(px, py)| format!("{px:.1},{py:.1}")).collect();

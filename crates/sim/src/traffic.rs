@@ -353,7 +353,7 @@ mod tests {
         }
         assert!((100..320).contains(&seconds[0]) && (100..320).contains(&seconds[40]), "low: {seconds:?}");
         assert!((1650..1950).contains(&seconds[20]), "high: {seconds:?}");
-        assert!((seconds.iter().sum::<u32>() as f64 / 80_000.0 - 1.0).abs() < 0.02);
+        assert!((f64::from(seconds.iter().sum::<u32>()) / 80_000.0 - 1.0).abs() < 0.02);
         let wrong = workload(&format!("{MODEL}{wave}\nrate_rps = 5")).unwrap_err();
         assert!(wrong.contains("must have rate_wave or another rate"), "{wrong}");
     }
