@@ -17,9 +17,9 @@ use crate::policy::{Batch, Policy};
 use crate::queue::{ModelQueue, Place, Queued};
 use crate::queues::Queues;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
-use packing::Demand;
+use packing::{Demand, Share};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
+use std::ops::{Bound, RangeInclusive};
 
 /// How long a plan stays (Symphony, section 2.2).
 const EPOCH: Duration = Duration::from_secs(10);
@@ -34,8 +34,8 @@ const STRIDE: f64 = 1e9;
 #[derive(Debug)]
 struct Route {
     device: DeviceId,
-    /// The largest batch.
-    batch: u32,
+    /// The planned batch, and the largest.
+    size: RangeInclusive<u32>,
     /// How far its turn moves on with each request: the more it should get, the less.
     stride: u64,
     queue: ModelQueue,
@@ -43,8 +43,8 @@ struct Route {
 
 #[derive(Debug, Default)]
 struct ModelEntry {
-    /// What is planned: device, largest batch, rate.
-    planned: Vec<(DeviceId, u32, f64)>,
+    /// What is planned, and where.
+    planned: Vec<(DeviceId, Share)>,
     /// By device.
     routes: Vec<Route>,
     /// Whose turn is next, as an index of `routes`.
@@ -149,7 +149,7 @@ impl Nexus {
         self.models.iter_mut().for_each(|entry| entry.planned.clear());
         for (node, &device) in nodes.iter().zip(&devices) {
             for share in &node.shares {
-                self.models[share.model.index()].planned.push((device, share.batch, share.rate));
+                self.models[share.model.index()].planned.push((device, *share));
             }
         }
         (0..self.models.len()).for_each(|model| self.mark(ModelId(model as u32)));
@@ -171,16 +171,17 @@ impl Nexus {
             self.devices[route.device.index()].waiting.remove(&model);
         }
         let loaded = self.queues.devices_of(model);
-        let planned = entry.planned.iter().filter(|(device, ..)| loaded.binary_search(device).is_ok());
-        let mut chosen: Vec<(DeviceId, u32, f64)> = planned.copied().collect();
+        let planned = entry.planned.iter().filter(|(device, _)| loaded.binary_search(device).is_ok());
+        let planned = planned.map(|&(device, share)| (device, share.batch..=share.most, share.rate));
+        let mut chosen: Vec<(DeviceId, RangeInclusive<u32>, f64)> = planned.collect();
         if chosen.is_empty() {
-            let batch = entry.planned.iter().map(|&(_, batch, _)| batch).max().unwrap_or(u32::MAX);
-            chosen.extend(loaded.iter().map(|&device| (device, batch, 1.0)));
+            let most = entry.planned.iter().map(|(_, share)| share.most).max().unwrap_or(u32::MAX);
+            chosen.extend(loaded.iter().map(|&device| (device, 0..=most, 1.0)));
         }
-        let most = chosen.iter().map(|&(.., rate)| rate).fold(f64::MIN_POSITIVE, f64::max);
-        entry.routes.extend(chosen.into_iter().map(|(device, batch, rate)| {
-            let stride = (STRIDE * most / rate).min(STRIDE * 1e6) as u64;
-            Route { device, batch, stride, queue: ModelQueue::default() }
+        let highest = chosen.iter().map(|&(.., rate)| rate).fold(f64::MIN_POSITIVE, f64::max);
+        entry.routes.extend(chosen.into_iter().map(|(device, size, rate)| {
+            let stride = (STRIDE * highest / rate).min(STRIDE * 1e6) as u64;
+            Route { device, size, stride, queue: ModelQueue::default() }
         }));
         entry.turns = entry.routes.iter().enumerate().map(|(index, route)| (route.stride, index)).collect();
         for sequence in entry.requests.keys().copied().collect::<Vec<_>>() {
@@ -284,8 +285,9 @@ impl Policy for Nexus {
             let latency = &ledger.model(model).latency;
             let routes = &self.models[model.index()].routes;
             let route = routes.iter().find(|route| route.device == device).expect("who waits here has a route here");
-            let start_at = start_at.max(now + self.delay.of(route.batch.min(latency.max_batch())));
-            let size = route.batch..=route.batch;
+            let rows = (*route.size.end()).min(u32::try_from(route.queue.rows()).unwrap_or(u32::MAX));
+            let start_at = start_at.max(now + self.delay.of(rows));
+            let size = route.size.clone();
             let (members, skipped) = (&mut self.members, &mut self.skipped);
             let Some(candidate) = route.queue.window_within(latency, start_at, size, members, skipped) else {
                 continue;

@@ -7,7 +7,9 @@
 //! fit into it; best fit, by how much of the cycle is in use.
 //!
 //! Nexus asks for as many devices as it needs. Here their number is given: rates are scaled up or down to the most that
-//! the devices carry, so that all of them are used and the spare time is spread evenly.
+//! the devices carry, so that all of them are used and the spare time is spread evenly. And because a device doesn't wait
+//! for the end of its cycle when it has something to do, larger batches than the rates ask for are in time as well, as
+//! long as one of each and a second one of the same model are: they take in what comes in bursts.
 
 use crate::latency::Latency;
 use base::{Duration, ModelId};
@@ -53,10 +55,18 @@ impl Demand<'_> {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Share {
     pub model: ModelId,
-    /// The largest batch that is run.
+    /// What its rate brings in a duty cycle.
     pub batch: u32,
+    /// The largest batch that is run.
+    pub most: u32,
     /// Rows in a second that should come here.
     pub rate: f64,
+}
+
+impl Share {
+    fn new(demand: &Demand<'_>, batch: u32, rate: f64) -> Self {
+        Self { model: demand.model, batch, most: batch, rate }
+    }
 }
 
 /// A device's plan.
@@ -96,7 +106,37 @@ pub(super) fn plan(demands: &[Demand<'_>], devices: usize) -> Vec<Node> {
             None => high = middle,
         }
     }
+    best.iter_mut().for_each(|node| grow(demands, node));
     best
+}
+
+/// Makes batches as large as leaves all of them in time, the smallest first; then deals the spare time out to all shares.
+fn grow(demands: &[Demand<'_>], node: &mut Node) {
+    let takes = |share: &Share, most: u32| demand_of(demands, share.model).takes(most);
+    let mut cycle: f64 = node.shares.iter().map(|share| takes(share, share.most)).sum();
+    let mut growing: Vec<usize> = (0..node.shares.len()).collect();
+    while !growing.is_empty() {
+        growing.sort_by_key(|&index| node.shares[index].most);
+        growing.retain(|&index| {
+            let share = node.shares[index];
+            let sizes = demand_of(demands, share.model).latency.classes();
+            let Some(next) = sizes.iter().map(|class| class.batch).find(|&size| size > share.most) else {
+                return false;
+            };
+            let longer = cycle - takes(&share, share.most) + takes(&share, next);
+            let in_time = node.shares.iter().enumerate().all(|(other, there)| {
+                let most = if other == index { next } else { there.most };
+                longer + takes(there, most) <= demand_of(demands, there.model).objective.as_secs_f64()
+            });
+            if in_time {
+                (node.shares[index].most, cycle) = (next, longer);
+            }
+            in_time
+        });
+    }
+    let work = |share: &Share| share.rate * takes(share, share.most) / f64::from(share.most);
+    let busy: f64 = node.shares.iter().map(work).sum();
+    node.shares.iter_mut().for_each(|share| share.rate /= busy.max(1e-9));
 }
 
 /// Packs all models with their rates multiplied by `scale`; stops early when more than `most` devices are needed.
@@ -110,7 +150,7 @@ fn pack(demands: &[Demand<'_>], scale: f64, most: usize) -> Vec<Node> {
         let throughput = f64::from(batch) / takes;
         // The search for the scale stops just below what fills a device.
         while rate >= throughput * (1.0 - 2.0 * TOLERANCE) {
-            let shares = vec![Share { model: demand.model, batch, rate: throughput }];
+            let shares = vec![Share::new(demand, batch, throughput)];
             nodes.push(Node { shares, duty_cycle: takes, occupancy: 1.0 });
             rate = (rate - throughput).max(0.0);
             if nodes.len() > most {
@@ -121,7 +161,7 @@ fn pack(demands: &[Demand<'_>], scale: f64, most: usize) -> Vec<Node> {
         let alone = demand.rate * scale < throughput * (1.0 - 2.0 * TOLERANCE);
         if alone || rate > throughput * 1e-6 {
             let (batch, duty_cycle) = demand.residual(rate);
-            let shares = vec![Share { model: demand.model, batch, rate }];
+            let shares = vec![Share::new(demand, batch, rate)];
             residues.push((index, Node { shares, duty_cycle, occupancy: demand.takes(batch) / duty_cycle }));
         }
     }
@@ -156,7 +196,7 @@ fn merge(demands: &[Demand<'_>], one: &Node, other: &Node) -> Option<Node> {
         if busy > duty_cycle || duty_cycle + demand.takes(batch) > demand.objective.as_secs_f64() {
             return None;
         }
-        shares.push(Share { batch, ..*share });
+        shares.push(Share { batch, most: batch, ..*share });
     }
     Some(Node { shares, duty_cycle, occupancy: busy / duty_cycle })
 }
@@ -175,7 +215,7 @@ fn spread(demands: &[Demand<'_>], devices: usize) -> Vec<Node> {
     let mut pieces: Vec<(f64, Share)> = Vec::new();
     for demand in demands {
         let count = (work(demand) / average).ceil().clamp(1.0, devices as f64);
-        let share = Share { model: demand.model, batch: demand.saturated(), rate: demand.rate / count };
+        let share = Share::new(demand, demand.saturated(), demand.rate / count);
         pieces.extend((0..count as usize).map(|_| (work(demand) / count, share)));
     }
     pieces.sort_by(|(a, one), (b, other)| b.total_cmp(a).then(one.model.cmp(&other.model)));
