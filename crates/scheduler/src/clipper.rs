@@ -1,4 +1,4 @@
-//! Clipper's adaptive and delayed batching: each model has a largest batch size, which grows by one with every full batch
+//! Clipper's adaptive and delayed batching: each model has a largest batch size, which grows a little with every full batch
 //! that met the objective and shrinks by a tenth with every batch that didn't. A batch that isn't full waits a little for
 //! company. Models are served in the order of their oldest requests.
 //!
@@ -13,8 +13,10 @@ use crate::queues::Queues;
 use base::{ActionId, DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How much a full batch that was in time adds to the largest size.
-const INCREASE: f64 = 1.0;
+/// How much a full batch that was in time adds to the largest size: at first, and once a batch was late. The paper leaves it
+/// open. Every probe for more costs a late batch, so that small steps make fewer.
+const FIRST_INCREASE: f64 = 1.0;
+const INCREASE: f64 = 0.2;
 /// What is left of the largest size after a batch that was late.
 const DECREASE: f64 = 0.9;
 
@@ -34,6 +36,8 @@ enum Standing {
 struct ModelEntry {
     /// The largest batch size, in rows.
     limit: f64,
+    /// Whether it has ever been too large.
+    probed: bool,
     standing: Standing,
     /// Whether it is in `changed`.
     changed: bool,
@@ -41,7 +45,7 @@ struct ModelEntry {
 
 impl Default for ModelEntry {
     fn default() -> Self {
-        Self { limit: 1.0, standing: Standing::None, changed: false }
+        Self { limit: 1.0, probed: false, standing: Standing::None, changed: false }
     }
 }
 
@@ -210,11 +214,11 @@ impl Policy for Clipper {
         let Some((_, full)) = self.running.remove(&ended.action) else { return };
         let entry = &mut self.models[ended.model.index()];
         if !ended.in_time {
-            entry.limit = (entry.limit * DECREASE).max(1.0);
+            (entry.limit, entry.probed) = ((entry.limit * DECREASE).max(1.0), true);
             self.mark(ended.model);
         } else if full {
             // A batch that had room says nothing about a larger one.
-            entry.limit = entry.limit.min(1e6) + INCREASE;
+            entry.limit = entry.limit.min(1e6) + if entry.probed { INCREASE } else { FIRST_INCREASE };
             self.mark(ended.model);
         }
     }

@@ -22,7 +22,7 @@ pub struct Config {
     pub predict_admission: bool,
     /// How long an order and the inputs of its requests are on their way to a device.
     pub delay: Delay,
-    /// How `deferred` gathers a batch.
+    /// How `deferred` and `shepherd` gather a batch.
     pub gather: Gather,
     /// How long `timeout` lets a batch grow, as a part of its first request's objective.
     pub timeout: f64,

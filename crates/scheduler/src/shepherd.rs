@@ -1,19 +1,21 @@
 //! Shepherd's online algorithm, Flex, as Symphony describes it (section 2.2): eager, one candidate for each model, the largest
 //! one first; a much larger candidate breaks a running batch off.
 //!
-//! A candidate begins with the model's first request and holds as many as that one has time for. Time only makes it
-//! smaller, so that what the board says is an upper bound, and is corrected when the model comes to the front.
+//! A candidate is the largest batch that a model's queue makes in time. First requests that leave no time for it are passed
+//! over and stay queued; with `gather = "head_first"` the batch begins with the first request and holds as many as that one
+//! has time for. Time only makes it smaller, so that what the board says is an upper bound, and is corrected when the
+//! model comes to the front.
 //!
 //! When every device is busy and the largest candidate is at least three times the smallest running batch, that batch is
 //! broken off; its requests go back to their queue. The candidate is promised the device: those who come back don't make
 //! it smaller, though their deadlines are nearer.
 
 use crate::board::Board;
-use crate::config::{Config, Delay};
+use crate::config::{Config, Delay, Gather};
 use crate::ledger::Ledger;
 use crate::policy::{Batch, Ended, Policy, Started};
 use crate::queue::{Place, Queued};
-use crate::queues::Queues;
+use crate::queues::{self, Queues};
 use base::{ActionId, DeviceId, ModelId, RequestId, Timestamp};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -47,6 +49,8 @@ struct DeviceEntry {
 
 #[derive(Debug)]
 pub(crate) struct Shepherd {
+    /// Whether every batch begins with its model's first request.
+    head_first: bool,
     delay: Delay,
     queues: Queues,
     board: Board<Rank>,
@@ -60,12 +64,14 @@ pub(crate) struct Shepherd {
     /// Batches that are being broken off.
     promises: Vec<Promise>,
     members: Vec<Queued>,
+    others: Vec<Queued>,
     skipped: Vec<RequestId>,
 }
 
 impl Shepherd {
     pub fn new(config: &Config) -> Self {
         Self {
+            head_first: config.gather == Gather::HeadFirst,
             delay: config.delay,
             queues: Queues::with_lead(config.delay.of(1)),
             board: Board::default(),
@@ -76,6 +82,7 @@ impl Shepherd {
             busy_devices: 0,
             promises: Vec::new(),
             members: Vec::new(),
+            others: Vec::new(),
             skipped: Vec::new(),
         }
     }
@@ -100,18 +107,19 @@ impl Shepherd {
         }
     }
 
-    /// A model's rank if its candidate started now, by its first request alone.
+    /// A model's rank if its candidate started now, or a better one.
     fn estimate(&self, ledger: &Ledger, model: ModelId, now: Timestamp) -> Option<Rank> {
         let queue = self.queues.of(model);
         let (deadline_at, first) = queue.first()?;
         let latency = &ledger.model(model).latency;
-        let fits = latency.largest_within(deadline_at.since(now)).max(first.rows);
+        let fits = if self.head_first { latency.largest_within(deadline_at.since(now)) } else { latency.best_batch() };
+        let fits = fits.max(first.rows);
         let rows = fits.min(u32::try_from(queue.rows()).unwrap_or(u32::MAX));
         Some((Reverse(rows), deadline_at - latency.class_for(rows).expected()))
     }
 
-    /// A model's candidate for a start at `start_at`, with its rows. Only for a device that was cleared for it may first
-    /// requests be passed over, so that it has `floor` rows; they stay queued.
+    /// A model's candidate for a start at `start_at`, with its rows. `floor` is what a device was cleared for: for so many
+    /// rows first requests are passed over in any case.
     fn candidate(
         &mut self,
         ledger: &Ledger,
@@ -125,10 +133,20 @@ impl Shepherd {
         let queue = self.queues.of(model);
         let latency = &ledger.model(model).latency;
         let candidate = queue.window(latency, start_at, floor, &mut self.members, &mut self.skipped)?;
-        let members = self.members.iter().map(|member| member.id).collect();
-        let rows = self.members.iter().map(|member| member.rows).sum();
-        Some((Batch { model, candidate, members, dropped: Vec::new() }, rows))
+        let held = rows_of(&self.members);
+        if !self.head_first
+            && held < rows
+            && let Some(candidate) = queue.candidate(latency, start_at, &mut self.others)
+            && rows_of(&self.others) > held
+        {
+            return Some((queues::batch(model, candidate, &self.others), rows_of(&self.others)));
+        }
+        Some((queues::batch(model, candidate, &self.members), held))
     }
+}
+
+fn rows_of(members: &[Queued]) -> u32 {
+    members.iter().map(|member| member.rows).sum()
 }
 
 impl Policy for Shepherd {

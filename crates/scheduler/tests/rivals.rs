@@ -4,17 +4,20 @@ mod script;
 
 use base::Duration;
 use expect_test::{Expect, expect};
-use scheduler::{Config, PolicyKind};
+use scheduler::{Config, Gather, PolicyKind};
 
-fn check(policy: PolicyKind, script: &str, expected: Expect) {
-    let config = Config {
+fn rival(policy: PolicyKind) -> Config {
+    Config {
         policy,
         schedule_ahead: Duration::ZERO,
         predict_admission: false,
         batch_delay: Duration::from_millis(2),
         ..Config::default()
-    };
-    script::check(config, script, expected);
+    }
+}
+
+fn check(policy: PolicyKind, script: &str, expected: Expect) {
+    script::check(rival(policy), script, expected);
 }
 
 // ---- shepherd ----
@@ -54,33 +57,44 @@ fn shepherd_takes_the_largest_candidate_first() {
     );
 }
 
+/// At 6 ms the first request leaves time for two, though four would be in time for the others.
+const TIGHT_HEAD: &str = "0 device 10
+    0 model 1 1 4 0 1 2 3 4
+    0 ask 0 100 2
+    0 done 1
+    1 ask 0 12.5
+    2 ask 0 40
+    2 ask 0 40
+    2 ask 0 40
+    2 ask 0 40
+    6 done 2";
+
 #[test]
-fn shepherd_begins_with_the_first_request_however_little_time_it_has() {
-    // At 6 ms the first request leaves time for two, though four would be in time for the others.
+fn shepherd_passes_over_a_first_request_for_a_larger_batch() {
     check(
         PolicyKind::Shepherd,
-        "0 device 10
-         0 model 1 1 4 0 1 2 3 4
-         0 ask 0 100 2
-         0 done 1
-         1 ask 0 12.5
-         2 ask 0 40
-         2 ask 0 40
-         2 ask 0 40
-         6 done 2
-         12 done 3
-         18 done 4",
+        TIGHT_HEAD,
         expect![[r#"
-            0     a1 load m0 on d0 by 95
-            0     a2 exec m0 on d0 batch 2 [0] by 94
-            6        request 0: Done
-            6     a3 exec m0 on d0 batch 2 [1 2] by 6.5
-            12       request 1: Done
-            12       request 2: Done
-            12    a4 exec m0 on d0 batch 2 [3 4] by 34
-            18       request 3: Done
-            18       request 4: Done
-        "#]],
+        0     a1 load m0 on d0 by 95
+        0     a2 exec m0 on d0 batch 2 [0] by 94
+        6        request 0: Done
+        6     a3 exec m0 on d0 batch 4 [2 3 4 5] by 32
+    "#]],
+    );
+}
+
+#[test]
+fn shepherd_can_be_told_to_begin_with_the_first_request() {
+    let config = Config { gather: Gather::HeadFirst, ..rival(PolicyKind::Shepherd) };
+    script::check(
+        config,
+        TIGHT_HEAD,
+        expect![[r#"
+        0     a1 load m0 on d0 by 95
+        0     a2 exec m0 on d0 batch 2 [0] by 94
+        6        request 0: Done
+        6     a3 exec m0 on d0 batch 2 [1 2] by 6.5
+    "#]],
     );
 }
 

@@ -309,6 +309,8 @@ pub struct SchedulerConfig {
     pub gather: Option<GatherConfig>,
     /// How long `timeout` lets a batch grow, as a part of the objective.
     pub timeout_of_slo: Option<f64>,
+    /// How long `clipper` lets a batch wait for company, in milliseconds.
+    pub batch_delay_ms: Option<f64>,
     /// Whether `punctual` leaves devices idle in good times.
     pub thrift: Option<bool>,
 }

@@ -75,7 +75,10 @@ impl Variant {
             },
             thrift: config.thrift.unwrap_or(default.thrift),
             timeout: part("timeout_of_slo", config.timeout_of_slo, default.timeout)?,
-            ..default
+            batch_delay: match config.batch_delay_ms {
+                Some(delay) => millis("scheduler.batch_delay_ms", delay)?,
+                None => default.batch_delay,
+            },
         })
     }
 }
