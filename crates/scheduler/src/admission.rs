@@ -60,7 +60,7 @@ impl Scheduler {
         if alone_at > request.deadline_at {
             return Err(Rejection::DeadlineUnreachable { earliest_at: alone_at });
         }
-        if !self.config.predict_admission {
+        if !self.config.predict_admission || !self.policy.predicts() {
             return Ok(entry.residency.first().map(|residency| residency.device));
         }
         let (device, start_at) = if cold {

@@ -90,6 +90,11 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
     /// A request with a deadline has its outcome: in time, or not.
     fn settled(&mut self, _now: Timestamp, _model: ModelId, _in_time: bool) {}
 
+    /// Whether requests should be refused at once that the work before them seems to leave no time for.
+    fn predicts(&self) -> bool {
+        true
+    }
+
     /// A running batch that should be broken off for a better one. Its requests are queued again.
     fn preempts(&mut self, _ledger: &Ledger, _now: Timestamp) -> Option<(DeviceId, ActionId)> {
         None

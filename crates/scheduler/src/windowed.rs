@@ -28,6 +28,10 @@ use std::collections::BTreeSet;
 const GOOD_TIMES: f64 = 0.001;
 /// From this part on, first requests are given up for the best batch size rather than for most of its efficiency.
 const HARD_TIMES: f64 = 0.03;
+/// From the same part on, requests are refused at once that the work before them seems to leave no time for; until fewer
+/// than this part goes bad. The prediction counts queued work as if it were done as soon as it can be: in good times, when
+/// batches are left to grow, that is too pessimistic; when all devices are busy it is right.
+const RELIEVED: f64 = 0.005;
 /// How much of the best efficiency is kept before.
 const EFFICIENCY: f64 = 0.9;
 /// How far ahead it is counted who will need a device.
@@ -93,6 +97,8 @@ pub(crate) struct Windowed {
     busy: BTreeSet<(Timestamp, DeviceId)>,
     usage: Usage,
     pressure: Pressure,
+    /// Since times were hard, and until they are good again.
+    overloaded: bool,
     members: Vec<Queued>,
     skipped: Vec<RequestId>,
 }
@@ -118,6 +124,7 @@ impl Windowed {
             busy: BTreeSet::new(),
             usage: Usage::default(),
             pressure: Pressure::default(),
+            overloaded: false,
             members: Vec::new(),
             skipped: Vec::new(),
         }
@@ -455,7 +462,12 @@ impl Policy for Windowed {
         }
     }
 
+    fn predicts(&self) -> bool {
+        self.overloaded
+    }
+
     fn settled(&mut self, now: Timestamp, _model: ModelId, in_time: bool) {
         self.pressure.note(now, in_time);
+        self.overloaded = self.pressure.bad() >= if self.overloaded { RELIEVED } else { HARD_TIMES };
     }
 }
