@@ -63,7 +63,6 @@ struct ModelEntry {
 
 #[derive(Clone, Debug, Default)]
 struct DeviceEntry {
-    there: bool,
     /// Models with requests here.
     waiting: BTreeSet<ModelId>,
     /// Who was served last.
@@ -205,7 +204,7 @@ impl Nexus {
 
     /// The models with requests on a device, the one after who was served last first.
     fn in_turn(&self, device: DeviceId) -> Vec<ModelId> {
-        let DeviceEntry { waiting, last, .. } = &self.devices[device.index()];
+        let DeviceEntry { waiting, last } = &self.devices[device.index()];
         let Some(last) = *last else { return waiting.iter().copied().collect() };
         let after = waiting.range((Bound::Excluded(last), Bound::Unbounded));
         after.chain(waiting.range(..=last)).copied().collect()
@@ -233,12 +232,11 @@ impl Policy for Nexus {
         if self.devices.len() <= device.index() {
             self.devices.resize_with(device.index() + 1, DeviceEntry::default);
         }
-        self.devices[device.index()] = DeviceEntry { there: true, ..DeviceEntry::default() };
+        self.devices[device.index()] = DeviceEntry::default();
         self.plan_at = None;
     }
 
-    fn lost(&mut self, device: DeviceId) {
-        self.devices[device.index()].there = false;
+    fn lost(&mut self, _device: DeviceId) {
         self.plan_at = None;
     }
 
