@@ -140,7 +140,8 @@ impl Scheduler {
             Event::Reported(report) => self.reported(report, out),
             Event::Borrowed { device, action, expected } => self.borrowed(device, action, expected),
             Event::Returned { device, action } => self.returned(device, action),
-            Event::WokeUp => self.touched.extend(self.hungry.iter()),
+            // The last one is fed first: the lowest number.
+            Event::WokeUp => self.touched.extend(self.hungry.iter().rev()),
         }
         self.decide(out);
     }
