@@ -66,6 +66,7 @@ enum Command {
     /// With `part`, the cost of changes is bounded and kept low: run it again with the parts of the last result when rates
     /// have changed.
     #[command(verbatim_doc_comment)]
+    #[allow(rustdoc::broken_intra_doc_links, reason = "the help shows a TOML file as it is written")]
     Place(place::PlaceOptions),
 }
 
