@@ -108,6 +108,11 @@ impl Patience {
         self.chance = Some(chance);
     }
 
+    /// The chance of company for each nanosecond of waiting after such a silence.
+    pub fn chance_after(&self, silence: Duration) -> f64 {
+        self.chance.as_ref().map_or(0.0, |chance| chance[bin(silence)])
+    }
+
     /// How long after the last request a batch of that size should start if a device has nothing else to do.
     pub fn wait(&self, rows: u32, fixed: Duration) -> Duration {
         let fixed = fixed.as_nanos().max(1);

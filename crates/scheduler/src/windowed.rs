@@ -21,7 +21,7 @@ use crate::pressure::Pressure;
 use crate::queue::{Place, Queued};
 use crate::queues::Queues;
 use crate::usage::Usage;
-use base::{DeviceId, ModelId, RequestId, Timestamp};
+use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::BTreeSet;
 
 /// Below this part of bad requests times are good, and batches are left to grow.
@@ -36,6 +36,11 @@ const RELIEVED: f64 = 0.005;
 const EFFICIENCY: f64 = 0.9;
 /// How far ahead it is counted who will need a device.
 const FORESIGHT: usize = 64;
+/// Where there are more devices than candidates, batches start early only as far as devices would be busy for no more than
+/// this part of the time if all batches were so small.
+const FULL_HOUSE: f64 = 0.93;
+/// How much of the use of devices is new after a second.
+const USE_SPAN: Duration = Duration::from_secs(1);
 /// How many candidates are looked at for an early start.
 const EARLY_SEARCH: usize = 4;
 
@@ -46,7 +51,14 @@ enum Standing {
     #[default]
     None,
     /// In `growing`, and if it may start early from some time on, in `early` or `willing`.
-    Growing { ready_at: Timestamp, latest: Timestamp, early_at: Option<Timestamp>, tight: bool },
+    Growing {
+        ready_at: Timestamp,
+        latest: Timestamp,
+        early_at: Option<Timestamp>,
+        full_at: Timestamp,
+        tight: bool,
+        strain: u32,
+    },
     /// In the lists of ready ones.
     Ready { latest: Timestamp },
 }
@@ -58,6 +70,8 @@ struct ModelEntry {
     changed: bool,
     /// Whether `ready` has it for all devices; else it is in the lists of those that hold it.
     everywhere: bool,
+    /// Rows of its batches lately.
+    usual_rows: f64,
     patience: Patience,
 }
 
@@ -95,6 +109,9 @@ pub(crate) struct Windowed {
     willing: BTreeSet<(Timestamp, ModelId)>,
     /// Devices that run something, by when they will be free.
     busy: BTreeSet<(Timestamp, DeviceId)>,
+    /// The part of the devices that was busy lately.
+    in_use: f64,
+    in_use_at: Timestamp,
     usage: Usage,
     pressure: Pressure,
     /// Since times were hard, and until they are good again.
@@ -122,6 +139,8 @@ impl Windowed {
             early: BTreeSet::new(),
             willing: BTreeSet::new(),
             busy: BTreeSet::new(),
+            in_use: 0.0,
+            in_use_at: Timestamp::ZERO,
             usage: Usage::default(),
             pressure: Pressure::default(),
             overloaded: false,
@@ -160,6 +179,9 @@ impl Windowed {
 
     /// Brings the candidates of marked models up to date, and notices those that time has made ready.
     fn settle(&mut self, ledger: &Ledger, now: Timestamp) {
+        let part = now.since(self.in_use_at).as_nanos() as f64 / USE_SPAN.as_nanos() as f64;
+        self.in_use += part.min(1.0) * (self.busy.len() as f64 / self.device_count.max(1) as f64 - self.in_use);
+        self.in_use_at = now;
         while let Some(model) = self.changed.pop() {
             self.models[model.index()].changed = false;
             let standing = self.standing(ledger, model, now);
@@ -203,22 +225,39 @@ impl Windowed {
         if rows >= most || now + delay > latest {
             return Standing::Ready { latest };
         }
-        let full_at = deadline_at - latency.class_for(rows + 1).expected();
+        let with_one_more = latency.class_for(rows + 1).expected();
         let ready_at = match self.kind {
             PolicyKind::Eager => now,
             PolicyKind::Timeout => first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(self.timeout),
-            _ => full_at,
+            _ => deadline_at - with_one_more,
         } - delay;
         if ready_at <= now {
             return Standing::Ready { latest };
         }
-        let early_at = (self.kind == PolicyKind::Punctual).then(|| {
-            let patience = &self.models[model.index()].patience;
-            patience.last_at().unwrap_or(now) + patience.wait(rows, latency.fixed())
-        });
+        // What a row would take, in thousandths of what one usually takes.
+        let usual = self.models[model.index()].usual_rows.max(1.0);
+        let usual_takes = latency.class_for(usual as u32).expected().as_nanos() as f64 / usual;
+        let strain = (1e3 * takes.as_nanos() as f64 / f64::from(rows) / usual_takes.max(1.0)) as u32;
+        let patience = &self.models[model.index()].patience;
+        let (mut early_at, mut full_at) = (None, ready_at);
+        if self.kind == PolicyKind::Punctual {
+            let wait = patience.wait(rows, latency.fixed());
+            let from = (patience.last_at().unwrap_or(now) + wait).max(now);
+            // Each request that comes makes it ready earlier, by what one more row takes.
+            let pull = patience.chance_after(wait) * (with_one_more - takes).as_nanos() as f64;
+            full_at = from + ready_at.since(from).mul_f64(1.0 / (1.0 + pull));
+            early_at = Some(from);
+        }
         // A device that starts now would be back too late for a request that comes next.
         let tight = takes + latency.smallest() > deadline_at.since(first.arrived_at);
-        Standing::Growing { ready_at, latest, early_at: early_at.filter(|&early_at| early_at < ready_at), tight }
+        Standing::Growing {
+            ready_at,
+            latest,
+            early_at: early_at.filter(|&early_at| early_at < ready_at),
+            full_at,
+            tight,
+            strain,
+        }
     }
 
     /// Puts a model's candidate where it belongs.
@@ -290,10 +329,17 @@ impl Windowed {
         if self.willing.is_empty() || (self.thrift && self.pressure.bad() < GOOD_TIMES) {
             return None;
         }
+        // With many more candidates than devices a batch that waits finds no device later, and starting is better.
+        let roomy = 4 * self.growing.len() < 3 * self.device_count;
         for &(latest, model) in self.willing.iter().take(EARLY_SEARCH) {
-            let Standing::Growing { ready_at, tight, .. } = self.models[model.index()].standing else { continue };
+            let Standing::Growing { ready_at, full_at, tight, strain, .. } = self.models[model.index()].standing else {
+                continue;
+            };
+            if roomy && self.in_use * f64::from(strain) > 1e3 * FULL_HOUSE {
+                continue;
+            }
             let soon = self.growing.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= ready_at).count();
-            let freed = self.busy.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= ready_at).count();
+            let freed = self.busy.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= full_at).count();
             // It is itself among those that will need a device soon. Where objectives are tight, one more device is kept for
             // whoever comes next.
             if hungry.len() + freed >= soon + usize::from(tight)
@@ -448,6 +494,8 @@ impl Policy for Windowed {
     fn started(&mut self, started: Started) {
         self.usage.started(started.model, started.expected);
         if self.kind == PolicyKind::Punctual {
+            let usual = &mut self.models[started.model.index()].usual_rows;
+            *usual += (f64::from(started.rows) - *usual) / 16.0;
             let entry = &mut self.devices[started.device.index()];
             if let Some(until) = entry.busy_until.replace(started.done_at) {
                 self.busy.remove(&(until, started.device));
