@@ -12,6 +12,7 @@
 //!
 //! Queues only mark their model; candidates are computed once for each event, when they are asked for.
 
+use crate::board::Board;
 use crate::config::{Config, Delay, Gather, PolicyKind};
 use crate::latency::Latency;
 use crate::ledger::Ledger;
@@ -68,20 +69,9 @@ struct ModelEntry {
     standing: Standing,
     /// Whether it is in `changed`.
     changed: bool,
-    /// Whether `ready` has it for all devices; else it is in the lists of those that hold it.
-    everywhere: bool,
     /// Rows of its batches lately.
     usual_rows: f64,
     patience: Patience,
-}
-
-#[derive(Debug, Default)]
-struct DeviceEntry {
-    there: bool,
-    /// Ready models that are loaded here but not on every device.
-    ready: BTreeSet<(Timestamp, ModelId)>,
-    /// Under which key it stands in `busy`.
-    busy_until: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -93,14 +83,12 @@ pub(crate) struct Windowed {
     delay: Delay,
     queues: Queues,
     models: Vec<ModelEntry>,
-    devices: Vec<DeviceEntry>,
-    device_count: usize,
+    /// For each device, under which key it stands in `busy`.
+    busy_until: Vec<Option<Timestamp>>,
     /// Models whose candidate must be computed.
     changed: Vec<ModelId>,
-    /// Ready models that are on every device, by when they must start.
-    ready: BTreeSet<(Timestamp, ModelId)>,
-    /// How many models are in the lists of devices instead.
-    ready_in_places: usize,
+    /// Models whose candidate is ready, by when it must start.
+    ready: Board<Timestamp>,
     /// Candidates that are left to grow, by when they are ready.
     growing: BTreeSet<(Timestamp, ModelId)>,
     /// Those of them that may start early from some time on.
@@ -130,11 +118,9 @@ impl Windowed {
             delay: config.delay,
             queues: Queues::with_lead(config.delay.of(1)),
             models: Vec::new(),
-            devices: Vec::new(),
-            device_count: 0,
+            busy_until: Vec::new(),
             changed: Vec::new(),
-            ready: BTreeSet::new(),
-            ready_in_places: 0,
+            ready: Board::default(),
             growing: BTreeSet::new(),
             early: BTreeSet::new(),
             willing: BTreeSet::new(),
@@ -159,7 +145,7 @@ impl Windowed {
     /// The rows that a batch of a model would have if its batches followed each other evenly on the devices that it uses
     /// (Symphony, section 3.3, equation 1).
     fn target(&self, latency: &Latency, model: ModelId, first: &Queued, deadline_at: Timestamp) -> u32 {
-        let devices = self.usage.devices_of(model, self.device_count, self.models.len());
+        let devices = self.usage.devices_of(model, self.ready.device_count(), self.models.len());
         let objective = deadline_at.since(first.arrived_at);
         latency.largest_within(objective.mul_f64(devices / (devices + 1.0))).max(1)
     }
@@ -180,7 +166,7 @@ impl Windowed {
     /// Brings the candidates of marked models up to date, and notices those that time has made ready.
     fn settle(&mut self, ledger: &Ledger, now: Timestamp) {
         let part = now.since(self.in_use_at).as_nanos() as f64 / USE_SPAN.as_nanos() as f64;
-        self.in_use += part.min(1.0) * (self.busy.len() as f64 / self.device_count.max(1) as f64 - self.in_use);
+        self.in_use += part.min(1.0) * (self.busy.len() as f64 / self.ready.device_count().max(1) as f64 - self.in_use);
         self.in_use_at = now;
         while let Some(model) = self.changed.pop() {
             self.models[model.index()].changed = false;
@@ -263,12 +249,11 @@ impl Windowed {
     /// Puts a model's candidate where it belongs.
     fn stand(&mut self, model: ModelId, standing: Standing) {
         let entry = &mut self.models[model.index()];
-        let everywhere = self.queues.devices_of(model).len() == self.device_count;
-        if entry.standing == standing && entry.everywhere == everywhere {
+        if entry.standing == standing {
             return;
         }
         match std::mem::replace(&mut entry.standing, standing) {
-            Standing::None => {}
+            Standing::None | Standing::Ready { .. } => {}
             Standing::Growing { ready_at, latest, early_at, .. } => {
                 self.growing.remove(&(ready_at, model));
                 if let Some(early_at) = early_at
@@ -277,17 +262,8 @@ impl Windowed {
                     self.willing.remove(&(latest, model));
                 }
             }
-            Standing::Ready { latest } if entry.everywhere => {
-                self.ready.remove(&(latest, model));
-            }
-            Standing::Ready { latest } => {
-                self.ready_in_places -= 1;
-                for device in self.queues.devices_of(model) {
-                    self.devices[device.index()].ready.remove(&(latest, model));
-                }
-            }
         }
-        entry.everywhere = everywhere;
+        let mut must_start_at = None;
         match standing {
             Standing::None => {}
             Standing::Growing { ready_at, early_at, .. } => {
@@ -296,31 +272,15 @@ impl Windowed {
                     self.early.insert((early_at, model));
                 }
             }
-            Standing::Ready { latest } if everywhere => {
-                self.ready.insert((latest, model));
-            }
-            Standing::Ready { latest } => {
-                self.ready_in_places += 1;
-                for device in self.queues.devices_of(model) {
-                    self.devices[device.index()].ready.insert((latest, model));
-                }
-            }
+            Standing::Ready { latest } => must_start_at = Some(latest),
         }
+        self.ready.set(model, must_start_at, self.queues.devices_of(model));
     }
 
     /// Lets go of the old place of a model's candidate before the devices that hold the model change.
     fn unlist(&mut self, model: ModelId) {
         self.stand(model, Standing::None);
         self.mark(model);
-    }
-
-    /// The ready model that must start soonest, of those that a device can run.
-    fn most_urgent(&self, device: DeviceId) -> Option<(Timestamp, ModelId)> {
-        let here = if self.ready_in_places > 0 { self.devices[device.index()].ready.first() } else { None };
-        match (self.ready.first(), here) {
-            (Some(everywhere), Some(here)) => Some(*everywhere.min(here)),
-            (everywhere, here) => everywhere.or(here).copied(),
-        }
     }
 
     /// A growing candidate that should start at once on an idle device, because waiting doesn't pay and nobody else will
@@ -330,7 +290,7 @@ impl Windowed {
             return None;
         }
         // With many more candidates than devices a batch that waits finds no device later, and starting is better.
-        let roomy = 4 * self.growing.len() < 3 * self.device_count;
+        let roomy = 4 * self.growing.len() < 3 * self.ready.device_count();
         for &(latest, model) in self.willing.iter().take(EARLY_SEARCH) {
             let Standing::Growing { ready_at, full_at, tight, strain, .. } = self.models[model.index()].standing else {
                 continue;
@@ -354,7 +314,7 @@ impl Windowed {
     /// The lowest-numbered of these devices that holds a model.
     fn first_holding(&self, model: ModelId, hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
         let holding = self.queues.devices_of(model);
-        if holding.len() == self.device_count {
+        if holding.len() == self.ready.device_count() {
             return hungry.first().copied();
         }
         holding.iter().copied().find(|device| hungry.contains(device))
@@ -373,32 +333,27 @@ impl Policy for Windowed {
     fn add_model(&mut self, model: ModelId) {
         self.queues.add_model(model);
         self.usage.add_model(model);
+        self.ready.add_model(model);
         if self.models.len() <= model.index() {
             self.models.resize_with(model.index() + 1, ModelEntry::default);
         }
     }
 
     fn add_device(&mut self, device: DeviceId) {
+        (0..self.models.len()).for_each(|model| self.unlist(ModelId(model as u32)));
         self.queues.add_device(device);
-        if self.devices.len() <= device.index() {
-            self.devices.resize_with(device.index() + 1, DeviceEntry::default);
+        self.ready.add_device(device);
+        if self.busy_until.len() <= device.index() {
+            self.busy_until.resize(device.index() + 1, None);
         }
-        for model in 0..self.models.len() {
-            self.unlist(ModelId(model as u32));
-        }
-        self.devices[device.index()] = DeviceEntry { there: true, ..DeviceEntry::default() };
-        self.device_count += 1;
     }
 
     fn lost(&mut self, device: DeviceId) {
-        for model in 0..self.models.len() {
-            self.unlist(ModelId(model as u32));
-        }
-        let entry = std::mem::take(&mut self.devices[device.index()]);
-        if let Some(until) = entry.busy_until {
+        (0..self.models.len()).for_each(|model| self.unlist(ModelId(model as u32)));
+        self.ready.remove_device(device);
+        if let Some(until) = self.busy_until[device.index()].take() {
             self.busy.remove(&(until, device));
         }
-        self.device_count -= usize::from(entry.there);
     }
 
     fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
@@ -436,7 +391,7 @@ impl Policy for Windowed {
     fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, start_at: Timestamp) -> Option<Batch> {
         self.settle(ledger, now);
         loop {
-            let (key, model) = self.most_urgent(device)?;
+            let (key, model) = self.ready.first(device)?;
             let latency = &ledger.model(model).latency;
             let queue = self.queues.of(model);
             let Some((deadline_at, first)) = queue.first() else {
@@ -466,19 +421,13 @@ impl Policy for Windowed {
 
     fn ripe(&mut self, ledger: &Ledger, now: Timestamp, hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
         self.settle(ledger, now);
-        let first = hungry.first()?;
-        if !self.ready.is_empty() {
-            let soonest = |device: &&DeviceId| (ledger.device(**device).exec.start_at(now), **device);
-            return if self.delay == Delay::default() {
-                Some(*first)
-            } else {
-                hungry.iter().min_by_key(soonest).copied()
-            };
-        }
-        if self.ready_in_places > 0
-            && let Some(&device) = hungry.iter().find(|device| !self.devices[device.index()].ready.is_empty())
-        {
-            return Some(device);
+        if let Some(first) = self.ready.first_device(hungry) {
+            if self.delay == Delay::default() {
+                return Some(first);
+            }
+            // Orders leave before their device is free: the one that is free soonest.
+            let soonest = |device: &DeviceId| (ledger.device(*device).exec.start_at(now), *device);
+            return hungry.iter().copied().filter(|&device| self.ready.first(device).is_some()).min_by_key(soonest);
         }
         let (model, latest, device) = self.early(hungry)?;
         self.stand(model, Standing::Ready { latest });
@@ -496,8 +445,7 @@ impl Policy for Windowed {
         if self.kind == PolicyKind::Punctual {
             let usual = &mut self.models[started.model.index()].usual_rows;
             *usual += (f64::from(started.rows) - *usual) / 16.0;
-            let entry = &mut self.devices[started.device.index()];
-            if let Some(until) = entry.busy_until.replace(started.done_at) {
+            if let Some(until) = self.busy_until[started.device.index()].replace(started.done_at) {
                 self.busy.remove(&(until, started.device));
             }
             self.busy.insert((started.done_at, started.device));
@@ -505,7 +453,7 @@ impl Policy for Windowed {
     }
 
     fn ended(&mut self, ended: Ended) {
-        if let Some(until) = self.devices[ended.device.index()].busy_until.take() {
+        if let Some(until) = self.busy_until[ended.device.index()].take() {
             self.busy.remove(&(until, ended.device));
         }
     }
