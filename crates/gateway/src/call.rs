@@ -225,6 +225,8 @@ pub(crate) fn metric_reason(reason: Reason) -> telemetry::Reason {
         Reason::BadInput
         | Reason::NotFound
         | Reason::MethodNotAllowed
+        | Reason::Unsupported
+        | Reason::AlreadyExists
         | Reason::BodyTooLarge
         | Reason::UnsupportedEncoding => telemetry::Reason::BadInput,
         Reason::ModelNotFound | Reason::ModelLoading | Reason::ModelBroken | Reason::ModelUnavailable => {

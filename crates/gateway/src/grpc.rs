@@ -7,6 +7,8 @@ use crate::http::{EXTENSIONS, SERVER_NAME, SERVER_VERSION};
 use crate::message;
 use crate::shard::Shard;
 use crate::stream::{OpenStream, StreamBody};
+use crate::stream_infer::{self, Answers};
+use crate::{repository_calls, settings, shared_memory, statistics};
 use base::{Duration, Timestamp};
 use hyper::body::Incoming;
 use hyper::header::{HeaderMap, HeaderValue};
@@ -14,13 +16,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use tonic::codec::CompressionEncoding;
 use tonic::codegen::{Service, http};
-use tonic::{Code, Request, Response, Status, async_trait};
+use tonic::{Code, Request, Response, Status, Streaming, async_trait};
 use wire::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
-use wire::proto::{
-    ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelMetadataResponse, ModelReadyRequest,
-    ModelReadyResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest, ServerMetadataResponse,
-    ServerReadyRequest, ServerReadyResponse,
-};
+use wire::proto::*;
 use wire::{Fault, REASON_METADATA, Reason, grpc};
 
 /// The calls, on one io thread.
@@ -103,7 +101,7 @@ impl GrpcServer {
                 self.shard.shared.config.max_body_bytes
             ),
             Reason::NotFound if status.message().is_empty() => {
-                "this server has the calls ServerLive, ServerReady, ServerMetadata, ModelReady, ModelMetadata and ModelInfer".to_owned()
+                "there is no such call here: this server has those of inference.GRPCInferenceService".to_owned()
             }
             _ => status.message().to_owned(),
         };
@@ -159,6 +157,106 @@ impl GrpcInferenceService for Calls {
             Err(fault) => Err(fault),
         };
         Ok(Response::new(call.end(outcome)?))
+    }
+
+    type ModelStreamInferStream = Answers;
+
+    async fn model_stream_infer(
+        &self,
+        request: Request<Streaming<ModelInferRequest>>,
+    ) -> Result<Response<Answers>, Status> {
+        Ok(Response::new(stream_infer::stream_infer(&self.shard, request.into_inner())?))
+    }
+
+    async fn model_config(
+        &self,
+        request: Request<ModelConfigRequest>,
+    ) -> Result<Response<ModelConfigResponse>, Status> {
+        Ok(Response::new(repository_calls::model_config(&self.shard, request.get_ref())?))
+    }
+
+    async fn model_statistics(
+        &self,
+        request: Request<ModelStatisticsRequest>,
+    ) -> Result<Response<ModelStatisticsResponse>, Status> {
+        Ok(Response::new(statistics::statistics(&self.shard, request.get_ref())?))
+    }
+
+    async fn repository_index(
+        &self,
+        request: Request<RepositoryIndexRequest>,
+    ) -> Result<Response<RepositoryIndexResponse>, Status> {
+        Ok(Response::new(repository_calls::index(&self.shard, request.get_ref())?))
+    }
+
+    async fn repository_model_load(
+        &self,
+        request: Request<RepositoryModelLoadRequest>,
+    ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
+        Ok(Response::new(repository_calls::load(&self.shard, request.into_inner()).await?))
+    }
+
+    async fn repository_model_unload(
+        &self,
+        request: Request<RepositoryModelUnloadRequest>,
+    ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
+        Ok(Response::new(repository_calls::unload(&self.shard, request.into_inner()).await?))
+    }
+
+    async fn system_shared_memory_status(
+        &self,
+        request: Request<SystemSharedMemoryStatusRequest>,
+    ) -> Result<Response<SystemSharedMemoryStatusResponse>, Status> {
+        Ok(Response::new(shared_memory::system_status(&self.shard, request.get_ref())?))
+    }
+
+    async fn system_shared_memory_register(
+        &self,
+        request: Request<SystemSharedMemoryRegisterRequest>,
+    ) -> Result<Response<SystemSharedMemoryRegisterResponse>, Status> {
+        Ok(Response::new(shared_memory::system_register(&self.shard, request.get_ref())?))
+    }
+
+    async fn system_shared_memory_unregister(
+        &self,
+        request: Request<SystemSharedMemoryUnregisterRequest>,
+    ) -> Result<Response<SystemSharedMemoryUnregisterResponse>, Status> {
+        Ok(Response::new(shared_memory::system_unregister(&self.shard, request.get_ref())?))
+    }
+
+    async fn cuda_shared_memory_status(
+        &self,
+        request: Request<CudaSharedMemoryStatusRequest>,
+    ) -> Result<Response<CudaSharedMemoryStatusResponse>, Status> {
+        Ok(Response::new(shared_memory::cuda_status(&self.shard, request.get_ref())?))
+    }
+
+    async fn cuda_shared_memory_register(
+        &self,
+        request: Request<CudaSharedMemoryRegisterRequest>,
+    ) -> Result<Response<CudaSharedMemoryRegisterResponse>, Status> {
+        Ok(Response::new(shared_memory::cuda_register(&self.shard, request.get_ref())?))
+    }
+
+    async fn cuda_shared_memory_unregister(
+        &self,
+        request: Request<CudaSharedMemoryUnregisterRequest>,
+    ) -> Result<Response<CudaSharedMemoryUnregisterResponse>, Status> {
+        Ok(Response::new(shared_memory::cuda_unregister(&self.shard, request.get_ref())?))
+    }
+
+    async fn trace_setting(
+        &self,
+        request: Request<TraceSettingRequest>,
+    ) -> Result<Response<TraceSettingResponse>, Status> {
+        Ok(Response::new(settings::trace(&self.shard, request.get_ref())?))
+    }
+
+    async fn log_settings(
+        &self,
+        request: Request<LogSettingsRequest>,
+    ) -> Result<Response<LogSettingsResponse>, Status> {
+        Ok(Response::new(settings::log(&self.shard, request.get_ref())?))
     }
 }
 

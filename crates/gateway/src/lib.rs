@@ -24,10 +24,15 @@ mod mailbox;
 mod message;
 mod metrics;
 mod models;
+mod repository_calls;
 mod scaling;
 mod server;
+mod settings;
 mod shard;
+mod shared_memory;
+mod statistics;
 mod stream;
+mod stream_infer;
 mod thread;
 
 pub use config::Config;

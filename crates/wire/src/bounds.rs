@@ -6,7 +6,7 @@
 use crate::Fault;
 
 /// Inputs, outputs, raw entries and parameters that a request may have, all together: each takes up to 300 bytes.
-const MAX_PARTS: usize = 4096;
+pub(crate) const MAX_PARTS: usize = 4096;
 /// The bytes by which a request may grow when it is read: numbers are packed in one byte and up and take up to 8, and an
 /// element of `bytes_contents` takes 32 beside its bytes.
 const MAX_GROWTH: usize = 64 << 20;
@@ -108,6 +108,25 @@ pub(crate) fn check_infer_request(message: &[u8]) -> Result<(), Fault> {
         }
     }
     Ok(())
+}
+
+/// Refuses a `RepositoryModelLoadRequest` with more parameters than a model has files.
+pub(crate) fn check_load_request(message: &[u8]) -> Result<(), Fault> {
+    let mut parameters = 0;
+    for field in Fields(message) {
+        parameters += usize::from(field?.0 == 3);
+        if parameters > MAX_PARTS {
+            return Err(too_many_parameters());
+        }
+    }
+    Ok(())
+}
+
+/// The refusal of more parameters than a model has files.
+pub(crate) fn too_many_parameters() -> Fault {
+    Fault::bad(format!(
+        "the request has more than {MAX_PARTS} parameters: a model with so many files needs a repository"
+    ))
 }
 
 impl Walk {

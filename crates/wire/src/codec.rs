@@ -1,7 +1,7 @@
 //! How messages travel in gRPC: protobuf, looked at before it is read.
 
 use crate::Fault;
-use crate::bounds::check_infer_request;
+use crate::bounds::{check_infer_request, check_load_request};
 use crate::proto;
 use bytes::Buf;
 use prost::Message;
@@ -9,11 +9,17 @@ use std::marker::PhantomData;
 use tonic::Status;
 use tonic::codec::{DecodeBuf, Decoder};
 
+/// The most that a message may have which carries no tensor and no file.
+pub const SMALL_BYTES: usize = 1 << 20;
+
 /// A message that says of its bytes whether they may be read.
 pub trait Admit: Message + Default + 'static {
-    /// Refuses bytes that would take far more memory than they have.
-    fn admit(_message: &[u8]) -> Result<(), Fault> {
-        Ok(())
+    /// Refuses bytes that would take far more memory than they have. Messages that say nothing else are small ones.
+    fn admit(message: &[u8]) -> Result<(), Fault> {
+        if message.len() <= SMALL_BYTES {
+            return Ok(());
+        }
+        Err(Fault::bad(format!("the message has {} bytes, but a call of this kind takes {SMALL_BYTES}", message.len())))
     }
 }
 
@@ -23,14 +29,41 @@ impl Admit for proto::ModelInferRequest {
     }
 }
 
-macro_rules! admit_as_they_are {
+impl Admit for proto::RepositoryModelLoadRequest {
+    fn admit(message: &[u8]) -> Result<(), Fault> {
+        check_load_request(message)
+    }
+}
+
+macro_rules! admit_small_ones {
     ($($message:ident)*) => { $(impl Admit for proto::$message {})* };
 }
 
-// Requests of two texts, and answers, which only clients read.
+admit_small_ones! {
+    ServerLiveRequest ServerReadyRequest ModelReadyRequest ServerMetadataRequest ModelMetadataRequest
+    ModelConfigRequest ModelStatisticsRequest RepositoryIndexRequest RepositoryModelUnloadRequest
+    SystemSharedMemoryStatusRequest SystemSharedMemoryRegisterRequest SystemSharedMemoryUnregisterRequest
+    CudaSharedMemoryStatusRequest CudaSharedMemoryRegisterRequest CudaSharedMemoryUnregisterRequest
+    TraceSettingRequest LogSettingsRequest
+}
+
+macro_rules! admit_as_they_are {
+    ($($message:ident)*) => {
+        $(impl Admit for proto::$message {
+            fn admit(_: &[u8]) -> Result<(), Fault> {
+                Ok(())
+            }
+        })*
+    };
+}
+
+// Answers, which only clients read.
 admit_as_they_are! {
-    ServerLiveRequest ServerLiveResponse ServerReadyRequest ServerReadyResponse ModelReadyRequest ModelReadyResponse
-    ServerMetadataRequest ServerMetadataResponse ModelMetadataRequest ModelMetadataResponse ModelInferResponse
+    ServerLiveResponse ServerReadyResponse ModelReadyResponse ServerMetadataResponse ModelMetadataResponse
+    ModelInferResponse ModelStreamInferResponse ModelConfigResponse ModelStatisticsResponse RepositoryIndexResponse
+    RepositoryModelLoadResponse RepositoryModelUnloadResponse SystemSharedMemoryStatusResponse
+    SystemSharedMemoryRegisterResponse SystemSharedMemoryUnregisterResponse CudaSharedMemoryStatusResponse
+    CudaSharedMemoryRegisterResponse CudaSharedMemoryUnregisterResponse TraceSettingResponse LogSettingsResponse
 }
 
 /// Writes messages of type `T` and reads messages of type `U`. The generated code names it.

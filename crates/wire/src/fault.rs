@@ -52,6 +52,10 @@ reasons! {
     NotFound = "not_found", 404, Unimplemented, None;
     /// The path is there, but not with this method.
     MethodNotAllowed = "method_not_allowed", 405, Unimplemented, None;
+    /// The protocol has it, but this server doesn't, or isn't allowed to.
+    Unsupported = "unsupported", 400, Unimplemented, None;
+    /// What is to be made is there already.
+    AlreadyExists = "already_exists", 409, AlreadyExists, None;
     /// The body is larger than the server takes.
     BodyTooLarge = "body_too_large", 413, ResourceExhausted, None;
     /// The body is compressed in a way that the server doesn't know.

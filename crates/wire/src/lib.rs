@@ -14,6 +14,7 @@ pub mod codec;
 pub mod grpc;
 pub mod json;
 pub mod proto;
+pub mod reflect;
 
 mod bounds;
 mod elements;

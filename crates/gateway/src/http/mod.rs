@@ -1,5 +1,6 @@
 //! The protocol over HTTP.
 
+mod admin;
 mod body;
 pub(crate) mod encoding;
 pub(crate) mod payload;
@@ -47,7 +48,7 @@ pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<
     let outcome = match Route::of(path) {
         None => Err(Fault::new(Reason::NotFound, route::unknown(path))),
         Some(route) if !allowed(&route, &head.method) => {
-            Ok(plain::method_not_allowed(path, &head.method, route.method()))
+            Ok(plain::method_not_allowed(path, &head.method, route.methods()))
         }
         Some(Route::Model { name, version, call: ModelCall::Infer }) => {
             match Call::begin(shard, &name, &version, arrived_at) {
@@ -68,6 +69,7 @@ pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<
         Some(Route::ServerLive) => Ok(plain::empty()),
         Some(Route::ServerReady) if shard.ready() => Ok(plain::empty()),
         Some(Route::ServerReady) => Err(Fault::new(Reason::NotReady, "the server doesn't take requests now")),
+        Some(route) => admin::answer(shard, activity, &route, &head, &mut body).await,
     };
     let response = outcome.unwrap_or_else(|fault| plain::fault(&fault));
     if !response.status().is_success() {
@@ -78,7 +80,8 @@ pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<
 }
 
 fn allowed(route: &Route<'_>, method: &Method) -> bool {
-    method == route.method() || (method == Method::HEAD && route.method() == "GET")
+    let method = if method == Method::HEAD { "GET" } else { method.as_str() };
+    route.methods().split(", ").any(|allowed| allowed == method)
 }
 
 async fn infer(
@@ -118,20 +121,19 @@ async fn infer(
 fn respond(encoded: json::Encoded, accepted: Option<Encoding>) -> Response<Payload> {
     let json::Encoded { json, binary } = encoded;
     let (json_length, has_binary) = (json.len(), !binary.is_empty());
-    let payload = Payload::new(json, binary);
-    let accepted = accepted.filter(|_| payload.len() >= COMPRESS_FROM);
-    let mut response = match accepted {
-        None => plain::json(payload),
-        Some(encoding) => {
-            let mut response = plain::json(encoding.compress(payload.pieces(), payload.len()));
-            response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
-            response
-        }
-    };
+    let mut response = compressed(Payload::new(json, binary), accepted);
     if has_binary {
         response.headers_mut().insert(CONTENT_TYPE, OCTETS);
         response.headers_mut().insert(JSON_LENGTH, HeaderValue::from(json_length));
     }
+    response
+}
+
+/// JSON, compressed if the client takes that and it is worth it.
+fn compressed(payload: Payload, accepted: Option<Encoding>) -> Response<Payload> {
+    let Some(encoding) = accepted.filter(|_| payload.len() >= COMPRESS_FROM) else { return plain::json(payload) };
+    let mut response = plain::json(encoding.compress(payload.pieces(), payload.len()));
+    response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
     response
 }
 

@@ -12,6 +12,37 @@ pub(crate) enum Route<'a> {
     ServerLive,
     /// `GET v2/health/ready`
     ServerReady,
+    /// `GET v2/models`
+    Models,
+    /// `GET v2/models/stats`
+    Statistics,
+    /// `GET` or `POST v2/trace/setting`
+    TraceSetting,
+    /// `GET` or `POST v2/logging`
+    Logging,
+    /// `POST v2/repository[/REPOSITORY]/index`
+    RepositoryIndex {
+        /// The repository; empty for all.
+        repository: Cow<'a, str>,
+    },
+    /// `POST v2/repository[/REPOSITORY]/models/NAME/load` or `unload`
+    RepositoryModel {
+        /// The repository; empty for any.
+        repository: Cow<'a, str>,
+        /// The model's name.
+        name: Cow<'a, str>,
+        /// Whether it is to be loaded or unloaded.
+        loads: bool,
+    },
+    /// `v2/systemsharedmemory` or `v2/cudasharedmemory`, and `[/region/NAME]` and one of the calls
+    SharedMemory {
+        /// Whether it is the memory of CUDA devices.
+        cuda: bool,
+        /// The region's name; empty for all.
+        region: Cow<'a, str>,
+        /// Which call.
+        call: MemoryCall,
+    },
     /// A call to a model.
     Model {
         /// Its name.
@@ -32,6 +63,23 @@ pub(crate) enum ModelCall {
     Ready,
     /// `POST v2/models/NAME[/versions/V]/infer`
     Infer,
+    /// `GET v2/models/NAME[/versions/V]/config`
+    Config,
+    /// `GET v2/models/NAME[/versions/V]/stats`
+    Statistics,
+    /// `GET` or `POST v2/models/NAME[/versions/V]/trace/setting`
+    TraceSetting,
+}
+
+/// A call to shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum MemoryCall {
+    /// `GET .../status`
+    Status,
+    /// `POST .../region/NAME/register`
+    Register,
+    /// `POST .../unregister`
+    Unregister,
 }
 
 impl<'a> Route<'a> {
@@ -42,37 +90,106 @@ impl<'a> Route<'a> {
             "" => return Some(Self::ServerMetadata),
             "/health/live" => return Some(Self::ServerLive),
             "/health/ready" => return Some(Self::ServerReady),
+            "/models" => return Some(Self::Models),
+            "/models/stats" => return Some(Self::Statistics),
+            "/trace/setting" => return Some(Self::TraceSetting),
+            "/logging" => return Some(Self::Logging),
             _ => {}
         }
-        let mut parts = rest.strip_prefix("/models/")?.split('/');
-        let name = text(parts.next().filter(|name| !name.is_empty())?)?;
-        let (version, call) = match (parts.next(), parts.next(), parts.next()) {
-            (Some("versions"), Some(version), call) if !version.is_empty() => (text(version)?, call),
-            (call, None, None) => (Cow::Borrowed(""), call),
-            _ => return None,
-        };
-        if parts.next().is_some() {
-            return None;
+        if let Some(rest) = rest.strip_prefix("/models/") {
+            return Self::of_model(rest);
         }
-        let call = match call {
+        if let Some(rest) = rest.strip_prefix("/repository/") {
+            return Self::of_repository(rest);
+        }
+        let (cuda, rest) = match rest.strip_prefix("/systemsharedmemory/") {
+            Some(rest) => (false, rest),
+            None => (true, rest.strip_prefix("/cudasharedmemory/")?),
+        };
+        Self::of_memory(cuda, rest)
+    }
+
+    fn of_model(rest: &'a str) -> Option<Self> {
+        let (name, rest) = first(rest);
+        let name = text(name)?;
+        let (version, rest) = match rest.and_then(|rest| rest.strip_prefix("versions/")) {
+            Some(rest) => {
+                let (version, rest) = first(rest);
+                (text(version)?, rest)
+            }
+            None => (Cow::Borrowed(""), rest),
+        };
+        let call = match rest {
             None => ModelCall::Metadata,
             Some("ready") => ModelCall::Ready,
             Some("infer") => ModelCall::Infer,
+            Some("config") => ModelCall::Config,
+            Some("stats") => ModelCall::Statistics,
+            Some("trace/setting") => ModelCall::TraceSetting,
             Some(_) => return None,
         };
         Some(Self::Model { name, version, call })
     }
 
-    /// The method with which it is called.
-    pub(crate) fn method(&self) -> &'static str {
+    fn of_repository(rest: &'a str) -> Option<Self> {
+        let parts: Vec<&str> = rest.split('/').collect();
+        let call = |repository, name, call| {
+            let loads = match call {
+                "load" => true,
+                "unload" => false,
+                _ => return None,
+            };
+            Some(Self::RepositoryModel { repository, name: text(name)?, loads })
+        };
+        match parts[..] {
+            ["index"] => Some(Self::RepositoryIndex { repository: Cow::Borrowed("") }),
+            [repository, "index"] => Some(Self::RepositoryIndex { repository: text(repository)? }),
+            ["models", name, what] => call(Cow::Borrowed(""), name, what),
+            [repository, "models", name, what] => call(text(repository)?, name, what),
+            _ => None,
+        }
+    }
+
+    fn of_memory(cuda: bool, rest: &'a str) -> Option<Self> {
+        let (region, call) = match rest.strip_prefix("region/") {
+            Some(rest) => {
+                let (region, call) = rest.split_once('/')?;
+                (text(region)?, call)
+            }
+            None => (Cow::Borrowed(""), rest),
+        };
+        let call = match call {
+            "status" => MemoryCall::Status,
+            "register" if !region.is_empty() => MemoryCall::Register,
+            "unregister" => MemoryCall::Unregister,
+            _ => return None,
+        };
+        Some(Self::SharedMemory { cuda, region, call })
+    }
+
+    /// The methods with which it is called, as `Allow` lists them.
+    pub(crate) fn methods(&self) -> &'static str {
         match self {
-            Self::Model { call: ModelCall::Infer, .. } => "POST",
+            Self::Model { call: ModelCall::Infer, .. }
+            | Self::RepositoryIndex { .. }
+            | Self::RepositoryModel { .. }
+            | Self::SharedMemory { call: MemoryCall::Register | MemoryCall::Unregister, .. } => "POST",
+            Self::Model { call: ModelCall::TraceSetting, .. } | Self::TraceSetting | Self::Logging => "GET, POST",
             _ => "GET",
         }
     }
 }
 
+/// What is before the first slash, and what is behind it if there is one.
+fn first(path: &str) -> (&str, Option<&str>) {
+    path.split_once('/').map_or((path, None), |(first, rest)| (first, Some(rest)))
+}
+
+/// A part of a path as it is meant; not an empty one.
 fn text(part: &str) -> Option<Cow<'_, str>> {
+    if part.is_empty() {
+        return None;
+    }
     percent_decode_str(part).decode_utf8().ok()
 }
 
@@ -83,8 +200,8 @@ pub(crate) fn unknown(path: &str) -> String {
         return format!("there is no {path:?} here: leave out the slash at its end");
     }
     format!(
-        "there is no {path:?} here: the paths are /v2, /v2/health/live, /v2/health/ready and \
-         /v2/models/NAME[/versions/VERSION][/ready or /infer]"
+        "there is no {path:?} here: there are /v2, /v2/health/live, /v2/health/ready, \
+         /v2/models/NAME[/versions/VERSION][/ready or /infer], and those of docs/protocol.md"
     )
 }
 
@@ -108,13 +225,32 @@ mod tests {
         assert_eq!(Route::of("/v2/models/m/versions/3"), model("m", "3", ModelCall::Metadata));
         assert_eq!(Route::of("/v2/models/m/versions/3/ready"), model("m", "3", ModelCall::Ready));
         assert_eq!(Route::of("/v2/models/a%20b%2Fc/versions/x/infer"), model("a b/c", "x", ModelCall::Infer));
+        assert_eq!(Route::of("/v2/models"), Some(Route::Models));
+        assert_eq!(Route::of("/v2/models/stats"), Some(Route::Statistics));
+        assert_eq!(Route::of("/v2/trace/setting"), Some(Route::TraceSetting));
+        assert_eq!(Route::of("/v2/logging"), Some(Route::Logging));
+        assert_eq!(Route::of("/v2/models/m/config"), model("m", "", ModelCall::Config));
+        assert_eq!(Route::of("/v2/models/m/versions/3/stats"), model("m", "3", ModelCall::Statistics));
+        assert_eq!(Route::of("/v2/models/m/trace/setting"), model("m", "", ModelCall::TraceSetting));
+        let index = |repository: &'static str| Some(Route::RepositoryIndex { repository: repository.into() });
+        assert_eq!(Route::of("/v2/repository/index"), index(""));
+        assert_eq!(Route::of("/v2/repository/a%2Fb/index"), index("a/b"));
+        let change = |repository: &'static str, name: &'static str, loads| {
+            Some(Route::RepositoryModel { repository: repository.into(), name: name.into(), loads })
+        };
+        assert_eq!(Route::of("/v2/repository/models/m/load"), change("", "m", true));
+        assert_eq!(Route::of("/v2/repository/r/models/m/unload"), change("r", "m", false));
+        let memory = |cuda, region: &'static str, call| Some(Route::SharedMemory { cuda, region: region.into(), call });
+        assert_eq!(Route::of("/v2/systemsharedmemory/status"), memory(false, "", MemoryCall::Status));
+        assert_eq!(Route::of("/v2/systemsharedmemory/region/a/status"), memory(false, "a", MemoryCall::Status));
+        assert_eq!(Route::of("/v2/cudasharedmemory/region/a/register"), memory(true, "a", MemoryCall::Register));
+        assert_eq!(Route::of("/v2/cudasharedmemory/unregister"), memory(true, "", MemoryCall::Unregister));
         for nothing in [
             "/",
             "/v1",
             "/v2/",
             "/v2x",
             "/v2/health",
-            "/v2/models",
             "/v2/models/",
             "/v2/models//infer",
             "/v2/models/m/",
@@ -123,7 +259,21 @@ mod tests {
             "/v2/models/m/versions/1/",
             "/v2/models/m/infer/x",
             "/v2/models/m/versions/1/infer/x",
-            "/v2/models/m/config",
+            "/v2/models/m/trace",
+            "/v2/models/m/versions/1/trace/setting/",
+            "/v2/models/m/config/x",
+            "/v2/repository",
+            "/v2/repository/",
+            "/v2/repository//index",
+            "/v2/repository/models/m",
+            "/v2/repository/models//load",
+            "/v2/repository/models/m/reload",
+            "/v2/repository/r/models/m/load/x",
+            "/v2/systemsharedmemory",
+            "/v2/systemsharedmemory/register",
+            "/v2/systemsharedmemory/region/register",
+            "/v2/systemsharedmemory/region//register",
+            "/v2/cudasharedmemory/region/a/status/",
             "/v2/models/%ff/infer",
             "",
         ] {
@@ -135,7 +285,7 @@ mod tests {
     fn nothing_is_a_sentence() {
         expect![[r#"there is no "/v2/health/live/" here: leave out the slash at its end"#]]
             .assert_eq(&unknown("/v2/health/live/"));
-        expect![[r#"there is no "/" here: the paths are /v2, /v2/health/live, /v2/health/ready and /v2/models/NAME[/versions/VERSION][/ready or /infer]"#]]
+        expect![[r#"there is no "/" here: there are /v2, /v2/health/live, /v2/health/ready, /v2/models/NAME[/versions/VERSION][/ready or /infer], and those of docs/protocol.md"#]]
             .assert_eq(&unknown("/"));
     }
 }

@@ -1,9 +1,11 @@
 //! The protocol over HTTP: JSON, with tensors in it or as bytes behind it.
 
+mod admin;
 mod decode;
 mod encode;
 mod metadata;
 
+pub use admin::*;
 pub use decode::decode;
 pub use encode::{Encoded, check_output, encode};
 pub use metadata::{ModelMetadata, model_metadata, server_metadata};
