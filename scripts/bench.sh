@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures the figures that the project promises, on this machine: scripts/bench.sh [--quick] [part ...]
-# Parts: overhead overload isolation many engine scheduler shards simulator; `report` writes docs/benchmarks.md from what was
-# measured last. Without a part: all of them, then the report.
+# Parts: overhead overload isolation many engine scheduler shards simulator placement; `report` writes docs/benchmarks.md from
+# what was measured last. Without a part: all of them but placement, which builds a solver first; then the report.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh
@@ -13,5 +13,6 @@ if ! command -v wrk >/dev/null; then
   echo "installing wrk"
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq wrk >/dev/null
 fi
+case " $* " in *" placement "*) scripts/setup.sh solver ;; esac
 [ -f "$HOME/.cargo/env" ] && source "$HOME/.cargo/env"
 exec "$python" scripts/bench/main.py "$@"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what a fresh Debian or Ubuntu lacks: C and C++ toolchains, Python, Rust, cargo-nextest. Done already: quick.
+# Installs what a fresh Debian or Ubuntu lacks: a C toolchain, Python, Rust. With `solver` also what the solver of
+# `punctual place` is built with. Done already: quick.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -13,9 +14,11 @@ as_root() {
 needed=()
 have() { command -v "$1" >/dev/null 2>&1; }
 have cc && have c++ || needed+=(build-essential)
-# The solver of `punctual place` is C++, built with cmake; its bindings are made with libclang.
-have cmake || needed+=(cmake)
-ldconfig -p 2>/dev/null | grep -q libclang || compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || needed+=(libclang-dev)
+if [ "${1:-}" = solver ]; then
+  # It is C++, built with cmake; its bindings are made with libclang.
+  have cmake || needed+=(cmake)
+  ldconfig -p 2>/dev/null | grep -q libclang || compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || needed+=(libclang-dev)
+fi
 have curl || needed+=(curl ca-certificates)
 have python3 || needed+=(python3)
 python3 -c 'import venv, ensurepip' 2>/dev/null || needed+=(python3-venv)

@@ -1,7 +1,7 @@
 //! Symphony's experiment A.2: 800 models, 20 parts, 10 seconds. The imbalance factor of random assignments, of the greedy one,
 //! of the solver alone, and of all stages; then the same after rates have changed, with a bounded cost of change.
 //!
-//! `cargo run --release -p planner --example placement -- [SEEDS] [SECONDS]`
+//! `cargo run --release -p planner --features placement --example placement -- [SEEDS] [SECONDS]`
 
 use planner::placement::{Effort, Ending, Model, Placement, Problem, Score, Stage, place};
 use rand_pcg::Pcg64;

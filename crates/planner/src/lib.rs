@@ -5,7 +5,7 @@
 //!
 //! - [`advice`]: are there enough devices? Fed with what was counted; pure, no clock.
 //! - [`placement`] (feature of the same name): which models share a part of the cluster. A mixed integer program, given to a
-//!   solver for a bounded time. The solver takes minutes to build, so that whoever needs only advice leaves it out.
+//!   solver for a bounded time. The solver takes minutes to build, so that it is only there for those who ask for it.
 
 pub mod advice;
 #[cfg(feature = "placement")]

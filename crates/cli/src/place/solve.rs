@@ -1,7 +1,7 @@
-//! `punctual place`: which models share which part of a cluster.
+//! From a file to a problem, to its placement, to tables or JSON.
 
+use super::PlaceOptions;
 use anyhow::{Context, Result, bail};
-use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use planner::placement::{Effort, Ending, Model, Placement, Problem, place};
 use serde::Deserialize;
@@ -9,24 +9,11 @@ use serde_json::json;
 use std::collections::HashSet;
 use std::fmt::Write;
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// Megabytes, as in experiments.
 const MB: f64 = 1e6;
-
-/// What `place` may be told.
-#[derive(Args, Debug)]
-pub struct PlaceOptions {
-    /// The file with the models and the limits.
-    file: PathBuf,
-    /// Print one JSON object instead of tables.
-    #[arg(long)]
-    json: bool,
-    /// Stop looking for something better after so many seconds. [default: the file's seconds, else 10]
-    #[arg(long, value_name = "S")]
-    seconds: Option<f64>,
-}
 
 #[derive(Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
@@ -55,7 +42,7 @@ struct Entry {
 }
 
 /// Reads, solves, prints.
-pub fn run(options: &PlaceOptions) -> Result<()> {
+pub(super) fn run(options: &PlaceOptions) -> Result<()> {
     let path = &options.file;
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let file: File = toml::from_str(&text).with_context(|| path.display().to_string())?;
