@@ -5,6 +5,7 @@ mod devices;
 mod example;
 mod place;
 mod reference;
+mod scaling;
 mod serve;
 
 use anyhow::Result;

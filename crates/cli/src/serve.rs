@@ -116,6 +116,38 @@ pub struct ServeOptions {
     #[arg(long, value_name = "N", env = "PUNCTUAL_IO_THREADS")]
     pub io_threads: Option<usize>,
 
+    /// The share of requests that may be lost for want of devices before more devices are advised. [default: 0.01]
+    #[arg(long, value_name = "SHARE", env = "PUNCTUAL_SCALING_MAX_BAD")]
+    pub scaling_max_bad: Option<f64>,
+
+    /// Fewer lost requests than this are bad luck, whatever their share: no reason to advise more devices. [default: 5]
+    #[arg(long, value_name = "N", env = "PUNCTUAL_SCALING_MIN_BAD")]
+    pub scaling_min_bad: Option<u64>,
+
+    /// The share of time that devices should idle, for what the next minute brings; 0 to 0.4. Fewer devices are advised when
+    /// they idle more than twice that, and then so many fewer that this share stays. [default: 0.1]
+    #[arg(long, value_name = "SHARE", env = "PUNCTUAL_SCALING_RESERVE")]
+    pub scaling_reserve: Option<f64>,
+
+    /// So many devices are kept, however much they idle. [default: 1]
+    #[arg(long, value_name = "N", env = "PUNCTUAL_SCALING_MIN_DEVICES")]
+    pub scaling_min_devices: Option<u32>,
+
+    /// How far back the advice on scaling looks for lost requests, and how long it says nothing after the number of devices
+    /// has changed. Shorter adds devices sooner, also for bursts that would have passed. [default: 10]
+    #[arg(long, value_name = "S", env = "PUNCTUAL_SCALING_SETTLE_S")]
+    pub scaling_settle_s: Option<f64>,
+
+    /// How far back it looks for idle time, and how long devices are kept at least before fewer are advised; not less than
+    /// --scaling-settle-s. Longer than the ups and downs of the load, and devices don't come and go with them. [default: 60]
+    #[arg(long, value_name = "S", env = "PUNCTUAL_SCALING_WINDOW_S")]
+    pub scaling_window_s: Option<f64>,
+
+    /// Idle time at which requests were lost isn't spare and is kept, too. After so long half of it is forgotten.
+    /// [default: 3600]
+    #[arg(long, value_name = "S", env = "PUNCTUAL_SCALING_HALF_LIFE_S")]
+    pub scaling_half_life_s: Option<f64>,
+
     /// Where prepared models and measurements are kept. [default: .punctual beside the models]
     #[arg(long, value_name = "DIR", env = "PUNCTUAL_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
@@ -150,7 +182,8 @@ impl ServeOptions {
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
         fill_from!(self, file; model_repository, host, http_port, grpc_port, metrics_port, devices, device_memory,
             threads_per_device, policy, thrift, shards, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
-            max_requests, max_body, max_held, io_threads, cache_dir, onnxruntime, log_format, log);
+            max_requests, max_body, max_held, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
+            scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log);
         Ok(self)
     }
 
@@ -244,18 +277,19 @@ impl ServeOptions {
         }
     }
 
-    fn gateway(&self) -> gateway::Config {
+    fn gateway(&self) -> Result<gateway::Config> {
         let defaults = gateway::Config::default();
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        gateway::Config {
+        Ok(gateway::Config {
             http: Some(self.address(self.http_port, 8000)),
             grpc: Some(self.address(self.grpc_port, 8001)),
             metrics: Some(self.address(self.metrics_port, 8002)),
             io_threads: self.io_threads.unwrap_or(cores / 2).max(1),
             max_body_bytes: self.max_body.map_or(defaults.max_body_bytes, |size| size.0 as usize),
             max_held_bytes: self.max_held.map_or(defaults.max_held_bytes, |size| size.0 as usize),
+            scaling: self.scaling()?,
             ..defaults
-        }
+        })
     }
 
     /// The runtime, and what measurements of it are valid for.
@@ -290,7 +324,7 @@ pub fn run(options: ServeOptions) -> Result<()> {
     let controller = controller.context("the device's threads could not be started")?;
 
     // Ports first: a port in use should be said before a minute of preparing models.
-    let gateway = Gateway::start(options.gateway(), controller.clone(), metrics)?;
+    let gateway = Gateway::start(options.gateway()?, controller.clone(), metrics)?;
     let manager = Manager::start(
         controller.clone(),
         ManagerConfig {
