@@ -97,6 +97,10 @@ impl BatchItem for Payload {
         self.rows
     }
 
+    fn queued_at(&self) -> Timestamp {
+        self.submitted_at
+    }
+
     fn deliver(self, outputs: Result<Vec<Tensor>, String>) {
         let reply = outputs.map_or_else(|reason| Reply::Refused(Refusal::ExecutionFailed(reason)), Reply::Outputs);
         // A receiver that is gone needs no answer.
@@ -131,6 +135,8 @@ pub(crate) struct Expectation {
     /// `None` for loads.
     pub done_at: Option<Timestamp>,
     pub rows: u32,
+    /// Of the weights of a load.
+    pub bytes: u64,
 }
 
 impl Expectation {
@@ -145,7 +151,7 @@ impl Expectation {
                     model.executed(self.rows, took);
                     record.metrics.completed(*ended_at, done_at);
                 } else {
-                    model.loaded();
+                    model.loaded(record.metrics.name(), self.bytes);
                     record.metrics.pages(record.device.pages().total(), record.device.pages().used());
                 }
             }
@@ -228,10 +234,11 @@ impl Core {
                     self.payloads.resize_with(slot + 1, || None);
                 }
                 self.payloads[slot] = Some(payload);
-                if let Some(Some(model)) = self.models.get(request.model.index())
-                    && !self.scheduler.is_loaded(request.model)
-                {
-                    model.metrics.cold_start();
+                if let Some(Some(model)) = self.models.get(request.model.index()) {
+                    model.metrics.statistics().waits();
+                    if !self.scheduler.is_loaded(request.model) {
+                        model.metrics.cold_start();
+                    }
                 }
                 self.step(inner, now, Event::Submitted(request));
             }
@@ -282,7 +289,7 @@ impl Core {
         if self.models.len() <= id.index() {
             self.models.resize_with(id.index() + 1, || None);
         }
-        let slots = self.devices.iter().map(|_| Arc::default()).collect();
+        let slots = self.devices.iter().map(|_| Arc::new(Slot::new(Arc::clone(metrics.statistics())))).collect();
         let NewModel { name, prepared, signature, profile, objective, .. } = model;
         let failure = String::new();
         self.models[id.index()] = Some(ModelRecord { prepared, signature, pages, metrics, slots, name, failure });
@@ -291,6 +298,9 @@ impl Core {
 
     fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {
         for payload in report.returned {
+            if let Some(Some(model)) = self.models.get(payload.model.index()) {
+                model.metrics.statistics().waits();
+            }
             let slot = payload.id.slot as usize;
             self.payloads[slot] = Some(payload);
         }
@@ -373,6 +383,7 @@ impl Core {
             rows += item.rows;
             record.metrics.queued(now.since(item.submitted_at));
         }
+        record.metrics.statistics().wait_no_longer(items.len());
         let order = ExecuteOrder {
             action,
             window,
@@ -381,7 +392,7 @@ impl Core {
             items,
         };
         let done_at = Some(expected_done_at);
-        self.expectations.insert(action, Expectation { device, model, took: expected, done_at, rows });
+        self.expectations.insert(action, Expectation { device, model, took: expected, done_at, rows, bytes: 0 });
         if self.devices[device.index()].device.execute(order).is_err() {
             fatal("an executor is gone, or has more orders than the scheduler ever leaves outstanding");
         }
@@ -397,7 +408,8 @@ impl Core {
             pages: record.pages,
         };
         let (device, model) = (load.device, load.model);
-        let expectation = Expectation { device, model, took: load.expected, done_at: None, rows: 0 };
+        let bytes = record.prepared.weight_bytes();
+        let expectation = Expectation { device, model, took: load.expected, done_at: None, rows: 0, bytes };
         self.expectations.insert(load.action, expectation);
         if !self.devices[load.device.index()].device.load(order) {
             fatal("a load executor is gone, or has more orders than the scheduler ever leaves outstanding");
@@ -406,9 +418,9 @@ impl Core {
 
     fn unload(&self, device: DeviceId, model: ModelId) {
         let record = self.models[model.index()].as_ref().expect("the scheduler unloads models that were added");
-        record.metrics.unloaded();
         let slot = Arc::clone(&record.slots[device.index()]);
         let there = &self.devices[device.index()];
+        record.metrics.unloaded(there.metrics.name(), record.prepared.weight_bytes());
         if !there.device.unload(UnloadOrder { slot, pages: record.pages }) {
             tracing::error!("P5: an unload could not be handed over; the device's pages are now counted wrongly");
         }
@@ -428,6 +440,9 @@ impl Core {
         // Requests that were executed have their answer from the worker, and no payload here.
         if let Some(payload) = self.payloads[id.slot as usize].take() {
             let model = payload.model;
+            if let Some(Some(record)) = self.models.get(model.index()) {
+                record.metrics.statistics().wait_no_longer(1);
+            }
             payload.refuse(outcome, || self.failure_of(model));
         }
         inner.give_slot_back(id);

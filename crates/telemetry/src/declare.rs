@@ -135,6 +135,51 @@ declare! {
         "Always 1; the label says which version is running.";
 }
 
+macro_rules! declare_tritons {
+    ($($const:ident = $kind:ident $name:literal $labels:expr, $help:literal;)*) => {
+        /// The metrics that have Triton's names, so that dashboards made for it draw.
+        pub(crate) mod triton {
+            use super::{Declaration, Kind, MODEL};
+            $(
+                pub(crate) const $const: Declaration =
+                    Declaration { name: $name, kind: Kind::$kind, labels: $labels, buckets: &[], help: $help };
+            )*
+        }
+
+        /// Every metric under Triton's names, in the order of the reference page.
+        pub const TRITON: &[Declaration] = &[$(triton::$const,)*];
+    };
+}
+
+declare_tritons! {
+    SUCCESS = Counter "nv_inference_request_success" MODEL,
+        "Requests that were answered with outputs.";
+    FAILURE = Counter "nv_inference_request_failure" &["model", "reason", "version"],
+        "Requests that were not, by reason: REJECTED (refused because its deadline can't be met or there is no room), CANCELED (the client went away), BACKEND (the engine could not compute it), OTHER.";
+    INFERENCES = Counter "nv_inference_count" MODEL,
+        "Rows that were computed; a request with a batch of 4 counts 4.";
+    EXECUTIONS = Counter "nv_inference_exec_count" MODEL,
+        "Batches that were computed.";
+    REQUEST_US = Counter "nv_inference_request_duration_us" MODEL,
+        "Microseconds from arrival to answer, of all answered requests together.";
+    QUEUE_US = Counter "nv_inference_queue_duration_us" MODEL,
+        "Microseconds until a device turned to them, of all computed requests together.";
+    INPUT_US = Counter "nv_inference_compute_input_duration_us" MODEL,
+        "Microseconds in which the inputs of their batches were gathered, of all computed requests together; a batch of one needs none.";
+    INFER_US = Counter "nv_inference_compute_infer_duration_us" MODEL,
+        "Microseconds in which the engine computed, of all computed requests together.";
+    OUTPUT_US = Counter "nv_inference_compute_output_duration_us" MODEL,
+        "Microseconds in which the outputs of their batches were copied and split, of all computed requests together.";
+    PENDING = Gauge "nv_inference_pending_request_count" MODEL,
+        "Requests that wait to be handed to a device.";
+    CPU = Gauge "nv_cpu_utilization" &[],
+        "Share of the machine's processor time with work since the last look at the metrics, 0 to 1.";
+    MEMORY_TOTAL = Gauge "nv_cpu_memory_total_bytes" &[],
+        "Memory of the machine.";
+    MEMORY_USED = Gauge "nv_cpu_memory_used_bytes" &[],
+        "Memory of the machine that isn't available.";
+}
+
 /// The reference page `docs/metrics.md`.
 pub fn reference() -> String {
     use std::fmt::Write as _;
@@ -145,11 +190,22 @@ pub fn reference() -> String {
          `UPDATE_EXPECT=1 cargo test -p telemetry` writes it anew.\n\n\
          | metric | kind | labels | meaning |\n|---|---|---|---|\n",
     );
-    for metric in ALL {
-        let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
-        writeln!(page, "| `{}` | {} | {} | {} |", metric.name, metric.kind.name(), labels.join(", "), metric.help)
-            .expect("writing to a string doesn't fail");
-    }
+    let rows = |metrics: &[Declaration]| -> String {
+        let row = |metric: &Declaration| {
+            let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
+            format!("| `{}` | {} | {} | {} |\n", metric.name, metric.kind.name(), labels.join(", "), metric.help)
+        };
+        metrics.iter().map(row).collect()
+    };
+    page.push_str(&rows(ALL));
+    page.push_str(
+        "\n## Under Triton's names\n\n\
+         Dashboards and alerts that were made for Triton draw these. They come from the counters that the statistics\n\
+         calls (`v2/models/stats`, `ModelStatistics`) show. What Triton has beyond them has no meaning here: there is no\n\
+         response cache, no pinned memory pool, no decoupled model, and no GPU to read the power of.\n\n\
+         | metric | kind | labels | meaning |\n|---|---|---|---|\n",
+    );
+    page.push_str(&rows(TRITON));
     page.push_str("\n## Reasons\n\nThe label `reason` is one of these, or empty for a success. ");
     page.push_str("The same words are in the `reason` field of an error's body.\n\n");
     page.push_str("| reason | outcome | meaning |\n|---|---|---|\n");
@@ -177,8 +233,8 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_follow_the_conventions() {
-        let names: BTreeSet<_> = ALL.iter().map(|metric| metric.name).collect();
-        assert_eq!(names.len(), ALL.len());
+        let names: BTreeSet<_> = ALL.iter().chain(TRITON).map(|metric| metric.name).collect();
+        assert_eq!(names.len(), ALL.len() + TRITON.len());
         for metric in ALL {
             assert_eq!(metric.kind == Kind::Counter, metric.name.ends_with("_total"), "{}", metric.name);
             assert_eq!(metric.kind == Kind::Histogram, !metric.buckets.is_empty(), "{}", metric.name);

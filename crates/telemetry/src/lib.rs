@@ -1,4 +1,4 @@
-//! Every metric, declared once, and the set-up of logs.
+//! Every metric, declared once; statistics of models; traces of requests; the set-up of logs.
 //!
 //! `Metrics` owns the registry. Whoever counts keeps a `ModelMetrics` or a `DeviceMetrics`, whose series were looked up
 //! once: counting is an atomic operation, without a look-up and without a lock.
@@ -6,10 +6,16 @@
 mod declare;
 mod demand;
 pub mod logs;
+mod machine;
 mod metrics;
 mod reason;
+mod statistics;
+mod trace;
+mod triton;
 
-pub use declare::{ALL, Declaration, Kind, reference};
+pub use declare::{ALL, Declaration, Kind, TRITON, reference};
 pub use demand::DemandTotals;
 pub use metrics::{ActionMetrics, DeviceMetrics, ErrorMetrics, Invariant, Metrics, ModelMetrics, Seconds};
 pub use reason::Reason;
+pub use statistics::{BatchTimes, BatchTotals, LARGEST_TOLD_APART, ModelTotals, Spans, Statistics};
+pub use trace::{Change, Trace, TraceChange, TraceError, TraceSettings, Tracer};

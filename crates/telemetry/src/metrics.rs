@@ -3,13 +3,16 @@
 use crate::declare::{self as d, Declaration};
 use crate::demand::{Demand, DemandTotals};
 use crate::reason::Reason;
+use crate::statistics::{ModelTotals, Spans, Statistics};
+use crate::triton::{self, Models, TritonCollector};
 use base::Duration;
 use prometheus::{
     Counter, CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
 };
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
 /// A histogram of spans of time.
 #[derive(Clone, Debug)]
@@ -45,6 +48,7 @@ pub struct Metrics {
     invariants: Arc<[IntCounter]>,
     demand: Arc<Demand>,
     scaling: ScalingMetrics,
+    models: Models,
 }
 
 #[derive(Clone)]
@@ -138,6 +142,9 @@ impl Metrics {
             bad: ratio(&d::BAD_RATIO),
             idle: ratio(&d::IDLE_RATIO),
         };
+        let tracked = Models::default();
+        let collector = TritonCollector::new(Arc::clone(&tracked));
+        registry.register(Box::new(collector)).expect("names in the list of declarations are unique");
         int_gauge(&registry, &d::BUILD).with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         Self {
             in_flight: int_gauge(&registry, &d::IN_FLIGHT).with_label_values::<&str>(&[]),
@@ -153,11 +160,17 @@ impl Metrics {
             families: Arc::new(families),
             demand: Arc::default(),
             scaling,
+            models: tracked,
         }
     }
 
     /// The metrics of one version of a model, all looked up. Asking twice gives the same series.
     pub fn model(&self, name: &str, version: u64) -> ModelMetrics {
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        models.entry((name.to_owned(), version)).or_insert_with(|| self.new_model(name, version)).clone()
+    }
+
+    fn new_model(&self, name: &str, version: u64) -> ModelMetrics {
         let version = version.to_string();
         let labels = [name, version.as_str()];
         let f = &*self.families;
@@ -174,6 +187,9 @@ impl Metrics {
                 cold_starts: f.cold_starts.with_label_values(&labels),
                 loads: f.loads.with_label_values(&labels),
                 unloads: f.unloads.with_label_values(&labels),
+                success_nanos: AtomicU64::new(0),
+                fail_nanos: AtomicU64::new(0),
+                statistics: Arc::default(),
                 demand: Arc::clone(&self.demand),
             }),
         }
@@ -182,6 +198,7 @@ impl Metrics {
     /// Takes the series of a model that is no longer served out of the registry. Handles that are still around go on
     /// counting, unseen.
     pub fn remove_model(&self, name: &str, version: u64) {
+        self.models.lock().unwrap_or_else(PoisonError::into_inner).remove(&(name.to_owned(), version));
         let version = version.to_string();
         let labels = [name, version.as_str()];
         let f = &*self.families;
@@ -215,6 +232,7 @@ impl Metrics {
         };
         DeviceMetrics {
             inner: Arc::new(DeviceSeries {
+                name: name.to_owned(),
                 execution: action("execution", None, Some(Arc::clone(&self.demand))),
                 load: action("load", Some(Seconds(f.load_seconds.with_label_values(&[name]))), None),
                 completion_error: ErrorMetrics {
@@ -279,6 +297,10 @@ struct ModelSeries {
     cold_starts: IntCounter,
     loads: IntCounter,
     unloads: IntCounter,
+    success_nanos: AtomicU64,
+    fail_nanos: AtomicU64,
+    /// What executors count; each place on a device that has the weights holds it too.
+    statistics: Arc<Statistics>,
     demand: Arc<Demand>,
 }
 
@@ -289,12 +311,40 @@ impl ModelMetrics {
         self.inner.goodput.inc();
         self.inner.demand.answered();
         self.inner.request.observe(latency);
+        self.inner.success_nanos.fetch_add(latency.as_nanos(), Ordering::Relaxed);
     }
 
-    /// A request got no outputs.
-    pub fn ended(&self, reason: Reason) {
+    /// A request got no outputs, that long after its arrival.
+    pub fn ended(&self, reason: Reason, after: Duration) {
         self.inner.ended[reason as usize].inc();
         self.inner.demand.ended(reason);
+        self.inner.fail_nanos.fetch_add(after.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// What executors count for this model.
+    pub fn statistics(&self) -> &Arc<Statistics> {
+        &self.inner.statistics
+    }
+
+    /// Everything that was counted so far for Triton's statistics.
+    pub fn totals(&self) -> ModelTotals {
+        let inner = &*self.inner;
+        let spans =
+            |count: u64, nanos: &AtomicU64| Spans { count, total: Duration::from_nanos(nanos.load(Ordering::Relaxed)) };
+        let failed = inner.ended.iter().map(IntCounter::get).sum();
+        let success = spans(inner.success.get(), &inner.success_nanos);
+        inner.statistics.totals(success, spans(failed, &inner.fail_nanos))
+    }
+
+    /// Requests that failed for what Triton calls that.
+    pub(crate) fn failed_as(&self, word: &str) -> u64 {
+        let ended = Reason::ALL.iter().zip(&self.inner.ended);
+        ended.filter(|(reason, _)| triton::failure(**reason) == word).map(|(_, counter)| counter.get()).sum()
+    }
+
+    /// Requests that wait to be handed to a device.
+    pub(crate) fn pending(&self) -> i64 {
+        self.inner.statistics.pending()
     }
 
     /// A request's execution started that long after its arrival.
@@ -313,14 +363,16 @@ impl ModelMetrics {
         self.inner.cold_starts.inc();
     }
 
-    /// The weights are on a device.
-    pub fn loaded(&self) {
+    /// The weights are on that device, where they take so many bytes.
+    pub fn loaded(&self, device: &str, bytes: u64) {
         self.inner.loads.inc();
+        self.inner.statistics.came(device, bytes);
     }
 
-    /// The weights were dropped from a device.
-    pub fn unloaded(&self) {
+    /// The weights, so many bytes, were dropped from that device.
+    pub fn unloaded(&self, device: &str, bytes: u64) {
         self.inner.unloads.inc();
+        self.inner.statistics.went(device, bytes);
     }
 }
 
@@ -332,6 +384,7 @@ pub struct DeviceMetrics {
 
 #[derive(Debug)]
 struct DeviceSeries {
+    name: String,
     execution: ActionMetrics,
     load: ActionMetrics,
     completion_error: ErrorMetrics,
@@ -396,6 +449,11 @@ impl ErrorMetrics {
 }
 
 impl DeviceMetrics {
+    /// The device's name, for instance `cpu:0`.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
     /// Executions on this device.
     pub fn executions(&self) -> &ActionMetrics {
         &self.inner.execution
@@ -455,8 +513,8 @@ mod tests {
         let metrics = Metrics::new();
         let model = metrics.model("resnet", 2);
         model.answered(Duration::from_millis(3));
-        model.ended(Reason::Overloaded);
-        model.ended(Reason::Overloaded);
+        model.ended(Reason::Overloaded, Duration::from_millis(2));
+        model.ended(Reason::Overloaded, Duration::from_millis(2));
         model.executed(4, Duration::from_micros(700));
         metrics.violated(Invariant::P3);
         metrics.unrouted(Reason::BadInput);
@@ -471,6 +529,37 @@ mod tests {
         assert_eq!(value(&text, r#"punctual_invariant_violations_total{invariant="P3"}"#), Some(1.0));
         assert_eq!(value(&text, r#"punctual_invariant_violations_total{invariant="P4"}"#), Some(0.0));
         assert_eq!(value(&text, r#"punctual_unrouted_requests_total{reason="bad_input"}"#), Some(1.0));
+    }
+
+    #[test]
+    fn tritons_names_show_the_same_counters() {
+        let metrics = Metrics::new();
+        let model = metrics.model("resnet", 2);
+        let at = |micros| Timestamp::ZERO + Duration::from_micros(micros);
+        let times =
+            crate::BatchTimes { started_at: at(100), gathered_at: at(110), computed_at: at(140), ended_at: at(145) };
+        model.answered(Duration::from_micros(90));
+        model.answered(Duration::from_micros(91));
+        model.ended(Reason::QueueFull, Duration::from_micros(5));
+        model.ended(Reason::NoDevice, Duration::from_micros(5));
+        model.ended(Reason::Cancelled, Duration::from_micros(6));
+        model.statistics().computed(2, 3, Duration::from_micros(50), &times);
+        (0..3).for_each(|_| model.statistics().waits());
+        model.statistics().wait_no_longer(2);
+        let text = metrics.render();
+        let of = |name: &str| value(&text, &format!(r#"nv_inference_{name}{{model="resnet",version="2"}}"#)).unwrap();
+        assert_eq!((of("request_success"), of("count"), of("exec_count")), (2.0, 3.0, 1.0));
+        assert_eq!((of("request_duration_us"), of("queue_duration_us")), (181.0, 50.0));
+        let compute = ["input", "infer", "output"].map(|part| of(&format!("compute_{part}_duration_us")));
+        assert_eq!((compute, of("pending_request_count")), ([20.0, 60.0, 10.0], 1.0));
+        let failed = |reason: &str| {
+            let labels = format!(r#"{{model="resnet",reason="{reason}",version="2"}}"#);
+            value(&text, &format!("nv_inference_request_failure{labels}")).unwrap()
+        };
+        assert_eq!(["REJECTED", "CANCELED", "BACKEND", "OTHER"].map(failed), [2.0, 1.0, 0.0, 0.0]);
+        let totals = model.totals();
+        assert_eq!(totals.fail, Spans { count: 3, total: Duration::from_micros(16) });
+        assert!(Arc::ptr_eq(model.statistics(), metrics.model("resnet", 2).statistics()), "asked again: the same");
     }
 
     #[test]
@@ -501,7 +590,9 @@ mod tests {
     #[test]
     fn a_removed_model_leaves_nothing_behind_and_may_come_back_at_zero() {
         let metrics = Metrics::new();
-        let before = metrics.render();
+        let render =
+            || metrics.render().lines().filter(|line| !line.starts_with("nv_cpu")).collect::<Vec<_>>().join("\n");
+        let before = render();
         let old = metrics.model("a", 1);
         metrics.model("b", 1).answered(Duration::ZERO);
         old.answered(Duration::ZERO);
@@ -510,7 +601,7 @@ mod tests {
         let text = metrics.render();
         assert!(!text.contains(r#"model="a""#) && text.contains(r#"model="b""#));
         metrics.remove_model("b", 1);
-        assert_eq!(metrics.render(), before);
+        assert_eq!(render(), before);
         metrics.model("a", 1);
         assert_eq!(value(&metrics.render(), r#"punctual_goodput_total{model="a",version="1"}"#), Some(0.0));
     }
@@ -521,7 +612,7 @@ mod tests {
         let (model, device) = (metrics.model("a", 1), metrics.device("cpu:0"));
         model.answered(Duration::ZERO);
         for &reason in Reason::ALL {
-            model.ended(reason);
+            model.ended(reason, Duration::ZERO);
         }
         device.executions().done(Duration::from_millis(3), Duration::ZERO);
         device.loads().done(Duration::from_millis(50), Duration::ZERO);
@@ -536,7 +627,7 @@ mod tests {
         metrics.model("m", 1);
         metrics.device("cpu:0");
         let text = metrics.render();
-        for metric in crate::ALL {
+        for metric in crate::ALL.iter().chain(crate::TRITON) {
             assert!(text.contains(&format!("# TYPE {} {}", metric.name, metric.kind.name())), "{}", metric.name);
         }
     }

@@ -1,8 +1,10 @@
 //! From the tensors of many requests to one batch, and back.
 
-use base::{DataType, ModelSignature};
+use crate::Clock;
+use base::{DataType, Duration, ModelSignature, Timestamp};
 use bytes::Bytes;
 use engine::{EngineError, Loaded, TensorView};
+use telemetry::{BatchTimes, Statistics};
 
 /// A tensor with its own bytes, in the protocol's binary form (row-major, little-endian; elements of `Bytes` are a 4-byte
 /// length and the bytes).
@@ -24,6 +26,12 @@ pub trait BatchItem: Send + 'static {
     /// Rows of the batch dimension.
     fn rows(&self) -> u32;
 
+    /// When it began to wait for a device.
+    fn queued_at(&self) -> Timestamp;
+
+    /// Told when its batch was computed, before it is given its outputs.
+    fn computed(&self, _times: &BatchTimes) {}
+
     /// Takes the outputs, in the signature's order, or the reason why there are none.
     fn deliver(self, outputs: Result<Vec<Tensor>, String>);
 }
@@ -36,23 +44,33 @@ pub(crate) struct IoCache {
     shapes: Vec<Vec<i64>>,
 }
 
+/// What a batch is run with.
+pub(crate) struct Bench<'a> {
+    pub loaded: &'a mut dyn Loaded,
+    pub signature: &'a ModelSignature,
+    pub cache: &'a mut IoCache,
+    pub clock: Clock,
+    pub statistics: &'a Statistics,
+}
+
 /// Runs the items and hands each its outputs or its failure, taking it out of the list. Items whose shapes differ in more
 /// than the rows can't share a batch; they run one group after another. A group that fails is run again one by one: what
 /// one request made fail must not fail the others. Fails if anything did: then its time says nothing about its size, though
 /// others have their answers. If it panics, the items that are left have none yet.
-pub(crate) fn run<I: BatchItem>(
-    loaded: &mut dyn Loaded,
-    signature: &ModelSignature,
-    cache: &mut IoCache,
-    items: &mut Vec<I>,
-) -> Result<(), String> {
+pub(crate) fn run<I: BatchItem>(bench: &mut Bench<'_>, now: Timestamp, items: &mut Vec<I>) -> Result<(), String> {
     let mut failure = None;
     let mut alone = 0usize;
+    let mut started_at = now;
     while !items.is_empty() {
-        let group = if alone > 0 { 1 } else { bring_group_forward(items, signature.max_batch > 0) };
+        let group = if alone > 0 { 1 } else { bring_group_forward(items, bench.signature.max_batch > 0) };
         alone = alone.saturating_sub(1);
-        match run_group(loaded, cache, &items[..group]) {
-            Ok(outputs) => items.drain(..group).zip(outputs).for_each(|(item, outputs)| item.deliver(Ok(outputs))),
+        match run_group(bench, started_at, &items[..group]) {
+            Ok((outputs, times)) => {
+                // Before the answers leave: whoever has one finds it counted.
+                count(bench.statistics, &items[..group], &times);
+                items.drain(..group).zip(outputs).for_each(|(item, outputs)| item.deliver(Ok(outputs)));
+                started_at = times.ended_at;
+            }
             Err(error) => {
                 let reason = error.to_string();
                 if group > 1 {
@@ -61,10 +79,21 @@ pub(crate) fn run<I: BatchItem>(
                     items.drain(..1).for_each(|item| item.deliver(Err(reason.clone())));
                 }
                 failure = Some(reason);
+                started_at = bench.clock.now();
             }
         }
     }
     failure.map_or(Ok(()), Err)
+}
+
+fn count<I: BatchItem>(statistics: &Statistics, items: &[I], times: &BatchTimes) {
+    let (mut rows, mut queued) = (0, Duration::ZERO);
+    for item in items {
+        rows += item.rows();
+        queued = queued + times.started_at.since(item.queued_at());
+        item.computed(times);
+    }
+    statistics.computed(items.len() as u64, rows, queued, times);
 }
 
 /// Brings the items that can share a batch with the first one to the front, and counts them.
@@ -90,14 +119,17 @@ fn same_shapes<I: BatchItem>(a: &I, b: &I, batched: bool) -> bool {
 }
 
 fn run_group<I: BatchItem>(
-    loaded: &mut dyn Loaded,
-    cache: &mut IoCache,
+    bench: &mut Bench<'_>,
+    started_at: Timestamp,
     items: &[I],
-) -> Result<Vec<Vec<Tensor>>, EngineError> {
+) -> Result<(Vec<Vec<Tensor>>, BatchTimes), EngineError> {
+    let Bench { loaded, cache, clock, .. } = bench;
     let first = items[0].inputs();
     let rows: u32 = items.iter().map(BatchItem::rows).sum();
+    let mut gathered_at = started_at;
     if items.len() > 1 {
         cache.gather(items, rows);
+        gathered_at = clock.now();
     }
     let views: Vec<TensorView<'_>> = first
         .iter()
@@ -110,14 +142,20 @@ fn run_group<I: BatchItem>(
         .collect();
     let mut outputs: Vec<Vec<Tensor>> = items.iter().map(|_| Vec::new()).collect();
     let mut split_error = None;
+    let mut computed_at = None;
     loaded.execute(&views, &mut |_, view| {
+        computed_at.get_or_insert_with(|| clock.now());
         if let Err(reason) = split(view, items, rows, &mut outputs) {
             split_error = Some(reason);
         }
     })?;
     match split_error {
         Some(reason) => Err(EngineError::Execute(reason)),
-        None => Ok(outputs),
+        None => {
+            let ended_at = clock.now();
+            let computed_at = computed_at.unwrap_or(ended_at);
+            Ok((outputs, BatchTimes { started_at, gathered_at, computed_at, ended_at }))
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
+use telemetry::Statistics;
 
 /// Orders that may wait for one executor (P9). The scheduler keeps far fewer outstanding.
 const MAX_ORDERS: usize = 4096;
@@ -36,6 +37,14 @@ pub struct DeviceConfig {
 #[derive(Default)]
 pub struct Slot {
     loaded: Mutex<Option<Box<dyn Loaded>>>,
+    statistics: Arc<Statistics>,
+}
+
+impl Slot {
+    /// A place without weights; what is computed there is counted with the others of the model.
+    pub fn new(statistics: Arc<Statistics>) -> Self {
+        Self { loaded: Mutex::default(), statistics }
+    }
 }
 
 impl std::fmt::Debug for Slot {
@@ -263,7 +272,7 @@ impl<I: BatchItem> Executor<I> {
                 continue;
             }
             let single = order.items.len() == 1;
-            let outcome = self.execute(order);
+            let outcome = self.execute(now, order);
             let ended_at = self.clock.now();
             let status = match outcome {
                 Ok(()) => Status::Done { started_at: now, ended_at },
@@ -316,8 +325,8 @@ impl<I: BatchItem> Executor<I> {
         }
     }
 
-    fn execute(&mut self, mut order: ExecuteOrder<I>) -> Result<(), String> {
-        let outcome = self.compute(&order.slot, &order.signature, &mut order.items);
+    fn execute(&mut self, now: Timestamp, mut order: ExecuteOrder<I>) -> Result<(), String> {
+        let outcome = self.compute(now, &order.slot, &order.signature, &mut order.items);
         if let Err(reason) = &outcome {
             // Those that have no answer yet.
             order.items.drain(..).for_each(|item| item.deliver(Err(reason.clone())));
@@ -325,15 +334,27 @@ impl<I: BatchItem> Executor<I> {
         outcome
     }
 
-    fn compute(&mut self, slot: &Slot, signature: &ModelSignature, items: &mut Vec<I>) -> Result<(), String> {
+    fn compute(
+        &mut self,
+        now: Timestamp,
+        slot: &Slot,
+        signature: &ModelSignature,
+        items: &mut Vec<I>,
+    ) -> Result<(), String> {
         let mut loaded = match slot.loaded.try_lock() {
             Ok(loaded) => loaded,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err("P6: the weights are being changed while they are used".into()),
         };
         let loaded = loaded.as_mut().ok_or("P6: the weights are not loaded")?;
-        let cache = &mut self.cache;
-        let outcome = catch_unwind(AssertUnwindSafe(|| batch::run(loaded.as_mut(), signature, cache, items)));
+        let mut bench = batch::Bench {
+            loaded: loaded.as_mut(),
+            signature,
+            cache: &mut self.cache,
+            clock: self.clock,
+            statistics: &slot.statistics,
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| batch::run(&mut bench, now, items)));
         outcome.unwrap_or_else(|panic| Err(format!("the engine panicked: {}", panic_text(&*panic))))
     }
 }

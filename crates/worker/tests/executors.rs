@@ -7,6 +7,7 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::{EngineError, Loaded, Prepared, TensorView};
 use std::sync::Arc;
+use telemetry::{Spans, Statistics};
 use worker::{
     BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Slot, Status, Tensor, UnloadOrder,
 };
@@ -25,6 +26,9 @@ impl BatchItem for Item {
     }
     fn rows(&self) -> u32 {
         self.rows
+    }
+    fn queued_at(&self) -> Timestamp {
+        Timestamp::ZERO
     }
     fn deliver(self, outputs: Result<Vec<Tensor>, String>) {
         self.answers.send((self.number, outputs)).unwrap();
@@ -107,6 +111,7 @@ struct Bench {
     reports: Receiver<Report<Item>>,
     answers: (Sender<Answer>, Receiver<Answer>),
     next: u64,
+    statistics: Arc<Statistics>,
 }
 
 impl Bench {
@@ -116,11 +121,11 @@ impl Bench {
         let config = DeviceConfig { name: "test:0".into(), index: 0, pages, pin: None };
         let report = move |report| sender.send(report).unwrap();
         let device = Device::start(&config, clock, report).unwrap();
-        Self { clock, device, reports, answers: unbounded(), next: 0 }
+        Self { clock, device, reports, answers: unbounded(), next: 0, statistics: Arc::default() }
     }
 
     fn load(&mut self, behaviour: Behaviour, pages: u32) -> (Arc<Slot>, Status) {
-        let slot = Arc::<Slot>::default();
+        let slot = Arc::new(Slot::new(Arc::clone(&self.statistics)));
         self.next += 1;
         let order = LoadOrder {
             action: ActionId(self.next),
@@ -182,6 +187,38 @@ fn rows_of_several_requests_are_computed_together_and_go_back_to_their_owners() 
         let outputs = outputs.unwrap();
         assert_eq!((got, &outputs[0].shape, floats(&outputs[0].data)), (number, &shape, values));
     }
+}
+
+#[test]
+fn what_is_computed_is_counted_before_the_answers_leave() {
+    let mut bench = Bench::new(4);
+    let statistics = Arc::<Statistics>::default();
+    bench.statistics = Arc::clone(&statistics);
+    let (slot, _) = bench.load(Behaviour::Picky, 1);
+    let window = bench.now_or_never();
+    // Two of one shape, one of another.
+    let items = vec![
+        bench.numbers(0, &[1, 2], &[1.0, 2.0]),
+        bench.numbers(1, &[1, 3], &[7.0, 8.0, 9.0]),
+        bench.numbers(2, &[2, 2], &[3.0, 4.0, 5.0, 6.0]),
+    ];
+    let Status::Done { started_at, ended_at } = bench.execute(&slot, items, window).status else { panic!("it works") };
+    let totals = statistics.totals(Spans::default(), Spans::default());
+    assert_eq!((totals.queue.count, totals.inferences, totals.executions), (3, 4, 2));
+    let sizes: Vec<_> = totals.batches.iter().map(|batch| (batch.rows, batch.infer.count)).collect();
+    assert_eq!(sizes, [(1, 1), (3, 1)]);
+    // The requests of this test wait since the clock's zero.
+    assert!(totals.queue.total >= started_at.since(Timestamp::ZERO) * 3);
+    let batches = totals.batches.iter().map(|batch| batch.input.total + batch.infer.total + batch.output.total);
+    let computed = batches.fold(Duration::ZERO, |sum, span| sum + span);
+    assert!(computed <= ended_at.since(started_at), "{computed} is more than there was");
+    assert!(totals.infer.total > Duration::ZERO);
+
+    // One that fails makes its batch fail; the others are computed again, one by one, and it isn't counted.
+    let items = (0..4).map(|number| bench.numbers(number, &[1, 1], &[1.0 - number as f32 % 3.0])).collect();
+    bench.execute(&slot, items, window);
+    let after = statistics.totals(Spans::default(), Spans::default());
+    assert_eq!((after.queue.count, after.inferences, after.executions), (6, 7, 5));
 }
 
 #[test]

@@ -237,7 +237,7 @@ impl Hub {
         }
         self.pages_of().insert(id, pages);
         let NewModel { name, prepared, signature, profile, objective, .. } = model;
-        let slots = (0..self.device_count).map(|_| Arc::default()).collect();
+        let slots = (0..self.device_count).map(|_| Arc::new(Slot::new(Arc::clone(metrics.statistics())))).collect();
         let served = Arc::new(Served { name, prepared, signature, pages, metrics, slots, failure: Mutex::default() });
         let spec = ModelSpec { model: id, pages, profile, objective };
         // The shard first: the ranker's word that the weights are there must find the model known.

@@ -244,7 +244,8 @@ impl RankerThread {
             pages: served.pages,
         };
         let (device, model) = (load.device, load.model);
-        let expectation = Expectation { device, model, took: load.expected, done_at: None, rows: 0 };
+        let bytes = served.prepared.weight_bytes();
+        let expectation = Expectation { device, model, took: load.expected, done_at: None, rows: 0, bytes };
         self.expectations.insert(load.action, expectation);
         if !self.devices[device.index()].device.load(order) {
             fatal("a load executor is gone, or has more loads waiting than a device takes");
@@ -253,9 +254,9 @@ impl RankerThread {
 
     fn unload(&self, device: DeviceId, model: ModelId) {
         let served = &self.models[&model];
-        served.metrics.unloaded();
         let slot = Arc::clone(&served.slots[device.index()]);
         let there = &self.devices[device.index()];
+        served.metrics.unloaded(there.metrics.name(), served.prepared.weight_bytes());
         if !there.device.unload(UnloadOrder { slot, pages: served.pages }) {
             tracing::error!("P5: an unload could not be handed over; the device's pages are now counted wrongly");
         }

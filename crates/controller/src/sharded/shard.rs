@@ -112,10 +112,11 @@ impl ShardThread {
                     self.payloads.resize_with(slot + 1, || None);
                 }
                 self.payloads[slot] = Some(payload);
-                if !self.desk.is_active(request.model)
-                    && let Some(served) = self.models.get(&request.model)
-                {
-                    served.metrics.cold_start();
+                if let Some(served) = self.models.get(&request.model) {
+                    served.metrics.statistics().waits();
+                    if !self.desk.is_active(request.model) {
+                        served.metrics.cold_start();
+                    }
                 }
                 self.desk.submitted(now, request, numbers, commands);
                 self.steps += 1;
@@ -140,6 +141,9 @@ impl ShardThread {
 
     fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {
         for payload in report.returned {
+            if let Some(served) = self.models.get(&payload.model) {
+                served.metrics.statistics().waits();
+            }
             let slot = payload.id.slot as usize;
             self.payloads[slot] = Some(payload);
         }
@@ -215,10 +219,11 @@ impl ShardThread {
             rows += item.rows;
             served.metrics.queued(now.since(item.submitted_at));
         }
+        served.metrics.statistics().wait_no_longer(items.len());
         let slot = Arc::clone(&served.slots[device.index()]);
         let order = ExecuteOrder { action, window, slot, signature: Arc::clone(&served.signature), items };
         let done_at = Some(expected_done_at);
-        self.expectations.insert(action, Expectation { device, model, took: expected, done_at, rows });
+        self.expectations.insert(action, Expectation { device, model, took: expected, done_at, rows, bytes: 0 });
         if self.devices[device.index()].device.execute(order).is_err() {
             fatal("an executor is gone, or has more orders than the ranker ever leaves outstanding");
         }
@@ -228,6 +233,7 @@ impl ShardThread {
         // Requests that were executed have their answer from the worker, and no payload here.
         if let Some(payload) = self.payloads[id.slot as usize].take() {
             let served = self.models.get(&payload.model);
+            served.iter().for_each(|served| served.metrics.statistics().wait_no_longer(1));
             payload.refuse(outcome, || {
                 let known = served.map(|served| served.failure.lock().unwrap_or_else(PoisonError::into_inner).clone());
                 known.filter(|reason| !reason.is_empty()).unwrap_or_else(|| "the device that it was on is gone".into())

@@ -1,0 +1,428 @@
+//! Traces of single requests: when each step of a sampled request happened, written to a file in Triton's JSON form.
+//!
+//! While nothing is traced, a request costs one look at a flag. What is traced is handed to a thread that writes it; if the
+//! thread can't keep up, traces are left out and counted, requests don't wait.
+
+mod writer;
+
+use crate::statistics::BatchTimes;
+use base::Timestamp;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use writer::{Record, Writer};
+
+/// How requests are sampled and traces written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TraceSettings {
+    /// Whether the instants of a request's steps are traced; nothing else can be.
+    pub timestamps: bool,
+    /// One request in so many is traced.
+    pub rate: u32,
+    /// How many traces are still to be made; `None`: there is no end.
+    pub count: Option<u64>,
+    /// After so many traces another file is begun; 0: all go into one.
+    pub log_frequency: u32,
+}
+
+impl Default for TraceSettings {
+    /// As in Triton.
+    fn default() -> Self {
+        Self { timestamps: false, rate: 1000, count: None, log_frequency: 0 }
+    }
+}
+
+/// What becomes of one setting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Change<T> {
+    /// It stays.
+    #[default]
+    Keep,
+    /// A model's own value is dropped, so that the server's counts; the server's goes back to that of the start.
+    Clear,
+    /// It is set.
+    Set(T),
+}
+
+impl<T> Change<T> {
+    fn apply(self, value: &mut Option<T>) {
+        match self {
+            Self::Keep => {}
+            Self::Clear => *value = None,
+            Self::Set(new) => *value = Some(new),
+        }
+    }
+}
+
+/// What becomes of the settings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TraceChange {
+    /// See `TraceSettings`.
+    pub timestamps: Change<bool>,
+    /// See `TraceSettings`.
+    pub rate: Change<u32>,
+    /// See `TraceSettings`.
+    pub count: Change<Option<u64>>,
+    /// See `TraceSettings`.
+    pub log_frequency: Change<u32>,
+}
+
+/// Why settings can't be changed.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TraceError {
+    /// There is nowhere to write to.
+    #[error("trace_level can't be TIMESTAMPS: this server has no file for traces; start it with --trace-file FILE")]
+    NoFile,
+}
+
+/// Values that were set; what wasn't is inherited.
+#[derive(Clone, Copy, Debug, Default)]
+struct Own {
+    timestamps: Option<bool>,
+    rate: Option<u32>,
+    count: Option<Option<u64>>,
+    log_frequency: Option<u32>,
+}
+
+impl Own {
+    fn change(&mut self, change: TraceChange) {
+        change.timestamps.apply(&mut self.timestamps);
+        change.rate.apply(&mut self.rate);
+        change.count.apply(&mut self.count);
+        change.log_frequency.apply(&mut self.log_frequency);
+    }
+
+    fn is_empty(&self) -> bool {
+        let Self { timestamps, rate, count, log_frequency } = self;
+        timestamps.is_none() && rate.is_none() && count.is_none() && log_frequency.is_none()
+    }
+
+    fn over(&self, base: TraceSettings) -> TraceSettings {
+        TraceSettings {
+            timestamps: self.timestamps.unwrap_or(base.timestamps),
+            rate: self.rate.unwrap_or(base.rate),
+            count: self.count.unwrap_or(base.count),
+            log_frequency: self.log_frequency.unwrap_or(base.log_frequency),
+        }
+    }
+}
+
+/// The settings of the server or of one model, and how far its sampling is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sampler {
+    own: Own,
+    seen: u64,
+    made: u64,
+}
+
+impl Sampler {
+    fn settings(&self, base: TraceSettings) -> TraceSettings {
+        let settings = self.own.over(base);
+        TraceSettings { count: settings.count.map(|count| count.saturating_sub(self.made)), ..settings }
+    }
+
+    /// Counts a request; says whether it is traced, and into how long a file.
+    fn sample(&mut self, base: TraceSettings) -> Option<u32> {
+        let settings = self.settings(base);
+        if !settings.timestamps || settings.count == Some(0) {
+            return None;
+        }
+        self.seen += 1;
+        if !self.seen.is_multiple_of(u64::from(settings.rate.max(1))) {
+            return None;
+        }
+        self.made += 1;
+        Some(settings.log_frequency)
+    }
+
+    fn change(&mut self, change: TraceChange) {
+        self.own.change(change);
+        // A new count counts from here.
+        if change.count != Change::Keep {
+            self.made = 0;
+        }
+        self.seen = 0;
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    server: Sampler,
+    models: BTreeMap<String, Sampler>,
+    writer: Option<Writer>,
+}
+
+impl State {
+    fn settings(&self, model: Option<&str>) -> TraceSettings {
+        let server = self.server.own.over(TraceSettings::default());
+        match model.and_then(|model| self.models.get(model)) {
+            Some(sampler) => sampler.settings(server),
+            None => self.server.settings(TraceSettings::default()),
+        }
+    }
+
+    fn is_active(&self) -> bool {
+        let server = self.server.own.over(TraceSettings::default());
+        server.timestamps || self.models.values().any(|sampler| sampler.own.over(server).timestamps)
+    }
+}
+
+/// Decides which requests are traced, and has the traces written. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Tracer {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    active: AtomicBool,
+    next_id: AtomicU64,
+    file: Option<PathBuf>,
+    state: Mutex<State>,
+}
+
+impl Tracer {
+    /// A tracer that writes to that file, and traces nothing yet. Without a file it never will.
+    pub fn new(file: Option<PathBuf>) -> std::io::Result<Self> {
+        let writer = file.as_deref().map(Writer::start).transpose()?;
+        let state = Mutex::new(State { writer, ..State::default() });
+        Ok(Self { inner: Arc::new(Inner { file, state, ..Inner::default() }) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file that traces go to.
+    pub fn file(&self) -> Option<&Path> {
+        self.inner.file.as_deref()
+    }
+
+    /// How requests to that model are traced, or those to models without settings of their own.
+    pub fn settings(&self, model: Option<&str>) -> TraceSettings {
+        self.state().settings(model)
+    }
+
+    /// Changes the settings of a model, or those of the server. Traces that wait for more of their file are written.
+    pub fn change(&self, model: Option<&str>, change: TraceChange) -> Result<TraceSettings, TraceError> {
+        if change.timestamps == Change::Set(true) && self.inner.file.is_none() {
+            return Err(TraceError::NoFile);
+        }
+        let mut state = self.state();
+        match model {
+            None => state.server.change(change),
+            Some(model) => {
+                let sampler = state.models.entry(model.to_owned()).or_default();
+                sampler.change(change);
+                if sampler.own.is_empty() {
+                    state.models.remove(model);
+                }
+            }
+        }
+        self.inner.active.store(state.is_active(), Ordering::Relaxed);
+        if let Some(writer) = &state.writer {
+            writer.flush();
+        }
+        Ok(state.settings(model))
+    }
+
+    /// A trace for a request that begins, if it is to be traced.
+    pub fn sample(&self, model: &str, version: u64) -> Option<Arc<Trace>> {
+        if !self.inner.active.load(Ordering::Relaxed) {
+            return None;
+        }
+        let frequency = {
+            let mut state = self.state();
+            let State { server, models, .. } = &mut *state;
+            match models.get_mut(model) {
+                Some(sampler) => sampler.sample(server.own.over(TraceSettings::default())),
+                None => server.sample(TraceSettings::default()),
+            }
+        }?;
+        Some(Arc::new(Trace {
+            id: self.inner.next_id.fetch_add(1, Ordering::Relaxed) + 1,
+            model: model.to_owned(),
+            version,
+            frequency,
+            queued_nanos: AtomicU64::new(0),
+            times: OnceLock::new(),
+            tracer: self.clone(),
+        }))
+    }
+
+    /// Writes what is left. What is traced later is not written.
+    pub fn close(&self) {
+        self.inner.active.store(false, Ordering::Relaxed);
+        let writer = self.state().writer.take();
+        drop(writer);
+    }
+}
+
+/// One request that is traced.
+#[derive(Debug)]
+pub struct Trace {
+    id: u64,
+    model: String,
+    version: u64,
+    frequency: u32,
+    queued_nanos: AtomicU64,
+    times: OnceLock<BatchTimes>,
+    tracer: Tracer,
+}
+
+impl Trace {
+    /// It began to wait for a device.
+    pub fn queued(&self, at: Timestamp) {
+        self.queued_nanos.store(at.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Its batch was computed.
+    pub fn computed(&self, times: &BatchTimes) {
+        // A request is computed once; were it twice, the first answer is the one that left.
+        let _ = self.times.set(*times);
+    }
+
+    /// It is over: writes it down.
+    pub fn end(&self, request_id: &str, arrived_at: Timestamp, ended_at: Timestamp) {
+        let record = Record { frequency: self.frequency, json: self.json(request_id, arrived_at, ended_at) };
+        if let Some(writer) = &self.tracer.state().writer {
+            writer.write(record);
+        }
+    }
+
+    /// Two objects, as in Triton: which request, and when.
+    fn json(&self, request_id: &str, arrived_at: Timestamp, ended_at: Timestamp) -> String {
+        let mut text = format!("{{\"id\":{},\"model_name\":{}", self.id, quoted(&self.model));
+        let _ = write!(text, ",\"model_version\":{}", self.version);
+        if !request_id.is_empty() {
+            let _ = write!(text, ",\"request_id\":{}", quoted(request_id));
+        }
+        let _ = write!(text, "}},\n{{\"id\":{},\"timestamps\":[", self.id);
+        let queued = Some(self.queued_nanos.load(Ordering::Relaxed)).filter(|&nanos| nanos > 0);
+        let times = self.times.get();
+        let of = |instant: fn(&BatchTimes) -> Timestamp| times.map(|times| instant(times).as_nanos());
+        let steps = [
+            ("REQUEST_START", Some(arrived_at.as_nanos())),
+            ("QUEUE_START", queued),
+            ("COMPUTE_START", of(|times| times.started_at)),
+            ("COMPUTE_INPUT_END", of(|times| times.gathered_at)),
+            ("COMPUTE_OUTPUT_START", of(|times| times.computed_at)),
+            ("COMPUTE_END", of(|times| times.ended_at)),
+            ("REQUEST_END", Some(ended_at.as_nanos())),
+        ];
+        let known = steps.into_iter().filter_map(|(name, nanos)| Some((name, nanos?)));
+        let objects: Vec<String> =
+            known.map(|(name, nanos)| format!("{{\"name\":\"{name}\",\"ns\":{nanos}}}")).collect();
+        text.push_str(&objects.join(","));
+        text.push_str("]}");
+        text
+    }
+}
+
+/// A string in JSON.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            control if control < ' ' => {
+                let _ = write!(quoted, "\\u{:04x}", control as u32);
+            }
+            other => quoted.push(other),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(rate: u32) -> TraceChange {
+        TraceChange { timestamps: Change::Set(true), rate: Change::Set(rate), ..TraceChange::default() }
+    }
+
+    fn at(nanos: u64) -> Timestamp {
+        Timestamp::from_nanos(nanos)
+    }
+
+    #[test]
+    fn without_a_file_nothing_can_be_traced() {
+        let tracer = Tracer::default();
+        assert_eq!(tracer.change(None, on(1)), Err(TraceError::NoFile));
+        assert!(tracer.sample("m", 1).is_none());
+        let rate = TraceChange { rate: Change::Set(7), ..TraceChange::default() };
+        assert_eq!(tracer.change(None, rate).unwrap().rate, 7);
+    }
+
+    #[test]
+    fn one_in_so_many_is_traced_until_there_are_enough() {
+        let folder = tempfile::tempdir().unwrap();
+        let tracer = Tracer::new(Some(folder.path().join("trace.json"))).unwrap();
+        assert!(tracer.sample("m", 1).is_none());
+        let change = TraceChange { count: Change::Set(Some(2)), ..on(3) };
+        tracer.change(None, change).unwrap();
+        let sampled: Vec<bool> = (0..12).map(|_| tracer.sample("m", 1).is_some()).collect();
+        let expected = [false, false, true, false, false, true, false, false, false, false, false, false];
+        assert_eq!(sampled, expected);
+        assert_eq!(tracer.settings(None).count, Some(0));
+    }
+
+    #[test]
+    fn a_models_own_settings_count_until_they_are_cleared() {
+        let folder = tempfile::tempdir().unwrap();
+        let tracer = Tracer::new(Some(folder.path().join("trace.json"))).unwrap();
+        tracer.change(Some("a"), on(1)).unwrap();
+        assert!(tracer.sample("a", 1).is_some() && tracer.sample("b", 1).is_none());
+        tracer.change(None, TraceChange { log_frequency: Change::Set(5), ..TraceChange::default() }).unwrap();
+        assert_eq!(tracer.settings(Some("a")).log_frequency, 5, "what a model doesn't say is the server's");
+        let clear = TraceChange { timestamps: Change::Clear, rate: Change::Clear, ..TraceChange::default() };
+        let cleared = tracer.change(Some("a"), clear).unwrap();
+        assert_eq!((cleared.timestamps, cleared.rate), (false, 1000));
+        assert!(tracer.sample("a", 1).is_none());
+    }
+
+    #[test]
+    fn the_file_is_tritons_json() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("trace.json");
+        let tracer = Tracer::new(Some(file.clone())).unwrap();
+        tracer.change(None, on(1)).unwrap();
+        let trace = tracer.sample("say \"hi\"", 3).unwrap();
+        trace.queued(at(12));
+        trace.computed(&BatchTimes { started_at: at(20), gathered_at: at(21), computed_at: at(30), ended_at: at(31) });
+        trace.end("r\n1", at(10), at(40));
+        tracer.sample("m", 1).unwrap().end("", at(50), at(60));
+        tracer.close();
+        expect_test::expect![[r#"
+            [
+            {"id":1,"model_name":"say \"hi\"","model_version":3,"request_id":"r\u000a1"},
+            {"id":1,"timestamps":[{"name":"REQUEST_START","ns":10},{"name":"QUEUE_START","ns":12},{"name":"COMPUTE_START","ns":20},{"name":"COMPUTE_INPUT_END","ns":21},{"name":"COMPUTE_OUTPUT_START","ns":30},{"name":"COMPUTE_END","ns":31},{"name":"REQUEST_END","ns":40}]},
+            {"id":2,"model_name":"m","model_version":1},
+            {"id":2,"timestamps":[{"name":"REQUEST_START","ns":50},{"name":"REQUEST_END","ns":60}]}
+            ]
+        "#]]
+        .assert_eq(&std::fs::read_to_string(file).unwrap());
+    }
+
+    #[test]
+    fn with_a_frequency_there_are_several_files_and_the_rest_is_written_at_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let tracer = Tracer::new(Some(folder.path().join("t"))).unwrap();
+        tracer.change(None, TraceChange { log_frequency: Change::Set(2), ..on(1) }).unwrap();
+        for _ in 0..3 {
+            tracer.sample("m", 1).unwrap().end("", at(1), at(2));
+        }
+        tracer.close();
+        let ids = |name: &str| {
+            let text = std::fs::read_to_string(folder.path().join(name)).unwrap();
+            assert!(text.starts_with("[\n") && text.ends_with("\n]\n"), "{text}");
+            text.matches("timestamps").count()
+        };
+        assert_eq!((ids("t.0"), ids("t.1")), (2, 1));
+        assert!(!folder.path().join("t").exists());
+    }
+}
