@@ -53,11 +53,13 @@ pub struct LogSettings {
     pub error: bool,
     /// 0: what the filter of the start lets through; 1: also details of every part (debug); 2 and more: everything (trace).
     pub verbose_level: u32,
+    /// Whether Triton's format ISO8601 was asked for. Lines have such times in either case.
+    pub iso8601: bool,
 }
 
 impl Default for LogSettings {
     fn default() -> Self {
-        Self { info: true, warning: true, error: true, verbose_level: 0 }
+        Self { info: true, warning: true, error: true, verbose_level: 0, iso8601: false }
     }
 }
 
