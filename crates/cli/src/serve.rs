@@ -164,6 +164,10 @@ pub struct ServeOptions {
     #[arg(long, value_name = "FILTER", env = "PUNCTUAL_LOG")]
     pub log: Option<String>,
 
+    /// Where traces of single requests go once a client turns them on (`v2/trace/setting`). Without it they can't be turned on.
+    #[arg(long, value_name = "FILE", env = "PUNCTUAL_TRACE_FILE")]
+    pub trace_file: Option<PathBuf>,
+
     /// A TOML file with the same settings, by the same names (`http-port = 8000`).
     #[arg(long, value_name = "FILE", env = "PUNCTUAL_CONFIG")]
     #[serde(skip)]
@@ -183,7 +187,7 @@ impl ServeOptions {
         fill_from!(self, file; model_repository, host, http_port, grpc_port, metrics_port, devices, device_memory,
             threads_per_device, policy, thrift, shards, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
             max_requests, max_body, max_held, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
-            scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log);
+            scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file);
         Ok(self)
     }
 
@@ -288,6 +292,7 @@ impl ServeOptions {
             max_body_bytes: self.max_body.map_or(defaults.max_body_bytes, |size| size.0 as usize),
             max_held_bytes: self.max_held.map_or(defaults.max_held_bytes, |size| size.0 as usize),
             scaling: self.scaling()?,
+            trace_file: self.trace_file.clone(),
             ..defaults
         })
     }

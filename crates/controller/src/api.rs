@@ -19,6 +19,8 @@ pub struct Submission {
     pub deadline_at: Timestamp,
     /// As in Triton; 0 is the default level.
     pub priority: u32,
+    /// Where the request's steps are noted, if it is traced.
+    pub trace: Option<Arc<telemetry::Trace>>,
     /// Where the answer goes.
     pub reply: oneshot::Sender<Reply>,
 }

@@ -6,7 +6,7 @@ use base::{ActionId, DeviceId, Duration, ModelId, ModelSignature, RequestId, Tim
 use scheduler::{ActionStatus, Command, DeviceSpec, Event, Execution, ModelSpec, Outcome, Rejection, Scheduler};
 use std::collections::HashMap;
 use std::sync::Arc;
-use telemetry::{DeviceMetrics, Invariant, ModelMetrics};
+use telemetry::{BatchTimes, DeviceMetrics, Invariant, ModelMetrics, Trace};
 use tokio::sync::oneshot;
 use worker::{BatchItem, Device, ExecuteOrder, LoadOrder, Slot, Status, Tensor, UnloadOrder};
 
@@ -58,6 +58,7 @@ pub(crate) struct Payload {
     pub model: ModelId,
     pub inputs: Vec<Tensor>,
     pub rows: u32,
+    pub trace: Option<Arc<Trace>>,
     pub reply: oneshot::Sender<Reply>,
     pub submitted_at: Timestamp,
 }
@@ -99,6 +100,12 @@ impl BatchItem for Payload {
 
     fn queued_at(&self) -> Timestamp {
         self.submitted_at
+    }
+
+    fn computed(&self, times: &BatchTimes) {
+        if let Some(trace) = &self.trace {
+            trace.computed(times);
+        }
     }
 
     fn deliver(self, outputs: Result<Vec<Tensor>, String>) {

@@ -174,10 +174,13 @@ impl Controller {
         let Some(id) = self.inner.take_slot() else { return refuse(submission, Refusal::QueueFull) };
         self.inner.in_hand.fetch_add(1, Ordering::Relaxed);
         let now = self.now();
-        let Submission { model, inputs, rows, deadline_at, priority, reply } = submission;
+        let Submission { model, inputs, rows, deadline_at, priority, trace, reply } = submission;
         let margin = REPLY_MARGIN.min(deadline_at.since(now) / REPLY_SHARE);
         let request = scheduler::Request { id, model, deadline_at: deadline_at - margin, priority, rows };
-        let payload = Payload { id, model, inputs, rows, reply, submitted_at: now };
+        if let Some(trace) = &trace {
+            trace.queued(now);
+        }
+        let payload = Payload { id, model, inputs, rows, trace, reply, submitted_at: now };
         match self.inner.hub() {
             Some(hub) => hub.submit(request, payload),
             None => self.inner.inbox.push(Message::Submit { request, payload }),

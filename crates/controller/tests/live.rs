@@ -67,6 +67,7 @@ fn ask(controller: &Controller, model: &str, within: Option<Duration>) -> onesho
         rows: 1,
         deadline_at: within.map_or(Timestamp::NEVER, |span| controller.now() + span),
         priority: 0,
+        trace: None,
         reply,
     });
     receiver
@@ -224,7 +225,7 @@ fn a_removed_model_leaves_nothing_behind() {
     let data = Bytes::from(vec![0; width as usize * 4]);
     let inputs = vec![Tensor { datatype: DataType::Fp32, shape: vec![1, width], data }];
     let deadline_at = controller.now() + Duration::from_secs(60);
-    controller.submit(Submission { model: id, inputs, rows: 1, deadline_at, priority: 0, reply });
+    controller.submit(Submission { model: id, inputs, rows: 1, deadline_at, priority: 0, trace: None, reply });
     controller.drive();
     assert!(matches!(wait(answer), Reply::Outputs(_)));
     controller.remove_model(id);
@@ -252,6 +253,7 @@ fn a_request_that_is_taken_back_is_not_executed() {
         rows: 1,
         deadline_at: controller.now() + Duration::from_secs(60),
         priority: 0,
+        trace: None,
         reply,
     };
     // Its inputs are missing: executing it would fail, loudly.

@@ -62,7 +62,7 @@ fn ask(
     let width = prepared.signature().inputs[0].dims[1];
     let data = Bytes::from(vec![0; width as usize * 4]);
     let inputs = vec![Tensor { datatype: DataType::Fp32, shape: vec![1, width], data }];
-    controller.submit(Submission { model, inputs, rows: 1, deadline_at, priority: 0, reply });
+    controller.submit(Submission { model, inputs, rows: 1, deadline_at, priority: 0, trace: None, reply });
     receiver
 }
 
@@ -141,7 +141,7 @@ fn a_request_that_is_taken_back_is_not_executed() {
     let (reply, receiver) = oneshot::channel();
     let deadline_at = controller.now() + Duration::from_secs(60);
     // Its inputs are missing: executing it would fail, loudly.
-    let submission = Submission { model, inputs: Vec::new(), rows: 1, deadline_at, priority: 0, reply };
+    let submission = Submission { model, inputs: Vec::new(), rows: 1, deadline_at, priority: 0, trace: None, reply };
     let ticket = controller.submit(submission).unwrap();
     controller.cancel(ticket);
     controller.drive();

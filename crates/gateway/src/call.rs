@@ -14,6 +14,7 @@ use base::{Duration, Timestamp};
 use controller::{CatalogueEntry, Refusal, Reply, ServedModel, Submission, Tensor, Ticket};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use telemetry::Trace;
 use tokio::sync::oneshot;
 use wire::{Fault, InferRequest, InferResponse, OutputTensor, Reason};
 
@@ -28,6 +29,8 @@ pub(crate) struct Call<'a> {
     entry: Arc<CatalogueEntry>,
     arrived_at: Timestamp,
     ticket: Option<Ticket>,
+    /// Where its steps are noted, if it is one of those that are traced.
+    trace: Option<Arc<Trace>>,
     over: bool,
 }
 
@@ -43,7 +46,8 @@ impl<'a> Call<'a> {
             Ok(entry) => {
                 metrics.in_flight.inc();
                 shard.calls.fetch_add(1, Ordering::Relaxed);
-                Ok(Self { shard, entry, arrived_at, ticket: None, over: false })
+                let trace = shard.shared.tracer.sample(&entry.name, entry.version);
+                Ok(Self { shard, entry, arrived_at, ticket: None, trace, over: false })
             }
             Err(fault) => {
                 metrics.unrouted(metric_reason(fault.reason));
@@ -73,7 +77,9 @@ impl<'a> Call<'a> {
         let Checked { inputs, rows, outputs: wanted } = checked;
         let (reply, answer) = oneshot::channel();
         let priority = request.parameters.priority;
-        let submission = Submission { model: served.id, inputs, rows, deadline_at, priority, reply };
+        let trace = self.trace.clone();
+        trace.iter().for_each(|trace| trace.named(&request.id));
+        let submission = Submission { model: served.id, inputs, rows, deadline_at, priority, trace, reply };
         self.ticket = self.shard.controller.submit(submission);
         self.shard.driver.wake();
         let reply = self.wait(answer, budget, deadline_at).await;
@@ -132,9 +138,13 @@ impl<'a> Call<'a> {
         self.over = true;
         match &outcome {
             Ok(_) => self.served().metrics.answered(self.shard.controller.now().since(self.arrived_at)),
-            Err(fault) => self.served().metrics.ended(metric_reason(fault.reason)),
+            Err(fault) => self.count_failure(metric_reason(fault.reason)),
         }
         outcome
+    }
+
+    fn count_failure(&self, reason: telemetry::Reason) {
+        self.served().metrics.ended(reason, self.shard.controller.now().since(self.arrived_at));
     }
 
     fn take_back(&mut self) {
@@ -214,7 +224,10 @@ impl Drop for Call<'_> {
         self.shard.calls.fetch_sub(1, Ordering::Relaxed);
         self.take_back();
         if !self.over {
-            self.served().metrics.ended(telemetry::Reason::Cancelled);
+            self.count_failure(telemetry::Reason::Cancelled);
+        }
+        if let Some(trace) = &self.trace {
+            trace.end(self.arrived_at, self.shard.controller.now());
         }
     }
 }

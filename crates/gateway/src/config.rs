@@ -2,6 +2,7 @@
 
 use planner::advice::AdvisorConfig;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The settings of the front end.
@@ -30,6 +31,8 @@ pub struct Config {
     pub idle_timeout: Duration,
     /// When more or fewer devices are advised.
     pub scaling: AdvisorConfig,
+    /// Where traces of requests go, once somebody asks for them; `None`: nowhere.
+    pub trace_file: Option<PathBuf>,
     /// How long a shutdown waits for what is in flight before it cuts it off.
     pub shutdown_grace: Duration,
 }
@@ -49,6 +52,7 @@ impl Default for Config {
             body_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(600),
             scaling: AdvisorConfig::default(),
+            trace_file: None,
             shutdown_grace: Duration::from_secs(30),
         }
     }

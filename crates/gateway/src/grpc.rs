@@ -6,6 +6,7 @@ use crate::http::encoding::Encoding;
 use crate::http::{EXTENSIONS, SERVER_NAME, SERVER_VERSION};
 use crate::message;
 use crate::shard::Shard;
+use crate::standard::Standard;
 use crate::stream::{OpenStream, StreamBody};
 use crate::stream_infer::{self, Answers};
 use crate::{repository_calls, settings, shared_memory, statistics};
@@ -38,6 +39,7 @@ pub(crate) struct GrpcServer {
     plain: GrpcInferenceServiceServer<Calls>,
     gzip: GrpcInferenceServiceServer<Calls>,
     deflate: GrpcInferenceServiceServer<Calls>,
+    standard: Standard,
 }
 
 impl GrpcServer {
@@ -50,7 +52,8 @@ impl GrpcServer {
             .max_encoding_message_size(usize::MAX);
         let gzip = plain.clone().send_compressed(CompressionEncoding::Gzip);
         let deflate = plain.clone().send_compressed(CompressionEncoding::Deflate);
-        Self { shard, plain, gzip, deflate }
+        let standard = Standard::new(&shard.shared);
+        Self { shard, plain, gzip, deflate, standard }
     }
 
     /// Answers one request.
@@ -61,6 +64,9 @@ impl GrpcServer {
     ) -> Result<http::Response<StreamBody>, Infallible> {
         let arrived = Arrived(self.shard.controller.now());
         let open = OpenStream::new(&self.shard, activity);
+        if let Some(handler) = self.standard.of(request.uri().path()) {
+            return Ok(handler(request).await?.map(|body| StreamBody::new(body, open)));
+        }
         request.extensions_mut().insert(arrived);
         let (service, encoding) = match request.headers().get("grpc-encoding").map(HeaderValue::as_bytes) {
             Some(b"gzip") => (&self.gzip, Some(Encoding::Gzip)),

@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn what_is_held_is_bounded_and_given_back() {
         let config = Config { max_body_bytes: 10, max_held_bytes: 100, ..Config::default() };
-        let shared = Arc::new(Shared::new(config, Metrics::new()));
+        let shared = Arc::new(Shared::new(config, Metrics::new(), telemetry::Tracer::default()));
         let mut first = Held::new(&shared);
         let mut second = Held::new(&shared);
         first.add(60).unwrap();

@@ -30,6 +30,7 @@ mod server;
 mod settings;
 mod shard;
 mod shared_memory;
+mod standard;
 mod statistics;
 mod stream;
 mod stream_infer;

@@ -47,6 +47,14 @@ impl Models {
         })
     }
 
+    /// Every version of every model that can be asked, by name and version.
+    pub(crate) fn all_ready(&self) -> Vec<Arc<CatalogueEntry>> {
+        self.with(|catalogue| {
+            let versions = catalogue.models.values().flat_map(|model| model.versions.values());
+            versions.filter(|entry| entry.serving().is_some()).cloned().collect()
+        })
+    }
+
     /// The numbers of the versions of a model that can be asked, ascending.
     fn ready_versions(&self, name: &str) -> Vec<u64> {
         self.with(|catalogue| {

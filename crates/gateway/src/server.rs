@@ -5,6 +5,7 @@ use crate::accept::Acceptor;
 use crate::metrics::serve_metrics;
 use crate::scaling::Scaling;
 use crate::shard::{Shard, Shared};
+use crate::standard::Readiness;
 use crate::thread::serve_thread;
 use controller::Controller;
 use std::io;
@@ -12,7 +13,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use telemetry::Metrics;
+use telemetry::{Metrics, Tracer};
 use tokio::sync::{mpsc, watch};
 
 /// Connections that were accepted and wait for their thread (P9: more wait in the system's backlog).
@@ -80,9 +81,10 @@ impl Gateway {
             |listener: &Option<TcpListener>| listener.as_ref().and_then(|listener| listener.local_addr().ok());
         let (http_at, grpc_at, metrics_at) = (address(&http), address(&grpc), address(&metrics_listener));
 
+        let tracer = Tracer::new(config.trace_file.clone()).map_err(GatewayError::Thread)?;
         let io_threads = config.io_threads.max(1);
         let scaling = Scaling::new(config.scaling, controller.clone(), metrics.clone());
-        let shared = Arc::new(Shared::new(config, metrics));
+        let shared = Arc::new(Shared::new(config, metrics, tracer));
         let (tell, closing) = watch::channel(false);
         let mut threads = Vec::new();
         let mut queues = Vec::new();
@@ -122,11 +124,13 @@ impl Gateway {
     /// that are ready are answered before that, too.
     pub fn set_ready(&self) {
         self.closing.shared.started.store(true, Ordering::Relaxed);
+        self.closing.shared.tell_readiness(Readiness::Ready);
     }
 
     /// Says "not ready" from now on, and goes on serving: balancers get the time to look elsewhere.
     pub fn drain(&self) {
         self.closing.shared.closing.store(true, Ordering::Relaxed);
+        self.closing.shared.tell_readiness(Readiness::Closing);
     }
 
     /// Stops accepting, answers what is in flight, closes every connection, and returns when all of that is done or the
@@ -140,6 +144,7 @@ impl Gateway {
                 tracing::error!(thread = name, "a thread of the front end panicked");
             }
         }
+        self.closing.shared.tracer.close();
     }
 }
 

@@ -5,10 +5,12 @@ use crate::accept::Protocol;
 use crate::driver::Driver;
 use crate::mailbox::Mailbox;
 use crate::models::Models;
+use crate::standard::Readiness;
 use controller::Controller;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use telemetry::Metrics;
+use telemetry::{Metrics, Tracer};
+use tokio::sync::watch;
 
 /// One io thread's handles. Nothing in it is contended by another thread but the counters.
 pub(crate) struct Shard {
@@ -38,10 +40,14 @@ pub(crate) struct Shared {
     pub(crate) grpc_connections: AtomicUsize,
     /// Bytes of large requests in hand, of all threads.
     pub(crate) held_bytes: AtomicUsize,
+    /// Which requests are traced.
+    pub(crate) tracer: Tracer,
+    /// Tells those who watch the server's health.
+    pub(crate) readiness: watch::Sender<Readiness>,
 }
 
 impl Shared {
-    pub(crate) fn new(config: Config, metrics: Metrics) -> Self {
+    pub(crate) fn new(config: Config, metrics: Metrics, tracer: Tracer) -> Self {
         Self {
             config,
             metrics,
@@ -50,11 +56,24 @@ impl Shared {
             http_connections: AtomicUsize::new(0),
             grpc_connections: AtomicUsize::new(0),
             held_bytes: AtomicUsize::new(0),
+            tracer,
+            readiness: watch::Sender::new(Readiness::Starting),
         }
     }
 }
 
 impl Shared {
+    /// Tells those who watch. A server that goes down doesn't come back.
+    pub(crate) fn tell_readiness(&self, new: Readiness) {
+        self.readiness.send_if_modified(|now| {
+            let changes = *now != Readiness::Closing && *now != new;
+            if changes {
+                *now = new;
+            }
+            changes
+        });
+    }
+
     /// The connections of a protocol, of all threads.
     pub(crate) fn connections(&self, protocol: Protocol) -> &AtomicUsize {
         match protocol {

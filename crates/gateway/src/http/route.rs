@@ -8,9 +8,9 @@ use std::borrow::Cow;
 pub(crate) enum Route<'a> {
     /// `GET v2`
     ServerMetadata,
-    /// `GET v2/health/live`
+    /// `GET v2/health/live`, and as Kubernetes calls it: `GET livez` and `GET healthz`
     ServerLive,
-    /// `GET v2/health/ready`
+    /// `GET v2/health/ready`, and as Kubernetes calls it: `GET readyz`
     ServerReady,
     /// `GET v2/models`
     Models,
@@ -85,6 +85,11 @@ pub(crate) enum MemoryCall {
 impl<'a> Route<'a> {
     /// The call that a path means; `None` when it means none.
     pub(crate) fn of(path: &'a str) -> Option<Self> {
+        match path {
+            "/livez" | "/healthz" => return Some(Self::ServerLive),
+            "/readyz" => return Some(Self::ServerReady),
+            _ => {}
+        }
         let rest = path.strip_prefix("/v2")?;
         match rest {
             "" => return Some(Self::ServerMetadata),
@@ -219,6 +224,9 @@ mod tests {
         assert_eq!(Route::of("/v2"), Some(Route::ServerMetadata));
         assert_eq!(Route::of("/v2/health/live"), Some(Route::ServerLive));
         assert_eq!(Route::of("/v2/health/ready"), Some(Route::ServerReady));
+        assert_eq!(Route::of("/livez"), Some(Route::ServerLive));
+        assert_eq!(Route::of("/healthz"), Some(Route::ServerLive));
+        assert_eq!(Route::of("/readyz"), Some(Route::ServerReady));
         assert_eq!(Route::of("/v2/models/m"), model("m", "", ModelCall::Metadata));
         assert_eq!(Route::of("/v2/models/m/ready"), model("m", "", ModelCall::Ready));
         assert_eq!(Route::of("/v2/models/m/infer"), model("m", "", ModelCall::Infer));

@@ -246,6 +246,7 @@ impl Tracer {
             model: model.to_owned(),
             version,
             frequency,
+            request_id: OnceLock::new(),
             queued_nanos: AtomicU64::new(0),
             times: OnceLock::new(),
             tracer: self.clone(),
@@ -267,12 +268,20 @@ pub struct Trace {
     model: String,
     version: u64,
     frequency: u32,
+    request_id: OnceLock<String>,
     queued_nanos: AtomicU64,
     times: OnceLock<BatchTimes>,
     tracer: Tracer,
 }
 
 impl Trace {
+    /// The client's name for it.
+    pub fn named(&self, request_id: &str) {
+        if !request_id.is_empty() {
+            let _ = self.request_id.set(request_id.to_owned());
+        }
+    }
+
     /// It began to wait for a device.
     pub fn queued(&self, at: Timestamp) {
         self.queued_nanos.store(at.as_nanos(), Ordering::Relaxed);
@@ -285,18 +294,18 @@ impl Trace {
     }
 
     /// It is over: writes it down.
-    pub fn end(&self, request_id: &str, arrived_at: Timestamp, ended_at: Timestamp) {
-        let record = Record { frequency: self.frequency, json: self.json(request_id, arrived_at, ended_at) };
+    pub fn end(&self, arrived_at: Timestamp, ended_at: Timestamp) {
+        let record = Record { frequency: self.frequency, json: self.json(arrived_at, ended_at) };
         if let Some(writer) = &self.tracer.state().writer {
             writer.write(record);
         }
     }
 
     /// Two objects, as in Triton: which request, and when.
-    fn json(&self, request_id: &str, arrived_at: Timestamp, ended_at: Timestamp) -> String {
+    fn json(&self, arrived_at: Timestamp, ended_at: Timestamp) -> String {
         let mut text = format!("{{\"id\":{},\"model_name\":{}", self.id, quoted(&self.model));
         let _ = write!(text, ",\"model_version\":{}", self.version);
-        if !request_id.is_empty() {
+        if let Some(request_id) = self.request_id.get() {
             let _ = write!(text, ",\"request_id\":{}", quoted(request_id));
         }
         let _ = write!(text, "}},\n{{\"id\":{},\"timestamps\":[", self.id);
@@ -394,8 +403,9 @@ mod tests {
         let trace = tracer.sample("say \"hi\"", 3).unwrap();
         trace.queued(at(12));
         trace.computed(&BatchTimes { started_at: at(20), gathered_at: at(21), computed_at: at(30), ended_at: at(31) });
-        trace.end("r\n1", at(10), at(40));
-        tracer.sample("m", 1).unwrap().end("", at(50), at(60));
+        trace.named("r\n1");
+        trace.end(at(10), at(40));
+        tracer.sample("m", 1).unwrap().end(at(50), at(60));
         tracer.close();
         expect_test::expect![[r#"
             [
@@ -414,7 +424,7 @@ mod tests {
         let tracer = Tracer::new(Some(folder.path().join("t"))).unwrap();
         tracer.change(None, TraceChange { log_frequency: Change::Set(2), ..on(1) }).unwrap();
         for _ in 0..3 {
-            tracer.sample("m", 1).unwrap().end("", at(1), at(2));
+            tracer.sample("m", 1).unwrap().end(at(1), at(2));
         }
         tracer.close();
         let ids = |name: &str| {
