@@ -17,6 +17,7 @@ deadline_unreachable 1.3
 from .aclient import AsyncClient
 from .client import Client
 from .errors import (
+    AlreadyExists,
     BadAnswer,
     BadInput,
     BodyTooLarge,
@@ -37,9 +38,11 @@ from .errors import (
     Overloaded,
     PunctualError,
     QueueFull,
+    RegionNotFound,
     ShuttingDown,
     TooManyConnections,
     Unavailable,
+    Unsupported,
     UnsupportedEncoding,
 )
 from .messages import Model, ModelMetadata, Result, ServerMetadata, Tensor
@@ -48,6 +51,7 @@ from .retry import Retry
 __version__ = "0.1.0"
 
 __all__ = [
+    "AlreadyExists",
     "AsyncClient",
     "BadAnswer",
     "BadInput",
@@ -72,6 +76,7 @@ __all__ = [
     "Overloaded",
     "PunctualError",
     "QueueFull",
+    "RegionNotFound",
     "Result",
     "Retry",
     "ServerMetadata",
@@ -79,5 +84,6 @@ __all__ = [
     "Tensor",
     "TooManyConnections",
     "Unavailable",
+    "Unsupported",
     "UnsupportedEncoding",
 ]

@@ -166,6 +166,24 @@ class UnsupportedEncoding(PunctualError):
     reason = "unsupported_encoding"
 
 
+class Unsupported(PunctualError):
+    """What was asked for is part of the protocol, but not of this server."""
+
+    reason = "unsupported"
+
+
+class AlreadyExists(PunctualError):
+    """Something of that name is there already."""
+
+    reason = "already_exists"
+
+
+class RegionNotFound(PunctualError, LookupError):
+    """The server knows no region of shared memory by that name."""
+
+    reason = "region_not_found"
+
+
 class ExecutionFailed(PunctualError):
     """The engine could not compute it."""
 
