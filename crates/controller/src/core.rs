@@ -1,25 +1,50 @@
 //! What the driver holds while it drives: the scheduler, and everything that its commands are about.
 
+mod loss;
+
 use crate::api::{Refusal, Reply};
+use crate::rest::Rest;
 use crate::{Inner, NewModel, fatal};
 use base::{ActionId, DeviceId, Duration, ModelId, ModelSignature, RequestId, Timestamp};
-use scheduler::{ActionStatus, Command, DeviceSpec, Event, Execution, ModelSpec, Outcome, Rejection, Scheduler};
+use scheduler::{ActionStatus, Command, Event, Execution, ModelSpec, Outcome, Rejection, Scheduler};
 use std::collections::HashMap;
 use std::sync::Arc;
 use telemetry::{BatchTimes, DeviceMetrics, Invariant, ModelMetrics, Trace};
 use tokio::sync::oneshot;
-use worker::{BatchItem, Device, ExecuteOrder, LoadOrder, Slot, Status, Tensor, UnloadOrder};
+use worker::{BatchItem, Device, DeviceConfig, ExecuteOrder, LoadOrder, Slot, Status, Tensor, UnloadOrder};
 
 /// News for the driver.
 pub(crate) enum Message {
-    Submit { request: scheduler::Request, payload: Payload },
+    Submit {
+        request: scheduler::Request,
+        payload: Payload,
+    },
     Cancel(RequestId),
     Report(worker::Report<Payload>),
-    AddDevice { device: Device<Payload>, metrics: DeviceMetrics },
-    AddModel { id: ModelId, pages: u32, model: Box<NewModel>, metrics: ModelMetrics },
+    AddDevice {
+        config: DeviceConfig,
+        device: Device<Payload>,
+        metrics: DeviceMetrics,
+    },
+    /// A device that was lost is there again, empty.
+    DeviceBack(DeviceId),
+    AddModel {
+        id: ModelId,
+        pages: u32,
+        model: Box<NewModel>,
+        metrics: ModelMetrics,
+    },
     RemoveModel(ModelId),
-    Borrow { device: DeviceId, action: ActionId, expected: Duration, work: Box<dyn FnOnce() + Send> },
-    Return { device: DeviceId, action: ActionId },
+    Borrow {
+        device: DeviceId,
+        action: ActionId,
+        expected: Duration,
+        work: Box<dyn FnOnce() + Send>,
+    },
+    Return {
+        device: DeviceId,
+        action: ActionId,
+    },
 }
 
 impl std::fmt::Debug for Message {
@@ -36,6 +61,7 @@ impl Message {
             Self::Report(report) => report.returned,
             Self::Cancel(_)
             | Self::AddDevice { .. }
+            | Self::DeviceBack(_)
             | Self::AddModel { .. }
             | Self::RemoveModel(_)
             | Self::Borrow { .. }
@@ -125,6 +151,8 @@ struct ModelRecord {
     name: String,
     /// Why an action failed the last time that one did.
     failure: String,
+    /// What failed and was costly isn't tried again at once.
+    rest: Rest,
 }
 
 #[derive(Debug)]
@@ -163,7 +191,7 @@ impl Expectation {
                 }
             }
             Status::TooLate => actions.too_late(),
-            Status::Failed(_) => actions.failed(),
+            Status::Failed(_) | Status::Panicked(_) => actions.failed(),
         }
     }
 
@@ -192,6 +220,12 @@ pub(crate) struct Core {
     models: Vec<Option<ModelRecord>>,
     devices: Vec<DeviceRecord>,
     expectations: HashMap<ActionId, Expectation>,
+    /// How the devices were started, to start them anew.
+    configs: Vec<DeviceConfig>,
+    /// Devices whose engine has panicked, until they have given back what they were ordered.
+    broken: Vec<DeviceId>,
+    /// Loads of models that are left alone for a while, and until when. The scheduler takes them for loads that take long.
+    held: Vec<(Timestamp, scheduler::Load)>,
     /// Models that are out of service but may still be on a device.
     removed: Vec<ModelId>,
     steps: u64,
@@ -216,6 +250,9 @@ impl Core {
             models: Vec::new(),
             devices: Vec::new(),
             expectations: HashMap::new(),
+            configs: Vec::new(),
+            broken: Vec::new(),
+            held: Vec::new(),
             removed: Vec::new(),
             steps: 0,
             stopped: false,
@@ -237,31 +274,39 @@ impl Core {
         match message {
             Message::Submit { request, payload } => {
                 let slot = request.id.slot as usize;
-                if self.payloads.len() <= slot {
-                    self.payloads.resize_with(slot + 1, || None);
-                }
-                self.payloads[slot] = Some(payload);
                 if let Some(Some(model)) = self.models.get(request.model.index()) {
+                    if let Some(left) = model.rest.left(now) {
+                        let seconds = left.as_secs_f64();
+                        payload.refuse(Outcome::Failed, || {
+                            format!("{}; it is tried again in {seconds:.1} s", model.failure)
+                        });
+                        return inner.give_slot_back(request.id);
+                    }
                     model.metrics.statistics().waits();
                     if !self.scheduler.is_loaded(request.model) {
                         model.metrics.cold_start();
                     }
                 }
+                if self.payloads.len() <= slot {
+                    self.payloads.resize_with(slot + 1, || None);
+                }
+                self.payloads[slot] = Some(payload);
                 self.step(inner, now, Event::Submitted(request));
             }
             Message::Cancel(request) => self.step(inner, now, Event::Cancelled(request)),
             Message::Report(report) => self.report(inner, now, report),
-            Message::AddDevice { device, metrics } => {
-                let spec = DeviceSpec { device: DeviceId(self.devices.len() as u32), pages: device.pages().total() };
-                metrics.pages(spec.pages, 0);
+            Message::AddDevice { config, device, metrics } => {
+                let number = DeviceId(self.devices.len() as u32);
                 self.devices.push(DeviceRecord { device, metrics });
-                self.step(inner, now, Event::DeviceAdded(spec));
+                self.configs.push(config);
+                self.announce(inner, now, number);
             }
             Message::AddModel { id, pages, model, metrics } => self.add_model(inner, now, id, pages, *model, metrics),
             Message::RemoveModel(model) => {
                 self.removed.push(model);
                 self.step(inner, now, Event::ModelRemoved(model));
             }
+            Message::DeviceBack(device) => self.come_back(inner, now, device),
             Message::Borrow { device, action, expected, work } => {
                 self.step(inner, now, Event::Borrowed { device, action, expected });
                 if !self.devices[device.index()].device.run_alone(work) {
@@ -281,7 +326,16 @@ impl Core {
         if wanted(&self.scheduler) <= now {
             self.step(inner, now, Event::WokeUp);
         }
-        wanted(&self.scheduler)
+        wanted(&self.scheduler).min(self.let_go(now))
+    }
+
+    /// Hands over the loads that were held for long enough, and says when the next one will have been.
+    fn let_go(&mut self, now: Timestamp) -> Timestamp {
+        while let Some(due) = self.held.iter().position(|&(until, _)| until <= now) {
+            let (_, load) = self.held.swap_remove(due);
+            self.hand_over(&load);
+        }
+        self.held.iter().map(|&(until, _)| until).min().unwrap_or(Timestamp::NEVER)
     }
 
     fn add_model(
@@ -298,8 +352,8 @@ impl Core {
         }
         let slots = self.devices.iter().map(|_| Arc::new(Slot::new(Arc::clone(metrics.statistics())))).collect();
         let NewModel { name, prepared, signature, profile, objective, .. } = model;
-        let failure = String::new();
-        self.models[id.index()] = Some(ModelRecord { prepared, signature, pages, metrics, slots, name, failure });
+        let (failure, rest) = (String::new(), Rest::default());
+        self.models[id.index()] = Some(ModelRecord { prepared, signature, pages, metrics, slots, name, failure, rest });
         self.step(inner, now, Event::ModelAdded(ModelSpec { model: id, pages, profile, objective }));
     }
 
@@ -315,25 +369,49 @@ impl Core {
         if let Some(expectation) = &expectation {
             self.measure(expectation, &report.status);
         }
+        let device = expectation.as_ref().map(|expectation| expectation.device);
         let status = match report.status {
             Status::Done { started_at, ended_at } => ActionStatus::Done { started_at, ended_at },
+            Status::TooLate if expectation.is_some_and(|expectation| self.came_back(&expectation)) => {
+                return self.lose_if_empty(inner, now, device);
+            }
             Status::TooLate => ActionStatus::TooLate,
             Status::Failed(reason) => {
-                self.note_failure(inner, expectation.as_ref(), reason);
+                self.note_failure(inner, now, expectation.as_ref(), reason, false);
+                ActionStatus::Failed
+            }
+            Status::Panicked(reason) => {
+                self.note_failure(inner, now, expectation.as_ref(), reason, true);
                 ActionStatus::Failed
             }
         };
         self.step(inner, now, Event::Reported(scheduler::Report { action: report.action, status }));
+        self.lose_if_empty(inner, now, device);
     }
 
-    fn note_failure(&mut self, inner: &Inner, expectation: Option<&Expectation>, reason: String) {
+    fn note_failure(
+        &mut self,
+        inner: &Inner,
+        now: Timestamp,
+        expectation: Option<&Expectation>,
+        reason: String,
+        panicked: bool,
+    ) {
         let model = expectation.and_then(|expectation| self.models.get_mut(expectation.model.index())?.as_mut());
         match (expectation, model) {
             (Some(expectation), Some(model)) => {
                 expectation.note_failure(&inner.metrics, &model.name, &reason);
-                model.failure = reason;
+                let is_load = expectation.done_at.is_none();
+                model.failure = if is_load { format!("the model could not be loaded: {reason}") } else { reason };
+                // A load takes room from other models, a panic takes their weights: neither may happen with every request.
+                if panicked || is_load {
+                    model.rest.begin(now);
+                }
             }
             (_, _) => note_violation(&inner.metrics, &reason),
+        }
+        if let Some(expectation) = expectation.filter(|_| panicked) {
+            self.retire(expectation.device);
         }
     }
 
@@ -353,7 +431,7 @@ impl Core {
         for command in commands.drain(..) {
             match command {
                 Command::Execute(execution) => self.execute(now, execution),
-                Command::Load(load) => self.load(&load),
+                Command::Load(load) => self.load(now, &load),
                 Command::Unload(unload) => self.unload(unload.device, unload.model),
                 // A worker can't break an execution off: it ends as if nobody had asked, and is reported as done.
                 Command::Preempt { device, action } => {
@@ -405,7 +483,15 @@ impl Core {
         }
     }
 
-    fn load(&mut self, load: &scheduler::Load) {
+    fn load(&mut self, now: Timestamp, load: &scheduler::Load) {
+        let record = self.models[load.model.index()].as_ref();
+        match record.and_then(|record| record.rest.left(now)) {
+            Some(left) => self.held.push((now + left, *load)),
+            None => self.hand_over(load),
+        }
+    }
+
+    fn hand_over(&mut self, load: &scheduler::Load) {
         let record = self.models[load.model.index()].as_ref().expect("the scheduler loads models that were added");
         let order = LoadOrder {
             action: load.action,
@@ -438,7 +524,7 @@ impl Core {
     fn failure_of(&self, model: ModelId) -> String {
         let known = self.models.get(model.index()).and_then(Option::as_ref).map(|model| &model.failure);
         match known {
-            Some(reason) if !reason.is_empty() => format!("the model could not be loaded: {reason}"),
+            Some(reason) if !reason.is_empty() => reason.clone(),
             _ => "the device that it was on is gone".into(),
         }
     }

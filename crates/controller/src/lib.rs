@@ -17,6 +17,7 @@ mod api;
 mod core;
 mod manager;
 mod profiler;
+mod rest;
 mod sharded;
 mod timer;
 
@@ -65,6 +66,7 @@ pub struct Controller {
 
 #[derive(Debug)]
 struct Inner {
+    myself: Weak<Inner>,
     clock: Clock,
     metrics: Metrics,
     page_bytes: u64,
@@ -77,7 +79,8 @@ struct Inner {
     fresh: AtomicU32,
     max_requests: u32,
     in_hand: AtomicU32,
-    devices: u32,
+    /// Devices that are there: fewer while one is started anew.
+    devices: AtomicU32,
     shutting_down: AtomicBool,
     next_model: AtomicU32,
     borrowings: AtomicU64,
@@ -106,11 +109,11 @@ pub struct NewModel {
 impl Controller {
     /// Starts the devices and the timer. There is no model yet.
     pub fn start(config: ControllerConfig, metrics: Metrics) -> std::io::Result<Self> {
-        let inner = Arc::new(Inner::new(&config, metrics));
+        let inner = Inner::new(&config, metrics);
         for device in &config.devices {
             let started = inner.start_device(device)?;
             let metrics = inner.metrics.device(&device.name);
-            inner.inbox.push(Message::AddDevice { device: started, metrics });
+            inner.inbox.push(Message::AddDevice { config: device.clone(), device: started, metrics });
         }
         Timer::start(&inner)?;
         let controller = Self { inner };
@@ -121,7 +124,7 @@ impl Controller {
     /// Starts the devices, and model shards and the ranker in threads of their own: deferred batching, with every model on
     /// every device. There is no model yet.
     pub fn start_sharded(config: ControllerConfig, spread: Spread, metrics: Metrics) -> std::io::Result<Self> {
-        let inner = Arc::new(Inner::new(&config, metrics));
+        let inner = Inner::new(&config, metrics);
         let pages: Vec<u32> = config.devices.iter().map(|device| device.pages).collect();
         let hub = Arc::new(sharded::Hub::new(spread, &pages, inner.max_requests));
         let _ = inner.sharded.set(sharded::Hold(Arc::clone(&hub)));
@@ -260,7 +263,7 @@ impl Controller {
 
     /// How many devices there are.
     pub fn devices(&self) -> u32 {
-        self.inner.devices
+        self.inner.devices.load(Ordering::Relaxed)
     }
 
     /// How many requests are in hand.
@@ -300,8 +303,9 @@ mod tests {
 }
 
 impl Inner {
-    fn new(config: &ControllerConfig, metrics: Metrics) -> Self {
-        Self {
+    fn new(config: &ControllerConfig, metrics: Metrics) -> Arc<Self> {
+        Arc::new_cyclic(|myself| Self {
+            myself: Weak::clone(myself),
             clock: Clock::start(),
             metrics,
             page_bytes: config.page_bytes,
@@ -312,18 +316,18 @@ impl Inner {
             fresh: AtomicU32::new(0),
             max_requests: config.max_requests.max(1),
             in_hand: AtomicU32::new(0),
-            devices: config.devices.len() as u32,
+            devices: AtomicU32::new(config.devices.len() as u32),
             shutting_down: AtomicBool::new(false),
             next_model: AtomicU32::new(0),
             borrowings: AtomicU64::new(0),
             generation: AtomicU64::new(0),
             catalogue: Mutex::default(),
             sharded: OnceLock::new(),
-        }
+        })
     }
 
-    fn start_device(self: &Arc<Self>, config: &DeviceConfig) -> std::io::Result<worker::Device<Payload>> {
-        let reports = Reports(Arc::downgrade(self));
+    fn start_device(&self, config: &DeviceConfig) -> std::io::Result<worker::Device<Payload>> {
+        let reports = Reports(self.myself.clone());
         worker::Device::start(config, self.clock, move |report| reports.send(report))
     }
 

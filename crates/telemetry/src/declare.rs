@@ -111,6 +111,8 @@ declare! {
         "Pages that the device has for weights.";
     PAGES_USED = Gauge "device_pages_used" DEVICE, &[],
         "Pages that hold weights now.";
+    LOSSES = Counter "device_losses_total" DEVICE, &[],
+        "Times that the device was given up because its engine panicked, and was started anew, empty.";
 
     // Advice on scaling.
     DEVICES = Gauge "devices" &[], &[],

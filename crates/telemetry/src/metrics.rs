@@ -76,6 +76,7 @@ struct Families {
     busy_seconds: CounterVec,
     pages: IntGaugeVec,
     pages_used: IntGaugeVec,
+    losses: IntCounterVec,
 }
 
 /// The numbered invariants of ARCHITECTURE.md.
@@ -130,6 +131,7 @@ impl Metrics {
             busy_seconds: registered(&registry, CounterVec::new(opts(&d::BUSY_SECONDS), d::BUSY_SECONDS.labels)),
             pages: int_gauge(&registry, &d::PAGES),
             pages_used: int_gauge(&registry, &d::PAGES_USED),
+            losses: int_counter(&registry, &d::LOSSES),
         };
         let models = int_gauge(&registry, &d::MODELS);
         let connections = int_gauge(&registry, &d::CONNECTIONS);
@@ -241,6 +243,7 @@ impl Metrics {
                 },
                 pages: f.pages.with_label_values(&[name]),
                 pages_used: f.pages_used.with_label_values(&[name]),
+                losses: f.losses.with_label_values(&[name]),
             }),
         }
     }
@@ -390,6 +393,7 @@ struct DeviceSeries {
     completion_error: ErrorMetrics,
     pages: IntGauge,
     pages_used: IntGauge,
+    losses: IntCounter,
 }
 
 /// How actions of one kind went on a device.
@@ -467,6 +471,11 @@ impl DeviceMetrics {
     /// An execution ended then; it had been expected to end then.
     pub fn completed(&self, ended_at: base::Timestamp, expected_done_at: base::Timestamp) {
         self.inner.completion_error.observe(ended_at.as_nanos(), expected_done_at.as_nanos());
+    }
+
+    /// The device was lost.
+    pub fn lost(&self) {
+        self.inner.losses.inc();
     }
 
     /// The pages for weights, all and used.

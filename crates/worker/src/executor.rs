@@ -112,10 +112,13 @@ pub enum Status {
         /// When it ended.
         ended_at: Timestamp,
     },
-    /// Not started: its window had passed.
+    /// Not started: its window had passed, or the device had been retired.
     TooLate,
     /// Failed, and why.
     Failed(String),
+    /// The engine panicked, and what it said. Its requests have failed; whatever the engine keeps for this device may be in
+    /// any state, so that the driver does well to [retire](Device::retire) it.
+    Panicked(String),
 }
 
 enum LoadMessage {
@@ -127,6 +130,8 @@ enum ExecuteMessage<I> {
     Execute(ExecuteOrder<I>),
     /// Something to run alone on the device between batches: a measurement.
     Alone(Box<dyn FnOnce() + Send>),
+    /// Start nothing any more.
+    Retire,
 }
 
 /// A device with its two threads. Dropping it lets both finish what they were given, and ends them.
@@ -156,6 +161,7 @@ impl<I: BatchItem> Device<I> {
             alone: VecDeque::new(),
             cache: IoCache::default(),
             lingers_until: Timestamp::ZERO,
+            retired: false,
         };
         let loader = Loader { clock, orders: load_orders, pages: Arc::clone(&pages), device: config.index };
         let (pin, name, load_report) = (config.pin, config.name.clone(), report.clone());
@@ -181,7 +187,7 @@ impl<I: BatchItem> Device<I> {
         let sender = self.execute.as_ref().expect("only dropping takes the senders");
         sender.try_send(ExecuteMessage::Execute(order)).map_err(|error| match error.into_inner() {
             ExecuteMessage::Execute(order) => order,
-            ExecuteMessage::Alone(_) => unreachable!("what was sent comes back"),
+            ExecuteMessage::Alone(_) | ExecuteMessage::Retire => unreachable!("what was sent comes back"),
         })
     }
 
@@ -190,6 +196,13 @@ impl<I: BatchItem> Device<I> {
     pub fn run_alone(&self, work: Box<dyn FnOnce() + Send>) -> bool {
         let sender = self.execute.as_ref().expect("only dropping takes the senders");
         sender.try_send(ExecuteMessage::Alone(work)).is_ok()
+    }
+
+    /// Lets the executor start nothing any more: what runs is finished, batches that wait come back as too late, and so do those
+    /// that are ordered from now on. `false`: the executor is gone or its queue full.
+    pub fn retire(&self) -> bool {
+        let sender = self.execute.as_ref().expect("only dropping takes the senders");
+        sender.try_send(ExecuteMessage::Retire).is_ok()
     }
 
     /// Hands over a load. `false`: the executor is gone or its queue full, and nothing will be reported.
@@ -233,6 +246,8 @@ struct Executor<I> {
     cache: IoCache,
     /// Until then it looks for orders without sleeping.
     lingers_until: Timestamp,
+    /// Orders are given back.
+    retired: bool,
 }
 
 struct ByEarliest<I>(ExecuteOrder<I>);
@@ -267,7 +282,7 @@ impl<I: BatchItem> Executor<I> {
             let action = order.action;
             let now = self.clock.now();
             let report_of = |status, returned| Report { action, status, returned };
-            if now > order.window.latest {
+            if now > order.window.latest || self.retired {
                 report(report_of(Status::TooLate, order.items));
                 continue;
             }
@@ -276,7 +291,8 @@ impl<I: BatchItem> Executor<I> {
             let ended_at = self.clock.now();
             let status = match outcome {
                 Ok(()) => Status::Done { started_at: now, ended_at },
-                Err(reason) => Status::Failed(reason),
+                Err(Failure::Refused(reason)) => Status::Failed(reason),
+                Err(Failure::Panic(reason)) => Status::Panicked(reason),
             };
             report(report_of(status, Vec::new()));
             // With longer batches a wake-up doesn't show, and with fuller ones the next order is there already.
@@ -306,7 +322,7 @@ impl<I: BatchItem> Executor<I> {
                 continue;
             };
             let wait = first.0.window.earliest.since(self.clock.now());
-            if wait == Duration::ZERO {
+            if wait == Duration::ZERO || self.retired {
                 return self.heap.pop().map(|first| first.0);
             }
             match self.orders.recv_timeout(wait.into()) {
@@ -322,12 +338,13 @@ impl<I: BatchItem> Executor<I> {
         match message {
             ExecuteMessage::Execute(order) => self.heap.push(ByEarliest(order)),
             ExecuteMessage::Alone(work) => self.alone.push_back(work),
+            ExecuteMessage::Retire => self.retired = true,
         }
     }
 
-    fn execute(&mut self, now: Timestamp, mut order: ExecuteOrder<I>) -> Result<(), String> {
+    fn execute(&mut self, now: Timestamp, mut order: ExecuteOrder<I>) -> Result<(), Failure> {
         let outcome = self.compute(now, &order.slot, &order.signature, &mut order.items);
-        if let Err(reason) = &outcome {
+        if let Err(Failure::Refused(reason) | Failure::Panic(reason)) = &outcome {
             // Those that have no answer yet.
             order.items.drain(..).for_each(|item| item.deliver(Err(reason.clone())));
         }
@@ -340,13 +357,16 @@ impl<I: BatchItem> Executor<I> {
         slot: &Slot,
         signature: &ModelSignature,
         items: &mut Vec<I>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
+        let refused = |reason: &str| Failure::Refused(reason.to_owned());
         let mut loaded = match slot.loaded.try_lock() {
             Ok(loaded) => loaded,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err("P6: the weights are being changed while they are used".into()),
+            Err(TryLockError::WouldBlock) => {
+                return Err(refused("P6: the weights are being changed while they are used"));
+            }
         };
-        let loaded = loaded.as_mut().ok_or("P6: the weights are not loaded")?;
+        let loaded = loaded.as_mut().ok_or_else(|| refused("P6: the weights are not loaded"))?;
         let mut bench = batch::Bench {
             loaded: loaded.as_mut(),
             signature,
@@ -354,9 +374,19 @@ impl<I: BatchItem> Executor<I> {
             clock: self.clock,
             statistics: &slot.statistics,
         };
-        let outcome = catch_unwind(AssertUnwindSafe(|| batch::run(&mut bench, now, items)));
-        outcome.unwrap_or_else(|panic| Err(format!("the engine panicked: {}", panic_text(&*panic))))
+        match catch_unwind(AssertUnwindSafe(|| batch::run(&mut bench, now, items))) {
+            Ok(outcome) => outcome.map_err(Failure::Refused),
+            Err(panic) => Err(Failure::Panic(said(&*panic))),
+        }
     }
+}
+
+/// Why a batch has no outputs.
+enum Failure {
+    /// The engine said so.
+    Refused(String),
+    /// The engine panicked.
+    Panic(String),
 }
 
 /// The LOAD thread.
@@ -377,7 +407,10 @@ impl Loader {
                 }
                 LoadMessage::Unload(order) => {
                     let loaded = order.slot.loaded.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    drop(loaded);
+                    // The weights are gone either way; without this thread no other model would ever be loaded.
+                    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(loaded))) {
+                        tracing::error!(device = self.device, "an unload failed: {}", said(&*panic));
+                    }
                     self.pages.give_back(order.pages);
                 }
             }
@@ -398,20 +431,22 @@ impl Loader {
             return Status::Failed(format!("P5: {} pages wanted, {used} of {total} are in use", order.pages));
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| order.prepared.load(self.device)));
-        let reason = match outcome {
+        let status = match outcome {
             Ok(Ok(loaded)) => {
                 *order.slot.loaded.lock().unwrap_or_else(PoisonError::into_inner) = Some(loaded);
                 return Status::Done { started_at, ended_at: self.clock.now() };
             }
-            Ok(Err(error)) => error.to_string(),
-            Err(panic) => format!("the engine panicked: {}", panic_text(&*panic)),
+            Ok(Err(error)) => Status::Failed(error.to_string()),
+            Err(panic) => Status::Panicked(said(&*panic)),
         };
         self.pages.give_back(order.pages);
-        Status::Failed(reason)
+        status
     }
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+/// A panic as a sentence.
+fn said(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("the engine panicked: {}", text.unwrap_or("no message"))
 }

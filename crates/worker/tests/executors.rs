@@ -47,9 +47,13 @@ enum Behaviour {
     /// Doubles each number, but refuses a batch that holds a negative one.
     Picky,
     Panic,
+    PanicAtLoad,
+    /// Doubles each number; its weights can't be freed.
+    PanicAtUnload,
 }
 
-struct Net(Behaviour, ModelSignature);
+/// The last one says whether it is on a device.
+struct Net(Behaviour, ModelSignature, bool);
 
 impl Net {
     fn new(behaviour: Behaviour) -> Self {
@@ -58,7 +62,7 @@ impl Net {
             outputs: vec![TensorSpec { name: "y".into(), datatype: DataType::Fp32, dims: vec![-1, -1] }],
             max_batch: 8,
         };
-        Self(behaviour, signature)
+        Self(behaviour, signature, false)
     }
 }
 
@@ -70,7 +74,10 @@ impl Prepared for Net {
         1
     }
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
-        Ok(Box::new(Net::new(self.0)))
+        if matches!(self.0, Behaviour::PanicAtLoad) {
+            panic!("this engine can't load");
+        }
+        Ok(Box::new(Net(self.0, self.1.clone(), true)))
     }
 }
 
@@ -85,7 +92,7 @@ impl Loaded for Net {
             Behaviour::Picky if floats(input.data).iter().any(|x| *x < 0.0) => {
                 return Err(EngineError::Execute("negative".into()));
             }
-            Behaviour::Double | Behaviour::Picky => {
+            Behaviour::Double | Behaviour::Picky | Behaviour::PanicAtUnload => {
                 let doubled: Vec<u8> = floats(input.data).iter().flat_map(|x| (x * 2.0).to_le_bytes()).collect();
                 sink(0, TensorView { data: &doubled, ..input });
             }
@@ -93,9 +100,18 @@ impl Loaded for Net {
             Behaviour::OneRow => {
                 sink(0, TensorView { datatype: DataType::Fp32, shape: &[1, 1], data: &1f32.to_le_bytes() });
             }
-            Behaviour::Panic => panic!("this engine panics"),
+            Behaviour::Panic | Behaviour::PanicAtLoad => panic!("this engine panics"),
         }
         Ok(())
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        // The one in host memory has nothing to free.
+        if matches!(self.0, Behaviour::PanicAtUnload) && self.2 {
+            panic!("this engine can't unload");
+        }
     }
 }
 
@@ -149,7 +165,7 @@ impl Bench {
 
     fn execute(&mut self, slot: &Arc<Slot>, items: Vec<Item>, window: Window) -> Report<Item> {
         self.next += 1;
-        let signature = Arc::new(Net::new(Behaviour::Double).1);
+        let signature = Arc::new(Net::new(Behaviour::Double).1.clone());
         let order = ExecuteOrder { action: ActionId(self.next), window, slot: Arc::clone(slot), signature, items };
         assert!(self.device.execute(order).is_ok());
         self.reports.recv().unwrap()
@@ -270,11 +286,43 @@ fn a_panic_fails_the_batch_and_the_thread_goes_on() {
     let window = bench.now_or_never();
     let items = vec![bench.numbers(0, &[1, 1], &[1.0])];
     let report = bench.execute(&bad, items, window);
-    assert_eq!(report.status, Status::Failed("the engine panicked: this engine panics".into()));
+    assert_eq!(report.status, Status::Panicked("the engine panicked: this engine panics".into()));
     assert_eq!(bench.answer(), (0, Err("the engine panicked: this engine panics".into())));
     let items = vec![bench.numbers(1, &[1, 1], &[4.0])];
     assert!(matches!(bench.execute(&good, items, window).status, Status::Done { .. }));
     assert_eq!(floats(&bench.answer().1.unwrap()[0].data), [8.0]);
+}
+
+#[test]
+fn a_panic_while_loading_or_unloading_gives_the_pages_back_and_the_thread_goes_on() {
+    let mut bench = Bench::new(4);
+    let (_, status) = bench.load(Behaviour::PanicAtLoad, 3);
+    assert_eq!(status, Status::Panicked("the engine panicked: this engine can't load".into()));
+    assert_eq!(bench.device.pages().used(), 0);
+    let (slot, status) = bench.load(Behaviour::PanicAtUnload, 3);
+    assert!(matches!(status, Status::Done { .. }), "{status:?}");
+    assert!(bench.device.unload(UnloadOrder { slot, pages: 3 }));
+    let (_, status) = bench.load(Behaviour::Double, 4);
+    assert!(matches!(status, Status::Done { .. }), "{status:?}");
+}
+
+#[test]
+fn a_retired_device_gives_every_order_back_also_those_whose_time_has_not_come() {
+    let mut bench = Bench::new(4);
+    let (slot, _) = bench.load(Behaviour::Double, 1);
+    let later = Window { earliest: bench.clock.now() + Duration::from_secs(3600), latest: Timestamp::NEVER };
+    let signature = Arc::new(Net::new(Behaviour::Double).1.clone());
+    let items = vec![bench.numbers(0, &[1, 1], &[1.0])];
+    let order = ExecuteOrder { action: ActionId(100), window: later, slot: Arc::clone(&slot), signature, items };
+    assert!(bench.device.execute(order).is_ok());
+    assert!(bench.device.retire());
+    let waiting = bench.reports.recv().unwrap();
+    assert_eq!((waiting.action, waiting.status, waiting.returned.len()), (ActionId(100), Status::TooLate, 1));
+    let items = vec![bench.numbers(1, &[1, 1], &[1.0])];
+    let now_or_never = bench.now_or_never();
+    let ordered = bench.execute(&slot, items, now_or_never);
+    assert_eq!((ordered.status, ordered.returned.len()), (Status::TooLate, 1));
+    assert!(bench.answers.1.is_empty());
 }
 
 #[test]

@@ -178,7 +178,7 @@ impl RankerThread {
         if let Some(served) = self.models.get(&expectation.model) {
             let record = &self.devices[expectation.device.index()];
             expectation.measure(record, &served.metrics, &report.status);
-            if let Status::Failed(reason) = &report.status {
+            if let Status::Failed(reason) | Status::Panicked(reason) = &report.status {
                 expectation.note_failure(&inner.metrics, &served.name, reason);
                 served.note_failure(format!("the model could not be loaded: {reason}"));
             }

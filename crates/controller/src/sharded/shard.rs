@@ -155,7 +155,7 @@ impl ShardThread {
         let status = match report.status {
             Status::Done { started_at, ended_at } => ActionStatus::Done { started_at, ended_at },
             Status::TooLate => ActionStatus::TooLate,
-            Status::Failed(reason) => {
+            Status::Failed(reason) | Status::Panicked(reason) => {
                 match (expectation, served) {
                     (Some(expectation), Some(served)) => {
                         expectation.note_failure(&inner.metrics, &served.name, &reason);

@@ -1,0 +1,110 @@
+//! What follows when an engine panics on a device: the device is lost, and started anew.
+//!
+//! The panic itself was caught, and its batch has failed. But what the engine keeps for the device may be in any state, so that
+//! nothing of it is used any more once the driver knows:
+//!
+//! ```text
+//!  panic ──> retire ──> orders come back ──> DeviceLost ──> the old threads end, weights are freed ──> DeviceAdded, empty
+//!                                                │
+//!                                                └──> the scheduler plans its requests elsewhere, or anew
+//! ```
+
+use super::{Core, Expectation};
+use crate::{Inner, Message, fatal};
+use base::{DeviceId, Timestamp};
+use scheduler::{DeviceSpec, Event};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use worker::Slot;
+
+impl Core {
+    /// Tells the scheduler of a device that is there and empty.
+    pub(super) fn announce(&mut self, inner: &Inner, now: Timestamp, device: DeviceId) {
+        let record = &self.devices[device.index()];
+        let spec = DeviceSpec { device, pages: record.device.pages().total() };
+        record.metrics.pages(spec.pages, 0);
+        self.step(inner, now, Event::DeviceAdded(spec));
+    }
+
+    /// Gives up a device whose engine has panicked. It is lost when it has given back what it was ordered: the scheduler may
+    /// give these requests to others at once, and must find their inputs here.
+    pub(super) fn retire(&mut self, device: DeviceId) {
+        if self.broken.contains(&device) {
+            return;
+        }
+        if !self.devices[device.index()].device.retire() {
+            fatal("an executor is gone, or has more orders than the scheduler ever leaves outstanding");
+        }
+        self.broken.push(device);
+    }
+
+    /// Whether this is a batch that a broken device gave back. The scheduler isn't told: it would order it there again.
+    pub(super) fn came_back(&self, expectation: &Expectation) -> bool {
+        expectation.done_at.is_some() && self.broken.contains(&expectation.device)
+    }
+
+    /// Loses a broken device as soon as it has no batch any more.
+    pub(super) fn lose_if_empty(&mut self, inner: &Inner, now: Timestamp, device: Option<DeviceId>) {
+        let Some(position) = self.broken.iter().position(|&broken| Some(broken) == device) else { return };
+        let device = self.broken[position];
+        let has_batches = |expected: &Expectation| expected.device == device && expected.done_at.is_some();
+        if !self.expectations.values().any(has_batches) {
+            self.broken.swap_remove(position);
+            self.lose(inner, now, device);
+        }
+    }
+
+    fn lose(&mut self, inner: &Inner, now: Timestamp, device: DeviceId) {
+        // Its loads: nobody waits for their reports any more.
+        self.expectations.retain(|_, expected| expected.device != device);
+        self.held.retain(|(_, load)| load.device != device);
+        inner.devices.fetch_sub(1, Ordering::Relaxed);
+        let (record, config) = (&mut self.devices[device.index()], &self.configs[device.index()]);
+        record.metrics.lost();
+        record.metrics.pages(record.device.pages().total(), 0);
+        let name = config.name.clone();
+        tracing::error!(
+            device = name,
+            "the device is lost: its engine panicked; what it held is loaded anew where it is needed"
+        );
+        let weights: Vec<_> = (self.models.iter_mut().flatten())
+            .map(|model| {
+                let empty = Arc::new(Slot::new(Arc::clone(model.metrics.statistics())));
+                std::mem::replace(&mut model.slots[device.index()], empty)
+            })
+            .collect();
+        let old = match inner.start_device(config) {
+            Ok(fresh) => Some(std::mem::replace(&mut record.device, fresh)),
+            Err(error) => {
+                tracing::error!(device = name, "the device stays away: its threads could not be started: {error}");
+                None
+            }
+        };
+        self.step(inner, now, Event::DeviceLost(device));
+        let controller = inner.myself.clone();
+        // Not here: to free memory takes time, and the end of the old threads may take longer.
+        let burial = std::thread::Builder::new().name(format!("bury {name}")).spawn(move || {
+            let comes_back = old.is_some();
+            drop(old);
+            for slot in weights {
+                // What panicked once may do so again.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(slot)));
+            }
+            if let Some(inner) = controller.upgrade().filter(|_| comes_back) {
+                inner.inbox.push(Message::DeviceBack(device));
+                inner.drive();
+            }
+        });
+        if let Err(error) = burial {
+            tracing::error!("the lost device stays away: a thread could not be started: {error}");
+        }
+    }
+
+    /// A lost device was started anew.
+    pub(super) fn come_back(&mut self, inner: &Inner, now: Timestamp, device: DeviceId) {
+        inner.devices.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(device = self.configs[device.index()].name, "the device is back, empty");
+        self.announce(inner, now, device);
+    }
+}
