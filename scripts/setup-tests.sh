@@ -5,6 +5,7 @@ set -euo pipefail
 scripts="$(dirname "${BASH_SOURCE[0]}")"
 "$scripts/setup-runtime.sh"
 "$scripts/fetch-models.sh"
+"$scripts/setup-node.sh"
 source "$scripts/venv.sh"
 "$python" "$scripts/generate-models.py" --out "$cache/test-models" tests mlp mobilenetv2 resnet18 resnet50 filler:2
 "$python" "$scripts/expected-outputs.py"
