@@ -76,8 +76,9 @@ pub async fn drive(plan: &Plan, stop: impl Future<Output = ()>) -> Result<Report
         }
     }
     drop(progress);
+    let answered = run.now();
     let stats = run.stats.borrow();
-    Ok(Report::new(plan, &stats, seconds, interrupted))
+    Ok(Report::new(plan, &stats, seconds, answered, interrupted))
 }
 
 impl Run {

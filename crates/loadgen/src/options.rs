@@ -106,6 +106,10 @@ pub struct LoadArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 512)]
     pub connections: usize,
 
+    /// gRPC: connections that the requests are spread over
+    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    pub grpc_connections: usize,
+
     /// The same seed gives the same timetable and the same inputs
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -184,6 +188,9 @@ impl LoadArgs {
         if self.connections == 0 {
             return Err(PlanError::value("--connections is 0: at least one is needed"));
         }
+        if self.grpc_connections == 0 {
+            return Err(PlanError::value("--grpc-connections is 0: at least one is needed"));
+        }
         let longest = classes.iter().filter_map(|class| class.deadline).max().unwrap_or_default();
         Ok(Plan {
             address,
@@ -193,6 +200,7 @@ impl LoadArgs {
             warmup,
             drain: Duration::from_secs(5).max(longest * 2),
             connections: self.connections,
+            grpc_connections: self.grpc_connections,
             seed: self.seed,
             shapes: self.shape.iter().map(|text| shape(text)).collect::<Result<_, _>>()?,
             values: self.value.iter().map(|text| value(text)).collect::<Result<_, _>>()?,
@@ -428,6 +436,7 @@ mod tests {
             ("--class speed=1", "\"speed\" isn't a key"),
             ("--model a --rate 1 --shape x", "isn't NAME:DIMS"),
             ("--model a --rate 1 --value x:many", "isn't NAME:NUMBER"),
+            ("--model a --rate 1 --grpc-connections 0", "--grpc-connections is 0"),
             ("--model a --rate 1 --batch 0", "at least one row"),
             ("--file /no/such/file", "/no/such/file can't be read"),
         ] {

@@ -23,6 +23,8 @@ pub struct Plan {
     /// Requests that may be under way at once in an open loop; further ones wait, on the clock. Over HTTP each takes a
     /// connection.
     pub connections: usize,
+    /// Connections that gRPC requests are spread over.
+    pub grpc_connections: usize,
     /// The same seed gives the same timetable and the same inputs.
     pub seed: u64,
     /// The sizes of inputs that the model leaves open, by input's name.

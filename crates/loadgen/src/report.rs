@@ -13,6 +13,8 @@ use std::fmt;
 pub struct Report {
     /// How long was sent and counted, in seconds.
     pub seconds: f64,
+    /// From the start until the last answer came, in seconds; requests that were under way at the end are waited for.
+    pub answered_seconds: f64,
     /// Whether it was stopped before its end.
     pub interrupted: bool,
     /// Each class.
@@ -103,8 +105,8 @@ impl Spread {
 }
 
 impl Report {
-    pub(crate) fn new(plan: &Plan, stats: &[Stats], seconds: Duration, interrupted: bool) -> Self {
-        let seconds = seconds.as_secs_f64();
+    pub(crate) fn new(plan: &Plan, stats: &[Stats], seconds: Duration, answered: Duration, interrupted: bool) -> Self {
+        let (seconds, answered_seconds) = (seconds.as_secs_f64(), answered.as_secs_f64());
         let mut sum = Stats::new(None);
         let mut total_rows = 0.0;
         let mut classes = Vec::new();
@@ -125,7 +127,7 @@ impl Report {
         // Refusals of classes without a deadline are neither early nor late.
         let timed: u64 = classes.iter().filter(|class| class.deadline_ms.is_some()).map(|class| class.refused).sum();
         total.refused_early_fraction = fraction(sum.refused_early, timed);
-        Self { seconds, interrupted, classes, total }
+        Self { seconds, answered_seconds, interrupted, classes, total }
     }
 
     /// One JSON object.

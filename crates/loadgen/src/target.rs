@@ -12,9 +12,6 @@ use serde::Deserialize;
 use std::collections::HashMap;
 use wire::proto::ModelInferRequest;
 
-/// Connections that gRPC requests are spread over.
-const GRPC_CONNECTIONS: usize = 4;
-
 /// A request, ready to be sent any number of times.
 #[derive(Clone, Debug)]
 pub enum Target {
@@ -62,7 +59,7 @@ impl Transports {
     pub async fn open(plan: &Plan) -> Result<Self, LoadError> {
         let mut clients = Vec::new();
         if plan.protocol == Protocol::Grpc {
-            for _ in 0..GRPC_CONNECTIONS {
+            for _ in 0..plan.grpc_connections {
                 clients.push(GrpcClient::connect(plan.address).await.map_err(LoadError::Target)?);
             }
         }

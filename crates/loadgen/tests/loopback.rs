@@ -229,6 +229,7 @@ fn plan(address: SocketAddr, protocol: Protocol, millis: u64, classes: Vec<Class
         // Far longer than anything here takes: every answer is waited for.
         drain: Duration::from_secs(60),
         connections: 64,
+        grpc_connections: 4,
         seed: 1,
         shapes: vec![],
         values: vec![],
