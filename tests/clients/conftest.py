@@ -71,12 +71,12 @@ def binary():
     return os.environ.get("PUNCTUAL_BIN", str(ROOT / "target" / "debug" / "punctual"))
 
 
-def start(folder, *options):
+def start(folder, *options, stderr=None):
     """A server on free ports; returns when its models are ready."""
     cache = ROOT / ".cache" / "client-tests"
     command = [binary(), "serve", "--model-repository", str(folder), "--cache-dir", str(cache)]
     command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--profile-budget-ms", "30", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, cwd=ROOT)
     os.set_blocking(process.stdout.fileno(), False)
     said = b""
     give_up_at = time.monotonic() + START_SECONDS
