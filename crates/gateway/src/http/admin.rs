@@ -90,7 +90,7 @@ async fn run(shard: &Shard, route: &Route<'_>, asks: bool, body: Bytes) -> Resul
                 ModelCall::Metadata | ModelCall::Ready | ModelCall::Infer => return Err(elsewhere()),
             }
         }
-        Route::ServerMetadata | Route::ServerLive | Route::ServerReady => return Err(elsewhere()),
+        Route::ServerMetadata | Route::ServerLive | Route::ServerReady | Route::OpenApi => return Err(elsewhere()),
     }))
 }
 

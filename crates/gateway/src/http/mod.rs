@@ -3,6 +3,7 @@
 mod admin;
 mod body;
 pub(crate) mod encoding;
+mod openapi;
 pub(crate) mod payload;
 mod route;
 
@@ -36,7 +37,7 @@ pub(crate) const SERVER_NAME: &str = "punctual";
 /// The server's version, in metadata.
 pub(crate) const SERVER_VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The protocol's extensions that are there.
-pub(crate) const EXTENSIONS: &[&str] = &["binary_tensor_data", "parameters"];
+pub(crate) const EXTENSIONS: &[&str] = &["binary_tensor_data", "parameters", "statistics", "trace", "logging"];
 
 /// Answers one request.
 pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<Incoming>) -> Response<Payload> {
@@ -67,6 +68,7 @@ pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<
         }
         Some(Route::ServerMetadata) => Ok(plain::json(json::server_metadata(SERVER_NAME, SERVER_VERSION, EXTENSIONS))),
         Some(Route::ServerLive) => Ok(plain::empty()),
+        Some(Route::OpenApi) => Ok(openapi::answer()),
         Some(Route::ServerReady) if shard.ready() => Ok(plain::empty()),
         Some(Route::ServerReady) => Err(Fault::new(Reason::NotReady, "the server doesn't take requests now")),
         Some(route) => admin::answer(shard, activity, &route, &head, &mut body).await,

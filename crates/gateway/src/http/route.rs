@@ -12,6 +12,8 @@ pub(crate) enum Route<'a> {
     ServerLive,
     /// `GET v2/health/ready`, and as Kubernetes calls it: `GET readyz`
     ServerReady,
+    /// `GET openapi.json`
+    OpenApi,
     /// `GET v2/models`
     Models,
     /// `GET v2/models/stats`
@@ -88,6 +90,7 @@ impl<'a> Route<'a> {
         match path {
             "/livez" | "/healthz" => return Some(Self::ServerLive),
             "/readyz" => return Some(Self::ServerReady),
+            "/openapi.json" => return Some(Self::OpenApi),
             _ => {}
         }
         let rest = path.strip_prefix("/v2")?;
@@ -206,7 +209,7 @@ pub(crate) fn unknown(path: &str) -> String {
     }
     format!(
         "there is no {path:?} here: there are /v2, /v2/health/live, /v2/health/ready, \
-         /v2/models/NAME[/versions/VERSION][/ready or /infer], and those of docs/protocol.md"
+         /v2/models/NAME[/versions/VERSION][/ready or /infer], and those of /openapi.json"
     )
 }
 
@@ -227,6 +230,7 @@ mod tests {
         assert_eq!(Route::of("/livez"), Some(Route::ServerLive));
         assert_eq!(Route::of("/healthz"), Some(Route::ServerLive));
         assert_eq!(Route::of("/readyz"), Some(Route::ServerReady));
+        assert_eq!(Route::of("/openapi.json"), Some(Route::OpenApi));
         assert_eq!(Route::of("/v2/models/m"), model("m", "", ModelCall::Metadata));
         assert_eq!(Route::of("/v2/models/m/ready"), model("m", "", ModelCall::Ready));
         assert_eq!(Route::of("/v2/models/m/infer"), model("m", "", ModelCall::Infer));
@@ -293,7 +297,7 @@ mod tests {
     fn nothing_is_a_sentence() {
         expect![[r#"there is no "/v2/health/live/" here: leave out the slash at its end"#]]
             .assert_eq(&unknown("/v2/health/live/"));
-        expect![[r#"there is no "/" here: there are /v2, /v2/health/live, /v2/health/ready, /v2/models/NAME[/versions/VERSION][/ready or /infer], and those of docs/protocol.md"#]]
+        expect![[r#"there is no "/" here: there are /v2, /v2/health/live, /v2/health/ready, /v2/models/NAME[/versions/VERSION][/ready or /infer], and those of /openapi.json"#]]
             .assert_eq(&unknown("/"));
     }
 }

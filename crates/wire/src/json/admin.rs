@@ -20,7 +20,11 @@ use std::collections::BTreeMap;
 
 /// Reads a body; an empty one is an empty object.
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Fault> {
-    let body = if body.trim_ascii().is_empty() { b"{}" } else { body };
+    let body = if body.trim_ascii().is_empty() { b"{}" } else { body.trim_ascii() };
+    // The reader would take a list of values for an object whose names it knows.
+    if !body.starts_with(b"{") {
+        return Err(Fault::bad("the request is not what the protocol asks for: an object is expected"));
+    }
     serde_json::from_slice(body)
         .map_err(|error| Fault::bad(format!("the request is not what the protocol asks for: {error}")))
 }
