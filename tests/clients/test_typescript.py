@@ -34,4 +34,4 @@ def test_the_typescript_client(server, tmp_path):
     finally:
         slow.process.kill()
         slow.process.wait()
-    assert done.returncode == 0 and "pass 6" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "pass 7" in done.stdout, done.stdout + done.stderr

@@ -1,7 +1,7 @@
 // Against a running server: DIST is the compiled client, URL the server, SLOW_URL one whose model `slow` takes a second.
 
 import assert from "node:assert/strict";
-import { createServer } from "node:net";
+import { createServer } from "node:http";
 import { test } from "node:test";
 
 const punctual = await import(`${process.env.DIST}/index.js`);
@@ -81,22 +81,33 @@ test("questions beside infer", async () => {
   assert.equal((await client.metadata("magika")).inputs[0].datatype, "INT32");
 });
 
-test("servers that aren't there, say nothing or speak otherwise", async () => {
-  const silent = [];
-  const listener = createServer((socket) => silent.push(socket.on("error", () => {})));
-  await new Promise((ready) => listener.listen(0, "127.0.0.1", ready));
-  const url = `http://127.0.0.1:${listener.address().port}`;
-  await assert.rejects(new punctual.Client(url, { timeoutMs: 300 }).infer("m", row), refused(punctual.NoAnswer, /said nothing in time/));
-  const leaving = new AbortController();
-  const waiting = new punctual.Client(url).infer("m", row, { signal: leaving.signal });
-  leaving.abort();
-  await assert.rejects(waiting, { name: "AbortError" });
-  silent.forEach((socket) => socket.destroy());
-  listener.removeAllListeners("connection");
-  listener.on("connection", (socket) => socket.on("error", () => {}).end("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnope"));
-  await assert.rejects(new punctual.Client(url).infer("m", row), refused(punctual.BadAnswer, /isn't JSON/));
-  listener.close();
-  const gone = new punctual.Client(url);
+/** A server that handles requests as it is told, for as long as `use` takes. */
+async function serving(handle, use) {
+  const server = createServer(handle);
+  await new Promise((ready) => server.listen(0, "127.0.0.1", ready));
+  try {
+    return await use(`http://127.0.0.1:${server.address().port}`);
+  } finally {
+    server.closeAllConnections();
+    await new Promise((closed) => server.close(closed));
+  }
+}
+
+test("servers that say nothing", async () => {
+  await serving(() => {}, async (url) => {
+    await assert.rejects(new punctual.Client(url, { timeoutMs: 300 }).infer("m", row), refused(punctual.NoAnswer, /said nothing in time/));
+    const leaving = new AbortController();
+    const waiting = new punctual.Client(url).infer("m", row, { signal: leaving.signal });
+    leaving.abort();
+    await assert.rejects(waiting, { name: "AbortError" });
+  });
+});
+
+test("servers that speak otherwise, or are gone", async () => {
+  const gone = await serving((_, response) => response.end("nope"), async (url) => {
+    await assert.rejects(new punctual.Client(url).infer("m", row), refused(punctual.BadAnswer, /isn't JSON/));
+    return new punctual.Client(url);
+  });
   await assert.rejects(gone.infer("m", row), refused(punctual.NoConnection, /can't be reached/));
   assert.equal(await gone.live(), false);
 });
