@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Installs the Python packages of scripts/requirements.txt into .cache/venv. Done already: returns at once.
+# Installs Python packages into .cache/venv: those of scripts/requirements.txt, or only the few that fetching the sample models
+# needs, with the argument `models`. Done already: returns at once.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/venv.sh"
 
-wanted="$(sha256sum "$root/scripts/requirements.txt" | cut -d' ' -f1)"
-stamp="$cache/venv/requirements.sha256"
-if [ "$(cat "$stamp" 2>/dev/null || true)" = "$wanted" ]; then
+list="requirements${1:+-$1}.txt"
+hash_of() { cat "$root/scripts/requirements-models.txt" "$root/scripts/$1" | sha256sum | cut -d' ' -f1; }
+installed() { [ "$(cat "$cache/venv/$1.sha256" 2>/dev/null || true)" = "$(hash_of "$1")" ]; }
+# All of them include those for the models.
+if installed "$list" || installed requirements.txt; then
     exit 0
 fi
-echo "installing Python packages for the model scripts and tests into .cache/venv"
-"$python" -m pip install --quiet --disable-pip-version-check --only-binary :all: -r "$root/scripts/requirements.txt"
-echo "$wanted" >"$stamp"
+echo "installing the Python packages of scripts/$list into .cache/venv"
+"$python" -m pip install --quiet --disable-pip-version-check --only-binary :all: -r "$root/scripts/$list"
+hash_of "$list" >"$cache/venv/$list.sha256"

@@ -4,6 +4,7 @@
 set -euo pipefail
 scripts="$(dirname "${BASH_SOURCE[0]}")"
 "$scripts/setup-runtime.sh"
+"$scripts/setup-python.sh"
 "$scripts/fetch-models.sh"
 "$scripts/setup-node.sh"
 source "$scripts/venv.sh"
