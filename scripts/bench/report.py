@@ -9,9 +9,10 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
 Written by `scripts/bench.sh report` from what `make bench` measured last; numbers are not typed in. `make bench` runs
-everything (about fifteen minutes, 11 GB below `.cache/bench` for the many models), `make bench ARGS=overload` one part,
-`make bench ARGS="--quick overload"` a short look at it. Nothing here runs with the tests: times on shared machines are too
-noisy to fail a build. The target column says what the project promises.
+everything but the placement (about fifteen minutes, 11 GB below `.cache/bench` for the many models), `make bench
+ARGS=overload` one part, `make bench ARGS="--quick overload"` a short look at it. What wasn't measured on this machine stays
+as it was. Nothing here runs with the tests: times on shared machines are too noisy to fail a build. The target column says
+what the project promises.
 
 Each part starts servers of its own on free ports of this machine and loads them from this machine, so that the generator
 and the server share the cores. Where a figure is a ratio, both numbers come from the same run. "Taken by others" is the
