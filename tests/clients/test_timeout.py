@@ -140,7 +140,7 @@ AHEAD = "because other requests are ahead"
 
 
 class TestBusy:
-    """While all instances are busy Triton looks at timeouts twice a second, and before 24.03 not at all."""
+    """While all instances are busy Triton looks at timeouts twice a second, and before March 2024 not at all."""
 
     @pytest.fixture(scope="class", autouse=True)
     def busy(self, server):

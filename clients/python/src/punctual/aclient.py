@@ -21,7 +21,6 @@ class AsyncClient(Base):
     ...     (await client.infer("resnet50", images, deadline_ms=50)).array
     """
 
-    __doc__ += "\n" + (Base.__init__.__doc__ or "")
     _transport_kept: AsyncTransport | None = None
 
     async def infer(

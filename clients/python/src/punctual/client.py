@@ -21,7 +21,6 @@ class Client(Base):
     ...     client.infer("resnet50", images, deadline_ms=50).array
     """
 
-    __doc__ += "\n" + (Base.__init__.__doc__ or "")
     _transport_kept: Transport | None = None
 
     def infer(
