@@ -153,6 +153,8 @@ struct ModelRecord {
     failure: String,
     /// What failed and was costly isn't tried again at once.
     rest: Rest,
+    /// What failed was a panic, which another device would have as well.
+    panicked: bool,
 }
 
 #[derive(Debug)]
@@ -275,7 +277,7 @@ impl Core {
             Message::Submit { request, payload } => {
                 let slot = request.id.slot as usize;
                 if let Some(Some(model)) = self.models.get(request.model.index()) {
-                    if let Some(left) = model.rest.left(now) {
+                    if let Some(left) = model.rest.left(now).filter(|_| self.is_barred(request.model, model)) {
                         let seconds = left.as_secs_f64();
                         payload.refuse(Outcome::Failed, || {
                             format!("{}; it is tried again in {seconds:.1} s", model.failure)
@@ -352,8 +354,9 @@ impl Core {
         }
         let slots = self.devices.iter().map(|_| Arc::new(Slot::new(Arc::clone(metrics.statistics())))).collect();
         let NewModel { name, prepared, signature, profile, objective, .. } = model;
-        let (failure, rest) = (String::new(), Rest::default());
-        self.models[id.index()] = Some(ModelRecord { prepared, signature, pages, metrics, slots, name, failure, rest });
+        let (failure, rest, panicked) = (String::new(), Rest::default(), false);
+        self.models[id.index()] =
+            Some(ModelRecord { prepared, signature, pages, metrics, slots, name, failure, rest, panicked });
         self.step(inner, now, Event::ModelAdded(ModelSpec { model: id, pages, profile, objective }));
     }
 
@@ -389,6 +392,12 @@ impl Core {
         self.lose_if_empty(inner, now, device);
     }
 
+    /// Whether a model that rests is refused. One whose load has failed is still served where its weights are, or will soon be.
+    fn is_barred(&self, id: ModelId, model: &ModelRecord) -> bool {
+        let loads = |expected: &Expectation| expected.model == id && expected.done_at.is_none();
+        model.panicked || !(self.scheduler.is_loaded(id) || self.expectations.values().any(loads))
+    }
+
     fn note_failure(
         &mut self,
         inner: &Inner,
@@ -406,6 +415,7 @@ impl Core {
                 // A load takes room from other models, a panic takes their weights: neither may happen with every request.
                 if panicked || is_load {
                     model.rest.begin(now);
+                    model.panicked = panicked;
                 }
             }
             (_, _) => note_violation(&inner.metrics, &reason),

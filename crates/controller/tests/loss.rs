@@ -23,6 +23,8 @@ struct Faults {
     execution_panics: AtomicBool,
     load_panics: AtomicBool,
     load_fails: AtomicBool,
+    /// Loads fail on all devices but the first.
+    load_fails_elsewhere: AtomicBool,
     loads: AtomicU32,
 }
 
@@ -44,7 +46,8 @@ impl Prepared for Faulty {
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.faults.loads.fetch_add(1, Ordering::Relaxed);
         assert!(!self.faults.load_panics.load(Ordering::Relaxed), "a load that was told to");
-        if self.faults.load_fails.load(Ordering::Relaxed) {
+        let elsewhere = device > 0 && self.faults.load_fails_elsewhere.load(Ordering::Relaxed);
+        if elsewhere || self.faults.load_fails.load(Ordering::Relaxed) {
             return Err(EngineError::Load("the weights are torn".into()));
         }
         let loaded = self.emulated.load(device)?;
@@ -231,6 +234,18 @@ fn where_all_fit_a_load_that_fails_is_not_tried_again_at_once() {
     bad_faults.load_fails.store(false, Ordering::Relaxed);
     until("another try", || (bad_faults.loads.load(Ordering::Relaxed) > tried).then_some(()));
     until("the model to be served", || matches!(bench.answer(bad), Reply::Outputs(_)).then_some(()));
+}
+
+#[test]
+fn a_model_that_is_loaded_on_one_device_is_served_there_while_it_cannot_be_loaded_on_another() {
+    let bench = Bench::new(PolicyKind::Punctual, 2, MODEL_PAGES);
+    let (model, faults) = bench.model("model");
+    faults.load_fails_elsewhere.store(true, Ordering::Relaxed);
+    for _ in 0..50 {
+        let reply = bench.answer(model);
+        assert!(matches!(reply, Reply::Outputs(_)), "{reply:?}");
+    }
+    assert!(faults.loads.load(Ordering::Relaxed) > 1, "the other device was tried");
 }
 
 #[test]
