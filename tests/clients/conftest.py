@@ -102,3 +102,21 @@ def server(tmp_path_factory):
         server.process.send_signal(signal.SIGTERM)
         code = server.process.wait(timeout=60)
     assert code == 0, f"the server ended with {code}"
+
+
+def stop(server):
+    """Ends a server that a test started, and looks how it ended."""
+    server.process.send_signal(signal.SIGTERM)
+    code = server.process.wait(timeout=60)
+    assert code == 0, f"the server ended with {code}"
+
+
+@pytest.fixture(scope="session")
+def sharing(tmp_path_factory):
+    """A server with a few small models that allows shared memory."""
+    folder = tmp_path_factory.mktemp("sharing")
+    for model in ["add", "identity_bytes", "identity_fp32", "mlp"]:
+        (folder / model).symlink_to(ROOT / ".cache" / "test-models" / model)
+    server = start(folder, "--allow-shared-memory")
+    yield server
+    stop(server)

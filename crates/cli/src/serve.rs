@@ -112,6 +112,11 @@ pub struct ServeOptions {
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MAX_HELD")]
     pub max_held: Option<ByteSize>,
 
+    /// Let clients have tensors read from and written to system shared memory. They name the objects, so this opens
+    /// everything in /dev/shm that the server may open: only for clients that are trusted. [default: off]
+    #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_ALLOW_SHARED_MEMORY")]
+    pub allow_shared_memory: Option<bool>,
+
     /// Threads that read and write connections. [default: one for each two cores]
     #[arg(long, value_name = "N", env = "PUNCTUAL_IO_THREADS")]
     pub io_threads: Option<usize>,
@@ -186,7 +191,7 @@ impl ServeOptions {
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
         fill_from!(self, file; model_repository, host, http_port, grpc_port, metrics_port, devices, device_memory,
             threads_per_device, policy, thrift, shards, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
-            max_requests, max_body, max_held, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
+            max_requests, max_body, max_held, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
             scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file);
         Ok(self)
     }
@@ -293,6 +298,7 @@ impl ServeOptions {
             max_held_bytes: self.max_held.map_or(defaults.max_held_bytes, |size| size.0 as usize),
             scaling: self.scaling()?,
             trace_file: self.trace_file.clone(),
+            shared_memory: self.allow_shared_memory.unwrap_or(false),
             ..defaults
         })
     }

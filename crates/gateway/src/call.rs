@@ -7,10 +7,12 @@
 //! ```
 
 use crate::beside::{WRITE_BESIDE, beside};
-use crate::check::{Checked, check};
+use crate::check::{Checked, Wanted, check};
+use crate::classify::classify;
 use crate::models::serving;
+use crate::regions;
 use crate::shard::Shard;
-use base::{Duration, Timestamp};
+use base::{Duration, ModelSignature, Timestamp};
 use controller::{CatalogueEntry, Refusal, Reply, ServedModel, Submission, Tensor, Ticket};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,6 +58,16 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// The model that is asked.
+    pub(crate) fn entry(&self) -> Arc<CatalogueEntry> {
+        Arc::clone(&self.entry)
+    }
+
+    /// What the model takes and gives.
+    pub(crate) fn signature(&self) -> &ModelSignature {
+        &self.served().signature
+    }
+
     fn served(&self) -> &ServedModel {
         self.entry.serving().expect("a call only begins on a model that is ready, and entries don't change")
     }
@@ -70,11 +82,21 @@ impl<'a> Call<'a> {
         compresses: bool,
         encode: impl FnOnce(InferResponse<'_>) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {
+        // Only what lies in shared memory is fetched. In a box, as below: what is rare must not make every call larger.
+        let _held = match request.inputs.iter().any(|input| input.region.is_some()) {
+            false => None,
+            true => Box::pin(regions::fetch(self.shard, &mut request)).await?,
+        };
         let served = self.served();
         let checked = check(&served.signature, &mut request)?;
         let budget = [request.parameters.timeout, limit, served.objective].into_iter().flatten().min();
         let deadline_at = budget.map_or(Timestamp::NEVER, |budget| self.arrived_at + budget);
-        let Checked { inputs, rows, outputs: wanted } = checked;
+        let Checked { inputs, rows, outputs: mut wanted } = checked;
+        for output in &wanted {
+            if let Some(region) = &output.region {
+                regions::check_place(self.shard, &served.signature.outputs[output.position].name, region)?;
+            }
+        }
         let (reply, answer) = oneshot::channel();
         let priority = request.parameters.priority;
         let trace = self.trace.clone();
@@ -84,17 +106,26 @@ impl<'a> Call<'a> {
         self.shard.driver.wake();
         let reply = self.wait(answer, budget, deadline_at).await;
         let outputs = match reply {
-            Some(Reply::Outputs(outputs)) => outputs,
+            Some(Reply::Outputs(outputs)) => Outputs { tensors: outputs },
             Some(Reply::Refused(refusal)) => return Err(self.fault(refusal)),
             None => return Err(self.fault(Refusal::DeadlineMissed)),
         };
-        let slow_bytes = wanted.iter().filter(|&&(_, binary)| compresses || !binary);
-        let slow_bytes: usize = slow_bytes.filter_map(|&(position, _)| Some(outputs.get(position)?.data.len())).sum();
+        let mut outputs = outputs;
+        if wanted.iter().any(|output| output.region.is_some()) {
+            Box::pin(self.place(&mut outputs, &mut wanted)).await?;
+        }
+        let slow_bytes = wanted.iter().filter(|output| compresses || !output.binary || output.classes > 0);
+        let slow_bytes: usize =
+            slow_bytes.filter_map(|output| Some(outputs.tensors.get(output.position)?.data.len())).sum();
         let encoded = if slow_bytes < WRITE_BESIDE {
-            encode(response(&self.entry, &request.id, &outputs, &wanted)?)?
+            outputs.classify(&self.entry, &wanted)?;
+            encode(response(&self.entry, &request.id, &outputs.tensors, &wanted)?)?
         } else {
             let (entry, id) = (Arc::clone(&self.entry), request.id.into_owned());
-            let work = beside(move || encode(response(&entry, &id, &outputs, &wanted)?));
+            let work = beside(move || {
+                outputs.classify(&entry, &wanted)?;
+                encode(response(&entry, &id, &outputs.tensors, &wanted)?)
+            });
             let left = deadline_at.since(self.shard.controller.now());
             tokio::time::timeout(left.into(), work)
                 .await
@@ -104,6 +135,20 @@ impl<'a> Call<'a> {
             return Err(self.fault(Refusal::DeadlineMissed));
         }
         Ok(encoded)
+    }
+
+    /// Writes the outputs that belong into shared memory there; the answer then only says where they are.
+    async fn place(&self, outputs: &mut Outputs, wanted: &mut [Wanted]) -> Result<(), Fault> {
+        let specs = &self.served().signature.outputs;
+        for Wanted { position, region, .. } in wanted {
+            if let (Some(region), Some(spec), Some(tensor)) =
+                (region, specs.get(*position), outputs.tensors.get_mut(*position))
+            {
+                let data = std::mem::take(&mut tensor.data);
+                regions::place(self.shard, &spec.name, &data, region).await?;
+            }
+        }
+        Ok(())
     }
 
     /// The reply, or nothing when the deadline comes first; then the request is taken back.
@@ -199,18 +244,37 @@ impl<'a> Call<'a> {
     }
 }
 
+/// What the model gave, in the signature's order.
+struct Outputs {
+    tensors: Vec<Tensor>,
+}
+
+impl Outputs {
+    /// Puts the highest values in the places of the outputs of which they are wanted.
+    fn classify(&mut self, entry: &CatalogueEntry, wanted: &[Wanted]) -> Result<(), Fault> {
+        for output in wanted.iter().filter(|output| output.classes > 0) {
+            let batched = serving(entry)?.signature.max_batch > 0;
+            if let Some(tensor) = self.tensors.get_mut(output.position) {
+                *tensor = classify(tensor, output.classes, batched, &[])?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The answer, with the outputs that were asked for.
 fn response<'r>(
     entry: &'r CatalogueEntry,
     id: &'r str,
     outputs: &'r [Tensor],
-    wanted: &[(usize, bool)],
+    wanted: &'r [Wanted],
 ) -> Result<InferResponse<'r>, Fault> {
     let specs = &serving(entry)?.signature.outputs;
-    let output = |&(position, binary): &(usize, bool)| {
-        let (spec, tensor) = specs.get(position).zip(outputs.get(position))?;
+    let output = |wanted: &'r Wanted| {
+        let (spec, tensor) = specs.get(wanted.position).zip(outputs.get(wanted.position))?;
         let (datatype, shape, data) = (tensor.datatype, &tensor.shape, tensor.data.clone());
-        Some(OutputTensor { name: &spec.name, datatype, shape, data, binary })
+        let (binary, region) = (wanted.binary, wanted.region.as_deref());
+        Some(OutputTensor { name: &spec.name, datatype, shape, data, binary, region })
     };
     let outputs = wanted.iter().map(output).collect::<Option<Vec<_>>>().ok_or_else(|| {
         Fault::new(Reason::ExecutionFailed, "the engine gave fewer outputs than the model's signature has")
@@ -239,6 +303,7 @@ pub(crate) fn metric_reason(reason: Reason) -> telemetry::Reason {
         | Reason::NotFound
         | Reason::MethodNotAllowed
         | Reason::Unsupported
+        | Reason::RegionNotFound
         | Reason::AlreadyExists
         | Reason::BodyTooLarge
         | Reason::UnsupportedEncoding => telemetry::Reason::BadInput,

@@ -1,8 +1,9 @@
 //! Whether a request fits its model: names, types, shapes, rows. Its tensors are consistent in themselves already.
 
+use crate::classify;
 use base::{ModelSignature, TensorSpec};
 use controller::Tensor;
-use wire::{Fault, InferInput, InferRequest, RequestedOutput};
+use wire::{Fault, InferInput, InferRequest, Region, RequestedOutput};
 
 /// A request that fits its model.
 #[derive(Debug, PartialEq)]
@@ -11,13 +12,26 @@ pub(crate) struct Checked {
     pub(crate) inputs: Vec<Tensor>,
     /// Rows of the batch dimension; 1 where the model has none.
     pub(crate) rows: u32,
-    /// The outputs that are wanted, by position in the signature, and whether as bytes.
-    pub(crate) outputs: Vec<(usize, bool)>,
+    /// The outputs that are wanted.
+    pub(crate) outputs: Vec<Wanted>,
+}
+
+/// An output that is wanted, and how.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Wanted {
+    /// Its position in the signature.
+    pub(crate) position: usize,
+    /// Whether as bytes.
+    pub(crate) binary: bool,
+    /// How many of its highest values are wanted instead of all; 0 for all.
+    pub(crate) classes: u32,
+    /// Where it is to be written to instead of into the answer.
+    pub(crate) region: Option<Box<Region>>,
 }
 
 /// Checks inputs and requested outputs against what the model takes and gives. The inputs are moved out of the request.
 pub(crate) fn check(signature: &ModelSignature, request: &mut InferRequest<'_>) -> Result<Checked, Fault> {
-    let outputs = wanted_outputs(signature, &request.outputs, request.parameters.binary_outputs)?;
+    let outputs = wanted_outputs(signature, std::mem::take(&mut request.outputs), request.parameters.binary_outputs)?;
     let mut slots: Vec<Option<Tensor>> = signature.inputs.iter().map(|_| None).collect();
     let mut rows: Option<u32> = None;
     for input in request.inputs.drain(..) {
@@ -85,27 +99,42 @@ fn shape_sentence(spec: &TensorSpec, max_batch: u32) -> String {
 
 fn wanted_outputs(
     signature: &ModelSignature,
-    requested: &[RequestedOutput<'_>],
+    requested: Vec<RequestedOutput<'_>>,
     binary: bool,
-) -> Result<Vec<(usize, bool)>, Fault> {
-    let mut wanted: Vec<(usize, bool)> = Vec::with_capacity(signature.outputs.len());
+) -> Result<Vec<Wanted>, Fault> {
+    let mut wanted: Vec<Wanted> = Vec::with_capacity(signature.outputs.len());
     if requested.is_empty() {
-        wanted.extend((0..signature.outputs.len()).map(|position| (position, binary)));
+        let plain = |position| Wanted { position, binary, classes: 0, region: None };
+        wanted.extend((0..signature.outputs.len()).map(plain));
     }
     for output in requested {
         let position = position_of(&signature.outputs, &output.name).ok_or_else(|| {
             Fault::bad(format!("the model has no output {:?}: it gives {}", output.name, names(&signature.outputs)))
         })?;
-        if wanted.iter().any(|&(other, _)| other == position) {
+        if wanted.iter().any(|other| other.position == position) {
             return Err(Fault::bad(format!("output {:?} is asked for twice", output.name)));
         }
-        wanted.push((position, output.binary));
+        let RequestedOutput { binary, classes, region, .. } = output;
+        wanted.push(Wanted { position, binary, classes, region });
     }
-    for &(position, binary) in &wanted {
-        let spec = &signature.outputs[position];
-        wire::json::check_output(&spec.name, spec.datatype, binary)?;
+    for wanted in &wanted {
+        check_form(&signature.outputs[wanted.position], wanted)?;
     }
     Ok(wanted)
+}
+
+/// Whether an output has the form in which it is wanted.
+fn check_form(spec: &TensorSpec, wanted: &Wanted) -> Result<(), Fault> {
+    if wanted.classes == 0 {
+        return wire::json::check_output(&spec.name, spec.datatype, wanted.binary || wanted.region.is_some());
+    }
+    if wanted.region.is_some() {
+        return Err(Fault::bad(format!(
+            "output {:?} is wanted as a classification, which comes with the answer: ask for it without shared memory",
+            spec.name
+        )));
+    }
+    classify::check_type(&spec.name, spec.datatype)
 }
 
 fn position_of(specs: &[TensorSpec], name: &str) -> Option<usize> {
@@ -139,11 +168,19 @@ mod tests {
 
     fn input(name: &'static str, datatype: DataType, shape: &[i64]) -> InferInput<'static> {
         let bytes = shape.iter().product::<i64>() as usize * datatype.size().unwrap();
-        InferInput { name: name.into(), datatype, shape: shape.into(), data: Bytes::from(vec![0; bytes]) }
+        InferInput { name: name.into(), datatype, shape: shape.into(), data: Bytes::from(vec![0; bytes]), region: None }
+    }
+
+    fn output(name: &'static str) -> RequestedOutput<'static> {
+        RequestedOutput { name: name.into(), binary: true, classes: 0, region: None }
+    }
+
+    fn plain(position: usize) -> Wanted {
+        Wanted { position, binary: true, classes: 0, region: None }
     }
 
     fn request(inputs: Vec<InferInput<'static>>, outputs: &[&'static str]) -> InferRequest<'static> {
-        let outputs = outputs.iter().map(|&name| RequestedOutput { name: name.into(), binary: true }).collect();
+        let outputs = outputs.iter().map(|&name| output(name)).collect();
         InferRequest {
             id: "".into(),
             parameters: Parameters { binary_outputs: true, ..Parameters::default() },
@@ -162,14 +199,14 @@ mod tests {
         let checked = check(&signature(4), &mut request(inputs, &["half"])).unwrap();
         assert_eq!(checked.rows, 3);
         assert_eq!(checked.inputs.iter().map(|t| t.datatype).collect::<Vec<_>>(), [DataType::Fp32, DataType::Int64]);
-        assert_eq!(checked.outputs, [(1, true)]);
+        assert_eq!(checked.outputs, [plain(1)]);
     }
 
     #[test]
     fn without_a_batch_dimension_rows_are_one() {
         let inputs = vec![input("b", DataType::Int64, &[9, 5]), input("a", DataType::Fp32, &[3, 2])];
         let checked = check(&signature(0), &mut request(inputs, &[])).unwrap();
-        assert_eq!((checked.rows, checked.outputs), (1, vec![(0, true), (1, true)]));
+        assert_eq!((checked.rows, checked.outputs), (1, vec![plain(0), plain(1)]));
     }
 
     #[test]
@@ -214,6 +251,21 @@ mod tests {
         .assert_eq(&sentence(4, vec![a(&[1, 2]), b(&[2, 1])], &[]));
         expect![[r#"the model has no output "z": it gives "y", "half""#]].assert_eq(&sentence(4, vec![], &["z"]));
         expect![[r#"output "y" is asked for twice"#]].assert_eq(&sentence(4, vec![], &["y", "y"]));
+    }
+
+    #[test]
+    fn classifications_have_numbers_and_come_with_the_answer() {
+        let mut asked = request(vec![], &["half"]);
+        asked.outputs[0].classes = 2;
+        expect![[r#"output "half" is FP16, which can't be classified: ask for the tensor"#]]
+            .assert_eq(&check(&signature(4), &mut asked).unwrap_err().to_string());
+        let mut asked = request(vec![], &["y"]);
+        asked.outputs[0].classes = 2;
+        asked.outputs[0].region = Some(Box::new(Region { name: "r".into(), offset: 0, byte_size: 1 }));
+        expect![[
+            r#"output "y" is wanted as a classification, which comes with the answer: ask for it without shared memory"#
+        ]]
+        .assert_eq(&check(&signature(4), &mut asked).unwrap_err().to_string());
     }
 
     #[test]

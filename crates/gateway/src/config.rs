@@ -29,6 +29,9 @@ pub struct Config {
     pub body_timeout: Duration,
     /// How long a connection may be open with nothing asked.
     pub idle_timeout: Duration,
+    /// Whether clients may have tensors read from and written to shared memory, and thereby everything in `/dev/shm` that this
+    /// process may open.
+    pub shared_memory: bool,
     /// When more or fewer devices are advised.
     pub scaling: AdvisorConfig,
     /// Where traces of requests go, once somebody asks for them; `None`: nowhere.
@@ -51,6 +54,7 @@ impl Default for Config {
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(600),
+            shared_memory: false,
             scaling: AdvisorConfig::default(),
             trace_file: None,
             shutdown_grace: Duration::from_secs(30),

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::io::{self, IoSlice};
 use std::net::Shutdown;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -32,7 +32,7 @@ const LINGERING: u8 = 5;
 /// How long a client may take to close a connection that was served to its end.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// What a gRPC client sends before anything else: 24 bytes that say what it speaks, and the head of a frame.
+/// What a client of HTTP/2, and so of gRPC, sends before anything else: 24 bytes that say what it speaks, and the head of a frame.
 const GREETING_BYTES: u32 = 33;
 
 /// What a connection is doing and since when. Written by its own thread only.
@@ -41,10 +41,11 @@ pub(crate) struct Activity {
     phase: AtomicU8,
     since: AtomicU32,
     clock: Arc<Clock>,
-    protocol: Protocol,
-    /// What is left of a gRPC client's greeting.
+    /// Whether calls share the connection, as they do in HTTP/2 and so in gRPC.
+    multiplexed: AtomicBool,
+    /// What is left of an HTTP/2 client's greeting.
     greeting_left: AtomicU32,
-    /// Calls on a gRPC connection that aren't over.
+    /// Calls on it that aren't over, where they share it.
     streams: AtomicU32,
 }
 
@@ -66,28 +67,46 @@ impl Activity {
         self.phase.load(Ordering::Relaxed)
     }
 
+    /// Whether calls share the connection.
+    pub(crate) fn is_multiplexed(&self) -> bool {
+        self.multiplexed.load(Ordering::Relaxed)
+    }
+
+    /// The client speaks HTTP/2: it introduces itself first, and calls count for themselves.
+    pub(crate) fn multiplexes(&self) {
+        self.multiplexed.store(true, Ordering::Relaxed);
+        self.enter(HEAD);
+    }
+
+    /// Where there is one request at a time, this is what happens to it.
+    fn enter_alone(&self, phase: u8) {
+        if !self.is_multiplexed() {
+            self.enter(phase);
+        }
+    }
+
     /// A request's head is complete.
     pub(crate) fn reads_body(&self) {
-        self.enter(BODY);
+        self.enter_alone(BODY);
     }
 
     /// A request's body is complete.
     pub(crate) fn busy(&self) {
-        self.enter(BUSY);
+        self.enter_alone(BUSY);
     }
 
     /// A request's answer is known, and about to be written.
     pub(crate) fn answers(&self) {
-        self.enter(WRITING);
+        self.enter_alone(WRITING);
     }
 
-    /// A call begins on a gRPC connection.
+    /// A call begins on a connection that calls share.
     pub(crate) fn stream_begins(&self) {
         self.streams.fetch_add(1, Ordering::Relaxed);
         self.enter(BUSY);
     }
 
-    /// A call is over on a gRPC connection.
+    /// A call is over on a connection that calls share.
     pub(crate) fn stream_ends(&self) {
         if self.streams.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.enter(IDLE);
@@ -105,7 +124,7 @@ impl Activity {
     }
 
     fn received(&self, bytes: usize) {
-        if self.protocol == Protocol::Grpc {
+        if self.is_multiplexed() {
             return self.greeted(bytes);
         }
         match self.phase() {
@@ -132,7 +151,7 @@ impl Activity {
     /// Something was written; more of the same answer may follow.
     fn wrote(&self) {
         self.moved();
-        if self.protocol == Protocol::Http && matches!(self.phase(), IDLE | WRITING) {
+        if !self.is_multiplexed() && matches!(self.phase(), IDLE | WRITING) {
             self.enter(WRITING);
         }
     }
@@ -190,7 +209,7 @@ impl Connections {
             phase: AtomicU8::new(phase),
             since: AtomicU32::new(self.clock.seconds.load(Ordering::Relaxed)),
             clock: Arc::clone(&self.clock),
-            protocol,
+            multiplexed: AtomicBool::new(protocol == Protocol::Grpc),
             greeting_left: AtomicU32::new(GREETING_BYTES),
             streams: AtomicU32::new(0),
         })

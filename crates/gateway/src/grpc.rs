@@ -2,13 +2,14 @@
 
 use crate::call::{Call, metric_reason};
 use crate::connection::Activity;
+use crate::extensions::{SERVER_NAME, SERVER_VERSION, extensions};
 use crate::http::encoding::Encoding;
-use crate::http::{EXTENSIONS, SERVER_NAME, SERVER_VERSION};
-use crate::message;
+use crate::http::payload::Payload;
+use crate::message::{self, Messages};
 use crate::shard::Shard;
 use crate::standard::Standard;
 use crate::stream::{OpenStream, StreamBody};
-use crate::stream_infer::{self, Answers};
+use crate::stream_infer::{self, Answers, Source};
 use crate::{repository_calls, settings, shared_memory, statistics};
 use base::{Duration, Timestamp};
 use hyper::body::Incoming;
@@ -21,6 +22,9 @@ use tonic::{Code, Request, Response, Status, Streaming, async_trait};
 use wire::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use wire::proto::*;
 use wire::{Fault, REASON_METADATA, Reason, grpc};
+
+/// Where streams are asked for.
+const STREAM_PATH: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 /// The calls, on one io thread.
 pub(crate) struct Calls {
@@ -61,7 +65,7 @@ impl GrpcServer {
         &self,
         activity: &Arc<Activity>,
         mut request: http::Request<Incoming>,
-    ) -> Result<http::Response<StreamBody>, Infallible> {
+    ) -> Result<http::Response<StreamBody<tonic::body::Body>>, Infallible> {
         let arrived = Arrived(self.shard.controller.now());
         let open = OpenStream::new(&self.shard, activity);
         if let Some(handler) = self.standard.of(request.uri().path()) {
@@ -73,8 +77,16 @@ impl GrpcServer {
             Some(b"deflate") => (&self.deflate, Some(Encoding::Deflate)),
             _ => (&self.plain, None),
         };
-        let (head, incoming) = request.into_parts();
-        let response = match message::read(&self.shard.shared, incoming, encoding).await {
+        let (mut head, incoming) = request.into_parts();
+        let message = if head.uri.path() == STREAM_PATH {
+            // Its messages are read one by one, by the call itself.
+            let messages = Messages::new(Arc::clone(&self.shard.shared), incoming, encoding);
+            head.extensions.insert(Source::new(messages));
+            Ok((Payload::default(), None))
+        } else {
+            message::read(&self.shard.shared, incoming, encoding).await
+        };
+        let response = match message {
             Ok((message, _held)) => {
                 let mut response = service.clone().call(http::Request::from_parts(head, message)).await?;
                 self.translate(response.headers_mut());
@@ -140,7 +152,7 @@ impl GrpcInferenceService for Calls {
         Ok(Response::new(ServerMetadataResponse {
             name: SERVER_NAME.to_owned(),
             version: SERVER_VERSION.to_owned(),
-            extensions: EXTENSIONS.iter().map(|&extension| extension.to_owned()).collect(),
+            extensions: extensions(&self.shard.shared.config).into_iter().map(str::to_owned).collect(),
         }))
     }
 
@@ -153,8 +165,7 @@ impl GrpcInferenceService for Calls {
     }
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Result<Response<ModelInferResponse>, Status> {
-        let arrived_at =
-            request.extensions().get::<Arrived>().map_or_else(|| self.shard.controller.now(), |arrived| arrived.0);
+        let arrived_at = arrived(&self.shard, request.extensions());
         let limit = deadline(request.metadata().as_ref());
         let message = request.into_inner();
         let mut call = Call::begin(&self.shard, &message.model_name, &message.model_version, arrived_at)?;
@@ -171,7 +182,8 @@ impl GrpcInferenceService for Calls {
         &self,
         request: Request<Streaming<ModelInferRequest>>,
     ) -> Result<Response<Answers>, Status> {
-        Ok(Response::new(stream_infer::stream_infer(&self.shard, request.into_inner())?))
+        let arrived_at = arrived(&self.shard, request.extensions());
+        Ok(Response::new(stream_infer::answer(&self.shard, &request, arrived_at)?))
     }
 
     async fn model_config(
@@ -266,10 +278,23 @@ impl GrpcInferenceService for Calls {
     }
 }
 
+/// When a call's head was there.
+fn arrived(shard: &Shard, extensions: &http::Extensions) -> Timestamp {
+    extensions.get::<Arrived>().map_or_else(|| shard.controller.now(), |arrived| arrived.0)
+}
+
 /// The smaller of gRPC's own deadline and the header that HTTP has too.
 fn deadline(headers: &HeaderMap) -> Option<Duration> {
-    let own = headers.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(grpc::timeout);
-    let header = headers.get("punctual-timeout-us").and_then(|value| value.to_str().ok()?.trim().parse().ok());
-    let header = header.filter(|&micros| micros > 0).map(Duration::from_micros);
-    own.into_iter().chain(header).min()
+    call_deadline(headers).into_iter().chain(header_deadline(headers)).min()
+}
+
+/// gRPC's own deadline, which is the whole call's.
+pub(crate) fn call_deadline(headers: &HeaderMap) -> Option<Duration> {
+    headers.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(grpc::timeout)
+}
+
+/// The deadline in the header that HTTP has too, which is each request's.
+pub(crate) fn header_deadline(headers: &HeaderMap) -> Option<Duration> {
+    let micros = headers.get("punctual-timeout-us").and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    micros.filter(|&micros| micros > 0).map(Duration::from_micros)
 }

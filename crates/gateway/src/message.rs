@@ -7,7 +7,7 @@ use crate::hold::{COUNTED_FROM, Held};
 use crate::http::encoding::Encoding;
 use crate::http::payload::Payload;
 use crate::shard::Shared;
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hyper::body::{Body, Frame, Incoming};
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -36,12 +36,7 @@ pub(crate) async fn read(
         let Some(data) = next(shared, &mut incoming).await? else { break };
         bytes += data.len();
         if bytes > limit.saturating_add(PREFIX_BYTES) {
-            return Err(Fault::new(
-                Reason::BodyTooLarge,
-                format!(
-                    "the message is larger than {limit} bytes, the most that this server takes: send less in one request"
-                ),
-            ));
+            return Err(too_large(limit));
         }
         if let Some(held) = &mut held {
             held.add(data.len())?;
@@ -55,6 +50,113 @@ pub(crate) async fn read(
     }
 }
 
+/// The messages of a stream, one after another.
+///
+/// Between messages a client may take its time; a message that has begun must not stand still.
+pub(crate) struct Messages {
+    shared: Arc<Shared>,
+    incoming: Incoming,
+    encoding: Option<Encoding>,
+    /// What was received and isn't handed out.
+    buffer: BytesMut,
+    /// What counts it, if it is large.
+    held: Option<Held>,
+}
+
+/// A message as it came.
+pub(crate) struct Framed {
+    content: Bytes,
+    encoding: Option<Encoding>,
+    held: Option<Held>,
+    limit: usize,
+}
+
+impl Messages {
+    pub(crate) fn new(shared: Arc<Shared>, incoming: Incoming, encoding: Option<Encoding>) -> Self {
+        Self { shared, incoming, encoding, buffer: BytesMut::new(), held: None }
+    }
+
+    /// The next message; `None` when the client has no more. Nothing is lost if this is given up and asked again.
+    pub(crate) async fn next(&mut self) -> Result<Option<Framed>, Fault> {
+        loop {
+            if let Some(message) = self.take()? {
+                return Ok(Some(message));
+            }
+            let data = if self.buffer.is_empty() {
+                received(frame(&mut self.incoming).await)?
+            } else {
+                next(&self.shared, &mut self.incoming).await?.map(Received::Data)
+            };
+            match data {
+                Some(Received::Data(data)) => self.add(&data)?,
+                Some(Received::Trailers) => {}
+                None if self.buffer.is_empty() => return Ok(None),
+                None => return Err(Fault::bad("the stream ends inside a message")),
+            }
+        }
+    }
+
+    fn add(&mut self, data: &[u8]) -> Result<(), Fault> {
+        self.buffer.extend_from_slice(data);
+        match &mut self.held {
+            Some(held) => held.add(data.len()),
+            None if self.buffer.len() >= COUNTED_FROM => {
+                let held = self.held.insert(Held::new(&self.shared));
+                held.add(self.buffer.len())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The first message of what was received, if it is complete.
+    fn take(&mut self) -> Result<Option<Framed>, Fault> {
+        let Some(length) = declared(&self.buffer) else { return Ok(None) };
+        let limit = self.shared.config.max_body_bytes;
+        if length > limit {
+            return Err(too_large(limit));
+        }
+        if self.buffer.len() < PREFIX_BYTES + length {
+            return Ok(None);
+        }
+        let encoding = match (self.buffer[0], self.encoding) {
+            (0, _) => None,
+            (1, Some(encoding)) => Some(encoding),
+            (flag, _) => {
+                return Err(Fault::bad(format!(
+                    "a message begins with the byte {flag}: 0 says that it is plain, 1 that it is compressed as grpc-encoding says"
+                )));
+            }
+        };
+        self.buffer.advance(PREFIX_BYTES);
+        let content = self.buffer.split_to(length).freeze();
+        Ok(Some(Framed { content, encoding, held: self.held.take(), limit }))
+    }
+}
+
+impl Framed {
+    /// The message, plain, and what counts it if it is large.
+    pub(crate) async fn plain(self) -> Result<(Bytes, Option<Held>), Fault> {
+        let Self { content, encoding, held, limit } = self;
+        let (Some(encoding), false) = (encoding, content.is_empty()) else { return Ok((content, held)) };
+        let work = move || {
+            let plain = encoding.decompress(&content, limit)?;
+            let mut held = held;
+            if let Some(held) = &mut held {
+                held.replace(plain.len())?;
+            }
+            Ok((plain, held))
+        };
+        beside(work).await
+    }
+}
+
+fn too_large(limit: usize) -> Fault {
+    Fault::new(
+        Reason::BodyTooLarge,
+        format!("the message is larger than {limit} bytes, the most that this server takes: send less in one request"),
+    )
+}
+
 /// The length that a prefix says.
 fn declared(piece: &[u8]) -> Option<usize> {
     let (length, _) = piece.get(1..)?.split_first_chunk::<4>()?;
@@ -64,18 +166,34 @@ fn declared(piece: &[u8]) -> Option<usize> {
 async fn next(shared: &Shared, incoming: &mut Incoming) -> Result<Option<Bytes>, Fault> {
     let patience = shared.config.body_timeout;
     loop {
-        let frame = poll_fn(|cx| Pin::new(&mut *incoming).poll_frame(cx));
-        match tokio::time::timeout(patience, frame).await {
-            Ok(None) => return Ok(None),
-            Ok(Some(Ok(frame))) => match Frame::into_data(frame) {
-                Ok(data) => return Ok(Some(data)),
-                Err(_trailers) => {}
+        match tokio::time::timeout(patience, frame(incoming)).await {
+            Ok(frame) => match received(frame)? {
+                None => return Ok(None),
+                Some(Received::Data(data)) => return Ok(Some(data)),
+                Some(Received::Trailers) => {}
             },
-            Ok(Some(Err(error))) => return Err(Fault::bad(format!("the message could not be read: {error}"))),
             Err(_) => {
                 return Err(Fault::bad(format!("the message stood still for {patience:?}: send it without pauses")));
             }
         }
+    }
+}
+
+/// What came next.
+enum Received {
+    Data(Bytes),
+    Trailers,
+}
+
+async fn frame(incoming: &mut Incoming) -> Option<hyper::Result<Frame<Bytes>>> {
+    poll_fn(|cx| Pin::new(&mut *incoming).poll_frame(cx)).await
+}
+
+fn received(frame: Option<hyper::Result<Frame<Bytes>>>) -> Result<Option<Received>, Fault> {
+    match frame {
+        None => Ok(None),
+        Some(Ok(frame)) => Ok(Some(Frame::into_data(frame).map_or(Received::Trailers, Received::Data))),
+        Some(Err(error)) => Err(Fault::bad(format!("the message could not be read: {error}"))),
     }
 }
 

@@ -90,7 +90,7 @@ impl Gateway {
         let mut queues = Vec::new();
         for number in 0..io_threads {
             let (queue, connections) = mpsc::channel(HANDOVER);
-            let shard = Arc::new(Shard::new(controller.clone(), Arc::clone(&shared)));
+            let shard = Arc::new(Shard::new(controller.clone(), Arc::clone(&shared), closing.clone()));
             let closing = closing.clone();
             threads.push(spawn(format!("io-{number}"), move || serve_thread(shard, connections, closing))?);
             queues.push(queue);

@@ -5,6 +5,7 @@ use crate::accept::Protocol;
 use crate::driver::Driver;
 use crate::mailbox::Mailbox;
 use crate::models::Models;
+use crate::regions::{Regions, RegionsView};
 use crate::standard::Readiness;
 use controller::Controller;
 use std::sync::Arc;
@@ -19,6 +20,9 @@ pub(crate) struct Shard {
     pub(crate) driver: Driver,
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) shared: Arc<Shared>,
+    pub(crate) regions: RegionsView,
+    /// Becomes true when the server goes down.
+    pub(crate) closing: watch::Receiver<bool>,
     /// Requests of this thread that aren't over.
     pub(crate) calls: AtomicUsize,
     /// Calls over gRPC of this thread, from their heads until their answers are handed over.
@@ -44,6 +48,8 @@ pub(crate) struct Shared {
     pub(crate) tracer: Tracer,
     /// Tells those who watch the server's health.
     pub(crate) readiness: watch::Sender<Readiness>,
+    /// The memory that clients share with the server.
+    pub(crate) regions: Regions,
 }
 
 impl Shared {
@@ -58,6 +64,7 @@ impl Shared {
             held_bytes: AtomicUsize::new(0),
             tracer,
             readiness: watch::Sender::new(Readiness::Starting),
+            regions: Regions::default(),
         }
     }
 }
@@ -84,13 +91,15 @@ impl Shared {
 }
 
 impl Shard {
-    pub(crate) fn new(controller: Controller, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(controller: Controller, shared: Arc<Shared>, closing: watch::Receiver<bool>) -> Self {
         Self {
             models: Models::new(controller.clone()),
             driver: Driver::default(),
             mailbox: Arc::default(),
             controller,
             shared,
+            regions: RegionsView::default(),
+            closing,
             calls: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
         }

@@ -1,5 +1,8 @@
-//! Regions of memory that clients share with the server, and tensors in them.
+//! The calls about memory that clients share with the server.
+//!
+//! The regions themselves, and how tensors get in and out of them, are in `regions.rs`.
 
+use crate::regions::no_shared_memory;
 use crate::shard::Shard;
 use wire::proto::{
     CudaSharedMemoryRegisterRequest, CudaSharedMemoryRegisterResponse, CudaSharedMemoryStatusRequest,
@@ -11,34 +14,44 @@ use wire::{Fault, Reason};
 
 /// `SystemSharedMemoryStatus`, `GET v2/systemsharedmemory[/region/NAME]/status`.
 pub(crate) fn system_status(
-    _shard: &Shard,
-    _request: &SystemSharedMemoryStatusRequest,
+    shard: &Shard,
+    request: &SystemSharedMemoryStatusRequest,
 ) -> Result<SystemSharedMemoryStatusResponse, Fault> {
-    Err(no_system_memory())
+    let regions = shard.shared.regions.status(&request.name);
+    if regions.is_empty() && !request.name.is_empty() {
+        return Err(unknown(&request.name));
+    }
+    Ok(SystemSharedMemoryStatusResponse { regions })
 }
 
 /// `SystemSharedMemoryRegister`, `POST v2/systemsharedmemory/region/NAME/register`.
 pub(crate) fn system_register(
-    _shard: &Shard,
-    _request: &SystemSharedMemoryRegisterRequest,
+    shard: &Shard,
+    request: &SystemSharedMemoryRegisterRequest,
 ) -> Result<SystemSharedMemoryRegisterResponse, Fault> {
-    Err(no_system_memory())
+    if !shard.shared.config.shared_memory {
+        return Err(no_shared_memory());
+    }
+    shard.shared.regions.register(request)?;
+    Ok(SystemSharedMemoryRegisterResponse {})
 }
 
-/// `SystemSharedMemoryUnregister`, `POST v2/systemsharedmemory[/region/NAME]/unregister`.
+/// `SystemSharedMemoryUnregister`, `POST v2/systemsharedmemory[/region/NAME]/unregister`. What isn't there needs no
+/// unregistering: clients begin with it to be sure.
 pub(crate) fn system_unregister(
-    _shard: &Shard,
-    _request: &SystemSharedMemoryUnregisterRequest,
+    shard: &Shard,
+    request: &SystemSharedMemoryUnregisterRequest,
 ) -> Result<SystemSharedMemoryUnregisterResponse, Fault> {
-    Err(no_system_memory())
+    shard.shared.regions.unregister(&request.name);
+    Ok(SystemSharedMemoryUnregisterResponse {})
 }
 
-/// `CudaSharedMemoryStatus`, `GET v2/cudasharedmemory[/region/NAME]/status`.
+/// `CudaSharedMemoryStatus`, `GET v2/cudasharedmemory[/region/NAME]/status`. There is none.
 pub(crate) fn cuda_status(
     _shard: &Shard,
-    _request: &CudaSharedMemoryStatusRequest,
+    request: &CudaSharedMemoryStatusRequest,
 ) -> Result<CudaSharedMemoryStatusResponse, Fault> {
-    Err(no_cuda_memory())
+    if request.name.is_empty() { Ok(CudaSharedMemoryStatusResponse::default()) } else { Err(unknown(&request.name)) }
 }
 
 /// `CudaSharedMemoryRegister`, `POST v2/cudasharedmemory/region/NAME/register`.
@@ -46,23 +59,19 @@ pub(crate) fn cuda_register(
     _shard: &Shard,
     _request: &CudaSharedMemoryRegisterRequest,
 ) -> Result<CudaSharedMemoryRegisterResponse, Fault> {
-    Err(no_cuda_memory())
+    let message = "CUDA shared memory is unsupported, because this server has no CUDA engine: use system shared memory, or \
+                   send tensors in the request";
+    Err(Fault::new(Reason::Unsupported, message))
 }
 
-/// `CudaSharedMemoryUnregister`, `POST v2/cudasharedmemory[/region/NAME]/unregister`.
+/// `CudaSharedMemoryUnregister`, `POST v2/cudasharedmemory[/region/NAME]/unregister`. Nothing is ever registered.
 pub(crate) fn cuda_unregister(
     _shard: &Shard,
     _request: &CudaSharedMemoryUnregisterRequest,
 ) -> Result<CudaSharedMemoryUnregisterResponse, Fault> {
-    Err(no_cuda_memory())
+    Ok(CudaSharedMemoryUnregisterResponse {})
 }
 
-fn no_system_memory() -> Fault {
-    Fault::new(Reason::Unsupported, "system shared memory isn't there yet: send tensors in the body")
-}
-
-fn no_cuda_memory() -> Fault {
-    let message = "CUDA shared memory is unsupported: this server has no CUDA engine; use system shared memory, or send \
-                   tensors in the body";
-    Fault::new(Reason::Unsupported, message)
+fn unknown(name: &str) -> Fault {
+    Fault::new(Reason::RegionNotFound, format!("there is no shared memory region {name:?}: register it first"))
 }

@@ -1,4 +1,4 @@
-//! A gRPC call from its head to the last byte of its answer: it counts as open that long.
+//! A call over HTTP/2 from its head to the last byte of its answer: it counts as open that long.
 
 use crate::connection::Activity;
 use crate::shard::Shard;
@@ -8,7 +8,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
-use tonic::Status;
 
 /// Answers are handed to the connection in pieces of this size, as fast as the client takes them. One large piece would be
 /// taken at once, and the call would look as if it were over.
@@ -36,24 +35,24 @@ impl Drop for OpenStream {
 }
 
 /// The answer to a call.
-pub(crate) struct StreamBody {
+pub(crate) struct StreamBody<B> {
     /// What is left of the library's last piece.
     piece: Bytes,
-    body: tonic::body::Body,
+    body: B,
     _open: OpenStream,
 }
 
-impl StreamBody {
-    pub(crate) fn new(body: tonic::body::Body, open: OpenStream) -> Self {
+impl<B> StreamBody<B> {
+    pub(crate) fn new(body: B, open: OpenStream) -> Self {
         Self { piece: Bytes::new(), body, _open: open }
     }
 }
 
-impl Body for StreamBody {
+impl<B: Body<Data = Bytes> + Unpin> Body for StreamBody<B> {
     type Data = Bytes;
-    type Error = Status;
+    type Error = B::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = &mut *self;
         if this.piece.is_empty() {
             match ready!(Pin::new(&mut this.body).poll_frame(cx)).transpose()?.map(Frame::into_data) {

@@ -6,12 +6,14 @@ use crate::grpc::GrpcServer;
 use crate::http;
 use crate::server::block_on;
 use crate::shard::Shard;
-use hyper::Request;
-use hyper::body::Incoming;
+use crate::stream::{OpenStream, StreamBody};
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
-use hyper::service::service_fn;
+use hyper::service::{Service, service_fn};
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use std::convert::Infallible;
+use std::error::Error;
 use std::net::TcpStream as StdStream;
 use std::pin::pin;
 use std::sync::Arc;
@@ -26,8 +28,13 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 /// At the end, connections without a request are given this much time, counted in rounds, to close by themselves.
 const QUIET_ROUND: Duration = Duration::from_millis(50);
 const QUIET_ROUNDS: u32 = 10;
-/// Requests that one gRPC connection may have in flight; more wait at the client.
+/// Requests that one connection of HTTP/2, and so of gRPC, may have in flight; more wait at the client.
 const MAX_STREAMS: u32 = 1024;
+/// No request of HTTP/1.1 begins so, and every connection of HTTP/2 does.
+const HTTP2_START: &[u8; 3] = b"PRI";
+/// How often it is looked for the rest of these, and how long is waited in between.
+const START_PIECES: u32 = 10;
+const START_PAUSE: Duration = Duration::from_millis(1);
 
 /// Serves the connections that it is given until the acceptor is gone and they are done.
 pub(crate) fn serve_thread(shard: Arc<Shard>, mut accepted: mpsc::Receiver<Accepted>, closing: watch::Receiver<bool>) {
@@ -114,7 +121,10 @@ impl ThreadServer {
             Protocol::Http => {
                 let shard = Arc::clone(&self.shard);
                 self.tasks.spawn(async move {
-                    serve_http(shard, io, &served, closing).await;
+                    match speaks_http2(&stream, closing.clone()).await {
+                        false => serve_http(shard, io, &served, closing).await,
+                        true => serve_http2(shard, io, &served, closing).await,
+                    }
                     linger(&stream, &served).await;
                     drop((open, registration));
                 })
@@ -151,16 +161,62 @@ async fn serve_http(shard: Arc<Shard>, io: TokioIo<Watched>, activity: &Activity
     }
 }
 
-async fn serve_grpc(
-    grpc: GrpcServer,
+/// Whether a client on the HTTP port begins with HTTP/2, which it does without asking ("prior knowledge").
+async fn speaks_http2(stream: &TcpStream, mut closing: watch::Receiver<bool>) -> bool {
+    let mut start = [0; HTTP2_START.len()];
+    for _ in 0..START_PIECES {
+        let seen = tokio::select! {
+            biased;
+            seen = stream.peek(&mut start) => seen.unwrap_or(0),
+            () = told_to_close(&mut closing) => return false,
+        };
+        if seen == HTTP2_START.len() || !HTTP2_START.starts_with(&start[..seen]) {
+            return start == *HTTP2_START;
+        }
+        if seen == 0 {
+            return false;
+        }
+        // A byte or two: the others are on their way, or this is no client.
+        tokio::time::sleep(START_PAUSE).await;
+    }
+    false
+}
+
+async fn serve_http2(
+    shard: Arc<Shard>,
     io: TokioIo<Watched>,
     activity: &Arc<Activity>,
-    mut closing: watch::Receiver<bool>,
+    closing: watch::Receiver<bool>,
 ) {
+    activity.multiplexes();
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (shard, activity) = (Arc::clone(&shard), Arc::clone(activity));
+        async move {
+            let open = OpenStream::new(&shard, &activity);
+            let response = http::answer(&shard, &activity, request).await;
+            Ok::<_, Infallible>(response.map(|body| StreamBody::new(body, open)))
+        }
+    });
+    multiplex(io, service, closing).await;
+}
+
+async fn serve_grpc(grpc: GrpcServer, io: TokioIo<Watched>, activity: &Arc<Activity>, closing: watch::Receiver<bool>) {
     let service = service_fn(move |request: Request<Incoming>| {
         let (grpc, activity) = (grpc.clone(), Arc::clone(activity));
         async move { grpc.answer(&activity, request).await }
     });
+    multiplex(io, service, closing).await;
+}
+
+/// Serves a connection of HTTP/2.
+async fn multiplex<S, B>(io: TokioIo<Watched>, service: S, mut closing: watch::Receiver<bool>)
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    S::Future: Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .keep_alive_interval(KEEPALIVE)

@@ -93,7 +93,7 @@ pub(crate) fn strings(mut data: &[u8]) -> impl Iterator<Item = Result<&[u8], Cut
 }
 
 /// Appends one element of a `BYTES` tensor.
-pub(crate) fn push_string(out: &mut Vec<u8>, element: &[u8]) -> Result<(), TooLong> {
+pub fn push_string(out: &mut Vec<u8>, element: &[u8]) -> Result<(), TooLong> {
     let length = u32::try_from(element.len()).map_err(|_| TooLong)?;
     out.extend_from_slice(&length.to_le_bytes());
     out.extend_from_slice(element);
@@ -102,7 +102,7 @@ pub(crate) fn push_string(out: &mut Vec<u8>, element: &[u8]) -> Result<(), TooLo
 
 /// An element of 4 GiB or more, whose length the binary form can't say.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct TooLong;
+pub struct TooLong;
 
 #[cfg(test)]
 mod tests {

@@ -54,6 +54,8 @@ reasons! {
     MethodNotAllowed = "method_not_allowed", 405, Unimplemented, None;
     /// The protocol has it, but this server doesn't, or isn't allowed to.
     Unsupported = "unsupported", 400, Unimplemented, None;
+    /// There is no such region of shared memory.
+    RegionNotFound = "region_not_found", 404, NotFound, None;
     /// What is to be made is there already.
     AlreadyExists = "already_exists", 409, AlreadyExists, None;
     /// The body is larger than the server takes.

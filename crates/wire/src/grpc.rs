@@ -1,33 +1,34 @@
 //! The protocol over gRPC: protobuf messages into requests and answers into protobuf messages.
 
 use crate::elements::{check_elements, count_elements, push_string};
-use crate::json::{datatype_from_name, no_classification, no_shared_memory};
+use crate::json::datatype_from_name;
+use crate::parameters::{Place, check_name};
 use crate::proto::infer_parameter::ParameterChoice;
 use crate::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use crate::proto::model_infer_response::InferOutputTensor;
 use crate::proto::{InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
-use crate::{Fault, InferInput, InferRequest, InferResponse, Parameters, RequestedOutput};
+use crate::{Fault, InferInput, InferRequest, InferResponse, Parameters, Region, RequestedOutput};
 use base::{DataType, Duration};
 use bytes::Bytes;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+/// The parameter that says that a tensor lies in shared memory.
+const REGION: &str = "shared_memory_region";
+
 /// Reads a request. Tensors that came as `raw_input_contents` are shared with the message, not copied.
 pub fn decode(message: &ModelInferRequest) -> Result<InferRequest<'_>, Fault> {
     let raw = &message.raw_input_contents;
-    if !raw.is_empty() && raw.len() != message.inputs.len() {
+    // What lies in shared memory has no entry.
+    let here = message.inputs.iter().filter(|input| !input.parameters.contains_key(REGION)).count();
+    if !raw.is_empty() && raw.len() != here {
         return Err(Fault::bad(format!(
-            "there are {} inputs, but {} entries of raw_input_contents: give one for each, or none",
-            message.inputs.len(),
+            "there are {here} inputs, but {} entries of raw_input_contents: give one for each, or none",
             raw.len()
         )));
     }
-    let inputs = message
-        .inputs
-        .iter()
-        .enumerate()
-        .map(|(position, input)| read_input(input, raw.get(position)))
-        .collect::<Result<_, _>>()?;
+    let mut raw = raw.iter();
+    let inputs = message.inputs.iter().map(|input| read_input(input, &mut raw)).collect::<Result<_, _>>()?;
     Ok(InferRequest {
         id: Cow::Borrowed(&message.id),
         parameters: read_parameters(&message.parameters)?,
@@ -37,6 +38,9 @@ pub fn decode(message: &ModelInferRequest) -> Result<InferRequest<'_>, Fault> {
 }
 
 fn read_parameters(map: &BTreeMap<String, InferParameter>) -> Result<Parameters, Fault> {
+    for name in map.keys() {
+        check_name(name)?;
+    }
     let timeout = whole_number(map, "timeout")?.filter(|&micros| micros > 0).map(Duration::from_micros);
     let priority = u32::try_from(whole_number(map, "priority")?.unwrap_or(0)).unwrap_or(u32::MAX);
     Ok(Parameters { timeout, priority, binary_outputs: true })
@@ -60,13 +64,20 @@ fn whole_number(map: &BTreeMap<String, InferParameter>, name: &str) -> Result<Op
     Err(Fault::bad(format!("the parameter {name} is {shown}: it must be a whole number that isn't negative")))
 }
 
-fn read_input<'a>(input: &'a InferInputTensor, raw: Option<&Bytes>) -> Result<InferInput<'a>, Fault> {
+fn read_input<'a>(input: &'a InferInputTensor, raw: &mut std::slice::Iter<'_, Bytes>) -> Result<InferInput<'a>, Fault> {
     let name = &input.name;
-    if input.parameters.contains_key("shared_memory_region") {
-        return Err(no_shared_memory("input", name));
-    }
     let datatype = datatype_from_name(name, &input.datatype)?;
-    let data = match (raw, &input.contents) {
+    if let Some(region) = read_region("input", name, &input.parameters)? {
+        if input.contents.is_some() {
+            return Err(Fault::bad(format!(
+                "input {name:?} is in shared memory and has contents, too: give one of them"
+            )));
+        }
+        count_elements(name, &input.shape)?;
+        let (name, shape) = (Cow::Borrowed(name.as_str()), input.shape.clone());
+        return Ok(InferInput { name, datatype, shape, data: Bytes::new(), region: Some(region) });
+    }
+    let data = match (raw.next(), &input.contents) {
         (Some(_), Some(_)) => {
             return Err(Fault::bad(format!(
                 "input {name:?} has both contents and raw_input_contents: give one of them"
@@ -81,7 +92,22 @@ fn read_input<'a>(input: &'a InferInputTensor, raw: Option<&Bytes>) -> Result<In
         }
     };
     check_elements(name, datatype, &input.shape, &data)?;
-    Ok(InferInput { name: Cow::Borrowed(name), datatype, shape: input.shape.clone(), data })
+    Ok(InferInput { name: Cow::Borrowed(name), datatype, shape: input.shape.clone(), data, region: None })
+}
+
+/// Where a tensor lies in shared memory, if it does.
+fn read_region(
+    what: &str,
+    name: &str,
+    parameters: &BTreeMap<String, InferParameter>,
+) -> Result<Option<Box<Region>>, Fault> {
+    let Some(parameter) = parameters.get(REGION) else { return Ok(None) };
+    let Some(ParameterChoice::StringParam(region)) = &parameter.parameter_choice else {
+        return Err(Fault::bad(format!("the parameter {REGION} of {what} {name:?} must be a text")));
+    };
+    let offset = whole_number(parameters, "shared_memory_offset")?;
+    let byte_size = whole_number(parameters, "shared_memory_byte_size")?;
+    Place { region: Cow::Borrowed(region), offset, byte_size }.check(what, name).map(Some)
 }
 
 fn read_contents(name: &str, datatype: DataType, contents: &InferTensorContents) -> Result<Bytes, Fault> {
@@ -135,16 +161,29 @@ fn pack<T, const N: usize>(values: &[T], bytes: impl Fn(&T) -> Result<[u8; N], F
 }
 
 fn read_output(output: &InferRequestedOutputTensor) -> Result<RequestedOutput<'_>, Fault> {
-    if output.parameters.contains_key("shared_memory_region") {
-        return Err(no_shared_memory("output", &output.name));
-    }
-    if whole_number(&output.parameters, "classification")?.is_some_and(|classes| classes > 0) {
-        return Err(no_classification(&output.name));
-    }
-    Ok(RequestedOutput { name: Cow::Borrowed(&output.name), binary: true })
+    let classes = whole_number(&output.parameters, "classification")?.unwrap_or(0);
+    Ok(RequestedOutput {
+        name: Cow::Borrowed(&output.name),
+        binary: true,
+        classes: u32::try_from(classes).unwrap_or(u32::MAX),
+        region: read_region("output", &output.name, &output.parameters)?,
+    })
 }
 
-/// Writes an answer, all tensors as `raw_output_contents`.
+/// What an answer says of an output in shared memory.
+fn region_parameters(region: &Region) -> BTreeMap<String, InferParameter> {
+    let number = |value: u64| ParameterChoice::Int64Param(i64::try_from(value).unwrap_or(i64::MAX));
+    let parameter = |choice| InferParameter { parameter_choice: Some(choice) };
+    let mut parameters = BTreeMap::new();
+    parameters.insert(REGION.to_owned(), parameter(ParameterChoice::StringParam(region.name.clone())));
+    parameters.insert("shared_memory_byte_size".to_owned(), parameter(number(region.byte_size)));
+    if region.offset > 0 {
+        parameters.insert("shared_memory_offset".to_owned(), parameter(number(region.offset)));
+    }
+    parameters
+}
+
+/// Writes an answer, all tensors as `raw_output_contents`; the entry of one that is in shared memory is empty.
 pub fn encode(response: InferResponse<'_>) -> ModelInferResponse {
     let mut outputs = Vec::with_capacity(response.outputs.len());
     let mut raw_output_contents = Vec::with_capacity(response.outputs.len());
@@ -153,7 +192,7 @@ pub fn encode(response: InferResponse<'_>) -> ModelInferResponse {
             name: output.name.to_owned(),
             datatype: output.datatype.name().to_owned(),
             shape: output.shape.to_vec(),
-            parameters: BTreeMap::new(),
+            parameters: output.region.map_or_else(BTreeMap::new, region_parameters),
             contents: None,
         });
         raw_output_contents.push(output.data);
@@ -271,6 +310,10 @@ mod tests {
         message.parameters.insert("timeout".into(), parameter(ParameterChoice::Int64Param(-3)));
         expect!["the parameter timeout is -3: it must be a whole number that isn't negative"]
             .assert_eq(&sentence(&message));
+        let mut message = request(vec![], &[]);
+        message.parameters.insert("triton_magic".into(), parameter(ParameterChoice::BoolParam(true)));
+        expect![[r#"the parameter "triton_magic" begins with "triton_", which is reserved: choose another name"#]]
+            .assert_eq(&sentence(&message));
     }
 
     #[test]
@@ -284,10 +327,33 @@ mod tests {
     }
 
     #[test]
+    fn tensors_in_shared_memory_have_no_raw_entry() {
+        let mut message = request(vec![input("x", "INT8", &[1], None), input("y", "INT8", &[1], None)], &[b"a"]);
+        let place = &mut message.inputs[0].parameters;
+        place.insert("shared_memory_region".into(), parameter(ParameterChoice::StringParam("r".into())));
+        expect![[r#"input "x" is in shared memory: say how long it is with shared_memory_byte_size"#]]
+            .assert_eq(&sentence(&message));
+        let place = &mut message.inputs[0].parameters;
+        place.insert("shared_memory_byte_size".into(), parameter(ParameterChoice::Int64Param(1)));
+        let decoded = decode(&message).unwrap();
+        assert_eq!(decoded.inputs[0].region, Some(Box::new(Region { name: "r".into(), offset: 0, byte_size: 1 })));
+        assert_eq!(&decoded.inputs[1].data[..], b"a");
+        message.inputs[0].contents = Some(InferTensorContents::default());
+        expect![[r#"input "x" is in shared memory and has contents, too: give one of them"#]]
+            .assert_eq(&sentence(&message));
+    }
+
+    #[test]
     fn answers_are_raw() {
         let data = Bytes::from_static(b"\x01\0");
-        let output =
-            OutputTensor { name: "y", datatype: DataType::Int16, shape: &[1], data: data.clone(), binary: true };
+        let output = OutputTensor {
+            name: "y",
+            datatype: DataType::Int16,
+            shape: &[1],
+            data: data.clone(),
+            binary: true,
+            region: None,
+        };
         let message = encode(InferResponse { model_name: "m", model_version: 4, id: "i", outputs: vec![output] });
         assert_eq!((message.model_version.as_str(), message.id.as_str()), ("4", "i"));
         assert_eq!(message.outputs[0].datatype, "INT16");

@@ -11,7 +11,8 @@ pub struct InferRequest<'a> {
     pub id: Cow<'a, str>,
     /// What the client asks beside the tensors.
     pub parameters: Parameters,
-    /// The inputs, in the client's order. Each is consistent in itself: its bytes are exactly what its shape says.
+    /// The inputs, in the client's order. Each is consistent in itself: its bytes are exactly what its shape says, unless
+    /// they lie in a region and aren't here yet.
     pub inputs: Vec<InferInput<'a>>,
     /// The outputs that are wanted; none means all.
     pub outputs: Vec<RequestedOutput<'a>>,
@@ -26,8 +27,14 @@ impl InferRequest<'_> {
             datatype: input.datatype,
             shape: input.shape,
             data: input.data,
+            region: input.region,
         };
-        let output = |output: RequestedOutput<'_>| RequestedOutput { name: own(output.name), binary: output.binary };
+        let output = |output: RequestedOutput<'_>| RequestedOutput {
+            name: own(output.name),
+            binary: output.binary,
+            classes: output.classes,
+            region: output.region,
+        };
         InferRequest {
             id: own(self.id),
             parameters: self.parameters,
@@ -37,7 +44,7 @@ impl InferRequest<'_> {
     }
 }
 
-/// What a client may ask beside the tensors. Parameters of sequences and unknown ones are ignored.
+/// What a client may ask beside the tensors. Parameters of sequences and the client's own are taken and ignored.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Parameters {
     /// The end-to-end deadline, counted from the arrival.
@@ -57,8 +64,21 @@ pub struct InferInput<'a> {
     pub datatype: DataType,
     /// Its dimensions; none is negative, and their product fits.
     pub shape: Vec<i64>,
-    /// Its elements in the protocol's binary form.
+    /// Its elements in the protocol's binary form; nothing while they lie in a region.
     pub data: Bytes,
+    /// Where its elements lie, if they didn't come with the request.
+    pub region: Option<Box<Region>>,
+}
+
+/// A part of a region of memory that the client shares with the server.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Region {
+    /// The name under which the region was registered.
+    pub name: String,
+    /// Where the part begins in the region.
+    pub offset: u64,
+    /// How long it is.
+    pub byte_size: u64,
 }
 
 /// An output that the client wants.
@@ -68,6 +88,10 @@ pub struct RequestedOutput<'a> {
     pub name: Cow<'a, str>,
     /// Whether it is wanted as bytes rather than as JSON (HTTP only).
     pub binary: bool,
+    /// How many of the highest values are wanted, as texts, instead of the tensor; 0 for the tensor.
+    pub classes: u32,
+    /// Where it is to be written to, instead of into the answer.
+    pub region: Option<Box<Region>>,
 }
 
 /// An answer, ready to be written.
@@ -96,4 +120,6 @@ pub struct OutputTensor<'a> {
     pub data: Bytes,
     /// Whether it is written as bytes rather than as JSON (HTTP only).
     pub binary: bool,
+    /// Where the elements were written to, with their size; the answer then has none.
+    pub region: Option<&'a Region>,
 }

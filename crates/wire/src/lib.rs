@@ -21,8 +21,11 @@ mod elements;
 mod fault;
 mod infer;
 mod numbers;
+mod parameters;
+mod raw;
 mod sentence;
 
-pub use elements::check_elements;
+pub use elements::{TooLong, check_elements, push_string};
 pub use fault::{EARLIEST_METADATA, Fault, REASON_METADATA, Reason};
-pub use infer::{InferInput, InferRequest, InferResponse, OutputTensor, Parameters, RequestedOutput};
+pub use infer::{InferInput, InferRequest, InferResponse, OutputTensor, Parameters, Region, RequestedOutput};
+pub use raw::raw_request;

@@ -7,6 +7,7 @@ use hyper::body::{Body, Frame, Incoming};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 use wire::{Fault, Reason};
 
 /// What is left of a refused body is read and thrown away up to this many times the limit, so that clients that only
@@ -18,11 +19,13 @@ pub(crate) struct RequestBody {
     incoming: Incoming,
     /// The client only sends the body when it is asked to (`Expect: 100-continue`), which reading does.
     waits: bool,
+    /// How long it may stand still, where nobody else watches.
+    patience: Option<Duration>,
 }
 
 impl RequestBody {
-    pub(crate) fn new(incoming: Incoming, waits: bool) -> Self {
-        Self { incoming, waits }
+    pub(crate) fn new(incoming: Incoming, waits: bool, patience: Option<Duration>) -> Self {
+        Self { incoming, waits, patience }
     }
 
     /// The whole body, if it isn't larger than the server takes, and what counts it if it is large.
@@ -59,7 +62,14 @@ impl RequestBody {
     async fn next(&mut self) -> Result<Option<Bytes>, Fault> {
         self.waits = false;
         loop {
-            match poll_fn(|cx| Pin::new(&mut self.incoming).poll_frame(cx)).await {
+            let frame = poll_fn(|cx| Pin::new(&mut self.incoming).poll_frame(cx));
+            let frame = match self.patience {
+                None => frame.await,
+                Some(patience) => tokio::time::timeout(patience, frame).await.map_err(|_| {
+                    Fault::bad(format!("the body stood still for {patience:?}: send it without pauses"))
+                })?,
+            };
+            match frame {
                 None => return Ok(None),
                 Some(Ok(frame)) => match Frame::into_data(frame) {
                     Ok(data) => return Ok(Some(data)),

@@ -10,7 +10,9 @@ mod route;
 use crate::beside::{READ_BESIDE, beside};
 use crate::call::Call;
 use crate::connection::Activity;
+use crate::extensions::{SERVER_NAME, SERVER_VERSION, extensions};
 use crate::hold::Held;
+use crate::models::serving;
 use crate::shard::Shard;
 use base::Duration;
 use body::RequestBody;
@@ -20,7 +22,7 @@ use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, Hea
 use hyper::{Method, Request, Response};
 use payload::{Payload, plain};
 use route::{ModelCall, Route};
-use wire::{Fault, Reason, json};
+use wire::{Fault, Reason, json, raw_request};
 
 /// How many bytes of a body are JSON; binary tensors follow them.
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
@@ -32,19 +34,14 @@ const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream")
 /// Answers below this size fit one packet: compressing them saves nothing.
 const COMPRESS_FROM: usize = 1_400;
 
-/// The server's name, in metadata.
-pub(crate) const SERVER_NAME: &str = "punctual";
-/// The server's version, in metadata.
-pub(crate) const SERVER_VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The protocol's extensions that are there.
-pub(crate) const EXTENSIONS: &[&str] = &["binary_tensor_data", "parameters", "statistics", "trace", "logging"];
-
 /// Answers one request.
 pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<Incoming>) -> Response<Payload> {
     let arrived_at = shard.controller.now();
     activity.reads_body();
     let (head, body) = request.into_parts();
-    let mut body = RequestBody::new(body, head.headers.contains_key(EXPECT));
+    // Where calls share a connection the sweep can't tell which of them stands still.
+    let patience = activity.is_multiplexed().then_some(shard.shared.config.body_timeout);
+    let mut body = RequestBody::new(body, head.headers.contains_key(EXPECT), patience);
     let path = head.uri.path();
     let outcome = match Route::of(path) {
         None => Err(Fault::new(Reason::NotFound, route::unknown(path))),
@@ -66,12 +63,15 @@ pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<
         Some(Route::Model { name, version, call: ModelCall::Metadata }) => {
             shard.models.describe(&name, &version, |metadata| plain::json(json::model_metadata(&metadata)))
         }
-        Some(Route::ServerMetadata) => Ok(plain::json(json::server_metadata(SERVER_NAME, SERVER_VERSION, EXTENSIONS))),
+        Some(Route::ServerMetadata) => {
+            let extensions = extensions(&shard.shared.config);
+            Ok(plain::json(json::server_metadata(SERVER_NAME, SERVER_VERSION, &extensions)))
+        }
         Some(Route::ServerLive) => Ok(plain::empty()),
         Some(Route::OpenApi) => Ok(openapi::answer()),
         Some(Route::ServerReady) if shard.ready() => Ok(plain::empty()),
         Some(Route::ServerReady) => Err(Fault::new(Reason::NotReady, "the server doesn't take requests now")),
-        Some(route) => admin::answer(shard, activity, &route, &head, &mut body).await,
+        Some(route) => Box::pin(admin::answer(shard, activity, &route, &head, &mut body)).await,
     };
     let response = outcome.unwrap_or_else(|fault| plain::fault(&fault));
     if !response.status().is_success() {
@@ -100,18 +100,27 @@ async fn infer(
     let accepted = Encoding::for_response(text(headers, &ACCEPT_ENCODING)?);
     let (body, held) = body.read(&shard.shared).await?;
     activity.busy();
+    // No head at all: the body is the one input.
+    let raw = json_length == Some(0);
     // What is compressed may be a thousand times as large as it looks.
-    let (request, _held) = if encoding.is_none() && json_length.unwrap_or(body.len()) < READ_BESIDE {
+    let (request, _held) = if encoding.is_none() && raw {
+        (raw_request(call.signature(), body)?, held)
+    } else if encoding.is_none() && json_length.unwrap_or(body.len()) < READ_BESIDE {
         (json::decode(&body, json_length)?, held)
     } else {
         let mut held = held.unwrap_or_else(|| Held::new(&shard.shared));
+        let entry = call.entry();
         let read = move || {
             let plain = match encoding {
                 None => body,
                 Some(encoding) => encoding.decompress(&body, limit)?,
             };
             held.replace(plain.len())?;
-            Ok((json::decode(&plain, json_length)?.into_owned(), Some(held)))
+            let request = match raw {
+                true => raw_request(&serving(&entry)?.signature, plain)?,
+                false => json::decode(&plain, json_length)?.into_owned(),
+            };
+            Ok((request, Some(held)))
         };
         beside(read).await?
     };

@@ -1,6 +1,7 @@
 //! An HTTP body into a request.
 
 use crate::elements::{check_elements, count_elements};
+use crate::parameters::{JsonParameters, Place};
 use crate::{Fault, InferInput, InferRequest, Parameters, RequestedOutput, numbers};
 use base::{DataType, Duration};
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use std::borrow::Cow;
 
 /// Text that is borrowed wherever it has no escapes (`Option<Cow>` would always copy).
 #[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+pub(crate) struct Text<'a>(#[serde(borrow)] pub(crate) Cow<'a, str>);
 
 #[derive(Deserialize)]
 struct JsonRequest<'a> {
@@ -21,13 +22,6 @@ struct JsonRequest<'a> {
     inputs: Vec<JsonInput<'a>>,
     #[serde(borrow)]
     outputs: Option<Vec<JsonOutput<'a>>>,
-}
-
-#[derive(Deserialize, Default)]
-struct JsonParameters {
-    timeout: Option<u64>,
-    priority: Option<u64>,
-    binary_data_output: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -49,6 +43,8 @@ struct JsonInputParameters<'a> {
     binary_data_size: Option<usize>,
     #[serde(borrow)]
     shared_memory_region: Option<Text<'a>>,
+    shared_memory_offset: Option<u64>,
+    shared_memory_byte_size: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -65,6 +61,8 @@ struct JsonOutputParameters<'a> {
     classification: Option<u64>,
     #[serde(borrow)]
     shared_memory_region: Option<Text<'a>>,
+    shared_memory_offset: Option<u64>,
+    shared_memory_byte_size: Option<u64>,
 }
 
 /// Reads a request. `json_length` is what `Inference-Header-Content-Length` says: how many bytes of the body are JSON;
@@ -137,11 +135,16 @@ impl Tail {
 fn read_input<'a>(input: JsonInput<'a>, tail: &mut Tail) -> Result<InferInput<'a>, Fault> {
     let JsonInput { name, shape, datatype, parameters, data } = input;
     let parameters = parameters.unwrap_or_default();
-    if parameters.shared_memory_region.is_some() {
-        return Err(no_shared_memory("input", &name));
-    }
     let datatype = datatype_from_name(&name, &datatype)?;
     let count = count_elements(&name, &shape)?;
+    if let Some(region) = parameters.shared_memory_region {
+        if parameters.binary_data_size.is_some() || data.is_some() {
+            return Err(Fault::bad(format!("input {name:?} is in shared memory and has data, too: give one of them")));
+        }
+        let (offset, byte_size) = (parameters.shared_memory_offset, parameters.shared_memory_byte_size);
+        let region = Some(Place { region: region.0, offset, byte_size }.check("input", &name)?);
+        return Ok(InferInput { name, datatype, shape, data: Bytes::new(), region });
+    }
     let data = match (parameters.binary_data_size, data) {
         (Some(size), None) => {
             let data = tail.take(&name, size)?;
@@ -162,7 +165,7 @@ fn read_input<'a>(input: JsonInput<'a>, tail: &mut Tail) -> Result<InferInput<'a
             )));
         }
     };
-    Ok(InferInput { name, datatype, shape, data })
+    Ok(InferInput { name, datatype, shape, data, region: None })
 }
 
 /// The type of that name, or the sentence that says that there is none.
@@ -171,11 +174,6 @@ pub(crate) fn datatype_from_name(input: &str, name: &str) -> Result<DataType, Fa
         let known: Vec<&str> = DataType::ALL.iter().map(|datatype| datatype.name()).collect();
         Fault::bad(format!("input {input:?} has the datatype {name:?}, which is none of {}", known.join(", ")))
     })
-}
-
-/// The refusal of a tensor in shared memory.
-pub(crate) fn no_shared_memory(what: &str, name: &str) -> Fault {
-    Fault::bad(format!("{what} {name:?} is in shared memory, which this server doesn't have: send it in the body"))
 }
 
 /// Elements that were read one by one are well-formed: only their number may be wrong.
@@ -191,25 +189,25 @@ fn check_count(name: &str, datatype: DataType, shape: &[i64], count: usize, data
 fn read_output(output: JsonOutput<'_>, defaults: Parameters) -> Result<RequestedOutput<'_>, Fault> {
     let JsonOutput { name, parameters } = output;
     let parameters = parameters.unwrap_or_default();
-    if parameters.classification.is_some_and(|classes| classes > 0) {
-        return Err(no_classification(&name));
-    }
-    if parameters.shared_memory_region.is_some() {
-        return Err(no_shared_memory("output", &name));
-    }
-    Ok(RequestedOutput { binary: parameters.binary_data.unwrap_or(defaults.binary_outputs), name })
-}
-
-/// The refusal of the classification extension.
-pub(crate) fn no_classification(name: &str) -> Fault {
-    Fault::bad(format!(
-        "output {name:?} is asked for as a classification, which this server doesn't do: ask for the tensor"
-    ))
+    let region = match parameters.shared_memory_region {
+        None => None,
+        Some(region) => {
+            let (offset, byte_size) = (parameters.shared_memory_offset, parameters.shared_memory_byte_size);
+            Some(Place { region: region.0, offset, byte_size }.check("output", &name)?)
+        }
+    };
+    Ok(RequestedOutput {
+        binary: parameters.binary_data.unwrap_or(defaults.binary_outputs),
+        classes: u32::try_from(parameters.classification.unwrap_or(0)).unwrap_or(u32::MAX),
+        region,
+        name,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Region;
     use expect_test::expect;
     use proptest::prelude::*;
 
@@ -233,6 +231,30 @@ mod tests {
         let outputs: Vec<_> = request.outputs.iter().map(|o| (&*o.name, o.binary)).collect();
         assert_eq!(outputs, [("y", true), ("z", false)]);
         assert!(matches!(request.inputs[0].name, Cow::Borrowed(_)), "names without escapes are not copied");
+    }
+
+    #[test]
+    fn parameters_of_the_clients_own_are_taken() {
+        let body =
+            br#"{"parameters":{"a":1,"b":-0.5,"c":"x\"","d":true,"e":null,"triton_enable_empty_final_response":true,
+            "timeout":null,"priority":3,"binary_data_output":true},"inputs":[]}"#;
+        let parameters = decode(&Bytes::from_static(body), None).unwrap().parameters;
+        assert_eq!(parameters, Parameters { timeout: None, priority: 3, binary_outputs: true });
+    }
+
+    #[test]
+    fn tensors_in_shared_memory_and_classes() {
+        let body = Bytes::from_static(
+            br#"{"inputs":[{"name":"x","shape":[2],"datatype":"FP32","parameters":
+                {"shared_memory_region":"in","shared_memory_offset":8,"shared_memory_byte_size":16}}],
+                "outputs":[{"name":"y","parameters":{"shared_memory_region":"out","shared_memory_byte_size":4}},
+                {"name":"z","parameters":{"classification":3}}]}"#,
+        );
+        let request = decode(&body, None).unwrap();
+        let region = |name: &str, offset, byte_size| Some(Box::new(Region { name: name.into(), offset, byte_size }));
+        assert_eq!(request.inputs[0].region, region("in", 8, 16));
+        assert_eq!((request.outputs[0].region.clone(), request.outputs[0].classes), (region("out", 0, 4), 0));
+        assert_eq!((request.outputs[1].region.clone(), request.outputs[1].classes), (None, 3));
     }
 
     /// Two binary inputs with one of JSON between them.
@@ -303,13 +325,16 @@ mod tests {
             r#"input "x" has no data: give data, or the parameter binary_data_size and the bytes behind the JSON"#
         ]]
         .assert_eq(&sentence(r#"{"inputs":[{"name":"x","shape":[1],"datatype":"FP32"}]}"#));
-        expect![[r#"input "x" is in shared memory, which this server doesn't have: send it in the body"#]].assert_eq(
+        expect![[r#"input "x" is in shared memory: say how long it is with shared_memory_byte_size"#]].assert_eq(
             &sentence(
                 r#"{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","parameters":{"shared_memory_region":"r"}}]}"#,
             ),
         );
-        expect![[r#"output "y" is asked for as a classification, which this server doesn't do: ask for the tensor"#]]
-            .assert_eq(&sentence(r#"{"inputs":[],"outputs":[{"name":"y","parameters":{"classification":3}}]}"#));
+        expect![[r#"input "x" is in shared memory and has data, too: give one of them"#]].assert_eq(&sentence(
+            r#"{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1],"parameters":{"shared_memory_region":"r"}}]}"#,
+        ));
+        expect![[r#"the request is not what the protocol asks for: the parameter "triton_magic" begins with "triton_", which is reserved: choose another name at line 1 column 29"#]].assert_eq(&sentence(r#"{"parameters":{"triton_magic":1},"inputs":[]}"#));
+        expect!["the request is not what the protocol asks for: invalid type: map, expected a text, a number, true or false at line 1 column 23"].assert_eq(&sentence(r#"{"parameters":{"mine":{"a":1}},"inputs":[]}"#));
     }
 
     #[test]

@@ -53,7 +53,14 @@ fn write_output(json: &mut Vec<u8>, output: &OutputTensor<'_>, binary: &mut Vec<
     json.extend_from_slice(output.datatype.name().as_bytes());
     json.extend_from_slice(b"\",\"shape\":");
     numbers::json(json, output.shape);
-    if output.binary {
+    if let Some(region) = output.region {
+        json.extend_from_slice(b",\"parameters\":{\"shared_memory_region\":");
+        write_string(json, &region.name);
+        if region.offset > 0 {
+            let _ = write!(json, ",\"shared_memory_offset\":{}", region.offset);
+        }
+        let _ = write!(json, ",\"shared_memory_byte_size\":{}}}}}", region.byte_size);
+    } else if output.binary {
         let _ = write!(json, ",\"parameters\":{{\"binary_data_size\":{}}}}}", output.data.len());
         binary.push(output.data.clone());
     } else {
@@ -76,6 +83,7 @@ fn estimate(response: &InferResponse<'_>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Region;
     use expect_test::expect;
 
     fn floats(values: &[f32]) -> Bytes {
@@ -83,7 +91,14 @@ mod tests {
     }
 
     fn response<'a>(id: &'a str, binary: bool) -> InferResponse<'a> {
-        let output = |name, shape, data, binary| OutputTensor { name, datatype: DataType::Fp32, shape, data, binary };
+        let output = |name, shape, data, binary| OutputTensor {
+            name,
+            datatype: DataType::Fp32,
+            shape,
+            data,
+            binary,
+            region: None,
+        };
         InferResponse {
             model_name: "m",
             model_version: 3,
@@ -112,9 +127,21 @@ mod tests {
     }
 
     #[test]
+    fn outputs_in_shared_memory_say_where_they_are() {
+        let mut response = response("", true);
+        let region = Region { name: "r\"".into(), offset: 8, byte_size: 12 };
+        response.outputs.truncate(1);
+        response.outputs[0].region = Some(&region);
+        let encoded = encode(&response).unwrap();
+        expect![[r#"{"model_name":"m","model_version":"3","outputs":[{"name":"y","datatype":"FP32","shape":[1,3],"parameters":{"shared_memory_region":"r\"","shared_memory_offset":8,"shared_memory_byte_size":12}}]}"#]].assert_eq(std::str::from_utf8(&encoded.json).unwrap());
+        assert!(encoded.binary.is_empty());
+    }
+
+    #[test]
     fn the_estimate_is_enough_for_any_float() {
         let data = floats(&[f32::MIN; 1000]);
-        let output = OutputTensor { name: "y", datatype: DataType::Fp32, shape: &[1000], data, binary: false };
+        let output =
+            OutputTensor { name: "y", datatype: DataType::Fp32, shape: &[1000], data, binary: false, region: None };
         let response = InferResponse { model_name: "m", model_version: 1, id: "", outputs: vec![output] };
         assert!(encode(&response).unwrap().json.len() <= estimate(&response));
     }

@@ -10,7 +10,7 @@ pub use decode::decode;
 pub use encode::{Encoded, check_output, encode};
 pub use metadata::{ModelMetadata, model_metadata, server_metadata};
 
-pub(crate) use decode::{datatype_from_name, no_classification, no_shared_memory};
+pub(crate) use decode::{Text, datatype_from_name};
 
 /// Appends a JSON string, quotes included.
 pub(crate) fn write_string(out: &mut Vec<u8>, text: &str) {

@@ -1,0 +1,149 @@
+//! Streams over gRPC, over real sockets, with the generated client.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use common::{Server, model};
+use gateway::Config;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tonic::codec::CompressionEncoding;
+use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
+use tonic::codegen::tokio_stream::{StreamExt, iter, pending};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Streaming};
+use wire::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
+use wire::proto::infer_parameter::ParameterChoice;
+use wire::proto::model_infer_request::InferInputTensor;
+use wire::proto::{ModelInferRequest, ModelStreamInferResponse};
+
+async fn connect(server: &Server) -> GrpcInferenceServiceClient<Channel> {
+    let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc())).unwrap();
+    GrpcInferenceServiceClient::new(endpoint.connect().await.unwrap())
+}
+
+fn message(model: &str, id: &str) -> ModelInferRequest {
+    let input = InferInputTensor {
+        name: "input".into(),
+        datatype: "FP32".into(),
+        shape: vec![1, 10],
+        parameters: BTreeMap::new(),
+        contents: None,
+    };
+    ModelInferRequest {
+        model_name: model.into(),
+        id: id.into(),
+        inputs: vec![input],
+        raw_input_contents: vec![vec![0; 40].into()],
+        ..Default::default()
+    }
+}
+
+/// The id of the next answer, and the sentence if it is a refusal.
+async fn next(answers: &mut Streaming<ModelStreamInferResponse>) -> (String, String) {
+    let answer = tokio::time::timeout(common::PATIENCE, answers.next()).await.unwrap().unwrap().unwrap();
+    let response = answer.infer_response.unwrap();
+    let last = response.parameters["triton_final_response"].parameter_choice.clone();
+    assert_eq!(last, Some(ParameterChoice::BoolParam(true)), "each request has one answer");
+    assert_eq!(answer.error_message.is_empty(), response.outputs.len() == 1);
+    (response.id, answer.error_message)
+}
+
+#[tokio::test]
+async fn answers_come_as_they_are_done_and_refusals_do_not_end_the_stream() {
+    let server = Server::with(Config::default(), &[("quick", model(0.1, None)), ("slow", model(300.0, None))]);
+    let mut client = connect(&server).await.accept_compressed(CompressionEncoding::Gzip);
+    let (sender, requests) = mpsc::channel(8);
+    let mut answers = client.model_stream_infer(ReceiverStream::new(requests)).await.unwrap().into_inner();
+    sender.send(message("slow", "a")).await.unwrap();
+    sender.send(message("none", "b")).await.unwrap();
+    let mut wrong = message("slow", "c");
+    wrong.inputs[0].shape = vec![1, 11];
+    sender.send(wrong).await.unwrap();
+    let mut refused = [next(&mut answers).await, next(&mut answers).await];
+    refused.sort();
+    assert_eq!(refused[0].0, "b");
+    assert!(refused[0].1.starts_with(r#"there is no model "none""#), "{refused:?}");
+    assert_eq!(refused[1].0, "c");
+    assert!(refused[1].1.contains("has 40 bytes, but its shape [1, 11]"), "{refused:?}");
+    assert_eq!(next(&mut answers).await, ("a".into(), String::new()), "the first one took its time");
+    sender.send(message("quick", "d")).await.unwrap();
+    // No more requests, but the last one is answered.
+    drop(sender);
+    assert_eq!(next(&mut answers).await, ("d".into(), String::new()));
+    assert!(answers.next().await.is_none(), "the server ends it, too");
+}
+
+#[tokio::test]
+async fn more_than_may_be_in_flight_wait_and_are_answered() {
+    let server = Server::with(Config::default(), &[("quick", model(0.1, None))]);
+    let mut client =
+        connect(&server).await.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip);
+    let requests = iter((0..2000).map(|number| message("quick", &number.to_string())));
+    let mut answers = client.model_stream_infer(requests).await.unwrap().into_inner();
+    let mut ids = Vec::new();
+    while let Some(answer) = answers.next().await {
+        ids.push(answer.unwrap().infer_response.unwrap().id.parse::<usize>().unwrap());
+    }
+    ids.sort_unstable();
+    assert_eq!(ids, (0..2000).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn who_wants_refusals_as_a_status_gets_one() {
+    let server = Server::with(Config::default(), &[("quick", model(0.1, None))]);
+    let mut client = connect(&server).await;
+    let mut request = Request::new(iter([message("none", "a")]).chain(pending()));
+    request.metadata_mut().insert("triton_grpc_error", "true".parse().unwrap());
+    let mut answers = client.model_stream_infer(request).await.unwrap().into_inner();
+    let status = answers.next().await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::NotFound);
+    assert!(answers.next().await.is_none());
+}
+
+#[tokio::test]
+async fn messages_that_are_too_large_end_the_stream() {
+    let config = Config { max_body_bytes: 10_000, ..Config::default() };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let mut client = connect(&server).await;
+    let mut large = message("quick", "a");
+    large.raw_input_contents = vec![vec![0; 20_000].into()];
+    let mut answers = client.model_stream_infer(iter([large]).chain(pending())).await.unwrap().into_inner();
+    let status = answers.next().await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert_eq!(server.controller.in_hand(), 0);
+}
+
+#[tokio::test]
+async fn the_deadline_of_a_stream_is_that_of_its_requests_too() {
+    let server = Server::with(Config::default(), &[("slow", model(60_000.0, None))]);
+    let mut client = connect(&server).await;
+    let mut request = Request::new(iter([message("slow", "a")]).chain(pending()));
+    request.metadata_mut().insert("grpc-timeout", "20S".parse().unwrap());
+    let mut answers = client.model_stream_infer(request).await.unwrap().into_inner();
+    let (id, said) = next(&mut answers).await;
+    assert_eq!(id, "a");
+    assert!(said.contains("can't answer by the deadline"), "{said}");
+}
+
+#[tokio::test]
+async fn a_stream_without_requests_does_not_hold_up_the_end() {
+    let mut server = Server::with(Config::default(), &[("slow", model(300.0, None))]);
+    let mut client = connect(&server).await;
+    let mut answers =
+        client.model_stream_infer(iter([message("slow", "a")]).chain(pending())).await.unwrap().into_inner();
+    let gateway = server.gateway.take().unwrap();
+    let grace = Config::default().shutdown_grace;
+    tokio::time::timeout(grace - Duration::from_secs(5), tokio::task::spawn_blocking(move || gateway.shutdown()))
+        .await
+        .expect("the stream is ended, not waited for")
+        .unwrap();
+    // It may have gone before the request was read.
+    let mut last = answers.next().await.unwrap();
+    if last.is_ok() {
+        last = answers.next().await.unwrap();
+    }
+    assert_eq!(last.unwrap_err().code(), Code::Unavailable);
+}
