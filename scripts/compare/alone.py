@@ -1,34 +1,38 @@
-"""ONNX Runtime alone: one session with one thread in a loop, for so many seconds. Prints rows a second as JSON.
+"""ONNX Runtime alone: one session with one thread in a loop, batch sizes in turns. Prints rows a second for each as JSON.
 
-alone.py FILE BATCH SECONDS
+alone.py FILE SECONDS SIZE...
 """
 
 import json
+import statistics
 import sys
 import time
 
 import numpy as np
 import onnxruntime
 
+# In each turn every size computes so many rows, so that all of them meet the same machine.
+ROWS = 16
+
 
 def main():
-    path, batch, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    path, seconds, sizes = sys.argv[1], float(sys.argv[2]), [int(size) for size in sys.argv[3:]]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    shape = [batch, *session.get_inputs()[0].shape[1:]]
-    rows = np.random.default_rng(1).random(shape).astype(np.float32)
-    for _ in range(3):
+    random = np.random.default_rng(1)
+    inputs = {size: random.random([size, *session.get_inputs()[0].shape[1:]]).astype(np.float32) for size in sizes}
+    for rows in inputs.values():
         session.run(["output"], {"input": rows})
-    times, began = [], time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        before = time.perf_counter()
-        session.run(["output"], {"input": rows})
-        times.append(time.perf_counter() - before)
-    took = time.perf_counter() - began
-    print(json.dumps({"batch": batch, "rate": batch * len(times) / took, "p50_us": float(np.median(times)) * 1e6,
-                      "p99_us": float(np.quantile(times, 0.99)) * 1e6, "requests": batch * len(times), "seconds": took}))
+    rates, began = {size: [] for size in sizes}, time.perf_counter()
+    while not rates[sizes[-1]] or time.perf_counter() - began < seconds:
+        for size, rows in inputs.items():
+            runs, before = max(1, ROWS // size), time.perf_counter()
+            for _ in range(runs):
+                session.run(["output"], {"input": rows})
+            rates[size].append(runs * size / (time.perf_counter() - before))
+    print(json.dumps([{"batch": size, "rate": statistics.median(of), "turns": len(of)} for size, of in rates.items()]))
 
 
 if __name__ == "__main__":

@@ -173,11 +173,11 @@ def executions(before, after, wall):
     }
 
 
-def alone(path, batch, seconds, cores):
-    """ONNX Runtime by itself in a loop, one thread: rows a second."""
+def alone(path, sizes, seconds):
+    """ONNX Runtime by itself in a loop, one thread: rows a second for each batch size."""
     script = pathlib.Path(__file__).with_name("alone.py")
-    pinned = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
-    done = subprocess.run([*pinned, sys.executable, script, path, str(batch), str(seconds)], capture_output=True, text=True)
+    command = [sys.executable, script, path, seconds, *sizes]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     if done.returncode != 0:
         raise Failed(f"ONNX Runtime alone: {done.stderr.strip()[-500:]}")
     return json.loads(done.stdout)

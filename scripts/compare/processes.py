@@ -75,22 +75,18 @@ class Tree:
     def stop(self):
         """Asks the first process to end, then ends what is left of them, each by its id."""
         rest = set(self.members())
-        if self.alive():
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(8)
-            except subprocess.TimeoutExpired:
-                pass
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            rest = {pid for pid in rest | self.members() if pid != os.getpid() and exists(pid)}
-            for pid in rest:
+        for targets, how, patience in (({self.process.pid}, signal.SIGTERM, 5), (rest, signal.SIGKILL, 5)):
+            for pid in filter(exists, targets):
                 send(pid, how)
-            give_up_at = time.monotonic() + 5
+            give_up_at = time.monotonic() + patience
             while any(map(exists, rest)) and time.monotonic() < give_up_at:
                 self.process.poll()
                 time.sleep(0.05)
-        if self.alive():
-            raise Failed(f"process {self.process.pid} doesn't end: end it by hand")
+            rest |= self.members()
+        try:
+            self.process.wait(1)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"process {self.process.pid} doesn't end: end it by hand") from None
 
 
 def used_between(before, after):

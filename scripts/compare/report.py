@@ -89,12 +89,12 @@ def against_alone(results, model, protocol, connections):
     ours, alone = results.best(OURS.name, model, protocol, connections), results.alone(model)
     if not ours or not alone:
         return []
-    batch = max(alone, key=alone.get)
+    best = max(alone, key=alone.get)
     # One client leaves the executor idle between its requests: nothing is promised there.
     target = (">=", ALONE) if connections > 1 else None
     name = f"{TITLES[model]}, {PROTOCOLS[protocol]}, {connections} connection{'s' * (connections > 1)}"
-    note = f"{ours['rate']:.1f} and {alone[batch]:.1f} /s (batches of {batch})"
-    return [Figure(f"{name}: rate / ONNX Runtime alone", ours["rate"] / alone[batch], "", target, note)]
+    note = f"{ours['rate']:.2f} and {alone[1]:.2f} /s; of its best, batches of {best}: {ours['rate'] / alone[best]:.3f}"
+    return [Figure(f"{name}: rate / ONNX Runtime alone", ours["rate"] / alone[1], "", target, note)]
 
 
 # ---- text -----------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def batching(rival, runs):
 
 
 def alone_table(results, model):
-    rows = [[str(batch), f"{rate:.1f}"] for batch, rate in sorted(results.alone(model).items())]
+    rows = [[str(batch), f"{rate:.2f}"] for batch, rate in sorted(results.alone(model).items())]
     return table(["rows in a batch", "rows/s"], rows, 0)
 
 

@@ -307,6 +307,11 @@ def model_file(model):
     return COMPARE / "models" / model / "1" / "model.onnx"
 
 
+def profiles(model):
+    """Where our server keeps what it has measured of a model."""
+    return COMPARE / "work" / OURS.name / model / ".punctual"
+
+
 def fresh(name, model):
     """An empty folder for what a server writes."""
     folder = COMPARE / "work" / name / model
