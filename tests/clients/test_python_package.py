@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 
@@ -103,6 +104,17 @@ def test_the_wheel_has_what_it_needs_and_the_version_of_the_server(wheel, punctu
     assert re.search(r"^Requires-Dist: numpy", about, re.M) and re.search(r"^Requires-Dist: httptools", about, re.M)
     served = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
     assert punctual.__version__ == served and f"Version: {served}\n" in about
+
+
+def test_the_source_archive_stands_for_itself(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=SOURCE, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as content:
+        files = {member.name.split("/", 1)[1]: member for member in content.getmembers()}
+    # A link to the repository's own licence would lead nowhere from there.
+    assert all(member.isfile() for member in files.values())
+    assert {"LICENSE", "README.md", "pyproject.toml", "src/punctual/py.typed"} <= set(files)
 
 
 def test_types_are_complete_and_visible_to_users(wheel, tmp_path):

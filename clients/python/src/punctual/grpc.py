@@ -137,7 +137,8 @@ def _target(url: urllib.parse.SplitResult) -> str:
 
 def _error(target: str, error: Any) -> PunctualError:
     """The error for a status. Those that the server never saw carry no reason."""
-    code, said = error.code(), dict(error.trailing_metadata() or ())
+    # Pairs, whichever of gRPC's kinds of metadata it is.
+    code, said = error.code(), {name: value for name, value in error.trailing_metadata() or ()}
     reason, status = said.get("punctual-reason"), str(code.name)
     if reason is None and code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return NoAnswer(f"{target} said nothing in time", status=status)
