@@ -124,6 +124,12 @@ class ModelBroken(Unavailable):
     reason = "model_broken"
 
 
+class LoadFailed(PunctualError):
+    """A client asked for a model to be loaded, and it can't be; the text says why."""
+
+    reason = "load_failed"
+
+
 class ModelNotFound(PunctualError, LookupError):
     """The server has no such model or version."""
 

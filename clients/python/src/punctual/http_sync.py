@@ -98,7 +98,8 @@ class HttpTransport:
             raise NoConnection("the client was closed")
         left = clock.left_s()
         try:
-            connection = socket.create_connection((self._address.host, self._address.port), left and max(left, 0.001))
+            limit = None if left is None else max(left, 0.001)
+            connection = socket.create_connection((self._address.host, self._address.port), limit)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 return self._tls.wrap_socket(connection, server_hostname=self._address.host)
