@@ -248,7 +248,7 @@ def test_without_permission(server, memory, kind):
         ({"key": "/a"}, "missing field `byte_size`"),
         ({"key": "/a", "byte_size": -1}, "invalid value"),
         ({"key": 7, "byte_size": 1}, "invalid type"),
-        ([], "invalid"),
+        ([], "an object is expected"),
     ],
 )
 def test_bodies_that_register_nothing(sharing, body, said):

@@ -77,7 +77,9 @@ impl<'de> Visitor<'de> for ParametersVisitor {
                     return Err(A::Error::custom(reserved(name)));
                 }
                 // The client's own.
-                _ => drop(map.next_value::<Scalar>()?),
+                _ => {
+                    let _: Scalar = map.next_value()?;
+                }
             }
         }
         Ok(parameters)

@@ -49,7 +49,7 @@ fn fixed_shape(spec: &TensorSpec, max_batch: u32, size: usize, bytes: usize) -> 
     if let (Some(open), Some(known)) = (shape.iter_mut().find(|dim| **dim < 0), known)
         && known > 0
     {
-        if bytes % known != 0 {
+        if !bytes.is_multiple_of(known) {
             return Err(Fault::bad(format!(
                 "the body has {bytes} bytes, but input {:?} of {} takes a multiple of {known}",
                 spec.name, spec.datatype
