@@ -76,7 +76,7 @@ class Running:
     def ways(self):
         return [(protocol, variant) for protocol, variants in self.part.items() for variant in variants]
 
-    def settle(self, patience=10):
+    def settle(self, patience=4):
         """Waits until it has nothing more to do of its own: some start helpers after they answer."""
         give_up_at, before = time.monotonic() + patience, self.tree.processor_seconds()
         while time.monotonic() < give_up_at:

@@ -106,15 +106,15 @@ def text(result):
 
 
 def table(head, rows, numbers):
-    """Markdown; columns from `numbers` on are aligned right."""
-    rule = ["---" if index < numbers else "---:" for index in range(len(head))]
+    """Markdown; columns in `numbers` are aligned right."""
+    rule = ["---:" if index in numbers else "---" for index in range(len(head))]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
 
 
 def target_table(result):
     rows = [[figure.name, figure.shown(), figure.wanted(), {"PASS": "pass"}.get(figure.verdict, figure.verdict.lower()),
              figure.note] for figure in figures(result)]
-    return table(["figure", "measured", "target", "", "both"], rows, 1)
+    return table(["figure", "measured", "target", "", "both"], rows, (1, 2))
 
 
 def protocol_table(results, model, protocol):
@@ -136,7 +136,7 @@ def protocol_table(results, model, protocol):
         last = runs[-1]["rate"] if runs and runs[-1] else -1
         rows.append((last, [f"**{rival.title}**" if rival is OURS else rival.title, batching(rival, runs), *cells]))
     rows.sort(key=lambda row: -row[0])
-    return table(head, [row for _, row in rows], 2)
+    return table(head, [row for _, row in rows], range(2, len(head)))
 
 
 def run_cells(run):
@@ -160,7 +160,7 @@ def batching(rival, runs):
 
 def alone_table(results, model):
     rows = [[str(batch), f"{rate:.2f}"] for batch, rate in sorted(results.alone(model).items())]
-    return table(["rows in a batch", "rows/s"], rows, 0)
+    return table(["rows in a batch", "rows/s"], rows, (0, 1))
 
 
 def inside_table(result):
@@ -171,7 +171,7 @@ def inside_table(result):
             sizes = ", ".join(f"{size}: {count:,}" for size, count in run["batches"].items())
             rows.append([PROTOCOLS[run["protocol"]], str(run["connections"]), sizes, f"{run['row_ms']:.2f}",
                          f"{run['busy']:.3f}"])
-    return table(["protocol", "connections", "executions by rows", "ms for a row", "executor busy"], rows, 3)
+    return table(["protocol", "connections", "executions by rows", "ms for a row", "executor busy"], rows, (1, 3, 4))
 
 
 def settings_table(result):
@@ -181,7 +181,7 @@ def settings_table(result):
         version = f"{about['package']} {about['version']}" if about else rival.packages[0] if rival.packages else "this tree"
         speaks = ", ".join(PROTOCOLS[protocol] for protocol in rival.protocols)
         rows.append([rival.title, version, speaks, rival.settings])
-    return table(["server", "version", "speaks", "what was set"], rows, 4)
+    return table(["server", "version", "speaks", "what was set"], rows, ())
 
 
 def machine_text(result):
