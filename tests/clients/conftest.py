@@ -71,9 +71,9 @@ def binary():
     return os.environ.get("PUNCTUAL_BIN", str(ROOT / "target" / "debug" / "punctual"))
 
 
-def start(folder, *options, stderr=None):
+def start(folder, *options, stderr=None, cache=None):
     """A server on free ports; returns when its models are ready."""
-    cache = ROOT / ".cache" / "client-tests"
+    cache = cache or ROOT / ".cache" / "client-tests"
     command = [binary(), "serve", "--model-repository", str(folder), "--cache-dir", str(cache)]
     command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--profile-budget-ms", "30", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, cwd=ROOT)

@@ -7,19 +7,23 @@ use anyhow::{Context, Result, anyhow, bail};
 use base::Duration;
 use clap::Args;
 use controller::{
-    Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig, ModelState, Progress, Spread,
+    ControlMode, Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig, ModelState, Progress,
+    Spread,
 };
 use engine::{EmulatedEngine, Engine};
 use engine_ort::{OrtEngine, OrtOptions};
 use gateway::Gateway;
 use indicatif::{ProgressBar, ProgressStyle};
+use repository::{Source, Transfer};
 use scheduler::PolicyKind;
 use serde::Deserialize;
+use std::cell::Cell;
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Instant;
 use telemetry::{Metrics, logs};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -28,6 +32,10 @@ const PAGE_BYTES: u64 = 2 << 20;
 /// In one process the way from a report to the next order is a function call, so that nothing needs to be ordered ahead;
 /// what isn't ordered yet can still be batched. See docs/notes.
 const SCHEDULE_AHEAD: Duration = Duration::ZERO;
+/// Looking less often than once a day is not looking.
+const MAX_POLL_SECONDS: u64 = 86_400;
+/// How often downloads are logged.
+const LINE_EVERY: std::time::Duration = std::time::Duration::from_secs(10);
 /// More threads than this have nothing to share.
 const MAX_SHARDS: u32 = 256;
 
@@ -36,9 +44,26 @@ const MAX_SHARDS: u32 = 256;
 #[derive(Args, Deserialize, Default, Debug)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServeOptions {
-    /// The folder with the models, in Triton's layout.
-    #[arg(long, value_name = "DIR", env = "PUNCTUAL_MODEL_REPOSITORY")]
-    pub model_repository: Option<PathBuf>,
+    /// The models, in Triton's layout: a folder, `s3://bucket/folder`, `s3://host:port/bucket/folder`, `gs://bucket/folder`
+    /// or `az://container/folder`. May be given several times (in a file: as a list).
+    #[arg(long, value_name = "DIR|URL", env = "PUNCTUAL_MODEL_REPOSITORY", alias = "model-store")]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub model_repository: Option<Vec<String>>,
+
+    /// Who says which models are served. `auto`: the repository, whose changes are noticed, and clients, who may load and
+    /// unload. `none`: the repository as it is at the start. `poll`: the repository, whose changes are noticed. `explicit`:
+    /// clients, and `--load-model` at the start. [default: auto]
+    #[arg(long, value_name = "MODE", env = "PUNCTUAL_MODEL_CONTROL_MODE")]
+    pub model_control_mode: Option<String>,
+
+    /// A model to load at the start with `--model-control-mode explicit`; `*` is all of them. May be given several times.
+    #[arg(long, value_name = "NAME", env = "PUNCTUAL_LOAD_MODEL")]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub load_model: Option<Vec<String>>,
+
+    /// How often buckets are looked at, in seconds. Folders tell when they change. [default: 15]
+    #[arg(long, value_name = "SECONDS", env = "PUNCTUAL_REPOSITORY_POLL_SECS")]
+    pub repository_poll_secs: Option<u64>,
 
     /// The address to listen on. 0.0.0.0 lets other machines in. [default: 127.0.0.1]
     #[arg(long, value_name = "ADDRESS", env = "PUNCTUAL_HOST")]
@@ -179,6 +204,20 @@ pub struct ServeOptions {
     pub config: Option<PathBuf>,
 }
 
+/// One text, or a list of them.
+fn one_or_many<'de, D: serde::Deserializer<'de>>(reader: D) -> std::result::Result<Option<Vec<String>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Texts {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(Some(match Texts::deserialize(reader)? {
+        Texts::One(text) => vec![text],
+        Texts::Many(texts) => texts,
+    }))
+}
+
 macro_rules! fill_from {
     ($into:expr, $from:expr; $($field:ident),* $(,)?) => { $($into.$field = $into.$field.take().or($from.$field);)* };
 }
@@ -189,7 +228,7 @@ impl ServeOptions {
         let Some(path) = &self.config else { return Ok(self) };
         let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
-        fill_from!(self, file; model_repository, host, http_port, grpc_port, metrics_port, devices, device_memory,
+        fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, host, http_port, grpc_port, metrics_port, devices, device_memory,
             threads_per_device, policy, thrift, shards, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
             max_requests, max_body, max_held, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
             scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file);
@@ -303,6 +342,44 @@ impl ServeOptions {
         })
     }
 
+    /// Where models come from.
+    fn sources(&self) -> Result<Vec<Source>> {
+        let Some(texts) = self.model_repository.as_ref().filter(|texts| !texts.is_empty()) else {
+            bail!("no --model-repository: name the folder with the models (DIR/NAME/1/model.onnx)");
+        };
+        let parse = |text: &String| text.parse().map_err(|reason| anyhow!("--model-repository {text}: {reason}"));
+        texts.iter().map(parse).collect()
+    }
+
+    /// Who says which models are served.
+    fn control(&self) -> Result<ControlMode> {
+        let mode = match self.model_control_mode.as_deref() {
+            None => ControlMode::Auto,
+            Some(text) => text.parse().map_err(|reason| anyhow!("--model-control-mode: {reason}"))?,
+        };
+        if self.load_model.is_some() && mode != ControlMode::Explicit {
+            bail!(
+                "--load-model is for --model-control-mode explicit: with {} all models are loaded at the start",
+                mode.name()
+            );
+        }
+        Ok(mode)
+    }
+
+    /// Where results and downloads are kept: beside the models, or where a user's caches are.
+    fn cache(&self, sources: &[Source]) -> Option<PathBuf> {
+        let folder = sources.iter().find_map(|source| match source {
+            Source::Folder(folder) => Some(folder.join(".punctual")),
+            Source::Bucket(_) => None,
+        });
+        let home = || {
+            let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+            let caches = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")));
+            caches.map(|caches| caches.join("punctual"))
+        };
+        self.cache_dir.clone().or(folder).or_else(home)
+    }
+
     /// The runtime, and what measurements of it are valid for.
     fn engine(&self, kind: DeviceKind) -> Result<(Arc<dyn Engine>, String)> {
         Ok(match kind {
@@ -321,9 +398,8 @@ impl ServeOptions {
 pub fn run(options: ServeOptions) -> Result<()> {
     let options = options.with_file()?;
     start_logs(&options)?;
-    let Some(repository) = options.model_repository.clone() else {
-        bail!("no --model-repository: name the folder with the models (DIR/NAME/1/model.onnx)");
-    };
+    let sources = options.sources()?;
+    let control = options.control()?;
     let devices = options.devices.unwrap_or(Devices { kind: DeviceKind::Cpu, count: 1 });
     let (engine, device_kind) = options.engine(devices.kind)?;
     let metrics = Metrics::new();
@@ -339,9 +415,11 @@ pub fn run(options: ServeOptions) -> Result<()> {
     let manager = Manager::start(
         controller.clone(),
         ManagerConfig {
-            cache: Some(options.cache_dir.clone().unwrap_or_else(|| repository.join(".punctual"))),
-            repository: repository.clone(),
-            engine,
+            cache: options.cache(&sources),
+            sources,
+            control,
+            load_models: options.load_model.clone().unwrap_or_default(),
+            poll: Duration::from_secs(options.repository_poll_secs.unwrap_or(15).clamp(1, MAX_POLL_SECONDS)),
             device_kind,
             default_objective: options.default_objective()?,
             effort: options.profile_budget_ms.map_or_else(Effort::default, |millis| Effort {
@@ -349,12 +427,15 @@ pub fn run(options: ServeOptions) -> Result<()> {
                 ..Effort::default()
             }),
             progress: progress(),
+            transfer: transfer(),
+            engine,
         },
     )
-    .map_err(|reason| anyhow!("--model-repository {}: {reason}", repository.display()))?;
+    .map_err(|reason| anyhow!("--model-repository: {reason}"))?;
 
     let stop = stop_signal()?;
-    if wait_until_started(&controller, &gateway, &manager, &stop) {
+    let serving = wait_until_started(&controller, &gateway, &manager, &stop)?;
+    if serving {
         // Fails only if the signal thread is gone, which is a reason to stop as well.
         let _ = stop.recv();
     }
@@ -393,6 +474,30 @@ fn progress() -> Box<dyn Fn(&Progress) + Send> {
     })
 }
 
+/// A bar while models are downloaded, or a line every ten seconds where nobody looks on.
+fn transfer() -> Box<dyn Fn(&Transfer) + Send> {
+    if !std::io::stderr().is_terminal() {
+        let last = Cell::new(Instant::now());
+        return Box::new(move |transfer| {
+            if last.get().elapsed() > LINE_EVERY || transfer.done_bytes == transfer.total_bytes {
+                last.set(Instant::now());
+                let (done, total) = (ByteSize(transfer.done_bytes), ByteSize(transfer.total_bytes));
+                tracing::info!(files = transfer.files, "downloaded {done} of {total}");
+            }
+        });
+    }
+    let style = ProgressStyle::with_template("downloading models {bar:30} {bytes}/{total_bytes} {msg}");
+    let bar = ProgressBar::no_length().with_style(style.expect("the template is well formed"));
+    Box::new(move |transfer| {
+        bar.set_length(transfer.total_bytes);
+        bar.set_position(transfer.done_bytes);
+        bar.set_message(transfer.current.clone());
+        if transfer.done_bytes == transfer.total_bytes {
+            bar.finish_and_clear();
+        }
+    })
+}
+
 /// Receives once when the process is told to stop: Ctrl-C or SIGTERM.
 fn stop_signal() -> Result<Receiver<()>> {
     let (sender, receiver) = mpsc::channel();
@@ -420,11 +525,21 @@ fn stop_signal() -> Result<Receiver<()>> {
 }
 
 /// Waits for the first models, or for the signal to stop, and says where to find the server.
-fn wait_until_started(controller: &Controller, gateway: &Gateway, manager: &Manager, stop: &Receiver<()>) -> bool {
-    while !manager.is_started() {
+fn wait_until_started(
+    controller: &Controller,
+    gateway: &Gateway,
+    manager: &Manager,
+    stop: &Receiver<()>,
+) -> Result<bool> {
+    loop {
+        match manager.started() {
+            Some(Ok(())) => break,
+            Some(Err(reason)) => bail!("--model-repository: {reason}"),
+            None => {}
+        }
         match stop.recv_timeout(std::time::Duration::from_millis(20)) {
             Err(RecvTimeoutError::Timeout) => {}
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => return false,
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => return Ok(false),
         }
     }
     gateway.set_ready();
@@ -444,5 +559,5 @@ fn wait_until_started(controller: &Controller, gateway: &Gateway, manager: &Mana
     if let (Some(address), Some(line)) = (gateway.http_address(), example::curl(&catalogue)) {
         println!("try it:\n  {}", line.replace("HOST", &address.to_string()));
     }
-    true
+    Ok(true)
 }

@@ -1,5 +1,6 @@
 //! What the gateway sees of the controller: a catalogue of models, and a way to ask.
 
+use crate::queueing::Queueing;
 use base::{Duration, ModelId, ModelSignature, RequestId, Timestamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -102,6 +103,8 @@ pub enum ModelState {
     Ready(ServedModel),
     /// Can't be served, and why.
     Broken(String),
+    /// In the repository, but not served: nobody has loaded it, or somebody has unloaded it. Which of them.
+    Unloaded(String),
 }
 
 impl CatalogueEntry {
@@ -109,7 +112,7 @@ impl CatalogueEntry {
     pub fn serving(&self) -> Option<&ServedModel> {
         match &self.state {
             ModelState::Ready(served) => Some(served),
-            ModelState::Loading | ModelState::Broken(_) => None,
+            ModelState::Loading | ModelState::Broken(_) | ModelState::Unloaded(_) => None,
         }
     }
 }
@@ -123,6 +126,12 @@ pub struct ServedModel {
     pub signature: Arc<ModelSignature>,
     /// Triton's name for the kind of model, for instance `onnxruntime_onnx`.
     pub platform: String,
+    /// Its configuration, with everything filled in that was left out.
+    pub config: Arc<wire::proto::ModelConfig>,
+    /// The names of the classes of each output, in the signature's order; empty where there are none.
+    pub labels: Vec<Vec<String>>,
+    /// What its configuration says of requests that wait, if anything.
+    pub queueing: Option<Arc<Queueing>>,
     /// The default deadline of a request, counted from its arrival; `None`: batch work unless the request says otherwise.
     pub objective: Option<Duration>,
     /// Its metrics, resolved once.

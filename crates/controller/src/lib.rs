@@ -14,17 +14,26 @@
 //! ```
 
 mod api;
+mod bring_up;
+mod control;
 mod core;
 mod manager;
+mod poller;
 mod profiler;
+mod queueing;
+mod reshape;
 mod rest;
 mod sharded;
+mod shelf;
 mod timer;
+mod warmup;
 
 pub use api::{Catalogue, CatalogueEntry, ModelState, ModelVersions, Refusal, Reply, ServedModel, Submission, Ticket};
 
+pub use control::{ControlError, ControlMode, LoadOrder, ModelControl};
 pub use manager::{Manager, ManagerConfig, Progress};
 pub use profiler::Effort;
+pub use queueing::{Admitted, QueuePlace, Queueing};
 pub use sharded::Spread;
 pub use worker::{DeviceConfig, Tensor};
 
@@ -86,6 +95,8 @@ struct Inner {
     borrowings: AtomicU64,
     generation: AtomicU64,
     catalogue: Mutex<Arc<Catalogue>>,
+    /// Where loads and unloads go, once there is a manager.
+    control: OnceLock<ModelControl>,
     /// The threads that schedule instead of whoever drives, where there are some.
     sharded: OnceLock<sharded::Hold>,
 }
@@ -161,6 +172,16 @@ impl Controller {
     pub(crate) fn set_catalogue(&self, catalogue: Catalogue) {
         *self.inner.catalogue.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(catalogue);
         self.inner.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Where loads and unloads go; `None` while the server starts.
+    pub fn control(&self) -> Option<&ModelControl> {
+        self.inner.control.get()
+    }
+
+    /// Says where loads and unloads go. There is one manager for a controller.
+    pub(crate) fn set_control(&self, control: ModelControl) {
+        let _ = self.inner.control.set(control);
     }
 
     /// Hands a request over. It is looked at when somebody next calls `drive`. `None`: it can't be taken, and the refusal
@@ -322,6 +343,7 @@ impl Inner {
             borrowings: AtomicU64::new(0),
             generation: AtomicU64::new(0),
             catalogue: Mutex::default(),
+            control: OnceLock::new(),
             sharded: OnceLock::new(),
         })
     }

@@ -43,7 +43,7 @@ pub(crate) fn measure(
     effort: Effort,
 ) -> Result<LatencyProfile, String> {
     let (load, loaded) = measure_load(prepared)?;
-    let mut run = Run { controller, loaded: Some(loaded), expected: FIRST_GUESS };
+    let mut run = Run::new(controller, loaded);
     let signature = prepared.signature();
     let mut batches = Vec::new();
     let mut open_size = None;
@@ -75,14 +75,15 @@ fn measure_load(prepared: &dyn Prepared) -> Result<(Duration, Box<dyn Loaded>), 
     }
 }
 
-/// An input made for measuring.
-struct Input {
-    datatype: DataType,
-    shape: Vec<i64>,
-    data: Vec<u8>,
+/// An input made for measuring or warming up.
+pub(crate) struct Input {
+    pub(crate) datatype: DataType,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) data: Vec<u8>,
 }
 
-struct Run<'a> {
+/// Executions of one model on the first device, between whatever it has to do besides.
+pub(crate) struct Run<'a> {
     controller: &'a Controller,
     /// With the executor while a run is under way.
     loaded: Option<Box<dyn Loaded>>,
@@ -90,7 +91,11 @@ struct Run<'a> {
     expected: Duration,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    pub(crate) fn new(controller: &'a Controller, loaded: Box<dyn Loaded>) -> Self {
+        Self { controller, loaded: Some(loaded), expected: FIRST_GUESS }
+    }
+
     /// Tries sizes for open dimensions until the model accepts one.
     fn find_inputs(
         &mut self,
@@ -127,7 +132,7 @@ impl Run<'_> {
     }
 
     /// One run, on the device's EXEC thread, between whatever it has to do besides.
-    fn once(&mut self, inputs: &Arc<[Input]>) -> Result<Duration, String> {
+    pub(crate) fn once(&mut self, inputs: &Arc<[Input]>) -> Result<Duration, String> {
         let mut loaded = self.loaded.take().ok_or("the executor is gone")?;
         let inputs = Arc::clone(inputs);
         let (sender, receiver) = mpsc::channel();

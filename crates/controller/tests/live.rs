@@ -5,7 +5,7 @@
 use base::{DataType, Duration, LatencyProfile, Timestamp};
 use bytes::Bytes;
 use controller::{
-    Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig, ModelState, NewModel, Refusal, Reply,
+    Controller, ControllerConfig, DeviceConfig, Manager, ManagerConfig, ModelState, NewModel, Refusal, Reply,
     Submission, Tensor,
 };
 use engine::{EmulatedEngine, Emulation, Engine, ModelSource};
@@ -39,15 +39,7 @@ fn emulated(alpha: u32, beta: u32) -> String {
 fn manage(controller: &Controller, repository: &Path) -> Manager {
     let manager = Manager::start(
         controller.clone(),
-        ManagerConfig {
-            repository: repository.to_owned(),
-            cache: None,
-            engine: Arc::new(EmulatedEngine::default()),
-            device_kind: "emulated".into(),
-            default_objective: None,
-            effort: Effort::default(),
-            progress: Box::new(|_| {}),
-        },
+        ManagerConfig::new(repository.to_owned(), Arc::new(EmulatedEngine::default())),
     )
     .unwrap();
     manager.wait_until_started();

@@ -5,8 +5,8 @@
 use base::{DataType, Duration, LatencyProfile, ModelId, Timestamp};
 use bytes::Bytes;
 use controller::{
-    Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig, ModelState, NewModel, Refusal, Reply,
-    Spread, Submission, Tensor,
+    Controller, ControllerConfig, DeviceConfig, Manager, ManagerConfig, ModelState, NewModel, Refusal, Reply, Spread,
+    Submission, Tensor,
 };
 use engine::{EmulatedEngine, Emulation, Engine, ModelSource, Prepared};
 use std::path::Path;
@@ -202,15 +202,7 @@ fn models_that_do_not_fit_are_named_with_what_to_do() {
     (0..3).for_each(|index| write_model(repository.path(), &format!("net{index}")));
     // Two of 5 pages each.
     let controller = start(1, 2, 11);
-    let config = ManagerConfig {
-        repository: repository.path().to_owned(),
-        cache: None,
-        engine: Arc::new(EmulatedEngine::default()),
-        device_kind: "emulated".into(),
-        default_objective: None,
-        effort: Effort::default(),
-        progress: Box::new(|_| {}),
-    };
+    let config = ManagerConfig::new(repository.path().to_owned(), Arc::new(EmulatedEngine::default()));
     let manager = Manager::start(controller.clone(), config).unwrap();
     manager.wait_until_started();
     let catalogue = controller.catalogue();
@@ -219,7 +211,7 @@ fn models_that_do_not_fit_are_named_with_what_to_do() {
         .values()
         .filter_map(|model| match &model.default_version().unwrap().state {
             ModelState::Broken(reason) => Some(reason),
-            ModelState::Loading | ModelState::Ready(_) => None,
+            ModelState::Loading | ModelState::Ready(_) | ModelState::Unloaded(_) => None,
         })
         .collect();
     assert_eq!(broken.len(), 1, "{broken:?}");

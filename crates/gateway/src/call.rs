@@ -13,7 +13,7 @@ use crate::models::serving;
 use crate::regions;
 use crate::shard::Shard;
 use base::{Duration, ModelSignature, Timestamp};
-use controller::{CatalogueEntry, Refusal, Reply, ServedModel, Submission, Tensor, Ticket};
+use controller::{Admitted, CatalogueEntry, QueuePlace, Refusal, Reply, ServedModel, Submission, Tensor, Ticket};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use telemetry::Trace;
@@ -89,7 +89,8 @@ impl<'a> Call<'a> {
         };
         let served = self.served();
         let checked = check(&served.signature, &mut request)?;
-        let budget = [request.parameters.timeout, limit, served.objective].into_iter().flatten().min();
+        let (priority, queue_limit, place) = self.admit(served, request.parameters.priority)?;
+        let budget = [request.parameters.timeout, limit, served.objective, queue_limit].into_iter().flatten().min();
         let deadline_at = budget.map_or(Timestamp::NEVER, |budget| self.arrived_at + budget);
         let Checked { inputs, rows, outputs: mut wanted } = checked;
         for output in &wanted {
@@ -98,13 +99,13 @@ impl<'a> Call<'a> {
             }
         }
         let (reply, answer) = oneshot::channel();
-        let priority = request.parameters.priority;
         let trace = self.trace.clone();
         trace.iter().for_each(|trace| trace.named(&request.id));
         let submission = Submission { model: served.id, inputs, rows, deadline_at, priority, trace, reply };
         self.ticket = self.shard.controller.submit(submission);
         self.shard.driver.wake();
         let reply = self.wait(answer, budget, deadline_at).await;
+        drop(place);
         let outputs = match reply {
             Some(Reply::Outputs(outputs)) => Outputs { tensors: outputs },
             Some(Reply::Refused(refusal)) => return Err(self.fault(refusal)),
@@ -149,6 +150,19 @@ impl<'a> Call<'a> {
             }
         }
         Ok(())
+    }
+
+    /// What the model's own rules for waiting requests say of this one: its priority, its deadline, its place.
+    fn admit(&self, served: &ServedModel, priority: u32) -> Result<(u32, Option<Duration>, Option<QueuePlace>), Fault> {
+        let Some(queueing) = &served.queueing else { return Ok((priority, None, None)) };
+        match queueing.admit(priority) {
+            Ok(Admitted { priority, limit, place }) => Ok((priority, limit, Some(place))),
+            Err(most) => {
+                let name = &self.entry.name;
+                let message = format!("{most} requests wait for model {name:?} already, its max_queue_size: try again");
+                Err(Fault::new(Reason::QueueFull, message))
+            }
+        }
     }
 
     /// The reply, or nothing when the deadline comes first; then the request is taken back.
@@ -253,9 +267,11 @@ impl Outputs {
     /// Puts the highest values in the places of the outputs of which they are wanted.
     fn classify(&mut self, entry: &CatalogueEntry, wanted: &[Wanted]) -> Result<(), Fault> {
         for output in wanted.iter().filter(|output| output.classes > 0) {
-            let batched = serving(entry)?.signature.max_batch > 0;
+            let served = serving(entry)?;
+            let batched = served.signature.max_batch > 0;
+            let labels = served.labels.get(output.position).map_or(&[][..], Vec::as_slice);
             if let Some(tensor) = self.tensors.get_mut(output.position) {
-                *tensor = classify(tensor, output.classes, batched, &[])?;
+                *tensor = classify(tensor, output.classes, batched, labels)?;
             }
         }
         Ok(())
@@ -307,9 +323,11 @@ pub(crate) fn metric_reason(reason: Reason) -> telemetry::Reason {
         | Reason::AlreadyExists
         | Reason::BodyTooLarge
         | Reason::UnsupportedEncoding => telemetry::Reason::BadInput,
-        Reason::ModelNotFound | Reason::ModelLoading | Reason::ModelBroken | Reason::ModelUnavailable => {
-            telemetry::Reason::ModelUnavailable
-        }
+        Reason::ModelNotFound
+        | Reason::ModelLoading
+        | Reason::ModelBroken
+        | Reason::LoadFailed
+        | Reason::ModelUnavailable => telemetry::Reason::ModelUnavailable,
         Reason::DeadlineUnreachable => telemetry::Reason::DeadlineUnreachable,
         Reason::DeadlineMissed => telemetry::Reason::DeadlineMissed,
         Reason::Overloaded => telemetry::Reason::Overloaded,

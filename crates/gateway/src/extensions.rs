@@ -9,8 +9,18 @@ pub(crate) const SERVER_VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The protocol's extensions that are there, by Triton's names for them.
 pub(crate) fn extensions(config: &Config) -> Vec<&'static str> {
-    let mut extensions =
-        vec!["binary_tensor_data", "classification", "logging", "parameters", "schedule_policy", "statistics", "trace"];
+    let mut extensions = vec![
+        "binary_tensor_data",
+        "classification",
+        "logging",
+        "model_configuration",
+        "model_repository",
+        "model_repository(unload_dependents)",
+        "parameters",
+        "schedule_policy",
+        "statistics",
+        "trace",
+    ];
     if config.shared_memory {
         extensions.push("system_shared_memory");
     }

@@ -22,7 +22,8 @@ impl Models {
         Self { controller, cached }
     }
 
-    fn with<T>(&self, look: impl FnOnce(&Catalogue) -> T) -> T {
+    /// A look at all models.
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&Catalogue) -> T) -> T {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         // Read before the catalogue: a change in between is seen next time.
         let generation = self.controller.catalogue_generation();
@@ -93,6 +94,10 @@ pub(crate) fn serving(entry: &CatalogueEntry) -> Result<&ServedModel, Fault> {
         ModelState::Broken(why) => {
             Err(Fault::new(Reason::ModelBroken, format!("version {version} of model {name:?} can't be served: {why}")))
         }
+        ModelState::Unloaded(why) => Err(Fault::new(
+            Reason::ModelUnavailable,
+            format!("model {name:?} is {why}: load it with POST /v2/repository/models/{name}/load"),
+        )),
     }
 }
 

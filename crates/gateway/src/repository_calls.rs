@@ -2,45 +2,123 @@
 //!
 //! One function for each call, on both protocols: HTTP turns its bodies into gRPC's messages and back (`wire::json`).
 
+use crate::models::serving;
 use crate::shard::Shard;
+use bytes::Bytes;
+use controller::{ControlError, LoadOrder, ModelControl, ModelState};
+use std::collections::BTreeMap;
+use wire::proto::model_repository_parameter::ParameterChoice;
+use wire::proto::repository_index_response::ModelIndex;
 use wire::proto::{
-    ModelConfigRequest, ModelConfigResponse, RepositoryIndexRequest, RepositoryIndexResponse,
+    ModelConfigRequest, ModelConfigResponse, ModelRepositoryParameter, RepositoryIndexRequest, RepositoryIndexResponse,
     RepositoryModelLoadRequest, RepositoryModelLoadResponse, RepositoryModelUnloadRequest,
     RepositoryModelUnloadResponse,
 };
 use wire::{Fault, Reason};
 
+/// The parameters of a load that bring files.
+const FILE_PREFIX: &str = "file:";
+
 /// `GET v2/models`: the names of the models that can be asked.
-pub(crate) fn model_names(_shard: &Shard) -> Result<Vec<String>, Fault> {
-    Err(not_there("the list of models"))
+pub(crate) fn model_names(shard: &Shard) -> Result<Vec<String>, Fault> {
+    Ok(shard.models.with(|catalogue| {
+        let ready = catalogue.models.iter().filter(|(_, model)| model.versions.values().any(|v| v.serving().is_some()));
+        ready.map(|(name, _)| name.clone()).collect()
+    }))
 }
 
 /// `ModelConfig`, `GET v2/models/NAME[/versions/V]/config`.
-pub(crate) fn model_config(_shard: &Shard, _request: &ModelConfigRequest) -> Result<ModelConfigResponse, Fault> {
-    Err(not_there("the configuration of models"))
+pub(crate) fn model_config(shard: &Shard, request: &ModelConfigRequest) -> Result<ModelConfigResponse, Fault> {
+    let entry = shard.models.find(&request.name, &request.version)?;
+    Ok(ModelConfigResponse { config: Some((*serving(&entry)?.config).clone()) })
 }
 
-/// `RepositoryIndex`, `POST v2/repository[/REPOSITORY]/index`.
-pub(crate) fn index(_shard: &Shard, _request: &RepositoryIndexRequest) -> Result<RepositoryIndexResponse, Fault> {
-    Err(not_there("the index of the repository"))
+/// `RepositoryIndex`, `POST v2/repository[/REPOSITORY]/index`. There is one repository, whatever it is called.
+pub(crate) fn index(shard: &Shard, request: &RepositoryIndexRequest) -> Result<RepositoryIndexResponse, Fault> {
+    let models = shard.models.with(|catalogue| {
+        let versions = catalogue.models.values().flat_map(|model| model.versions.values());
+        let entries = versions.map(|entry| {
+            let (state, reason) = match &entry.state {
+                ModelState::Ready(_) => ("READY", ""),
+                ModelState::Loading => ("LOADING", ""),
+                ModelState::Broken(reason) | ModelState::Unloaded(reason) => ("UNAVAILABLE", reason.as_str()),
+            };
+            ModelIndex {
+                name: entry.name.clone(),
+                // What is broken as a whole has no version.
+                version: if entry.version == 0 { String::new() } else { entry.version.to_string() },
+                state: state.to_owned(),
+                reason: reason.to_owned(),
+            }
+        });
+        entries.filter(|entry| !request.ready || entry.state == "READY").collect()
+    });
+    Ok(RepositoryIndexResponse { models })
 }
 
 /// `RepositoryModelLoad`, `POST v2/repository[/REPOSITORY]/models/NAME/load`. Answers when the model can be asked.
 pub(crate) async fn load(
-    _shard: &Shard,
-    _request: RepositoryModelLoadRequest,
+    shard: &Shard,
+    request: RepositoryModelLoadRequest,
 ) -> Result<RepositoryModelLoadResponse, Fault> {
-    Err(not_there("loading models"))
+    let order = load_order(request.model_name, request.parameters)?;
+    control(shard)?.load(order).await.map_err(fault)?;
+    Ok(RepositoryModelLoadResponse {})
 }
 
 /// `RepositoryModelUnload`, `POST v2/repository[/REPOSITORY]/models/NAME/unload`.
 pub(crate) async fn unload(
-    _shard: &Shard,
-    _request: RepositoryModelUnloadRequest,
+    shard: &Shard,
+    request: RepositoryModelUnloadRequest,
 ) -> Result<RepositoryModelUnloadResponse, Fault> {
-    Err(not_there("unloading models"))
+    for (name, parameter) in &request.parameters {
+        match (name.as_str(), &parameter.parameter_choice) {
+            // No model here is made of others, so none depends on this one.
+            ("unload_dependents", Some(ParameterChoice::BoolParam(_))) => {}
+            ("unload_dependents", _) => {
+                return Err(Fault::bad("the parameter \"unload_dependents\" must be true or false"));
+            }
+            _ => return Err(Fault::bad(format!("an unload has no parameter {name:?}: it has unload_dependents"))),
+        }
+    }
+    control(shard)?.unload(request.model_name).await.map_err(fault)?;
+    Ok(RepositoryModelUnloadResponse {})
 }
 
-fn not_there(what: &str) -> Fault {
-    Fault::new(Reason::NotFound, format!("{what} isn't there yet"))
+fn control(shard: &Shard) -> Result<&ModelControl, Fault> {
+    shard
+        .controller
+        .control()
+        .ok_or_else(|| Fault::new(Reason::NotReady, "the server is starting: try again in a moment"))
+}
+
+fn load_order(model: String, parameters: BTreeMap<String, ModelRepositoryParameter>) -> Result<LoadOrder, Fault> {
+    let (mut config, mut files) = (None, Vec::new());
+    for (name, parameter) in parameters {
+        match (name.strip_prefix(FILE_PREFIX), name.as_str(), parameter.parameter_choice) {
+            (Some(path), _, Some(ParameterChoice::BytesParam(content))) => files.push((path.to_owned(), content)),
+            (Some(path), _, Some(ParameterChoice::StringParam(content))) => {
+                files.push((path.to_owned(), Bytes::from(content)));
+            }
+            (Some(_), name, _) => return Err(Fault::bad(format!("the parameter {name:?} must be the file's content"))),
+            (None, "config", Some(ParameterChoice::StringParam(text))) => config = Some(text),
+            (None, "config", _) => return Err(Fault::bad("the parameter \"config\" must be a text with JSON in it")),
+            (None, name, _) => {
+                return Err(Fault::bad(format!("a load has no parameter {name:?}: it has config and file:PATH")));
+            }
+        }
+    }
+    Ok(LoadOrder { model, config, files })
+}
+
+fn fault(error: ControlError) -> Fault {
+    let reason = match &error {
+        ControlError::Off(_) => Reason::Unsupported,
+        ControlError::Busy => Reason::QueueFull,
+        ControlError::NotFound(_) => Reason::ModelNotFound,
+        ControlError::Bad(_) => Reason::BadInput,
+        ControlError::Failed { .. } => Reason::LoadFailed,
+        ControlError::ShuttingDown => Reason::ShuttingDown,
+    };
+    Fault::new(reason, error.to_string())
 }

@@ -43,11 +43,11 @@ fn compare(kind: &str, configured: &[TensorConfig], specs: &[TensorSpec], batche
             found.push(format!("{kind} {name:?} is configured as {configured}, but is {actual} in the model"));
         }
         let actual = if batched && !spec.dims.is_empty() { &spec.dims[1..] } else { &spec.dims[..] };
-        if !tensor.reshaped && !fits(&tensor.dims, actual) {
+        if !fits(tensor.reshape.as_ref().unwrap_or(&tensor.dims), actual) {
             let without = if batched { " without the batch dimension" } else { "" };
+            let (what, dims) = tensor.reshape.as_ref().map_or(("dims", &tensor.dims), |dims| ("reshape", dims));
             found.push(format!(
-                "{kind} {name:?} is configured with dims {:?}, but has {actual:?} in the model{without}",
-                tensor.dims
+                "{kind} {name:?} is configured with {what} {dims:?}, but has {actual:?} in the model{without}"
             ));
         }
     }

@@ -1,13 +1,17 @@
 //! What a config.pbtxt says of a model, checked and in our own terms.
 
-use crate::read;
-use crate::text::{self, Place, Problem};
+use crate::text::{self, Message, Place, Problem};
+use crate::{json, read, schema};
 use base::{DataType, Duration, LatencyProfile, ProfileError};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use wire::proto;
 
 /// The batch sizes that are tried when nothing is said: powers of two up to this.
 const DEFAULT_MAX_BATCH: u32 = 16;
+
+/// The folder of a model that has the data for warming up.
+pub const WARMUP_FOLDER: &str = "warmup";
 
 /// What is configured for a model. `Default` is what holds where there is no config.pbtxt.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -22,6 +26,10 @@ pub struct ModelConfig {
     pub outputs: Vec<TensorConfig>,
     /// Which versions are served.
     pub version_policy: VersionPolicy,
+    /// What happens to requests that wait, if anything is said of it.
+    pub queueing: Option<Queueing>,
+    /// Requests to run before the model is ready.
+    pub warmup: Vec<WarmupSample>,
     /// Triton's preferred batch sizes, ascending.
     pub preferred_batch_sizes: Vec<u32>,
     /// The batch sizes to execute, ascending, from the parameter `batch_sizes`.
@@ -34,6 +42,8 @@ pub struct ModelConfig {
     pub profile_inputs: BTreeMap<String, ProfileInput>,
     /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
     pub file_name: Option<String>,
+    /// Everything as it was written, in Triton's message.
+    pub written: proto::ModelConfig,
     /// Every parameter, as written.
     pub parameters: BTreeMap<String, String>,
     /// What was ignored, as sentences that name the file.
@@ -58,8 +68,69 @@ pub struct TensorConfig {
     pub datatype: DataType,
     /// Its dimensions, without the batch dimension where `max_batch_size` is above 0; -1 where any size goes.
     pub dims: Vec<i64>,
-    /// Whether the dimensions are only the client's, because `reshape` gives the model others.
-    pub reshaped: bool,
+    /// The dimensions that the model itself has, where the client's are others.
+    pub reshape: Option<Vec<i64>>,
+    /// The file in the model's folder with the names of an output's classes, one on each line.
+    pub labels: Option<String>,
+}
+
+/// What `dynamic_batching` says of requests that wait.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Queueing {
+    /// Levels of priority, from 1, the most urgent; 0: requests may name any.
+    pub levels: u32,
+    /// The level of a request that names none, or one that isn't there.
+    pub default_level: u32,
+    /// What holds for levels that have no policy of their own.
+    pub default_policy: QueuePolicy,
+    /// What holds for some levels.
+    pub policies: BTreeMap<u32, QueuePolicy>,
+}
+
+/// How long and how many requests may wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct QueuePolicy {
+    /// How long a request may wait to be started, if that is bounded.
+    pub timeout: Option<Duration>,
+    /// Whether a request that waited too long is executed all the same.
+    pub delays: bool,
+    /// How many may wait; 0: no bound of the model's own.
+    pub max_queue_size: u32,
+}
+
+/// A request that is run before a model is ready.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct WarmupSample {
+    /// For messages.
+    pub name: String,
+    /// Rows of the batch dimension.
+    pub batch: u32,
+    /// How often it is run.
+    pub count: u32,
+    /// By the input's name.
+    pub inputs: BTreeMap<String, WarmupInput>,
+}
+
+/// An input of such a request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WarmupInput {
+    /// Its element type.
+    pub datatype: DataType,
+    /// Its dimensions, without the batch dimension.
+    pub dims: Vec<i64>,
+    /// What is in it.
+    pub data: WarmupData,
+}
+
+/// What is in an input of such a request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum WarmupData {
+    /// Zeros, or empty strings.
+    Zero,
+    /// Values by chance, the same ones every time.
+    Random,
+    /// The content of a file in the folder `warmup` of the model.
+    File(String),
 }
 
 /// Which versions of a model are served.
@@ -94,7 +165,7 @@ pub struct Emulation {
 
 /// Why a config.pbtxt can't be used.
 #[derive(Debug, thiserror::Error, PartialEq)]
-#[error("{}:{place}: {reason}", file.display())]
+#[error("{}: {reason}", place.in_file(file))]
 pub struct ConfigError {
     /// Which file.
     pub file: PathBuf,
@@ -107,13 +178,37 @@ pub struct ConfigError {
 impl ModelConfig {
     /// Reads a configuration. `file` is named in messages; `model` is the name of the model's folder.
     pub fn parse(source: &str, file: &Path, model: &str) -> Result<Self, ConfigError> {
+        Self::read(text::parse(source), file, model)
+    }
+
+    /// Reads a configuration that is JSON, in Triton's form; `origin` is named in messages.
+    pub fn parse_json(source: &str, origin: &Path, model: &str) -> Result<Self, ConfigError> {
+        Self::read(json::parse(source), origin, model)
+    }
+
+    fn read(tree: Result<Message, Problem>, file: &Path, model: &str) -> Result<Self, ConfigError> {
         let mut warnings = Vec::new();
-        let parsed = text::parse(source).and_then(|tree| read::config(&tree, model, &mut warnings));
+        let parsed = tree.and_then(|tree| {
+            let config = read::config(&tree, model, &mut warnings)?;
+            Ok(Self { written: schema::read(&tree, &mut warnings)?, ..config })
+        });
         let mut config =
             parsed.map_err(|Problem { place, reason }| ConfigError { file: file.to_owned(), place, reason })?;
+        warnings.sort_by_key(|problem| (problem.place.line, problem.place.column));
         config.warnings =
-            warnings.iter().map(|Problem { place, reason }| format!("{}:{place}: {reason}", file.display())).collect();
+            warnings.iter().map(|Problem { place, reason }| format!("{}: {reason}", place.in_file(file))).collect();
         Ok(config)
+    }
+
+    /// The files in the model's folder, besides its versions, that a change of makes it another model.
+    pub fn companions(&self) -> impl Iterator<Item = String> {
+        let labels = self.outputs.iter().filter_map(|output| output.labels.clone());
+        let warmup = self.warmup.iter().flat_map(|sample| sample.inputs.values());
+        let warmup = warmup.filter_map(|input| match &input.data {
+            WarmupData::File(file) => Some(format!("{WARMUP_FOLDER}/{file}")),
+            WarmupData::Zero | WarmupData::Random => None,
+        });
+        labels.chain(warmup)
     }
 
     /// The batch sizes to execute and profile, ascending, for a model of which the engine knows that its largest batch
@@ -172,8 +267,13 @@ mod tests {
             "#,
         )
         .unwrap();
-        let image =
-            TensorConfig { name: "image".into(), datatype: DataType::Fp32, dims: vec![3, 224, -1], reshaped: false };
+        let image = TensorConfig {
+            name: "image".into(),
+            datatype: DataType::Fp32,
+            dims: vec![3, 224, -1],
+            reshape: None,
+            labels: None,
+        };
         assert_eq!(config.inputs, [image]);
         assert_eq!((config.outputs[0].datatype, &config.outputs[0].dims[..]), (DataType::Bytes, &[5][..]));
         assert_eq!(config.max_batch, Some(8));
@@ -208,10 +308,63 @@ mod tests {
         assert_eq!(
             config.warnings,
             [
-                "m/config.pbtxt:1:1: field `optimization` isn't supported and is ignored",
+                "m/config.pbtxt:1:1: optimization is ignored: graphs are always optimised, and the runtime is set up by the server's own options",
                 "m/config.pbtxt:2:51: parameter `latncy` isn't known and is ignored",
             ]
         );
+    }
+
+    #[test]
+    fn json_gives_the_same_as_text() {
+        let text = r#"max_batch_size: 0 input { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] reshape { shape: [ 3, -1 ] } }
+            output { name: "y" data_type: TYPE_INT64 dims: 4 label_filename: "labels.txt" }
+            dynamic_batching { preferred_batch_size: 4 priority_levels: 2 default_priority_level: 1
+              priority_queue_policy { key: 2 value { timeout_action: DELAY max_queue_size: 3 } } }
+            parameters { key: "batch_sizes" value { string_value: "1,2" } }
+            model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 2, 3 ] random_data: true } } }"#;
+        let json = r#"{"max_batch_size": 0, "input": [{"name": "x", "dataType": "TYPE_FP32", "dims": ["-1", 3], "reshape": {"shape": [3, -1]}}],
+            "output": [{"name": "y", "data_type": 9, "dims": [4], "label_filename": "labels.txt"}],
+            "dynamic_batching": {"preferred_batch_size": [4], "priority_levels": "2", "default_priority_level": 1,
+              "priority_queue_policy": {"2": {"timeout_action": "DELAY", "max_queue_size": 3}}},
+            "parameters": {"batch_sizes": {"string_value": "1,2"}}, "backend": null,
+            "model_warmup": [{"name": "w", "inputs": {"x": {"data_type": "TYPE_FP32", "dims": [2, 3], "random_data": true}}}]}"#;
+        let mut from_text = parse(text).unwrap();
+        let mut from_json = ModelConfig::parse_json(json, Path::new("config"), "m").unwrap();
+        assert_eq!(from_json.max_batch, Some(0), "a 0 that is written counts");
+        assert_eq!(from_text.companions().collect::<Vec<_>>(), ["labels.txt"]);
+        from_text.warnings.clear();
+        from_json.warnings.clear();
+        assert_eq!(from_text, from_json);
+        let error = |json| ModelConfig::parse_json(json, Path::new("config"), "m").unwrap_err().to_string();
+        assert!(error("{").starts_with("config: the configuration isn't JSON"), "{}", error("{"));
+        assert_eq!(error(r#"{"max_batch_size": "many"}"#), "config: `max_batch_size` must be a whole number, not many");
+        assert_eq!(error(r#"{"input": 3}"#), "config: `input` must be a message: { ... }");
+    }
+
+    #[test]
+    fn what_would_compute_something_else_is_refused() {
+        for (text, part) in [
+            ("ensemble_scheduling { }", "ensemble_scheduling isn't supported"),
+            ("batch_input { }", "batch_input isn't supported"),
+            (
+                "sequence_batching { control_input { name: \"START\" } }",
+                "sequence_batching.control_input isn't supported",
+            ),
+            ("input { name: \"x\" data_type: TYPE_FP32 dims: [ 2, 3 ] reshape { shape: [ 5 ] } }", "can't be reshaped"),
+            (
+                "input { name: \"x\" data_type: TYPE_FP32 dims: [ -1, 3 ] reshape { shape: [ 3 ] } }",
+                "can't be reshaped",
+            ),
+            ("output { name: \"x\" data_type: TYPE_FP32 dims: 1 label_filename: \"../x\" }", "in the model's folder"),
+            ("dynamic_batching { priority_levels: 2 }", "default_priority_level is 0"),
+            ("dynamic_batching { priority_queue_policy { key: 1 value { } } }", "policy for level 1"),
+            ("model_warmup { inputs { key: \"x\" value { data_type: TYPE_FP32 dims: 1 } } }", "has no data"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.starts_with("m/config.pbtxt:1:") && error.contains(part), "{error}");
+        }
+        let plain = parse("sequence_batching { max_sequence_idle_microseconds: 5 }").unwrap();
+        assert!(plain.warnings[0].contains("each request stands for itself"), "{:?}", plain.warnings);
     }
 
     #[test]

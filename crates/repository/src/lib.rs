@@ -8,19 +8,39 @@
 //! `Repository::scan` says what is there now; a `Watcher` says what has changed since. What each part of a configuration
 //! means is written in `docs/model-repository.md`.
 
+mod batching;
 mod changes;
 mod check;
+mod complete;
 mod config;
+mod json;
+mod meaning;
+#[cfg(feature = "cloud")]
+mod mirror;
+mod parameters;
 mod profiles;
 mod read;
 mod scan;
+mod schema;
+mod source;
+mod sources;
+#[cfg(feature = "cloud")]
+mod store;
 mod text;
+mod values;
+mod warmup;
 mod watch;
 
 pub use changes::{Change, Changes};
 pub use check::disagreements;
-pub use config::{ConfigError, Emulation, ModelConfig, ProfileInput, TensorConfig, VersionPolicy};
+pub use complete::{Known, complete, platform};
+pub use config::{
+    ConfigError, Emulation, ModelConfig, ProfileInput, QueuePolicy, Queueing, TensorConfig, VersionPolicy,
+    WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample,
+};
 pub use profiles::{ProfileKey, ProfileStore, StoredProfile, content_hash, machine};
-pub use scan::{Broken, Entry, Fingerprint, Found, Repository, RepositoryError};
+pub use scan::{Broken, Entry, Fingerprint, Found, Repository, RepositoryError, is_model_name};
+pub use source::{Bucket, Source, StoreKind};
+pub use sources::{SourceError, Sources, Transfer, Wanted};
 pub use text::Place;
 pub use watch::{WatchOptions, Watcher};

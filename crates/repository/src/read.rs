@@ -1,25 +1,15 @@
 //! From the tree of a config.pbtxt to a configuration: field by field, each with its own check.
 
-use crate::config::{Emulation, ModelConfig, ProfileInput, TensorConfig, VersionPolicy};
-use crate::text::{Field, Message, Place, Problem, Value, ValueKind};
-use base::{DataType, Duration};
+use crate::config::{ModelConfig, TensorConfig, VersionPolicy};
+use crate::meaning::unused;
+use crate::text::{Field, Message, Place, Problem, Value};
+use crate::values::{Warnings, boolean, each, integer, message, problem, relative_file, text, word};
+use crate::{batching, parameters, warmup};
+use base::DataType;
 use std::collections::BTreeMap;
 
 /// The largest batch size that a configuration may name; larger is a slip, and every size is profiled.
 const MAX_BATCH: u32 = 4096;
-
-/// The parameters that mean something to Punctual.
-const LATENCY_OBJECTIVE_MS: &str = "latency_objective_ms";
-const BATCH_SIZES: &str = "batch_sizes";
-const EMULATED_LATENCY: &str = "emulated_latency";
-const WEIGHTS_MB: &str = "weights_mb";
-const PROFILE_INPUTS: &str = "profile_inputs";
-
-type Warnings<'a> = &'a mut Vec<Problem>;
-
-fn problem(place: Place, reason: impl Into<String>) -> Problem {
-    Problem { place, reason: reason.into() }
-}
 
 /// Reads a whole configuration. What is ignored goes into `warnings`.
 pub fn config(tree: &Message, model: &str, warnings: Warnings<'_>) -> Result<ModelConfig, Problem> {
@@ -34,74 +24,45 @@ pub fn config(tree: &Message, model: &str, warnings: Warnings<'_>) -> Result<Mod
             "input" => tensors(field, &mut config.inputs, warnings)?,
             "output" => tensors(field, &mut config.outputs, warnings)?,
             "version_policy" => config.version_policy = version_policy(field, warnings)?,
-            "dynamic_batching" => config.preferred_batch_sizes = dynamic_batching(field, warnings)?,
+            "dynamic_batching" => batching::read(field, &mut config, warnings)?,
             "default_model_filename" => config.file_name = file_name(field)?,
-            "parameters" => read_parameters(field, &mut parameters, warnings)?,
-            "instance_group" => warnings.push(problem(
-                field.place,
-                "instance_group is ignored: `--devices` says where models run, and every device serves all of them",
-            )),
-            _ => unknown(field, warnings),
+            "parameters" => parameters::read_parameters(field, &mut parameters, warnings)?,
+            "model_warmup" => warmup::read(field, &mut config.warmup, warnings)?,
+            "sequence_batching" => sequences(field, warnings)?,
+            "ensemble_scheduling" | "batch_input" | "batch_output" => return Err(not_served(field)),
+            _ => unused("", field, warnings),
         }
     }
-    apply_parameters(&parameters, &mut config, warnings)?;
+    parameters::apply_parameters(&parameters, &mut config, warnings)?;
     config.parameters = parameters.into_iter().map(|(name, (_, text))| (name, text)).collect();
     Ok(config)
 }
 
-fn unknown(field: &Field, warnings: Warnings<'_>) {
-    warnings.push(problem(field.place, format!("field `{}` isn't supported and is ignored", field.name)));
-}
-
-// ---- values --------------------------------------------------------------------------------------------------------
-
-/// The values of a field that may be repeated: those of a list, or the one.
-fn each(value: &Value) -> &[Value] {
-    match &value.kind {
-        ValueKind::List(values) => values,
-        _ => std::slice::from_ref(value),
-    }
-}
-
-fn text<'a>(field: &Field, value: &'a Value) -> Result<&'a str, Problem> {
-    match &value.kind {
-        ValueKind::Text(text) => Ok(text),
-        _ => Err(problem(value.place, format!("`{}` must be a string: put it into quotes", field.name))),
-    }
-}
-
-fn message<'a>(field: &Field, value: &'a Value) -> Result<&'a Message, Problem> {
-    match &value.kind {
-        ValueKind::Message(message) => Ok(message),
-        _ => Err(problem(value.place, format!("`{}` must be a message: {{ ... }}", field.name))),
-    }
-}
-
-fn word(value: &Value) -> Option<&str> {
-    match &value.kind {
-        ValueKind::Word(word) => Some(word),
-        _ => None,
-    }
-}
-
-/// A whole number: decimal, hexadecimal (0x1F) or octal (017).
-fn integer(field: &Field, value: &Value) -> Result<i64, Problem> {
-    let parse = |word: &str| {
-        let (sign, digits) = word.strip_prefix('-').map_or(("", word), |digits| ("-", digits));
-        let (digits, radix) = match digits.strip_prefix("0x").or(digits.strip_prefix("0X")) {
-            Some(digits) => (digits, 16),
-            None if digits.len() > 1 && digits.starts_with('0') => (&digits[1..], 8),
-            None => (digits, 10),
-        };
-        i64::from_str_radix(&format!("{sign}{digits}"), radix).ok()
+/// Without these the model would compute something else than it was made for.
+fn not_served(field: &Field) -> Problem {
+    let why = match field.name.as_str() {
+        "ensemble_scheduling" => "models that call other models aren't served here: call them one after another",
+        _ => "inputs and outputs that describe the whole batch aren't made here: remove it if the model has none",
     };
-    let shown = word(value).map_or(String::new(), |word| format!(", not {word}"));
-    word(value)
-        .and_then(parse)
-        .ok_or_else(|| problem(value.place, format!("`{}` must be a whole number{shown}", field.name)))
+    problem(field.place, format!("{} isn't supported: {why}", field.name))
 }
 
-// ---- fields --------------------------------------------------------------------------------------------------------
+/// Sequences whose state or signals the server would have to make up can't be served; others are plain requests.
+fn sequences(field: &Field, warnings: Warnings<'_>) -> Result<(), Problem> {
+    for inner in &message(field, &field.value)?.fields {
+        if matches!(inner.name.as_str(), "control_input" | "state" | "iterative_sequence") {
+            return Err(problem(
+                inner.place,
+                format!(
+                    "sequence_batching.{} isn't supported: a model that the server keeps state for isn't served here",
+                    inner.name
+                ),
+            ));
+        }
+    }
+    unused("", field, warnings);
+    Ok(())
+}
 
 fn check_name(field: &Field, model: &str) -> Result<(), Problem> {
     match text(field, &field.value)? {
@@ -125,17 +86,17 @@ fn one_of(field: &Field, known: &[&str]) -> Result<Option<String>, Problem> {
     }
 }
 
-fn batch_size(field: &Field, value: &Value, least: u32) -> Result<u32, Problem> {
+pub fn batch_size(field: &Field, value: &Value, least: u32) -> Result<u32, Problem> {
     let size = integer(field, value)?;
     checked_batch_size(&field.name, size, least).map_err(|reason| problem(value.place, reason))
 }
 
-fn checked_batch_size(name: &str, size: i64, least: u32) -> Result<u32, String> {
+pub fn checked_batch_size(name: &str, size: i64, least: u32) -> Result<u32, String> {
     let checked = u32::try_from(size).ok().filter(|size| (least..=MAX_BATCH).contains(size));
     checked.ok_or_else(|| format!("{name} is {size}: it must be from {least} to {MAX_BATCH}"))
 }
 
-fn sorted(mut sizes: Vec<u32>) -> Vec<u32> {
+pub fn sorted(mut sizes: Vec<u32>) -> Vec<u32> {
     sizes.sort_unstable();
     sizes.dedup();
     sizes
@@ -149,7 +110,8 @@ fn tensors(field: &Field, tensors: &mut Vec<TensorConfig>, warnings: Warnings<'_
 }
 
 fn tensor(kind: &str, tree: &Message, place: Place, warnings: Warnings<'_>) -> Result<TensorConfig, Problem> {
-    let (mut name, mut datatype, mut dims, mut reshaped) = (String::new(), None, Vec::new(), false);
+    let (mut name, mut datatype, mut dims) = (String::new(), None, Vec::new());
+    let (mut reshape, mut labels) = (None, None);
     for field in &tree.fields {
         match field.name.as_str() {
             "name" => text(field, &field.value)?.clone_into(&mut name),
@@ -159,12 +121,14 @@ fn tensor(kind: &str, tree: &Message, place: Place, warnings: Warnings<'_>) -> R
                     dims.push(dimension(field, value)?);
                 }
             }
-            "reshape" => {
-                reshaped = true;
-                let reason = format!("reshape of {kind} {name:?} is ignored: requests use the model's own shape");
-                warnings.push(problem(field.place, reason));
+            "reshape" => reshape = Some(shape(field, warnings)?),
+            "label_filename" if kind == "output" => labels = relative_file(field)?,
+            "is_shape_tensor" | "allow_ragged_batch" | "is_non_linear_format_io" | "optional" => {
+                if boolean(&field.name, &field.value)? {
+                    unused(kind, field, warnings);
+                }
             }
-            _ => unknown(field, warnings),
+            _ => unused(kind, field, warnings),
         }
     }
     if name.is_empty() {
@@ -173,10 +137,39 @@ fn tensor(kind: &str, tree: &Message, place: Place, warnings: Warnings<'_>) -> R
     let Some(datatype) = datatype else {
         return Err(problem(place, format!("{kind} {name:?} has no data_type: give one, for instance TYPE_FP32")));
     };
-    Ok(TensorConfig { name, datatype, dims, reshaped })
+    check_reshape(&dims, reshape.as_deref()).map_err(|reason| problem(place, format!("{kind} {name:?} {reason}")))?;
+    Ok(TensorConfig { name, datatype, dims, reshape, labels })
 }
 
-fn dimension(field: &Field, value: &Value) -> Result<i64, Problem> {
+fn shape(field: &Field, warnings: Warnings<'_>) -> Result<Vec<i64>, Problem> {
+    let mut dims = Vec::new();
+    for inner in &message(field, &field.value)?.fields {
+        match inner.name.as_str() {
+            "shape" => {
+                for value in each(&inner.value) {
+                    dims.push(dimension(inner, value)?);
+                }
+            }
+            _ => unused("reshape", inner, warnings),
+        }
+    }
+    Ok(dims)
+}
+
+/// Both shapes must have the same elements, and sizes that are left open must be as many in both.
+fn check_reshape(dims: &[i64], reshape: Option<&[i64]>) -> Result<(), String> {
+    let Some(reshape) = reshape else { return Ok(()) };
+    let open = |dims: &[i64]| dims.iter().filter(|&&dim| dim < 0).count();
+    let fixed = |dims: &[i64]| base::element_count(&dims.iter().map(|dim| dim.abs()).collect::<Vec<_>>());
+    if open(dims) == open(reshape) && fixed(dims) == fixed(reshape) {
+        return Ok(());
+    }
+    Err(format!(
+        "has dims {dims:?}, which can't be reshaped to {reshape:?}: both must have the same number of elements"
+    ))
+}
+
+pub fn dimension(field: &Field, value: &Value) -> Result<i64, Problem> {
     match integer(field, value)? {
         dim if dim < -1 || dim == 0 => {
             Err(problem(value.place, format!("a dimension is {dim}: write a size from 1 up, or -1 for any size")))
@@ -186,7 +179,7 @@ fn dimension(field: &Field, value: &Value) -> Result<i64, Problem> {
 }
 
 /// Triton's names are ours with `TYPE_` before them, except for strings. Its numbers are understood too.
-fn data_type(value: &Value) -> Result<DataType, Problem> {
+pub fn data_type(value: &Value) -> Result<DataType, Problem> {
     const BY_NUMBER: [&str; 15] = [
         "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32",
         "FP64", "STRING", "BF16",
@@ -213,7 +206,7 @@ fn version_policy(field: &Field, warnings: Warnings<'_>) -> Result<VersionPolicy
                 policy = VersionPolicy::Latest(u32::try_from(count).unwrap_or(0).max(1));
             }
             "specific" => policy = VersionPolicy::Specific(specific_versions(choice, inner)?),
-            _ => unknown(choice, warnings),
+            _ => unused("version_policy", choice, warnings),
         }
     }
     Ok(policy)
@@ -238,25 +231,6 @@ fn specific_versions(choice: &Field, inner: &Message) -> Result<Vec<u64>, Proble
     Ok(versions)
 }
 
-fn dynamic_batching(field: &Field, warnings: Warnings<'_>) -> Result<Vec<u32>, Problem> {
-    let mut sizes = Vec::new();
-    for field in &message(field, &field.value)?.fields {
-        match field.name.as_str() {
-            "preferred_batch_size" => {
-                for value in each(&field.value) {
-                    sizes.push(batch_size(field, value, 1)?);
-                }
-            }
-            "max_queue_delay_microseconds" => warnings.push(problem(
-                field.place,
-                "max_queue_delay_microseconds is ignored: deadlines decide how long a batch may wait",
-            )),
-            _ => unknown(field, warnings),
-        }
-    }
-    Ok(sorted(sizes))
-}
-
 fn file_name(field: &Field) -> Result<Option<String>, Problem> {
     let name = text(field, &field.value)?;
     match name {
@@ -268,127 +242,4 @@ fn file_name(field: &Field) -> Result<Option<String>, Problem> {
         )),
         _ => Ok(Some(name.to_owned())),
     }
-}
-
-// ---- parameters ----------------------------------------------------------------------------------------------------
-
-/// By name: the text, and where it stands.
-type Parameters = BTreeMap<String, (Place, String)>;
-
-fn read_parameters(field: &Field, parameters: &mut Parameters, warnings: Warnings<'_>) -> Result<(), Problem> {
-    for entry in each(&field.value) {
-        let (mut key, mut value) = (None, (entry.place, String::new()));
-        for part in &message(field, entry)?.fields {
-            match part.name.as_str() {
-                "key" => key = Some(text(part, &part.value)?.to_owned()),
-                "value" => {
-                    for inner in &message(part, &part.value)?.fields {
-                        match inner.name.as_str() {
-                            "string_value" => value = (inner.value.place, text(inner, &inner.value)?.to_owned()),
-                            _ => unknown(inner, warnings),
-                        }
-                    }
-                }
-                _ => unknown(part, warnings),
-            }
-        }
-        let Some(key) = key else {
-            return Err(problem(
-                entry.place,
-                "this parameter has no key: write parameters { key: \"NAME\" value { string_value: \"VALUE\" } }",
-            ));
-        };
-        parameters.insert(key, value);
-    }
-    Ok(())
-}
-
-fn apply_parameters(parameters: &Parameters, config: &mut ModelConfig, warnings: Warnings<'_>) -> Result<(), Problem> {
-    for (name, (place, text)) in parameters {
-        let done = match name.as_str() {
-            LATENCY_OBJECTIVE_MS => number(name, text, 0.001)
-                .map(|millis| config.latency_objective = Some(Duration::from_millis_f64(millis))),
-            BATCH_SIZES => batch_sizes(text).map(|sizes| config.batch_sizes = Some(sizes)),
-            EMULATED_LATENCY => emulation(text).map(|emulation| config.emulation = Some(emulation)),
-            WEIGHTS_MB => Ok(()),
-            PROFILE_INPUTS => profile_inputs(text).map(|inputs| config.profile_inputs = inputs),
-            _ => {
-                warnings.push(problem(*place, format!("parameter `{name}` isn't known and is ignored")));
-                Ok(())
-            }
-        };
-        done.map_err(|reason| problem(*place, reason))?;
-    }
-    if let Some((place, text)) = parameters.get(WEIGHTS_MB) {
-        let megabytes = number(WEIGHTS_MB, text, 0.0).map_err(|reason| problem(*place, reason))?;
-        match &mut config.emulation {
-            Some(emulation) => emulation.weight_bytes = (megabytes * 1e6).round() as u64,
-            None => warnings.push(problem(*place, "parameter `weights_mb` is ignored without `emulated_latency`")),
-        }
-    }
-    Ok(())
-}
-
-/// `input=1x576,rate=@16000`: an input's name, its dimensions, behind an @ the value of its elements.
-fn profile_inputs(text: &str) -> Result<BTreeMap<String, ProfileInput>, String> {
-    let input = |part: &str| {
-        let (name, rest) = part.split_once('=')?;
-        let (dims, value) = rest.split_once('@').map_or((rest, None), |(dims, value)| (dims, Some(value)));
-        let dim = |dim: &str| dim.trim().parse::<i64>().ok().filter(|&dim| dim > 0);
-        let dims = match dims.trim() {
-            "" => None,
-            dims => Some(dims.split('x').map(dim).collect::<Option<Vec<_>>>()?),
-        };
-        let value = match value {
-            None => None,
-            Some(value) => Some(value.trim().parse::<f64>().ok().filter(|value| value.is_finite())?),
-        };
-        (dims.is_some() || value.is_some()).then(|| (name.trim().to_owned(), ProfileInput { dims, value }))
-    };
-    let wrong = |part: &str| {
-        format!(
-            "parameter `{PROFILE_INPUTS}` has {part:?}: write an input's name with its dimensions or, behind an @, the value of its elements, as in \"input=1x576,rate=@16000\""
-        )
-    };
-    text.split(',').map(|part| input(part).ok_or_else(|| wrong(part.trim()))).collect()
-}
-
-fn batch_sizes(text: &str) -> Result<Vec<u32>, String> {
-    let size = |part: &str| {
-        let part = part.trim();
-        let number = part.parse::<i64>().map_err(|_| {
-            format!("parameter `{BATCH_SIZES}` has {part:?}: write sizes with commas between, as in \"1,2,4,8,16\"")
-        })?;
-        checked_batch_size(&format!("a size in parameter `{BATCH_SIZES}`"), number, 1)
-    };
-    Ok(sorted(text.split(',').map(size).collect::<Result<Vec<_>, _>>()?))
-}
-
-/// A number of milliseconds or megabytes: at least `least`, and not beyond reason.
-fn number(parameter: &str, text: &str, least: f64) -> Result<f64, String> {
-    let parsed = text.trim().parse::<f64>().ok().filter(|value| (least..1e12).contains(value));
-    parsed.ok_or_else(|| format!("parameter `{parameter}` is {text:?}: write a number from {least} up, as in \"25\""))
-}
-
-fn emulation(text: &str) -> Result<Emulation, String> {
-    let (mut alpha, mut beta, mut load) = (None, None, None);
-    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-        let (key, value) = part.split_once('=').unwrap_or((part, ""));
-        let slot = match key.trim() {
-            "alpha_ms" => &mut alpha,
-            "beta_ms" => &mut beta,
-            "load_ms" => &mut load,
-            key => {
-                return Err(format!(
-                    "parameter `{EMULATED_LATENCY}` has {key:?}: write alpha_ms, beta_ms and maybe load_ms, as in \
-                     \"alpha_ms=1.0,beta_ms=5.0\""
-                ));
-            }
-        };
-        *slot = Some(Duration::from_millis_f64(number(EMULATED_LATENCY, value, 0.0)?));
-    }
-    let (Some(alpha), Some(beta)) = (alpha, beta) else {
-        return Err(format!("parameter `{EMULATED_LATENCY}` is {text:?}: it needs both alpha_ms and beta_ms"));
-    };
-    Ok(Emulation { alpha, beta, load: load.unwrap_or(Duration::ZERO), weight_bytes: 0 })
 }

@@ -1,7 +1,8 @@
 //! What lies in a model repository at one moment.
 
 use crate::config::{ModelConfig, VersionPolicy};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
 use std::fs::{self, Metadata};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -42,6 +43,8 @@ pub struct Found {
     pub name: String,
     /// The version: the name of its folder.
     pub version: u64,
+    /// The model's folder.
+    pub folder: PathBuf,
     /// The model's file. May be missing if the configuration says what an emulated device should pretend.
     pub file: PathBuf,
     /// What is configured; the same for all versions.
@@ -91,6 +94,13 @@ impl Fingerprint {
     fn add(&mut self, name: &str, metadata: &Metadata) {
         self.files.push((name.to_owned(), metadata.len(), modified(metadata)));
     }
+
+    /// Adds a file that may be missing.
+    fn add_file(&mut self, folder: &Path, name: &str) {
+        if let Ok(metadata) = fs::metadata(folder.join(name)) {
+            self.add(name, &metadata);
+        }
+    }
 }
 
 fn modified(metadata: &Metadata) -> u128 {
@@ -98,11 +108,12 @@ fn modified(metadata: &Metadata) -> u128 {
     at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos())
 }
 
-/// A model repository. Remembers parsed configurations, so that looking again costs little.
+/// A model repository: one folder, or several that are served together. Remembers parsed configurations, so that looking
+/// again costs little.
 #[derive(Debug)]
 pub struct Repository {
-    root: PathBuf,
-    configs: HashMap<String, CachedConfig>,
+    roots: Vec<PathBuf>,
+    configs: HashMap<PathBuf, CachedConfig>,
 }
 
 #[derive(Debug)]
@@ -113,30 +124,35 @@ struct CachedConfig {
 }
 
 impl Repository {
-    /// The repository in that folder.
-    pub fn open(root: impl Into<PathBuf>) -> Result<Self, RepositoryError> {
-        let repository = Self { root: root.into(), configs: HashMap::new() };
-        fs::read_dir(&repository.root).map_err(|error| repository.unreadable(error))?;
-        Ok(repository)
+    /// The repository in these folders.
+    pub fn open(roots: impl IntoIterator<Item = impl Into<PathBuf>>) -> Result<Self, RepositoryError> {
+        let roots: Vec<PathBuf> = roots.into_iter().map(Into::into).collect();
+        for root in &roots {
+            fs::read_dir(root).map_err(|error| unreadable(root, error))?;
+        }
+        Ok(Self { roots, configs: HashMap::new() })
     }
 
-    /// The folder.
-    pub fn root(&self) -> &Path {
-        &self.root
+    /// The folders.
+    pub fn roots(&self) -> &[PathBuf] {
+        &self.roots
     }
 
     /// Everything that is there now, by name, then version. Hidden folders and plain files don't count.
     pub fn scan(&mut self) -> Result<Vec<Entry>, RepositoryError> {
-        let listing = fs::read_dir(&self.root).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-        let mut names: Vec<_> = listing.map_err(|error| self.unreadable(error))?;
-        names.retain(|entry| entry.path().is_dir());
-        let mut names: Vec<_> = names.iter().map(fs::DirEntry::file_name).collect();
-        names.sort_unstable();
+        let mut names: BTreeMap<OsString, Vec<PathBuf>> = BTreeMap::new();
+        for root in &self.roots {
+            let listing = fs::read_dir(root).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+            let listing = listing.map_err(|error| unreadable(root, error))?;
+            for entry in listing.iter().filter(|entry| entry.path().is_dir()) {
+                names.entry(entry.file_name()).or_default().push(entry.path());
+            }
+        }
         let mut entries = Vec::new();
-        for name in &names {
+        for (name, folders) in &names {
             match name.to_str() {
                 Some(name) if name.starts_with('.') => {}
-                Some(name) => self.scan_model(name, &mut entries),
+                Some(name) => self.scan_folders(name, folders, None, &mut entries),
                 None => entries.push(Entry::Broken(Broken {
                     name: name.to_string_lossy().into_owned(),
                     version: None,
@@ -145,25 +161,56 @@ impl Repository {
                 })),
             }
         }
-        self.configs.retain(|name, _| names.iter().any(|there| there.to_str() == Some(name)));
+        self.configs.retain(|folder, _| folder.file_name().is_some_and(|name| names.contains_key(name)));
         Ok(entries)
     }
 
-    fn unreadable(&self, error: io::Error) -> RepositoryError {
-        RepositoryError::Unreadable { path: self.root.clone(), error }
+    /// What is there now of one model, with a configuration that counts instead of its file, if one is given. Nothing if
+    /// there is no folder of that name.
+    pub fn scan_one(&mut self, name: &str, config: Option<&Arc<ModelConfig>>) -> Vec<Entry> {
+        let mut entries = Vec::new();
+        if is_model_name(name) {
+            let folders: Vec<_> = self.roots.iter().map(|root| root.join(name)).filter(|path| path.is_dir()).collect();
+            if !folders.is_empty() {
+                self.scan_folders(name, &folders, config, &mut entries);
+            }
+        }
+        entries
     }
 
-    fn scan_model(&mut self, name: &str, entries: &mut Vec<Entry>) {
-        let folder = self.root.join(name);
+    fn scan_folders(
+        &mut self,
+        name: &str,
+        folders: &[PathBuf],
+        config: Option<&Arc<ModelConfig>>,
+        entries: &mut Vec<Entry>,
+    ) {
+        match folders {
+            [folder] => self.scan_model(name, folder, config, entries),
+            _ => {
+                let places: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+                entries.push(Entry::Broken(Broken {
+                    name: name.to_owned(),
+                    version: None,
+                    reason: format!("there are several models of this name, {}: keep one", places.join(" and ")),
+                    fingerprint: Fingerprint::default(),
+                }));
+            }
+        }
+    }
+
+    fn scan_model(&mut self, name: &str, folder: &Path, given: Option<&Arc<ModelConfig>>, entries: &mut Vec<Entry>) {
         let mut fingerprint = Fingerprint::default();
         let broken = |version, reason, fingerprint: &Fingerprint| {
             Entry::Broken(Broken { name: name.to_owned(), version, reason, fingerprint: fingerprint.clone() })
         };
-        let config = match self.config(name, &folder, &mut fingerprint) {
+        let config = match given.map_or_else(|| self.config(name, folder, &mut fingerprint), |given| Ok(given.clone()))
+        {
             Ok(config) => config,
             Err(reason) => return entries.push(broken(None, reason, &fingerprint)),
         };
-        let there = match version_folders(&folder) {
+        config.companions().for_each(|file| fingerprint.add_file(folder, &file));
+        let there = match version_folders(folder) {
             Ok(versions) => versions,
             Err(error) => {
                 return entries.push(broken(
@@ -188,7 +235,14 @@ impl Repository {
                 add_files(&mut fingerprint, &folder.join(version.to_string()));
             }
             entries.push(if usable(&version) && there.contains(&version) {
-                Entry::Found(Found { name: name.to_owned(), version, file, config: config.clone(), fingerprint })
+                Entry::Found(Found {
+                    name: name.to_owned(),
+                    version,
+                    folder: folder.to_owned(),
+                    file,
+                    config: config.clone(),
+                    fingerprint,
+                })
             } else {
                 let what = if file.exists() { "not a plain file" } else { "missing" };
                 broken(Some(version), format!("{} is {what}: copy the model there", file.display()), &fingerprint)
@@ -210,16 +264,25 @@ impl Repository {
         }
         fingerprint.add("config.pbtxt", &metadata);
         let (length, modified) = (metadata.len(), modified(&metadata));
-        if let Some(cached) = self.configs.get(name).filter(|c| (c.length, c.modified) == (length, modified)) {
+        if let Some(cached) = self.configs.get(folder).filter(|c| (c.length, c.modified) == (length, modified)) {
             return cached.parsed.clone();
         }
         let parsed = read_config(&file, length).and_then(|text| {
             let config = ModelConfig::parse(&text, &file, name).map_err(|error| error.to_string())?;
             Ok(Arc::new(config))
         });
-        self.configs.insert(name.to_owned(), CachedConfig { length, modified, parsed: parsed.clone() });
+        self.configs.insert(folder.to_owned(), CachedConfig { length, modified, parsed: parsed.clone() });
         parsed
     }
+}
+
+/// Whether a model may be called so: a name of a folder, and not of a hidden one.
+pub fn is_model_name(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
+}
+
+fn unreadable(root: &Path, error: io::Error) -> RepositoryError {
+    RepositoryError::Unreadable { path: root.to_owned(), error }
 }
 
 fn read_config(file: &Path, length: u64) -> Result<String, String> {
@@ -301,7 +364,7 @@ mod tests {
                 fs::write(path, content).unwrap();
             }
         }
-        let mut repository = Repository::open(folder.path()).unwrap();
+        let mut repository = Repository::open([folder.path()]).unwrap();
         let first = repository.scan().unwrap();
         assert_eq!(first, repository.scan().unwrap());
         let line = |entry: &Entry| match entry {
@@ -397,7 +460,7 @@ mod tests {
         std::os::unix::fs::symlink("/dev/null", folder.path().join("config/config.pbtxt")).unwrap();
         let socket = folder.path().join("model/1/model.onnx");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        let entries = Repository::open(folder.path()).unwrap().scan().unwrap();
+        let entries = Repository::open([folder.path()]).unwrap().scan().unwrap();
         let reasons: Vec<_> = entries
             .iter()
             .map(|entry| match entry {
@@ -423,7 +486,7 @@ mod tests {
         let version = folder.path().join("m").join("1");
         fs::create_dir_all(&version).unwrap();
         fs::write(version.join("model.onnx"), "abc").unwrap();
-        let mut repository = Repository::open(folder.path()).unwrap();
+        let mut repository = Repository::open([folder.path()]).unwrap();
         let first = repository.scan().unwrap();
         fs::write(version.join("model.onnx.data"), "weights").unwrap();
         let second = repository.scan().unwrap();
@@ -438,8 +501,29 @@ mod tests {
     }
 
     #[test]
+    fn several_folders_are_served_together_and_share_their_names() {
+        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for (folder, model) in [(&first, "a"), (&first, "both"), (&second, "b"), (&second, "both")] {
+            fs::create_dir_all(folder.path().join(model).join("1")).unwrap();
+            fs::write(folder.path().join(model).join("1/model.onnx"), "").unwrap();
+        }
+        let mut repository = Repository::open([first.path(), second.path()]).unwrap();
+        let entries = repository.scan().unwrap();
+        let [Entry::Found(a), Entry::Found(b), Entry::Broken(both)] = &entries[..] else { panic!("{entries:?}") };
+        assert_eq!((a.folder.as_path(), b.folder.as_path()), (&*first.path().join("a"), &*second.path().join("b")));
+        assert!(both.reason.starts_with("there are several models of this name"), "{}", both.reason);
+        assert_eq!(repository.scan_one("b", None), entries[1..2]);
+        let other = Arc::new(ModelConfig { max_batch: Some(7), ..ModelConfig::default() });
+        let [Entry::Found(found)] = &repository.scan_one("a", Some(&other))[..] else { panic!() };
+        assert_eq!(found.config.max_batch, Some(7));
+        for outside in ["", ".", "..", "../a", "a/../b", "/etc", "none"] {
+            assert_eq!(repository.scan_one(outside, None), [], "{outside}");
+        }
+    }
+
+    #[test]
     fn a_missing_repository_is_a_sentence() {
-        let error = Repository::open("/no/such/folder").unwrap_err().to_string();
+        let error = Repository::open(["/no/such/folder"]).unwrap_err().to_string();
         assert!(error.starts_with("model repository /no/such/folder can't be read"), "{error}");
     }
 }

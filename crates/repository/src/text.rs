@@ -14,6 +14,16 @@ pub struct Place {
     pub column: usize,
 }
 
+impl Place {
+    /// Of something that wasn't written as text.
+    pub(crate) const NOWHERE: Self = Self { line: 0, column: 0 };
+
+    /// The place in that file, as editors understand it.
+    pub(crate) fn in_file(self, file: &std::path::Path) -> String {
+        if self == Self::NOWHERE { file.display().to_string() } else { format!("{}:{self}", file.display()) }
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.line, self.column)

@@ -76,7 +76,7 @@ fn notices(repository: &Repository, sender: Sender<Message>) -> Option<notify::R
         }
     };
     let watcher = notify::recommended_watcher(on_event).and_then(|mut watcher| {
-        watcher.watch(repository.root(), RecursiveMode::Recursive)?;
+        repository.roots().iter().try_for_each(|root| watcher.watch(root, RecursiveMode::Recursive))?;
         Ok(watcher)
     });
     watcher
@@ -148,7 +148,7 @@ mod tests {
     const FOREVER: std::time::Duration = std::time::Duration::from_secs(60);
 
     fn start(root: &Path, options: WatchOptions) -> (Watcher, Receiver<Vec<Change>>) {
-        let mut repository = Repository::open(root).unwrap();
+        let mut repository = Repository::open([root]).unwrap();
         let first = repository.scan().unwrap();
         let (sender, receiver) = mpsc::channel();
         let on_change = move |changes| sender.send(changes).unwrap();

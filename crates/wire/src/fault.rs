@@ -68,7 +68,9 @@ reasons! {
     ModelLoading = "model_loading", 503, Unavailable, Some(1);
     /// The model's file or configuration can't be used.
     ModelBroken = "model_broken", 503, Unavailable, None;
-    /// The model was taken away while the request waited.
+    /// A client wanted a model to be loaded, which can't be.
+    LoadFailed = "load_failed", 400, FailedPrecondition, None;
+    /// The model isn't loaded, or was taken away while the request waited.
     ModelUnavailable = "model_unavailable", 404, NotFound, None;
     /// Even an idle server could not answer in time.
     DeadlineUnreachable = "deadline_unreachable", 504, DeadlineExceeded, None;

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part, and a failed unwrap is a failed test")]
 
-use controller::{Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig};
+use controller::{Controller, ControllerConfig, DeviceConfig, Manager, ManagerConfig};
 use engine::EmulatedEngine;
 use gateway::{Config, Gateway};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -56,15 +56,7 @@ impl Server {
             devices: vec![device],
         };
         let controller = Controller::start(settings, metrics.clone()).unwrap();
-        let settings = ManagerConfig {
-            repository: repository.path().to_owned(),
-            cache: None,
-            engine: Arc::new(EmulatedEngine::default()),
-            device_kind: "emulated".into(),
-            default_objective: None,
-            effort: Effort::default(),
-            progress: Box::new(|_| {}),
-        };
+        let settings = ManagerConfig::new(repository.path().to_owned(), Arc::new(EmulatedEngine::default()));
         let manager = Manager::start(controller.clone(), settings).unwrap();
         manager.wait_until_started();
         let free = Some(SocketAddr::from(([127, 0, 0, 1], 0)));

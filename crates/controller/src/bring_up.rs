@@ -1,0 +1,181 @@
+//! From a model's files to a model in service: prepare, check against the configuration, measure, warm up.
+
+use crate::api::ServedModel;
+use crate::manager::ManagerConfig;
+use crate::queueing::Queueing;
+use crate::{Controller, NewModel, profiler, reshape, warmup};
+use base::{Duration, LatencyProfile, ModelId, ModelSignature};
+use engine::{Emulation, ModelSource, Prepared};
+use repository::{Found, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile};
+use std::collections::HashSet;
+use std::io::{BufRead as _, BufReader};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A list of labels longer than this is something else.
+const MAX_LABEL_BYTES: u64 = 64 << 20;
+
+/// What models are brought up with.
+pub(crate) struct BringUp {
+    pub(crate) controller: Controller,
+    pub(crate) config: ManagerConfig,
+    stopping: Arc<AtomicBool>,
+    /// What was said of configurations: each sentence is said once.
+    said: Mutex<HashSet<String>>,
+}
+
+impl BringUp {
+    pub(crate) fn new(controller: Controller, config: ManagerConfig, stopping: Arc<AtomicBool>) -> Self {
+        Self { controller, config, stopping, said: Mutex::default() }
+    }
+
+    /// Whether the server goes down: nothing new is begun then.
+    pub(crate) fn stops(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    fn say_once(&self, model: &str, warnings: &[String]) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        for warning in warnings {
+            if said.insert(format!("{model} {warning}")) {
+                tracing::warn!(model, "{warning}");
+            }
+        }
+    }
+
+    /// Prepares and measures a model and puts it into service.
+    pub(crate) fn run(&self, found: &Found) -> Result<(ServedModel, ModelId), String> {
+        let config = &found.config;
+        self.say_once(&found.name, &config.warnings);
+        let emulated_sizes = config.batch_sizes(config.max_batch.unwrap_or(16));
+        let emulated = config.emulated_profile(&emulated_sizes).transpose().map_err(|error| error.to_string())?;
+        let weight_bytes = config.emulation.map_or(0, |emulation| emulation.weight_bytes);
+        let emulated = emulated.map(|profile| Emulation { profile, weight_bytes });
+        let source = ModelSource {
+            name: found.name.clone(),
+            file: found.file.clone(),
+            cache: self.config.cache.clone(),
+            max_batch: config.max_batch,
+            emulated,
+        };
+        let prepared = self.config.engine.prepare(&source).map_err(|error| error.to_string())?;
+        self.controller.room_for(prepared.weight_bytes())?;
+        let wrong = repository::disagreements(config, prepared.signature());
+        if !wrong.is_empty() {
+            return Err(wrong.join("; "));
+        }
+        let prepared = reshape::with_shapes(prepared, config);
+        let mut signature = prepared.signature().clone();
+        let sizes = config.batch_sizes(signature.max_batch);
+        if signature.max_batch > 0 {
+            // More rows than the largest size can't be planned for.
+            signature.max_batch = sizes.last().copied().unwrap_or(1);
+        }
+        let profile = match source.emulated {
+            Some(emulation) if self.config.engine.name() == "emulated" => emulation.profile,
+            _ => self.profile(found, &*prepared, &sizes)?,
+        };
+        warmup::run(&self.controller, &*prepared, found)?;
+        let labels = labels(found, &signature)?;
+        let queueing = self.queueing(config, &profile, &signature);
+        let objective = config.latency_objective.or(self.config.default_objective);
+        let medians: Vec<String> =
+            profile.batches().iter().map(|entry| format!("{}: {}", entry.batch, entry.median)).collect();
+        let (load, bytes) = (profile.load(), prepared.weight_bytes());
+        tracing::info!(model = found.name, version = found.version, %load, weight_bytes = bytes, batches = medians.join(", "), "ready");
+        let all = Arc::new(self.complete(found, &signature));
+        let signature = Arc::new(signature);
+        let served = |id| ServedModel {
+            id,
+            signature: Arc::clone(&signature),
+            platform: all.platform.clone(),
+            config: Arc::clone(&all),
+            labels,
+            queueing,
+            objective,
+            metrics: self.controller.metrics().model(&found.name, found.version),
+        };
+        let id = self.controller.add_model(NewModel {
+            name: found.name.clone(),
+            version: found.version,
+            signature: Arc::clone(&signature),
+            prepared,
+            profile,
+            objective,
+        });
+        Ok((served(id), id))
+    }
+
+    /// The configuration as clients see it, with everything filled in.
+    fn complete(&self, found: &Found, signature: &ModelSignature) -> wire::proto::ModelConfig {
+        let file_name = found.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let engine = self.config.engine.name();
+        let devices = self.controller.devices();
+        repository::complete(
+            &found.config,
+            &Known { name: &found.name, engine, signature, devices, file_name: &file_name },
+        )
+    }
+
+    fn queueing(
+        &self,
+        config: &ModelConfig,
+        profile: &LatencyProfile,
+        signature: &ModelSignature,
+    ) -> Option<Arc<Queueing>> {
+        let longest = profile.batches().last().map_or(Duration::ZERO, |batch| batch.p99);
+        let at_once = signature.max_batch.max(1).saturating_mul(self.controller.devices());
+        config.queueing.as_ref().map(|rules| Arc::new(Queueing::new(rules, longest, at_once)))
+    }
+
+    /// The profile from an earlier start, or measured now and kept for the next.
+    fn profile(&self, found: &Found, prepared: &dyn Prepared, sizes: &[u32]) -> Result<LatencyProfile, String> {
+        let hash = |file| repository::content_hash(file).map_err(|error| format!("{}: {error}", found.file.display()));
+        let key = ProfileKey {
+            content: hash(&found.file)?,
+            engine: self.config.engine.name().to_owned(),
+            device: format!(
+                "{}{}{}",
+                self.config.device_kind,
+                profiler::describe(&found.config.profile_inputs),
+                shapes(&found.config)
+            ),
+            machine: repository::machine(),
+            batch_sizes: sizes.to_vec(),
+        };
+        let store = self.config.cache.as_deref().map(ProfileStore::new);
+        if let Some(stored) = store.as_ref().and_then(|store| store.load(&key)) {
+            return Ok(stored.profile);
+        }
+        let given = &found.config.profile_inputs;
+        let profile = profiler::measure(&self.controller, prepared, sizes, given, self.config.effort)?;
+        if let Some(store) = store {
+            store.save(&key, &StoredProfile { profile: profile.clone(), weight_bytes: prepared.weight_bytes() });
+        }
+        Ok(profile)
+    }
+}
+
+/// What measurements depend on besides the model: the shapes that the configuration narrows.
+fn shapes(config: &ModelConfig) -> String {
+    config.inputs.iter().map(|input| format!(", {} {:?}", input.name, input.dims)).collect()
+}
+
+/// The names of each output's classes, where the configuration says which file has them.
+fn labels(found: &Found, signature: &ModelSignature) -> Result<Vec<Vec<String>>, String> {
+    let of_output = |spec: &base::TensorSpec| {
+        let config = found.config.outputs.iter().find(|config| config.name == spec.name);
+        let Some(name) = config.and_then(|config| config.labels.as_ref()) else { return Ok(Vec::new()) };
+        let file = found.folder.join(name);
+        let failed = |error: std::io::Error| {
+            format!("label_filename of output {:?}: {} can't be read: {error}", spec.name, file.display())
+        };
+        let length = std::fs::metadata(&file).map_err(failed)?.len();
+        if length > MAX_LABEL_BYTES {
+            return Err(format!("{} has {length} bytes: labels have at most {MAX_LABEL_BYTES}", file.display()));
+        }
+        let lines = BufReader::new(std::fs::File::open(&file).map_err(failed)?).lines();
+        lines.collect::<Result<Vec<_>, _>>().map_err(failed)
+    };
+    signature.outputs.iter().map(of_output).collect()
+}

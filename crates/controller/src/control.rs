@@ -1,0 +1,158 @@
+//! Loading and unloading models at the wish of clients: orders to the manager's thread, and what came of them.
+
+use bytes::Bytes;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use tokio::sync::oneshot;
+
+/// Orders that may wait for the manager at once (P9).
+const MAX_WAITING: usize = 64;
+
+/// Who says which models are served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ControlMode {
+    /// The repository, and clients: changes are noticed, and what a client loads or unloads stays so until it says
+    /// otherwise.
+    #[default]
+    Auto,
+    /// The repository as it was at the start.
+    None,
+    /// The repository: changes are noticed.
+    Poll,
+    /// Clients, and `--load-model` at the start.
+    Explicit,
+}
+
+impl ControlMode {
+    /// Whether clients may load and unload.
+    pub fn takes_orders(self) -> bool {
+        matches!(self, Self::Auto | Self::Explicit)
+    }
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::None => "none",
+            Self::Poll => "poll",
+            Self::Explicit => "explicit",
+        }
+    }
+}
+
+impl FromStr for ControlMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let all = [Self::Auto, Self::None, Self::Poll, Self::Explicit];
+        let found = all.into_iter().find(|mode| mode.name() == text);
+        found.ok_or_else(|| format!("{text:?} is no mode: use auto, none, poll or explicit"))
+    }
+}
+
+/// What a client wants to be loaded.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LoadOrder {
+    /// The model's name.
+    pub model: String,
+    /// A configuration, as JSON, that counts instead of the model's own.
+    pub config: Option<String>,
+    /// Files that count instead of the model's own, by their path in the model's folder.
+    pub files: Vec<(String, Bytes)>,
+}
+
+/// Why an order wasn't carried out.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Clients don't decide here.
+    #[error("models are not loaded or unloaded by clients here: the server runs with --model-control-mode {}", .0.name())]
+    Off(ControlMode),
+    /// Too many orders wait.
+    #[error("{MAX_WAITING} loads and unloads are waiting already: try again later")]
+    Busy,
+    /// There is no such model.
+    #[error("there is no model {0:?} in the repository: put its folder there, or send its files with the load")]
+    NotFound(String),
+    /// The order itself can't be carried out.
+    #[error("{0}")]
+    Bad(String),
+    /// The model can't be served.
+    #[error("model {model:?} could not be loaded: {reason}")]
+    Failed {
+        /// Which.
+        model: String,
+        /// Why.
+        reason: String,
+    },
+    /// The server is going down.
+    #[error("the server is going down")]
+    ShuttingDown,
+}
+
+/// An order on its way.
+pub(crate) struct Order {
+    pub(crate) wish: OrderKind,
+    pub(crate) reply: oneshot::Sender<Result<(), ControlError>>,
+    _place: Place,
+}
+
+pub(crate) enum OrderKind {
+    Load(LoadOrder),
+    Unload(String),
+}
+
+/// A place among the waiting orders, given back when it is dropped.
+struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Where clients' orders go; cheap to clone.
+#[derive(Clone)]
+pub struct ModelControl {
+    mode: ControlMode,
+    orders: Sender<crate::shelf::Work>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl fmt::Debug for ModelControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelControl").field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+impl ModelControl {
+    pub(crate) fn new(mode: ControlMode, orders: Sender<crate::shelf::Work>) -> Self {
+        Self { mode, orders, waiting: Arc::default() }
+    }
+
+    /// Loads a model; returns when it is ready, or can't be.
+    pub async fn load(&self, order: LoadOrder) -> Result<(), ControlError> {
+        self.order(OrderKind::Load(order)).await
+    }
+
+    /// Unloads a model. It stays unloaded until it is loaded again.
+    pub async fn unload(&self, model: String) -> Result<(), ControlError> {
+        self.order(OrderKind::Unload(model)).await
+    }
+
+    async fn order(&self, wish: OrderKind) -> Result<(), ControlError> {
+        if !self.mode.takes_orders() {
+            return Err(ControlError::Off(self.mode));
+        }
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            return Err(ControlError::Busy);
+        }
+        let (reply, answer) = oneshot::channel();
+        let order = Order { wish, reply, _place: Place(Arc::clone(&self.waiting)) };
+        self.orders.send(crate::shelf::Work::Order(order)).map_err(|_| ControlError::ShuttingDown)?;
+        answer.await.unwrap_or(Err(ControlError::ShuttingDown))
+    }
+}

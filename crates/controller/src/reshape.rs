@@ -1,0 +1,131 @@
+//! Models whose clients see other shapes than the model itself: `reshape`, and dimensions that are narrower than the model's.
+
+use base::{ModelSignature, TensorSpec};
+use engine::{EngineError, Loaded, Prepared, TensorView};
+use repository::{ModelConfig, TensorConfig};
+use std::sync::Arc;
+
+/// The model with the shapes that its configuration shows to clients.
+pub(crate) fn with_shapes(prepared: Arc<dyn Prepared>, config: &ModelConfig) -> Arc<dyn Prepared> {
+    let own = prepared.signature();
+    let batched = own.max_batch > 0;
+    let (inputs, to_model) = sides(&own.inputs, &config.inputs, batched);
+    let (outputs, from_model) = sides(&own.outputs, &config.outputs, batched);
+    let signature = ModelSignature { inputs, outputs, max_batch: own.max_batch };
+    if signature == *own {
+        return prepared;
+    }
+    let from_model = from_model.into_iter().map(|map| map.map(Map::turned)).collect();
+    let maps = Arc::new(Maps { to_model, from_model, batched });
+    Arc::new(Reshaped { inner: prepared, signature, maps })
+}
+
+/// What clients see of each tensor, and how its shape is turned into the model's, where it is.
+fn sides(own: &[TensorSpec], configured: &[TensorConfig], batched: bool) -> (Vec<TensorSpec>, Vec<Option<Map>>) {
+    own.iter()
+        .map(|spec| {
+            let Some(config) = configured.iter().find(|config| config.name == spec.name) else {
+                return (spec.clone(), None);
+            };
+            let batch = spec.dims.first().filter(|_| batched);
+            let dims = batch.into_iter().chain(&config.dims).copied().collect();
+            let map = config.reshape.clone().map(|to| Map { from: config.dims.clone(), to });
+            (TensorSpec { dims, ..spec.clone() }, map)
+        })
+        .unzip()
+}
+
+/// From one shape to another with the same elements; open sizes are taken over in their order. Without the batch dimension.
+#[derive(Clone, Debug)]
+struct Map {
+    from: Vec<i64>,
+    to: Vec<i64>,
+}
+
+impl Map {
+    fn turned(self) -> Self {
+        Self { from: self.to, to: self.from }
+    }
+
+    fn apply(&self, shape: &[i64], batched: bool) -> Vec<i64> {
+        let (batch, rest) = shape.split_at(usize::from(batched).min(shape.len()));
+        let mut open = self.from.iter().zip(rest).filter(|&(&from, _)| from < 0).map(|(_, &size)| size);
+        let sizes = self.to.iter().map(|&to| if to < 0 { open.next().unwrap_or(1) } else { to });
+        batch.iter().copied().chain(sizes).collect()
+    }
+}
+
+#[derive(Debug)]
+struct Maps {
+    to_model: Vec<Option<Map>>,
+    from_model: Vec<Option<Map>>,
+    batched: bool,
+}
+
+struct Reshaped {
+    inner: Arc<dyn Prepared>,
+    signature: ModelSignature,
+    maps: Arc<Maps>,
+}
+
+impl Prepared for Reshaped {
+    fn signature(&self) -> &ModelSignature {
+        &self.signature
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.inner.weight_bytes()
+    }
+
+    fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        let inner = self.inner.load(device)?;
+        let changes = |maps: &[Option<Map>]| maps.iter().any(Option::is_some);
+        if !changes(&self.maps.to_model) && !changes(&self.maps.from_model) {
+            return Ok(inner);
+        }
+        Ok(Box::new(ReshapedLoaded { inner, maps: Arc::clone(&self.maps) }))
+    }
+}
+
+struct ReshapedLoaded {
+    inner: Box<dyn Loaded>,
+    maps: Arc<Maps>,
+}
+
+impl Loaded for ReshapedLoaded {
+    fn execute(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError> {
+        let Maps { to_model, from_model, batched } = &*self.maps;
+        let shape = |map: Option<&Option<Map>>, view: &TensorView<'_>| match map {
+            Some(Some(map)) => map.apply(view.shape, *batched),
+            _ => view.shape.to_vec(),
+        };
+        let shapes: Vec<Vec<i64>> =
+            inputs.iter().enumerate().map(|(position, view)| shape(to_model.get(position), view)).collect();
+        let views: Vec<TensorView<'_>> =
+            inputs.iter().zip(&shapes).map(|(view, shape)| TensorView { shape, ..*view }).collect();
+        self.inner.execute(&views, &mut |position, view| {
+            let shape = shape(from_model.get(position), &view);
+            sink(position, TensorView { shape: &shape, ..view });
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_sizes_go_over_in_their_order() {
+        let map = Map { from: vec![-1, 3, -1], to: vec![3, -1, 1, -1] };
+        assert_eq!(map.apply(&[8, 5, 3, 7], true), [8, 3, 5, 1, 7]);
+        assert_eq!(map.apply(&[5, 3, 7], false), [3, 5, 1, 7]);
+        assert_eq!(map.turned().apply(&[8, 3, 5, 1, 7], true), [8, 5, 3, 7]);
+        let scalar = Map { from: vec![1], to: vec![] };
+        assert_eq!(scalar.apply(&[4, 1], true), [4]);
+        assert_eq!(scalar.turned().apply(&[4], true), [4, 1]);
+    }
+}

@@ -1,0 +1,157 @@
+//! Runs a model's warmup samples on the device before it is ready.
+
+use crate::Controller;
+use crate::profiler::{Input, Run};
+use base::{DataType, ModelSignature, element_count};
+use engine::Prepared;
+use repository::{Found, WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Larger inputs than this aren't made up or read.
+const MAX_INPUT_BYTES: usize = 256 << 20;
+
+/// Runs all samples of a model; a sample that fails says why.
+pub(crate) fn run(controller: &Controller, prepared: &dyn Prepared, found: &Found) -> Result<(), String> {
+    let samples = &found.config.warmup;
+    if samples.is_empty() {
+        return Ok(());
+    }
+    let loaded = prepared.load(0).map_err(|error| error.to_string())?;
+    let mut device = Run::new(controller, loaded);
+    let mut runs = 0;
+    for sample in samples {
+        let failed = |reason: String| format!("model_warmup {:?}: {reason}", sample.name);
+        let inputs = inputs(sample, prepared.signature(), &found.folder).map_err(failed)?;
+        for _ in 0..sample.count {
+            device.once(&inputs).map_err(failed)?;
+            runs += 1;
+        }
+    }
+    tracing::info!(model = found.name, version = found.version, samples = samples.len(), runs, "warmed up");
+    Ok(())
+}
+
+/// A sample's inputs, in the order of the model's.
+fn inputs(sample: &WarmupSample, signature: &ModelSignature, folder: &Path) -> Result<Arc<[Input]>, String> {
+    if let Some(name) = sample.inputs.keys().find(|name| signature.inputs.iter().all(|spec| spec.name != **name)) {
+        return Err(format!("the model has no input {name:?}"));
+    }
+    if signature.max_batch > 0 && sample.batch > signature.max_batch {
+        return Err(format!("batch_size is {}, but the model takes at most {}", sample.batch, signature.max_batch));
+    }
+    let one = |spec: &base::TensorSpec| {
+        let input = sample.inputs.get(&spec.name).ok_or_else(|| format!("input {:?} is missing", spec.name))?;
+        if input.datatype != spec.datatype {
+            let (given, taken) = (input.datatype, spec.datatype);
+            return Err(format!("input {:?} is {given}, but the model takes {taken}", spec.name));
+        }
+        let batch = (signature.max_batch > 0).then_some(i64::from(sample.batch));
+        let shape: Vec<i64> = batch.into_iter().chain(input.dims.iter().copied()).collect();
+        let fits = |(&given, &taken): (&i64, &i64)| taken < 0 || given == taken;
+        let from = usize::from(batch.is_some());
+        if shape.len() != spec.dims.len() || !shape.iter().zip(&spec.dims).skip(from).all(fits) {
+            return Err(format!("input {:?} has the shape {shape:?}, but the model takes {:?}", spec.name, spec.dims));
+        }
+        let data = data(&spec.name, input, &shape, folder)?;
+        Ok(Input { datatype: spec.datatype, shape, data })
+    };
+    signature.inputs.iter().map(one).collect()
+}
+
+fn data(name: &str, input: &WarmupInput, shape: &[i64], folder: &Path) -> Result<Vec<u8>, String> {
+    let large = || format!("input {name:?} of shape {shape:?} is too large to warm up with");
+    let count = element_count(shape).ok_or_else(large)?;
+    // An empty string is its length.
+    let size = input.datatype.size().unwrap_or(4);
+    let bytes = count.checked_mul(size).filter(|&bytes| bytes <= MAX_INPUT_BYTES).ok_or_else(large)?;
+    match &input.data {
+        WarmupData::Zero => Ok(vec![0; bytes]),
+        WarmupData::Random => Ok(random(input.datatype, count)),
+        WarmupData::File(file) => {
+            let path = folder.join(WARMUP_FOLDER).join(file);
+            let length =
+                std::fs::metadata(&path).map_err(|error| format!("{} can't be read: {error}", path.display()))?;
+            if !length.is_file() || length.len() > MAX_INPUT_BYTES as u64 {
+                return Err(format!("{} is no file of at most {MAX_INPUT_BYTES} bytes", path.display()));
+            }
+            let data = std::fs::read(&path).map_err(|error| format!("{} can't be read: {error}", path.display()))?;
+            check(input.datatype, count, bytes, &data).map_err(|reason| format!("{} {reason}", path.display()))?;
+            Ok(data)
+        }
+    }
+}
+
+/// Whether a file has exactly the elements of the tensor, in the protocol's binary form.
+fn check(datatype: DataType, count: usize, bytes: usize, data: &[u8]) -> Result<(), String> {
+    if datatype.size().is_some() {
+        return match data.len() == bytes {
+            true => Ok(()),
+            false => Err(format!("has {} bytes, but the tensor takes {bytes}", data.len())),
+        };
+    }
+    let (mut rest, mut found) = (data, 0);
+    while let Some((length, behind)) = rest.split_first_chunk::<4>() {
+        let length = u32::from_le_bytes(*length) as usize;
+        rest = behind.get(length..).ok_or("ends in the middle of a string")?;
+        found += 1;
+    }
+    match (rest.is_empty(), found == count) {
+        (true, true) => Ok(()),
+        _ => Err(format!("has {found} strings, but the tensor takes {count}")),
+    }
+}
+
+/// Small whole numbers and fractions: what most models can compute with. Always the same ones.
+fn random(datatype: DataType, count: usize) -> Vec<u8> {
+    // A linear congruential generator; its upper bits are good enough to fill a tensor with.
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as u32
+    };
+    let mut data = Vec::new();
+    for _ in 0..count {
+        let number = next();
+        let fraction = f64::from(number) / f64::from(1 << 24);
+        let whole = u64::from(number % 100);
+        match datatype {
+            DataType::Fp32 => data.extend((fraction as f32).to_le_bytes()),
+            DataType::Fp64 => data.extend(fraction.to_le_bytes()),
+            // The upper half of a single.
+            DataType::Bf16 => data.extend(&(fraction as f32).to_le_bytes()[2..]),
+            // A half between 0.5 and 1: its exponent is fixed, its ten bits of fraction aren't.
+            DataType::Fp16 => data.extend((0x3800 | (number % 1024) as u16).to_le_bytes()),
+            DataType::Bool => data.push((number % 2) as u8),
+            DataType::Bytes => data.extend([1, 0, 0, 0, b'a' + (number % 26) as u8]),
+            whole_type => data.extend(&whole.to_le_bytes()[..whole_type.size().unwrap_or(1)]),
+        }
+    }
+    data
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_elements_have_their_size_and_are_the_same_every_time() {
+        for &datatype in DataType::ALL {
+            let data = random(datatype, 7);
+            assert_eq!(data.len(), 7 * datatype.size().unwrap_or(5), "{datatype}");
+            assert_eq!(data, random(datatype, 7));
+        }
+        let halves = random(DataType::Fp32, 100);
+        let values = halves.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+        assert!(values.clone().all(|value| (0.0..1.0).contains(&value)) && values.clone().any(|value| value > 0.5));
+    }
+
+    #[test]
+    fn strings_in_a_file_are_counted() {
+        let two = [1, 0, 0, 0, b'a', 0, 0, 0, 0];
+        assert_eq!(check(DataType::Bytes, 2, 8, &two), Ok(()));
+        assert!(check(DataType::Bytes, 1, 4, &two).unwrap_err().contains("has 2 strings"));
+        assert!(check(DataType::Bytes, 1, 4, &[9, 0, 0, 0, b'a']).is_err());
+        assert!(check(DataType::Fp32, 2, 8, &two).unwrap_err().contains("has 9 bytes"));
+    }
+}
