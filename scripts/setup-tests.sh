@@ -7,6 +7,8 @@ scripts="$(dirname "${BASH_SOURCE[0]}")"
 "$scripts/setup-python.sh"
 "$scripts/fetch-models.sh"
 "$scripts/setup-node.sh"
+"$scripts/setup-schemathesis.sh"
+"$scripts/setup-perf-analyzer.sh"
 source "$scripts/venv.sh"
 "$python" "$scripts/generate-models.py" --out "$cache/test-models" tests mlp mobilenetv2 resnet18 resnet50 filler:2
 "$python" "$scripts/expected-outputs.py"

@@ -56,7 +56,7 @@ fn read_trace_setting(change: &mut TraceChange, name: &str, values: &[String], f
             let frequency = number(values, |text| text.parse::<u32>().ok());
             change.log_frequency = frequency.ok_or_else(|| bad("a whole number is expected"))?;
         }
-        // Triton refuses these two as well: whoever can reach the port could write any file.
+        // Whoever can reach the port could write any file.
         "trace_file" if !matches!(values, [same] if same == file) => {
             let message = "the file of traces can't be changed while the server runs: start it with --trace-file FILE";
             return Err(Fault::new(Reason::Unsupported, message));

@@ -103,7 +103,10 @@ impl Reader {
         let end = loop {
             tokio::select! {
                 biased;
-                Some(_) = calls.join_next() => {}
+                Some(done) = calls.join_next() => if done.is_err() {
+                    // It has no answer, so nobody may wait for one.
+                    break Some(Fault::new(Reason::ExecutionFailed, "a request of the stream failed; this is a bug"));
+                },
                 message = messages.next(), if calls.len() < MAX_IN_FLIGHT => match message {
                     Ok(Some(message)) => {
                         let arrived_at = self.shard.controller.now();

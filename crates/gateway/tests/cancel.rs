@@ -104,22 +104,3 @@ async fn what_nobody_waits_for_is_not_executed() {
     assert_eq!(server.metric(EXECUTIONS) - before, 1.0, "the first one, and none of the others");
     assert!(http2_client.is_ready(), "other calls on the connection go on");
 }
-
-#[tokio::test]
-async fn http2_without_asking_first() {
-    let server = Server::with(Config::default(), &[("busy", model(0.1, None))]);
-    let mut client = http2(&server).await;
-    let calls: Vec<_> = (0..20).map(|_| client.send_request(http2_request(rows(2, "")))).collect();
-    for call in calls {
-        let answer = call.await.unwrap();
-        assert_eq!((answer.status().as_u16(), answer.version()), (200, hyper::Version::HTTP_2));
-    }
-    let refused = client.send_request(http2_request("{}".into())).await.unwrap();
-    assert_eq!(refused.status().as_u16(), 400);
-    // Three bytes at a time, and something that only begins like it.
-    let mut slow = server.connect();
-    for piece in ["P", "OST", " /v2/models/busy/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"] {
-        slow.send(piece);
-    }
-    assert_eq!(tokio::task::spawn_blocking(move || slow.answer()).await.unwrap().status, 400);
-}

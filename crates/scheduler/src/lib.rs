@@ -33,11 +33,13 @@ mod policy;
 mod pressure;
 mod queue;
 mod queues;
+mod rehearsal;
 mod requests;
 mod residency;
 pub mod shards;
 mod shepherd;
 mod slack;
+mod temper;
 mod usage;
 mod windowed;
 
@@ -54,11 +56,13 @@ use ledger::{Action, Device, Ledger, Model};
 use nexus::Nexus;
 use policy::{Batch, Ended, Policy, Started};
 use queue::{Place, Queued};
+use rehearsal::Rehearsals;
 use requests::{Entry, Requests, State};
 use residency::Planner;
 use shepherd::Shepherd;
 use slack::SlackWatch;
 use std::collections::BTreeSet;
+use temper::Temper;
 use windowed::Windowed;
 
 /// Levels of urgency within one model; higher numbers count as this one.
@@ -86,6 +90,8 @@ pub struct Scheduler {
     ledger: Ledger,
     requests: Requests,
     policy: Box<dyn Policy>,
+    /// What `punctual` learns its temper from.
+    rehearsals: Option<Rehearsals>,
     planner: Planner,
     slack: SlackWatch,
     /// Devices that should be given more work.
@@ -101,13 +107,21 @@ pub struct Scheduler {
 impl Scheduler {
     /// A scheduler with no device and no model.
     pub fn new(config: Config) -> Self {
+        let rehearses = config.policy == PolicyKind::Punctual && config.rehearse;
+        let rehearsals = rehearses.then(|| Rehearsals::new(&config));
+        let temper = Temper::of(&config);
+        Self { rehearsals, ..Self::with_temper(config, temper) }
+    }
+
+    /// One that has a given temper, if its policy is one that has any, and keeps it.
+    fn with_temper(config: Config, temper: Temper) -> Self {
         let policy: Box<dyn Policy> = match config.policy {
             PolicyKind::Clockwork => Box::<Clockwork>::default(),
             PolicyKind::Nexus => Box::new(Nexus::new(&config)),
             PolicyKind::Shepherd => Box::new(Shepherd::new(&config)),
             PolicyKind::Clipper => Box::new(Clipper::new(&config)),
             PolicyKind::Deferred | PolicyKind::Eager | PolicyKind::Timeout | PolicyKind::Punctual => {
-                Box::new(Windowed::new(&config))
+                Box::new(Windowed::new(&config, temper))
             }
         };
         Self {
@@ -115,6 +129,7 @@ impl Scheduler {
             ledger: Ledger::default(),
             requests: Requests::default(),
             policy,
+            rehearsals: None,
             planner: Planner::default(),
             slack: SlackWatch::default(),
             hungry: BTreeSet::new(),
@@ -130,6 +145,11 @@ impl Scheduler {
         self.now = self.now.max(now);
         self.note_hunger();
         self.expire(out);
+        if let Some(rehearsals) = &mut self.rehearsals
+            && let Some(temper) = rehearsals.follow(self.now, &event, &self.ledger)
+        {
+            self.policy.adopt(temper);
+        }
         match event {
             Event::DeviceAdded(spec) => self.device_added(spec),
             Event::DeviceLost(device) => self.device_lost(device, out),

@@ -4,6 +4,7 @@
 use crate::ledger::Ledger;
 use crate::queue::{Candidate, Place, Queued};
 use crate::queues::Queues;
+use crate::temper::Temper;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::BTreeSet;
 
@@ -94,6 +95,9 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
     fn predicts(&self) -> bool {
         true
     }
+
+    /// Has another temper from now on.
+    fn adopt(&mut self, _temper: Temper) {}
 
     /// A running batch that should be broken off for a better one. Its requests are queued again.
     fn preempts(&mut self, _ledger: &Ledger, _now: Timestamp) -> Option<(DeviceId, ActionId)> {

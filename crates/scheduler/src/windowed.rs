@@ -1,19 +1,20 @@
 //! Policies that choose when a batch may start, then give ready batches to devices in the order of their urgency.
 //!
 //! Each model has one candidate: the batch that its queue makes now. It grows until it is *ready*, which is where the
-//! policies differ (`ready_at`); from then on it goes to the first device that is free, the candidate that must start
+//! policies differ (their `Temper`); from then on it goes to the first device that is free, the candidate that must start
 //! soonest first. A device that is free takes the lowest number, so that devices with high numbers stay idle when there is
 //! little to do (Symphony, sections 3.1 and 3.2).
 //!
-//! `punctual` adds two things. A growing candidate may start early on a device that nobody else will need before it is
+//! `punctual` adds three things. A growing candidate may start early on a device that nobody else will need before it is
 //! ready, once waiting for company no longer pays (`Patience`); with `thrift` only in bad times, because in good times fewer
 //! and larger batches keep devices free. When a candidate had to wait for a device, so that its first requests leave no time
-//! for a large batch, they are given up for as much efficiency as the times demand.
+//! for a large batch, they are given up for as much efficiency as the times demand. And it changes its temper when another
+//! one would lose fewer requests (`rehearsal.rs`).
 //!
 //! Queues only mark their model; candidates are computed once for each event, when they are asked for.
 
 use crate::board::Board;
-use crate::config::{Config, Delay, Gather, PolicyKind};
+use crate::config::{Config, Delay, PolicyKind};
 use crate::latency::Latency;
 use crate::ledger::Ledger;
 use crate::patience::Patience;
@@ -21,6 +22,7 @@ use crate::policy::{Batch, Ended, Policy, Started};
 use crate::pressure::Pressure;
 use crate::queue::{Place, Queued};
 use crate::queues::Queues;
+use crate::temper::{Keep, Start, Temper};
 use crate::usage::Usage;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::BTreeSet;
@@ -76,9 +78,9 @@ struct ModelEntry {
 
 #[derive(Debug)]
 pub(crate) struct Windowed {
-    kind: PolicyKind,
-    gather: Gather,
-    timeout: f64,
+    temper: Temper,
+    /// Whether gaps between requests and the use of devices are followed, which patience needs.
+    learns: bool,
     thrift: bool,
     delay: Delay,
     queues: Queues,
@@ -109,11 +111,10 @@ pub(crate) struct Windowed {
 }
 
 impl Windowed {
-    pub fn new(config: &Config) -> Self {
+    pub fn new(config: &Config, temper: Temper) -> Self {
         Self {
-            kind: config.policy,
-            gather: config.gather,
-            timeout: config.timeout,
+            temper,
+            learns: config.policy == PolicyKind::Punctual,
             thrift: config.thrift,
             delay: config.delay,
             queues: Queues::with_lead(config.delay.of(1)),
@@ -152,15 +153,20 @@ impl Windowed {
 
     /// From how many rows on a batch is large enough for its first request to be kept.
     fn floor(&self, latency: &Latency, model: ModelId, first: &Queued, deadline_at: Timestamp) -> u32 {
-        match (self.kind, self.gather) {
-            (PolicyKind::Punctual, _) => {
+        match self.temper.keep {
+            Keep::Nearly => {
                 let target = self.target(latency, model, first, deadline_at);
                 let hardship = (self.pressure.bad() / HARD_TIMES).min(1.0);
                 latency.nearly_as_good(target, EFFICIENCY + (1.0 - EFFICIENCY) * hardship)
             }
-            (PolicyKind::Deferred, Gather::KeepTarget) => self.target(latency, model, first, deadline_at),
-            _ => 0,
+            Keep::Target => self.target(latency, model, first, deadline_at),
+            Keep::First | Keep::Full => 0,
         }
+    }
+
+    /// Whether devices are left idle for larger batches later.
+    fn spares(&self) -> bool {
+        self.thrift && self.pressure.bad() < GOOD_TIMES
     }
 
     /// Brings the candidates of marked models up to date, and notices those that time has made ready.
@@ -212,10 +218,10 @@ impl Windowed {
             return Standing::Ready { latest };
         }
         let with_one_more = latency.class_for(rows + 1).expected();
-        let ready_at = match self.kind {
-            PolicyKind::Eager => now,
-            PolicyKind::Timeout => first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(self.timeout),
-            _ => deadline_at - with_one_more,
+        let ready_at = match self.temper.start {
+            Start::AtOnce if !self.spares() => now,
+            Start::After(part) => first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(part),
+            Start::AtOnce | Start::Patient | Start::Late => deadline_at - with_one_more,
         } - delay;
         if ready_at <= now {
             return Standing::Ready { latest };
@@ -226,7 +232,7 @@ impl Windowed {
         let strain = (1e3 * takes.as_nanos() as f64 / f64::from(rows) / usual_takes.max(1.0)) as u32;
         let patience = &self.models[model.index()].patience;
         let (mut early_at, mut full_at) = (None, ready_at);
-        if self.kind == PolicyKind::Punctual {
+        if self.temper.start == Start::Patient {
             let wait = patience.wait(rows, latency.fixed());
             let from = (patience.last_at().unwrap_or(now) + wait).max(now);
             // Each request that comes makes it ready earlier, by what one more row takes.
@@ -286,7 +292,7 @@ impl Windowed {
     /// A growing candidate that should start at once on an idle device, because waiting doesn't pay and nobody else will
     /// need the device until it is ready.
     fn early(&self, hungry: &BTreeSet<DeviceId>) -> Option<(ModelId, Timestamp, DeviceId)> {
-        if self.willing.is_empty() || (self.thrift && self.pressure.bad() < GOOD_TIMES) {
+        if self.willing.is_empty() || self.spares() {
             return None;
         }
         // With many more candidates than devices a batch that waits finds no device later, and starting is better.
@@ -361,7 +367,7 @@ impl Policy for Windowed {
         if place.deadline_at == Timestamp::NEVER {
             return;
         }
-        if self.kind == PolicyKind::Punctual {
+        if self.learns {
             let patience = &mut self.models[model.index()].patience;
             // Requests whose batch came to nothing come back with the time of their first arrival.
             if patience.last_at().is_none_or(|last_at| last_at <= queued.arrived_at) {
@@ -401,8 +407,14 @@ impl Policy for Windowed {
             let rows =
                 latency.largest_within(deadline_at.since(now)).min(u32::try_from(queue.rows()).unwrap_or(u32::MAX));
             let start_at = start_at.max(now + self.delay.of(rows));
-            let floor = self.floor(latency, model, &first, deadline_at);
-            match queue.window(latency, start_at, floor, &mut self.members, &mut self.skipped) {
+            let candidate = if self.temper.keep == Keep::Full {
+                self.skipped.clear();
+                queue.candidate(latency, start_at, &mut self.members)
+            } else {
+                let floor = self.floor(latency, model, &first, deadline_at);
+                queue.window(latency, start_at, floor, &mut self.members, &mut self.skipped)
+            };
+            match candidate {
                 Some(candidate) if candidate.latest <= key => {
                     return Some(Batch {
                         model,
@@ -442,7 +454,7 @@ impl Policy for Windowed {
 
     fn started(&mut self, started: Started) {
         self.usage.started(started.model, started.expected);
-        if self.kind == PolicyKind::Punctual {
+        if self.learns {
             let usual = &mut self.models[started.model.index()].usual_rows;
             *usual += (f64::from(started.rows) - *usual) / 16.0;
             if let Some(until) = self.busy_until[started.device.index()].replace(started.done_at) {
@@ -456,6 +468,11 @@ impl Policy for Windowed {
         if let Some(until) = self.busy_until[ended.device.index()].take() {
             self.busy.remove(&(until, ended.device));
         }
+    }
+
+    fn adopt(&mut self, temper: Temper) {
+        self.temper = temper;
+        (0..self.models.len()).for_each(|model| self.mark(ModelId(model as u32)));
     }
 
     fn predicts(&self) -> bool {

@@ -313,6 +313,8 @@ pub struct SchedulerConfig {
     pub batch_delay_ms: Option<f64>,
     /// Whether `punctual` leaves devices idle in good times.
     pub thrift: Option<bool>,
+    /// Whether `punctual` learns its temper by rehearsal.
+    pub rehearse: Option<bool>,
 }
 
 /// Which requests make a batch when not all are in time.

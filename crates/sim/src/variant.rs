@@ -74,6 +74,7 @@ impl Variant {
                 None => default.gather,
             },
             thrift: config.thrift.unwrap_or(default.thrift),
+            rehearse: config.rehearse.unwrap_or(default.rehearse),
             timeout: part("timeout_of_slo", config.timeout_of_slo, default.timeout)?,
             batch_delay: match config.batch_delay_ms {
                 Some(delay) => millis("scheduler.batch_delay_ms", delay)?,

@@ -1,0 +1,52 @@
+"""The OpenAPI document, tried out: schemathesis sends what it allows and what it doesn't, and compares the answers with it.
+
+SCHEMATHESIS_SECONDS says for how long; scripts/schemathesis.sh is the long run.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import urllib.request
+
+import pytest
+
+import conftest
+
+SECONDS = os.environ.get("SCHEMATHESIS_SECONDS", "20")
+SEED = "4"
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory):
+    """A server of its own: what is sent changes its settings."""
+    folder = tmp_path_factory.mktemp("openapi")
+    (folder / "models").mkdir()
+    for model in ["mlp", "add"]:
+        (folder / "models" / model).symlink_to(conftest.ROOT / ".cache" / "test-models" / model)
+    with open(folder / "log", "wb") as log:
+        server = conftest.start(folder / "models", "--trace-file", str(folder / "trace"), stderr=log)
+    server.folder = folder
+    try:
+        yield server
+    finally:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=60) == 0
+
+
+def test_the_document_is_served(tried):
+    with urllib.request.urlopen(f"http://{tried.http}/openapi.json", timeout=10) as answer:
+        assert answer.headers["Content-Type"] == "application/json"
+        assert json.load(answer) == json.loads((conftest.ROOT / "docs" / "openapi.json").read_text())
+
+
+def test_answers_are_what_the_document_says(tried):
+    program = conftest.ROOT / ".cache" / "schemathesis" / "bin" / "schemathesis"
+    config = conftest.ROOT / "scripts" / "schemathesis.toml"
+    command = [program, "--no-color", "--config-file", config, "run", f"http://{tried.http}/openapi.json"]
+    command += ["--max-time", SECONDS, "--seed", SEED, "--warnings", "off", "--generation-database", "none"]
+    done = subprocess.run(command, cwd=tried.folder, capture_output=True, text=True, timeout=int(SECONDS) + 120)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert tried.process.poll() is None
+    assert tried.metric('punctual_goodput_total{model="mlp",version="1"}') > 0, "some requests must have been good ones"
