@@ -108,7 +108,7 @@ mod tests {
         );
         let admitted = |priority| {
             let admitted = queueing.admit(priority).unwrap();
-            (admitted.priority, admitted.limit.map(|limit| limit.as_millis_f64()))
+            (admitted.priority, admitted.limit.map(Duration::as_millis_f64))
         };
         assert_eq!(admitted(0), (2, Some(60.0)));
         assert_eq!(admitted(1), (1, None), "nothing is refused where it would be delayed");

@@ -87,8 +87,11 @@ fn micros(span: Duration) -> f64 {
     span.as_micros() as f64
 }
 
+/// A metric's value, from what was counted of a model.
+type Reading = fn(&ModelTotals) -> f64;
+
 /// The metrics that have the labels `model` and `version` alone, and what each is of what was counted.
-const BY_MODEL: [(&Declaration, fn(&ModelTotals) -> f64); 8] = [
+const BY_MODEL: [(&Declaration, Reading); 8] = [
     (&t::SUCCESS, |totals| totals.success.count as f64),
     (&t::INFERENCES, |totals| totals.inferences as f64),
     (&t::EXECUTIONS, |totals| totals.executions as f64),

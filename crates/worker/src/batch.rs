@@ -90,7 +90,7 @@ fn count<I: BatchItem>(statistics: &Statistics, items: &[I], times: &BatchTimes)
     let (mut rows, mut queued) = (0, Duration::ZERO);
     for item in items {
         rows += item.rows();
-        queued = queued + times.started_at.since(item.queued_at());
+        queued += times.started_at.since(item.queued_at());
         item.computed(times);
     }
     statistics.computed(items.len() as u64, rows, queued, times);
