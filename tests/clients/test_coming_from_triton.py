@@ -67,6 +67,11 @@ def test_extensions_that_the_page_has_are_listed_by_the_server(server):
     assert always and always - listed == set() and listed - set(told) == set()
 
 
+@pytest.mark.parametrize("path", re.findall(r"`(?:GET )?(/[^`]+)`", PAGE.split("Beside them:")[1].split("| extension")[0]))
+def test_what_is_there_beside_them_is(server, path):
+    assert urllib.request.urlopen(f"http://{server.http}{path}", timeout=10).status == 200
+
+
 def test_metrics_that_are_the_same_are_served(server):
     text = urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10).read().decode()
     served = set(re.findall(r"^# TYPE (\S+)", text, re.M))

@@ -216,6 +216,9 @@ def test_questions_beside_infer(client, punctual):
     assert client.server_metadata().name == "punctual" and "binary_tensor_data" in client.server_metadata().extensions
     metadata = client.metadata("magika")
     assert metadata.inputs == (punctual.Tensor("bytes", "INT32", (-1, 2048)),) and metadata.versions == ("1",)
+    assert punctual.Model("mlp", "1", "READY", "") in client.models()
+    (broken,) = [model for model in client.models() if model.name == "failing"]
+    assert broken.state == "UNAVAILABLE" and "no input was found" in broken.reason
     result = client.infer("mlp", ROW, version="1", outputs="output", request_id="question 7", priority=1, parameters={"x": "y"})
     assert result.id == "question 7"
 
@@ -252,6 +255,7 @@ def test_asyncio(punctual, url):
     async def ask():
         async with punctual.AsyncClient(url, connections=8) as client:
             assert await client.live() and await client.ready() and await client.ready("mlp")
+            assert "mlp" in [model.name for model in await client.models()]
             assert (await client.metadata("mlp")).name == "mlp" and (await client.server_metadata()).name == "punctual"
             questions = [client.infer(case.model, [array for _, array in case.inputs.values()]) for case in cases * 4]
             for case, result in zip(cases * 4, await asyncio.gather(*questions), strict=True):
