@@ -59,7 +59,8 @@ fn write_output(json: &mut Vec<u8>, output: &OutputTensor<'_>, binary: &mut Vec<
         if region.offset > 0 {
             let _ = write!(json, ",\"shared_memory_offset\":{}", region.offset);
         }
-        let _ = write!(json, ",\"shared_memory_byte_size\":{}}}}}", region.byte_size);
+        // Triton's C++ client looks for the bytes behind the JSON wherever there are parameters: there are none.
+        let _ = write!(json, ",\"shared_memory_byte_size\":{},\"binary_data_size\":0}}}}", region.byte_size);
     } else if output.binary {
         let _ = write!(json, ",\"parameters\":{{\"binary_data_size\":{}}}}}", output.data.len());
         binary.push(output.data.clone());
@@ -133,7 +134,7 @@ mod tests {
         response.outputs.truncate(1);
         response.outputs[0].region = Some(&region);
         let encoded = encode(&response).unwrap();
-        expect![[r#"{"model_name":"m","model_version":"3","outputs":[{"name":"y","datatype":"FP32","shape":[1,3],"parameters":{"shared_memory_region":"r\"","shared_memory_offset":8,"shared_memory_byte_size":12}}]}"#]].assert_eq(std::str::from_utf8(&encoded.json).unwrap());
+        expect![[r#"{"model_name":"m","model_version":"3","outputs":[{"name":"y","datatype":"FP32","shape":[1,3],"parameters":{"shared_memory_region":"r\"","shared_memory_offset":8,"shared_memory_byte_size":12,"binary_data_size":0}}]}"#]].assert_eq(std::str::from_utf8(&encoded.json).unwrap());
         assert!(encoded.binary.is_empty());
     }
 
