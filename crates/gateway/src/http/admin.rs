@@ -86,7 +86,11 @@ async fn run(shard: &Shard, route: &Route<'_>, asks: bool, body: Bytes) -> Resul
                 ModelCall::Statistics => {
                     json::statistics(&statistics::statistics(shard, &ModelStatisticsRequest { name, version })?)
                 }
-                ModelCall::TraceSetting => trace(shard, &name, asks, &body)?,
+                ModelCall::TraceSetting => {
+                    // Settings are the model's, but a version that is named must be there.
+                    shard.models.find(&name, &version)?;
+                    trace(shard, &name, asks, &body)?
+                }
                 ModelCall::Metadata | ModelCall::Ready | ModelCall::Infer => return Err(elsewhere()),
             }
         }
