@@ -66,7 +66,9 @@ def test_every_way_of_sending_load(measured, mode):
     assert server_side, done.stdout
     for report in server_side:
         inferences, executions, requests, latency, overhead, queue, gather, infer, output = map(int, report)
-        assert 0 < executions <= requests <= inferences
-        assert inferences == requests * (4 if "-b" in options else 1)
+        rows = 4 if "-b" in options else 1
+        assert 0 < executions <= inferences / rows
+        # Requests that are between computing and their answers at either end of the measurement.
+        assert abs(inferences - requests * rows) <= 8 * rows
         assert infer > 0
         assert abs(latency - overhead - queue - gather - infer - output) <= 5, "rounding of six numbers"
