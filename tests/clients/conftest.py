@@ -117,6 +117,13 @@ def sharing(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharing")
     for model in ["add", "identity_bytes", "identity_fp32", "mlp"]:
         (folder / model).symlink_to(ROOT / ".cache" / "test-models" / model)
+    labelled = folder / "labelled"
+    labelled.mkdir()
+    (labelled / "1").symlink_to(ROOT / ".cache" / "test-models" / "mlp" / "1")
+    (labelled / "labels.txt").write_text("".join(f"label {number}\n" for number in range(8)))
+    (labelled / "config.pbtxt").write_text(
+        'output { name: "output" data_type: TYPE_FP32 dims: 10 label_filename: "labels.txt" } max_batch_size: 4'
+    )
     server = start(folder, "--allow-shared-memory")
     yield server
     stop(server)

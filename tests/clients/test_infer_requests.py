@@ -143,6 +143,20 @@ def test_classes(client, count):
     assert all_of_them.as_numpy("output").shape == (count, 10)
 
 
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_classes_with_labels(sharing, kind):
+    client = Client(sharing, kind)
+    tensor = client.input("input", rows(1))
+    (scores,) = client.infer("labelled", [tensor]).as_numpy("output")
+    (got,) = client.infer("labelled", [tensor], outputs=[client.output("output", class_count=10)]).as_numpy("output")
+    places = [int(text.split(b":")[1]) for text in got]
+    assert places == list(np.argsort(-scores, kind="stable"))
+    # There are two labels fewer than classes.
+    labels = [b"label %d" % place if place < 8 else None for place in places]
+    assert [text.split(b":")[2] if text.count(b":") == 2 else None for text in got] == labels
+    client.close()
+
+
 def test_classes_without_a_batch_and_as_json(server):
     tensor = {"name": "input", "shape": [2, 3], "datatype": "FP32", "data": [1, 2, 3, -4, 5, 6]}
     body = {"inputs": [tensor], "outputs": [{"name": "output", "parameters": {"classification": 2}}]}
