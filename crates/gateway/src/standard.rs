@@ -117,8 +117,11 @@ impl Health for HealthCalls {
 /// What a watcher is told: how it is, then each change; the end when the server goes down.
 struct Changes {
     /// Waits for the next thing to say.
-    next: Pin<Box<dyn Future<Output = Option<(HealthCheckResponse, Watching)>> + Send>>,
+    next: Pin<Box<dyn Future<Output = Next> + Send>>,
 }
+
+/// Something to say and what is left to watch then; `None`: that was all.
+type Next = Option<(HealthCheckResponse, Watching)>;
 
 /// What is left to watch.
 struct Watching {
@@ -128,8 +131,8 @@ struct Watching {
 }
 
 impl Watching {
-    /// The next thing to say; `None`: that was all.
-    async fn next(mut self) -> Option<(HealthCheckResponse, Self)> {
+    /// The next thing to say.
+    async fn next(mut self) -> Next {
         if self.told == Some(Readiness::Closing) {
             return None;
         }
