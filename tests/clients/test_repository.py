@@ -273,9 +273,10 @@ def test_a_load_may_bring_the_model_itself(server, protocol):
         config = {
             "max_batch_size": 4,
             "input": [{"name": plain["input"][0]["name"], "data_type": "TYPE_FP32", "dims": [1, 6], "reshape": {"shape": [6]}}],
+            "output": [{"name": plain["output"][0]["name"], "data_type": "TYPE_FP32", "dims": [6], "label_filename": "labels.txt"}],
         }
         assert dims == [-1], "the model has one dimension behind the batch"
-        asked.load_model(name, config=json.dumps(config), files={"file:1/model.onnx": content})
+        asked.load_model(name, config=json.dumps(config), files={"file:1/model.onnx": content, "file:labels.txt": b"a\nb\nc\nd\ne\nf\n"})
         assert index(server, protocol)[name, "1"] == ("READY", "")
         module = tritonclient.http if protocol == "http" else tritonclient.grpc
         tensor = module.InferInput(plain["input"][0]["name"], [2, 1, 6], "FP32")
@@ -283,6 +284,9 @@ def test_a_load_may_bring_the_model_itself(server, protocol):
         tensor.set_data_from_numpy(data)
         output = asked.infer(name, [tensor]).as_numpy(plain["output"][0]["name"])
         assert (output.flatten() == data.flatten()).all()
+        wanted = module.InferRequestedOutput(plain["output"][0]["name"], class_count=2)
+        classes = asked.infer(name, [tensor], outputs=[wanted]).as_numpy(plain["output"][0]["name"])
+        assert [text.decode().split(":")[1:] for text in classes.flatten()] == [["5", "f"], ["4", "e"]] * 2
         with pytest.raises(InferenceServerException, match="shape"):
             wrong = module.InferInput(plain["input"][0]["name"], [2, 6], "FP32")
             wrong.set_data_from_numpy(data.reshape(2, 6))
@@ -290,6 +294,7 @@ def test_a_load_may_bring_the_model_itself(server, protocol):
         for files, said in [
             ({"file:../model.onnx": content}, "isn't in the model's folder"),
             ({"file:1/model.onnx": b"not a model"}, "could not be loaded"),
+            ({"file:2/other.onnx": content}, "2/model.onnx is missing"),
         ]:
             with pytest.raises(InferenceServerException, match=said):
                 asked.load_model(f"{name}_bad", config="{}", files=files)

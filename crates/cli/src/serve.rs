@@ -46,7 +46,7 @@ const MAX_SHARDS: u32 = 256;
 pub struct ServeOptions {
     /// The models, in Triton's layout: a folder, `s3://bucket/folder`, `s3://host:port/bucket/folder`, `gs://bucket/folder`
     /// or `az://container/folder`. May be given several times (in a file: as a list).
-    #[arg(long, value_name = "DIR|URL", env = "PUNCTUAL_MODEL_REPOSITORY", alias = "model-store")]
+    #[arg(long, value_name = "DIR_OR_URL", env = "PUNCTUAL_MODEL_REPOSITORY", alias = "model-store")]
     #[serde(default, deserialize_with = "one_or_many")]
     pub model_repository: Option<Vec<String>>,
 

@@ -82,6 +82,7 @@ pub struct Manager {
     thread: Option<JoinHandle<()>>,
     started: Started,
     stopping: Arc<AtomicBool>,
+    sources: Arc<Sources>,
 }
 
 impl std::fmt::Debug for Manager {
@@ -100,14 +101,14 @@ impl Manager {
         let started = Started::default();
         let stopping = Arc::new(AtomicBool::new(false));
         controller.set_control(ModelControl::new(config.control, work.clone()));
-        let (notices, signal) = (work.clone(), Arc::clone(&started));
+        let (notices, signal, looked_at) = (work.clone(), Arc::clone(&started), Arc::clone(&sources));
         let (control, poll) = (config.control, config.poll);
         let bring_up = BringUp::new(controller, config, Arc::clone(&stopping));
         let mut shelf = Shelf::new(bring_up, repository, Arc::clone(&sources));
         let thread = std::thread::Builder::new().name("models".into()).spawn(move || {
             let watchers = shelf.start(notices).map(|watcher| {
-                let polls = matches!(control, ControlMode::Auto | ControlMode::Poll) && sources.has_buckets();
-                (watcher, polls.then(|| Poller::start(sources, poll)))
+                let polls = matches!(control, ControlMode::Auto | ControlMode::Poll) && looked_at.has_buckets();
+                (watcher, polls.then(|| Poller::start(looked_at, poll)))
             });
             let outcome = watchers.as_ref().map(|_| ()).map_err(Clone::clone);
             *signal.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
@@ -121,7 +122,7 @@ impl Manager {
             }
         });
         let thread = Some(thread.map_err(|error| format!("a thread could not be started: {error}"))?);
-        Ok(Self { work, thread, started, stopping })
+        Ok(Self { work, thread, started, stopping, sources })
     }
 
     /// Waits until everything that was in the repository at the start is ready or known to be broken.
@@ -141,6 +142,7 @@ impl Manager {
 impl Drop for Manager {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Relaxed);
+        self.sources.stop();
         let _ = self.work.send(Work::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -209,12 +209,17 @@ impl Shelf {
             tracing::error!(model = name, "the change can't be served, the model stays as it was: {}", broken.reason);
             return;
         }
-        // One that is served already serves until its successor is ready.
-        if !self.versions.contains_key(&(name.clone(), version)) {
-            self.set(&name, version, ModelState::Loading, None);
+        self.set_loading(&entry);
+        let _ = self.take_in(entry);
+    }
+
+    /// One that is served already serves until its successor is ready.
+    fn set_loading(&mut self, entry: &Entry) {
+        let key = (entry.name().to_owned(), entry.version().unwrap_or(0));
+        if self.versions.get(&key).is_none_or(|version| version.id.is_none()) {
+            self.set(&key.0, key.1, ModelState::Loading, None);
             self.publish();
         }
-        let _ = self.take_in(entry);
     }
 
     /// Whether exactly this is in service.
@@ -350,9 +355,11 @@ impl Shelf {
         let kept: BTreeSet<u64> = entries.iter().map(|entry| entry.version().unwrap_or(0)).collect();
         let mut reasons = Vec::new();
         for entry in entries {
-            if !self.serves(&entry)
-                && let Err(reason) = self.take_in(entry)
-            {
+            if self.serves(&entry) {
+                continue;
+            }
+            self.set_loading(&entry);
+            if let Err(reason) = self.take_in(entry) {
                 reasons.push(reason);
             }
         }

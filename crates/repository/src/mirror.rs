@@ -21,6 +21,7 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Downloads at the same time.
@@ -56,6 +57,8 @@ pub(crate) struct Mirror {
     folder: PathBuf,
     /// What the files were made from.
     kept: Objects,
+    /// Set when nothing more is to be copied.
+    stopped: Arc<AtomicBool>,
 }
 
 /// What went wrong in one attempt.
@@ -67,7 +70,7 @@ enum Trouble {
 
 impl Mirror {
     /// The copy below the cache folder, as the last run left it.
-    pub(crate) fn open(bucket: &Bucket, cache: &Path) -> Result<Self, SourceError> {
+    pub(crate) fn open(bucket: &Bucket, cache: &Path, stopped: Arc<AtomicBool>) -> Result<Self, SourceError> {
         let id = blake3::hash(bucket.url.as_bytes()).to_hex();
         let folder = cache.join("sources").join(&id[..16]);
         let local = |error: io::Error| SourceError::local(&folder, &error);
@@ -78,7 +81,7 @@ impl Mirror {
         let kept = kept.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(local)?;
         let store = store::open(bucket).map_err(|error| SourceError::remote(bucket, &error))?;
-        Ok(Self { bucket: bucket.clone(), store, runtime, folder, kept })
+        Ok(Self { bucket: bucket.clone(), store, runtime, folder, kept, stopped })
     }
 
     /// Where the models are.
@@ -111,6 +114,7 @@ impl Mirror {
     }
 
     fn try_sync(&mut self, wanted: &Wanted, settling: Duration, progress: &dyn Fn(&Transfer)) -> Result<(), Trouble> {
+        self.go_on()?;
         let mut seen = self.list()?;
         let mut unsettled = BTreeSet::new();
         if !settling.is_zero() && self.differs(&seen.objects, wanted) {
@@ -176,6 +180,10 @@ impl Mirror {
         Ok(Listing { objects, folders })
     }
 
+    fn go_on(&self) -> Result<(), Trouble> {
+        if self.stopped.load(Ordering::Relaxed) { Err(Trouble::Failed(SourceError::Stopped)) } else { Ok(()) }
+    }
+
     fn failed(&self, error: &object_store::Error) -> Trouble {
         match error {
             object_store::Error::Precondition { .. } => Trouble::Moved,
@@ -228,6 +236,7 @@ impl Mirror {
         let mut file = fs::File::create(part).map_err(local)?;
         let (mut content, mut length) = (result.into_stream(), 0);
         while let Some(piece) = content.try_next().await.map_err(|error| self.failed(&error))? {
+            self.go_on()?;
             file.write_all(&piece).map_err(local)?;
             length += piece.len() as u64;
             add(path, piece.len() as u64);
@@ -351,7 +360,7 @@ mod tests {
     impl Bench {
         fn new() -> Self {
             let (store, cache) = (Arc::new(InMemory::new()), tempfile::tempdir().unwrap());
-            let mut mirror = Mirror::open(&bucket(), cache.path()).unwrap();
+            let mut mirror = Mirror::open(&bucket(), cache.path(), Arc::default()).unwrap();
             mirror.store = store.clone();
             Self { store, mirror, cache }
         }
@@ -422,7 +431,7 @@ mod tests {
         bench.put("models/a/1/model.onnx", "one");
         bench.put("models/b/1/model.onnx", "four");
         assert_eq!(bench.sync(&Wanted::All), 7);
-        let mut again = Mirror::open(&bucket(), bench.cache.path()).unwrap();
+        let mut again = Mirror::open(&bucket(), bench.cache.path(), Arc::default()).unwrap();
         assert!(again.has_copies());
         again.store = bench.store.clone();
         bench.mirror = again;
@@ -431,8 +440,21 @@ mod tests {
         assert_eq!(bench.sync(&Wanted::All), 4);
         assert_eq!(bench.shown(), "a/1/model.onnx=one b/1/model.onnx=four");
         fs::write(bench.mirror.folder.join("objects.json"), "not JSON").unwrap();
-        bench.mirror = Mirror { store: bench.store.clone(), ..Mirror::open(&bucket(), bench.cache.path()).unwrap() };
+        bench.mirror = Mirror {
+            store: bench.store.clone(),
+            ..Mirror::open(&bucket(), bench.cache.path(), Arc::default()).unwrap()
+        };
         assert_eq!(bench.sync(&Wanted::All), 7);
+    }
+
+    #[test]
+    fn a_server_that_goes_down_copies_nothing_more() {
+        let mut bench = Bench::new();
+        bench.put("models/a/1/model.onnx", "one");
+        bench.mirror.stopped.store(true, Ordering::Relaxed);
+        let outcome = bench.mirror.sync(&Wanted::All, Duration::ZERO, &|_| {});
+        assert!(matches!(outcome, Err(SourceError::Stopped)), "{outcome:?}");
+        assert_eq!(bench.shown(), "");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use crate::source::{Bucket, Source};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[cfg(feature = "cloud")]
 use crate::mirror::Mirror;
@@ -44,6 +46,9 @@ pub enum SourceError {
         /// The bound.
         most: usize,
     },
+    /// The server is going down.
+    #[error("the copy was stopped")]
+    Stopped,
     /// There is nowhere to copy to.
     #[error("{url} needs a folder to copy models to: give --cache-dir")]
     NoCache {
@@ -109,6 +114,8 @@ pub struct Transfer {
 /// All places that models come from.
 pub struct Sources {
     roots: Vec<PathBuf>,
+    /// Set when nothing more is to be copied.
+    stopped: Arc<AtomicBool>,
     #[cfg(feature = "cloud")]
     mirrors: Vec<std::sync::Mutex<Mirror>>,
 }
@@ -124,18 +131,19 @@ impl Sources {
     #[cfg(feature = "cloud")]
     pub fn open(sources: &[Source], cache: Option<&Path>) -> Result<Self, SourceError> {
         let (mut roots, mut mirrors) = (Vec::new(), Vec::new());
+        let stopped = Arc::new(AtomicBool::new(false));
         for source in sources {
             match source {
                 Source::Folder(folder) => roots.push(folder.clone()),
                 Source::Bucket(bucket) => {
                     let cache = cache.ok_or_else(|| SourceError::NoCache { url: bucket.url.clone() })?;
-                    let mirror = Mirror::open(bucket, cache)?;
+                    let mirror = Mirror::open(bucket, cache, Arc::clone(&stopped))?;
                     roots.push(mirror.models());
                     mirrors.push(std::sync::Mutex::new(mirror));
                 }
             }
         }
-        Ok(Self { roots, mirrors })
+        Ok(Self { roots, mirrors, stopped })
     }
 
     /// Opens them: folders alone, in this build.
@@ -145,7 +153,12 @@ impl Sources {
             Source::Folder(folder) => Ok(folder.clone()),
             Source::Bucket(Bucket { url, .. }) => Err(SourceError::NotBuilt { url: url.clone() }),
         };
-        Ok(Self { roots: sources.iter().map(root).collect::<Result<_, _>>()? })
+        Ok(Self { roots: sources.iter().map(root).collect::<Result<_, _>>()?, stopped: Arc::default() })
+    }
+
+    /// Ends copies that are under way, and lets none begin.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
     }
 
     /// The folders in which the models are or will be.
