@@ -4,7 +4,7 @@
 //! to decide with. Both parts follow Symphony (section 3.5 and appendix A).
 //!
 //! - [`advice`]: are there enough devices? Fed with what was counted; pure, no clock.
-//! - [`placement`] (feature of the same name): which models share a part of the cluster. A mixed integer program, given to a
+//! - `placement` (feature of the same name): which models share a part of the cluster. A mixed integer program, given to a
 //!   solver for a bounded time. The solver takes minutes to build, so that it is only there for those who ask for it.
 
 pub mod advice;
