@@ -100,7 +100,7 @@ def test_it_counts_without_any_configuration_and_for_the_execution_too(server, m
     error = ask(server, client, model, timeout=500_000)
     assert isinstance(error, InferenceServerException), f"answered: {error}"
     assert "even with nothing else to do" in error.message()
-    assert refusals(server, model, "deadline_unreachable") == before + 1
+    server.until("it is counted", lambda: refusals(server, model, "deadline_unreachable") == before + 1)
     assert executions(server, model) == 0, "what is refused isn't computed"
     if client.startswith("grpc"):
         assert error.status() == "StatusCode.DEADLINE_EXCEEDED"
@@ -124,7 +124,7 @@ def test_zero_is_none_and_a_long_one_is_met(server):
     for timeout in [None, 0, 60_000_000]:
         assert ask(server, "http", "quick", timeout=timeout) == (1, 10)
         assert ask(server, "grpc", "quick", timeout=timeout) == (1, 10)
-    assert executions(server, "quick") == 6
+    server.until("all are counted", lambda: executions(server, "quick") == 6)
 
 
 @pytest.mark.parametrize("client", ["http", "grpc"])
@@ -132,7 +132,7 @@ def test_the_smaller_of_it_and_the_models_objective_counts(server, client):
     before = refusals(server, "objective", "deadline_unreachable")
     assert "even with nothing else to do" in ask(server, client, "objective", timeout=60_000_000).message()
     assert "even with nothing else to do" in ask(server, client, "objective").message()
-    assert refusals(server, "objective", "deadline_unreachable") == before + 2
+    server.until("it is counted", lambda: refusals(server, "objective", "deadline_unreachable") == before + 2)
     assert executions(server, "objective") == 0
 
 
@@ -157,7 +157,7 @@ class TestBusy:
         before, computed = refusals(server, "quick", "overloaded"), executions(server, "quick")
         error = ask(server, client, "quick", **options)
         assert AHEAD in error.message(), error.message()
-        assert refusals(server, "quick", "overloaded") == before + 1
+        server.until("it is counted", lambda: refusals(server, "quick", "overloaded") == before + 1)
         assert executions(server, "blocker") == 0, "the device was to be busy all the while"
         assert executions(server, "quick") == computed
 
@@ -178,4 +178,4 @@ class TestBusy:
     def test_refused_requests_leave_nothing_behind(self, server):
         for _ in range(10):
             self.refused(server, "http", timeout=100_000)
-        assert server.metric("punctual_requests_in_flight") == 1, "the blocker alone"
+        server.until("the blocker is alone", lambda: server.metric("punctual_requests_in_flight") == 1)
