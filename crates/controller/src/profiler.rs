@@ -45,7 +45,7 @@ pub(crate) fn measure(
     let (load, loaded) = measure_load(prepared)?;
     let mut run = Run::new(controller, loaded);
     let signature = prepared.signature();
-    let mut batches = Vec::new();
+    let mut measured = Vec::new();
     let mut open_size = None;
     for &batch in sizes {
         let inputs = match open_size {
@@ -56,9 +56,42 @@ pub(crate) fn measure(
                 inputs
             }
         };
-        batches.push(run.measure(batch, &inputs, effort)?);
+        // The first run pays for memory that is touched for the first time.
+        run.once(&inputs)?;
+        measured.push(Measured { batch, inputs, spans: Vec::new(), spent: Duration::ZERO });
     }
+    // In rounds: a machine that is slow for a while is so for all sizes alike, and which size pays stays true.
+    while measured.iter().any(|size| size.wants_more(effort)) {
+        for size in measured.iter_mut().filter(|size| size.wants_more(effort)) {
+            let span = run.once(&size.inputs)?;
+            size.spent += span;
+            size.spans.push(span);
+        }
+    }
+    let batches = measured.into_iter().map(Measured::latency).collect();
     LatencyProfile::new(batches, load).map_err(|error| error.to_string())
+}
+
+/// What was measured of one batch size so far.
+struct Measured {
+    batch: u32,
+    inputs: Arc<[Input]>,
+    spans: Vec<Duration>,
+    spent: Duration,
+}
+
+impl Measured {
+    fn wants_more(&self, effort: Effort) -> bool {
+        let runs = self.spans.len() as u32;
+        runs < FEWEST_RUNS || (runs < effort.runs && self.spent < effort.budget)
+    }
+
+    fn latency(mut self) -> BatchLatency {
+        self.spans.sort_unstable();
+        let count = self.spans.len();
+        let at = |quantile: f64| self.spans[((count as f64 * quantile).ceil() as usize).clamp(1, count) - 1];
+        BatchLatency { batch: self.batch, median: at(0.5), p99: at(0.99) }
+    }
 }
 
 /// The slowest of a few loads, and the last one's result.
@@ -114,21 +147,6 @@ impl<'a> Run<'a> {
         Err(format!(
             "no input was found that the model accepts; give the open dimensions with the parameter profile_inputs, for instance \"input=1x576,rate=@16000\". The last try said: {reason}"
         ))
-    }
-
-    fn measure(&mut self, batch: u32, inputs: &Arc<[Input]>, effort: Effort) -> Result<BatchLatency, String> {
-        // The first run pays for memory that is touched for the first time.
-        self.once(inputs)?;
-        let mut spans = Vec::new();
-        let mut spent = Duration::ZERO;
-        while (spans.len() as u32) < FEWEST_RUNS || ((spans.len() as u32) < effort.runs && spent < effort.budget) {
-            let span = self.once(inputs)?;
-            spent += span;
-            spans.push(span);
-        }
-        spans.sort_unstable();
-        let at = |quantile: f64| spans[((spans.len() as f64 * quantile).ceil() as usize).clamp(1, spans.len()) - 1];
-        Ok(BatchLatency { batch, median: at(0.5), p99: at(0.99) })
     }
 
     /// One run, on the device's EXEC thread, between whatever it has to do besides.

@@ -79,7 +79,7 @@ pub(crate) struct Class {
     /// Rows.
     pub batch: u32,
     rolling: Rolling,
-    /// Whether a row takes less time in it than in every smaller size. A batch is filled up to this size only then: on one
+    /// Whether a row takes less time in it than in every smaller size that pays. A batch is filled up to this size only then: on one
     /// CPU thread, say, a convolution net gains nothing from batching, and waiting for company would be for nothing.
     pub pays: bool,
 }
@@ -217,12 +217,15 @@ impl Latency {
     }
 
     fn update_pays(&mut self) {
+        // Of those that pay: where sizes lie close together each gains little over the one before, and all of them much.
         let mut best = Duration::MAX;
         for class in &mut self.classes {
             let per_row = class.typical() / u64::from(class.batch);
             // A hundredth is noise.
             class.pays = per_row < best - best / 100;
-            best = best.min(per_row);
+            if class.pays {
+                best = per_row;
+            }
         }
     }
 }

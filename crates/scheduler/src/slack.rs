@@ -20,6 +20,12 @@ pub(crate) struct BatchWorkLimit {
 }
 
 impl BatchWorkLimit {
+    /// What a request that just came may take at most.
+    #[cfg(test)]
+    pub fn of(limit: Duration) -> Self {
+        Self { now: Timestamp::ZERO, slack: limit * 2 }
+    }
+
     /// For a request that came at that instant.
     pub fn since(&self, arrived_at: Timestamp) -> Duration {
         match self.now.since(arrived_at) {
