@@ -5,6 +5,7 @@ SCHEMATHESIS_SECONDS says for how long; scripts/schemathesis.sh is the long run.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import urllib.request
@@ -60,6 +61,4 @@ def test_answers_are_what_the_document_says(tried):
     assert done.returncode == 0, done.stdout + done.stderr
     assert tried.process.poll() is None
     # What is sent may unload the models, and load them again: how many requests they got isn't known afterwards.
-    document = json.loads((conftest.ROOT / "docs" / "openapi.json").read_text())
-    operations = sum(len(path) for path in document["paths"].values())
-    assert f"Tested: {operations}\n" in done.stdout
+    assert re.search(r"Selected: (\d+)/\1\s+Tested: \1\s", done.stdout), "every operation was tried"
