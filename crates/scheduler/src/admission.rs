@@ -1,6 +1,6 @@
 //! Admission by prediction: can this request be served in time, behind what is due before it?
 
-use crate::ledger::Model;
+use crate::ledger::{Model, Residency};
 use crate::{Rejection, Request, Scheduler};
 use base::{DeviceId, Duration, Timestamp};
 
@@ -61,6 +61,11 @@ impl Scheduler {
             return Err(Rejection::DeadlineUnreachable { earliest_at: alone_at });
         }
         if !self.config.predict_admission || !self.policy.predicts() {
+            // Whatever becomes of what is queued: what is running is certain.
+            let free_at = self.first_free(entry).filter(|_| self.config.predict_admission);
+            if let Some(earliest_at) = free_at.map(|at| at + takes).filter(|&at| at > request.deadline_at) {
+                return Err(Rejection::Overloaded { earliest_at });
+            }
             return Ok(entry.residency.first().map(|residency| residency.device));
         }
         let (device, start_at) = if cold {
@@ -77,6 +82,13 @@ impl Scheduler {
             return Err(Rejection::Overloaded { earliest_at });
         }
         Ok(device)
+    }
+
+    /// When the first of a model's devices has done what was ordered; `None` where it has none, or too many to look at.
+    fn first_free(&self, model: &Model) -> Option<Timestamp> {
+        let few = model.residency.len() <= PROBES;
+        let free_at = |there: &Residency| self.ledger.device(there.device).exec.start_at(self.now);
+        model.residency.iter().filter(|_| few).map(free_at).min()
     }
 
     /// What a request adds to the time that its model's queue takes.

@@ -196,6 +196,22 @@ fn punctual_starts_early_when_waiting_does_not_pay() {
 }
 
 #[test]
+fn a_request_behind_a_batch_that_runs_too_long_is_refused_at_once() {
+    // Also in good times, when what is queued isn't counted: the device runs until 8.5.
+    let config = Config { predict_admission: true, ..config(PolicyKind::Punctual) };
+    script::check(
+        config,
+        &format!("{ONE}0 ask 0 21\n0 done 1\n2.5 wake\n3 ask 0 12\n3 ask 0 30"),
+        expect![[r#"
+        0     a1 load m0 on d0 by 15
+        2.5   woken for BatchReady
+        2.5   a2 exec m0 on d0 batch 1 [0] by 15
+        3        request 1: overloaded until 14.5
+    "#]],
+    );
+}
+
+#[test]
 fn thrifty_punctual_waits_as_long_as_times_are_good() {
     let config = Config { thrift: true, ..config(PolicyKind::Punctual) };
     script::check(
