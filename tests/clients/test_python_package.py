@@ -284,10 +284,12 @@ def test_a_cancelled_call_leaves_the_plan(punctual, emulated):
     cancelled = 'punctual_requests_total{model="net",outcome="cancelled",reason="cancelled",version="1"}'
 
     async def ask(url, number):
-        async with punctual.AsyncClient(url) as client:
+        # Without a limit: over gRPC it would be a deadline, and the device is busy for longer.
+        async with punctual.AsyncClient(url, timeout_s=None) as client:
             waiting = asyncio.create_task(client.infer("net", ROW))
             metric = lambda name: asyncio.to_thread(server.metric, name)  # noqa: E731
             while await metric("punctual_requests_in_flight") != 2:
+                assert not waiting.done(), waiting.exception()
                 await asyncio.sleep(0.01)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
