@@ -63,12 +63,12 @@ Runtime makes of the model's file; executions of both take turns in one process.
 """,
     "scheduler": """## Scheduler
 
-`cargo run --release -p scheduler --example throughput`: the pure machine on one core, driven by exact devices; only the time
+`cargo run --release -p sim --example throughput`: the pure machine on one core, driven by exact devices; only the time
 inside it counts.
 """,
     "shards": """## Scheduler on many cores
 
-`cargo run --release -p scheduler --example shards`: one model shard and the ranker, each on a core of its own, with nothing
+`cargo run --release -p sim --example shards`: one model shard and the ranker, each on a core of its own, with nothing
 else around them. Requests come in an open loop that was drawn before (Poisson, models equally popular). A rate counts if no request
 was taken in more than 2 ms late, if the run lasted 2 s and ended with all queues empty, and if 99 % of the requests were
 executed before their deadlines. The executors are emulated in the shard's thread and report each end; their profile has

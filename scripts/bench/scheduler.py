@@ -8,7 +8,7 @@ def run(quick):
     with step("building"):
         built("scheduler", "throughput")
     with step("running"):
-        text = example("scheduler", "throughput", *((1000, 100, 10000, 100000) if quick else ()))
+        text = example("sim", "throughput", *((1000, 100, 10000, 100000) if quick else ()))
     rows = []
     for line in text.splitlines()[1:]:
         fields = line.split()

@@ -89,6 +89,21 @@ def start(folder, *options, stderr=None, cache=None):
     return Server(found["HTTP"], found["gRPC"], found["metrics"], process)
 
 
+def traced(folder):
+    """A server with two models, in a folder that has its traces and its log; for a fixture to yield from."""
+    (folder / "models").mkdir()
+    for model in ["mlp", "add"]:
+        (folder / "models" / model).symlink_to(ROOT / ".cache" / "test-models" / model)
+    with open(folder / "log", "wb") as log:
+        server = start(folder / "models", "--trace-file", str(folder / "trace"), stderr=log)
+    server.folder = folder
+    try:
+        yield server
+    finally:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=60) == 0
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     if "PUNCTUAL_HTTP" in os.environ:

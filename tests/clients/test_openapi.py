@@ -6,7 +6,6 @@ SCHEMATHESIS_SECONDS says for how long; scripts/schemathesis.sh is the long run.
 import json
 import os
 import re
-import signal
 import subprocess
 import urllib.request
 
@@ -21,18 +20,7 @@ SEED = "4"
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
     """A server of its own: what is sent changes its settings."""
-    folder = tmp_path_factory.mktemp("openapi")
-    (folder / "models").mkdir()
-    for model in ["mlp", "add"]:
-        (folder / "models" / model).symlink_to(conftest.ROOT / ".cache" / "test-models" / model)
-    with open(folder / "log", "wb") as log:
-        server = conftest.start(folder / "models", "--trace-file", str(folder / "trace"), stderr=log)
-    server.folder = folder
-    try:
-        yield server
-    finally:
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=60) == 0
+    yield from conftest.traced(tmp_path_factory.mktemp("openapi"))
 
 
 def test_the_document_is_served(tried):

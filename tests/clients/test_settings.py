@@ -3,7 +3,6 @@ makes no sense is refused."""
 
 import http.client
 import json
-import signal
 
 import numpy as np
 import pytest
@@ -34,18 +33,7 @@ LOG_START = {
 @pytest.fixture(scope="module")
 def settled(tmp_path_factory):
     """A server of its own, with a file for traces and one that its log goes to."""
-    folder = tmp_path_factory.mktemp("settings")
-    (folder / "models").mkdir()
-    for model in ["mlp", "add"]:
-        (folder / "models" / model).symlink_to(conftest.ROOT / ".cache" / "test-models" / model)
-    with open(folder / "log", "wb") as log:
-        server = conftest.start(folder / "models", "--trace-file", str(folder / "trace"), stderr=log)
-    server.folder = folder
-    try:
-        yield server
-    finally:
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(timeout=60) == 0
+    yield from conftest.traced(tmp_path_factory.mktemp("settings"))
 
 
 @pytest.fixture(params=PROTOCOLS)

@@ -106,26 +106,24 @@ impl<'a> Call<'a> {
         self.shard.driver.wake();
         let reply = self.wait(answer, budget, deadline_at).await;
         drop(place);
-        let outputs = match reply {
-            Some(Reply::Outputs(outputs)) => Outputs { tensors: outputs },
+        let mut outputs = match reply {
+            Some(Reply::Outputs(outputs)) => outputs,
             Some(Reply::Refused(refusal)) => return Err(self.fault(refusal)),
             None => return Err(self.fault(Refusal::DeadlineMissed)),
         };
-        let mut outputs = outputs;
         if wanted.iter().any(|output| output.region.is_some()) {
             Box::pin(self.place(&mut outputs, &mut wanted)).await?;
         }
         let slow_bytes = wanted.iter().filter(|output| compresses || !output.binary || output.classes > 0);
-        let slow_bytes: usize =
-            slow_bytes.filter_map(|output| Some(outputs.tensors.get(output.position)?.data.len())).sum();
+        let slow_bytes: usize = slow_bytes.filter_map(|output| Some(outputs.get(output.position)?.data.len())).sum();
         let encoded = if slow_bytes < WRITE_BESIDE {
-            outputs.classify(&self.entry, &wanted)?;
-            encode(response(&self.entry, &request.id, &outputs.tensors, &wanted)?)?
+            classify_wanted(&self.entry, &mut outputs, &wanted)?;
+            encode(response(&self.entry, &request.id, &outputs, &wanted)?)?
         } else {
             let (entry, id) = (Arc::clone(&self.entry), request.id.into_owned());
             let work = beside(move || {
-                outputs.classify(&entry, &wanted)?;
-                encode(response(&entry, &id, &outputs.tensors, &wanted)?)
+                classify_wanted(&entry, &mut outputs, &wanted)?;
+                encode(response(&entry, &id, &outputs, &wanted)?)
             });
             let left = deadline_at.since(self.shard.controller.now());
             tokio::time::timeout(left.into(), work)
@@ -139,11 +137,10 @@ impl<'a> Call<'a> {
     }
 
     /// Writes the outputs that belong into shared memory there; the answer then only says where they are.
-    async fn place(&self, outputs: &mut Outputs, wanted: &mut [Wanted]) -> Result<(), Fault> {
+    async fn place(&self, outputs: &mut [Tensor], wanted: &mut [Wanted]) -> Result<(), Fault> {
         let specs = &self.served().signature.outputs;
         for Wanted { position, region, .. } in wanted {
-            if let (Some(region), Some(spec), Some(tensor)) =
-                (region, specs.get(*position), outputs.tensors.get_mut(*position))
+            if let (Some(region), Some(spec), Some(tensor)) = (region, specs.get(*position), outputs.get_mut(*position))
             {
                 let data = std::mem::take(&mut tensor.data);
                 regions::place(self.shard, &spec.name, &data, region).await?;
@@ -258,24 +255,17 @@ impl<'a> Call<'a> {
     }
 }
 
-/// What the model gave, in the signature's order.
-struct Outputs {
-    tensors: Vec<Tensor>,
-}
-
-impl Outputs {
-    /// Puts the highest values in the places of the outputs of which they are wanted.
-    fn classify(&mut self, entry: &CatalogueEntry, wanted: &[Wanted]) -> Result<(), Fault> {
-        for output in wanted.iter().filter(|output| output.classes > 0) {
-            let served = serving(entry)?;
-            let batched = served.signature.max_batch > 0;
-            let labels = served.labels.get(output.position).map_or(&[][..], Vec::as_slice);
-            if let Some(tensor) = self.tensors.get_mut(output.position) {
-                *tensor = classify(tensor, output.classes, batched, labels)?;
-            }
+/// Puts the highest values in the places of the outputs of which they are wanted.
+fn classify_wanted(entry: &CatalogueEntry, outputs: &mut [Tensor], wanted: &[Wanted]) -> Result<(), Fault> {
+    for output in wanted.iter().filter(|output| output.classes > 0) {
+        let served = serving(entry)?;
+        let batched = served.signature.max_batch > 0;
+        let labels = served.labels.get(output.position).map_or(&[][..], Vec::as_slice);
+        if let Some(tensor) = outputs.get_mut(output.position) {
+            *tensor = classify(tensor, output.classes, batched, labels)?;
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// The answer, with the outputs that were asked for.

@@ -1,7 +1,7 @@
 //! How many events a second the scheduler takes on one core, and how the cost of one grows with the number of models,
 //! devices and queued requests.
 //!
-//! `cargo run --release -p scheduler --example throughput [-- MODELS DEVICES QUEUED EVENTS]`
+//! `cargo run --release -p sim --example throughput [-- MODELS DEVICES QUEUED EVENTS]`
 //!
 //! The devices are modelled as exact: each action takes what was expected. Clients are closed: each request that ends is
 //! followed by the next, for a model by a fixed pseudo-random sequence, so that the number of queued requests stays.

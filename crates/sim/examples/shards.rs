@@ -1,6 +1,6 @@
 //! How many requests a second one model shard and the ranker take on two cores, alone: no network, no controller.
 //!
-//! `cargo run --release -p scheduler --example shards` searches the highest rate for 1 to 1,000 models and 8 to 4,096
+//! `cargo run --release -p sim --example shards` searches the highest rate for 1 to 1,000 models and 8 to 4,096
 //! executors. `-- MODELS EXECUTORS` does so for one combination, `-- MODELS EXECUTORS RATE` runs one rate.
 //! `-- --once MODELS EXECUTORS REQUESTS` runs everything in one thread in virtual time, for
 //! `valgrind --tool=callgrind --toggle-collect='*measured*'`.
