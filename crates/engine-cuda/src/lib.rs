@@ -1,0 +1,5 @@
+//! Our own runtime on NVIDIA GPUs. A plan from `graph` becomes a program of kernels that are chosen by measurement ([`program`]), and a
+//! program becomes one CUDA graph for each batch size.
+#![allow(unsafe_code)] // The driver and NVIDIA's libraries are C interfaces; each block says why it is sound.
+
+pub mod toolkit;
