@@ -1,0 +1,147 @@
+//! What an element-wise step computes for each element: a short list of instructions, each with one result.
+//!
+//! `gelu(x + b)` is, for instance:
+//!
+//! ```text
+//!  %0 = input 0        f32
+//!  %1 = input 1        f32
+//!  %2 = add %0 %1      f32
+//!  ...
+//! ```
+//!
+//! The result is that of the last instruction. Floats are computed in 32 bits whatever they are kept in.
+
+/// What a register holds while an expression is computed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    /// A 32-bit float; inputs of 16 bits (and of 64) are converted when they are loaded.
+    Float,
+    /// A 64-bit integer; other integers are converted when they are loaded.
+    Int,
+    /// True or false.
+    Bool,
+}
+
+/// The position of the instruction whose result is meant: always an earlier one.
+pub type Register = usize;
+
+/// One operation.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Instruction {
+    /// The element of that input of the step.
+    Input(usize),
+    /// A number.
+    Float(f32),
+    /// An integer.
+    Int(i64),
+    /// True or false.
+    Bool(bool),
+    /// A function of one.
+    Unary(Unary, Register),
+    /// A function of two of the same kind.
+    Binary(Binary, Register, Register),
+    /// The second where the first (a bool) is true, else the third.
+    Select(Register, Register, Register),
+    /// Another kind: towards zero from float to integer, `!= 0` to bool, 0 or 1 from bool.
+    Cast(Kind, Register),
+    /// An integer reduced to what that many bits hold, signed or not: what storing and loading it would do.
+    Wrap {
+        /// 8, 16 or 32.
+        bits: u8,
+        /// Whether it has a sign.
+        signed: bool,
+        /// What.
+        of: Register,
+    },
+}
+
+/// Functions of one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[allow(missing_docs, reason = "they are called as in mathematics")]
+pub enum Unary {
+    Negate,
+    Absolute,
+    Sign,
+    Reciprocal,
+    SquareRoot,
+    Exp,
+    Log,
+    Sin,
+    Cos,
+    Tan,
+    Asin,
+    Acos,
+    Atan,
+    Sinh,
+    Cosh,
+    Asinh,
+    Acosh,
+    Atanh,
+    Tanh,
+    Erf,
+    Sigmoid,
+    Floor,
+    Ceil,
+    /// To the nearest, halves to even.
+    Round,
+    /// Of a float, gives a bool.
+    IsNan,
+    /// Of a float, gives a bool: either sign.
+    IsInfinite,
+    /// Of a bool.
+    Not,
+}
+
+/// Functions of two. Comparisons give bools.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[allow(missing_docs, reason = "they are called as in mathematics")]
+pub enum Binary {
+    Add,
+    Subtract,
+    Multiply,
+    /// Of integers: towards zero. By zero: 0.
+    Divide,
+    /// The sign of the divisor, as Python has it (`Mod` of integers).
+    Modulo,
+    /// The sign of the dividend, as C has it (`fmod`).
+    Remainder,
+    Power,
+    /// NaN where one is NaN.
+    Minimum,
+    /// NaN where one is NaN.
+    Maximum,
+    Equal,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+    /// Of bools.
+    And,
+    /// Of bools.
+    Or,
+    /// Of bools.
+    Xor,
+}
+
+/// Instructions, and the kind of each one's result.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Expression {
+    /// In order; the last one's result is stored.
+    pub instructions: Vec<Instruction>,
+    /// Of each instruction's result.
+    pub kinds: Vec<Kind>,
+}
+
+impl Expression {
+    /// Appends an instruction and says where its result is.
+    pub fn push(&mut self, instruction: Instruction, kind: Kind) -> Register {
+        self.instructions.push(instruction);
+        self.kinds.push(kind);
+        self.instructions.len() - 1
+    }
+
+    /// The kind of the result.
+    pub fn kind(&self) -> Kind {
+        *self.kinds.last().expect("an expression has a result")
+    }
+}
