@@ -25,6 +25,7 @@ mod clockwork;
 mod config;
 mod event;
 mod executor;
+pub mod hull;
 mod latency;
 mod ledger;
 mod nexus;
