@@ -2,4 +2,12 @@
 //! program becomes one CUDA graph for each batch size.
 #![allow(unsafe_code)] // The driver and NVIDIA's libraries are C interfaces; each block says why it is sound.
 
+pub mod addresses;
+pub mod blobs;
+pub mod driver;
+pub mod memory;
+pub mod shares;
+pub mod slabs;
+pub mod split;
+pub mod streams;
 pub mod toolkit;

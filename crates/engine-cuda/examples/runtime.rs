@@ -1,0 +1,425 @@
+//! Measures the runtime under the kernels on a GPU: loads and unloads, the jitter of graph replays with and without loads
+//! beside them, shares and what changing them takes. Prints what `docs/gpu.md` quotes.
+//!
+//! `cargo run --release -p engine-cuda --example runtime [REPLAYS]`
+#![allow(unsafe_code, reason = "kernels are launched by hand; each block says why it is sound")]
+
+use cudarc::driver::sys;
+use engine_cuda::driver::{Address, Gpu, Pinned, Refused, check};
+use engine_cuda::memory::{Memory, PAGE_BYTES, Place, Region, Weights};
+use engine_cuda::shares::Partition;
+use engine_cuda::streams::{Event, Graph, Stream};
+use std::ffi::{CString, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+const KERNELS: &str = r#"
+extern "C" __global__ void spin(unsigned long long cycles, unsigned int* seen) {
+    long long start = clock64();
+    unsigned int sm;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    if (threadIdx.x == 0) seen[sm] = 1u;
+    while (clock64() - start < (long long)cycles) {}
+}
+extern "C" __global__ void scale(const float* weights, const float* in, float* out, unsigned int count) {
+    for (unsigned int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+        out[i] = in[i] * weights[i];
+}
+"#;
+
+/// Kernels that run in whichever context the stream has.
+struct Kernels {
+    spin: sys::CUkernel,
+    scale: sys::CUkernel,
+}
+
+// SAFETY: the handles are names; the driver's calls with them may come from any thread.
+unsafe impl Sync for Kernels {}
+
+impl Kernels {
+    fn compile() -> Outcome<Self> {
+        let options = cudarc::nvrtc::CompileOptions { arch: Some("compute_90"), ..Default::default() };
+        let ptx = CString::new(cudarc::nvrtc::compile_ptx_with_opts(KERNELS, options)?.to_src())?;
+        let mut library = null_mut();
+        // SAFETY: the text ends with a zero; no options; the library is never unloaded.
+        unsafe {
+            let loaded = sys::cuLibraryLoadData(
+                &raw mut library,
+                ptx.as_ptr().cast(),
+                null_mut(),
+                null_mut(),
+                0,
+                null_mut(),
+                null_mut(),
+                0,
+            );
+            check("cuLibraryLoadData", loaded)?;
+            let kernel = |name: &std::ffi::CStr| {
+                let mut kernel = null_mut();
+                check("cuLibraryGetKernel", sys::cuLibraryGetKernel(&raw mut kernel, library, name.as_ptr()))
+                    .map(|()| kernel)
+            };
+            Ok(Self { spin: kernel(c"spin")?, scale: kernel(c"scale")? })
+        }
+    }
+
+    fn spin(&self, stream: &Stream, blocks: u32, cycles: u64, seen: Address) -> Result<(), Refused> {
+        launch(
+            self.spin,
+            stream,
+            blocks,
+            &mut [(&raw const cycles).cast_mut().cast(), (&raw const seen).cast_mut().cast()],
+        )
+    }
+
+    fn scale(
+        &self,
+        stream: &Stream,
+        weights: Address,
+        input: Address,
+        output: Address,
+        count: u32,
+    ) -> Result<(), Refused> {
+        let [a, b, c] = [&raw const weights, &raw const input, &raw const output].map(|value| value.cast_mut().cast());
+        launch(self.scale, stream, 132, &mut [a, b, c, (&raw const count).cast_mut().cast()])
+    }
+}
+
+fn launch(kernel: sys::CUkernel, stream: &Stream, blocks: u32, parameters: &mut [*mut c_void]) -> Result<(), Refused> {
+    // SAFETY: the parameters are those of the kernel, which the callers above know; the driver copies them.
+    unsafe {
+        let started = sys::cuLaunchKernel(
+            kernel.cast(),
+            blocks,
+            1,
+            1,
+            128,
+            1,
+            1,
+            0,
+            stream.raw(),
+            parameters.as_mut_ptr(),
+            null_mut(),
+        );
+        check("cuLaunchKernel", started)
+    }
+}
+
+/// Quantiles of what was measured, in microseconds.
+struct Times(Vec<f64>);
+
+impl Times {
+    fn of(mut times: Vec<f64>) -> Self {
+        times.sort_by(f64::total_cmp);
+        Self(times)
+    }
+
+    fn at(&self, quantile: f64) -> f64 {
+        self.0[((self.0.len() as f64 * quantile) as usize).min(self.0.len() - 1)]
+    }
+}
+
+impl std::fmt::Display for Times {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ratio = |quantile| self.at(quantile) / self.at(0.5);
+        write!(
+            f,
+            "p50 {:9.1} us, p99 {:9.1}, p99.9/p50 {:.3}, p99.99/p50 {:.3}, max/p50 {:.2}",
+            self.at(0.5),
+            self.at(0.99),
+            ratio(0.999),
+            ratio(0.9999),
+            ratio(1.0)
+        )
+    }
+}
+
+fn micros(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e6
+}
+
+fn repeat(count: usize, mut work: impl FnMut() -> Outcome<f64>) -> Outcome<Times> {
+    (0..count).map(|_| work()).collect::<Outcome<Vec<f64>>>().map(Times::of)
+}
+
+fn main() -> Outcome<()> {
+    let replays = std::env::args().nth(1).map_or(Ok(20_000), |text| text.parse())?;
+    let gpu = Gpu::open(0)?;
+    println!(
+        "{}, driver {}, {} multiprocessors, {} bytes",
+        gpu.name, gpu.driver, gpu.multiprocessors, gpu.memory_bytes
+    );
+    let start = Instant::now();
+    let memory = Memory::take(&gpu, 4096)?;
+    println!("4096 pages taken and addresses reserved in {:.0} us", micros(start));
+    let kernels = Kernels::compile()?;
+    loads(&gpu, &memory)?;
+    graphs_survive(&gpu, &memory, &kernels)?;
+    jitter(&gpu, &memory, &kernels, replays)?;
+    shares(&gpu, &memory, &kernels)?;
+    Ok(())
+}
+
+/// LOAD and UNLOAD by size and by how a load is cut, beside one plain copy of the same bytes.
+fn loads(gpu: &Arc<Gpu>, memory: &Arc<Memory>) -> Outcome<()> {
+    let whole = Partition::whole(gpu);
+    let stream = Stream::new(&whole, false)?;
+    let mut plain = Region::new(memory, 1 << 30)?;
+    plain.grow(600_000_000)?;
+    let mut blob = Pinned::new(gpu, 600_000_000)?;
+    blob.iter_mut().enumerate().for_each(|(index, byte)| *byte = (index % 251) as u8);
+    for megabytes in [4, 23, 50, 102, 548] {
+        let bytes = megabytes * 1_000_000;
+        let copy = repeat(30, || {
+            let start = Instant::now();
+            // SAFETY: the region has more bytes; the blob outlives the copy, which is waited for.
+            unsafe { stream.copy_in(plain.address(), blob.start(), bytes)? };
+            stream.wait()?;
+            Ok(micros(start))
+        })?;
+        println!("{megabytes} MB: copy p50 {:.0} us = {:.1} GB/s", copy.at(0.5), bytes as f64 / copy.at(0.5) / 1e3);
+        let place = Arc::new(memory.place(bytes)?);
+        let mut unloads = Vec::new();
+        let mut load = |place: &Arc<Place>| {
+            let start = Instant::now();
+            let weights = Weights::load(place, &blob, bytes, &stream)?;
+            let span = micros(start);
+            let start = Instant::now();
+            drop(weights);
+            unloads.push(micros(start));
+            Ok(span)
+        };
+        let loads = repeat(100, || load(&place))?;
+        // One page more each time: never the size of a slab that is there.
+        let mut more = 0;
+        let others = repeat(40, || {
+            more += 1;
+            load(&Arc::new(memory.place(bytes + more * PAGE_BYTES)?))
+        })?;
+        let (share, unload) = (|times: &Times| 100.0 * copy.at(0.5) / times.at(0.5), Times::of(unloads));
+        println!(
+            "  load p50 {:.0} us, p99 {:.0} = {:.1} % of the copy's bandwidth",
+            loads.at(0.5),
+            loads.at(0.99),
+            share(&loads)
+        );
+        println!(
+            "  with a slab made anew p50 {:.0} us, p99 {:.0} = {:.1} %",
+            others.at(0.5),
+            others.at(0.99),
+            share(&others)
+        );
+        println!("  unload p50 {:.0} us, p99 {:.0}", unload.at(0.5), unload.at(0.99));
+    }
+    Ok(())
+}
+
+/// A graph computes the same after its weights went and came back on other pages.
+fn graphs_survive(gpu: &Arc<Gpu>, memory: &Arc<Memory>, kernels: &Kernels) -> Outcome<()> {
+    const COUNT: usize = 3_000_000;
+    let stream = Stream::new(&Partition::whole(gpu), true)?;
+    let mut blob = Pinned::new(gpu, 4 * COUNT)?;
+    let mut input = Pinned::new(gpu, 4 * COUNT)?;
+    for index in 0..COUNT {
+        blob[4 * index..4 * index + 4].copy_from_slice(&(index as f32).to_le_bytes());
+        input[4 * index..4 * index + 4].copy_from_slice(&((index % 7) as f32).to_le_bytes());
+    }
+    let mut buffers = Region::new(memory, 1 << 30)?;
+    buffers.grow(8 * COUNT)?;
+    let (inputs, outputs) = (buffers.address(), buffers.address() + 4 * COUNT as u64);
+    let place = Arc::new(memory.place(4 * COUNT)?);
+    let graph = Graph::record::<Refused>(&stream, |stream| {
+        kernels.scale(stream, place.address(), inputs, outputs, COUNT as u32)
+    })?;
+    let mut output = Pinned::new(gpu, 4 * COUNT)?;
+    let other = Arc::new(memory.place(PAGE_BYTES)?);
+    let mut held = Vec::new();
+    for round in 0..3 {
+        let weights = Weights::load(&place, &blob, 4 * COUNT, &stream)?;
+        output.fill(0);
+        // SAFETY: everything that the graph names is there until the stream is waited for.
+        unsafe {
+            stream.copy_in(inputs, input.start(), 4 * COUNT)?;
+            graph.launch(&stream)?;
+            stream.copy_out(&output, 0, outputs, 4 * COUNT)?;
+        }
+        stream.wait()?;
+        let wrong = output
+            .chunks_exact(4)
+            .enumerate()
+            .find(|(index, bytes)| **bytes != ((index % 7) as f32 * *index as f32).to_le_bytes());
+        if let Some((index, _)) = wrong {
+            return Err(format!("round {round}: element {index} is wrong").into());
+        }
+        drop(weights);
+        // Somebody else takes a page in between, so that the next round gets others.
+        if round == 0 {
+            held.push(Weights::load(&other, &blob, PAGE_BYTES, &stream)?);
+        }
+    }
+    println!("a graph's outputs are right after UNLOAD and LOAD on other pages");
+    Ok(())
+}
+
+const NODES: u32 = 50;
+
+/// A graph of 50 short kernels, about half a millisecond in all.
+fn spinning(kernels: &Kernels, stream: &Stream, blocks: u32, seen: Address) -> Result<Graph, Refused> {
+    Graph::record(stream, |stream| (0..NODES).try_for_each(|_| kernels.spin(stream, blocks, 16_000, seen)))
+}
+
+/// Replays a graph: what each took by the device's clock and by ours.
+fn replay(graph: &Graph, stream: &Stream, count: usize) -> Outcome<(Times, Times)> {
+    let events = [Event::new(stream.partition())?, Event::new(stream.partition())?];
+    let (mut device, mut wall) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    for _ in 0..count {
+        let start = Instant::now();
+        events[0].record(stream)?;
+        // SAFETY: what the graph names lives longer than this function.
+        unsafe { graph.launch(stream)? };
+        events[1].record(stream)?;
+        events[1].wait()?;
+        wall.push(micros(start));
+        device.push(events[1].micros_since(&events[0])?);
+    }
+    Ok((Times::of(device), Times::of(wall)))
+}
+
+fn jitter(gpu: &Arc<Gpu>, memory: &Arc<Memory>, kernels: &Kernels, replays: usize) -> Outcome<()> {
+    let whole = Partition::whole(gpu);
+    let stream = Stream::new(&whole, true)?;
+    let mut seen = Region::new(memory, PAGE_BYTES)?;
+    seen.grow(PAGE_BYTES)?;
+    let graph = spinning(kernels, &stream, 132, seen.address())?;
+    replay(&graph, &stream, 1000)?;
+    let (device, wall) = replay(&graph, &stream, replays)?;
+    println!("{replays} replays alone, device: {device}\n{replays} replays alone, wall:   {wall}");
+    let (stop, loaded) = (AtomicBool::new(false), AtomicU32::new(0));
+    let mut blob = Pinned::new(gpu, 102_000_000)?;
+    blob.fill(1);
+    let place = Arc::new(memory.place(102_000_000)?);
+    let beside = std::thread::scope(|scope| -> Outcome<(Times, Times)> {
+        let loader = scope.spawn(|| -> Result<f64, String> {
+            let stream = Stream::new(&Partition::whole(gpu), false).map_err(|refused| refused.to_string())?;
+            let start = Instant::now();
+            while !stop.load(Ordering::Relaxed) {
+                drop(Weights::load(&place, &blob, 102_000_000, &stream)?);
+                loaded.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(micros(start))
+        });
+        let measured = replay(&graph, &stream, replays);
+        stop.store(true, Ordering::Relaxed);
+        let span = loader.join().expect("the loader doesn't panic")?;
+        let each = span / f64::from(loaded.load(Ordering::Relaxed));
+        println!(
+            "beside: {} loads of 102 MB, one each {each:.0} us = {:.1} GB/s",
+            loaded.load(Ordering::Relaxed),
+            102e3 / each
+        );
+        measured
+    })?;
+    println!(
+        "{replays} replays beside loads, device: {}\n{replays} replays beside loads, wall:   {}",
+        beside.0, beside.1
+    );
+    Ok(())
+}
+
+/// How many multiprocessors a graph ran on.
+fn used(stream: &Stream, graph: &Graph, seen: &Region, gpu: &Arc<Gpu>) -> Outcome<u32> {
+    let host = Pinned::new(gpu, 4 * 256)?;
+    stream.partition().enter()?;
+    // SAFETY: the region is larger; everything is waited for.
+    unsafe {
+        check("cuMemsetD8Async", sys::cuMemsetD8Async(seen.address(), 0, 4 * 256, stream.raw()))?;
+        graph.launch(stream)?;
+        stream.copy_out(&host, 0, seen.address(), 4 * 256)?;
+    }
+    stream.wait()?;
+    Ok(host.chunks_exact(4).filter(|count| **count != [0; 4]).count() as u32)
+}
+
+fn shares(gpu: &Arc<Gpu>, memory: &Arc<Memory>, kernels: &Kernels) -> Outcome<()> {
+    let mut seen = Region::new(memory, PAGE_BYTES)?;
+    seen.grow(PAGE_BYTES)?;
+    let primary = Stream::new(&Partition::whole(gpu), true)?;
+    let on_primary = spinning(kernels, &primary, 528, seen.address())?;
+    println!("whole device: a graph ran on {} multiprocessors", used(&primary, &on_primary, &seen, gpu)?);
+    for shares in [&[0.5, 0.5][..], &[0.25, 0.75], &[0.2, 0.3, 0.5], &[0.1]] {
+        let start = Instant::now();
+        let partitions = Partition::divide(gpu, shares)?;
+        let divided = micros(start);
+        let streams = partitions.iter().map(|partition| Stream::new(partition, true)).collect::<Result<Vec<_>, _>>()?;
+        let with_streams = micros(start);
+        let graphs = streams
+            .iter()
+            .map(|stream| spinning(kernels, stream, 528, seen.address()))
+            .collect::<Result<Vec<_>, _>>()?;
+        let with_graphs = micros(start);
+        let mut lines = Vec::new();
+        for (stream, graph) in streams.iter().zip(&graphs) {
+            let own = used(stream, graph, &seen, gpu)?;
+            let foreign = used(stream, &on_primary, &seen, gpu)?;
+            let elsewhere = used(&primary, graph, &seen, gpu)?;
+            lines.push(format!(
+                "{} of {own} used (primary's graph here: {foreign}; this graph in the primary: {elsewhere})",
+                stream.partition().multiprocessors()
+            ));
+        }
+        println!("shares {shares:?}: {}", lines.join("; "));
+        println!(
+            "  contexts {divided:.0} us, with streams {with_streams:.0}, with a graph of {NODES} nodes each {with_graphs:.0}"
+        );
+        let start = Instant::now();
+        drop((graphs, streams, partitions));
+        println!("  gone in {:.0} us", micros(start));
+    }
+    change_under_load(gpu, kernels, &seen)
+}
+
+/// One share runs on while the other is made anew in another size.
+fn change_under_load(gpu: &Arc<Gpu>, kernels: &Kernels, seen: &Region) -> Outcome<()> {
+    let mut partitions = Partition::divide(gpu, &[0.5, 0.25])?;
+    let stays = Stream::new(&partitions.remove(0), true)?;
+    let graph = spinning(kernels, &stays, 528, seen.address())?;
+    replay(&graph, &stays, 500)?;
+    let (alone, _) = replay(&graph, &stays, 4000)?;
+    let stop = AtomicBool::new(false);
+    let (during, changes) = std::thread::scope(|scope| -> Outcome<(Times, Times)> {
+        let changer = scope.spawn(|| -> Result<Vec<f64>, String> {
+            let mut times = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                let mut parts = Partition::divide(gpu, &[0.5, if times.len() % 2 == 0 { 0.25 } else { 0.5 }])?;
+                let changed = (|| {
+                    let stream = Stream::new(&parts.remove(1), true)?;
+                    let graph = spinning(kernels, &stream, 528, seen.address())?;
+                    // SAFETY: what the graph names outlives this function.
+                    unsafe { graph.launch(&stream)? };
+                    stream.wait()
+                })();
+                changed.map_err(|refused: Refused| refused.to_string())?;
+                times.push(micros(start));
+            }
+            Ok(times)
+        });
+        let during = replay(&graph, &stays, 4000);
+        stop.store(true, Ordering::Relaxed);
+        let changes = changer.join().expect("the changer doesn't panic")?;
+        Ok((during?.0, Times::of(changes)))
+    })?;
+    println!("a share that stays, alone:            {alone}");
+    println!("a share that stays, others changing:  {during}");
+    println!(
+        "a change with graph and first run: p50 {:.0} us, p99 {:.0} ({} changes)",
+        changes.at(0.5),
+        changes.at(0.99),
+        changes.0.len()
+    );
+    Ok(())
+}
