@@ -10,9 +10,11 @@ struct Rolling {
     recent: Vec<Duration>,
     next: usize,
     quantile: Duration,
+    /// The middle one: what to compare sizes by. A thread that lost its core once must not make a size look bad for long.
+    median: Duration,
     /// What one takes on average lately; follows at once, so that sums of many are right.
     mean: Duration,
-    /// Mean and quantile at the start.
+    /// Mean (and median) and quantile at the start.
     seed: (Duration, Duration),
     /// When the last measurement came, or the estimate was last brought nearer to its seed.
     seen_at: Timestamp,
@@ -33,7 +35,15 @@ pub(crate) struct Window {
 
 impl Rolling {
     fn seeded(mean: Duration, quantile: Duration) -> Self {
-        Self { recent: Vec::new(), next: 0, quantile, mean, seed: (mean, quantile), seen_at: Timestamp::ZERO }
+        Self {
+            recent: Vec::new(),
+            next: 0,
+            quantile,
+            median: mean,
+            mean,
+            seed: (mean, quantile),
+            seen_at: Timestamp::ZERO,
+        }
     }
 
     /// Whether the estimate was due to come back towards its seed.
@@ -44,6 +54,7 @@ impl Rolling {
             self.next = 0;
             // Differences stop at zero: an estimate below its seed stays.
             self.mean -= (self.mean - self.seed.0) / 2;
+            self.median -= (self.median - self.seed.0) / 2;
             self.quantile -= (self.quantile - self.seed.1) / 2;
             self.seen_at = now;
         }
@@ -68,8 +79,11 @@ impl Rolling {
         scratch.clear();
         scratch.extend_from_slice(&self.recent);
         let rank = (scratch.len() as f64 * window.quantile).ceil() as usize;
-        let (_, quantile, _) = scratch.select_nth_unstable(rank.clamp(1, self.recent.len()) - 1);
+        let (below, quantile, _) = scratch.select_nth_unstable(rank.clamp(1, self.recent.len()) - 1);
         self.quantile = *quantile;
+        let half = window.size / 2;
+        // Where the quantile is below the middle, the middle isn't known more closely.
+        self.median = if half < below.len() { *below.select_nth_unstable(half).1 } else { self.quantile };
     }
 }
 
@@ -88,6 +102,11 @@ impl Class {
     /// What to plan with: the configured quantile.
     pub fn expected(&self) -> Duration {
         self.rolling.quantile
+    }
+
+    /// What it takes most of the time: what to compare.
+    pub fn usual(&self) -> Duration {
+        self.rolling.median
     }
 
     /// What it takes on average: what to add up.
@@ -220,7 +239,7 @@ impl Latency {
         // Of those that pay: where sizes lie close together each gains little over the one before, and all of them much.
         let mut best = Duration::MAX;
         for class in &mut self.classes {
-            let per_row = class.typical() / u64::from(class.batch);
+            let per_row = class.usual() / u64::from(class.batch);
             // A hundredth is noise.
             class.pays = per_row < best - best / 100;
             if class.pays {
@@ -263,6 +282,20 @@ mod tests {
             latency.observe_batch(Timestamp::ZERO, 2, micros(120));
         }
         assert_eq!(latency.class_for(2).expected(), micros(120));
+    }
+
+    #[test]
+    fn a_slow_run_does_not_make_its_size_a_bad_one() {
+        let mut latency = latency();
+        for took in [130, 130, 4_000, 130] {
+            latency.observe_batch(Timestamp::ZERO, 4, micros(took));
+        }
+        assert_eq!((latency.class_for(4).expected(), latency.class_for(4).usual()), (micros(4_000), micros(130)));
+        assert!(latency.class_for(4).pays);
+        for _ in 0..3 {
+            latency.observe_batch(Timestamp::ZERO, 4, micros(4_000));
+        }
+        assert!(!latency.class_for(4).pays, "several are the rule");
     }
 
     #[test]

@@ -287,7 +287,7 @@ impl ModelQueue {
                 members.push(next);
                 waiting.next();
             }
-            let speed = f64::from(rows) / class.expected().as_nanos().max(1) as f64;
+            let speed = f64::from(rows) / class.usual().as_nanos().max(1) as f64;
             if class.expected() <= limit && rows > 0 && speed >= best.0 {
                 best = (speed, members.len());
             }
