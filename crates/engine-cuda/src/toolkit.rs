@@ -1,1 +1,397 @@
-//! NVIDIA's libraries, found at run time, so that everything builds and starts on a machine without a GPU.
+//! NVIDIA's libraries, found at run time, so that everything builds and starts on a machine without a GPU; and the compiler of our own kernels, with its cache.
+
+use crate::choices::Choices;
+use cudarc::cublaslt::sys as lt;
+use cudarc::cudnn::sys as dnn;
+use cudarc::driver::sys as driver;
+use cudarc::nvrtc::sys as nvrtc;
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// Why something on the device didn't work.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A library isn't there.
+    #[error("{0} is missing: {1}")]
+    Missing(&'static str, &'static str),
+    /// The driver or a library refused a call.
+    #[error("{call} failed: {status}")]
+    Call {
+        /// Which call.
+        call: &'static str,
+        /// What it answered.
+        status: String,
+    },
+    /// A kernel of ours doesn't compile: always a mistake of ours.
+    #[error("a kernel doesn't compile, please report it: {log}")]
+    Compile {
+        /// What the compiler said.
+        log: String,
+    },
+    /// A step of a plan has no kernel.
+    #[error("step {index} ({name}) can't run on a GPU: {why}; serve the model on a cpu device instead")]
+    Unsupported {
+        /// Which step of the plan.
+        index: usize,
+        /// The model's node.
+        name: String,
+        /// What about it.
+        why: String,
+    },
+    /// The cache can't be written.
+    #[error("the cache in {path} can't be used: {source}")]
+    Cache {
+        /// Its folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Turns a status of the driver into a result.
+pub(crate) fn check(call: &'static str, status: driver::CUresult) -> Result<(), Error> {
+    if status == driver::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    Err(Error::Call { call, status: format!("{status:?}") })
+}
+
+/// The same for cuDNN.
+pub(crate) fn check_dnn(call: &'static str, status: dnn::cudnnStatus_t) -> Result<(), Error> {
+    if status == dnn::cudnnStatus_t::CUDNN_STATUS_SUCCESS {
+        return Ok(());
+    }
+    Err(Error::Call { call, status: format!("{status:?}") })
+}
+
+/// The same for cuBLASLt.
+pub(crate) fn check_lt(call: &'static str, status: lt::cublasStatus_t) -> Result<(), Error> {
+    if status == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+        return Ok(());
+    }
+    Err(Error::Call { call, status: format!("{status:?}") })
+}
+
+/// Which of the libraries isn't there, if one isn't. To be asked before anything else: the bindings panic at the first call into a library that is missing.
+pub fn missing() -> Option<Error> {
+    // SAFETY: each only tries to open a library and closes it again.
+    unsafe {
+        if !driver::is_culib_present() {
+            return Some(Error::Missing("libcuda.so", "install NVIDIA's driver, or serve on a cpu device"));
+        }
+        if !nvrtc::is_culib_present() {
+            return Some(Error::Missing("libnvrtc.so", "install the CUDA toolkit 13 (package cuda-nvrtc), or serve on a cpu device"));
+        }
+        if !lt::is_culib_present() {
+            return Some(Error::Missing("libcublasLt.so", "install the CUDA toolkit 13 (package libcublas), or serve on a cpu device"));
+        }
+        if !dnn::is_culib_present() {
+            return Some(Error::Missing("libcudnn.so", "install cuDNN 9 for CUDA 13, or serve on a cpu device"));
+        }
+    }
+    None
+}
+
+/// What kernels are chosen by: facts about a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Facts {
+    /// As the driver calls it.
+    pub name: String,
+    /// 90 for Hopper.
+    pub capability: u32,
+    /// How many multiprocessors.
+    pub multiprocessors: u32,
+    /// Shared memory that a block can get.
+    pub shared_bytes: usize,
+    /// Of the driver and the libraries, in one line.
+    pub versions: String,
+}
+
+impl Facts {
+    /// What NVRTC is asked to compile for. The `a` allows instructions that only this very architecture has.
+    pub fn architecture(&self) -> String {
+        format!("sm_{}{}", self.capability, if self.capability == 90 { "a" } else { "" })
+    }
+
+    /// A measurement counts on the same device with the same libraries alone.
+    pub fn key(&self) -> String {
+        format!("{} {}x {}", self.name, self.multiprocessors, self.versions)
+    }
+}
+
+/// A source, and what is defined before it: all that a kernel is made of.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Source {
+    /// CUDA C++ without the prelude.
+    pub text: String,
+    /// `NAME=value`.
+    pub defines: Vec<String>,
+    /// The kernel's name in it.
+    pub entry: &'static str,
+}
+
+const PRELUDE: &str = include_str!("kernels/prelude.cu");
+
+impl Source {
+    /// The whole text that is compiled.
+    pub fn full_text(&self) -> String {
+        format!("{PRELUDE}\n{}", self.text)
+    }
+
+    fn options(&self, architecture: &str) -> Vec<String> {
+        let mut options = vec![format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
+        options.extend(self.defines.iter().map(|define| format!("-D{define}")));
+        options
+    }
+
+    /// The name of its file in the cache: the same for the same kernel.
+    pub fn key(&self, architecture: &str, compiler: &str) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(compiler.as_bytes());
+        for option in self.options(architecture) {
+            hasher.update(option.as_bytes()).update(b"\0");
+        }
+        hasher.update(self.full_text().as_bytes());
+        hasher.finalize().to_hex()[..32].to_owned()
+    }
+}
+
+/// A compiled kernel. It isn't bound to a context: it runs in whichever the stream belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernel(pub(crate) driver::CUkernel);
+
+// SAFETY: a kernel's handle is a plain name; the driver may be called with it from any thread.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+/// The libraries, opened, for one device.
+pub struct Toolkit {
+    facts: Facts,
+    device: driver::CUdevice,
+    compiler: String,
+    cache: PathBuf,
+    kernels: Mutex<HashMap<String, Kernel>>,
+    choices: Mutex<Choices>,
+    pub(crate) lt: lt::cublasLtHandle_t,
+    pub(crate) dnn: dnn::cudnnHandle_t,
+}
+
+// SAFETY: cuBLASLt's handle may be used from any thread; cuDNN's is only used by one thread at a time (it is behind `&Toolkit` in `Program::build` and
+// `enqueue`, which the engine calls from one thread per device).
+unsafe impl Send for Toolkit {}
+// SAFETY: as above.
+unsafe impl Sync for Toolkit {}
+
+impl Toolkit {
+    /// Opens everything for the device whose context is current on this thread. What is compiled and measured is kept in the folder `cache`.
+    pub fn open(cache: &Path) -> Result<Self, Error> {
+        if let Some(error) = missing() {
+            return Err(error);
+        }
+        let usable = |source| Error::Cache { path: cache.to_owned(), source };
+        std::fs::create_dir_all(cache.join("cubin")).map_err(usable)?;
+        let mut device = 0;
+        // SAFETY: the library is there, and the pointer is to a live variable.
+        check("cuCtxGetDevice", unsafe { driver::cuCtxGetDevice(&raw mut device) })?;
+        let (facts, compiler) = look_at(device)?;
+        let mut lt_handle = std::ptr::null_mut();
+        // SAFETY: the library is there, and the pointer is to a live variable.
+        check_lt("cublasLtCreate", unsafe { lt::cublasLtCreate(&raw mut lt_handle) })?;
+        let mut dnn_handle = std::ptr::null_mut();
+        // SAFETY: the same.
+        check_dnn("cudnnCreate", unsafe { dnn::cudnnCreate(&raw mut dnn_handle) })?;
+        let choices = Choices::read(&cache.join("choices"), &facts.key());
+        Ok(Self {
+            facts,
+            device,
+            compiler,
+            cache: cache.to_owned(),
+            kernels: Mutex::default(),
+            choices: Mutex::new(choices),
+            lt: lt_handle,
+            dnn: dnn_handle,
+        })
+    }
+
+    /// What the device is like.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// The measurements so far.
+    pub fn choices(&self) -> &Mutex<Choices> {
+        &self.choices
+    }
+
+    /// Keeps the measurements for the next start.
+    pub fn save_choices(&self) -> Result<(), Error> {
+        let path = self.cache.join("choices");
+        let choices = self.choices.lock().expect("nobody panics while holding it");
+        choices.write(&path).map_err(|source| Error::Cache { path, source })
+    }
+
+    /// Compiles what isn't compiled yet, on all cores, so that [`Toolkit::kernel`] finds everything.
+    pub fn compile_all(&self, sources: &[Source]) -> Result<(), Error> {
+        let mut missing: Vec<&Source> = sources.iter().filter(|source| !self.cubin_path(source).exists()).collect();
+        missing.sort();
+        missing.dedup();
+        let next = std::sync::atomic::AtomicUsize::new(0);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(missing.len());
+        let results = Mutex::new(Ok(()));
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    while let Some(source) = missing.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+                        if let Err(error) = self.compile(source) {
+                            *results.lock().expect("nobody panics while holding it") = Err(error);
+                        }
+                    }
+                });
+            }
+        });
+        results.into_inner().expect("nobody panics while holding it")
+    }
+
+    /// The kernel of a source, from memory, the cache on disk or the compiler.
+    pub(crate) fn kernel(&self, source: &Source) -> Result<Kernel, Error> {
+        let key = source.key(&self.facts.architecture(), &self.compiler);
+        if let Some(&kernel) = self.kernels.lock().expect("nobody panics while holding it").get(&key) {
+            return Ok(kernel);
+        }
+        let cubin = match std::fs::read(self.cubin_path(source)) {
+            Ok(cubin) => cubin,
+            Err(_) => self.compile(source)?,
+        };
+        let kernel = load(&cubin, source.entry)?;
+        self.kernels.lock().expect("nobody panics while holding it").insert(key, kernel);
+        Ok(kernel)
+    }
+
+    /// Lets a kernel have more shared memory than every device has.
+    pub(crate) fn allow_shared(&self, kernel: Kernel, bytes: usize) -> Result<(), Error> {
+        let attribute = driver::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the kernel came from the driver and is never unloaded.
+        check("cuKernelSetAttribute", unsafe { driver::cuKernelSetAttribute(attribute, bytes as i32, kernel.0, self.device) })
+    }
+
+    fn cubin_path(&self, source: &Source) -> PathBuf {
+        self.cache.join("cubin").join(source.key(&self.facts.architecture(), &self.compiler))
+    }
+
+    fn compile(&self, source: &Source) -> Result<Vec<u8>, Error> {
+        let cubin = compile(&source.full_text(), &source.options(&self.facts.architecture()))?;
+        let path = self.cubin_path(source);
+        // Beside it first: another process may read the same cache.
+        let beside = path.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
+        let kept = std::fs::write(&beside, &cubin).and_then(|()| std::fs::rename(&beside, &path));
+        kept.map_err(|source| Error::Cache { path, source })?;
+        Ok(cubin)
+    }
+}
+
+impl Drop for Toolkit {
+    fn drop(&mut self) {
+        // SAFETY: both were created in `open` and nothing that uses them outlives the toolkit.
+        unsafe {
+            lt::cublasLtDestroy(self.lt);
+            dnn::cudnnDestroy(self.dnn);
+        }
+    }
+}
+
+fn look_at(device: driver::CUdevice) -> Result<(Facts, String), Error> {
+    use driver::CUdevice_attribute as Attribute;
+    let attribute = |which| {
+        let mut value = 0;
+        // SAFETY: the pointer is to a live variable.
+        check("cuDeviceGetAttribute", unsafe { driver::cuDeviceGetAttribute(&raw mut value, which, device) }).map(|()| value)
+    };
+    let mut name = [0; 128];
+    // SAFETY: the buffer is as long as is said.
+    check("cuDeviceGetName", unsafe { driver::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device) })?;
+    // SAFETY: the driver ends the name with a zero within the buffer.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    let (mut driver_version, mut major, mut minor) = (0, 0, 0);
+    // SAFETY: the pointers are to live variables; the other two read a number.
+    let (lt_version, dnn_version) = unsafe {
+        check("cuDriverGetVersion", driver::cuDriverGetVersion(&raw mut driver_version))?;
+        nvrtc::nvrtcVersion(&raw mut major, &raw mut minor);
+        (lt::cublasLtGetVersion(), dnn::cudnnGetVersion())
+    };
+    let compiler = format!("nvrtc {major}.{minor}");
+    let facts = Facts {
+        name,
+        capability: (attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
+            + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?) as u32,
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
+        shared_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
+        versions: format!("driver {driver_version}, {compiler}, cublaslt {lt_version}, cudnn {dnn_version}"),
+    };
+    Ok((facts, compiler))
+}
+
+/// NVRTC: source in, machine code out.
+fn compile(text: &str, options: &[String]) -> Result<Vec<u8>, Error> {
+    let text = CString::new(text).expect("our sources have no zero bytes");
+    let options: Vec<CString> = options.iter().map(|option| CString::new(option.as_str()).expect("no zero bytes")).collect();
+    let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
+    let mut program = std::ptr::null_mut();
+    // SAFETY: all pointers are to live values for the length of each call; sizes are asked for before buffers are filled.
+    unsafe {
+        let null = std::ptr::null();
+        nvrtc::nvrtcCreateProgram(&raw mut program, text.as_ptr(), c"step.cu".as_ptr(), 0, null, null);
+        let status = nvrtc::nvrtcCompileProgram(program, options.len() as i32, options.as_ptr());
+        let mut bytes = 0;
+        let result = if status == nvrtc::nvrtcResult::NVRTC_SUCCESS {
+            nvrtc::nvrtcGetCUBINSize(program, &raw mut bytes);
+            let mut cubin = vec![0u8; bytes];
+            nvrtc::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast());
+            Ok(cubin)
+        } else {
+            nvrtc::nvrtcGetProgramLogSize(program, &raw mut bytes);
+            let mut log = vec![0u8; bytes];
+            nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast());
+            Err(Error::Compile { log: format!("{status:?}: {}", String::from_utf8_lossy(&log)) })
+        };
+        nvrtc::nvrtcDestroyProgram(&raw mut program);
+        result
+    }
+}
+
+fn load(cubin: &[u8], entry: &str) -> Result<Kernel, Error> {
+    let entry = CString::new(entry).expect("no zero bytes");
+    let (mut library, mut kernel) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let none = std::ptr::null_mut;
+    // SAFETY: the code is a whole cubin, which the driver copies; the library is kept for the life of the process, as its kernels may be in graphs.
+    unsafe {
+        let loaded = driver::cuLibraryLoadData(&raw mut library, cubin.as_ptr().cast(), none(), none(), 0, none(), none(), 0);
+        check("cuLibraryLoadData", loaded)?;
+        check("cuLibraryGetKernel", driver::cuLibraryGetKernel(&raw mut kernel, library, entry.as_ptr()))?;
+    }
+    Ok(Kernel(kernel))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_one_sentence() {
+        let sentence = Error::Missing("libcuda.so", "install NVIDIA's driver").to_string();
+        assert_eq!(sentence, "libcuda.so is missing: install NVIDIA's driver");
+    }
+
+    #[test]
+    fn kernels_are_kept_by_everything_that_makes_them() {
+        let source = Source { text: "x".into(), defines: vec!["A=1".into()], entry: "step" };
+        let other = Source { defines: vec!["A=2".into()], ..source.clone() };
+        let key = source.key("sm_90a", "nvrtc 13.0");
+        assert_eq!(key, source.clone().key("sm_90a", "nvrtc 13.0"));
+        assert_ne!(key, other.key("sm_90a", "nvrtc 13.0"));
+        assert_ne!(key, source.key("sm_80", "nvrtc 13.0"));
+        assert_ne!(key, source.key("sm_90a", "nvrtc 13.1"));
+    }
+}

@@ -1,0 +1,70 @@
+// What every kernel of ours begins with. No headers: NVRTC's own folder of them may not be there.
+typedef unsigned short half_bits;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+typedef unsigned char u8;
+
+#define INFINITE __int_as_float(0x7f800000)
+
+__device__ __forceinline__ float from_half(half_bits x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+__device__ __forceinline__ half_bits to_half(float x) {
+    half_bits y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ u32 two_halves(float low, float high) {
+    u32 y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+// One element type for each dtype of a plan: how it lies in memory, and the value that is computed with.
+struct F16 { half_bits bits; };
+__device__ __forceinline__ float value(float x) { return x; }
+__device__ __forceinline__ float value(F16 x) { return from_half(x.bits); }
+__device__ __forceinline__ i64 value(i64 x) { return x; }
+__device__ __forceinline__ i64 value(int x) { return x; }
+__device__ __forceinline__ bool value(u8 x) { return x != 0; }
+__device__ __forceinline__ void put(float* p, float x) { *p = x; }
+__device__ __forceinline__ void put(F16* p, float x) { p->bits = to_half(x); }
+__device__ __forceinline__ void put(i64* p, i64 x) { *p = x; }
+__device__ __forceinline__ void put(int* p, i64 x) { *p = (int)x; }
+__device__ __forceinline__ void put(u8* p, bool x) { *p = x ? 1 : 0; }
+
+// As many elements as one access takes.
+template <class T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };
+
+// The kernel before this one in the stream may still run until here; nothing that it writes is read, and nothing that it reads is written, above this line.
+// The next kernel may already be set up: it waits in the same way.
+__device__ __forceinline__ void after_the_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
+__device__ __forceinline__ float gelu_tanh(float x) { return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x))); }
+
+// The numbers are those of `Activation` in program/activation.rs.
+__device__ __forceinline__ float activate(float x, int kind, float low, float high) {
+    switch (kind) {
+    case 1: return fmaxf(x, 0.0f);
+    case 2: return fminf(fmaxf(x, low), high);
+    case 3: return sigmoid(x);
+    case 4: return x * sigmoid(x);
+    case 5: return x * fminf(fmaxf(x + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f);
+    case 6: return gelu(x);
+    case 7: return gelu_tanh(x);
+    case 8: return tanhf(x);
+    case 9: return fminf(fmaxf(x * low + high, 0.0f), 1.0f);
+    case 10: return x < 0.0f ? x * low : x;
+    default: return x;
+    }
+}
