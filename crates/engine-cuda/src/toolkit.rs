@@ -177,6 +177,8 @@ pub struct Toolkit {
     choices: Mutex<Choices>,
     pub(crate) lt: lt::cublasLtHandle_t,
     pub(crate) dnn: dnn::cudnnHandle_t,
+    /// More of them, for threads that make plans beside one another.
+    dnn_more: Mutex<Vec<dnn::cudnnHandle_t>>,
 }
 
 // SAFETY: cuBLASLt's handle may be used from any thread; cuDNN's is only used by one thread at a time (it is behind `&Toolkit` in `Program::build` and
@@ -213,6 +215,7 @@ impl Toolkit {
             choices: Mutex::new(choices),
             lt: lt_handle,
             dnn: dnn_handle,
+            dnn_more: Mutex::default(),
         })
     }
 
@@ -277,6 +280,19 @@ impl Toolkit {
         check("cuKernelSetAttribute", unsafe { driver::cuKernelSetAttribute(attribute, bytes as i32, kernel.0, self.device) })
     }
 
+    /// One of cuDNN's handles for each core (at most 16), kept as long as this: plans refer to theirs.
+    pub(crate) fn dnn_handles(&self) -> Result<Vec<dnn::cudnnHandle_t>, Error> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from).min(16);
+        let mut handles = self.dnn_more.lock().expect("nobody panics while holding it");
+        while handles.len() < cores {
+            let mut handle = std::ptr::null_mut();
+            // SAFETY: the pointer is to a live variable.
+            check_dnn("cudnnCreate", unsafe { dnn::cudnnCreate(&raw mut handle) })?;
+            handles.push(handle);
+        }
+        Ok(handles.clone())
+    }
+
     fn cubin_path(&self, source: &Source) -> PathBuf {
         self.cache.join("cubin").join(source.key(&self.facts.architecture(), &self.compiler))
     }
@@ -298,6 +314,9 @@ impl Drop for Toolkit {
         unsafe {
             lt::cublasLtDestroy(self.lt);
             dnn::cudnnDestroy(self.dnn);
+            for &handle in self.dnn_more.get_mut().expect("nobody panics while holding it").iter() {
+                dnn::cudnnDestroy(handle);
+            }
         }
     }
 }

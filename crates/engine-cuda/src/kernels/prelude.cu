@@ -22,6 +22,11 @@ __device__ __forceinline__ u32 two_halves(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
 }
+// To the nearest, halves to even: just under half of the last place that stays is added, and one more where that place is odd.
+__device__ __forceinline__ unsigned short bf16_bits(float x) {
+    u32 bits = __float_as_uint(x);
+    return x != x ? 0x7fff : (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
 
 // One element type for each dtype of a plan: how it lies in memory, and the value that is computed with.
 struct F16 { half_bits bits; };
@@ -52,7 +57,7 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf
 __device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
 __device__ __forceinline__ float gelu_tanh(float x) { return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x))); }
 
-// The numbers are those of `Activation` in program/activation.rs.
+// The numbers are those of `activation_code` in program/expression.rs.
 __device__ __forceinline__ float activate(float x, int kind, float low, float high) {
     switch (kind) {
     case 1: return fmaxf(x, 0.0f);
@@ -65,6 +70,7 @@ __device__ __forceinline__ float activate(float x, int kind, float low, float hi
     case 8: return tanhf(x);
     case 9: return fminf(fmaxf(x * low + high, 0.0f), 1.0f);
     case 10: return x < 0.0f ? x * low : x;
+    case 11: return x * tanhf(x > 20.0f ? x : log1pf(expf(x)));
     default: return x;
     }
 }

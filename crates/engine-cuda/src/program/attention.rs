@@ -1,0 +1,95 @@
+//! Attention: one kernel for softmax(scale * query @ key^T + mask) @ value.
+
+use super::expression::number;
+use super::index::element;
+use super::launch::{Parameters, Recipe};
+use crate::toolkit::{Facts, Source};
+use graph::plan::{Attention, DataType, Tensor};
+
+const SIMPLE: &str = include_str!("../kernels/attention.cu");
+const TILED: &str = include_str!("../kernels/flash.cu");
+
+/// Every way to compute it on this device, or why there is none.
+pub(crate) fn attention(step: &Attention, facts: &Facts) -> Result<Vec<Recipe>, String> {
+    let mut tensors = vec![&step.query, &step.key, &step.value, &step.output];
+    tensors.extend(&step.mask);
+    if tensors.iter().any(|tensor| !matches!(tensor.dtype, DataType::Fp16 | DataType::Fp32)) {
+        return Err("attention is there for FP16 and FP32".to_owned());
+    }
+    let mut all = Vec::new();
+    all.extend(tiled(step));
+    all.extend(simple(step, facts));
+    if all.is_empty() {
+        return Err(format!("{} positions are too many for attention", step.key.dims[2]));
+    }
+    Ok(all)
+}
+
+fn strides(name: &str, tensor: &Tensor) -> Vec<String> {
+    tensor.strides.iter().enumerate().map(|(axis, stride)| format!("{name}S{axis}={stride}")).collect()
+}
+
+fn defines(step: &Attention, warps: usize) -> Vec<String> {
+    let [_, _, length, width] = step.query.dims[..] else { unreachable!("four dimensions") };
+    let mask = step.mask.as_ref().unwrap_or(&step.query);
+    let mut defines = vec![
+        format!("WIDTH={width}"),
+        format!("VALUE_WIDTH={}", step.value.dims[3]),
+        format!("LENGTH={length}"),
+        format!("OTHER={}", step.key.dims[2]),
+        format!("WARPS={warps}"),
+        format!("SCALE={}", number(step.scale)),
+        format!("HAS_MASK={}", i32::from(step.mask.is_some())),
+    ];
+    for (name, tensor) in [("Q", &step.query), ("K", &step.key), ("V", &step.value), ("M", mask), ("O", &step.output)] {
+        defines.push(format!("{name}={}", element(tensor.dtype)));
+        defines.extend(strides(name, tensor));
+    }
+    defines
+}
+
+fn parameters(step: &Attention) -> Parameters {
+    Parameters::of(&[&step.query, &step.key, &step.value, step.mask.as_ref().unwrap_or(&step.query), &step.output])
+}
+
+fn simple(step: &Attention, facts: &Facts) -> Option<Recipe> {
+    let [batch, heads, length, width] = step.query.dims[..] else { unreachable!("four dimensions") };
+    let shared = |warps: usize| warps * (step.key.dims[2] + width) * 4;
+    let warps = [4, 2, 1].into_iter().find(|&warps| shared(warps) <= facts.shared_bytes)?;
+    Some(Recipe {
+        name: "simple".to_owned(),
+        source: Source { text: SIMPLE.to_owned(), defines: defines(step, warps), entry: "attention" },
+        grid: [length.div_ceil(warps) as u32, heads as u32, batch as u32],
+        block: warps as u32 * 32,
+        shared_bytes: shared(warps),
+        cluster: 1,
+        parameters: parameters(step),
+    })
+}
+
+/// On tensor cores, in one pass over the keys: F16 whose rows are whole chunks of 16 bytes.
+fn tiled(step: &Attention) -> Vec<Recipe> {
+    let [batch, heads, length, width] = step.query.dims[..] else { unreachable!("four dimensions") };
+    let fits = |tensor: &Tensor| {
+        tensor.dtype == DataType::Fp16
+            && tensor.strides[3] == 1
+            && tensor.offset.is_multiple_of(16)
+            && (0..3).all(|axis| tensor.dims[axis] == 1 || tensor.strides[axis].unsigned_abs().is_multiple_of(8))
+    };
+    let images = [&step.query, &step.key, &step.value, &step.output];
+    if !images.iter().all(|tensor| fits(tensor)) || !width.is_multiple_of(16) || width > 128 || step.value.dims[3] != width {
+        return Vec::new();
+    }
+    let of_warps = |warps: usize| {
+        Recipe {
+            name: format!("flash {warps}"),
+            source: Source { text: TILED.to_owned(), defines: defines(step, warps), entry: "attention" },
+            grid: [length.div_ceil(16 * warps) as u32, heads as u32, batch as u32],
+            block: warps as u32 * 32,
+            shared_bytes: (16 * warps + 4 * 64) * (width + 8) * 2,
+            cluster: 1,
+            parameters: parameters(step),
+        }
+    };
+    [1, 2, 4].into_iter().filter(|warps| 16 * (warps - 1) < length || *warps == 1).map(of_warps).collect()
+}

@@ -1,0 +1,228 @@
+//! Finds the fastest kernel of each step, on the device, in graphs as it will run.
+
+use super::launch::{Launch, Memory};
+use super::{ALIGNMENT, Effort, Ready, Wanted, dnn, lt};
+use crate::toolkit::{Error, Toolkit, check};
+use cudarc::driver::sys as driver;
+use graph::Plan;
+use graph::plan::{Precision, Step};
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Launches in a graph that is timed.
+const LAUNCHES: usize = 8;
+
+/// A candidate that takes this much longer than the best so far isn't measured a second time.
+const HOPELESS: f32 = 1.25;
+
+/// Measures every step that isn't in the choices yet, and keeps the results.
+pub(super) fn choose(toolkit: &Toolkit, plan: &Plan, wanted: &[Wanted], effort: Effort, stream: driver::CUstream) -> Result<(), Error> {
+    let mut seen = BTreeSet::new();
+    let open: Vec<usize> = {
+        let choices = toolkit.choices().lock().expect("nobody panics while holding it");
+        (0..wanted.len())
+            .filter(|&at| wanted[at].is_choice() && choices.get(&wanted[at].signature).is_none() && seen.insert(&wanted[at].signature))
+            .collect()
+    };
+    if open.is_empty() {
+        return Ok(());
+    }
+    let sources: Vec<_> = open.iter().flat_map(|&at| wanted[at].recipes.iter().map(|recipe| recipe.source.clone())).collect();
+    toolkit.compile_all(&sources)?;
+    let convolutions = proposals(toolkit, plan, &open, effort)?;
+    let mut all = Vec::new();
+    for (&at, convolutions) in open.iter().zip(convolutions) {
+        let mut candidates = Vec::new();
+        for recipe in &wanted[at].recipes {
+            candidates.push((recipe.name.clone(), Ready::Own(Launch::new(toolkit, recipe.clone())?)));
+        }
+        if effort.products {
+            for product in products(toolkit, &plan.steps[at], plan.precision)? {
+                candidates.push((product.name.clone(), Ready::Product(product)));
+            }
+        }
+        candidates.extend(convolutions.into_iter().map(|convolution| (convolution.name.clone(), Ready::Convolution(convolution))));
+        all.push((at, candidates));
+    }
+    let scratch = all.iter().flat_map(|(_, candidates)| candidates.iter().map(|(_, ready)| ready.scratch_bytes())).max().unwrap_or(0);
+    let field = Field::new(plan, scratch, stream)?;
+    for (at, candidates) in all {
+        let mut best: Option<(f32, String)> = None;
+        for (name, ready) in candidates {
+            let limit = best.as_ref().map_or(f32::INFINITY, |(best, _)| *best);
+            // A candidate that can't be captured or launched is no candidate.
+            match field.time(toolkit, &ready, limit) {
+                Ok(microseconds) if microseconds < limit => best = Some((microseconds, name)),
+                Ok(_) => {}
+                Err(error) => tracing::debug!(%error, name, "a candidate failed"),
+            }
+        }
+        let Some((microseconds, name)) = best else { continue };
+        tracing::debug!(signature = wanted[at].signature, name, microseconds, "chosen");
+        toolkit.choices().lock().expect("nobody panics while holding it").set(&wanted[at].signature, &name, microseconds);
+    }
+    Ok(())
+}
+
+fn products(toolkit: &Toolkit, step: &Step, precision: Precision) -> Result<Vec<lt::Product>, Error> {
+    match step {
+        Step::Gemm(gemm) => lt::candidates(toolkit, gemm, precision),
+        Step::Conv(conv) => lt::as_product(conv).map_or_else(|| Ok(Vec::new()), |gemm| lt::candidates(toolkit, &gemm, precision)),
+        _ => Ok(Vec::new()),
+    }
+}
+
+/// cuDNN's proposals for each of those steps. Most have to be compiled, so every core takes part, each with a handle of its own.
+fn proposals(toolkit: &Toolkit, plan: &Plan, open: &[usize], effort: Effort) -> Result<Vec<Vec<dnn::Convolution>>, Error> {
+    let results: Vec<Mutex<Vec<dnn::Convolution>>> = open.iter().map(|_| Mutex::default()).collect();
+    if effort.proposals == 0 || plan.precision == Precision::F32 {
+        return Ok(results.into_iter().map(|result| result.into_inner().expect("no panic")).collect());
+    }
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the pointer is to a live variable.
+    check("cuCtxGetCurrent", unsafe { driver::cuCtxGetCurrent(&raw mut context) })?;
+    let context = context as usize;
+    let next = AtomicUsize::new(0);
+    let handles = toolkit.dnn_handles()?;
+    std::thread::scope(|scope| {
+        for &handle in &handles {
+            let (next, results) = (&next, &results);
+            let handle = handle as usize;
+            scope.spawn(move || {
+                // SAFETY: the context is that of the thread that waits for this one.
+                unsafe { driver::cuCtxSetCurrent(context as driver::CUcontext) };
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(&index) = open.get(at) else { return };
+                    let Step::Conv(conv) = &plan.steps[index] else { continue };
+                    match dnn::candidates(handle as _, conv, effort.proposals, None) {
+                        Ok(found) => *results[at].lock().expect("nobody panics while holding it") = found,
+                        Err(error) => tracing::debug!(%error, "cuDNN doesn't take a convolution"),
+                    }
+                }
+            });
+        }
+    });
+    Ok(results.into_iter().map(|result| result.into_inner().expect("nobody panics while holding it")).collect())
+}
+
+/// Memory like that of a real execution, and what times need.
+struct Field {
+    stream: driver::CUstream,
+    allocations: Vec<driver::CUdeviceptr>,
+    weights: driver::CUdeviceptr,
+    constants: driver::CUdeviceptr,
+    workspace: driver::CUdeviceptr,
+    scratch: driver::CUdeviceptr,
+    inputs: Vec<driver::CUdeviceptr>,
+    outputs: Vec<driver::CUdeviceptr>,
+    begin: driver::CUevent,
+    end: driver::CUevent,
+}
+
+impl Field {
+    fn new(plan: &Plan, scratch_bytes: usize, stream: driver::CUstream) -> Result<Self, Error> {
+        let mut allocations = Vec::new();
+        let mut take = |bytes: usize| {
+            let mut address = 0;
+            let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
+            // SAFETY: the pointer is to a live variable, and what is set is what was allocated. The pattern is a small number in all types.
+            unsafe {
+                check("cuMemAlloc", driver::cuMemAlloc_v2(&raw mut address, bytes))?;
+                check("cuMemsetD16", driver::cuMemsetD16_v2(address, 0x2c00, bytes / 2))?;
+            }
+            allocations.push(address);
+            Ok::<_, Error>(address)
+        };
+        let port = |port: &graph::plan::Port| port.dims.iter().product::<usize>() * port.dtype.size().unwrap_or(1);
+        let weights = take(plan.weights.len())?;
+        let constants = take(plan.constants.len())?;
+        let workspace = take(plan.workspace_bytes)?;
+        let scratch = take(scratch_bytes)?;
+        let inputs = plan.inputs.iter().map(|input| take(port(input))).collect::<Result<_, _>>()?;
+        let outputs = plan.outputs.iter().map(|output| take(port(output))).collect::<Result<_, _>>()?;
+        let (mut begin, mut end) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the pointers are to live variables.
+        unsafe {
+            check("cuEventCreate", driver::cuEventCreate(&raw mut begin, 0))?;
+            check("cuEventCreate", driver::cuEventCreate(&raw mut end, 0))?;
+        }
+        Ok(Self { stream, allocations, weights, constants, workspace, scratch, inputs, outputs, begin, end })
+    }
+
+    fn memory(&self) -> Memory<'_> {
+        let &Self { weights, constants, workspace, scratch, .. } = self;
+        Memory { weights, constants, workspace, scratch, inputs: &self.inputs, outputs: &self.outputs }
+    }
+
+    /// Microseconds of one launch. Hopeless ones are timed less carefully.
+    fn time(&self, toolkit: &Toolkit, ready: &Ready, limit: f32) -> Result<f32, Error> {
+        // Once outside of a graph: libraries load their code then.
+        ready.enqueue(toolkit, self.stream, &self.memory())?;
+        let graph = Graph::capture(self.stream, || (0..LAUNCHES).try_for_each(|_| ready.enqueue(toolkit, self.stream, &self.memory())))?;
+        let first = self.replay(&graph)?;
+        let mut best = self.replay(&graph)?.min(first);
+        if best < limit * HOPELESS {
+            for _ in 0..3 {
+                best = best.min(self.replay(&graph)?);
+            }
+        }
+        Ok(best)
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<f32, Error> {
+        let mut milliseconds = 0.0;
+        // SAFETY: events and graph are alive; the variable is.
+        unsafe {
+            check("cuEventRecord", driver::cuEventRecord(self.begin, self.stream))?;
+            check("cuGraphLaunch", driver::cuGraphLaunch(graph.0, self.stream))?;
+            check("cuEventRecord", driver::cuEventRecord(self.end, self.stream))?;
+            check("cuEventSynchronize", driver::cuEventSynchronize(self.end))?;
+            check("cuEventElapsedTime", driver::cuEventElapsedTime_v2(&raw mut milliseconds, self.begin, self.end))?;
+        }
+        Ok(milliseconds * 1e3 / LAUNCHES as f32)
+    }
+}
+
+impl Drop for Field {
+    fn drop(&mut self) {
+        // SAFETY: all were made in `new`, and the stream is waited for first.
+        unsafe {
+            driver::cuStreamSynchronize(self.stream);
+            driver::cuEventDestroy_v2(self.begin);
+            driver::cuEventDestroy_v2(self.end);
+            for &address in &self.allocations {
+                driver::cuMemFree_v2(address);
+            }
+        }
+    }
+}
+
+/// A graph that can be launched.
+struct Graph(driver::CUgraphExec);
+
+impl Graph {
+    fn capture(stream: driver::CUstream, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<Self, Error> {
+        let mode = driver::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let (mut graph, mut instance) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the stream is alive, pointers are to live variables; the graph isn't needed once it is instantiated.
+        unsafe {
+            check("cuStreamBeginCapture", driver::cuStreamBeginCapture_v2(stream, mode))?;
+            let enqueued = enqueue();
+            let ended = check("cuStreamEndCapture", driver::cuStreamEndCapture(stream, &raw mut graph));
+            enqueued.and(ended)?;
+            let made = check("cuGraphInstantiate", driver::cuGraphInstantiateWithFlags(&raw mut instance, graph, 0));
+            driver::cuGraphDestroy(graph);
+            made?;
+        }
+        Ok(Self(instance))
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made in `capture`; its launches were waited for.
+        unsafe { driver::cuGraphExecDestroy(self.0) };
+    }
+}

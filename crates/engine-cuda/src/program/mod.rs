@@ -1,0 +1,316 @@
+//! A plan as kernels: for each step the fastest of those that can compute it on this device.
+//!
+//! ```text
+//!  Plan ──candidates──> kernels of ours, cuBLASLt, cuDNN ──measured once, kept in Choices──> Program ──enqueue──> a stream that is captured
+//! ```
+//!
+//! Everything is compiled, measured and sized when a program is built. `enqueue` allocates nothing, waits for nothing and always does the same.
+
+mod attention;
+mod dnn;
+mod expression;
+mod index;
+mod launch;
+mod lt;
+mod measure;
+mod rows;
+mod tile;
+mod window;
+
+use crate::toolkit::{Error, Facts, Source, Toolkit, check};
+use cudarc::driver::sys as driver;
+use graph::Plan;
+use graph::plan::{Precision, Step, Tensor};
+use launch::{Launch, Memory, Recipe};
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// Scratch memory is aligned to this.
+const ALIGNMENT: usize = 256;
+
+/// A plan, ready to be enqueued.
+pub struct Program {
+    steps: Vec<Ready>,
+    names: Vec<String>,
+    constants: Constants,
+    workspace_bytes: usize,
+    scratch_bytes: usize,
+    // Last, so that what cuDNN made goes before its handles.
+    toolkit: Arc<Toolkit>,
+}
+
+/// A step with its kernel.
+enum Ready {
+    Own(Launch),
+    Product(lt::Product),
+    Convolution(dnn::Convolution),
+}
+
+impl Ready {
+    fn enqueue(&self, toolkit: &Toolkit, stream: driver::CUstream, memory: &Memory<'_>) -> Result<(), Error> {
+        match self {
+            Self::Own(launch) => launch.enqueue(stream, memory),
+            Self::Product(product) => product.enqueue(stream, memory),
+            Self::Convolution(convolution) => convolution.enqueue(toolkit, stream, memory),
+        }
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        match self {
+            Self::Own(_) => 0,
+            Self::Product(product) => product.workspace_bytes,
+            Self::Convolution(convolution) => convolution.workspace_bytes,
+        }
+    }
+}
+
+/// How much trouble is taken to find the fastest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Effort {
+    /// How many of cuDNN's proposals are tried for a convolution; each may have to be compiled.
+    pub proposals: usize,
+    /// Whether cuBLASLt is tried.
+    pub products: bool,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self { proposals: 4, products: true }
+    }
+}
+
+impl Program {
+    /// Makes a program of a plan. `stream` is used to measure; the device must be otherwise idle then. What was measured before (on this device, with these
+    /// libraries) isn't measured again.
+    pub fn build(toolkit: &Arc<Toolkit>, plan: &Plan, effort: Effort, stream: driver::CUstream) -> Result<Self, Error> {
+        let wanted = Wanted::all(plan, toolkit.facts())?;
+        measure::choose(toolkit, plan, &wanted, effort, stream)?;
+        let mut steps = Vec::new();
+        let choices = toolkit.choices().lock().expect("nobody panics while holding it").clone();
+        let sources: Vec<Source> = wanted
+            .iter()
+            .filter_map(|wanted| {
+                let chosen = choices.get(&wanted.signature).map(|choice| choice.candidate.as_str());
+                wanted.recipe(chosen).map(|recipe| recipe.source.clone())
+            })
+            .collect();
+        toolkit.compile_all(&sources)?;
+        for (index, (wanted, step)) in wanted.iter().zip(&plan.steps).enumerate() {
+            let chosen = choices.get(&wanted.signature).map(|choice| choice.candidate.as_str());
+            let ready = match wanted.recipe(chosen) {
+                Some(recipe) => Some(Ready::Own(Launch::new(toolkit, recipe.clone())?)),
+                None => library(toolkit, step, plan.precision, chosen)?,
+            };
+            let unsupported = || Error::Unsupported {
+                index,
+                name: plan.names.get(index).cloned().unwrap_or_default(),
+                why: format!("nothing computes this {}", step.kind()),
+            };
+            steps.push(ready.ok_or_else(unsupported)?);
+        }
+        let scratch_bytes = steps.iter().map(Ready::scratch_bytes).max().unwrap_or(0);
+        Ok(Self {
+            names: wanted.iter().map(|wanted| wanted.signature.clone()).collect(),
+            steps,
+            constants: Constants::new(&plan.constants)?,
+            workspace_bytes: plan.workspace_bytes.next_multiple_of(ALIGNMENT),
+            scratch_bytes,
+            toolkit: toolkit.clone(),
+        })
+    }
+
+    /// How large the workspace has to be: the plan's, and behind it what libraries want.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace_bytes + self.scratch_bytes
+    }
+
+    /// How many kernels it is.
+    pub fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Whether it does nothing.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// What each step is, and which kernel computes it: for people who look for time.
+    pub fn describe(&self) -> String {
+        let choices = self.toolkit.choices().lock().expect("nobody panics while holding it");
+        let mut text = String::new();
+        for (ready, name) in self.steps.iter().zip(&self.names) {
+            let kernel = match (choices.get(name), ready) {
+                (Some(choice), _) => format!("{} {:.2} us", choice.candidate, choice.microseconds),
+                (None, Ready::Own(_)) => "the only one".to_owned(),
+                (None, _) => "a library".to_owned(),
+            };
+            let _ = writeln!(text, "{name}: {kernel}");
+        }
+        text
+    }
+
+    /// Enqueues all kernels. `workspace` is [`Program::workspace_bytes`] long; what isn't enqueued yet is neither read nor written.
+    ///
+    /// # Safety
+    ///
+    /// All addresses are of memory of this device, as large as the plan says, and stay so until the stream is done (or, where it is captured, until the graph
+    /// isn't launched any more).
+    pub unsafe fn enqueue(
+        &self,
+        stream: driver::CUstream,
+        weights: driver::CUdeviceptr,
+        workspace: driver::CUdeviceptr,
+        inputs: &[driver::CUdeviceptr],
+        outputs: &[driver::CUdeviceptr],
+    ) -> Result<(), Error> {
+        let scratch = workspace + self.workspace_bytes as u64;
+        let memory = Memory { weights, constants: self.constants.0, workspace, scratch, inputs, outputs };
+        self.steps.iter().try_for_each(|step| step.enqueue(&self.toolkit, stream, &memory))
+    }
+}
+
+/// Small data of a plan on the device.
+struct Constants(driver::CUdeviceptr);
+
+impl Constants {
+    fn new(bytes: &[u8]) -> Result<Self, Error> {
+        let mut address = 0;
+        if !bytes.is_empty() {
+            // SAFETY: the pointer is to a live variable, and the allocation is as long as what is copied.
+            unsafe {
+                check("cuMemAlloc", driver::cuMemAlloc_v2(&raw mut address, bytes.len()))?;
+                check("cuMemcpyHtoD", driver::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()))?;
+            }
+        }
+        Ok(Self(address))
+    }
+}
+
+impl Drop for Constants {
+    fn drop(&mut self) {
+        if self.0 != 0 {
+            // SAFETY: allocated in `new`; nobody launches a graph of a program that is gone.
+            unsafe { driver::cuMemFree_v2(self.0) };
+        }
+    }
+}
+
+/// The library's kernel of that name for a step.
+fn library(toolkit: &Toolkit, step: &Step, precision: Precision, chosen: Option<&str>) -> Result<Option<Ready>, Error> {
+    let Some(chosen) = chosen else { return Ok(None) };
+    let product = match step {
+        Step::Gemm(gemm) => Some(gemm.clone()),
+        Step::Conv(conv) => lt::as_product(conv),
+        _ => None,
+    };
+    if let Some(product) = product.filter(|_| chosen.starts_with("cublaslt")) {
+        let found = lt::candidates(toolkit, &product, precision)?;
+        return Ok(found.into_iter().find(|candidate| candidate.name == chosen).map(Ready::Product));
+    }
+    if let Step::Conv(conv) = step {
+        let found = dnn::candidates(toolkit.dnn, conv, dnn_rank(chosen) + 1, Some(chosen))?;
+        return Ok(found.into_iter().next().map(Ready::Convolution));
+    }
+    Ok(None)
+}
+
+fn dnn_rank(name: &str) -> usize {
+    name.strip_prefix("cudnn ").and_then(|rank| rank.parse().ok()).unwrap_or(0)
+}
+
+/// A step, and every kernel of ours that computes it.
+struct Wanted {
+    signature: String,
+    recipes: Vec<Recipe>,
+    /// Whether libraries compute it too.
+    libraries: bool,
+}
+
+impl Wanted {
+    fn all(plan: &Plan, facts: &Facts) -> Result<Vec<Self>, Error> {
+        plan.steps
+            .iter()
+            .enumerate()
+            .map(|(index, step)| {
+                let name = plan.names.get(index).cloned().unwrap_or_default();
+                recipes(step, plan.precision, facts)
+                    .map(|recipes| Self { signature: signature(step, plan.precision), recipes, libraries: matches!(step, Step::Conv(_) | Step::Gemm(_)) })
+                    .map_err(|why| Error::Unsupported { index, name, why })
+            })
+            .collect()
+    }
+
+    /// Whether there is anything to choose.
+    fn is_choice(&self) -> bool {
+        self.libraries || self.recipes.len() > 1
+    }
+
+    /// Ours, if the chosen one is ours; the only one, if nothing has to be chosen.
+    fn recipe(&self, chosen: Option<&str>) -> Option<&Recipe> {
+        match chosen {
+            Some(chosen) => self.recipes.iter().find(|recipe| recipe.name == chosen),
+            None => self.recipes.first(),
+        }
+    }
+}
+
+/// The kernels of ours for a step, or why there are none.
+fn recipes(step: &Step, precision: Precision, facts: &Facts) -> Result<Vec<Recipe>, String> {
+    if step.writes().iter().any(|tensor| tensor.elements() > u32::MAX as usize / 2) {
+        return Err("a tensor has more than 2^31 elements".to_owned());
+    }
+    Ok(match step {
+        Step::Conv(conv) => {
+            let mut all = Vec::new();
+            if window::is_depthwise(conv) {
+                all.extend([1, 2, 4].map(|columns| window::depthwise(conv, columns)));
+            } else {
+                all.extend(tile::convolution(conv, precision, facts));
+            }
+            all
+        }
+        Step::Gemm(gemm) => tile::product(gemm, precision, facts),
+        Step::Attention(step) => attention::attention(step, facts)?,
+        Step::Pool(step) => vec![window::pool(step)],
+        Step::Reduce(step) => vec![rows::reduce(step)],
+        Step::Softmax(step) => vec![rows::softmax(step)],
+        Step::LayerNorm(step) => vec![rows::layer_norm(step)],
+        Step::Lrn(step) => vec![window::lrn(step)],
+        Step::Elementwise(step) => vec![expression::elementwise(step)],
+        Step::Gather(step) => vec![window::gather(step)],
+        Step::Copy(step) => vec![expression::copy(step)],
+        Step::Fill(step) => vec![expression::fill(step)],
+        Step::Resize(step) => vec![window::resize(step)],
+        Step::TopK(step) => vec![rows::top_k(step)],
+    })
+}
+
+/// What a measurement is kept under: everything that a kernel's speed depends on, but not where tensors lie.
+fn signature(step: &Step, precision: Precision) -> String {
+    let tensor = |tensor: &Tensor| {
+        let far = tensor.offset.trailing_zeros().min(4);
+        format!(" {}{:?}/{:?}@{far}", tensor.dtype, tensor.dims, tensor.strides)
+    };
+    let mut text = format!("{} {precision:?}", step.kind());
+    for read in step.reads() {
+        text += &tensor(read);
+    }
+    for written in step.writes() {
+        text += &format!(" ->{}", tensor(written));
+    }
+    match step {
+        Step::Conv(conv) => {
+            let present = (conv.bias.is_some(), conv.residual.is_some());
+            let _ = write!(text, " {:?} groups {} {:?} {present:?}", conv.window, conv.groups, conv.activation);
+        }
+        Step::Gemm(gemm) => {
+            let present = (gemm.bias.is_some(), gemm.residual.is_some());
+            let _ = write!(text, " {} {:?} {present:?}", gemm.alpha, gemm.activation);
+        }
+        Step::Attention(attention) => {
+            let _ = write!(text, " {} {}", attention.scale, attention.mask.is_some());
+        }
+        _ => {}
+    }
+    text
+}
