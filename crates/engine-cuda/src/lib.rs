@@ -4,8 +4,10 @@
 
 pub mod addresses;
 pub mod blobs;
+pub mod choices;
 pub mod driver;
 pub mod memory;
+pub mod program;
 pub mod shares;
 pub mod slabs;
 pub mod split;

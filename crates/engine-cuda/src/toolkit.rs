@@ -8,6 +8,7 @@ use cudarc::nvrtc::sys as nvrtc;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
 use std::sync::Mutex;
 
 /// Why something on the device didn't work.
@@ -383,10 +384,10 @@ fn compile(text: &str, options: &[String]) -> Result<Vec<u8>, Error> {
 fn load(cubin: &[u8], entry: &str) -> Result<Kernel, Error> {
     let entry = CString::new(entry).expect("no zero bytes");
     let (mut library, mut kernel) = (std::ptr::null_mut(), std::ptr::null_mut());
-    let none = std::ptr::null_mut;
     // SAFETY: the code is a whole cubin, which the driver copies; the library is kept for the life of the process, as its kernels may be in graphs.
     unsafe {
-        let loaded = driver::cuLibraryLoadData(&raw mut library, cubin.as_ptr().cast(), none(), none(), 0, none(), none(), 0);
+        let code = cubin.as_ptr().cast();
+        let loaded = driver::cuLibraryLoadData(&raw mut library, code, null_mut(), null_mut(), 0, null_mut(), null_mut(), 0);
         check("cuLibraryLoadData", loaded)?;
         check("cuLibraryGetKernel", driver::cuLibraryGetKernel(&raw mut kernel, library, entry.as_ptr()))?;
     }

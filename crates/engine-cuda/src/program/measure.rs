@@ -28,25 +28,8 @@ pub(super) fn choose(toolkit: &Toolkit, plan: &Plan, wanted: &[Wanted], effort: 
     if open.is_empty() {
         return Ok(());
     }
-    let sources: Vec<_> = open.iter().flat_map(|&at| wanted[at].recipes.iter().map(|recipe| recipe.source.clone())).collect();
-    toolkit.compile_all(&sources)?;
-    let convolutions = proposals(toolkit, plan, &open, effort)?;
-    let mut all = Vec::new();
-    for (&at, convolutions) in open.iter().zip(convolutions) {
-        let mut candidates = Vec::new();
-        for recipe in &wanted[at].recipes {
-            candidates.push((recipe.name.clone(), Ready::Own(Launch::new(toolkit, recipe.clone())?)));
-        }
-        if effort.products {
-            for product in products(toolkit, &plan.steps[at], plan.precision)? {
-                candidates.push((product.name.clone(), Ready::Product(product)));
-            }
-        }
-        candidates.extend(convolutions.into_iter().map(|convolution| (convolution.name.clone(), Ready::Convolution(convolution))));
-        all.push((at, candidates));
-    }
-    let scratch = all.iter().flat_map(|(_, candidates)| candidates.iter().map(|(_, ready)| ready.scratch_bytes())).max().unwrap_or(0);
-    let field = Field::new(plan, scratch, stream)?;
+    let all = candidates(toolkit, plan, wanted, &open, effort)?;
+    let field = Field::new(plan, scratch_bytes(&all), stream)?;
     for (at, candidates) in all {
         let mut best: Option<(f32, String)> = None;
         for (name, ready) in candidates {
@@ -63,6 +46,92 @@ pub(super) fn choose(toolkit: &Toolkit, plan: &Plan, wanted: &[Wanted], effort: 
         toolkit.choices().lock().expect("nobody panics while holding it").set(&wanted[at].signature, &name, microseconds);
     }
     Ok(())
+}
+
+/// For each of some steps, every kernel with its name.
+type Candidates = Vec<(usize, Vec<(String, Ready)>)>;
+
+fn candidates(toolkit: &Toolkit, plan: &Plan, wanted: &[Wanted], open: &[usize], effort: Effort) -> Result<Candidates, Error> {
+    let sources: Vec<_> = open.iter().flat_map(|&at| wanted[at].recipes.iter().map(|recipe| recipe.source.clone())).collect();
+    toolkit.compile_all(&sources)?;
+    let convolutions = proposals(toolkit, plan, open, effort)?;
+    let mut all = Vec::new();
+    for (&at, convolutions) in open.iter().zip(convolutions) {
+        let mut candidates = Vec::new();
+        for recipe in &wanted[at].recipes {
+            candidates.push((recipe.name.clone(), Ready::Own(Launch::new(toolkit, recipe.clone())?)));
+        }
+        if effort.products {
+            for product in products(toolkit, &plan.steps[at], plan.precision)? {
+                candidates.push((product.name.clone(), Ready::Product(product)));
+            }
+        }
+        candidates.extend(convolutions.into_iter().map(|convolution| (convolution.name.clone(), Ready::Convolution(convolution))));
+        all.push((at, candidates));
+    }
+    Ok(all)
+}
+
+fn scratch_bytes(all: &Candidates) -> usize {
+    all.iter().flat_map(|(_, candidates)| candidates.iter().map(|(_, ready)| ready.scratch_bytes())).max().unwrap_or(0)
+}
+
+/// What a candidate of a step took, and what it computed.
+pub struct Trial {
+    /// Which step of the plan.
+    pub step: usize,
+    /// The candidate's name.
+    pub name: String,
+    /// What it took, or why it failed.
+    pub microseconds: Result<f32, Error>,
+    /// The plan's outputs after it ran.
+    pub outputs: Vec<Vec<u8>>,
+}
+
+/// Runs every candidate of every step on these inputs, each after outputs are cleared: to check and to compare kernels.
+pub fn survey(
+    toolkit: &Toolkit,
+    plan: &Plan,
+    effort: Effort,
+    stream: driver::CUstream,
+    inputs: &[Vec<u8>],
+    mut each: impl FnMut(Trial),
+) -> Result<(), Error> {
+    let wanted = Wanted::all(plan, toolkit.facts())?;
+    let open: Vec<usize> = (0..wanted.len()).collect();
+    let all = candidates(toolkit, plan, &wanted, &open, effort)?;
+    let field = Field::new(plan, scratch_bytes(&all), stream)?;
+    for (&address, bytes) in field.inputs.iter().zip(inputs) {
+        // SAFETY: the memory is as large as the plan's input.
+        check("cuMemcpyHtoD", unsafe { driver::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) })?;
+    }
+    for (step, candidates) in all {
+        for (name, ready) in candidates {
+            let mut outputs: Vec<Vec<u8>> = plan.outputs.iter().map(|port| vec![0; bytes_of(port)]).collect();
+            let clear = |value: u8| {
+                for (&address, bytes) in field.outputs.iter().zip(&outputs) {
+                    // SAFETY: the memory is as large as the plan's output.
+                    check("cuMemsetD8", unsafe { driver::cuMemsetD8_v2(address, value, bytes.len()) })?;
+                }
+                Ok::<_, Error>(())
+            };
+            clear(0xff)?;
+            let microseconds = field.time(toolkit, &ready, f32::INFINITY);
+            for (&address, bytes) in field.outputs.iter().zip(&mut outputs) {
+                // SAFETY: the buffer is as large as the plan's output; the call waits for what was launched.
+                unsafe {
+                    check("cuStreamSynchronize", driver::cuStreamSynchronize(stream))?;
+                    check("cuMemcpyDtoH", driver::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len()))?;
+                }
+            }
+            each(Trial { step, name, microseconds, outputs });
+        }
+    }
+    Ok(())
+}
+
+fn bytes_of(port: &graph::plan::Port) -> usize {
+    port.dims.iter().product::<usize>() * port.dtype.size().unwrap_or(1)
 }
 
 fn products(toolkit: &Toolkit, step: &Step, precision: Precision) -> Result<Vec<lt::Product>, Error> {
@@ -135,13 +204,12 @@ impl Field {
             allocations.push(address);
             Ok::<_, Error>(address)
         };
-        let port = |port: &graph::plan::Port| port.dims.iter().product::<usize>() * port.dtype.size().unwrap_or(1);
         let weights = take(plan.weights.len())?;
         let constants = take(plan.constants.len())?;
         let workspace = take(plan.workspace_bytes)?;
         let scratch = take(scratch_bytes)?;
-        let inputs = plan.inputs.iter().map(|input| take(port(input))).collect::<Result<_, _>>()?;
-        let outputs = plan.outputs.iter().map(|output| take(port(output))).collect::<Result<_, _>>()?;
+        let inputs = plan.inputs.iter().map(|input| take(bytes_of(input))).collect::<Result<_, _>>()?;
+        let outputs = plan.outputs.iter().map(|output| take(bytes_of(output))).collect::<Result<_, _>>()?;
         let (mut begin, mut end) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the pointers are to live variables.
         unsafe {

@@ -17,6 +17,8 @@ mod rows;
 mod tile;
 mod window;
 
+pub use measure::{Trial, survey};
+
 use crate::toolkit::{Error, Facts, Source, Toolkit, check};
 use cudarc::driver::sys as driver;
 use graph::Plan;
@@ -252,6 +254,11 @@ impl Wanted {
             None => self.recipes.first(),
         }
     }
+}
+
+/// Every source that a plan's kernels of ours may be compiled from on such a device: for checking them where there is none.
+pub fn sources(plan: &Plan, facts: &Facts) -> Result<Vec<Source>, Error> {
+    Ok(Wanted::all(plan, facts)?.into_iter().flat_map(|wanted| wanted.recipes).map(|recipe| recipe.source).collect())
 }
 
 /// The kernels of ours for a step, or why there are none.

@@ -35,7 +35,7 @@ impl Rows {
         let along = nearest(&inner).unwrap_or(usize::MAX) <= nearest(&outer).unwrap_or(usize::MAX);
         let most = inner.count().div_ceil(if along { 4 } else { 2 }).next_power_of_two().min(THREADS);
         // Enough threads to fill a device, but no more lanes than that needs where a row's elements aren't neighbours.
-        let lanes = if along { most } else { most.min((1 << 17usize).div_ceil(outer.count()).next_power_of_two()).min(16) };
+        let lanes = if along { most } else { most.min((1usize << 17).div_ceil(outer.count()).next_power_of_two()).min(16) };
         Self { outer, inner, lanes, along }
     }
 
