@@ -11,7 +11,8 @@ use engine_cuda::program::{Effort, survey};
 use engine_cuda::toolkit::{Facts, Toolkit};
 use graph::Plan;
 use graph::plan::{
-    Activation, Attention, Conv, Gemm, Place, Pool, PoolKind, Port, Precision, Step, Tensor, Window, channels_last, row_major,
+    Activation, Attention, Conv, Gemm, Place, Pool, PoolKind, Port, Precision, Step, Tensor, Window, channels_last,
+    row_major,
 };
 use graph::weights::Weights;
 use half::f16;
@@ -40,8 +41,15 @@ fn main() -> anyhow::Result<()> {
     for case in cases() {
         let (plan, inputs) = plan_of(&case);
         let expected = reference(&case.step, &inputs);
-        let tolerance = if case.precision == Precision::F16 { 4e-3 } else if case.precision == Precision::Tf32 { 2e-3 } else { 1e-5 };
-        let bytes: Vec<Vec<u8>> = plan.inputs.iter().zip(&inputs).map(|(port, values)| encode(port.dtype, values)).collect();
+        let tolerance = if case.precision == Precision::F16 {
+            4e-3
+        } else if case.precision == Precision::Tf32 {
+            2e-3
+        } else {
+            1e-5
+        };
+        let bytes: Vec<Vec<u8>> =
+            plan.inputs.iter().zip(&inputs).map(|(port, values)| encode(port.dtype, values)).collect();
         let mut lines = Vec::new();
         let mut best = (f32::INFINITY, String::new());
         survey(&toolkit, &plan, Effort { proposals: 4, products: true }, stream, &bytes, |trial| {
@@ -59,7 +67,11 @@ fn main() -> anyhow::Result<()> {
                     if time < best.0 && !bad {
                         best = (time, trial.name.clone());
                     }
-                    lines.push(format!("  {time:8.2} us  error {error:.1e}{}  {}", if bad { " WRONG" } else { "" }, trial.name));
+                    lines.push(format!(
+                        "  {time:8.2} us  error {error:.1e}{}  {}",
+                        if bad { " WRONG" } else { "" },
+                        trial.name
+                    ));
                 }
                 Err(why) => lines.push(format!("  failed: {}: {why}", trial.name)),
             }
@@ -74,7 +86,13 @@ fn main() -> anyhow::Result<()> {
 
 /// For NVRTC on a machine without a GPU: each source with its options in the first line.
 fn write_sources(folder: &Path) -> anyhow::Result<()> {
-    let facts = Facts { name: "NVIDIA H200".into(), capability: 90, multiprocessors: 132, shared_bytes: 232_448, versions: String::new() };
+    let facts = Facts {
+        name: "NVIDIA H200".into(),
+        capability: 90,
+        multiprocessors: 132,
+        shared_bytes: 232_448,
+        versions: String::new(),
+    };
     std::fs::create_dir_all(folder)?;
     for case in cases() {
         for source in engine_cuda::program::sources(&plan_of(&case).0, &facts)? {
@@ -94,26 +112,58 @@ fn of(precision: Precision) -> DataType {
 }
 
 #[allow(clippy::too_many_arguments, reason = "a table of shapes")]
-fn conv(precision: Precision, batch: usize, channels: usize, size: usize, out: usize, kernel: usize, stride: usize, groups: usize, residual: bool) -> Case {
+fn conv(
+    precision: Precision,
+    batch: usize,
+    channels: usize,
+    size: usize,
+    out: usize,
+    kernel: usize,
+    stride: usize,
+    groups: usize,
+    residual: bool,
+) -> Case {
     let kind = of(precision);
     let pad = kernel / 2;
     let out_size = (size + 2 * pad - kernel) / stride + 1;
-    let (dims, out_dims, weight) = ([batch, channels, size, size], [batch, out, out_size, out_size], [out, channels / groups, kernel, kernel]);
+    let (dims, out_dims, weight) =
+        ([batch, channels, size, size], [batch, out, out_size, out_size], [out, channels / groups, kernel, kernel]);
     let step = Conv {
         input: tensor(kind, &dims, channels_last(&dims), Place::Input(0)),
         weight: tensor(kind, &weight, channels_last(&weight), Place::Input(1)),
         bias: Some(tensor(kind, &[out], vec![1], Place::Input(2))),
         residual: residual.then(|| tensor(kind, &out_dims, channels_last(&out_dims), Place::Input(3))),
         output: tensor(kind, &out_dims, channels_last(&out_dims), Place::Output(0)),
-        window: Window { kernel: [kernel; 2], strides: [stride; 2], dilations: [1; 2], pads_before: [pad; 2], pads_after: [pad; 2] },
+        window: Window {
+            kernel: [kernel; 2],
+            strides: [stride; 2],
+            dilations: [1; 2],
+            pads_before: [pad; 2],
+            pads_after: [pad; 2],
+        },
         groups,
-        activation: if groups == channels && groups > 1 { Activation::Clip { low: 0.0, high: 6.0 } } else { Activation::Relu },
+        activation: if groups == channels && groups > 1 {
+            Activation::Clip { low: 0.0, high: 6.0 }
+        } else {
+            Activation::Relu
+        },
     };
-    let what = format!("conv {precision:?} {batch}x{channels}x{size}x{size} -> {out} k{kernel} s{stride} g{groups}{}", if residual { " +r" } else { "" });
+    let what = format!(
+        "conv {precision:?} {batch}x{channels}x{size}x{size} -> {out} k{kernel} s{stride} g{groups}{}",
+        if residual { " +r" } else { "" }
+    );
     Case { what, precision, step: Step::Conv(step) }
 }
 
-fn gemm(precision: Precision, batch: &[usize], m: usize, k: usize, n: usize, turned: bool, activation: Activation) -> Case {
+fn gemm(
+    precision: Precision,
+    batch: &[usize],
+    m: usize,
+    k: usize,
+    n: usize,
+    turned: bool,
+    activation: Activation,
+) -> Case {
     let kind = of(precision);
     let with = |rows: usize, columns: usize| [batch, &[rows, columns]].concat();
     let b = with(k, n);
@@ -134,7 +184,11 @@ fn gemm(precision: Precision, batch: &[usize], m: usize, k: usize, n: usize, tur
         alpha: 0.5,
         activation,
     };
-    Case { what: format!("gemm {precision:?} {batch:?} {m}x{k}x{n} turned {turned} {activation:?}"), precision, step: Step::Gemm(step) }
+    Case {
+        what: format!("gemm {precision:?} {batch:?} {m}x{k}x{n} turned {turned} {activation:?}"),
+        precision,
+        step: Step::Gemm(step),
+    }
 }
 
 fn attention(precision: Precision, batch: usize, heads: usize, length: usize, width: usize, masked: bool) -> Case {
@@ -147,11 +201,17 @@ fn attention(precision: Precision, batch: usize, heads: usize, length: usize, wi
         query: at(Place::Input(0)),
         key: at(Place::Input(1)),
         value: at(Place::Input(2)),
-        mask: masked.then(|| tensor(DataType::Fp32, &[batch, heads, length, length], vec![length as isize, 0, 0, 1], Place::Input(3))),
+        mask: masked.then(|| {
+            tensor(DataType::Fp32, &[batch, heads, length, length], vec![length as isize, 0, 0, 1], Place::Input(3))
+        }),
         output: at(Place::Output(0)),
         scale: 1.0 / (width as f32).sqrt(),
     };
-    Case { what: format!("attention {precision:?} {batch}x{heads}x{length}x{width} masked {masked}"), precision, step: Step::Attention(step) }
+    Case {
+        what: format!("attention {precision:?} {batch}x{heads}x{length}x{width} masked {masked}"),
+        precision,
+        step: Step::Attention(step),
+    }
 }
 
 fn pool(precision: Precision) -> Case {
@@ -192,7 +252,11 @@ fn cases() -> Vec<Case> {
 
 /// A plan of the step alone: its tensors are inputs and an output, each as large as what it may touch.
 fn plan_of(case: &Case) -> (Plan, Vec<Vec<f32>>) {
-    let port = |tensor: &Tensor| Port { name: String::new(), dtype: tensor.dtype, dims: vec![tensor.span().end / tensor.element_bytes()] };
+    let port = |tensor: &Tensor| Port {
+        name: String::new(),
+        dtype: tensor.dtype,
+        dims: vec![tensor.span().end / tensor.element_bytes()],
+    };
     let mut reads: Vec<&Tensor> = case.step.reads();
     reads.sort_by_key(|tensor| tensor.place);
     let inputs: Vec<Port> = reads.iter().map(|tensor| port(tensor)).collect();
@@ -203,7 +267,12 @@ fn plan_of(case: &Case) -> (Plan, Vec<Vec<f32>>) {
     };
     let values = inputs
         .iter()
-        .map(|port| (0..port.dims[0]).map(|_| next()).map(|x| if port.dtype == DataType::Fp16 { f16::from_f32(x).to_f32() } else { x }).collect())
+        .map(|port| {
+            (0..port.dims[0])
+                .map(|_| next())
+                .map(|x| if port.dtype == DataType::Fp16 { f16::from_f32(x).to_f32() } else { x })
+                .collect()
+        })
         .collect();
     let plan = Plan {
         precision: case.precision,
@@ -250,7 +319,8 @@ fn activate(activation: Activation, x: f64) -> f64 {
             // erf after Abramowitz and Stegun 7.1.26, exact to 1.5e-7.
             let z = x.abs() / std::f64::consts::SQRT_2;
             let t = 1.0 / (1.0 + 0.3275911 * z);
-            let poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
+            let poly =
+                t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
             let erf = (1.0 - poly * (-z * z).exp()).copysign(x);
             0.5 * x * (1.0 + erf)
         }
@@ -289,7 +359,11 @@ fn reference(step: &Step, inputs: &[Vec<f32>]) -> Vec<f64> {
             for i in 0..conv.weight.dims[2] {
                 for j in 0..conv.weight.dims[3] {
                     let (a, b) = (y * conv.window.strides[0] + i, x * conv.window.strides[1] + j);
-                    let (Some(a), Some(b)) = (a.checked_sub(conv.window.pads_before[0]), b.checked_sub(conv.window.pads_before[1])) else { continue };
+                    let (Some(a), Some(b)) =
+                        (a.checked_sub(conv.window.pads_before[0]), b.checked_sub(conv.window.pads_before[1]))
+                    else {
+                        continue;
+                    };
                     if a >= conv.input.dims[2] || b >= conv.input.dims[3] {
                         continue;
                     }
@@ -305,7 +379,10 @@ fn reference(step: &Step, inputs: &[Vec<f32>]) -> Vec<f64> {
             let (batch, last) = index.split_at(index.len() - 2);
             let k = *gemm.a.dims.last().expect("two dimensions");
             let sum: f64 = (0..k)
-                .map(|k| at(&gemm.a, inputs, &[batch, &[last[0], k]].concat()) * at(&gemm.b, inputs, &[batch, &[k, last[1]]].concat()))
+                .map(|k| {
+                    at(&gemm.a, inputs, &[batch, &[last[0], k]].concat())
+                        * at(&gemm.b, inputs, &[batch, &[k, last[1]]].concat())
+                })
                 .sum();
             let bias = gemm.bias.as_ref().map_or(0.0, |bias| at(bias, inputs, &[last[1]]));
             out[place(&gemm.output, index)] = activate(gemm.activation, sum * f64::from(gemm.alpha) + bias);
@@ -314,15 +391,23 @@ fn reference(step: &Step, inputs: &[Vec<f32>]) -> Vec<f64> {
             let scores: Vec<f64> = (0..attention.key.dims[2])
                 .map(|j| {
                     let dot: f64 = (0..attention.query.dims[3])
-                        .map(|d| at(&attention.query, inputs, &[row[0], row[1], row[2], d]) * at(&attention.key, inputs, &[row[0], row[1], j, d]))
+                        .map(|d| {
+                            at(&attention.query, inputs, &[row[0], row[1], row[2], d])
+                                * at(&attention.key, inputs, &[row[0], row[1], j, d])
+                        })
                         .sum();
-                    let mask = attention.mask.as_ref().map_or(0.0, |mask| at(mask, inputs, &[row[0], row[1], row[2], j]));
+                    let mask =
+                        attention.mask.as_ref().map_or(0.0, |mask| at(mask, inputs, &[row[0], row[1], row[2], j]));
                     (dot * f64::from(attention.scale) + mask).exp()
                 })
                 .collect();
             let sum: f64 = scores.iter().sum();
             for d in 0..attention.value.dims[3] {
-                let value: f64 = scores.iter().enumerate().map(|(j, score)| score * at(&attention.value, inputs, &[row[0], row[1], j, d])).sum();
+                let value: f64 = scores
+                    .iter()
+                    .enumerate()
+                    .map(|(j, score)| score * at(&attention.value, inputs, &[row[0], row[1], j, d]))
+                    .sum();
                 out[place(&attention.output, &[row[0], row[1], row[2], d])] = value / sum;
             }
         }),

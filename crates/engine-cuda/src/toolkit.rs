@@ -83,10 +83,16 @@ pub fn missing() -> Option<Error> {
             return Some(Error::Missing("libcuda.so", "install NVIDIA's driver, or serve on a cpu device"));
         }
         if !nvrtc::is_culib_present() {
-            return Some(Error::Missing("libnvrtc.so", "install the CUDA toolkit 13 (package cuda-nvrtc), or serve on a cpu device"));
+            return Some(Error::Missing(
+                "libnvrtc.so",
+                "install the CUDA toolkit 13 (package cuda-nvrtc), or serve on a cpu device",
+            ));
         }
         if !lt::is_culib_present() {
-            return Some(Error::Missing("libcublasLt.so", "install the CUDA toolkit 13 (package libcublas), or serve on a cpu device"));
+            return Some(Error::Missing(
+                "libcublasLt.so",
+                "install the CUDA toolkit 13 (package libcublas), or serve on a cpu device",
+            ));
         }
         if !dnn::is_culib_present() {
             return Some(Error::Missing("libcudnn.so", "install cuDNN 9 for CUDA 13, or serve on a cpu device"));
@@ -278,7 +284,9 @@ impl Toolkit {
     pub(crate) fn allow_shared(&self, kernel: Kernel, bytes: usize) -> Result<(), Error> {
         let attribute = driver::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the kernel came from the driver and is never unloaded.
-        check("cuKernelSetAttribute", unsafe { driver::cuKernelSetAttribute(attribute, bytes as i32, kernel.0, self.device) })
+        check("cuKernelSetAttribute", unsafe {
+            driver::cuKernelSetAttribute(attribute, bytes as i32, kernel.0, self.device)
+        })
     }
 
     /// One of cuDNN's handles for each core (at most 16), kept as long as this: plans refer to theirs.
@@ -327,7 +335,8 @@ fn look_at(device: driver::CUdevice) -> Result<(Facts, String), Error> {
     let attribute = |which| {
         let mut value = 0;
         // SAFETY: the pointer is to a live variable.
-        check("cuDeviceGetAttribute", unsafe { driver::cuDeviceGetAttribute(&raw mut value, which, device) }).map(|()| value)
+        check("cuDeviceGetAttribute", unsafe { driver::cuDeviceGetAttribute(&raw mut value, which, device) })
+            .map(|()| value)
     };
     let mut name = [0; 128];
     // SAFETY: the buffer is as long as is said.
@@ -356,7 +365,8 @@ fn look_at(device: driver::CUdevice) -> Result<(Facts, String), Error> {
 /// NVRTC: source in, machine code out.
 fn compile(text: &str, options: &[String]) -> Result<Vec<u8>, Error> {
     let text = CString::new(text).expect("our sources have no zero bytes");
-    let options: Vec<CString> = options.iter().map(|option| CString::new(option.as_str()).expect("no zero bytes")).collect();
+    let options: Vec<CString> =
+        options.iter().map(|option| CString::new(option.as_str()).expect("no zero bytes")).collect();
     let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
     let mut program = std::ptr::null_mut();
     // SAFETY: all pointers are to live values for the length of each call; sizes are asked for before buffers are filled.
@@ -387,7 +397,8 @@ fn load(cubin: &[u8], entry: &str) -> Result<Kernel, Error> {
     // SAFETY: the code is a whole cubin, which the driver copies; the library is kept for the life of the process, as its kernels may be in graphs.
     unsafe {
         let code = cubin.as_ptr().cast();
-        let loaded = driver::cuLibraryLoadData(&raw mut library, code, null_mut(), null_mut(), 0, null_mut(), null_mut(), 0);
+        let loaded =
+            driver::cuLibraryLoadData(&raw mut library, code, null_mut(), null_mut(), 0, null_mut(), null_mut(), 0);
         check("cuLibraryLoadData", loaded)?;
         check("cuLibraryGetKernel", driver::cuLibraryGetKernel(&raw mut kernel, library, entry.as_ptr()))?;
     }

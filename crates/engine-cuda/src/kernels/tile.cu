@@ -10,7 +10,7 @@
 // up in a fixed order. No memory, no counters, the same sum every time.
 //
 // Given by whoever compiles: BM, BN, WARPS_M, WARPS_N, STAGES, A_MODE (0: rows of k, 1: taps, 2: gathered one by one), IN_F16 (else f32 as TF32), OUT_F16,
-// A_F32 (gathered only: a is f32 although the product is F16), EXACT (f32 only: three products of halves of the factors, as exact as f32).
+// A_F32 (gathered only: a is f32 although the product is F16), EXACT (f32 only: three products of halves of the factors, as exact as f32), ACTIVATION.
 
 struct Job {
     const char* a; const char* b; const char* bias; const char* residual; char* out;
@@ -22,7 +22,7 @@ struct Job {
     int m, n, k;
     int out_height, out_width, height, width, channels, taps_y, taps_x;
     int stride_y, stride_x, pad_y, pad_x, dilation_y, dilation_x;
-    int splits, activation, wide, bias_f16, residual_last;
+    int splits, wide, bias_f16;
     float alpha, low, high;
 };
 
@@ -36,6 +36,10 @@ struct Job {
 #define PASSES_B ((BN * 8 + THREADS - 1) / THREADS)
 #define STAGE_BYTES ((BM + BN) * 128)
 #define SHARED_PITCH (BN + 4)
+#define TOGETHER (BM * BN / OUT_PACK / THREADS >= 4 ? 4 : BM * BN / OUT_PACK / THREADS >= 2 ? 2 : 1)
+#define STAGES_END (STAGES * STAGE_BYTES)
+#define STAGED_END (BM * SHARED_PITCH * 4)
+#define BIAS_AT (STAGES_END > STAGED_END ? STAGES_END : STAGED_END)
 #if IN_F16
 #define SIZE 2
 typedef F16 In;
@@ -80,12 +84,19 @@ __device__ __forceinline__ void halve(u32 x, u32& high, u32& low) {
     low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));
 }
 
-__device__ __forceinline__ float from_peer(u32 address, u32 rank) {
-    float x;
+__device__ __forceinline__ float4 from_peer(u32 address, u32 rank) {
+    float4 x;
     u32 there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(there));
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(there) : "memory");
     return x;
+}
+
+// To the nearest of what TF32 can hold; the tensor cores would cut off instead.
+__device__ __forceinline__ u32 rounded(u32 x) {
+    u32 y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(x)));
+    return y;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant__ Job job) {
@@ -246,6 +257,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
 #pragma unroll
             for (int e = 0; e < 4; e++) sum[i][j][e] = 0.0f;
 
+    // Behind the buffers: the bias of these columns.
+    float* bias = (float*)(shared + BIAS_AT);
+    for (int i = thread; i < BN; i += THREADS) {
+        i64 at = inner * job.bias_inner + n0 + i;
+        float x = 0.0f;
+        if (job.bias && n0 + i < job.n) x = job.bias_f16 ? value(((const F16*)job.bias)[at]) : ((const float*)job.bias)[at];
+        bias[i] = x;
+    }
+
     // Weights are there already; what the kernel before writes is waited for.
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++)
@@ -284,6 +304,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
                 int row = b_row + j * 16;
                 load_matrices(fb[j], from_b + row * 128 + (((part * 2 + b_half) ^ (row & 7)) * 16));
             }
+#if !IN_F16 && !EXACT
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) fa[i][e] = rounded(fa[i][e]);
+#pragma unroll
+            for (int j = 0; j < NT / 2; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) fb[j][e] = rounded(fb[j][e]);
+#endif
 #pragma unroll
             for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -331,65 +361,66 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
 
     Out* out = (Out*)job.out + outer * job.out_outer + inner * job.out_inner;
     const Out* residual = job.residual ? (const Out*)job.residual + outer * job.residual_outer + inner * job.residual_inner : nullptr;
+    // Where rows of the result are at equal distances, `places` is 0 and nothing has to be divided.
+    auto offset = [&](int m, i64 image, i64 pitch) { return job.places ? (m / job.places) * image + (m % job.places) * pitch : m * pitch; };
     const int columns = BN / OUT_PACK;
-    for (int item = row_from * columns + thread; item < row_to * columns; item += THREADS) {
-        const int row = item / columns, column = (item % columns) * OUT_PACK;
-        const int m = m0 + row, n = n0 + column;
-        if (m >= job.m || n >= job.n) continue;
-        float x[OUT_PACK];
+    const int last = row_to * columns;
+    // A few packs at a time, so that their loads wait together.
+    for (int base = row_from * columns + thread; base < last; base += THREADS * TOGETHER) {
+        Pack<Out, OUT_PACK> added[TOGETHER];
+        if (residual) {
 #pragma unroll
-        for (int e = 0; e < OUT_PACK; e++) x[e] = 0.0f;
-#if __CUDA_ARCH__ >= 900
-        if (job.splits > 1) {
-            const u32 at = shared_base + (row * SHARED_PITCH + column) * 4;
-            for (int peer = 0; peer < job.splits; peer++)
+            for (int u = 0; u < TOGETHER; u++) {
+                const int item = base + u * THREADS, m = m0 + item / columns, n = n0 + (item % columns) * OUT_PACK;
+                if (item >= last || m >= job.m || n >= job.n) continue;
+                const Out* p = residual + offset(m, job.residual_image, job.residual_pitch) + n * job.residual_step;
+                if (job.wide) {
+                    added[u] = *(const Pack<Out, OUT_PACK>*)p;
+                } else {
 #pragma unroll
-                for (int e = 0; e < OUT_PACK; e++) x[e] += from_peer(at + e * 4, peer);
-        } else
-#endif
-        {
-#pragma unroll
-            for (int e = 0; e < OUT_PACK; e += 4) {
-                float4 v = *(const float4*)(staged + row * SHARED_PITCH + column + e);
-                x[e] = v.x; x[e + 1] = v.y; x[e + 2] = v.z; x[e + 3] = v.w;
+                    for (int e = 0; e < OUT_PACK; e++)
+                        if (n + e < job.n) added[u].at[e] = p[e * job.residual_step];
+                }
             }
         }
-        float r[OUT_PACK];
 #pragma unroll
-        for (int e = 0; e < OUT_PACK; e++) r[e] = 0.0f;
-        if (residual) {
-            const Out* p = residual + (m / job.places) * job.residual_image + (m % job.places) * job.residual_pitch + n * job.residual_step;
+        for (int u = 0; u < TOGETHER; u++) {
+            const int item = base + u * THREADS, row = item / columns, column = (item % columns) * OUT_PACK;
+            const int m = m0 + row, n = n0 + column;
+            if (item >= last || m >= job.m || n >= job.n) continue;
+            float x[OUT_PACK];
+#pragma unroll
+            for (int e = 0; e < OUT_PACK; e += 4) {
+                float4 v;
+#if __CUDA_ARCH__ >= 900
+                if (job.splits > 1) {
+                    const u32 at = shared_base + (row * SHARED_PITCH + column + e) * 4;
+                    v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 4
+                    for (int peer = 0; peer < job.splits; peer++) {
+                        float4 w = from_peer(at, peer);
+                        v.x += w.x; v.y += w.y; v.z += w.z; v.w += w.w;
+                    }
+                } else
+#endif
+                    v = *(const float4*)(staged + row * SHARED_PITCH + column + e);
+                x[e] = v.x; x[e + 1] = v.y; x[e + 2] = v.z; x[e + 3] = v.w;
+            }
+            Pack<Out, OUT_PACK> pack;
+#pragma unroll
+            for (int e = 0; e < OUT_PACK; e++) {
+                float v = x[e] * job.alpha + bias[column + e];
+                if (residual) v += value(added[u].at[e]);
+                put(&pack.at[e], activate(v, ACTIVATION, job.low, job.high));
+            }
+            Out* p = out + offset(m, job.out_image, job.out_pitch) + n * job.out_step;
             if (job.wide) {
-                Pack<Out, OUT_PACK> pack = *(const Pack<Out, OUT_PACK>*)p;
-#pragma unroll
-                for (int e = 0; e < OUT_PACK; e++) r[e] = value(pack.at[e]);
+                *(Pack<Out, OUT_PACK>*)p = pack;
             } else {
 #pragma unroll
                 for (int e = 0; e < OUT_PACK; e++)
-                    if (n + e < job.n) r[e] = value(p[e * job.residual_step]);
+                    if (n + e < job.n) p[e * job.out_step] = pack.at[e];
             }
-        }
-#pragma unroll
-        for (int e = 0; e < OUT_PACK; e++) {
-            float v = x[e] * job.alpha;
-            if (job.bias && n + e < job.n) {
-                i64 at = inner * job.bias_inner + n + e;
-                v += job.bias_f16 ? value(((const F16*)job.bias)[at]) : ((const float*)job.bias)[at];
-            }
-            if (job.residual_last) v = activate(v, job.activation, job.low, job.high) + r[e];
-            else v = activate(v + r[e], job.activation, job.low, job.high);
-            x[e] = v;
-        }
-        Out* p = out + (m / job.places) * job.out_image + (m % job.places) * job.out_pitch + n * job.out_step;
-        if (job.wide) {
-            Pack<Out, OUT_PACK> pack;
-#pragma unroll
-            for (int e = 0; e < OUT_PACK; e++) put(&pack.at[e], x[e]);
-            *(Pack<Out, OUT_PACK>*)p = pack;
-        } else {
-#pragma unroll
-            for (int e = 0; e < OUT_PACK; e++)
-                if (n + e < job.n) put(&p[e * job.out_step], x[e]);
         }
     }
 #if __CUDA_ARCH__ >= 900

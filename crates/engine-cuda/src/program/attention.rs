@@ -77,19 +77,21 @@ fn tiled(step: &Attention) -> Vec<Recipe> {
             && (0..3).all(|axis| tensor.dims[axis] == 1 || tensor.strides[axis].unsigned_abs().is_multiple_of(8))
     };
     let images = [&step.query, &step.key, &step.value, &step.output];
-    if !images.iter().all(|tensor| fits(tensor)) || !width.is_multiple_of(16) || width > 128 || step.value.dims[3] != width {
+    if !images.iter().all(|tensor| fits(tensor))
+        || !width.is_multiple_of(16)
+        || width > 128
+        || step.value.dims[3] != width
+    {
         return Vec::new();
     }
-    let of_warps = |warps: usize| {
-        Recipe {
-            name: format!("flash {warps}"),
-            source: Source { text: TILED.to_owned(), defines: defines(step, warps), entry: "attention" },
-            grid: [length.div_ceil(16 * warps) as u32, heads as u32, batch as u32],
-            block: warps as u32 * 32,
-            shared_bytes: (16 * warps + 4 * 64) * (width + 8) * 2,
-            cluster: 1,
-            parameters: parameters(step),
-        }
+    let of_warps = |warps: usize| Recipe {
+        name: format!("flash {warps}"),
+        source: Source { text: TILED.to_owned(), defines: defines(step, warps), entry: "attention" },
+        grid: [length.div_ceil(16 * warps) as u32, heads as u32, batch as u32],
+        block: warps as u32 * 32,
+        shared_bytes: (16 * warps + 4 * 64) * (width + 8) * 2,
+        cluster: 1,
+        parameters: parameters(step),
     };
     [1, 2, 4].into_iter().filter(|warps| 16 * (warps - 1) < length || *warps == 1).map(of_warps).collect()
 }

@@ -1,7 +1,7 @@
 //! Convolutions by cuDNN's graphs: convolution, bias, residual and activation as one operation, by the engines that its heuristics propose.
 
 use super::launch::{Address, Memory};
-use crate::toolkit::{Error, Toolkit, check_dnn};
+use crate::toolkit::{Error, check_dnn};
 use cudarc::cudnn::sys as dnn;
 use cudarc::driver::sys::CUstream;
 use dnn::cudnnBackendAttributeName_t as Name;
@@ -29,7 +29,9 @@ impl Descriptor {
     fn new(kind: Kind) -> Result<Self, Error> {
         let mut descriptor = std::ptr::null_mut();
         // SAFETY: the pointer is to a live variable.
-        check_dnn("cudnnBackendCreateDescriptor", unsafe { dnn::cudnnBackendCreateDescriptor(kind, &raw mut descriptor) })?;
+        check_dnn("cudnnBackendCreateDescriptor", unsafe {
+            dnn::cudnnBackendCreateDescriptor(kind, &raw mut descriptor)
+        })?;
         Ok(Self(descriptor))
     }
 
@@ -57,14 +59,15 @@ pub(crate) struct Convolution {
     pub(crate) workspace_bytes: usize,
     handle: dnn::cudnnHandle_t,
     plan: Descriptor,
-    tensors: Vec<Address>,
-    _described: Arc<Described>,
+    described: Arc<Described>,
 }
 
 /// What a plan was made from; kept, because cuDNN doesn't say that it copies it.
 struct Described {
     _parts: Vec<Descriptor>,
     graph: Descriptor,
+    /// Of the tensors in memory, in the order of their numbers.
+    addresses: Vec<Address>,
 }
 
 // SAFETY: made by one thread, then used by one thread at a time.
@@ -111,7 +114,13 @@ impl Builder {
         self.parts.len() - 1
     }
 
-    fn tensor(&mut self, dims: &[i64], strides: &[i64], kind: dnn::cudnnDataType_t, address: Option<Address>) -> Result<usize, Error> {
+    fn tensor(
+        &mut self,
+        dims: &[i64],
+        strides: &[i64],
+        kind: dnn::cudnnDataType_t,
+        address: Option<Address>,
+    ) -> Result<usize, Error> {
         let tensor = Descriptor::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
         tensor.set(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[kind])?;
         tensor.set(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, Type::CUDNN_TYPE_INT64, dims)?;
@@ -120,7 +129,11 @@ impl Builder {
         match address {
             Some(address) => {
                 // Numbers of tensors in memory are their places in the list of addresses.
-                tensor.set(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, Type::CUDNN_TYPE_INT64, &[self.addresses.len() as i64 + 1])?;
+                tensor.set(
+                    Name::CUDNN_ATTR_TENSOR_UNIQUE_ID,
+                    Type::CUDNN_TYPE_INT64,
+                    &[self.addresses.len() as i64 + 1],
+                )?;
                 self.addresses.push(address);
             }
             None => {
@@ -133,10 +146,20 @@ impl Builder {
         Ok(self.keep(tensor))
     }
 
-    fn pointwise(&mut self, (mode, low, high): (Mode, f64, f64), x: usize, b: Option<usize>, y: usize) -> Result<(), Error> {
+    fn pointwise(
+        &mut self,
+        (mode, low, high): (Mode, f64, f64),
+        x: usize,
+        b: Option<usize>,
+        y: usize,
+    ) -> Result<(), Error> {
         let description = Descriptor::new(Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?;
         description.set(Name::CUDNN_ATTR_POINTWISE_MODE, Type::CUDNN_TYPE_POINTWISE_MODE, &[mode])?;
-        description.set(Name::CUDNN_ATTR_POINTWISE_MATH_PREC, Type::CUDNN_TYPE_DATA_TYPE, &[dnn::cudnnDataType_t::CUDNN_DATA_FLOAT])?;
+        description.set(
+            Name::CUDNN_ATTR_POINTWISE_MATH_PREC,
+            Type::CUDNN_TYPE_DATA_TYPE,
+            &[dnn::cudnnDataType_t::CUDNN_DATA_FLOAT],
+        )?;
         if mode == Mode::CUDNN_POINTWISE_RELU_FWD && high < f64::MAX {
             description.set(Name::CUDNN_ATTR_POINTWISE_RELU_LOWER_CLIP, Type::CUDNN_TYPE_DOUBLE, &[low])?;
             description.set(Name::CUDNN_ATTR_POINTWISE_RELU_UPPER_CLIP, Type::CUDNN_TYPE_DOUBLE, &[high])?;
@@ -166,9 +189,11 @@ fn strides(tensor: &Tensor) -> Vec<i64> {
     tensor.strides.iter().map(|&stride| stride.max(1) as i64).collect()
 }
 
-fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<(Arc<Described>, Vec<Address>)>, Error> {
+fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Described>>, Error> {
     let float = dnn::cudnnDataType_t::CUDNN_DATA_FLOAT;
-    let (Some(in_type), Some(weight_type), Some(out_type)) = (data_type(&step.input), data_type(&step.weight), data_type(&step.output)) else {
+    let (Some(in_type), Some(weight_type), Some(out_type)) =
+        (data_type(&step.input), data_type(&step.weight), data_type(&step.output))
+    else {
         return Ok(None);
     };
     let last = match step.activation {
@@ -181,7 +206,11 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<(Arc<Descr
     let mut builder = Builder { parts: Vec::new(), operations: Vec::new(), next: 1000, addresses: Vec::new() };
     let window = Descriptor::new(Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
     window.set(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[float])?;
-    window.set(Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE, Type::CUDNN_TYPE_CONVOLUTION_MODE, &[dnn::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION])?;
+    window.set(
+        Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE,
+        Type::CUDNN_TYPE_CONVOLUTION_MODE,
+        &[dnn::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION],
+    )?;
     window.set(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, Type::CUDNN_TYPE_INT64, &[2i64])?;
     for (name, values) in [
         (Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, step.window.pads_before),
@@ -194,7 +223,8 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<(Arc<Descr
     window.finalize()?;
     let dims = longs(&step.output.dims);
     let x = builder.tensor(&longs(&step.input.dims), &strides(&step.input), in_type, Some((&step.input).into()))?;
-    let w = builder.tensor(&longs(&step.weight.dims), &strides(&step.weight), weight_type, Some((&step.weight).into()))?;
+    let w =
+        builder.tensor(&longs(&step.weight.dims), &strides(&step.weight), weight_type, Some((&step.weight).into()))?;
     let out = |builder: &mut Builder, left: usize| {
         if left == 0 {
             builder.tensor(&dims, &strides(&step.output), out_type, Some((&step.output).into()))
@@ -202,7 +232,8 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<(Arc<Descr
             builder.tensor(&dims, &strides(&step.output), float, None)
         }
     };
-    let mut left = usize::from(step.bias.is_some()) + usize::from(step.residual.is_some()) + usize::from(last.is_some());
+    let mut left =
+        usize::from(step.bias.is_some()) + usize::from(step.residual.is_some()) + usize::from(last.is_some());
     let mut y = out(&mut builder, left)?;
     let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR)?;
     operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, &[&window])?;
@@ -242,11 +273,15 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<(Arc<Descr
     graph.set_descriptors(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations)?;
     graph.set(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
     graph.finalize()?;
-    Ok(Some((Arc::new(Described { _parts: builder.parts, graph }), builder.addresses)))
+    Ok(Some(Arc::new(Described { _parts: builder.parts, graph, addresses: builder.addresses })))
 }
 
 /// What the heuristics propose, best guess first: as many engine configurations as asked for.
-fn configurations(described: &Described, mode: dnn::cudnnBackendHeurMode_t, most: usize) -> Result<Vec<Descriptor>, Error> {
+fn configurations(
+    described: &Described,
+    mode: dnn::cudnnBackendHeurMode_t,
+    most: usize,
+) -> Result<Vec<Descriptor>, Error> {
     let heuristics = Descriptor::new(Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
     heuristics.set_descriptors(Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[&described.graph])?;
     heuristics.set(Name::CUDNN_ATTR_ENGINEHEUR_MODE, Type::CUDNN_TYPE_HEUR_MODE, &[mode])?;
@@ -270,10 +305,17 @@ fn configurations(described: &Described, mode: dnn::cudnnBackendHeurMode_t, most
 }
 
 /// The convolutions that cuDNN proposes: those of its first heuristic, at most `most`; with `only`, the one of that name. None where it can't.
-pub(crate) fn candidates(handle: dnn::cudnnHandle_t, step: &Conv, most: usize, only: Option<&str>) -> Result<Vec<Convolution>, Error> {
-    let Some((described, tensors)) = describe(handle, step)? else { return Ok(Vec::new()) };
+pub(crate) fn candidates(
+    handle: dnn::cudnnHandle_t,
+    step: &Conv,
+    most: usize,
+    only: Option<&str>,
+) -> Result<Vec<Convolution>, Error> {
+    let Some(described) = describe(handle, step)? else { return Ok(Vec::new()) };
     let mut all = Vec::new();
-    let Ok(configurations) = configurations(&described, dnn::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A, most) else { return Ok(all) };
+    let Ok(configurations) = configurations(&described, dnn::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A, most) else {
+        return Ok(all);
+    };
     for (rank, configuration) in configurations.iter().enumerate() {
         let name = format!("cudnn {rank}");
         if only.is_some_and(|only| only != name) {
@@ -282,7 +324,7 @@ pub(crate) fn candidates(handle: dnn::cudnnHandle_t, step: &Conv, most: usize, o
         // An engine that refuses is no error: others compute it.
         let Ok((plan, workspace_bytes)) = plan(handle, configuration) else { continue };
         if workspace_bytes <= WORKSPACE_BYTES {
-            all.push(Convolution { name, workspace_bytes, handle, plan, tensors: tensors.clone(), _described: described.clone() });
+            all.push(Convolution { name, workspace_bytes, handle, plan, described: described.clone() });
         }
     }
     Ok(all)
@@ -309,11 +351,11 @@ fn plan(handle: dnn::cudnnHandle_t, configuration: &Descriptor) -> Result<(Descr
 }
 
 impl Convolution {
-    pub(crate) fn enqueue(&self, toolkit: &Toolkit, stream: CUstream, memory: &Memory<'_>) -> Result<(), Error> {
-        let _ = toolkit;
+    pub(crate) fn enqueue(&self, stream: CUstream, memory: &Memory<'_>) -> Result<(), Error> {
         let pack = Descriptor::new(Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
-        let numbers: Vec<i64> = (1..=self.tensors.len() as i64).collect();
-        let pointers: Vec<*mut c_void> = self.tensors.iter().map(|&at| memory.at(at) as *mut c_void).collect();
+        let numbers: Vec<i64> = (1..=self.described.addresses.len() as i64).collect();
+        let pointers: Vec<*mut c_void> =
+            self.described.addresses.iter().map(|&at| memory.at(at) as *mut c_void).collect();
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, Type::CUDNN_TYPE_INT64, &numbers)?;
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, Type::CUDNN_TYPE_VOID_PTR, &pointers)?;
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, Type::CUDNN_TYPE_VOID_PTR, &[memory.scratch as *mut c_void])?;

@@ -39,10 +39,14 @@ fn map(inputs: &[&Tensor], output: &Tensor, body: &str, result: &str) -> Recipe 
     let pack = space.pack(&tensors);
     let count = space.count() / pack;
     let mut code = String::new();
-    let mut parameters: Vec<_> =
-        inputs.iter().enumerate().map(|(i, input)| format!("const {}* __restrict__ i{i}", element(input.dtype))).collect();
+    let mut parameters: Vec<_> = inputs
+        .iter()
+        .enumerate()
+        .map(|(i, input)| format!("const {}* __restrict__ i{i}", element(input.dtype)))
+        .collect();
     parameters.push(format!("{}* __restrict__ o", element(output.dtype)));
-    let _ = writeln!(code, "extern \"C\" __global__ void __launch_bounds__({THREADS}) step({}) {{", parameters.join(", "));
+    let _ =
+        writeln!(code, "extern \"C\" __global__ void __launch_bounds__({THREADS}) step({}) {{", parameters.join(", "));
     let _ = writeln!(code, "    after_the_kernel_before();");
     let _ = writeln!(code, "    const u32 t = blockIdx.x * {THREADS}u + threadIdx.x;");
     let _ = writeln!(code, "    if (t >= {count}u) return;");
@@ -52,7 +56,11 @@ fn map(inputs: &[&Tensor], output: &Tensor, body: &str, result: &str) -> Recipe 
     for (i, input) in inputs.iter().enumerate() {
         let name = element(input.dtype);
         if pack > 1 && space.strides[i][last] == 1 {
-            let _ = writeln!(code, "    const Pack<{name}, {pack}> p{i} = *(const Pack<{name}, {pack}>*)(i{i} + {});", space.offset(i, "x"));
+            let _ = writeln!(
+                code,
+                "    const Pack<{name}, {pack}> p{i} = *(const Pack<{name}, {pack}>*)(i{i} + {});",
+                space.offset(i, "x")
+            );
         } else {
             let _ = writeln!(code, "    const {name} p{i} = i{i}[{}];", space.offset(i, "x"));
         }
@@ -152,7 +160,11 @@ fn unary(function: Unary, x: &str, kind: Kind) -> String {
 fn binary(function: Binary, a: &str, b: &str, kind: Kind) -> String {
     let float = kind == Kind::Float;
     let chosen = |less: &str| {
-        if float { format!("({a} != {a} || {b} != {b}) ? {a} + {b} : ({a} {less} {b} ? {a} : {b})") } else { format!("{a} {less} {b} ? {a} : {b}") }
+        if float {
+            format!("({a} != {a} || {b} != {b}) ? {a} + {b} : ({a} {less} {b} ? {a} : {b})")
+        } else {
+            format!("{a} {less} {b} ? {a} : {b}")
+        }
     };
     match function {
         Binary::Add => format!("{a} + {b}"),

@@ -20,7 +20,10 @@ impl Space {
         let mut space = Self { dims: Vec::new(), strides: vec![Vec::new(); strides.len()] };
         for axis in axes {
             let merges = !space.dims.is_empty()
-                && strides.iter().zip(&space.strides).all(|(new, old)| *old.last().expect("has one") == new[axis] * dims[axis] as isize);
+                && strides
+                    .iter()
+                    .zip(&space.strides)
+                    .all(|(new, old)| *old.last().expect("has one") == new[axis] * dims[axis] as isize);
             if merges {
                 *space.dims.last_mut().expect("has one") *= dims[axis];
                 for (old, new) in space.strides.iter_mut().zip(strides) {

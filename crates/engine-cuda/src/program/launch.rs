@@ -147,7 +147,9 @@ impl Launch {
             attributes.push(driver::CUlaunchAttribute { id, pad: [0; 4], value });
         };
         if self.early {
-            attribute(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, &|value| value.programmaticStreamSerializationAllowed = 1);
+            attribute(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, &|value| {
+                value.programmaticStreamSerializationAllowed = 1;
+            });
         }
         if self.cluster > 1 {
             attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &|value| {
@@ -169,7 +171,12 @@ impl Launch {
         // SAFETY: the driver copies configuration and parameters before it returns; a `CUkernel` may stand for a `CUfunction`; the addresses are those of the
         // memory that the caller vouches for.
         let status = unsafe {
-            driver::cuLaunchKernelEx(&raw const config, self.kernel.0.cast(), pointers.as_mut_ptr(), std::ptr::null_mut())
+            driver::cuLaunchKernelEx(
+                &raw const config,
+                self.kernel.0.cast(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
         };
         check("cuLaunchKernelEx", status)
     }

@@ -52,7 +52,13 @@ pub(crate) fn as_product(step: &Conv) -> Option<Gemm> {
     let rows = |image: &Tensor| {
         let [n, c, h, w] = image.dims[..] else { return None };
         let s = &image.strides;
-        let pitch = if w > 1 { s[3] } else if h > 1 { s[2] } else { s[0] };
+        let pitch = if w > 1 {
+            s[3]
+        } else if h > 1 {
+            s[2]
+        } else {
+            s[0]
+        };
         let in_line = (h == 1 || s[2] == pitch * w as isize) && (n == 1 || s[0] == pitch * (h * w) as isize);
         in_line.then(|| Tensor { dims: vec![n * h * w, c], strides: vec![pitch, s[1]], ..image.clone() })
     };
@@ -135,7 +141,11 @@ pub(crate) fn candidates(toolkit: &Toolkit, step: &Gemm, precision: Precision) -
         .collect())
 }
 
-fn propose(toolkit: &Toolkit, step: &Gemm, precision: Precision) -> Result<Option<(Problem, Vec<lt::cublasLtMatmulHeuristicResult_t>)>, Error> {
+fn propose(
+    toolkit: &Toolkit,
+    step: &Gemm,
+    precision: Precision,
+) -> Result<Option<(Problem, Vec<lt::cublasLtMatmulHeuristicResult_t>)>, Error> {
     let Some(problem) = propose_problem(step, precision)? else { return Ok(None) };
     let mut preference = std::ptr::null_mut();
     // SAFETY: a heuristic result is plain numbers, for which all zeros is valid.
@@ -148,7 +158,18 @@ fn propose(toolkit: &Toolkit, step: &Gemm, precision: Precision) -> Result<Optio
         let which = lt::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         lt::cublasLtMatmulPreferenceSetAttribute(preference, which, (&raw const limit).cast(), 8);
         let Problem { description, a, b, c, d, .. } = problem;
-        let status = lt::cublasLtMatmulAlgoGetHeuristic(toolkit.lt, description, a, b, c, d, preference, ALGORITHMS as i32, found.as_mut_ptr(), &raw mut count);
+        let status = lt::cublasLtMatmulAlgoGetHeuristic(
+            toolkit.lt,
+            description,
+            a,
+            b,
+            c,
+            d,
+            preference,
+            ALGORITHMS as i32,
+            found.as_mut_ptr(),
+            &raw mut count,
+        );
         lt::cublasLtMatmulPreferenceDestroy(preference);
         status
     };
@@ -167,7 +188,9 @@ fn propose_problem(step: &Gemm, precision: Precision) -> Result<Option<Problem>,
     let types = [&step.a, &step.b, &step.output].map(data_type);
     let [Some(a_type), Some(b_type), Some(out_type)] = types else { return Ok(None) };
     let Some(epilogue) = epilogue(step.activation, step.bias.is_some()) else { return Ok(None) };
-    let (Some(a), Some(b), Some((false, out_pitch))) = (turned(&step.a, batch), turned(&step.b, batch), turned(&step.output, batch)) else {
+    let (Some(a), Some(b), Some((false, out_pitch))) =
+        (turned(&step.a, batch), turned(&step.b, batch), turned(&step.output, batch))
+    else {
         return Ok(None);
     };
     let residual = step.residual.as_ref().map(|residual| turned(residual, batch));
@@ -193,9 +216,22 @@ fn propose_problem(step: &Gemm, precision: Precision) -> Result<Option<Problem>,
         use lt::cublasLtMatrixLayoutAttribute_t as Attribute;
         // SAFETY: values are alive and as long as is said.
         unsafe {
-            check_lt("cublasLtMatrixLayoutCreate", lt::cublasLtMatrixLayoutCreate(&raw mut layout, kind, rows, columns, pitch))?;
-            lt::cublasLtMatrixLayoutSetAttribute(layout, Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const count).cast(), 4);
-            lt::cublasLtMatrixLayoutSetAttribute(layout, Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (&raw const stride).cast(), 8);
+            check_lt(
+                "cublasLtMatrixLayoutCreate",
+                lt::cublasLtMatrixLayoutCreate(&raw mut layout, kind, rows, columns, pitch),
+            )?;
+            lt::cublasLtMatrixLayoutSetAttribute(
+                layout,
+                Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                (&raw const count).cast(),
+                4,
+            );
+            lt::cublasLtMatrixLayoutSetAttribute(
+                layout,
+                Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                (&raw const stride).cast(),
+                8,
+            );
         }
         Ok::<_, Error>(layout)
     };
@@ -228,14 +264,20 @@ fn propose_problem(step: &Gemm, precision: Precision) -> Result<Option<Problem>,
 
 fn set<T>(description: lt::cublasLtMatmulDesc_t, attribute: lt::cublasLtMatmulDescAttributes_t, value: T) {
     // SAFETY: the value is alive and its size is said.
-    let _ = unsafe { lt::cublasLtMatmulDescSetAttribute(description, attribute, (&raw const value).cast(), size_of::<T>()) };
+    let _ = unsafe {
+        lt::cublasLtMatmulDescSetAttribute(description, attribute, (&raw const value).cast(), size_of::<T>())
+    };
 }
 
 impl Product {
     pub(crate) fn enqueue(&self, stream: CUstream, memory: &Memory<'_>) -> Result<(), Error> {
         let problem = &self.problem;
         if let Some(bias) = problem.bias_at {
-            set(problem.description, lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, memory.at(bias));
+            set(
+                problem.description,
+                lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                memory.at(bias),
+            );
         }
         let pointer = |at: Address| memory.at(at) as *mut c_void;
         let beta: f32 = if problem.residual_at.is_some() { 1.0 } else { 0.0 };

@@ -17,12 +17,22 @@ const LAUNCHES: usize = 8;
 const HOPELESS: f32 = 1.25;
 
 /// Measures every step that isn't in the choices yet, and keeps the results.
-pub(super) fn choose(toolkit: &Toolkit, plan: &Plan, wanted: &[Wanted], effort: Effort, stream: driver::CUstream) -> Result<(), Error> {
+pub(super) fn choose(
+    toolkit: &Toolkit,
+    plan: &Plan,
+    wanted: &[Wanted],
+    effort: Effort,
+    stream: driver::CUstream,
+) -> Result<(), Error> {
     let mut seen = BTreeSet::new();
     let open: Vec<usize> = {
         let choices = toolkit.choices().lock().expect("nobody panics while holding it");
         (0..wanted.len())
-            .filter(|&at| wanted[at].is_choice() && choices.get(&wanted[at].signature).is_none() && seen.insert(&wanted[at].signature))
+            .filter(|&at| {
+                wanted[at].is_choice()
+                    && choices.get(&wanted[at].signature).is_none()
+                    && seen.insert(&wanted[at].signature)
+            })
             .collect()
     };
     if open.is_empty() {
@@ -35,7 +45,7 @@ pub(super) fn choose(toolkit: &Toolkit, plan: &Plan, wanted: &[Wanted], effort: 
         for (name, ready) in candidates {
             let limit = best.as_ref().map_or(f32::INFINITY, |(best, _)| *best);
             // A candidate that can't be captured or launched is no candidate.
-            match field.time(toolkit, &ready, limit) {
+            match field.time(&ready, limit) {
                 Ok(microseconds) if microseconds < limit => best = Some((microseconds, name)),
                 Ok(_) => {}
                 Err(error) => tracing::debug!(%error, name, "a candidate failed"),
@@ -43,7 +53,11 @@ pub(super) fn choose(toolkit: &Toolkit, plan: &Plan, wanted: &[Wanted], effort: 
         }
         let Some((microseconds, name)) = best else { continue };
         tracing::debug!(signature = wanted[at].signature, name, microseconds, "chosen");
-        toolkit.choices().lock().expect("nobody panics while holding it").set(&wanted[at].signature, &name, microseconds);
+        toolkit.choices().lock().expect("nobody panics while holding it").set(
+            &wanted[at].signature,
+            &name,
+            microseconds,
+        );
     }
     Ok(())
 }
@@ -51,8 +65,15 @@ pub(super) fn choose(toolkit: &Toolkit, plan: &Plan, wanted: &[Wanted], effort: 
 /// For each of some steps, every kernel with its name.
 type Candidates = Vec<(usize, Vec<(String, Ready)>)>;
 
-fn candidates(toolkit: &Toolkit, plan: &Plan, wanted: &[Wanted], open: &[usize], effort: Effort) -> Result<Candidates, Error> {
-    let sources: Vec<_> = open.iter().flat_map(|&at| wanted[at].recipes.iter().map(|recipe| recipe.source.clone())).collect();
+fn candidates(
+    toolkit: &Toolkit,
+    plan: &Plan,
+    wanted: &[Wanted],
+    open: &[usize],
+    effort: Effort,
+) -> Result<Candidates, Error> {
+    let sources: Vec<_> =
+        open.iter().flat_map(|&at| wanted[at].recipes.iter().map(|recipe| recipe.source.clone())).collect();
     toolkit.compile_all(&sources)?;
     let convolutions = proposals(toolkit, plan, open, effort)?;
     let mut all = Vec::new();
@@ -66,7 +87,9 @@ fn candidates(toolkit: &Toolkit, plan: &Plan, wanted: &[Wanted], open: &[usize],
                 candidates.push((product.name.clone(), Ready::Product(product)));
             }
         }
-        candidates.extend(convolutions.into_iter().map(|convolution| (convolution.name.clone(), Ready::Convolution(convolution))));
+        candidates.extend(
+            convolutions.into_iter().map(|convolution| (convolution.name.clone(), Ready::Convolution(convolution))),
+        );
         all.push((at, candidates));
     }
     Ok(all)
@@ -116,14 +139,8 @@ pub fn survey(
                 Ok::<_, Error>(())
             };
             clear(0xff)?;
-            let microseconds = field.time(toolkit, &ready, f32::INFINITY);
-            for (&address, bytes) in field.outputs.iter().zip(&mut outputs) {
-                // SAFETY: the buffer is as large as the plan's output; the call waits for what was launched.
-                unsafe {
-                    check("cuStreamSynchronize", driver::cuStreamSynchronize(stream))?;
-                    check("cuMemcpyDtoH", driver::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len()))?;
-                }
-            }
+            let microseconds = field.time(&ready, f32::INFINITY);
+            field.read(&mut outputs)?;
             each(Trial { step, name, microseconds, outputs });
         }
     }
@@ -137,13 +154,20 @@ fn bytes_of(port: &graph::plan::Port) -> usize {
 fn products(toolkit: &Toolkit, step: &Step, precision: Precision) -> Result<Vec<lt::Product>, Error> {
     match step {
         Step::Gemm(gemm) => lt::candidates(toolkit, gemm, precision),
-        Step::Conv(conv) => lt::as_product(conv).map_or_else(|| Ok(Vec::new()), |gemm| lt::candidates(toolkit, &gemm, precision)),
+        Step::Conv(conv) => {
+            lt::as_product(conv).map_or_else(|| Ok(Vec::new()), |gemm| lt::candidates(toolkit, &gemm, precision))
+        }
         _ => Ok(Vec::new()),
     }
 }
 
 /// cuDNN's proposals for each of those steps. Most have to be compiled, so every core takes part, each with a handle of its own.
-fn proposals(toolkit: &Toolkit, plan: &Plan, open: &[usize], effort: Effort) -> Result<Vec<Vec<dnn::Convolution>>, Error> {
+fn proposals(
+    toolkit: &Toolkit,
+    plan: &Plan,
+    open: &[usize],
+    effort: Effort,
+) -> Result<Vec<Vec<dnn::Convolution>>, Error> {
     let results: Vec<Mutex<Vec<dnn::Convolution>>> = open.iter().map(|_| Mutex::default()).collect();
     if effort.proposals == 0 || plan.precision == Precision::F32 {
         return Ok(results.into_iter().map(|result| result.into_inner().expect("no panic")).collect());
@@ -224,11 +248,24 @@ impl Field {
         Memory { weights, constants, workspace, scratch, inputs: &self.inputs, outputs: &self.outputs }
     }
 
+    /// What is in the outputs once all that was launched is done.
+    fn read(&self, outputs: &mut [Vec<u8>]) -> Result<(), Error> {
+        // SAFETY: each buffer is as large as the plan's output.
+        unsafe {
+            check("cuStreamSynchronize", driver::cuStreamSynchronize(self.stream))?;
+            for (&address, bytes) in self.outputs.iter().zip(outputs) {
+                check("cuMemcpyDtoH", driver::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Microseconds of one launch. Hopeless ones are timed less carefully.
-    fn time(&self, toolkit: &Toolkit, ready: &Ready, limit: f32) -> Result<f32, Error> {
+    fn time(&self, ready: &Ready, limit: f32) -> Result<f32, Error> {
         // Once outside of a graph: libraries load their code then.
-        ready.enqueue(toolkit, self.stream, &self.memory())?;
-        let graph = Graph::capture(self.stream, || (0..LAUNCHES).try_for_each(|_| ready.enqueue(toolkit, self.stream, &self.memory())))?;
+        ready.enqueue(self.stream, &self.memory())?;
+        let graph =
+            Graph::capture(self.stream, || (0..LAUNCHES).try_for_each(|_| ready.enqueue(self.stream, &self.memory())))?;
         let first = self.replay(&graph)?;
         let mut best = self.replay(&graph)?.min(first);
         if best < limit * HOPELESS {

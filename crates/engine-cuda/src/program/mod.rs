@@ -14,6 +14,8 @@ mod launch;
 mod lt;
 mod measure;
 mod rows;
+#[cfg(test)]
+mod tests;
 mod tile;
 mod window;
 
@@ -49,11 +51,11 @@ enum Ready {
 }
 
 impl Ready {
-    fn enqueue(&self, toolkit: &Toolkit, stream: driver::CUstream, memory: &Memory<'_>) -> Result<(), Error> {
+    fn enqueue(&self, stream: driver::CUstream, memory: &Memory<'_>) -> Result<(), Error> {
         match self {
             Self::Own(launch) => launch.enqueue(stream, memory),
             Self::Product(product) => product.enqueue(stream, memory),
-            Self::Convolution(convolution) => convolution.enqueue(toolkit, stream, memory),
+            Self::Convolution(convolution) => convolution.enqueue(stream, memory),
         }
     }
 
@@ -167,7 +169,7 @@ impl Program {
     ) -> Result<(), Error> {
         let scratch = workspace + self.workspace_bytes as u64;
         let memory = Memory { weights, constants: self.constants.0, workspace, scratch, inputs, outputs };
-        self.steps.iter().try_for_each(|step| step.enqueue(&self.toolkit, stream, &memory))
+        self.steps.iter().try_for_each(|step| step.enqueue(stream, &memory))
     }
 }
 
@@ -236,7 +238,11 @@ impl Wanted {
             .map(|(index, step)| {
                 let name = plan.names.get(index).cloned().unwrap_or_default();
                 recipes(step, plan.precision, facts)
-                    .map(|recipes| Self { signature: signature(step, plan.precision), recipes, libraries: matches!(step, Step::Conv(_) | Step::Gemm(_)) })
+                    .map(|recipes| Self {
+                        signature: signature(step, plan.precision),
+                        recipes,
+                        libraries: matches!(step, Step::Conv(_) | Step::Gemm(_)),
+                    })
                     .map_err(|why| Error::Unsupported { index, name, why })
             })
             .collect()

@@ -31,11 +31,14 @@ impl Rows {
             Space::new(&chosen, &strides.iter().map(Vec::as_slice).collect::<Vec<_>>(), 0)
         };
         let (outer, inner) = (pick(false), pick(true));
-        let nearest = |space: &Space| space.strides[0].iter().filter(|&&stride| stride != 0).map(|stride| stride.unsigned_abs()).min();
+        let nearest = |space: &Space| {
+            space.strides[0].iter().filter(|&&stride| stride != 0).map(|stride| stride.unsigned_abs()).min()
+        };
         let along = nearest(&inner).unwrap_or(usize::MAX) <= nearest(&outer).unwrap_or(usize::MAX);
         let most = inner.count().div_ceil(if along { 4 } else { 2 }).next_power_of_two().min(THREADS);
         // Enough threads to fill a device, but no more lanes than that needs where a row's elements aren't neighbours.
-        let lanes = if along { most } else { most.min((1usize << 17).div_ceil(outer.count()).next_power_of_two()).min(16) };
+        let lanes =
+            if along { most } else { most.min((1usize << 17).div_ceil(outer.count()).next_power_of_two()).min(16) };
         Self { outer, inner, lanes, along }
     }
 
@@ -50,7 +53,11 @@ impl Rows {
         } else {
             (format!("threadIdx.x / {slots}u"), format!("threadIdx.x % {slots}u"), slots)
         };
-        let parameters: Vec<_> = tensors.iter().enumerate().map(|(i, tensor)| format!("{}* __restrict__ p{i}", element(tensor.dtype))).collect();
+        let parameters: Vec<_> = tensors
+            .iter()
+            .enumerate()
+            .map(|(i, tensor)| format!("{}* __restrict__ p{i}", element(tensor.dtype)))
+            .collect();
         let text = format!(
             "#define LANES {lanes}\n#define PITCH {pitch}\n{declarations}\
              extern \"C\" __global__ void __launch_bounds__({THREADS}) step({parameters}) {{\n    after_the_kernel_before();\n\
@@ -108,7 +115,10 @@ pub(crate) fn reduce(step: &Reduce) -> Recipe {
         let (better, tie) = (if largest { ">" } else { "<" }, if last { ">" } else { "<" });
         let name = class.name();
         let declarations = format!("struct Found {{ {name} x; i64 at; }};\n")
-            + &combine("Found", &format!("b.at >= 0 && (a.at < 0 || b.x {better} a.x || (b.x == a.x && b.at {tie} a.at)) ? b : a"));
+            + &combine(
+                "Found",
+                &format!("b.at >= 0 && (a.at < 0 || b.x {better} a.x || (b.x == a.x && b.at {tie} a.at)) ? b : a"),
+            );
         let body = "    Found best;\n    best.x = 0; best.at = -1;\n".to_owned()
             + &rows.each(&format!(
                 "        const {name} v = {value};\n        if (best.at < 0 || v {better} best.x || (v == best.x && (i64)i {tie} best.at)) {{ best.x = v; best.at = i; }}\n"
@@ -119,19 +129,28 @@ pub(crate) fn reduce(step: &Reduce) -> Recipe {
     let float = class == Class::Float;
     let name = if float { "float" } else { "i64" };
     let (first, fold, join, end) = match step.kind {
-        ReduceKind::Sum | ReduceKind::ArgMax { .. } | ReduceKind::ArgMin { .. } => ("0", "s += v", "a + b", "s".to_owned()),
+        ReduceKind::Sum | ReduceKind::ArgMax { .. } | ReduceKind::ArgMin { .. } => {
+            ("0", "s += v", "a + b", "s".to_owned())
+        }
         ReduceKind::Mean => ("0", "s += v", "a + b", format!("s / ({name}){}", rows.inner.count())),
         ReduceKind::SumOfSquares => ("0", "s += v * v", "a + b", "s".to_owned()),
         ReduceKind::SumOfAbsolutes => ("0", "s += v < 0 ? -v : v", "a + b", "s".to_owned()),
         ReduceKind::Product => ("1", "s *= v", "a * b", "s".to_owned()),
-        ReduceKind::Max if float => ("-INFINITE", "s = v > s || v != v ? v : s", "a > b || a != a ? a : b", "s".to_owned()),
-        ReduceKind::Min if float => ("INFINITE", "s = v < s || v != v ? v : s", "a < b || a != a ? a : b", "s".to_owned()),
+        ReduceKind::Max if float => {
+            ("-INFINITE", "s = v > s || v != v ? v : s", "a > b || a != a ? a : b", "s".to_owned())
+        }
+        ReduceKind::Min if float => {
+            ("INFINITE", "s = v < s || v != v ? v : s", "a < b || a != a ? a : b", "s".to_owned())
+        }
         ReduceKind::Max => ("(i64)(1ull << 63)", "s = v > s ? v : s", "a > b ? a : b", "s".to_owned()),
         ReduceKind::Min => ("(i64)(~0ull >> 1)", "s = v < s ? v : s", "a < b ? a : b", "s".to_owned()),
     };
     let body = format!("    {name} s = {first};\n")
         + &rows.each(&format!("        const {name} v = {value};\n        {fold};\n"))
-        + &format!("    s = together(s, lane);\n    if (alive && lane == 0) {out} = {};\n", store(step.output.dtype, &end));
+        + &format!(
+            "    s = together(s, lane);\n    if (alive && lane == 0) {out} = {};\n",
+            store(step.output.dtype, &end)
+        );
     rows.recipe(&tensors, &combine(name, join), &body)
 }
 
@@ -147,9 +166,15 @@ pub(crate) fn softmax(step: &Softmax) -> Recipe {
         + &combine("Sum", "joined(a, b)");
     let result = if step.log { "v - s.most - logf(s.sum)" } else { "__expf(v - s.most) / s.sum" };
     let body = "    Sum s;\n    s.most = -INFINITE; s.sum = 0.0f;\n".to_owned()
-        + &rows.each(&format!("        Sum one;\n        one.most = {value}; one.sum = 1.0f;\n        s = joined(s, one);\n"))
+        + &rows.each(&format!(
+            "        Sum one;\n        one.most = {value}; one.sum = 1.0f;\n        s = joined(s, one);\n"
+        ))
         + "    s = together(s, lane);\n"
-        + &rows.each(&format!("        const float v = {value};\n        {} = {};\n", rows.at(1), store(step.output.dtype, result)));
+        + &rows.each(&format!(
+            "        const float v = {value};\n        {} = {};\n",
+            rows.at(1),
+            store(step.output.dtype, result)
+        ));
     rows.recipe(&tensors, &declarations, &body)
 }
 
@@ -161,7 +186,10 @@ pub(crate) fn layer_norm(step: &LayerNorm) -> Recipe {
     let count = rows.inner.count();
     let value = load(step.input.dtype, &rows.at(0));
     let scale = step.scale.as_ref().map_or("1.0f".to_owned(), |scale| load(scale.dtype, &rows.at(2)));
-    let shift = step.shift.as_ref().map_or("0.0f".to_owned(), |shift| load(shift.dtype, &rows.at(2 + usize::from(step.scale.is_some()))));
+    let shift = step
+        .shift
+        .as_ref()
+        .map_or("0.0f".to_owned(), |shift| load(shift.dtype, &rows.at(2 + usize::from(step.scale.is_some()))));
     let mean = if step.root_mean_square {
         "    const float mean = 0.0f;\n".to_owned()
     } else {
@@ -191,9 +219,14 @@ pub(crate) fn top_k(step: &TopK) -> Recipe {
     let name = class_name(step.input.dtype);
     let better = if step.largest { ">" } else { "<" };
     let declarations = format!("struct Found {{ {name} x; i64 at; }};\n")
-        + &combine("Found", &format!("b.at >= 0 && (a.at < 0 || b.x {better} a.x || (b.x == a.x && b.at < a.at)) ? b : a"));
+        + &combine(
+            "Found",
+            &format!("b.at >= 0 && (a.at < 0 || b.x {better} a.x || (b.x == a.x && b.at < a.at)) ? b : a"),
+        );
     let value = load(step.input.dtype, &rows.at(0));
-    let out = |tensor: usize| format!("p{tensor}[{} + (i64)k * {}]", rows.outer.offset(tensor, "y"), tensors[tensor].strides[step.axis]);
+    let out = |tensor: usize| {
+        format!("p{tensor}[{} + (i64)k * {}]", rows.outer.offset(tensor, "y"), tensors[tensor].strides[step.axis])
+    };
     let body = format!("    Found last;\n    last.x = 0; last.at = -1;\n    for (u32 k = 0; k < {k}u; k++) {{\n    Found best;\n    best.x = 0; best.at = -1;\n")
         + &rows.each(&format!(
             "        const {name} v = {value};\n        const bool left = k == 0 || last.x {better} v || (v == last.x && (i64)i > last.at);\n\

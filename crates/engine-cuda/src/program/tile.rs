@@ -142,7 +142,9 @@ fn problem_of_conv(step: &Conv, precision: Precision) -> Option<Problem<'_>> {
         && (height == 1 || a[2] == a[3] * width as isize)
         && (input.dims[0] == 1 || a[0] == a[3] * (height * width) as isize);
     let places_in_line = |strides: &[isize]| height == 1 || strides[2] == strides[3] * width as isize;
-    if !places_in_line(&output.strides) || !step.residual.as_ref().is_none_or(|residual| places_in_line(&residual.strides)) {
+    if !places_in_line(&output.strides)
+        || !step.residual.as_ref().is_none_or(|residual| places_in_line(&residual.strides))
+    {
         return None;
     }
     let of_places = |strides: &[isize]| [strides[0], strides[3], strides[1]];
@@ -264,7 +266,7 @@ impl Problem<'_> {
     fn tile(&self, shape: Shape, facts: &Facts, splits: usize) -> Option<Recipe> {
         let gathered = self.reading == Reading::Gathered;
         let staged = shape.rows * (shape.columns + 4) * 4;
-        let shared_bytes = (shape.stages * (shape.rows + shape.columns) * 128).max(staged);
+        let shared_bytes = (shape.stages * (shape.rows + shape.columns) * 128).max(staged) + shape.columns * 4;
         if shared_bytes > facts.shared_bytes {
             return None;
         }
@@ -279,15 +281,23 @@ impl Problem<'_> {
             ("OUT_F16", usize::from(self.half_out)),
             ("A_F32", usize::from(gathered && self.a_single && self.half)),
             ("EXACT", usize::from(self.exact && !self.half)),
+            ("ACTIVATION", activation_code(self.activation).0 as usize),
         ];
         Some(Recipe {
-            name: format!("tile {}x{} {}x{} stages {} splits {splits}", shape.rows, shape.columns, shape.warps_down, shape.warps_across, shape.stages),
+            name: format!(
+                "tile {}x{} {}x{} stages {} splits {splits}",
+                shape.rows, shape.columns, shape.warps_down, shape.warps_across, shape.stages
+            ),
             source: Source {
                 text: TEXT.to_owned(),
                 defines: defines.iter().map(|(name, value)| format!("{name}={value}")).collect(),
                 entry: "tile",
             },
-            grid: [self.m.div_ceil(shape.rows) as u32, self.n.div_ceil(shape.columns) as u32, (self.batch * splits) as u32],
+            grid: [
+                self.m.div_ceil(shape.rows) as u32,
+                self.n.div_ceil(shape.columns) as u32,
+                (self.batch * splits) as u32,
+            ],
             block: (shape.warps_down * shape.warps_across * 32) as u32,
             shared_bytes,
             cluster: splits as u32,
@@ -308,7 +318,9 @@ impl Problem<'_> {
             }
         }
         job.address(self.output.into());
-        for stride in self.a_strides.into_iter().chain(self.b_strides).chain(self.out_strides).chain(self.residual_strides) {
+        for stride in
+            self.a_strides.into_iter().chain(self.b_strides).chain(self.out_strides).chain(self.residual_strides)
+        {
             job.long(stride as i64);
         }
         for which in 0..2 {
@@ -320,8 +332,8 @@ impl Problem<'_> {
             job.long(self.inner[which] as i64);
         }
         job.long(self.bias_inner as i64);
-        let (kind, low, high) = activation_code(self.activation);
-        let numbers = [self.inner_count, self.places, self.m, self.n, self.k]
+        let (_, low, high) = activation_code(self.activation);
+        let numbers = [self.inner_count, if self.in_line() { 0 } else { self.places }, self.m, self.n, self.k]
             .into_iter()
             .chain(self.out_size)
             .chain(self.size)
@@ -334,14 +346,18 @@ impl Problem<'_> {
         for number in numbers {
             job.int(number as i32);
         }
-        job.int(kind);
         job.int(i32::from(self.wide_output()));
         job.int(i32::from(self.bias.is_some_and(|bias| bias.dtype == DataType::Fp16)));
-        job.int(0);
         job.float(self.alpha);
         job.float(low);
         job.float(high);
         job
+    }
+
+    /// Whether rows of the result (and of what is added to it) are at equal distances.
+    fn in_line(&self) -> bool {
+        let fits = |strides: &[isize; 3]| strides[0] == strides[1] * self.places as isize;
+        self.m == self.places || (fits(&self.out_strides) && (self.residual.is_none() || fits(&self.residual_strides)))
     }
 
     /// Whether results (and what is added to them) can be accessed 16 bytes at a time.
@@ -377,7 +393,9 @@ fn recipes(problem: &Problem<'_>, facts: &Facts) -> Vec<Recipe> {
             continue;
         }
         for &splits in SPLITS {
-            let sensible = tiles * splits <= 3 * facts.multiprocessors as usize && problem.k.div_ceil(step) >= 2 * splits && facts.capability >= 90;
+            let sensible = tiles * splits <= 3 * facts.multiprocessors as usize
+                && problem.k.div_ceil(step) >= 2 * splits
+                && facts.capability >= 90;
             if splits == 1 || sensible {
                 all.extend(problem.tile(*shape, facts, splits));
             }

@@ -34,7 +34,9 @@ fn channel_pack(images: &[&Tensor]) -> usize {
                 && image.strides[1] == 1
                 && image.dims[1].is_multiple_of(pack)
                 && image.offset.is_multiple_of(bytes)
-                && [0, 2, 3].iter().all(|&axis| image.dims[axis] == 1 || image.strides[axis].unsigned_abs().is_multiple_of(pack))
+                && [0, 2, 3]
+                    .iter()
+                    .all(|&axis| image.dims[axis] == 1 || image.strides[axis].unsigned_abs().is_multiple_of(pack))
         })
     };
     [8, 4, 2].into_iter().find(|&pack| fits(pack)).unwrap_or(1)
@@ -61,7 +63,10 @@ fn image_coordinates(image: &Tensor, pack: usize, columns: usize) -> String {
 
 fn place(image: &Tensor, n: &str, c: &str, y: &str, x: &str) -> String {
     let strides = &image.strides;
-    format!("(i64)({n}) * {} + (i64)({c}) * {} + (i64)({y}) * {} + (i64)({x}) * {}", strides[0], strides[1], strides[2], strides[3])
+    format!(
+        "(i64)({n}) * {} + (i64)({c}) * {} + (i64)({y}) * {} + (i64)({x}) * {}",
+        strides[0], strides[1], strides[2], strides[3]
+    )
 }
 
 pub(crate) fn pool(step: &Pool) -> Recipe {
@@ -121,7 +126,8 @@ pub(crate) fn depthwise(step: &Conv, columns: usize) -> Recipe {
     let (from, to, factor) = (element(input.dtype), element(output.dtype), element(weight.dtype));
     let [kernel_y, kernel_x] = window.kernel;
     let reach = (columns - 1) * window.strides[1] + (kernel_x - 1) * window.dilations[1] + 1;
-    let mut parameters = format!("const {from}* __restrict__ p0, const {factor}* __restrict__ p1, {to}* __restrict__ p2");
+    let mut parameters =
+        format!("const {from}* __restrict__ p0, const {factor}* __restrict__ p1, {to}* __restrict__ p2");
     let mut tensors = vec![input, weight, output];
     let bias = step.bias.as_ref().map_or("0.0f".to_owned(), |bias| {
         parameters += &format!(", const {}* __restrict__ p3", element(bias.dtype));
@@ -145,7 +151,10 @@ pub(crate) fn depthwise(step: &Conv, columns: usize) -> Recipe {
     let factors = if strides[0] == 1 && pack * weight.element_bytes() <= 16 && weight.offset.is_multiple_of(16) {
         format!("const Pack<{factor}, {pack}> w = *(const Pack<{factor}, {pack}>*)(p1 + {at});")
     } else {
-        format!("Pack<{factor}, {pack}> w;\n#pragma unroll\n            for (int v = 0; v < {pack}; v++) w.at[v] = p1[{at} + (i64)v * {}];", strides[0])
+        format!(
+            "Pack<{factor}, {pack}> w;\n#pragma unroll\n            for (int v = 0; v < {pack}; v++) w.at[v] = p1[{at} + (i64)v * {}];",
+            strides[0]
+        )
     };
     let text = head(&parameters, threads)
         + &image_coordinates(output, pack, across).replace("x = t", "x_pack = t")
@@ -177,7 +186,11 @@ pub(crate) fn depthwise(step: &Conv, columns: usize) -> Recipe {
             out_width = output.dims[3],
             out = place(output, "n", "c", "y", "x + o"),
         );
-    let text = if step.residual.is_some() && step.bias.is_none() { text.replace("__restrict__ p4", "__restrict__ p3").replace("(p4 +", "(p3 +") } else { text };
+    let text = if step.residual.is_some() && step.bias.is_none() {
+        text.replace("__restrict__ p4", "__restrict__ p3").replace("(p4 +", "(p3 +")
+    } else {
+        text
+    };
     recipe(format!("depthwise {columns}"), text, threads, &tensors)
 }
 
@@ -188,7 +201,8 @@ pub(crate) fn lrn(step: &Lrn) -> Recipe {
     let threads = space.count();
     let channels = input.dims[1];
     let rest: Vec<usize> = (0..input.dims.len()).filter(|&axis| axis != 1).collect();
-    let mut code = String::from("    u32 left = t / CHANNELS;\n    const int c = t % CHANNELS;\n    i64 a = 0, b = 0;\n");
+    let mut code =
+        String::from("    u32 left = t / CHANNELS;\n    const int c = t % CHANNELS;\n    i64 a = 0, b = 0;\n");
     for &axis in rest.iter().rev() {
         let dim = input.dims[axis];
         code += &format!(
@@ -198,17 +212,20 @@ pub(crate) fn lrn(step: &Lrn) -> Recipe {
     }
     let (below, above) = ((step.size - 1) / 2, step.size / 2);
     let text = format!("#define CHANNELS {channels}u\n")
-        + &head(&format!("const {}* __restrict__ p0, {}* __restrict__ p1", element(input.dtype), element(output.dtype)), threads)
+        + &head(
+            &format!("const {}* __restrict__ p0, {}* __restrict__ p1", element(input.dtype), element(output.dtype)),
+            threads,
+        )
         + &code
         + &format!(
             "    float s = 0.0f;\n    for (int k = c - {below}; k <= c + {above}; k++) {{\n        if (k < 0 || k >= {channels}) continue;\n\
-             \x20       const float v = {around};\n        s += v * v;\n    }}\n    const float v = {value} / powf({bias} + {factor} * s, {beta});\n    {out} = {result};\n}}\n",
+             \x20       const float v = {around};\n        s += v * v;\n    }}\n    const float v = {value} / powf({bias} + {factor} * s, {beta});\n    p1[b + (i64)c * {stride}] = {result};\n}}\n",
             around = load(input.dtype, &format!("p0[a + (i64)k * {}]", input.strides[1])),
             value = load(input.dtype, &format!("p0[a + (i64)c * {}]", input.strides[1])),
             bias = number(step.bias),
             factor = number(step.alpha / step.size as f32),
             beta = number(step.beta),
-            out = format!("p1[b + (i64)c * {}]", output.strides[1]),
+            stride = output.strides[1],
             result = store(output.dtype, "v"),
         );
     recipe("generated".to_owned(), text, threads, &[input, output])
@@ -217,7 +234,10 @@ pub(crate) fn lrn(step: &Lrn) -> Recipe {
 pub(crate) fn gather(step: &Gather) -> Recipe {
     let (data, indices, output) = (&step.data, &step.indices, &step.output);
     let limit = data.dims[step.axis];
-    let clamped = format!("at = at < 0 ? at + {limit} : at;\n    at = at < 0 ? 0 : at >= {limit} ? {last} : at;\n", last = limit - 1);
+    let clamped = format!(
+        "at = at < 0 ? at + {limit} : at;\n    at = at < 0 ? 0 : at >= {limit} ? {last} : at;\n",
+        last = limit - 1
+    );
     // Along the output's dimensions, `data` and `indices` each have strides of their own: 0 where a dimension is the other's.
     let (mut of_data, mut of_indices) = (vec![0; output.dims.len()], vec![0; output.dims.len()]);
     if step.elements {
@@ -234,14 +254,22 @@ pub(crate) fn gather(step: &Gather) -> Recipe {
     let space = Space::new(&output.dims, &[&of_data, &of_indices, &output.strides], 2);
     let threads = space.count();
     let text = head(
-        &format!("const {}* __restrict__ p0, const {}* __restrict__ p1, {}* __restrict__ p2", element(data.dtype), element(indices.dtype), element(output.dtype)),
+        &format!(
+            "const {}* __restrict__ p0, const {}* __restrict__ p1, {}* __restrict__ p2",
+            element(data.dtype),
+            element(indices.dtype),
+            element(output.dtype)
+        ),
         threads,
     ) + &space.coordinates("x", "t")
         + &format!(
             "    i64 at = (i64)p1[{index}];\n    {clamped}    p2[{out}] = {value};\n}}\n",
             index = space.offset(1, "x"),
             out = space.offset(2, "x"),
-            value = store(output.dtype, &load(data.dtype, &format!("p0[{} + at * {}]", space.offset(0, "x"), data.strides[step.axis]))),
+            value = store(
+                output.dtype,
+                &load(data.dtype, &format!("p0[{} + at * {}]", space.offset(0, "x"), data.strides[step.axis]))
+            ),
         );
     recipe("generated".to_owned(), text, threads, &[data, indices, output])
 }
@@ -297,7 +325,9 @@ pub(crate) fn resize(step: &Resize) -> Recipe {
             w = width - 1,
         ),
         ResizeKind::Cubic { coefficient, exclude_outside } => {
-            let outside = |at: &str, limit: usize| if exclude_outside { format!("if ({at} < 0 || {at} >= {limit}) k = 0.0f;") } else { String::new() };
+            let outside = |at: &str, limit: usize| {
+                if exclude_outside { format!("if ({at} < 0 || {at} >= {limit}) k = 0.0f;") } else { String::new() }
+            };
             format!(
                 "    const int y0 = (int)floorf(f_y), x0 = (int)floorf(f_x);\n    float w_y[4], w_x[4], sum_y = 0.0f, sum_x = 0.0f;\n\
                  \x20   for (int i = 0; i < 4; i++) {{ float k = cubic(fabsf(f_y - (y0 - 1 + i)), {c}); const int at = y0 - 1 + i; {oy} w_y[i] = k; sum_y += k; }}\n\
@@ -326,5 +356,9 @@ pub(crate) fn resize(step: &Resize) -> Recipe {
 /// Whether a convolution is one kernel for each channel, of types that are computed with as floats.
 pub(crate) fn is_depthwise(step: &Conv) -> bool {
     let float = |tensor: &Tensor| matches!(tensor.dtype, DataType::Fp16 | DataType::Fp32);
-    step.groups == step.input.dims[1] && step.output.dims[1] == step.groups && step.groups > 1 && float(&step.input) && float(&step.weight)
+    step.groups == step.input.dims[1]
+        && step.output.dims[1] == step.groups
+        && step.groups > 1
+        && float(&step.input)
+        && float(&step.weight)
 }

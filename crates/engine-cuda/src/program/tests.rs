@@ -1,0 +1,202 @@
+//! What can be checked without a GPU: the sources that are generated, and which kernels are tried.
+
+use super::*;
+use expect_test::{Expect, expect};
+use graph::expression::{Binary, Expression, Instruction, Kind};
+use graph::plan::{
+    Activation, Conv, DataType, Elementwise, Gemm, Place, Reduce, ReduceKind, Window, channels_last, row_major,
+};
+
+fn facts() -> Facts {
+    Facts {
+        name: "NVIDIA H200".into(),
+        capability: 90,
+        multiprocessors: 132,
+        shared_bytes: 232_448,
+        versions: String::new(),
+    }
+}
+
+fn tensor(dtype: DataType, dims: &[usize], strides: Vec<isize>, place: Place) -> Tensor {
+    Tensor { dtype, dims: dims.to_vec(), strides, place, offset: 0 }
+}
+
+fn convolution(batch: usize, channels: usize, size: usize, kernel: usize, groups: usize) -> Conv {
+    let dims = [batch, channels, size, size];
+    let weight = [channels, channels / groups, kernel, kernel];
+    Conv {
+        input: tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
+        weight: tensor(DataType::Fp16, &weight, channels_last(&weight), Place::Weights),
+        bias: Some(tensor(DataType::Fp32, &[channels], vec![1], Place::Weights)),
+        residual: None,
+        output: tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
+        window: Window {
+            kernel: [kernel; 2],
+            strides: [1; 2],
+            dilations: [1; 2],
+            pads_before: [kernel / 2; 2],
+            pads_after: [kernel / 2; 2],
+        },
+        groups,
+        activation: Activation::Relu,
+    }
+}
+
+fn names(step: &Step) -> Vec<String> {
+    recipes(step, Precision::F16, &facts()).unwrap().into_iter().map(|recipe| recipe.name).collect()
+}
+
+fn check_source(step: &Step, expected: &Expect) {
+    let recipe = recipes(step, Precision::F16, &facts()).unwrap().remove(0);
+    expected.assert_eq(&format!("// {:?} x {}\n{}", recipe.grid, recipe.block, recipe.source.text));
+}
+
+#[test]
+fn elements_are_taken_in_packs_and_broadcast() {
+    let dims = [2, 64, 8, 8];
+    let mut expression = Expression::default();
+    let x = expression.push(Instruction::Input(0), Kind::Float);
+    let scale = expression.push(Instruction::Input(1), Kind::Float);
+    let product = expression.push(Instruction::Binary(Binary::Multiply, x, scale), Kind::Float);
+    let zero = expression.push(Instruction::Float(0.0), Kind::Float);
+    expression.push(Instruction::Binary(Binary::Maximum, product, zero), Kind::Float);
+    let step = Elementwise {
+        inputs: vec![
+            tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
+            tensor(DataType::Fp16, &dims, vec![0, 1, 0, 0], Place::Weights),
+        ],
+        output: tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
+        expression,
+    };
+    check_source(&Step::Elementwise(step), &expect![[r#"
+        // [4, 1, 1] x 256
+        extern "C" __global__ void __launch_bounds__(256) step(const half_bits* __restrict__ i0, const half_bits* __restrict__ i1, half_bits* __restrict__ o) {
+            after_the_kernel_before();
+            const u32 t = blockIdx.x * 256u + threadIdx.x;
+            if (t >= 1024u) return;
+            const u32 first = t * 8u;
+            const u32 x1 = (first) % 64u;
+            const u32 x0 = first / 64u;
+            const Pack<half_bits, 8> p0 = *(const Pack<half_bits, 8>*)(i0 + (i64)x0 * 64 + (i64)x1 * 1);
+            const Pack<half_bits, 8> p1 = *(const Pack<half_bits, 8>*)(i1 + (i64)x1 * 1);
+            Pack<half_bits, 8> q;
+        #pragma unroll
+            for (int v = 0; v < 8; v++) {
+                const half_bits e0 = p0.at[v];
+                const half_bits e1 = p1.at[v];
+                const float r0 = from_half(e0);
+                const float r1 = from_half(e1);
+                const float r2 = r0 * r1;
+                const float r3 = 0e0f;
+                const float r4 = (r2 != r2 || r3 != r3) ? r2 + r3 : (r2 > r3 ? r2 : r3);
+                q.at[v] = to_half((float)(r4));
+            }
+            *(Pack<half_bits, 8>*)(o + (i64)x0 * 64 + (i64)x1 * 1) = q;
+        }
+    "#]]);
+}
+
+#[test]
+fn a_mean_over_an_image_reads_channels_that_are_neighbours() {
+    let (dims, out) = ([1, 512, 7, 7], [1, 512, 1, 1]);
+    let step = Reduce {
+        input: tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
+        output: tensor(DataType::Fp16, &out, channels_last(&out), Place::Workspace),
+        kind: ReduceKind::Mean,
+        axes: vec![2, 3],
+    };
+    check_source(&Step::Reduce(step), &expect![[r#"
+        // [32, 1, 1] x 256
+        #define LANES 16
+        #define PITCH 16
+        __device__ __forceinline__ float together(float a, u32 lane) {
+            __shared__ float all[256];
+            __syncthreads();
+            all[threadIdx.x] = a;
+        #pragma unroll
+            for (u32 half = LANES / 2; half > 0; half /= 2) {
+                __syncthreads();
+                if (lane < half) {
+                    const float a = all[threadIdx.x], b = all[threadIdx.x + half * PITCH];
+                    all[threadIdx.x] = a + b;
+                }
+            }
+            __syncthreads();
+            return all[threadIdx.x - lane * PITCH];
+        }
+        extern "C" __global__ void __launch_bounds__(256) step(half_bits* __restrict__ p0, half_bits* __restrict__ p1) {
+            after_the_kernel_before();
+            const u32 lane = threadIdx.x / 16u, row = blockIdx.x * 16u + threadIdx.x % 16u;
+            const bool alive = row < 512u;
+            const u32 y0 = row;
+            float s = 0;
+            if (alive) for (u32 i = lane; i < 49u; i += LANES) {
+            const u32 x1 = (i) % 7u;
+            const u32 x0 = i / 7u;
+                const float v = from_half(p0[(i64)y0 * 1 + (i64)x0 * 3584 + (i64)x1 * 512]);
+                s += v;
+            }
+            s = together(s, lane);
+            if (alive && lane == 0) p1[(i64)y0 * 1] = to_half((float)(s / (float)49));
+        }
+    "#]]);
+}
+
+#[test]
+fn few_places_are_split_along_the_channels_and_many_are_not() {
+    let few = names(&Step::Conv(convolution(1, 512, 7, 3, 1)));
+    assert!(few.contains(&"tile 16x64 1x4 stages 5 splits 4".to_owned()), "{few:?}");
+    let many = names(&Step::Conv(convolution(32, 64, 112, 3, 1)));
+    assert!(many.iter().all(|name| name.ends_with("splits 1")), "{many:?}");
+}
+
+#[test]
+fn one_kernel_for_each_channel_has_its_own_kernel() {
+    assert_eq!(names(&Step::Conv(convolution(1, 96, 28, 3, 96))), ["depthwise 1", "depthwise 2", "depthwise 4"]);
+}
+
+#[test]
+fn three_channels_are_gathered_and_many_are_copied_whole() {
+    let mode = |channels| {
+        recipes(&Step::Conv(convolution(1, channels, 16, 3, 1)), Precision::F16, &facts()).unwrap()[0].source.defines[5]
+            .clone()
+    };
+    assert_eq!((mode(3), mode(16)), ("A_MODE=2".to_owned(), "A_MODE=1".to_owned()));
+}
+
+#[test]
+fn a_convolution_of_one_tap_is_a_product() {
+    assert!(lt::as_product(&convolution(2, 64, 8, 3, 1)).is_none());
+    let product: Gemm = lt::as_product(&convolution(2, 64, 8, 1, 1)).unwrap();
+    assert_eq!((product.a.dims, product.a.strides), (vec![128, 64], vec![64, 1]));
+    assert_eq!((product.b.dims, product.b.strides), (vec![64, 64], vec![1, 64]));
+}
+
+#[test]
+fn places_in_memory_are_no_part_of_a_signature_but_alignment_is() {
+    let conv = convolution(1, 64, 8, 3, 1);
+    let signed = |offset| {
+        let mut conv = conv.clone();
+        conv.input.offset = offset;
+        signature(&Step::Conv(conv), Precision::F16)
+    };
+    assert_eq!(signed(256), signed(4096));
+    assert_ne!(signed(256), signed(2));
+}
+
+#[test]
+fn an_unknown_type_is_refused_in_words() {
+    let dims = [1, 1, 4, 16];
+    let step = graph::plan::Attention {
+        query: tensor(DataType::Fp64, &dims, row_major(&dims), Place::Workspace),
+        key: tensor(DataType::Fp64, &dims, row_major(&dims), Place::Workspace),
+        value: tensor(DataType::Fp64, &dims, row_major(&dims), Place::Workspace),
+        mask: None,
+        output: tensor(DataType::Fp64, &dims, row_major(&dims), Place::Workspace),
+        scale: 1.0,
+    };
+    assert_eq!(
+        recipes(&Step::Attention(step), Precision::F16, &facts()).unwrap_err(),
+        "attention is there for FP16 and FP32"
+    );
+}
