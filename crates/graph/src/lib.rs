@@ -2,16 +2,33 @@
 //!
 //! ```text
 //!  file ──Model::read──> Model ──compile(options)──> Plan ──> kernels, or `reference`
+//!                                    │
+//!                    lower ──> fuse ──> arrange (places, strides, steps)
 //! ```
 //!
 //! Nothing here knows of a device. A plan says what is to be computed, on which memory and in which order; equal models and
 //! equal options give equal plans. [`plan`] is the contract with those who execute it.
 
+mod arrange;
 pub mod array;
+mod compile;
+mod display;
+mod error;
+mod evaluate;
 pub mod expression;
+mod fuse;
+mod ir;
+mod lower;
+mod memory;
+pub mod model;
+mod onnx;
 pub mod options;
 pub mod plan;
+pub mod reference;
 pub mod weights;
 
+pub use compile::compile;
+pub use error::Error;
+pub use model::Model;
 pub use options::{Layout, Options};
 pub use plan::{Plan, Precision};

@@ -1,0 +1,3 @@
+//! Makes one node of several.
+use crate::ir::Graph;
+pub(crate) fn fuse(_graph: &mut Graph) {}

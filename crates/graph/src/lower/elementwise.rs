@@ -1,0 +1,375 @@
+//! Operators that look at one element at a time.
+
+use super::{Inputs, Lowering, kind};
+use crate::error::Error;
+use crate::expression::{Binary, Expression, Instruction, Kind, Register, Unary};
+use crate::ir::ValueId;
+use crate::model::{Node, element};
+use base::DataType;
+
+/// Writes expressions of floats shortly.
+struct Floats<'a>(&'a mut Expression);
+
+impl Floats<'_> {
+    fn number(&mut self, value: f32) -> Register {
+        self.0.push(Instruction::Float(value), Kind::Float)
+    }
+
+    fn unary(&mut self, function: Unary, of: Register) -> Register {
+        self.0.push(Instruction::Unary(function, of), Kind::Float)
+    }
+
+    fn binary(&mut self, function: Binary, a: Register, b: Register) -> Register {
+        self.0.push(Instruction::Binary(function, a, b), Kind::Float)
+    }
+
+    fn with(&mut self, function: Binary, a: Register, value: f32) -> Register {
+        let value = self.number(value);
+        self.binary(function, a, value)
+    }
+
+    /// `a` where positive, else `b`.
+    fn by_sign(&mut self, x: Register, a: Register, b: Register) -> Register {
+        let zero = self.number(0.0);
+        let positive = self.0.push(Instruction::Binary(Binary::GreaterOrEqual, x, zero), Kind::Bool);
+        self.0.push(Instruction::Select(positive, a, b), Kind::Float)
+    }
+
+    fn clip(&mut self, x: Register, low: f32, high: f32) -> Register {
+        let x = self.with(Binary::Maximum, x, low);
+        self.with(Binary::Minimum, x, high)
+    }
+
+    /// `ln(1 + exp(x))`, without overflow.
+    fn softplus(&mut self, x: Register) -> Register {
+        let absolute = self.unary(Unary::Absolute, x);
+        let negative = self.unary(Unary::Negate, absolute);
+        let exp = self.unary(Unary::Exp, negative);
+        let sum = self.with(Binary::Add, exp, 1.0);
+        let log = self.unary(Unary::Log, sum);
+        let positive = self.with(Binary::Maximum, x, 0.0);
+        self.binary(Binary::Add, log, positive)
+    }
+
+    /// `scale * (exp(x / alpha) - 1)`
+    fn exponential(&mut self, x: Register, alpha: f32, scale: f32) -> Register {
+        let x = self.with(Binary::Divide, x, alpha);
+        let exp = self.unary(Unary::Exp, x);
+        let less = self.with(Binary::Subtract, exp, 1.0);
+        self.with(Binary::Multiply, less, scale)
+    }
+}
+
+impl Lowering {
+    pub(super) fn elementwise_node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {
+        if let Some(function) = unary(&node.operator) {
+            let x = self.input(inputs, 0)?;
+            let of = kind(self.dtype(x));
+            let fits = match function {
+                Unary::Not => of == Kind::Bool,
+                Unary::Negate | Unary::Absolute | Unary::Sign => of != Kind::Bool,
+                _ => of == Kind::Float,
+            };
+            if !fits {
+                return Err(self.unsupported(&format!(" for {}", self.dtype(x))));
+            }
+            let dtype = match function {
+                Unary::IsNan | Unary::IsInfinite => DataType::Bool,
+                _ => self.dtype(x),
+            };
+            if function == Unary::IsInfinite && node.int("detect_negative", 1) * node.int("detect_positive", 1) == 0 {
+                return Err(self.unsupported(" for one sign"));
+            }
+            let result = kind(dtype);
+            let value =
+                self.apply(&[x], dtype, |expression, x| expression.push(Instruction::Unary(function, x[0]), result))?;
+            return Ok(Some(vec![value]));
+        }
+        if let Some(function) = binary(&node.operator) {
+            return self.binary_node(node, inputs, function).map(|value| Some(vec![value]));
+        }
+        let value = match node.operator.as_str() {
+            "Identity" | "Dropout" => self.input(inputs, 0)?,
+            "Cast" => {
+                let to = element(node.int("to", 1) as i32)?;
+                self.cast(self.input(inputs, 0)?, to)?
+            }
+            "CastLike" => {
+                let to = self.dtype(self.input(inputs, 1)?);
+                self.cast(self.input(inputs, 0)?, to)?
+            }
+            "Where" => self.select(inputs)?,
+            "Clip" => self.clip(node, inputs)?,
+            "PRelu" => self.prelu(inputs)?,
+            "Max" => self.variadic(inputs, Binary::Maximum)?,
+            "Min" => self.variadic(inputs, Binary::Minimum)?,
+            "Sum" => self.variadic(inputs, Binary::Add)?,
+            "Mean" => {
+                let sum = self.variadic(inputs, Binary::Add)?;
+                let count = self.scalar(self.dtype(sum), inputs.len() as f64);
+                self.binary(Binary::Divide, sum, count)?
+            }
+            _ => return self.activation(node, inputs),
+        };
+        Ok(Some(vec![value]))
+    }
+
+    fn binary_node(&mut self, node: &Node, inputs: Inputs<'_>, function: Binary) -> Result<ValueId, Error> {
+        let (a, mut b) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
+        let function =
+            if function == Binary::Modulo && node.int("fmod", 0) == 1 { Binary::Remainder } else { function };
+        let compares = matches!(
+            function,
+            Binary::Equal | Binary::Less | Binary::LessOrEqual | Binary::Greater | Binary::GreaterOrEqual
+        );
+        if self.dtype(a) != self.dtype(b) {
+            if function != Binary::Power {
+                return Err(self.bad(format!("its inputs are {} and {}", self.dtype(a), self.dtype(b))));
+            }
+            b = self.cast(b, self.dtype(a))?;
+        }
+        let dtype = if compares { DataType::Bool } else { self.dtype(a) };
+        if self.opset < 7 && node.int("broadcast", 0) == 1 && node.has("axis") {
+            // The old way to broadcast: the second's dimensions begin at an axis of the first.
+            let rank = self.graph.dims(a).len();
+            let axis = self.axis(node.int("axis", 0), rank)?;
+            let mut dims = self.dims(b);
+            dims.resize(rank - axis, 1);
+            b = self.reshape(b, &dims);
+        }
+        let kind = kind(dtype);
+        self.apply(&[a, b], dtype, |expression, of| expression.push(Instruction::Binary(function, of[0], of[1]), kind))
+    }
+
+    pub(super) fn cast(&mut self, value: ValueId, to: DataType) -> Result<ValueId, Error> {
+        let from = self.dtype(value);
+        if from == to {
+            return Ok(value);
+        }
+        self.apply(&[value], to, |expression, x| {
+            let (from, to) = (kind(from), kind(to));
+            if from == to && to != Kind::Int { x[0] } else { expression.push(Instruction::Cast(to, x[0]), to) }
+        })
+    }
+
+    fn select(&mut self, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+        let [condition, a, b] = [self.input(inputs, 0)?, self.input(inputs, 1)?, self.input(inputs, 2)?];
+        let dtype = self.dtype(a);
+        let kind = kind(dtype);
+        self.apply(&[condition, a, b], dtype, |expression, of| {
+            expression.push(Instruction::Select(of[0], of[1], of[2]), kind)
+        })
+    }
+
+    fn clip(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+        let mut x = self.input(inputs, 0)?;
+        let dtype = self.dtype(x);
+        for (position, name, function) in [(1, "min", Binary::Maximum), (2, "max", Binary::Minimum)] {
+            let bound = match self.optional(inputs, position) {
+                Some(bound) => bound,
+                None if node.has(name) => self.scalar(dtype, f64::from(node.float(name, 0.0))),
+                None => continue,
+            };
+            x = self.binary(function, x, bound)?;
+        }
+        Ok(x)
+    }
+
+    fn prelu(&mut self, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+        let (x, slope) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
+        let dtype = self.dtype(x);
+        if kind(dtype) != Kind::Float {
+            return Err(self.unsupported(" for integers"));
+        }
+        self.apply(&[x, slope], dtype, |expression, of| {
+            let mut floats = Floats(expression);
+            let scaled = floats.binary(Binary::Multiply, of[0], of[1]);
+            floats.by_sign(of[0], of[0], scaled)
+        })
+    }
+
+    fn variadic(&mut self, inputs: Inputs<'_>, function: Binary) -> Result<ValueId, Error> {
+        let mut result = self.input(inputs, 0)?;
+        for position in 1..inputs.len() {
+            let next = self.input(inputs, position)?;
+            result = self.binary(function, result, next)?;
+        }
+        Ok(result)
+    }
+
+    /// Functions of one float with parameters.
+    fn activation(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {
+        let operator = node.operator.as_str();
+        let alpha = |otherwise| node.float("alpha", otherwise);
+        let build: Box<dyn FnOnce(&mut Floats<'_>, Register) -> Register> = match operator {
+            "Relu" => {
+                let (x, zero) = (self.input(inputs, 0)?, self.scalar(self.dtype(self.input(inputs, 0)?), 0.0));
+                return self.binary(Binary::Maximum, x, zero).map(|value| Some(vec![value]));
+            }
+            "LeakyRelu" => {
+                let slope = alpha(0.01);
+                Box::new(move |floats, x| {
+                    let scaled = floats.with(Binary::Multiply, x, slope);
+                    floats.by_sign(x, x, scaled)
+                })
+            }
+            "ThresholdedRelu" => {
+                let threshold = alpha(1.0);
+                Box::new(move |floats, x| {
+                    let (bound, zero) = (floats.number(threshold), floats.number(0.0));
+                    let above = floats.0.push(Instruction::Binary(Binary::Greater, x, bound), Kind::Bool);
+                    floats.0.push(Instruction::Select(above, x, zero), Kind::Float)
+                })
+            }
+            "Elu" => {
+                let scale = alpha(1.0);
+                Box::new(move |floats, x| {
+                    let below = floats.exponential(x, 1.0, scale);
+                    floats.by_sign(x, x, below)
+                })
+            }
+            "Celu" => {
+                let alpha = alpha(1.0);
+                Box::new(move |floats, x| {
+                    let below = floats.exponential(x, alpha, alpha);
+                    floats.by_sign(x, x, below)
+                })
+            }
+            "Selu" => {
+                // The defaults are those of the operator's definition.
+                let (alpha, gamma) = (alpha(1.673_263_2), node.float("gamma", 1.050_701));
+                Box::new(move |floats, x| {
+                    let below = floats.exponential(x, 1.0, alpha);
+                    let both = floats.by_sign(x, x, below);
+                    floats.with(Binary::Multiply, both, gamma)
+                })
+            }
+            "Softplus" => Box::new(|floats, x| floats.softplus(x)),
+            "Softsign" => Box::new(|floats, x| {
+                let absolute = floats.unary(Unary::Absolute, x);
+                let below = floats.with(Binary::Add, absolute, 1.0);
+                floats.binary(Binary::Divide, x, below)
+            }),
+            "HardSigmoid" => {
+                let (alpha, beta) = (alpha(0.2), node.float("beta", 0.5));
+                Box::new(move |floats, x| {
+                    let line = floats.with(Binary::Multiply, x, alpha);
+                    let line = floats.with(Binary::Add, line, beta);
+                    floats.clip(line, 0.0, 1.0)
+                })
+            }
+            "HardSwish" => Box::new(|floats, x| {
+                let line = floats.with(Binary::Divide, x, 6.0);
+                let line = floats.with(Binary::Add, line, 0.5);
+                let gate = floats.clip(line, 0.0, 1.0);
+                floats.binary(Binary::Multiply, x, gate)
+            }),
+            "Swish" => {
+                let alpha = alpha(1.0);
+                Box::new(move |floats, x| {
+                    let scaled = floats.with(Binary::Multiply, x, alpha);
+                    let gate = floats.unary(Unary::Sigmoid, scaled);
+                    floats.binary(Binary::Multiply, x, gate)
+                })
+            }
+            "Mish" => Box::new(|floats, x| {
+                let soft = floats.softplus(x);
+                let gate = floats.unary(Unary::Tanh, soft);
+                floats.binary(Binary::Multiply, x, gate)
+            }),
+            "Gelu" if node.text("approximate", "none") == "tanh" => Box::new(|floats, x| {
+                let square = floats.binary(Binary::Multiply, x, x);
+                let cube = floats.binary(Binary::Multiply, square, x);
+                let cube = floats.with(Binary::Multiply, cube, 0.044_715);
+                let inner = floats.binary(Binary::Add, x, cube);
+                let inner = floats.with(Binary::Multiply, inner, (2.0 / std::f32::consts::PI).sqrt());
+                let gate = floats.unary(Unary::Tanh, inner);
+                half_gated(floats, x, gate)
+            }),
+            "Gelu" => Box::new(|floats, x| {
+                let inner = floats.with(Binary::Multiply, x, std::f32::consts::FRAC_1_SQRT_2);
+                let gate = floats.unary(Unary::Erf, inner);
+                half_gated(floats, x, gate)
+            }),
+            "Shrink" => {
+                let (lambda, bias) = (node.float("lambd", 0.5), node.float("bias", 0.0));
+                Box::new(move |floats, x| {
+                    let [low, high, zero] = [-lambda, lambda, 0.0].map(|value| floats.number(value));
+                    let below = floats.0.push(Instruction::Binary(Binary::Less, x, low), Kind::Bool);
+                    let above = floats.0.push(Instruction::Binary(Binary::Greater, x, high), Kind::Bool);
+                    let up = floats.with(Binary::Add, x, bias);
+                    let down = floats.with(Binary::Subtract, x, bias);
+                    let rest = floats.0.push(Instruction::Select(above, down, zero), Kind::Float);
+                    floats.0.push(Instruction::Select(below, up, rest), Kind::Float)
+                })
+            }
+            _ => return Ok(None),
+        };
+        let x = self.input(inputs, 0)?;
+        let dtype = self.dtype(x);
+        if kind(dtype) != Kind::Float {
+            return Err(self.unsupported(&format!(" for {dtype}")));
+        }
+        self.apply(&[x], dtype, |expression, x| build(&mut Floats(expression), x[0])).map(|value| Some(vec![value]))
+    }
+}
+
+/// `x / 2 * (1 + gate)`
+fn half_gated(floats: &mut Floats<'_>, x: Register, gate: Register) -> Register {
+    let gate = floats.with(Binary::Add, gate, 1.0);
+    let gated = floats.binary(Binary::Multiply, x, gate);
+    floats.with(Binary::Multiply, gated, 0.5)
+}
+
+fn unary(operator: &str) -> Option<Unary> {
+    Some(match operator {
+        "Neg" => Unary::Negate,
+        "Abs" => Unary::Absolute,
+        "Sign" => Unary::Sign,
+        "Reciprocal" => Unary::Reciprocal,
+        "Sqrt" => Unary::SquareRoot,
+        "Exp" => Unary::Exp,
+        "Log" => Unary::Log,
+        "Sin" => Unary::Sin,
+        "Cos" => Unary::Cos,
+        "Tan" => Unary::Tan,
+        "Asin" => Unary::Asin,
+        "Acos" => Unary::Acos,
+        "Atan" => Unary::Atan,
+        "Sinh" => Unary::Sinh,
+        "Cosh" => Unary::Cosh,
+        "Asinh" => Unary::Asinh,
+        "Acosh" => Unary::Acosh,
+        "Atanh" => Unary::Atanh,
+        "Tanh" => Unary::Tanh,
+        "Erf" => Unary::Erf,
+        "Sigmoid" => Unary::Sigmoid,
+        "Floor" => Unary::Floor,
+        "Ceil" => Unary::Ceil,
+        "Round" => Unary::Round,
+        "IsNaN" => Unary::IsNan,
+        "IsInf" => Unary::IsInfinite,
+        "Not" => Unary::Not,
+        _ => return None,
+    })
+}
+
+fn binary(operator: &str) -> Option<Binary> {
+    Some(match operator {
+        "Add" => Binary::Add,
+        "Sub" => Binary::Subtract,
+        "Mul" => Binary::Multiply,
+        "Div" => Binary::Divide,
+        "Mod" => Binary::Modulo,
+        "Pow" => Binary::Power,
+        "Equal" => Binary::Equal,
+        "Less" => Binary::Less,
+        "LessOrEqual" => Binary::LessOrEqual,
+        "Greater" => Binary::Greater,
+        "GreaterOrEqual" => Binary::GreaterOrEqual,
+        "And" => Binary::And,
+        "Or" => Binary::Or,
+        "Xor" => Binary::Xor,
+        _ => return None,
+    })
+}

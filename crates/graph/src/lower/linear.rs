@@ -1,0 +1,145 @@
+//! Matrix products, and what transformers have around them.
+
+use super::{FOLD_ELEMENTS, Inputs, Lowering};
+use crate::array::is_float;
+use crate::error::Error;
+use crate::expression::Binary;
+use crate::ir::{Op, ValueId, broadcast};
+use crate::model::Node;
+use crate::plan::Activation;
+
+const PLAIN: Op = Op::Gemm { alpha: 1.0, bias: false, residual: false, activation: Activation::None };
+
+impl Lowering {
+    pub(super) fn linear_node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {
+        let value = match node.operator.as_str() {
+            "MatMul" => self.matmul(inputs)?,
+            "Gemm" => self.gemm(node, inputs)?,
+            "Softmax" | "LogSoftmax" => self.softmax(node, inputs)?,
+            "LayerNormalization" | "RMSNormalization" => self.layer_norm(node, inputs)?,
+            _ => return Ok(None),
+        };
+        Ok(Some(vec![value]))
+    }
+
+    fn matmul(&mut self, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+        let (mut a, mut b) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
+        let (rank_a, rank_b) = (self.graph.dims(a).len(), self.graph.dims(b).len());
+        if rank_a == 0 || rank_b == 0 {
+            return Err(self.bad("a scalar is no matrix"));
+        }
+        if rank_a == 1 {
+            a = self.reshape(a, &[1, self.dims(a)[0]]);
+        }
+        if rank_b == 1 {
+            b = self.reshape(b, &[self.dims(b)[0], 1]);
+        }
+        let mut dims = self.product(a, b)?;
+        let dtype = self.dtype(a);
+        let value = self.emit(PLAIN, &[a, b], dtype, &dims);
+        // Without the dimensions that were added.
+        if rank_b == 1 {
+            dims.pop();
+        }
+        if rank_a == 1 {
+            dims.remove(dims.len() - if rank_b == 1 { 1 } else { 2 });
+        }
+        Ok(self.reshape(value, &dims))
+    }
+
+    /// The shape of a product.
+    fn product(&self, a: ValueId, b: ValueId) -> Result<Vec<usize>, Error> {
+        let (left, right) = (self.graph.dims(a), self.graph.dims(b));
+        let (split_a, split_b) = (left.len() - 2, right.len() - 2);
+        let batch = broadcast(&left[..split_a], &right[..split_b]).filter(|_| left[split_a + 1] == right[split_b]);
+        let mut dims = batch.ok_or_else(|| self.bad(format!("{left:?} and {right:?} don't go together")))?;
+        dims.extend([left[split_a], right[split_b + 1]]);
+        Ok(dims)
+    }
+
+    fn gemm(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+        let (mut a, mut b) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
+        if self.graph.dims(a).len() != 2 || self.graph.dims(b).len() != 2 {
+            return Err(self.bad("its inputs are no matrices"));
+        }
+        if node.int("transA", 0) != 0 {
+            a = self.turn(a);
+        }
+        if node.int("transB", 0) != 0 {
+            b = self.turn(b);
+        }
+        let (dims, dtype) = (self.product(a, b)?, self.dtype(a));
+        let (alpha, beta) = (node.float("alpha", 1.0), node.float("beta", 1.0));
+        let mut summand = self.optional(inputs, 2).filter(|_| beta != 0.0);
+        if let Some(value) = summand.filter(|_| beta != 1.0) {
+            let beta = self.scalar(dtype, f64::from(beta));
+            summand = Some(self.binary(Binary::Multiply, value, beta)?);
+        }
+        let bias = summand.filter(|&value| {
+            let own = self.graph.dims(value);
+            own.last() == Some(&dims[1]) && own.iter().product::<usize>() == dims[1] && is_float(dtype)
+        });
+        let op = Op::Gemm { alpha, bias: bias.is_some(), residual: false, activation: Activation::None };
+        if let Some(bias) = bias {
+            let bias = self.reshape(bias, &[dims[1]]);
+            return Ok(self.emit(op, &[a, b, bias], dtype, &dims));
+        }
+        let value = self.emit(op, &[a, b], dtype, &dims);
+        match summand {
+            Some(summand) => self.binary(Binary::Add, value, summand),
+            None => Ok(value),
+        }
+    }
+
+    /// The transposed matrix. Large constants stay as they are, and are read the other way round.
+    fn turn(&mut self, matrix: ValueId) -> ValueId {
+        let [rows, columns] = *self.dims(matrix) else { unreachable!("a matrix") };
+        if self.graph.known(matrix).is_none() || rows * columns < FOLD_ELEMENTS {
+            return self.transpose(matrix, &[1, 0]);
+        }
+        let dtype = self.dtype(matrix);
+        self.emit_node(Op::Transpose(vec![1, 0]), &[matrix], &[(dtype, &[columns, rows])])[0]
+    }
+
+    fn softmax(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+        let input = self.input(inputs, 0)?;
+        let (dims, dtype) = (self.dims(input), self.dtype(input));
+        let log = node.operator == "LogSoftmax";
+        let axis = self.axis(node.int("axis", if self.opset < 13 { 1 } else { -1 }), dims.len())?;
+        if self.opset >= 13 || axis + 1 == dims.len() {
+            return Ok(self.emit(Op::Softmax { axis, log }, &[input], dtype, &dims));
+        }
+        // Before, it was over all dimensions from that one on.
+        let flat = [dims[..axis].iter().product(), dims[axis..].iter().product()];
+        let value = self.reshape(input, &flat);
+        let value = self.emit(Op::Softmax { axis: 1, log }, &[value], dtype, &flat);
+        Ok(self.reshape(value, &dims))
+    }
+
+    fn layer_norm(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+        if node.outputs.iter().skip(1).any(|name| !name.is_empty()) {
+            return Err(self.unsupported(" with mean and deviation as outputs"));
+        }
+        let input = self.input(inputs, 0)?;
+        let (dims, dtype) = (self.dims(input), self.dtype(input));
+        let axis = self.axis(node.int("axis", -1), dims.len())?;
+        let (scale, shift) = (self.optional(inputs, 1), self.optional(inputs, 2));
+        let mut all = vec![input];
+        all.extend(scale);
+        all.extend(shift);
+        for &value in &all[1..] {
+            let own = self.graph.dims(value);
+            if broadcast(own, &dims).as_ref() != Some(&dims) {
+                return Err(self.bad(format!("{own:?} and {dims:?} don't go together")));
+            }
+        }
+        let op = Op::LayerNorm {
+            axis,
+            epsilon: node.float("epsilon", 1e-5),
+            root_mean_square: node.operator == "RMSNormalization",
+            scale: scale.is_some(),
+            shift: shift.is_some(),
+        };
+        Ok(self.emit(op, &all, dtype, &dims))
+    }
+}

@@ -1,0 +1,350 @@
+//! From the model's nodes to those of planning: shapes are worked out, operators become general kinds, and what has only
+//! constant inputs is computed at once.
+//!
+//! All sizes are known, so one pass in the order of the nodes is enough.
+
+mod elementwise;
+mod image;
+mod linear;
+mod reduce;
+mod shape;
+
+use crate::array::{Array, is_float};
+use crate::error::Error;
+use crate::evaluate::evaluate;
+use crate::expression::{Binary, Expression, Instruction, Kind, Register, Unary};
+use crate::ir::{Content, Graph, Op, ValueId, broadcast};
+use crate::model::{Dimension, Model, Node, Scope};
+use crate::options::Options;
+use crate::plan::Port;
+use base::DataType;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Constants that depend on the sizes are computed ahead up to this many elements; larger ones are computed each time,
+/// because each plan has its own.
+const FOLD_ELEMENTS: usize = 1 << 16;
+
+/// Works out the graph of a model for fixed sizes.
+pub(crate) fn lower(model: &Model, options: &Options) -> Result<Graph, Error> {
+    let mut lowering = Lowering {
+        graph: Graph::default(),
+        names: HashMap::new(),
+        opset: model.opset,
+        operator: String::new(),
+        node: String::new(),
+        fixed: true,
+    };
+    for (position, input) in model.inputs().iter().enumerate() {
+        let dims = input.dims.iter().enumerate().map(|(axis, dim)| size(options, &input.name, axis, dim));
+        let dims = dims.collect::<Result<Vec<_>, _>>()?;
+        let value = lowering.graph.add(input.dtype, &dims, Content::Input(position));
+        lowering.names.insert(input.name.clone(), value);
+        lowering.graph.inputs.push(Port { name: input.name.clone(), dtype: input.dtype, dims });
+    }
+    lowering.scope(&model.graph)?;
+    for (position, name) in model.outputs().iter().enumerate() {
+        let value = lowering.named(name)?;
+        let dims = lowering.graph.dims(value).to_vec();
+        let port = Port { name: name.clone(), dtype: model.output_type(position), dims };
+        lowering.graph.outputs.push((port, value));
+    }
+    Ok(lowering.graph)
+}
+
+fn size(options: &Options, input: &str, axis: usize, dim: &Dimension) -> Result<usize, Error> {
+    match dim {
+        Dimension::Fixed(fixed) => Ok(*fixed),
+        Dimension::Open(name) => {
+            let given = options.sizes.get(&format!("{input}:{axis}")).or_else(|| options.sizes.get(name));
+            let given = given.copied().or((axis == 0).then_some(options.batch));
+            given.ok_or_else(|| Error::OpenDimension { input: input.to_owned(), position: axis, name: name.clone() })
+        }
+    }
+}
+
+pub(crate) struct Lowering {
+    pub(crate) graph: Graph,
+    names: HashMap<String, ValueId>,
+    opset: i64,
+    /// The node at hand, for messages.
+    operator: String,
+    node: String,
+    /// Whether all constants among the node's inputs are the same for all sizes.
+    fixed: bool,
+}
+
+/// The inputs of a node: `None` where one is left out.
+type Inputs<'a> = &'a [Option<ValueId>];
+
+impl Lowering {
+    fn scope(&mut self, scope: &Scope) -> Result<(), Error> {
+        for (name, array) in &scope.constants {
+            let value = self.graph.shared_constant(array, true);
+            self.names.insert(name.clone(), value);
+        }
+        for node in &scope.nodes {
+            self.operator.clone_from(&node.operator);
+            self.node.clone_from(&node.name);
+            let named = |name: &String| if name.is_empty() { Ok(None) } else { self.named(name).map(Some) };
+            let inputs = node.inputs.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+            let known = inputs.iter().flatten().filter(|&&input| self.graph.known(input).is_some());
+            self.fixed = known.clone().all(|&input| self.graph.is_fixed(input));
+            let outputs = self.node(node, &inputs)?;
+            for (name, value) in node.outputs.iter().zip(outputs) {
+                self.names.insert(name.clone(), value);
+            }
+        }
+        Ok(())
+    }
+
+    fn named(&self, name: &str) -> Result<ValueId, Error> {
+        self.names.get(name).copied().ok_or_else(|| Error::NotOnnx(format!("nothing gives {name:?} a value")))
+    }
+
+    fn node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Vec<ValueId>, Error> {
+        if node.operator == "If" {
+            return self.branch(node, inputs);
+        }
+        let groups = [Self::elementwise_node, Self::shape_node, Self::image_node, Self::linear_node, Self::reduce_node];
+        for group in groups {
+            if let Some(outputs) = group(self, node, inputs)? {
+                return Ok(outputs);
+            }
+        }
+        Err(self.unsupported(""))
+    }
+
+    /// A condition that is known picks one of two graphs.
+    fn branch(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Vec<ValueId>, Error> {
+        let condition = self.constant(inputs, 0, "condition")?;
+        let name = if condition.to_ints()[0] != 0 { "then_branch" } else { "else_branch" };
+        let scope = node.graph(name).ok_or_else(|| self.bad(format!("it has no {name}")))?.clone();
+        self.scope(&scope)?;
+        scope.outputs.iter().map(|name| self.named(name)).collect()
+    }
+
+    /// An operator that isn't there, or not in this form: `why` begins with a blank.
+    fn unsupported(&self, why: &str) -> Error {
+        Error::Unsupported { operator: self.operator.clone(), node: self.node.clone(), why: why.to_owned() }
+    }
+
+    fn bad(&self, reason: impl Into<String>) -> Error {
+        Error::BadNode { operator: self.operator.clone(), node: self.node.clone(), reason: reason.into() }
+    }
+
+    fn input(&self, inputs: Inputs<'_>, position: usize) -> Result<ValueId, Error> {
+        inputs.get(position).copied().flatten().ok_or_else(|| self.bad(format!("input {position} is missing")))
+    }
+
+    fn optional(&self, inputs: Inputs<'_>, position: usize) -> Option<ValueId> {
+        inputs.get(position).copied().flatten()
+    }
+
+    /// An input that must be known, because shapes depend on it.
+    fn constant(&self, inputs: Inputs<'_>, position: usize, what: &str) -> Result<Arc<Array>, Error> {
+        let value = self.input(inputs, position)?;
+        let known = self.graph.known(value).cloned();
+        known.ok_or_else(|| self.unsupported(&format!(" with a computed {what}")))
+    }
+
+    /// The integers of an input that must be known, if it is there.
+    fn integers(&self, inputs: Inputs<'_>, position: usize, what: &str) -> Result<Option<Vec<i64>>, Error> {
+        match self.optional(inputs, position) {
+            Some(_) => Ok(Some(self.constant(inputs, position, what)?.to_ints().into_owned())),
+            None => Ok(None),
+        }
+    }
+
+    fn dims(&self, value: ValueId) -> Vec<usize> {
+        self.graph.dims(value).to_vec()
+    }
+
+    fn dtype(&self, value: ValueId) -> DataType {
+        self.graph.values[value].dtype
+    }
+
+    /// A dimension by its number, which counts from the end where it is negative.
+    fn axis(&self, axis: i64, rank: usize) -> Result<usize, Error> {
+        let counted = if axis < 0 { axis + rank as i64 } else { axis };
+        let inside = usize::try_from(counted).ok().filter(|&axis| axis < rank.max(1));
+        inside.ok_or_else(|| self.bad(format!("dimension {axis} is not one of {rank}")))
+    }
+
+    /// A constant of the node at hand.
+    fn add_constant(&mut self, array: Array) -> ValueId {
+        let fixed = self.fixed;
+        self.graph.constant(array, fixed)
+    }
+
+    /// Adds a node with one result, or its value where everything is known.
+    fn emit(&mut self, op: Op, inputs: &[ValueId], dtype: DataType, dims: &[usize]) -> ValueId {
+        self.emit_all(op, inputs, &[(dtype, dims)])[0]
+    }
+
+    fn emit_all(&mut self, op: Op, inputs: &[ValueId], results: &[(DataType, &[usize])]) -> Vec<ValueId> {
+        let count: usize = results.iter().map(|(_, dims)| dims.iter().product::<usize>()).sum();
+        let known: Option<Vec<_>> = inputs.iter().map(|&input| self.graph.known(input).map(|array| &**array)).collect();
+        let fixed = self.fixed && inputs.iter().all(|&input| self.graph.is_fixed(input));
+        let bound = match &known {
+            // What is the same for all sizes is computed once, however large, unless it only repeats itself.
+            Some(known) if fixed => known.iter().map(|array| array.elements()).sum::<usize>().max(FOLD_ELEMENTS) * 4,
+            _ => FOLD_ELEMENTS,
+        };
+        if let Some(known) = known
+            && count <= bound
+        {
+            let arrays = evaluate(&op, &known, results);
+            return arrays.into_iter().map(|array| self.graph.constant(array, fixed)).collect();
+        }
+        self.emit_node(op, inputs, results)
+    }
+
+    /// Adds a node even if everything is known.
+    fn emit_node(&mut self, op: Op, inputs: &[ValueId], results: &[(DataType, &[usize])]) -> Vec<ValueId> {
+        let outputs: Vec<_> =
+            results.iter().map(|(dtype, dims)| self.graph.add(*dtype, dims, Content::Computed)).collect();
+        let name = self.node.clone();
+        self.graph.nodes.push(crate::ir::Node { name, op, inputs: inputs.to_vec(), outputs: outputs.clone() });
+        outputs
+    }
+
+    /// One expression over broadcast inputs. Single constants become part of it.
+    fn apply(
+        &mut self,
+        inputs: &[ValueId],
+        dtype: DataType,
+        build: impl FnOnce(&mut Expression, &[Register]) -> Register,
+    ) -> Result<ValueId, Error> {
+        let mut dims = Vec::new();
+        for &input in inputs {
+            let own = self.graph.dims(input);
+            dims = broadcast(&dims, own).ok_or_else(|| self.bad(format!("{dims:?} and {own:?} don't go together")))?;
+        }
+        let (mut expression, mut used, mut registers) = (Expression::default(), Vec::new(), Vec::new());
+        for &input in inputs {
+            let kind = kind(self.dtype(input));
+            let scalar =
+                self.graph.known(input).and_then(|array| array.scalar().map(|value| (value, array.to_ints()[0])));
+            let instruction = match scalar {
+                Some((value, int)) => immediate(kind, value, int),
+                None => {
+                    used.push(input);
+                    Instruction::Input(used.len() - 1)
+                }
+            };
+            registers.push(expression.push(instruction, kind));
+        }
+        let result = build(&mut expression, &registers);
+        let result = wrapped(&mut expression, result, dtype);
+        if result + 1 != expression.instructions.len() {
+            // The result must be the last; a selection of equals is the identity.
+            let kind = expression.kinds[result];
+            expression.push(Instruction::Cast(kind, result), kind);
+        }
+        if used.is_empty() && !inputs.is_empty() {
+            // Everything is known: fold, whatever the size of what it is broadcast to.
+            let fixed = self.fixed && inputs.iter().all(|&input| self.graph.is_fixed(input));
+            let array = evaluate(&Op::Elementwise(expression), &[], &[(dtype, &dims)]).remove(0);
+            return Ok(self.graph.constant(array, fixed));
+        }
+        Ok(self.emit(Op::Elementwise(expression), &used, dtype, &dims))
+    }
+
+    fn unary(&mut self, function: Unary, of: ValueId) -> Result<ValueId, Error> {
+        let dtype = self.dtype(of);
+        let kind = kind(dtype);
+        self.apply(&[of], dtype, |expression, of| expression.push(Instruction::Unary(function, of[0]), kind))
+    }
+
+    fn binary(&mut self, function: Binary, a: ValueId, b: ValueId) -> Result<ValueId, Error> {
+        let dtype = self.dtype(a);
+        if self.dtype(b) != dtype {
+            return Err(self.bad(format!("its inputs are {dtype} and {}", self.dtype(b))));
+        }
+        let kind = kind(dtype);
+        self.apply(&[a, b], dtype, |expression, of| expression.push(Instruction::Binary(function, of[0], of[1]), kind))
+    }
+
+    fn reshape(&mut self, value: ValueId, dims: &[usize]) -> ValueId {
+        if self.graph.dims(value) == dims {
+            return value;
+        }
+        let dtype = self.dtype(value);
+        self.emit(Op::Reshape, &[value], dtype, dims)
+    }
+
+    fn transpose(&mut self, value: ValueId, order: &[usize]) -> ValueId {
+        if order.iter().enumerate().all(|(position, &axis)| position == axis) {
+            return value;
+        }
+        let from = self.graph.dims(value);
+        let dims: Vec<_> = order.iter().map(|&axis| from[axis]).collect();
+        let dtype = self.dtype(value);
+        self.emit(Op::Transpose(order.to_vec()), &[value], dtype, &dims)
+    }
+
+    fn slice(&mut self, value: ValueId, starts: &[usize], steps: &[isize], dims: &[usize]) -> ValueId {
+        if self.graph.dims(value) == dims && steps.iter().all(|&step| step == 1) {
+            return value;
+        }
+        let dtype = self.dtype(value);
+        self.emit(Op::Slice { starts: starts.to_vec(), steps: steps.to_vec() }, &[value], dtype, dims)
+    }
+
+    /// A part of one dimension.
+    fn part(&mut self, value: ValueId, axis: usize, start: usize, length: usize) -> ValueId {
+        let mut dims = self.dims(value);
+        let mut starts = vec![0; dims.len()];
+        (starts[axis], dims[axis]) = (start, length);
+        self.slice(value, &starts, &vec![1; dims.len()], &dims)
+    }
+
+    fn expand(&mut self, value: ValueId, dims: &[usize]) -> ValueId {
+        if self.graph.dims(value) == dims {
+            return value;
+        }
+        let dtype = self.dtype(value);
+        self.emit(Op::Expand, &[value], dtype, dims)
+    }
+
+    fn scalar(&mut self, dtype: DataType, value: f64) -> ValueId {
+        self.graph.constant(Array::filled(dtype, &[], value), true)
+    }
+}
+
+/// What registers hold of values of that type.
+pub(crate) fn kind(dtype: DataType) -> Kind {
+    match dtype {
+        DataType::Bool => Kind::Bool,
+        dtype if is_float(dtype) => Kind::Float,
+        _ => Kind::Int,
+    }
+}
+
+fn immediate(kind: Kind, value: f64, int: i64) -> Instruction {
+    match kind {
+        Kind::Float => Instruction::Float(value as f32),
+        Kind::Int => Instruction::Int(int),
+        Kind::Bool => Instruction::Bool(int != 0),
+    }
+}
+
+/// Integers of few bits overflow as they would in memory.
+fn wrapped(expression: &mut Expression, result: Register, dtype: DataType) -> Register {
+    let (bits, signed) = match dtype {
+        DataType::Int8 => (8, true),
+        DataType::Int16 => (16, true),
+        DataType::Int32 => (32, true),
+        DataType::Uint8 => (8, false),
+        DataType::Uint16 => (16, false),
+        DataType::Uint32 => (32, false),
+        _ => return result,
+    };
+    match expression.instructions[result] {
+        // What can't have left the range.
+        Instruction::Select(..) | Instruction::Input(_) | Instruction::Int(_) => result,
+        Instruction::Binary(Binary::Minimum | Binary::Maximum | Binary::Modulo | Binary::Remainder, ..) => result,
+        _ => expression.push(Instruction::Wrap { bits, signed, of: result }, Kind::Int),
+    }
+}

@@ -1,0 +1,353 @@
+//! A model as its file has it: nodes, constants, inputs and outputs.
+
+use crate::array::{Array, Data, is_float, load_float, load_int};
+use crate::error::Error;
+use crate::onnx::{AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
+use base::DataType;
+use prost::Message;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Component, Path};
+use std::sync::Arc;
+
+/// A model, read once; any number of plans are made from it.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub(crate) graph: Scope,
+    pub(crate) opset: i64,
+    inputs: Vec<Input>,
+    outputs: Vec<String>,
+    output_types: Vec<DataType>,
+}
+
+/// Nodes and the constants that they may name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scope {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) constants: Vec<(String, Arc<Array>)>,
+    /// What the outer scope gets from it; empty for the model itself.
+    pub(crate) outputs: Vec<String>,
+}
+
+/// An input of a model.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Input {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DataType,
+    /// Its dimensions.
+    pub dims: Vec<Dimension>,
+}
+
+/// A dimension of an input.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Dimension {
+    /// Always this.
+    Fixed(usize),
+    /// Open, with a name that may be empty.
+    Open(String),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) operator: String,
+    pub(crate) inputs: Vec<String>,
+    pub(crate) outputs: Vec<String>,
+    attributes: BTreeMap<String, Attribute>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Attribute {
+    Float(f32),
+    Int(i64),
+    Text(String),
+    Tensor(Arc<Array>),
+    Graph(Arc<Scope>),
+    Floats(Vec<f32>),
+    Ints(Vec<i64>),
+    Texts(Vec<String>),
+}
+
+impl Model {
+    /// Reads a file, and those beside it in which it keeps weights.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let bytes = std::fs::read(path).map_err(|error| Error::Io { path: path.to_owned(), error })?;
+        Self::decode(&bytes, path.parent())
+    }
+
+    /// Reads a model from memory. External weights are looked up in `folder`.
+    pub fn decode(bytes: &[u8], folder: Option<&Path>) -> Result<Self, Error> {
+        let model = ModelProto::decode(bytes).map_err(|error| Error::NotOnnx(error.to_string()))?;
+        let mut reader = Reader { folder, files: HashMap::new(), functions: &model.functions };
+        let standard = |domain: &str| domain.is_empty() || domain == "ai.onnx";
+        let opset = model.opsets.iter().find(|opset| standard(&opset.domain)).map_or(1, |opset| opset.version);
+        let graph = model.graph.as_ref().ok_or_else(|| Error::NotOnnx("it has no graph".into()))?;
+        let known: Vec<_> = graph.initializers.iter().map(|tensor| tensor.name.as_str()).collect();
+        let inputs = graph.inputs.iter().filter(|input| !known.contains(&input.name.as_str()));
+        let inputs = inputs.map(input).collect::<Result<_, _>>()?;
+        let outputs: Vec<_> = graph.outputs.iter().map(|output| output.name.clone()).collect();
+        let output_types = graph.outputs.iter().map(|output| Ok(input(output)?.dtype)).collect::<Result<_, Error>>()?;
+        Ok(Self { graph: reader.scope(graph)?, opset, inputs, outputs, output_types })
+    }
+
+    /// What it takes, without what has a value in the file.
+    pub fn inputs(&self) -> &[Input] {
+        &self.inputs
+    }
+
+    /// The names of what it gives.
+    pub fn outputs(&self) -> &[String] {
+        &self.outputs
+    }
+
+    pub(crate) fn output_type(&self, index: usize) -> DataType {
+        self.output_types[index]
+    }
+}
+
+fn input(value: &ValueInfoProto) -> Result<Input, Error> {
+    let kind = value.kind.as_ref().and_then(|kind| kind.tensor.as_ref());
+    let kind = kind.ok_or_else(|| Error::NotOnnx(format!("{:?} is not a tensor", value.name)))?;
+    let dims = kind.shape.iter().flat_map(|shape| &shape.dims);
+    let dims = dims.map(|dim| match dim.value {
+        Some(value) if value >= 0 => Dimension::Fixed(value as usize),
+        _ => Dimension::Open(dim.name.clone().unwrap_or_default()),
+    });
+    Ok(Input { name: value.name.clone(), dtype: element(kind.element)?, dims: dims.collect() })
+}
+
+/// The type of that number in the format.
+pub(crate) fn element(number: i32) -> Result<DataType, Error> {
+    Ok(match number {
+        1 => DataType::Fp32,
+        2 => DataType::Uint8,
+        3 => DataType::Int8,
+        4 => DataType::Uint16,
+        5 => DataType::Int16,
+        6 => DataType::Int32,
+        7 => DataType::Int64,
+        9 => DataType::Bool,
+        10 => DataType::Fp16,
+        11 => DataType::Fp64,
+        12 => DataType::Uint32,
+        13 => DataType::Uint64,
+        16 => DataType::Bf16,
+        _ => return Err(Error::NotOnnx(format!("elements of type {number} are not supported"))),
+    })
+}
+
+struct Reader<'a> {
+    folder: Option<&'a Path>,
+    files: HashMap<String, Arc<Vec<u8>>>,
+    functions: &'a [FunctionProto],
+}
+
+impl Reader<'_> {
+    fn scope(&mut self, graph: &GraphProto) -> Result<Scope, Error> {
+        let constants = graph.initializers.iter();
+        let constants = constants.map(|tensor| Ok((tensor.name.clone(), Arc::new(self.tensor(tensor)?))));
+        let constants = constants.collect::<Result<_, Error>>()?;
+        let mut nodes = Vec::new();
+        for node in &graph.nodes {
+            self.node(node, &mut nodes)?;
+        }
+        Ok(Scope { nodes, constants, outputs: graph.outputs.iter().map(|output| output.name.clone()).collect() })
+    }
+
+    /// Reads a node; calls of a model's own functions become the nodes of the function.
+    fn node(&mut self, node: &NodeProto, nodes: &mut Vec<Node>) -> Result<(), Error> {
+        let called = |function: &&FunctionProto| function.name == node.operator && function.domain == node.domain;
+        if let Some(function) = self.functions.iter().find(called) {
+            return self.call(node, function, nodes);
+        }
+        let mut attributes = BTreeMap::new();
+        for attribute in &node.attributes {
+            attributes.insert(attribute.name.clone(), self.attribute(attribute)?);
+        }
+        let foreign = !node.domain.is_empty() && node.domain != "ai.onnx";
+        nodes.push(Node {
+            name: if node.name.is_empty() {
+                node.outputs.first().cloned().unwrap_or_default()
+            } else {
+                node.name.clone()
+            },
+            operator: if foreign { format!("{}.{}", node.domain, node.operator) } else { node.operator.clone() },
+            inputs: node.inputs.clone(),
+            outputs: node.outputs.clone(),
+            attributes,
+        });
+        Ok(())
+    }
+
+    fn call(&mut self, node: &NodeProto, function: &FunctionProto, nodes: &mut Vec<Node>) -> Result<(), Error> {
+        let prefix = node.outputs.first().cloned().unwrap_or_default();
+        let inside = function.inputs.iter().zip(node.inputs.iter().map(String::as_str).chain(std::iter::repeat("")));
+        let outside: HashMap<&str, &str> = inside
+            .map(|(inner, outer)| (inner.as_str(), outer))
+            .chain(function.outputs.iter().map(String::as_str).zip(node.outputs.iter().map(String::as_str)))
+            .collect();
+        let rename = |name: &String| match outside.get(name.as_str()) {
+            Some(outer) => (*outer).to_owned(),
+            None if name.is_empty() => String::new(),
+            None => format!("{prefix}/{name}"),
+        };
+        for inner in &function.nodes {
+            let mut copy = inner.clone();
+            copy.inputs = inner.inputs.iter().map(rename).collect();
+            copy.outputs = inner.outputs.iter().map(rename).collect();
+            copy.name = format!("{prefix}/{}", inner.name);
+            self.node(&copy, nodes)?;
+        }
+        Ok(())
+    }
+
+    fn attribute(&mut self, attribute: &AttributeProto) -> Result<Attribute, Error> {
+        let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
+        Ok(match attribute.kind {
+            1 => Attribute::Float(attribute.float),
+            2 => Attribute::Int(attribute.int),
+            3 => Attribute::Text(text(&attribute.string)),
+            4 => Attribute::Tensor(Arc::new(self.tensor(&attribute.tensor.clone().unwrap_or_default())?)),
+            5 => Attribute::Graph(Arc::new(self.scope(&attribute.graph.clone().unwrap_or_default())?)),
+            6 => Attribute::Floats(attribute.floats.clone()),
+            7 => Attribute::Ints(attribute.ints.clone()),
+            8 => Attribute::Texts(attribute.strings.iter().map(text).collect()),
+            kind => {
+                return Err(Error::NotOnnx(format!("attribute {:?} has the unknown kind {kind}", attribute.name)));
+            }
+        })
+    }
+
+    fn tensor(&mut self, tensor: &TensorProto) -> Result<Array, Error> {
+        let bad = |what: &str| Error::NotOnnx(format!("constant {:?} {what}", tensor.name));
+        let dtype = element(tensor.element)?;
+        let count = base::element_count(&tensor.dims).ok_or_else(|| bad("has impossible dimensions"))?;
+        let dims: Vec<_> = tensor.dims.iter().map(|&dim| dim as usize).collect();
+        let size = crate::weights::element_bytes(dtype);
+        let file;
+        let raw = if tensor.location == 1 {
+            file = self.external(tensor)?;
+            let entry = |key: &str| tensor.external.iter().find(|entry| entry.key == key);
+            let number = |key: &str| entry(key).map(|entry| entry.value.parse::<usize>()).transpose();
+            let start = number("offset").map_err(|_| bad("has no readable offset"))?.unwrap_or(0);
+            start
+                .checked_add(count * size)
+                .and_then(|end| file.get(start..end))
+                .ok_or_else(|| bad("ends behind its file"))?
+        } else {
+            &tensor.raw[..]
+        };
+        let data = if !raw.is_empty() || tensor.location == 1 {
+            if raw.len() != count * size {
+                return Err(bad("has another number of bytes than its dimensions say"));
+            }
+            let elements = raw.chunks_exact(size);
+            if is_float(dtype) {
+                Data::Float(elements.map(|bytes| load_float(dtype, bytes)).collect())
+            } else {
+                Data::Int(elements.map(|bytes| load_int(dtype, bytes)).collect())
+            }
+        } else {
+            listed(tensor, dtype)
+        };
+        let found = match &data {
+            Data::Float(data) => data.len(),
+            Data::Int(data) => data.len(),
+        };
+        if found != count {
+            return Err(bad("has another number of elements than its dimensions say"));
+        }
+        Ok(Array::new(dtype, &dims, data))
+    }
+
+    /// The file in which a constant is: in the model's folder or below, never elsewhere.
+    fn external(&mut self, tensor: &TensorProto) -> Result<Arc<Vec<u8>>, Error> {
+        let name = tensor.external.iter().find(|entry| entry.key == "location").map_or("", |entry| &entry.value);
+        if let Some(file) = self.files.get(name) {
+            return Ok(file.clone());
+        }
+        let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+        let folder = self.folder.filter(|_| !name.is_empty() && Path::new(name).components().all(inside));
+        let folder =
+            folder.ok_or_else(|| Error::NotOnnx(format!("it keeps weights in {name:?}, not in its folder")))?;
+        let path = folder.join(name);
+        let bytes = std::fs::read(&path).map_err(|error| Error::Io { path, error })?;
+        Ok(self.files.entry(name.to_owned()).or_insert(Arc::new(bytes)).clone())
+    }
+}
+
+/// Elements that are listed in fields of their own instead of as bytes.
+fn listed(tensor: &TensorProto, dtype: DataType) -> Data {
+    let halves = || tensor.int32s.iter().map(|&bits| (bits as u16).to_le_bytes());
+    match dtype {
+        DataType::Fp32 => Data::Float(tensor.floats.clone()),
+        DataType::Fp64 => Data::Float(tensor.doubles.iter().map(|&value| value as f32).collect()),
+        DataType::Fp16 | DataType::Bf16 => Data::Float(halves().map(|bits| load_float(dtype, &bits)).collect()),
+        DataType::Int64 => Data::Int(tensor.int64s.clone()),
+        DataType::Uint32 | DataType::Uint64 => Data::Int(tensor.uint64s.iter().map(|&value| value as i64).collect()),
+        _ => Data::Int(tensor.int32s.iter().map(|&value| i64::from(value)).collect()),
+    }
+}
+
+impl Node {
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.attributes.contains_key(name)
+    }
+
+    pub(crate) fn int(&self, name: &str, otherwise: i64) -> i64 {
+        match self.attributes.get(name) {
+            Some(&Attribute::Int(value)) => value,
+            _ => otherwise,
+        }
+    }
+
+    pub(crate) fn float(&self, name: &str, otherwise: f32) -> f32 {
+        match self.attributes.get(name) {
+            Some(&Attribute::Float(value)) => value,
+            _ => otherwise,
+        }
+    }
+
+    pub(crate) fn text<'a>(&'a self, name: &str, otherwise: &'a str) -> &'a str {
+        match self.attributes.get(name) {
+            Some(Attribute::Text(value)) => value,
+            _ => otherwise,
+        }
+    }
+
+    pub(crate) fn ints(&self, name: &str) -> Option<&[i64]> {
+        match self.attributes.get(name) {
+            Some(Attribute::Ints(values)) => Some(values),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn floats(&self, name: &str) -> Option<&[f32]> {
+        match self.attributes.get(name) {
+            Some(Attribute::Floats(values)) => Some(values),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn texts(&self, name: &str) -> Option<&[String]> {
+        match self.attributes.get(name) {
+            Some(Attribute::Texts(values)) => Some(values),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn tensor(&self, name: &str) -> Option<&Arc<Array>> {
+        match self.attributes.get(name) {
+            Some(Attribute::Tensor(value)) => Some(value),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn graph(&self, name: &str) -> Option<&Arc<Scope>> {
+        match self.attributes.get(name) {
+            Some(Attribute::Graph(value)) => Some(value),
+            _ => None,
+        }
+    }
+}
