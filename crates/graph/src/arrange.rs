@@ -154,7 +154,8 @@ impl Arrangement<'_> {
         let offset = self.constants.len();
         let bytes = (array.elements() * element_bytes(dtype)).next_multiple_of(ALIGNMENT);
         self.constants.resize(offset + bytes, 0);
-        array.store_strided(dtype, &strides, 0, &mut self.constants[offset..]);
+        let order: Vec<_> = (0..dims.len()).collect();
+        array.store(dtype, &order, &mut self.constants[offset..]);
         self.placed_constants.push((array.clone(), dtype, offset));
         Tensor { dtype, dims, strides, place, offset }
     }

@@ -124,9 +124,17 @@ impl Array {
         Self::new(dtype, dims, data)
     }
 
-    /// Writes all elements with their dimensions in that order, behind one another, as that type.
+    /// Writes all elements of a constant with their dimensions in that order, behind one another, as that type. Numbers
+    /// that a half can't hold become the largest that it can: `-3.4e38` in a mask is meant to be finite.
     pub fn store(&self, dtype: DataType, order: &[usize], memory: &mut [u8]) {
-        self.store_strided(dtype, &crate::plan::strides_in_order(&self.dims, order), 0, memory);
+        let strides = crate::plan::strides_in_order(&self.dims, order);
+        match &self.data {
+            Data::Float(data) if dtype == DataType::Fp16 => {
+                let data = data.iter().map(|&value| within_half(value)).collect();
+                Self::new(self.dtype, &self.dims, Data::Float(data)).store_strided(dtype, &strides, 0, memory);
+            }
+            _ => self.store_strided(dtype, &strides, 0, memory),
+        }
     }
 
     /// Writes all elements with those strides, as that type.
@@ -148,6 +156,12 @@ impl Array {
             }
         }
     }
+}
+
+/// A finite number as one that a half can hold.
+pub(crate) fn within_half(value: f32) -> f32 {
+    let most = f16::MAX.to_f32();
+    if value.is_finite() { value.clamp(-most, most) } else { value }
 }
 
 /// A float of any type.

@@ -2,7 +2,9 @@
 
 use super::layout::is_view;
 use super::{Arrangement, normalise_ones};
+use crate::array::within_half;
 use crate::error::Error;
+use crate::expression::Instruction;
 use crate::ir::{Node, Op, ValueId, broadcast_strides};
 use crate::plan::*;
 
@@ -91,7 +93,11 @@ impl Arrangement<'_> {
                 let inputs: Vec<_> = node.inputs.iter().map(|&input| self.tensor(input)).collect();
                 let output = self.result(node.outputs[0]);
                 let inputs = inputs.into_iter().map(|input| broadcast_to(input, &output.dims)).collect();
-                Step::Elementwise(Elementwise { inputs, output, expression: expression.clone() })
+                let mut expression = expression.clone();
+                if self.options.precision == Precision::F16 {
+                    expression.instructions.iter_mut().for_each(bound);
+                }
+                Step::Elementwise(Elementwise { inputs, output, expression })
             }
             Op::Gather { axis, elements } => {
                 let (data, indices) = (self.operand(node.inputs[0]), self.tensor(node.inputs[1]));
@@ -213,6 +219,13 @@ impl Arrangement<'_> {
             return Err(Error::Unsupported { operator: "MatMul".into(), node: node.name.clone(), why });
         }
         Ok(Step::Gemm(Gemm { a, b, bias, residual, output, alpha, activation }))
+    }
+}
+
+/// Numbers that a half can't hold become the largest that it can, as in constants.
+fn bound(instruction: &mut Instruction) {
+    if let Instruction::Float(number) = instruction {
+        *number = within_half(*number);
     }
 }
 

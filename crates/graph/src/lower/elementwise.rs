@@ -10,6 +10,9 @@ use base::DataType;
 /// Writes expressions of floats shortly.
 struct Floats<'a>(&'a mut Expression);
 
+/// Writes a function of one register.
+type Build = Box<dyn FnOnce(&mut Floats<'_>, Register) -> Register>;
+
 impl Floats<'_> {
     fn number(&mut self, value: f32) -> Register {
         self.0.push(Instruction::Float(value), Kind::Float)
@@ -201,7 +204,7 @@ impl Lowering {
     fn activation(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {
         let operator = node.operator.as_str();
         let alpha = |otherwise| node.float("alpha", otherwise);
-        let build: Box<dyn FnOnce(&mut Floats<'_>, Register) -> Register> = match operator {
+        let build: Build = match operator {
             "Relu" => {
                 let (x, zero) = (self.input(inputs, 0)?, self.scalar(self.dtype(self.input(inputs, 0)?), 0.0));
                 return self.binary(Binary::Maximum, x, zero).map(|value| Some(vec![value]));
@@ -244,6 +247,7 @@ impl Lowering {
                     floats.with(Binary::Multiply, both, gamma)
                 })
             }
+            #[allow(clippy::redundant_closure_for_method_calls, reason = "the method's lifetime isn't general enough")]
             "Softplus" => Box::new(|floats, x| floats.softplus(x)),
             "Softsign" => Box::new(|floats, x| {
                 let absolute = floats.unary(Unary::Absolute, x);

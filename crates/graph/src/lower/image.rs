@@ -47,7 +47,7 @@ impl Lowering {
     }
 
     /// Takes the row away again.
-    fn from_image(&mut self, value: ValueId, line: bool) -> ValueId {
+    fn without_row(&mut self, value: ValueId, line: bool) -> ValueId {
         match *self.dims(value) {
             [n, c, _, length] if line => self.reshape(value, &[n, c, length]),
             _ => value,
@@ -134,7 +134,7 @@ impl Lowering {
         let op = Op::Conv { window, groups, bias: all.len() == 3, residual: false, activation: Activation::None };
         let dtype = self.dtype(input);
         let value = self.emit(op, &all, dtype, &[dims[0], weights[0], rows, columns]);
-        Ok(self.from_image(value, line))
+        Ok(self.without_row(value, line))
     }
 
     /// Spreads the image by the strides, with zeros between, and lets a turned kernel move over it. Where kernels don't
@@ -189,7 +189,7 @@ impl Lowering {
             }
             None => value,
         };
-        Ok(self.from_image(value, line))
+        Ok(self.without_row(value, line))
     }
 
     fn transposed_pads(
@@ -329,7 +329,7 @@ impl Lowering {
         } else {
             self.emit(Op::Pool { kind, window }, &[input], dtype, &[dims[0], dims[1], rows, columns])
         };
-        Ok(self.from_image(value, line))
+        Ok(self.without_row(value, line))
     }
 
     fn global_pool(&mut self, inputs: Inputs<'_>, kind: ReduceKind) -> Result<ValueId, Error> {
@@ -470,7 +470,7 @@ impl Lowering {
         image[2] = if line { 1 } else { to[2] };
         let (kind, coordinates) = self.resize_kind(node, old)?;
         let value = self.emit(Op::Resize { kind, coordinates, scales }, &[input], dtype, &image);
-        Ok(self.from_image(value, line))
+        Ok(self.without_row(value, line))
     }
 
     fn resize_kind(&self, node: &Node, old: bool) -> Result<(ResizeKind, Coordinates), Error> {
