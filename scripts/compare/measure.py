@@ -136,6 +136,9 @@ class Running:
         command = [*pinned, BINARY, "load", "--url", f"127.0.0.1:{self.started.grpc_port}", "--protocol", "grpc",
                    "--model", self.rival.remote_name(self.model, variant), "--concurrency", connections,
                    "--grpc-connections", connections, "--duration", seconds, "--json"]
+        if self.load_cores:
+            # It has its core for itself: with few connections its own waking would be a good part of what is measured.
+            command.append("--busy-poll")
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
         if done.returncode != 0:
             raise Failed(f"punctual load: {done.stderr.strip()[-500:]}")

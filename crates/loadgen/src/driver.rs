@@ -60,6 +60,14 @@ pub async fn drive(plan: &Plan, stop: impl Future<Output = ()>) -> Result<Report
         let class = Class { index, run: run.clone(), targets: targets.into(), transports: transports.clone() };
         class.start(&plan.classes[index], plan)?;
     }
+    if plan.busy_poll {
+        // Looks at the sockets in each round; ends with the run's thread.
+        spawn_local(async {
+            loop {
+                tokio::task::yield_now().await;
+            }
+        });
+    }
     let progress = plan.progress.then(|| Progress::start(run.clone(), plan.duration));
     let mut interrupted = tokio::select! {
         () = tokio::time::sleep_until((run.started_at + plan.duration.into()).into()) => false,

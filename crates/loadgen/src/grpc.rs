@@ -1,54 +1,211 @@
 //! The same over gRPC: many requests share a connection.
+//!
+//! Prepared messages go straight to the HTTP/2 connection. A generated client would encode each request anew and hand it from
+//! task to task, and the generator, not the server, would be what a run measures.
 
 use crate::inputs::InputSpec;
 use crate::stats::Outcome;
+use bytes::{BufMut, Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, TE};
+use hyper::{Request, Uri};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message;
+use std::cell::RefCell;
 use std::net::SocketAddr;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
-use wire::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
-use wire::proto::{ModelInferRequest, ModelMetadataRequest};
+use std::rc::Rc;
+use tokio::net::TcpStream;
+use tonic::Code;
+use wire::proto::{ModelInferRequest, ModelMetadataRequest, ModelMetadataResponse};
 
-/// A client; clones share the connection.
+/// Before each message: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
+/// The server may send that much ahead: answers never wait for our permission.
+const WINDOW_BYTES: u32 = 64 << 20;
+
+/// A call as it goes over the line.
+#[derive(Clone, Debug)]
+pub struct GrpcRequest {
+    uri: Uri,
+    body: Bytes,
+}
+
+impl GrpcRequest {
+    /// A request to compute.
+    pub fn infer(address: SocketAddr, request: &ModelInferRequest) -> Self {
+        Self::new(address, "ModelInfer", request)
+    }
+
+    fn new(address: SocketAddr, method: &str, message: &impl Message) -> Self {
+        let uri = format!("http://{address}/inference.GRPCInferenceService/{method}");
+        let length = message.encoded_len();
+        let mut body = BytesMut::with_capacity(PREFIX_BYTES + length);
+        body.put_u8(0);
+        body.put_u32(u32::try_from(length).expect("a message is shorter than 4 GiB"));
+        message.encode(&mut body).expect("there is room for it");
+        Self { uri: uri.parse().expect("an address and a method make a URI"), body: body.freeze() }
+    }
+
+    fn to_http(&self) -> Request<Full<Bytes>> {
+        let mut request = Request::post(self.uri.clone()).body(Full::new(self.body.clone())).expect("it has a URI");
+        let headers = request.headers_mut();
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        request
+    }
+}
+
+/// A client; clones share the connection, which is opened again when it was lost.
 #[derive(Clone, Debug)]
 pub struct GrpcClient {
-    client: GrpcInferenceServiceClient<Channel>,
+    address: SocketAddr,
+    connection: Rc<RefCell<SendRequest<Full<Bytes>>>>,
+}
+
+/// How a call failed.
+#[derive(PartialEq, Eq, Debug)]
+enum Failure {
+    /// The server can't be reached.
+    Connect,
+    /// There was no whole answer.
+    Lost,
+    /// The server's answer.
+    Status { code: Code, reason: Option<String>, message: String },
 }
 
 impl GrpcClient {
     /// Opens a connection.
     pub async fn connect(address: SocketAddr) -> Result<Self, String> {
-        let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| error.to_string())?;
-        let channel = endpoint.tcp_nodelay(true).connect().await;
-        let channel = channel.map_err(|error| format!("{address} doesn't answer gRPC ({error}): is the server up?"))?;
-        Ok(Self { client: GrpcInferenceServiceClient::new(channel).max_decoding_message_size(usize::MAX) })
+        let connection = open(address).await;
+        let connection =
+            connection.map_err(|error| format!("{address} doesn't answer gRPC ({error}): is the server up?"))?;
+        Ok(Self { address, connection: Rc::new(RefCell::new(connection)) })
     }
 
     /// What a model takes.
     pub async fn metadata(&mut self, model: &str) -> Result<Vec<InputSpec>, String> {
         let request = ModelMetadataRequest { name: model.to_owned(), version: String::new() };
-        let answer = self.client.model_metadata(request).await.map_err(|status| status.message().to_owned())?;
-        let inputs = answer.into_inner().inputs.into_iter();
+        let answer = self.call(&GrpcRequest::new(self.address, "ModelMetadata", &request), true).await;
+        let answer = answer.map_err(|failure| match failure {
+            Failure::Connect | Failure::Lost => "the connection was lost".to_owned(),
+            Failure::Status { message, .. } => message,
+        })?;
+        let message = answer.get(PREFIX_BYTES..).unwrap_or_default();
+        let answer = ModelMetadataResponse::decode(message)
+            .map_err(|error| format!("the server's description can't be read: {error}"))?;
+        let inputs = answer.inputs.into_iter();
         inputs.map(|input| crate::target::input_spec(input.name, &input.datatype, input.shape)).collect()
     }
 
     /// Sends a request and says what became of it.
-    pub async fn ask(&mut self, request: &ModelInferRequest) -> Outcome {
-        match self.client.model_infer(request.clone()).await {
+    pub async fn ask(&mut self, request: &GrpcRequest) -> Outcome {
+        match self.call(request, false).await {
             Ok(_) => Outcome::Success,
-            Err(status) => classify(&status),
+            Err(failure) => classify(failure),
+        }
+    }
+
+    /// The answer's message with its prefix, if it is wanted.
+    async fn call(&mut self, request: &GrpcRequest, wants_body: bool) -> Result<Vec<u8>, Failure> {
+        if self.connection.borrow().is_closed() {
+            let opened = open(self.address).await.map_err(|_| Failure::Connect)?;
+            self.connection.replace(opened);
+        }
+        let mut connection = self.connection.borrow().clone();
+        connection.ready().await.map_err(|_| Failure::Lost)?;
+        let answer = connection.send_request(request.to_http()).await.map_err(|_| Failure::Lost)?;
+        let (head, mut body) = answer.into_parts();
+        let mut kept = Vec::new();
+        let trailers = read(&mut body, wants_body.then_some(&mut kept)).await?;
+        // An answer without a message has everything in its head.
+        finished(trailers.as_ref().unwrap_or(&head.headers))?;
+        Ok(kept)
+    }
+}
+
+async fn open(address: SocketAddr) -> Result<SendRequest<Full<Bytes>>, Box<dyn std::error::Error + Send + Sync>> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .handshake(TokioIo::new(stream))
+        .await?;
+    // Why it ended shows in the calls that were on it.
+    tokio::spawn(async move { drop(connection.await) });
+    Ok(sender)
+}
+
+/// Reads an answer to its end, and gives its trailers.
+async fn read(body: &mut Incoming, mut kept: Option<&mut Vec<u8>>) -> Result<Option<HeaderMap>, Failure> {
+    let mut trailers = None;
+    while let Some(frame) = body.frame().await {
+        match frame.map_err(|_| Failure::Lost)?.into_data() {
+            Ok(data) => {
+                if let Some(kept) = &mut kept {
+                    kept.extend_from_slice(&data);
+                }
+            }
+            Err(frame) => trailers = frame.into_trailers().ok(),
+        }
+    }
+    Ok(trailers)
+}
+
+/// What the end of an answer says.
+fn finished(trailers: &HeaderMap) -> Result<(), Failure> {
+    let text = |name: &str| trailers.get(name).and_then(|value| value.to_str().ok()).map(ToOwned::to_owned);
+    let status = trailers.get("grpc-status").ok_or(Failure::Lost)?;
+    match Code::from_bytes(status.as_bytes()) {
+        Code::Ok => Ok(()),
+        code => {
+            let message = text("grpc-message").unwrap_or_default();
+            Err(Failure::Status { code, reason: text(wire::REASON_METADATA), message })
         }
     }
 }
 
-fn classify(status: &Status) -> Outcome {
-    let named = status.metadata().get(wire::REASON_METADATA).and_then(|reason| reason.to_str().ok());
-    // A source is an error of the connection, not an answer.
-    if named.is_none() && std::error::Error::source(status).is_some() {
-        return Outcome::Error("connection_lost".into());
-    }
-    let reason = named.map_or_else(|| format!("grpc_{}", i32::from(status.code())), ToOwned::to_owned);
-    match status.code() {
+fn classify(failure: Failure) -> Outcome {
+    let (code, reason) = match failure {
+        Failure::Connect => return Outcome::Error("connect_failed".into()),
+        Failure::Lost => return Outcome::Error("connection_lost".into()),
+        Failure::Status { code, reason, .. } => (code, reason),
+    };
+    let reason = reason.unwrap_or_else(|| format!("grpc_{}", i32::from(code)));
+    match code {
         Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted => Outcome::Refused(reason),
         _ => Outcome::Error(reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trailers(of: &[(&'static str, &'static str)]) -> HeaderMap {
+        of.iter().map(|&(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value))).collect()
+    }
+
+    #[test]
+    fn a_message_is_behind_its_length() {
+        let request = ModelMetadataRequest { name: "m".into(), version: String::new() };
+        let call = GrpcRequest::new("127.0.0.1:8001".parse().unwrap(), "ModelMetadata", &request);
+        assert_eq!(call.uri, "http://127.0.0.1:8001/inference.GRPCInferenceService/ModelMetadata");
+        assert_eq!(call.body[..PREFIX_BYTES], [0, 0, 0, 0, 3]);
+        assert_eq!(ModelMetadataRequest::decode(&call.body[PREFIX_BYTES..]).unwrap(), request);
+    }
+
+    #[test]
+    fn what_a_server_says_is_told_from_a_lost_connection() {
+        assert_eq!(finished(&trailers(&[("grpc-status", "0")])), Ok(()));
+        assert_eq!(finished(&trailers(&[])), Err(Failure::Lost));
+        let outcome = |of| classify(finished(&trailers(of)).unwrap_err());
+        assert_eq!(outcome(&[("grpc-status", "4")]), Outcome::Refused("grpc_4".into()));
+        assert_eq!(outcome(&[("grpc-status", "3")]), Outcome::Error("grpc_3".into()));
+        let named = [("grpc-status", "14"), (wire::REASON_METADATA, "deadline_unreachable")];
+        assert_eq!(outcome(&named), Outcome::Refused("deadline_unreachable".into()));
+        assert_eq!(outcome(&[]), Outcome::Error("connection_lost".into()));
     }
 }

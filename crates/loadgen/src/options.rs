@@ -110,6 +110,10 @@ pub struct LoadArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
     pub grpc_connections: usize,
 
+    /// Never sleep while answers are awaited: takes a whole core, and no latency has the waking of the generator in it
+    #[arg(long)]
+    pub busy_poll: bool,
+
     /// The same seed gives the same timetable and the same inputs
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -201,6 +205,7 @@ impl LoadArgs {
             drain: Duration::from_secs(5).max(longest * 2),
             connections: self.connections,
             grpc_connections: self.grpc_connections,
+            busy_poll: self.busy_poll,
             seed: self.seed,
             shapes: self.shape.iter().map(|text| shape(text)).collect::<Result<_, _>>()?,
             values: self.value.iter().map(|text| value(text)).collect::<Result<_, _>>()?,

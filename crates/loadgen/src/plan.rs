@@ -25,6 +25,8 @@ pub struct Plan {
     pub connections: usize,
     /// Connections that gRPC requests are spread over.
     pub grpc_connections: usize,
+    /// Whether the generator stays awake all the time.
+    pub busy_poll: bool,
     /// The same seed gives the same timetable and the same inputs.
     pub seed: u64,
     /// The sizes of inputs that the model leaves open, by input's name.

@@ -1,7 +1,7 @@
 //! The requests of a run, prepared ahead, and the ways to send them.
 
 use crate::LoadError;
-use crate::grpc::GrpcClient;
+use crate::grpc::{GrpcClient, GrpcRequest};
 use crate::http::{HttpConnection, HttpRequest};
 use crate::inputs::{self, InputSpec};
 use crate::options::Protocol;
@@ -10,13 +10,12 @@ use crate::stats::Outcome;
 use base::DataType;
 use serde::Deserialize;
 use std::collections::HashMap;
-use wire::proto::ModelInferRequest;
 
 /// A request, ready to be sent any number of times.
 #[derive(Clone, Debug)]
 pub enum Target {
     Http(HttpRequest),
-    Grpc(Box<ModelInferRequest>),
+    Grpc(GrpcRequest),
 }
 
 /// A way to send requests, one at a time.
@@ -109,7 +108,7 @@ fn make_target(
 ) -> Result<Target, String> {
     let make = || inputs::make_inputs(specs, class.batch, plan);
     if plan.protocol == Protocol::Grpc {
-        return Ok(Target::Grpc(Box::new(inputs::grpc_request(model, &make()?, class))));
+        return Ok(Target::Grpc(GrpcRequest::infer(plan.address, &inputs::grpc_request(model, &make()?, class))));
     }
     let (body, header) = match bodies.get(specs) {
         Some(body) => body.clone(),

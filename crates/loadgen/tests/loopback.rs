@@ -230,6 +230,7 @@ fn plan(address: SocketAddr, protocol: Protocol, millis: u64, classes: Vec<Class
         drain: Duration::from_secs(60),
         connections: 64,
         grpc_connections: 4,
+        busy_poll: false,
         seed: 1,
         shapes: vec![],
         values: vec![],
