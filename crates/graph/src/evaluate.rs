@@ -231,7 +231,9 @@ fn attention(inputs: &[&Array], scale: f32, mask: bool, dims: &[usize]) -> Vec<f
         let mask = broadcast_to(inputs[3], &scores);
         product.iter_mut().zip(mask.to_floats().iter()).for_each(|(score, mask)| *score += mask);
     }
-    let weights = softmax(&Array::floats(&scores, product), 3, false);
+    let mut weights = softmax(&Array::floats(&scores, product), 3, false);
+    // Where everything is masked there is nothing to look at.
+    weights.iter_mut().filter(|weight| weight.is_nan()).for_each(|weight| *weight = 0.0);
     gemm(&Array::floats(&scores, weights), value, 1.0, dims)
 }
 
@@ -458,7 +460,7 @@ fn source(at: usize, scale: f32, from: usize, to: usize, coordinates: Coordinate
         Coordinates::Asymmetric => x / scale,
         Coordinates::AlignCorners => {
             if to > 1 {
-                x * (from - 1) as f32 / (to - 1) as f32
+                x * (from - 1) as f32 / (scale * from as f32 - 1.0)
             } else {
                 0.0
             }

@@ -101,6 +101,11 @@ impl Model {
         &self.outputs
     }
 
+    /// The constants that the file names.
+    pub fn constants(&self) -> impl Iterator<Item = (&str, &Array)> {
+        self.graph.constants.iter().map(|(name, array)| (name.as_str(), &**array))
+    }
+
     pub(crate) fn output_type(&self, index: usize) -> DataType {
         self.output_types[index]
     }

@@ -66,7 +66,7 @@ pub enum Place {
     Workspace,
     /// The input of that position.
     Input(usize),
-    /// The output of that position.
+    /// The output of that position. Later steps may read it.
     Output(usize),
 }
 
@@ -185,7 +185,7 @@ pub struct Gemm {
     pub activation: Activation,
 }
 
-/// `softmax(scale * query @ key^T + mask) @ value`, for each batch and head.
+/// `softmax(scale * query @ key^T + mask) @ value`, for each batch and head. Rows whose scores are all minus infinity are 0.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Attention {
     /// `[batch, heads, length, width]`
@@ -403,7 +403,7 @@ pub enum Coordinates {
     PytorchHalfPixel,
     /// `x / scale`
     Asymmetric,
-    /// `x * (input - 1) / (output - 1)`
+    /// `x * (input - 1) / (scale * input - 1)`, 0 where the output has one pixel.
     AlignCorners,
     /// Half pixels around the middle of the input.
     HalfPixelSymmetric,

@@ -1,10 +1,11 @@
 //! Attention: `softmax(scale * query @ key^T + mask) @ value`.
 
 use super::affine::unscaled;
-use super::{Index, Side, as_binary, computed};
-use crate::expression::{Binary, Expression, Instruction, Kind};
+use super::{Index, Side, as_binary, as_unary, computed};
+use crate::expression::{Binary, Expression, Instruction, Kind, Unary};
 use crate::ir::{Graph, Node, Op, ValueId, broadcast};
 use crate::plan::Activation;
+use std::collections::BTreeSet;
 
 /// What stands between the two products.
 struct Scores {
@@ -35,10 +36,11 @@ pub(super) fn attention(graph: &mut Graph, index: &Index, position: usize) -> bo
     if axis + 1 != rank || !(3..=4).contains(&rank) {
         return false;
     }
-    let Some(last) = index.only_user(node.outputs[0]) else { return false };
+    let weights = guarded(graph, index, node.outputs[0]).unwrap_or(node.outputs[0]);
+    let Some(last) = index.only_user(weights) else { return false };
     let second = &graph.nodes[last];
     let plain = Op::Gemm { alpha: 1.0, bias: false, residual: false, activation: Activation::None };
-    if second.op != plain || second.inputs[0] != node.outputs[0] || second.inputs[1] == node.outputs[0] {
+    if second.op != plain || second.inputs[0] != weights || second.inputs[1] == weights {
         return false;
     }
     let value = second.inputs[1];
@@ -49,6 +51,26 @@ pub(super) fn attention(graph: &mut Graph, index: &Index, position: usize) -> bo
     }
     build(graph, last, value, &scores, rank);
     true
+}
+
+/// The result of a softmax with zeros in the place of what is not a number: attention has them there anyway.
+fn guarded(graph: &Graph, index: &Index, weights: ValueId) -> Option<ValueId> {
+    let users: BTreeSet<_> = index.uses[weights].iter().copied().collect();
+    let [first, last] = users.into_iter().collect::<Vec<_>>()[..] else { return None };
+    let (test, choice) = (graph.nodes.get(first)?, graph.nodes.get(last)?);
+    if as_unary(test)? != (Unary::IsNan, weights) || index.only_user(test.outputs[0])? != last {
+        return None;
+    }
+    let Op::Elementwise(expression) = &choice.op else { return None };
+    match expression.instructions[..] {
+        [
+            Instruction::Input(condition),
+            Instruction::Float(0.0),
+            Instruction::Input(of),
+            Instruction::Select(0, 1, 2),
+        ] if choice.inputs[condition] == test.outputs[0] && choice.inputs[of] == weights => Some(choice.outputs[0]),
+        _ => None,
+    }
 }
 
 /// Goes back from the softmax to the first product.

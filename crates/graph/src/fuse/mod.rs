@@ -8,6 +8,8 @@ mod affine;
 mod attention;
 mod chain;
 mod normal;
+mod siblings;
+mod widen;
 
 use crate::expression::{Binary, Expression, Instruction, Unary};
 use crate::ir::{Content, Graph, Node, Op, ValueId};
@@ -17,11 +19,21 @@ use std::collections::HashMap;
 pub(crate) fn fuse(graph: &mut Graph) {
     merge_equals(graph);
     graph.remove_unused();
-    for pass in [normal::layer_norm, attention::attention, affine::scale, affine::affine, affine::residual] {
+    let passes = [
+        widen::widen,
+        normal::layer_norm,
+        attention::attention,
+        affine::affine,
+        affine::residual,
+        chain::chain,
+        activation::activation,
+        // Only now: before, it would take a factor away from an activation.
+        affine::scale,
+        siblings::siblings,
+    ];
+    for pass in passes {
         repeat(graph, pass);
     }
-    repeat(graph, chain::chain);
-    repeat(graph, activation::activation);
 }
 
 /// Who makes and who uses each value.

@@ -92,6 +92,18 @@ impl Lowering {
             return self.binary_node(node, inputs, function).map(|value| Some(vec![value]));
         }
         let value = match node.operator.as_str() {
+            "Dropout"
+                if self
+                    .optional(inputs, 2)
+                    .is_some_and(|mode| self.graph.known(mode).is_none_or(|mode| mode.to_ints()[0] != 0)) =>
+            {
+                return Err(self.unsupported(" in training mode"));
+            }
+            "Dropout" if node.outputs.iter().skip(1).any(|name| !name.is_empty()) => {
+                let x = self.input(inputs, 0)?;
+                let dims = self.dims(x);
+                return Ok(Some(vec![x, self.filled(DataType::Bool, &dims, 1.0)]));
+            }
             "Identity" | "Dropout" => self.input(inputs, 0)?,
             "Cast" => {
                 let to = element(node.int("to", 1) as i32)?;

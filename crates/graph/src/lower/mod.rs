@@ -25,6 +25,9 @@ use std::sync::Arc;
 /// because each plan has its own.
 const FOLD_ELEMENTS: usize = 1 << 16;
 
+/// Parts of weights are copied up to this many elements.
+const PART_ELEMENTS: usize = 64;
+
 /// Works out the graph of a model for fixed sizes.
 pub(crate) fn lower(model: &Model, options: &Options) -> Result<Graph, Error> {
     let mut lowering = Lowering {
@@ -191,8 +194,12 @@ impl Lowering {
             Some(known) if fixed => known.iter().map(|array| array.elements()).sum::<usize>().max(FOLD_ELEMENTS) * 4,
             _ => FOLD_ELEMENTS,
         };
+        // A part of the weights that depends on the sizes (positions up to the length) stays where it is.
+        let moves = matches!(op, Op::Transpose(_) | Op::Reshape | Op::Slice { .. } | Op::Expand);
+        let part = moves && !fixed && is_float(results[0].0) && self.graph.is_fixed(inputs[0]) && count > PART_ELEMENTS;
         if let Some(known) = known
             && count <= bound
+            && !part
         {
             let arrays = evaluate(&op, &known, results);
             return arrays.into_iter().map(|array| self.graph.constant(array, fixed)).collect();
@@ -229,8 +236,11 @@ impl Lowering {
             let instruction = match scalar {
                 Some((value, int)) => immediate(kind, value, int),
                 None => {
-                    used.push(input);
-                    Instruction::Input(used.len() - 1)
+                    let known = used.iter().position(|&other| other == input);
+                    Instruction::Input(known.unwrap_or_else(|| {
+                        used.push(input);
+                        used.len() - 1
+                    }))
                 }
             };
             registers.push(expression.push(instruction, kind));

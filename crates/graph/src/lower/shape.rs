@@ -323,6 +323,18 @@ impl Lowering {
                 let part = self.part(data, axis, known[0] as usize, known.len());
                 return Ok(self.reshape(part, &dims));
             }
+            if !known.is_empty() && known.iter().all(|&index| index == known[0]) {
+                // Always the same: one part, repeated.
+                let part = self.part(data, axis, known[0] as usize, 1);
+                let ones: Vec<_> = from[..axis]
+                    .iter()
+                    .copied()
+                    .chain(picked.iter().map(|_| 1))
+                    .chain(from[axis + 1..].iter().copied())
+                    .collect();
+                let part = self.reshape(part, &ones);
+                return Ok(self.expand(part, &dims));
+            }
         }
         Ok(self.emit(Op::Gather { axis, elements: false }, &[data, indices], dtype, &dims))
     }
