@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Brings everything that the tests need into .cache and models: the runtime, Python packages, sample and generated models,
-# and what ONNX Runtime's own Python package computes with them. Done already: quick.
+# what ONNX Runtime's own Python package computes with them, and ONNX's own tests of nodes. Done already: quick.
 set -euo pipefail
 scripts="$(dirname "${BASH_SOURCE[0]}")"
 "$scripts/setup-runtime.sh"
@@ -12,3 +12,4 @@ scripts="$(dirname "${BASH_SOURCE[0]}")"
 source "$scripts/venv.sh"
 "$python" "$scripts/generate-models.py" --out "$cache/test-models" tests mlp mobilenetv2 resnet18 resnet50 filler:2
 "$python" "$scripts/expected-outputs.py"
+"$python" "$scripts/onnx-node-cases.py" --out "$cache/onnx-nodes"

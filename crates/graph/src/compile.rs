@@ -16,3 +16,211 @@ pub fn compile(model: &Model, options: &Options) -> Result<Plan, Error> {
     graph.remove_unused();
     arrange::arrange(&graph, options)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Layout;
+    use crate::plan::{Place, Precision, Tensor};
+    use crate::reference::Reference;
+    use crate::sample;
+    use expect_test::{Expect, expect};
+
+    fn options(batch: usize, precision: Precision) -> Options {
+        let mut options = Options::new(batch, precision);
+        options.sizes.insert("length".into(), 6);
+        options
+    }
+
+    fn models() -> [(&'static str, Model); 4] {
+        [
+            ("residual", sample::residual()),
+            ("dense", sample::dense()),
+            ("mobile", sample::mobile()),
+            ("transformer", sample::transformer()),
+        ]
+    }
+
+    fn check(model: &Model, options: &Options, expect: &Expect) {
+        expect.assert_eq(&compile(model, options).unwrap().to_string());
+    }
+
+    fn floats(plan: &Plan) -> Vec<f32> {
+        let inputs = sample::inputs(plan);
+        let outputs = Reference::new(plan).run(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        outputs[0].chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+    }
+
+    #[test]
+    fn choices_do_not_change_what_is_computed() {
+        for (name, model) in models() {
+            for batch in [1, 3] {
+                let mut plain = options(batch, Precision::F32);
+                (plain.fuse, plain.concat_in_place, plain.layout) = (false, false, Layout::ChannelsFirst);
+                let expected = floats(&compile(&model, &plain).unwrap());
+                assert!(expected.iter().all(|value| value.is_finite()) && expected.iter().any(|&value| value != 0.0));
+                let largest = expected.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+                for choice in 0..8 {
+                    for (precision, bound) in [(Precision::F32, 1e-5), (Precision::F16, 1e-2)] {
+                        let mut options = options(batch, precision);
+                        options.fuse = choice & 1 != 0;
+                        options.concat_in_place = choice & 2 != 0;
+                        options.layout = if choice & 4 != 0 { Layout::ChannelsLast } else { Layout::ChannelsFirst };
+                        let found = floats(&compile(&model, &options).unwrap());
+                        let error = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                        assert!(error <= bound * largest, "{name} {options:?}: {error} of {largest}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn weights_are_the_same_for_all_sizes() {
+        for (name, model) in models() {
+            let of = |batch: usize, length: usize| {
+                let mut options = options(batch, Precision::F16);
+                options.sizes.insert("length".into(), length);
+                let plan = compile(&model, &options).unwrap();
+                (plan.weights.layout_hash(), plan.weights.to_bytes())
+            };
+            let first = of(1, 4);
+            assert!(
+                [(2, 4), (8, 4), (1, 16), (5, 7)].iter().all(|&(batch, length)| of(batch, length) == first),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn equal_options_give_equal_plans() {
+        for (_, model) in models() {
+            let plan = |batch| compile(&model, &options(batch, Precision::F16)).unwrap();
+            assert_eq!(plan(2).to_string(), plan(2).to_string());
+            assert_eq!(plan(2).hash(), plan(2).hash());
+            assert_ne!(plan(2).hash(), plan(3).hash());
+        }
+    }
+
+    /// That no two values share memory while both are needed is tested in `memory.rs`; here, that lives are right.
+    #[test]
+    fn no_step_writes_over_what_it_reads_or_behind_the_workspace() {
+        for (name, model) in models() {
+            let plan = compile(&model, &options(3, Precision::F16)).unwrap();
+            for step in &plan.steps {
+                for write in step.writes().into_iter().filter(|tensor| tensor.place == Place::Workspace) {
+                    let span = write.span();
+                    assert!(span.end <= plan.workspace_bytes, "{name}: {step}");
+                    // Slices of a concatenation lie between one another.
+                    let dense = span.len() == write.elements() * write.element_bytes();
+                    let meets = |read: &&Tensor| {
+                        read.place == Place::Workspace && read.span().start < span.end && span.start < read.span().end
+                    };
+                    assert!(!dense || !step.reads().iter().any(meets), "{name}: {step}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let mut net = sample::Sample::new("x", 1, &[0, 3]);
+        net.node("Sideways", &["x"], "y", &[]);
+        let text = compile(&net.model(&["y"]), &Options::new(1, Precision::F32)).unwrap_err().to_string();
+        expect![[r#"operator Sideways of node "y" is not supported: serve this model on a CPU device"#]]
+            .assert_eq(&text);
+        let text = compile(&sample::transformer(), &Options::new(1, Precision::F32)).unwrap_err().to_string();
+        expect![[r#"dimension 1 ("length") of input "ids" is open: give its size under that name, or as ids:1"#]]
+            .assert_eq(&text);
+    }
+
+    #[test]
+    fn a_residual_block_is_four_convolutions() {
+        check(
+            &sample::residual(),
+            &options(2, Precision::F16),
+            &expect![[r#"
+            plan F16: 9 steps, 9472 bytes of weights in 10, 0 of constants, 2816 of workspace
+            input0 x FP32[2, 3, 8, 8]
+            output0 y FP32[2, 10]
+            copy        FP32[2, 3, 8, 8]@input0+0 -> FP16[2, 3, 8, 8]nhwc@work+2048   # stem.relu
+            conv        FP16[2, 3, 8, 8]nhwc@work+2048 FP16[8, 3, 3, 3]nhwc@weights+0 FP16[8]@weights+512 -> FP16[2, 8, 8, 8]nhwc@work+0 | 3x3 pad [1, 1][1, 1] +bias Relu   # stem.relu
+            pool        FP16[2, 8, 8, 8]nhwc@work+0 -> FP16[2, 8, 4, 4]nhwc@work+2048 | Max 3x3 stride 2x2 pad [1, 1][1, 1]   # pool
+            conv        FP16[2, 8, 4, 4]nhwc@work+2048 FP16[16, 8, 3, 3]nhwc@weights+768 FP16[16]@weights+3072 -> FP16[2, 16, 2, 2]nhwc@work+0 | 3x3 stride 2x2 pad [1, 1][1, 1] +bias Relu   # a.relu
+            conv        FP16[2, 16, 2, 2]nhwc@work+0 FP16[16, 16, 3, 3]nhwc@weights+3328 FP16[16]@weights+7936 -> FP16[2, 16, 2, 2]nhwc@work+256 | 3x3 pad [1, 1][1, 1] +bias   # b
+            conv        FP16[2, 8, 4, 4]nhwc@work+2048 FP16[16, 8, 1, 1]@weights+8192 FP16[16]@weights+8448 FP16[2, 16, 2, 2]nhwc@work+256 -> FP16[2, 16, 2, 2]nhwc@work+0 | 1x1 stride 2x2 +bias +residual Relu   # sum.relu
+            reduce      FP16[2, 16, 2, 2]nhwc@work+0 -> FP16[2, 16, 1, 1]@work+256 | Mean over [2, 3]   # mean
+            gemm        FP16[2, 16]@work+256 FP16[16, 10]@weights+8704 FP16[10]@weights+9216 -> FP16[2, 10]@work+0 | +bias   # y
+            copy        FP16[2, 10]@work+0 -> FP32[2, 10]@output0+0   # y
+        "#]],
+        );
+    }
+
+    #[test]
+    fn a_dense_block_copies_nothing() {
+        check(
+            &sample::dense(),
+            &options(1, Precision::F32),
+            &expect![[r#"
+            plan F32: 9 steps, 6912 bytes of weights in 12, 0 of constants, 4096 of workspace
+            input0 x FP32[1, 4, 6, 6]
+            output0 y FP32[1, 8, 3, 3]
+            copy        FP32[1, 4, 6, 6]@input0+0 -> FP32[1, 4, 6, 6]nhwc@work+2304   # stem
+            conv        FP32[1, 4, 6, 6]nhwc@work+2304 FP32[8, 4, 3, 3]nhwc@weights+0 FP32[8]@weights+1280 -> FP32[1, 8, 6, 6]by[576, 1, 96, 16]@work+0 | 3x3 pad [1, 1][1, 1] +bias   # stem
+            elementwise FP32[1, 8, 6, 6]by[576, 1, 96, 16]@work+0 FP32[1, 8, 6, 6]by[0, 1, 0, 0]@weights+1536 FP32[1, 8, 6, 6]by[0, 1, 0, 0]@weights+1792 -> FP32[1, 8, 6, 6]nhwc@work+2304 | Maximum(Add(Multiply($0, $1), $2), 0.0)   # r1
+            conv        FP32[1, 8, 6, 6]nhwc@work+2304 FP32[4, 8, 3, 3]nhwc@weights+2048 FP32[4]@weights+3328 -> FP32[1, 4, 6, 6]by[576, 1, 96, 16]@work+32 | 3x3 pad [1, 1][1, 1] +bias   # f1
+            elementwise FP32[1, 12, 6, 6]by[576, 1, 96, 16]@work+0 FP32[1, 12, 6, 6]by[0, 1, 0, 0]@weights+3584 FP32[1, 12, 6, 6]by[0, 1, 0, 0]@weights+3840 -> FP32[1, 12, 6, 6]nhwc@work+2304 | Maximum(Add(Multiply($0, $1), $2), 0.0)   # r2
+            conv        FP32[1, 12, 6, 6]nhwc@work+2304 FP32[4, 12, 3, 3]nhwc@weights+4096 FP32[4]@weights+5888 -> FP32[1, 4, 6, 6]by[576, 1, 96, 16]@work+48 | 3x3 pad [1, 1][1, 1] +bias   # f2
+            conv        FP32[1, 16, 6, 6]nhwc@work+0 FP32[8, 16, 1, 1]@weights+6144 FP32[8]@weights+6656 -> FP32[1, 8, 6, 6]nhwc@work+2304 | 1x1 +bias   # t
+            pool        FP32[1, 8, 6, 6]nhwc@work+2304 -> FP32[1, 8, 3, 3]nhwc@work+0 | Average { count_include_pad: false } 2x2 stride 2x2   # y
+            copy        FP32[1, 8, 3, 3]nhwc@work+0 -> FP32[1, 8, 3, 3]@output0+0   # y
+        "#]],
+        );
+    }
+
+    #[test]
+    fn activations_are_found_in_their_parts() {
+        check(
+            &sample::mobile(),
+            &options(1, Precision::F32),
+            &expect![[r#"
+                plan F32: 9 steps, 3584 bytes of weights in 10, 0 of constants, 6144 of workspace
+                input0 x FP32[1, 8, 6, 6]
+                output0 y FP32[1, 8, 6, 6]
+                copy        FP32[1, 8, 6, 6]@input0+0 -> FP32[1, 8, 6, 6]nhwc@work+4608   # swish
+                conv        FP32[1, 8, 6, 6]nhwc@work+4608 FP32[16, 8, 1, 1]@weights+0 FP32[16]@weights+512 -> FP32[1, 16, 6, 6]nhwc@work+0 | 1x1 +bias HardSwish   # swish
+                conv        FP32[1, 16, 6, 6]nhwc@work+0 FP32[16, 1, 3, 3]@weights+768 FP32[16]@weights+1536 -> FP32[1, 16, 6, 6]nhwc@work+2304 | 3x3 pad [1, 1][1, 1] groups 16 +bias Clip { low: 0.0, high: 6.0 }   # relu6
+                reduce      FP32[1, 16, 6, 6]nhwc@work+2304 -> FP32[1, 16, 1, 1]@work+0 | Mean over [2, 3]   # s1
+                conv        FP32[1, 16, 1, 1]@work+0 FP32[4, 16, 1, 1]@weights+1792 FP32[4]@weights+2048 -> FP32[1, 4, 1, 1]@work+256 | 1x1 +bias Relu   # s3
+                conv        FP32[1, 4, 1, 1]@work+256 FP32[16, 4, 1, 1]@weights+2304 FP32[16]@weights+2560 -> FP32[1, 16, 1, 1]@work+5888 | 1x1 +bias HardSigmoid { alpha: 0.2, beta: 0.5 }   # gate
+                elementwise FP32[1, 16, 6, 6]nhwc@work+2304 FP32[1, 16, 6, 6]by[16, 1, 0, 0]@work+5888 -> FP32[1, 16, 6, 6]nhwc@work+0 | Multiply($0, $1)   # gated
+                conv        FP32[1, 16, 6, 6]nhwc@work+0 FP32[8, 16, 1, 1]@weights+2816 FP32[8]@weights+3328 FP32[1, 8, 6, 6]nhwc@work+4608 -> FP32[1, 8, 6, 6]nhwc@work+2304 | 1x1 +bias +residual   # y
+                copy        FP32[1, 8, 6, 6]nhwc@work+2304 -> FP32[1, 8, 6, 6]@output0+0   # y
+            "#]],
+        );
+    }
+
+    #[test]
+    fn a_transformer_layer_is_ten_steps() {
+        check(
+            &sample::transformer(),
+            &options(2, Precision::F16),
+            &expect![[r#"
+                plan F16: 10 steps, 3584 bytes of weights in 12, 0 of constants, 1536 of workspace
+                input0 ids INT64[2, 6]
+                input1 mask INT64[2, 6]
+                output0 y FP32[2, 6, 8]
+                gather      FP16[20, 8]@weights+0 INT64[2, 6]@input0+0 -> FP16[2, 6, 8]@work+0 | along 0   # e1
+                elementwise FP16[2, 6, 8]@work+0 FP16[2, 6, 8]by[0, 8, 1]@weights+512 -> FP16[2, 6, 8]@work+768 | Add($0, $1)   # x
+                elementwise INT64[2, 1, 1, 6]@input1+0 -> FP16[2, 1, 1, 6]@work+1280 | Multiply(Subtract(1.0, Float($0)), -65504.0)   # m4
+                gemm        FP16[12, 8]@work+768 FP16[8, 24]@weights+768 FP16[24]@weights+1280 -> FP16[12, 24]@work+0 | +bias   # q.a
+                attention   FP16[2, 2, 6, 4]by[144, 4, 24, 1]@work+0 FP16[2, 2, 6, 4]by[144, 4, 24, 1]@work+16 FP16[2, 2, 6, 4]by[144, 4, 24, 1]@work+32 FP16[2, 2, 6, 6]by[6, 0, 0, 1]@work+1280 -> FP16[2, 2, 6, 4]by[48, 4, 8, 1]@work+1024 | scale 0.5   # s5
+                gemm        FP16[12, 8]@work+1024 FP16[8, 8]@weights+1536 FP16[8]@weights+1792 FP16[12, 8]@work+768 -> FP16[12, 8]@work+0 | +bias +residual   # o3
+                layernorm   FP16[2, 6, 8]@work+0 FP16[2, 6, 8]by[0, 0, 1]@weights+2048 FP16[2, 6, 8]by[0, 0, 1]@weights+2304 -> FP16[2, 6, 8]@work+512 | from 2 epsilon 1e-5   # n9
+                gemm        FP16[12, 8]@work+512 FP16[8, 16]@weights+2560 FP16[16]@weights+2816 -> FP16[12, 16]@work+0 | +bias Gelu   # g5
+                gemm        FP16[12, 16]@work+0 FP16[16, 8]@weights+3072 FP16[8]@weights+3328 FP16[12, 8]@work+512 -> FP16[12, 8]@work+768 | +bias +residual   # y
+                copy        FP16[2, 6, 8]@work+768 -> FP32[2, 6, 8]@output0+0   # y
+            "#]],
+        );
+    }
+}

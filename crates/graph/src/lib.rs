@@ -25,6 +25,8 @@ mod onnx;
 pub mod options;
 pub mod plan;
 pub mod reference;
+#[cfg(test)]
+mod sample;
 pub mod weights;
 
 pub use compile::compile;

@@ -52,11 +52,13 @@ fn outcome(name: &str) -> String {
         Err(error) => return format!("refused: {error}"),
     };
     let named = |name: String| data.constants().find(|(other, _)| *other == name).map(|(_, array)| array);
-    let inputs: Vec<_> = (0..plan.inputs.len()).map(|position| named(format!("input{position}")).unwrap()).collect();
+    let inputs: Vec<_> = (0..plan.inputs.len())
+        .map(|position| named(format!("input{position}")).expect("each input has a value"))
+        .collect();
     let inputs: Vec<_> = inputs.iter().map(|array| bytes(array)).collect();
     let outputs = Reference::new(&plan).run(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>());
     for (position, output) in outputs.iter().enumerate() {
-        let expected = named(format!("output{position}")).unwrap();
+        let expected = named(format!("output{position}")).expect("each output has a value");
         let port = &plan.outputs[position];
         if port.dims != expected.dims {
             return format!("WRONG: output {position} is {:?}, not {:?}", port.dims, expected.dims);
@@ -71,7 +73,7 @@ fn outcome(name: &str) -> String {
 }
 
 fn bytes(array: &Array) -> Vec<u8> {
-    let mut bytes = vec![0; array.elements() * array.dtype.size().unwrap()];
+    let mut bytes = vec![0; array.elements() * array.dtype.size().expect("no strings")];
     array.store_strided(array.dtype, &graph::plan::row_major(&array.dims), 0, &mut bytes);
     bytes
 }

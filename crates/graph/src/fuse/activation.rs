@@ -54,6 +54,9 @@ pub(crate) fn recognise(expression: &Expression) -> Option<Activation> {
         Activation::Sigmoid,
         Activation::Silu,
         Activation::HardSwish,
+        // The usual slopes, exactly; others as well as they can be measured.
+        Activation::HardSigmoid { alpha: 1.0 / 6.0, beta: 0.5 },
+        Activation::HardSigmoid { alpha: 0.2, beta: 0.5 },
         Activation::HardSigmoid { alpha: (at(small) - at(0.0)) / small, beta: at(0.0) },
         Activation::Tanh,
         Activation::Gelu,

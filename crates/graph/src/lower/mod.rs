@@ -25,9 +25,6 @@ use std::sync::Arc;
 /// because each plan has its own.
 const FOLD_ELEMENTS: usize = 1 << 16;
 
-/// Parts of weights are copied up to this many elements.
-const PART_ELEMENTS: usize = 64;
-
 /// Works out the graph of a model for fixed sizes.
 pub(crate) fn lower(model: &Model, options: &Options) -> Result<Graph, Error> {
     let mut lowering = Lowering {
@@ -186,25 +183,46 @@ impl Lowering {
     }
 
     fn emit_all(&mut self, op: Op, inputs: &[ValueId], results: &[(DataType, &[usize])]) -> Vec<ValueId> {
-        let count: usize = results.iter().map(|(_, dims)| dims.iter().product::<usize>()).sum();
         let known: Option<Vec<_>> = inputs.iter().map(|&input| self.graph.known(input).map(|array| &**array)).collect();
         let fixed = self.fixed && inputs.iter().all(|&input| self.graph.is_fixed(input));
-        let bound = match &known {
-            // What is the same for all sizes is computed once, however large, unless it only repeats itself.
-            Some(known) if fixed => known.iter().map(|array| array.elements()).sum::<usize>().max(FOLD_ELEMENTS) * 4,
-            _ => FOLD_ELEMENTS,
-        };
-        // A part of the weights that depends on the sizes (positions up to the length) stays where it is.
-        let moves = matches!(op, Op::Transpose(_) | Op::Reshape | Op::Slice { .. } | Op::Expand);
-        let part = moves && !fixed && is_float(results[0].0) && self.graph.is_fixed(inputs[0]) && count > PART_ELEMENTS;
         if let Some(known) = known
-            && count <= bound
-            && !part
+            && self.folds(inputs, results, fixed)
         {
             let arrays = evaluate(&op, &known, results);
             return arrays.into_iter().map(|array| self.graph.constant(array, fixed)).collect();
         }
         self.emit_node(op, inputs, results)
+    }
+
+    /// Whether a node with known inputs is computed ahead. Where its result depends on the sizes, that must not be decided
+    /// by them: what is among the weights has to be the same for all.
+    fn folds(&self, inputs: &[ValueId], results: &[(DataType, &[usize])], fixed: bool) -> bool {
+        let count: usize = results.iter().map(|(_, dims)| dims.iter().product::<usize>()).sum();
+        if fixed {
+            // However large, unless it only repeats itself.
+            let from: usize = inputs.iter().map(|&input| self.graph.dims(input).iter().product::<usize>()).sum();
+            return count <= 4 * from.max(FOLD_ELEMENTS);
+        }
+        let weights =
+            |float: bool| inputs.iter().any(|&input| self.is_weight(input) && is_float(self.dtype(input)) == float);
+        // Parts of weights (positions up to the length) stay where they are; parts of masks and tables of positions are
+        // constants of their own.
+        !weights(true) && (weights(false) || count <= FOLD_ELEMENTS)
+    }
+
+    /// A constant that would be among the weights.
+    fn is_weight(&self, value: ValueId) -> bool {
+        self.graph.is_fixed(value) && self.graph.dims(value).iter().product::<usize>() > 1
+    }
+
+    /// The result of an operator that changes nothing for these sizes, but might for others.
+    fn same(&mut self, value: ValueId) -> ValueId {
+        match self.graph.known(value).cloned() {
+            Some(array) if !self.fixed && self.is_weight(value) && !is_float(array.dtype) => {
+                self.graph.shared_constant(&array, false)
+            }
+            _ => value,
+        }
     }
 
     /// Adds a node even if everything is known.
@@ -278,7 +296,7 @@ impl Lowering {
 
     fn reshape(&mut self, value: ValueId, dims: &[usize]) -> ValueId {
         if self.graph.dims(value) == dims {
-            return value;
+            return self.same(value);
         }
         let dtype = self.dtype(value);
         self.emit(Op::Reshape, &[value], dtype, dims)
@@ -296,7 +314,7 @@ impl Lowering {
 
     fn slice(&mut self, value: ValueId, starts: &[usize], steps: &[isize], dims: &[usize]) -> ValueId {
         if self.graph.dims(value) == dims && steps.iter().all(|&step| step == 1) {
-            return value;
+            return self.same(value);
         }
         let dtype = self.dtype(value);
         self.emit(Op::Slice { starts: starts.to_vec(), steps: steps.to_vec() }, &[value], dtype, dims)
@@ -312,7 +330,7 @@ impl Lowering {
 
     fn expand(&mut self, value: ValueId, dims: &[usize]) -> ValueId {
         if self.graph.dims(value) == dims {
-            return value;
+            return self.same(value);
         }
         let dtype = self.dtype(value);
         self.emit(Op::Expand, &[value], dtype, dims)
