@@ -7,7 +7,7 @@
 //!
 //! With `--run`, inputs are read from `folder/input0.bin` and so on, row-major in the model's types, and outputs are written
 //! to `folder/output0.bin` and so on. `--quiet` prints only the first line of the plan and how many steps of each kind it has;
-//! `--no-fuse`, `--no-concat` and `--channels-first` turn off what they name.
+//! `--no-fuse`, `--no-concat` and `--channels-first` turn off what they name, `--convert-in-steps` turns it on.
 
 use graph::reference::Reference;
 use graph::{Layout, Model, Options, Precision, compile};
@@ -37,6 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 };
             }
             "--no-fuse" => options.fuse = false,
+            "--convert-in-steps" => options.convert_in_steps = true,
             "--no-concat" => options.concat_in_place = false,
             "--channels-first" => options.layout = Layout::ChannelsFirst,
             "--quiet" => quiet = true,

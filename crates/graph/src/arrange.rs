@@ -194,6 +194,9 @@ impl Arrangement<'_> {
             return self.constant(value, &order);
         }
         let mut tensor = self.tensor(value);
+        if self.options.convert_in_steps && matches!(tensor.place, Place::Input(_)) && is_float(tensor.dtype) {
+            return tensor;
+        }
         let closest = if self.options.layout == Layout::ChannelsLast { 1 } else { 3 };
         normalise_ones(&mut tensor, &order);
         let fits = tensor.strides[closest] == 1 && tensor.strides.iter().all(|&stride| stride > 0);

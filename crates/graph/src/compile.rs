@@ -60,11 +60,12 @@ mod tests {
                 let expected = floats(&compile(&model, &plain).unwrap());
                 assert!(expected.iter().all(|value| value.is_finite()) && expected.iter().any(|&value| value != 0.0));
                 let largest = expected.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
-                for choice in 0..8 {
+                for choice in 0..16 {
                     for (precision, bound) in [(Precision::F32, 1e-5), (Precision::F16, 1e-2)] {
                         let mut options = options(batch, precision);
                         options.fuse = choice & 1 != 0;
                         options.concat_in_place = choice & 2 != 0;
+                        options.convert_in_steps = choice & 8 != 0;
                         options.layout = if choice & 4 != 0 { Layout::ChannelsLast } else { Layout::ChannelsFirst };
                         let found = floats(&compile(&model, &options).unwrap());
                         let error = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

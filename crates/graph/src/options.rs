@@ -16,6 +16,9 @@ pub struct Options {
     pub layout: Layout,
     /// Whether neighbouring operators become one step. Off in tests, which compare.
     pub fuse: bool,
+    /// Whether convolutions and products may read the model's inputs as they are and write its outputs in their own types,
+    /// instead of a copy before and behind: for kernels that can.
+    pub convert_in_steps: bool,
     /// Whether the parts of a concatenation are written where they belong by those who make them.
     pub concat_in_place: bool,
 }
@@ -33,6 +36,6 @@ impl Options {
     /// For that batch, with everything else as it is best.
     pub fn new(batch: usize, precision: Precision) -> Self {
         let (sizes, layout) = (BTreeMap::new(), Layout::ChannelsLast);
-        Self { batch, sizes, precision, layout, fuse: true, concat_in_place: true }
+        Self { batch, sizes, precision, layout, fuse: true, convert_in_steps: false, concat_in_place: true }
     }
 }

@@ -201,8 +201,11 @@ fn write_outputs_directly(graph: &Graph, options: &Options, layouts: &mut Layout
         let row_major = reshaped(graph.dims(root), &dense, &[graph.dims(root).iter().product()]).is_some();
         let kept = super::kept_in(graph.values[root].dtype, options.precision);
         // These convert when they store.
-        let converts =
-            matches!(maker.op, Op::Elementwise(_) | Op::Softmax { .. } | Op::LayerNorm { .. } | Op::Reduce { .. });
+        let converts = match maker.op {
+            Op::Elementwise(_) | Op::Softmax { .. } | Op::LayerNorm { .. } | Op::Reduce { .. } => true,
+            Op::Gemm { residual: false, .. } | Op::Conv { residual: false, .. } => options.convert_in_steps,
+            _ => false,
+        };
         let typed = kept == port.dtype || (converts && uses[root].len() == 1);
         if !is_view(&maker.op) && row_major && typed && layouts.direct[root].is_none() {
             layouts.direct[root] = Some(position);

@@ -9,6 +9,7 @@ mod attention;
 mod chain;
 mod normal;
 mod siblings;
+mod turn;
 mod widen;
 
 use crate::expression::{Binary, Expression, Instruction, Unary};
@@ -21,6 +22,7 @@ pub(crate) fn fuse(graph: &mut Graph) {
     graph.remove_unused();
     let passes = [
         widen::widen,
+        turn::turn,
         normal::layer_norm,
         attention::attention,
         affine::affine,

@@ -308,33 +308,31 @@ impl Lowering {
 
     fn gather(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
         let (data, indices) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
+        let axis = self.axis(node.int("axis", 0), self.graph.dims(data).len())?;
+        self.pick(data, indices, axis)
+    }
+
+    /// Slices by their positions; neighbours, or one that is repeated, are only parts of the data.
+    fn pick(&mut self, data: ValueId, indices: ValueId, axis: usize) -> Result<ValueId, Error> {
         let (from, picked, dtype) = (self.dims(data), self.dims(indices), self.dtype(data));
-        let axis = self.axis(node.int("axis", 0), from.len())?;
-        let dims: Vec<_> = from[..axis].iter().chain(&picked).chain(&from[axis + 1..]).copied().collect();
-        if let Some(known) = self.graph.known(indices).cloned() {
-            let size = from[axis] as i64;
-            let known: Vec<_> =
-                known.to_ints().iter().map(|&index| if index < 0 { index + size } else { index }).collect();
-            if known.iter().any(|&index| !(0..size).contains(&index)) {
-                return Err(self.bad(format!("its indices are outside of {size}")));
-            }
-            if !known.is_empty() && known.windows(2).all(|pair| pair[1] == pair[0] + 1) {
-                // Neighbours: a part of the data.
-                let part = self.part(data, axis, known[0] as usize, known.len());
-                return Ok(self.reshape(part, &dims));
-            }
-            if !known.is_empty() && known.iter().all(|&index| index == known[0]) {
-                // Always the same: one part, repeated.
-                let part = self.part(data, axis, known[0] as usize, 1);
-                let ones: Vec<_> = from[..axis]
-                    .iter()
-                    .copied()
-                    .chain(picked.iter().map(|_| 1))
-                    .chain(from[axis + 1..].iter().copied())
-                    .collect();
-                let part = self.reshape(part, &ones);
-                return Ok(self.expand(part, &dims));
-            }
+        let around = |middle: &[usize]| [&from[..axis], middle, &from[axis + 1..]].concat();
+        let dims = around(&picked);
+        let Some(known) = self.graph.known(indices).cloned() else {
+            return Ok(self.emit(Op::Gather { axis, elements: false }, &[data, indices], dtype, &dims));
+        };
+        let size = from[axis] as i64;
+        let known: Vec<_> = known.to_ints().iter().map(|&index| if index < 0 { index + size } else { index }).collect();
+        if known.iter().any(|&index| !(0..size).contains(&index)) {
+            return Err(self.bad(format!("its indices are outside of {size}")));
+        }
+        if !known.is_empty() && known.windows(2).all(|pair| pair[1] == pair[0] + 1) {
+            let part = self.part(data, axis, known[0] as usize, known.len());
+            return Ok(self.reshape(part, &dims));
+        }
+        if !known.is_empty() && known.iter().all(|&index| index == known[0]) {
+            let part = self.part(data, axis, known[0] as usize, 1);
+            let part = self.reshape(part, &around(&vec![1; picked.len()]));
+            return Ok(self.expand(part, &dims));
         }
         Ok(self.emit(Op::Gather { axis, elements: false }, &[data, indices], dtype, &dims))
     }
@@ -342,7 +340,7 @@ impl Lowering {
     /// The indices of the leading dimensions become one.
     fn gather_nd(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
         let (data, indices) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
-        let (from, picked, dtype) = (self.dims(data), self.dims(indices), self.dtype(data));
+        let (from, picked) = (self.dims(data), self.dims(indices));
         let Some((&depth, lead)) = picked.split_last() else { return Err(self.bad("its indices are a scalar")) };
         if node.int("batch_dims", 0) != 0 || depth == 0 || depth > from.len() {
             return Err(self.unsupported(" with batch dimensions"));
@@ -371,8 +369,7 @@ impl Lowering {
         let mut merged = vec![from[..depth].iter().product()];
         merged.extend(&from[depth..]);
         let data = self.reshape(data, &merged);
-        let dims: Vec<_> = lead.iter().chain(&from[depth..]).copied().collect();
-        Ok(self.emit(Op::Gather { axis: 0, elements: false }, &[data, flat.expect("some depth")], dtype, &dims))
+        self.pick(data, flat.expect("some depth"), 0)
     }
 
     fn pad(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
