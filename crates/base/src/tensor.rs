@@ -69,6 +69,33 @@ impl fmt::Display for DataType {
     }
 }
 
+/// What floats are computed in.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Precision {
+    /// 32 bits.
+    Fp32,
+    /// Kept in 32 bits; factors of convolutions and matrix products are rounded to 10 bits of mantissa.
+    Tf32,
+    /// Kept in 16 bits, accumulated in 32 bits.
+    Fp16,
+}
+
+impl Precision {
+    /// Its name in configurations.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fp32 => "fp32",
+            Self::Tf32 => "tf32",
+            Self::Fp16 => "fp16",
+        }
+    }
+
+    /// The one of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Fp32, Self::Tf32, Self::Fp16].into_iter().find(|precision| precision.name() == name)
+    }
+}
+
 /// One input or output of a model.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorSpec {
@@ -107,6 +134,12 @@ mod tests {
             assert_eq!(DataType::from_name(datatype.name()), Some(datatype));
         }
         assert_eq!(DataType::from_name("FLOAT"), None);
+    }
+
+    #[test]
+    fn precisions_have_names() {
+        assert_eq!(Precision::from_name("tf32"), Some(Precision::Tf32));
+        assert_eq!(Precision::from_name("FP16"), None);
     }
 
     #[test]

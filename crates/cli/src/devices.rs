@@ -4,12 +4,16 @@ use std::fmt;
 use std::str::FromStr;
 
 /// What `--devices` says.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Devices {
     /// The runtime.
     pub kind: DeviceKind,
     /// How many of them.
     pub count: u32,
+    /// With CUDA: which GPUs.
+    pub gpus: Vec<u32>,
+    /// With CUDA: how each GPU is shared; each share is a device.
+    pub shares: Vec<f64>,
 }
 
 /// The runtimes.
@@ -17,25 +21,58 @@ pub struct Devices {
 pub enum DeviceKind {
     /// ONNX Runtime on CPU cores.
     Cpu,
+    /// Our own runtime on NVIDIA GPUs.
+    Cuda,
     /// Sleeps as long as the model's configuration says.
     Emulated,
+}
+
+const KINDS: &str = "use cpu:N, cuda:GPU or emulated:N";
+
+impl Devices {
+    /// So many of a kind that is only counted.
+    pub fn counted(kind: DeviceKind, count: u32) -> Self {
+        Self { kind, count, gpus: Vec::new(), shares: Vec::new() }
+    }
+
+    /// What stands behind `cuda:`, for instance `0`, `0,1` or `0:shares=0.5,0.5`.
+    fn cuda(text: &str) -> Result<Self, String> {
+        let (gpus, shares) = text.split_once(':').unwrap_or((text, "shares=1"));
+        let wrong = || {
+            format!(
+                "\"cuda:{text}\": behind the colon stand numbers of GPUs and maybe shares, as in cuda:0, cuda:0,1 or cuda:0:shares=0.5,0.5"
+            )
+        };
+        let gpus: Option<Vec<u32>> = gpus.split(',').map(|gpu| gpu.parse().ok()).collect();
+        let gpus = gpus.ok_or_else(wrong)?;
+        let shares = shares.strip_prefix("shares=").or_else(|| shares.strip_prefix("share=")).ok_or_else(wrong)?;
+        let share = |share: &str| share.parse::<f64>().ok().filter(|share| *share > 0.0 && *share <= 1.0);
+        let shares = shares.split(',').map(share).collect::<Option<Vec<f64>>>().ok_or_else(wrong)?;
+        if (1..gpus.len()).any(|index| gpus[..index].contains(&gpus[index])) {
+            return Err(format!("\"cuda:{text}\" names a GPU twice"));
+        }
+        if shares.iter().sum::<f64>() > 1.0 + 1e-9 {
+            return Err(format!("\"cuda:{text}\": the shares of a GPU add up to 1 at most"));
+        }
+        Ok(Self { kind: DeviceKind::Cuda, count: (gpus.len() * shares.len()) as u32, gpus, shares })
+    }
 }
 
 impl FromStr for Devices {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (kind, count) = text.split_once(':').unwrap_or((text, "1"));
+        let (kind, rest) = text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest)));
         let kind = match kind {
             "cpu" => DeviceKind::Cpu,
             "emulated" => DeviceKind::Emulated,
-            "cuda" => return Err("this build has no CUDA engine yet: use cpu:N or emulated:N".into()),
-            other => return Err(format!("\"{other}\" is not a kind of device: use cpu:N or emulated:N")),
+            "cuda" => return Self::cuda(rest.unwrap_or("0")),
+            other => return Err(format!("\"{other}\" is not a kind of device: {KINDS}")),
         };
-        let count = count.parse().ok().filter(|count| (1..=4096).contains(count));
+        let count = rest.unwrap_or("1").parse().ok().filter(|count| (1..=4096).contains(count));
         let count =
             count.ok_or_else(|| format!("\"{text}\": behind the colon stands the number of devices, 1 to 4096"))?;
-        Ok(Self { kind, count })
+        Ok(Self::counted(kind, count))
     }
 }
 
@@ -50,6 +87,7 @@ impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
             Self::Emulated => "emulated",
         })
     }
@@ -61,9 +99,27 @@ mod tests {
 
     #[test]
     fn devices_are_a_kind_and_a_number() {
-        assert_eq!("cpu:2".parse(), Ok(Devices { kind: DeviceKind::Cpu, count: 2 }));
-        assert_eq!("emulated".parse(), Ok(Devices { kind: DeviceKind::Emulated, count: 1 }));
-        for wrong in ["cpu:0", "cpu:x", "gpu:1", "cuda:0", ""] {
+        assert_eq!("cpu:2".parse(), Ok(Devices::counted(DeviceKind::Cpu, 2)));
+        assert_eq!("emulated".parse(), Ok(Devices::counted(DeviceKind::Emulated, 1)));
+        for wrong in ["cpu:0", "cpu:x", "gpu:1", ""] {
+            assert!(wrong.parse::<Devices>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn gpus_have_numbers_and_shares() {
+        let cuda = |gpus: &[u32], shares: &[f64]| {
+            let (count, kind) = ((gpus.len() * shares.len()) as u32, DeviceKind::Cuda);
+            Ok(Devices { kind, count, gpus: gpus.to_vec(), shares: shares.to_vec() })
+        };
+        assert_eq!("cuda".parse(), cuda(&[0], &[1.0]));
+        assert_eq!("cuda:1".parse(), cuda(&[1], &[1.0]));
+        assert_eq!("cuda:0,2".parse(), cuda(&[0, 2], &[1.0]));
+        assert_eq!("cuda:0,1:shares=0.25,0.75".parse(), cuda(&[0, 1], &[0.25, 0.75]));
+        assert_eq!("cuda:0:share=0.5".parse(), cuda(&[0], &[0.5]));
+        for wrong in
+            ["cuda:", "cuda:x", "cuda:0,0", "cuda:0:0.5", "cuda:0:shares=0.7,0.7", "cuda:0:shares=0", "cuda:0:shares="]
+        {
             assert!(wrong.parse::<Devices>().is_err(), "{wrong}");
         }
     }

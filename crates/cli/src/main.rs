@@ -4,7 +4,9 @@ mod bytes;
 mod devices;
 mod example;
 mod place;
+mod profile;
 mod reference;
+mod runtime;
 mod scaling;
 mod serve;
 
@@ -36,6 +38,10 @@ enum Command {
     /// Latency counts from the moment at which a request should have been sent, also when the server kept it waiting to be
     /// sent.
     Load(Box<loadgen::LoadArgs>),
+    /// Measure what models take on a device: batches, loads, and how much that varies.
+    ///
+    /// Writes tables that the simulator reads: `latency = { file = "NAME.csv", row = "NAME" }`.
+    Profile(Box<profile::ProfileOptions>),
     /// Run an experiment in virtual time, with the scheduler that serves.
     ///
     /// An experiment is a TOML file: models, devices, workload, network, what to run. `experiments/` has examples.
@@ -133,6 +139,7 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Serve(options) => serve::run(*options),
         Command::Load(args) => Ok(loadgen::run_and_print(&args)?),
+        Command::Profile(options) => profile::run(&options),
         Command::Simulate(options) => simulate(*options),
         Command::Place(options) => place::run(&options),
     }

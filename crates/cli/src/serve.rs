@@ -3,6 +3,7 @@
 use crate::bytes::ByteSize;
 use crate::devices::{DeviceKind, Devices};
 use crate::example;
+use crate::runtime::{Choices, Runtime};
 use anyhow::{Context, Result, anyhow, bail};
 use base::Duration;
 use clap::Args;
@@ -10,8 +11,6 @@ use controller::{
     ControlMode, Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig, ModelState, Progress,
     Spread,
 };
-use engine::{EmulatedEngine, Engine};
-use engine_ort::{OrtEngine, OrtOptions};
 use gateway::Gateway;
 use indicatif::{ProgressBar, ProgressStyle};
 use repository::{Source, Transfer};
@@ -21,7 +20,6 @@ use std::cell::Cell;
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Instant;
 use telemetry::{Metrics, logs};
@@ -81,13 +79,23 @@ pub struct ServeOptions {
     #[arg(long, value_name = "PORT", env = "PUNCTUAL_METRICS_PORT")]
     pub metrics_port: Option<u16>,
 
-    /// What to run on: `cpu:N` for N executors on CPU cores, `emulated:N` for N devices that only pretend. [default: cpu:1]
+    /// What to run on: `cpu:N` for N executors on CPU cores, `cuda:0` for an NVIDIA GPU (`cuda:0,1` for two,
+    /// `cuda:0:shares=0.5,0.5` for one in two parts), `emulated:N` for N devices that only pretend. [default: cpu:1]
     #[arg(long, value_name = "KIND:N", env = "PUNCTUAL_DEVICES")]
     pub devices: Option<Devices>,
 
-    /// Memory for weights on each device. More models than fit are served by loading and unloading. [default: 2GiB]
+    /// Memory for weights on each device. More models than fit are served by loading and unloading. [default: 2GiB; on a GPU
+    /// most of what is free]
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_DEVICE_MEMORY")]
     pub device_memory: Option<ByteSize>,
+
+    /// On a GPU, what models whose configuration says nothing are computed in: `fp32`, `tf32` or `fp16`. [default: tf32]
+    #[arg(long, value_name = "NAME", env = "PUNCTUAL_PRECISION")]
+    pub precision: Option<String>,
+
+    /// On a GPU, compute models that can't run there with ONNX Runtime on the CPU instead of refusing them. [default: off]
+    #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_CPU_FALLBACK")]
+    pub cpu_fallback: Option<bool>,
 
     /// Cores for one execution on a CPU device. [default: 1]
     #[arg(long, value_name = "N", env = "PUNCTUAL_THREADS_PER_DEVICE")]
@@ -228,7 +236,7 @@ impl ServeOptions {
         let Some(path) = &self.config else { return Ok(self) };
         let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
-        fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, host, http_port, grpc_port, metrics_port, devices, device_memory,
+        fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, host, http_port, grpc_port, metrics_port, devices, device_memory, precision, cpu_fallback,
             threads_per_device, policy, thrift, shards, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
             max_requests, max_body, max_held, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
             scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file);
@@ -264,7 +272,7 @@ impl ServeOptions {
         })
     }
 
-    fn controller(&self, devices: Devices) -> Result<ControllerConfig> {
+    fn controller(&self, devices: &Devices, runtime: &Runtime) -> Result<ControllerConfig> {
         let memory = self.device_memory.unwrap_or(ByteSize(2 << 30)).0;
         if memory < PAGE_BYTES {
             bail!("--device-memory {}: at least one page of {} is needed", ByteSize(memory), ByteSize(PAGE_BYTES));
@@ -272,17 +280,19 @@ impl ServeOptions {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = usize::from(self.threads_per_device.unwrap_or(1).max(1));
         // One core at least stays for everything else.
-        let enough = devices.kind == DeviceKind::Cpu && threads == 1 && devices.count as usize + 1 < cores;
+        let computes = devices.kind == DeviceKind::Cpu && threads == 1 || devices.kind == DeviceKind::Cuda;
+        let enough = computes && devices.count as usize + 1 < cores;
         if devices.kind == DeviceKind::Cpu && !enough {
             tracing::warn!(
                 "{cores} cores for {} executors of {threads} threads: executors are not pinned, their times will vary more",
                 devices.count
             );
         }
+        let pages = runtime.pages.unwrap_or(u32::try_from(memory / PAGE_BYTES).unwrap_or(u32::MAX));
         let device = |index: u32| DeviceConfig {
-            name: format!("{}:{index}", devices.kind),
+            name: runtime.names.get(index as usize).cloned().unwrap_or_else(|| format!("{}:{index}", devices.kind)),
             index,
-            pages: u32::try_from(memory / PAGE_BYTES).unwrap_or(u32::MAX),
+            pages,
             pin: enough.then_some(index as usize),
         };
         Ok(ControllerConfig {
@@ -294,7 +304,7 @@ impl ServeOptions {
     }
 
     /// How the scheduling is spread over threads, where it is.
-    fn spread(&self, devices: Devices) -> Result<Option<Spread>> {
+    fn spread(&self, devices: &Devices) -> Result<Option<Spread>> {
         let shards = self.shards.unwrap_or(0);
         if shards > MAX_SHARDS {
             bail!("--shards {shards}: at most {MAX_SHARDS} threads can share the models");
@@ -305,8 +315,8 @@ impl ServeOptions {
             );
         }
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        // Executors on CPU cores have the last ones for themselves; one core at least stays for everything else.
-        let taken = if devices.kind == DeviceKind::Cpu { devices.count as usize } else { 0 };
+        // Executors that keep a core busy have the last ones for themselves; one core at least stays for everything else.
+        let taken = if devices.kind == DeviceKind::Emulated { 0 } else { devices.count as usize };
         let enough = taken + shards as usize + 1 < cores;
         Ok((shards > 0).then_some(Spread { shards, pin: enough.then_some(taken) }))
     }
@@ -380,17 +390,17 @@ impl ServeOptions {
         self.cache_dir.clone().or(folder).or_else(home)
     }
 
-    /// The runtime, and what measurements of it are valid for.
-    fn engine(&self, kind: DeviceKind) -> Result<(Arc<dyn Engine>, String)> {
-        Ok(match kind {
-            DeviceKind::Emulated => (Arc::new(EmulatedEngine::default()), "emulated".to_owned()),
-            DeviceKind::Cpu => {
-                let threads = self.threads_per_device.unwrap_or(1).max(1);
-                let engine = OrtEngine::new(&OrtOptions { library: self.onnxruntime.clone(), threads })?;
-                let kind = format!("cpu, {threads} threads, {}", engine.build());
-                (Arc::new(engine), kind)
-            }
-        })
+    /// The runtime.
+    fn runtime(&self, devices: &Devices, cache: Option<PathBuf>) -> Result<Runtime> {
+        let choices = Choices {
+            threads: self.threads_per_device,
+            onnxruntime: self.onnxruntime.clone(),
+            precision: self.precision.clone(),
+            memory: self.device_memory,
+            cpu_fallback: self.cpu_fallback.unwrap_or(false),
+            cache,
+        };
+        Runtime::open(devices, &choices)
     }
 }
 
@@ -400,11 +410,11 @@ pub fn run(options: ServeOptions) -> Result<()> {
     start_logs(&options)?;
     let sources = options.sources()?;
     let control = options.control()?;
-    let devices = options.devices.unwrap_or(Devices { kind: DeviceKind::Cpu, count: 1 });
-    let (engine, device_kind) = options.engine(devices.kind)?;
+    let devices = options.devices.clone().unwrap_or_else(|| Devices::counted(DeviceKind::Cpu, 1));
+    let runtime = options.runtime(&devices, options.cache(&sources))?;
     let metrics = Metrics::new();
-    let config = options.controller(devices)?;
-    let controller = match options.spread(devices)? {
+    let config = options.controller(&devices, &runtime)?;
+    let controller = match options.spread(&devices)? {
         Some(spread) => Controller::start_sharded(config, spread, metrics.clone()),
         None => Controller::start(config, metrics.clone()),
     };
@@ -420,7 +430,7 @@ pub fn run(options: ServeOptions) -> Result<()> {
             control,
             load_models: options.load_model.clone().unwrap_or_default(),
             poll: Duration::from_secs(options.repository_poll_secs.unwrap_or(15).clamp(1, MAX_POLL_SECONDS)),
-            device_kind,
+            device_kind: runtime.kind,
             default_objective: options.default_objective()?,
             effort: options.profile_budget_ms.map_or_else(Effort::default, |millis| Effort {
                 budget: Duration::from_millis(millis),
@@ -428,7 +438,7 @@ pub fn run(options: ServeOptions) -> Result<()> {
             }),
             progress: progress(),
             transfer: transfer(),
-            engine,
+            engine: runtime.engine,
         },
     )
     .map_err(|reason| anyhow!("--model-repository: {reason}"))?;

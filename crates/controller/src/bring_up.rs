@@ -6,9 +6,10 @@ use crate::queueing::Queueing;
 use crate::{Controller, NewModel, profiler, reshape, warmup};
 use base::{Duration, LatencyProfile, ModelId, ModelSignature};
 use engine::{Emulation, ModelSource, Prepared};
-use repository::{Found, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile};
-use std::collections::HashSet;
+use repository::{Found, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile, TensorConfig};
+use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -47,17 +48,7 @@ impl BringUp {
     pub(crate) fn run(&self, found: &Found) -> Result<(ServedModel, ModelId), String> {
         let config = &found.config;
         self.say_once(&found.name, &config.warnings);
-        let emulated_sizes = config.batch_sizes(config.max_batch.unwrap_or(16));
-        let emulated = config.emulated_profile(&emulated_sizes).transpose().map_err(|error| error.to_string())?;
-        let weight_bytes = config.emulation.map_or(0, |emulation| emulation.weight_bytes);
-        let emulated = emulated.map(|profile| Emulation { profile, weight_bytes });
-        let source = ModelSource {
-            name: found.name.clone(),
-            file: found.file.clone(),
-            cache: self.config.cache.clone(),
-            max_batch: config.max_batch,
-            emulated,
-        };
+        let source = model_source(found, self.config.cache.clone())?;
         let prepared = self.config.engine.prepare(&source).map_err(|error| error.to_string())?;
         self.controller.room_for(prepared.weight_bytes())?;
         let wrong = repository::disagreements(config, prepared.signature());
@@ -135,10 +126,11 @@ impl BringUp {
             content: hash(&found.file)?,
             engine: self.config.engine.name().to_owned(),
             device: format!(
-                "{}{}{}",
+                "{}{}{}{}",
                 self.config.device_kind,
                 profiler::describe(&found.config.profile_inputs),
-                shapes(&found.config)
+                shapes(&found.config),
+                choices(&found.config)
             ),
             machine: repository::machine(),
             batch_sizes: sizes.to_vec(),
@@ -156,9 +148,42 @@ impl BringUp {
     }
 }
 
+/// What an engine is told of a model.
+pub fn model_source(found: &Found, cache: Option<PathBuf>) -> Result<ModelSource, String> {
+    let config = &found.config;
+    let emulated_sizes = config.batch_sizes(config.max_batch.unwrap_or(16));
+    let emulated = config.emulated_profile(&emulated_sizes).transpose().map_err(|error| error.to_string())?;
+    let weight_bytes = config.emulation.map_or(0, |emulation| emulation.weight_bytes);
+    Ok(ModelSource {
+        name: found.name.clone(),
+        file: found.file.clone(),
+        cache,
+        max_batch: config.max_batch,
+        // Of any size: the engine leaves out what the model doesn't take.
+        batch_sizes: config.batch_sizes(config.max_batch.unwrap_or(u32::MAX)),
+        shapes: own_shapes(config),
+        lengths: config.lengths.clone(),
+        precision: config.precision,
+        emulated: emulated.map(|profile| Emulation { profile, weight_bytes }),
+    })
+}
+
 /// What measurements depend on besides the model: the shapes that the configuration narrows.
 fn shapes(config: &ModelConfig) -> String {
     config.inputs.iter().map(|input| format!(", {} {:?}", input.name, input.dims)).collect()
+}
+
+/// What measurements depend on besides the model: what the configuration chooses for engines that prepare each size.
+fn choices(config: &ModelConfig) -> String {
+    let precision = config.precision.map_or_else(String::new, |precision| format!(", {}", precision.name()));
+    let lengths = if config.lengths.is_empty() { String::new() } else { format!(", lengths {:?}", config.lengths) };
+    precision + &lengths
+}
+
+/// The dimensions of inputs as the model itself has them, where the configuration says so.
+fn own_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<i64>> {
+    let own = |input: &TensorConfig| (input.name.clone(), input.reshape.clone().unwrap_or_else(|| input.dims.clone()));
+    config.inputs.iter().map(own).collect()
 }
 
 /// The names of each output's classes, where the configuration says which file has them.

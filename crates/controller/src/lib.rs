@@ -30,9 +30,10 @@ mod warmup;
 
 pub use api::{Catalogue, CatalogueEntry, ModelState, ModelVersions, Refusal, Reply, ServedModel, Submission, Ticket};
 
+pub use bring_up::model_source;
 pub use control::{ControlError, ControlMode, LoadOrder, ModelControl};
 pub use manager::{Manager, ManagerConfig, Progress};
-pub use profiler::Effort;
+pub use profiler::{Effort, Runs, measure_alone};
 pub use queueing::{Admitted, QueuePlace, Queueing};
 pub use sharded::Spread;
 pub use worker::{DeviceConfig, Tensor};

@@ -72,6 +72,63 @@ pub(crate) fn measure(
     LatencyProfile::new(batches, load).map_err(|error| error.to_string())
 }
 
+/// What one batch size took, run by run, alone on the device.
+#[derive(Clone, Debug)]
+pub struct Runs {
+    /// Rows.
+    pub batch: u32,
+    /// From inputs to outputs by our clock, ascending.
+    pub wall: Vec<Duration>,
+    /// By the device's own clock, ascending; empty if it has none.
+    pub device: Vec<Duration>,
+}
+
+/// Loads a model so often, then runs each batch size so often, on this thread and with nothing beside it. What loads took, ascending,
+/// and what batches took.
+pub fn measure_alone(
+    prepared: &dyn Prepared,
+    device: u32,
+    sizes: &[u32],
+    given: &BTreeMap<String, ProfileInput>,
+    (loads, runs): (u32, u32),
+) -> Result<(Vec<Duration>, Vec<Runs>), String> {
+    let (mut spans, mut loaded) = (Vec::new(), None);
+    for _ in 0..loads.max(1) {
+        drop(loaded.take());
+        let start = Instant::now();
+        loaded = Some(prepared.load(device).map_err(|error| error.to_string())?);
+        spans.push(Duration::from(start.elapsed()));
+    }
+    spans.sort_unstable();
+    let mut loaded = loaded.expect("it was loaded at least once");
+    let signature = prepared.signature();
+    let mut refused = String::new();
+    let mut accepts = |size: i64| {
+        let inputs = make_inputs(signature, sizes.first().copied().unwrap_or(1), size, given)?;
+        loaded.execute(&views(&inputs), &mut |_, _| {}).map_err(|error| error.to_string())
+    };
+    let open_size = TRIED_SIZES.into_iter().find(|size| accepts(*size).map_err(|reason| refused = reason).is_ok());
+    let open_size = open_size.ok_or(refused)?;
+    let mut all = Vec::new();
+    for &batch in sizes {
+        let inputs = make_inputs(signature, batch, open_size, given)?;
+        let (mut wall, mut device) = (Vec::new(), Vec::new());
+        // The first run pays for what is touched for the first time.
+        for run in 0..=runs {
+            let start = Instant::now();
+            loaded.execute(&views(&inputs), &mut |_, _| {}).map_err(|error| error.to_string())?;
+            if run > 0 {
+                wall.push(Duration::from(start.elapsed()));
+                device.extend(loaded.device_time());
+            }
+        }
+        wall.sort_unstable();
+        device.sort_unstable();
+        all.push(Runs { batch, wall, device });
+    }
+    Ok((spans, all))
+}
+
 /// What was measured of one batch size so far.
 struct Measured {
     batch: u32,
@@ -115,6 +172,10 @@ pub(crate) struct Input {
     pub(crate) data: Vec<u8>,
 }
 
+fn views(inputs: &[Input]) -> Vec<TensorView<'_>> {
+    inputs.iter().map(|input| TensorView { datatype: input.datatype, shape: &input.shape, data: &input.data }).collect()
+}
+
 /// Executions of one model on the first device, between whatever it has to do besides.
 pub(crate) struct Run<'a> {
     controller: &'a Controller,
@@ -155,10 +216,7 @@ impl<'a> Run<'a> {
         let inputs = Arc::clone(inputs);
         let (sender, receiver) = mpsc::channel();
         let work = move || {
-            let views: Vec<TensorView<'_>> = inputs
-                .iter()
-                .map(|input| TensorView { datatype: input.datatype, shape: &input.shape, data: &input.data })
-                .collect();
+            let views = views(&inputs);
             let start = Instant::now();
             let outcome = loaded.execute(&views, &mut |_, _| {});
             let span = Duration::from(start.elapsed());

@@ -1,6 +1,6 @@
 //! Models whose clients see other shapes than the model itself: `reshape`, and dimensions that are narrower than the model's.
 
-use base::{ModelSignature, TensorSpec};
+use base::{Duration, ModelSignature, TensorSpec};
 use engine::{EngineError, Loaded, Prepared, TensorView};
 use repository::{ModelConfig, TensorConfig};
 use std::sync::Arc;
@@ -111,6 +111,10 @@ impl Loaded for ReshapedLoaded {
             let shape = shape(from_model.get(position), &view);
             sink(position, TensorView { shape: &shape, ..view });
         })
+    }
+
+    fn device_time(&self) -> Option<Duration> {
+        self.inner.device_time()
     }
 }
 

@@ -197,9 +197,9 @@ fn a_removed_model_leaves_nothing_behind() {
     let source = ModelSource {
         name: "net".into(),
         file: "net".into(),
-        cache: None,
         max_batch: Some(1),
         emulated: Some(Emulation { profile: profile.clone(), weight_bytes: 1 << 20 }),
+        ..ModelSource::default()
     };
     let prepared = EmulatedEngine::default().prepare(&source).unwrap();
     let signature = Arc::new(prepared.signature().clone());

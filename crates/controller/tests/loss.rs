@@ -95,7 +95,7 @@ impl Bench {
         let millis = Duration::from_millis;
         let profile = LatencyProfile::linear(millis(1), millis(1), &[1, LARGEST_BATCH], millis(1)).unwrap();
         let emulated = Some(Emulation { profile: profile.clone(), weight_bytes: u64::from(MODEL_PAGES) * PAGE });
-        let source = ModelSource { name: name.into(), file: name.into(), cache: None, max_batch: None, emulated };
+        let source = ModelSource { name: name.into(), file: name.into(), emulated, ..ModelSource::default() };
         let emulated = EmulatedEngine::new(WIDTH).prepare(&source).unwrap();
         let faults = Arc::<Faults>::default();
         let prepared = Arc::new(Faulty { emulated, faults: Arc::clone(&faults) });

@@ -35,9 +35,9 @@ fn add_model(controller: &Controller, name: &str) -> (ModelId, Arc<dyn Prepared>
     let source = ModelSource {
         name: name.into(),
         file: name.into(),
-        cache: None,
         max_batch: Some(8),
         emulated: Some(Emulation { profile: profile.clone(), weight_bytes: PAGE }),
+        ..ModelSource::default()
     };
     let prepared = EmulatedEngine::default().prepare(&source).unwrap();
     let signature = Arc::new(prepared.signature().clone());

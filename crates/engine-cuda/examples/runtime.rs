@@ -1,15 +1,20 @@
 //! Measures the runtime under the kernels on a GPU: loads and unloads, the jitter of graph replays with and without loads
 //! beside them, shares and what changing them takes. Prints what `docs/gpu.md` quotes.
 //!
-//! `cargo run --release -p engine-cuda --example runtime [REPLAYS]`
+//! `cargo run --release -p engine-cuda --example runtime [REPLAYS [MODEL.onnx [PRECISION [BATCH,...]]]]`: with a model, also what its
+//! batches and loads take through the engine, and its jitter beside that of a graph of one kernel that takes as long.
 #![allow(unsafe_code, reason = "kernels are launched by hand; each block says why it is sound")]
 
+use base::{DataType, Precision, TensorSpec, element_count};
 use cudarc::driver::sys;
+use engine::{Engine, EngineError, Loaded, ModelSource, TensorView};
 use engine_cuda::driver::{Address, Gpu, Pinned, Refused, check};
+use engine_cuda::engine::{CudaEngine, CudaOptions};
 use engine_cuda::memory::{Memory, PAGE_BYTES, Place, Region, Weights};
 use engine_cuda::shares::Partition;
 use engine_cuda::streams::{Event, Graph, Stream};
 use std::ffi::{CString, c_void};
+use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -161,7 +166,9 @@ fn main() -> Outcome<()> {
     graphs_survive(&gpu, &memory, &kernels)?;
     jitter(&gpu, &memory, &kernels, replays)?;
     shares(&gpu, &memory, &kernels)?;
-    Ok(())
+    let Some(file) = std::env::args().nth(2) else { return Ok(()) };
+    drop(memory);
+    model(&gpu, &kernels, file.into(), replays)
 }
 
 /// LOAD and UNLOAD by size and by how a load is cut, beside one plain copy of the same bytes.
@@ -302,6 +309,17 @@ fn jitter(gpu: &Arc<Gpu>, memory: &Arc<Memory>, kernels: &Kernels, replays: usiz
     let mut blob = Pinned::new(gpu, 102_000_000)?;
     blob.fill(1);
     let place = Arc::new(memory.place(102_000_000)?);
+    let copying = Stream::new(&whole, true)?;
+    let mut small = Region::new(memory, PAGE_BYTES)?;
+    small.grow(PAGE_BYTES)?;
+    let copy = || {
+        let start = Instant::now();
+        // SAFETY: both are larger; the copy is waited for.
+        unsafe { copying.copy_in(small.address(), blob.start(), 602_112)? };
+        copying.wait()?;
+        Ok(micros(start))
+    };
+    println!("a copy of 602112 bytes alone: {}", repeat(2000, copy)?);
     let beside = std::thread::scope(|scope| -> Outcome<(Times, Times)> {
         let loader = scope.spawn(|| -> Result<f64, String> {
             let stream = Stream::new(&Partition::whole(gpu), false).map_err(|refused| refused.to_string())?;
@@ -313,8 +331,10 @@ fn jitter(gpu: &Arc<Gpu>, memory: &Arc<Memory>, kernels: &Kernels, replays: usiz
             Ok(micros(start))
         });
         let measured = replay(&graph, &stream, replays);
+        let copies = repeat(2000, copy);
         stop.store(true, Ordering::Relaxed);
         let span = loader.join().expect("the loader doesn't panic")?;
+        println!("a copy of 602112 bytes beside loads: {}", copies?);
         let each = span / f64::from(loaded.load(Ordering::Relaxed));
         println!(
             "beside: {} loads of 102 MB, one each {each:.0} us = {:.1} GB/s",
@@ -421,5 +441,145 @@ fn change_under_load(gpu: &Arc<Gpu>, kernels: &Kernels, seen: &Region) -> Outcom
         changes.at(0.99),
         changes.0.len()
     );
+    Ok(())
+}
+
+/// A model through the engine, as the worker uses it.
+fn model(gpu: &Arc<Gpu>, kernels: &Kernels, file: PathBuf, replays: usize) -> Outcome<()> {
+    let argument = |position, default: &str| std::env::args().nth(position).unwrap_or_else(|| default.to_owned());
+    let precision = Precision::from_name(&argument(3, "tf32")).ok_or("fp32, tf32 or fp16")?;
+    let sizes = argument(4, "1,2,4,8,16").split(',').map(str::parse).collect::<Result<Vec<u32>, _>>()?;
+    let cache = std::env::var_os("PUNCTUAL_CACHE_DIR").map(PathBuf::from);
+    let start = Instant::now();
+    let engine =
+        CudaEngine::new(&CudaOptions { precision, memory_bytes: Some(8 << 30), cache, ..CudaOptions::default() })?;
+    println!("{}: opened in {:.0} ms", engine.kind(), micros(start) / 1e3);
+    let source = ModelSource {
+        name: "model".into(),
+        file,
+        batch_sizes: sizes.clone(),
+        max_batch: sizes.last().copied(),
+        ..ModelSource::default()
+    };
+    let start = Instant::now();
+    let prepared = engine.prepare(&source)?;
+    println!(
+        "prepared in {:.0} ms: {:?}, {} bytes of weights",
+        micros(start) / 1e3,
+        prepared.signature(),
+        prepared.weight_bytes()
+    );
+    let start = Instant::now();
+    let others = (0..100).map(|_| engine.prepare(&source)).collect::<Result<Vec<_>, _>>()?;
+    println!("100 more of the same content in {:.0} ms", micros(start) / 1e3);
+    let mut unloads = Vec::new();
+    let loads = repeat(200, || {
+        let start = Instant::now();
+        let loaded = prepared.load(0)?;
+        let span = micros(start);
+        let start = Instant::now();
+        drop(loaded);
+        unloads.push(micros(start));
+        Ok(span)
+    })?;
+    println!("load:   {loads}\nunload: {}", Times::of(unloads));
+    let mut loaded = prepared.load(0)?;
+    let inputs = |batch: u32| {
+        let specs = prepared.signature().inputs.iter();
+        let shape = |spec: &TensorSpec| {
+            spec.dims.iter().map(|&dim| if dim < 0 { i64::from(batch) } else { dim }).collect::<Vec<i64>>()
+        };
+        specs
+            .map(|spec| (spec.datatype, shape(spec)))
+            .map(|(datatype, shape)| {
+                let bytes = element_count(&shape).unwrap_or(0) * datatype.size().unwrap_or(0);
+                (
+                    datatype,
+                    shape,
+                    (0..bytes)
+                        .map(|index| if index % 4 == 3 { 62 } else { (index * 37 % 251) as u8 })
+                        .collect::<Vec<u8>>(),
+                )
+            })
+            .collect::<Vec<_>>()
+    };
+    let mut alone = None;
+    for &batch in &sizes {
+        let inputs = inputs(batch);
+        let (device, wall) = executions(loaded.as_mut(), &inputs, if batch == 1 { replays } else { 500 })?;
+        println!("batch {batch}, device: {device}\nbatch {batch}, wall:   {wall}");
+        if batch == 1 {
+            alone = Some((device.at(0.5), device.at(0.99)));
+        }
+    }
+    let (alone, alone_p99) = alone.ok_or("batch 1 is needed")?;
+    for &batch in &sizes {
+        write_outputs(loaded.as_mut(), &inputs(batch), batch)?;
+    }
+    let stream = Stream::new(&Partition::whole(gpu), true)?;
+    let memory = Memory::take(gpu, 0)?;
+    let mut seen = Region::new(&memory, PAGE_BYTES)?;
+    seen.grow(PAGE_BYTES)?;
+    let empty =
+        Graph::record::<Refused>(&stream, |stream| kernels.spin(stream, 132, (alone * 1980.0) as u64, seen.address()))?;
+    let (device, wall) = replay(&empty, &stream, replays)?;
+    println!("an empty graph of that length, device: {device}\nan empty graph of that length, wall:   {wall}");
+    let (stop, count, start) = (AtomicBool::new(false), AtomicU32::new(0), Instant::now());
+    let beside = std::thread::scope(|scope| -> Outcome<(Times, Times)> {
+        let loader = scope.spawn(|| -> Result<(), EngineError> {
+            while !stop.load(Ordering::Relaxed) {
+                for other in &others {
+                    drop(other.load(0)?);
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Ok(())
+        });
+        let measured = executions(loaded.as_mut(), &inputs(1), replays);
+        stop.store(true, Ordering::Relaxed);
+        loader.join().expect("the loader doesn't panic")?;
+        measured
+    })?;
+    let bytes = prepared.weight_bytes() as f64 * f64::from(count.load(Ordering::Relaxed));
+    println!(
+        "beside loads at {:.1} GB/s: p99 {:.3} of alone",
+        bytes / micros(start) / 1e3,
+        beside.0.at(0.99) / alone_p99
+    );
+    println!("batch 1 beside loads, device: {}\nbatch 1 beside loads, wall:   {}", beside.0, beside.1);
+    Ok(())
+}
+
+type Inputs = Vec<(DataType, Vec<i64>, Vec<u8>)>;
+
+fn views(inputs: &Inputs) -> Vec<TensorView<'_>> {
+    inputs.iter().map(|(datatype, shape, data)| TensorView { datatype: *datatype, shape, data }).collect()
+}
+
+/// What executions take by the device's clock and by ours.
+fn executions(loaded: &mut dyn Loaded, inputs: &Inputs, count: usize) -> Outcome<(Times, Times)> {
+    let (mut device, mut wall) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    for run in 0..count + 50 {
+        let start = Instant::now();
+        loaded.execute(&views(inputs), &mut |_, _| {})?;
+        if run >= 50 {
+            wall.push(micros(start));
+            device.push(loaded.device_time().map_or(0.0, |span| span.as_nanos() as f64 / 1e3));
+        }
+    }
+    Ok((Times::of(device), Times::of(wall)))
+}
+
+/// Writes inputs and outputs beside each other where `OUTPUTS` says, for a comparison with another runtime.
+fn write_outputs(loaded: &mut dyn Loaded, inputs: &Inputs, batch: u32) -> Outcome<()> {
+    let Some(folder) = std::env::var_os("OUTPUTS").map(PathBuf::from) else { return Ok(()) };
+    for (index, (_, _, data)) in inputs.iter().enumerate() {
+        std::fs::write(folder.join(format!("{batch}.input{index}")), data)?;
+    }
+    let mut outputs = Vec::new();
+    loaded.execute(&views(inputs), &mut |index, view| outputs.push((index, view.data.to_vec())))?;
+    for (index, data) in outputs {
+        std::fs::write(folder.join(format!("{batch}.output{index}")), data)?;
+    }
     Ok(())
 }

@@ -75,8 +75,8 @@ impl<H> Slabs<H> {
         self.free.entry(pages).or_default().push(slab);
     }
 
-    /// Pages were taken, but no slab could be made of them.
-    pub fn not_made(&mut self, pages: u32) {
+    /// So many pages more, in no slab: new ones, or such as were taken and no slab could be made of.
+    pub fn add(&mut self, pages: u32) {
         self.free_pages += pages;
         self.loose += pages;
     }

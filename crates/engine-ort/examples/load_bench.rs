@@ -58,8 +58,7 @@ fn main() {
         name: "bench".into(),
         file: arguments.file.clone(),
         cache: Some(cache.path().to_owned()),
-        max_batch: None,
-        emulated: None,
+        ..ModelSource::default()
     };
     print_machine(&engine);
     let (first_prepare, prepared) = timed(|| engine.prepare(&source).unwrap());

@@ -156,7 +156,7 @@ mod tests {
         /// What the model makes of zeros: its weights.
         fn weights(&self) -> Result<Vec<u8>, EngineError> {
             let (file, cache) = (self.file(), Some(self.cache()));
-            let source = ModelSource { name: "sum".into(), file, cache, max_batch: None, emulated: None };
+            let source = ModelSource { name: "sum".into(), file, cache, ..ModelSource::default() };
             let mut loaded = self.engine.prepare(&source)?.load(0)?;
             let (mut found, data) = (Vec::new(), [0_u64]);
             // SAFETY: eight bytes, aligned, and there until the end.

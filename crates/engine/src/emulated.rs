@@ -141,7 +141,7 @@ mod tests {
     use std::path::PathBuf;
 
     fn source(emulated: Option<Emulation>) -> ModelSource {
-        ModelSource { name: "m".into(), file: PathBuf::from("m.onnx"), cache: None, max_batch: None, emulated }
+        ModelSource { name: "m".into(), file: PathBuf::from("m.onnx"), emulated, ..ModelSource::default() }
     }
 
     fn emulation() -> Emulation {

@@ -13,7 +13,8 @@ mod emulated;
 
 pub use emulated::EmulatedEngine;
 
-use base::{DataType, LatencyProfile, ModelSignature};
+use base::{DataType, Duration, LatencyProfile, ModelSignature, Precision};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ pub trait Engine: Send + Sync {
 }
 
 /// Where a model comes from and what its configuration says of it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ModelSource {
     /// The model's name, for messages.
     pub name: String,
@@ -38,6 +39,14 @@ pub struct ModelSource {
     pub cache: Option<PathBuf>,
     /// The largest batch that the configuration allows; `None` leaves it to the engine, 0 forbids batching.
     pub max_batch: Option<u32>,
+    /// For engines that prepare each batch size: those that will be executed, ascending. Empty leaves it to the engine.
+    pub batch_sizes: Vec<u32>,
+    /// For engines that prepare each shape: the dimensions of inputs where the configuration narrows them, without the batch.
+    pub shapes: BTreeMap<String, Vec<i64>>,
+    /// For engines that prepare each shape: what dimensions that are still open will be. Empty leaves it to the engine.
+    pub lengths: Vec<u32>,
+    /// For engines that have a choice: what floats are computed in.
+    pub precision: Option<Precision>,
     /// For engines that don't compute: what to pretend.
     pub emulated: Option<Emulation>,
 }
@@ -72,6 +81,11 @@ pub trait Loaded: Send {
         inputs: &[TensorView<'_>],
         sink: &mut dyn FnMut(usize, TensorView<'_>),
     ) -> Result<(), EngineError>;
+
+    /// What the last batch took by the device's own clock, copies to and from it left out, if it has one.
+    fn device_time(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// A tensor in somebody else's memory: row-major, little-endian, as the protocol's binary form (elements of `Bytes` are

@@ -2,7 +2,7 @@
 
 use crate::text::{self, Message, Place, Problem};
 use crate::{json, read, schema};
-use base::{DataType, Duration, LatencyProfile, ProfileError};
+use base::{DataType, Duration, LatencyProfile, Precision, ProfileError};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use wire::proto;
@@ -40,6 +40,11 @@ pub struct ModelConfig {
     pub emulation: Option<Emulation>,
     /// What to measure the model with where its file leaves it open, by input, from the parameter `profile_inputs`.
     pub profile_inputs: BTreeMap<String, ProfileInput>,
+    /// For engines that prepare each shape: what open dimensions besides the batch will be, ascending, from the parameter
+    /// `sequence_lengths`.
+    pub lengths: Vec<u32>,
+    /// For engines that have a choice: what floats are computed in, from the parameter `precision`.
+    pub precision: Option<Precision>,
     /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
     pub file_name: Option<String>,
     /// Everything as it was written, in Triton's message.
@@ -264,6 +269,8 @@ mod tests {
             parameters { key: "batch_sizes" value: { string_value: "4, 1,2" } }
             parameters { key: "emulated_latency" value: { string_value: "alpha_ms=1.0,beta_ms=5.0" } }
             parameters { key: "weights_mb" value: { string_value: "102.3" } }
+            parameters { key: "sequence_lengths" value: { string_value: "128,32" } }
+            parameters { key: "precision" value: { string_value: "fp16" } }
             "#,
         )
         .unwrap();
@@ -283,6 +290,7 @@ mod tests {
         assert_eq!(config.latency_objective, Some(Duration::from_micros(12_500)));
         assert_eq!(config.file_name.as_deref(), Some("net.onnx"));
         assert_eq!(config.emulation.unwrap().weight_bytes, 102_300_000);
+        assert_eq!((&config.lengths[..], config.precision), (&[32, 128][..], Some(Precision::Fp16)));
         let profile = config.emulated_profile(&[1, 4]).unwrap().unwrap();
         assert_eq!(profile.batches()[1].median, Duration::from_millis(9));
         assert_eq!(config.warnings.len(), 1, "{:?}", config.warnings);
@@ -391,6 +399,8 @@ mod tests {
             (parameter("batch_sizes", "0"), "is 0: it must be from 1"),
             (parameter("latency_objective_ms", "-4"), "is \"-4\": write a number from 0.001 up"),
             (parameter("latency_objective_ms", "NaN"), "is \"NaN\""),
+            (parameter("sequence_lengths", "16,0"), "is 0: it must be from 1"),
+            (parameter("precision", "half"), "is \"half\": write fp32, tf32 or fp16"),
             (parameter("emulated_latency", "alpha_ms=1"), "needs both alpha_ms and beta_ms"),
             (parameter("emulated_latency", "gamma=1"), "has \"gamma\""),
         ] {

@@ -5,7 +5,7 @@ use crate::meaning::unused;
 use crate::read::{checked_batch_size, sorted};
 use crate::text::{Field, Place, Problem};
 use crate::values::{Warnings, each, message, problem, text};
-use base::Duration;
+use base::{Duration, Precision};
 use std::collections::BTreeMap;
 
 /// The parameters that mean something to Punctual.
@@ -14,6 +14,8 @@ const BATCH_SIZES: &str = "batch_sizes";
 const EMULATED_LATENCY: &str = "emulated_latency";
 const WEIGHTS_MB: &str = "weights_mb";
 const PROFILE_INPUTS: &str = "profile_inputs";
+const SEQUENCE_LENGTHS: &str = "sequence_lengths";
+const PRECISION: &str = "precision";
 
 /// By name: the text, and where it stands.
 pub type Parameters = BTreeMap<String, (Place, String)>;
@@ -55,7 +57,9 @@ pub fn apply_parameters(
         let done = match name.as_str() {
             LATENCY_OBJECTIVE_MS => number(name, text, 0.001)
                 .map(|millis| config.latency_objective = Some(Duration::from_millis_f64(millis))),
-            BATCH_SIZES => batch_sizes(text).map(|sizes| config.batch_sizes = Some(sizes)),
+            BATCH_SIZES => sizes(BATCH_SIZES, text).map(|sizes| config.batch_sizes = Some(sizes)),
+            SEQUENCE_LENGTHS => sizes(SEQUENCE_LENGTHS, text).map(|sizes| config.lengths = sizes),
+            PRECISION => precision(text).map(|precision| config.precision = Some(precision)),
             EMULATED_LATENCY => emulation(text).map(|emulation| config.emulation = Some(emulation)),
             WEIGHTS_MB => Ok(()),
             PROFILE_INPUTS => profile_inputs(text).map(|inputs| config.profile_inputs = inputs),
@@ -100,15 +104,21 @@ fn profile_inputs(text: &str) -> Result<BTreeMap<String, ProfileInput>, String> 
     text.split(',').map(|part| input(part).ok_or_else(|| wrong(part.trim()))).collect()
 }
 
-fn batch_sizes(text: &str) -> Result<Vec<u32>, String> {
+/// `1,2,4`: sizes with commas between, in any order.
+fn sizes(parameter: &str, text: &str) -> Result<Vec<u32>, String> {
     let size = |part: &str| {
         let part = part.trim();
         let number = part.parse::<i64>().map_err(|_| {
-            format!("parameter `{BATCH_SIZES}` has {part:?}: write sizes with commas between, as in \"1,2,4,8,16\"")
+            format!("parameter `{parameter}` has {part:?}: write sizes with commas between, as in \"1,2,4,8,16\"")
         })?;
-        checked_batch_size(&format!("a size in parameter `{BATCH_SIZES}`"), number, 1)
+        checked_batch_size(&format!("a size in parameter `{parameter}`"), number, 1)
     };
     Ok(sorted(text.split(',').map(size).collect::<Result<Vec<_>, _>>()?))
+}
+
+fn precision(text: &str) -> Result<Precision, String> {
+    let known = Precision::from_name(text.trim());
+    known.ok_or_else(|| format!("parameter `{PRECISION}` is {text:?}: write fp32, tf32 or fp16"))
 }
 
 /// A number of milliseconds or megabytes: at least `least`, and not beyond reason.

@@ -68,7 +68,9 @@ fn elements_are_taken_in_packs_and_broadcast() {
         output: tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
         expression,
     };
-    check_source(&Step::Elementwise(step), &expect![[r#"
+    check_source(
+        &Step::Elementwise(step),
+        &expect![[r#"
         // [4, 1, 1] x 256
         extern "C" __global__ void __launch_bounds__(256) step(const half_bits* __restrict__ i0, const half_bits* __restrict__ i1, half_bits* __restrict__ o) {
             after_the_kernel_before();
@@ -93,7 +95,8 @@ fn elements_are_taken_in_packs_and_broadcast() {
             }
             *(Pack<half_bits, 8>*)(o + (i64)x0 * 64 + (i64)x1 * 1) = q;
         }
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -105,7 +108,9 @@ fn a_mean_over_an_image_reads_channels_that_are_neighbours() {
         kind: ReduceKind::Mean,
         axes: vec![2, 3],
     };
-    check_source(&Step::Reduce(step), &expect![[r#"
+    check_source(
+        &Step::Reduce(step),
+        &expect![[r#"
         // [32, 1, 1] x 256
         #define LANES 16
         #define PITCH 16
@@ -139,7 +144,8 @@ fn a_mean_over_an_image_reads_channels_that_are_neighbours() {
             s = together(s, lane);
             if (alive && lane == 0) p1[(i64)y0 * 1] = to_half((float)(s / (float)49));
         }
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]

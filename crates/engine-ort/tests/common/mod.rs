@@ -22,7 +22,7 @@ pub fn model_file(name: &str) -> PathBuf {
 }
 
 pub fn source(file: PathBuf, cache: Option<&Path>) -> ModelSource {
-    ModelSource { name: "test".into(), file, cache: cache.map(Path::to_owned), max_batch: None, emulated: None }
+    ModelSource { name: "test".into(), file, cache: cache.map(Path::to_owned), ..ModelSource::default() }
 }
 
 pub fn prepare(name: &str, cache: Option<&Path>) -> Result<Arc<dyn Prepared>, EngineError> {

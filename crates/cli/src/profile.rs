@@ -1,0 +1,160 @@
+//! `punctual profile`: what a model's batches and loads take on a device, in files that the simulator reads.
+
+use crate::bytes::ByteSize;
+use crate::devices::Devices;
+use crate::runtime::{Choices, Runtime};
+use anyhow::{Context, Result, anyhow, bail};
+use base::Duration;
+use clap::Args;
+use controller::{Runs, measure_alone, model_source};
+use repository::{Entry, Repository};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// What `profile` may be told.
+#[derive(Args, Debug)]
+pub struct ProfileOptions {
+    /// The models, in Triton's layout.
+    #[arg(value_name = "DIR")]
+    model_repository: PathBuf,
+    /// Only these models. May be given several times. [default: all]
+    #[arg(long, value_name = "NAME")]
+    model: Vec<String>,
+    /// What to measure on: `cpu:1`, `cuda:0`, or `cuda:0:shares=0.25,0.75`, which measures each share.
+    #[arg(long, value_name = "KIND:N", default_value = "cpu:1")]
+    device: Devices,
+    /// Runs of each batch size.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    runs: u32,
+    /// Loads of each model.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    loads: u32,
+    /// A file NAME.csv for each model is written into this folder. [default: everything is printed]
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// On a GPU: `fp32`, `tf32` or `fp16`. [default: tf32]
+    #[arg(long, value_name = "NAME")]
+    precision: Option<String>,
+    /// Memory for weights on each device. [default: 2GiB; on a GPU most of what is free]
+    #[arg(long, value_name = "SIZE")]
+    device_memory: Option<ByteSize>,
+    /// Cores for one execution on a CPU device. [default: 1]
+    #[arg(long, value_name = "N")]
+    threads_per_device: Option<u16>,
+    /// Where prepared models are kept. [default: .punctual beside the models]
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// The ONNX Runtime library. [default: looked for]
+    #[arg(long, value_name = "FILE")]
+    onnxruntime: Option<PathBuf>,
+}
+
+/// Measures and writes.
+pub fn run(options: &ProfileOptions) -> Result<()> {
+    let cache = options.cache_dir.clone().unwrap_or_else(|| options.model_repository.join(".punctual"));
+    let runtime = Runtime::open(
+        &options.device,
+        &Choices {
+            threads: options.threads_per_device,
+            onnxruntime: options.onnxruntime.clone(),
+            precision: options.precision.clone(),
+            memory: options.device_memory,
+            cpu_fallback: false,
+            cache: Some(cache.clone()),
+        },
+    )?;
+    let mut repository = Repository::open([&options.model_repository])?;
+    let mut measured = 0;
+    for entry in repository.scan()? {
+        if !options.model.is_empty() && options.model.iter().all(|name| name != entry.name()) {
+            continue;
+        }
+        match entry {
+            Entry::Broken(broken) => eprintln!("{}: not measured: {}", broken.name, broken.reason),
+            Entry::Found(found) => {
+                let text = model(options, &runtime, &found, &cache).with_context(|| found.name.clone())?;
+                measured += 1;
+                match &options.output {
+                    None => print!("{text}"),
+                    Some(folder) => {
+                        let file = folder.join(format!("{}.csv", found.name));
+                        let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&file, text));
+                        written.with_context(|| format!("--output {}", file.display()))?;
+                        println!("wrote {}", file.display());
+                    }
+                }
+            }
+        }
+    }
+    if measured == 0 {
+        bail!("no model was measured: there is none in {}, or none of that name", options.model_repository.display());
+    }
+    Ok(())
+}
+
+/// The measurements of one model, one line for each device.
+fn model(options: &ProfileOptions, runtime: &Runtime, found: &repository::Found, cache: &Path) -> Result<String> {
+    let source = model_source(found, Some(cache.to_owned())).map_err(|reason| anyhow!(reason))?;
+    let prepared = runtime.engine.prepare(&source)?;
+    let sizes = found.config.batch_sizes(prepared.signature().max_batch);
+    let mut text = format!("# {}; {} runs, {} loads\n{}", runtime.kind, options.runs, options.loads, header(&sizes));
+    let devices = if options.device.shares.len() > 1 { options.device.shares.len() as u32 } else { 1 };
+    for device in 0..devices {
+        let effort = (options.loads, options.runs);
+        let given = &found.config.profile_inputs;
+        let (loads, runs) =
+            measure_alone(&*prepared, device, &sizes, given, effort).map_err(|reason| anyhow!(reason))?;
+        let share = options.device.shares.get(device as usize).copied().unwrap_or(1.0);
+        text += &line(&found.name, share, prepared.weight_bytes(), &loads, &runs);
+    }
+    Ok(text)
+}
+
+fn header(sizes: &[u32]) -> String {
+    let mut text = "model,share,weights_mb,load_ms,load_p99_ms".to_owned();
+    for size in sizes {
+        let _ = write!(text, ",b{size}_ms,b{size}_device_ms,b{size}_p99_ms,b{size}_p9999_ms");
+    }
+    text + "\n"
+}
+
+/// The name of the row says the share, so that each has one: `resnet50`, or `resnet50@0.25`.
+fn line(name: &str, share: f64, weight_bytes: u64, loads: &[Duration], runs: &[Runs]) -> String {
+    let row = if share < 1.0 { format!("{name}@{share}") } else { name.to_owned() };
+    let mut text = format!("{row},{share},{:.3},{},{}", weight_bytes as f64 / 1e6, at(loads, 0.5), at(loads, 0.99));
+    for Runs { wall, device, .. } in runs {
+        let (device, p99, p9999) = (at(device, 0.5), at(wall, 0.99), at(wall, 0.9999));
+        let _ = write!(text, ",{},{device},{p99},{p9999}", at(wall, 0.5));
+    }
+    text + "\n"
+}
+
+/// A quantile in milliseconds; empty where nothing was measured.
+fn at(spans: &[Duration], quantile: f64) -> String {
+    let rank = (spans.len() as f64 * quantile).ceil() as usize;
+    let span = spans.get(rank.clamp(1, spans.len().max(1)) - 1);
+    span.map_or_else(String::new, |span| format!("{:.4}", span.as_millis_f64()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_is_a_table_that_the_simulator_reads() {
+        let span = |micros: &[u64]| micros.iter().map(|micros| Duration::from_micros(*micros)).collect::<Vec<_>>();
+        let runs = [
+            Runs { batch: 1, wall: span(&[500, 510, 900]), device: span(&[450, 460, 470]) },
+            Runs { batch: 4, wall: span(&[1000, 1010, 1020]), device: Vec::new() },
+        ];
+        let table = header(&[1, 4])
+            + &line("net", 1.0, 23_400_000, &span(&[400, 500]), &runs)
+            + &line("net", 0.25, 23_400_000, &span(&[400, 500]), &runs);
+        expect_test::expect![[r#"
+            model,share,weights_mb,load_ms,load_p99_ms,b1_ms,b1_device_ms,b1_p99_ms,b1_p9999_ms,b4_ms,b4_device_ms,b4_p99_ms,b4_p9999_ms
+            net,1,23.400,0.4000,0.5000,0.5100,0.4600,0.9000,0.9000,1.0100,,1.0200,1.0200
+            net@0.25,0.25,23.400,0.4000,0.5000,0.5100,0.4600,0.9000,0.9000,1.0100,,1.0200,1.0200
+        "#]]
+        .assert_eq(&table);
+    }
+}

@@ -1,0 +1,80 @@
+//! From what the command line says to a runtime. Nothing else in the program knows which there are.
+
+use crate::bytes::ByteSize;
+use crate::devices::{DeviceKind, Devices};
+use anyhow::{Result, anyhow};
+use base::Precision;
+use engine::{EmulatedEngine, Engine};
+use engine_cuda::engine::{CudaEngine, CudaOptions};
+use engine_ort::{OrtEngine, OrtOptions};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// What may be said of a runtime.
+pub struct Choices {
+    /// Cores for one execution on a CPU device.
+    pub threads: Option<u16>,
+    /// The ONNX Runtime library.
+    pub onnxruntime: Option<PathBuf>,
+    /// What models are computed in on a GPU.
+    pub precision: Option<String>,
+    /// Memory for weights on each device.
+    pub memory: Option<ByteSize>,
+    /// Whether models that can't run on a GPU are computed on the CPU.
+    pub cpu_fallback: bool,
+    /// Where results of preparation are kept.
+    pub cache: Option<PathBuf>,
+}
+
+/// A runtime with its devices.
+pub struct Runtime {
+    /// It.
+    pub engine: Arc<dyn Engine>,
+    /// What measurements of it are valid for.
+    pub kind: String,
+    /// What its devices are called, where that is not just a number.
+    pub names: Vec<String>,
+    /// Pages for weights on each device, where the runtime has taken them.
+    pub pages: Option<u32>,
+}
+
+impl Runtime {
+    /// Opens the runtime for these devices.
+    pub fn open(devices: &Devices, choices: &Choices) -> Result<Self> {
+        let plain = |engine: Arc<dyn Engine>, kind: String| Self { engine, kind, names: Vec::new(), pages: None };
+        Ok(match devices.kind {
+            DeviceKind::Emulated => plain(Arc::new(EmulatedEngine::default()), "emulated".to_owned()),
+            DeviceKind::Cpu => {
+                let (engine, threads) = cpu(choices)?;
+                let kind = format!("cpu, {threads} threads, {}", engine.build());
+                plain(Arc::new(engine), kind)
+            }
+            DeviceKind::Cuda => cuda(devices, choices)?,
+        })
+    }
+}
+
+fn cpu(choices: &Choices) -> Result<(OrtEngine, u16)> {
+    let threads = choices.threads.unwrap_or(1).max(1);
+    Ok((OrtEngine::new(&OrtOptions { library: choices.onnxruntime.clone(), threads })?, threads))
+}
+
+fn cuda(devices: &Devices, choices: &Choices) -> Result<Runtime> {
+    let precision = match choices.precision.as_deref() {
+        None => CudaOptions::default().precision,
+        Some(name) => {
+            Precision::from_name(name).ok_or_else(|| anyhow!("--precision {name}: use fp32, tf32 or fp16"))?
+        }
+    };
+    let fallback: Option<Arc<dyn Engine>> = if choices.cpu_fallback { Some(Arc::new(cpu(choices)?.0)) } else { None };
+    let engine = CudaEngine::new(&CudaOptions {
+        gpus: devices.gpus.clone(),
+        shares: devices.shares.clone(),
+        memory_bytes: choices.memory.map(|memory| memory.0),
+        precision,
+        cache: choices.cache.clone(),
+        fallback,
+    })?;
+    let names = (0..engine.devices()).map(|device| engine.device_name(device)).collect();
+    Ok(Runtime { kind: engine.kind(), names, pages: Some(engine.pages()), engine: Arc::new(engine) })
+}

@@ -1,0 +1,299 @@
+//! The engine: models as graphs, on all shares of all GPUs that it was given.
+
+use crate::blobs::Blobs;
+use crate::driver::{Gpu, Pinned};
+use crate::executor::Executor;
+use crate::memory::{Memory, PAGE_BYTES, Place, Weights};
+use crate::model::{Hashes, Model};
+use crate::shares::Partition;
+use crate::streams::Graph;
+use base::{Duration, ModelSignature, Precision};
+use engine::{Engine, EngineError, Loaded, ModelSource, Prepared, TensorView};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+const NAME: &str = "cuda";
+/// How much of a GPU's free memory is for weights where nobody says it: the rest is for workspaces, buffers, and measuring kernels.
+const WEIGHTS_OF_FREE: f64 = 0.8;
+
+/// What may be chosen about the engine.
+#[derive(Clone)]
+pub struct CudaOptions {
+    /// The GPUs, by number.
+    pub gpus: Vec<u32>,
+    /// How each is shared. Each share is a device for the scheduler, with a number of its own: those of the first GPU come first.
+    pub shares: Vec<f64>,
+    /// Memory for weights on each device; `None`: what is there, divided by the shares.
+    pub memory_bytes: Option<u64>,
+    /// What models whose configuration says nothing are computed in.
+    pub precision: Precision,
+    /// Where compiled kernels and measurements are kept; `None`: in a temporary folder.
+    pub cache: Option<PathBuf>,
+    /// Who takes models that can't run on a GPU.
+    pub fallback: Option<Arc<dyn Engine>>,
+}
+
+impl Default for CudaOptions {
+    /// The first GPU, whole. TF32 is the default, as it is for convolutions in PyTorch: 32 bits everywhere but in the factors of products,
+    /// errors below 1e-3, and several times as fast as full FP32 on everything since 2020.
+    fn default() -> Self {
+        let (gpus, shares) = (vec![0], vec![1.0]);
+        Self { gpus, shares, memory_bytes: None, precision: Precision::Tf32, cache: None, fallback: None }
+    }
+}
+
+/// The engine.
+pub struct CudaEngine {
+    /// By the scheduler's number of the device.
+    executors: Vec<Arc<Executor>>,
+    pages: u32,
+    precision: Precision,
+    fallback: Option<Arc<dyn Engine>>,
+    blobs: Blobs<Pinned>,
+    models: Blobs<Model>,
+    hashes: Hashes,
+    gpu: Arc<Gpu>,
+    #[allow(dead_code, reason = "held so that it is removed at the end")]
+    temporary: Option<tempfile::TempDir>,
+}
+
+impl CudaEngine {
+    /// Opens the GPUs, shares them, and takes their memory. One sentence if a GPU or a library is missing.
+    pub fn new(options: &CudaOptions) -> Result<Self, EngineError> {
+        Self::open(options).map_err(|reason| EngineError::Unavailable { runtime: "CUDA", reason })
+    }
+
+    fn open(options: &CudaOptions) -> Result<Self, String> {
+        if let Some(missing) = crate::toolkit::missing() {
+            return Err(missing.to_string());
+        }
+        let first = *options.gpus.first().ok_or("no GPU was named: use cuda:0")?;
+        let temporary = options.cache.is_none().then(tempfile::tempdir).transpose();
+        let temporary = temporary.map_err(|error| format!("no temporary folder could be made: {error}"))?;
+        let folder = options.cache.as_deref().or(temporary.as_ref().map(tempfile::TempDir::path));
+        let folder = folder.expect("one of them is there").join("cuda");
+        let (mut executors, mut pages) = (Vec::new(), u32::MAX);
+        for &number in &options.gpus {
+            let gpu = Gpu::open(number)?;
+            let free = gpu.free_bytes().map_err(|refused| refused.to_string())?;
+            let shares = options.shares.len() as u64;
+            let each = options.memory_bytes.unwrap_or((free as f64 * WEIGHTS_OF_FREE) as u64 / shares.max(1));
+            let own = u32::try_from(each / PAGE_BYTES as u64).unwrap_or(u32::MAX);
+            let partitions = Partition::divide(&gpu, &options.shares)?;
+            let memory = Memory::take(&gpu, own.saturating_mul(partitions.len() as u32))?;
+            for partition in &partitions {
+                // Which kernel is fastest depends on the number of multiprocessors.
+                let cache = folder.join(format!("{}-multiprocessors", partition.multiprocessors()));
+                executors.push(Executor::new(partition, &memory, &cache)?);
+            }
+            pages = pages.min(own);
+        }
+        let gpu = Gpu::open(first)?;
+        let (precision, fallback) = (options.precision, options.fallback.clone());
+        let (blobs, models, hashes) = Default::default();
+        Ok(Self { executors, pages, precision, fallback, blobs, models, hashes, gpu, temporary })
+    }
+
+    /// How many devices the scheduler has: one for each share of each GPU.
+    pub fn devices(&self) -> u32 {
+        self.executors.len() as u32
+    }
+
+    /// Pages for weights on each device.
+    pub fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    /// What a device is called, for instance `cuda:0`, or `cuda:0 (64 of 132)` for a share.
+    pub fn device_name(&self, device: u32) -> String {
+        let executor = &self.executors[device as usize];
+        let (partition, gpu) = (executor.partition(), executor.partition().gpu());
+        if partition.multiprocessors() == gpu.multiprocessors {
+            return format!("cuda:{}", gpu.ordinal());
+        }
+        format!("cuda:{} ({} of {})", gpu.ordinal(), partition.multiprocessors(), gpu.multiprocessors)
+    }
+
+    /// What measurements are valid for: the device, driver and libraries, the share, the default precision.
+    pub fn kind(&self) -> String {
+        let mut facts: Vec<String> = self.executors.iter().map(|executor| executor.facts()).collect();
+        facts.dedup();
+        format!("cuda, {}, {}", facts.join("; "), self.precision.name())
+    }
+
+    fn instance(&self, source: &ModelSource) -> Result<Instance, String> {
+        let precision = source.precision.unwrap_or(self.precision);
+        let key = self.hashes.key(source, precision)?;
+        let prepare = || Model::prepare(&self.gpu, &self.executors, &self.blobs, source, precision);
+        let model = self.models.keep(&key, prepare)?;
+        let mut sites: Vec<(Arc<Memory>, Arc<Site>)> = Vec::new();
+        let mut devices = Vec::new();
+        for (executor, programs) in self.executors.iter().zip(&model.programs) {
+            let known = sites.iter().find(|(memory, _)| Arc::ptr_eq(memory, executor.memory()));
+            let site = match known {
+                Some((_, site)) => Arc::clone(site),
+                None => {
+                    let site = Arc::new(Site::new(executor.memory(), model.weight_bytes)?);
+                    sites.push((Arc::clone(executor.memory()), Arc::clone(&site)));
+                    site
+                }
+            };
+            let record = |(program, size)| executor.record(program, &model.sizes.layout(size), site.place.address());
+            let sizes = model.sizes.prepared.iter().copied();
+            let graphs = programs.list.iter().zip(sizes).map(record).collect::<Result<_, _>>()?;
+            devices.push(OnDevice { graphs, site, executor: Arc::clone(executor) });
+        }
+        Ok(Instance { signature: model.sizes.signature(), devices: devices.into_iter().map(Arc::new).collect(), model })
+    }
+}
+
+impl Engine for CudaEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
+        match (self.instance(source), &self.fallback) {
+            (Ok(instance), _) => Ok(Arc::new(instance)),
+            (Err(reason), None) => Err(EngineError::bad_model(&source.file, reason)),
+            (Err(reason), Some(fallback)) => {
+                tracing::warn!(model = source.name, "it is computed on the CPU ({}): {reason}", fallback.name());
+                fallback.prepare(source)
+            }
+        }
+    }
+}
+
+/// A model's addresses on one GPU, and its weights while they are there. Shares of a GPU have them in common.
+struct Site {
+    place: Arc<Place>,
+    resident: Mutex<Weak<Weights>>,
+}
+
+impl Site {
+    fn new(memory: &Arc<Memory>, weight_bytes: usize) -> Result<Self, String> {
+        let place = Arc::new(memory.place(weight_bytes)?);
+        memory.spare(place.pages() as u32);
+        Ok(Self { place, resident: Mutex::default() })
+    }
+}
+
+/// A model on one device.
+struct OnDevice {
+    // The order is that of dropping: graphs before the addresses that they name.
+    /// By prepared size.
+    graphs: Vec<Graph>,
+    site: Arc<Site>,
+    executor: Arc<Executor>,
+}
+
+/// A model of that name and content: its own addresses and graphs, everything else shared with its likes.
+struct Instance {
+    signature: ModelSignature,
+    devices: Vec<Arc<OnDevice>>,
+    // Behind the graphs, which are made of its programs.
+    model: Arc<Model>,
+}
+
+impl Prepared for Instance {
+    fn signature(&self) -> &ModelSignature {
+        &self.signature
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.model.weight_bytes as u64
+    }
+
+    fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        let count = self.devices.len();
+        let on = self.devices.get(device as usize);
+        let on = on.ok_or_else(|| EngineError::Load(format!("there is no device {device}, only {count}")))?;
+        let mut resident = on.site.resident.lock().unwrap_or_else(PoisonError::into_inner);
+        let weights = match resident.upgrade() {
+            Some(weights) => weights,
+            None => {
+                let (blob, bytes) = (&self.model.blob, self.model.weight_bytes);
+                let loaded =
+                    Weights::load(&on.site.place, blob, bytes, &on.executor.load).map_err(EngineError::Load)?;
+                Arc::new(loaded)
+            }
+        };
+        *resident = Arc::downgrade(&weights);
+        drop(resident);
+        let (on, model) = (Arc::clone(on), Arc::clone(&self.model));
+        Ok(Box::new(CudaLoaded { weights: Some(weights), on, model, took: None }))
+    }
+}
+
+struct CudaLoaded {
+    /// There until it is dropped.
+    weights: Option<Arc<Weights>>,
+    on: Arc<OnDevice>,
+    model: Arc<Model>,
+    took: Option<Duration>,
+}
+
+impl CudaLoaded {
+    fn run(&mut self, inputs: &[TensorView<'_>], sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<(), String> {
+        let sizes = &self.model.sizes;
+        let shapes: Vec<&[i64]> = inputs.iter().map(|view| view.shape).collect();
+        let own = sizes.of(&shapes)?;
+        for (side, view) in sizes.inputs.iter().zip(inputs) {
+            if side.datatype != view.datatype {
+                return Err(format!("input {} is {}, expected {}", side.name, view.datatype, side.datatype));
+            }
+            let (bytes, found) = (side.bytes(own), view.data.len());
+            if bytes != found {
+                return Err(format!(
+                    "input {} has {found} bytes, but its shape {:?} takes {bytes}",
+                    side.name, view.shape
+                ));
+            }
+        }
+        let which = sizes.find(own)?;
+        assert!(self.weights.is_some(), "P6: weights are there until they are dropped");
+        // SAFETY: graph and executor belong together, the position is that of the size, and `self` holds the weights.
+        let took = unsafe {
+            let graph = &self.on.graphs[which];
+            self.on.executor.run(graph, sizes, (own, sizes.prepared[which]), inputs, sink)?
+        };
+        self.took = Some(took);
+        Ok(())
+    }
+}
+
+impl Loaded for CudaLoaded {
+    fn execute(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError> {
+        self.run(inputs, sink).map_err(EngineError::Execute)
+    }
+
+    fn device_time(&self) -> Option<Duration> {
+        self.took
+    }
+}
+
+impl Drop for CudaLoaded {
+    fn drop(&mut self) {
+        // Under the lock: a load on another share must not map what is just being unmapped.
+        let _resident = self.on.site.resident.lock().unwrap_or_else(PoisonError::into_inner);
+        self.weights = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_gpu_it_says_what_is_missing() {
+        // Where everything is there, there is nothing to say.
+        if crate::toolkit::missing().is_some() {
+            let said = CudaEngine::new(&CudaOptions::default()).err().unwrap().to_string();
+            assert!(said.starts_with("CUDA is not available: ") && said.contains("missing"), "{said}");
+        }
+    }
+}
