@@ -1,16 +1,18 @@
 //! One share of one GPU: where batches run, one at a time, and what they run with.
 
-use crate::driver::{Address, Pinned, Refused};
+use crate::driver::{Address, Pinned, Refused, call};
 use crate::memory::{Memory, Region};
 use crate::program::{Effort, Program};
 use crate::shares::Partition;
 use crate::sizes::{Layout, Size, Sizes};
 use crate::streams::{Event, Graph, Stream};
-use crate::toolkit::Toolkit;
+use crate::toolkit::{Kernel, Source, Toolkit};
 use base::Duration;
 use engine::TensorView;
 use graph::Plan;
+use std::ffi::c_void;
 use std::path::Path;
+use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Addresses for the workspace and for the buffers of an executor: more than any model needs.
@@ -18,11 +20,26 @@ const MOST_WORKING_BYTES: usize = 64 << 30;
 /// A long input is copied to pinned memory in pieces of this size, so that the device fetches one while the next is copied.
 const PIECE_BYTES: usize = 256 << 10;
 
+/// Inputs are fetched by a kernel that reads host memory, not by the copy engine: that one finishes what a LOAD gave it before it turns to
+/// another stream, and an input would wait for all of the weights. Read past the caches, since the host writes there again and again.
+const FETCH: &str = r#"
+extern "C" __global__ void fetch(const uint4* from, uint4* to, unsigned long long count) {
+    unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
+    for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step)
+        to[i] = __ldcv(from + i);
+}
+"#;
+/// Threads in a block of it; each takes 16 bytes at a time.
+const FETCH_THREADS: usize = 256;
+/// Blocks of it at most: enough bytes on their way to fill the bus.
+const FETCH_BLOCKS: usize = 64;
+
 /// See the module.
 pub(crate) struct Executor {
     partition: Arc<Partition>,
     memory: Arc<Memory>,
     toolkit: Arc<Toolkit>,
+    fetch: Kernel,
     /// LOAD copies here.
     pub(crate) load: Stream,
     /// Recording and measuring happen here, so that what is served isn't held up by more than they take of the device.
@@ -57,6 +74,8 @@ impl Executor {
         let refused = |refused: Refused| refused.to_string();
         partition.enter().map_err(refused)?;
         let toolkit = Arc::new(Toolkit::open(cache).map_err(|error| error.to_string())?);
+        let source = Source { text: FETCH.to_owned(), defines: Vec::new(), entry: "fetch" };
+        let fetch = toolkit.kernel(&source).map_err(|error| error.to_string())?;
         let bench = Bench {
             stream: Stream::new(partition, true).map_err(refused)?,
             began: Event::new(partition).map_err(refused)?,
@@ -71,6 +90,7 @@ impl Executor {
             partition: Arc::clone(partition),
             memory: Arc::clone(memory),
             toolkit,
+            fetch,
             load: Stream::new(partition, false).map_err(refused)?,
             build: Mutex::new(Stream::new(partition, false).map_err(refused)?),
             workspace_at: workspace.address(),
@@ -188,14 +208,16 @@ impl Executor {
             if part != own {
                 side.lay_in(view.data, own, &mut pinned[offset..], prepared);
                 // SAFETY: `make_room` made both large enough; nobody writes there before the stream is waited for.
-                unsafe { stream.copy_in(target, pinned.start().add(offset), side.bytes(part))? };
+                unsafe { self.fetch(stream, target, pinned.start().add(offset), side.bytes(part))? };
                 continue;
             }
             for (index, piece) in view.data.chunks(PIECE_BYTES).enumerate() {
                 let at = offset + index * PIECE_BYTES;
                 pinned[at..at + piece.len()].copy_from_slice(piece);
                 // SAFETY: as above.
-                unsafe { stream.copy_in(target + (index * PIECE_BYTES) as u64, pinned.start().add(at), piece.len())? };
+                unsafe {
+                    self.fetch(stream, target + (index * PIECE_BYTES) as u64, pinned.start().add(at), piece.len())?
+                };
             }
         }
         began.record(stream)?;
@@ -209,6 +231,36 @@ impl Executor {
         }
         ended.record(stream)?;
         ended.wait()
+    }
+}
+
+impl Executor {
+    /// Lets the device fetch bytes from pinned memory, up to 15 more than asked for, some time after this returns.
+    ///
+    /// # Safety
+    /// Both sides have these bytes, at multiples of 16, and stay as they are until the stream has come past this.
+    unsafe fn fetch(&self, stream: &Stream, to: Address, from: *const u8, bytes: usize) -> Result<(), Refused> {
+        let count = bytes.div_ceil(16);
+        let blocks = count.div_ceil(FETCH_THREADS).clamp(1, FETCH_BLOCKS) as u32;
+        let (mut from, mut to, mut count) = (from as Address, to, count as u64);
+        let mut parameters = [(&raw mut from).cast::<c_void>(), (&raw mut to).cast(), (&raw mut count).cast()];
+        // SAFETY: the parameters are the kernel's, which the driver copies; pinned memory has one address for both sides; the rest is the
+        // caller's promise.
+        unsafe {
+            call!(cuLaunchKernel(
+                self.fetch.0.cast(),
+                blocks,
+                1,
+                1,
+                FETCH_THREADS as u32,
+                1,
+                1,
+                0,
+                stream.raw(),
+                parameters.as_mut_ptr(),
+                null_mut(),
+            ))
+        }
     }
 }
 

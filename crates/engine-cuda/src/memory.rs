@@ -12,16 +12,12 @@
 use crate::addresses::AddressPlan;
 use crate::driver::{Address, Gpu, Pinned, Refused, call};
 use crate::slabs::{Slabs, Source};
-use crate::streams::{Event, Stream};
+use crate::streams::Stream;
 use cudarc::driver::sys;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A physical page: what the driver maps on its large pages.
 pub const PAGE_BYTES: usize = 2 << 20;
-/// LOAD copies in pieces of this size: 76 us at 55 GB/s.
-const PIECE_BYTES: usize = 4 << 20;
-/// So many pieces are with the device at a time.
-const PIECES_AHEAD: usize = 2;
 /// Addresses that are reserved, if the system lets us: every model that is prepared has some, loaded or not.
 const RESERVED_BYTES: u64 = 8 << 40;
 
@@ -230,7 +226,8 @@ impl Weights {
         let slab = place.memory.slab(place.pages as u32)?;
         let mut weights = Self { place: Arc::clone(place), slab, mapped: false };
         weights.map().map_err(refused)?;
-        let copied = copy(place.address, blob, bytes, stream);
+        // SAFETY: the target is mapped; the blob is never written again and outlives the copy, which is waited for below.
+        let copied = unsafe { stream.copy_in(place.address, blob.start(), bytes) };
         // Also after a failure: nothing may be under way when the slab is unmapped.
         copied.and(stream.wait()).map_err(refused)?;
         Ok(weights)
@@ -257,24 +254,6 @@ impl Drop for Weights {
         }
         self.place.memory.state().slabs.give_back(self.place.pages as u32, self.slab);
     }
-}
-
-/// Copies a blob in pieces, a few ahead of what is done. A batch's inputs wait for the same copy engine, which takes turns between
-/// streams only when one of them has nothing more for it: behind a whole blob they would wait a millisecond.
-fn copy(to: Address, blob: &Pinned, bytes: usize, stream: &Stream) -> Result<(), Refused> {
-    let partition = stream.partition();
-    let done = (0..PIECES_AHEAD).map(|_| Event::new(partition)).collect::<Result<Vec<_>, _>>()?;
-    for (index, start) in (0..bytes).step_by(PIECE_BYTES).enumerate() {
-        let event = &done[index % PIECES_AHEAD];
-        if index >= PIECES_AHEAD {
-            event.wait()?;
-        }
-        let length = PIECE_BYTES.min(bytes - start);
-        // SAFETY: the target is mapped; the blob is never written again and outlives the copy, which the caller waits for.
-        unsafe { stream.copy_in(to + start as u64, blob.start().add(start), length)? };
-        event.record(stream)?;
-    }
-    Ok(())
 }
 
 /// Memory that stays at its address and only grows: workspaces and IO buffers.
