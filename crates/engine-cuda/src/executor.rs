@@ -216,7 +216,7 @@ impl Executor {
                 pinned[at..at + piece.len()].copy_from_slice(piece);
                 // SAFETY: as above.
                 unsafe {
-                    self.fetch(stream, target + (index * PIECE_BYTES) as u64, pinned.start().add(at), piece.len())?
+                    self.fetch(stream, target + (index * PIECE_BYTES) as u64, pinned.start().add(at), piece.len())?;
                 };
             }
         }
