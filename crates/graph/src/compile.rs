@@ -32,7 +32,7 @@ mod tests {
         options
     }
 
-    fn models() -> [(&'static str, Model); 4] {
+    fn files() -> [(&'static str, Vec<u8>); 4] {
         [
             ("residual", sample::residual()),
             ("dense", sample::dense()),
@@ -41,8 +41,38 @@ mod tests {
         ]
     }
 
-    fn check(model: &Model, options: &Options, expect: &Expect) {
-        expect.assert_eq(&compile(model, options).unwrap().to_string());
+    fn models() -> [(&'static str, Model); 4] {
+        files().map(|(name, file)| (name, model(&file)))
+    }
+
+    fn model(file: &[u8]) -> Model {
+        Model::decode(file, None).unwrap()
+    }
+
+    /// Files come from outside: whatever is in them, the worst is a refusal.
+    #[test]
+    fn damaged_files_are_refused_or_planned() {
+        let mut state = 1_u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as usize
+        };
+        for (_, file) in files() {
+            for _ in 0..400 {
+                let mut damaged = file.clone();
+                for _ in 0..1 + next() % 3 {
+                    let at = next() % damaged.len();
+                    damaged[at] = [0, 0x7f, damaged[at] ^ (1 << (next() % 8)), next() as u8][next() % 4];
+                }
+                if let Ok(model) = Model::decode(&damaged, None) {
+                    let _ = compile(&model, &options(2, Precision::F16));
+                }
+            }
+        }
+    }
+
+    fn check(file: &[u8], options: &Options, expect: &Expect) {
+        expect.assert_eq(&compile(&model(file), options).unwrap().to_string());
     }
 
     fn floats(plan: &Plan) -> Vec<f32> {
@@ -130,9 +160,19 @@ mod tests {
         let text = compile(&net.model(&["y"]), &Options::new(1, Precision::F32)).unwrap_err().to_string();
         expect![[r#"operator Sideways of node "y" is not supported: serve this model on a CPU device"#]]
             .assert_eq(&text);
-        let text = compile(&sample::transformer(), &Options::new(1, Precision::F32)).unwrap_err().to_string();
+        let text = compile(&model(&sample::transformer()), &Options::new(1, Precision::F32)).unwrap_err().to_string();
         expect![[r#"dimension 1 ("length") of input "ids" is open: give its size under that name, or as ids:1"#]]
             .assert_eq(&text);
+    }
+
+    #[test]
+    fn a_batch_that_the_model_does_not_take_is_refused() {
+        let mut net = sample::Sample::new("x", 1, &[4, 3]);
+        net.node("Relu", &["x"], "y", &[]);
+        let model = net.model(&["y"]);
+        let text = compile(&model, &Options::new(8, Precision::F32)).unwrap_err().to_string();
+        assert!(text.contains("a fixed batch of 4, not 8"), "{text}");
+        assert!(compile(&model, &Options::new(1, Precision::F32)).is_ok());
     }
 
     #[test]

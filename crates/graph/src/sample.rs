@@ -95,20 +95,24 @@ impl Sample {
         self.node("BatchNormalization", &inputs, output, &[]);
     }
 
-    pub(crate) fn model(mut self, outputs: &[&str]) -> Model {
+    pub(crate) fn model(self, outputs: &[&str]) -> Model {
+        Model::decode(&self.bytes(outputs), None).unwrap()
+    }
+
+    /// The file.
+    fn bytes(mut self, outputs: &[&str]) -> Vec<u8> {
         let info = |name: &&str| {
             let tensor = TensorTypeProto { element: 1, shape: None };
             ValueInfoProto { name: (*name).into(), kind: Some(TypeProto { tensor: Some(tensor) }) }
         };
         self.graph.outputs = outputs.iter().map(info).collect();
         let opsets = vec![OpsetProto { domain: String::new(), version: 17 }];
-        let model = ModelProto { graph: Some(self.graph), opsets, functions: Vec::new() };
-        Model::decode(&model.encode_to_vec(), None).unwrap()
+        ModelProto { graph: Some(self.graph), opsets, functions: Vec::new() }.encode_to_vec()
     }
 }
 
 /// A block of ResNet with its stem and head.
-pub(crate) fn residual() -> Model {
+pub(crate) fn residual() -> Vec<u8> {
     let mut net = Sample::new("x", 1, &[0, 3, 8, 8]);
     net.conv_norm("x", "stem", 3, 8, 3, 1);
     net.node("Relu", &["stem"], "stem.relu", &[]);
@@ -129,11 +133,11 @@ pub(crate) fn residual() -> Model {
     net.weight("fc.w", &[10, 16], 0.0);
     net.weight("fc.b", &[10], 0.0);
     net.node("Gemm", &["flat", "fc.w", "fc.b"], "y", &[("transB", &[1])]);
-    net.model(&["y"])
+    net.bytes(&["y"])
 }
 
 /// Two layers of DenseNet and what follows them.
-pub(crate) fn dense() -> Model {
+pub(crate) fn dense() -> Vec<u8> {
     let mut net = Sample::new("x", 1, &[0, 4, 6, 6]);
     net.conv_norm("x", "stem", 4, 8, 3, 1);
     net.norm("stem", "n1", 8);
@@ -146,11 +150,11 @@ pub(crate) fn dense() -> Model {
     net.node("Concat", &["stem", "f1", "f2"], "c2", &[("axis", &[1])]);
     net.conv_norm("c2", "t", 16, 8, 1, 1);
     net.node("AveragePool", &["t"], "y", &[("kernel_shape", &[2, 2]), ("strides", &[2, 2])]);
-    net.model(&["y"])
+    net.bytes(&["y"])
 }
 
 /// A squeeze and an inverted bottleneck with their activations spelled out.
-pub(crate) fn mobile() -> Model {
+pub(crate) fn mobile() -> Vec<u8> {
     let mut net = Sample::new("x", 1, &[0, 8, 6, 6]);
     net.conv_norm("x", "wide", 8, 16, 1, 1);
     for (name, value) in [("three", 3.0), ("zero", 0.0), ("six", 6.0)] {
@@ -172,11 +176,11 @@ pub(crate) fn mobile() -> Model {
     net.node("Mul", &["relu6", "gate"], "gated", &[]);
     net.conv_norm("gated", "narrow", 16, 8, 1, 1);
     net.node("Add", &["x", "narrow"], "y", &[]);
-    net.model(&["y"])
+    net.bytes(&["y"])
 }
 
 /// A layer of BERT of width 8 with two heads, in the spelling of older exporters.
-pub(crate) fn transformer() -> Model {
+pub(crate) fn transformer() -> Vec<u8> {
     let mut net = Sample::new("ids", 7, &[0, 0]);
     net.input("mask", 7, &[0, 0]);
     net.weight("words", &[20, 8], 0.0);
@@ -254,7 +258,7 @@ pub(crate) fn transformer() -> Model {
     net.node("MatMul", &["g5", "down.w"], "d1", &[]);
     net.node("Add", &["d1", "down.b"], "d2", &[]);
     net.node("Add", &["d2", "n9"], "y", &[]);
-    net.model(&["y"])
+    net.bytes(&["y"])
 }
 
 /// Numbers for the inputs of a plan: floats around 0, integers that are valid positions, masks of 0 and 1.

@@ -67,15 +67,7 @@ impl Lowering {
     pub(super) fn elementwise_node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {
         if let Some(function) = unary(&node.operator) {
             let x = self.input(inputs, 0)?;
-            let of = kind(self.dtype(x));
-            let fits = match function {
-                Unary::Not => of == Kind::Bool,
-                Unary::Negate | Unary::Absolute | Unary::Sign => of != Kind::Bool,
-                _ => of == Kind::Float,
-            };
-            if !fits {
-                return Err(self.unsupported(&format!(" for {}", self.dtype(x))));
-            }
+            self.check_kind(function, x)?;
             let dtype = match function {
                 Unary::IsNan | Unary::IsInfinite => DataType::Bool,
                 _ => self.dtype(x),
@@ -93,9 +85,9 @@ impl Lowering {
         }
         let value = match node.operator.as_str() {
             "Dropout"
-                if self
-                    .optional(inputs, 2)
-                    .is_some_and(|mode| self.graph.known(mode).is_none_or(|mode| mode.to_ints()[0] != 0)) =>
+                if self.optional(inputs, 2).is_some_and(|mode| {
+                    self.graph.known(mode).is_none_or(|mode| mode.to_ints().first() != Some(&0))
+                }) =>
             {
                 return Err(self.unsupported(" in training mode"));
             }
@@ -143,6 +135,10 @@ impl Lowering {
             }
             b = self.cast(b, self.dtype(a))?;
         }
+        let logical = matches!(function, Binary::And | Binary::Or | Binary::Xor);
+        if logical && self.dtype(a) != DataType::Bool {
+            return Err(self.bad(format!("its inputs are {}", self.dtype(a))));
+        }
         let dtype = if compares { DataType::Bool } else { self.dtype(a) };
         if self.opset < 7 && node.int("broadcast", 0) == 1 && node.has("axis") {
             // The old way to broadcast: the second's dimensions begin at an axis of the first.
@@ -170,6 +166,9 @@ impl Lowering {
     fn select(&mut self, inputs: Inputs<'_>) -> Result<ValueId, Error> {
         let [condition, a, b] = [self.input(inputs, 0)?, self.input(inputs, 1)?, self.input(inputs, 2)?];
         let dtype = self.dtype(a);
+        if self.dtype(b) != dtype || self.dtype(condition) != DataType::Bool {
+            return Err(self.bad(format!("it chooses between {dtype} and {}", self.dtype(b))));
+        }
         let kind = kind(dtype);
         self.apply(&[condition, a, b], dtype, |expression, of| {
             expression.push(Instruction::Select(of[0], of[1], of[2]), kind)

@@ -9,6 +9,9 @@ use crate::model::Node;
 use crate::plan::{Activation, Coordinates, PoolKind, ReduceKind, ResizeKind, Rounding, Window};
 use base::DataType;
 
+/// No window of a network is larger, moves further or reaches further; beyond, sizes would overflow.
+const MOST_WINDOW: i64 = 1 << 20;
+
 impl Lowering {
     pub(super) fn image_node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {
         let value = match node.operator.as_str() {
@@ -62,7 +65,7 @@ impl Lowering {
             Some(&[rows, columns]) if !line => Some([rows, columns]),
             Some(_) => None,
         };
-        let pair = pair.filter(|pair| pair.iter().all(|&value| value > 0));
+        let pair = pair.filter(|pair| pair.iter().all(|&value| value > 0 && value <= MOST_WINDOW));
         let pair = pair.ok_or_else(|| self.bad(format!("{name} is {:?}", node.ints(name))))?;
         Ok(pair.map(|value| value as usize))
     }
@@ -75,8 +78,8 @@ impl Lowering {
         match node.text("auto_pad", "NOTSET") {
             "NOTSET" | "" => {
                 let pads = node.ints("pads").unwrap_or(&[]);
-                if pads.iter().any(|&pad| pad < 0) {
-                    return Err(self.unsupported(" with negative padding"));
+                if pads.iter().any(|&pad| !(0..=MOST_WINDOW).contains(&pad)) {
+                    return Err(self.unsupported(&format!(" with the padding {pads:?}")));
                 }
                 match (pads, line) {
                     ([], _) => {}
@@ -123,9 +126,13 @@ impl Lowering {
     fn conv(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
         let (input, line) = self.as_image(self.input(inputs, 0)?)?;
         let (weight, _) = self.as_image(self.input(inputs, 1)?)?;
+        self.check_float(input)?;
+        self.check_float(weight)?;
         let (dims, weights) = (self.dims(input), self.dims(weight));
         let groups = usize::try_from(node.int("group", 1)).ok().filter(|&groups| groups > 0);
-        let groups = groups.filter(|&groups| weights[1] * groups == dims[1] && weights[0] % groups == 0);
+        let groups =
+            groups.filter(|&groups| weights[1].checked_mul(groups) == Some(dims[1]) && weights[0] % groups == 0);
+        let groups = groups.filter(|_| !dims.contains(&0) && !weights.contains(&0));
         let groups = groups.ok_or_else(|| self.bad(format!("{dims:?} and weights {weights:?} don't go together")))?;
         let window = self.window(node, &dims[2..], [weights[2], weights[3]], line)?;
         let [rows, columns] = self.moved(&window, &dims[2..], false)?;
@@ -142,9 +149,11 @@ impl Lowering {
     fn conv_transpose(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
         let (input, line) = self.as_image(self.input(inputs, 0)?)?;
         let (weight, _) = self.as_image(self.input(inputs, 1)?)?;
+        self.check_float(input)?;
+        self.check_float(weight)?;
         let (dims, weights) = (self.dims(input), self.dims(weight));
-        let groups = node.int("group", 1).max(1) as usize;
-        if weights[0] != dims[1] || dims[1] % groups != 0 {
+        let groups = node.int("group", 1).clamp(1, MOST_WINDOW) as usize;
+        if weights[0] != dims[1] || dims[1] % groups != 0 || dims.contains(&0) || weights.contains(&0) {
             return Err(self.bad(format!("{dims:?} and weights {weights:?} don't go together")));
         }
         let (channels, dtype) = (weights[1] * groups, self.dtype(input));
@@ -153,8 +162,8 @@ impl Lowering {
         let dilations = self.pair(node, "dilations", line)?;
         let extra = match node.ints("output_padding") {
             None => [0, 0],
-            Some(&[columns]) if line => [0, columns.max(0) as usize],
-            Some(&[rows, columns]) if !line => [rows.max(0) as usize, columns.max(0) as usize],
+            Some(&[columns]) if line => [0, columns.clamp(0, MOST_WINDOW) as usize],
+            Some(&[rows, columns]) if !line => [rows, columns].map(|extra| extra.clamp(0, MOST_WINDOW) as usize),
             Some(other) => return Err(self.bad(format!("output_padding is {other:?}"))),
         };
         let full =
@@ -178,7 +187,8 @@ impl Lowering {
             // Kernels turned by half, with input and output channels changed places within each group.
             let turned = self.turned(weight, groups);
             let reach = |axis: usize| (kernel[axis] - 1) * dilations[axis];
-            let (spread, window) = self.around(spread, kernel, dilations, [reach(0), reach(1)], before, after, extra);
+            let (spread, window) =
+                self.around(spread, kernel, dilations, [reach(0), reach(1)], before, after, extra)?;
             let op = Op::Conv { window, groups, bias: false, residual: false, activation: Activation::None };
             self.emit(op, &[spread, turned], dtype, &[dims[0], channels, rows, columns])
         };
@@ -225,8 +235,12 @@ impl Lowering {
         }
         match (node.ints("pads").unwrap_or(&[]), line) {
             ([], _) => Ok(([0; 2], [0; 2])),
-            (&[left, right], true) if left >= 0 && right >= 0 => Ok(([0, left as usize], [0, right as usize])),
-            (&[top, left, bottom, right], false) if [top, left, bottom, right].iter().all(|&pad| pad >= 0) => {
+            (&[left, right], true) if [left, right].iter().all(|pad| (0..=MOST_WINDOW).contains(pad)) => {
+                Ok(([0, left as usize], [0, right as usize]))
+            }
+            (&[top, left, bottom, right], false)
+                if [top, left, bottom, right].iter().all(|pad| (0..=MOST_WINDOW).contains(pad)) =>
+            {
                 Ok(([top as usize, left as usize], [bottom as usize, right as usize]))
             }
             (pads, _) => Err(self.bad(format!("pads is {pads:?}"))),
@@ -292,7 +306,7 @@ impl Lowering {
         cut_before: [usize; 2],
         cut_after: [usize; 2],
         extra: [usize; 2],
-    ) -> (ValueId, Window) {
+    ) -> Result<(ValueId, Window), Error> {
         let mut dims = self.dims(image);
         let mut starts = vec![0; 4];
         let (mut before, mut after) = ([0; 2], [0; 2]);
@@ -302,10 +316,11 @@ impl Lowering {
             before[axis] = need_before.max(0) as usize;
             after[axis] = need_after.max(0) as usize;
             starts[axis + 2] = (-need_before).max(0) as usize;
-            dims[axis + 2] -= starts[axis + 2] + (-need_after).max(0) as usize;
+            let left = dims[axis + 2].checked_sub(starts[axis + 2] + (-need_after).max(0) as usize);
+            dims[axis + 2] = left.ok_or_else(|| self.bad("more is cut off than there is"))?;
         }
         let image = self.slice(image, &starts, &[1; 4], &dims);
-        (image, Window { kernel, strides: [1, 1], dilations, pads_before: before, pads_after: after })
+        Ok((image, Window { kernel, strides: [1, 1], dilations, pads_before: before, pads_after: after }))
     }
 
     fn pool(&mut self, node: &Node, inputs: Inputs<'_>, kind: PoolKind) -> Result<ValueId, Error> {
@@ -376,8 +391,12 @@ impl Lowering {
     fn group_norm(&mut self, node: &Node, inputs: Inputs<'_>, instance: bool) -> Result<ValueId, Error> {
         let input = self.input(inputs, 0)?;
         let (dims, dtype) = (self.dims(input), self.dtype(input));
+        if dims.len() < 3 || dims.contains(&0) {
+            return Err(self.bad(format!("{dims:?} is no image")));
+        }
+        self.check_float(input)?;
         let groups = if instance { dims[1] } else { node.int("num_groups", 1).max(1) as usize };
-        if dims.len() < 3 || dims[1] % groups != 0 {
+        if dims[1] % groups != 0 {
             return Err(self.bad(format!("{dims:?} has no {groups} groups of channels")));
         }
         let grouped = [dims[0], groups, dims[1..].iter().product::<usize>() / groups];
@@ -409,6 +428,7 @@ impl Lowering {
 
     fn lrn(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
         let input = self.input(inputs, 0)?;
+        self.check_float(input)?;
         let (dims, dtype) = (self.dims(input), self.dtype(input));
         let size = usize::try_from(node.int("size", 0)).ok().filter(|&size| size > 0 && dims.len() >= 2);
         let size = size.ok_or_else(|| self.bad("it has no size"))?;
@@ -504,7 +524,7 @@ impl Lowering {
 
     fn depth_to_space(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
         let input = self.input(inputs, 0)?;
-        let block = node.int("blocksize", 1).max(1) as usize;
+        let block = node.int("blocksize", 1).clamp(1, MOST_WINDOW) as usize;
         let [n, c, h, w] = *self.dims(input) else { return Err(self.unsupported(" for other than images")) };
         if c % (block * block) != 0 {
             return Err(self.bad(format!("{c} channels are no blocks of {block}")));
@@ -521,7 +541,7 @@ impl Lowering {
 
     fn space_to_depth(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
         let input = self.input(inputs, 0)?;
-        let block = node.int("blocksize", 1).max(1) as usize;
+        let block = node.int("blocksize", 1).clamp(1, MOST_WINDOW) as usize;
         let [n, c, h, w] = *self.dims(input) else { return Err(self.unsupported(" for other than images")) };
         if h % block != 0 || w % block != 0 {
             return Err(self.bad(format!("{h} x {w} are no blocks of {block}")));

@@ -103,6 +103,7 @@ impl Lowering {
 
     fn softmax(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
         let input = self.input(inputs, 0)?;
+        self.check_float(input)?;
         let (dims, dtype) = (self.dims(input), self.dtype(input));
         let log = node.operator == "LogSoftmax";
         let axis = self.axis(node.int("axis", if self.opset < 13 { 1 } else { -1 }), dims.len())?;
@@ -121,6 +122,7 @@ impl Lowering {
             return Err(self.unsupported(" with mean and deviation as outputs"));
         }
         let input = self.input(inputs, 0)?;
+        self.check_float(input)?;
         let (dims, dtype) = (self.dims(input), self.dtype(input));
         let axis = self.axis(node.int("axis", -1), dims.len())?;
         let (scale, shift) = (self.optional(inputs, 1), self.optional(inputs, 2));

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::evaluate::evaluate;
 use crate::expression::{Binary, Expression, Instruction, Kind, Register, Unary};
 use crate::ir::{Content, Graph, Op, ValueId, broadcast};
-use crate::model::{Dimension, Model, Node, Scope};
+use crate::model::{Dimension, Input, Model, Node, Scope};
 use crate::options::Options;
 use crate::plan::Port;
 use base::DataType;
@@ -25,6 +25,12 @@ use std::sync::Arc;
 /// because each plan has its own.
 const FOLD_ELEMENTS: usize = 1 << 16;
 
+/// No constant that an operator makes may have more elements.
+const MOST_CONSTANT_ELEMENTS: usize = 1 << 28;
+
+/// No tensor may have more elements: far above what a device holds, far below where sizes overflow.
+const MOST_ELEMENTS: usize = 1 << 36;
+
 /// Works out the graph of a model for fixed sizes.
 pub(crate) fn lower(model: &Model, options: &Options) -> Result<Graph, Error> {
     let mut lowering = Lowering {
@@ -34,10 +40,22 @@ pub(crate) fn lower(model: &Model, options: &Options) -> Result<Graph, Error> {
         operator: String::new(),
         node: String::new(),
         fixed: true,
+        too_large: false,
     };
+    let open = |input: &Input| matches!(input.dims.first(), Some(Dimension::Open(_)));
+    if let Some(input) = model.inputs().first().filter(|_| options.batch != 1 && !model.inputs().iter().any(open)) {
+        let fixed = match input.dims.first() {
+            Some(&Dimension::Fixed(size)) => size,
+            _ => 1,
+        };
+        return Err(Error::FixedBatch { input: input.name.clone(), fixed, asked: options.batch });
+    }
     for (position, input) in model.inputs().iter().enumerate() {
         let dims = input.dims.iter().enumerate().map(|(axis, dim)| size(options, &input.name, axis, dim));
         let dims = dims.collect::<Result<Vec<_>, _>>()?;
+        if !is_possible(&dims) {
+            return Err(Error::NotOnnx(format!("input {:?} of {dims:?} is larger than any device", input.name)));
+        }
         let value = lowering.graph.add(input.dtype, &dims, Content::Input(position));
         lowering.names.insert(input.name.clone(), value);
         lowering.graph.inputs.push(Port { name: input.name.clone(), dtype: input.dtype, dims });
@@ -72,6 +90,14 @@ pub(crate) struct Lowering {
     node: String,
     /// Whether all constants among the node's inputs are the same for all sizes.
     fixed: bool,
+    /// Whether the node makes something that is larger than any device.
+    too_large: bool,
+}
+
+/// Whether a tensor of those dimensions could be.
+fn is_possible(dims: &[usize]) -> bool {
+    let count = dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim.max(1)));
+    count.is_some_and(|count| count <= MOST_ELEMENTS)
 }
 
 /// The inputs of a node: `None` where one is left out.
@@ -91,6 +117,9 @@ impl Lowering {
             let known = inputs.iter().flatten().filter(|&&input| self.graph.known(input).is_some());
             self.fixed = known.clone().all(|&input| self.graph.is_fixed(input));
             let outputs = self.node(node, &inputs)?;
+            if self.too_large {
+                return Err(self.bad("its result would be larger than any device"));
+            }
             for (name, value) in node.outputs.iter().zip(outputs) {
                 self.names.insert(name.clone(), value);
             }
@@ -118,7 +147,7 @@ impl Lowering {
     /// A condition that is known picks one of two graphs.
     fn branch(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Vec<ValueId>, Error> {
         let condition = self.constant(inputs, 0, "condition")?;
-        let name = if condition.to_ints()[0] != 0 { "then_branch" } else { "else_branch" };
+        let name = if condition.to_ints().first() != Some(&0) { "then_branch" } else { "else_branch" };
         let scope = node.graph(name).ok_or_else(|| self.bad(format!("it has no {name}")))?.clone();
         self.scope(&scope)?;
         scope.outputs.iter().map(|name| self.named(name)).collect()
@@ -167,8 +196,17 @@ impl Lowering {
     /// A dimension by its number, which counts from the end where it is negative.
     fn axis(&self, axis: i64, rank: usize) -> Result<usize, Error> {
         let counted = if axis < 0 { axis + rank as i64 } else { axis };
-        let inside = usize::try_from(counted).ok().filter(|&axis| axis < rank.max(1));
+        let inside = usize::try_from(counted).ok().filter(|&axis| axis < rank);
         inside.ok_or_else(|| self.bad(format!("dimension {axis} is not one of {rank}")))
+    }
+
+    /// Refuses constants of more elements than any model needs, before they are made.
+    fn check_constant(&self, dims: &[usize]) -> Result<(), Error> {
+        let count = dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim));
+        match count.filter(|&count| count <= MOST_CONSTANT_ELEMENTS) {
+            Some(_) => Ok(()),
+            None => Err(self.bad(format!("a constant of {dims:?} is larger than any that models have"))),
+        }
     }
 
     /// A constant of the node at hand.
@@ -183,6 +221,13 @@ impl Lowering {
     }
 
     fn emit_all(&mut self, op: Op, inputs: &[ValueId], results: &[(DataType, &[usize])]) -> Vec<ValueId> {
+        if !results.iter().all(|(_, dims)| is_possible(dims)) {
+            // Refused when the node is done; until then nothing is computed with it.
+            self.too_large = true;
+            let ones =
+                |(dtype, dims): &(DataType, &[usize])| self.graph.add(*dtype, &vec![1; dims.len()], Content::Computed);
+            return results.iter().map(ones).collect();
+        }
         let known: Option<Vec<_>> = inputs.iter().map(|&input| self.graph.known(input).map(|array| &**array)).collect();
         let fixed = self.fixed && inputs.iter().all(|&input| self.graph.is_fixed(input));
         if let Some(known) = known
@@ -207,7 +252,7 @@ impl Lowering {
             |float: bool| inputs.iter().any(|&input| self.is_weight(input) && is_float(self.dtype(input)) == float);
         // Parts of weights (positions up to the length) stay where they are; parts of masks and tables of positions are
         // constants of their own.
-        !weights(true) && (weights(false) || count <= FOLD_ELEMENTS)
+        !weights(true) && count <= if weights(false) { MOST_CONSTANT_ELEMENTS } else { FOLD_ELEMENTS }
     }
 
     /// A constant that would be among the weights.
@@ -279,7 +324,24 @@ impl Lowering {
         Ok(self.emit(Op::Elementwise(expression), &used, dtype, &dims))
     }
 
+    /// Refuses functions of what they aren't functions of.
+    fn check_kind(&self, function: Unary, of: ValueId) -> Result<(), Error> {
+        let of_kind = kind(self.dtype(of));
+        let fits = match function {
+            Unary::Not => of_kind == Kind::Bool,
+            Unary::Negate | Unary::Absolute | Unary::Sign => of_kind != Kind::Bool,
+            _ => of_kind == Kind::Float,
+        };
+        if fits { Ok(()) } else { Err(self.unsupported(&format!(" for {}", self.dtype(of)))) }
+    }
+
+    /// Refuses operators that are only there for floats.
+    fn check_float(&self, value: ValueId) -> Result<(), Error> {
+        if is_float(self.dtype(value)) { Ok(()) } else { Err(self.unsupported(&format!(" for {}", self.dtype(value)))) }
+    }
+
     fn unary(&mut self, function: Unary, of: ValueId) -> Result<ValueId, Error> {
+        self.check_kind(function, of)?;
         let dtype = self.dtype(of);
         let kind = kind(dtype);
         self.apply(&[of], dtype, |expression, of| expression.push(Instruction::Unary(function, of[0]), kind))

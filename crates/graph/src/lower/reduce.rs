@@ -139,6 +139,7 @@ impl Lowering {
         let axis = self.axis(axis, dims.len())?;
         let (exclusive, reverse) = (node.int("exclusive", 0) != 0, node.int("reverse", 0) != 0);
         let size = dims[axis];
+        self.check_constant(&[size, size])?;
         let counts = |to: usize, from: usize| {
             let (to, from) = if reverse { (from, to) } else { (to, from) };
             from < to || (from == to && !exclusive)

@@ -8,6 +8,9 @@ use crate::ir::{Op, ValueId, broadcast};
 use crate::model::Node;
 use base::DataType;
 
+/// Padding of more than this is a mistake, and sizes with it would overflow.
+const MOST_PADDING: u64 = 1 << 32;
+
 impl Lowering {
     pub(super) fn shape_node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {
         let value = match node.operator.as_str() {
@@ -117,10 +120,14 @@ impl Lowering {
         let parts =
             [self.constant(inputs, 0, "start")?, self.constant(inputs, 1, "limit")?, self.constant(inputs, 2, "step")?];
         let dtype = parts[0].dtype;
+        if parts.iter().any(|part| part.elements() != 1) {
+            return Err(self.bad("its start, limit and step are not one number each"));
+        }
         let data = match &parts[0].data {
             Data::Float(_) => {
                 let [start, limit, step] = parts.map(|part| part.to_floats()[0]);
                 let count = ((limit - start) / step).ceil().max(0.0) as usize;
+                self.check_constant(&[count])?;
                 Data::Float((0..count).map(|index| start + index as f32 * step).collect())
             }
             Data::Int(_) => {
@@ -128,6 +135,9 @@ impl Lowering {
                 if step == 0 {
                     return Err(self.bad("its step is 0"));
                 }
+                self.check_constant(&[
+                    usize::try_from((i128::from(limit) - i128::from(start)) / i128::from(step)).unwrap_or(0)
+                ])?;
                 let up = std::iter::successors(Some(start), |&at| at.checked_add(step));
                 Data::Int(up.take_while(|&at| if step > 0 { at < limit } else { at > limit }).collect())
             }
@@ -155,11 +165,12 @@ impl Lowering {
         let dims: Option<Vec<_>> = wanted.iter().enumerate().map(known).collect();
         let bad = || self.bad(format!("{from:?} can't become {wanted:?}"));
         let mut dims = dims.ok_or_else(bad)?;
-        let (count, rest) = (from.iter().product::<usize>(), dims.iter().product::<usize>());
+        let rest = dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim)).ok_or_else(bad)?;
+        let count = from.iter().product::<usize>();
         if let Some(open) = wanted.iter().position(|&dim| dim == -1) {
             dims[open] = count.checked_div(rest).unwrap_or(0);
         }
-        if dims.iter().product::<usize>() != count {
+        if dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim)) != Some(count) {
             return Err(bad());
         }
         Ok(self.reshape(input, &dims))
@@ -285,7 +296,8 @@ impl Lowering {
             };
             let count = if step > 0 { (end - start).max(0) as u64 } else { (start - end).max(0) as u64 };
             dims[axis] = count.div_ceil(step.unsigned_abs()) as usize;
-            (from[axis], by[axis]) = (start as usize, step as isize);
+            // Of one element, the way to the next means nothing.
+            (from[axis], by[axis]) = (start as usize, if dims[axis] > 1 { step as isize } else { 1 });
         }
         Ok(self.slice(input, &from, &by, &dims))
     }
@@ -300,7 +312,7 @@ impl Lowering {
         }
         let apart: Vec<_> = dims.iter().flat_map(|&dim| [1, dim]).collect();
         let wide: Vec<_> = dims.iter().zip(&repeats).flat_map(|(&dim, &count)| [count, dim]).collect();
-        let merged: Vec<_> = dims.iter().zip(&repeats).map(|(&dim, &count)| count * dim).collect();
+        let merged: Vec<_> = dims.iter().zip(&repeats).map(|(&dim, &count)| dim.saturating_mul(count)).collect();
         let apart = self.reshape(input, &apart);
         let wide = self.expand(apart, &wide);
         Ok(self.reshape(wide, &merged))
@@ -391,6 +403,9 @@ impl Lowering {
         for (position, &axis) in axes.iter().enumerate() {
             (before[axis], after[axis]) = (pads[position], pads[position + axes.len()]);
         }
+        if before.iter().chain(&after).any(|pad| pad.unsigned_abs() > MOST_PADDING) {
+            return Err(self.bad(format!("its padding is {pads:?}")));
+        }
         // What is negative is cut off first.
         let cut = |pad: i64| (-pad).max(0) as usize;
         let starts: Vec<_> = before.iter().map(|&pad| cut(pad)).collect();
@@ -444,6 +459,10 @@ impl Lowering {
                     _ => None,
                 }
             };
+            self.check_constant(&padded[axis..=axis])?;
+            if size == 0 {
+                return Err(self.bad("there is nothing to pad with"));
+            }
             let indices: Option<Vec<_>> = (0..padded[axis]).map(pick).collect();
             let indices = indices.ok_or_else(|| self.bad(format!("mode is {mode:?}")))?;
             let indices = self.add_constant(Array::ints(&[padded[axis]], indices));
@@ -458,6 +477,10 @@ impl Lowering {
         let indices = self.input(inputs, 0)?;
         let depth = self.constant(inputs, 1, "depth")?.to_ints().first().copied().unwrap_or(0).max(0);
         let values = self.input(inputs, 2)?;
+        if self.graph.dims(values) != [2] {
+            return Err(self.bad("its values are not two"));
+        }
+        self.check_constant(&[depth as usize])?;
         let mut dims = self.dims(indices);
         let axis = self.axis(node.int("axis", -1), dims.len() + 1)?;
         dims.insert(axis, 1);
@@ -485,9 +508,10 @@ impl Lowering {
         let dims = self.dims(input);
         let [.., rows, columns] = dims[..] else { return Err(self.bad("its input is no matrix")) };
         let shift = match self.optional(inputs, 1) {
-            Some(_) => self.constant(inputs, 1, "diagonal")?.to_ints()[0],
+            Some(_) => self.constant(inputs, 1, "diagonal")?.to_ints().first().copied().unwrap_or(0),
             None => 0,
         };
+        self.check_constant(&[rows, columns])?;
         let upper = node.int("upper", 1) != 0;
         let inside = |row: usize, column: usize| {
             let distance = column as i64 - row as i64;
@@ -509,6 +533,7 @@ impl Lowering {
             0 => self.dtype(input),
             number => crate::model::element(number as i32)?,
         };
+        self.check_constant(&[rows, columns])?;
         let shift = node.int("k", 0);
         let mut array = Array::filled(dtype, &[rows, columns], 0.0);
         for row in 0..rows {
