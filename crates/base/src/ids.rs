@@ -40,6 +40,17 @@ dense_id!(
     "d"
 );
 
+dense_id!(
+    /// Who sends requests: an application, whose inputs are of their own sort. The driver hands the numbers out.
+    ApplicationId,
+    "a"
+);
+
+impl ApplicationId {
+    /// Everybody who doesn't say.
+    pub const DEFAULT: Self = Self(0);
+}
+
 /// A request: a slot in the driver's table of requests, and how often that slot was used before.
 ///
 /// Slots are dense and bounded (P9), so tables are indexed by them and never grow past the bound; the generation keeps

@@ -5,7 +5,7 @@ mod profile;
 mod tensor;
 mod time;
 
-pub use ids::{ActionId, DeviceId, ModelId, RequestId};
+pub use ids::{ActionId, ApplicationId, DeviceId, ModelId, RequestId};
 pub use profile::{BatchLatency, LatencyProfile, ProfileError};
 pub use tensor::{DataType, ModelSignature, Precision, TensorSpec, element_count};
 pub use time::{Duration, Timestamp, Window};

@@ -357,7 +357,11 @@ impl Core {
         let (failure, rest, panicked) = (String::new(), Rest::default(), false);
         self.models[id.index()] =
             Some(ModelRecord { prepared, signature, pages, metrics, slots, name, failure, rest, panicked });
-        self.step(inner, now, Event::ModelAdded(ModelSpec { model: id, pages, profile, objective }));
+        self.step(
+            inner,
+            now,
+            Event::ModelAdded(ModelSpec { model: id, pages, profile, objective, fixed: Duration::ZERO }),
+        );
     }
 
     fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {

@@ -201,7 +201,9 @@ impl Controller {
         let now = self.now();
         let Submission { model, inputs, rows, deadline_at, priority, trace, reply } = submission;
         let margin = REPLY_MARGIN.min(deadline_at.since(now) / REPLY_SHARE);
-        let request = scheduler::Request { id, model, deadline_at: deadline_at - margin, priority, rows };
+        let (application, size) = (base::ApplicationId::DEFAULT, None);
+        let deadline_at = deadline_at - margin;
+        let request = scheduler::Request { id, model, deadline_at, priority, rows, application, size };
         if let Some(trace) = &trace {
             trace.queued(now);
         }

@@ -35,6 +35,11 @@ pub struct Config {
     pub rehearse: bool,
     /// How long `clipper` lets a batch wait for company when it could be larger.
     pub batch_delay: Duration,
+    /// The rate of the delay that `orloj` expects a request to have if it isn't taken now, per millisecond (Orloj, section 4.4:
+    /// 1e-4).
+    pub anticipated_delay: f64,
+    /// Whether `punctual` looks at the sizes of requests, where they have one.
+    pub size_hints: bool,
 }
 
 impl Default for Config {
@@ -52,6 +57,8 @@ impl Default for Config {
             thrift: false,
             rehearse: true,
             batch_delay: Duration::from_millis(1),
+            anticipated_delay: 1e-4,
+            size_hints: true,
         }
     }
 }
@@ -99,6 +106,8 @@ pub enum PolicyKind {
     Shepherd,
     /// Clipper's: the largest batch size of each model follows whether batches were in time.
     Clipper,
+    /// Orloj's: planned with distributions; the best of a queue by a score that changes with time.
+    Orloj,
     /// Ours: deferred where waiting pays, eager where it doesn't.
     Punctual,
 }
@@ -114,6 +123,7 @@ impl PolicyKind {
         Self::Nexus,
         Self::Shepherd,
         Self::Clipper,
+        Self::Orloj,
     ];
 
     /// The name that users write.
@@ -126,6 +136,7 @@ impl PolicyKind {
             Self::Nexus => "nexus",
             Self::Shepherd => "shepherd",
             Self::Clipper => "clipper",
+            Self::Orloj => "orloj",
             Self::Punctual => "punctual",
         }
     }

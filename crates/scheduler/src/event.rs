@@ -1,6 +1,6 @@
 //! What goes into the scheduler and what comes out of it.
 
-use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Window};
+use base::{ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Window};
 
 /// A fact that the driver reports to the scheduler.
 #[derive(Clone, PartialEq, Debug)]
@@ -36,8 +36,31 @@ pub enum Event {
         /// The number.
         action: ActionId,
     },
+    /// Requests that were run alone, for the distribution of what they take. Only policies that plan with distributions
+    /// look at it; for a model whose requests all take the same it changes nothing.
+    Measured(Measured),
     /// Nothing but the passing of time: `next_wakeup` has come.
     WokeUp,
+}
+
+/// What requests of one application took when they were run alone.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Measured {
+    /// Which model.
+    pub model: ModelId,
+    /// Whose requests.
+    pub application: ApplicationId,
+    /// The measurements, in the order in which they were made.
+    pub samples: Vec<Sample>,
+}
+
+/// One request that was run alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sample {
+    /// Its size hint, where it had one.
+    pub size: Option<u32>,
+    /// What it took.
+    pub alone: Duration,
 }
 
 /// A device as the scheduler sees it.
@@ -60,6 +83,9 @@ pub struct ModelSpec {
     pub profile: LatencyProfile,
     /// The latency objective that most of its requests have, if any: the horizon in which its demand should be served.
     pub objective: Option<Duration>,
+    /// What a batch takes whatever its inputs are; the rest of its time is in proportion to its longest input. Only matters
+    /// where inputs differ.
+    pub fixed: Duration,
 }
 
 /// A request, without its tensors.
@@ -76,6 +102,11 @@ pub struct Request {
     pub priority: u32,
     /// Rows of the batch dimension, at least 1, at most the model's largest batch size.
     pub rows: u32,
+    /// Who sent it: what it takes may depend on that.
+    pub application: ApplicationId,
+    /// How large its input is, in whatever the driver can see without running the model (a sequence's length, an image's
+    /// pixels); `None` where that says nothing. Only compared with other requests of the same model.
+    pub size: Option<u32>,
 }
 
 /// How an action ended.

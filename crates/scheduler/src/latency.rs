@@ -122,6 +122,9 @@ pub(crate) struct Latency {
     classes: Vec<Class>,
     load: Rolling,
     scratch: Vec<Duration>,
+    /// What the quickest request takes, where times depend on the input: then estimates come from a distribution, and
+    /// single batches change nothing.
+    soonest: Option<Duration>,
 }
 
 impl Latency {
@@ -132,7 +135,7 @@ impl Latency {
             .map(|entry| Class { batch: entry.batch, rolling: Rolling::seeded(entry.median, entry.p99), pays: true })
             .collect();
         let load = Rolling::seeded(profile.load(), profile.load());
-        let mut latency = Self { window, classes, load, scratch: Vec::with_capacity(window.size) };
+        let mut latency = Self { window, classes, load, scratch: Vec::with_capacity(window.size), soonest: None };
         latency.update_pays();
         latency
     }
@@ -182,7 +185,20 @@ impl Latency {
 
     /// What the smallest batch takes.
     pub fn smallest(&self) -> Duration {
-        self.classes[0].expected()
+        self.soonest.unwrap_or(self.classes[0].expected())
+    }
+
+    /// Takes the estimates of a distribution over, mean and quantile of each size; or goes back to measuring batches.
+    pub fn follow(&mut self, estimates: Option<(Vec<(Duration, Duration)>, Duration)>) {
+        self.soonest = estimates.as_ref().map(|(_, soonest)| *soonest);
+        if let Some((estimates, _)) = estimates {
+            for (class, (mean, quantile)) in self.classes.iter_mut().zip(estimates) {
+                (class.rolling.mean, class.rolling.quantile) = (mean, quantile.max(mean));
+                class.rolling.recent.clear();
+                class.rolling.next = 0;
+            }
+            self.update_pays();
+        }
     }
 
     /// What a load takes.
@@ -217,6 +233,9 @@ impl Latency {
     /// Brings estimates that nothing has confirmed lately back towards their seeds.
     pub fn age(&mut self, now: Timestamp) {
         self.load.age(now);
+        if self.soonest.is_some() {
+            return;
+        }
         let stale = self.classes.iter_mut().filter_map(|class| class.rolling.age(now).then_some(())).count();
         if stale > 0 {
             self.update_pays();
@@ -225,7 +244,7 @@ impl Latency {
 
     pub fn observe_batch(&mut self, now: Timestamp, batch: u32, took: Duration) {
         let index = self.classes.partition_point(|class| class.batch < batch);
-        if let Some(class) = self.classes.get_mut(index) {
+        if let Some(class) = self.classes.get_mut(index).filter(|_| self.soonest.is_none()) {
             class.rolling.observe(now, self.window, took, &mut self.scratch);
             self.update_pays();
         }

@@ -4,6 +4,7 @@
 use crate::backlog::Backlog;
 use crate::executor::Executor;
 use crate::latency::Latency;
+use crate::spread::Spread;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -63,6 +64,8 @@ pub(crate) struct Residency {
 pub(crate) struct Model {
     pub pages: u32,
     pub latency: Latency,
+    /// How its requests differ, where the policy wants to know.
+    pub spread: Option<Spread>,
     pub objective: Option<Duration>,
     /// Where it is or will soon be, by device.
     pub residency: Vec<Residency>,

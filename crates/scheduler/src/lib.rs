@@ -23,12 +23,14 @@ mod board;
 mod clipper;
 mod clockwork;
 mod config;
+mod distribution;
 mod event;
 mod executor;
 pub mod hull;
 mod latency;
 mod ledger;
 mod nexus;
+mod orloj;
 mod patience;
 mod policy;
 mod pressure;
@@ -40,13 +42,16 @@ mod residency;
 pub mod shards;
 mod shepherd;
 mod slack;
+mod spread;
 mod temper;
+mod uneven;
 mod usage;
 mod windowed;
 
 pub use config::{Config, Delay, Gather, PolicyKind};
 pub use event::{
-    ActionStatus, Command, DeviceSpec, Event, Execution, Load, ModelSpec, Outcome, Rejection, Report, Request, Unload,
+    ActionStatus, Command, DeviceSpec, Event, Execution, Load, Measured, ModelSpec, Outcome, Rejection, Report,
+    Request, Sample, Unload,
 };
 
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
@@ -55,6 +60,7 @@ use clockwork::Clockwork;
 use latency::Latency;
 use ledger::{Action, Device, Ledger, Model};
 use nexus::Nexus;
+use orloj::Orloj;
 use policy::{Batch, Ended, Policy, Started};
 use queue::{Place, Queued};
 use rehearsal::Rehearsals;
@@ -62,6 +68,7 @@ use requests::{Entry, Requests, State};
 use residency::Planner;
 use shepherd::Shepherd;
 use slack::SlackWatch;
+use spread::Spread;
 use std::collections::BTreeSet;
 use temper::Temper;
 use windowed::Windowed;
@@ -70,6 +77,9 @@ use windowed::Windowed;
 const MAX_PRIORITY: u32 = 16;
 /// The level of requests that name no priority: behind all that name one.
 const DEFAULT_PRIORITY: u32 = MAX_PRIORITY + 1;
+
+/// Which quantile of a batch's time is planned with, where it depends on the input.
+const PLANNED: f64 = 0.5;
 
 /// Why the scheduler wants to be woken.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -121,6 +131,7 @@ impl Scheduler {
             PolicyKind::Nexus => Box::new(Nexus::new(&config)),
             PolicyKind::Shepherd => Box::new(Shepherd::new(&config)),
             PolicyKind::Clipper => Box::new(Clipper::new(&config)),
+            PolicyKind::Orloj => Box::new(Orloj::new(&config)),
             PolicyKind::Deferred | PolicyKind::Eager | PolicyKind::Timeout | PolicyKind::Punctual => {
                 Box::new(Windowed::new(&config, temper))
             }
@@ -143,6 +154,11 @@ impl Scheduler {
 
     /// Takes in one fact and appends the orders that follow from it.
     pub fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
+        if let Event::Measured(measured) = &event
+            && !self.measured(measured)
+        {
+            return;
+        }
         self.now = self.now.max(now);
         self.note_hunger();
         self.expire(out);
@@ -161,6 +177,7 @@ impl Scheduler {
             Event::Reported(report) => self.reported(report, out),
             Event::Borrowed { device, action, expected } => self.borrowed(device, action, expected),
             Event::Returned { device, action } => self.returned(device, action),
+            Event::Measured(_) => {}
             // The last one is fed first: the lowest number.
             Event::WokeUp => self.touched.extend(self.hungry.iter().rev()),
         }
@@ -270,9 +287,12 @@ impl Scheduler {
         assert!(self.ledger.models[index].is_none(), "{} was added twice", spec.model);
         let window =
             latency::Window { size: self.config.profile_window.max(1), quantile: self.config.profile_quantile };
+        let latency = Latency::new(&spec.profile, window);
+        let differs = matches!(self.config.policy, PolicyKind::Orloj | PolicyKind::Punctual);
         self.ledger.models[index] = Some(Model {
             pages: spec.pages,
-            latency: Latency::new(&spec.profile, window),
+            spread: differs.then(|| Spread::new(&latency, spec.fixed)),
+            latency,
             objective: spec.objective,
             residency: Vec::new(),
             demand: Duration::ZERO,
@@ -286,6 +306,22 @@ impl Scheduler {
         self.ledger.all_pages += u64::from(spec.pages);
         self.policy.add_model(spec.model);
         self.planner.add_model(spec.model);
+    }
+
+    /// Takes measurements of single requests in; whether that may change a decision.
+    fn measured(&mut self, measured: &Measured) -> bool {
+        let Some(Some(entry)) = self.ledger.models.get_mut(measured.model.index()) else { return false };
+        let Some(spread) = &mut entry.spread else { return false };
+        let was_dynamic = spread.is_dynamic();
+        let renewed = spread.measured(measured);
+        let dynamic = spread.is_dynamic();
+        if renewed && (dynamic || was_dynamic) {
+            entry.latency.follow(dynamic.then(|| spread.estimates(PLANNED)));
+        }
+        if let Some(rehearsals) = &mut self.rehearsals {
+            rehearsals.measured(measured, dynamic);
+        }
+        renewed && (dynamic || was_dynamic)
     }
 
     fn model_removed(&mut self, model: ModelId, out: &mut Vec<Command>) {
@@ -340,13 +376,22 @@ impl Scheduler {
             let there = self.ledger.device_mut(device);
             (device, there.epoch, there.backlog.book(self.now, request.deadline_at, work))
         });
+        if let Some(spread) = &mut self.ledger.model_mut(request.model).spread {
+            spread.arrived(request.application);
+        }
         let arrived_at = self.now;
         let state = State::Queued;
         self.requests.insert(Entry { request, place, arrived_at, state, work, booking, stranded: false });
-        let queued = Queued { id: request.id, rows: request.rows, arrived_at };
+        let queued = Queued { id: request.id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
         self.policy.insert(&self.ledger, request.model, place, queued);
         self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
         self.touch_hungry(request.model);
+    }
+
+    fn kind_of(&self, request: &Request) -> u32 {
+        let hinted = self.config.policy == PolicyKind::Punctual && self.config.size_hints;
+        let spread = self.ledger.model(request.model).spread.as_ref();
+        spread.map_or(spread::ANY, |spread| spread.kind_of(request, hinted))
     }
 
     /// Marks the hungry device that should look at a model's queue: of those that hold it, the one that is free first.
@@ -471,7 +516,8 @@ impl Scheduler {
         }
         entry.state = State::Queued;
         model.demand += work;
-        self.policy.insert(&self.ledger, request.model, place, Queued { id, rows: request.rows, arrived_at });
+        let queued = Queued { id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
+        self.policy.insert(&self.ledger, request.model, place, queued);
         self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
         self.touch_hungry(request.model);
     }

@@ -12,6 +12,8 @@ pub(crate) struct Queued {
     pub id: RequestId,
     pub rows: u32,
     pub arrived_at: Timestamp,
+    /// Which requests of its model it is like (`Spread`).
+    pub kind: u32,
 }
 
 /// The place of a request in the queue. `sequence` is unique and ascends with the arrivals.
@@ -121,6 +123,11 @@ impl ModelQueue {
     pub fn first(&self) -> Option<(Timestamp, Queued)> {
         let firsts = self.levels.iter().filter_map(|(_, level)| level.first_key_value());
         firsts.min_by_key(|(key, _)| **key).map(|(key, queued)| (key.0, *queued))
+    }
+
+    /// The requests with a deadline, the most urgent first.
+    pub fn by_urgency(&self) -> impl Iterator<Item = (Timestamp, Queued)> {
+        self.levels.iter().flat_map(|(_, level)| level).map(|(key, &queued)| (key.0, queued))
     }
 
     /// No batch of this queue needs to start earlier than this, wherever and whenever it is formed: the key under which
@@ -360,7 +367,7 @@ mod tests {
         for (slot, &(deadline, rows)) in requests.iter().enumerate() {
             let slot = slot as u32;
             let place = Place { priority: 1, deadline_at: at(deadline), sequence: u64::from(slot) };
-            queue.insert(place, Queued { id: RequestId { slot, generation: 0 }, rows, arrived_at: at(0) });
+            queue.insert(place, Queued { id: RequestId { slot, generation: 0 }, rows, arrived_at: at(0), kind: 0 });
         }
         queue
     }
@@ -406,7 +413,7 @@ mod tests {
             let mut queue = ModelQueue::default();
             for (slot, &rows) in (0..).zip(rows) {
                 let place = Place { priority: 1, deadline_at: Timestamp::NEVER, sequence: u64::from(slot) };
-                queue.insert(place, Queued { id: RequestId { slot, generation: 0 }, rows, arrived_at: at(0) });
+                queue.insert(place, Queued { id: RequestId { slot, generation: 0 }, rows, arrived_at: at(0), kind: 0 });
             }
             let limit = BatchWorkLimit::of(Duration::from_millis(limit));
             let mut members = Vec::new();
@@ -429,7 +436,7 @@ mod tests {
     fn lower_levels_go_first() {
         let mut queue = queue(&[(20, 1), (21, 1)]);
         let urgent = Place { priority: 0, deadline_at: at(50), sequence: 9 };
-        queue.insert(urgent, Queued { id: RequestId { slot: 9, generation: 0 }, rows: 1, arrived_at: at(0) });
+        queue.insert(urgent, Queued { id: RequestId { slot: 9, generation: 0 }, rows: 1, arrived_at: at(0), kind: 0 });
         let mut members = Vec::new();
         queue.candidate(&latency(), at(0), &mut members).unwrap();
         assert_eq!(members.iter().map(|m| m.id.slot).collect::<Vec<_>>(), [9, 0]);

@@ -13,7 +13,7 @@
 
 use crate::Scheduler;
 use crate::config::Config;
-use crate::event::{ActionStatus, Command, Event, Outcome, Report, Request};
+use crate::event::{ActionStatus, Command, Event, Execution, Measured, Outcome, Report, Request};
 use crate::ledger::Ledger;
 use crate::temper::Temper;
 use base::{ActionId, DeviceId, Duration, RequestId, Timestamp};
@@ -26,6 +26,8 @@ const MEMORY: f64 = 1.0 - 1.0 / 120.0;
 /// A temper is left for one that lost fewer by this, and by this part of the root of its losses, which is their noise.
 const MARGIN: f64 = 1.0;
 const NOISE: f64 = 0.5;
+/// The same where times depend on the input: what is imagined is then drawn by chance.
+const UNEVEN_NOISE: f64 = 1.5;
 /// With fewer losses than this all tempers are as good, and the usual one answers soonest.
 const NOTHING: f64 = 0.5;
 /// Out of so much time, so many requests are rehearsed.
@@ -45,12 +47,14 @@ pub(crate) struct Rehearsals {
     since: Timestamp,
     rehearsed: u32,
     warm_up: u32,
+    /// Whether some model's times depend on the input.
+    uneven: bool,
 }
 
 impl Rehearsals {
     pub fn new(config: &Config) -> Self {
         let runs = Temper::CHOICE.iter().map(|&temper| Rehearsal::new(config, temper)).collect();
-        Self { runs, current: 0, steps: 0, since: Timestamp::ZERO, rehearsed: 0, warm_up: 0 }
+        Self { runs, current: 0, steps: 0, since: Timestamp::ZERO, rehearsed: 0, warm_up: 0, uneven: false }
     }
 
     /// Rehearses a fact. Tells which temper to have from now on, if it is another one.
@@ -73,6 +77,14 @@ impl Rehearsals {
                 None
             }
             _ => None,
+        }
+    }
+
+    /// Every rehearsal learns the same of how requests differ.
+    pub fn measured(&mut self, measured: &Measured, dynamic: bool) {
+        self.uneven |= dynamic;
+        for run in &mut self.runs {
+            run.scheduler.measured(measured);
         }
     }
 
@@ -103,7 +115,8 @@ impl Rehearsals {
         let lost = |index: usize| self.runs[index].lost;
         // The first of equal ones: the usual one.
         let best = (0..self.runs.len()).min_by(|&a, &b| lost(a).total_cmp(&lost(b)))?;
-        let better = lost(self.current) > lost(best) + MARGIN + NOISE * lost(best).sqrt();
+        let noise = if self.uneven { UNEVEN_NOISE } else { NOISE };
+        let better = lost(self.current) > lost(best) + MARGIN + noise * lost(best).sqrt();
         let next = if lost(0) < NOTHING {
             0
         } else if better {
@@ -197,7 +210,7 @@ impl Rehearsal {
         for command in commands.drain(..) {
             match command {
                 Command::Execute(order) => {
-                    let takes = real.model(order.model).latency.class_for(order.batch).typical();
+                    let takes = self.takes(&order, real);
                     let busy = &mut self.busy(order.device).exec;
                     let start_at = order.window.earliest.max(now).max(*busy);
                     let in_time = start_at <= order.window.latest;
@@ -225,6 +238,24 @@ impl Rehearsal {
         self.commands = commands;
     }
 
+    /// What a batch takes in imagination: what is usual, or what its longest request may.
+    fn takes(&self, order: &Execution, real: &Ledger) -> Duration {
+        let model = real.model(order.model);
+        let Some(spread) = model.spread.as_ref().filter(|spread| spread.is_dynamic()) else {
+            return model.latency.class_for(order.batch).typical();
+        };
+        let work = |id: &RequestId| {
+            let entry = self.scheduler.requests.get(*id)?;
+            // The same in every rehearsal: the same request, at the same instant.
+            let chance =
+                (entry.arrived_at.as_nanos().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 11) as f64 / (1_u64 << 53) as f64;
+            Some(spread.kind(self.scheduler.kind_of(&entry.request)).work.quantile(chance))
+        };
+        let longest = order.requests.iter().filter_map(work).fold(1.0, f64::max);
+        let class = model.latency.classes().partition_point(|class| class.batch < order.batch);
+        spread.time(class, longest)
+    }
+
     fn busy(&mut self, device: DeviceId) -> &mut Busy {
         if self.devices.len() <= device.index() {
             self.devices.resize(device.index() + 1, Busy { exec: Timestamp::ZERO, load: Timestamp::ZERO });
@@ -239,7 +270,7 @@ mod tests {
     use crate::config::PolicyKind;
     use crate::event::{DeviceSpec, ModelSpec};
     use crate::temper::Start;
-    use base::{LatencyProfile, ModelId};
+    use base::{ApplicationId, LatencyProfile, ModelId};
 
     /// A scheduler with one device and one model that takes `alpha` for each row and `beta` for each batch.
     fn scheduler(alpha: u64, beta: u64) -> Scheduler {
@@ -257,7 +288,13 @@ mod tests {
             &sizes,
             Duration::from_micros(1),
         );
-        let spec = ModelSpec { model: ModelId(0), pages: 1, profile: profile.unwrap(), objective: None };
+        let spec = ModelSpec {
+            model: ModelId(0),
+            pages: 1,
+            profile: profile.unwrap(),
+            objective: None,
+            fixed: Duration::ZERO,
+        };
         let mut out = Vec::new();
         scheduler.step(Timestamp::ZERO, Event::DeviceAdded(DeviceSpec { device: DeviceId(0), pages: 1 }), &mut out);
         scheduler.step(Timestamp::ZERO, Event::ModelAdded(spec), &mut out);
@@ -275,7 +312,15 @@ mod tests {
             now += Duration::from_micros(gap);
             let id = RequestId { slot, generation: 0 };
             let deadline_at = now + Duration::from_micros(objective);
-            let request = Request { id, model: ModelId(0), deadline_at, priority: 0, rows: 1 };
+            let request = Request {
+                id,
+                model: ModelId(0),
+                deadline_at,
+                priority: 0,
+                rows: 1,
+                application: ApplicationId::DEFAULT,
+                size: None,
+            };
             let Scheduler { rehearsals, ledger, .. } = scheduler;
             rehearsals.as_mut().unwrap().follow(now, &Event::Submitted(request), ledger);
             scheduler.now = now;

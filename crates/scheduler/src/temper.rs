@@ -1,6 +1,7 @@
 //! The tempers of a windowed policy: when its batches start, and whom it gives up when not all can be met.
 
 use crate::config::{Config, Gather, PolicyKind};
+use crate::uneven::Aim;
 
 /// When batches start, and whom to give up.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -48,6 +49,18 @@ impl Temper {
         Self { start: Start::Patient, keep: Keep::First },
         Self { start: Start::Late, keep: Keep::Nearly },
     ];
+
+    /// What the temper means for models whose times depend on the input: when their batches start, and which are best. Waiting
+    /// for company rarely pays there, so that the tempers differ in the second.
+    pub fn where_times_differ(self) -> (Start, Aim) {
+        match (self.start, self.keep) {
+            (Start::AtOnce, _) => (Start::AtOnce, Aim::Urgent),
+            (Start::Late, _) => (Start::AtOnce, Aim::Largest),
+            (_, Keep::Full) => (Start::AtOnce, Aim::Saving),
+            (_, Keep::First) => (Start::AtOnce, Aim::First),
+            (_, Keep::Nearly | Keep::Target) => (Start::AtOnce, Aim::Most),
+        }
+    }
 
     /// The temper of a configured policy.
     pub fn of(config: &Config) -> Self {

@@ -22,7 +22,9 @@ use crate::policy::{Batch, Ended, Policy, Started};
 use crate::pressure::Pressure;
 use crate::queue::{Place, Queued};
 use crate::queues::Queues;
+use crate::spread::Spread;
 use crate::temper::{Keep, Start, Temper};
+use crate::uneven::Uneven;
 use crate::usage::Usage;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::BTreeSet;
@@ -106,6 +108,7 @@ pub(crate) struct Windowed {
     pressure: Pressure,
     /// Since times were hard, and until they are good again.
     overloaded: bool,
+    uneven: Uneven,
     members: Vec<Queued>,
     skipped: Vec<RequestId>,
 }
@@ -131,6 +134,7 @@ impl Windowed {
             usage: Usage::default(),
             pressure: Pressure::default(),
             overloaded: false,
+            uneven: Uneven::default(),
             members: Vec::new(),
             skipped: Vec::new(),
         }
@@ -206,7 +210,10 @@ impl Windowed {
         if self.queues.devices_of(model).is_empty() {
             return Standing::None;
         }
-        let latency = &ledger.model(model).latency;
+        let there = ledger.model(model);
+        let latency = &there.latency;
+        let differ = there.spread.as_ref().is_some_and(Spread::is_dynamic);
+        let start = if differ { self.temper.where_times_differ().0 } else { self.temper.start };
         let queued = u32::try_from(queue.rows()).unwrap_or(u32::MAX);
         let most = latency.best_batch().max(first.rows);
         let rows = queued.min(most);
@@ -218,7 +225,7 @@ impl Windowed {
             return Standing::Ready { latest };
         }
         let with_one_more = latency.class_for(rows + 1).expected();
-        let ready_at = match self.temper.start {
+        let ready_at = match start {
             Start::AtOnce if !self.spares() => now,
             Start::After(part) => first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(part),
             Start::AtOnce | Start::Patient | Start::Late => deadline_at - with_one_more,
@@ -232,7 +239,7 @@ impl Windowed {
         let strain = (1e3 * takes.as_nanos() as f64 / f64::from(rows) / usual_takes.max(1.0)) as u32;
         let patience = &self.models[model.index()].patience;
         let (mut early_at, mut full_at) = (None, ready_at);
-        if self.temper.start == Start::Patient {
+        if start == Start::Patient {
             let wait = patience.wait(rows, latency.fixed());
             let from = (patience.last_at().unwrap_or(now) + wait).max(now);
             // Each request that comes makes it ready earlier, by what one more row takes.
@@ -398,12 +405,24 @@ impl Policy for Windowed {
         self.settle(ledger, now);
         loop {
             let (key, model) = self.ready.first(device)?;
-            let latency = &ledger.model(model).latency;
+            let there = ledger.model(model);
+            let latency = &there.latency;
             let queue = self.queues.of(model);
             let Some((deadline_at, first)) = queue.first() else {
                 self.stand(model, Standing::None);
                 continue;
             };
+            if let Some(spread) = there.spread.as_ref().filter(|spread| spread.is_dynamic()) {
+                let start_at = start_at.max(now + self.delay.of(1));
+                let aim = self.temper.where_times_differ().1;
+                match self.uneven.form((latency, spread), queue, start_at, aim, &mut self.members) {
+                    Some(candidate) => return Some(crate::queues::batch(model, candidate, &self.members)),
+                    None => {
+                        self.stand(model, Standing::None);
+                        continue;
+                    }
+                }
+            }
             let rows =
                 latency.largest_within(deadline_at.since(now)).min(u32::try_from(queue.rows()).unwrap_or(u32::MAX));
             let start_at = start_at.max(now + self.delay.of(rows));

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
 
-use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp};
+use base::{ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp};
 use expect_test::expect;
 use scheduler::shards::{
     ActionNumbers, Delay, Desk, Gathering, Grant, Mailboxes, News, Ranker, ShardConfig, Sharded, ShardedConfig,
@@ -175,7 +175,15 @@ fn drive(machine: &mut dyn Machine, executors: u32, arrivals: &[Arrival]) -> Str
                     Due::Arrival(index) => {
                         let Arrival { at, model, slo, .. } = arrivals[index];
                         let (id, model, deadline_at) = (id(index), ModelId(model), at + slo);
-                        Event::Submitted(Request { id, model, deadline_at, priority: 0, rows: 1 })
+                        Event::Submitted(Request {
+                            id,
+                            model,
+                            deadline_at,
+                            priority: 0,
+                            rows: 1,
+                            application: ApplicationId::DEFAULT,
+                            size: None,
+                        })
                     }
                     Due::Cancel(index) => Event::Cancelled(id(index)),
                     Due::Ended { action, started_at } => {
@@ -226,7 +234,7 @@ fn drive(machine: &mut dyn Machine, executors: u32, arrivals: &[Arrival]) -> Str
 fn spec(model: u32, alpha: Duration, beta: Duration, max_batch: u32) -> ModelSpec {
     let sizes: Vec<u32> = (1..=max_batch).collect();
     let profile = LatencyProfile::linear(alpha, beta, &sizes, Duration::ZERO).unwrap();
-    ModelSpec { model: ModelId(model), pages: 1, profile, objective: None }
+    ModelSpec { model: ModelId(model), pages: 1, profile, objective: None, fixed: Duration::ZERO }
 }
 
 fn sharded(shards: u32, shard: ShardConfig, executors: u32, models: &[ModelSpec]) -> Sharded {
@@ -383,7 +391,15 @@ fn what_does_not_fit_is_refused() {
         let deadline_at = now + Duration::from_secs(1);
         let id = RequestId { slot, generation: 0 };
         let mut out = Vec::new();
-        let request = Request { id, model: ModelId(model), deadline_at, priority: 0, rows: 1 };
+        let request = Request {
+            id,
+            model: ModelId(model),
+            deadline_at,
+            priority: 0,
+            rows: 1,
+            application: ApplicationId::DEFAULT,
+            size: None,
+        };
         machine.step(now, Event::Submitted(request), &mut out);
         format!("{out:?}")
     };

@@ -51,10 +51,17 @@ fn setup() -> Setup {
     .expect("the sizes ascend");
     let slo = Duration::from_millis(50);
     let model = |index| Model {
-        spec: ModelSpec { model: ModelId(index), pages: 7, profile: profile.clone(), objective: Some(slo) },
+        spec: ModelSpec {
+            model: ModelId(index),
+            pages: 7,
+            profile: profile.clone(),
+            objective: Some(slo),
+            fixed: Duration::ZERO,
+        },
         slo: Some(slo),
         rows: 1,
         group: 0,
+        inputs: None,
     };
     Setup {
         scheduler: scheduler::Config::default(),

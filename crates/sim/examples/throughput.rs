@@ -51,7 +51,7 @@ impl Harness {
         let profile = LatencyProfile::linear(span(870), span(1900), &[1, 2, 4, 8, 16], span(8330));
         for model in 0..models {
             let profile = profile.clone().expect("the sizes ascend");
-            let spec = ModelSpec { model: ModelId(model), pages: 1, profile, objective: None };
+            let spec = ModelSpec { model: ModelId(model), pages: 1, profile, objective: None, fixed: Duration::ZERO };
             harness.step(Event::ModelAdded(spec));
         }
         harness
@@ -93,6 +93,8 @@ impl Harness {
             deadline_at: self.now + Duration::from_secs(50) + Duration::from_nanos(u64::from(pick)),
             priority: 0,
             rows: 1,
+            application: base::ApplicationId::DEFAULT,
+            size: None,
         };
         self.step(Event::Submitted(request));
     }

@@ -1,15 +1,26 @@
 //! The clients' side of a simulated world: who sends when, which requests are alive, and how they ended.
 
 use crate::agenda::{Agenda, Due};
+use crate::inputs::Input;
 use crate::meter::{Ended, Ending, Meter, TABLE_FULL};
 use crate::observe::Violation;
 use crate::{Faults, Model, Network, Setup, Traffic};
-use base::{Duration, ModelId, RequestId, Timestamp};
-use scheduler::{Execution, Outcome, Request};
+use base::{ApplicationId, Duration, ModelId, RequestId, Timestamp};
+use scheduler::{Execution, Measured, Outcome, Request, Sample};
+use std::collections::BTreeMap;
 use workload::{Arrival, ClosedLoop, Random};
 
 /// When a client without a deadline goes away, if it does.
 const PATIENCE_WITHOUT_DEADLINE: Duration = Duration::from_millis(100);
+
+/// The numbers of the streams of random inputs.
+const INPUTS: u64 = 3 << 40;
+/// So many requests of a model whose time depends on the input are run alone before the first one comes.
+const PROFILED: usize = 400;
+/// Of the requests that were executed, one in so many is run alone as well. The simulated profiler has a device of its own.
+const MEASURED: u64 = 4;
+/// The scheduler is told of so many at once.
+const TOLD_TOGETHER: usize = 16;
 
 pub(crate) struct Clients {
     open: Option<Box<dyn Iterator<Item = Arrival> + Send>>,
@@ -21,6 +32,11 @@ pub(crate) struct Clients {
     random: Random,
     table: Vec<Slot>,
     free: Vec<u32>,
+    /// For each model, the random numbers of its requests' inputs, and how many there were.
+    drawn: Vec<(Random, u64)>,
+    /// Finished requests that a profiler has run alone, and how many there were to choose from.
+    measured: Vec<(ModelId, Input)>,
+    executed: u64,
     max_requests: u32,
     horizon_at: Timestamp,
 }
@@ -41,6 +57,8 @@ struct Living {
     ended_at: Option<Timestamp>,
     cold: bool,
     probe: bool,
+    /// What the request is, where that matters.
+    input: Option<Input>,
 }
 
 impl Clients {
@@ -57,6 +75,9 @@ impl Clients {
             random: Random::new(setup.seed, 1 << 40),
             table: Vec::new(),
             free: Vec::new(),
+            drawn: (0..setup.models.len()).map(|model| (Random::new(setup.seed, INPUTS + model as u64), 0)).collect(),
+            measured: Vec::new(),
+            executed: 0,
             max_requests: setup.max_requests,
             horizon_at: Timestamp::ZERO + setup.horizon,
         }
@@ -104,7 +125,10 @@ impl Clients {
         let (group, slo) = (self.models[model as usize].group, self.models[model as usize].slo);
         let deadline_at = slo.map_or(Timestamp::NEVER, |slo| now + slo);
         meter.sent(now, group, cold);
-        let living = Living { model, client, sent_at: now, deadline_at, ended_at: None, cold, probe: false };
+        let (random, number) = &mut self.drawn[model as usize];
+        let input = self.models[model as usize].inputs.as_ref().map(|inputs| inputs.draw(*number, random));
+        *number += 1;
+        let living = Living { model, client, sent_at: now, deadline_at, ended_at: None, cold, probe: false, input };
         let Some(id) = self.admit(living) else {
             let ending = Ending::Refused(TABLE_FULL);
             meter.ended(&Ended { group, sent_at: now, deadline_at, answered_at: now, executed_at: None, cold, ending });
@@ -128,6 +152,7 @@ impl Clients {
             ended_at: None,
             cold: false,
             probe: true,
+            input: None,
         })?;
         self.request(id)
     }
@@ -159,7 +184,30 @@ impl Clients {
             deadline_at: living.deadline_at - self.network.control,
             priority: 0,
             rows: self.models[living.model as usize].rows,
+            application: living.input.map_or(ApplicationId::DEFAULT, |input| ApplicationId(input.application)),
+            size: living.input.and_then(|input| input.size),
         })
+    }
+
+    /// What a request is, where that matters.
+    pub(crate) fn input(&self, id: RequestId) -> Option<Input> {
+        self.living_at(id)?.input
+    }
+
+    /// What a profiler knows of a model before the first request.
+    pub(crate) fn profiled(&self) -> Vec<Measured> {
+        let models = self.models.iter().enumerate();
+        let dynamic = models.filter_map(|(index, model)| Some((ModelId(index as u32), model.inputs.as_ref()?)));
+        dynamic
+            .flat_map(|(model, inputs)| {
+                by_application(inputs.sample(PROFILED, INPUTS).into_iter().map(|it| (model, it)))
+            })
+            .collect()
+    }
+
+    /// What the profiler has found out since it was last asked, if it is worth telling.
+    pub(crate) fn measured(&mut self) -> Vec<Measured> {
+        if self.measured.len() < TOLD_TOGETHER { Vec::new() } else { by_application(self.measured.drain(..)) }
     }
 
     /// The rows of a batch, each request's end noted.
@@ -192,6 +240,12 @@ impl Clients {
         if living.probe {
             return probed(now, living.model, outcome);
         }
+        if let (Some(input), Outcome::Done | Outcome::Late) = (living.input, outcome) {
+            self.executed += 1;
+            if self.executed.is_multiple_of(MEASURED) {
+                self.measured.push((ModelId(living.model), input));
+            }
+        }
         let answered_at = match outcome {
             Outcome::Done => living.ended_at.unwrap_or(now) + self.network.control,
             // The gateway has answered in the meantime.
@@ -217,6 +271,17 @@ impl Clients {
             agenda.add(at + closed.after(client, refused), Due::ClientSends(client));
         }
     }
+}
+
+fn by_application(inputs: impl Iterator<Item = (ModelId, Input)>) -> Vec<Measured> {
+    let mut samples = BTreeMap::<(ModelId, u32), Vec<Sample>>::new();
+    for (model, input) in inputs {
+        let sample = Sample { size: input.size, alone: input.alone };
+        samples.entry((model, input.application)).or_default().push(sample);
+    }
+    let measured =
+        |((model, application), samples)| Measured { model, application: ApplicationId(application), samples };
+    samples.into_iter().map(measured).collect()
 }
 
 fn probed(now: Timestamp, model: u32, outcome: Outcome) -> Result<(), Violation> {

@@ -239,6 +239,8 @@ pub(crate) struct Durations {
     /// For each model, its batch sizes with their medians.
     medians: Vec<Vec<(u32, Duration)>>,
     loads: Vec<Duration>,
+    /// What their batches take whatever the inputs are.
+    fixed: Vec<Duration>,
 }
 
 impl Durations {
@@ -249,7 +251,17 @@ impl Durations {
         Self {
             medians: models.iter().map(table).collect(),
             loads: models.iter().map(|spec| spec.profile.load()).collect(),
+            fixed: models.iter().map(|spec| spec.fixed).collect(),
         }
+    }
+
+    /// What a batch takes whose longest request takes that long alone: the fixed part, and as many times its work as the
+    /// average request's takes in that size (Orloj, equations 3 and 4).
+    pub(crate) fn padded(&self, model: ModelId, batch: u32, longest: Duration) -> Duration {
+        let (fixed, (first, one)) = (self.fixed[model.index()], self.medians[model.index()][0]);
+        let work = (longest - fixed).max(Duration::from_nanos(1));
+        let times = (self.execution(model, batch) - fixed).as_nanos() as f64 / (one - fixed).as_nanos().max(1) as f64;
+        fixed + work.mul_f64(times * f64::from(first))
     }
 
     /// The median of the smallest supported size that holds `batch` rows.

@@ -95,7 +95,7 @@ impl Entry {
         let setup = resolve::setup(&self.experiment, &self.folder, variant, 0)?;
         let (runs, devices) = match self.experiment.run.search {
             None => {
-                let rate = self.workload.rate.or(self.workload.recorded_rate()).unwrap_or(0.0);
+                let rate = self.workload.plain_rate(&setup);
                 (self.plain(setup.clone(), variant, rate)?, Some(setup.devices))
             }
             Some(Search::Goodput) => (self.search_rate(setup.clone(), variant)?.1, Some(setup.devices)),
@@ -290,7 +290,7 @@ fn pooled(runs: &[Run]) -> (f64, bool) {
 }
 
 fn check_rate(experiment: &Experiment, workload: &Workload) -> Result<(), Error> {
-    let has_rate = workload.rate.or(workload.recorded_rate()).is_some();
+    let has_rate = workload.knows_rate();
     if let Some(times) = experiment.run.times_peak {
         resolve::not_negative("run.times_peak", times)?;
         if experiment.run.search != Some(Search::Goodput) {
@@ -299,7 +299,7 @@ fn check_rate(experiment: &Experiment, workload: &Workload) -> Result<(), Error>
     }
     match experiment.run.search {
         None if workload.has_rate() && !has_rate => {
-            Err(Error::value("there is no rate: give workload.rate_rps, or run.search = \"goodput\""))
+            Err(Error::value("there is no rate: give workload.rate_rps, workload.load, or run.search = \"goodput\""))
         }
         Some(_) if !workload.has_rate() => {
             let message = "run.search has no rate to vary: every model has a rate or clients of its own";

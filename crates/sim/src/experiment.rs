@@ -100,6 +100,10 @@ pub struct ModelConfig {
     pub slo_of_l4: Option<f64>,
     /// The objective as a multiple of what a batch of 8 takes, instead of `slo_ms`.
     pub slo_of_l8: Option<f64>,
+    /// The objective as a multiple of what 99 of 100 requests take alone at most, instead of `slo_ms`.
+    pub slo_of_p99: Option<f64>,
+    /// What requests take alone, where that depends on the input. `latency` is then for the average input.
+    pub times: Option<TimesConfig>,
     /// That many identical models.
     #[serde(default = "one")]
     pub count: u32,
@@ -170,6 +174,10 @@ pub struct LatencyConfig {
     pub alpha_ms: Option<f64>,
     /// The line's start.
     pub beta_ms: Option<f64>,
+    /// With `times`, instead of a line: what each row but the first adds, as a part of what one request takes.
+    pub row_part: Option<f64>,
+    /// With `times`: what a batch takes whatever its inputs are; the rest is in proportion to its longest.
+    pub fixed_ms: Option<f64>,
     /// Batch sizes with their times.
     pub batch_ms: Option<BTreeMap<String, f64>>,
     /// A file of comma-separated values with the columns `model` and `b1_ms`, `b2_ms` and so on.
@@ -183,6 +191,32 @@ impl LatencyConfig {
     pub(crate) fn is_given(&self) -> bool {
         self.alpha_ms.is_some() || self.beta_ms.is_some() || self.batch_ms.is_some() || self.file.is_some()
     }
+}
+
+/// How what requests take alone is distributed: modes, a mean with a 99th percentile, or recorded requests.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimesConfig {
+    /// One application for each, whose requests are normally distributed around it.
+    pub modes_ms: Option<Vec<f64>>,
+    /// The deviation of all modes, or of each.
+    pub sigma_ms: Option<Vec<f64>>,
+    /// How often each mode is asked for, relative to the others; equally if absent.
+    pub weights: Option<Vec<f64>>,
+    /// The mean of a lognormal distribution,
+    pub mean_ms: Option<f64>,
+    /// and its 99th percentile.
+    pub p99_ms: Option<f64>,
+    /// A file of comma-separated values, one line for each request, in the order in which they are sent.
+    pub file: Option<PathBuf>,
+    /// What each unit of these columns adds to what a request takes,
+    pub columns_ms: Option<BTreeMap<String, f64>>,
+    /// beside this.
+    pub base_ms: Option<f64>,
+    /// The column of the file that is the size hint.
+    pub hint_column: Option<String>,
+    /// Requests have size hints; the deviation of the logarithm of what they promise.
+    pub hint_sigma: Option<f64>,
 }
 
 /// `[devices]`
@@ -215,6 +249,8 @@ pub struct WorkloadConfig {
     pub popularity: Popularity,
     /// All models together; absent where it is searched for, recorded, or a closed loop's.
     pub rate_rps: Option<f64>,
+    /// The rate instead, as a multiple of what the devices could answer if every request ran alone.
+    pub load: Option<f64>,
 }
 
 /// How requests arrive.
@@ -315,6 +351,10 @@ pub struct SchedulerConfig {
     pub thrift: Option<bool>,
     /// Whether `punctual` learns its temper by rehearsal.
     pub rehearse: Option<bool>,
+    /// The rate of the delay that `orloj` anticipates, per millisecond.
+    pub anticipated_delay_per_ms: Option<f64>,
+    /// Whether `punctual` looks at size hints.
+    pub size_hints: Option<bool>,
 }
 
 /// Which requests make a batch when not all are in time.

@@ -1,6 +1,7 @@
 //! From `[[model]]` entries as written to one entry for each kind of model: tables are read, objectives worked out.
 
 use crate::experiment::{Experiment, LatencyConfig, ModelConfig};
+use crate::inputs::Inputs;
 use crate::{Error, resolve, tables};
 use std::path::Path;
 
@@ -24,6 +25,9 @@ pub(crate) fn expand(experiment: &mut Experiment, folder: &Path) -> Result<(), E
         }
     }
     for config in &mut expanded {
+        if let Some(part) = config.latency.row_part.take() {
+            config.latency = line_of(config, part, folder)?;
+        }
         config.slo_ms = objective(config, folder)?;
     }
     experiment.models = expanded;
@@ -61,7 +65,7 @@ fn rows(config: &ModelConfig, path: &Path) -> Result<Vec<ModelConfig>, Error> {
             && config.max_beta_over_alpha.is_none_or(|most| ratio < most)
     };
     let entry = |row: tables::LineRow| {
-        let own = config.slo_ms.or(config.slo_of_l4).or(config.slo_of_l8).is_some();
+        let own = config.slo_ms.or(config.slo_of_l4).or(config.slo_of_l8).or(config.slo_of_p99).is_some();
         ModelConfig {
             latency: LatencyConfig { alpha_ms: Some(row.alpha_ms), beta_ms: Some(row.beta_ms), ..Default::default() },
             slo_ms: if own { config.slo_ms } else { Some(row.slo_ms) },
@@ -80,6 +84,13 @@ fn rows(config: &ModelConfig, path: &Path) -> Result<Vec<ModelConfig>, Error> {
 /// The objective in milliseconds, however it is written.
 fn objective(config: &ModelConfig, folder: &Path) -> Result<Option<f64>, Error> {
     let name = &config.name;
+    if let Some(times) = config.slo_of_p99 {
+        if config.slo_ms.or(config.slo_of_l4).or(config.slo_of_l8).is_some() {
+            return Err(Error::value(format!("model {name:?} must have one objective: slo_of_p99 or another")));
+        }
+        resolve::positive(&format!("slo_of_p99 of model {name:?}"), times)?;
+        return Ok(Some(times * alone_p99(config, folder)?));
+    }
     let (times, batch) = match (config.slo_ms, config.slo_of_l4, config.slo_of_l8) {
         (slo, None, None) => return Ok(slo),
         (None, Some(times), None) => (times, 4),
@@ -97,6 +108,35 @@ fn objective(config: &ModelConfig, folder: &Path) -> Result<Option<f64>, Error> 
     match takes {
         Some(takes) => Ok(Some(times * takes)),
         None => Err(Error::value(format!("slo_of_l{batch} of model {name:?}: its latency has no batch of {batch}"))),
+    }
+}
+
+/// The line of the average request where each row but the first adds this part of its time.
+fn line_of(config: &ModelConfig, part: f64, folder: &Path) -> Result<LatencyConfig, Error> {
+    let name = &config.name;
+    let Some(times) = config.times.as_ref().filter(|_| (0.0..=1.0).contains(&part) && !config.latency.is_given())
+    else {
+        let message = format!("latency.row_part of model {name:?} needs times, no other latency, and 0 to 1");
+        return Err(Error::Value(message));
+    };
+    let mean = Inputs::new(times, name, folder)?.mean_ms();
+    let varies = mean
+        - resolve::not_negative(
+            &format!("latency.fixed_ms of model {name:?}"),
+            config.latency.fixed_ms.unwrap_or(0.0),
+        )?;
+    Ok(LatencyConfig { alpha_ms: Some(varies * part), beta_ms: Some(mean - varies * part), ..config.latency.clone() })
+}
+
+/// What 99 of 100 requests take alone at most, in milliseconds.
+fn alone_p99(config: &ModelConfig, folder: &Path) -> Result<f64, Error> {
+    match &config.times {
+        Some(times) => Ok(Inputs::new(times, &config.name, folder)?.p99_ms()),
+        None => {
+            let whole = ModelConfig { slo_ms: None, batch_sizes: None, ..config.clone() };
+            let sizes = resolve::latency_table(&whole, folder)?;
+            Ok(sizes.iter().map(|&(_, takes)| takes).fold(f64::INFINITY, f64::min))
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::device::{Device, Durations, ExecuteStep, LoadStep};
 use crate::observe::{Observation, Observer, Refusal, Violation};
 use crate::world::Watch;
 use crate::{Faults, Network, Noise, Setup};
-use base::{ActionId, DeviceId, Duration, ModelId, Timestamp};
+use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use scheduler::{ActionStatus, Command, ModelSpec, Report};
 use workload::Random;
 
@@ -15,6 +15,8 @@ pub(crate) struct Plant {
     /// For each model, on how many devices it is loaded.
     residents: Vec<u32>,
     durations: Durations,
+    /// For each slot of a request whose time depends on its input, what it takes alone.
+    alone: Vec<Duration>,
     network: Network,
     noise: Noise,
     faults: Faults,
@@ -54,6 +56,7 @@ impl Plant {
             sites: (0..setup.most_devices()).map(site).collect(),
             residents: vec![0; specs.len()],
             durations: Durations::new(specs),
+            alone: Vec::new(),
             network: setup.network,
             noise: setup.noise,
             faults: setup.faults,
@@ -75,6 +78,15 @@ impl Plant {
                 agenda.add(at, Due::Die(device));
             }
         }
+    }
+
+    /// A request that takes so long alone is on its way.
+    pub(crate) fn expect(&mut self, request: RequestId, alone: Duration) {
+        let slot = request.slot as usize;
+        if self.alone.len() <= slot {
+            self.alone.resize(slot + 1, Duration::ZERO);
+        }
+        self.alone[slot] = alone;
     }
 
     pub(crate) fn is_cold(&self, model: u32) -> bool {
@@ -217,7 +229,13 @@ impl Plant {
                 ExecuteStep::Started(execution) => {
                     watch.see(&Observation::ExecutionStarted(execution))?;
                     let (action, model, batch, life) = (execution.action, execution.model, execution.batch, site.life);
-                    let takes = self.execution_takes(model, batch, watch.now);
+                    let alone = |request: &RequestId| self.alone.get(request.slot as usize).copied();
+                    let longest = execution.requests.iter().filter_map(alone).max().filter(|&it| it > Duration::ZERO);
+                    let median = match longest {
+                        Some(longest) => self.durations.padded(model, batch, longest),
+                        None => self.durations.execution(model, batch),
+                    };
+                    let takes = self.execution_takes(median, watch.now);
                     let executor = Executor::Execute;
                     agenda.add(watch.now + takes, Due::Ended { device, life, executor, action });
                 }
@@ -396,8 +414,7 @@ impl Plant {
         self.plan_death(device, now, agenda);
     }
 
-    fn execution_takes(&mut self, model: ModelId, batch: u32, now: Timestamp) -> Duration {
-        let median = self.durations.execution(model, batch);
+    fn execution_takes(&mut self, median: Duration, now: Timestamp) -> Duration {
         let mut takes = median.mul_f64(self.random.lognormal(self.noise.exec_sigma)) + self.spike();
         if now < self.horizon_at && self.random.chance(self.faults.misprediction_probability) {
             takes = takes.mul_f64(self.faults.misprediction_factor);

@@ -1,6 +1,7 @@
 //! From an experiment as written to a world that can run: defaults filled in, values checked, files read.
 
 use crate::experiment::{Experiment, FaultsConfig, LatencyConfig, ModelConfig};
+use crate::inputs::Inputs;
 use crate::setup::{Elastic, Faults, Model, Network, Noise, Setup};
 use crate::variant::Variant;
 use crate::{Error, tables};
@@ -120,6 +121,7 @@ fn models(experiment: &Experiment, folder: &Path) -> Result<Vec<Model>, Error> {
             return Err(Error::value(format!("slo_ms of model {name:?} is 0: leave it out for batch work")));
         }
         let profile = profile(config, experiment, folder)?;
+        let inputs = config.times.as_ref().map(|times| Inputs::new(times, name, folder)).transpose()?;
         if config.rows == 0 || config.rows > profile.max_batch() {
             let (rows, largest) = (config.rows, profile.max_batch());
             return Err(Error::value(format!(
@@ -132,10 +134,11 @@ fn models(experiment: &Experiment, folder: &Path) -> Result<Vec<Model>, Error> {
                 .ceil() as u32,
             None => 0,
         };
+        let fixed = millis(&format!("latency.fixed_ms of model {name:?}"), config.latency.fixed_ms.unwrap_or(0.0))?;
         for _ in 0..config.count {
             let model = ModelId(models.len() as u32);
-            let spec = ModelSpec { model, pages, profile: profile.clone(), objective: slo };
-            models.push(Model { spec, slo, rows: config.rows, group: config.group });
+            let spec = ModelSpec { model, pages, profile: profile.clone(), objective: slo, fixed };
+            models.push(Model { spec, slo, rows: config.rows, group: config.group, inputs: inputs.clone() });
         }
     }
     Ok(models)

@@ -1,5 +1,6 @@
 //! All that one run of the simulator needs to know.
 
+use crate::inputs::Inputs;
 use base::Duration;
 use scheduler::ModelSpec;
 use workload::{Arrival, ClosedLoop};
@@ -74,6 +75,8 @@ pub struct Model {
     pub rows: u32,
     /// Where it is counted.
     pub group: usize,
+    /// How its requests differ, where they do.
+    pub inputs: Option<Inputs>,
 }
 
 /// What messages take.

@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::experiment::{ArrivalsConfig, Experiment, ModelConfig, RateWave};
 use crate::resolve::{millis, not_negative, positive, seconds};
-use crate::setup::{Setup, Traffic};
+use crate::setup::{Model, Setup, Traffic};
 use base::{Duration, LatencyProfile};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -27,6 +27,8 @@ pub(crate) struct Workload {
     recorded: Option<Recorded>,
     /// The rate that the file gives.
     pub(crate) rate: Option<f64>,
+    /// The rate instead, as a multiple of what the devices could answer one by one.
+    load: Option<f64>,
     minutes: u32,
 }
 
@@ -79,6 +81,7 @@ impl Workload {
             shares: config.popularity.shares(sharing),
             recorded: recorded(&config.arrivals, folder)?,
             rate: config.rate_rps.map(|rate| positive("workload.rate_rps", rate)).transpose()?,
+            load: config.load.map(|load| positive("workload.load", load)).transpose()?,
             minutes: (experiment.run.seconds / 60.0).ceil() as u32,
             groups,
         })
@@ -110,6 +113,25 @@ impl Workload {
             }
         }
         f64::from(setup.devices) / per_request.max(1e-12)
+    }
+
+    /// The rate of a plain run.
+    pub(crate) fn plain_rate(&self, setup: &Setup) -> f64 {
+        let alone = |model: &Model| match &model.inputs {
+            Some(inputs) => inputs.mean_ms() / 1e3,
+            None => model.spec.profile.batches()[0].median.as_secs_f64(),
+        };
+        let mut shares = self.shares.iter();
+        let sharing = self.groups.iter().filter(|group| group.shares_the_rate());
+        let models = sharing.flat_map(|group| group.first..group.first + group.count);
+        let each: f64 = models.map(|model| shares.next().unwrap_or(&0.0) * alone(&setup.models[model as usize])).sum();
+        let loaded = self.load.map(|load| load * f64::from(setup.devices) / each.max(1e-12));
+        loaded.or(self.rate).or(self.recorded_rate()).unwrap_or(0.0)
+    }
+
+    /// Whether a plain run knows how often requests come.
+    pub(crate) fn knows_rate(&self) -> bool {
+        self.load.is_some() || self.rate.is_some() || self.recorded_rate().is_some()
     }
 
     /// The arrivals at that rate for all models that share it.

@@ -73,6 +73,11 @@ impl Variant {
                 Some(GatherConfig::KeepTarget) => Gather::KeepTarget,
                 None => default.gather,
             },
+            anticipated_delay: match config.anticipated_delay_per_ms {
+                Some(rate) => resolve::positive("scheduler.anticipated_delay_per_ms", rate)?,
+                None => default.anticipated_delay,
+            },
+            size_hints: config.size_hints.unwrap_or(default.size_hints),
             thrift: config.thrift.unwrap_or(default.thrift),
             rehearse: config.rehearse.unwrap_or(default.rehearse),
             timeout: part("timeout_of_slo", config.timeout_of_slo, default.timeout)?,

@@ -177,6 +177,9 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
         for device in 0..self.setup.devices {
             self.tell(Event::DeviceAdded(DeviceSpec { device: DeviceId(device), pages: self.setup.pages }))?;
         }
+        for measured in self.clients.profiled() {
+            self.tell(Event::Measured(measured))?;
+        }
         self.clients.begin(&mut self.agenda);
         self.plant.begin(&mut self.agenda);
         if let Some(cluster) = &self.cluster {
@@ -197,6 +200,9 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
                 Next::Due => self.due()?,
                 Next::Arrival => self.arrival()?,
                 Next::Wakeup => self.wake_up()?,
+            }
+            for measured in self.clients.measured() {
+                self.tell(Event::Measured(measured))?;
             }
             if self.setup.give_up_after_bad.is_some_and(|limit| self.watch.meter.bad() > limit) {
                 return Ok(true);
@@ -256,6 +262,9 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
     fn send(&mut self, model: u32, client: Option<u32>) -> Result<(), Violation> {
         let cold = self.plant.is_cold(model);
         let sent = self.clients.send(self.now, model, client, cold, &mut self.agenda, &mut self.watch.meter);
+        if let Some(id) = sent {
+            self.plant.expect(id, self.clients.input(id).map_or(Duration::ZERO, |input| input.alone));
+        }
         match sent {
             None => {}
             Some(id) if self.setup.network.control > Duration::ZERO => {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
+use base::{ActionId, ApplicationId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
 use common::model;
 use scheduler::{
     ActionStatus, Command, DeviceSpec, Event, Execution, Load, ModelSpec, Outcome, Rejection, Report, Request, Unload,
@@ -45,7 +45,15 @@ impl Log {
 
     fn submitted(self, millis: u64, slot: u32) -> Self {
         let deadline_at = at(millis + DEADLINE_MS);
-        let request = Request { id: id(slot), model: ModelId(0), deadline_at, priority: 0, rows: 1 };
+        let request = Request {
+            id: id(slot),
+            model: ModelId(0),
+            deadline_at,
+            priority: 0,
+            rows: 1,
+            application: ApplicationId::DEFAULT,
+            size: None,
+        };
         self.told(millis, Event::Submitted(request))
     }
 

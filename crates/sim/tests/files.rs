@@ -164,7 +164,7 @@ fn what_is_wrong_is_said_in_a_sentence() {
     assert!(unknown.starts_with("unknown policy \"lazy\" in run.policies: known are "), "{unknown}");
     says(
         &SMALL.replace("rate_rps = 100", ""),
-        expect![[r#"there is no rate: give workload.rate_rps, or run.search = "goodput""#]],
+        expect![[r#"there is no rate: give workload.rate_rps, workload.load, or run.search = "goodput""#]],
     );
     says(&SMALL.replace("seconds = 2", "seconds = 0"), expect!["run.seconds is 0: give a number above 0"]);
     says(

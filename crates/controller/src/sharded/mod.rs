@@ -239,7 +239,7 @@ impl Hub {
         let NewModel { name, prepared, signature, profile, objective, .. } = model;
         let slots = (0..self.device_count).map(|_| Arc::new(Slot::new(Arc::clone(metrics.statistics())))).collect();
         let served = Arc::new(Served { name, prepared, signature, pages, metrics, slots, failure: Mutex::default() });
-        let spec = ModelSpec { model: id, pages, profile, objective };
+        let spec = ModelSpec { model: id, pages, profile, objective, fixed: Duration::ZERO };
         // The shard first: the ranker's word that the weights are there must find the model known.
         let lane = &self.shards[Shard::of(id, self.shard_count()) as usize];
         lane.send(ShardMessage::AddModel { spec: spec.clone(), served: Arc::clone(&served) });

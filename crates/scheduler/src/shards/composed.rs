@@ -103,7 +103,8 @@ impl Sharded {
                     self.ranker.news(News { executor: device, life, what: ExecutorNews::Ended { at: now } });
                 }
             }
-            Event::WokeUp => {}
+            // Shards plan with plain estimates.
+            Event::Measured(_) | Event::WokeUp => {}
         }
         self.settle(out);
     }

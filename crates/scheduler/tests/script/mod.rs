@@ -1,16 +1,18 @@
 //! Scenarios as text: events in, commands out.
 //!
 //! A line is `TIME EVENT ARGUMENTS`, times in milliseconds. `device PAGES` and `model PAGES ALPHA BETA LOAD [SIZE...]` take
-//! the next number; `ask MODEL DEADLINE [ROWS [PRIORITY]]` too (`-` for no deadline); `done ACTION`, `late ACTION`,
+//! the next number; `ask MODEL DEADLINE [ROWS [PRIORITY [APPLICATION]]]` too (`-` for no deadline); `measure MODEL APPLICATION
+//! SPAN...` says what requests take alone; `done ACTION`, `late ACTION`,
 //! `broken ACTION`, `failed ACTION` report; `cancel REQUEST`, `lose DEVICE`, `remove MODEL`, `borrow DEVICE SPAN`,
 //! `return DEVICE`, `wake` (at the scheduler's own wish).
 
 #![allow(clippy::unwrap_used, reason = "a script that can't be read is a broken test")]
 
-use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp};
+use base::{ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp};
 use expect_test::Expect;
 use scheduler::{
-    ActionStatus, Command, Config, DeviceSpec, Event, ModelSpec, Outcome, Rejection, Report, Request, Scheduler,
+    ActionStatus, Command, Config, DeviceSpec, Event, Measured, ModelSpec, Outcome, Rejection, Report, Request, Sample,
+    Scheduler,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -70,6 +72,7 @@ impl World {
                     pages: number(2),
                     profile: LatencyProfile::linear(span(3), span(4), &sizes(&words[6..]), span(5)).unwrap(),
                     objective: None,
+                    fixed: Duration::ZERO,
                 })
             }
             "ask" => {
@@ -80,7 +83,17 @@ impl World {
                     deadline_at: at(words[3]),
                     rows: words.get(4).map_or(1, |rows| rows.parse().unwrap()),
                     priority: words.get(5).map_or(0, |priority| priority.parse().unwrap()),
+                    application: ApplicationId(words.get(6).map_or(0, |name| name.parse().unwrap())),
+                    size: None,
                 })
+            }
+            "measure" => {
+                let sample =
+                    |word: &&str| Sample { size: None, alone: Duration::from_millis_f64(word.parse().unwrap()) };
+                let (model, application) = (ModelId(number(2)), ApplicationId(number(3)));
+                // A single request says little: each was measured a hundred times.
+                let samples: Vec<Sample> = words[4..].iter().map(sample).collect();
+                Event::Measured(Measured { model, application, samples: samples.repeat(100) })
             }
             "done" => {
                 let action = u64::from(number(2));

@@ -22,10 +22,12 @@ pub fn model(index: u32, slo_ms: Option<u64>) -> Model {
             pages: 7,
             profile: profile.expect("the sizes ascend"),
             objective: slo,
+            fixed: Duration::ZERO,
         },
         slo,
         rows: 1,
         group: 0,
+        inputs: None,
     }
 }
 
