@@ -187,6 +187,15 @@ impl Arrangement<'_> {
         output
     }
 
+    /// The weights of a convolution. Where every channel has a kernel of its own, channels are closest together, as they are in the image.
+    fn filter(&mut self, value: ValueId) -> Tensor {
+        let constant = self.graph.known(value).is_some() && self.stored[value].is_none();
+        if constant && self.options.layout == Layout::ChannelsLast && self.graph.dims(value)[1] == 1 {
+            return self.constant(value, &[1, 2, 3, 0]);
+        }
+        self.image(value)
+    }
+
     /// An image as convolutions and pools take it: the dimension that is to be closest together is.
     fn image(&mut self, value: ValueId) -> Tensor {
         let order = layout::image_order(self.options);

@@ -181,19 +181,19 @@ mod tests {
             &sample::residual(),
             &options(2, Precision::F16),
             &expect![[r#"
-            plan F16: 9 steps, 9472 bytes of weights in 10, 0 of constants, 2816 of workspace
-            input0 x FP32[2, 3, 8, 8]
-            output0 y FP32[2, 10]
-            copy        FP32[2, 3, 8, 8]@input0+0 -> FP16[2, 3, 8, 8]nhwc@work+2048   # stem.relu
-            conv        FP16[2, 3, 8, 8]nhwc@work+2048 FP16[8, 3, 3, 3]nhwc@weights+0 FP16[8]@weights+512 -> FP16[2, 8, 8, 8]nhwc@work+0 | 3x3 pad [1, 1][1, 1] +bias Relu   # stem.relu
-            pool        FP16[2, 8, 8, 8]nhwc@work+0 -> FP16[2, 8, 4, 4]nhwc@work+2048 | Max 3x3 stride 2x2 pad [1, 1][1, 1]   # pool
-            conv        FP16[2, 8, 4, 4]nhwc@work+2048 FP16[16, 8, 3, 3]nhwc@weights+768 FP16[16]@weights+3072 -> FP16[2, 16, 2, 2]nhwc@work+0 | 3x3 stride 2x2 pad [1, 1][1, 1] +bias Relu   # a.relu
-            conv        FP16[2, 16, 2, 2]nhwc@work+0 FP16[16, 16, 3, 3]nhwc@weights+3328 FP16[16]@weights+7936 -> FP16[2, 16, 2, 2]nhwc@work+256 | 3x3 pad [1, 1][1, 1] +bias   # b
-            conv        FP16[2, 8, 4, 4]nhwc@work+2048 FP16[16, 8, 1, 1]@weights+8192 FP16[16]@weights+8448 FP16[2, 16, 2, 2]nhwc@work+256 -> FP16[2, 16, 2, 2]nhwc@work+0 | 1x1 stride 2x2 +bias +residual Relu   # sum.relu
-            reduce      FP16[2, 16, 2, 2]nhwc@work+0 -> FP16[2, 16, 1, 1]@work+256 | Mean over [2, 3]   # mean
-            gemm        FP16[2, 16]@work+256 FP16[16, 10]@weights+8704 FP16[10]@weights+9216 -> FP16[2, 10]@work+0 | +bias   # y
-            copy        FP16[2, 10]@work+0 -> FP32[2, 10]@output0+0   # y
-        "#]],
+                plan F16: 9 steps, 9472 bytes of weights in 10, 0 of constants, 2816 of workspace
+                input0 x FP32[2, 3, 8, 8]
+                output0 y FP32[2, 10]
+                copy        FP32[2, 3, 8, 8]@input0+0 -> FP16[2, 3, 8, 8]nhwc@work+2048   # stem.relu
+                conv        FP16[2, 3, 8, 8]nhwc@work+2048 FP16[8, 3, 3, 3]nhwc@weights+0 FP16[8]@weights+512 -> FP16[2, 8, 8, 8]nhwc@work+0 | 3x3 pad [1, 1][1, 1] +bias Relu   # stem.relu
+                pool        FP16[2, 8, 8, 8]nhwc@work+0 -> FP16[2, 8, 4, 4]nhwc@work+2048 | Max 3x3 stride 2x2 pad [1, 1][1, 1]   # pool
+                conv        FP16[2, 8, 4, 4]nhwc@work+2048 FP16[16, 8, 3, 3]nhwc@weights+768 FP16[16]@weights+3072 -> FP16[2, 16, 2, 2]nhwc@work+0 | 3x3 stride 2x2 pad [1, 1][1, 1] +bias Relu   # a.relu
+                conv        FP16[2, 16, 2, 2]nhwc@work+0 FP16[16, 16, 3, 3]nhwc@weights+3328 FP16[16]@weights+7936 -> FP16[2, 16, 2, 2]nhwc@work+256 | 3x3 pad [1, 1][1, 1] +bias   # b
+                conv        FP16[2, 8, 4, 4]nhwc@work+2048 FP16[16, 8, 1, 1]@weights+8192 FP16[16]@weights+8448 FP16[2, 16, 2, 2]nhwc@work+256 -> FP16[2, 16, 2, 2]nhwc@work+0 | 1x1 stride 2x2 +bias +residual Relu   # sum.relu
+                reduce      FP16[2, 16, 2, 2]nhwc@work+0 -> FP16[2, 16, 1, 1]@work+256 | Mean over [2, 3]   # mean
+                gemm        FP16[2, 16]@work+256 FP16[16, 10]by[1, 16]@weights+8704 FP16[10]@weights+9216 -> FP16[2, 10]@work+0 | +bias   # y
+                copy        FP16[2, 10]@work+0 -> FP32[2, 10]@output0+0   # y
+            "#]],
         );
     }
 
@@ -230,7 +230,7 @@ mod tests {
                 output0 y FP32[1, 8, 6, 6]
                 copy        FP32[1, 8, 6, 6]@input0+0 -> FP32[1, 8, 6, 6]nhwc@work+4608   # swish
                 conv        FP32[1, 8, 6, 6]nhwc@work+4608 FP32[16, 8, 1, 1]@weights+0 FP32[16]@weights+512 -> FP32[1, 16, 6, 6]nhwc@work+0 | 1x1 +bias HardSwish   # swish
-                conv        FP32[1, 16, 6, 6]nhwc@work+0 FP32[16, 1, 3, 3]@weights+768 FP32[16]@weights+1536 -> FP32[1, 16, 6, 6]nhwc@work+2304 | 3x3 pad [1, 1][1, 1] groups 16 +bias Clip { low: 0.0, high: 6.0 }   # relu6
+                conv        FP32[1, 16, 6, 6]nhwc@work+0 FP32[16, 1, 3, 3]by[1, 144, 48, 16]@weights+768 FP32[16]@weights+1536 -> FP32[1, 16, 6, 6]nhwc@work+2304 | 3x3 pad [1, 1][1, 1] groups 16 +bias Clip { low: 0.0, high: 6.0 }   # relu6
                 reduce      FP32[1, 16, 6, 6]nhwc@work+2304 -> FP32[1, 16, 1, 1]@work+0 | Mean over [2, 3]   # s1
                 conv        FP32[1, 16, 1, 1]@work+0 FP32[4, 16, 1, 1]@weights+1792 FP32[4]@weights+2048 -> FP32[1, 4, 1, 1]@work+256 | 1x1 +bias Relu   # s3
                 conv        FP32[1, 4, 1, 1]@work+256 FP32[16, 4, 1, 1]@weights+2304 FP32[16]@weights+2560 -> FP32[1, 16, 1, 1]@work+5888 | 1x1 +bias HardSigmoid { alpha: 0.2, beta: 0.5 }   # gate
@@ -254,12 +254,12 @@ mod tests {
                 gather      FP16[20, 8]@weights+0 INT64[2, 6]@input0+0 -> FP16[2, 6, 8]@work+0 | along 0   # e1
                 elementwise FP16[2, 6, 8]@work+0 FP16[2, 6, 8]by[0, 8, 1]@weights+512 -> FP16[2, 6, 8]@work+768 | Add($0, $1)   # x
                 elementwise INT64[2, 1, 1, 6]@input1+0 -> FP16[2, 1, 1, 6]@work+1280 | Multiply(Subtract(1.0, Float($0)), -65504.0)   # m4
-                gemm        FP16[12, 8]@work+768 FP16[8, 24]@weights+768 FP16[24]@weights+1280 -> FP16[12, 24]@work+0 | +bias   # q.a
+                gemm        FP16[12, 8]@work+768 FP16[8, 24]by[1, 8]@weights+768 FP16[24]@weights+1280 -> FP16[12, 24]@work+0 | +bias   # q.a
                 attention   FP16[2, 2, 6, 4]by[144, 4, 24, 1]@work+0 FP16[2, 2, 6, 4]by[144, 4, 24, 1]@work+16 FP16[2, 2, 6, 4]by[144, 4, 24, 1]@work+32 FP16[2, 2, 6, 6]by[6, 0, 0, 1]@work+1280 -> FP16[2, 2, 6, 4]by[48, 4, 8, 1]@work+1024 | scale 0.5   # s5
-                gemm        FP16[12, 8]@work+1024 FP16[8, 8]@weights+1536 FP16[8]@weights+1792 FP16[12, 8]@work+768 -> FP16[12, 8]@work+0 | +bias +residual   # o3
+                gemm        FP16[12, 8]@work+1024 FP16[8, 8]by[1, 8]@weights+1536 FP16[8]@weights+1792 FP16[12, 8]@work+768 -> FP16[12, 8]@work+0 | +bias +residual   # o3
                 layernorm   FP16[2, 6, 8]@work+0 FP16[2, 6, 8]by[0, 0, 1]@weights+2048 FP16[2, 6, 8]by[0, 0, 1]@weights+2304 -> FP16[2, 6, 8]@work+512 | from 2 epsilon 1e-5   # n9
-                gemm        FP16[12, 8]@work+512 FP16[8, 16]@weights+2560 FP16[16]@weights+2816 -> FP16[12, 16]@work+0 | +bias Gelu   # g5
-                gemm        FP16[12, 16]@work+0 FP16[16, 8]@weights+3072 FP16[8]@weights+3328 FP16[12, 8]@work+512 -> FP16[12, 8]@work+768 | +bias +residual   # y
+                gemm        FP16[12, 8]@work+512 FP16[8, 16]by[1, 8]@weights+2560 FP16[16]@weights+2816 -> FP16[12, 16]@work+0 | +bias Gelu   # g5
+                gemm        FP16[12, 16]@work+0 FP16[16, 8]by[1, 16]@weights+3072 FP16[8]@weights+3328 FP16[12, 8]@work+512 -> FP16[12, 8]@work+768 | +bias +residual   # y
                 copy        FP16[2, 6, 8]@work+768 -> FP32[2, 6, 8]@output0+0   # y
             "#]],
         );

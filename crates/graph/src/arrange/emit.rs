@@ -22,7 +22,7 @@ impl Arrangement<'_> {
             Op::Conv { window, groups, bias, residual, activation } => {
                 let mut rest = node.inputs[2..].iter().copied();
                 let input = self.image(node.inputs[0]);
-                let weight = self.image(node.inputs[1]);
+                let weight = self.filter(node.inputs[1]);
                 let bias = bias.then(|| rest.next().expect("a bias")).map(|value| self.operand(value));
                 let residual = residual.then(|| rest.next().expect("a residual")).map(|value| self.image(value));
                 let mut output = self.result(node.outputs[0]);
@@ -168,6 +168,17 @@ impl Arrangement<'_> {
         self.copied(value, &order)
     }
 
+    /// The right side of a product. Of weights, what is multiplied with one row lies behind one another: that is how tensor cores take it.
+    fn right_factor(&mut self, value: ValueId) -> Tensor {
+        let rank = self.graph.dims(value).len();
+        if self.graph.known(value).is_none() || self.stored[value].is_some() || rank < 2 {
+            return self.factor(value);
+        }
+        let mut order: Vec<_> = (0..rank).collect();
+        order.swap(rank - 2, rank - 1);
+        self.constant(value, &order)
+    }
+
     fn gemm(
         &mut self,
         node: &Node,
@@ -176,7 +187,7 @@ impl Arrangement<'_> {
         residual: Option<ValueId>,
         activation: Activation,
     ) -> Result<Step, Error> {
-        let (a, b) = (self.factor(node.inputs[0]), self.factor(node.inputs[1]));
+        let (a, b) = (self.factor(node.inputs[0]), self.right_factor(node.inputs[1]));
         let bias = bias.map(|bias| self.operand(bias));
         let residual = residual.map(|residual| self.rows(residual));
         let output = self.result(node.outputs[0]);
