@@ -1,7 +1,7 @@
 //! Runs every candidate kernel of some steps on a GPU, compares each with plain loops on the CPU, and prints what it took.
 //!
-//! `kernels CACHE`: one line for each step and candidate; exits with an error if one is wrong. `kernels FOLDER sources` needs no GPU: it writes what would be
-//! compiled.
+//! `kernels CACHE`: one line for each step and candidate; exits with an error if one is wrong. `kernels FOLDER sources [MODEL.onnx ...]` needs no GPU: it writes
+//! what would be compiled, for these cases and for models.
 
 #![allow(unsafe_code, reason = "the driver's calls")]
 
@@ -94,8 +94,19 @@ fn write_sources(folder: &Path) -> anyhow::Result<()> {
         versions: String::new(),
     };
     std::fs::create_dir_all(folder)?;
-    for case in cases() {
-        for source in engine_cuda::program::sources(&plan_of(&case).0, &facts)? {
+    let mut plans: Vec<Plan> = cases().iter().map(|case| plan_of(case).0).collect();
+    for path in std::env::args().skip(3) {
+        let model = graph::Model::read(Path::new(&path))?;
+        for precision in [Precision::F16, Precision::Tf32] {
+            let mut options = graph::Options::new(2, precision);
+            options.sizes.insert("input:1".to_owned(), 128);
+            let plan = graph::compile(&model, &options)?;
+            std::fs::write(folder.with_extension(format!("{precision:?}.plan")), plan.to_string())?;
+            plans.push(plan);
+        }
+    }
+    for plan in plans {
+        for source in engine_cuda::program::sources(&plan, &facts)? {
             let text = format!("// {}\n{}", source.defines.join(" "), source.full_text());
             std::fs::write(folder.join(source.key(&facts.architecture(), "")), text)?;
         }

@@ -1,6 +1,7 @@
 //! NVIDIA's libraries, found at run time, so that everything builds and starts on a machine without a GPU; and the compiler of our own kernels, with its cache.
 
 use crate::choices::Choices;
+use crate::program::Engine;
 use cudarc::cublaslt::sys as lt;
 use cudarc::cudnn::sys as dnn;
 use cudarc::driver::sys as driver;
@@ -9,7 +10,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// Why something on the device didn't work.
 #[derive(Debug, thiserror::Error)]
@@ -184,12 +185,14 @@ pub struct Toolkit {
     choices: Mutex<Choices>,
     pub(crate) lt: lt::cublasLtHandle_t,
     pub(crate) dnn: dnn::cudnnHandle_t,
+    /// Engines of convolutions that were chosen, by signature.
+    pub(crate) engines: Mutex<HashMap<String, Arc<Engine>>>,
     /// More of them, for threads that make plans beside one another.
     dnn_more: Mutex<Vec<dnn::cudnnHandle_t>>,
 }
 
-// SAFETY: cuBLASLt's handle may be used from any thread; cuDNN's is only used by one thread at a time (it is behind `&Toolkit` in `Program::build` and
-// `enqueue`, which the engine calls from one thread per device).
+// SAFETY: cuBLASLt's handle may be used from any thread; cuDNN's are used by one thread at a time: each by its own while engines are made, and all under one lock
+// (`Convolution::enqueue`) when they are enqueued.
 unsafe impl Send for Toolkit {}
 // SAFETY: as above.
 unsafe impl Sync for Toolkit {}
@@ -222,6 +225,7 @@ impl Toolkit {
             choices: Mutex::new(choices),
             lt: lt_handle,
             dnn: dnn_handle,
+            engines: Mutex::default(),
             dnn_more: Mutex::default(),
         })
     }
@@ -319,6 +323,7 @@ impl Toolkit {
 
 impl Drop for Toolkit {
     fn drop(&mut self) {
+        self.engines.get_mut().expect("nobody panics while holding it").clear();
         // SAFETY: both were created in `open` and nothing that uses them outlives the toolkit.
         unsafe {
             lt::cublasLtDestroy(self.lt);

@@ -2,8 +2,6 @@
 //
 // Given: Q, K, V, M, O (element types), WIDTH, VALUE_WIDTH, LENGTH, OTHER, HEADS, WARPS, SCALE, HAS_MASK, and the strides QS0..QS3 and so on.
 
-template <class T> __device__ __forceinline__ float as_float(T x) { return (float)x; }
-template <> __device__ __forceinline__ float as_float<half_bits>(half_bits x) { return from_half(x); }
 __device__ __forceinline__ void set(float* p, float x) { *p = x; }
 __device__ __forceinline__ void set(half_bits* p, float x) { *p = to_half(x); }
 

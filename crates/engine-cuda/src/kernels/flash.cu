@@ -8,24 +8,9 @@
 #define CHUNKS (WIDTH / 8)
 #define PARTS (WIDTH / 16)
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void copy_async(u32 to, const half_bits* from, bool valid) {
-    int bytes = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void matrices(u32 (&r)[4], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
-}
 __device__ __forceinline__ void matrices_turned(u32 (&r)[4], u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
 }
-__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-template <class T> __device__ __forceinline__ float as_float(T x) { return (float)x; }
-template <> __device__ __forceinline__ float as_float<half_bits>(half_bits x) { return from_half(x); }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const half_bits* q, const half_bits* k, const half_bits* v, const M* mask, half_bits* o) {
     extern __shared__ __align__(128) half_bits shared[];
@@ -74,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const half_bi
         __syncthreads();
         if (tile == 0) {
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) matrices(fq[p], shared_address(queries + (warp * 16 + (lane & 15)) * PITCH + p * 16 + (lane >> 4) * 8));
+            for (int p = 0; p < PARTS; p++) load_matrices(fq[p], shared_address(queries + (warp * 16 + (lane & 15)) * PITCH + p * 16 + (lane >> 4) * 8));
         }
         const u32 keys = keys_at + (tile & 1) * TILE * PITCH * 2, values = values_at + (tile & 1) * TILE * PITCH * 2;
         float s[TILE / 8][4];
@@ -88,9 +73,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const half_bi
             for (int j = 0; j < TILE / 16; j++) {
                 u32 fk[4];
                 int row = j * 16 + (lane & 7) + ((lane >> 4) << 3);
-                matrices(fk, keys + (row * PITCH + p * 16 + ((lane >> 3) & 1) * 8) * 2);
-                multiply(s[j * 2], fq[p], fk[0], fk[1]);
-                multiply(s[j * 2 + 1], fq[p], fk[2], fk[3]);
+                load_matrices(fk, keys + (row * PITCH + p * 16 + ((lane >> 3) & 1) * 8) * 2);
+                multiply_halves(s[j * 2], fq[p], fk[0], fk[1]);
+                multiply_halves(s[j * 2 + 1], fq[p], fk[2], fk[3]);
             }
         float high[2] = {most[0], most[1]};
 #pragma unroll
@@ -133,8 +118,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const half_bi
                 u32 fv[4];
                 int row = j * 16 + (lane & 15);
                 matrices_turned(fv, values + (row * PITCH + d * 16 + (lane >> 4) * 8) * 2);
-                multiply(out[d * 2], fs, fv[0], fv[1]);
-                multiply(out[d * 2 + 1], fs, fv[2], fv[3]);
+                multiply_halves(out[d * 2], fs, fv[0], fv[1]);
+                multiply_halves(out[d * 2 + 1], fs, fv[2], fv[3]);
             }
         }
         __syncthreads();

@@ -41,16 +41,37 @@ __device__ __forceinline__ void put(i64* p, i64 x) { *p = x; }
 __device__ __forceinline__ void put(int* p, i64 x) { *p = (int)x; }
 __device__ __forceinline__ void put(u8* p, bool x) { *p = x ? 1 : 0; }
 
+// Of element types by their names in C, where F16 is its bits.
+template <class T> __device__ __forceinline__ float as_float(T x) { return (float)x; }
+template <> __device__ __forceinline__ float as_float<half_bits>(half_bits x) { return from_half(x); }
+
 // As many elements as one access takes.
 template <class T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };
 
 // The kernel before this one in the stream may still run until here; nothing that it writes is read, and nothing that it reads is written, above this line.
-// The next kernel may already be set up: it waits in the same way.
+// The next kernel may already be set up if it is one of ours: it waits in the same way. Not all kernels of libraries do (LIBRARY_NEXT).
 __device__ __forceinline__ void after_the_kernel_before() {
 #if __CUDA_ARCH__ >= 900
+#ifndef LIBRARY_NEXT
     asm volatile("griddepcontrol.launch_dependents;");
+#endif
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Tensor cores: 16 bytes on their way into shared memory (zeros where they aren't valid), four 8x8 matrices out of it, and one product of F16 with sums in f32.
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void copy_async(u32 to, const void* from, bool valid) {
+    int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+}
+__device__ __forceinline__ void multiply_halves(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }

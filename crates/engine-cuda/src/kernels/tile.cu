@@ -22,7 +22,7 @@ struct Job {
     int m, n, k;
     int out_height, out_width, height, width, channels, taps_y, taps_x;
     int stride_y, stride_x, pad_y, pad_x, dilation_y, dilation_x;
-    int splits, wide, bias_f16;
+    int splits, wide, bias_f16, early;  // early: b is of weights, which no kernel before this one writes
     float alpha, low, high;
 };
 
@@ -57,25 +57,14 @@ typedef float Out;
 #define OUT_PACK 4
 #endif
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void copy_async(u32 to, const char* from, bool valid) {
-    int bytes = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
-}
-
 __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if IN_F16
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    multiply_halves(c, a, b0, b1);
 #else
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#endif
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
 }
 
 // The part of an f32 that TF32 keeps, and the rest.
@@ -257,6 +246,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
 #pragma unroll
             for (int e = 0; e < 4; e++) sum[i][j][e] = 0.0f;
 
+    // Weights are there already; what the kernel before writes is waited for.
+    if (job.early) {
+#pragma unroll
+        for (int s = 0; s < STAGES - 1; s++)
+            if (s < steps) load_b(s);
+    }
+    after_the_kernel_before();
+    if (!job.early) {
+#pragma unroll
+        for (int s = 0; s < STAGES - 1; s++)
+            if (s < steps) load_b(s);
+    }
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) {
+        if (s < steps) load_a(s);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
     // Behind the buffers: the bias of these columns.
     float* bias = (float*)(shared + BIAS_AT);
     for (int i = thread; i < BN; i += THREADS) {
@@ -264,17 +270,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
         float x = 0.0f;
         if (job.bias && n0 + i < job.n) x = job.bias_f16 ? value(((const F16*)job.bias)[at]) : ((const float*)job.bias)[at];
         bias[i] = x;
-    }
-
-    // Weights are there already; what the kernel before writes is waited for.
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++)
-        if (s < steps) load_b(s);
-    after_the_kernel_before();
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) {
-        if (s < steps) load_a(s);
-        asm volatile("cp.async.commit_group;" ::: "memory");
     }
 
     const int warp_m = (warp / WARPS_N) * WM, warp_n = (warp % WARPS_N) * WN;

@@ -10,7 +10,7 @@ use dnn::cudnnBackendDescriptorType_t as Kind;
 use dnn::cudnnPointwiseMode_t as Mode;
 use graph::plan::{Activation, Conv, DataType, Tensor};
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Plans that want more scratch memory than this aren't tried.
 const WORKSPACE_BYTES: usize = 64 << 20;
@@ -53,27 +53,31 @@ impl Descriptor {
     }
 }
 
-/// A convolution with a chosen engine.
+/// A convolution with a chosen engine, in one place of a plan.
 pub(crate) struct Convolution {
+    pub(crate) engine: Arc<Engine>,
+    addresses: Vec<Address>,
+}
+
+/// A way to compute a convolution, wherever its tensors lie: steps of equal signature share it.
+pub(crate) struct Engine {
     pub(crate) name: String,
     pub(crate) workspace_bytes: usize,
     handle: dnn::cudnnHandle_t,
     plan: Descriptor,
-    described: Arc<Described>,
+    _described: Arc<Described>,
 }
 
 /// What a plan was made from; kept, because cuDNN doesn't say that it copies it.
 struct Described {
     _parts: Vec<Descriptor>,
     graph: Descriptor,
-    /// Of the tensors in memory, in the order of their numbers.
-    addresses: Vec<Address>,
 }
 
 // SAFETY: made by one thread, then used by one thread at a time.
-unsafe impl Send for Convolution {}
+unsafe impl Send for Engine {}
 // SAFETY: as above.
-unsafe impl Sync for Convolution {}
+unsafe impl Sync for Engine {}
 // SAFETY: only ever read after it was made.
 unsafe impl Send for Described {}
 // SAFETY: as above.
@@ -105,7 +109,7 @@ struct Builder {
     parts: Vec<Descriptor>,
     operations: Vec<usize>,
     next: i64,
-    addresses: Vec<Address>,
+    in_memory: i64,
 }
 
 impl Builder {
@@ -119,28 +123,21 @@ impl Builder {
         dims: &[i64],
         strides: &[i64],
         kind: dnn::cudnnDataType_t,
-        address: Option<Address>,
+        in_memory: bool,
     ) -> Result<usize, Error> {
         let tensor = Descriptor::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
         tensor.set(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[kind])?;
         tensor.set(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, Type::CUDNN_TYPE_INT64, dims)?;
         tensor.set(Name::CUDNN_ATTR_TENSOR_STRIDES, Type::CUDNN_TYPE_INT64, strides)?;
         tensor.set(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, Type::CUDNN_TYPE_INT64, &[16i64])?;
-        match address {
-            Some(address) => {
-                // Numbers of tensors in memory are their places in the list of addresses.
-                tensor.set(
-                    Name::CUDNN_ATTR_TENSOR_UNIQUE_ID,
-                    Type::CUDNN_TYPE_INT64,
-                    &[self.addresses.len() as i64 + 1],
-                )?;
-                self.addresses.push(address);
-            }
-            None => {
-                tensor.set(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, Type::CUDNN_TYPE_INT64, &[self.next])?;
-                tensor.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, Type::CUDNN_TYPE_BOOLEAN, &[true])?;
-                self.next += 1;
-            }
+        if in_memory {
+            // In the order of `addresses`.
+            self.in_memory += 1;
+            tensor.set(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, Type::CUDNN_TYPE_INT64, &[self.in_memory])?;
+        } else {
+            tensor.set(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, Type::CUDNN_TYPE_INT64, &[self.next])?;
+            tensor.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, Type::CUDNN_TYPE_BOOLEAN, &[true])?;
+            self.next += 1;
         }
         tensor.finalize()?;
         Ok(self.keep(tensor))
@@ -203,7 +200,7 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Descri
             None => return Ok(None),
         },
     };
-    let mut builder = Builder { parts: Vec::new(), operations: Vec::new(), next: 1000, addresses: Vec::new() };
+    let mut builder = Builder { parts: Vec::new(), operations: Vec::new(), next: 1000, in_memory: 0 };
     let window = Descriptor::new(Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
     window.set(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[float])?;
     window.set(
@@ -222,14 +219,13 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Descri
     }
     window.finalize()?;
     let dims = longs(&step.output.dims);
-    let x = builder.tensor(&longs(&step.input.dims), &strides(&step.input), in_type, Some((&step.input).into()))?;
-    let w =
-        builder.tensor(&longs(&step.weight.dims), &strides(&step.weight), weight_type, Some((&step.weight).into()))?;
+    let x = builder.tensor(&longs(&step.input.dims), &strides(&step.input), in_type, true)?;
+    let w = builder.tensor(&longs(&step.weight.dims), &strides(&step.weight), weight_type, true)?;
     let out = |builder: &mut Builder, left: usize| {
         if left == 0 {
-            builder.tensor(&dims, &strides(&step.output), out_type, Some((&step.output).into()))
+            builder.tensor(&dims, &strides(&step.output), out_type, true)
         } else {
-            builder.tensor(&dims, &strides(&step.output), float, None)
+            builder.tensor(&dims, &strides(&step.output), float, false)
         }
     };
     let mut left =
@@ -250,7 +246,7 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Descri
     if let Some(bias) = &step.bias {
         let Some(kind) = data_type(bias) else { return Ok(None) };
         let channels = bias.dims[0] as i64;
-        let b = builder.tensor(&[1, channels, 1, 1], &[channels, 1, channels, channels], kind, Some(bias.into()))?;
+        let b = builder.tensor(&[1, channels, 1, 1], &[channels, 1, channels, channels], kind, true)?;
         left -= 1;
         let next = out(&mut builder, left)?;
         builder.pointwise(add, y, Some(b), next)?;
@@ -258,7 +254,7 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Descri
     }
     if let Some(residual) = &step.residual {
         let Some(kind) = data_type(residual) else { return Ok(None) };
-        let b = builder.tensor(&dims, &strides(residual), kind, Some(residual.into()))?;
+        let b = builder.tensor(&dims, &strides(residual), kind, true)?;
         left -= 1;
         let next = out(&mut builder, left)?;
         builder.pointwise(add, y, Some(b), next)?;
@@ -273,7 +269,7 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Descri
     graph.set_descriptors(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations)?;
     graph.set(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
     graph.finalize()?;
-    Ok(Some(Arc::new(Described { _parts: builder.parts, graph, addresses: builder.addresses })))
+    Ok(Some(Arc::new(Described { _parts: builder.parts, graph })))
 }
 
 /// What the heuristics propose, best guess first: as many engine configurations as asked for.
@@ -310,7 +306,7 @@ pub(crate) fn candidates(
     step: &Conv,
     most: usize,
     only: Option<&str>,
-) -> Result<Vec<Convolution>, Error> {
+) -> Result<Vec<Engine>, Error> {
     let Some(described) = describe(handle, step)? else { return Ok(Vec::new()) };
     let mut all = Vec::new();
     let Ok(configurations) = configurations(&described, dnn::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A, most) else {
@@ -324,7 +320,7 @@ pub(crate) fn candidates(
         // An engine that refuses is no error: others compute it.
         let Ok((plan, workspace_bytes)) = plan(handle, configuration) else { continue };
         if workspace_bytes <= WORKSPACE_BYTES {
-            all.push(Convolution { name, workspace_bytes, handle, plan, described: described.clone() });
+            all.push(Engine { name, workspace_bytes, handle, plan, _described: described.clone() });
         }
     }
     Ok(all)
@@ -351,19 +347,28 @@ fn plan(handle: dnn::cudnnHandle_t, configuration: &Descriptor) -> Result<(Descr
 }
 
 impl Convolution {
+    pub(crate) fn new(engine: Arc<Engine>, step: &Conv) -> Self {
+        let mut tensors = vec![&step.input, &step.weight];
+        tensors.extend(step.bias.iter().chain(&step.residual));
+        tensors.push(&step.output);
+        Self { engine, addresses: tensors.into_iter().map(Address::from).collect() }
+    }
+
     pub(crate) fn enqueue(&self, stream: CUstream, memory: &Memory<'_>) -> Result<(), Error> {
         let pack = Descriptor::new(Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
-        let numbers: Vec<i64> = (1..=self.described.addresses.len() as i64).collect();
-        let pointers: Vec<*mut c_void> =
-            self.described.addresses.iter().map(|&at| memory.at(at) as *mut c_void).collect();
+        let numbers: Vec<i64> = (1..=self.addresses.len() as i64).collect();
+        let pointers: Vec<*mut c_void> = self.addresses.iter().map(|&at| memory.at(at) as *mut c_void).collect();
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, Type::CUDNN_TYPE_INT64, &numbers)?;
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, Type::CUDNN_TYPE_VOID_PTR, &pointers)?;
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, Type::CUDNN_TYPE_VOID_PTR, &[memory.scratch as *mut c_void])?;
         pack.finalize()?;
+        // A handle has one stream at a time, and programs of several threads may share engines and so their handles.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _held = ONE_AT_A_TIME.lock().expect("nobody panics while holding it");
         // SAFETY: the plan and the pack are alive; addresses are those of the memory that the caller vouches for.
         unsafe {
-            check_dnn("cudnnSetStream", dnn::cudnnSetStream(self.handle, stream.cast()))?;
-            check_dnn("cudnnBackendExecute", dnn::cudnnBackendExecute(self.handle, self.plan.0, pack.0))
+            check_dnn("cudnnSetStream", dnn::cudnnSetStream(self.engine.handle, stream.cast()))?;
+            check_dnn("cudnnBackendExecute", dnn::cudnnBackendExecute(self.engine.handle, self.engine.plan.0, pack.0))
         }
     }
 }

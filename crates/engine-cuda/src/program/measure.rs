@@ -1,14 +1,15 @@
 //! Finds the fastest kernel of each step, on the device, in graphs as it will run.
 
 use super::launch::{Launch, Memory};
-use super::{ALIGNMENT, Effort, Ready, Wanted, dnn, lt};
+use super::{ALIGNMENT, Effort, Ready, Wanted, dnn, dnn_rank, lt};
+use crate::choices::Choices;
 use crate::toolkit::{Error, Toolkit, check};
 use cudarc::driver::sys as driver;
 use graph::Plan;
 use graph::plan::{Precision, Step};
 use std::collections::BTreeSet;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Launches in a graph that is timed.
 const LAUNCHES: usize = 8;
@@ -41,23 +42,27 @@ pub(super) fn choose(
     let all = candidates(toolkit, plan, wanted, &open, effort)?;
     let field = Field::new(plan, scratch_bytes(&all), stream)?;
     for (at, candidates) in all {
-        let mut best: Option<(f32, String)> = None;
+        let mut best: Option<(f32, String, Ready)> = None;
         for (name, ready) in candidates {
-            let limit = best.as_ref().map_or(f32::INFINITY, |(best, _)| *best);
+            let limit = best.as_ref().map_or(f32::INFINITY, |(best, ..)| *best);
             // A candidate that can't be captured or launched is no candidate.
             match field.time(&ready, limit) {
-                Ok(microseconds) if microseconds < limit => best = Some((microseconds, name)),
+                Ok(microseconds) if microseconds < limit => best = Some((microseconds, name, ready)),
                 Ok(_) => {}
                 Err(error) => tracing::debug!(%error, name, "a candidate failed"),
             }
         }
-        let Some((microseconds, name)) = best else { continue };
+        let Some((microseconds, name, ready)) = best else { continue };
         tracing::debug!(signature = wanted[at].signature, name, microseconds, "chosen");
         toolkit.choices().lock().expect("nobody panics while holding it").set(
             &wanted[at].signature,
             &name,
             microseconds,
         );
+        if let Ready::Convolution(convolution) = ready {
+            let mut engines = toolkit.engines.lock().expect("nobody panics while holding it");
+            engines.insert(wanted[at].signature.clone(), convolution.engine);
+        }
     }
     Ok(())
 }
@@ -87,9 +92,12 @@ fn candidates(
                 candidates.push((product.name.clone(), Ready::Product(product)));
             }
         }
-        candidates.extend(
-            convolutions.into_iter().map(|convolution| (convolution.name.clone(), Ready::Convolution(convolution))),
-        );
+        if let Step::Conv(conv) = &plan.steps[at] {
+            let ready = |engine: dnn::Engine| {
+                (engine.name.clone(), Ready::Convolution(dnn::Convolution::new(Arc::new(engine), conv)))
+            };
+            candidates.extend(convolutions.into_iter().map(ready));
+        }
         all.push((at, candidates));
     }
     Ok(all)
@@ -161,17 +169,50 @@ fn products(toolkit: &Toolkit, step: &Step, precision: Precision) -> Result<Vec<
     }
 }
 
-/// cuDNN's proposals for each of those steps. Most have to be compiled, so every core takes part, each with a handle of its own.
-fn proposals(
+/// cuDNN's proposals for each of those steps: for F16 alone. Some of its engines for TF32 begin before the kernel before them is done if that allows it, as cuBLASLt's and
+/// ours do, and then compute with half of their input (seen with cuDNN 9.14 on an H200; docs/notes/018-kernels.md). F32 it would round to TF32.
+fn proposals(toolkit: &Toolkit, plan: &Plan, open: &[usize], effort: Effort) -> Result<Vec<Vec<dnn::Engine>>, Error> {
+    if effort.proposals == 0 || plan.precision != Precision::F16 {
+        return Ok(open.iter().map(|_| Vec::new()).collect());
+    }
+    let wishes: Vec<_> = open.iter().map(|&at| (at, effort.proposals, None)).collect();
+    engines(toolkit, plan, &wishes)
+}
+
+/// Makes the engines of convolutions that were chosen in an earlier run, so that they are there when a program is put together.
+pub(super) fn remember(toolkit: &Toolkit, plan: &Plan, wanted: &[Wanted], choices: &Choices) -> Result<(), Error> {
+    let mut wishes = Vec::new();
+    let mut seen = BTreeSet::new();
+    {
+        let known = toolkit.engines.lock().expect("nobody panics while holding it");
+        for (at, wanted) in wanted.iter().enumerate() {
+            let Some(choice) = choices.get(&wanted.signature).filter(|choice| choice.candidate.starts_with("cudnn"))
+            else {
+                continue;
+            };
+            if !known.contains_key(&wanted.signature) && seen.insert(&wanted.signature) {
+                wishes.push((at, dnn_rank(&choice.candidate) + 1, Some(choice.candidate.as_str())));
+            }
+        }
+    }
+    if wishes.is_empty() {
+        return Ok(());
+    }
+    let made = engines(toolkit, plan, &wishes)?;
+    let mut known = toolkit.engines.lock().expect("nobody panics while holding it");
+    for ((at, ..), engine) in wishes.into_iter().zip(made) {
+        known.extend(engine.into_iter().map(|engine| (wanted[at].signature.clone(), Arc::new(engine))));
+    }
+    Ok(())
+}
+
+/// Engines for steps: how many are wanted of which, or the one of a name. Most have to be compiled, so every core takes part, each with a handle of its own.
+fn engines(
     toolkit: &Toolkit,
     plan: &Plan,
-    open: &[usize],
-    effort: Effort,
-) -> Result<Vec<Vec<dnn::Convolution>>, Error> {
-    let results: Vec<Mutex<Vec<dnn::Convolution>>> = open.iter().map(|_| Mutex::default()).collect();
-    if effort.proposals == 0 || plan.precision == Precision::F32 {
-        return Ok(results.into_iter().map(|result| result.into_inner().expect("no panic")).collect());
-    }
+    wishes: &[(usize, usize, Option<&str>)],
+) -> Result<Vec<Vec<dnn::Engine>>, Error> {
+    let results: Vec<Mutex<Vec<dnn::Engine>>> = wishes.iter().map(|_| Mutex::default()).collect();
     let mut context = std::ptr::null_mut();
     // SAFETY: the pointer is to a live variable.
     check("cuCtxGetCurrent", unsafe { driver::cuCtxGetCurrent(&raw mut context) })?;
@@ -179,17 +220,17 @@ fn proposals(
     let next = AtomicUsize::new(0);
     let handles = toolkit.dnn_handles()?;
     std::thread::scope(|scope| {
-        for &handle in &handles {
+        for &handle in handles.iter().take(wishes.len()) {
             let (next, results) = (&next, &results);
             let handle = handle as usize;
             scope.spawn(move || {
                 // SAFETY: the context is that of the thread that waits for this one.
                 unsafe { driver::cuCtxSetCurrent(context as driver::CUcontext) };
-                loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(&index) = open.get(at) else { return };
+                while let Some((at, &(index, most, only))) =
+                    Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, wishes.get(at)?)))
+                {
                     let Step::Conv(conv) = &plan.steps[index] else { continue };
-                    match dnn::candidates(handle as _, conv, effort.proposals, None) {
+                    match dnn::candidates(handle as _, conv, most, only) {
                         Ok(found) => *results[at].lock().expect("nobody panics while holding it") = found,
                         Err(error) => tracing::debug!(%error, "cuDNN doesn't take a convolution"),
                     }

@@ -19,6 +19,7 @@ mod tests;
 mod tile;
 mod window;
 
+pub(crate) use dnn::Engine;
 pub use measure::{Trial, survey};
 
 use crate::toolkit::{Error, Facts, Source, Toolkit, check};
@@ -63,7 +64,7 @@ impl Ready {
         match self {
             Self::Own(_) => 0,
             Self::Product(product) => product.workspace_bytes,
-            Self::Convolution(convolution) => convolution.workspace_bytes,
+            Self::Convolution(convolution) => convolution.engine.workspace_bytes,
         }
     }
 }
@@ -71,7 +72,7 @@ impl Ready {
 /// How much trouble is taken to find the fastest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Effort {
-    /// How many of cuDNN's proposals are tried for a convolution; each may have to be compiled.
+    /// How many of cuDNN's proposals are tried for a convolution in F16; each may have to be compiled.
     pub proposals: usize,
     /// Whether cuBLASLt is tried.
     pub products: bool,
@@ -89,21 +90,16 @@ impl Program {
     pub fn build(toolkit: &Arc<Toolkit>, plan: &Plan, effort: Effort, stream: driver::CUstream) -> Result<Self, Error> {
         let wanted = Wanted::all(plan, toolkit.facts())?;
         measure::choose(toolkit, plan, &wanted, effort, stream)?;
-        let mut steps = Vec::new();
         let choices = toolkit.choices().lock().expect("nobody panics while holding it").clone();
-        let sources: Vec<Source> = wanted
-            .iter()
-            .filter_map(|wanted| {
-                let chosen = choices.get(&wanted.signature).map(|choice| choice.candidate.as_str());
-                wanted.recipe(chosen).map(|recipe| recipe.source.clone())
-            })
-            .collect();
-        toolkit.compile_all(&sources)?;
-        for (index, (wanted, step)) in wanted.iter().zip(&plan.steps).enumerate() {
-            let chosen = choices.get(&wanted.signature).map(|choice| choice.candidate.as_str());
-            let ready = match wanted.recipe(chosen) {
-                Some(recipe) => Some(Ready::Own(Launch::new(toolkit, recipe.clone())?)),
-                None => library(toolkit, step, plan.precision, chosen)?,
+        let chosen = |wanted: &Wanted| choices.get(&wanted.signature).map(|choice| choice.candidate.clone());
+        let own = own_recipes(&wanted, chosen);
+        toolkit.compile_all(&own.iter().flatten().map(|recipe| recipe.source.clone()).collect::<Vec<_>>())?;
+        measure::remember(toolkit, plan, &wanted, &choices)?;
+        let mut steps = Vec::new();
+        for (index, ((wanted, step), own)) in wanted.iter().zip(&plan.steps).zip(own).enumerate() {
+            let ready = match own {
+                Some(recipe) => Some(Ready::Own(Launch::new(toolkit, recipe)?)),
+                None => library(toolkit, step, plan.precision, &wanted.signature, chosen(wanted).as_deref())?,
             };
             let unsupported = || Error::Unsupported {
                 index,
@@ -199,8 +195,28 @@ impl Drop for Constants {
     }
 }
 
+/// The kernels of ours that were chosen. One before a library's kernel doesn't let it begin early: not all of those wait for their input then.
+fn own_recipes(wanted: &[Wanted], chosen: impl Fn(&Wanted) -> Option<String>) -> Vec<Option<Recipe>> {
+    let mut own: Vec<Option<Recipe>> =
+        wanted.iter().map(|wanted| wanted.recipe(chosen(wanted).as_deref()).cloned()).collect();
+    for index in 1..own.len() {
+        if own[index].is_none()
+            && let Some(recipe) = &mut own[index - 1]
+        {
+            recipe.source.defines.push("LIBRARY_NEXT=1".to_owned());
+        }
+    }
+    own
+}
+
 /// The library's kernel of that name for a step.
-fn library(toolkit: &Toolkit, step: &Step, precision: Precision, chosen: Option<&str>) -> Result<Option<Ready>, Error> {
+fn library(
+    toolkit: &Toolkit,
+    step: &Step,
+    precision: Precision,
+    signature: &str,
+    chosen: Option<&str>,
+) -> Result<Option<Ready>, Error> {
     let Some(chosen) = chosen else { return Ok(None) };
     let product = match step {
         Step::Gemm(gemm) => Some(gemm.clone()),
@@ -211,11 +227,9 @@ fn library(toolkit: &Toolkit, step: &Step, precision: Precision, chosen: Option<
         let found = lt::candidates(toolkit, &product, precision)?;
         return Ok(found.into_iter().find(|candidate| candidate.name == chosen).map(Ready::Product));
     }
-    if let Step::Conv(conv) = step {
-        let found = dnn::candidates(toolkit.dnn, conv, dnn_rank(chosen) + 1, Some(chosen))?;
-        return Ok(found.into_iter().next().map(Ready::Convolution));
-    }
-    Ok(None)
+    let Step::Conv(conv) = step else { return Ok(None) };
+    let engine = toolkit.engines.lock().expect("nobody panics while holding it").get(signature).cloned();
+    Ok(engine.map(|engine| Ready::Convolution(dnn::Convolution::new(engine, conv))))
 }
 
 fn dnn_rank(name: &str) -> usize {

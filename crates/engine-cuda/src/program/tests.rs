@@ -206,3 +206,21 @@ fn an_unknown_type_is_refused_in_words() {
         "attention is there for FP16 and FP32"
     );
 }
+
+#[test]
+fn only_kernels_of_ours_may_begin_early() {
+    let step = Step::Conv(convolution(1, 64, 8, 3, 1));
+    let wanted = |name: &str| Wanted {
+        signature: name.to_owned(),
+        recipes: recipes(&step, Precision::F16, &facts()).unwrap(),
+        libraries: true,
+    };
+    let all =
+        [wanted("tile 32x32 2x2 stages 5 splits 1"), wanted("tile 32x32 2x2 stages 5 splits 2"), wanted("cudnn 0")];
+    let own = own_recipes(&all, |wanted| Some(wanted.signature.clone()));
+    let waits: Vec<_> = own
+        .iter()
+        .map(|own| own.as_ref().map(|own| own.source.defines.contains(&"LIBRARY_NEXT=1".to_owned())))
+        .collect();
+    assert_eq!(waits, [Some(false), Some(true), None]);
+}

@@ -3,7 +3,7 @@
 use super::expression::activation_code;
 use super::launch::{Address, Parameters, Recipe};
 use crate::toolkit::{Facts, Source};
-use graph::plan::{Activation, Conv, DataType, Gemm, Precision, Tensor};
+use graph::plan::{Activation, Conv, DataType, Gemm, Place, Precision, Tensor};
 
 const TEXT: &str = include_str!("../kernels/tile.cu");
 
@@ -35,6 +35,12 @@ const SHAPES: &[Shape] = &[
     shape(256, 64, 4, 2, 3),
     shape(256, 128, 4, 2, 3),
     shape(128, 256, 2, 4, 3),
+    // Two buffers are enough where k is short; more blocks fit beside one another then.
+    shape(64, 32, 2, 2, 2),
+    shape(64, 64, 2, 2, 2),
+    shape(64, 96, 2, 2, 2),
+    shape(128, 64, 4, 2, 2),
+    shape(128, 96, 4, 2, 2),
 ];
 
 const SPLITS: &[usize] = &[1, 2, 4, 8];
@@ -348,6 +354,7 @@ impl Problem<'_> {
         }
         job.int(i32::from(self.wide_output()));
         job.int(i32::from(self.bias.is_some_and(|bias| bias.dtype == DataType::Fp16)));
+        job.int(i32::from(matches!(self.b.place, Place::Weights | Place::Constants)));
         job.float(self.alpha);
         job.float(low);
         job.float(high);
@@ -385,6 +392,9 @@ fn recipes(problem: &Problem<'_>, facts: &Facts) -> Vec<Recipe> {
     for shape in SHAPES {
         let too_large = |tile: usize, size: usize| tile > 32 && tile >= 2 * size.next_power_of_two();
         if too_large(shape.rows, problem.m) || too_large(shape.columns, problem.n) {
+            continue;
+        }
+        if shape.stages == 2 && problem.k.div_ceil(step) > 2 {
             continue;
         }
         let tiles = problem.m.div_ceil(shape.rows) * problem.n.div_ceil(shape.columns) * problem.batch;

@@ -4,7 +4,9 @@ use super::expression::{THREADS, activation_code, number};
 use super::index::{Space, element, load, store};
 use super::launch::{Parameters, Recipe};
 use crate::toolkit::Source;
-use graph::plan::{Conv, Coordinates, DataType, Gather, Lrn, Pool, PoolKind, Resize, ResizeKind, Rounding, Tensor};
+use graph::plan::{
+    Conv, Coordinates, DataType, Gather, Lrn, Pool, PoolKind, Resize, ResizeKind, Rounding, Tensor, Window,
+};
 
 fn recipe(name: String, text: String, threads: usize, tensors: &[&Tensor]) -> Recipe {
     Recipe {
@@ -23,6 +25,21 @@ fn head(parameters: &str, threads: usize) -> String {
         "extern \"C\" __global__ void __launch_bounds__({THREADS}) step({parameters}) {{\n    after_the_kernel_before();\n\
          \x20   const u32 t = blockIdx.x * {THREADS}u + threadIdx.x;\n    if (t >= {threads}u) return;\n"
     )
+}
+
+/// C's names for how a window moves over an image.
+fn window_names(window: &Window, image: &Tensor) -> String {
+    let numbers = [
+        ("STRIDE_Y", window.strides[0]),
+        ("STRIDE_X", window.strides[1]),
+        ("PAD_Y", window.pads_before[0]),
+        ("PAD_X", window.pads_before[1]),
+        ("DILATION_Y", window.dilations[0]),
+        ("DILATION_X", window.dilations[1]),
+    ];
+    let mut text: String = numbers.iter().map(|(name, number)| format!("#define {name} {number}\n")).collect();
+    text += &format!("#define HEIGHT {}u\n#define WIDTH {}u\n", image.dims[2], image.dims[3]);
+    text
 }
 
 /// Channels that one thread takes: as many as one access holds, where they are neighbours in all of these images.
@@ -84,26 +101,19 @@ pub(crate) fn pool(step: &Pool) -> Recipe {
     let (first, fold) = if max { ("-INFINITE", "s[v] = fmaxf(s[v], a)") } else { ("0.0f", "s[v] += a") };
     let end = if max { "s[v]".to_owned() } else { format!("s[v] / (float){count}") };
     let [kernel_y, kernel_x] = window.kernel;
-    let text = head(&format!("const {from}* __restrict__ p0, {to}* __restrict__ p1"), threads)
+    let text = window_names(window, input)
+        + &head(&format!("const {from}* __restrict__ p0, {to}* __restrict__ p1"), threads)
         + &image_coordinates(output, pack, output.dims[3])
         + &format!(
             "    float s[{pack}];\n#pragma unroll\n    for (int v = 0; v < {pack}; v++) s[v] = {first};\n    int inside = 0, counted = 0;\n\
              #pragma unroll\n    for (int i = 0; i < {kernel_y}; i++)\n#pragma unroll\n    for (int j = 0; j < {kernel_x}; j++) {{\n\
-             \x20       const int a_y = (int)y * {sy} - {py} + i * {dy}, a_x = (int)x * {sx} - {px} + j * {dx};\n\
+             \x20       const int a_y = (int)y * STRIDE_Y - PAD_Y + i * DILATION_Y, a_x = (int)x * STRIDE_X - PAD_X + j * DILATION_X;\n\
              \x20       if (a_y < {below} && a_x < {behind}) counted++;\n\
-             \x20       if ((u32)a_y >= {height}u || (u32)a_x >= {width}u) continue;\n        inside++;\n\
+             \x20       if ((u32)a_y >= HEIGHT || (u32)a_x >= WIDTH) continue;\n        inside++;\n\
              \x20       const Pack<{from}, {pack}> q = *(const Pack<{from}, {pack}>*)(p0 + {at});\n\
              #pragma unroll\n        for (int v = 0; v < {pack}; v++) {{ const float a = {value}; {fold}; }}\n    }}\n\
              \x20   Pack<{to}, {pack}> q;\n#pragma unroll\n    for (int v = 0; v < {pack}; v++) q.at[v] = {result};\n\
              \x20   *(Pack<{to}, {pack}>*)(p1 + {out}) = q;\n}}\n",
-            sy = window.strides[0],
-            sx = window.strides[1],
-            py = window.pads_before[0],
-            px = window.pads_before[1],
-            dy = window.dilations[0],
-            dx = window.dilations[1],
-            height = input.dims[2],
-            width = input.dims[3],
             below = input.dims[2] + window.pads_after[0],
             behind = input.dims[3] + window.pads_after[1],
             at = place(input, "n", "c", "a_y", "a_x"),
@@ -156,30 +166,23 @@ pub(crate) fn depthwise(step: &Conv, columns: usize) -> Recipe {
             strides[0]
         )
     };
-    let text = head(&parameters, threads)
+    let text = window_names(window, input)
+        + &head(&parameters, threads)
         + &image_coordinates(output, pack, across).replace("x = t", "x_pack = t")
         + &format!(
             "    const u32 x = x_pack * {columns}u;\n    float s[{columns}][{pack}];\n#pragma unroll\n    for (int o = 0; o < {columns}; o++)\n#pragma unroll\n\
-             \x20       for (int v = 0; v < {pack}; v++) s[o][v] = {bias};\n    const int x_from = (int)x * {sx} - {px};\n\
-             #pragma unroll\n    for (int i = 0; i < {kernel_y}; i++) {{\n        const int a_y = (int)y * {sy} - {py} + i * {dy};\n\
-             \x20       if ((u32)a_y >= {height}u) continue;\n        float a[{reach}][{pack}];\n#pragma unroll\n        for (int k = 0; k < {reach}; k++) {{\n\
-             \x20           const bool valid = (u32)(x_from + k) < {width}u;\n            Pack<{from}, {pack}> q;\n\
+             \x20       for (int v = 0; v < {pack}; v++) s[o][v] = {bias};\n    const int x_from = (int)x * STRIDE_X - PAD_X;\n\
+             #pragma unroll\n    for (int i = 0; i < {kernel_y}; i++) {{\n        const int a_y = (int)y * STRIDE_Y - PAD_Y + i * DILATION_Y;\n\
+             \x20       if ((u32)a_y >= HEIGHT) continue;\n        float a[{reach}][{pack}];\n#pragma unroll\n        for (int k = 0; k < {reach}; k++) {{\n\
+             \x20           const bool valid = (u32)(x_from + k) < WIDTH;\n            Pack<{from}, {pack}> q;\n\
              \x20           if (valid) q = *(const Pack<{from}, {pack}>*)(p0 + {place});\n\
              #pragma unroll\n            for (int v = 0; v < {pack}; v++) a[k][v] = valid ? {value} : 0.0f;\n        }}\n\
              #pragma unroll\n        for (int j = 0; j < {kernel_x}; j++) {{\n            {factors}\n\
              #pragma unroll\n            for (int o = 0; o < {columns}; o++)\n#pragma unroll\n\
-             \x20               for (int v = 0; v < {pack}; v++) s[o][v] += a[o * {sx} + j * {dx}][v] * {w};\n        }}\n    }}\n\
+             \x20               for (int v = 0; v < {pack}; v++) s[o][v] += a[o * STRIDE_X + j * DILATION_X][v] * {w};\n        }}\n    }}\n\
              #pragma unroll\n    for (int o = 0; o < {columns}; o++) {{\n        if (x + o >= {out_width}u) break;\n{residual}\
              \x20       Pack<{to}, {pack}> q;\n#pragma unroll\n        for (int v = 0; v < {pack}; v++) q.at[v] = {result};\n\
              \x20       *(Pack<{to}, {pack}>*)(p2 + {out}) = q;\n    }}\n}}\n",
-            sy = window.strides[0],
-            sx = window.strides[1],
-            py = window.pads_before[0],
-            px = window.pads_before[1],
-            dy = window.dilations[0],
-            dx = window.dilations[1],
-            height = input.dims[2],
-            width = input.dims[3],
             place = place(input, "n", "c", "a_y", "x_from + k"),
             value = load(input.dtype, "q.at[v]"),
             w = load(weight.dtype, "w.at[v]"),
