@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{}", if quiet { text.lines().next().unwrap_or_default() } else { &text });
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     plan.steps.iter().for_each(|step| *kinds.entry(step.kind()).or_default() += 1);
-    println!("{kinds:?}, plan {}", plan.hash().to_hex());
+    println!("{kinds:?}, plan {}, weights {}", plan.hash().to_hex(), plan.weights.layout_hash().to_hex());
     if let Some(folder) = folder {
         run(&plan, &folder)?;
     }

@@ -277,9 +277,17 @@ impl Reader<'_> {
         let folder =
             folder.ok_or_else(|| Error::NotOnnx(format!("it keeps weights in {name:?}, not in its folder")))?;
         let path = folder.join(name);
-        let bytes = std::fs::read(&path).map_err(|error| Error::Io { path, error })?;
+        let bytes = read_plain(&path).map_err(|error| Error::Io { path, error })?;
         Ok(self.files.entry(name.to_owned()).or_insert(Arc::new(bytes)).clone())
     }
+}
+
+/// All bytes of a plain file: devices and pipes might never end.
+fn read_plain(path: &Path) -> std::io::Result<Vec<u8>> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is not a plain file"));
+    }
+    std::fs::read(path)
 }
 
 /// Elements that are listed in fields of their own instead of as bytes.
@@ -354,5 +362,52 @@ impl Node {
             Some(Attribute::Graph(value)) => Some(value),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::onnx::EntryProto;
+
+    /// A model whose one constant, of two floats, is in a file of that name.
+    fn keeping_weights_in(location: &str) -> Vec<u8> {
+        let entry = |key: &str, value: &str| EntryProto { key: key.into(), value: value.into() };
+        let external = vec![entry("location", location), entry("offset", "4"), entry("length", "8")];
+        let tensor = TensorProto {
+            dims: vec![2],
+            element: 1,
+            name: "w".into(),
+            external,
+            location: 1,
+            ..TensorProto::default()
+        };
+        let graph = GraphProto { initializers: vec![tensor], ..GraphProto::default() };
+        ModelProto { graph: Some(graph), ..ModelProto::default() }.encode_to_vec()
+    }
+
+    #[test]
+    fn weights_beside_the_model_are_read_and_no_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let numbers = [0.0_f32, 1.0, 2.0].map(f32::to_le_bytes).concat();
+        std::fs::write(folder.path().join("w.bin"), &numbers).unwrap();
+        std::fs::create_dir(folder.path().join("inner")).unwrap();
+        let read = |location: &str| Model::decode(&keeping_weights_in(location), Some(folder.path()));
+        let model = read("w.bin").unwrap();
+        assert_eq!(model.constants().next().unwrap().1.to_floats()[..], [1.0, 2.0]);
+        for outside in ["", "../w.bin", "/dev/zero", "inner/../w.bin"] {
+            let text = read(outside).unwrap_err().to_string();
+            assert!(text.contains("not in its folder"), "{text}");
+        }
+        assert!(read("inner").unwrap_err().to_string().contains("not a plain file"));
+        assert!(matches!(read("absent"), Err(Error::Io { .. })));
+        std::fs::write(folder.path().join("w.bin"), &numbers[..8]).unwrap();
+        assert!(read("w.bin").unwrap_err().to_string().contains("ends behind its file"));
+    }
+
+    #[test]
+    fn what_is_no_model_is_refused() {
+        assert!(matches!(Model::decode(b"PK\x03\x04 not onnx", None), Err(Error::NotOnnx(_))));
+        assert!(matches!(Model::decode(b"", None), Err(Error::NotOnnx(_))));
     }
 }

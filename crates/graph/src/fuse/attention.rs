@@ -29,6 +29,9 @@ enum Mask {
 /// A number that is as good as minus infinity before a softmax.
 const MASKED: f32 = -1e4;
 
+/// How many operators there may be between the product and the softmax.
+const DEPTH: usize = 6;
+
 pub(super) fn attention(graph: &mut Graph, index: &Index, position: usize) -> bool {
     let node = &graph.nodes[position];
     let Op::Softmax { axis, log: false } = node.op else { return false };
@@ -116,7 +119,7 @@ fn masked(graph: &Graph, index: &Index, node: &Node, dims: &[usize]) -> Option<(
                     .maker(graph, value)
                     .is_some_and(|maker| matches!(maker.op, Op::Gemm { .. } | Op::Elementwise(_)))
         };
-        let from_product = |value: ValueId| computed(value) && leads_to_product(graph, index, value);
+        let from_product = |value: ValueId| computed(value) && leads_to_product(graph, index, value, DEPTH);
         return match (from_product(a), from_product(b)) {
             (true, _) => Some((a, Mask::Added(b))),
             (false, true) => Some((b, Mask::Added(a))),
@@ -139,11 +142,12 @@ fn masked(graph: &Graph, index: &Index, node: &Node, dims: &[usize]) -> Option<(
 }
 
 /// Whether a value is a product, scaled or masked: not a mask itself.
-fn leads_to_product(graph: &Graph, index: &Index, value: ValueId) -> bool {
-    let Some(node) = index.maker(graph, value) else { return false };
-    match &node.op {
-        Op::Gemm { .. } => true,
-        Op::Elementwise(_) => node.inputs.iter().any(|&input| leads_to_product(graph, index, input)),
+fn leads_to_product(graph: &Graph, index: &Index, value: ValueId, depth: usize) -> bool {
+    match index.maker(graph, value).filter(|_| depth > 0) {
+        Some(Node { op: Op::Gemm { .. }, .. }) => true,
+        Some(Node { op: Op::Elementwise(_), inputs, .. }) => {
+            inputs.iter().any(|&input| leads_to_product(graph, index, input, depth - 1))
+        }
         _ => false,
     }
 }
