@@ -8,7 +8,7 @@ use crate::model::{Hashes, Model};
 use crate::shares::Partition;
 use crate::streams::Graph;
 use base::{Duration, ModelSignature, Precision};
-use engine::{Engine, EngineError, Loaded, ModelSource, Prepared, TensorView};
+use engine::{Engine, EngineError, Loaded, ModelSource, Parts, Prepared, TensorView};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -234,15 +234,15 @@ struct CudaLoaded {
 }
 
 impl CudaLoaded {
-    fn run(&mut self, inputs: &[TensorView<'_>], sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<(), String> {
+    fn run(&mut self, inputs: &[Parts<'_>], sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<(), String> {
         let sizes = &self.model.sizes;
-        let shapes: Vec<&[i64]> = inputs.iter().map(|view| view.shape).collect();
+        let shapes: Vec<&[i64]> = inputs.iter().map(|input| input.shape).collect();
         let own = sizes.of(&shapes)?;
         for (side, view) in sizes.inputs.iter().zip(inputs) {
             if side.datatype != view.datatype {
                 return Err(format!("input {} is {}, expected {}", side.name, view.datatype, side.datatype));
             }
-            let (bytes, found) = (side.bytes(own), view.data.len());
+            let (bytes, found) = (side.bytes(own), view.pieces.iter().map(|piece| piece.len()).sum());
             if bytes != found {
                 return Err(format!(
                     "input {} has {found} bytes, but its shape {:?} takes {bytes}",
@@ -266,6 +266,22 @@ impl Loaded for CudaLoaded {
     fn execute(
         &mut self,
         inputs: &[TensorView<'_>],
+        sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError> {
+        let whole: Vec<[&[u8]; 1]> = inputs.iter().map(|view| [view.data]).collect();
+        let parts = inputs.iter().zip(&whole);
+        let parts: Vec<Parts<'_>> =
+            parts.map(|(view, pieces)| Parts { datatype: view.datatype, shape: view.shape, pieces }).collect();
+        self.run(&parts, sink).map_err(EngineError::Execute)
+    }
+
+    fn takes_parts(&self) -> bool {
+        true
+    }
+
+    fn execute_parts(
+        &mut self,
+        inputs: &[Parts<'_>],
         sink: &mut dyn FnMut(usize, TensorView<'_>),
     ) -> Result<(), EngineError> {
         self.run(inputs, sink).map_err(EngineError::Execute)

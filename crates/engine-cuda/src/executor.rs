@@ -4,11 +4,11 @@ use crate::driver::{Address, Pinned, Refused, call};
 use crate::memory::{Memory, Region};
 use crate::program::{Effort, Program};
 use crate::shares::Partition;
-use crate::sizes::{Layout, Size, Sizes};
+use crate::sizes::{Layout, Side, Size, Sizes};
 use crate::streams::{Event, Graph, Stream};
 use crate::toolkit::{Kernel, Source, Toolkit};
 use base::Duration;
-use engine::TensorView;
+use engine::{Parts, TensorView};
 use graph::Plan;
 use std::ffi::c_void;
 use std::path::Path;
@@ -167,7 +167,7 @@ impl Executor {
         graph: &Graph,
         sizes: &Sizes,
         (own, prepared): (Size, Size),
-        inputs: &[TensorView<'_>],
+        inputs: &[Parts<'_>],
         sink: &mut dyn FnMut(usize, TensorView<'_>),
     ) -> Result<Duration, String> {
         let mut bench = lock(&self.bench);
@@ -199,26 +199,12 @@ impl Executor {
         sizes: &Sizes,
         layout: &Layout,
         (own, prepared): (Size, Size),
-        inputs: &[TensorView<'_>],
+        inputs: &[Parts<'_>],
     ) -> Result<(), Refused> {
         let Bench { stream, began, computed, ended, pinned, .. } = bench;
-        for ((side, view), &offset) in sizes.inputs.iter().zip(inputs).zip(&layout.inputs) {
-            let target = self.buffers_at + offset as u64;
-            let part = side.part(prepared, own.batch);
-            if part != own {
-                side.lay_in(view.data, own, &mut pinned[offset..], prepared);
-                // SAFETY: `make_room` made both large enough; nobody writes there before the stream is waited for.
-                unsafe { self.fetch(stream, target, pinned.start().add(offset), side.bytes(part))? };
-                continue;
-            }
-            for (index, piece) in view.data.chunks(PIECE_BYTES).enumerate() {
-                let at = offset + index * PIECE_BYTES;
-                pinned[at..at + piece.len()].copy_from_slice(piece);
-                // SAFETY: as above.
-                unsafe {
-                    self.fetch(stream, target + (index * PIECE_BYTES) as u64, pinned.start().add(at), piece.len())?;
-                };
-            }
+        for ((side, input), &offset) in sizes.inputs.iter().zip(inputs).zip(&layout.inputs) {
+            // SAFETY: the caller's promise.
+            unsafe { self.stage(stream, pinned, side, input.pieces, offset, (own, prepared))? };
         }
         began.record(stream)?;
         // SAFETY: the caller's promise.
@@ -235,6 +221,50 @@ impl Executor {
 }
 
 impl Executor {
+    /// Brings the pieces of an input together in pinned memory, where the device fetches the first while the later ones are still being copied.
+    ///
+    /// # Safety
+    /// As for `run`: nobody else uses this executor's buffers until the stream is waited for.
+    unsafe fn stage(
+        &self,
+        stream: &Stream,
+        pinned: &mut Pinned,
+        side: &Side,
+        pieces: &[&[u8]],
+        offset: usize,
+        (own, prepared): (Size, Size),
+    ) -> Result<(), Refused> {
+        let filled_up = own.length != prepared.length;
+        // Of one row, in the batch and in its piece.
+        let [row, own_row] = [prepared, own].map(|size| side.bytes(side.part(size, 1)).max(1));
+        let (mut filled, mut fetched) = (0, 0);
+        for piece in pieces {
+            if filled_up {
+                let rows = side.part(own, piece.len() / own_row);
+                side.lay_in(piece, rows, &mut pinned[offset + filled..], prepared);
+                filled += rows.batch * row;
+                continue;
+            }
+            for bytes in piece.chunks(PIECE_BYTES) {
+                pinned[offset + filled..][..bytes.len()].copy_from_slice(bytes);
+                filled += bytes.len();
+                let until = filled / 16 * 16;
+                if until - fetched >= PIECE_BYTES {
+                    let (to, from) = (self.buffers_at + (offset + fetched) as u64, offset + fetched);
+                    // SAFETY: `make_room` made both large enough; nobody writes there before the stream is waited for.
+                    unsafe { self.fetch(stream, to, pinned.start().add(from), until - fetched)? };
+                    fetched = until;
+                }
+            }
+        }
+        if fetched < filled {
+            let (to, from) = (self.buffers_at + (offset + fetched) as u64, offset + fetched);
+            // SAFETY: as above.
+            unsafe { self.fetch(stream, to, pinned.start().add(from), filled - fetched)? };
+        }
+        Ok(())
+    }
+
     /// Lets the device fetch bytes from pinned memory, up to 15 more than asked for, some time after this returns.
     ///
     /// # Safety

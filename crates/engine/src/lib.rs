@@ -82,6 +82,20 @@ pub trait Loaded: Send {
         sink: &mut dyn FnMut(usize, TensorView<'_>),
     ) -> Result<(), EngineError>;
 
+    /// Whether [`Loaded::execute_parts`] may be called.
+    fn takes_parts(&self) -> bool {
+        false
+    }
+
+    /// As `execute`, for a batch whose rows are still apart: the engine brings them together itself, right where it wants them.
+    fn execute_parts(
+        &mut self,
+        _inputs: &[Parts<'_>],
+        _sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError> {
+        Err(EngineError::Execute("this engine takes tensors in one piece".into()))
+    }
+
     /// What the last batch took by the device's own clock, copies to and from it left out, if it has one.
     fn device_time(&self) -> Option<Duration> {
         None
@@ -98,6 +112,17 @@ pub struct TensorView<'a> {
     pub shape: &'a [i64],
     /// The elements.
     pub data: &'a [u8],
+}
+
+/// A tensor in several pieces of somebody else's memory: those of one request each, with some of its rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts<'a> {
+    /// Element type.
+    pub datatype: DataType,
+    /// Dimensions of the whole, all known.
+    pub shape: &'a [i64],
+    /// The elements, in their order; a row is in one piece.
+    pub pieces: &'a [&'a [u8]],
 }
 
 /// Why an engine could not do what it was asked.

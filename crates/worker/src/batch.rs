@@ -3,7 +3,7 @@
 use crate::Clock;
 use base::{DataType, Duration, ModelSignature, Timestamp};
 use bytes::Bytes;
-use engine::{EngineError, Loaded, TensorView};
+use engine::{EngineError, Loaded, Parts, TensorView};
 use telemetry::{BatchTimes, Statistics};
 
 /// A tensor with its own bytes, in the protocol's binary form (row-major, little-endian; elements of `Bytes` are a 4-byte
@@ -16,6 +16,12 @@ pub struct Tensor {
     pub shape: Vec<i64>,
     /// The elements. Cheap to clone and to slice.
     pub data: Bytes,
+}
+
+impl Tensor {
+    fn view(&self) -> TensorView<'_> {
+        TensorView { datatype: self.datatype, shape: &self.shape, data: &self.data }
+    }
 }
 
 /// One request of a batch, as far as the worker needs it.
@@ -127,28 +133,25 @@ fn run_group<I: BatchItem>(
     let first = items[0].inputs();
     let rows: u32 = items.iter().map(BatchItem::rows).sum();
     let mut gathered_at = started_at;
-    if items.len() > 1 {
-        cache.gather(items, rows);
-        gathered_at = clock.now();
-    }
-    let views: Vec<TensorView<'_>> = first
-        .iter()
-        .enumerate()
-        .map(|(index, tensor)| match items {
-            // One request: its own bytes are the batch.
-            [_] => TensorView { datatype: tensor.datatype, shape: &tensor.shape, data: &tensor.data },
-            _ => TensorView { datatype: tensor.datatype, shape: &cache.shapes[index], data: cache.data(index, items) },
-        })
-        .collect();
     let mut outputs: Vec<Vec<Tensor>> = items.iter().map(|_| Vec::new()).collect();
     let mut split_error = None;
     let mut computed_at = None;
-    loaded.execute(&views, &mut |_, view| {
+    let mut sink = |_, view: TensorView<'_>| {
         computed_at.get_or_insert_with(|| clock.now());
         if let Err(reason) = split(view, items, rows, &mut outputs) {
             split_error = Some(reason);
         }
-    })?;
+    };
+    match items {
+        // One request: its own bytes are the batch.
+        [_] => loaded.execute(&first.iter().map(Tensor::view).collect::<Vec<_>>(), &mut sink)?,
+        _ if loaded.takes_parts() => cache.execute_parts(*loaded, items, rows, &mut sink)?,
+        _ => {
+            cache.gather(items, rows);
+            gathered_at = clock.now();
+            loaded.execute(&cache.views(items), &mut sink)?;
+        }
+    }
     match split_error {
         Some(reason) => Err(EngineError::Execute(reason)),
         None => {
@@ -160,11 +163,42 @@ fn run_group<I: BatchItem>(
 }
 
 impl IoCache {
+    /// The shapes of the inputs of all items together.
+    fn shape<I: BatchItem>(&mut self, items: &[I], rows: u32) {
+        let inputs = items[0].inputs();
+        self.shapes.resize_with(inputs.len().max(self.shapes.len()), Vec::new);
+        for (shape, input) in self.shapes.iter_mut().zip(inputs) {
+            shape.clear();
+            shape.extend_from_slice(&input.shape);
+            if let Some(batch) = shape.first_mut() {
+                *batch = i64::from(rows);
+            }
+        }
+    }
+
+    /// Runs several items with their rows where they are.
+    fn execute_parts<I: BatchItem>(
+        &mut self,
+        loaded: &mut dyn Loaded,
+        items: &[I],
+        rows: u32,
+        sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError> {
+        self.shape(items, rows);
+        let first = items[0].inputs();
+        let pieces = |index: usize| items.iter().map(|item| &*item.inputs()[index].data).collect::<Vec<&[u8]>>();
+        let pieces: Vec<Vec<&[u8]>> = (0..first.len()).map(pieces).collect();
+        let inputs = first.iter().zip(&pieces).zip(&self.shapes);
+        let inputs: Vec<Parts<'_>> =
+            inputs.map(|((tensor, pieces), shape)| Parts { datatype: tensor.datatype, shape, pieces }).collect();
+        loaded.execute_parts(&inputs, sink)
+    }
+
     /// Puts the rows of all items behind one another.
     fn gather<I: BatchItem>(&mut self, items: &[I], rows: u32) {
+        self.shape(items, rows);
         let count = items[0].inputs().len();
         self.inputs.resize_with(count.max(self.inputs.len()), Vec::new);
-        self.shapes.resize_with(count.max(self.shapes.len()), Vec::new);
         for index in 0..count {
             let bytes: usize = items.iter().map(|item| item.inputs()[index].data.len()).sum();
             let buffer = &mut self.inputs[index];
@@ -178,18 +212,17 @@ impl IoCache {
                 place.copy_from_slice(data);
                 rest = behind;
             }
-            let shape = &mut self.shapes[index];
-            shape.clear();
-            shape.extend_from_slice(&items[0].inputs()[index].shape);
-            if let Some(batch) = shape.first_mut() {
-                *batch = i64::from(rows);
-            }
         }
     }
 
-    fn data<I: BatchItem>(&self, index: usize, items: &[I]) -> &[u8] {
-        let bytes: usize = items.iter().map(|item| item.inputs()[index].data.len()).sum();
-        &as_bytes(&self.inputs[index])[..bytes]
+    /// What was gathered.
+    fn views<I: BatchItem>(&self, items: &[I]) -> Vec<TensorView<'_>> {
+        let view = |(index, tensor): (usize, &Tensor)| {
+            let bytes: usize = items.iter().map(|item| item.inputs()[index].data.len()).sum();
+            let data = &as_bytes(&self.inputs[index])[..bytes];
+            TensorView { datatype: tensor.datatype, shape: &self.shapes[index], data }
+        };
+        items[0].inputs().iter().enumerate().map(view).collect()
     }
 }
 

@@ -5,7 +5,7 @@
 use base::{ActionId, DataType, Duration, ModelSignature, TensorSpec, Timestamp, Window};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use engine::{EngineError, Loaded, Prepared, TensorView};
+use engine::{EngineError, Loaded, Parts, Prepared, TensorView};
 use std::sync::Arc;
 use telemetry::{Spans, Statistics};
 use worker::{
@@ -40,6 +40,8 @@ impl BatchItem for Item {
 enum Behaviour {
     /// Doubles each number.
     Double,
+    /// Takes rows where they are, and multiplies each number by how many pieces there are.
+    Parts,
     /// Gives back the strings.
     Echo,
     /// Gives one row, whatever it was given.
@@ -96,12 +98,29 @@ impl Loaded for Net {
                 let doubled: Vec<u8> = floats(input.data).iter().flat_map(|x| (x * 2.0).to_le_bytes()).collect();
                 sink(0, TensorView { data: &doubled, ..input });
             }
-            Behaviour::Echo => sink(0, input),
+            Behaviour::Echo | Behaviour::Parts => sink(0, input),
             Behaviour::OneRow => {
                 sink(0, TensorView { datatype: DataType::Fp32, shape: &[1, 1], data: &1f32.to_le_bytes() });
             }
             Behaviour::Panic | Behaviour::PanicAtLoad => panic!("this engine panics"),
         }
+        Ok(())
+    }
+
+    fn takes_parts(&self) -> bool {
+        matches!(self.0, Behaviour::Parts)
+    }
+
+    fn execute_parts(
+        &mut self,
+        inputs: &[Parts<'_>],
+        sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError> {
+        let Parts { datatype, shape, pieces } = inputs[0];
+        let count = pieces.len() as f32;
+        let data: Vec<u8> =
+            pieces.iter().flat_map(|piece| floats(piece)).flat_map(|x| (x * count).to_le_bytes()).collect();
+        sink(0, TensorView { datatype, shape, data: &data });
         Ok(())
     }
 }
@@ -203,6 +222,26 @@ fn rows_of_several_requests_are_computed_together_and_go_back_to_their_owners() 
         let outputs = outputs.unwrap();
         assert_eq!((got, &outputs[0].shape, floats(&outputs[0].data)), (number, &shape, values));
     }
+}
+
+#[test]
+fn an_engine_may_bring_the_rows_together_itself() {
+    let mut bench = Bench::new(10);
+    let (slot, _) = bench.load(Behaviour::Parts, 1);
+    let items = vec![bench.numbers(0, &[1, 2], &[1.0, 2.0]), bench.numbers(1, &[2, 2], &[3.0, 4.0, 5.0, 6.0])];
+    let window = bench.now_or_never();
+    let report = bench.execute(&slot, items, window);
+    assert!(matches!(report.status, Status::Done { .. }), "{:?}", report.status);
+    for (number, shape, values) in [(0, vec![1, 2], vec![2.0, 4.0]), (1, vec![2, 2], vec![6.0, 8.0, 10.0, 12.0])] {
+        let (from, outputs) = bench.answer();
+        let output = &outputs.unwrap()[0];
+        assert_eq!((from, &output.shape, floats(&output.data)), (number, &shape, values));
+    }
+    // One request is in one piece as it is.
+    let items = vec![bench.numbers(2, &[1, 1], &[7.0])];
+    let window = bench.now_or_never();
+    bench.execute(&slot, items, window);
+    assert_eq!(floats(&bench.answer().1.unwrap()[0].data), [7.0]);
 }
 
 #[test]
