@@ -6,7 +6,7 @@
 mod emit;
 mod layout;
 
-use crate::array::is_float;
+use crate::array::{Array, is_float};
 use crate::error::Error;
 use crate::ir::{Content, Graph, Node, Op, ValueId};
 use crate::memory::{self, Buffer};
@@ -58,7 +58,15 @@ struct Arrangement<'a> {
     name: String,
     weights: Weights,
     constants: Vec<u8>,
-    placed_constants: Vec<(Arc<crate::array::Array>, DataType, usize)>,
+    placed_constants: Vec<PlacedConstant>,
+}
+
+/// Where one of the plan's own constants lies.
+struct PlacedConstant {
+    array: Arc<Array>,
+    dtype: DataType,
+    order: Vec<usize>,
+    offset: usize,
 }
 
 /// What values of a type are kept in.
@@ -145,18 +153,18 @@ impl Arrangement<'_> {
             let offset = self.weights.place(array, dtype, order);
             return Tensor { dtype, dims, strides, place: Place::Weights, offset };
         }
-        let same = |(other, other_type, _): &&(Arc<_>, _, _)| Arc::ptr_eq(other, array) && *other_type == dtype;
-        let strides = row_major(&dims);
         let place = Place::Constants;
-        if let Some((.., offset)) = self.placed_constants.iter().find(same) {
-            return Tensor { dtype, dims, strides, place, offset: *offset };
+        let same = |placed: &&PlacedConstant| {
+            Arc::ptr_eq(&placed.array, array) && placed.dtype == dtype && placed.order.as_slice() == order
+        };
+        if let Some(placed) = self.placed_constants.iter().find(same) {
+            return Tensor { dtype, dims, strides, place, offset: placed.offset };
         }
         let offset = self.constants.len();
         let bytes = (array.elements() * element_bytes(dtype)).next_multiple_of(ALIGNMENT);
         self.constants.resize(offset + bytes, 0);
-        let order: Vec<_> = (0..dims.len()).collect();
-        array.store(dtype, &order, &mut self.constants[offset..]);
-        self.placed_constants.push((array.clone(), dtype, offset));
+        array.store(dtype, order, &mut self.constants[offset..]);
+        self.placed_constants.push(PlacedConstant { array: array.clone(), dtype, order: order.to_vec(), offset });
         Tensor { dtype, dims, strides, place, offset }
     }
 
