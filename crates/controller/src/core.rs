@@ -319,6 +319,13 @@ impl Core {
         }
     }
 
+    /// Lets the scheduler learn from the last request, now that its orders are on their way.
+    pub fn rehearse(&mut self) {
+        if !self.stopped {
+            self.scheduler.rehearse();
+        }
+    }
+
     /// Wakes the scheduler if its time has come, and says when it wants to be woken next.
     pub fn wake_if_due(&mut self, inner: &Inner, now: Timestamp) -> Timestamp {
         if self.stopped {

@@ -154,6 +154,7 @@ impl Scheduler {
 
     /// Takes in one fact and appends the orders that follow from it.
     pub fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
+        self.rehearse();
         if let Event::Measured(measured) = &event
             && !self.measured(measured)
         {
@@ -162,10 +163,8 @@ impl Scheduler {
         self.now = self.now.max(now);
         self.note_hunger();
         self.expire(out);
-        if let Some(rehearsals) = &mut self.rehearsals
-            && let Some(temper) = rehearsals.follow(self.now, &event, &self.ledger)
-        {
-            self.policy.adopt(temper);
+        if let Some(rehearsals) = &mut self.rehearsals {
+            rehearsals.follow(self.now, &event, &self.ledger);
         }
         match event {
             Event::DeviceAdded(spec) => self.device_added(spec),
@@ -182,6 +181,16 @@ impl Scheduler {
             Event::WokeUp => self.touched.extend(self.hungry.iter().rev()),
         }
         self.decide(out);
+    }
+
+    /// Rehearses the request that came last. The next step does it anyway: a driver that calls this when it has carried out a
+    /// step's orders, and has nothing better to do, keeps it off the way of the next request. It makes no difference else.
+    pub fn rehearse(&mut self) {
+        if let Some(rehearsals) = &mut self.rehearsals
+            && let Some(temper) = rehearsals.catch_up(&self.ledger)
+        {
+            self.policy.adopt(temper);
+        }
     }
 
     /// When to call `step` with [`Event::WokeUp`] if nothing else happens before, and why.

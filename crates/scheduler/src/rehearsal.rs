@@ -49,35 +49,51 @@ pub(crate) struct Rehearsals {
     warm_up: u32,
     /// Whether some model's times depend on the input.
     uneven: bool,
+    /// The request that came last, and when: it isn't rehearsed before reality has decided about it.
+    waiting: Option<(Timestamp, Request)>,
 }
 
 impl Rehearsals {
     pub fn new(config: &Config) -> Self {
         let runs = Temper::CHOICE.iter().map(|&temper| Rehearsal::new(config, temper)).collect();
-        Self { runs, current: 0, steps: 0, since: Timestamp::ZERO, rehearsed: 0, warm_up: 0, uneven: false }
+        Self {
+            runs,
+            current: 0,
+            steps: 0,
+            since: Timestamp::ZERO,
+            rehearsed: 0,
+            warm_up: 0,
+            uneven: false,
+            waiting: None,
+        }
     }
 
-    /// Rehearses a fact. Tells which temper to have from now on, if it is another one.
-    pub fn follow(&mut self, now: Timestamp, event: &Event, real: &Ledger) -> Option<Temper> {
+    /// Takes note of a fact. A request is rehearsed by the next [`Rehearsals::catch_up`].
+    pub fn follow(&mut self, now: Timestamp, event: &Event, real: &Ledger) {
         match event {
             Event::Submitted(request) if request.deadline_at != Timestamp::NEVER && now >= self.since => {
-                for run in &mut self.runs {
-                    run.submit(now, *request, real);
-                }
-                self.rehearsed += 1;
-                self.forget(now);
-                self.next_span(now);
-                self.choose()
+                self.waiting = Some((now, *request));
             }
             Event::ModelAdded(_) | Event::ModelRemoved(_) | Event::DeviceAdded(_) | Event::DeviceLost(_) => {
                 for run in &mut self.runs {
                     run.advance(now, real);
                     run.step(now, event.clone(), real);
                 }
-                None
             }
-            _ => None,
+            _ => {}
         }
+    }
+
+    /// Rehearses the request that waits for it. Tells which temper to have from now on, if it is another one.
+    pub fn catch_up(&mut self, real: &Ledger) -> Option<Temper> {
+        let (now, request) = self.waiting.take()?;
+        for run in &mut self.runs {
+            run.submit(now, request, real);
+        }
+        self.rehearsed += 1;
+        self.forget(now);
+        self.next_span(now);
+        self.choose()
     }
 
     /// Every rehearsal learns the same of how requests differ.
@@ -322,7 +338,9 @@ mod tests {
                 size: None,
             };
             let Scheduler { rehearsals, ledger, .. } = scheduler;
-            rehearsals.as_mut().unwrap().follow(now, &Event::Submitted(request), ledger);
+            let rehearsals = rehearsals.as_mut().unwrap();
+            rehearsals.follow(now, &Event::Submitted(request), ledger);
+            rehearsals.catch_up(ledger);
             scheduler.now = now;
         }
     }
