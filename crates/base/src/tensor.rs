@@ -63,6 +63,35 @@ data_types! {
     Bytes = "BYTES", None;
 }
 
+impl DataType {
+    /// A number as one element, in the protocol's binary form; `None` where the type has no such element, and for halves other
+    /// than 0.
+    pub fn element(self, value: f64) -> Option<Vec<u8>> {
+        let whole = |least: i128, most: i128| {
+            let number = value as i128;
+            // Two's complement: the lowest bytes of the widest form are the narrow one's.
+            let fits = number as f64 == value && (least..=most).contains(&number);
+            fits.then(|| number.to_le_bytes()[..self.size().unwrap_or(0)].to_vec())
+        };
+        match self {
+            Self::Fp32 => Some((value as f32).to_le_bytes().to_vec()),
+            Self::Fp64 => Some(value.to_le_bytes().to_vec()),
+            Self::Bf16 => Some((value as f32).to_le_bytes()[2..].to_vec()),
+            Self::Fp16 => (value == 0.0).then(|| vec![0; 2]),
+            Self::Bytes => None,
+            Self::Bool => whole(0, 1),
+            Self::Uint8 => whole(0, u8::MAX.into()),
+            Self::Uint16 => whole(0, u16::MAX.into()),
+            Self::Uint32 => whole(0, u32::MAX.into()),
+            Self::Uint64 => whole(0, u64::MAX.into()),
+            Self::Int8 => whole(i8::MIN.into(), i8::MAX.into()),
+            Self::Int16 => whole(i16::MIN.into(), i16::MAX.into()),
+            Self::Int32 => whole(i32::MIN.into(), i32::MAX.into()),
+            Self::Int64 => whole(i64::MIN.into(), i64::MAX.into()),
+        }
+    }
+}
+
 impl fmt::Display for DataType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -140,6 +169,29 @@ mod tests {
     fn precisions_have_names() {
         assert_eq!(Precision::from_name("tf32"), Some(Precision::Tf32));
         assert_eq!(Precision::from_name("FP16"), None);
+    }
+
+    #[test]
+    fn numbers_become_elements_of_their_type_or_none() {
+        assert_eq!(DataType::Int16.element(-2.0), Some(vec![0xfe, 0xff]));
+        assert_eq!(DataType::Int64.element(-1.0), Some(vec![0xff; 8]));
+        assert_eq!(DataType::Uint32.element(7.0), Some(vec![7, 0, 0, 0]));
+        assert_eq!(DataType::Bf16.element(1.0), Some(vec![0x80, 0x3f]));
+        assert_eq!(DataType::Fp32.element(f64::NEG_INFINITY), Some(f32::NEG_INFINITY.to_le_bytes().to_vec()));
+        for (datatype, value) in [
+            (DataType::Uint8, -1.0),
+            (DataType::Uint8, 256.0),
+            (DataType::Int32, 0.5),
+            (DataType::Int64, f64::NAN),
+            (DataType::Bool, 2.0),
+            (DataType::Fp16, 1.0),
+            (DataType::Bytes, 0.0),
+        ] {
+            assert_eq!(datatype.element(value), None, "{datatype} {value}");
+        }
+        for &datatype in DataType::ALL {
+            assert_eq!(datatype.element(0.0).map(|element| element.len()), datatype.size(), "{datatype}");
+        }
     }
 
     #[test]

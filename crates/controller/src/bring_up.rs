@@ -12,6 +12,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use worker::Padding;
 
 /// A list of labels longer than this is something else.
 const MAX_LABEL_BYTES: u64 = 64 << 20;
@@ -62,6 +63,10 @@ impl BringUp {
             // More rows than the largest size can't be planned for.
             signature.max_batch = sizes.last().copied().unwrap_or(1);
         }
+        let padding = match config.padding.is_empty() {
+            true => None,
+            false => Some(Arc::new(Padding::new(&signature, &config.padding, &config.lengths)?)),
+        };
         let profile = match source.emulated {
             Some(emulation) if self.config.engine.name() == "emulated" => emulation.profile,
             _ => self.profile(found, &*prepared, &sizes)?,
@@ -91,6 +96,7 @@ impl BringUp {
             version: found.version,
             signature: Arc::clone(&signature),
             prepared,
+            padding,
             profile,
             objective,
         });

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use telemetry::{BatchTimes, DeviceMetrics, Invariant, ModelMetrics, Trace};
 use tokio::sync::oneshot;
-use worker::{BatchItem, Device, DeviceConfig, ExecuteOrder, LoadOrder, Slot, Status, Tensor, UnloadOrder};
+use worker::{BatchItem, Device, DeviceConfig, ExecuteOrder, LoadOrder, Padding, Slot, Status, Tensor, UnloadOrder};
 
 /// News for the driver.
 pub(crate) enum Message {
@@ -144,6 +144,7 @@ impl BatchItem for Payload {
 struct ModelRecord {
     prepared: Arc<dyn engine::Prepared>,
     signature: Arc<ModelSignature>,
+    padding: Option<Arc<Padding>>,
     pages: u32,
     metrics: ModelMetrics,
     /// By device.
@@ -360,15 +361,11 @@ impl Core {
             self.models.resize_with(id.index() + 1, || None);
         }
         let slots = self.devices.iter().map(|_| Arc::new(Slot::new(Arc::clone(metrics.statistics())))).collect();
-        let NewModel { name, prepared, signature, profile, objective, .. } = model;
+        let NewModel { name, prepared, signature, padding, profile, objective, .. } = model;
         let (failure, rest, panicked) = (String::new(), Rest::default(), false);
         self.models[id.index()] =
-            Some(ModelRecord { prepared, signature, pages, metrics, slots, name, failure, rest, panicked });
-        self.step(
-            inner,
-            now,
-            Event::ModelAdded(ModelSpec { model: id, pages, profile, objective, fixed: Duration::ZERO }),
-        );
+            Some(ModelRecord { prepared, signature, padding, pages, metrics, slots, name, failure, rest, panicked });
+        self.step(inner, now, Event::ModelAdded(ModelSpec { model: id, pages, profile, objective, fixed: Duration::ZERO }));
     }
 
     fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {
@@ -495,6 +492,7 @@ impl Core {
             window,
             slot: Arc::clone(&record.slots[device.index()]),
             signature: Arc::clone(&record.signature),
+            padding: record.padding.clone(),
             items,
         };
         let done_at = Some(expected_done_at);

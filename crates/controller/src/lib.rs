@@ -36,7 +36,7 @@ pub use manager::{Manager, ManagerConfig, Progress};
 pub use profiler::{Effort, Runs, measure_alone};
 pub use queueing::{Admitted, QueuePlace, Queueing};
 pub use sharded::Spread;
-pub use worker::{DeviceConfig, Tensor};
+pub use worker::{DeviceConfig, Padding, Tensor};
 
 use crate::core::{Core, DeviceRecord, Message, Payload};
 use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp};
@@ -112,6 +112,8 @@ pub struct NewModel {
     pub prepared: Arc<dyn engine::Prepared>,
     /// What it takes and gives.
     pub signature: Arc<ModelSignature>,
+    /// How requests of different lengths share a batch, where they do.
+    pub padding: Option<Arc<Padding>>,
     /// What it was measured to take.
     pub profile: LatencyProfile,
     /// Its latency objective.

@@ -209,6 +209,7 @@ fn a_removed_model_leaves_nothing_behind() {
         version: 1,
         prepared: Arc::clone(&prepared),
         signature,
+        padding: None,
         profile,
         objective: None,
     };

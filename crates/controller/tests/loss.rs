@@ -100,7 +100,8 @@ impl Bench {
         let faults = Arc::<Faults>::default();
         let prepared = Arc::new(Faulty { emulated, faults: Arc::clone(&faults) });
         let signature = Arc::new(prepared.signature().clone());
-        let model = NewModel { name: name.into(), version: 1, prepared, signature, profile, objective: None };
+        let name = name.into();
+        let model = NewModel { name, version: 1, prepared, signature, padding: None, profile, objective: None };
         (self.controller.add_model(model), faults)
     }
 

@@ -46,6 +46,7 @@ fn add_model(controller: &Controller, name: &str) -> (ModelId, Arc<dyn Prepared>
         version: 1,
         prepared: Arc::clone(&prepared),
         signature,
+        padding: None,
         profile,
         objective: None,
     };

@@ -40,11 +40,13 @@ pub struct ModelConfig {
     pub emulation: Option<Emulation>,
     /// What to measure the model with where its file leaves it open, by input, from the parameter `profile_inputs`.
     pub profile_inputs: BTreeMap<String, ProfileInput>,
-    /// For engines that prepare each shape: what open dimensions besides the batch will be, ascending, from the parameter
-    /// `sequence_lengths`.
+    /// What open dimensions besides the batch will be, ascending, from the parameter `sequence_lengths`: for engines that prepare
+    /// each shape, and for `padding`.
     pub lengths: Vec<u32>,
     /// For engines that have a choice: what floats are computed in, from the parameter `precision`.
     pub precision: Option<Precision>,
+    /// What inputs are filled up with so that requests of different lengths can share a batch, by input; none: they can't.
+    pub padding: BTreeMap<String, f64>,
     /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
     pub file_name: Option<String>,
     /// Everything as it was written, in Triton's message.
@@ -307,6 +309,19 @@ mod tests {
         assert_eq!(inputs["both"], ProfileInput { dims: Some(vec![2]), value: Some(0.5) });
         for wrong in ["input", "input=", "input=0x3", "rate=@many", "a=1,"] {
             assert!(of(wrong).unwrap_err().contains("profile_inputs"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_inputs_are_filled_up_with_is_read_or_explained() {
+        let of =
+            |text: &str| parse(&format!("parameters {{ key: \"padding\" value: {{ string_value: \"{text}\" }} }}"));
+        let config = of("input_ids=0, mask=-inf").unwrap();
+        assert_eq!(config.padding["input_ids"], 0.0);
+        assert_eq!(config.padding["mask"], f64::NEG_INFINITY);
+        assert!(config.warnings.is_empty());
+        for wrong in ["input_ids", "input_ids=nan", "a=0,", ""] {
+            assert!(of(wrong).unwrap_err().contains("parameter `padding` has"), "{wrong}");
         }
     }
 

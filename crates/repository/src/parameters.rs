@@ -16,6 +16,7 @@ const WEIGHTS_MB: &str = "weights_mb";
 const PROFILE_INPUTS: &str = "profile_inputs";
 const SEQUENCE_LENGTHS: &str = "sequence_lengths";
 const PRECISION: &str = "precision";
+const PADDING: &str = "padding";
 
 /// By name: the text, and where it stands.
 pub type Parameters = BTreeMap<String, (Place, String)>;
@@ -63,6 +64,7 @@ pub fn apply_parameters(
             EMULATED_LATENCY => emulation(text).map(|emulation| config.emulation = Some(emulation)),
             WEIGHTS_MB => Ok(()),
             PROFILE_INPUTS => profile_inputs(text).map(|inputs| config.profile_inputs = inputs),
+            PADDING => padding(text).map(|padding| config.padding = padding),
             _ => {
                 warnings.push(problem(*place, format!("parameter `{name}` isn't known and is ignored")));
                 Ok(())
@@ -99,6 +101,21 @@ fn profile_inputs(text: &str) -> Result<BTreeMap<String, ProfileInput>, String> 
     let wrong = |part: &str| {
         format!(
             "parameter `{PROFILE_INPUTS}` has {part:?}: write an input's name with its dimensions or, behind an @, the value of its elements, as in \"input=1x576,rate=@16000\""
+        )
+    };
+    text.split(',').map(|part| input(part).ok_or_else(|| wrong(part.trim()))).collect()
+}
+
+/// `input_ids=0,attention_mask=0`: an input's name, and the value that it is filled up with.
+fn padding(text: &str) -> Result<BTreeMap<String, f64>, String> {
+    let input = |part: &str| {
+        let (name, value) = part.split_once('=')?;
+        let value = value.trim().parse::<f64>().ok().filter(|value| !value.is_nan())?;
+        Some((name.trim().to_owned(), value))
+    };
+    let wrong = |part: &str| {
+        format!(
+            "parameter `{PADDING}` has {part:?}: write each input's name with the value that it is filled up with, as in \"input_ids=0,attention_mask=0\""
         )
     };
     text.split(',').map(|part| input(part).ok_or_else(|| wrong(part.trim()))).collect()

@@ -1,7 +1,8 @@
 //! From the tensors of many requests to one batch, and back.
 
 use crate::Clock;
-use base::{DataType, Duration, ModelSignature, Timestamp};
+use crate::padding::{Filled, Padding, copy_out};
+use base::{DataType, Duration, ModelSignature, TensorSpec, Timestamp};
 use bytes::Bytes;
 use engine::{EngineError, Loaded, Parts, TensorView};
 use telemetry::{BatchTimes, Statistics};
@@ -48,29 +49,41 @@ pub(crate) struct IoCache {
     /// One buffer for each input. Words, so that every element type is aligned.
     inputs: Vec<Vec<u64>>,
     shapes: Vec<Vec<i64>>,
+    /// How many bytes of each buffer are the batch.
+    lengths: Vec<usize>,
 }
 
 /// What a batch is run with.
 pub(crate) struct Bench<'a> {
     pub loaded: &'a mut dyn Loaded,
     pub signature: &'a ModelSignature,
+    pub padding: Option<&'a Padding>,
     pub cache: &'a mut IoCache,
     pub clock: Clock,
     pub statistics: &'a Statistics,
 }
 
 /// Runs the items and hands each its outputs or its failure, taking it out of the list. Items whose shapes differ in more
-/// than the rows can't share a batch; they run one group after another. A group that fails is run again one by one: what
-/// one request made fail must not fail the others. Fails if anything did: then its time says nothing about its size, though
+/// than the rows and what may be filled up can't share a batch; they run one group after another. A group that fails is run
+/// again one by one, exactly as the requests are: what one request made fail must not fail the others. Fails if anything did: then its time says nothing about its size, though
 /// others have their answers. If it panics, the items that are left have none yet.
 pub(crate) fn run<I: BatchItem>(bench: &mut Bench<'_>, now: Timestamp, items: &mut Vec<I>) -> Result<(), String> {
     let mut failure = None;
     let mut alone = 0usize;
     let mut started_at = now;
     while !items.is_empty() {
-        let group = if alone > 0 { 1 } else { bring_group_forward(items, bench.signature.max_batch > 0) };
+        let again = alone > 0;
+        let group = if again { 1 } else { bring_group_forward(items, bench) };
         alone = alone.saturating_sub(1);
-        match run_group(bench, started_at, &items[..group]) {
+        let padding = bench.padding.filter(|_| !again);
+        let filled = match padding.map_or(Ok(None), |padding| padding.of(&items[..group])) {
+            Ok(filled) => filled,
+            Err(_) => {
+                alone = group;
+                continue;
+            }
+        };
+        match run_group(bench, started_at, &items[..group], filled.as_ref()) {
             Ok((outputs, times)) => {
                 // Before the answers leave: whoever has one finds it counted.
                 count(bench.statistics, &items[..group], &times);
@@ -79,7 +92,7 @@ pub(crate) fn run<I: BatchItem>(bench: &mut Bench<'_>, now: Timestamp, items: &m
             }
             Err(error) => {
                 let reason = error.to_string();
-                if group > 1 {
+                if group > 1 || filled.is_some() {
                     alone = group;
                 } else {
                     items.drain(..1).for_each(|item| item.deliver(Err(reason.clone())));
@@ -103,10 +116,16 @@ fn count<I: BatchItem>(statistics: &Statistics, items: &[I], times: &BatchTimes)
 }
 
 /// Brings the items that can share a batch with the first one to the front, and counts them.
-fn bring_group_forward<I: BatchItem>(items: &mut [I], batched: bool) -> usize {
+fn bring_group_forward<I: BatchItem>(items: &mut [I], bench: &Bench<'_>) -> usize {
+    let batched = bench.signature.max_batch > 0;
     let mut count = 1;
     for index in 1..items.len() {
-        if same_shapes(&items[0], &items[index], batched) {
+        let (first, other) = (items[0].inputs(), items[index].inputs());
+        let joins = match bench.padding {
+            Some(padding) => padding.joins(first, other),
+            None => same_shapes(first, other),
+        };
+        if batched && joins {
             items.swap(count, index);
             count += 1;
         }
@@ -114,42 +133,46 @@ fn bring_group_forward<I: BatchItem>(items: &mut [I], batched: bool) -> usize {
     count
 }
 
-fn same_shapes<I: BatchItem>(a: &I, b: &I, batched: bool) -> bool {
+fn same_shapes(a: &[Tensor], b: &[Tensor]) -> bool {
     let rest = |shape: &[i64]| shape.len().min(1);
-    batched
-        && a.inputs().len() == b.inputs().len()
-        && a.inputs()
-            .iter()
-            .zip(b.inputs())
-            .all(|(a, b)| a.shape.len() == b.shape.len() && a.shape[rest(&a.shape)..] == b.shape[rest(&b.shape)..])
+    let same = |a: &[i64], b: &[i64]| a.len() == b.len() && a[rest(a)..] == b[rest(b)..];
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(&a.shape, &b.shape))
 }
 
 fn run_group<I: BatchItem>(
     bench: &mut Bench<'_>,
     started_at: Timestamp,
     items: &[I],
+    filled: Option<&Filled<'_>>,
 ) -> Result<(Vec<Vec<Tensor>>, BatchTimes), EngineError> {
-    let Bench { loaded, cache, clock, .. } = bench;
+    let Bench { loaded, cache, clock, signature, .. } = bench;
     let first = items[0].inputs();
     let rows: u32 = items.iter().map(BatchItem::rows).sum();
     let mut gathered_at = started_at;
     let mut outputs: Vec<Vec<Tensor>> = items.iter().map(|_| Vec::new()).collect();
     let mut split_error = None;
     let mut computed_at = None;
-    let mut sink = |_, view: TensorView<'_>| {
+    let mut sink = |position: usize, view: TensorView<'_>| {
         computed_at.get_or_insert_with(|| clock.now());
-        if let Err(reason) = split(view, items, rows, &mut outputs) {
+        let done = match filled {
+            Some(filled) => split_filled(view, items, signature.outputs.get(position), filled, &mut outputs),
+            None => split(view, items, rows, &mut outputs),
+        };
+        if let Err(reason) = done {
             split_error = Some(reason);
         }
     };
-    match items {
+    match (items, filled) {
         // One request: its own bytes are the batch.
-        [_] => loaded.execute(&first.iter().map(Tensor::view).collect::<Vec<_>>(), &mut sink)?,
-        _ if loaded.takes_parts() => cache.execute_parts(*loaded, items, rows, &mut sink)?,
-        _ => {
-            cache.gather(items, rows);
+        ([_], None) => loaded.execute(&first.iter().map(Tensor::view).collect::<Vec<_>>(), &mut sink)?,
+        (_, None) if loaded.takes_parts() => cache.execute_parts(*loaded, items, rows, &mut sink)?,
+        (_, filled) => {
+            match filled {
+                Some(filled) => cache.gather_filled(items, rows, filled),
+                None => cache.gather(items, rows),
+            }
             gathered_at = clock.now();
-            loaded.execute(&cache.views(items), &mut sink)?;
+            loaded.execute(&cache.views(first), &mut sink)?;
         }
     }
     match split_error {
@@ -163,19 +186,6 @@ fn run_group<I: BatchItem>(
 }
 
 impl IoCache {
-    /// The shapes of the inputs of all items together.
-    fn shape<I: BatchItem>(&mut self, items: &[I], rows: u32) {
-        let inputs = items[0].inputs();
-        self.shapes.resize_with(inputs.len().max(self.shapes.len()), Vec::new);
-        for (shape, input) in self.shapes.iter_mut().zip(inputs) {
-            shape.clear();
-            shape.extend_from_slice(&input.shape);
-            if let Some(batch) = shape.first_mut() {
-                *batch = i64::from(rows);
-            }
-        }
-    }
-
     /// Runs several items with their rows where they are.
     fn execute_parts<I: BatchItem>(
         &mut self,
@@ -184,8 +194,8 @@ impl IoCache {
         rows: u32,
         sink: &mut dyn FnMut(usize, TensorView<'_>),
     ) -> Result<(), EngineError> {
-        self.shape(items, rows);
         let first = items[0].inputs();
+        first.iter().enumerate().for_each(|(index, tensor)| self.shape(index, &tensor.shape, rows));
         let pieces = |index: usize| items.iter().map(|item| &*item.inputs()[index].data).collect::<Vec<&[u8]>>();
         let pieces: Vec<Vec<&[u8]>> = (0..first.len()).map(pieces).collect();
         let inputs = first.iter().zip(&pieces).zip(&self.shapes);
@@ -196,16 +206,9 @@ impl IoCache {
 
     /// Puts the rows of all items behind one another.
     fn gather<I: BatchItem>(&mut self, items: &[I], rows: u32) {
-        self.shape(items, rows);
-        let count = items[0].inputs().len();
-        self.inputs.resize_with(count.max(self.inputs.len()), Vec::new);
-        for index in 0..count {
-            let bytes: usize = items.iter().map(|item| item.inputs()[index].data.len()).sum();
-            let buffer = &mut self.inputs[index];
-            if buffer.len() * 8 < bytes {
-                buffer.resize(bytes.div_ceil(8), 0);
-            }
-            let mut rest = as_bytes_mut(buffer);
+        for (index, first) in items[0].inputs().iter().enumerate() {
+            let bytes = items.iter().map(|item| item.inputs()[index].data.len()).sum();
+            let mut rest = self.make_room(index, bytes, &first.shape, rows);
             for item in items {
                 let data = &item.inputs()[index].data;
                 let (place, behind) = rest.split_at_mut(data.len());
@@ -215,14 +218,58 @@ impl IoCache {
         }
     }
 
-    /// What was gathered.
-    fn views<I: BatchItem>(&self, items: &[I]) -> Vec<TensorView<'_>> {
+    /// Puts the rows of all items behind one another, each filled up.
+    fn gather_filled<I: BatchItem>(&mut self, items: &[I], rows: u32, filled: &Filled<'_>) {
+        for (index, first) in items[0].inputs().iter().enumerate() {
+            let shape = &filled.shapes[index];
+            // Strings aren't filled up: they have no size of an element, and the sizes that they have.
+            let row = first.datatype.size().map(|size| size * shape[1..].iter().product::<i64>() as usize);
+            let length = |item: &I| match row {
+                Some(row) => row * item.rows() as usize,
+                None => item.inputs()[index].data.len(),
+            };
+            let bytes = items.iter().map(length).sum();
+            let mut rest = self.make_room(index, bytes, shape, rows);
+            for item in items {
+                let (place, behind) = rest.split_at_mut(length(item));
+                filled.place(index, &item.inputs()[index], place);
+                rest = behind;
+            }
+        }
+    }
+
+    /// The shape of an input of all items together.
+    fn shape(&mut self, index: usize, of_one: &[i64], rows: u32) {
+        self.shapes.resize_with(self.shapes.len().max(index + 1), Vec::new);
+        let shape = &mut self.shapes[index];
+        shape.clear();
+        shape.extend_from_slice(of_one);
+        if let Some(batch) = shape.first_mut() {
+            *batch = i64::from(rows);
+        }
+    }
+
+    /// The buffer of an input, that long, for a batch of that many rows of that shape.
+    fn make_room(&mut self, index: usize, bytes: usize, of_one: &[i64], rows: u32) -> &mut [u8] {
+        self.shape(index, of_one, rows);
+        let count = self.inputs.len().max(index + 1);
+        self.inputs.resize_with(count, Vec::new);
+        self.lengths.resize(count, 0);
+        self.lengths[index] = bytes;
+        let buffer = &mut self.inputs[index];
+        if buffer.len() * 8 < bytes {
+            buffer.resize(bytes.div_ceil(8), 0);
+        }
+        &mut as_bytes_mut(buffer)[..bytes]
+    }
+
+    /// What was gathered for these inputs.
+    fn views(&self, inputs: &[Tensor]) -> Vec<TensorView<'_>> {
         let view = |(index, tensor): (usize, &Tensor)| {
-            let bytes: usize = items.iter().map(|item| item.inputs()[index].data.len()).sum();
-            let data = &as_bytes(&self.inputs[index])[..bytes];
+            let data = &as_bytes(&self.inputs[index])[..self.lengths[index]];
             TensorView { datatype: tensor.datatype, shape: &self.shapes[index], data }
         };
-        items[0].inputs().iter().enumerate().map(view).collect()
+        inputs.iter().enumerate().map(view).collect()
     }
 }
 
@@ -239,12 +286,7 @@ fn split<I: BatchItem>(
         output.push(tensor(view.shape.to_vec(), data));
         return Ok(());
     }
-    if view.shape.first() != Some(&i64::from(rows)) {
-        let shape = view.shape;
-        return Err(format!(
-            "an output of a batch of {rows} rows has the shape {shape:?}: its first dimension should be {rows}; set max_batch_size to 0 if the model has no batch dimension"
-        ));
-    }
+    check_rows(&view, rows)?;
     let mut from = 0;
     let bounds = RowBounds::new(&view, rows)?;
     let mut row = 0;
@@ -257,6 +299,47 @@ fn split<I: BatchItem>(
         from = until;
     }
     Ok(())
+}
+
+/// Cuts one output of a batch that was filled up into the items' parts, each as long as its inputs were.
+fn split_filled<I: BatchItem>(
+    view: TensorView<'_>,
+    items: &[I],
+    spec: Option<&TensorSpec>,
+    filled: &Filled<'_>,
+    outputs: &mut [Vec<Tensor>],
+) -> Result<(), String> {
+    let spec = spec.ok_or("the engine gave more outputs than the model's signature has")?;
+    let rows: u32 = items.iter().map(BatchItem::rows).sum();
+    check_rows(&view, rows)?;
+    let bounds = RowBounds::new(&view, rows)?;
+    let (mut row, mut from) = (0, 0);
+    for (position, (item, output)) in items.iter().zip(outputs).enumerate() {
+        row += item.rows() as usize;
+        let until = bounds.end_of(row);
+        let part = &view.data[from..until];
+        let shape = filled.cut_shape(position, item.rows(), spec, view.shape)?;
+        let mut data = Vec::with_capacity(part.len());
+        if shape[1..] == view.shape[1..] {
+            data.extend_from_slice(part);
+        } else {
+            let whole: Vec<i64> = shape[..1].iter().chain(&view.shape[1..]).copied().collect();
+            copy_out(part, &whole, &shape, &mut data);
+        }
+        output.push(Tensor { datatype: view.datatype, shape, data: Bytes::from(data) });
+        from = until;
+    }
+    Ok(())
+}
+
+fn check_rows(view: &TensorView<'_>, rows: u32) -> Result<(), String> {
+    if view.shape.first() == Some(&i64::from(rows)) {
+        return Ok(());
+    }
+    let shape = view.shape;
+    Err(format!(
+        "an output of a batch of {rows} rows has the shape {shape:?}: its first dimension should be {rows}; set max_batch_size to 0 if the model has no batch dimension"
+    ))
 }
 
 /// Where the rows of an output end.

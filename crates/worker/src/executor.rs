@@ -2,7 +2,7 @@
 
 use crate::batch::{self, BatchItem, IoCache};
 use crate::pin;
-use crate::{Clock, Pages};
+use crate::{Clock, Padding, Pages};
 use base::{ActionId, Duration, ModelSignature, Timestamp, Window};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use engine::{Loaded, Prepared};
@@ -64,6 +64,8 @@ pub struct ExecuteOrder<I> {
     pub slot: Arc<Slot>,
     /// What the model takes and gives.
     pub signature: Arc<ModelSignature>,
+    /// How requests of different lengths are made to fit into one batch, where the model allows that.
+    pub padding: Option<Arc<Padding>>,
     /// The requests.
     pub items: Vec<I>,
 }
@@ -343,7 +345,7 @@ impl<I: BatchItem> Executor<I> {
     }
 
     fn execute(&mut self, now: Timestamp, mut order: ExecuteOrder<I>) -> Result<(), Failure> {
-        let outcome = self.compute(now, &order.slot, &order.signature, &mut order.items);
+        let outcome = self.compute(now, &mut order);
         if let Err(Failure::Refused(reason) | Failure::Panic(reason)) = &outcome {
             // Those that have no answer yet.
             order.items.drain(..).for_each(|item| item.deliver(Err(reason.clone())));
@@ -351,13 +353,8 @@ impl<I: BatchItem> Executor<I> {
         outcome
     }
 
-    fn compute(
-        &mut self,
-        now: Timestamp,
-        slot: &Slot,
-        signature: &ModelSignature,
-        items: &mut Vec<I>,
-    ) -> Result<(), Failure> {
+    fn compute(&mut self, now: Timestamp, order: &mut ExecuteOrder<I>) -> Result<(), Failure> {
+        let ExecuteOrder { slot, signature, padding, items, .. } = order;
         let refused = |reason: &str| Failure::Refused(reason.to_owned());
         let mut loaded = match slot.loaded.try_lock() {
             Ok(loaded) => loaded,
@@ -370,6 +367,7 @@ impl<I: BatchItem> Executor<I> {
         let mut bench = batch::Bench {
             loaded: loaded.as_mut(),
             signature,
+            padding: padding.as_deref(),
             cache: &mut self.cache,
             clock: self.clock,
             statistics: &slot.statistics,

@@ -12,11 +12,13 @@
 mod batch;
 mod clock;
 mod executor;
+mod padding;
 mod pages;
 mod pin;
 
 pub use batch::{BatchItem, Tensor};
 pub use clock::Clock;
 pub use executor::{Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Slot, Status, UnloadOrder};
+pub use padding::Padding;
 pub use pages::Pages;
 pub use pin::pin_from_last;

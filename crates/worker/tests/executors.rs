@@ -185,7 +185,8 @@ impl Bench {
     fn execute(&mut self, slot: &Arc<Slot>, items: Vec<Item>, window: Window) -> Report<Item> {
         self.next += 1;
         let signature = Arc::new(Net::new(Behaviour::Double).1.clone());
-        let order = ExecuteOrder { action: ActionId(self.next), window, slot: Arc::clone(slot), signature, items };
+        let (action, slot, padding) = (ActionId(self.next), Arc::clone(slot), None);
+        let order = ExecuteOrder { action, window, slot, signature, padding, items };
         assert!(self.device.execute(order).is_ok());
         self.reports.recv().unwrap()
     }
@@ -352,7 +353,8 @@ fn a_retired_device_gives_every_order_back_also_those_whose_time_has_not_come() 
     let later = Window { earliest: bench.clock.now() + Duration::from_secs(3600), latest: Timestamp::NEVER };
     let signature = Arc::new(Net::new(Behaviour::Double).1.clone());
     let items = vec![bench.numbers(0, &[1, 1], &[1.0])];
-    let order = ExecuteOrder { action: ActionId(100), window: later, slot: Arc::clone(&slot), signature, items };
+    let (action, padding) = (ActionId(100), None);
+    let order = ExecuteOrder { action, window: later, slot: Arc::clone(&slot), signature, padding, items };
     assert!(bench.device.execute(order).is_ok());
     assert!(bench.device.retire());
     let waiting = bench.reports.recv().unwrap();

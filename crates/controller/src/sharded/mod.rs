@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use telemetry::ModelMetrics;
-use worker::Slot;
+use worker::{Padding, Slot};
 
 /// Models that can be served at once with shards: each has a mailbox, made at the start.
 const MAX_MODELS: u32 = 1 << 16;
@@ -53,6 +53,7 @@ struct Served {
     name: String,
     prepared: Arc<dyn engine::Prepared>,
     signature: Arc<ModelSignature>,
+    padding: Option<Arc<Padding>>,
     pages: u32,
     metrics: ModelMetrics,
     /// By device.
@@ -236,9 +237,10 @@ impl Hub {
             return;
         }
         self.pages_of().insert(id, pages);
-        let NewModel { name, prepared, signature, profile, objective, .. } = model;
+        let NewModel { name, prepared, signature, padding, profile, objective, .. } = model;
         let slots = (0..self.device_count).map(|_| Arc::new(Slot::new(Arc::clone(metrics.statistics())))).collect();
-        let served = Arc::new(Served { name, prepared, signature, pages, metrics, slots, failure: Mutex::default() });
+        let failure = Mutex::default();
+        let served = Arc::new(Served { name, prepared, signature, padding, pages, metrics, slots, failure });
         let spec = ModelSpec { model: id, pages, profile, objective, fixed: Duration::ZERO };
         // The shard first: the ranker's word that the weights are there must find the model known.
         let lane = &self.shards[Shard::of(id, self.shard_count()) as usize];

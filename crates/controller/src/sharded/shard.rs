@@ -221,7 +221,8 @@ impl ShardThread {
         }
         served.metrics.statistics().wait_no_longer(items.len());
         let slot = Arc::clone(&served.slots[device.index()]);
-        let order = ExecuteOrder { action, window, slot, signature: Arc::clone(&served.signature), items };
+        let (signature, padding) = (Arc::clone(&served.signature), served.padding.clone());
+        let order = ExecuteOrder { action, window, slot, signature, padding, items };
         let done_at = Some(expected_done_at);
         self.expectations.insert(action, Expectation { device, model, took: expected, done_at, rows, bytes: 0 });
         if self.devices[device.index()].device.execute(order).is_err() {
