@@ -1,7 +1,7 @@
 //! What the gateway sees of the controller: a catalogue of models, and a way to ask.
 
 use crate::queueing::Queueing;
-use base::{Duration, ModelId, ModelSignature, RequestId, Timestamp};
+use base::{ApplicationId, Duration, ModelId, ModelSignature, RequestId, Timestamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -20,6 +20,10 @@ pub struct Submission {
     pub deadline_at: Timestamp,
     /// As in Triton; 0 is the default level.
     pub priority: u32,
+    /// Who sent it.
+    pub application: ApplicationId,
+    /// How large it is, in elements of a row, where its model leaves that open.
+    pub size: Option<u32>,
     /// Where the request's steps are noted, if it is traced.
     pub trace: Option<Arc<telemetry::Trace>>,
     /// Where the answer goes.

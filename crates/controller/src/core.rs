@@ -365,7 +365,11 @@ impl Core {
         let (failure, rest, panicked) = (String::new(), Rest::default(), false);
         self.models[id.index()] =
             Some(ModelRecord { prepared, signature, padding, pages, metrics, slots, name, failure, rest, panicked });
-        self.step(inner, now, Event::ModelAdded(ModelSpec { model: id, pages, profile, objective, fixed: Duration::ZERO }));
+        self.step(
+            inner,
+            now,
+            Event::ModelAdded(ModelSpec { model: id, pages, profile, objective, fixed: Duration::ZERO }),
+        );
     }
 
     fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {

@@ -201,9 +201,8 @@ impl Controller {
         let Some(id) = self.inner.take_slot() else { return refuse(submission, Refusal::QueueFull) };
         self.inner.in_hand.fetch_add(1, Ordering::Relaxed);
         let now = self.now();
-        let Submission { model, inputs, rows, deadline_at, priority, trace, reply } = submission;
+        let Submission { model, inputs, rows, deadline_at, priority, application, size, trace, reply } = submission;
         let margin = REPLY_MARGIN.min(deadline_at.since(now) / REPLY_SHARE);
-        let (application, size) = (base::ApplicationId::DEFAULT, None);
         let deadline_at = deadline_at - margin;
         let request = scheduler::Request { id, model, deadline_at, priority, rows, application, size };
         if let Some(trace) = &trace {

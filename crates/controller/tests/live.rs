@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
-use base::{DataType, Duration, LatencyProfile, Timestamp};
+use base::{ApplicationId, DataType, Duration, LatencyProfile, Timestamp};
 use bytes::Bytes;
 use controller::{
     Controller, ControllerConfig, DeviceConfig, Manager, ManagerConfig, ModelState, NewModel, Refusal, Reply,
@@ -59,6 +59,8 @@ fn ask(controller: &Controller, model: &str, within: Option<Duration>) -> onesho
         rows: 1,
         deadline_at: within.map_or(Timestamp::NEVER, |span| controller.now() + span),
         priority: 0,
+        application: ApplicationId::DEFAULT,
+        size: None,
         trace: None,
         reply,
     });
@@ -218,7 +220,17 @@ fn a_removed_model_leaves_nothing_behind() {
     let data = Bytes::from(vec![0; width as usize * 4]);
     let inputs = vec![Tensor { datatype: DataType::Fp32, shape: vec![1, width], data }];
     let deadline_at = controller.now() + Duration::from_secs(60);
-    controller.submit(Submission { model: id, inputs, rows: 1, deadline_at, priority: 0, trace: None, reply });
+    controller.submit(Submission {
+        model: id,
+        inputs,
+        rows: 1,
+        deadline_at,
+        priority: 0,
+        application: ApplicationId::DEFAULT,
+        size: None,
+        trace: None,
+        reply,
+    });
     controller.drive();
     assert!(matches!(wait(answer), Reply::Outputs(_)));
     controller.remove_model(id);
@@ -246,6 +258,8 @@ fn a_request_that_is_taken_back_is_not_executed() {
         rows: 1,
         deadline_at: controller.now() + Duration::from_secs(60),
         priority: 0,
+        application: ApplicationId::DEFAULT,
+        size: None,
         trace: None,
         reply,
     };

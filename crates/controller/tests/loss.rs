@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
-use base::{DataType, Duration, LatencyProfile, ModelId, ModelSignature};
+use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature};
 use bytes::Bytes;
 use controller::{Controller, ControllerConfig, DeviceConfig, NewModel, Refusal, Reply, Submission, Tensor};
 use engine::{EmulatedEngine, Emulation, Engine, EngineError, Loaded, ModelSource, Prepared, TensorView};
@@ -118,6 +118,8 @@ impl Bench {
             rows: LARGEST_BATCH,
             deadline_at,
             priority: 0,
+            application: ApplicationId::DEFAULT,
+            size: None,
             trace: None,
             reply,
         });

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
-use base::{DataType, Duration, LatencyProfile, ModelId, Timestamp};
+use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, Timestamp};
 use bytes::Bytes;
 use controller::{
     Controller, ControllerConfig, DeviceConfig, Manager, ManagerConfig, ModelState, NewModel, Refusal, Reply, Spread,
@@ -63,7 +63,17 @@ fn ask(
     let width = prepared.signature().inputs[0].dims[1];
     let data = Bytes::from(vec![0; width as usize * 4]);
     let inputs = vec![Tensor { datatype: DataType::Fp32, shape: vec![1, width], data }];
-    controller.submit(Submission { model, inputs, rows: 1, deadline_at, priority: 0, trace: None, reply });
+    controller.submit(Submission {
+        model,
+        inputs,
+        rows: 1,
+        deadline_at,
+        priority: 0,
+        application: ApplicationId::DEFAULT,
+        size: None,
+        trace: None,
+        reply,
+    });
     receiver
 }
 
@@ -142,7 +152,17 @@ fn a_request_that_is_taken_back_is_not_executed() {
     let (reply, receiver) = oneshot::channel();
     let deadline_at = controller.now() + Duration::from_secs(60);
     // Its inputs are missing: executing it would fail, loudly.
-    let submission = Submission { model, inputs: Vec::new(), rows: 1, deadline_at, priority: 0, trace: None, reply };
+    let submission = Submission {
+        model,
+        inputs: Vec::new(),
+        rows: 1,
+        deadline_at,
+        priority: 0,
+        application: ApplicationId::DEFAULT,
+        size: None,
+        trace: None,
+        reply,
+    };
     let ticket = controller.submit(submission).unwrap();
     controller.cancel(ticket);
     controller.drive();

@@ -12,7 +12,7 @@ use crate::classify::classify;
 use crate::models::serving;
 use crate::regions;
 use crate::shard::Shard;
-use base::{Duration, ModelSignature, Timestamp};
+use base::{ApplicationId, Duration, ModelSignature, Timestamp};
 use controller::{Admitted, CatalogueEntry, QueuePlace, Refusal, Reply, ServedModel, Submission, Tensor, Ticket};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,6 +24,15 @@ use wire::{Fault, InferRequest, InferResponse, OutputTensor, Reason};
 /// millisecond after their time, a busy machine takes its time to run this thread, and the refusal must be there by the
 /// deadline. Plans aim earlier still (the controller's margin).
 const GIVE_UP_BEFORE: Duration = Duration::from_millis(3);
+
+/// What the transport says of a request.
+#[derive(Clone, Copy)]
+pub(crate) struct Head {
+    /// The deadline that it gave, from the arrival.
+    pub(crate) limit: Option<Duration>,
+    /// Who sent it, unless the request itself says.
+    pub(crate) application: ApplicationId,
+}
 
 /// A request for a known model that is ready. Dropped without an end, the client went away: it is taken out of the plan.
 pub(crate) struct Call<'a> {
@@ -73,12 +82,11 @@ impl<'a> Call<'a> {
     }
 
     /// Asks the model, and hands the answer to `encode`, on another thread if that takes long: outputs as JSON do, and
-    /// all do if it `compresses`. `limit` is the deadline that the transport gave, from the arrival. No success leaves
-    /// after its deadline (P2).
+    /// all do if it `compresses`. No success leaves after its deadline (P2).
     pub(crate) async fn run<T: Send + 'static>(
         &mut self,
         mut request: InferRequest<'_>,
-        limit: Option<Duration>,
+        head: Head,
         compresses: bool,
         encode: impl FnOnce(InferResponse<'_>) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {
@@ -90,9 +98,14 @@ impl<'a> Call<'a> {
         let served = self.served();
         let checked = check(&served.signature, &mut request)?;
         let (priority, queue_limit, place) = self.admit(served, request.parameters.priority)?;
-        let budget = [request.parameters.timeout, limit, served.objective, queue_limit].into_iter().flatten().min();
+        let budget =
+            [request.parameters.timeout, head.limit, served.objective, queue_limit].into_iter().flatten().min();
         let deadline_at = budget.map_or(Timestamp::NEVER, |budget| self.arrived_at + budget);
-        let Checked { inputs, rows, outputs: mut wanted } = checked;
+        let Checked { inputs, rows, size, outputs: mut wanted } = checked;
+        let application = match &*request.application {
+            "" => head.application,
+            name => self.shard.shared.applications.of(name)?,
+        };
         for output in &wanted {
             if let Some(region) = &output.region {
                 regions::check_place(self.shard, &served.signature.outputs[output.position].name, region)?;
@@ -101,7 +114,8 @@ impl<'a> Call<'a> {
         let (reply, answer) = oneshot::channel();
         let trace = self.trace.clone();
         trace.iter().for_each(|trace| trace.named(&request.id));
-        let submission = Submission { model: served.id, inputs, rows, deadline_at, priority, trace, reply };
+        let model = served.id;
+        let submission = Submission { model, inputs, rows, deadline_at, priority, application, size, trace, reply };
         self.ticket = self.shard.controller.submit(submission);
         self.shard.driver.wake();
         let reply = self.wait(answer, budget, deadline_at).await;

@@ -12,6 +12,9 @@ pub(crate) struct Checked {
     pub(crate) inputs: Vec<Tensor>,
     /// Rows of the batch dimension; 1 where the model has none.
     pub(crate) rows: u32,
+    /// How large it is: the elements in a row of the largest input of which the model leaves the size open; `None` where it
+    /// leaves none open.
+    pub(crate) size: Option<u32>,
     /// The outputs that are wanted.
     pub(crate) outputs: Vec<Wanted>,
 }
@@ -34,6 +37,7 @@ pub(crate) fn check(signature: &ModelSignature, request: &mut InferRequest<'_>) 
     let outputs = wanted_outputs(signature, std::mem::take(&mut request.outputs), request.parameters.binary_outputs)?;
     let mut slots: Vec<Option<Tensor>> = signature.inputs.iter().map(|_| None).collect();
     let mut rows: Option<u32> = None;
+    let mut size: Option<u32> = None;
     for input in request.inputs.drain(..) {
         let position = position_of(&signature.inputs, &input.name).ok_or_else(|| {
             Fault::bad(format!("the model has no input {:?}: it takes {}", input.name, names(&signature.inputs)))
@@ -47,6 +51,7 @@ pub(crate) fn check(signature: &ModelSignature, request: &mut InferRequest<'_>) 
                 rows.unwrap_or(count)
             )));
         }
+        size = size.max(open_size(spec, signature.max_batch, &input.shape));
         let tensor = Tensor { datatype: input.datatype, shape: input.shape, data: input.data };
         if slots[position].replace(tensor).is_some() {
             return Err(Fault::bad(format!("input {:?} is given twice", input.name)));
@@ -55,7 +60,16 @@ pub(crate) fn check(signature: &ModelSignature, request: &mut InferRequest<'_>) 
     if let Some(missing) = slots.iter().position(Option::is_none) {
         return Err(Fault::bad(format!("input {:?} is missing", signature.inputs[missing].name)));
     }
-    Ok(Checked { inputs: slots.into_iter().flatten().collect(), rows: rows.unwrap_or(1), outputs })
+    Ok(Checked { inputs: slots.into_iter().flatten().collect(), rows: rows.unwrap_or(1), size, outputs })
+}
+
+/// The elements in a row of an input that fits its specification, where that leaves its size open.
+fn open_size(spec: &TensorSpec, max_batch: u32, shape: &[i64]) -> Option<u32> {
+    let from = usize::from(max_batch > 0);
+    let open = spec.dims.iter().skip(from).any(|&dim| dim < 0);
+    let elements =
+        || shape[from..].iter().fold(1u32, |all, &dim| all.saturating_mul(u32::try_from(dim).unwrap_or(u32::MAX)));
+    open.then(elements)
 }
 
 /// The rows of an input that fits its specification.
@@ -183,6 +197,7 @@ mod tests {
         let outputs = outputs.iter().map(|&name| output(name)).collect();
         InferRequest {
             id: "".into(),
+            application: "".into(),
             parameters: Parameters { binary_outputs: true, ..Parameters::default() },
             inputs,
             outputs,
@@ -197,7 +212,7 @@ mod tests {
     fn inputs_are_put_in_the_models_order() {
         let inputs = vec![input("b", DataType::Int64, &[3, 5]), input("a", DataType::Fp32, &[3, 2])];
         let checked = check(&signature(4), &mut request(inputs, &["half"])).unwrap();
-        assert_eq!(checked.rows, 3);
+        assert_eq!((checked.rows, checked.size), (3, Some(5)), "only what is open says how large it is");
         assert_eq!(checked.inputs.iter().map(|t| t.datatype).collect::<Vec<_>>(), [DataType::Fp32, DataType::Int64]);
         assert_eq!(checked.outputs, [plain(1)]);
     }
@@ -206,7 +221,20 @@ mod tests {
     fn without_a_batch_dimension_rows_are_one() {
         let inputs = vec![input("b", DataType::Int64, &[9, 5]), input("a", DataType::Fp32, &[3, 2])];
         let checked = check(&signature(0), &mut request(inputs, &[])).unwrap();
-        assert_eq!((checked.rows, checked.outputs), (1, vec![plain(0), plain(1)]));
+        assert_eq!((checked.rows, checked.size), (1, Some(45)));
+        assert_eq!(checked.outputs, [plain(0), plain(1)]);
+    }
+
+    #[test]
+    fn sizes_are_known_where_the_model_leaves_them_open() {
+        let size =
+            |dims: &[i64], max_batch, shape: &[i64]| open_size(&spec("x", DataType::Fp32, dims), max_batch, shape);
+        assert_eq!(size(&[-1, 3, 224, 224], 8, &[2, 3, 224, 224]), None);
+        assert_eq!(size(&[-1, 3, -1, -1], 8, &[2, 3, 100, 50]), Some(15_000));
+        assert_eq!(size(&[-1, 4], 0, &[7, 4]), Some(28), "without a batch dimension the first one counts");
+        assert_eq!(size(&[3, 4], 0, &[3, 4]), None);
+        assert_eq!(size(&[-1, -1, -1], 8, &[1, i64::MAX, 1 << 20]), Some(u32::MAX));
+        assert_eq!(size(&[-1], 8, &[2]), None);
     }
 
     #[test]

@@ -1,17 +1,18 @@
 //! The protocol over gRPC.
 
-use crate::call::{Call, metric_reason};
+use crate::call::{Call, Head, metric_reason};
 use crate::connection::Activity;
 use crate::extensions::{SERVER_NAME, SERVER_VERSION, extensions};
 use crate::http::encoding::Encoding;
 use crate::http::payload::Payload;
+use crate::http::{APPLICATION, text};
 use crate::message::{self, Messages};
 use crate::shard::Shard;
 use crate::standard::Standard;
 use crate::stream::{OpenStream, StreamBody};
 use crate::stream_infer::{self, Answers, Source};
 use crate::{repository_calls, settings, shared_memory, statistics};
-use base::{Duration, Timestamp};
+use base::{ApplicationId, Duration, Timestamp};
 use hyper::body::Incoming;
 use hyper::header::{HeaderMap, HeaderValue};
 use std::convert::Infallible;
@@ -166,11 +167,11 @@ impl GrpcInferenceService for Calls {
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Result<Response<ModelInferResponse>, Status> {
         let arrived_at = arrived(&self.shard, request.extensions());
-        let limit = deadline(request.metadata().as_ref());
+        let head = head(&self.shard, request.metadata().as_ref());
         let message = request.into_inner();
         let mut call = Call::begin(&self.shard, &message.model_name, &message.model_version, arrived_at)?;
-        let outcome = match grpc::decode(&message) {
-            Ok(request) => call.run(request, limit, false, |response| Ok(grpc::encode(response))).await,
+        let outcome = match head.and_then(|head| Ok((head, grpc::decode(&message)?))) {
+            Ok((head, request)) => call.run(request, head, false, |response| Ok(grpc::encode(response))).await,
             Err(fault) => Err(fault),
         };
         Ok(Response::new(call.end(outcome)?))
@@ -283,9 +284,15 @@ fn arrived(shard: &Shard, extensions: &http::Extensions) -> Timestamp {
     extensions.get::<Arrived>().map_or_else(|| shard.controller.now(), |arrived| arrived.0)
 }
 
-/// The smaller of gRPC's own deadline and the header that HTTP has too.
-fn deadline(headers: &HeaderMap) -> Option<Duration> {
-    call_deadline(headers).into_iter().chain(header_deadline(headers)).min()
+/// What a call's headers say: the smaller of gRPC's own deadline and that of the header that HTTP has too, and who sends it.
+fn head(shard: &Shard, headers: &HeaderMap) -> Result<Head, Fault> {
+    let limit = call_deadline(headers).into_iter().chain(header_deadline(headers)).min();
+    Ok(Head { limit, application: application(shard, headers)? })
+}
+
+/// Who sends a call's requests, unless they say so themselves.
+pub(crate) fn application(shard: &Shard, headers: &HeaderMap) -> Result<ApplicationId, Fault> {
+    shard.shared.applications.of(text(headers, &APPLICATION)?)
 }
 
 /// gRPC's own deadline, which is the whole call's.

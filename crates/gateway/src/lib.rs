@@ -11,6 +11,7 @@
 //! requests that arrive together are planned together, and nobody is woken for each of them.
 
 mod accept;
+mod applications;
 mod beside;
 mod call;
 mod check;

@@ -2,6 +2,7 @@
 
 use crate::Config;
 use crate::accept::Protocol;
+use crate::applications::Applications;
 use crate::driver::Driver;
 use crate::mailbox::Mailbox;
 use crate::models::Models;
@@ -50,6 +51,8 @@ pub(crate) struct Shared {
     pub(crate) readiness: watch::Sender<Readiness>,
     /// The memory that clients share with the server.
     pub(crate) regions: Regions,
+    /// Who sends requests.
+    pub(crate) applications: Applications,
 }
 
 impl Shared {
@@ -65,6 +68,7 @@ impl Shared {
             tracer,
             readiness: watch::Sender::new(Readiness::Starting),
             regions: Regions::default(),
+            applications: Applications::default(),
         }
     }
 }

@@ -7,11 +7,11 @@
 //! Requests of one stream are requests like any other: they are planned apart, and answered in the order in which they are
 //! done. Whoever drops the answers (the client cancelled, or is gone) drops the reader, and that takes all of them back.
 
-use crate::call::{Call, metric_reason};
-use crate::grpc::{call_deadline, header_deadline};
+use crate::call::{Call, Head, metric_reason};
+use crate::grpc::{application, call_deadline, header_deadline};
 use crate::message::{Framed, Messages};
 use crate::shard::Shard;
-use base::{Duration, Timestamp};
+use base::{ApplicationId, Duration, Timestamp};
 use prost::Message;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -75,6 +75,7 @@ pub(crate) fn answer<T>(shard: &Arc<Shard>, request: &Request<T>, arrived_at: Ti
     let reader = Reader {
         shard: Arc::clone(shard),
         limit: header_deadline(headers),
+        application: application(shard, headers)?,
         ends_at: call_deadline(headers).map(|span| arrived_at + span),
         ends_with_status,
         answers: sender,
@@ -90,6 +91,8 @@ struct Reader {
     shard: Arc<Shard>,
     /// The deadline of each request, from its arrival.
     limit: Option<Duration>,
+    /// Who sends them, unless they say so themselves.
+    application: ApplicationId,
     /// When the whole stream ends, if the client said so.
     ends_at: Option<Timestamp>,
     ends_with_status: bool,
@@ -173,10 +176,10 @@ impl Reader {
             read().await.inspect_err(|fault| shard.shared.metrics.unrouted(metric_reason(fault.reason)))?;
         id.clone_from(&message.id);
         let left = self.ends_at.map(|ends_at| ends_at.since(arrived_at));
-        let limit = self.limit.into_iter().chain(left).min();
+        let head = Head { limit: self.limit.into_iter().chain(left).min(), application: self.application };
         let mut call = Call::begin(shard, &message.model_name, &message.model_version, arrived_at)?;
         let outcome = match grpc::decode(&message) {
-            Ok(request) => call.run(request, limit, false, |response| Ok(grpc::encode(response))).await,
+            Ok(request) => call.run(request, head, false, |response| Ok(grpc::encode(response))).await,
             Err(fault) => Err(fault),
         };
         call.end(outcome)

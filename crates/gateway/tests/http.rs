@@ -13,6 +13,8 @@ use gateway::Config;
 use std::io::{Read, Write};
 
 const INFER: &str = "/v2/models/quick/infer";
+/// 130 bytes.
+const LONG_NAME: &str = "0123456789012345678901234567890123456789012345678901234567890123401234567890123456789012345678901234567890123456789012345678901234";
 
 #[test]
 fn the_six_calls() {
@@ -289,6 +291,7 @@ fn refusals_of_large_bodies_arrive_whatever_is_wrong() {
         ("/v2/nothing", [("x", "y")], 404, "not_found"),
         ("/v2/models/quick", [("x", "y")], 405, "method_not_allowed"),
         (INFER, [("punctual-timeout-us", "soon")], 400, "bad_input"),
+        (INFER, [("punctual-application", LONG_NAME)], 400, "bad_input"),
         (INFER, [("content-encoding", "br")], 415, "unsupported_encoding"),
     ] {
         let mut client = server.connect();

@@ -1,6 +1,7 @@
 //! Sends the requests: timetables and clients on one thread.
 
 use crate::LoadError;
+use crate::lengths::Lengths;
 use crate::pace::Pacer;
 use crate::plan::{ClassPlan, Loop, Plan};
 use crate::progress::Progress;
@@ -57,7 +58,9 @@ pub async fn drive(plan: &Plan, stop: impl Future<Output = ()>) -> Result<Report
         interrupted: Cell::new(false),
     });
     for (index, targets) in targets.into_iter().enumerate() {
-        let class = Class { index, run: run.clone(), targets: targets.into(), transports: transports.clone() };
+        let variants = plan.classes[index].lengths.map_or(1, Lengths::variants);
+        let (run, transports) = (run.clone(), transports.clone());
+        let class = Class { index, run, targets: targets.into(), variants, transports };
         class.start(&plan.classes[index], plan)?;
     }
     if plan.busy_poll {
@@ -135,11 +138,19 @@ impl Run {
 struct Class {
     index: usize,
     run: Rc<Run>,
+    /// For each model, as many as there are lengths.
     targets: Rc<[Target]>,
+    variants: u32,
     transports: Rc<Transports>,
 }
 
 impl Class {
+    /// Any of a model's requests.
+    fn any_of(&self, model: usize, random: &mut Random) -> usize {
+        let variant = if self.variants > 1 { random.below(self.variants) } else { 0 };
+        model * self.variants as usize + variant as usize
+    }
+
     fn start(&self, class: &ClassPlan, plan: &Plan) -> Result<(), LoadError> {
         let timer = || Pacer::new().map_err(|error| LoadError::System { what: "a timer can't be made", error });
         // Each class has its own random numbers, so that adding one leaves the others as they were.
@@ -150,6 +161,7 @@ impl Class {
                     class: self.clone(),
                     pacer: timer()?,
                     arrivals: OpenLoop::new(streams(class, rate, process), seed),
+                    random: Random::new(seed, u64::MAX),
                     end: plan.duration,
                     connections: plan.connections,
                 };
@@ -205,6 +217,8 @@ struct Timetable {
     class: Class,
     pacer: Pacer,
     arrivals: OpenLoop,
+    /// Chooses among a model's requests.
+    random: Random,
     end: Duration,
     connections: usize,
 }
@@ -222,11 +236,11 @@ struct Waiting {
 #[derive(Clone, Copy)]
 struct Due {
     intended: Duration,
-    model: u32,
+    target: usize,
 }
 
 impl Timetable {
-    async fn follow(self) {
+    async fn follow(mut self) {
         let Class { index, run, .. } = &self.class;
         let waiting = Rc::new(Waiting::default());
         let mut burst = 0;
@@ -253,7 +267,8 @@ impl Timetable {
                 run.end(*index, arrival.offset, run.now(), &Outcome::Error("not_sent".into()));
                 continue;
             }
-            waiting.due.borrow_mut().push_back(Due { intended: arrival.offset, model: arrival.model });
+            let target = self.class.any_of(arrival.model as usize, &mut self.random);
+            waiting.due.borrow_mut().push_back(Due { intended: arrival.offset, target });
             let coming = waiting.idle.get() + waiting.connecting.get();
             if waiting.due.borrow().len() > coming && waiting.senders.get() < self.connections {
                 waiting.senders.set(waiting.senders.get() + 1);
@@ -280,7 +295,7 @@ async fn send_what_is_due(class: Class, waiting: Rc<Waiting>) {
             continue;
         };
         let sent = class.run.now();
-        let outcome = transport.ask(&class.targets[due.model as usize]).await;
+        let outcome = transport.ask(&class.targets[due.target]).await;
         class.run.end(class.index, due.intended, sent, &outcome);
     }
 }
@@ -298,13 +313,14 @@ struct Client {
 
 impl Client {
     async fn ask_again_and_again(mut self) {
-        let Class { index, run, targets, transports } = self.class.clone();
+        let Class { index, run, targets, transports, .. } = self.class.clone();
         let mut transport = transports.make();
         while !run.stopping.get() {
             let model = self.pick();
+            let target = self.class.any_of(model, &mut self.random);
             let intended = run.now();
             run.begin(index, intended);
-            let outcome = transport.ask(&targets[model]).await;
+            let outcome = transport.ask(&targets[target]).await;
             run.end(index, intended, intended, &outcome);
             let pause = match outcome {
                 Outcome::Success => continue,

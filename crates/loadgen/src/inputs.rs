@@ -30,29 +30,39 @@ pub struct Input {
 }
 
 /// Inputs for one request of that many rows, random where the plan gives no values. Sizes that the model leaves open are
-/// the plan's; otherwise the first dimension is the batch if it is open, and other open ones become 1.
-pub fn make_inputs(specs: &[InputSpec], batch: u32, plan: &Plan) -> Result<Vec<Input>, String> {
+/// the plan's; otherwise the first dimension is the batch if it is open, and other open ones become `length`.
+pub fn make_inputs(specs: &[InputSpec], batch: u32, length: i64, plan: &Plan) -> Result<Vec<Input>, String> {
     let mut random = Random::new(plan.seed, 0);
-    specs.iter().map(|spec| make_input(spec, batch, &plan.shapes, &plan.values, &mut random)).collect()
+    let sizes = Sizes { batch, length, shapes: &plan.shapes };
+    specs.iter().map(|spec| make_input(spec, sizes, &plan.values, &mut random)).collect()
+}
+
+/// What open dimensions become.
+#[derive(Clone, Copy)]
+struct Sizes<'a> {
+    batch: u32,
+    length: i64,
+    /// The plan's own, by input.
+    shapes: &'a [(String, Vec<i64>)],
 }
 
 fn make_input(
     spec: &InputSpec,
-    batch: u32,
-    shapes: &[(String, Vec<i64>)],
+    sizes: Sizes<'_>,
     values: &[(String, f64)],
     random: &mut Random,
 ) -> Result<Input, String> {
     let InputSpec { name, datatype, .. } = spec;
-    let shape = shape_for(spec, batch, shapes)?;
+    let shape = shape_for(spec, sizes)?;
     let size = datatype.size().unwrap_or(12);
     let count = element_count(&shape).filter(|count| count.checked_mul(size).is_some_and(|bytes| bytes <= MAX_BYTES));
     let count = count.ok_or_else(|| format!("input {name:?} with the shape {shape:?} is too large for one request"))?;
     let mut data = Vec::with_capacity(count * size);
     match values.iter().find(|(given, _)| given == name) {
         Some(&(_, value)) => {
-            let element = element(*datatype, value)
-                .ok_or_else(|| format!("input {name:?} is {datatype}: --value can't set it"))?;
+            let element = datatype
+                .element(value)
+                .ok_or_else(|| format!("input {name:?} is {datatype}: --value can't set it to {value}"))?;
             data.extend(element.iter().copied().cycle().take(count * size));
         }
         None => (0..count).for_each(|_| push_random(&mut data, *datatype, random)),
@@ -60,18 +70,8 @@ fn make_input(
     Ok(Input { name: name.clone(), datatype: *datatype, shape, data: data.into() })
 }
 
-/// A number as an element; `None` for types whose elements aren't plain numbers.
-fn element(datatype: DataType, value: f64) -> Option<Vec<u8>> {
-    Some(match datatype {
-        DataType::Fp32 => (value as f32).to_le_bytes().to_vec(),
-        DataType::Fp64 => value.to_le_bytes().to_vec(),
-        DataType::Fp16 | DataType::Bf16 | DataType::Bytes => return None,
-        // Two's complement: the lowest bytes of the widest form are the narrow one's.
-        whole => (value as i64).to_le_bytes()[..whole.size()?].to_vec(),
-    })
-}
-
-fn shape_for(spec: &InputSpec, batch: u32, shapes: &[(String, Vec<i64>)]) -> Result<Vec<i64>, String> {
+fn shape_for(spec: &InputSpec, sizes: Sizes<'_>) -> Result<Vec<i64>, String> {
+    let Sizes { batch, length, shapes } = sizes;
     let name = &spec.name;
     if let Some((_, given)) = shapes.iter().find(|(given, _)| given == name) {
         let fits = given.len() == spec.shape.len()
@@ -90,7 +90,7 @@ fn shape_for(spec: &InputSpec, batch: u32, shapes: &[(String, Vec<i64>)]) -> Res
     let open = |(index, &dim): (usize, &i64)| match dim {
         dim if dim >= 0 => dim,
         _ if index == 0 => i64::from(batch),
-        _ => 1,
+        _ => length,
     };
     Ok(spec.shape.iter().enumerate().map(open).collect())
 }
@@ -163,6 +163,10 @@ pub fn grpc_request(model: &str, inputs: &[Input], class: &ClassPlan) -> ModelIn
     if class.priority > 0 {
         parameters.insert("priority".to_owned(), parameter(u64::from(class.priority)));
     }
+    if let Some(name) = &class.application {
+        let choice = ParameterChoice::StringParam(name.clone());
+        parameters.insert("application".to_owned(), InferParameter { parameter_choice: Some(choice) });
+    }
     let described = inputs.iter().map(|input| InferInputTensor {
         name: input.name.clone(),
         datatype: input.datatype.name().to_owned(),
@@ -185,6 +189,9 @@ fn json_parameters(class: &ClassPlan, binary: bool) -> serde_json::Value {
     }
     if class.priority > 0 {
         parameters.insert("priority".into(), class.priority.into());
+    }
+    if let Some(name) = &class.application {
+        parameters.insert("application".into(), name.as_str().into());
     }
     if binary {
         parameters.insert("binary_data_output".into(), true.into());
@@ -247,6 +254,8 @@ mod tests {
             deadline: Some(Duration::from_micros(12_500)),
             batch: 2,
             priority: 3,
+            application: Some("search".into()),
+            lengths: None,
         }
     }
 
@@ -264,12 +273,13 @@ mod tests {
         values: &[(String, f64)],
         random: &mut Random,
     ) -> Result<Vec<Input>, String> {
-        specs.iter().map(|spec| make_input(spec, batch, &[], values, random)).collect()
+        let sizes = Sizes { batch, length: 1, shapes: &[] };
+        specs.iter().map(|spec| make_input(spec, sizes, values, random)).collect()
     }
 
     #[test]
     fn given_values_fill_their_input_in_every_number_type() {
-        let numbers = |spec: &InputSpec| element(spec.datatype, 1.0).is_some();
+        let numbers = |spec: &InputSpec| !matches!(spec.datatype, DataType::Fp16 | DataType::Bf16 | DataType::Bytes);
         let specs: Vec<_> = every_type().into_iter().filter(numbers).collect();
         let value = |name: &str| if name.starts_with('U') || name == "BOOL" { 1.0 } else { -3.0 };
         let values: Vec<_> = specs.iter().map(|spec| (spec.name.clone(), value(&spec.name))).collect();
@@ -301,6 +311,7 @@ mod tests {
         }
         let request = grpc_request("m", &inputs, &class());
         let read = wire::grpc::decode(&request).unwrap();
+        assert_eq!(read.application, "search");
         assert_eq!(read.inputs[0].data, inputs[0].data);
         assert_eq!(read.parameters.timeout, Some(Duration::from_micros(12_500)));
     }
@@ -322,12 +333,13 @@ mod tests {
     #[test]
     fn open_dimensions_are_filled_in() {
         let ids = spec("ids", DataType::Int64, &[-1, -1]);
-        let shape = |batch, shapes: &[(String, Vec<i64>)]| shape_for(&ids, batch, shapes);
-        assert_eq!(shape(4, &[]).unwrap(), [4, 1]);
+        let shape = |batch, shapes: &[(String, Vec<i64>)]| shape_for(&ids, Sizes { batch, length: 7, shapes });
+        assert_eq!(shape(4, &[]).unwrap(), [4, 7]);
         assert_eq!(shape(1, &[("ids".into(), vec![1, 128])]).unwrap(), [1, 128]);
         assert!(shape(1, &[("ids".into(), vec![128])]).unwrap_err().contains("doesn't fit"));
         let fixed = spec("x", DataType::Fp32, &[1, 3]);
-        assert!(shape_for(&fixed, 2, &[]).unwrap_err().contains("no batch of 2"));
+        let two = Sizes { batch: 2, length: 1, shapes: &[] };
+        assert!(shape_for(&fixed, two).unwrap_err().contains("no batch of 2"));
         let huge = spec("x", DataType::Fp32, &[i64::MAX, 2]);
         assert!(random_inputs(&[huge], 1, &[], &mut Random::new(1, 1)).unwrap_err().contains("too large"));
     }

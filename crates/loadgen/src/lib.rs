@@ -17,6 +17,7 @@ mod driver;
 mod grpc;
 mod http;
 mod inputs;
+mod lengths;
 mod options;
 mod pace;
 mod plan;
@@ -25,6 +26,7 @@ mod report;
 mod stats;
 mod target;
 
+pub use lengths::Lengths;
 pub use options::{ArrivalKind, LoadArgs, Protocol};
 pub use plan::{ClassPlan, Loop, Plan, PlanError};
 pub use report::{ClassReport, Report, Spread};

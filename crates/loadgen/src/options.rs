@@ -1,5 +1,6 @@
 //! The arguments of `punctual load`, and the file in which a run with several classes can be written.
 
+use crate::lengths::Lengths;
 use crate::plan::{ClassPlan, Loop, Plan, PlanError, expand, resolve};
 use base::Duration;
 use clap::{Args, ValueEnum};
@@ -93,6 +94,15 @@ pub struct LoadArgs {
     #[arg(long, short = 'b', value_name = "ROWS", default_value_t = 1)]
     pub batch: u32,
 
+    /// The application that the requests belong to, sent along as the parameter `application`
+    #[arg(long, value_name = "NAME")]
+    pub application: Option<String>,
+
+    /// Sizes that the model leaves open, besides the batch: 64, uniform:4:256 or lognormal:24:0.6:4:256 (median, sigma,
+    /// shortest, longest)
+    #[arg(long, value_name = "LENGTHS")]
+    pub lengths: Option<String>,
+
     /// Dimensions of an input that the model leaves open, as NAME:1,128 (the batch dimension included)
     #[arg(long, value_name = "NAME:DIMS")]
     pub shape: Vec<String>,
@@ -120,7 +130,8 @@ pub struct LoadArgs {
 
     /// A class of requests of its own, several times for several at once:
     /// name=fast,model=resnet,rate=100,deadline_ms=25 or name=bulk,model=other,concurrency=8. Keys: name, model (may
-    /// come again), rate, arrivals, shape_parameter, concurrency, backoff_ms, zipf, deadline_ms, priority, batch
+    /// come again), rate, arrivals, shape_parameter, concurrency, backoff_ms, zipf, deadline_ms, priority, batch,
+    /// application, lengths
     #[arg(long, value_name = "KEY=VALUE,...", conflicts_with_all = ["model", "rate", "concurrency"])]
     pub class: Vec<String>,
 
@@ -153,6 +164,8 @@ struct ClassSpec {
     deadline_ms: Option<f64>,
     priority: u32,
     batch: Option<u32>,
+    application: Option<String>,
+    lengths: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -237,6 +250,8 @@ impl LoadArgs {
             deadline_ms: self.deadline_ms,
             priority: self.priority,
             batch: Some(self.batch),
+            application: self.application.clone(),
+            lengths: self.lengths.clone(),
         }])
     }
 }
@@ -263,6 +278,8 @@ impl ClassSpec {
                 "deadline_ms" => spec.deadline_ms = Some(number()?),
                 "priority" => spec.priority = whole()?,
                 "batch" => spec.batch = Some(whole()?),
+                "application" => spec.application = Some(value.to_owned()),
+                "lengths" => spec.lengths = Some(value.to_owned()),
                 _ => {
                     return Err(PlanError::value(format!(
                         "--class {text:?}: {key:?} isn't a key; see --help for them"
@@ -295,7 +312,9 @@ impl ClassSpec {
         }
         let deadline = self.deadline_ms.map(|value| millis("deadline_ms", value)).transpose()?;
         let models = self.models(&name)?;
-        Ok(ClassPlan { name, models, pattern, deadline, batch, priority: self.priority })
+        let lengths = self.lengths.as_deref().map(Lengths::parse).transpose()?;
+        let (priority, application) = (self.priority, self.application);
+        Ok(ClassPlan { name, models, pattern, deadline, batch, priority, application, lengths })
     }
 
     fn process(&self, name: &str) -> Result<Process, PlanError> {
@@ -443,6 +462,7 @@ mod tests {
             ("--model a --rate 1 --value x:many", "isn't NAME:NUMBER"),
             ("--model a --rate 1 --grpc-connections 0", "--grpc-connections is 0"),
             ("--model a --rate 1 --batch 0", "at least one row"),
+            ("--model a --rate 1 --lengths 4-9", "lengths can't be \"4-9\""),
             ("--file /no/such/file", "/no/such/file can't be read"),
         ] {
             let error = plan(args).unwrap_err();

@@ -1,5 +1,6 @@
 //! What load to generate, checked.
 
+use crate::lengths::Lengths;
 use crate::options::Protocol;
 use base::Duration;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -54,6 +55,10 @@ pub struct ClassPlan {
     pub batch: u32,
     /// Sent as the parameter `priority` if it isn't 0.
     pub priority: u32,
+    /// Sent as the parameter `application`, if it has one.
+    pub application: Option<String>,
+    /// The sizes that the models leave open, besides the batch and those that the plan gives; without any, they are 1.
+    pub lengths: Option<Lengths>,
 }
 
 /// When requests are sent.

@@ -10,6 +10,7 @@ use crate::stats::Outcome;
 use base::DataType;
 use serde::Deserialize;
 use std::collections::HashMap;
+use workload::Random;
 
 /// A request, ready to be sent any number of times.
 #[derive(Clone, Debug)]
@@ -74,12 +75,18 @@ impl Transports {
         Transport::Grpc(self.clients[self.next.get()].clone())
     }
 
-    /// The requests of each class, one for each of its models.
+    /// The requests of each class: for each of its models, one behind another, as many as it has lengths.
     pub async fn targets(&self, plan: &Plan) -> Result<Vec<Vec<Target>>, LoadError> {
         let mut transport = self.make();
         let mut known: HashMap<&str, Vec<InputSpec>> = HashMap::new();
         let mut all = Vec::new();
-        for class in &plan.classes {
+        for (index, class) in plan.classes.iter().enumerate() {
+            // The same lengths for all models.
+            let mut random = Random::new(plan.seed, 1 + index as u64);
+            let lengths: Vec<i64> = match class.lengths {
+                None => vec![1],
+                Some(lengths) => (0..lengths.variants()).map(|variant| lengths.of(variant, &mut random)).collect(),
+            };
             let mut bodies = HashMap::new();
             let mut targets = Vec::with_capacity(class.models.len());
             for (model, _) in &class.models {
@@ -87,8 +94,10 @@ impl Transports {
                     let specs = ask_metadata(&mut transport, plan, model).await;
                     known.insert(model, specs.map_err(LoadError::Target)?);
                 }
-                let target = make_target(plan, class, model, &known[model.as_str()], &mut bodies);
-                targets.push(target.map_err(|reason| LoadError::Target(format!("model {model:?}: {reason}")))?);
+                for &length in &lengths {
+                    let target = make_target(plan, class, model, (&known[model.as_str()], length), &mut bodies);
+                    targets.push(target.map_err(|reason| LoadError::Target(format!("model {model:?}: {reason}")))?);
+                }
             }
             all.push(targets);
         }
@@ -97,20 +106,21 @@ impl Transports {
 }
 
 /// Models that take the same inputs share one body: hundreds of models must not mean hundreds of copies.
-type Bodies<'a> = HashMap<Vec<InputSpec>, (bytes::Bytes, Option<usize>)>;
+type Bodies = HashMap<(Vec<InputSpec>, i64), (bytes::Bytes, Option<usize>)>;
 
 fn make_target(
     plan: &Plan,
     class: &ClassPlan,
     model: &str,
-    specs: &[InputSpec],
-    bodies: &mut Bodies<'_>,
+    (specs, length): (&[InputSpec], i64),
+    bodies: &mut Bodies,
 ) -> Result<Target, String> {
-    let make = || inputs::make_inputs(specs, class.batch, plan);
+    let make = || inputs::make_inputs(specs, class.batch, length, plan);
     if plan.protocol == Protocol::Grpc {
         return Ok(Target::Grpc(GrpcRequest::infer(plan.address, &inputs::grpc_request(model, &make()?, class))));
     }
-    let (body, header) = match bodies.get(specs) {
+    let key = (specs.to_vec(), length);
+    let (body, header) = match bodies.get(&key) {
         Some(body) => body.clone(),
         None => {
             let made = make()?;
@@ -121,7 +131,7 @@ fn make_target(
                     (body, Some(header))
                 }
             };
-            bodies.insert(specs.to_vec(), body.clone());
+            bodies.insert(key, body.clone());
             body
         }
     };

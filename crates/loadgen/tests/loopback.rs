@@ -208,6 +208,8 @@ fn class(name: &str, pattern: Loop, deadline_ms: Option<u64>) -> ClassPlan {
         deadline: deadline_ms.map(Duration::from_millis),
         batch: 3,
         priority: 0,
+        application: None,
+        lengths: None,
     }
 }
 

@@ -31,6 +31,7 @@ pub fn decode(message: &ModelInferRequest) -> Result<InferRequest<'_>, Fault> {
     let inputs = message.inputs.iter().map(|input| read_input(input, &mut raw)).collect::<Result<_, _>>()?;
     Ok(InferRequest {
         id: Cow::Borrowed(&message.id),
+        application: Cow::Borrowed(read_application(&message.parameters)?),
         parameters: read_parameters(&message.parameters)?,
         inputs,
         outputs: message.outputs.iter().map(read_output).collect::<Result<_, _>>()?,
@@ -44,6 +45,14 @@ fn read_parameters(map: &BTreeMap<String, InferParameter>) -> Result<Parameters,
     let timeout = whole_number(map, "timeout")?.filter(|&micros| micros > 0).map(Duration::from_micros);
     let priority = u32::try_from(whole_number(map, "priority")?.unwrap_or(0)).unwrap_or(u32::MAX);
     Ok(Parameters { timeout, priority, binary_outputs: true })
+}
+
+fn read_application(map: &BTreeMap<String, InferParameter>) -> Result<&str, Fault> {
+    match map.get("application").and_then(|parameter| parameter.parameter_choice.as_ref()) {
+        None => Ok(""),
+        Some(ParameterChoice::StringParam(name)) => Ok(name),
+        Some(_) => Err(Fault::bad("the parameter application must be a text: the name of the application")),
+    }
 }
 
 fn whole_number(map: &BTreeMap<String, InferParameter>, name: &str) -> Result<Option<u64>, Fault> {

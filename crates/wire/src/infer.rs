@@ -9,6 +9,8 @@ use std::borrow::Cow;
 pub struct InferRequest<'a> {
     /// The client's name for it; empty when it gave none.
     pub id: Cow<'a, str>,
+    /// The application that it belongs to; empty when it didn't say.
+    pub application: Cow<'a, str>,
     /// What the client asks beside the tensors.
     pub parameters: Parameters,
     /// The inputs, in the client's order. Each is consistent in itself: its bytes are exactly what its shape says, unless
@@ -37,6 +39,7 @@ impl InferRequest<'_> {
         };
         InferRequest {
             id: own(self.id),
+            application: own(self.application),
             parameters: self.parameters,
             inputs: self.inputs.into_iter().map(input).collect(),
             outputs: self.outputs.into_iter().map(output).collect(),

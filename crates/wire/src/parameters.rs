@@ -45,13 +45,14 @@ impl Place<'_> {
 
 /// The parameters of a request over HTTP.
 #[derive(Default)]
-pub(crate) struct JsonParameters {
+pub(crate) struct JsonParameters<'a> {
+    pub(crate) application: Option<Text<'a>>,
     pub(crate) timeout: Option<u64>,
     pub(crate) priority: Option<u64>,
     pub(crate) binary_data_output: Option<bool>,
 }
 
-impl<'de> Deserialize<'de> for JsonParameters {
+impl<'de: 'a, 'a> Deserialize<'de> for JsonParameters<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(ParametersVisitor)
     }
@@ -60,16 +61,17 @@ impl<'de> Deserialize<'de> for JsonParameters {
 struct ParametersVisitor;
 
 impl<'de> Visitor<'de> for ParametersVisitor {
-    type Value = JsonParameters;
+    type Value = JsonParameters<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of parameters")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonParameters, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonParameters<'de>, A::Error> {
         let mut parameters = JsonParameters::default();
         while let Some(Text(name)) = map.next_key()? {
             match &*name {
+                "application" => parameters.application = map.next_value()?,
                 "timeout" => parameters.timeout = map.next_value()?,
                 "priority" => parameters.priority = map.next_value()?,
                 "binary_data_output" => parameters.binary_data_output = map.next_value()?,

@@ -23,6 +23,7 @@ pub fn raw_request(signature: &ModelSignature, body: Bytes) -> Result<InferReque
     let name = Cow::Owned(spec.name.clone());
     Ok(InferRequest {
         id: Cow::Borrowed(""),
+        application: Cow::Borrowed(""),
         parameters: Parameters { binary_outputs: true, ..Parameters::default() },
         inputs: vec![InferInput { name, datatype: spec.datatype, shape, data, region: None }],
         outputs: Vec::new(),

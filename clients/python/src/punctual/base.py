@@ -24,6 +24,7 @@ class Base:
         grace_ms: float = 250.0,
         connections: int = 100,
         headers: Mapping[str, str] | None = None,
+        application: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         """Connects on first use.
@@ -36,8 +37,11 @@ class Base:
                 or a refusal; this is for its way here.
             connections: Connections that are kept; asynchronous calls beyond wait for a free one.
             headers: Sent with every call, for instance ``{"authorization": "Bearer ..."}``.
+            application: The application that the requests belong to; the server plans with what it knows of it.
             ssl_context: For ``https://`` and servers with certificates of their own. Not for gRPC.
         """
+        if application is not None:
+            headers = {**(headers or {}), "punctual-application": application}
         self._options = Options.of(url, headers, ssl_context, connections)
         self._deadline_ms = deadline_ms
         self._timeout_s = timeout_s

@@ -8,7 +8,7 @@ pub(crate) mod payload;
 mod route;
 
 use crate::beside::{READ_BESIDE, beside};
-use crate::call::Call;
+use crate::call::{Call, Head};
 use crate::connection::Activity;
 use crate::extensions::{SERVER_NAME, SERVER_VERSION, extensions};
 use crate::hold::Held;
@@ -28,6 +28,7 @@ use wire::{Fault, Reason, json, raw_request};
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 /// The end-to-end deadline in microseconds, for clients that can't set the parameter `timeout`.
 const TIMEOUT_US: HeaderName = HeaderName::from_static("punctual-timeout-us");
+pub(crate) const APPLICATION: HeaderName = HeaderName::from_static("punctual-application");
 
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 
@@ -96,6 +97,7 @@ async fn infer(
     let limit = shard.shared.config.max_body_bytes;
     let json_length = number(headers, &JSON_LENGTH)?;
     let timeout = number(headers, &TIMEOUT_US)?;
+    let application = shard.shared.applications.of(text(headers, &APPLICATION)?)?;
     let encoding = Encoding::of_request(text(headers, &CONTENT_ENCODING)?)?;
     let accepted = Encoding::for_response(text(headers, &ACCEPT_ENCODING)?);
     let (body, held) = body.read(&shard.shared).await?;
@@ -124,9 +126,11 @@ async fn infer(
         };
         beside(read).await?
     };
-    let timeout = timeout.filter(|&micros| micros > 0).map(|micros| Duration::from_micros(micros as u64));
-    call.run(request, timeout, accepted.is_some(), move |response| Ok(respond(json::encode(&response)?, accepted)))
-        .await
+    let limit = timeout.filter(|&micros| micros > 0).map(|micros| Duration::from_micros(micros as u64));
+    call.run(request, Head { limit, application }, accepted.is_some(), move |response| {
+        Ok(respond(json::encode(&response)?, accepted))
+    })
+    .await
 }
 
 fn respond(encoded: json::Encoded, accepted: Option<Encoding>) -> Response<Payload> {
@@ -154,7 +158,7 @@ fn number(headers: &HeaderMap, name: &HeaderName) -> Result<Option<usize>, Fault
     number.map(Some).ok_or_else(|| Fault::bad(format!("the header {name} is {value:?}: it must be a whole number")))
 }
 
-fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<&'h str, Fault> {
+pub(crate) fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<&'h str, Fault> {
     let Some(value) = headers.get(name) else { return Ok("") };
     value.to_str().map_err(|_| Fault::bad(format!("the header {name} is {value:?}: it must be plain text")))
 }

@@ -17,7 +17,8 @@ pub(crate) struct Text<'a>(#[serde(borrow)] pub(crate) Cow<'a, str>);
 struct JsonRequest<'a> {
     #[serde(borrow)]
     id: Option<Text<'a>>,
-    parameters: Option<JsonParameters>,
+    #[serde(borrow)]
+    parameters: Option<JsonParameters<'a>>,
     #[serde(borrow)]
     inputs: Vec<JsonInput<'a>>,
     #[serde(borrow)]
@@ -87,6 +88,7 @@ pub fn decode(body: &Bytes, json_length: Option<usize>) -> Result<InferRequest<'
 
 fn assemble<'a>(request: JsonRequest<'a>, binary: Option<Bytes>) -> Result<InferRequest<'a>, Fault> {
     let parameters = request.parameters.unwrap_or_default();
+    let application = parameters.application.map_or(Cow::Borrowed(""), |application| application.0);
     let parameters = Parameters {
         timeout: parameters.timeout.filter(|&micros| micros > 0).map(Duration::from_micros),
         priority: u32::try_from(parameters.priority.unwrap_or(0)).unwrap_or(u32::MAX),
@@ -97,7 +99,8 @@ fn assemble<'a>(request: JsonRequest<'a>, binary: Option<Bytes>) -> Result<Infer
     tail.finish()?;
     let outputs = request.outputs.unwrap_or_default();
     let outputs = outputs.into_iter().map(|output| read_output(output, parameters)).collect::<Result<_, _>>()?;
-    Ok(InferRequest { id: request.id.map_or(Cow::Borrowed(""), |id| id.0), parameters, inputs, outputs })
+    let id = request.id.map_or(Cow::Borrowed(""), |id| id.0);
+    Ok(InferRequest { id, application, parameters, inputs, outputs })
 }
 
 /// What is behind the JSON: the binary tensors, in the order of the inputs.
@@ -237,9 +240,11 @@ mod tests {
     fn parameters_of_the_clients_own_are_taken() {
         let body =
             br#"{"parameters":{"a":1,"b":-0.5,"c":"x\"","d":true,"e":null,"triton_enable_empty_final_response":true,
-            "timeout":null,"priority":3,"binary_data_output":true},"inputs":[]}"#;
-        let parameters = decode(&Bytes::from_static(body), None).unwrap().parameters;
-        assert_eq!(parameters, Parameters { timeout: None, priority: 3, binary_outputs: true });
+            "timeout":null,"priority":3,"binary_data_output":true,"application":"search"},"inputs":[]}"#;
+        let body = Bytes::from_static(body);
+        let request = decode(&body, None).unwrap();
+        assert_eq!(request.application, "search");
+        assert_eq!(request.parameters, Parameters { timeout: None, priority: 3, binary_outputs: true });
     }
 
     #[test]
