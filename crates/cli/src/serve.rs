@@ -101,7 +101,7 @@ pub struct ServeOptions {
     #[arg(long, value_name = "N", env = "PUNCTUAL_THREADS_PER_DEVICE")]
     pub threads_per_device: Option<u16>,
 
-    /// The batching policy: punctual, clockwork, deferred, eager, timeout, nexus, shepherd or clipper. [default: punctual]
+    /// The batching policy: punctual, clockwork, deferred, eager, timeout, nexus, shepherd, clipper or orloj. [default: punctual]
     #[arg(long, value_name = "NAME", env = "PUNCTUAL_POLICY")]
     pub policy: Option<String>,
 
