@@ -133,6 +133,11 @@ pub struct ServeOptions {
     #[arg(long, value_name = "MS", env = "PUNCTUAL_PROFILE_BUDGET_MS")]
     pub profile_budget_ms: Option<u64>,
 
+    /// The share of a device's time in which requests are run once more, alone, to learn what inputs of different sizes take:
+    /// only when nothing waits and no deadline is near, and only of models that leave sizes open. 0 turns it off. [default: 0.01]
+    #[arg(long, value_name = "SHARE", env = "PUNCTUAL_ONLINE_PROFILE_SHARE")]
+    pub online_profile_share: Option<f64>,
+
     /// Requests that may be in the server at once; more are refused. [default: 65536]
     #[arg(long, value_name = "N", env = "PUNCTUAL_MAX_REQUESTS")]
     pub max_requests: Option<u32>,
@@ -238,7 +243,7 @@ impl ServeOptions {
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
         fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, host, http_port, grpc_port, metrics_port, devices, device_memory, precision, cpu_fallback,
             threads_per_device, policy, thrift, shards, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
-            max_requests, max_body, max_held, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
+            online_profile_share, max_requests, max_body, max_held, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
             scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file);
         Ok(self)
     }
@@ -289,6 +294,10 @@ impl ServeOptions {
             );
         }
         let pages = runtime.pages.unwrap_or(u32::try_from(memory / PAGE_BYTES).unwrap_or(u32::MAX));
+        let online_profile_share = self.online_profile_share.unwrap_or(0.01);
+        if !(0.0..=1.0).contains(&online_profile_share) {
+            bail!("--online-profile-share {online_profile_share}: a share is between 0 and 1");
+        }
         let device = |index: u32| DeviceConfig {
             name: runtime.names.get(index as usize).cloned().unwrap_or_else(|| format!("{}:{index}", devices.kind)),
             index,
@@ -300,6 +309,7 @@ impl ServeOptions {
             max_requests: self.max_requests(),
             page_bytes: PAGE_BYTES,
             devices: (0..devices.count).map(device).collect(),
+            online_profile_share,
         })
     }
 

@@ -67,8 +67,8 @@ impl BringUp {
             true => None,
             false => Some(Arc::new(Padding::new(&signature, &config.padding, &config.lengths)?)),
         };
-        let profile = match source.emulated {
-            Some(emulation) if self.config.engine.name() == "emulated" => emulation.profile,
+        let (profile, fixed) = match source.emulated {
+            Some(emulation) if self.config.engine.name() == "emulated" => (emulation.profile, Duration::ZERO),
             _ => self.profile(found, &*prepared, &sizes)?,
         };
         warmup::run(&self.controller, &*prepared, found)?;
@@ -98,6 +98,7 @@ impl BringUp {
             prepared,
             padding,
             profile,
+            fixed,
             objective,
         });
         Ok((served(id), id))
@@ -125,8 +126,13 @@ impl BringUp {
         config.queueing.as_ref().map(|rules| Arc::new(Queueing::new(rules, longest, at_once)))
     }
 
-    /// The profile from an earlier start, or measured now and kept for the next.
-    fn profile(&self, found: &Found, prepared: &dyn Prepared, sizes: &[u32]) -> Result<LatencyProfile, String> {
+    /// The profile from an earlier start, or measured now and kept for the next; and what a batch takes whatever its inputs are.
+    fn profile(
+        &self,
+        found: &Found,
+        prepared: &dyn Prepared,
+        sizes: &[u32],
+    ) -> Result<(LatencyProfile, Duration), String> {
         let hash = |file| repository::content_hash(file).map_err(|error| format!("{}: {error}", found.file.display()));
         let key = ProfileKey {
             content: hash(&found.file)?,
@@ -143,14 +149,15 @@ impl BringUp {
         };
         let store = self.config.cache.as_deref().map(ProfileStore::new);
         if let Some(stored) = store.as_ref().and_then(|store| store.load(&key)) {
-            return Ok(stored.profile);
+            return Ok((stored.profile, stored.fixed));
         }
         let given = &found.config.profile_inputs;
-        let profile = profiler::measure(&self.controller, prepared, sizes, given, self.config.effort)?;
+        let (profile, fixed) = profiler::measure(&self.controller, prepared, sizes, given, self.config.effort)?;
         if let Some(store) = store {
-            store.save(&key, &StoredProfile { profile: profile.clone(), weight_bytes: prepared.weight_bytes() });
+            let weight_bytes = prepared.weight_bytes();
+            store.save(&key, &StoredProfile { profile: profile.clone(), fixed, weight_bytes });
         }
-        Ok(profile)
+        Ok((profile, fixed))
     }
 }
 

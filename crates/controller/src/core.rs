@@ -4,9 +4,14 @@ mod loss;
 
 use crate::api::{Refusal, Reply};
 use crate::rest::Rest;
+use crate::sampler::{Kept, Sampler, Who};
 use crate::{Inner, NewModel, fatal};
-use base::{ActionId, DeviceId, Duration, ModelId, ModelSignature, RequestId, Timestamp};
-use scheduler::{ActionStatus, Command, Event, Execution, ModelSpec, Outcome, Rejection, Scheduler};
+use base::{
+    ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp,
+};
+use scheduler::{
+    ActionStatus, Command, Event, Execution, Measured, ModelSpec, Outcome, PolicyKind, Rejection, Sample, Scheduler,
+};
 use std::collections::HashMap;
 use std::sync::Arc;
 use telemetry::{BatchTimes, DeviceMetrics, Invariant, ModelMetrics, Trace};
@@ -45,6 +50,11 @@ pub(crate) enum Message {
         device: DeviceId,
         action: ActionId,
     },
+    /// A request was run once more, alone.
+    Measured {
+        who: Who,
+        took: Result<Duration, String>,
+    },
 }
 
 impl std::fmt::Debug for Message {
@@ -65,7 +75,8 @@ impl Message {
             | Self::AddModel { .. }
             | Self::RemoveModel(_)
             | Self::Borrow { .. }
-            | Self::Return { .. } => Vec::new(),
+            | Self::Return { .. }
+            | Self::Measured { .. } => Vec::new(),
         };
         waiting.into_iter().for_each(Payload::refuse_at_the_end);
     }
@@ -84,6 +95,8 @@ pub(crate) struct Payload {
     pub model: ModelId,
     pub inputs: Vec<Tensor>,
     pub rows: u32,
+    pub application: ApplicationId,
+    pub size: Option<u32>,
     pub trace: Option<Arc<Trace>>,
     pub reply: oneshot::Sender<Reply>,
     pub submitted_at: Timestamp,
@@ -175,6 +188,8 @@ pub(crate) struct Expectation {
     pub rows: u32,
     /// Of the weights of a load.
     pub bytes: u64,
+    /// The one request of the batch, if its time is wanted.
+    pub alone: Option<Who>,
 }
 
 impl Expectation {
@@ -233,6 +248,11 @@ pub(crate) struct Core {
     removed: Vec<ModelId>,
     steps: u64,
     stopped: bool,
+    /// Requests that are queued.
+    waiting: usize,
+    sampler: Sampler,
+    /// The measurement that is under way.
+    measuring: Option<ActionId>,
 }
 
 impl std::fmt::Debug for Core {
@@ -241,12 +261,28 @@ impl std::fmt::Debug for Core {
     }
 }
 
+/// A model whose slow runs take so many times as long as its usual ones has inputs that differ, whatever its shapes say.
+const VARIES: u64 = 2;
+
+/// Whether what a model's requests take depends on them.
+fn differs(signature: &ModelSignature, profile: &LatencyProfile) -> bool {
+    let from = usize::from(signature.max_batch > 0);
+    let open = signature.inputs.iter().any(|spec| spec.dims.iter().skip(from).any(|&dim| dim < 0));
+    let one = profile.batches()[0];
+    open || one.p99 > one.median * VARIES
+}
+
 /// One step in so many is timed.
 const STEPS_PER_SAMPLE: u64 = 64;
 
 impl Core {
-    pub fn new(config: scheduler::Config) -> Self {
+    pub fn new(config: scheduler::Config, online_profile_share: f64) -> Self {
+        // The others don't look at what single requests take.
+        let learns = matches!(config.policy, PolicyKind::Punctual | PolicyKind::Orloj);
         Self {
+            waiting: 0,
+            sampler: Sampler::new(if learns { online_profile_share } else { 0.0 }),
+            measuring: None,
             scheduler: Scheduler::new(config),
             commands: Vec::new(),
             payloads: Vec::new(),
@@ -294,6 +330,8 @@ impl Core {
                     self.payloads.resize_with(slot + 1, || None);
                 }
                 self.payloads[slot] = Some(payload);
+                self.waiting += 1;
+                self.sampler.submitted(now, request.deadline_at.since(now));
                 self.step(inner, now, Event::Submitted(request));
             }
             Message::Cancel(request) => self.step(inner, now, Event::Cancelled(request)),
@@ -307,16 +345,25 @@ impl Core {
             Message::AddModel { id, pages, model, metrics } => self.add_model(inner, now, id, pages, *model, metrics),
             Message::RemoveModel(model) => {
                 self.removed.push(model);
+                self.sampler.forget(model);
                 self.step(inner, now, Event::ModelRemoved(model));
             }
             Message::DeviceBack(device) => self.come_back(inner, now, device),
             Message::Borrow { device, action, expected, work } => {
-                self.step(inner, now, Event::Borrowed { device, action, expected });
-                if !self.devices[device.index()].device.run_alone(work) {
-                    self.step(inner, now, Event::Returned { device, action });
+                self.borrow(inner, now, device, (action, expected), work);
+            }
+            Message::Return { device, action } => self.take_back(inner, now, device, action),
+            Message::Measured { who, took } => {
+                let expected = self.sampler.expected(who.model);
+                self.sampler.spent(now, *took.as_ref().unwrap_or(&expected));
+                match took {
+                    Ok(took) => {
+                        inner.metrics.measured_again.observe(took);
+                        self.note_measured(inner, now, who, took);
+                    }
+                    Err(reason) => tracing::debug!("a request could not be run again: {reason}"),
                 }
             }
-            Message::Return { device, action } => self.step(inner, now, Event::Returned { device, action }),
         }
     }
 
@@ -325,6 +372,77 @@ impl Core {
         if !self.stopped {
             self.scheduler.rehearse();
         }
+    }
+
+    fn borrow(
+        &mut self,
+        inner: &Inner,
+        now: Timestamp,
+        device: DeviceId,
+        (action, expected): (ActionId, Duration),
+        work: Box<dyn FnOnce() + Send>,
+    ) {
+        self.step(inner, now, Event::Borrowed { device, action, expected });
+        if !self.devices[device.index()].device.run_alone(work) {
+            self.take_back(inner, now, device, action);
+        }
+    }
+
+    fn take_back(&mut self, inner: &Inner, now: Timestamp, device: DeviceId, action: ActionId) {
+        if self.measuring == Some(action) {
+            self.measuring = None;
+        }
+        self.step(inner, now, Event::Returned { device, action });
+    }
+
+    /// Tells the scheduler what a request took alone.
+    fn note_measured(&mut self, inner: &Inner, now: Timestamp, who: Who, took: Duration) {
+        let Who { model, application, size } = who;
+        if !matches!(self.models.get(model.index()), Some(Some(_))) {
+            return;
+        }
+        self.sampler.measured(model, took);
+        let samples = vec![Sample { size, alone: took }];
+        self.step(inner, now, Event::Measured(Measured { model, application, samples }));
+    }
+
+    /// Runs a request once more on a device that has nothing to do, if nobody waits. Says when to look again; whenever something
+    /// ends it is looked again anyway.
+    fn run_kept(&mut self, inner: &Inner, now: Timestamp) -> Timestamp {
+        if self.waiting > 0 || self.measuring.is_some() {
+            return Timestamp::NEVER;
+        }
+        let (model, at) = match self.sampler.next() {
+            Some((kept, at)) => (kept.who.model, at),
+            None => return Timestamp::NEVER,
+        };
+        if at > now {
+            return at;
+        }
+        let Some(Some(record)) = self.models.get(model.index()) else { return Timestamp::NEVER };
+        let idle = |device: &DeviceId| {
+            !self.broken.contains(device)
+                && self.expectations.values().all(|expected| expected.device != *device)
+                && record.slots[device.index()].has_weights()
+        };
+        let device = (0..self.devices.len() as u32).map(DeviceId).find(idle);
+        let Some((device, kept)) = device.and_then(|device| Some((device, self.sampler.take()?))) else {
+            return Timestamp::NEVER;
+        };
+        let (slot, signature) = (Arc::clone(&record.slots[device.index()]), Arc::clone(&record.signature));
+        let (padding, clock, controller) = (record.padding.clone(), inner.clock, inner.myself.clone());
+        let work = move || {
+            let Kept { who, inputs, rows } = kept;
+            let took = slot.measure(clock, &signature, padding.as_deref(), inputs, rows);
+            if let Some(inner) = controller.upgrade() {
+                inner.inbox.push(Message::Measured { who, took });
+            }
+        };
+        let (action, work) = inner.lend(device, Box::new(work));
+        self.measuring = Some(action);
+        let expected = self.sampler.expected(model);
+        self.borrow(inner, now, device, (action, expected), work);
+        Timestamp::NEVER
     }
 
     /// Wakes the scheduler if its time has come, and says when it wants to be woken next.
@@ -336,7 +454,8 @@ impl Core {
         if wanted(&self.scheduler) <= now {
             self.step(inner, now, Event::WokeUp);
         }
-        wanted(&self.scheduler).min(self.let_go(now))
+        let look_at = self.run_kept(inner, now);
+        wanted(&self.scheduler).min(self.let_go(now)).min(look_at)
     }
 
     /// Hands over the loads that were held for long enough, and says when the next one will have been.
@@ -361,15 +480,14 @@ impl Core {
             self.models.resize_with(id.index() + 1, || None);
         }
         let slots = self.devices.iter().map(|_| Arc::new(Slot::new(Arc::clone(metrics.statistics())))).collect();
-        let NewModel { name, prepared, signature, padding, profile, objective, .. } = model;
+        let NewModel { name, prepared, signature, padding, profile, fixed, objective, .. } = model;
+        if differs(&signature, &profile) {
+            self.sampler.watch(id, profile.batches()[0].p99);
+        }
         let (failure, rest, panicked) = (String::new(), Rest::default(), false);
         self.models[id.index()] =
             Some(ModelRecord { prepared, signature, padding, pages, metrics, slots, name, failure, rest, panicked });
-        self.step(
-            inner,
-            now,
-            Event::ModelAdded(ModelSpec { model: id, pages, profile, objective, fixed: Duration::ZERO }),
-        );
+        self.step(inner, now, Event::ModelAdded(ModelSpec { model: id, pages, profile, objective, fixed }));
     }
 
     fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {
@@ -379,14 +497,20 @@ impl Core {
             }
             let slot = payload.id.slot as usize;
             self.payloads[slot] = Some(payload);
+            self.waiting += 1;
         }
         let expectation = self.expectations.remove(&report.action);
         if let Some(expectation) = &expectation {
             self.measure(expectation, &report.status);
         }
         let device = expectation.as_ref().map(|expectation| expectation.device);
+        let alone = expectation.and_then(|expectation| expectation.alone);
+        let mut took = None;
         let status = match report.status {
-            Status::Done { started_at, ended_at } => ActionStatus::Done { started_at, ended_at },
+            Status::Done { started_at, ended_at } => {
+                took = Some(ended_at.since(started_at));
+                ActionStatus::Done { started_at, ended_at }
+            }
             Status::TooLate if expectation.is_some_and(|expectation| self.came_back(&expectation)) => {
                 return self.lose_if_empty(inner, now, device);
             }
@@ -401,6 +525,10 @@ impl Core {
             }
         };
         self.step(inner, now, Event::Reported(scheduler::Report { action: report.action, status }));
+        if let (Some(who), Some(took)) = (alone, took) {
+            inner.metrics.measured_served.observe(took);
+            self.note_measured(inner, now, who, took);
+        }
         self.lose_if_empty(inner, now, device);
     }
 
@@ -485,10 +613,20 @@ impl Core {
         let record = self.models[model.index()].as_ref().expect("the scheduler executes models that were added");
         let take = |id: &RequestId| self.payloads[id.slot as usize].take().expect("queued requests have a payload");
         let items: Vec<Payload> = requests.iter().map(take).collect();
-        let mut rows = 0;
+        self.waiting -= items.len();
+        let (mut rows, mut alone) = (0, None);
         for item in &items {
             rows += item.rows;
             record.metrics.queued(now.since(item.submitted_at));
+            // Several rows take longer than one: their size says nothing of their time.
+            if item.rows > 1 || !self.sampler.picks(model) {
+                continue;
+            }
+            let who = Who { model, application: item.application, size: item.size };
+            match items.len() {
+                1 => alone = Some(who),
+                _ => self.sampler.keep(Kept { who, inputs: item.inputs.clone(), rows: item.rows }),
+            }
         }
         record.metrics.statistics().wait_no_longer(items.len());
         let order = ExecuteOrder {
@@ -500,7 +638,7 @@ impl Core {
             items,
         };
         let done_at = Some(expected_done_at);
-        self.expectations.insert(action, Expectation { device, model, took: expected, done_at, rows, bytes: 0 });
+        self.expectations.insert(action, Expectation { device, model, took: expected, done_at, rows, bytes: 0, alone });
         if self.devices[device.index()].device.execute(order).is_err() {
             fatal("an executor is gone, or has more orders than the scheduler ever leaves outstanding");
         }
@@ -525,7 +663,8 @@ impl Core {
         };
         let (device, model) = (load.device, load.model);
         let bytes = record.prepared.weight_bytes();
-        let expectation = Expectation { device, model, took: load.expected, done_at: None, rows: 0, bytes };
+        let expectation =
+            Expectation { device, model, took: load.expected, done_at: None, rows: 0, bytes, alone: None };
         self.expectations.insert(load.action, expectation);
         if !self.devices[load.device.index()].device.load(order) {
             fatal("a load executor is gone, or has more orders than the scheduler ever leaves outstanding");
@@ -556,6 +695,7 @@ impl Core {
         // Requests that were executed have their answer from the worker, and no payload here.
         if let Some(payload) = self.payloads[id.slot as usize].take() {
             let model = payload.model;
+            self.waiting -= 1;
             if let Some(Some(record)) = self.models.get(model.index()) {
                 record.metrics.statistics().wait_no_longer(1);
             }

@@ -23,6 +23,7 @@ mod profiler;
 mod queueing;
 mod reshape;
 mod rest;
+mod sampler;
 mod sharded;
 mod shelf;
 mod timer;
@@ -58,6 +59,9 @@ pub struct ControllerConfig {
     pub page_bytes: u64,
     /// The devices, in the order of their numbers.
     pub devices: Vec<DeviceConfig>,
+    /// The share of a device's time in which requests are run again, alone, to learn what they take; 0: none. Not with
+    /// [`Controller::start_sharded`].
+    pub online_profile_share: f64,
 }
 
 /// Plans aim this long before the deadline, for the way of the outputs to the client and because the gateway gives up three
@@ -116,6 +120,8 @@ pub struct NewModel {
     pub padding: Option<Arc<Padding>>,
     /// What it was measured to take.
     pub profile: LatencyProfile,
+    /// What a batch takes whatever its inputs are, where it leaves their sizes open.
+    pub fixed: Duration,
     /// Its latency objective.
     pub objective: Option<Duration>,
 }
@@ -208,7 +214,7 @@ impl Controller {
         if let Some(trace) = &trace {
             trace.queued(now);
         }
-        let payload = Payload { id, model, inputs, rows, trace, reply, submitted_at: now };
+        let payload = Payload { id, model, inputs, rows, application, size, trace, reply, submitted_at: now };
         match self.inner.hub() {
             Some(hub) => hub.submit(request, payload),
             None => self.inner.inbox.push(Message::Submit { request, payload }),
@@ -266,14 +272,7 @@ impl Controller {
     /// Runs something alone on a device when it has no order to carry out, with the scheduler's knowledge. It doesn't run if
     /// the server is going down.
     pub(crate) fn borrow_device(&self, device: DeviceId, expected: Duration, work: Box<dyn FnOnce() + Send>) {
-        let number = self.inner.borrowings.fetch_add(1, Ordering::Relaxed);
-        let action = ActionId(ActionId::DRIVERS.0 + number);
-        let inner = Arc::downgrade(&self.inner);
-        let work = Box::new(move || {
-            // Also after a panic, which the executor catches, the device must be given back.
-            let _giving_back = GiveBack { inner, device, action };
-            work();
-        });
+        let (action, work) = self.inner.lend(device, work);
         match self.inner.hub() {
             Some(hub) => hub.borrow_device(device, expected, work),
             None => self.inner.inbox.push(Message::Borrow { device, action, expected, work }),
@@ -335,7 +334,7 @@ impl Inner {
             metrics,
             page_bytes: config.page_bytes,
             inbox: SegQueue::new(),
-            core: Mutex::new(Core::new(config.scheduler.clone())),
+            core: Mutex::new(Core::new(config.scheduler.clone(), config.online_profile_share)),
             timer: Timer::default(),
             free: ArrayQueue::new(config.max_requests.max(1) as usize),
             fresh: AtomicU32::new(0),
@@ -400,6 +399,19 @@ impl Inner {
         let span = planned_at.since(submitted_at);
         let short = span * REPLY_SHARE / (REPLY_SHARE - 1) + Duration::from_nanos(1);
         submitted_at + short.min(span + REPLY_MARGIN)
+    }
+
+    /// Work that gives the device back when it is done, and the number for it.
+    fn lend(&self, device: DeviceId, work: Box<dyn FnOnce() + Send>) -> (ActionId, Box<dyn FnOnce() + Send>) {
+        let number = self.borrowings.fetch_add(1, Ordering::Relaxed);
+        let action = ActionId(ActionId::DRIVERS.0 + number);
+        let inner = self.myself.clone();
+        let work = move || {
+            // Also after a panic, which the executor catches, the device must be given back.
+            let _giving_back = GiveBack { inner, device, action };
+            work();
+        };
+        (action, Box::new(work))
     }
 
     fn take_slot(&self) -> Option<RequestId> {

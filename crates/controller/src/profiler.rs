@@ -27,6 +27,10 @@ impl Default for Effort {
 /// Fewer runs than this are never enough.
 const FEWEST_RUNS: u32 = 3;
 const LOAD_RUNS: u32 = 3;
+/// Runs of each of two sizes, to tell what doesn't depend on the size.
+const FIXED_RUNS: u32 = 15;
+/// The smaller one is so many times smaller, in each open dimension.
+const SHRINKS: i64 = 4;
 /// What the first run is expected to take, for the sake of others who plan with the device.
 const FIRST_GUESS: Duration = Duration::from_millis(50);
 /// Larger inputs than this aren't made up.
@@ -34,14 +38,14 @@ const MAX_INPUT_BYTES: usize = 256 << 20;
 /// What dimensions of any size are tried with, in this order, until the model accepts one.
 const TRIED_SIZES: [i64; 7] = [64, 16, 128, 1, 32, 512, 224];
 
-/// Measures a model. `given` says, by input, what it doesn't say itself.
+/// Measures a model. `given` says, by input, what it doesn't say itself. The second is what a batch takes whatever its inputs are.
 pub(crate) fn measure(
     controller: &Controller,
     prepared: &dyn Prepared,
     sizes: &[u32],
     given: &BTreeMap<String, ProfileInput>,
     effort: Effort,
-) -> Result<LatencyProfile, String> {
+) -> Result<(LatencyProfile, Duration), String> {
     let (load, loaded) = measure_load(prepared)?;
     let mut run = Run::new(controller, loaded);
     let signature = prepared.signature();
@@ -68,8 +72,38 @@ pub(crate) fn measure(
             size.spans.push(span);
         }
     }
+    let fixed = measured.first().map_or(Duration::ZERO, |one| measure_fixed(&mut run, signature, &one.inputs));
     let batches = measured.into_iter().map(Measured::latency).collect();
-    LatencyProfile::new(batches, load).map_err(|error| error.to_string())
+    let profile = LatencyProfile::new(batches, load).map_err(|error| error.to_string())?;
+    Ok((profile, fixed))
+}
+
+/// What a batch takes whatever its inputs are: where the line through the times of two sizes comes to no size at all. Nothing
+/// where the model leaves no size open, or takes no smaller ones.
+fn measure_fixed(run: &mut Run<'_>, signature: &ModelSignature, large: &Arc<[Input]>) -> Duration {
+    let small: Arc<[Input]> = large
+        .iter()
+        .zip(&signature.inputs)
+        .map(|(input, spec)| input.shrunk(spec, usize::from(signature.max_batch > 0)))
+        .collect();
+    let elements = |inputs: &[Input]| inputs.iter().map(|input| input.data.len()).sum::<usize>() as f64;
+    let (more, less) = (elements(large), elements(&small));
+    if less >= more {
+        return Duration::ZERO;
+    }
+    let (mut slow, mut quick) = (Vec::new(), Vec::new());
+    for _ in 0..FIXED_RUNS {
+        let (Ok(first), Ok(second)) = (run.once(large), run.once(&small)) else { return Duration::ZERO };
+        slow.push(first);
+        quick.push(second);
+    }
+    let median = |mut spans: Vec<Duration>| {
+        spans.sort_unstable();
+        spans[spans.len() / 2].as_secs_f64()
+    };
+    let (slow, quick) = (median(slow), median(quick));
+    let fixed = quick - (slow - quick).max(0.0) * less / (more - less);
+    Duration::from_secs_f64(fixed.clamp(0.0, slow))
 }
 
 /// What one batch size took, run by run, alone on the device.
@@ -174,6 +208,20 @@ pub(crate) struct Input {
 
 fn views(inputs: &[Input]) -> Vec<TensorView<'_>> {
     inputs.iter().map(|input| TensorView { datatype: input.datatype, shape: &input.shape, data: &input.data }).collect()
+}
+
+impl Input {
+    /// The same with smaller sizes where the model leaves them open. All elements are alike.
+    fn shrunk(&self, spec: &TensorSpec, from: usize) -> Self {
+        let mut shape = self.shape.clone();
+        for (size, _) in shape.iter_mut().zip(&spec.dims).skip(from).filter(|&(_, &dim)| dim < 0) {
+            *size = (*size / SHRINKS).max(1);
+        }
+        let count = |shape: &[i64]| element_count(shape).unwrap_or(0);
+        let element = self.data.len() / count(&self.shape).max(1);
+        let data = self.data[..element * count(&shape)].to_vec();
+        Self { datatype: self.datatype, shape, data }
+    }
 }
 
 /// Executions of one model on the first device, between whatever it has to do besides.

@@ -19,7 +19,11 @@ const PAGE: u64 = 1 << 20;
 fn start(pages: u32, max_requests: u32) -> Controller {
     let scheduler = scheduler::Config { schedule_ahead: Duration::ZERO, ..scheduler::Config::default() };
     let devices = vec![DeviceConfig { name: "emulated:0".into(), index: 0, pages, pin: None }];
-    Controller::start(ControllerConfig { scheduler, max_requests, page_bytes: PAGE, devices }, Metrics::new()).unwrap()
+    Controller::start(
+        ControllerConfig { scheduler, max_requests, page_bytes: PAGE, devices, online_profile_share: 1.0 },
+        Metrics::new(),
+    )
+    .unwrap()
 }
 
 fn write_model(repository: &Path, name: &str, config: &str) {
@@ -213,6 +217,7 @@ fn a_removed_model_leaves_nothing_behind() {
         signature,
         padding: None,
         profile,
+        fixed: Duration::ZERO,
         objective: None,
     };
     let id = controller.add_model(new);

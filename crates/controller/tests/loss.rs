@@ -81,6 +81,7 @@ impl Bench {
         let device = |index| DeviceConfig { name: format!("emulated:{index}"), index, pages, pin: None };
         let metrics = Metrics::new();
         let config = ControllerConfig {
+            online_profile_share: 0.0,
             // Orders ahead of time, so that a device that breaks has some to give back.
             scheduler: scheduler::Config { policy, ..scheduler::Config::default() },
             max_requests: 4096,
@@ -101,7 +102,8 @@ impl Bench {
         let prepared = Arc::new(Faulty { emulated, faults: Arc::clone(&faults) });
         let signature = Arc::new(prepared.signature().clone());
         let name = name.into();
-        let model = NewModel { name, version: 1, prepared, signature, padding: None, profile, objective: None };
+        let (fixed, objective, padding) = (Duration::ZERO, None, None);
+        let model = NewModel { name, version: 1, prepared, signature, padding, profile, fixed, objective };
         (self.controller.add_model(model), faults)
     }
 

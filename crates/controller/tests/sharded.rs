@@ -19,6 +19,7 @@ const PAGE: u64 = 1 << 20;
 fn start(shards: u32, devices: u32, pages: u32) -> Controller {
     let device = |index| DeviceConfig { name: format!("emulated:{index}"), index, pages, pin: None };
     let config = ControllerConfig {
+        online_profile_share: 0.0,
         scheduler: scheduler::Config::default(),
         max_requests: 4096,
         page_bytes: PAGE,
@@ -48,6 +49,7 @@ fn add_model(controller: &Controller, name: &str) -> (ModelId, Arc<dyn Prepared>
         signature,
         padding: None,
         profile,
+        fixed: Duration::ZERO,
         objective: None,
     };
     (controller.add_model(model), prepared)

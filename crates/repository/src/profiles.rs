@@ -29,6 +29,8 @@ pub struct ProfileKey {
 pub struct StoredProfile {
     /// What batches and loads take.
     pub profile: LatencyProfile,
+    /// What a batch takes whatever its inputs are, where the model leaves their sizes open.
+    pub fixed: Duration,
     /// What the weights take on a device.
     pub weight_bytes: u64,
 }
@@ -46,6 +48,8 @@ struct Document {
     key: ProfileKey,
     weight_bytes: u64,
     load_ns: u64,
+    #[serde(default)]
+    fixed_ns: u64,
     batches: Vec<Batch>,
 }
 
@@ -91,6 +95,7 @@ impl ProfileStore {
             key: key.clone(),
             weight_bytes: stored.weight_bytes,
             load_ns: stored.profile.load().as_nanos(),
+            fixed_ns: stored.fixed.as_nanos(),
             batches: stored.profile.batches().iter().map(batch).collect(),
         };
         fs::create_dir_all(&self.folder)?;
@@ -132,7 +137,8 @@ fn read(path: &Path, key: &ProfileKey) -> Result<Option<StoredProfile>, String> 
     if !profile.batches().iter().map(|b| b.batch).eq(key.batch_sizes.iter().copied()) {
         return Err("it lacks a batch size".into());
     }
-    Ok(Some(StoredProfile { profile, weight_bytes: document.weight_bytes }))
+    let fixed = Duration::from_nanos(document.fixed_ns);
+    Ok(Some(StoredProfile { profile, fixed, weight_bytes: document.weight_bytes }))
 }
 
 /// Hash of a plain file's content, as hexadecimal digits: of as much as there is when it begins, since a file may grow, and
@@ -177,7 +183,7 @@ mod tests {
             &[1, 4],
             Duration::from_millis(7),
         );
-        StoredProfile { profile: profile.unwrap(), weight_bytes: 10_000_000 }
+        StoredProfile { profile: profile.unwrap(), fixed: Duration::from_micros(70), weight_bytes: 10_000_000 }
     }
 
     #[test]

@@ -131,6 +131,8 @@ declare! {
         "Open connections of clients, by protocol.";
     STEP_SECONDS = Histogram "scheduler_step_seconds" &[], STEPS,
         "What the scheduler needed for one event.";
+    MEASUREMENTS = Histogram "online_measurement_seconds" &["run"], WAITS,
+        "What requests took alone, for the online profiler: served (they were alone anyway), again (run once more when a device had nothing to do).";
     INVARIANTS = Counter "invariant_violations_total" &["invariant"], &[],
         "Times that an invariant of ARCHITECTURE.md was found broken. Anything but 0 is a bug.";
     BUILD = Gauge "build_info" &["version"], &[],

@@ -44,6 +44,10 @@ pub struct Metrics {
     pub models_broken: IntGauge,
     /// What the scheduler needed for one event.
     pub scheduler_step: Seconds,
+    /// What requests took that were served alone and noted by the online profiler.
+    pub measured_served: Seconds,
+    /// What requests took that the online profiler ran once more.
+    pub measured_again: Seconds,
     unrouted: Arc<[IntCounter]>,
     invariants: Arc<[IntCounter]>,
     demand: Arc<Demand>,
@@ -137,6 +141,7 @@ impl Metrics {
         let connections = int_gauge(&registry, &d::CONNECTIONS);
         let unrouted = int_counter(&registry, &d::UNROUTED);
         let invariants = int_counter(&registry, &d::INVARIANTS);
+        let measurements = histogram(&registry, &d::MEASUREMENTS);
         let ratio = |metric| registered(&registry, Gauge::with_opts(opts(metric)));
         let scaling = ScalingMetrics {
             devices: int_gauge(&registry, &d::DEVICES).with_label_values::<&str>(&[]),
@@ -156,6 +161,8 @@ impl Metrics {
             models_ready: models.with_label_values(&["ready"]),
             models_broken: models.with_label_values(&["broken"]),
             scheduler_step: Seconds(histogram(&registry, &d::STEP_SECONDS).with_label_values::<&str>(&[])),
+            measured_served: Seconds(measurements.with_label_values(&["served"])),
+            measured_again: Seconds(measurements.with_label_values(&["again"])),
             unrouted: Reason::ALL.iter().map(|reason| unrouted.with_label_values(&[reason.name()])).collect(),
             invariants: Invariant::NAMES.iter().map(|name| invariants.with_label_values(&[name])).collect(),
             registry,

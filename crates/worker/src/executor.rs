@@ -1,6 +1,6 @@
 //! The two threads of a device.
 
-use crate::batch::{self, BatchItem, IoCache};
+use crate::batch::{self, BatchItem, IoCache, Tensor};
 use crate::pin;
 use crate::{Clock, Padding, Pages};
 use base::{ActionId, Duration, ModelSignature, Timestamp, Window};
@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use engine::{Loaded, Prepared};
 use std::collections::{BinaryHeap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use telemetry::Statistics;
 
@@ -19,6 +19,8 @@ const MAX_ORDERS: usize = 4096;
 /// sleeps. Waking a sleeping thread on an idle core takes longer than this model's kind of work (25 us and more on a virtual
 /// machine, where an idle core is given back to the host).
 const LINGER: Duration = Duration::from_micros(50);
+
+const NOT_LOADED: &str = "P6: the weights are not loaded";
 
 /// What a device is made with.
 #[derive(Clone, Debug)]
@@ -45,6 +47,62 @@ impl Slot {
     pub fn new(statistics: Arc<Statistics>) -> Self {
         Self { loaded: Mutex::default(), statistics }
     }
+
+    /// Whether weights are here and nobody is at them.
+    pub fn has_weights(&self) -> bool {
+        self.weights().is_ok_and(|weights| weights.is_some())
+    }
+
+    /// Runs one request on the weights that are here, as a batch of its own is run, and says what that took. Nobody gets its
+    /// outputs, and it isn't counted. For [`Device::run_alone`].
+    pub fn measure(
+        &self,
+        clock: Clock,
+        signature: &ModelSignature,
+        padding: Option<&Padding>,
+        inputs: Vec<Tensor>,
+        rows: u32,
+    ) -> Result<Duration, String> {
+        let mut weights = self.weights()?;
+        let loaded = weights.as_mut().ok_or(NOT_LOADED)?;
+        let (mut cache, statistics) = (IoCache::default(), Statistics::default());
+        let (loaded, cache) = (loaded.as_mut(), &mut cache);
+        let mut bench = batch::Bench { loaded, signature, padding, cache, clock, statistics: &statistics };
+        let started_at = clock.now();
+        batch::run(&mut bench, started_at, &mut vec![Measured { inputs, rows }])?;
+        Ok(clock.now().since(started_at))
+    }
+
+    /// The weights, without waiting: the scheduler never changes what is in use (P6).
+    fn weights(&self) -> Result<MutexGuard<'_, Option<Box<dyn Loaded>>>, String> {
+        match self.loaded.try_lock() {
+            Ok(weights) => Ok(weights),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err("P6: the weights are being changed while they are used".into()),
+        }
+    }
+}
+
+/// A request that is run for its time alone.
+struct Measured {
+    inputs: Vec<Tensor>,
+    rows: u32,
+}
+
+impl BatchItem for Measured {
+    fn inputs(&self) -> &[Tensor] {
+        &self.inputs
+    }
+
+    fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    fn queued_at(&self) -> Timestamp {
+        Timestamp::ZERO
+    }
+
+    fn deliver(self, _outputs: Result<Vec<Tensor>, String>) {}
 }
 
 impl std::fmt::Debug for Slot {
@@ -355,15 +413,8 @@ impl<I: BatchItem> Executor<I> {
 
     fn compute(&mut self, now: Timestamp, order: &mut ExecuteOrder<I>) -> Result<(), Failure> {
         let ExecuteOrder { slot, signature, padding, items, .. } = order;
-        let refused = |reason: &str| Failure::Refused(reason.to_owned());
-        let mut loaded = match slot.loaded.try_lock() {
-            Ok(loaded) => loaded,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                return Err(refused("P6: the weights are being changed while they are used"));
-            }
-        };
-        let loaded = loaded.as_mut().ok_or_else(|| refused("P6: the weights are not loaded"))?;
+        let mut weights = slot.weights().map_err(Failure::Refused)?;
+        let loaded = weights.as_mut().ok_or_else(|| Failure::Refused(NOT_LOADED.into()))?;
         let mut bench = batch::Bench {
             loaded: loaded.as_mut(),
             signature,

@@ -245,7 +245,8 @@ impl RankerThread {
         };
         let (device, model) = (load.device, load.model);
         let bytes = served.prepared.weight_bytes();
-        let expectation = Expectation { device, model, took: load.expected, done_at: None, rows: 0, bytes };
+        let expectation =
+            Expectation { device, model, took: load.expected, done_at: None, rows: 0, bytes, alone: None };
         self.expectations.insert(load.action, expectation);
         if !self.devices[device.index()].device.load(order) {
             fatal("a load executor is gone, or has more loads waiting than a device takes");

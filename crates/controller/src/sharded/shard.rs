@@ -224,7 +224,8 @@ impl ShardThread {
         let (signature, padding) = (Arc::clone(&served.signature), served.padding.clone());
         let order = ExecuteOrder { action, window, slot, signature, padding, items };
         let done_at = Some(expected_done_at);
-        self.expectations.insert(action, Expectation { device, model, took: expected, done_at, rows, bytes: 0 });
+        self.expectations
+            .insert(action, Expectation { device, model, took: expected, done_at, rows, bytes: 0, alone: None });
         if self.devices[device.index()].device.execute(order).is_err() {
             fatal("an executor is gone, or has more orders than the ranker ever leaves outstanding");
         }

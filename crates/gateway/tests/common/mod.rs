@@ -50,6 +50,7 @@ impl Server {
         let metrics = Metrics::new();
         let device = DeviceConfig { name: "emulated:0".into(), index: 0, pages: 64, pin: None };
         let settings = ControllerConfig {
+            online_profile_share: 0.0,
             scheduler: scheduler::Config::default(),
             max_requests: 10_000,
             page_bytes: 1 << 20,

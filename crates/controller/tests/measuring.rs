@@ -1,0 +1,155 @@
+//! The online profiler: what requests take alone is learnt from those that were, and from others run once more.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
+
+use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, TensorSpec, Timestamp};
+use bytes::Bytes;
+use controller::{Controller, ControllerConfig, DeviceConfig, NewModel, Reply, Submission, Tensor};
+use engine::{EngineError, Loaded, Prepared, TensorView};
+use scheduler::PolicyKind;
+use std::sync::{Arc, Mutex};
+use telemetry::Metrics;
+use tokio::sync::oneshot;
+
+/// Takes sequences of any length, gives nothing of interest, and notes the rows of each batch.
+#[derive(Clone)]
+struct Sequences {
+    signature: ModelSignature,
+    rows: Arc<Mutex<Vec<i64>>>,
+}
+
+impl Prepared for Sequences {
+    fn signature(&self) -> &ModelSignature {
+        &self.signature
+    }
+    fn weight_bytes(&self) -> u64 {
+        1
+    }
+    fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+impl Loaded for Sequences {
+    fn execute(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError> {
+        let rows = inputs[0].shape[0];
+        self.rows.lock().unwrap().push(rows);
+        let data = vec![0; rows as usize];
+        sink(0, TensorView { datatype: DataType::Uint8, shape: &[rows, 1], data: &data });
+        Ok(())
+    }
+}
+
+struct Bench {
+    controller: Controller,
+    metrics: Metrics,
+    model: ModelId,
+    sequences: Sequences,
+}
+
+impl Bench {
+    fn start(share: f64, dims: &[i64]) -> Self {
+        let spec =
+            |name: &str, dims: &[i64]| TensorSpec { name: name.into(), datatype: DataType::Uint8, dims: dims.into() };
+        let signature =
+            ModelSignature { inputs: vec![spec("x", dims)], outputs: vec![spec("y", &[-1, 1])], max_batch: 8 };
+        let sequences = Sequences { signature: signature.clone(), rows: Arc::default() };
+        let metrics = Metrics::new();
+        let config = ControllerConfig {
+            scheduler: scheduler::Config {
+                policy: PolicyKind::Punctual,
+                schedule_ahead: Duration::ZERO,
+                ..scheduler::Config::default()
+            },
+            max_requests: 64,
+            page_bytes: 1,
+            devices: vec![DeviceConfig { name: "test:0".into(), index: 0, pages: 4, pin: None }],
+            online_profile_share: share,
+        };
+        let controller = Controller::start(config, metrics.clone()).unwrap();
+        let millis = Duration::from_millis;
+        let model = controller.add_model(NewModel {
+            name: "sequences".into(),
+            version: 1,
+            prepared: Arc::new(sequences.clone()),
+            signature: Arc::new(signature),
+            padding: None,
+            profile: LatencyProfile::linear(millis(1), millis(1), &[1, 2, 4, 8], millis(1)).unwrap(),
+            fixed: Duration::ZERO,
+            objective: None,
+        });
+        Self { controller, metrics, model, sequences }
+    }
+
+    /// Asks for so many sequences of four at once, and waits for the answers.
+    fn ask(&self, count: usize) {
+        let ask = |_| {
+            let (reply, answer) = oneshot::channel();
+            let inputs = vec![Tensor { datatype: DataType::Uint8, shape: vec![1, 4], data: Bytes::from(vec![0; 4]) }];
+            self.controller.submit(Submission {
+                model: self.model,
+                inputs,
+                rows: 1,
+                deadline_at: Timestamp::NEVER,
+                priority: 0,
+                application: ApplicationId(3),
+                size: Some(4),
+                trace: None,
+                reply,
+            });
+            answer
+        };
+        let answers: Vec<_> = (0..count).map(ask).collect();
+        self.controller.drive();
+        for answer in answers {
+            assert!(matches!(answer.blocking_recv().unwrap(), Reply::Outputs(_)));
+        }
+    }
+
+    fn measured(&self, run: &str) -> u32 {
+        let name = format!("punctual_online_measurement_seconds_count{{run=\"{run}\"}} ");
+        let text = self.metrics.render();
+        text.lines().find_map(|line| line.strip_prefix(&name)).unwrap().parse().unwrap()
+    }
+
+    fn wait_for(&self, run: &str, count: u32) {
+        while self.measured(run) < count {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn requests_that_ran_alone_are_measured_and_others_are_run_again() {
+    let bench = Bench::start(1.0, &[-1, -1]);
+    // The first one may load the weights.
+    bench.ask(1);
+    bench.wait_for("served", 1);
+    assert_eq!(bench.measured("again"), 0, "it ran alone");
+    // All are of the first ones, and a batch of them.
+    while bench.measured("again") == 0 {
+        bench.ask(8);
+        bench.wait_for("served", 1);
+        std::thread::yield_now();
+    }
+    let rows = bench.sequences.rows.lock().unwrap().clone();
+    let batch = rows.iter().position(|&rows| rows > 1).unwrap();
+    assert!(rows[batch..].contains(&1), "one of a batch was run alone: {rows:?}");
+    bench.controller.stop();
+}
+
+#[test]
+fn models_of_fixed_sizes_are_left_alone_and_so_are_all_without_a_share() {
+    for bench in [Bench::start(1.0, &[-1, 4]), Bench::start(0.0, &[-1, -1])] {
+        bench.ask(1);
+        bench.ask(8);
+        // What would be measured was ordered before this is answered.
+        bench.ask(1);
+        assert_eq!((bench.measured("served"), bench.measured("again")), (0, 0));
+        bench.controller.stop();
+    }
+}
