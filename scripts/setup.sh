@@ -17,7 +17,9 @@ have cc && have c++ || needed+=(build-essential)
 if [ "${1:-}" = solver ]; then
   # It is C++, built with cmake; its bindings are made with libclang.
   have cmake || needed+=(cmake)
-  ldconfig -p 2>/dev/null | grep -q libclang || compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || needed+=(libclang-dev)
+  # (libclang-cpp is another library.)
+  { ldconfig -p 2>/dev/null || true; ls /usr/lib/llvm-*/lib 2>/dev/null || true; } | grep -E 'libclang(-[0-9.]+)?\.so' >/dev/null ||
+    needed+=(libclang-dev)
 fi
 have curl || needed+=(curl ca-certificates)
 have python3 || needed+=(python3)
