@@ -247,7 +247,7 @@ impl Toolkit {
         choices.write(&path).map_err(|source| Error::Cache { path, source })
     }
 
-    /// Compiles what isn't compiled yet, on all cores, so that [`Toolkit::kernel`] finds everything.
+    /// Compiles what isn't compiled yet, on all cores, so that `kernel` finds everything.
     pub fn compile_all(&self, sources: &[Source]) -> Result<(), Error> {
         let mut missing: Vec<&Source> = sources.iter().filter(|source| !self.cubin_path(source).exists()).collect();
         missing.sort();
