@@ -86,7 +86,7 @@ def asking(*more):
 def measure(repository, quick):
     """What a sentence takes alone, by its length, and what batches of average ones take."""
     curve = {}
-    with Server(repository, "--online-profile-share", 0) as server:
+    with Server(repository, "--online-profile-share", "0") as server:
         for length in MEASURED_LENGTHS:
             with step(f"{length} tokens alone"), watch(server) as view:
                 load(server, *asking("--model", MODEL, "--concurrency", 1, "--lengths", length,
