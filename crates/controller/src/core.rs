@@ -9,9 +9,7 @@ use crate::{Inner, NewModel, fatal};
 use base::{
     ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp,
 };
-use scheduler::{
-    ActionStatus, Command, Event, Execution, Measured, ModelSpec, Outcome, PolicyKind, Rejection, Sample, Scheduler,
-};
+use scheduler::{ActionStatus, Command, Event, Execution, Measured, ModelSpec, Outcome, Rejection, Sample, Scheduler};
 use std::collections::HashMap;
 use std::sync::Arc;
 use telemetry::{BatchTimes, DeviceMetrics, Invariant, ModelMetrics, Trace};
@@ -277,8 +275,7 @@ const STEPS_PER_SAMPLE: u64 = 64;
 
 impl Core {
     pub fn new(config: scheduler::Config, online_profile_share: f64) -> Self {
-        // The others don't look at what single requests take.
-        let learns = matches!(config.policy, PolicyKind::Punctual | PolicyKind::Orloj);
+        let learns = config.policy.learns_inputs();
         Self {
             waiting: 0,
             sampler: Sampler::new(if learns { online_profile_share } else { 0.0 }),

@@ -1,7 +1,6 @@
 //! The node tests of ONNX itself: what is computed as it should be, and what is refused and why, is a list in `nodes.txt`.
 //!
-//! `scripts/onnx-node-cases.py` writes them to `.cache/onnx-nodes`; `make test` calls it. Where they aren't there, nothing is
-//! tested. After a change, `UPDATE_EXPECT=1 cargo nextest run -p graph --test nodes` writes the list anew, for you to read.
+//! `scripts/onnx-node-cases.py` writes them to `.cache/onnx-nodes`; `make test` calls it. After a change, `UPDATE_EXPECT=1 cargo nextest run -p graph --test nodes` writes the list anew, for you to read.
 
 use expect_test::expect_file;
 use graph::array::{Array, Data};
@@ -20,10 +19,8 @@ fn folder() -> PathBuf {
 
 #[test]
 fn every_node_test_has_the_known_outcome() {
-    let Ok(files) = std::fs::read_dir(folder()) else {
-        eprintln!("skipped: {} is not there, run scripts/onnx-node-cases.py", folder().display());
-        return;
-    };
+    let missing = || format!("{} is not there: scripts/setup-tests.sh writes it", folder().display());
+    let files = std::fs::read_dir(folder()).unwrap_or_else(|_| panic!("{}", missing()));
     let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<_> = names.filter_map(|name| Some(name.strip_suffix(".data.onnx")?.to_owned())).collect();
     names.sort();

@@ -113,6 +113,11 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
+    /// Whether it plans with what single requests take, where that depends on the input.
+    pub fn learns_inputs(self) -> bool {
+        matches!(self, Self::Punctual | Self::Orloj)
+    }
+
     /// All of them.
     pub const ALL: &'static [Self] = &[
         Self::Punctual,

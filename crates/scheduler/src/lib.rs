@@ -297,7 +297,7 @@ impl Scheduler {
         let window =
             latency::Window { size: self.config.profile_window.max(1), quantile: self.config.profile_quantile };
         let latency = Latency::new(&spec.profile, window);
-        let differs = matches!(self.config.policy, PolicyKind::Orloj | PolicyKind::Punctual);
+        let differs = self.config.policy.learns_inputs();
         self.ledger.models[index] = Some(Model {
             pages: spec.pages,
             spread: differs.then(|| Spread::new(&latency, spec.fixed)),
