@@ -63,6 +63,8 @@ def draw(count):
 def prepare(length):
     """A repository with the one model, which may be padded, measured at the average length."""
     repository = BENCH / "minilm"
+    # Measured anew each time: the simulator gets the same table, and one from a busy machine would mislead both.
+    shutil.rmtree(repository / ".punctual" / "profiles", ignore_errors=True)
     target = repository / MODEL / "1" / "model.onnx"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -96,8 +98,8 @@ def measure(repository, quick):
     if not files:
         raise Failed("the server kept no profile")
     kept = json.loads(max(files, key=lambda file: file.stat().st_mtime).read_text())
-    batches = {entry["batch"]: entry["median_ns"] / 1e6 for entry in kept["batches"]}
-    return curve, {"batch_ms": batches, "fixed_ms": kept["fixed_ns"] / 1e6}
+    batches, quantiles = ({entry["batch"]: entry[key] / 1e6 for entry in kept["batches"]} for key in ("median_ns", "p99_ns"))
+    return curve, {"batch_ms": batches, "batch_p99_ms": quantiles, "fixed_ms": kept["fixed_ns"] / 1e6}
 
 
 def at(curve, length):
@@ -136,7 +138,9 @@ def simulate(curve, profile, lengths, objectives, p99, rate, seconds):
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"{length},{at(curve, length):.6f}" for length in lengths]
     (folder / "requests.csv").write_text("\n".join(["tokens,ms", *lines]) + "\n")
-    table = ", ".join(f'"{batch}" = {took:.6f}' for batch, took in profile["batch_ms"].items())
+    table, quantiles = (
+        ", ".join(f'"{batch}" = {took:.6f}' for batch, took in profile[key].items()) for key in ("batch_ms", "batch_p99_ms")
+    )
     text = f"""
 [about]
 title = "MiniLM as it was measured"
@@ -144,7 +148,7 @@ title = "MiniLM as it was measured"
 [[model]]
 name = "{MODEL}"
 slo_ms = {objectives[0] * p99:.3f}
-latency = {{ batch_ms = {{ {table} }}, fixed_ms = {profile["fixed_ms"]:.6f} }}
+latency = {{ batch_ms = {{ {table} }}, batch_p99_ms = {{ {quantiles} }}, fixed_ms = {profile["fixed_ms"]:.6f} }}
 times = {{ file = "requests.csv", columns_ms = {{ ms = 1.0 }}, hint_column = "tokens", hint_sigma = 0.0 }}
 
 [devices]
@@ -155,6 +159,9 @@ rate_rps = {rate:.3f}
 
 [noise]
 exec_sigma = 0.03
+
+[scheduler]
+schedule_ahead_ms = 0
 
 [run]
 policies = {json.dumps(POLICIES)}

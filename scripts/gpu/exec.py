@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Compares our executions with PyTorch's CUDA graphs on one GPU, in one run.
 
-    scripts/gpu/exec.py EXEC_BINARY FOLDER [--models resnet50:tf32,resnet50:f16] [--batches 1,2,4,8,16,32] [--proposals 4]
+    scripts/gpu/exec.py EXEC_BINARY FOLDER [--models resnet50:tf32,resnet50:f16] [--batches 1,2,4,8,16,32] [--proposals 4] [--compile 1,8,32] [--compile-seconds 400]
 
-EXEC_BINARY is `cargo build --release -p engine-cuda --example exec`. Models are exported with random weights (seed fixed; batch norms are set so that values
-keep their size through the network, see `calibrate`). For each: outputs of PyTorch in fp32 without TF32 are saved and ours compared with them; then times, first
+EXEC_BINARY is `cargo build --release -p engine-cuda --example exec`. Models are exported with random weights (seed fixed, see networks.py). For each: outputs of PyTorch in fp32 without TF32 are saved and ours compared with them; then times, first
 PyTorch's, then ours. Both are medians of single replays of a CUDA graph, by events on the device. Prints a table in Markdown; writes results.json.
+
+With --compile, PyTorch's compiler comes beside them at the end (`torch.compile(mode="max-autotune-no-cudagraphs")`, then recorded in a CUDA graph like everything
+else here, which leaves out what Python would add), for these batches and as many models as there is time for: a network takes it a minute or more.
 """
 
 import argparse
@@ -18,135 +20,95 @@ import time
 
 import torch
 
+from networks import SEQUENCE, export, make
+
 ALL = "resnet50:tf32,resnet50:f16,resnet18:f16,densenet121:f16,mobilenet_v2:f16,vgg16:f16"
-SEQUENCE = 128
 
 
-class Encoder(torch.nn.Module):
-    """BERT as PyTorch writes it by hand: what its exporters see in real models."""
-
-    def __init__(self, layers=12, width=768, heads=12, words=30522):
-        super().__init__()
-        self.heads = heads
-        self.words = torch.nn.Embedding(words, width)
-        self.places = torch.nn.Embedding(512, width)
-        self.norm = torch.nn.LayerNorm(width)
-        self.layers = torch.nn.ModuleList(
-            torch.nn.ModuleDict(
-                {
-                    "q": torch.nn.Linear(width, width),
-                    "k": torch.nn.Linear(width, width),
-                    "v": torch.nn.Linear(width, width),
-                    "o": torch.nn.Linear(width, width),
-                    "n1": torch.nn.LayerNorm(width),
-                    "up": torch.nn.Linear(width, 4 * width),
-                    "down": torch.nn.Linear(4 * width, width),
-                    "n2": torch.nn.LayerNorm(width),
-                }
-            )
-            for _ in range(layers)
-        )
-
-    def forward(self, ids):
-        length = ids.shape[1]
-        x = self.norm(self.words(ids) + self.places.weight[:length])
-        for layer in self.layers:
-            split = lambda y: y.view(y.shape[0], length, self.heads, -1).transpose(1, 2)
-            q, k, v = split(layer["q"](x)), split(layer["k"](x)), split(layer["v"](x))
-            scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
-            mixed = torch.matmul(torch.softmax(scores, -1), v).transpose(1, 2).reshape(x.shape)
-            x = layer["n1"](x + layer["o"](mixed))
-            x = layer["n2"](x + layer["down"](torch.nn.functional.gelu(layer["up"](x))))
-        return x
-
-
-def calibrate(model, images):
-    """Gives batch norms statistics with which values keep their size.
-
-    With those of training, a deep network of random weights is chaotic: its images become more and more alike, the norms subtract what is common to them, and
-    what rounding did grows from layer to layer, in PyTorch as in ours. So means are small random numbers, and variances are second moments.
-    """
-
-    def set_statistics(norm, inputs):
-        size = inputs[0].float().pow(2).mean((0, 2, 3)).clamp_min(1e-12)
-        norm.running_var.copy_(size)
-        norm.running_mean.copy_(0.1 * size.sqrt() * torch.randn_like(size))
-        norm.weight.copy_(0.5 + torch.rand_like(size))
-        norm.bias.copy_(0.1 * torch.randn_like(size))
-
-    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
-    hooks = [norm.register_forward_pre_hook(set_statistics) for norm in norms]
-    with torch.no_grad():
-        model(images)
-    for hook in hooks:
-        hook.remove()
-
-
-def make(name, batch):
-    """The model in fp32 on the GPU, and an input of the largest batch."""
-    torch.manual_seed(1)
-    if name == "bert":
-        return Encoder().cuda().eval(), torch.randint(0, 30522, (batch, SEQUENCE)).cuda()
-    import torchvision
-
-    extra = {"aux_logits": False, "init_weights": True} if name == "inception_v3" else {}
-    model = torchvision.models.get_model(name, weights=None, **extra).cuda()
-    size = 299 if name == "inception_v3" else 224
-    images = torch.randn(batch, 3, size, size).cuda()
-    calibrate(model.eval(), images)
-    return model, images
-
-
-def export(model, example, path):
-    if example.dtype == torch.int64:
-        axes = {"input": {0: "batch"}}
-    else:
-        axes = {"input": {0: "batch"}, "output": {0: "batch"}}
-    torch.onnx.export(
-        model, (example[:1],), str(path), input_names=["input"], output_names=["output"], dynamic_axes=axes, opset_version=17, dynamo=False
-    )
-
-
-def torch_times(model, example, precision, batches, expected):
-    """Median ms of a replay, by batch; and how far PyTorch's own outputs in that precision are from those in fp32."""
-    model = model.to(memory_format=torch.channels_last) if example.dim() == 4 else model
-    if precision == "f16":
-        model = model.half()
+def choose_precision(precision):
     tf32 = precision != "f32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True
+
+
+def in_precision(model, example, precision):
+    """The model and its input as PyTorch computes them best."""
+    choose_precision(precision)
+    model = model.to(memory_format=torch.channels_last) if example.dim() == 4 else model
+    return (model.half() if precision == "f16" else model), example
+
+
+def rows_of(example, batch, precision):
+    x = example[:batch].clone()
+    if x.dim() == 4:
+        x = x.to(memory_format=torch.channels_last)
+        x = x.half() if precision == "f16" else x
+    return x
+
+
+def replay_time(model, x):
+    """Median ms of a replay of the model's CUDA graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model(x)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        model(x)
+    for _ in range(30):
+        graph.replay()
+    torch.cuda.synchronize()
+    taken = []
+    for _ in range(200):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        taken.append(begin.elapsed_time(end))
+    return statistics.median(taken)
+
+
+def torch_times(model, example, precision, batches, expected):
+    """Median ms of a replay, by batch; and how far PyTorch's own outputs in that precision are from those in fp32."""
+    model, example = in_precision(model, example, precision)
     times, error = {}, 0.0
     for batch in batches:
-        x = example[:batch].clone()
-        if x.dim() == 4:
-            x = x.to(memory_format=torch.channels_last)
-            x = x.half() if precision == "f16" else x
+        x = rows_of(example, batch, precision)
         with torch.no_grad():
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    model(x)
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                model(x)
-            for _ in range(30):
-                graph.replay()
-            torch.cuda.synchronize()
-            taken = []
-            for _ in range(200):
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                begin.record()
-                graph.replay()
-                end.record()
-                torch.cuda.synchronize()
-                taken.append(begin.elapsed_time(end))
+            times[batch] = replay_time(model, x)
             right = expected[:batch]
             error = max(error, ((model(x).float() - right).abs().max() / right.abs().max()).item())
-        times[batch] = statistics.median(taken)
-        del graph
     return times, error
+
+
+def compiled_times(entries, batches, seconds, results):
+    """The same for what PyTorch's compiler makes of the models, as far as the time goes."""
+    began, ratios = time.time(), []
+    # Batch by batch, so that every model has its turn.
+    for batch in batches:
+        for name, precision in entries:
+            ours = next((r for r in results if (r["model"], r["precision"].lower(), r["batch"]) == (name, precision, batch)), None)
+            if time.time() - began > seconds or ours is None:
+                continue
+            torch._dynamo.reset()
+            model, example = in_precision(*make(name, batch), precision)
+            started = time.time()
+            try:
+                with torch.no_grad():
+                    compiled = torch.compile(model, mode="max-autotune-no-cudagraphs", fullgraph=True, dynamic=False)
+                    took = replay_time(compiled, rows_of(example, batch, precision))
+            except Exception as error:
+                print(f"{name} {precision} b{batch}: PyTorch's compiler failed: {type(error).__name__}: {str(error)[:200]}", flush=True)
+                continue
+            ours["compiled_ms"] = took
+            ratios.append(ours["ms"] / took)
+            print(f"{name} {precision} b{batch}: {ours['ms']:.3f} / {took:.3f} compiled = {ratios[-1]:.2f} ({time.time() - started:.0f} s)", flush=True)
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        print(f"ours over torch.compile: geometric mean {mean:.3f} of {len(ratios)}, largest {max(ratios):.3f}", flush=True)
 
 
 def main():
@@ -156,6 +118,8 @@ def main():
     parser.add_argument("--models", default=ALL)
     parser.add_argument("--batches", default="1,2,4,8,16,32")
     parser.add_argument("--proposals", default="4")
+    parser.add_argument("--compile", default="")
+    parser.add_argument("--compile-seconds", type=float, default=400)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     batches = [int(batch) for batch in arguments.batches.split(",")]
@@ -204,6 +168,10 @@ def main():
         cells = [f"{mine[b]['ms']:.3f} / {mine[b]['torch_ms']:.3f} = {mine[b]['ratio']:.2f}" if b in mine else "" for b in batches]
         errors = (max(r["error"] for r in mine.values()), max(r["torch_error"] for r in mine.values())) if mine else (math.nan, math.nan)
         print(f"| {name} {precision} | " + " | ".join(cells) + f" | {errors[0]:.1e} | {errors[1]:.1e} |")
+    if arguments.compile:
+        entries = [tuple(entry.split(":")) for entry in arguments.models.split(",")]
+        compiled_times(entries, [int(batch) for batch in arguments.compile.split(",")], arguments.compile_seconds, results)
+        (arguments.folder / "results.json").write_text(json.dumps(results))
     if results:
         mean = math.exp(sum(math.log(r["ratio"]) for r in results) / len(results))
         print(f"geometric mean {mean:.3f}, largest {max(r['ratio'] for r in results):.3f}, largest error {max(r['error'] for r in results):.1e}")

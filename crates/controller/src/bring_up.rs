@@ -5,7 +5,7 @@ use crate::manager::ManagerConfig;
 use crate::queueing::Queueing;
 use crate::{Controller, NewModel, profiler, reshape, warmup};
 use base::{Duration, LatencyProfile, ModelId, ModelSignature};
-use engine::{Emulation, ModelSource, Prepared};
+use engine::{Emulation, FileHashes, ModelSource, Prepared};
 use repository::{Found, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile, TensorConfig};
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead as _, BufReader};
@@ -24,11 +24,12 @@ pub(crate) struct BringUp {
     stopping: Arc<AtomicBool>,
     /// What was said of configurations: each sentence is said once.
     said: Mutex<HashSet<String>>,
+    hashes: FileHashes,
 }
 
 impl BringUp {
     pub(crate) fn new(controller: Controller, config: ManagerConfig, stopping: Arc<AtomicBool>) -> Self {
-        Self { controller, config, stopping, said: Mutex::default() }
+        Self { controller, config, stopping, said: Mutex::default(), hashes: FileHashes::default() }
     }
 
     /// Whether the server goes down: nothing new is begun then.
@@ -133,9 +134,9 @@ impl BringUp {
         prepared: &dyn Prepared,
         sizes: &[u32],
     ) -> Result<(LatencyProfile, Duration), String> {
-        let hash = |file| repository::content_hash(file).map_err(|error| format!("{}: {error}", found.file.display()));
+        let hash = self.hashes.of(&found.file).map_err(|error| format!("{}: {error}", found.file.display()))?;
         let key = ProfileKey {
-            content: hash(&found.file)?,
+            content: hash.to_hex().to_string(),
             engine: self.config.engine.name().to_owned(),
             device: format!(
                 "{}{}{}{}",

@@ -6,14 +6,10 @@ use crate::executor::Executor;
 use crate::program::{Effort, Program};
 use crate::sizes::{Extent, Side, Size, Sizes, output_extents};
 use base::Precision;
-use engine::ModelSource;
+use engine::{FileHashes, ModelSource};
 use graph::model::Dimension;
 use graph::{Options, Plan};
-use std::collections::HashMap;
-use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Batch sizes of models whose configuration names none.
 const BATCH_SIZES: [u32; 5] = [1, 2, 4, 8, 16];
@@ -45,36 +41,14 @@ impl Drop for Programs {
     }
 }
 
-/// A file as the system knows it: while all of this stays the same, so does its content.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct FileState {
-    device: u64,
-    number: u64,
-    bytes: u64,
-    changed: (i64, i64),
-}
-
-/// The hashes of files that were read before. Thousands of models may be one file under many names.
+/// What models are known by.
 #[derive(Default)]
-pub(crate) struct Hashes(Mutex<HashMap<FileState, blake3::Hash>>);
+pub(crate) struct Hashes(FileHashes);
 
 impl Hashes {
-    fn of(&self, file: &Path) -> io::Result<blake3::Hash> {
-        let about = std::fs::metadata(file)?;
-        let changed = (about.ctime(), about.ctime_nsec());
-        let state = FileState { device: about.dev(), number: about.ino(), bytes: about.len(), changed };
-        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(hash) = known().get(&state) {
-            return Ok(*hash);
-        }
-        let hash = blake3::hash(&std::fs::read(file)?);
-        known().insert(state, hash);
-        Ok(hash)
-    }
-
     /// What makes a model what it is: its file, those beside it, which may hold weights, and what is wanted of it.
     pub(crate) fn key(&self, source: &ModelSource, precision: Precision) -> Result<Vec<u8>, String> {
-        let own = self.of(&source.file).map_err(|error| error.to_string())?;
+        let own = self.0.of(&source.file).map_err(|error| error.to_string())?;
         let beside = source.file.parent().and_then(|folder| std::fs::read_dir(folder).ok());
         let mut others: Vec<String> = beside
             .into_iter()
@@ -263,6 +237,7 @@ fn batched(file: &graph::Model, configured: Option<u32>) -> Result<bool, String>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     /// One field of a protobuf message: bytes.
     fn field(number: u8, bytes: &[u8]) -> Vec<u8> {

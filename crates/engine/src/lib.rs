@@ -10,8 +10,10 @@
 //! result is kept on disk. `load` must be short and predictable. `execute` runs one batch at a time on one device.
 
 mod emulated;
+mod hashes;
 
 pub use emulated::EmulatedEngine;
+pub use hashes::FileHashes;
 
 use base::{DataType, Duration, LatencyProfile, ModelSignature, Precision};
 use std::collections::BTreeMap;

@@ -156,11 +156,12 @@ impl Class {
         // Each class has its own random numbers, so that adding one leaves the others as they were.
         let seed = plan.seed.wrapping_mul(1_000_003).wrapping_add(self.index as u64);
         match class.pattern {
-            Loop::Open { rate, process } => {
+            Loop::Open { rate, process, from, join_every } => {
+                let streams = streams(class, rate, process, from, join_every);
                 let timetable = Timetable {
                     class: self.clone(),
                     pacer: timer()?,
-                    arrivals: OpenLoop::new(streams(class, rate, process), seed),
+                    arrivals: OpenLoop::new(streams, seed),
                     random: Random::new(seed, u64::MAX),
                     end: plan.duration,
                     connections: plan.connections,
@@ -199,14 +200,24 @@ impl Class {
     }
 }
 
-fn streams(class: &ClassPlan, rate: f64, process: Process) -> impl Iterator<Item = Stream> {
-    let curve = RateCurve::constant(rate);
+fn streams(
+    class: &ClassPlan,
+    rate: f64,
+    process: Process,
+    from: Duration,
+    join_every: Option<Duration>,
+) -> impl Iterator<Item = Stream> {
+    let curve = match join_every {
+        None => RateCurve::steps([(from, rate)]),
+        Some(every) => RateCurve::spread(rate, class.models.len() as u32, from, every),
+    };
     class.models.iter().enumerate().map(move |(model, &(_, share))| Stream {
         model: model as u32,
         process,
         curve: curve.clone(),
-        share,
-        starts_at: Duration::ZERO,
+        // Of a rate that is spread already.
+        share: if join_every.is_some() { 1.0 } else { share },
+        starts_at: from + join_every.unwrap_or_default() * model as u64,
     })
 }
 
@@ -336,5 +347,36 @@ impl Client {
     fn pick(&mut self) -> usize {
         let point = self.random.unit();
         self.cumulative.partition_point(|&below| below <= point).min(self.cumulative.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_join_one_after_another_at_an_equal_rate() {
+        let models = (0..4).map(|number| (format!("m{number}"), 0.25)).collect();
+        let (from, every) = (Duration::from_secs(1), Duration::from_secs(10));
+        let pattern = Loop::Open { rate: 100.0, process: Process::Uniform, from, join_every: Some(every) };
+        let (deadline, application, lengths) = (None, None, None);
+        let class =
+            ClassPlan { name: "major".into(), models, pattern, deadline, batch: 1, priority: 0, application, lengths };
+        let arrivals = OpenLoop::new(streams(&class, 100.0, Process::Uniform, from, Some(every)), 1);
+        let all: Vec<_> = arrivals.take_while(|arrival| arrival.offset < Duration::from_secs(41)).collect();
+        for second in 1..41u64 {
+            let of = |model: u32| {
+                let now = |offset: Duration| {
+                    offset >= Duration::from_secs(second) && offset < Duration::from_secs(second + 1)
+                };
+                all.iter().filter(|arrival| arrival.model == model && now(arrival.offset)).count() as f64
+            };
+            let there = (second - 1) / 10 + 1;
+            for model in 0..4u32 {
+                let wanted = if u64::from(model) < there { 100.0 / there as f64 } else { 0.0 };
+                assert!((of(model) - wanted).abs() <= 1.0, "model {model} in second {second}: {}", of(model));
+            }
+        }
+        assert!(all.iter().all(|arrival| arrival.offset >= from));
     }
 }

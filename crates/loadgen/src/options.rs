@@ -130,8 +130,8 @@ pub struct LoadArgs {
 
     /// A class of requests of its own, several times for several at once:
     /// name=fast,model=resnet,rate=100,deadline_ms=25 or name=bulk,model=other,concurrency=8. Keys: name, model (may
-    /// come again), rate, arrivals, shape_parameter, concurrency, backoff_ms, zipf, deadline_ms, priority, batch,
-    /// application, lengths
+    /// come again), rate, arrivals, shape_parameter, from_s, join_every_ms, concurrency, backoff_ms, zipf, deadline_ms,
+    /// priority, batch, application, lengths
     #[arg(long, value_name = "KEY=VALUE,...", conflicts_with_all = ["model", "rate", "concurrency"])]
     pub class: Vec<String>,
 
@@ -159,6 +159,8 @@ struct ClassSpec {
     rate: Option<f64>,
     arrivals: ArrivalKind,
     shape_parameter: Option<f64>,
+    from_s: Option<f64>,
+    join_every_ms: Option<f64>,
     concurrency: Option<u32>,
     backoff_ms: Option<f64>,
     deadline_ms: Option<f64>,
@@ -245,6 +247,8 @@ impl LoadArgs {
             rate: self.rate,
             arrivals: self.arrivals,
             shape_parameter: Some(self.shape_parameter),
+            from_s: None,
+            join_every_ms: None,
             concurrency: self.concurrency,
             backoff_ms: None,
             deadline_ms: self.deadline_ms,
@@ -273,6 +277,8 @@ impl ClassSpec {
                 "rate" => spec.rate = Some(number()?),
                 "arrivals" => spec.arrivals = ArrivalKind::from_str(value, true).map_err(|_| bad())?,
                 "shape_parameter" => spec.shape_parameter = Some(number()?),
+                "from_s" => spec.from_s = Some(number()?),
+                "join_every_ms" => spec.join_every_ms = Some(number()?),
                 "concurrency" => spec.concurrency = Some(whole()?),
                 "backoff_ms" => spec.backoff_ms = Some(number()?),
                 "deadline_ms" => spec.deadline_ms = Some(number()?),
@@ -297,8 +303,20 @@ impl ClassSpec {
         });
         let complain = |reason: &str| PlanError::value(format!("{name}: {reason}"));
         let pattern = match (self.rate, self.concurrency) {
-            (Some(rate), None) if (1e-3..1e7).contains(&rate) => Loop::Open { rate, process: self.process(&name)? },
+            (Some(rate), None) if (1e-3..1e7).contains(&rate) => {
+                let from = seconds("from_s", self.from_s.unwrap_or(0.0))?;
+                let join_every = self.join_every_ms.map(|value| millis("join_every_ms", value)).transpose()?;
+                if join_every.is_some() && (self.zipf.is_some() || self.model.iter().any(|model| model.contains(':'))) {
+                    return Err(complain(
+                        "models that join one after another have equal shares: leave out zipf and weights",
+                    ));
+                }
+                Loop::Open { rate, process: self.process(&name)?, from, join_every }
+            }
             (Some(rate), None) => return Err(complain(&format!("the rate is {rate}: it must be above 0"))),
+            (None, Some(_)) if self.from_s.is_some() || self.join_every_ms.is_some() => {
+                return Err(complain("from_s and join_every_ms are for a rate, not for clients that wait"));
+            }
             (None, Some(0)) => return Err(complain("the concurrency is 0: at least one client is needed")),
             (None, Some(clients)) => {
                 Loop::Closed { clients, backoff: millis("backoff_ms", self.backoff_ms.unwrap_or(1.0))? }
@@ -409,7 +427,10 @@ mod tests {
             plan("--model a --model b:3 --rate 100 --deadline-ms 25 --arrivals gamma --shape-parameter 0.5").unwrap();
         let [class] = &plan.classes[..] else { panic!("{plan:?}") };
         assert_eq!(class.models, [("a".to_owned(), 0.25), ("b".to_owned(), 0.75)]);
-        assert_eq!(class.pattern, Loop::Open { rate: 100.0, process: Process::Gamma { shape: 0.5 } });
+        assert_eq!(
+            class.pattern,
+            Loop::Open { rate: 100.0, process: Process::Gamma { shape: 0.5 }, from: Duration::ZERO, join_every: None }
+        );
         assert_eq!(class.deadline, Some(Duration::from_millis(25)));
         assert_eq!(plan.address.port(), 8000);
     }
@@ -457,6 +478,8 @@ mod tests {
             ("--model a --rate 1 --warmup 10", "nothing would be left"),
             ("--model a --rate 1 --url 192.0.2.1:80", "--allow-remote"),
             ("--class rate=x", "rate can't be \"x\""),
+            ("--class model=a,concurrency=1,from_s=2", "are for a rate"),
+            ("--class model=a:2,rate=1,join_every_ms=2", "have equal shares"),
             ("--class speed=1", "\"speed\" isn't a key"),
             ("--model a --rate 1 --shape x", "isn't NAME:DIMS"),
             ("--model a --rate 1 --value x:many", "isn't NAME:NUMBER"),

@@ -112,7 +112,7 @@ impl Report {
         let mut classes = Vec::new();
         for (class, stats) in plan.classes.iter().zip(stats) {
             let load = match class.pattern {
-                Loop::Open { rate, process } => format!("open loop, {rate} requests/s, {process:?}"),
+                Loop::Open { rate, process, .. } => format!("open loop, {rate} requests/s, {process:?}"),
                 Loop::Closed { clients, .. } => format!("closed loop, {clients} clients"),
             };
             let mut report = ClassReport::new(class.name.clone(), load, class.deadline, stats, seconds);

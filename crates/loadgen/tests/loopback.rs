@@ -214,7 +214,7 @@ fn class(name: &str, pattern: Loop, deadline_ms: Option<u64>) -> ClassPlan {
 }
 
 fn open(rate: f64) -> Loop {
-    Loop::Open { rate, process: Process::Uniform }
+    Loop::Open { rate, process: Process::Uniform, from: Duration::ZERO, join_every: None }
 }
 
 fn closed(clients: u32) -> Loop {

@@ -38,7 +38,7 @@ pub use config::{
     ConfigError, Emulation, ModelConfig, ProfileInput, QueuePolicy, Queueing, TensorConfig, VersionPolicy,
     WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample,
 };
-pub use profiles::{ProfileKey, ProfileStore, StoredProfile, content_hash, machine};
+pub use profiles::{ProfileKey, ProfileStore, StoredProfile, machine};
 pub use scan::{Broken, Entry, Fingerprint, Found, Repository, RepositoryError, is_model_name};
 pub use source::{Bucket, Source, StoreKind};
 pub use sources::{SourceError, Sources, Transfer, Wanted};

@@ -3,7 +3,7 @@
 use base::{BatchLatency, Duration, LatencyProfile};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 /// Raise when the meaning of a stored profile changes: older files are then measured anew.
@@ -12,7 +12,7 @@ const FORMAT: u32 = 1;
 /// What a profile is valid for: all of it must be the same.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ProfileKey {
-    /// Hash of the model's file; see `content_hash`.
+    /// Hash of the model's file.
     pub content: String,
     /// The engine and its version, for instance `onnxruntime 1.24.1`.
     pub engine: String,
@@ -141,18 +141,6 @@ fn read(path: &Path, key: &ProfileKey) -> Result<Option<StoredProfile>, String> 
     Ok(Some(StoredProfile { profile, fixed, weight_bytes: document.weight_bytes }))
 }
 
-/// Hash of a plain file's content, as hexadecimal digits: of as much as there is when it begins, since a file may grow, and
-/// devices and pipes may never end.
-pub fn content_hash(file: &Path) -> io::Result<String> {
-    let metadata = fs::metadata(file)?;
-    if !metadata.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a plain file"));
-    }
-    let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(fs::File::open(file)?.take(metadata.len()))?;
-    Ok(hasher.finalize().to_hex().to_string())
-}
-
 /// What this machine is, as far as speed is concerned: its processor and how many cores we may use.
 pub fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -224,17 +212,5 @@ mod tests {
         store.save(&key(), &stored());
         assert!(store.try_save(&key(), &stored()).is_err());
         assert_eq!(store.load(&key()), None);
-    }
-
-    #[test]
-    fn hashes_follow_the_content() {
-        let folder = tempfile::tempdir().unwrap();
-        let (a, b) = (folder.path().join("a"), folder.path().join("b"));
-        fs::write(&a, "one").unwrap();
-        fs::write(&b, "two").unwrap();
-        assert_ne!(content_hash(&a).unwrap(), content_hash(&b).unwrap());
-        fs::write(&b, "one").unwrap();
-        assert_eq!(content_hash(&a).unwrap(), content_hash(&b).unwrap());
-        assert!(content_hash(&folder.path().join("none")).is_err());
     }
 }

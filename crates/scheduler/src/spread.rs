@@ -129,11 +129,13 @@ impl Kind {
     }
 }
 
-/// One batch size: its rows, and how many times one request's work it takes.
+/// One batch size: its rows, how many times one request's work it takes, and whether that is less for each row than in every smaller size
+/// that pays. Where it isn't, whoever is in such a batch would be done as soon or sooner one after another.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     rows: u32,
     times: f64,
+    pays: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -158,11 +160,12 @@ impl Spread {
         let size = |class: &crate::latency::Class| Size {
             rows: class.batch,
             times: ((class.typical().as_nanos() as f64 - fixed) / one * least).max(1.0),
+            pays: true,
         };
         let mut kind = Kind::new();
         kind.work = Distribution::point(one as u64);
         let sizes = latency.classes().iter().map(size).collect();
-        Self {
+        let mut spread = Self {
             fixed,
             sizes,
             kinds: vec![kind],
@@ -170,7 +173,9 @@ impl Spread {
             hints: BTreeMap::new(),
             fresh: 0,
             dynamic: false,
-        }
+        };
+        spread.update_pays();
+        spread
     }
 
     /// Whether the time depends on the input.
@@ -248,6 +253,22 @@ impl Spread {
         &self.kinds[kind as usize]
     }
 
+    /// Whether batches of that size are worth it, even if all in them are alike.
+    pub fn pays(&self, class: usize) -> bool {
+        self.sizes[class].pays
+    }
+
+    fn update_pays(&mut self) {
+        let work = self.kinds[ANY as usize].work.mean();
+        let mut best = f64::INFINITY;
+        for size in &mut self.sizes {
+            let per_row = (self.fixed + size.times * work) / f64::from(size.rows);
+            // A hundredth is noise.
+            size.pays = per_row < 0.99 * best;
+            best = best.min(per_row);
+        }
+    }
+
     /// What a batch of that size takes whose longest request has this much work.
     pub fn time(&self, class: usize, work: f64) -> Duration {
         Duration::from_nanos((self.fixed + self.sizes[class].times * work) as u64)
@@ -296,6 +317,7 @@ impl Spread {
             self.dynamic = alone(SLOW) > alone(QUICK) * if self.dynamic { STATIC } else { DYNAMIC };
             self.kinds[ANY as usize].work = any;
         }
+        self.update_pays();
         let any = self.kinds[ANY as usize].work.clone();
         (0..self.kinds.len()).for_each(|index| self.learn(index, &any));
     }

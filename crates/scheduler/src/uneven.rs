@@ -87,8 +87,8 @@ impl Uneven {
         let mut best: Option<Found> = None;
         for index in 0..self.kinds.len() {
             let longest = self.kinds[index];
-            let classes = latency.classes().len();
-            for (class, chance) in (0..classes).flat_map(|class| CHANCES.map(|chance| (class, chance))) {
+            let classes = (0..latency.classes().len()).filter(|&class| spread.pays(class));
+            for (class, chance) in classes.flat_map(|class| CHANCES.map(|chance| (class, chance))) {
                 let with = (longest, class, chance);
                 let Some(found) = self.candidate((latency, spread), start_at, with, (aim, delay)) else {
                     continue;

@@ -180,7 +180,11 @@ pub struct LatencyConfig {
     pub fixed_ms: Option<f64>,
     /// Batch sizes with their times.
     pub batch_ms: Option<BTreeMap<String, f64>>,
-    /// A file of comma-separated values with the columns `model` and `b1_ms`, `b2_ms` and so on.
+    /// The 99th percentiles of these times that the profile has, where they are above the times: what a scheduler plans with before it has
+    /// measured anything itself.
+    pub batch_p99_ms: Option<BTreeMap<String, f64>>,
+    /// A file of comma-separated values with the columns `model` and `b1_ms`, `b2_ms` and so on, and perhaps `b1_p99_ms` and so on, as
+    /// `punctual profile` writes it.
     pub file: Option<PathBuf>,
     /// The model's name in that file.
     pub row: Option<String>,

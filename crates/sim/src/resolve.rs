@@ -7,6 +7,7 @@ use crate::variant::Variant;
 use crate::{Error, tables};
 use base::{BatchLatency, Duration, LatencyProfile, ModelId};
 use scheduler::ModelSpec;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The largest batch where latency is a line and nobody says.
@@ -158,12 +159,13 @@ fn profile(config: &ModelConfig, experiment: &Experiment, folder: &Path) -> Resu
     if let Some(sizes) = &config.batch_sizes {
         table.retain(|(size, _)| sizes.contains(size));
     }
-    for &(size, time) in &table {
+    let quantiles = quantile_table(config, folder)?;
+    for &(size, time) in table.iter().chain(&quantiles) {
         positive(&format!("the latency of model {name:?} at batch size {size}"), time)?;
     }
     let entry = |&(batch, time): &(u32, f64)| {
-        let span = Duration::from_millis_f64(time);
-        BatchLatency { batch, median: span, p99: span }
+        let p99 = quantiles.iter().find(|&&(size, _)| size == batch).map_or(time, |&(_, p99)| p99);
+        BatchLatency { batch, median: Duration::from_millis_f64(time), p99: Duration::from_millis_f64(p99) }
     };
     LatencyProfile::new(table.iter().map(entry).collect(), load)
         .map_err(|error| Error::value(format!("the latency of model {name:?}: {error}")))
@@ -177,19 +179,35 @@ pub(crate) fn latency_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(
             line(config, *alpha, *beta)
         }
         LatencyConfig { alpha_ms: None, beta_ms: None, batch_ms: Some(table), file: None, row: None, .. } => {
-            let entry = |(size, &time): (&String, &f64)| match size.parse::<u32>() {
-                Ok(size) => Ok((size, time)),
-                Err(_) => Err(Error::value(format!("{size:?} in batch_ms of model {name:?} is not a batch size"))),
-            };
-            table.iter().map(entry).collect()
+            by_size(table, "batch_ms", name)
         }
         LatencyConfig { alpha_ms: None, beta_ms: None, batch_ms: None, file: Some(file), row, .. } => {
-            tables::batch_times(&folder.join(file), row.as_deref().unwrap_or(name))
+            tables::batch_times(&folder.join(file), row.as_deref().unwrap_or(name), "_ms")
         }
         _ => Err(Error::value(format!(
             "the latency of model {name:?} must be a line {{ alpha_ms, beta_ms }}, a table {{ batch_ms }}, or {{ file, row }}"
         ))),
     }
+}
+
+/// The 99th percentiles that are given, by batch size.
+fn quantile_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(u32, f64)>, Error> {
+    let name = &config.name;
+    match &config.latency {
+        LatencyConfig { batch_p99_ms: Some(table), .. } => by_size(table, "batch_p99_ms", name),
+        LatencyConfig { file: Some(file), row, .. } => {
+            tables::batch_times(&folder.join(file), row.as_deref().unwrap_or(name), "_p99_ms")
+        }
+        _ => Ok(Vec::new()),
+    }
+}
+
+fn by_size(table: &BTreeMap<String, f64>, key: &str, name: &str) -> Result<Vec<(u32, f64)>, Error> {
+    let entry = |(size, &time): (&String, &f64)| match size.parse::<u32>() {
+        Ok(size) => Ok((size, time)),
+        Err(_) => Err(Error::value(format!("{size:?} in {key} of model {name:?} is not a batch size"))),
+    };
+    table.iter().map(entry).collect()
 }
 
 /// A line at the sizes asked for, or at all that can make the objective.

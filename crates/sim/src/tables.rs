@@ -1,13 +1,13 @@
-//! Files of latencies: one line for each model, with a column `b<size>_ms` for each batch size, or with the line
-//! `alpha_ms * b + beta_ms`.
+//! Files of latencies: one line for each model, with a column `b<size>_ms` for each batch size (and perhaps `b<size>_p99_ms`), or with
+//! the line `alpha_ms * b + beta_ms`.
 
 use crate::Error;
 use std::path::Path;
 
-/// The batch sizes and times in milliseconds of one model in such a file.
-pub(crate) fn batch_times(path: &Path, model: &str) -> Result<Vec<(u32, f64)>, Error> {
+/// The batch sizes and times in milliseconds of one model in such a file, from the columns that end so.
+pub(crate) fn batch_times(path: &Path, model: &str, ending: &str) -> Result<Vec<(u32, f64)>, Error> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    parse(&text, model).map_err(|message| Error::value(format!("{}: {message}", path.display())))
+    parse(&text, model, ending).map_err(|message| Error::value(format!("{}: {message}", path.display())))
 }
 
 /// One row of a file of lines.
@@ -46,18 +46,18 @@ fn parse_lines(text: &str) -> Result<Vec<LineRow>, String> {
     lines.map(row).collect()
 }
 
-fn parse(text: &str, model: &str) -> Result<Vec<(u32, f64)>, String> {
+fn parse(text: &str, model: &str, ending: &str) -> Result<Vec<(u32, f64)>, String> {
     let mut lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
     let header: Vec<&str> = lines.next().unwrap_or_default().split(',').map(str::trim).collect();
-    let size = |column: &str| column.strip_prefix('b')?.strip_suffix("_ms")?.parse::<u32>().ok();
-    if header.first() != Some(&"model") || !header.iter().any(|column| size(column).is_some()) {
+    let of = |column: &str, ending: &str| column.strip_prefix('b')?.strip_suffix(ending)?.parse::<u32>().ok();
+    if header.first() != Some(&"model") || !header.iter().any(|column| of(column, "_ms").is_some()) {
         return Err("the first line must name the columns `model` and `b1_ms`, `b2_ms` and so on".into());
     }
     let row = lines.map(|line| line.split(',').map(str::trim).collect::<Vec<_>>()).find(|fields| fields[0] == model);
     let row = row.ok_or_else(|| format!("there is no model {model:?}: give one of the first column as `row`"))?;
     let mut times = Vec::new();
     for (column, field) in header.iter().zip(row) {
-        if let Some(size) = size(column) {
+        if let Some(size) = of(column, ending) {
             let time = field
                 .parse()
                 .map_err(|_| format!("{field:?} for model {model:?} in column {column} is not a number"))?;
@@ -71,11 +71,13 @@ fn parse(text: &str, model: &str) -> Result<Vec<(u32, f64)>, String> {
 mod tests {
     use super::*;
 
-    const TABLE: &str = "# from somewhere\nmodel,weights_mb,b1_ms,b2_ms\nsmall,1,0.5,0.75\nbroken,1,x,2\n";
+    const TABLE: &str =
+        "# from somewhere\nmodel,weights_mb,b1_ms,b2_ms,b2_p99_ms\nsmall,1,0.5,0.75,0.8\nbroken,1,x,2,2\n";
 
     #[test]
     fn a_row_is_found_by_name() {
-        assert_eq!(parse(TABLE, "small"), Ok(vec![(1, 0.5), (2, 0.75)]));
+        assert_eq!(parse(TABLE, "small", "_ms"), Ok(vec![(1, 0.5), (2, 0.75)]));
+        assert_eq!(parse(TABLE, "small", "_p99_ms"), Ok(vec![(2, 0.8)]));
     }
 
     #[test]
@@ -93,10 +95,13 @@ mod tests {
     #[test]
     fn what_is_missing_is_named() {
         assert_eq!(
-            parse(TABLE, "large").unwrap_err(),
+            parse(TABLE, "large", "_ms").unwrap_err(),
             "there is no model \"large\": give one of the first column as `row`"
         );
-        assert_eq!(parse(TABLE, "broken").unwrap_err(), "\"x\" for model \"broken\" in column b1_ms is not a number");
-        assert!(parse("a,b\n", "small").unwrap_err().starts_with("the first line must name"));
+        assert_eq!(
+            parse(TABLE, "broken", "_ms").unwrap_err(),
+            "\"x\" for model \"broken\" in column b1_ms is not a number"
+        );
+        assert!(parse("a,b\n", "small", "_ms").unwrap_err().starts_with("the first line must name"));
     }
 }

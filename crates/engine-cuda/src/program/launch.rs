@@ -129,6 +129,14 @@ impl Launch {
         })
     }
 
+    /// Does nothing, after everything before it and before everything behind it.
+    pub(crate) fn barrier(toolkit: &Toolkit) -> Result<Self, Error> {
+        let text = "extern \"C\" __global__ void barrier() {}\n".to_owned();
+        let kernel = toolkit.kernel(&Source { text, defines: Vec::new(), entry: "barrier" })?;
+        let parameters = Parameters::default();
+        Ok(Self { kernel, grid: [1; 3], block: 1, shared_bytes: 0, cluster: 1, early: false, parameters })
+    }
+
     /// Where devices can, a kernel is set up while the one before still runs; it waits itself (`after_the_kernel_before`).
     pub(crate) fn enqueue(&self, stream: driver::CUstream, memory: &Memory<'_>) -> Result<(), Error> {
         use driver::CUlaunchAttributeID as Id;

@@ -169,10 +169,9 @@ fn products(toolkit: &Toolkit, step: &Step, precision: Precision) -> Result<Vec<
     }
 }
 
-/// cuDNN's proposals for each of those steps: for F16 alone. Some of its engines for TF32 begin before the kernel before them is done if that allows it, as cuBLASLt's and
-/// ours do, and then compute with half of their input (seen with cuDNN 9.14 on an H200; docs/notes/018-kernels.md). F32 it would round to TF32.
+/// cuDNN's proposals for each of those steps. F32 it would round to TF32.
 fn proposals(toolkit: &Toolkit, plan: &Plan, open: &[usize], effort: Effort) -> Result<Vec<Vec<dnn::Engine>>, Error> {
-    if effort.proposals == 0 || plan.precision != Precision::F16 {
+    if effort.proposals == 0 || plan.precision == Precision::F32 {
         return Ok(open.iter().map(|_| Vec::new()).collect());
     }
     let wishes: Vec<_> = open.iter().map(|&at| (at, effort.proposals, None)).collect();

@@ -36,6 +36,9 @@ const ALIGNMENT: usize = 256;
 /// A plan, ready to be enqueued.
 pub struct Program {
     steps: Vec<Ready>,
+    /// Steps that nothing may begin before: see `stands_alone`.
+    alone: Vec<bool>,
+    barrier: Launch,
     names: Vec<String>,
     constants: Constants,
     workspace_bytes: usize,
@@ -72,7 +75,7 @@ impl Ready {
 /// How much trouble is taken to find the fastest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Effort {
-    /// How many of cuDNN's proposals are tried for a convolution in F16; each may have to be compiled.
+    /// How many of cuDNN's proposals are tried for a convolution; each may have to be compiled.
     pub proposals: usize,
     /// Whether cuBLASLt is tried.
     pub products: bool,
@@ -108,10 +111,13 @@ impl Program {
             };
             steps.push(ready.ok_or_else(unsupported)?);
         }
+        let alone = (0..steps.len()).map(|index| stands_alone(&steps[..=index], plan.precision)).collect();
         let scratch_bytes = steps.iter().map(Ready::scratch_bytes).max().unwrap_or(0);
         Ok(Self {
             names: wanted.iter().map(|wanted| wanted.signature.clone()).collect(),
             steps,
+            alone,
+            barrier: Launch::barrier(toolkit)?,
             constants: Constants::new(&plan.constants)?,
             workspace_bytes: plan.workspace_bytes.next_multiple_of(ALIGNMENT),
             scratch_bytes,
@@ -165,7 +171,13 @@ impl Program {
     ) -> Result<(), Error> {
         let scratch = workspace + self.workspace_bytes as u64;
         let memory = Memory { weights, constants: self.constants.0, workspace, scratch, inputs, outputs };
-        self.steps.iter().try_for_each(|step| step.enqueue(stream, &memory))
+        for (step, &alone) in self.steps.iter().zip(&self.alone) {
+            if alone {
+                self.barrier.enqueue(stream, &memory)?;
+            }
+            step.enqueue(stream, &memory)?;
+        }
+        Ok(())
     }
 }
 
@@ -207,6 +219,14 @@ fn own_recipes(wanted: &[Wanted], chosen: impl Fn(&Wanted) -> Option<String>) ->
         }
     }
     own
+}
+
+/// Whether the last of these steps may only begin when all before it is done, whatever they allow. Some of cuDNN's engines for TF32 don't wait for their input
+/// where the kernel before them lets them begin early, as those of cuBLASLt do; one before them that does nothing and lets nobody in keeps them apart.
+/// Kernels of ours don't let them in (`own_recipes`).
+fn stands_alone(steps: &[Ready], precision: Precision) -> bool {
+    let library = |step: &Ready| !matches!(step, Ready::Own(_));
+    precision == Precision::Tf32 && matches!(steps, [.., before, Ready::Convolution(_)] if library(before))
 }
 
 /// The library's kernel of that name for a step.
