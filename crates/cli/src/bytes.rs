@@ -32,7 +32,7 @@ impl FromStr for ByteSize {
         let found = UNITS.iter().find_map(|(unit, factor)| Some((number_before(unit)?, *factor)));
         let (number, factor) = found.unwrap_or((trimmed, 1));
         let number: f64 = number.trim().parse().map_err(|_| wrong())?;
-        if !(number.is_finite() && number > 0.0) {
+        if !(number.is_finite() && number >= 0.0) {
             return Err(wrong());
         }
         Ok(Self((number * factor as f64) as u64))
@@ -66,6 +66,7 @@ mod tests {
         assert_eq!("500 mb".parse(), Ok(ByteSize(500_000_000)));
         assert_eq!("0.5KiB".parse(), Ok(ByteSize(512)));
         assert_eq!("4096".parse(), Ok(ByteSize(4096)));
+        assert_eq!("0".parse(), Ok(ByteSize(0)));
         for wrong in ["", "GiB", "-1GiB", "many", "1XB", "ä"] {
             assert!(wrong.parse::<ByteSize>().is_err(), "{wrong}");
         }

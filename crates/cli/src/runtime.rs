@@ -20,6 +20,8 @@ pub struct Choices {
     pub precision: Option<String>,
     /// Memory for weights on each device.
     pub memory: Option<ByteSize>,
+    /// Pinned memory for requests to a GPU.
+    pub pinned_memory: Option<ByteSize>,
     /// Whether models that can't run on a GPU are computed on the CPU.
     pub cpu_fallback: bool,
     /// Where results of preparation are kept.
@@ -60,8 +62,9 @@ fn cpu(choices: &Choices) -> Result<(OrtEngine, u16)> {
 }
 
 fn cuda(devices: &Devices, choices: &Choices) -> Result<Runtime> {
+    let defaults = CudaOptions::default();
     let precision = match choices.precision.as_deref() {
-        None => CudaOptions::default().precision,
+        None => defaults.precision,
         Some(name) => {
             Precision::from_name(name).ok_or_else(|| anyhow!("--precision {name}: use fp32, tf32 or fp16"))?
         }
@@ -71,6 +74,7 @@ fn cuda(devices: &Devices, choices: &Choices) -> Result<Runtime> {
         gpus: devices.gpus.clone(),
         shares: devices.shares.clone(),
         memory_bytes: choices.memory.map(|memory| memory.0),
+        pinned_bytes: choices.pinned_memory.map_or(defaults.pinned_bytes, |memory| memory.0 as usize),
         precision,
         cache: choices.cache.clone(),
         fallback,

@@ -89,6 +89,11 @@ pub struct ServeOptions {
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_DEVICE_MEMORY")]
     pub device_memory: Option<ByteSize>,
 
+    /// On a GPU, pinned host memory into which requests are received, so that the GPU reads binary tensors from there by itself. What doesn't fit is
+    /// copied by the device's thread first; 0 has all of them copied. [default: 256MiB]
+    #[arg(long, value_name = "SIZE", env = "PUNCTUAL_PINNED_MEMORY")]
+    pub pinned_memory: Option<ByteSize>,
+
     /// On a GPU, what models whose configuration says nothing are computed in: `fp32`, `tf32` or `fp16`. [default: tf32]
     #[arg(long, value_name = "NAME", env = "PUNCTUAL_PRECISION")]
     pub precision: Option<String>,
@@ -241,7 +246,7 @@ impl ServeOptions {
         let Some(path) = &self.config else { return Ok(self) };
         let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
-        fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, host, http_port, grpc_port, metrics_port, devices, device_memory, precision, cpu_fallback,
+        fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, host, http_port, grpc_port, metrics_port, devices, device_memory, pinned_memory, precision, cpu_fallback,
             threads_per_device, policy, thrift, shards, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
             online_profile_share, max_requests, max_body, max_held, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
             scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file);
@@ -407,6 +412,7 @@ impl ServeOptions {
             onnxruntime: self.onnxruntime.clone(),
             precision: self.precision.clone(),
             memory: self.device_memory,
+            pinned_memory: self.pinned_memory,
             cpu_fallback: self.cpu_fallback.unwrap_or(false),
             cache,
         };
@@ -431,7 +437,8 @@ pub fn run(options: ServeOptions) -> Result<()> {
     let controller = controller.context("the device's threads could not be started")?;
 
     // Ports first: a port in use should be said before a minute of preparing models.
-    let gateway = Gateway::start(options.gateway()?, controller.clone(), metrics)?;
+    let front = gateway::Config { host_memory: runtime.engine.host_memory(), ..options.gateway()? };
+    let gateway = Gateway::start(front, controller.clone(), metrics)?;
     let manager = Manager::start(
         controller.clone(),
         ManagerConfig {

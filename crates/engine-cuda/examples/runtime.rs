@@ -1,18 +1,22 @@
-//! Measures the runtime under the kernels on a GPU: loads and unloads, the jitter of graph replays with and without loads
+//! Measures the runtime under the kernels on a GPU: how inputs are fetched, loads and unloads, the jitter of graph replays with and without loads
 //! beside them, shares and what changing them takes. Prints what `docs/gpu.md` quotes.
 //!
 //! `cargo run --release -p engine-cuda --example runtime [REPLAYS [MODEL.onnx [PRECISION [BATCH,...]]]]`: with a model, also what its
-//! batches and loads take through the engine, and its jitter beside that of a graph of one kernel that takes as long.
+//! batches and loads take through the engine, with inputs in plain memory and in the pool, and its jitter beside that of a graph of one kernel that takes
+//! as long. `fetches` in place of the number: only how inputs are fetched.
 #![allow(unsafe_code, reason = "kernels are launched by hand; each block says why it is sound")]
 
 use base::{DataType, Precision, TensorSpec, element_count};
 use cudarc::driver::sys;
-use engine::{Engine, EngineError, Loaded, ModelSource, TensorView};
+use engine::{Engine, EngineError, HostBuffer, HostMemory, Loaded, ModelSource, Parts, TensorView};
 use engine_cuda::driver::{Address, Gpu, Pinned, Refused, check};
 use engine_cuda::engine::{CudaEngine, CudaOptions};
+use engine_cuda::fetch::{Fetcher, MOST_PIECES, Piece, Waiting};
 use engine_cuda::memory::{Memory, PAGE_BYTES, Place, Region, Weights};
+use engine_cuda::pool::Pool;
 use engine_cuda::shares::Partition;
 use engine_cuda::streams::{Event, Graph, Stream};
+use engine_cuda::toolkit::Toolkit;
 use std::ffi::{CString, c_void};
 use std::path::PathBuf;
 use std::ptr::null_mut;
@@ -152,7 +156,9 @@ fn repeat(count: usize, mut work: impl FnMut() -> Outcome<f64>) -> Outcome<Times
 }
 
 fn main() -> Outcome<()> {
-    let replays = std::env::args().nth(1).map_or(Ok(20_000), |text| text.parse())?;
+    let first = std::env::args().nth(1);
+    let only_fetches = first.as_deref() == Some("fetches");
+    let replays = first.filter(|_| !only_fetches).map_or(Ok(20_000), |text| text.parse())?;
     let gpu = Gpu::open(0)?;
     println!(
         "{}, driver {}, {} multiprocessors, {} bytes",
@@ -161,6 +167,10 @@ fn main() -> Outcome<()> {
     let start = Instant::now();
     let memory = Memory::take(&gpu, 4096)?;
     println!("4096 pages taken and addresses reserved in {:.0} us", micros(start));
+    fetches(&gpu, &memory)?;
+    if only_fetches {
+        return Ok(());
+    }
     let kernels = Kernels::compile()?;
     loads(&gpu, &memory)?;
     graphs_survive(&gpu, &memory, &kernels)?;
@@ -169,6 +179,91 @@ fn main() -> Outcome<()> {
     let Some(file) = std::env::args().nth(2) else { return Ok(()) };
     drop(memory);
     model(&gpu, &kernels, file.into(), replays)
+}
+
+/// Numbers that look random, the same in every run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % bound
+    }
+}
+
+/// A buffer of the pool with these bytes, behind so many others.
+fn pooled(pool: &dyn HostMemory, skipped: usize, bytes: &[u8]) -> Outcome<HostBuffer> {
+    let mut buffer = pool.take(skipped + bytes.len()).ok_or("the pool has no room")?;
+    let fits = buffer.append(&vec![0xee; skipped]) && buffer.append(bytes);
+    fits.then_some(buffer).ok_or_else(|| "the buffer is too small".into())
+}
+
+/// Whether what is fetched from the pool arrives, from and to all misalignments, beside neighbours that must stay as they are; and how fast.
+fn fetches(gpu: &Arc<Gpu>, memory: &Arc<Memory>) -> Outcome<()> {
+    const ROOM: usize = 16 << 20;
+    const IMAGE: usize = 602_112;
+    let stream = Stream::new(&Partition::whole(gpu), true)?;
+    let folder = tempfile::tempdir()?;
+    let fetcher = Fetcher::new(&Toolkit::open(folder.path())?)?;
+    let pool = Pool::new(Pinned::new(gpu, 64 << 20)?);
+    let mut region = Region::new(memory, ROOM)?;
+    region.grow(ROOM)?;
+    let arrived = Pinned::new(gpu, ROOM)?;
+    let mut numbers = Numbers(1);
+    let content: Vec<u8> = (0..1 << 20).map(|_| numbers.below(256) as u8).collect();
+    let mut pieces = 0;
+    for round in 0..256 {
+        let mut expected = vec![0xa5; ROOM];
+        let (mut waiting, mut held, mut to) = (Waiting::default(), Vec::new(), round / 16);
+        for number in 0..1 + round % MOST_PIECES {
+            // The first of each round has the alignments that are due, short and long ones come behind it.
+            let skipped = if number == 0 { round % 16 } else { numbers.below(16) };
+            let bytes = match number % 3 {
+                0 => numbers.below(IMAGE),
+                1 => numbers.below(64),
+                _ => numbers.below(40_000),
+            };
+            let data = &content[numbers.below(content.len() - bytes)..][..bytes];
+            // What is too short for the pool lies in the middle of something longer.
+            let longer = [data, &vec![0xdd; (16usize << 10).saturating_sub(bytes)]].concat();
+            let buffer = pooled(&pool, skipped, &longer)?;
+            waiting.push(Piece::new(buffer.as_ref()[skipped..].as_ptr(), region.address() + to as u64, bytes));
+            expected[to..to + bytes].copy_from_slice(data);
+            held.push(buffer);
+            to += bytes + numbers.below(3) * numbers.below(40);
+            pieces += 1;
+        }
+        // SAFETY: all buffers are in the pool and held, and the region is larger than where the last piece ends; everything is waited for.
+        unsafe {
+            check("cuMemsetD8Async", sys::cuMemsetD8Async(region.address(), 0xa5, ROOM, stream.raw()))?;
+            fetcher.launch(&stream, &mut waiting)?;
+            stream.copy_out(&arrived, 0, region.address(), ROOM)?;
+        }
+        stream.wait()?;
+        if let Some(position) = (0..ROOM).find(|&position| arrived[position] != expected[position]) {
+            return Err(format!("fetches, round {round}: byte {position} is wrong").into());
+        }
+    }
+    println!("fetches: {pieces} pieces at all misalignments arrived, and nothing beside them was touched");
+    for (count, skipped) in [(1, 0), (1, 5), (1, 148), (16, 0), (16, 5)] {
+        let buffers =
+            (0..count).map(|_| pooled(&pool, skipped, &content[..IMAGE])).collect::<Outcome<Vec<HostBuffer>>>()?;
+        let mut waiting = Waiting::default();
+        let times = repeat(1000, || {
+            let start = Instant::now();
+            for (number, buffer) in buffers.iter().enumerate() {
+                let to = region.address() + (number * IMAGE) as u64;
+                waiting.push(Piece::new(buffer.as_ref()[skipped..].as_ptr(), to, IMAGE));
+            }
+            // SAFETY: as above.
+            unsafe { fetcher.launch(&stream, &mut waiting)? };
+            stream.wait()?;
+            Ok(micros(start))
+        })?;
+        let rate = (count * IMAGE) as f64 / times.at(0.5) / 1e3;
+        println!("fetching {count} x {IMAGE} bytes, {skipped} bytes into their buffers: {times} = {rate:.1} GB/s");
+    }
+    Ok(())
 }
 
 /// LOAD and UNLOAD by size and by how a load is cut, beside one plain copy of the same bytes.
@@ -511,6 +606,8 @@ fn model(gpu: &Arc<Gpu>, kernels: &Kernels, file: PathBuf, replays: usize) -> Ou
         if batch == 1 {
             alone = Some((device.at(0.5), device.at(0.99)));
         }
+        let memory = engine.host_memory().ok_or("the engine has no pool")?;
+        from_the_pool(loaded.as_mut(), &*memory, &inputs, batch, if batch == 1 { replays } else { 500 })?;
     }
     let (alone, alone_p99) = alone.ok_or("batch 1 is needed")?;
     for &batch in &sizes {
@@ -558,16 +655,61 @@ fn views(inputs: &Inputs) -> Vec<TensorView<'_>> {
 
 /// What executions take by the device's clock and by ours.
 fn executions(loaded: &mut dyn Loaded, inputs: &Inputs, count: usize) -> Outcome<(Times, Times)> {
+    timed(loaded, count, |loaded| loaded.execute(&views(inputs), &mut |_, _| {}))
+}
+
+fn timed(
+    loaded: &mut dyn Loaded,
+    count: usize,
+    mut execute: impl FnMut(&mut dyn Loaded) -> Result<(), EngineError>,
+) -> Outcome<(Times, Times)> {
     let (mut device, mut wall) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for run in 0..count + 50 {
         let start = Instant::now();
-        loaded.execute(&views(inputs), &mut |_, _| {})?;
+        execute(loaded)?;
         if run >= 50 {
             wall.push(micros(start));
             device.push(loaded.device_time().map_or(0.0, |span| span.as_nanos() as f64 / 1e3));
         }
     }
     Ok((Times::of(device), Times::of(wall)))
+}
+
+/// The same batch with each of its rows in a buffer of the pool, somewhere behind the buffer's beginning, as requests come. The outputs must be the same.
+fn from_the_pool(
+    loaded: &mut dyn Loaded,
+    memory: &dyn HostMemory,
+    inputs: &Inputs,
+    batch: u32,
+    count: usize,
+) -> Outcome<()> {
+    let mut expected = Vec::new();
+    loaded.execute(&views(inputs), &mut |_, view| expected.push(view.data.to_vec()))?;
+    let (mut buffers, mut skipped) = (Vec::new(), 101);
+    for (_, _, data) in inputs {
+        for row in data.chunks(data.len() / batch as usize) {
+            skipped += 1;
+            let Ok(buffer) = pooled(memory, skipped, row) else {
+                println!("batch {batch}: its rows are too small for the pool, or too many");
+                return Ok(());
+            };
+            buffers.push((skipped, buffer));
+        }
+    }
+    let rows: Vec<&[u8]> = buffers.iter().map(|(skipped, buffer)| &buffer.as_ref()[*skipped..]).collect();
+    let parts: Vec<Parts<'_>> = inputs
+        .iter()
+        .zip(rows.chunks(batch as usize))
+        .map(|((datatype, shape, _), pieces)| Parts { datatype: *datatype, shape, pieces })
+        .collect();
+    let mut arrived = Vec::new();
+    loaded.execute_parts(&parts, &mut |_, view| arrived.push(view.data.to_vec()))?;
+    if arrived != expected {
+        return Err(format!("batch {batch}: the outputs from the pool are others").into());
+    }
+    let (device, wall) = timed(loaded, count, |loaded| loaded.execute_parts(&parts, &mut |_, _| {}))?;
+    println!("batch {batch} from the pool, device: {device}\nbatch {batch} from the pool, wall:   {wall}");
+    Ok(())
 }
 
 /// Writes inputs and outputs beside each other where `OUTPUTS` says, for a comparison with another runtime.

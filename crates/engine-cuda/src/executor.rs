@@ -1,45 +1,33 @@
 //! One share of one GPU: where batches run, one at a time, and what they run with.
 
-use crate::driver::{Address, Pinned, Refused, call};
+use crate::driver::{Address, Pinned, Refused};
+use crate::fetch::{Fetcher, Piece, Waiting};
 use crate::memory::{Memory, Region};
+use crate::pool::Pool;
 use crate::program::{Effort, Program};
 use crate::shares::Partition;
 use crate::sizes::{Layout, Side, Size, Sizes};
 use crate::streams::{Event, Graph, Stream};
-use crate::toolkit::{Kernel, Source, Toolkit};
+use crate::toolkit::Toolkit;
 use base::Duration;
 use engine::{Parts, TensorView};
 use graph::Plan;
-use std::ffi::c_void;
 use std::path::Path;
-use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Addresses for the workspace and for the buffers of an executor: more than any model needs.
 const MOST_WORKING_BYTES: usize = 64 << 30;
-/// A long input is copied to pinned memory in pieces of this size, so that the device fetches one while the next is copied.
+/// A long input that isn't in pinned memory is copied there in pieces of this size, so that the device fetches one while the next is copied.
 const PIECE_BYTES: usize = 256 << 10;
-
-/// Inputs are fetched by a kernel that reads host memory, not by the copy engine: that one finishes what a LOAD gave it before it turns to
-/// another stream, and an input would wait for all of the weights. Read past the caches, since the host writes there again and again.
-const FETCH: &str = r#"
-extern "C" __global__ void fetch(const uint4* from, uint4* to, unsigned long long count) {
-    unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
-    for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step)
-        to[i] = __ldcv(from + i);
-}
-"#;
-/// Threads in a block of it; each takes 16 bytes at a time.
-const FETCH_THREADS: usize = 256;
-/// Blocks of it at most: enough bytes on their way to fill the bus.
-const FETCH_BLOCKS: usize = 64;
 
 /// See the module.
 pub(crate) struct Executor {
     partition: Arc<Partition>,
     memory: Arc<Memory>,
     toolkit: Arc<Toolkit>,
-    fetch: Kernel,
+    fetcher: Fetcher,
+    /// Where inputs may lie that the device fetches right from there.
+    pool: Option<Pool<Pinned>>,
     /// LOAD copies here.
     pub(crate) load: Stream,
     /// Recording and measuring happen here, so that what is served isn't held up by more than they take of the device.
@@ -60,6 +48,8 @@ struct Bench {
     ended: Event,
     /// The inputs and outputs of a batch in host memory, laid out as on the device.
     pinned: Pinned,
+    /// Of its inputs.
+    waiting: Waiting,
     spare: Vec<u8>,
 }
 
@@ -70,18 +60,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Executor {
     /// An executor on a partition. What is compiled and measured is kept in the folder.
-    pub(crate) fn new(partition: &Arc<Partition>, memory: &Arc<Memory>, cache: &Path) -> Result<Arc<Self>, String> {
+    pub(crate) fn new(
+        partition: &Arc<Partition>,
+        memory: &Arc<Memory>,
+        pool: Option<&Pool<Pinned>>,
+        cache: &Path,
+    ) -> Result<Arc<Self>, String> {
         let refused = |refused: Refused| refused.to_string();
         partition.enter().map_err(refused)?;
         let toolkit = Arc::new(Toolkit::open(cache).map_err(|error| error.to_string())?);
-        let source = Source { text: FETCH.to_owned(), defines: Vec::new(), entry: "fetch" };
-        let fetch = toolkit.kernel(&source).map_err(|error| error.to_string())?;
+        let fetcher = Fetcher::new(&toolkit).map_err(|error| error.to_string())?;
         let bench = Bench {
             stream: Stream::new(partition, true).map_err(refused)?,
             began: Event::new(partition).map_err(refused)?,
             computed: Event::new(partition).map_err(refused)?,
             ended: Event::new(partition).map_err(refused)?,
             pinned: Pinned::new(partition.gpu(), 0).map_err(refused)?,
+            waiting: Waiting::default(),
             spare: Vec::new(),
         };
         let workspace = Region::new(memory, MOST_WORKING_BYTES)?;
@@ -90,7 +85,8 @@ impl Executor {
             partition: Arc::clone(partition),
             memory: Arc::clone(memory),
             toolkit,
-            fetch,
+            fetcher,
+            pool: pool.cloned(),
             load: Stream::new(partition, false).map_err(refused)?,
             build: Mutex::new(Stream::new(partition, false).map_err(refused)?),
             workspace_at: workspace.address(),
@@ -201,11 +197,15 @@ impl Executor {
         (own, prepared): (Size, Size),
         inputs: &[Parts<'_>],
     ) -> Result<(), Refused> {
-        let Bench { stream, began, computed, ended, pinned, .. } = bench;
+        // What a batch left that failed is nobody's any more.
+        bench.waiting.clear();
         for ((side, input), &offset) in sizes.inputs.iter().zip(inputs).zip(&layout.inputs) {
             // SAFETY: the caller's promise.
-            unsafe { self.stage(stream, pinned, side, input.pieces, offset, (own, prepared))? };
+            unsafe { self.stage(bench, side, input.pieces, offset, (own, prepared))? };
         }
+        // SAFETY: as `stage` says.
+        unsafe { self.fetcher.launch(&bench.stream, &mut bench.waiting)? };
+        let Bench { stream, began, computed, ended, pinned, .. } = bench;
         began.record(stream)?;
         // SAFETY: the caller's promise.
         unsafe { graph.launch(stream)? };
@@ -221,14 +221,14 @@ impl Executor {
 }
 
 impl Executor {
-    /// Brings the pieces of an input together in pinned memory, where the device fetches the first while the later ones are still being copied.
+    /// Has the pieces of an input fetched: from where they are if that is in the pool, otherwise by way of this executor's pinned memory, where the device
+    /// fetches the first while later ones are still being copied. What waits in the end is for the caller to launch.
     ///
     /// # Safety
-    /// As for `run`: nobody else uses this executor's buffers until the stream is waited for.
+    /// As for `run`: the pieces stay as they are, and nobody else uses this executor's buffers, until the stream is waited for.
     unsafe fn stage(
         &self,
-        stream: &Stream,
-        pinned: &mut Pinned,
+        bench: &mut Bench,
         side: &Side,
         pieces: &[&[u8]],
         offset: usize,
@@ -237,60 +237,52 @@ impl Executor {
         let filled_up = own.length != prepared.length;
         // Of one row, in the batch and in its piece.
         let [row, own_row] = [prepared, own].map(|size| side.bytes(side.part(size, 1)).max(1));
-        let (mut filled, mut fetched) = (0, 0);
+        // In both buffers, which are laid out alike.
+        let mut at = offset;
         for piece in pieces {
             if filled_up {
                 let rows = side.part(own, piece.len() / own_row);
-                side.lay_in(piece, rows, &mut pinned[offset + filled..], prepared);
-                filled += rows.batch * row;
+                side.lay_in(piece, rows, &mut bench.pinned[at..], prepared);
+                // SAFETY: `make_room` made both buffers large enough for the whole layout.
+                at += unsafe { self.enqueue(bench, None, at, rows.batch * row)? };
+                continue;
+            }
+            if self.pool.as_ref().is_some_and(|pool| pool.contains(piece)) {
+                // SAFETY: as above; the pool's buffers are whole words.
+                at += unsafe { self.enqueue(bench, Some(piece), at, piece.len())? };
                 continue;
             }
             for bytes in piece.chunks(PIECE_BYTES) {
-                pinned[offset + filled..][..bytes.len()].copy_from_slice(bytes);
-                filled += bytes.len();
-                let until = filled / 16 * 16;
-                if until - fetched >= PIECE_BYTES {
-                    let (to, from) = (self.buffers_at + (offset + fetched) as u64, offset + fetched);
-                    // SAFETY: `make_room` made both large enough; nobody writes there before the stream is waited for.
-                    unsafe { self.fetch(stream, to, pinned.start().add(from), until - fetched)? };
-                    fetched = until;
+                if bench.waiting.bytes() >= PIECE_BYTES {
+                    // SAFETY: as above.
+                    unsafe { self.fetcher.launch(&bench.stream, &mut bench.waiting)? };
                 }
+                bench.pinned[at..][..bytes.len()].copy_from_slice(bytes);
+                // SAFETY: as above.
+                at += unsafe { self.enqueue(bench, None, at, bytes.len())? };
             }
-        }
-        if fetched < filled {
-            let (to, from) = (self.buffers_at + (offset + fetched) as u64, offset + fetched);
-            // SAFETY: as above.
-            unsafe { self.fetch(stream, to, pinned.start().add(from), filled - fetched)? };
         }
         Ok(())
     }
 
-    /// Lets the device fetch bytes from pinned memory, up to 15 more than asked for, some time after this returns.
+    /// Puts bytes among those that wait: of a piece, or else those in pinned memory at the place where they belong on the device. Says how many.
     ///
     /// # Safety
-    /// Both sides have these bytes, at multiples of 16, and stay as they are until the stream has come past this.
-    unsafe fn fetch(&self, stream: &Stream, to: Address, from: *const u8, bytes: usize) -> Result<(), Refused> {
-        let count = bytes.div_ceil(16);
-        let blocks = count.div_ceil(FETCH_THREADS).clamp(1, FETCH_BLOCKS) as u32;
-        let (mut from, mut to, mut count) = (from as Address, to, count as u64);
-        let mut parameters = [(&raw mut from).cast::<c_void>(), (&raw mut to).cast(), (&raw mut count).cast()];
-        // SAFETY: the parameters are the kernel's, which the driver copies; pinned memory has one address for both sides; the rest is the
-        // caller's promise.
-        unsafe {
-            call!(cuLaunchKernel(
-                self.fetch.0.cast(),
-                blocks,
-                1,
-                1,
-                FETCH_THREADS as u32,
-                1,
-                1,
-                0,
-                stream.raw(),
-                parameters.as_mut_ptr(),
-                null_mut(),
-            ))
+    /// As for `stage`.
+    unsafe fn enqueue(
+        &self,
+        bench: &mut Bench,
+        piece: Option<&[u8]>,
+        at: usize,
+        bytes: usize,
+    ) -> Result<usize, Refused> {
+        if bench.waiting.is_full() {
+            // SAFETY: the caller's promise.
+            unsafe { self.fetcher.launch(&bench.stream, &mut bench.waiting)? };
         }
+        let from = piece.map_or_else(|| bench.pinned[at..at + bytes].as_ptr(), <[u8]>::as_ptr);
+        bench.waiting.push(Piece::new(from, self.buffers_at + at as u64, bytes));
+        Ok(bytes)
     }
 }
 

@@ -11,9 +11,11 @@
 
 mod emulated;
 mod hashes;
+mod host;
 
 pub use emulated::EmulatedEngine;
 pub use hashes::FileHashes;
+pub use host::{HostBuffer, HostMemory, HostRoom};
 
 use base::{DataType, Duration, LatencyProfile, ModelSignature, Precision};
 use std::collections::BTreeMap;
@@ -28,6 +30,11 @@ pub trait Engine: Send + Sync {
     /// Does once what can be done ahead of a load: reads the file, checks it, optimises it, keeps the result in host
     /// memory and in the cache folder.
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError>;
+
+    /// Memory from which its devices read inputs by themselves, if it has some: requests are best received there.
+    fn host_memory(&self) -> Option<Arc<dyn HostMemory>> {
+        None
+    }
 }
 
 /// Where a model comes from and what its configuration says of it.

@@ -1,8 +1,10 @@
 //! The settings of the front end.
 
+use engine::HostMemory;
 use planner::advice::AdvisorConfig;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The settings of the front end.
@@ -32,6 +34,8 @@ pub struct Config {
     /// Whether clients may have tensors read from and written to shared memory, and thereby everything in `/dev/shm` that this
     /// process may open.
     pub shared_memory: bool,
+    /// Where devices read inputs by themselves: binary tensors are received there as far as there is room.
+    pub host_memory: Option<Arc<dyn HostMemory>>,
     /// When more or fewer devices are advised.
     pub scaling: AdvisorConfig,
     /// Where traces of requests go, once somebody asks for them; `None`: nowhere.
@@ -55,6 +59,7 @@ impl Default for Config {
             body_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(600),
             shared_memory: false,
+            host_memory: None,
             scaling: AdvisorConfig::default(),
             trace_file: None,
             shutdown_grace: Duration::from_secs(30),

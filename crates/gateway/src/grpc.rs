@@ -13,6 +13,7 @@ use crate::stream::{OpenStream, StreamBody};
 use crate::stream_infer::{self, Answers, Source};
 use crate::{repository_calls, settings, shared_memory, statistics};
 use base::{ApplicationId, Duration, Timestamp};
+use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{HeaderMap, HeaderValue};
 use std::convert::Infallible;
@@ -22,8 +23,10 @@ use tonic::codegen::{Service, http};
 use tonic::{Code, Request, Response, Status, Streaming, async_trait};
 use wire::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use wire::proto::*;
-use wire::{Fault, REASON_METADATA, Reason, grpc};
+use wire::{Fault, REASON_METADATA, Reason, codec, grpc};
 
+/// Where requests are made.
+const INFER_PATH: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// Where streams are asked for.
 const STREAM_PATH: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
@@ -35,6 +38,10 @@ pub(crate) struct Calls {
 /// When a request's head was there; travels with it through the generated code.
 #[derive(Clone, Copy)]
 struct Arrived(Timestamp);
+
+/// A call's message where devices read by themselves. It travels beside an empty one: the generated code would copy it elsewhere.
+#[derive(Clone)]
+struct Content(Bytes);
 
 /// The service of one io thread: answers plainly to requests that came plainly, compressed to compressed ones. (Most
 /// clients say that they accept compression whether they want it or not, and it costs more than it saves here.)
@@ -88,7 +95,13 @@ impl GrpcServer {
             message::read(&self.shard.shared, incoming, encoding).await
         };
         let response = match message {
-            Ok((message, _held)) => {
+            Ok((mut message, _held)) => {
+                if head.uri.path() == INFER_PATH
+                    && let Some(content) = message::content_at_host(&self.shard.shared, &message)
+                {
+                    head.extensions.insert(Content(content));
+                    message = message::empty();
+                }
                 let mut response = service.clone().call(http::Request::from_parts(head, message)).await?;
                 self.translate(response.headers_mut());
                 response
@@ -168,7 +181,8 @@ impl GrpcInferenceService for Calls {
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Result<Response<ModelInferResponse>, Status> {
         let arrived_at = arrived(&self.shard, request.extensions());
         let head = head(&self.shard, request.metadata().as_ref());
-        let message = request.into_inner();
+        let content = request.extensions().get::<Content>().map(|content| content.0.clone());
+        let message = content.map_or_else(|| Ok(request.into_inner()), codec::read)?;
         let mut call = Call::begin(&self.shard, &message.model_name, &message.model_version, arrived_at)?;
         let outcome = match head.and_then(|head| Ok((head, grpc::decode(&message)?))) {
             Ok((head, request)) => call.run(request, head, false, |response| Ok(grpc::encode(response))).await,

@@ -20,6 +20,7 @@ mod config;
 mod connection;
 mod driver;
 mod extensions;
+mod gather;
 mod grpc;
 mod hold;
 mod http;

@@ -3,6 +3,7 @@
 //! The library would inflate it on the io thread and wait for the rest of it for ever.
 
 use crate::beside::beside;
+use crate::gather::to_host;
 use crate::hold::{COUNTED_FROM, Held};
 use crate::http::encoding::Encoding;
 use crate::http::payload::Payload;
@@ -48,6 +49,33 @@ pub(crate) async fn read(
         Some(encoding) => inflate(payload, encoding, limit, held.unwrap_or_else(|| Held::new(shared))).await,
         None => Ok((payload, held)),
     }
+}
+
+/// The content of a plain message where devices read by themselves, if there is room for it; `None` leaves it as it is.
+pub(crate) fn content_at_host(shared: &Shared, payload: &Payload) -> Option<Bytes> {
+    // Asked first: without such memory nothing is done.
+    let memory = &shared.config.host_memory;
+    memory.as_ref()?;
+    let mut prefix = [0; PREFIX_BYTES];
+    let mut left = &mut prefix[..];
+    for piece in payload.pieces() {
+        let (part, behind) = left.split_at_mut(piece.len().min(left.len()));
+        part.copy_from_slice(&piece[..part.len()]);
+        left = behind;
+    }
+    let length = declared(&prefix).filter(|length| prefix[0] == 0 && payload.len() == PREFIX_BYTES + length)?;
+    let mut skipped = 0;
+    let content = payload.pieces().map(|piece| {
+        let from = (PREFIX_BYTES - skipped).min(piece.len());
+        skipped += from;
+        &piece[from..]
+    });
+    to_host(length, content, memory)
+}
+
+/// A message without content, with its prefix.
+pub(crate) fn empty() -> Payload {
+    Payload::of_pieces(Bytes::from_static(&[0; PREFIX_BYTES]), Vec::new())
 }
 
 /// The messages of a stream, one after another.
@@ -129,6 +157,8 @@ impl Messages {
         };
         self.buffer.advance(PREFIX_BYTES);
         let content = self.buffer.split_to(length).freeze();
+        let memory = if encoding.is_none() { &self.shared.config.host_memory } else { &None };
+        let content = to_host(length, [&*content], memory).unwrap_or(content);
         Ok(Some(Framed { content, encoding, held: self.held.take(), limit }))
     }
 }

@@ -7,6 +7,7 @@ mod common;
 use bytes::BufMut;
 use common::{Server, model};
 use gateway::Config;
+use prost::Message;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tonic::codec::{Codec, CompressionEncoding, EncodeBuf, Encoder};
@@ -82,6 +83,34 @@ async fn the_six_calls() {
     typed.raw_input_contents.clear();
     typed.inputs[0].contents = Some(InferTensorContents { fp32_contents: vec![0.0; 10], ..Default::default() });
     assert_eq!(client.model_infer(typed).await.unwrap().into_inner().raw_output_contents[0].len(), 40);
+}
+
+/// The answer is the same wherever the message lies, and so is every refusal.
+#[tokio::test]
+async fn messages_are_moved_to_where_the_device_reads() {
+    let ((server, shelf), plain) = (Server::with_shelf(), Server::start());
+    let (mut client, mut other) = (connect(&server).await, connect(&plain).await);
+    let one = request("quick", 3);
+    let answer = client.model_infer(one.clone()).await.unwrap().into_inner();
+    assert_eq!(answer, other.model_infer(one.clone()).await.unwrap().into_inner());
+    assert_eq!(shelf.was_taken(&server), [one.encoded_len()]);
+    let mut short = request("quick", 1);
+    short.raw_input_contents[0].truncate(39);
+    let mut many = request("quick", 1);
+    many.inputs = vec![many.inputs[0].clone(); 5000];
+    for wrong in [short, request("quick", 9), many] {
+        let refused = client.model_infer(wrong.clone()).await.unwrap_err();
+        let expected = other.model_infer(wrong.clone()).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (expected.code(), expected.message()));
+        assert_eq!(reason(&refused), reason(&expected));
+        assert_eq!(shelf.was_taken(&server), [wrong.encoded_len()]);
+    }
+    // What is compressed as well, once it isn't any more.
+    let mut gzip = connect(&server).await.send_compressed(CompressionEncoding::Gzip);
+    assert_eq!(gzip.model_infer(one.clone()).await.unwrap().into_inner(), answer);
+    assert_eq!(shelf.was_taken(&server), [one.encoded_len()]);
+    assert!(client.server_live(ServerLiveRequest {}).await.unwrap().into_inner().live);
+    assert_eq!(shelf.was_taken(&server), [0usize; 0], "other calls have no tensors");
 }
 
 #[tokio::test]

@@ -111,6 +111,54 @@ fn binary_tensors_both_ways() {
 }
 
 #[test]
+fn binary_tensors_are_received_where_the_device_reads() {
+    let (server, shelf) = Server::with_shelf();
+    let json = r#"{"inputs":[{"name":"input","shape":[1,10],"datatype":"FP32","parameters":{"binary_data_size":40}}]}"#;
+    let length = json.len().to_string();
+    let headers = [("Inference-Header-Content-Length", length.as_str())];
+    let body = [json.as_bytes(), &[0; 40]].concat();
+    // In one piece, and in two.
+    assert_eq!(server.ask(post(INFER, &headers, &body)).status, 200);
+    assert_eq!(shelf.was_taken(&server), [body.len()]);
+    let request = post(INFER, &headers, &body);
+    let (first, second) = request.split_at(request.len() - 7);
+    let mut client = server.connect();
+    client.send(first);
+    server.until("the first piece is there", |_| shelf.out.load(std::sync::atomic::Ordering::Relaxed) == 1);
+    client.send(second);
+    assert_eq!(client.answer().status, 200);
+    assert_eq!(shelf.was_taken(&server), [body.len()]);
+    // The one input without a head.
+    assert_eq!(server.ask(post(INFER, &[("Inference-Header-Content-Length", "0")], [0; 40])).status, 200);
+    assert_eq!(shelf.was_taken(&server), [40]);
+    // A client that goes away in the middle leaves nothing behind.
+    let mut client = server.connect();
+    client.send(first);
+    server.until("the first piece is there", |_| shelf.out.load(std::sync::atomic::Ordering::Relaxed) == 1);
+    drop(client);
+    assert_eq!(shelf.was_taken(&server), [body.len()]);
+}
+
+#[test]
+fn what_is_no_tensor_yet_is_not_received_there() {
+    let (server, shelf) = Server::with_shelf();
+    assert_eq!(server.ask(post(INFER, &[], rows(1, ""))).status, 200);
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    gzip.write_all(rows(8, "").as_bytes()).unwrap();
+    let length = rows(8, "").len().to_string();
+    let headers = [("content-encoding", "gzip"), ("Inference-Header-Content-Length", &length)];
+    assert_eq!(server.ask(post(INFER, &headers, gzip.finish().unwrap())).status, 200);
+    // Nor what doesn't say how long it is.
+    let mut client = server.connect();
+    client.send(format!(
+        "POST {INFER} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nInference-Header-Content-Length: 0\r\n\r\n"
+    ));
+    client.send([b"28\r\n".as_slice(), &[0; 40], b"\r\n0\r\n\r\n"].concat());
+    assert_eq!(client.answer().status, 200);
+    assert_eq!(shelf.was_taken(&server), [0usize; 0]);
+}
+
+#[test]
 fn pipelined_requests_are_answered_in_order() {
     let server = Server::start();
     let mut client = server.connect();

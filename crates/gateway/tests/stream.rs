@@ -6,6 +6,7 @@ mod common;
 
 use common::{Server, model};
 use gateway::Config;
+use prost::Message;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -49,6 +50,15 @@ async fn next(answers: &mut Streaming<ModelStreamInferResponse>) -> (String, Str
     assert_eq!(last, Some(ParameterChoice::BoolParam(true)), "each request has one answer");
     assert_eq!(answer.error_message.is_empty(), response.outputs.len() == 1);
     (response.id, answer.error_message)
+}
+
+#[tokio::test]
+async fn messages_are_moved_to_where_the_device_reads() {
+    let (server, shelf) = Server::with_shelf();
+    let one = message("quick", "a");
+    let mut answers = connect(&server).await.model_stream_infer(iter([one.clone()])).await.unwrap().into_inner();
+    assert_eq!(next(&mut answers).await, ("a".into(), String::new()));
+    assert_eq!(shelf.was_taken(&server), [one.encoded_len()]);
 }
 
 #[tokio::test]

@@ -206,7 +206,7 @@ pub fn reference() -> String {
         "\n## Under Triton's names\n\n\
          Dashboards and alerts that were made for Triton draw these. They come from the counters that the statistics\n\
          calls (`v2/models/stats`, `ModelStatistics`) show. What Triton has beyond them has no meaning here: there is no\n\
-         response cache, no pinned memory pool, no decoupled model, and no GPU to read the power of.\n\n\
+         response cache, no decoupled model, and nobody reads the power of a GPU.\n\n\
          | metric | kind | labels | meaning |\n|---|---|---|---|\n",
     );
     page.push_str(&rows(TRITON));

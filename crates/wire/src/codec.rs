@@ -3,7 +3,7 @@
 use crate::Fault;
 use crate::bounds::{check_infer_request, check_load_request};
 use crate::proto;
-use bytes::Buf;
+use bytes::{Buf, Bytes};
 use prost::Message;
 use std::marker::PhantomData;
 use tonic::Status;
@@ -105,10 +105,14 @@ impl<U: Admit> Decoder for CheckedDecoder<U> {
             return U::decode(buf).map(Some).map_err(refuse);
         }
         // The library gives messages in one piece; should it ever stop to, they are joined here.
-        let joined = buf.copy_to_bytes(buf.remaining());
-        U::admit(&joined).map_err(refuse)?;
-        U::decode(joined).map(Some).map_err(refuse)
+        read(buf.copy_to_bytes(buf.remaining())).map(Some)
     }
+}
+
+/// Reads a message if it is admitted. What can be is a part of these bytes, not a copy.
+pub fn read<U: Admit>(message: Bytes) -> Result<U, Status> {
+    U::admit(&message).map_err(refuse)?;
+    U::decode(message).map_err(refuse)
 }
 
 /// Without a reason of its own: the server gives every refusal of this kind the same one, and counts it.

@@ -31,7 +31,7 @@ pub(super) async fn answer(
     let encoding = Encoding::of_request(text(&head.headers, &CONTENT_ENCODING)?)?;
     let accepted = Encoding::for_response(text(&head.headers, &ACCEPT_ENCODING)?);
     let asks = head.method != Method::POST;
-    let (body, held) = body.read(&shard.shared).await?;
+    let (body, held) = body.read(&shard.shared, &None).await?;
     activity.busy();
     let body = match encoding {
         None => body,

@@ -1,8 +1,9 @@
 //! Reading the body of a request, within bounds.
 
+use crate::gather::{Gathered, Memory, to_host};
 use crate::hold::{COUNTED_FROM, Held};
 use crate::shard::Shared;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming};
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -28,10 +29,13 @@ impl RequestBody {
         Self { incoming, waits, patience }
     }
 
-    /// The whole body, if it isn't larger than the server takes, and what counts it if it is large.
-    pub(crate) async fn read(&mut self, shared: &Arc<Shared>) -> Result<(Bytes, Option<Held>), Fault> {
+    /// The whole body, if it isn't larger than the server takes, and what counts it if it is large. Tensors for a device are best in its memory.
+    pub(crate) async fn read(&mut self, shared: &Arc<Shared>, memory: &Memory) -> Result<(Bytes, Option<Held>), Fault> {
         let limit = shared.config.max_body_bytes;
-        let declared = usize::try_from(self.incoming.size_hint().lower()).unwrap_or(usize::MAX);
+        let expected = self.incoming.size_hint();
+        let declared = usize::try_from(expected.lower()).unwrap_or(usize::MAX);
+        // Whoever doesn't say how long it is could take any amount.
+        let memory = if expected.exact().is_some() { memory } else { &None };
         if declared > limit {
             return Err(too_large(limit));
         }
@@ -39,22 +43,23 @@ impl RequestBody {
         if first.len() > limit {
             return Err(too_large(limit));
         }
-        if first.len() < COUNTED_FROM && self.incoming.is_end_stream() {
-            return Ok((first, None));
+        if self.incoming.is_end_stream() {
+            // In one piece: it is copied only where that spares the executor a copy.
+            let held = (first.len() >= COUNTED_FROM).then(|| Held::new(shared));
+            let held = held.map(|mut held| held.add(first.len()).map(|()| held)).transpose()?;
+            let there = to_host(first.len(), [&*first], memory);
+            return Ok((there.unwrap_or(first), held));
         }
         let mut held = Held::new(shared);
         held.add(first.len())?;
-        if self.incoming.is_end_stream() {
-            return Ok((first, Some(held)));
-        }
-        let mut all = BytesMut::with_capacity(declared.max(first.len()));
-        all.extend_from_slice(&first);
+        let mut all = Gathered::new(declared.max(first.len()), memory);
+        all.add(&first);
         while let Some(data) = self.next().await? {
             if all.len() + data.len() > limit {
                 return Err(too_large(limit));
             }
             held.add(data.len())?;
-            all.extend_from_slice(&data);
+            all.add(&data);
         }
         Ok((all.freeze(), Some(held)))
     }

@@ -100,7 +100,10 @@ async fn infer(
     let application = shard.shared.applications.of(text(headers, &APPLICATION)?)?;
     let encoding = Encoding::of_request(text(headers, &CONTENT_ENCODING)?)?;
     let accepted = Encoding::for_response(text(headers, &ACCEPT_ENCODING)?);
-    let (body, held) = body.read(&shard.shared).await?;
+    // Only what is a tensor already goes to the device as it is.
+    let is_binary = encoding.is_none() && json_length.is_some();
+    let memory = if is_binary { &shard.shared.config.host_memory } else { &None };
+    let (body, held) = body.read(&shard.shared, memory).await?;
     activity.busy();
     // No head at all: the body is the one input.
     let raw = json_length == Some(0);

@@ -3,11 +3,12 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part, and a failed unwrap is a failed test")]
 
 use controller::{Controller, ControllerConfig, DeviceConfig, Manager, ManagerConfig};
-use engine::EmulatedEngine;
+use engine::{EmulatedEngine, HostBuffer, HostMemory};
 use gateway::{Config, Gateway};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use telemetry::Metrics;
 
@@ -115,6 +116,63 @@ impl Drop for Server {
         if let Some(gateway) = self.gateway.take() {
             gateway.shutdown();
         }
+    }
+}
+
+/// A device's memory that says what was taken of it.
+#[derive(Debug, Default)]
+pub struct Shelf {
+    /// How many bytes were asked for, each time.
+    pub taken: Mutex<Vec<usize>>,
+    /// How many of them aren't given back.
+    pub out: Arc<AtomicUsize>,
+}
+
+impl HostMemory for Shelf {
+    fn take(&self, bytes: usize) -> Option<HostBuffer> {
+        self.taken.lock().unwrap().push(bytes);
+        self.out.fetch_add(1, Ordering::Relaxed);
+        Some(HostBuffer::new(Lent { bytes: vec![0xaa; bytes], out: Arc::clone(&self.out) }))
+    }
+}
+
+struct Lent {
+    bytes: Vec<u8>,
+    out: Arc<AtomicUsize>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl AsMut<[u8]> for Lent {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.out.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Server {
+    /// As [`Server::start`], with a device that reads requests by itself.
+    pub fn with_shelf() -> (Self, Arc<Shelf>) {
+        let shelf = Arc::new(Shelf::default());
+        let config = Config { host_memory: Some(Arc::clone(&shelf) as Arc<dyn HostMemory>), ..Config::default() };
+        (Self::with(config, &[("quick", model(0.1, None))]), shelf)
+    }
+}
+
+impl Shelf {
+    /// What was taken since this was asked last, once all of it is given back.
+    pub fn was_taken(&self, server: &Server) -> Vec<usize> {
+        server.until("everything is given back", |_| self.out.load(Ordering::Relaxed) == 0);
+        std::mem::take(&mut *self.taken.lock().unwrap())
     }
 }
 

@@ -1,0 +1,121 @@
+//! Bringing the pieces of a request together: in memory that a device reads by itself where there is such, so that the tensors in it needn't be
+//! copied for the device any more.
+
+use bytes::{Bytes, BytesMut};
+use engine::{HostBuffer, HostMemory};
+use std::sync::Arc;
+
+/// Where devices read by themselves, if they do.
+pub(crate) type Memory = Option<Arc<dyn HostMemory>>;
+
+/// What has come so far.
+pub(crate) enum Gathered {
+    /// In memory like any other.
+    Plain(BytesMut),
+    /// Where the device reads.
+    Host(HostBuffer),
+}
+
+impl Gathered {
+    /// Nothing yet; so many bytes are expected.
+    pub(crate) fn new(bytes: usize, memory: &Memory) -> Self {
+        let host = memory.as_ref().and_then(|memory| memory.take(bytes));
+        host.map_or_else(|| Self::Plain(BytesMut::with_capacity(bytes)), Self::Host)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Plain(all) => all.len(),
+            Self::Host(buffer) => buffer.as_ref().len(),
+        }
+    }
+
+    /// Adds what came next.
+    pub(crate) fn add(&mut self, data: &[u8]) {
+        if let Self::Host(buffer) = self {
+            if buffer.append(data) {
+                return;
+            }
+            // More came than was expected.
+            *self = Self::Plain(BytesMut::from(buffer.as_ref()));
+        }
+        if let Self::Plain(all) = self {
+            all.extend_from_slice(data);
+        }
+    }
+
+    pub(crate) fn freeze(self) -> Bytes {
+        match self {
+            Self::Plain(all) => all.freeze(),
+            Self::Host(buffer) => Bytes::from_owner(buffer),
+        }
+    }
+}
+
+/// Brings whole pieces there, if there is room for them; one copy.
+pub(crate) fn to_host<'a>(bytes: usize, pieces: impl IntoIterator<Item = &'a [u8]>, memory: &Memory) -> Option<Bytes> {
+    let mut buffer = memory.as_ref()?.take(bytes)?;
+    let fits = pieces.into_iter().all(|piece| buffer.append(piece));
+    fits.then(|| Bytes::from_owner(buffer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Room for so many bytes at a time, and what was taken of it so far.
+    #[derive(Debug)]
+    struct Shelf {
+        room: usize,
+        taken: AtomicUsize,
+    }
+
+    impl HostMemory for Shelf {
+        fn take(&self, bytes: usize) -> Option<HostBuffer> {
+            if bytes > self.room {
+                return None;
+            }
+            self.taken.fetch_add(1, Ordering::Relaxed);
+            Some(HostBuffer::new(vec![0; bytes]))
+        }
+    }
+
+    fn shelf(room: usize) -> (Arc<Shelf>, Memory) {
+        let shelf = Arc::new(Shelf { room, taken: AtomicUsize::new(0) });
+        (Arc::clone(&shelf), Some(shelf))
+    }
+
+    fn gather(bytes: usize, memory: &Memory, pieces: &[&[u8]]) -> (bool, Bytes) {
+        let mut gathered = Gathered::new(bytes, memory);
+        pieces.iter().for_each(|piece| gathered.add(piece));
+        assert_eq!(gathered.len(), pieces.concat().len());
+        (matches!(gathered, Gathered::Host(_)), gathered.freeze())
+    }
+
+    #[test]
+    fn the_device_s_memory_is_used_where_there_is_room() {
+        let (shelf, memory) = shelf(6);
+        assert_eq!(gather(6, &memory, &[b"abc", b"def"]), (true, Bytes::from("abcdef")));
+        assert_eq!(gather(7, &memory, &[b"abc", b"defg"]), (false, Bytes::from("abcdefg")));
+        assert_eq!(gather(6, &None, &[b"abc", b"def"]), (false, Bytes::from("abcdef")));
+        assert_eq!(shelf.taken.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn more_and_fewer_bytes_than_expected_arrive_as_well() {
+        let (_, memory) = shelf(6);
+        assert_eq!(gather(4, &memory, &[b"abc", b"def"]), (false, Bytes::from("abcdef")));
+        assert_eq!(gather(6, &memory, &[b"abc"]), (true, Bytes::from("abc")));
+    }
+
+    #[test]
+    fn whole_pieces_are_brought_there_or_stay() {
+        let (_, memory) = shelf(6);
+        let pieces = [b"abc".as_slice(), b"def"];
+        assert_eq!(to_host(6, pieces, &memory), Some(Bytes::from("abcdef")));
+        assert_eq!(to_host(7, pieces, &memory), None, "there is no room");
+        assert_eq!(to_host(5, pieces, &memory), None, "they are longer than was said");
+        assert_eq!(to_host(6, pieces, &None), None);
+    }
+}
