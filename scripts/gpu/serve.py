@@ -150,15 +150,20 @@ class Seen:
             f"{executed:.0f} rows executed, {good:.0f} good, cold {change('punctual_cold_starts_total') / max(1, change('punctual_requests_total')):.1%}; "
             f"actions {after.by('punctual_actions_total', 'result')}; broken invariants {after.by('punctual_invariant_violations_total', 'invariant')}"
         )
+
+        def micros(name, **labels):
+            """The median, the 99th and the 99.9th percentile."""
+            values = [quantile(self.before, after, name, part, **labels) for part in (0.5, 0.99, 0.999)]
+            return "none" if None in values else ", ".join(f"{value * 1e6:.0f}" for value in values)
+
+        error = "punctual_prediction_error_seconds"
         for action in ("execution", "load"):
-            spans = []
-            for direction in ("over", "under"):
-                for part in (0.5, 0.99):
-                    value = quantile(self.before, after, "punctual_prediction_error_seconds", part, action=action, direction=direction)
-                    spans.append("none" if value is None else f"{value * 1e6:.0f}")
-            say(f"    error of predicted {action}, p50 and p99 in us: {spans[0]} and {spans[1]} less needed, {spans[2]} and {spans[3]} more")
-        value = [quantile(self.before, after, "punctual_completion_error_seconds", 0.99, direction=direction) for direction in ("over", "under")]
-        say(f"    error of predicted completions, p99 in us: {[None if v is None else round(v * 1e6) for v in value]} (earlier, later)")
+            counts = [change(f"{error}_count", action=action, direction=direction) for direction in ("over", "under")]
+            say(
+                f"    predicted {action}, off by p50, p99, p99.9 in us: {micros(error, action=action)}; of {counts[0]:.0f} that were quicker "
+                f"{micros(error, action=action, direction='over')}; of {counts[1]:.0f} that were slower {micros(error, action=action, direction='under')}"
+            )
+        say(f"    predicted completions, off by: {micros('punctual_completion_error_seconds')}; loads took {micros('punctual_load_seconds')}")
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
@@ -269,13 +274,13 @@ warmup_seconds = 4
 seeds = [1, 2, 3]
 
 [sweep]
-rate_rps = {json.dumps(rates)}
+"workload.rate_rps" = {json.dumps(rates)}
 """)
     ran = subprocess.run([str(BINARY), "simulate", str(file), "--json"], capture_output=True, text=True)
     if ran.returncode != 0:
         say(f"the simulator: {ran.stderr.strip()[-600:]}")
         return
-    simulated = {(found["policy"], found["point"]["rate_rps"]): found for found in json.loads(ran.stdout)["results"]}
+    simulated = {(found["policy"], found["point"]["workload.rate_rps"]): found for found in json.loads(ran.stdout)["results"]}
     for policy in ("punctual", "clockwork"):
         with Server(root, "--devices", devices, "--policy", policy, "--cache-dir", str(folder / "cache")) as server:
             for rate in rates:
@@ -297,9 +302,9 @@ def shares(folder, devices, seconds):
     """Batches in parts of the GPU, by our kernels."""
     for network in ("resnet50", "vgg16", "mobilenet_v2", "bert"):
         root = repository(folder, network, [network], "fp16", "1,8,32", pixels=False)
-        for parts in ("1", "0.5,0.5", "0.2,0.8", "0.4,0.6"):
+        for parts in ("1", "0.2,0.3,0.5"):
             device = devices if parts == "1" else f"{devices}:shares={parts}"
-            command = [str(BINARY), "profile", str(root), "--device", device, "--runs", "200", "--loads", "3", "--cache-dir", str(folder / "cache")]
+            command = [str(BINARY), "profile", str(root), "--device", device, "--runs", "100", "--loads", "3", "--cache-dir", str(folder / "cache")]
             began = time.monotonic()
             ran = subprocess.run(command, capture_output=True, text=True)
             say(f"{network}, shares {parts} ({time.monotonic() - began:.0f} s)\n{ran.stdout.strip() or ran.stderr.strip()[-500:]}")
