@@ -6,7 +6,7 @@ use crate::runtime::{Choices, Runtime};
 use anyhow::{Context, Result, anyhow, bail};
 use base::Duration;
 use clap::Args;
-use controller::{Runs, measure_alone, model_source};
+use controller::{Runs, Samples, measure_alone, model_source};
 use repository::{Entry, Repository};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -101,11 +101,12 @@ fn model(options: &ProfileOptions, runtime: &Runtime, found: &repository::Found,
     let sizes = found.config.batch_sizes(prepared.signature().max_batch);
     let mut text = format!("# {}; {} runs, {} loads\n{}", runtime.kind, options.runs, options.loads, header(&sizes));
     let devices = if options.device.shares.len() > 1 { options.device.shares.len() as u32 } else { 1 };
+    let memory = runtime.engine.host_memory();
     for device in 0..devices {
         let effort = (options.loads, options.runs);
-        let given = &found.config.profile_inputs;
+        let samples = Samples { given: &found.config.profile_inputs, memory: memory.as_deref() };
         let (loads, runs) =
-            measure_alone(&*prepared, device, &sizes, given, effort).map_err(|reason| anyhow!(reason))?;
+            measure_alone(&*prepared, device, &sizes, samples, effort).map_err(|reason| anyhow!(reason))?;
         let share = options.device.shares.get(device as usize).copied().unwrap_or(1.0);
         text += &line(&found.name, share, prepared.weight_bytes(), &loads, &runs);
     }

@@ -2,6 +2,7 @@
 
 use crate::api::ServedModel;
 use crate::manager::ManagerConfig;
+use crate::profiler::Samples;
 use crate::queueing::Queueing;
 use crate::{Controller, NewModel, profiler, reshape, warmup};
 use base::{Duration, LatencyProfile, ModelId, ModelSignature};
@@ -135,12 +136,14 @@ impl BringUp {
         sizes: &[u32],
     ) -> Result<(LatencyProfile, Duration), String> {
         let hash = self.hashes.of(&found.file).map_err(|error| format!("{}: {error}", found.file.display()))?;
+        let memory = self.config.engine.host_memory();
         let key = ProfileKey {
             content: hash.to_hex().to_string(),
             engine: self.config.engine.name().to_owned(),
             device: format!(
-                "{}{}{}{}",
+                "{}{}{}{}{}",
                 self.config.device_kind,
+                if memory.is_some() { ", received in its memory" } else { "" },
                 profiler::describe(&found.config.profile_inputs),
                 shapes(&found.config),
                 choices(&found.config)
@@ -152,8 +155,8 @@ impl BringUp {
         if let Some(stored) = store.as_ref().and_then(|store| store.load(&key)) {
             return Ok((stored.profile, stored.fixed));
         }
-        let given = &found.config.profile_inputs;
-        let (profile, fixed) = profiler::measure(&self.controller, prepared, sizes, given, self.config.effort)?;
+        let samples = Samples { given: &found.config.profile_inputs, memory: memory.as_deref() };
+        let (profile, fixed) = profiler::measure(&self.controller, prepared, sizes, samples, self.config.effort)?;
         if let Some(store) = store {
             let weight_bytes = prepared.weight_bytes();
             store.save(&key, &StoredProfile { profile: profile.clone(), fixed, weight_bytes });

@@ -34,7 +34,7 @@ pub use api::{Catalogue, CatalogueEntry, ModelState, ModelVersions, Refusal, Rep
 pub use bring_up::model_source;
 pub use control::{ControlError, ControlMode, LoadOrder, ModelControl};
 pub use manager::{Manager, ManagerConfig, Progress};
-pub use profiler::{Effort, Runs, measure_alone};
+pub use profiler::{Effort, Runs, Samples, measure_alone};
 pub use queueing::{Admitted, QueuePlace, Queueing};
 pub use sharded::Spread;
 pub use worker::{DeviceConfig, Padding, Tensor};

@@ -2,7 +2,8 @@
 
 use crate::Controller;
 use base::{BatchLatency, DataType, DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
-use engine::{Loaded, Prepared, TensorView};
+use bytes::Bytes;
+use engine::{HostMemory, Loaded, Prepared, TensorView};
 use repository::ProfileInput;
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
@@ -24,6 +25,15 @@ impl Default for Effort {
     }
 }
 
+/// What inputs are made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Samples<'a> {
+    /// What models don't say themselves, by input.
+    pub given: &'a BTreeMap<String, ProfileInput>,
+    /// Where requests are received: measurements are for inputs that lie there, too.
+    pub memory: Option<&'a dyn HostMemory>,
+}
+
 /// Fewer runs than this are never enough.
 const FEWEST_RUNS: u32 = 3;
 const LOAD_RUNS: u32 = 3;
@@ -38,12 +48,12 @@ const MAX_INPUT_BYTES: usize = 256 << 20;
 /// What dimensions of any size are tried with, in this order, until the model accepts one.
 const TRIED_SIZES: [i64; 7] = [64, 16, 128, 1, 32, 512, 224];
 
-/// Measures a model. `given` says, by input, what it doesn't say itself. The second is what a batch takes whatever its inputs are.
+/// Measures a model. The second is what a batch takes whatever its inputs are.
 pub(crate) fn measure(
     controller: &Controller,
     prepared: &dyn Prepared,
     sizes: &[u32],
-    given: &BTreeMap<String, ProfileInput>,
+    samples: Samples<'_>,
     effort: Effort,
 ) -> Result<(LatencyProfile, Duration), String> {
     let (load, loaded) = measure_load(prepared)?;
@@ -53,9 +63,9 @@ pub(crate) fn measure(
     let mut open_size = None;
     for &batch in sizes {
         let inputs = match open_size {
-            Some(size) => make_inputs(signature, batch, size, given)?,
+            Some(size) => make_inputs(signature, batch, size, samples)?,
             None => {
-                let (size, inputs) = run.find_inputs(signature, batch, given)?;
+                let (size, inputs) = run.find_inputs(signature, batch, samples)?;
                 open_size = Some(size);
                 inputs
             }
@@ -123,7 +133,7 @@ pub fn measure_alone(
     prepared: &dyn Prepared,
     device: u32,
     sizes: &[u32],
-    given: &BTreeMap<String, ProfileInput>,
+    samples: Samples<'_>,
     (loads, runs): (u32, u32),
 ) -> Result<(Vec<Duration>, Vec<Runs>), String> {
     let (mut spans, mut loaded) = (Vec::new(), None);
@@ -138,14 +148,14 @@ pub fn measure_alone(
     let signature = prepared.signature();
     let mut refused = String::new();
     let mut accepts = |size: i64| {
-        let inputs = make_inputs(signature, sizes.first().copied().unwrap_or(1), size, given)?;
+        let inputs = make_inputs(signature, sizes.first().copied().unwrap_or(1), size, samples)?;
         loaded.execute(&views(&inputs), &mut |_, _| {}).map_err(|error| error.to_string())
     };
     let open_size = TRIED_SIZES.into_iter().find(|size| accepts(*size).map_err(|reason| refused = reason).is_ok());
     let open_size = open_size.ok_or(refused)?;
     let mut all = Vec::new();
     for &batch in sizes {
-        let inputs = make_inputs(signature, batch, open_size, given)?;
+        let inputs = make_inputs(signature, batch, open_size, samples)?;
         let (mut wall, mut device) = (Vec::new(), Vec::new());
         // The first run pays for what is touched for the first time.
         for run in 0..=runs {
@@ -185,8 +195,9 @@ impl Measured {
     }
 }
 
-/// The slowest of a few loads, and the last one's result.
+/// The slowest of a few loads, and the last one's result. The first isn't counted: it pays for memory that the later ones find.
 fn measure_load(prepared: &dyn Prepared) -> Result<(Duration, Box<dyn Loaded>), String> {
+    drop(prepared.load(0).map_err(|error| error.to_string())?);
     let mut spans = Vec::new();
     loop {
         let start = Instant::now();
@@ -203,7 +214,7 @@ fn measure_load(prepared: &dyn Prepared) -> Result<(Duration, Box<dyn Loaded>), 
 pub(crate) struct Input {
     pub(crate) datatype: DataType,
     pub(crate) shape: Vec<i64>,
-    pub(crate) data: Vec<u8>,
+    pub(crate) data: Bytes,
 }
 
 fn views(inputs: &[Input]) -> Vec<TensorView<'_>> {
@@ -219,7 +230,7 @@ impl Input {
         }
         let count = |shape: &[i64]| element_count(shape).unwrap_or(0);
         let element = self.data.len() / count(&self.shape).max(1);
-        let data = self.data[..element * count(&shape)].to_vec();
+        let data = self.data.slice(..element * count(&shape));
         Self { datatype: self.datatype, shape, data }
     }
 }
@@ -243,11 +254,11 @@ impl<'a> Run<'a> {
         &mut self,
         signature: &ModelSignature,
         batch: u32,
-        given: &BTreeMap<String, ProfileInput>,
+        samples: Samples<'_>,
     ) -> Result<(i64, Arc<[Input]>), String> {
         let mut reason = String::new();
         for size in TRIED_SIZES {
-            let inputs = make_inputs(signature, batch, size, given)?;
+            let inputs = make_inputs(signature, batch, size, samples)?;
             match self.once(&inputs) {
                 Ok(_) => return Ok((size, inputs)),
                 Err(error) => reason = error,
@@ -289,9 +300,18 @@ fn make_inputs(
     signature: &ModelSignature,
     batch: u32,
     open_size: i64,
-    given: &BTreeMap<String, ProfileInput>,
+    samples: Samples<'_>,
 ) -> Result<Arc<[Input]>, String> {
-    signature.inputs.iter().map(|spec| make_input(spec, signature.max_batch, batch, open_size, given)).collect()
+    let make = |spec: &TensorSpec| {
+        let mut input = make_input(spec, signature.max_batch, batch, open_size, samples.given)?;
+        if let Some(mut buffer) = samples.memory.and_then(|memory| memory.take(input.data.len()))
+            && buffer.append(&input.data)
+        {
+            input.data = Bytes::from_owner(buffer);
+        }
+        Ok(input)
+    };
+    signature.inputs.iter().map(make).collect()
 }
 
 fn make_input(
@@ -325,7 +345,7 @@ fn make_input(
              with the parameter profile_inputs"
         ));
     };
-    let data = element.repeat(bytes / element.len());
+    let data = element.repeat(bytes / element.len()).into();
     Ok(Input { datatype: spec.datatype, shape, data })
 }
 

@@ -54,7 +54,7 @@ fn inputs(sample: &WarmupSample, signature: &ModelSignature, folder: &Path) -> R
             return Err(format!("input {:?} has the shape {shape:?}, but the model takes {:?}", spec.name, spec.dims));
         }
         let data = data(&spec.name, input, &shape, folder)?;
-        Ok(Input { datatype: spec.datatype, shape, data })
+        Ok(Input { datatype: spec.datatype, shape, data: data.into() })
     };
     signature.inputs.iter().map(one).collect()
 }
