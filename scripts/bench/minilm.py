@@ -162,6 +162,7 @@ exec_sigma = 0.03
 
 [scheduler]
 schedule_ahead_ms = 0
+profile_window = 100
 
 [run]
 policies = {json.dumps(POLICIES)}

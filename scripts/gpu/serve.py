@@ -266,6 +266,7 @@ memory_mb = 60000
 
 [scheduler]
 schedule_ahead_ms = 0
+profile_window = 100
 
 [run]
 policies = ["punctual", "clockwork"]
