@@ -53,15 +53,17 @@ SAMPLES = [
         "convert": minilm.from_safetensors,
         "max_batch_size": 16,
         "profile_inputs": "input_ids=64,attention_mask=64,token_type_ids=64",
+        # Sentences of other lengths may share a batch.
+        "padding": "input_ids=0,attention_mask=0,token_type_ids=0",
     },
 ]
 
 
 def config(sample):
     lines = [f'name: "{sample["name"]}"', 'platform: "onnxruntime_onnx"', f"max_batch_size: {sample['max_batch_size']}"]
-    if "profile_inputs" in sample:
-        value = f'value {{ string_value: "{sample["profile_inputs"]}" }}'
-        lines.append(f'parameters {{ key: "profile_inputs" {value} }}')
+    for key in ("profile_inputs", "padding"):
+        if key in sample:
+            lines.append(f'parameters {{ key: "{key}" value {{ string_value: "{sample[key]}" }} }}')
     return "\n".join(lines) + "\n"
 
 
