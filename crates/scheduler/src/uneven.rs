@@ -48,6 +48,8 @@ pub(crate) struct Uneven {
     waiting: Vec<Waiting>,
     /// The kinds that wait, the shortest first.
     kinds: Vec<(f64, u32)>,
+    /// The sizes to try: those that pay, and those that somebody needs.
+    classes: Vec<usize>,
     chosen: Vec<usize>,
     /// How many of each kind are in the candidate.
     mix: Vec<(u32, u32)>,
@@ -85,10 +87,15 @@ impl Uneven {
         // What another batch in between would take: one of the usual size.
         let delay = latency.class_for(1).typical();
         let mut best: Option<Found> = None;
-        for index in 0..self.kinds.len() {
-            let longest = self.kinds[index];
-            let classes = (0..latency.classes().len()).filter(|&class| spread.pays(class));
-            for (class, chance) in classes.flat_map(|class| CHANCES.map(|chance| (class, chance))) {
+        // A request of many rows goes into a size that holds it, whether that pays or not.
+        let holds = |rows: u32| latency.classes().partition_point(|class| class.batch < rows);
+        let needed = |class: usize| self.waiting.iter().any(|waiting| holds(waiting.queued.rows) == class);
+        self.classes.clear();
+        self.classes.extend((0..latency.classes().len()).filter(|&class| spread.pays(class) || needed(class)));
+        let count = self.classes.len();
+        for (index, at) in (0..self.kinds.len()).flat_map(|index| (0..count).map(move |at| (index, at))) {
+            let (longest, class) = (self.kinds[index], self.classes[at]);
+            for chance in CHANCES {
                 let with = (longest, class, chance);
                 let Some(found) = self.candidate((latency, spread), start_at, with, (aim, delay)) else {
                     continue;

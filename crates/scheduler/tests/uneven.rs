@@ -140,3 +140,35 @@ fn punctual_does_not_begin_what_is_hopeless() {
         "#]],
     );
 }
+
+#[test]
+fn punctual_batches_what_does_not_pay_only_for_a_request_that_needs_it() {
+    // A batch of b takes b times its longest request: company would only cost time, but four rows in one request can't be parted.
+    check(
+        PolicyKind::Punctual,
+        "0 device 10
+         0 model 1 10 0 0 1 2 4
+         0 measure 0 1 10 10.1
+         0 measure 0 2 40 40.4
+         0 ask 0 100 1 0 1
+         0 done 1
+         1 ask 0 900 1 0 1
+         1 ask 0 900 1 0 1
+         1 ask 0 990 4 0 1
+         10 done 2
+         20 done 3
+         30 done 4
+         70 done 5",
+        expect![[r#"
+            0     a1 load m0 on d0 by 90.028043
+            0     a2 exec m0 on d0 batch 1 [0] by 100
+            10       request 0: Done
+            10    a3 exec m0 on d0 batch 1 [1] by 900
+            20       request 1: Done
+            20    a4 exec m0 on d0 batch 1 [2] by 900
+            30       request 2: Done
+            30    a5 exec m0 on d0 batch 4 [3] by 990
+            70       request 3: Done
+        "#]],
+    );
+}
