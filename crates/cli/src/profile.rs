@@ -59,8 +59,8 @@ pub fn run(options: &ProfileOptions) -> Result<()> {
             onnxruntime: options.onnxruntime.clone(),
             precision: options.precision.clone(),
             memory: options.device_memory,
-            // Nothing is received.
-            pinned_memory: Some(ByteSize(0)),
+            // As the server's: what is measured is for requests that it receives.
+            pinned_memory: None,
             cpu_fallback: false,
             cache: Some(cache.clone()),
         },

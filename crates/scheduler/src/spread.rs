@@ -263,9 +263,11 @@ impl Spread {
         let mut best = f64::INFINITY;
         for size in &mut self.sizes {
             let per_row = (self.fixed + size.times * work) / f64::from(size.rows);
-            // A hundredth is noise.
+            // A hundredth is noise. Of those that pay: where sizes lie close together each gains little over the one before, and all of them much.
             size.pays = per_row < 0.99 * best;
-            best = best.min(per_row);
+            if size.pays {
+                best = per_row;
+            }
         }
     }
 
@@ -382,6 +384,19 @@ mod tests {
             application: ApplicationId(application),
             size,
         }
+    }
+
+    #[test]
+    fn sizes_that_lie_close_together_pay_as_those_far_apart_do() {
+        let pays = |sizes: &[u32]| {
+            let profile = LatencyProfile::linear(millis(1), millis(10), sizes, millis(1)).unwrap();
+            let spread = Spread::new(&Latency::new(&profile, Window { size: 10, quantile: 0.99 }), Duration::ZERO);
+            sizes.iter().enumerate().filter(|&(class, _)| spread.pays(class)).map(|(_, size)| *size).collect::<Vec<_>>()
+        };
+        assert_eq!(pays(&[1, 8, 64]), [1, 8, 64]);
+        // 64 gain two thousandths over 63, and a fortieth over 54.
+        let close = pays(&(1..=64).collect::<Vec<_>>());
+        assert!(close.last().is_some_and(|&largest| largest > 60), "{close:?}");
     }
 
     #[track_caller]
