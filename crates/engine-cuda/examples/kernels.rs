@@ -166,6 +166,13 @@ fn conv(
     Case { what, precision, step: Step::Conv(step) }
 }
 
+/// The same with another activation.
+fn activated(case: Case, activation: Activation) -> Case {
+    let Step::Conv(conv) = case.step else { unreachable!("of a convolution") };
+    let what = format!("{} {activation:?}", case.what);
+    Case { what, precision: case.precision, step: Step::Conv(Conv { activation, ..conv }) }
+}
+
 fn gemm(
     precision: Precision,
     batch: &[usize],
@@ -250,6 +257,10 @@ fn cases() -> Vec<Case> {
         all.push(gemm(precision, &[], 5, 512, 1000, true, Activation::None));
         all.push(gemm(precision, &[], 128, 768, 3072, false, Activation::Gelu));
         all.push(gemm(precision, &[6], 50, 64, 72, true, Activation::None));
+        // Activations that cuBLASLt's epilogue doesn't have: with a bias (the product above), without one, and in convolutions of one tap.
+        all.push(gemm(precision, &[6], 50, 64, 72, true, Activation::Gelu));
+        all.push(activated(conv(precision, 2, 64, 14, 384, 1, 1, 1, false), Activation::Clip { low: 0.0, high: 6.0 }));
+        all.push(activated(conv(precision, 2, 96, 13, 100, 1, 1, 1, true), Activation::Silu));
         all.push(attention(precision, 2, 3, 77, 64, true));
         all.push(pool(precision));
     }
@@ -258,6 +269,7 @@ fn cases() -> Vec<Case> {
     all.push(conv(F16, 8, 256, 56, 64, 1, 1, 1, false));
     all.push(conv(F16, 8, 144, 56, 144, 3, 1, 144, false));
     all.push(attention(F16, 8, 12, 128, 64, true));
+    all.push(gemm(F16, &[], 4096, 768, 3072, false, Activation::Gelu));
     all
 }
 
@@ -326,6 +338,7 @@ fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Relu => x.max(0.0),
         Activation::Clip { low, high } => x.clamp(f64::from(low), f64::from(high)),
+        Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::Gelu => {
             // erf after Abramowitz and Stegun 7.1.26, exact to 1.5e-7.
             let z = x.abs() / std::f64::consts::SQRT_2;
@@ -335,7 +348,8 @@ fn activate(activation: Activation, x: f64) -> f64 {
             let erf = (1.0 - poly * (-z * z).exp()).copysign(x);
             0.5 * x * (1.0 + erf)
         }
-        _ => x,
+        Activation::None => x,
+        other => unreachable!("no case of {other:?}"),
     }
 }
 

@@ -1,12 +1,15 @@
 //! Which kernel was the fastest for which step: measured once for each device and set of libraries, then read from a file.
 //!
 //! ```text
-//!  NVIDIA H200 132x driver 13000, nvrtc 13.0, cublaslt 130100, cudnn 91400
+//!  candidates 2, NVIDIA H200 132x driver 13000, nvrtc 13.0, cublaslt 130100, cudnn 91400
 //!  conv f16 1x64x56x56 ...<tab>tile 64x64 2 stages 3<tab>4.21
 //! ```
 
 use std::collections::BTreeMap;
 use std::path::Path;
+
+/// Goes up when steps get candidates that they didn't have: what was the fastest before may not be any more, so it is measured again.
+const CANDIDATES: u32 = 2;
 
 /// The results so far.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -38,16 +41,21 @@ impl Choices {
 
     fn parse(text: &str, key: &str) -> Option<Self> {
         let mut lines = text.lines();
-        if lines.next() != Some(key) {
+        let mut choices = Self::new(key);
+        if lines.next() != Some(choices.head().as_str()) {
             return None;
         }
-        let mut choices = Self::new(key);
         for line in lines {
             let mut parts = line.split('\t');
             let (signature, candidate, microseconds) = (parts.next()?, parts.next()?, parts.next()?.parse().ok()?);
             choices.set(signature, candidate, microseconds);
         }
         Some(choices)
+    }
+
+    /// The first line of a file whose results count.
+    fn head(&self) -> String {
+        format!("candidates {CANDIDATES}, {}", self.key)
     }
 
     /// Writes them, whole or not at all.
@@ -81,7 +89,7 @@ impl Choices {
 
 impl std::fmt::Display for Choices {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "{}", self.key)?;
+        writeln!(f, "{}", self.head())?;
         for (signature, choice) in &self.fastest {
             writeln!(f, "{signature}\t{}\t{}", choice.candidate, choice.microseconds)?;
         }
@@ -113,8 +121,22 @@ mod tests {
         choices.set("conv 1", "tile 64x64", 4.25);
         choices.write(&path).unwrap();
         assert!(Choices::read(&path, "device b").is_empty());
-        std::fs::write(&path, "device a\nconv 1\ttile").unwrap();
+        let whole = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, whole.trim_end_matches("\t4.25\n")).unwrap();
         assert!(Choices::read(&path, "device a").is_empty());
         assert!(Choices::read(&folder.path().join("none"), "device a").is_empty());
+    }
+
+    #[test]
+    fn results_from_before_there_were_more_candidates_do_not_count() {
+        let mut choices = Choices::new("device a");
+        choices.set("conv 1", "tile 64x64", 4.25);
+        let now = choices.to_string();
+        assert_eq!(Choices::parse(&now, "device a"), Some(choices));
+        let (head, rest) = now.split_once('\n').unwrap();
+        let before = format!("candidates {}, device a", CANDIDATES - 1);
+        assert_ne!(head, before);
+        assert_eq!(Choices::parse(&format!("{before}\n{rest}"), "device a"), None);
+        assert_eq!(Choices::parse(&format!("device a\n{rest}"), "device a"), None);
     }
 }

@@ -31,27 +31,34 @@ pub(crate) fn fill(step: &Fill) -> Recipe {
     map(&[], &step.output, "", &number(step.value))
 }
 
+/// An activation where a library has left what it applies to. One pointer, not two to the same place, so that the compiler knows that what is read is written.
+pub(crate) fn activation(at: &Tensor, activation: Activation) -> Recipe {
+    let space = Space::of(&[at], 0);
+    let pack = space.pack(&[at]);
+    let (name, place) = (element(at.dtype), space.offset(0, "x"));
+    let (kind, low, high) = activation_code(activation);
+    let value = format!("activate({}, {kind}, {}, {})", load(at.dtype, "q.at[v]"), number(low), number(high));
+    let mut code = head(&[format!("{name}* __restrict__ o")], &space, pack);
+    let _ = writeln!(code, "    Pack<{name}, {pack}> q = *(const Pack<{name}, {pack}>*)(o + {place});");
+    let _ =
+        writeln!(code, "#pragma unroll\n    for (int v = 0; v < {pack}; v++) q.at[v] = {};", store(at.dtype, &value));
+    let _ = writeln!(code, "    *(Pack<{name}, {pack}>*)(o + {place}) = q;\n}}");
+    generated(code, space.count() / pack, &[at])
+}
+
 fn map(inputs: &[&Tensor], output: &Tensor, body: &str, result: &str) -> Recipe {
     let mut tensors = inputs.to_vec();
     tensors.push(output);
     let lead = tensors.len() - 1;
     let space = Space::of(&tensors, lead);
     let pack = space.pack(&tensors);
-    let count = space.count() / pack;
-    let mut code = String::new();
     let mut parameters: Vec<_> = inputs
         .iter()
         .enumerate()
         .map(|(i, input)| format!("const {}* __restrict__ i{i}", element(input.dtype)))
         .collect();
     parameters.push(format!("{}* __restrict__ o", element(output.dtype)));
-    let _ =
-        writeln!(code, "extern \"C\" __global__ void __launch_bounds__({THREADS}) step({}) {{", parameters.join(", "));
-    let _ = writeln!(code, "    after_the_kernel_before();");
-    let _ = writeln!(code, "    const u32 t = blockIdx.x * {THREADS}u + threadIdx.x;");
-    let _ = writeln!(code, "    if (t >= {count}u) return;");
-    let _ = writeln!(code, "    const u32 first = t * {pack}u;");
-    code += &space.coordinates("x", "first");
+    let mut code = head(&parameters, &space, pack);
     let last = space.dims.len() - 1;
     for (i, input) in inputs.iter().enumerate() {
         let name = element(input.dtype);
@@ -74,14 +81,30 @@ fn map(inputs: &[&Tensor], output: &Tensor, body: &str, result: &str) -> Recipe 
     code += body;
     let _ = writeln!(code, "        q.at[v] = {};\n    }}", store(output.dtype, result));
     let _ = writeln!(code, "    *(Pack<{out}, {pack}>*)(o + {}) = q;\n}}", space.offset(lead, "x"));
+    generated(code, space.count() / pack, &tensors)
+}
+
+/// How a kernel begins whose threads each have one pack: with its coordinates.
+fn head(parameters: &[String], space: &Space, pack: usize) -> String {
+    let mut code =
+        format!("extern \"C\" __global__ void __launch_bounds__({THREADS}) step({}) {{\n", parameters.join(", "));
+    let _ = writeln!(code, "    after_the_kernel_before();");
+    let _ = writeln!(code, "    const u32 t = blockIdx.x * {THREADS}u + threadIdx.x;");
+    let _ = writeln!(code, "    if (t >= {}u) return;", space.count() / pack);
+    let _ = writeln!(code, "    const u32 first = t * {pack}u;");
+    code + &space.coordinates("x", "first")
+}
+
+/// A kernel for that many threads.
+fn generated(text: String, threads: usize, tensors: &[&Tensor]) -> Recipe {
     Recipe {
         name: "generated".to_owned(),
-        source: Source { text: code, defines: Vec::new(), entry: "step" },
-        grid: [count.div_ceil(THREADS) as u32, 1, 1],
+        source: Source { text, defines: Vec::new(), entry: "step" },
+        grid: [threads.div_ceil(THREADS) as u32, 1, 1],
         block: THREADS as u32,
         shared_bytes: 0,
         cluster: 1,
-        parameters: Parameters::of(&tensors),
+        parameters: Parameters::of(tensors),
     }
 }
 

@@ -100,6 +100,14 @@ pub(crate) struct Recipe {
     pub(crate) parameters: Parameters,
 }
 
+impl Recipe {
+    /// The same where a library's kernel comes next: it isn't let in early, because not all of those wait for their input then.
+    pub(crate) fn before_a_library(mut self) -> Self {
+        self.source.defines.push("LIBRARY_NEXT=1".to_owned());
+        self
+    }
+}
+
 /// A kernel that can be enqueued.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {

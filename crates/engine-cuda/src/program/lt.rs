@@ -6,7 +6,7 @@ use super::launch::{Address, Memory};
 use crate::toolkit::{Error, Toolkit, check_lt};
 use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys::CUstream;
-use graph::plan::{Activation, Conv, DataType, Gemm, Precision, Tensor};
+use graph::plan::{Activation, Conv, DataType, Gemm, Precision, Step, Tensor};
 use std::ffi::c_void;
 
 /// Scratch memory that an algorithm may want.
@@ -14,6 +14,9 @@ const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// How many algorithms are measured.
 const ALGORITHMS: usize = 8;
+
+/// What the names of products end with whose activation is a kernel of ours behind them.
+pub(crate) const THEN_ACTIVATION: &str = " + activation";
 
 /// A product with a chosen algorithm.
 pub(crate) struct Product {
@@ -81,6 +84,22 @@ pub(crate) fn as_product(step: &Conv) -> Option<Gemm> {
     })
 }
 
+/// A step as the product that cuBLASLt is asked for. Where its epilogue doesn't have the activation, the product is without one, and the activation beside it
+/// is to be applied behind it; that is possible because it is the last thing that happens to a result.
+pub(crate) fn split(step: &Step) -> Option<(Gemm, Option<Activation>)> {
+    let mut product = match step {
+        Step::Gemm(gemm) => gemm.clone(),
+        Step::Conv(conv) => as_product(conv)?,
+        _ => return None,
+    };
+    data_type(&product.output)?;
+    let left = match epilogue(product.activation, product.bias.is_some()) {
+        Some(_) => None,
+        None => Some(std::mem::replace(&mut product.activation, Activation::None)),
+    };
+    Some((product, left))
+}
+
 fn data_type(tensor: &Tensor) -> Option<lt::cudaDataType_t> {
     match tensor.dtype {
         DataType::Fp16 => Some(lt::cudaDataType_t::CUDA_R_16F),
@@ -115,14 +134,16 @@ fn turned(tensor: &Tensor, batch: usize) -> Option<(bool, i64)> {
     None
 }
 
-/// The products that cuBLASLt proposes, best guess first; none where it can't.
-pub(crate) fn candidates(toolkit: &Toolkit, step: &Gemm, precision: Precision) -> Result<Vec<Product>, Error> {
-    let Some((problem, found)) = propose(toolkit, step, precision)? else { return Ok(Vec::new()) };
+/// The products that cuBLASLt proposes, best guess first; none where it can't. See `split` for those whose name ends with `THEN_ACTIVATION`.
+pub(crate) fn candidates(toolkit: &Toolkit, step: &Step, precision: Precision) -> Result<Vec<Product>, Error> {
+    let Some((step, left)) = split(step) else { return Ok(Vec::new()) };
+    let Some((problem, found)) = propose(toolkit, &step, precision)? else { return Ok(Vec::new()) };
+    let end = if left.is_some() { THEN_ACTIVATION } else { "" };
     let mut all = Vec::new();
     for (rank, result) in found.iter().enumerate() {
         let problem = match rank {
             0 => None,
-            _ => propose_problem(step, precision)?,
+            _ => propose_problem(&step, precision)?,
         };
         all.push((rank, result, problem));
     }
@@ -131,7 +152,7 @@ pub(crate) fn candidates(toolkit: &Toolkit, step: &Gemm, precision: Precision) -
         .into_iter()
         .filter_map(|(rank, result, problem)| {
             Some(Product {
-                name: format!("cublaslt {rank}"),
+                name: format!("cublaslt {rank}{end}"),
                 handle: toolkit.lt,
                 problem: problem.or_else(|| first.take())?,
                 algorithm: result.algo,

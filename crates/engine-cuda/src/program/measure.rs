@@ -1,6 +1,6 @@
 //! Finds the fastest kernel of each step, on the device, in graphs as it will run.
 
-use super::launch::{Launch, Memory};
+use super::launch::{Launch, Memory, Recipe};
 use super::{ALIGNMENT, Effort, Ready, Wanted, dnn, dnn_rank, lt};
 use crate::choices::Choices;
 use crate::toolkit::{Error, Toolkit, check};
@@ -77,8 +77,13 @@ fn candidates(
     open: &[usize],
     effort: Effort,
 ) -> Result<Candidates, Error> {
-    let sources: Vec<_> =
-        open.iter().flat_map(|&at| wanted[at].recipes.iter().map(|recipe| recipe.source.clone())).collect();
+    // Candidates are timed several in a row, so that a library's product comes behind an activation.
+    let activation = |at: usize| wanted[at].activation.clone().map(Recipe::before_a_library);
+    let sources: Vec<_> = open
+        .iter()
+        .flat_map(|&at| wanted[at].recipes.iter().cloned().chain(activation(at).filter(|_| effort.products)))
+        .map(|recipe| recipe.source)
+        .collect();
     toolkit.compile_all(&sources)?;
     let convolutions = proposals(toolkit, plan, open, effort)?;
     let mut all = Vec::new();
@@ -88,8 +93,9 @@ fn candidates(
             candidates.push((recipe.name.clone(), Ready::Own(Launch::new(toolkit, recipe.clone())?)));
         }
         if effort.products {
-            for product in products(toolkit, &plan.steps[at], plan.precision)? {
-                candidates.push((product.name.clone(), Ready::Product(product)));
+            let behind = activation(at).map(|recipe| Launch::new(toolkit, recipe)).transpose()?;
+            for product in lt::candidates(toolkit, &plan.steps[at], plan.precision)? {
+                candidates.push((product.name.clone(), Ready::Product(Box::new(product), behind.clone())));
             }
         }
         if let Step::Conv(conv) = &plan.steps[at] {
@@ -157,16 +163,6 @@ pub fn survey(
 
 fn bytes_of(port: &graph::plan::Port) -> usize {
     port.dims.iter().product::<usize>() * port.dtype.size().unwrap_or(1)
-}
-
-fn products(toolkit: &Toolkit, step: &Step, precision: Precision) -> Result<Vec<lt::Product>, Error> {
-    match step {
-        Step::Gemm(gemm) => lt::candidates(toolkit, gemm, precision),
-        Step::Conv(conv) => {
-            lt::as_product(conv).map_or_else(|| Ok(Vec::new()), |gemm| lt::candidates(toolkit, &gemm, precision))
-        }
-        _ => Ok(Vec::new()),
-    }
 }
 
 /// cuDNN's proposals for each of those steps. F32 it would round to TF32.

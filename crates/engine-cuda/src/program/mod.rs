@@ -50,7 +50,8 @@ pub struct Program {
 /// A step with its kernel.
 enum Ready {
     Own(Launch),
-    Product(lt::Product),
+    /// cuBLASLt's product; behind it the activation, where its epilogue doesn't have it.
+    Product(Box<lt::Product>, Option<Launch>),
     Convolution(dnn::Convolution),
 }
 
@@ -58,7 +59,10 @@ impl Ready {
     fn enqueue(&self, stream: driver::CUstream, memory: &Memory<'_>) -> Result<(), Error> {
         match self {
             Self::Own(launch) => launch.enqueue(stream, memory),
-            Self::Product(product) => product.enqueue(stream, memory),
+            Self::Product(product, activation) => {
+                product.enqueue(stream, memory)?;
+                activation.as_ref().map_or(Ok(()), |activation| activation.enqueue(stream, memory))
+            }
             Self::Convolution(convolution) => convolution.enqueue(stream, memory),
         }
     }
@@ -66,7 +70,7 @@ impl Ready {
     fn scratch_bytes(&self) -> usize {
         match self {
             Self::Own(_) => 0,
-            Self::Product(product) => product.workspace_bytes,
+            Self::Product(product, _) => product.workspace_bytes,
             Self::Convolution(convolution) => convolution.engine.workspace_bytes,
         }
     }
@@ -95,14 +99,17 @@ impl Program {
         measure::choose(toolkit, plan, &wanted, effort, stream)?;
         let choices = toolkit.choices().lock().expect("nobody panics while holding it").clone();
         let chosen = |wanted: &Wanted| choices.get(&wanted.signature).map(|choice| choice.candidate.clone());
-        let own = own_recipes(&wanted, chosen);
-        toolkit.compile_all(&own.iter().flatten().map(|recipe| recipe.source.clone()).collect::<Vec<_>>())?;
+        let kernels = kernels(&wanted, chosen);
+        let own = kernels.iter().filter_map(|kernels| kernels.own.as_ref());
+        toolkit.compile_all(&own.map(|recipe| recipe.source.clone()).collect::<Vec<_>>())?;
         measure::remember(toolkit, plan, &wanted, &choices)?;
+        let alone = (0..kernels.len()).map(|index| stands_alone(&kernels[..=index], plan.precision)).collect();
         let mut steps = Vec::new();
-        for (index, ((wanted, step), own)) in wanted.iter().zip(&plan.steps).zip(own).enumerate() {
-            let ready = match own {
-                Some(recipe) => Some(Ready::Own(Launch::new(toolkit, recipe)?)),
-                None => library(toolkit, step, plan.precision, &wanted.signature, chosen(wanted).as_deref())?,
+        for (index, ((wanted, step), kernels)) in wanted.iter().zip(&plan.steps).zip(kernels).enumerate() {
+            let own = kernels.own.map(|recipe| Launch::new(toolkit, recipe)).transpose()?;
+            let ready = match kernels.library {
+                Some(chosen) => library(toolkit, step, plan.precision, &wanted.signature, &chosen, own)?,
+                None => own.map(Ready::Own),
             };
             let unsupported = || Error::Unsupported {
                 index,
@@ -111,7 +118,6 @@ impl Program {
             };
             steps.push(ready.ok_or_else(unsupported)?);
         }
-        let alone = (0..steps.len()).map(|index| stands_alone(&steps[..=index], plan.precision)).collect();
         let scratch_bytes = steps.iter().map(Ready::scratch_bytes).max().unwrap_or(0);
         Ok(Self {
             names: wanted.iter().map(|wanted| wanted.signature.clone()).collect(),
@@ -130,7 +136,7 @@ impl Program {
         self.workspace_bytes + self.scratch_bytes
     }
 
-    /// How many kernels it is.
+    /// How many steps it is. Most are one kernel, some two.
     pub fn len(&self) -> usize {
         self.steps.len()
     }
@@ -207,45 +213,45 @@ impl Drop for Constants {
     }
 }
 
-/// The kernels of ours that were chosen. One before a library's kernel doesn't let it begin early: not all of those wait for their input then.
-fn own_recipes(wanted: &[Wanted], chosen: impl Fn(&Wanted) -> Option<String>) -> Vec<Option<Recipe>> {
-    let mut own: Vec<Option<Recipe>> =
-        wanted.iter().map(|wanted| wanted.recipe(chosen(wanted).as_deref()).cloned()).collect();
-    for index in 1..own.len() {
-        if own[index].is_none()
-            && let Some(recipe) = &mut own[index - 1]
-        {
-            recipe.source.defines.push("LIBRARY_NEXT=1".to_owned());
+/// The kernels that were chosen for a step: a library's, one of ours, or both, the library's first.
+#[derive(Clone, Debug)]
+struct Kernels {
+    library: Option<String>,
+    own: Option<Recipe>,
+}
+
+/// The kernels that were chosen. One of ours before a library's kernel doesn't let it begin early (`Recipe::before_a_library`).
+fn kernels(wanted: &[Wanted], chosen: impl Fn(&Wanted) -> Option<String>) -> Vec<Kernels> {
+    let mut all: Vec<Kernels> = wanted.iter().map(|wanted| wanted.kernels(chosen(wanted))).collect();
+    for index in 1..all.len() {
+        if all[index].library.is_some() {
+            all[index - 1].own = all[index - 1].own.take().map(Recipe::before_a_library);
         }
     }
-    own
+    all
 }
 
 /// Whether the last of these steps may only begin when all before it is done, whatever they allow. Some of cuDNN's engines for TF32 don't wait for their input
 /// where the kernel before them lets them begin early, as those of cuBLASLt do; one before them that does nothing and lets nobody in keeps them apart.
-/// Kernels of ours don't let them in (`own_recipes`).
-fn stands_alone(steps: &[Ready], precision: Precision) -> bool {
-    let library = |step: &Ready| !matches!(step, Ready::Own(_));
-    precision == Precision::Tf32 && matches!(steps, [.., before, Ready::Convolution(_)] if library(before))
+/// Kernels of ours don't let them in (`kernels`), an activation behind a library's product neither.
+fn stands_alone(steps: &[Kernels], precision: Precision) -> bool {
+    let [.., before, last] = steps else { return false };
+    let convolution = last.library.as_ref().is_some_and(|name| name.starts_with("cudnn"));
+    precision == Precision::Tf32 && convolution && before.own.is_none()
 }
 
-/// The library's kernel of that name for a step.
+/// The library's kernel of that name for a step, with what comes behind it.
 fn library(
     toolkit: &Toolkit,
     step: &Step,
     precision: Precision,
     signature: &str,
-    chosen: Option<&str>,
+    chosen: &str,
+    behind: Option<Launch>,
 ) -> Result<Option<Ready>, Error> {
-    let Some(chosen) = chosen else { return Ok(None) };
-    let product = match step {
-        Step::Gemm(gemm) => Some(gemm.clone()),
-        Step::Conv(conv) => lt::as_product(conv),
-        _ => None,
-    };
-    if let Some(product) = product.filter(|_| chosen.starts_with("cublaslt")) {
-        let found = lt::candidates(toolkit, &product, precision)?;
-        return Ok(found.into_iter().find(|candidate| candidate.name == chosen).map(Ready::Product));
+    if chosen.starts_with("cublaslt") {
+        let found = lt::candidates(toolkit, step, precision)?.into_iter().find(|candidate| candidate.name == chosen);
+        return Ok(found.map(|product| Ready::Product(Box::new(product), behind)));
     }
     let Step::Conv(conv) = step else { return Ok(None) };
     let engine = toolkit.engines.lock().expect("nobody panics while holding it").get(signature).cloned();
@@ -260,6 +266,8 @@ fn dnn_rank(name: &str) -> usize {
 struct Wanted {
     signature: String,
     recipes: Vec<Recipe>,
+    /// Ours behind cuBLASLt's product, where that doesn't have the activation.
+    activation: Option<Recipe>,
     /// Whether libraries compute it too.
     libraries: bool,
 }
@@ -275,6 +283,8 @@ impl Wanted {
                     .map(|recipes| Self {
                         signature: signature(step, plan.precision),
                         recipes,
+                        activation: lt::split(step)
+                            .and_then(|(product, left)| Some(expression::activation(&product.output, left?))),
                         libraries: matches!(step, Step::Conv(_) | Step::Gemm(_)),
                     })
                     .map_err(|why| Error::Unsupported { index, name, why })
@@ -287,18 +297,24 @@ impl Wanted {
         self.libraries || self.recipes.len() > 1
     }
 
-    /// Ours, if the chosen one is ours; the only one, if nothing has to be chosen.
-    fn recipe(&self, chosen: Option<&str>) -> Option<&Recipe> {
-        match chosen {
-            Some(chosen) => self.recipes.iter().find(|recipe| recipe.name == chosen),
+    /// Ours, if the chosen one is ours; the only one, if nothing has to be chosen; else a library's.
+    fn kernels(&self, chosen: Option<String>) -> Kernels {
+        let own = match &chosen {
+            Some(chosen) => self.recipes.iter().find(|recipe| recipe.name == *chosen),
             None => self.recipes.first(),
+        };
+        if let Some(own) = own {
+            return Kernels { library: None, own: Some(own.clone()) };
         }
+        let behind = chosen.as_ref().is_some_and(|name| name.ends_with(lt::THEN_ACTIVATION));
+        Kernels { library: chosen, own: self.activation.clone().filter(|_| behind) }
     }
 }
 
 /// Every source that a plan's kernels of ours may be compiled from on such a device: for checking them where there is none.
 pub fn sources(plan: &Plan, facts: &Facts) -> Result<Vec<Source>, Error> {
-    Ok(Wanted::all(plan, facts)?.into_iter().flat_map(|wanted| wanted.recipes).map(|recipe| recipe.source).collect())
+    let of_step = |wanted: Wanted| wanted.recipes.into_iter().chain(wanted.activation);
+    Ok(Wanted::all(plan, facts)?.into_iter().flat_map(of_step).map(|recipe| recipe.source).collect())
 }
 
 /// The kernels of ours for a step, or why there are none.

@@ -207,20 +207,139 @@ fn an_unknown_type_is_refused_in_words() {
     );
 }
 
+fn product(activation: Activation, pitch: isize) -> Gemm {
+    let (m, k, n) = (24, 64, 96);
+    Gemm {
+        a: tensor(DataType::Fp16, &[m, k], row_major(&[m, k]), Place::Workspace),
+        b: tensor(DataType::Fp16, &[k, n], row_major(&[k, n]), Place::Weights),
+        bias: Some(tensor(DataType::Fp32, &[n], vec![1], Place::Weights)),
+        residual: None,
+        output: tensor(DataType::Fp16, &[m, n], vec![pitch, 1], Place::Workspace),
+        alpha: 1.0,
+        activation,
+    }
+}
+
+/// The activation that is left for a kernel behind cuBLASLt's product.
+fn left(step: Step) -> Option<Activation> {
+    let (product, left) = lt::split(&step).expect("a product");
+    assert!(left.is_none() || product.activation == Activation::None, "it is applied once");
+    left
+}
+
+#[test]
+fn what_the_epilogue_lacks_is_left_for_a_kernel_behind_it() {
+    for had in [Activation::None, Activation::Relu, Activation::GeluTanh] {
+        assert_eq!(left(Step::Gemm(product(had, 96))), None);
+    }
+    let clip = Activation::Clip { low: 0.0, high: 6.0 };
+    for lacking in [Activation::Gelu, Activation::Silu, Activation::HardSwish, Activation::Mish, clip] {
+        assert_eq!(left(Step::Gemm(product(lacking, 96))), Some(lacking));
+        let conv = Conv { activation: lacking, ..convolution(2, 64, 8, 1, 1) };
+        assert_eq!(left(Step::Conv(conv)), Some(lacking));
+    }
+    assert_eq!(lt::split(&Step::Conv(convolution(2, 64, 8, 3, 1))), None);
+    let with_residual = Conv {
+        residual: Some(convolution(2, 64, 8, 1, 1).output),
+        activation: Activation::Silu,
+        ..convolution(2, 64, 8, 1, 1)
+    };
+    let (added, _) = lt::split(&Step::Conv(with_residual)).unwrap();
+    assert!(added.residual.is_some() && added.bias.is_some(), "both come before the activation");
+}
+
+#[test]
+fn an_activation_is_applied_in_place_in_packs() {
+    let source = |step: &Gemm| {
+        let recipe = expression::activation(&step.output, step.activation);
+        format!("// {:?} x {}\n{}", recipe.grid, recipe.block, recipe.source.text)
+    };
+    expect![[r#"
+        // [2, 1, 1] x 256
+        extern "C" __global__ void __launch_bounds__(256) step(half_bits* __restrict__ o) {
+            after_the_kernel_before();
+            const u32 t = blockIdx.x * 256u + threadIdx.x;
+            if (t >= 288u) return;
+            const u32 first = t * 8u;
+            const u32 x0 = first;
+            Pack<half_bits, 8> q = *(const Pack<half_bits, 8>*)(o + (i64)x0 * 1);
+        #pragma unroll
+            for (int v = 0; v < 8; v++) q.at[v] = to_half((float)(activate(from_half(q.at[v]), 6, 0e0f, 0e0f)));
+            *(Pack<half_bits, 8>*)(o + (i64)x0 * 1) = q;
+        }
+    "#]]
+    .assert_eq(&source(&product(Activation::Gelu, 96)));
+    // Columns of something wider, and then at a distance that no wide access fits.
+    expect![[r#"
+        // [2, 1, 1] x 256
+        extern "C" __global__ void __launch_bounds__(256) step(half_bits* __restrict__ o) {
+            after_the_kernel_before();
+            const u32 t = blockIdx.x * 256u + threadIdx.x;
+            if (t >= 288u) return;
+            const u32 first = t * 8u;
+            const u32 x1 = (first) % 96u;
+            const u32 x0 = first / 96u;
+            Pack<half_bits, 8> q = *(const Pack<half_bits, 8>*)(o + (i64)x0 * 128 + (i64)x1 * 1);
+        #pragma unroll
+            for (int v = 0; v < 8; v++) q.at[v] = to_half((float)(activate(from_half(q.at[v]), 2, -5e-1f, __int_as_float(0x7f800000))));
+            *(Pack<half_bits, 8>*)(o + (i64)x0 * 128 + (i64)x1 * 1) = q;
+        }
+    "#]].assert_eq(&source(&product(Activation::Clip { low: -0.5, high: f32::INFINITY }, 128)));
+    assert!(source(&product(Activation::Gelu, 97)).contains("Pack<half_bits, 1> q"));
+}
+
+#[test]
+fn every_source_of_a_product_is_there_to_be_checked() {
+    let plan = Plan {
+        precision: Precision::F16,
+        inputs: Vec::new(),
+        outputs: Vec::new(),
+        steps: vec![Step::Gemm(product(Activation::Gelu, 96)), Step::Gemm(product(Activation::Relu, 96))],
+        names: Vec::new(),
+        weights: graph::weights::Weights::default(),
+        constants: Vec::new(),
+        workspace_bytes: 0,
+    };
+    let generated = sources(&plan, &facts()).unwrap().into_iter().filter(|source| source.entry == "step").count();
+    assert_eq!(generated, 1, "the activation of the first");
+}
+
+/// The kernels of a sequence of steps for which these were chosen.
+fn chosen(names: &[&str]) -> Vec<Kernels> {
+    let step = Step::Gemm(product(Activation::Gelu, 96));
+    let wanted: Vec<_> = (names.iter())
+        .map(|name| Wanted {
+            signature: (*name).to_owned(),
+            recipes: recipes(&step, Precision::F16, &facts()).unwrap(),
+            activation: Some(expression::activation(&product(Activation::Gelu, 96).output, Activation::Gelu)),
+            libraries: true,
+        })
+        .collect();
+    kernels(&wanted, |wanted| Some(wanted.signature.clone()))
+}
+
+const TILE: &str = "tile 32x32 2x2 stages 5 splits 1";
+
 #[test]
 fn only_kernels_of_ours_may_begin_early() {
-    let step = Step::Conv(convolution(1, 64, 8, 3, 1));
-    let wanted = |name: &str| Wanted {
-        signature: name.to_owned(),
-        recipes: recipes(&step, Precision::F16, &facts()).unwrap(),
-        libraries: true,
+    let waits = |names: &[&str]| -> Vec<Option<bool>> {
+        let last = |own: &Recipe| own.source.defines.contains(&"LIBRARY_NEXT=1".to_owned());
+        chosen(names).iter().map(|kernels| kernels.own.as_ref().map(last)).collect()
     };
-    let all =
-        [wanted("tile 32x32 2x2 stages 5 splits 1"), wanted("tile 32x32 2x2 stages 5 splits 2"), wanted("cudnn 0")];
-    let own = own_recipes(&all, |wanted| Some(wanted.signature.clone()));
-    let waits: Vec<_> = own
-        .iter()
-        .map(|own| own.as_ref().map(|own| own.source.defines.contains(&"LIBRARY_NEXT=1".to_owned())))
-        .collect();
-    assert_eq!(waits, [Some(false), Some(true), None]);
+    assert_eq!(waits(&[TILE, TILE, "cudnn 0"]), [Some(false), Some(true), None]);
+    assert_eq!(waits(&[TILE, "cublaslt 3 + activation", TILE]), [Some(true), Some(false), Some(false)]);
+    assert_eq!(waits(&["cublaslt 3 + activation", "cublaslt 0", TILE]), [Some(true), None, Some(false)]);
+}
+
+#[test]
+fn convolutions_in_tf32_stand_alone_behind_a_kernel_of_a_library() {
+    let alone = |names: &[&str], precision| stands_alone(&chosen(names), precision);
+    assert!(alone(&["cublaslt 3", "cudnn 0"], Precision::Tf32));
+    assert!(alone(&[TILE, "cudnn 1", "cudnn 0"], Precision::Tf32));
+    assert!(!alone(&["cublaslt 3", "cudnn 0"], Precision::F16));
+    assert!(!alone(&["cudnn 0"], Precision::Tf32));
+    assert!(!alone(&["cudnn 0", "cublaslt 3"], Precision::Tf32));
+    // The last kernel of such a pair is ours.
+    assert!(!alone(&["cublaslt 3 + activation", "cudnn 0"], Precision::Tf32));
+    assert!(!alone(&[TILE, "cudnn 0"], Precision::Tf32));
 }
