@@ -6,6 +6,6 @@ mod tensor;
 mod time;
 
 pub use ids::{ActionId, ApplicationId, DeviceId, ModelId, RequestId};
-pub use profile::{BatchLatency, LatencyProfile, ProfileError};
+pub use profile::{BatchLatency, LatencyProfile, ProfileError, Transfers};
 pub use tensor::{DataType, ModelSignature, Precision, TensorSpec, element_count};
 pub use time::{Duration, Timestamp, Window};

@@ -12,6 +12,17 @@ pub struct BatchLatency {
     pub median: Duration,
     /// What it takes 99 times of 100.
     pub p99: Duration,
+    /// What of it may run beside the batch before it and the one behind it: transfers, on devices that have them.
+    pub beside: Duration,
+}
+
+/// The transfers of one batch, to a device and from it, where they may run beside other batches.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Transfers {
+    /// What was done before its start, while another batch ran.
+    pub before: Duration,
+    /// What could have been done beside other batches, whether it was or not.
+    pub beside: Duration,
 }
 
 /// What each supported batch size of a model takes, and what loading its weights takes. Sizes ascend strictly, times
@@ -62,7 +73,7 @@ impl LatencyProfile {
         for entry in &mut batches {
             median = median.max(entry.median);
             p99 = p99.max(entry.p99).max(median);
-            *entry = BatchLatency { batch: entry.batch, median, p99 };
+            *entry = BatchLatency { median, p99, beside: entry.beside.min(median), ..*entry };
         }
         Ok(Self { batches, load })
     }
@@ -71,7 +82,7 @@ impl LatencyProfile {
     pub fn linear(alpha: Duration, beta: Duration, sizes: &[u32], load: Duration) -> Result<Self, ProfileError> {
         let at = |&batch: &u32| {
             let span = alpha * u64::from(batch) + beta;
-            BatchLatency { batch, median: span, p99: span }
+            BatchLatency { batch, median: span, p99: span, beside: Duration::ZERO }
         };
         Self::new(sizes.iter().map(at).collect(), load)
     }
@@ -97,7 +108,8 @@ mod tests {
     use super::*;
 
     fn entry(batch: u32, micros: u64) -> BatchLatency {
-        BatchLatency { batch, median: Duration::from_micros(micros), p99: Duration::from_micros(micros + 1) }
+        let [median, p99] = [micros, micros + 1].map(Duration::from_micros);
+        BatchLatency { batch, median, p99, beside: Duration::ZERO }
     }
 
     #[test]

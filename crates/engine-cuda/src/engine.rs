@@ -1,7 +1,8 @@
 //! The engine: models as graphs, on all shares of all GPUs that it was given.
 
+use crate::batch::Batch;
 use crate::blobs::Blobs;
-use crate::driver::{Gpu, Pinned};
+use crate::driver::{Gpu, Pinned, Refused};
 use crate::executor::Executor;
 use crate::memory::{Memory, PAGE_BYTES, Place, Weights};
 use crate::model::{Hashes, Model};
@@ -9,7 +10,9 @@ use crate::pool::Pool;
 use crate::shares::Partition;
 use crate::streams::Graph;
 use base::{Duration, ModelSignature, Precision};
-use engine::{Engine, EngineError, HostMemory, Loaded, ModelSource, Parts, Prepared, TensorView};
+use engine::{
+    Engine, EngineError, HostMemory, Input, Loaded, ModelSource, Moved, Parts, Prepared, Staged, TensorView,
+};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -197,10 +200,10 @@ impl Site {
 }
 
 /// A model on one device.
-struct OnDevice {
+pub(crate) struct OnDevice {
     // The order is that of dropping: graphs before the addresses that they name.
     /// By prepared size.
-    graphs: Vec<Graph>,
+    pub(crate) graphs: Vec<Graph>,
     site: Arc<Site>,
     executor: Arc<Executor>,
 }
@@ -239,7 +242,7 @@ impl Prepared for Instance {
         *resident = Arc::downgrade(&weights);
         drop(resident);
         let (on, model) = (Arc::clone(on), Arc::clone(&self.model));
-        Ok(Box::new(CudaLoaded { weights: Some(weights), on, model, took: None }))
+        Ok(Box::new(CudaLoaded { weights: Some(weights), on, model, took: None, moved: None }))
     }
 }
 
@@ -249,10 +252,15 @@ struct CudaLoaded {
     on: Arc<OnDevice>,
     model: Arc<Model>,
     took: Option<Duration>,
+    moved: Option<Moved>,
 }
 
 impl CudaLoaded {
-    fn run(&mut self, inputs: &[Parts<'_>], sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<(), String> {
+    /// Lets a batch set out.
+    ///
+    /// # Safety
+    /// The pieces stay as they are until the batch is finished or dropped.
+    unsafe fn set_out(&self, inputs: &[Parts<'_>]) -> Result<Batch, String> {
         let sizes = &self.model.sizes;
         let shapes: Vec<&[i64]> = inputs.iter().map(|input| input.shape).collect();
         let own = sizes.of(&shapes)?;
@@ -269,13 +277,19 @@ impl CudaLoaded {
             }
         }
         let which = sizes.find(own)?;
-        assert!(self.weights.is_some(), "P6: weights are there until they are dropped");
-        // SAFETY: graph and executor belong together, the position is that of the size, and `self` holds the weights.
-        let took = unsafe {
-            let graph = &self.on.graphs[which];
-            self.on.executor.run(graph, sizes, (own, sizes.prepared[which]), inputs, sink)?
-        };
-        self.took = Some(took);
+        let weights = Arc::clone(self.weights.as_ref().expect("P6: weights are there until they are dropped"));
+        let pieces: Vec<&[&[u8]]> = inputs.iter().map(|input| input.pieces).collect();
+        // SAFETY: the caller's promise; the position is that of the size.
+        unsafe { Batch::stage((&self.on.executor, &self.model, &self.on), weights, (which, own), &pieces) }
+    }
+
+    fn run(&mut self, inputs: &[Parts<'_>], sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<(), String> {
+        // SAFETY: the batch is gone when this returns.
+        let mut batch = unsafe { self.set_out(inputs)? };
+        let refused = |refused: Refused| refused.to_string();
+        batch.launch().and_then(|()| batch.wait()).map_err(refused)?;
+        let (took, moved) = batch.collect(sink).map_err(refused)?;
+        (self.took, self.moved) = (Some(took), Some(moved));
         Ok(())
     }
 }
@@ -307,6 +321,28 @@ impl Loaded for CudaLoaded {
 
     fn device_time(&self) -> Option<Duration> {
         self.took
+    }
+
+    fn moved(&self) -> Option<Moved> {
+        self.moved
+    }
+
+    fn stages(&self) -> bool {
+        true
+    }
+
+    fn stage(&mut self, inputs: Vec<Input>) -> Result<Box<dyn Staged>, EngineError> {
+        let pieces: Vec<Vec<&[u8]>> =
+            inputs.iter().map(|input| input.pieces.iter().map(|piece| &piece[..]).collect()).collect();
+        let parts: Vec<Parts<'_>> = inputs
+            .iter()
+            .zip(&pieces)
+            .map(|(input, pieces)| Parts { datatype: input.datatype, shape: &input.shape, pieces })
+            .collect();
+        // SAFETY: the batch holds the inputs, and bytes never move.
+        let mut batch = unsafe { self.set_out(&parts).map_err(EngineError::Execute)? };
+        batch.hold(inputs);
+        Ok(Box::new(batch))
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // The driver and NVIDIA's libraries are C interfaces; each block says why it is sound.
 
 pub mod addresses;
+mod batch;
 pub mod blobs;
 pub mod choices;
 pub mod driver;

@@ -1,6 +1,6 @@
 //! Streams, events, and graphs that are recorded once and launched many times.
 
-use crate::driver::{Address, Pinned, Refused, call};
+use crate::driver::{Address, Pinned, Refused, call, check};
 use crate::shares::Partition;
 use cudarc::driver::sys;
 use std::ptr::null_mut;
@@ -65,6 +65,12 @@ impl Stream {
         unsafe { call!(cuMemcpyDtoHAsync_v2(to.start().add(offset).cast(), from, bytes, self.raw)) }
     }
 
+    /// What is put into it from now on begins when another stream has come to that event.
+    pub fn wait_for(&self, event: &Event) -> Result<(), Refused> {
+        // SAFETY: both are alive and of one context.
+        unsafe { call!(cuStreamWaitEvent(self.raw, event.raw, 0)) }
+    }
+
     /// Waits until everything is done.
     pub fn wait(&self) -> Result<(), Refused> {
         // SAFETY: the stream is alive.
@@ -110,6 +116,15 @@ impl Event {
     pub fn wait(&self) -> Result<(), Refused> {
         // SAFETY: the event is alive.
         unsafe { call!(cuEventSynchronize(self.raw)) }
+    }
+
+    /// Whether the stream has come here. Doesn't wait.
+    pub fn is_past(&self) -> Result<bool, Refused> {
+        // SAFETY: the event is alive.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => check("cuEventQuery", code).map(|()| true),
+        }
     }
 
     /// Microseconds from an earlier event to this one; both have happened.

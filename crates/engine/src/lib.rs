@@ -12,10 +12,12 @@
 mod emulated;
 mod hashes;
 mod host;
+mod staged;
 
 pub use emulated::EmulatedEngine;
 pub use hashes::FileHashes;
 pub use host::{HostBuffer, HostMemory, HostRoom};
+pub use staged::{Input, Moved, Staged};
 
 use base::{DataType, Duration, LatencyProfile, ModelSignature, Precision};
 use std::collections::BTreeMap;
@@ -108,6 +110,22 @@ pub trait Loaded: Send {
     /// What the last batch took by the device's own clock, copies to and from it left out, if it has one.
     fn device_time(&self) -> Option<Duration> {
         None
+    }
+
+    /// What the transfers of the last batch took, where they can run beside other batches.
+    fn moved(&self) -> Option<Moved> {
+        None
+    }
+
+    /// Whether [`Loaded::stage`] may be called.
+    fn stages(&self) -> bool {
+        false
+    }
+
+    /// Begins to bring the inputs of a batch to the device, beside whatever that computes. A few batches may be staged at a time; they are started in
+    /// the order in which they were staged.
+    fn stage(&mut self, _inputs: Vec<Input>) -> Result<Box<dyn Staged>, EngineError> {
+        Err(EngineError::Execute("this engine takes batches one at a time".into()))
     }
 }
 

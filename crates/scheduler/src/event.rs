@@ -1,6 +1,6 @@
 //! What goes into the scheduler and what comes out of it.
 
-use base::{ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Window};
+use base::{ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Transfers, Window};
 
 /// A fact that the driver reports to the scheduler.
 #[derive(Clone, PartialEq, Debug)]
@@ -127,6 +127,8 @@ pub enum ActionStatus {
         started_at: Timestamp,
         /// When it ended.
         ended_at: Timestamp,
+        /// A batch's transfers, where they may run beside other batches.
+        transfers: Transfers,
     },
     /// Not started, because its window had passed.
     TooLate,

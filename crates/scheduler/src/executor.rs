@@ -6,9 +6,15 @@ use std::collections::VecDeque;
 /// Never more actions than this are outstanding on one executor (P9), however short they are.
 const MAX_OUTSTANDING: usize = 1024;
 
+/// The way from a report to the next order, where the next batch's transfers are to be hidden behind the one that runs.
+const WAY: Duration = Duration::from_micros(50);
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Executor {
+    /// With what each keeps it from others.
     outstanding: VecDeque<(ActionId, Duration)>,
+    /// What transfers beside other actions took lately; zero where there are none.
+    beside: Duration,
     /// When everything outstanding is expected to be done. In the past when reports are overdue.
     free_at: Timestamp,
 }
@@ -23,13 +29,19 @@ impl Executor {
         self.outstanding.is_empty()
     }
 
+    /// How long before it is free it wants the next action: `ahead`, and for as long as transfers take.
+    fn ahead(&self, ahead: Duration) -> Duration {
+        if self.beside == Duration::ZERO { ahead } else { ahead + self.beside + WAY }
+    }
+
     /// Whether it should be given more, so that it has `ahead` to do.
     pub fn is_hungry(&self, now: Timestamp, ahead: Duration) -> bool {
-        self.is_idle() || (self.free_at < now + ahead && self.outstanding.len() < MAX_OUTSTANDING)
+        self.is_idle() || (self.free_at < now + self.ahead(ahead) && self.outstanding.len() < MAX_OUTSTANDING)
     }
 
     /// When `is_hungry` turns true if nothing is reported before.
     pub fn hungry_at(&self, ahead: Duration) -> Timestamp {
+        let ahead = self.ahead(ahead);
         if ahead == Duration::ZERO || self.outstanding.len() >= MAX_OUTSTANDING {
             Timestamp::NEVER
         } else {
@@ -38,11 +50,18 @@ impl Executor {
         }
     }
 
-    /// Takes an action in and says when it is expected to be done.
-    pub fn push(&mut self, now: Timestamp, action: ActionId, expected: Duration) -> Timestamp {
-        self.free_at = self.start_at(now) + expected;
-        self.outstanding.push_back((action, expected));
+    /// Takes an action in and says when it is expected to be done. What of it runs beside others keeps nobody waiting, unless it is the only one.
+    pub fn push(&mut self, now: Timestamp, action: ActionId, expected: Duration, beside: Duration) -> Timestamp {
+        let keeps = expected - beside;
+        let takes = if self.is_idle() { expected } else { keeps };
+        self.free_at = self.start_at(now) + takes;
+        self.outstanding.push_back((action, keeps));
         self.free_at
+    }
+
+    /// So much of an action that is over could run beside others.
+    pub fn note_beside(&mut self, beside: Duration) {
+        self.beside = (self.beside * 3 + beside) / 4;
     }
 
     /// An action is over. What is behind it starts now.
@@ -68,8 +87,8 @@ mod tests {
     #[test]
     fn work_queues_up_and_an_early_end_pulls_the_rest_forward() {
         let mut executor = Executor::default();
-        assert_eq!(executor.push(at(10), ActionId(1), Duration::from_micros(100)), at(110));
-        assert_eq!(executor.push(at(20), ActionId(2), Duration::from_micros(50)), at(160));
+        assert_eq!(executor.push(at(10), ActionId(1), Duration::from_micros(100), Duration::ZERO), at(110));
+        assert_eq!(executor.push(at(20), ActionId(2), Duration::from_micros(50), Duration::ZERO), at(160));
         executor.finish(at(80), ActionId(1));
         assert_eq!(executor.start_at(at(80)), at(130));
         executor.finish(at(120), ActionId(2));
@@ -81,10 +100,24 @@ mod tests {
     fn hunger_comes_when_less_than_the_lookahead_is_left() {
         let ahead = Duration::from_micros(50);
         let mut executor = Executor::default();
-        executor.push(at(0), ActionId(1), Duration::from_micros(100));
+        executor.push(at(0), ActionId(1), Duration::from_micros(100), Duration::ZERO);
         assert!(!executor.is_hungry(at(50), ahead));
         let hungry_at = executor.hungry_at(ahead);
         assert!(executor.is_hungry(hungry_at, ahead));
         assert!(!executor.is_hungry(hungry_at - Duration::from_nanos(1), ahead));
+    }
+
+    #[test]
+    fn transfers_are_hidden_behind_what_runs() {
+        let micros = Duration::from_micros;
+        let mut executor = Executor::default();
+        assert_eq!(executor.push(at(0), ActionId(1), micros(300), micros(100)), at(300), "nothing to hide behind");
+        assert_eq!(executor.hungry_at(Duration::ZERO), Timestamp::NEVER, "nothing is known of transfers yet");
+        (0..20).for_each(|_| executor.note_beside(micros(100)));
+        let hungry_at = executor.hungry_at(Duration::ZERO);
+        assert!(hungry_at > at(149) && hungry_at < at(152), "{hungry_at:?}");
+        assert_eq!(executor.push(at(160), ActionId(2), micros(300), micros(100)), at(500));
+        executor.finish(at(290), ActionId(1));
+        assert_eq!(executor.start_at(at(290)), at(490));
     }
 }

@@ -93,25 +93,32 @@ pub(crate) struct Class {
     /// Rows.
     pub batch: u32,
     rolling: Rolling,
+    /// What of it runs beside other batches on a busy device, on average.
+    beside: Duration,
     /// Whether a row takes less time in it than in every smaller size that pays. A batch is filled up to this size only then: on one
     /// CPU thread, say, a convolution net gains nothing from batching, and waiting for company would be for nothing.
     pub pays: bool,
 }
 
 impl Class {
-    /// What to plan with: the configured quantile.
+    /// What to plan with: the configured quantile, with its transfers.
     pub fn expected(&self) -> Duration {
         self.rolling.quantile
     }
 
-    /// What it takes most of the time: what to compare.
+    /// For how long it mostly keeps a busy device from other batches: what to compare.
     pub fn usual(&self) -> Duration {
-        self.rolling.median
+        self.rolling.median - self.beside
     }
 
-    /// What it takes on average: what to add up.
+    /// The same on average: what to add up.
     pub fn typical(&self) -> Duration {
-        self.rolling.mean
+        self.rolling.mean - self.beside
+    }
+
+    /// What of it runs beside other batches on a busy device.
+    pub fn beside(&self) -> Duration {
+        self.beside
     }
 }
 
@@ -132,7 +139,12 @@ impl Latency {
         let classes = profile
             .batches()
             .iter()
-            .map(|entry| Class { batch: entry.batch, rolling: Rolling::seeded(entry.median, entry.p99), pays: true })
+            .map(|entry| Class {
+                batch: entry.batch,
+                rolling: Rolling::seeded(entry.median, entry.p99),
+                beside: entry.beside,
+                pays: true,
+            })
             .collect();
         let load = Rolling::seeded(profile.load(), profile.load());
         let mut latency = Self { window, classes, load, scratch: Vec::with_capacity(window.size), soonest: None };
@@ -242,9 +254,12 @@ impl Latency {
         }
     }
 
-    pub fn observe_batch(&mut self, now: Timestamp, batch: u32, took: Duration) {
+    /// A batch took so long, its transfers included, of which so much may run beside others.
+    pub fn observe_batch(&mut self, now: Timestamp, batch: u32, took: Duration, beside: Duration) {
         let index = self.classes.partition_point(|class| class.batch < batch);
-        if let Some(class) = self.classes.get_mut(index).filter(|_| self.soonest.is_none()) {
+        let Some(class) = self.classes.get_mut(index) else { return };
+        class.beside = (class.beside * (MEAN_SHARE - 1) + beside) / MEAN_SHARE;
+        if self.soonest.is_none() {
             class.rolling.observe(now, self.window, took, &mut self.scratch);
             self.update_pays();
         }
@@ -285,20 +300,20 @@ mod tests {
     fn the_seed_holds_until_the_window_is_full() {
         let mut latency = latency();
         for _ in 0..3 {
-            latency.observe_batch(Timestamp::ZERO, 1, micros(40));
+            latency.observe_batch(Timestamp::ZERO, 1, micros(40), micros(0));
             assert_eq!(latency.smallest(), micros(100));
         }
-        latency.observe_batch(Timestamp::ZERO, 1, micros(40));
+        latency.observe_batch(Timestamp::ZERO, 1, micros(40), micros(0));
         assert_eq!(latency.smallest(), micros(40));
     }
 
     #[test]
     fn a_slow_run_counts_at_once_and_is_forgotten_after_the_window() {
         let mut latency = latency();
-        latency.observe_batch(Timestamp::ZERO, 2, micros(900));
+        latency.observe_batch(Timestamp::ZERO, 2, micros(900), micros(0));
         assert_eq!(latency.class_for(2).expected(), micros(900));
         for _ in 0..4 {
-            latency.observe_batch(Timestamp::ZERO, 2, micros(120));
+            latency.observe_batch(Timestamp::ZERO, 2, micros(120), micros(0));
         }
         assert_eq!(latency.class_for(2).expected(), micros(120));
     }
@@ -307,12 +322,12 @@ mod tests {
     fn a_slow_run_does_not_make_its_size_a_bad_one() {
         let mut latency = latency();
         for took in [130, 130, 4_000, 130] {
-            latency.observe_batch(Timestamp::ZERO, 4, micros(took));
+            latency.observe_batch(Timestamp::ZERO, 4, micros(took), micros(0));
         }
         assert_eq!((latency.class_for(4).expected(), latency.class_for(4).usual()), (micros(4_000), micros(130)));
         assert!(latency.class_for(4).pays);
         for _ in 0..3 {
-            latency.observe_batch(Timestamp::ZERO, 4, micros(4_000));
+            latency.observe_batch(Timestamp::ZERO, 4, micros(4_000), micros(0));
         }
         assert!(!latency.class_for(4).pays, "several are the rule");
     }
@@ -321,7 +336,7 @@ mod tests {
     fn a_slow_run_that_nothing_follows_is_forgiven() {
         let at = |secs| Timestamp::ZERO + Duration::from_secs(secs);
         let mut latency = latency();
-        latency.observe_batch(at(1), 1, micros(900));
+        latency.observe_batch(at(1), 1, micros(900), micros(0));
         latency.age(at(1));
         assert_eq!(latency.smallest(), micros(900));
         for secs in 2..12 {
@@ -332,11 +347,24 @@ mod tests {
 
     #[test]
     fn a_size_without_gain_does_not_pay() {
-        let entry = |batch, us| base::BatchLatency { batch, median: micros(us), p99: micros(us) };
+        let entry = |batch, us| base::BatchLatency { batch, median: micros(us), p99: micros(us), beside: Duration::ZERO };
         let profile =
             LatencyProfile::new(vec![entry(1, 100), entry(2, 199), entry(4, 360), entry(8, 900)], micros(1)).unwrap();
         let latency = Latency::new(&profile, Window { size: 4, quantile: 0.99 });
         assert_eq!(latency.classes().iter().map(|class| class.pays).collect::<Vec<_>>(), [true, false, true, false]);
+    }
+
+    #[test]
+    fn transfers_count_for_the_deadline_and_not_for_the_device() {
+        let mut latency = latency();
+        // Batches of four take twice as long with their transfers, which makes them no worse on a busy device.
+        for _ in 0..200 {
+            latency.observe_batch(Timestamp::ZERO, 4, micros(260), micros(130));
+        }
+        let four = latency.class_for(4);
+        assert_eq!(four.expected(), micros(260));
+        assert!(four.typical() <= micros(132) && four.usual() <= micros(132), "{} {}", four.typical(), four.usual());
+        assert!(latency.time_for(8) <= micros(264) && four.pays);
     }
 
     #[test]

@@ -439,7 +439,7 @@ impl Scheduler {
 
     fn borrowed(&mut self, device: DeviceId, action: ActionId, expected: Duration) {
         if let Some(Some(there)) = self.ledger.devices.get_mut(device.index()) {
-            there.exec.push(self.now, action, expected);
+            there.exec.push(self.now, action, expected, Duration::ZERO);
             self.set_hungry(device);
         }
     }
@@ -468,8 +468,10 @@ impl Scheduler {
         let freed = there.exec.start_at(self.now) < planned_at;
         let entry = self.ledger.model_mut(model);
         entry.residency_on_mut(device).expect("weights in use stay (P6)").in_use -= 1;
-        if let ActionStatus::Done { started_at, ended_at } = report.status {
-            entry.latency.observe_batch(ended_at, batch, ended_at.since(started_at));
+        if let ActionStatus::Done { started_at, ended_at, transfers } = report.status {
+            let took = ended_at.since(started_at) + transfers.before;
+            entry.latency.observe_batch(ended_at, batch, took, transfers.beside);
+            self.ledger.device_mut(device).exec.note_beside(transfers.beside);
         }
         let mut in_time = true;
         for &request in requests {
@@ -538,7 +540,7 @@ impl Scheduler {
         self.planner.reconsider();
         let entry = self.ledger.model_mut(model);
         match report.status {
-            ActionStatus::Done { started_at, ended_at } => {
+            ActionStatus::Done { started_at, ended_at, .. } => {
                 entry.latency.observe_load(ended_at, ended_at.since(started_at));
                 let residency = entry.residency_on_mut(device).expect("a model that is loading is resident");
                 residency.loading_until = None;
@@ -635,11 +637,12 @@ impl Scheduler {
         let now = self.now;
         self.ledger.touch(now, model, device);
         let entry = self.ledger.model_mut(model);
-        let batch = entry.latency.classes()[candidate.class].batch;
+        let class = &entry.latency.classes()[candidate.class];
+        let (batch, beside) = (class.batch, class.beside());
         let residency = entry.residency_on_mut(device).expect("batches run where the weights are (P6)");
         assert!(residency.loading_until.is_none(), "P6: {model} is still loading on {device}");
         residency.in_use += 1;
-        let expected_done_at = self.ledger.device_mut(device).exec.push(now, action, candidate.expected);
+        let expected_done_at = self.ledger.device_mut(device).exec.push(now, action, candidate.expected, beside);
         let (expected, done_at) = (candidate.expected, expected_done_at);
         self.policy.started(Started { device, action, model, rows, expected, done_at });
         self.planner.update(self.now, &mut self.ledger, &*self.policy, model);

@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::event::{ActionStatus, Command, Event, Execution, Measured, Outcome, Report, Request};
 use crate::ledger::Ledger;
 use crate::temper::Temper;
-use base::{ActionId, DeviceId, Duration, RequestId, Timestamp};
+use base::{ActionId, DeviceId, Duration, RequestId, Timestamp, Transfers};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -208,7 +208,9 @@ impl Rehearsal {
                     if ends_at <= now && wakeup.is_none_or(|at| ends_at <= at) =>
                 {
                     self.under_way.pop();
-                    let done = |started_at| ActionStatus::Done { started_at, ended_at: ends_at };
+                    // Times are those of a busy device: what runs beside others isn't in them.
+                    let transfers = Transfers::default();
+                    let done = |started_at| ActionStatus::Done { started_at, ended_at: ends_at, transfers };
                     let status = started_at.map_or(ActionStatus::TooLate, done);
                     self.step(ends_at, Event::Reported(Report { action, status }), real);
                 }

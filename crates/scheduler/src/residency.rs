@@ -223,7 +223,7 @@ impl Planner {
         assert!(there.free_pages >= pages, "P5: {model} is loaded on {device} without free pages");
         there.free_pages -= pages;
         there.loading.insert(model);
-        let done_at = there.load.push(now, action, expected);
+        let done_at = there.load.push(now, action, expected, Duration::ZERO);
         let residency = Residency {
             device,
             loading_until: Some(done_at),

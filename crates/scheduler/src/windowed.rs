@@ -312,7 +312,9 @@ impl Windowed {
                 continue;
             }
             let soon = self.growing.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= ready_at).count();
-            let freed = self.busy.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= full_at).count();
+            let freed = self.busy.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= full_at);
+            // Those that are fed ahead are among the hungry already.
+            let freed = freed.filter(|(_, device)| !hungry.contains(device)).count();
             // It is itself among those that will need a device soon. Where objectives are tight, one more device is kept for
             // whoever comes next.
             if hungry.len() + freed >= soon + usize::from(tight)
@@ -453,7 +455,7 @@ impl Policy for Windowed {
     fn ripe(&mut self, ledger: &Ledger, now: Timestamp, hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
         self.settle(ledger, now);
         if let Some(first) = self.ready.first_device(hungry) {
-            if self.delay == Delay::default() {
+            if self.delay == Delay::default() && ledger.device(first).exec.is_idle() {
                 return Some(first);
             }
             // Orders leave before their device is free: the one that is free soonest.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
 
-use base::{ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp};
+use base::{ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Transfers};
 use expect_test::expect;
 use scheduler::shards::{
     ActionNumbers, Delay, Desk, Gathering, Grant, Mailboxes, News, Ranker, ShardConfig, Sharded, ShardedConfig,
@@ -187,7 +187,7 @@ fn drive(machine: &mut dyn Machine, executors: u32, arrivals: &[Arrival]) -> Str
                     }
                     Due::Cancel(index) => Event::Cancelled(id(index)),
                     Due::Ended { action, started_at } => {
-                        let status = ActionStatus::Done { started_at, ended_at: now };
+                        let status = ActionStatus::Done { started_at, ended_at: now, transfers: Transfers::default() };
                         Event::Reported(Report { action, status })
                     }
                 };
@@ -249,7 +249,7 @@ fn sharded(shards: u32, shard: ShardConfig, executors: u32, models: &[ModelSpec]
     }
     for command in std::mem::take(&mut out) {
         let Command::Load(load) = command else { panic!("{command:?} before any request") };
-        let status = ActionStatus::Done { started_at: Timestamp::ZERO, ended_at: Timestamp::ZERO };
+        let status = ActionStatus::Done { started_at: Timestamp::ZERO, ended_at: Timestamp::ZERO, transfers: Transfers::default() };
         machine.step(Timestamp::ZERO, Event::Reported(Report { action: load.action, status }), &mut out);
     }
     assert_eq!(out, []);
@@ -423,7 +423,7 @@ fn what_does_not_fit_is_refused() {
     out.clear();
     for load in loads {
         let Command::Load(load) = load else { panic!("{load:?}") };
-        let status = ActionStatus::Done { started_at: now, ended_at: now };
+        let status = ActionStatus::Done { started_at: now, ended_at: now, transfers: Transfers::default() };
         machine.step(now, Event::Reported(Report { action: load.action, status }), &mut out);
     }
     let [Command::Unload(gone), Command::Load(comes)] = out[..] else { panic!("{out:?}") };

@@ -7,7 +7,7 @@
 //! followed by the next, for a model by a fixed pseudo-random sequence, so that the number of queued requests stays.
 //! Only the time inside the scheduler counts.
 
-use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp};
+use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Transfers};
 use scheduler::{ActionStatus, Command, Config, DeviceSpec, Event, ModelSpec, Outcome, Report, Request, Scheduler};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -118,7 +118,7 @@ impl Harness {
                 continue;
             }
             self.now = self.now.max(at);
-            let status = ActionStatus::Done { started_at, ended_at: at };
+            let status = ActionStatus::Done { started_at, ended_at: at, transfers: Transfers::default() };
             self.step(Event::Reported(Report { action, status }));
         }
         (self.inside - inside).as_secs_f64() / (self.events - first) as f64

@@ -3,7 +3,7 @@
 //! The executor for batches takes actions by `earliest` and waits; the one for loads obeys LOAD and UNLOAD in the order in
 //! which they came. Neither looks at a clock: both say when they want to be looked at again.
 
-use base::{ActionId, DeviceId, Duration, ModelId, Timestamp};
+use base::{ActionId, DeviceId, Duration, ModelId, Timestamp, Transfers};
 use scheduler::{Execution, Load};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -28,8 +28,17 @@ pub(crate) struct Device {
     pages_of: Vec<u32>,
     queue: BinaryHeap<Reverse<Queued>>,
     loads: VecDeque<LoadOrder>,
-    executing: Option<(Execution, Timestamp)>,
+    executing: Option<Executing>,
     loading: Option<(Load, Timestamp)>,
+}
+
+/// A batch that runs.
+#[derive(Debug)]
+pub(crate) struct Executing {
+    pub(crate) execution: Execution,
+    pub(crate) started_at: Timestamp,
+    /// How long its inputs had been there: in that time they could be brought to where they are needed.
+    pub(crate) waited: Duration,
 }
 
 #[derive(Debug)]
@@ -75,7 +84,7 @@ enum LoadOrder {
 #[derive(Debug)]
 pub(crate) enum ExecuteStep<'a> {
     /// Started this.
-    Started(&'a Execution),
+    Started(&'a Executing),
     /// Did not start this.
     Refused(Execution, Refusal),
     /// Nothing to do before that instant, or before something new comes.
@@ -144,14 +153,15 @@ impl Device {
         if start_at > now && !hopeless {
             return ExecuteStep::Wait(Some(start_at));
         }
-        let Some(Reverse(Queued { execution, .. })) = self.queue.pop() else { return ExecuteStep::Wait(None) };
+        let Some(Reverse(Queued { execution, ready_at, .. })) = self.queue.pop() else { return ExecuteStep::Wait(None) };
         if hopeless {
             return ExecuteStep::Refused(execution, Refusal::TooLate);
         }
         if self.weights[execution.model.index()] != Weights::Loaded {
             return ExecuteStep::Refused(execution, Refusal::NoWeights);
         }
-        ExecuteStep::Started(&self.executing.insert((execution, now)).0)
+        let waited = now.since(ready_at);
+        ExecuteStep::Started(self.executing.insert(Executing { execution, started_at: now, waited }))
     }
 
     /// Looks at the executor for loads.
@@ -200,13 +210,13 @@ impl Device {
 
     /// The batch that is running, if one is.
     pub(crate) fn executing(&self) -> Option<ActionId> {
-        self.executing.as_ref().map(|(execution, _)| execution.action)
+        self.executing.as_ref().map(|executing| executing.execution.action)
     }
 
     /// Breaks an execution off that is running or waits, and since when it ran; `None` where it is over.
     pub(crate) fn break_off(&mut self, action: ActionId) -> Option<(Execution, Option<Timestamp>)> {
         if self.executing() == Some(action) {
-            return self.executing.take().map(|(execution, started_at)| (execution, Some(started_at)));
+            return self.executing.take().map(|executing| (executing.execution, Some(executing.started_at)));
         }
         let mut broken_off = None;
         let waiting = std::mem::take(&mut self.queue).into_vec();
@@ -221,7 +231,7 @@ impl Device {
     }
 
     /// The batch that was running has ended.
-    pub(crate) fn end_execution(&mut self) -> (Execution, Timestamp) {
+    pub(crate) fn end_execution(&mut self) -> Executing {
         self.executing.take().expect("an execution ends only while one is running")
     }
 
@@ -236,8 +246,8 @@ impl Device {
 /// How long actions really take.
 #[derive(Clone, Debug)]
 pub(crate) struct Durations {
-    /// For each model, its batch sizes with their medians.
-    medians: Vec<Vec<(u32, Duration)>>,
+    /// For each model, its batch sizes with their medians, and what of these may run beside others.
+    medians: Vec<Vec<(u32, Duration, Duration)>>,
     loads: Vec<Duration>,
     /// What their batches take whatever the inputs are.
     fixed: Vec<Duration>,
@@ -246,7 +256,7 @@ pub(crate) struct Durations {
 impl Durations {
     pub(crate) fn new(models: &[scheduler::ModelSpec]) -> Self {
         let table = |spec: &scheduler::ModelSpec| {
-            spec.profile.batches().iter().map(|entry| (entry.batch, entry.median)).collect()
+            spec.profile.batches().iter().map(|entry| (entry.batch, entry.median, entry.beside)).collect()
         };
         Self {
             medians: models.iter().map(table).collect(),
@@ -258,7 +268,7 @@ impl Durations {
     /// What a batch takes whose longest request takes that long alone: the fixed part, and as many times its work as the
     /// average request's takes in that size (Orloj, equations 3 and 4).
     pub(crate) fn padded(&self, model: ModelId, batch: u32, longest: Duration) -> Duration {
-        let (fixed, (first, one)) = (self.fixed[model.index()], self.medians[model.index()][0]);
+        let (fixed, (first, one, _)) = (self.fixed[model.index()], self.medians[model.index()][0]);
         let work = (longest - fixed).max(Duration::from_nanos(1));
         let times = (self.execution(model, batch) - fixed).as_nanos() as f64 / (one - fixed).as_nanos().max(1) as f64;
         fixed + work.mul_f64(times * f64::from(first))
@@ -266,9 +276,19 @@ impl Durations {
 
     /// The median of the smallest supported size that holds `batch` rows.
     pub(crate) fn execution(&self, model: ModelId, batch: u32) -> Duration {
+        self.entry(model, batch).1
+    }
+
+    /// The transfers of a batch whose inputs had so much time before its start.
+    pub(crate) fn transfers(&self, model: ModelId, batch: u32, waited: Duration) -> Transfers {
+        let beside = self.entry(model, batch).2;
+        Transfers { before: beside.min(waited), beside }
+    }
+
+    fn entry(&self, model: ModelId, batch: u32) -> (u32, Duration, Duration) {
         let table = &self.medians[model.index()];
-        let index = table.partition_point(|&(size, _)| size < batch).min(table.len() - 1);
-        table[index].1
+        let index = table.partition_point(|&(size, ..)| size < batch).min(table.len() - 1);
+        table[index]
     }
 
     pub(crate) fn load(&self, model: ModelId) -> Duration {
@@ -319,10 +339,10 @@ mod tests {
         device.accept_execution(execution(10, 0, 300, 900), at(0));
         device.accept_execution(execution(11, 0, 200, 900), at(0));
         assert!(matches!(device.step_execute(at(100)), ExecuteStep::Wait(Some(when)) if when == at(200)));
-        assert!(matches!(device.step_execute(at(200)), ExecuteStep::Started(e) if e.action == ActionId(11)));
+        assert!(matches!(device.step_execute(at(200)), ExecuteStep::Started(e) if e.execution.action == ActionId(11)));
         assert!(matches!(device.step_execute(at(300)), ExecuteStep::Wait(None)));
-        assert_eq!(device.end_execution().1, at(200));
-        assert!(matches!(device.step_execute(at(400)), ExecuteStep::Started(e) if e.action == ActionId(10)));
+        assert_eq!(device.end_execution().started_at, at(200));
+        assert!(matches!(device.step_execute(at(400)), ExecuteStep::Started(e) if e.execution.action == ActionId(10)));
     }
 
     #[test]

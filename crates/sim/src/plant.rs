@@ -2,11 +2,11 @@
 
 use crate::agenda::{Agenda, Due, Executor};
 use crate::clients::Clients;
-use crate::device::{Device, Durations, ExecuteStep, LoadStep};
+use crate::device::{Device, Durations, ExecuteStep, Executing, LoadStep};
 use crate::observe::{Observation, Observer, Refusal, Violation};
 use crate::world::Watch;
 use crate::{Faults, Network, Noise, Setup};
-use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
+use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Transfers};
 use scheduler::{ActionStatus, Command, ModelSpec, Report};
 use workload::Random;
 
@@ -226,7 +226,7 @@ impl Plant {
             let site = &mut self.sites[device.index()];
             match site.device.step_execute(watch.now) {
                 ExecuteStep::Wait(at) => return Ok(at),
-                ExecuteStep::Started(execution) => {
+                ExecuteStep::Started(Executing { execution, waited, .. }) => {
                     watch.see(&Observation::ExecutionStarted(execution))?;
                     let (action, model, batch, life) = (execution.action, execution.model, execution.batch, site.life);
                     let alone = |request: &RequestId| self.alone.get(request.slot as usize).copied();
@@ -235,7 +235,8 @@ impl Plant {
                         Some(longest) => self.durations.padded(model, batch, longest),
                         None => self.durations.execution(model, batch),
                     };
-                    let takes = self.execution_takes(median, watch.now);
+                    let hidden = self.durations.transfers(model, batch, *waited).before;
+                    let takes = self.execution_takes(median, watch.now) - hidden;
                     let executor = Executor::Execute;
                     agenda.add(watch.now + takes, Due::Ended { device, life, executor, action });
                 }
@@ -309,23 +310,24 @@ impl Plant {
         if executor == Executor::Execute && site.device.executing() != Some(action) {
             return Ok(());
         }
-        let (action, started_at) = match executor {
+        let (action, started_at, transfers) = match executor {
             Executor::Execute => {
-                let (execution, started_at) = site.device.end_execution();
+                let Executing { execution, started_at, waited } = site.device.end_execution();
+                let transfers = self.durations.transfers(execution.model, execution.batch, waited);
                 watch.see(&Observation::ExecutionEnded { execution: &execution, started_at })?;
                 let rows = clients.executed(&execution, now);
                 watch.meter.executed(&execution, rows, started_at, now);
-                (execution.action, started_at)
+                (execution.action, started_at, transfers)
             }
             Executor::Load => {
                 let (load, started_at) = site.device.end_load();
                 self.residents[load.model.index()] += 1;
                 watch.see(&Observation::LoadEnded { load: &load, started_at })?;
                 watch.meter.loaded(&load, started_at, now);
-                (load.action, started_at)
+                (load.action, started_at, Transfers::default())
             }
         };
-        let status = ActionStatus::Done { started_at, ended_at: now };
+        let status = ActionStatus::Done { started_at, ended_at: now, transfers };
         self.report(device, Report { action, status }, now, agenda);
         self.look(device, life, executor, agenda, watch)
     }

@@ -160,12 +160,15 @@ fn profile(config: &ModelConfig, experiment: &Experiment, folder: &Path) -> Resu
         table.retain(|(size, _)| sizes.contains(size));
     }
     let quantiles = quantile_table(config, folder)?;
+    let transfers = transfer_table(config, folder)?;
     for &(size, time) in table.iter().chain(&quantiles) {
         positive(&format!("the latency of model {name:?} at batch size {size}"), time)?;
     }
     let entry = |&(batch, time): &(u32, f64)| {
-        let p99 = quantiles.iter().find(|&&(size, _)| size == batch).map_or(time, |&(_, p99)| p99);
-        BatchLatency { batch, median: Duration::from_millis_f64(time), p99: Duration::from_millis_f64(p99) }
+        let of = |table: &[(u32, f64)]| table.iter().find(|&&(size, _)| size == batch).map(|&(_, time)| time);
+        let [median, p99, beside] = [time, of(&quantiles).unwrap_or(time), of(&transfers).unwrap_or(0.0)];
+        let [median, p99, beside] = [median, p99, beside].map(Duration::from_millis_f64);
+        BatchLatency { batch, median, p99, beside }
     };
     LatencyProfile::new(table.iter().map(entry).collect(), load)
         .map_err(|error| Error::value(format!("the latency of model {name:?}: {error}")))
@@ -200,6 +203,12 @@ fn quantile_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(u32, f64)>
         }
         _ => Ok(Vec::new()),
     }
+}
+
+/// What of batches may run beside others, by batch size, where a file says so.
+fn transfer_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(u32, f64)>, Error> {
+    let LatencyConfig { file: Some(file), row, .. } = &config.latency else { return Ok(Vec::new()) };
+    tables::batch_times(&folder.join(file), row.as_deref().unwrap_or(&config.name), "_beside_ms")
 }
 
 fn by_size(table: &BTreeMap<String, f64>, key: &str, name: &str) -> Result<Vec<(u32, f64)>, Error> {

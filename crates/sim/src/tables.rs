@@ -1,4 +1,4 @@
-//! Files of latencies: one line for each model, with a column `b<size>_ms` for each batch size (and perhaps `b<size>_p99_ms`), or with
+//! Files of latencies: one line for each model, with a column `b<size>_ms` for each batch size (and perhaps `b<size>_p99_ms` and `b<size>_beside_ms`), or with
 //! the line `alpha_ms * b + beta_ms`.
 
 use crate::Error;

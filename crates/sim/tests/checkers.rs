@@ -2,7 +2,7 @@
 
 mod common;
 
-use base::{ActionId, ApplicationId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
+use base::{ActionId, ApplicationId, DeviceId, Duration, ModelId, RequestId, Timestamp, Transfers, Window};
 use common::model;
 use scheduler::{
     ActionStatus, Command, DeviceSpec, Event, Execution, Load, ModelSpec, Outcome, Rejection, Report, Request, Unload,
@@ -64,7 +64,7 @@ impl Log {
     /// The model is ordered, copied and reported by 10 ms.
     fn loaded(self, action: u64, model: u32) -> Self {
         let load = load(action, model);
-        let done = ActionStatus::Done { started_at: at(0), ended_at: at(8) };
+        let done = ActionStatus::Done { started_at: at(0), ended_at: at(8), transfers: Transfers::default() };
         self.ordered(0, Command::Load(load))
             .see(0, &Observation::LoadStarted { load: &load, pages_used: 7 })
             .see(8, &Observation::LoadEnded { load: &load, started_at: at(0) })
@@ -73,7 +73,7 @@ impl Log {
 
     fn executed(self, started: u64, ended: u64, execution: &Execution) -> Self {
         let (started_at, ended_at) = (at(started), at(ended));
-        let report = Report { action: execution.action, status: ActionStatus::Done { started_at, ended_at } };
+        let report = Report { action: execution.action, status: ActionStatus::Done { started_at, ended_at, transfers: Transfers::default() } };
         self.ordered(started, Command::Execute(execution.clone()))
             .see(started, &Observation::ExecutionStarted(execution))
             .see(ended, &Observation::ExecutionEnded { execution, started_at })

@@ -4,7 +4,7 @@ use crate::Clock;
 use crate::padding::{Filled, Padding, copy_out};
 use base::{DataType, Duration, ModelSignature, TensorSpec, Timestamp};
 use bytes::Bytes;
-use engine::{EngineError, Loaded, Parts, TensorView};
+use engine::{EngineError, Input, Loaded, Moved, Parts, Staged, TensorView};
 use telemetry::{BatchTimes, Statistics};
 
 /// A tensor with its own bytes, in the protocol's binary form (row-major, little-endian; elements of `Bytes` are a 4-byte
@@ -73,7 +73,7 @@ pub(crate) fn run<I: BatchItem>(bench: &mut Bench<'_>, now: Timestamp, items: &m
     let mut started_at = now;
     while !items.is_empty() {
         let again = alone > 0;
-        let group = if again { 1 } else { bring_group_forward(items, bench) };
+        let group = if again { 1 } else { bring_group_forward(items, bench.signature, bench.padding) };
         alone = alone.saturating_sub(1);
         let padding = bench.padding.filter(|_| !again);
         let filled = match padding.map_or(Ok(None), |padding| padding.of(&items[..group])) {
@@ -116,12 +116,16 @@ fn count<I: BatchItem>(statistics: &Statistics, items: &[I], times: &BatchTimes)
 }
 
 /// Brings the items that can share a batch with the first one to the front, and counts them.
-fn bring_group_forward<I: BatchItem>(items: &mut [I], bench: &Bench<'_>) -> usize {
-    let batched = bench.signature.max_batch > 0;
+fn bring_group_forward<I: BatchItem>(
+    items: &mut [I],
+    signature: &ModelSignature,
+    padding: Option<&Padding>,
+) -> usize {
+    let batched = signature.max_batch > 0;
     let mut count = 1;
     for index in 1..items.len() {
         let (first, other) = (items[0].inputs(), items[index].inputs());
-        let joins = match bench.padding {
+        let joins = match padding {
             Some(padding) => padding.joins(first, other),
             None => same_shapes(first, other),
         };
@@ -147,20 +151,13 @@ fn run_group<I: BatchItem>(
 ) -> Result<(Vec<Vec<Tensor>>, BatchTimes), EngineError> {
     let Bench { loaded, cache, clock, signature, .. } = bench;
     let first = items[0].inputs();
-    let rows: u32 = items.iter().map(BatchItem::rows).sum();
+    let rows = rows_of(items);
     let mut gathered_at = started_at;
-    let mut outputs: Vec<Vec<Tensor>> = items.iter().map(|_| Vec::new()).collect();
-    let mut split_error = None;
+    let mut splitter = Splitter::new(items, signature, filled);
     let mut computed_at = None;
     let mut sink = |position: usize, view: TensorView<'_>| {
         computed_at.get_or_insert_with(|| clock.now());
-        let done = match filled {
-            Some(filled) => split_filled(view, items, signature.outputs.get(position), filled, &mut outputs),
-            None => split(view, items, rows, &mut outputs),
-        };
-        if let Err(reason) = done {
-            split_error = Some(reason);
-        }
+        splitter.take(position, view);
     };
     match (items, filled) {
         // One request: its own bytes are the batch.
@@ -175,14 +172,98 @@ fn run_group<I: BatchItem>(
             loaded.execute(&cache.views(first), &mut sink)?;
         }
     }
-    match split_error {
-        Some(reason) => Err(EngineError::Execute(reason)),
-        None => {
-            let ended_at = clock.now();
-            let computed_at = computed_at.unwrap_or(ended_at);
-            Ok((outputs, BatchTimes { started_at, gathered_at, computed_at, ended_at }))
+    let outputs = splitter.outputs()?;
+    let ended_at = clock.now();
+    let computed_at = computed_at.unwrap_or(ended_at);
+    Ok((outputs, BatchTimes { started_at, gathered_at, computed_at, ended_at }))
+}
+
+/// Cuts the outputs of a batch into those of its items.
+struct Splitter<'a, I> {
+    items: &'a [I],
+    signature: &'a ModelSignature,
+    filled: Option<&'a Filled<'a>>,
+    outputs: Vec<Vec<Tensor>>,
+    wrong: Option<String>,
+}
+
+impl<'a, I: BatchItem> Splitter<'a, I> {
+    fn new(items: &'a [I], signature: &'a ModelSignature, filled: Option<&'a Filled<'a>>) -> Self {
+        Self { items, signature, filled, outputs: items.iter().map(|_| Vec::new()).collect(), wrong: None }
+    }
+
+    fn take(&mut self, position: usize, view: TensorView<'_>) {
+        let done = match self.filled {
+            Some(filled) => {
+                let spec = self.signature.outputs.get(position);
+                split_filled(view, self.items, spec, filled, &mut self.outputs)
+            }
+            None => split(view, self.items, rows_of(self.items), &mut self.outputs),
+        };
+        self.wrong = done.err().or(self.wrong.take());
+    }
+
+    fn outputs(self) -> Result<Vec<Vec<Tensor>>, EngineError> {
+        match self.wrong {
+            Some(reason) => Err(EngineError::Execute(reason)),
+            None => Ok(self.outputs),
         }
     }
+}
+
+fn rows_of<I: BatchItem>(items: &[I]) -> u32 {
+    items.iter().map(BatchItem::rows).sum()
+}
+
+/// Begins to bring the inputs of the items to the device. `None` where the engine doesn't do that, or where they aren't one batch.
+pub(crate) fn stage<I: BatchItem>(
+    loaded: &mut dyn Loaded,
+    signature: &ModelSignature,
+    padding: Option<&Padding>,
+    cache: &mut IoCache,
+    items: &mut [I],
+) -> Option<Result<Box<dyn Staged>, EngineError>> {
+    if !loaded.stages() || bring_group_forward(items, signature, padding) < items.len() {
+        return None;
+    }
+    let filled = padding.map_or(Ok(None), |padding| padding.of(items)).ok()?;
+    let (first, rows) = (items.first()?.inputs(), rows_of(items));
+    if let Some(filled) = &filled {
+        cache.gather_filled(items, rows, filled);
+    }
+    let input = |(index, tensor): (usize, &Tensor)| {
+        let datatype = tensor.datatype;
+        if filled.is_some() {
+            let view = cache.view(index, tensor);
+            return Input { datatype, shape: view.shape.to_vec(), pieces: vec![Bytes::copy_from_slice(view.data)] };
+        }
+        let mut shape = tensor.shape.clone();
+        if let ([_, _, ..], Some(batch)) = (&*items, shape.first_mut()) {
+            *batch = i64::from(rows);
+        }
+        Input { datatype, shape, pieces: items.iter().map(|item| item.inputs()[index].data.clone()).collect() }
+    };
+    let inputs = first.iter().enumerate().map(input).collect();
+    Some(loaded.stage(inputs))
+}
+
+/// Hands the items of a staged batch whose outputs are there what is theirs, taking them out of the list.
+pub(crate) fn finish<I: BatchItem>(
+    staged: &mut dyn Staged,
+    signature: &ModelSignature,
+    padding: Option<&Padding>,
+    (clock, statistics): (Clock, &Statistics),
+    (started_at, computed_at): (Timestamp, Timestamp),
+    items: &mut Vec<I>,
+) -> Result<(Moved, Timestamp), EngineError> {
+    let filled = padding.map_or(Ok(None), |padding| padding.of(items)).map_err(EngineError::Execute)?;
+    let mut splitter = Splitter::new(items, signature, filled.as_ref());
+    let moved = staged.finish(&mut |position, view| splitter.take(position, view))?;
+    let outputs = splitter.outputs()?;
+    let ended_at = clock.now();
+    count(statistics, items, &BatchTimes { started_at, gathered_at: started_at, computed_at, ended_at });
+    items.drain(..).zip(outputs).for_each(|(item, outputs)| item.deliver(Ok(outputs)));
+    Ok((moved, ended_at))
 }
 
 impl IoCache {
@@ -265,11 +346,13 @@ impl IoCache {
 
     /// What was gathered for these inputs.
     fn views(&self, inputs: &[Tensor]) -> Vec<TensorView<'_>> {
-        let view = |(index, tensor): (usize, &Tensor)| {
-            let data = &as_bytes(&self.inputs[index])[..self.lengths[index]];
-            TensorView { datatype: tensor.datatype, shape: &self.shapes[index], data }
-        };
-        inputs.iter().enumerate().map(view).collect()
+        inputs.iter().enumerate().map(|(index, tensor)| self.view(index, tensor)).collect()
+    }
+
+    /// What was gathered for one of them.
+    fn view(&self, index: usize, tensor: &Tensor) -> TensorView<'_> {
+        let data = &as_bytes(&self.inputs[index])[..self.lengths[index]];
+        TensorView { datatype: tensor.datatype, shape: &self.shapes[index], data }
     }
 }
 
@@ -310,7 +393,7 @@ fn split_filled<I: BatchItem>(
     outputs: &mut [Vec<Tensor>],
 ) -> Result<(), String> {
     let spec = spec.ok_or("the engine gave more outputs than the model's signature has")?;
-    let rows: u32 = items.iter().map(BatchItem::rows).sum();
+    let rows = rows_of(items);
     check_rows(&view, rows)?;
     let bounds = RowBounds::new(&view, rows)?;
     let (mut row, mut from) = (0, 0);

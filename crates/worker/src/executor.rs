@@ -1,9 +1,11 @@
 //! The two threads of a device.
 
+mod flow;
+
 use crate::batch::{self, BatchItem, IoCache, Tensor};
 use crate::pin;
 use crate::{Clock, Padding, Pages};
-use base::{ActionId, Duration, ModelSignature, Timestamp, Window};
+use base::{ActionId, Duration, ModelSignature, Timestamp, Transfers, Window};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use engine::{Loaded, Prepared};
 use std::collections::{BinaryHeap, VecDeque};
@@ -46,6 +48,11 @@ impl Slot {
     /// A place without weights; what is computed there is counted with the others of the model.
     pub fn new(statistics: Arc<Statistics>) -> Self {
         Self { loaded: Mutex::default(), statistics }
+    }
+
+    /// Whether batches may be staged here while others run.
+    fn stages(&self) -> bool {
+        self.weights().is_ok_and(|weights| weights.as_ref().is_some_and(|loaded| loaded.stages()))
     }
 
     /// Whether weights are here and nobody is at them.
@@ -171,6 +178,8 @@ pub enum Status {
         started_at: Timestamp,
         /// When it ended.
         ended_at: Timestamp,
+        /// A batch's transfers, where they may run beside other batches.
+        transfers: Transfers,
     },
     /// Not started: its window had passed, or the device had been retired.
     TooLate,
@@ -339,26 +348,48 @@ impl<I> Ord for ByEarliest<I> {
 impl<I: BatchItem> Executor<I> {
     fn run(mut self, report: &impl Fn(Report<I>)) {
         while let Some(order) = self.next() {
-            let action = order.action;
-            let now = self.clock.now();
-            let report_of = |status, returned| Report { action, status, returned };
-            if now > order.window.latest || self.retired {
-                report(report_of(Status::TooLate, order.items));
-                continue;
+            if order.slot.stages() {
+                self.flow(order, report);
+            } else {
+                self.carry_out(order, report);
             }
-            let single = order.items.len() == 1;
-            let outcome = self.execute(now, order);
-            let ended_at = self.clock.now();
-            let status = match outcome {
-                Ok(()) => Status::Done { started_at: now, ended_at },
-                Err(Failure::Refused(reason)) => Status::Failed(reason),
-                Err(Failure::Panic(reason)) => Status::Panicked(reason),
-            };
-            report(report_of(status, Vec::new()));
-            // With longer batches a wake-up doesn't show, and with fuller ones the next order is there already.
-            let short = single && ended_at.since(now) < LINGER;
-            self.lingers_until = if short { ended_at + LINGER } else { Timestamp::ZERO };
         }
+    }
+
+    /// Carries one order out, from its inputs to its outputs.
+    fn carry_out(&mut self, order: ExecuteOrder<I>, report: &impl Fn(Report<I>)) {
+        let action = order.action;
+        let now = self.clock.now();
+        let report_of = |status, returned| Report { action, status, returned };
+        if now > order.window.latest || self.retired {
+            return report(report_of(Status::TooLate, order.items));
+        }
+        let single = order.items.len() == 1;
+        let outcome = self.execute(now, order);
+        let ended_at = self.clock.now();
+        let status = match outcome {
+            Ok(()) => Status::Done { started_at: now, ended_at, transfers: Transfers::default() },
+            Err(Failure::Refused(reason)) => Status::Failed(reason),
+            Err(Failure::Panic(reason)) => Status::Panicked(reason),
+        };
+        report(report_of(status, Vec::new()));
+        self.linger_after(single, ended_at.since(now), ended_at);
+    }
+
+    /// With longer batches a wake-up doesn't show, and with fuller ones the next order is there already.
+    fn linger_after(&mut self, single: bool, took: Duration, ended_at: Timestamp) {
+        let short = single && took < LINGER;
+        self.lingers_until = if short { ended_at + LINGER } else { Timestamp::ZERO };
+    }
+
+    /// An order whose time has come, if there is one.
+    fn due(&mut self) -> Option<ExecuteOrder<I>> {
+        while let Ok(message) = self.orders.try_recv() {
+            self.take(message);
+        }
+        let first = self.heap.peek()?;
+        let due = self.retired || first.0.window.earliest <= self.clock.now();
+        if due { self.heap.pop().map(|first| first.0) } else { None }
     }
 
     /// The next order whose time has come; `None` when there will be no more.
@@ -423,11 +454,13 @@ impl<I: BatchItem> Executor<I> {
             clock: self.clock,
             statistics: &slot.statistics,
         };
-        match catch_unwind(AssertUnwindSafe(|| batch::run(&mut bench, now, items))) {
-            Ok(outcome) => outcome.map_err(Failure::Refused),
-            Err(panic) => Err(Failure::Panic(said(&*panic))),
-        }
+        guarded(|| batch::run(&mut bench, now, items).map_err(Failure::Refused))
     }
+}
+
+/// What the engine does here may panic.
+fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Failure::Panic(said(&*panic))))
 }
 
 /// Why a batch has no outputs.
@@ -483,7 +516,7 @@ impl Loader {
         let status = match outcome {
             Ok(Ok(loaded)) => {
                 *order.slot.loaded.lock().unwrap_or_else(PoisonError::into_inner) = Some(loaded);
-                return Status::Done { started_at, ended_at: self.clock.now() };
+                return Status::Done { started_at, ended_at: self.clock.now(), transfers: Transfers::default() };
             }
             Ok(Err(error)) => Status::Failed(error.to_string()),
             Err(panic) => Status::Panicked(said(&*panic)),

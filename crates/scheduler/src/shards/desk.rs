@@ -239,8 +239,9 @@ impl Desk {
         let entry = self.model_mut(running.model).expect("a model with a batch stays");
         entry.batches_out -= 1;
         let ended_at = match report.status {
-            ActionStatus::Done { started_at, ended_at } => {
-                self.learn(running.model, running.batch, ended_at, ended_at.since(started_at));
+            ActionStatus::Done { started_at, ended_at, transfers } => {
+                let took = ended_at.since(started_at) + transfers.before;
+                self.learn(running.model, running.batch, ended_at, (took, transfers.beside));
                 ended_at
             }
             ActionStatus::TooLate | ActionStatus::Preempted | ActionStatus::Failed => now,
@@ -401,10 +402,10 @@ impl Desk {
     }
 
     /// Takes a measurement in, and gives the shard the new estimate.
-    fn learn(&mut self, model: ModelId, batch: u32, at: Timestamp, took: Duration) {
+    fn learn(&mut self, model: ModelId, batch: u32, at: Timestamp, (took, beside): (Duration, Duration)) {
         let place = self.place(model);
         let Some(Some(entry)) = self.models.get_mut(place) else { return };
-        entry.latency.observe_batch(at, batch, took);
+        entry.latency.observe_batch(at, batch, took, beside);
         let (mut above, mut least) = (0, Duration::ZERO);
         for class in entry.latency.classes() {
             // Estimates never descend with the size.

@@ -8,7 +8,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a script that can't be read is a broken test")]
 
-use base::{ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp};
+use base::{ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Transfers};
 use expect_test::Expect;
 use scheduler::{
     ActionStatus, Command, Config, DeviceSpec, Event, Measured, ModelSpec, Outcome, Rejection, Report, Request, Sample,
@@ -98,7 +98,7 @@ impl World {
             "done" => {
                 let action = u64::from(number(2));
                 let started_at = self.started[&action];
-                let status = ActionStatus::Done { started_at, ended_at: now };
+                let status = ActionStatus::Done { started_at, ended_at: now, transfers: Transfers::default() };
                 Event::Reported(Report { action: ActionId(action), status })
             }
             "late" => Event::Reported(Report { action: ActionId(u64::from(number(2))), status: ActionStatus::TooLate }),

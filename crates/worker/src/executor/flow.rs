@@ -1,0 +1,189 @@
+//! Batches one after another on a device whose transfers run beside its computing: while one is computed, the inputs of the next are on
+//! their way, and so are the outputs of the one before.
+//!
+//! One thread does it all. It asks instead of waiting, since it has to look for orders, too; what it asks is whether an event on the device has
+//! happened. A batch starts when the one before is computed, not earlier, so that its window is checked when it starts.
+
+use super::{ExecuteOrder, Executor, Failure, Report, Status, guarded};
+use crate::batch::{self, BatchItem};
+use base::{Timestamp, Transfers};
+use engine::{EngineError, Staged};
+
+/// A batch on its way through the device.
+struct UnderWay<I> {
+    order: ExecuteOrder<I>,
+    staged: Box<dyn Staged>,
+    staged_at: Timestamp,
+    /// Another one was before it: it started when that one was computed, not when its inputs set out.
+    behind: bool,
+    started_at: Timestamp,
+    computed_at: Timestamp,
+}
+
+/// The batches under way, at most one in each place.
+struct Flow<I> {
+    staged: Option<UnderWay<I>>,
+    running: Option<UnderWay<I>>,
+    arriving: Option<UnderWay<I>>,
+    /// Could not be staged, or failed: is carried out by itself once nothing else is under way.
+    alone: Option<ExecuteOrder<I>>,
+}
+
+impl<I> Flow<I> {
+    fn is_empty(&self) -> bool {
+        self.staged.is_none() && self.running.is_none() && self.arriving.is_none()
+    }
+}
+
+impl<I: BatchItem> Executor<I> {
+    /// Carries an order out, and those that come meanwhile. Comes back when nothing is under way.
+    pub(super) fn flow(&mut self, first: ExecuteOrder<I>, report: &impl Fn(Report<I>)) {
+        let mut flow = Flow { staged: None, running: None, arriving: None, alone: None };
+        let mut next = Some(first);
+        loop {
+            if flow.staged.is_none() && flow.alone.is_none() {
+                if let Some(order) = next.take().or_else(|| self.due()) {
+                    self.stage(order, &mut flow, report);
+                }
+            }
+            if flow.running.is_none() {
+                self.start(&mut flow, report);
+            }
+            if flow.arriving.is_none() {
+                match has(&mut flow.running, |batch| batch.is_computed()) {
+                    Ok(Some(mut computed)) => {
+                        // The device waits for the next one: that goes first.
+                        self.start(&mut flow, report);
+                        computed.computed_at = self.clock.now();
+                        flow.arriving = Some(computed);
+                    }
+                    Ok(None) => {}
+                    Err((failed, failure)) => settle(failed, failure, &mut flow, report),
+                }
+            }
+            match has(&mut flow.arriving, |batch| batch.has_arrived()) {
+                Ok(Some(arrived)) => self.finish(arrived, &mut flow, report),
+                Ok(None) => {}
+                Err((failed, failure)) => settle(failed, failure, &mut flow, report),
+            }
+            if flow.is_empty() {
+                match flow.alone.take() {
+                    Some(order) => self.carry_out(order, report),
+                    None if self.heap.is_empty() => return,
+                    None => {
+                        // Orders whose time hasn't come are waited for elsewhere.
+                        next = self.due();
+                        if next.is_none() {
+                            return;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lets the inputs of an order go to the device.
+    fn stage(&mut self, mut order: ExecuteOrder<I>, flow: &mut Flow<I>, report: &impl Fn(Report<I>)) {
+        let staged_at = self.clock.now();
+        if staged_at > order.window.latest || self.retired {
+            return report(Report { action: order.action, status: Status::TooLate, returned: order.items });
+        }
+        let cache = &mut self.cache;
+        let staged = guarded(|| {
+            let ExecuteOrder { slot, signature, padding, items, .. } = &mut order;
+            let mut weights = slot.weights().map_err(Failure::Refused)?;
+            // Whatever is wrong is said by who carries it out alone.
+            let Some(loaded) = weights.as_mut() else { return Ok(None) };
+            Ok(batch::stage(loaded.as_mut(), signature, padding.as_deref(), cache, items))
+        });
+        match staged {
+            Ok(Some(Ok(staged))) => {
+                let (behind, started_at, computed_at) = (flow.running.is_some(), staged_at, staged_at);
+                flow.staged = Some(UnderWay { order, staged, staged_at, behind, started_at, computed_at });
+            }
+            Ok(None | Some(Err(_))) => flow.alone = Some(order),
+            Err(Failure::Refused(reason)) => fail(order, Status::Failed(reason), report),
+            Err(Failure::Panic(reason)) => fail(order, Status::Panicked(reason), report),
+        }
+    }
+
+    /// Starts what is staged, if it is still in its window.
+    fn start(&mut self, flow: &mut Flow<I>, report: &impl Fn(Report<I>)) {
+        let Some(mut next) = flow.staged.take() else { return };
+        if next.behind {
+            next.started_at = self.clock.now();
+        }
+        if next.started_at > next.order.window.latest || self.retired {
+            let UnderWay { order, staged, .. } = next;
+            drop(staged);
+            return report(Report { action: order.action, status: Status::TooLate, returned: order.items });
+        }
+        match guarded(|| next.staged.start().map_err(refused)) {
+            Ok(()) => flow.running = Some(next),
+            Err(failure) => settle(next, failure, flow, report),
+        }
+    }
+
+    /// Hands out what has arrived.
+    fn finish(&mut self, mut arrived: UnderWay<I>, flow: &mut Flow<I>, report: &impl Fn(Report<I>)) {
+        let UnderWay { order, staged, staged_at, started_at, computed_at, .. } = &mut arrived;
+        let ExecuteOrder { slot, signature, padding, items, .. } = order;
+        let single = items.len() == 1;
+        let (clock, times) = (self.clock, (*started_at, *computed_at));
+        let done = guarded(|| {
+            let counted = (clock, &*slot.statistics);
+            batch::finish(&mut **staged, signature, padding.as_deref(), counted, times, items).map_err(refused)
+        });
+        match done {
+            Ok((moved, ended_at)) => {
+                let before = moved.inputs.min(started_at.since(*staged_at));
+                let transfers = Transfers { before, beside: moved.inputs + moved.outputs };
+                let status = Status::Done { started_at: *started_at, ended_at, transfers };
+                self.linger_after(single, ended_at.since(*started_at), ended_at);
+                let UnderWay { order, staged, .. } = arrived;
+                // Before the report: what follows it may be an unload.
+                drop(staged);
+                report(Report { action: order.action, status, returned: Vec::new() });
+            }
+            Err(failure) => settle(arrived, failure, flow, report),
+        }
+    }
+}
+
+/// Takes the batch out of its place if it has come so far, or if it fails.
+fn has<I>(
+    place: &mut Option<UnderWay<I>>,
+    ask: impl FnOnce(&mut dyn Staged) -> Result<bool, EngineError>,
+) -> Result<Option<UnderWay<I>>, (UnderWay<I>, Failure)> {
+    let Some(mut batch) = place.take() else { return Ok(None) };
+    match guarded(|| ask(&mut *batch.staged).map_err(refused)) {
+        Ok(true) => Ok(Some(batch)),
+        Ok(false) => {
+            *place = Some(batch);
+            Ok(None)
+        }
+        Err(failure) => Err((batch, failure)),
+    }
+}
+
+fn refused(error: EngineError) -> Failure {
+    Failure::Refused(error.to_string())
+}
+
+/// A batch that was under way failed: it is carried out again, alone, where each of its requests gets its own reason.
+fn settle<I: BatchItem>(under_way: UnderWay<I>, failure: Failure, flow: &mut Flow<I>, report: &impl Fn(Report<I>)) {
+    let UnderWay { order, staged, .. } = under_way;
+    drop(staged);
+    match failure {
+        Failure::Refused(_) if flow.alone.is_none() => flow.alone = Some(order),
+        Failure::Refused(reason) => fail(order, Status::Failed(reason), report),
+        Failure::Panic(reason) => fail(order, Status::Panicked(reason), report),
+    }
+}
+
+/// Gives the requests of an order their reason.
+fn fail<I: BatchItem>(mut order: ExecuteOrder<I>, status: Status, report: &impl Fn(Report<I>)) {
+    let (Status::Failed(reason) | Status::Panicked(reason)) = &status else { unreachable!("only failures come here") };
+    order.items.drain(..).for_each(|item| item.deliver(Err(reason.clone())));
+    report(Report { action: order.action, status, returned: Vec::new() });
+}
