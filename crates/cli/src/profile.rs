@@ -116,7 +116,7 @@ fn model(options: &ProfileOptions, runtime: &Runtime, found: &repository::Found,
 fn header(sizes: &[u32]) -> String {
     let mut text = "model,share,weights_mb,load_ms,load_p99_ms".to_owned();
     for size in sizes {
-        let _ = write!(text, ",b{size}_ms,b{size}_device_ms,b{size}_p99_ms,b{size}_p9999_ms");
+        let _ = write!(text, ",b{size}_ms,b{size}_device_ms,b{size}_beside_ms,b{size}_p99_ms,b{size}_p9999_ms");
     }
     text + "\n"
 }
@@ -125,9 +125,10 @@ fn header(sizes: &[u32]) -> String {
 fn line(name: &str, share: f64, weight_bytes: u64, loads: &[Duration], runs: &[Runs]) -> String {
     let row = if share < 1.0 { format!("{name}@{share}") } else { name.to_owned() };
     let mut text = format!("{row},{share},{:.3},{},{}", weight_bytes as f64 / 1e6, at(loads, 0.5), at(loads, 0.99));
-    for Runs { wall, device, .. } in runs {
+    for Runs { wall, device, beside, .. } in runs {
         let (device, p99, p9999) = (at(device, 0.5), at(wall, 0.99), at(wall, 0.9999));
-        let _ = write!(text, ",{},{device},{p99},{p9999}", at(wall, 0.5));
+        let beside = if beside.is_empty() { "0".to_owned() } else { at(beside, 0.5) };
+        let _ = write!(text, ",{},{device},{beside},{p99},{p9999}", at(wall, 0.5));
     }
     text + "\n"
 }
@@ -147,16 +148,16 @@ mod tests {
     fn a_profile_is_a_table_that_the_simulator_reads() {
         let span = |micros: &[u64]| micros.iter().map(|micros| Duration::from_micros(*micros)).collect::<Vec<_>>();
         let runs = [
-            Runs { batch: 1, wall: span(&[500, 510, 900]), device: span(&[450, 460, 470]) },
-            Runs { batch: 4, wall: span(&[1000, 1010, 1020]), device: Vec::new() },
+            Runs { batch: 1, wall: span(&[500, 510, 900]), device: span(&[450, 460, 470]), beside: span(&[30, 35]) },
+            Runs { batch: 4, wall: span(&[1000, 1010, 1020]), device: Vec::new(), beside: Vec::new() },
         ];
         let table = header(&[1, 4])
             + &line("net", 1.0, 23_400_000, &span(&[400, 500]), &runs)
             + &line("net", 0.25, 23_400_000, &span(&[400, 500]), &runs);
         expect_test::expect![[r#"
-            model,share,weights_mb,load_ms,load_p99_ms,b1_ms,b1_device_ms,b1_p99_ms,b1_p9999_ms,b4_ms,b4_device_ms,b4_p99_ms,b4_p9999_ms
-            net,1,23.400,0.4000,0.5000,0.5100,0.4600,0.9000,0.9000,1.0100,,1.0200,1.0200
-            net@0.25,0.25,23.400,0.4000,0.5000,0.5100,0.4600,0.9000,0.9000,1.0100,,1.0200,1.0200
+            model,share,weights_mb,load_ms,load_p99_ms,b1_ms,b1_device_ms,b1_beside_ms,b1_p99_ms,b1_p9999_ms,b4_ms,b4_device_ms,b4_beside_ms,b4_p99_ms,b4_p9999_ms
+            net,1,23.400,0.4000,0.5000,0.5100,0.4600,0.0300,0.9000,0.9000,1.0100,,0,1.0200,1.0200
+            net@0.25,0.25,23.400,0.4000,0.5000,0.5100,0.4600,0.0300,0.9000,0.9000,1.0100,,0,1.0200,1.0200
         "#]]
         .assert_eq(&table);
     }

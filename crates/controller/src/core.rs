@@ -195,9 +195,10 @@ impl Expectation {
     pub fn measure(&self, record: &DeviceRecord, model: &ModelMetrics, status: &Status) {
         let actions = if self.done_at.is_some() { record.metrics.executions() } else { record.metrics.loads() };
         match status {
-            Status::Done { started_at, ended_at } => {
-                let took = ended_at.since(*started_at);
-                actions.done(took, self.took);
+            Status::Done { started_at, ended_at, transfers } => {
+                let busy = ended_at.since(*started_at);
+                let took = busy + transfers.before;
+                actions.done(took, busy, self.took);
                 if let Some(done_at) = self.done_at {
                     model.executed(self.rows, took);
                     record.metrics.completed(*ended_at, done_at);
@@ -504,9 +505,9 @@ impl Core {
         let alone = expectation.and_then(|expectation| expectation.alone);
         let mut took = None;
         let status = match report.status {
-            Status::Done { started_at, ended_at } => {
-                took = Some(ended_at.since(started_at));
-                ActionStatus::Done { started_at, ended_at }
+            Status::Done { started_at, ended_at, transfers } => {
+                took = Some(ended_at.since(started_at) + transfers.before);
+                ActionStatus::Done { started_at, ended_at, transfers }
             }
             Status::TooLate if expectation.is_some_and(|expectation| self.came_back(&expectation)) => {
                 return self.lose_if_empty(inner, now, device);

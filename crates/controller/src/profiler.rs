@@ -72,7 +72,7 @@ pub(crate) fn measure(
         };
         // The first run pays for memory that is touched for the first time.
         run.once(&inputs)?;
-        measured.push(Measured { batch, inputs, spans: Vec::new(), spent: Duration::ZERO });
+        measured.push(Measured { batch, inputs, spans: Vec::new(), beside: Vec::new(), spent: Duration::ZERO });
     }
     // In rounds: a machine that is slow for a while is so for all sizes alike, and which size pays stays true.
     while measured.iter().any(|size| size.wants_more(effort)) {
@@ -80,6 +80,7 @@ pub(crate) fn measure(
             let span = run.once(&size.inputs)?;
             size.spent += span;
             size.spans.push(span);
+            size.beside.push(run.beside);
         }
     }
     let fixed = measured.first().map_or(Duration::ZERO, |one| measure_fixed(&mut run, signature, &one.inputs));
@@ -125,6 +126,8 @@ pub struct Runs {
     pub wall: Vec<Duration>,
     /// By the device's own clock, ascending; empty if it has none.
     pub device: Vec<Duration>,
+    /// Its transfers, where they may run beside other batches, ascending.
+    pub beside: Vec<Duration>,
 }
 
 /// Loads a model so often, then runs each batch size so often, on this thread and with nothing beside it. What loads took, ascending,
@@ -156,7 +159,7 @@ pub fn measure_alone(
     let mut all = Vec::new();
     for &batch in sizes {
         let inputs = make_inputs(signature, batch, open_size, samples)?;
-        let (mut wall, mut device) = (Vec::new(), Vec::new());
+        let (mut wall, mut device, mut beside) = (Vec::new(), Vec::new(), Vec::new());
         // The first run pays for what is touched for the first time.
         for run in 0..=runs {
             let start = Instant::now();
@@ -164,11 +167,11 @@ pub fn measure_alone(
             if run > 0 {
                 wall.push(Duration::from(start.elapsed()));
                 device.extend(loaded.device_time());
+                beside.extend(loaded.moved().map(|moved| moved.inputs + moved.outputs));
             }
         }
-        wall.sort_unstable();
-        device.sort_unstable();
-        all.push(Runs { batch, wall, device });
+        [&mut wall, &mut device, &mut beside].into_iter().for_each(|spans| spans.sort_unstable());
+        all.push(Runs { batch, wall, device, beside });
     }
     Ok((spans, all))
 }
@@ -178,6 +181,8 @@ struct Measured {
     batch: u32,
     inputs: Arc<[Input]>,
     spans: Vec<Duration>,
+    /// What of each may run beside other batches.
+    beside: Vec<Duration>,
     spent: Duration,
 }
 
@@ -189,9 +194,12 @@ impl Measured {
 
     fn latency(mut self) -> BatchLatency {
         self.spans.sort_unstable();
-        let count = self.spans.len();
-        let at = |quantile: f64| self.spans[((count as f64 * quantile).ceil() as usize).clamp(1, count) - 1];
-        BatchLatency { batch: self.batch, median: at(0.5), p99: at(0.99) }
+        self.beside.sort_unstable();
+        let at = |spans: &[Duration], quantile: f64| {
+            spans[((spans.len() as f64 * quantile).ceil() as usize).clamp(1, spans.len()) - 1]
+        };
+        let (median, p99) = (at(&self.spans, 0.5), at(&self.spans, 0.99));
+        BatchLatency { batch: self.batch, median, p99, beside: at(&self.beside, 0.5) }
     }
 }
 
@@ -242,11 +250,13 @@ pub(crate) struct Run<'a> {
     loaded: Option<Box<dyn Loaded>>,
     /// What the next run is expected to take: what the last one took.
     expected: Duration,
+    /// What of the last one may run beside other batches.
+    beside: Duration,
 }
 
 impl<'a> Run<'a> {
     pub(crate) fn new(controller: &'a Controller, loaded: Box<dyn Loaded>) -> Self {
-        Self { controller, loaded: Some(loaded), expected: FIRST_GUESS }
+        Self { controller, loaded: Some(loaded), expected: FIRST_GUESS, beside: Duration::ZERO }
     }
 
     /// Tries sizes for open dimensions until the model accepts one.
@@ -285,6 +295,7 @@ impl<'a> Run<'a> {
         self.controller.borrow_device(DeviceId(0), self.expected, Box::new(work));
         let gone = "the model could not be measured: the engine panicked, or the server is going down";
         let (loaded, outcome) = receiver.recv().map_err(|_| gone)?;
+        self.beside = loaded.moved().map_or(Duration::ZERO, |moved| moved.inputs + moved.outputs);
         self.loaded = Some(loaded);
         let span = outcome.map_err(|error| error.to_string())?;
         self.expected = span;

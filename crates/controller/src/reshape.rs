@@ -1,7 +1,7 @@
 //! Models whose clients see other shapes than the model itself: `reshape`, and dimensions that are narrower than the model's.
 
 use base::{Duration, ModelSignature, TensorSpec};
-use engine::{EngineError, Loaded, Prepared, TensorView};
+use engine::{EngineError, Input, Loaded, Moved, Prepared, Staged, TensorView};
 use repository::{ModelConfig, TensorConfig};
 use std::sync::Arc;
 
@@ -62,6 +62,23 @@ struct Maps {
     batched: bool,
 }
 
+impl Maps {
+    fn to_model(&self, position: usize, shape: &[i64]) -> Vec<i64> {
+        self.through(self.to_model.get(position), shape)
+    }
+
+    fn from_model(&self, position: usize, shape: &[i64]) -> Vec<i64> {
+        self.through(self.from_model.get(position), shape)
+    }
+
+    fn through(&self, map: Option<&Option<Map>>, shape: &[i64]) -> Vec<i64> {
+        match map {
+            Some(Some(map)) => map.apply(shape, self.batched),
+            _ => shape.to_vec(),
+        }
+    }
+}
+
 struct Reshaped {
     inner: Arc<dyn Prepared>,
     signature: ModelSignature,
@@ -98,23 +115,59 @@ impl Loaded for ReshapedLoaded {
         inputs: &[TensorView<'_>],
         sink: &mut dyn FnMut(usize, TensorView<'_>),
     ) -> Result<(), EngineError> {
-        let Maps { to_model, from_model, batched } = &*self.maps;
-        let shape = |map: Option<&Option<Map>>, view: &TensorView<'_>| match map {
-            Some(Some(map)) => map.apply(view.shape, *batched),
-            _ => view.shape.to_vec(),
-        };
         let shapes: Vec<Vec<i64>> =
-            inputs.iter().enumerate().map(|(position, view)| shape(to_model.get(position), view)).collect();
+            inputs.iter().enumerate().map(|(position, view)| self.maps.to_model(position, view.shape)).collect();
         let views: Vec<TensorView<'_>> =
             inputs.iter().zip(&shapes).map(|(view, shape)| TensorView { shape, ..*view }).collect();
         self.inner.execute(&views, &mut |position, view| {
-            let shape = shape(from_model.get(position), &view);
+            let shape = self.maps.from_model(position, view.shape);
             sink(position, TensorView { shape: &shape, ..view });
         })
     }
 
     fn device_time(&self) -> Option<Duration> {
         self.inner.device_time()
+    }
+
+    fn moved(&self) -> Option<Moved> {
+        self.inner.moved()
+    }
+
+    fn stages(&self) -> bool {
+        self.inner.stages()
+    }
+
+    fn stage(&mut self, mut inputs: Vec<Input>) -> Result<Box<dyn Staged>, EngineError> {
+        for (position, input) in inputs.iter_mut().enumerate() {
+            input.shape = self.maps.to_model(position, &input.shape);
+        }
+        Ok(Box::new(ReshapedStaged { inner: self.inner.stage(inputs)?, maps: Arc::clone(&self.maps) }))
+    }
+}
+
+struct ReshapedStaged {
+    inner: Box<dyn Staged>,
+    maps: Arc<Maps>,
+}
+
+impl Staged for ReshapedStaged {
+    fn start(&mut self) -> Result<(), EngineError> {
+        self.inner.start()
+    }
+
+    fn is_computed(&mut self) -> Result<bool, EngineError> {
+        self.inner.is_computed()
+    }
+
+    fn has_arrived(&mut self) -> Result<bool, EngineError> {
+        self.inner.has_arrived()
+    }
+
+    fn finish(&mut self, sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<Moved, EngineError> {
+        self.inner.finish(&mut |position, view| {
+            let shape = self.maps.from_model(position, view.shape);
+            sink(position, TensorView { shape: &shape, ..view });
+        })
     }
 }
 

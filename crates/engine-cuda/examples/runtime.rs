@@ -8,7 +8,10 @@
 
 use base::{DataType, Precision, TensorSpec, element_count};
 use cudarc::driver::sys;
-use engine::{Engine, EngineError, HostBuffer, HostMemory, Loaded, ModelSource, Parts, TensorView};
+use bytes::Bytes;
+use engine::{
+    Engine, EngineError, HostBuffer, HostMemory, Input, Loaded, ModelSource, Moved, Parts, Staged, TensorView,
+};
 use engine_cuda::driver::{Address, Gpu, Pinned, Refused, check};
 use engine_cuda::engine::{CudaEngine, CudaOptions};
 use engine_cuda::fetch::{Fetcher, MOST_PIECES, Piece, Waiting};
@@ -600,13 +603,14 @@ fn model(gpu: &Arc<Gpu>, kernels: &Kernels, file: PathBuf, replays: usize) -> Ou
     };
     let mut alone = None;
     for &batch in &sizes {
+        let memory = engine.host_memory().ok_or("the engine has no pool")?;
+        one_behind_another(loaded.as_mut(), &*memory, &inputs(batch), batch, 2000)?;
         let inputs = inputs(batch);
         let (device, wall) = executions(loaded.as_mut(), &inputs, if batch == 1 { replays } else { 500 })?;
         println!("batch {batch}, device: {device}\nbatch {batch}, wall:   {wall}");
         if batch == 1 {
             alone = Some((device.at(0.5), device.at(0.99)));
         }
-        let memory = engine.host_memory().ok_or("the engine has no pool")?;
         from_the_pool(loaded.as_mut(), &*memory, &inputs, batch, if batch == 1 { replays } else { 500 })?;
     }
     let (alone, alone_p99) = alone.ok_or("batch 1 is needed")?;
@@ -709,6 +713,71 @@ fn from_the_pool(
     }
     let (device, wall) = timed(loaded, count, |loaded| loaded.execute_parts(&parts, &mut |_, _| {}))?;
     println!("batch {batch} from the pool, device: {device}\nbatch {batch} from the pool, wall:   {wall}");
+    Ok(())
+}
+
+/// Two batches in turn, each staged while the other is computed, as the worker does where orders come ahead. Each must have its own outputs.
+fn one_behind_another(
+    loaded: &mut dyn Loaded,
+    memory: &dyn HostMemory,
+    inputs: &Inputs,
+    batch: u32,
+    count: usize,
+) -> Outcome<()> {
+    let other: Inputs = inputs
+        .iter()
+        .map(|(datatype, shape, data)| {
+            let row = data.len() / batch as usize;
+            let turned = data.chunks(row).flat_map(|row| row[row.len() / 2..].iter().chain(&row[..row.len() / 2]).copied());
+            (*datatype, shape.clone(), turned.collect())
+        })
+        .collect();
+    let mut sets = Vec::new();
+    for inputs in [inputs, &other] {
+        let mut expected = Vec::new();
+        loaded.execute(&views(inputs), &mut |_, view| expected.push(view.data.to_vec()))?;
+        let mut staged = Vec::new();
+        for (datatype, shape, data) in inputs {
+            let mut pieces = Vec::new();
+            for (at, row) in data.chunks(data.len() / batch as usize).enumerate() {
+                let Ok(buffer) = pooled(memory, 100 + at, row) else { return Ok(()) };
+                pieces.push(Bytes::from_owner(buffer).slice(100 + at..));
+            }
+            staged.push(Input { datatype: *datatype, shape: shape.clone(), pieces });
+        }
+        sets.push((staged, expected));
+    }
+    if sets[0].1 == sets[1].1 {
+        println!("batch {batch}: both inputs have the same outputs, which shows nothing");
+    }
+    let mut running: Option<(usize, Box<dyn Staged>)> = None;
+    let (mut moved, mut start) = (Moved::default(), Instant::now());
+    for run in 0..count + 50 {
+        if run == 50 {
+            start = Instant::now();
+        }
+        let mut next = loaded.stage(sets[run % 2].0.clone())?;
+        if let Some((before, mut done)) = running.take() {
+            while !done.is_computed()? {
+                std::hint::spin_loop();
+            }
+            next.start()?;
+            let mut outputs = Vec::new();
+            moved = done.finish(&mut |_, view| outputs.push(view.data.to_vec()))?;
+            if outputs != sets[before].1 {
+                return Err(format!("batch {batch}, run {run}: the outputs are another batch's").into());
+            }
+        } else {
+            next.start()?;
+        }
+        running = Some((run % 2, next));
+    }
+    println!(
+        "batch {batch}, one behind another: {:.1} us each; the last one's inputs took {}, its outputs {}",
+        micros(start) / count as f64,
+        moved.inputs,
+        moved.outputs
+    );
     Ok(())
 }
 

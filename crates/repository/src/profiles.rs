@@ -58,6 +58,8 @@ struct Batch {
     batch: u32,
     median_ns: u64,
     p99_ns: u64,
+    #[serde(default)]
+    beside_ns: u64,
 }
 
 impl ProfileStore {
@@ -89,7 +91,12 @@ impl ProfileStore {
     /// Keeps a profile, whole or not at all: it is written beside its place and then moved there.
     fn try_save(&self, key: &ProfileKey, stored: &StoredProfile) -> io::Result<()> {
         let batch =
-            |b: &BatchLatency| Batch { batch: b.batch, median_ns: b.median.as_nanos(), p99_ns: b.p99.as_nanos() };
+            |b: &BatchLatency| Batch {
+                batch: b.batch,
+                median_ns: b.median.as_nanos(),
+                p99_ns: b.p99.as_nanos(),
+                beside_ns: b.beside.as_nanos(),
+            };
         let document = Document {
             format: FORMAT,
             key: key.clone(),
@@ -130,6 +137,7 @@ fn read(path: &Path, key: &ProfileKey) -> Result<Option<StoredProfile>, String> 
         batch: b.batch,
         median: Duration::from_nanos(b.median_ns),
         p99: Duration::from_nanos(b.p99_ns),
+        beside: Duration::from_nanos(b.beside_ns),
     };
     let batches = document.batches.iter().map(batch).collect();
     let profile =

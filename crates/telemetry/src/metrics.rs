@@ -418,12 +418,12 @@ pub struct ActionMetrics {
 }
 
 impl ActionMetrics {
-    /// Done, in that time; so much had been predicted.
-    pub fn done(&self, took: Duration, predicted: Duration) {
+    /// Done, in that time; so much had been predicted. It kept the executor from others for `busy`: transfers may have run beside another action.
+    pub fn done(&self, took: Duration, busy: Duration, predicted: Duration) {
         self.done.inc();
-        self.busy.inc_by(took.as_secs_f64());
+        self.busy.inc_by(busy.as_secs_f64());
         if let Some(demand) = &self.demand {
-            demand.busy(took);
+            demand.busy(busy);
         }
         if let Some(histogram) = &self.took {
             histogram.observe(took);
@@ -582,10 +582,10 @@ mod tests {
     fn over_and_under_predictions_are_kept_apart() {
         let metrics = Metrics::new();
         let device = metrics.device("cpu:0");
-        device.executions().done(Duration::from_millis(3), Duration::from_millis(5));
-        device.executions().done(Duration::from_millis(9), Duration::from_millis(5));
+        device.executions().done(Duration::from_millis(3), Duration::from_millis(3), Duration::from_millis(5));
+        device.executions().done(Duration::from_millis(9), Duration::from_millis(9), Duration::from_millis(5));
         device.completed(Timestamp::from_nanos(10), Timestamp::from_nanos(4_000_000_010));
-        device.loads().done(Duration::from_millis(8), Duration::from_millis(8));
+        device.loads().done(Duration::from_millis(8), Duration::from_millis(8), Duration::from_millis(8));
         device.pages(100, 7);
         let text = metrics.render();
         let error = |direction: &str| {
@@ -630,8 +630,8 @@ mod tests {
         for &reason in Reason::ALL {
             model.ended(reason, Duration::ZERO);
         }
-        device.executions().done(Duration::from_millis(3), Duration::ZERO);
-        device.loads().done(Duration::from_millis(50), Duration::ZERO);
+        device.executions().done(Duration::from_millis(3), Duration::from_millis(3), Duration::ZERO);
+        device.loads().done(Duration::from_millis(50), Duration::from_millis(50), Duration::ZERO);
         metrics.remove_model("a", 1);
         // Overloaded, missed, queue full, no device.
         assert_eq!(metrics.demand(), DemandTotals { ended: 5, bad: 4, busy: Duration::from_millis(3) });

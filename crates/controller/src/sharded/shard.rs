@@ -153,7 +153,7 @@ impl ShardThread {
             expectation.measure(&self.devices[expectation.device.index()], &served.metrics, &report.status);
         }
         let status = match report.status {
-            Status::Done { started_at, ended_at } => ActionStatus::Done { started_at, ended_at },
+            Status::Done { started_at, ended_at, transfers } => ActionStatus::Done { started_at, ended_at, transfers },
             Status::TooLate => ActionStatus::TooLate,
             Status::Failed(reason) | Status::Panicked(reason) => {
                 match (expectation, served) {

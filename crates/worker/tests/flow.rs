@@ -1,0 +1,288 @@
+//! Batches on a device whose transfers run beside its computing: in which order things happen, and what becomes of those that fail.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
+
+use base::{ActionId, DataType, Duration, ModelSignature, TensorSpec, Timestamp, Window};
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use engine::{EngineError, Input, Loaded, Moved, Prepared, Staged, TensorView};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use worker::{BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Slot, Status, Tensor};
+
+/// A request of one number; its answer is twice that.
+struct Item {
+    inputs: Vec<Tensor>,
+    answers: Sender<Result<f32, String>>,
+}
+
+impl BatchItem for Item {
+    fn inputs(&self) -> &[Tensor] {
+        &self.inputs
+    }
+    fn rows(&self) -> u32 {
+        1
+    }
+    fn queued_at(&self) -> Timestamp {
+        Timestamp::ZERO
+    }
+    fn deliver(self, outputs: Result<Vec<Tensor>, String>) {
+        self.answers.send(outputs.map(|outputs| floats(&outputs[0].data)[0])).unwrap();
+    }
+}
+
+fn floats(data: &[u8]) -> Vec<f32> {
+    data.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+/// What the device did, and what the test lets it do: a batch is called by its first number.
+#[derive(Clone, Default)]
+struct Script {
+    log: Arc<Mutex<Vec<String>>>,
+    /// How far a batch may come: 1 is computed, 2 has its outputs.
+    allowed: Arc<Mutex<BTreeMap<i32, u32>>>,
+}
+
+impl Script {
+    fn note(&self, what: &str, batch: i32) {
+        self.log.lock().unwrap().push(format!("{what} {batch}"));
+    }
+
+    fn allow(&self, batch: i32, far: u32) {
+        self.allowed.lock().unwrap().insert(batch, far);
+    }
+
+    fn may(&self, batch: i32, far: u32) -> bool {
+        self.allowed.lock().unwrap().get(&batch).is_some_and(|allowed| *allowed >= far)
+    }
+
+    /// Waits until the device did that.
+    fn until(&self, what: &str) {
+        while !self.log.lock().unwrap().iter().any(|line| line == what) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn position(&self, what: &str) -> usize {
+        self.log.lock().unwrap().iter().position(|line| line == what).unwrap()
+    }
+}
+
+struct Net(Script, ModelSignature);
+
+impl Net {
+    fn new(script: &Script) -> Self {
+        let spec = |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, dims: vec![-1, 1] };
+        let signature = ModelSignature { inputs: vec![spec("x")], outputs: vec![spec("y")], max_batch: 8 };
+        Self(script.clone(), signature)
+    }
+}
+
+impl Prepared for Net {
+    fn signature(&self) -> &ModelSignature {
+        &self.1
+    }
+    fn weight_bytes(&self) -> u64 {
+        1
+    }
+    fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        Ok(Box::new(Net::new(&self.0)))
+    }
+}
+
+impl Loaded for Net {
+    /// Negative numbers are refused.
+    fn execute(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError> {
+        let numbers = floats(inputs[0].data);
+        self.0.note("alone", numbers[0] as i32);
+        if let Some(bad) = numbers.iter().find(|number| **number < 0.0) {
+            return Err(EngineError::Execute(format!("{bad} is negative")));
+        }
+        let doubled: Vec<u8> = numbers.iter().flat_map(|number| (2.0 * number).to_le_bytes()).collect();
+        sink(0, TensorView { data: &doubled, ..inputs[0] });
+        Ok(())
+    }
+
+    fn stages(&self) -> bool {
+        true
+    }
+
+    fn stage(&mut self, inputs: Vec<Input>) -> Result<Box<dyn Staged>, EngineError> {
+        let numbers: Vec<f32> = inputs[0].pieces.iter().flat_map(|piece| floats(piece)).collect();
+        assert_eq!(inputs[0].shape, [numbers.len() as i64, 1]);
+        let name = numbers[0] as i32;
+        self.0.note("stage", name);
+        if name == 13 {
+            panic!("this one can't be staged");
+        }
+        Ok(Box::new(OnItsWay { script: self.0.clone(), name, numbers }))
+    }
+}
+
+struct OnItsWay {
+    script: Script,
+    name: i32,
+    numbers: Vec<f32>,
+}
+
+impl Staged for OnItsWay {
+    fn start(&mut self) -> Result<(), EngineError> {
+        self.script.note("start", self.name);
+        Ok(())
+    }
+    fn is_computed(&mut self) -> Result<bool, EngineError> {
+        if self.numbers.iter().any(|number| *number < 0.0) {
+            return Err(EngineError::Execute("the whole batch failed".into()));
+        }
+        Ok(self.script.may(self.name, 1))
+    }
+    fn has_arrived(&mut self) -> Result<bool, EngineError> {
+        Ok(self.script.may(self.name, 2))
+    }
+    fn finish(&mut self, sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<Moved, EngineError> {
+        self.script.note("finish", self.name);
+        let doubled: Vec<u8> = self.numbers.iter().flat_map(|number| (2.0 * number).to_le_bytes()).collect();
+        let shape = [self.numbers.len() as i64, 1];
+        sink(0, TensorView { datatype: DataType::Fp32, shape: &shape, data: &doubled });
+        Ok(Moved { inputs: Duration::from_nanos(7), outputs: Duration::from_nanos(5) })
+    }
+}
+
+impl Drop for OnItsWay {
+    fn drop(&mut self) {
+        self.script.note("gone", self.name);
+    }
+}
+
+struct Bench {
+    clock: Clock,
+    device: Device<Item>,
+    reports: Receiver<Report<Item>>,
+    answers: (Sender<Result<f32, String>>, Receiver<Result<f32, String>>),
+    slot: Arc<Slot>,
+    script: Script,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (sender, reports) = unbounded();
+        let clock = Clock::start();
+        let config = DeviceConfig { name: "test:0".into(), index: 0, pages: 1, pin: None };
+        let device = Device::start(&config, clock, move |report| sender.send(report).unwrap()).unwrap();
+        let (slot, script) = (Arc::new(Slot::default()), Script::default());
+        let window = Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER };
+        let prepared = Arc::new(Net::new(&script));
+        assert!(device.load(LoadOrder { action: ActionId(0), window, slot: Arc::clone(&slot), prepared, pages: 1 }));
+        assert!(matches!(reports.recv().unwrap().status, Status::Done { .. }));
+        Self { clock, device, reports, answers: unbounded(), slot, script }
+    }
+
+    fn order(&self, action: u64, numbers: &[f32], latest: Timestamp) {
+        let item = |number: &f32| {
+            let data = Bytes::copy_from_slice(&number.to_le_bytes());
+            let tensor = Tensor { datatype: DataType::Fp32, shape: vec![1, 1], data };
+            Item { inputs: vec![tensor], answers: self.answers.0.clone() }
+        };
+        let window = Window { earliest: Timestamp::ZERO, latest };
+        let (slot, signature) = (Arc::clone(&self.slot), Arc::new(Net::new(&self.script).1));
+        let items = numbers.iter().map(item).collect();
+        let order = ExecuteOrder { action: ActionId(action), window, slot, signature, padding: None, items };
+        assert!(self.device.execute(order).is_ok());
+    }
+
+    fn report(&self) -> (u64, Status, usize) {
+        let Report { action, status, returned } = self.reports.recv().unwrap();
+        (action.0, status, returned.len())
+    }
+
+    fn answers(&self, count: usize) -> Vec<Result<f32, String>> {
+        (0..count).map(|_| self.answers.1.recv().unwrap()).collect()
+    }
+}
+
+#[test]
+fn inputs_go_ahead_and_outputs_leave_while_another_batch_is_computed() {
+    let bench = Bench::new();
+    let script = &bench.script;
+    bench.order(1, &[1.0, 2.0], Timestamp::NEVER);
+    script.until("start 1");
+    bench.order(2, &[3.0], Timestamp::NEVER);
+    script.until("stage 3");
+    assert!(!script.log.lock().unwrap().contains(&"start 3".to_owned()), "one is computed at a time");
+    script.allow(1, 1);
+    script.until("start 3");
+    bench.order(3, &[4.0], Timestamp::NEVER);
+    script.until("stage 4");
+    assert!(bench.reports.is_empty(), "its outputs aren't there");
+    script.allow(1, 2);
+    let (action, status, _) = bench.report();
+    let Status::Done { started_at, ended_at, transfers } = status else { panic!("{status:?}") };
+    assert_eq!((action, transfers.before, transfers.beside.as_nanos()), (1, Duration::ZERO, 12));
+    assert!(started_at <= ended_at);
+    assert!(script.position("gone 1") > script.position("finish 1"), "nothing holds the weights when it is reported");
+    [3, 4].into_iter().for_each(|batch| script.allow(batch, 2));
+    for expected in [2, 3] {
+        let (action, status, _) = bench.report();
+        let Status::Done { transfers, .. } = status else { panic!("{status:?}") };
+        assert_eq!((action, transfers.before.as_nanos()), (expected, 7), "its inputs came beside another");
+    }
+    assert_eq!(bench.answers(4), [Ok(2.0), Ok(4.0), Ok(6.0), Ok(8.0)]);
+}
+
+#[test]
+fn a_window_that_passes_behind_another_batch_is_respected() {
+    let bench = Bench::new();
+    bench.order(1, &[1.0], Timestamp::NEVER);
+    bench.script.until("start 1");
+    let latest = bench.clock.now() + Duration::from_millis(20);
+    bench.order(2, &[2.0], latest);
+    while bench.clock.now() <= latest {
+        std::thread::yield_now();
+    }
+    bench.script.allow(1, 2);
+    let mut reports = [bench.report(), bench.report()];
+    reports.sort_by_key(|(action, ..)| *action);
+    assert!(matches!(reports[0].1, Status::Done { .. }));
+    assert_eq!((&reports[1].1, reports[1].2), (&Status::TooLate, 1));
+    assert!(!bench.script.log.lock().unwrap().contains(&"start 2".to_owned()));
+}
+
+#[test]
+fn a_batch_that_fails_is_run_again_by_itself_for_the_sake_of_the_others_in_it() {
+    let bench = Bench::new();
+    bench.order(1, &[1.0, -2.0], Timestamp::NEVER);
+    let (_, status, _) = bench.report();
+    assert!(matches!(&status, Status::Failed(reason) if reason.contains("-2 is negative")), "{status:?}");
+    let answers = bench.answers(2);
+    assert_eq!(answers[0], Ok(2.0));
+    assert!(answers[1].as_ref().unwrap_err().contains("negative"));
+    assert!(bench.script.position("gone 1") < bench.script.position("alone 1"), "the device is free before");
+}
+
+#[test]
+fn a_panic_is_reported_and_the_next_batch_runs() {
+    let bench = Bench::new();
+    bench.order(1, &[13.0], Timestamp::NEVER);
+    let (_, status, _) = bench.report();
+    assert!(matches!(&status, Status::Panicked(reason) if reason.contains("can't be staged")), "{status:?}");
+    assert!(bench.answers(1)[0].is_err());
+    bench.script.allow(5, 2);
+    bench.order(2, &[5.0], Timestamp::NEVER);
+    assert!(matches!(bench.report().1, Status::Done { .. }));
+    assert_eq!(bench.answers(1), [Ok(10.0)]);
+}
+
+#[test]
+fn what_is_under_way_is_finished_when_the_device_goes() {
+    let bench = Bench::new();
+    bench.order(1, &[1.0], Timestamp::NEVER);
+    bench.script.until("start 1");
+    bench.order(2, &[2.0], Timestamp::NEVER);
+    [1, 2].into_iter().for_each(|batch| bench.script.allow(batch, 2));
+    drop(bench.device);
+    assert_eq!(bench.answers.1.try_iter().collect::<Vec<_>>(), [Ok(2.0), Ok(4.0)]);
+}
