@@ -33,6 +33,6 @@ cargo nextest run "${everything[@]}" --cargo-quiet
 step "real clients"
 cargo build "${everything[@]}" --bin punctual --quiet
 source scripts/venv.sh
-"$python" -m pytest -q tests/clients
+"$python" -m pytest -q tests/clients scripts/gpu
 
 step "done"

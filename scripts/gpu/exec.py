@@ -1,74 +1,31 @@
 #!/usr/bin/env python3
 """Compares our executions with PyTorch's CUDA graphs on one GPU, in one run.
 
-    scripts/gpu/exec.py EXEC_BINARY FOLDER [--models resnet50:tf32,resnet50:f16] [--batches 1,2,4,8,16,32] [--proposals 4] [--compile 1,8,32] [--compile-seconds 400]
+    scripts/gpu/exec.py EXEC_BINARY FOLDER [--models resnet50:tf32,resnet50:f16] [--batches 1,2,4,8,16,32] [--proposals 4]
+    scripts/gpu/exec.py EXEC_BINARY FOLDER --compile 1,8,32 [--compile-only] [--compile-seconds 400] [--compile-processes 12] [--models ...]
 
 EXEC_BINARY is `cargo build --release -p engine-cuda --example exec`. Models are exported with random weights (seed fixed, see networks.py). For each: outputs of PyTorch in fp32 without TF32 are saved and ours compared with them; then times, first
 PyTorch's, then ours. Both are medians of single replays of a CUDA graph, by events on the device. Prints a table in Markdown; writes results.json.
 
-With --compile, PyTorch's compiler comes beside them at the end (`torch.compile(mode="max-autotune-no-cudagraphs")`, then recorded in a CUDA graph like everything
-else here, which leaves out what Python would add), for these batches and as many models as there is time for: a network takes it a minute or more.
+With --compile, PyTorch's compiler comes beside them at the end, for these batches (`torch.compile(mode="max-autotune")`; compiled.py says how, and what is set). With --compile-only nothing
+else is done: ours is what FOLDER/results.json has. --compile-seconds is for compiling; what isn't done then goes on in the next call with the same FOLDER. Measuring takes some ten seconds for each
+pair more. Its times are put into results.json as `compiled_ms`.
 """
 
 import argparse
 import json
 import math
 import pathlib
-import statistics
 import subprocess
 import time
 
 import torch
 
+import compiled
 from networks import SEQUENCE, export, make
+from timing import in_precision, replay_time, rows_of
 
 ALL = "resnet50:tf32,resnet50:f16,resnet18:f16,densenet121:f16,mobilenet_v2:f16,vgg16:f16"
-
-
-def choose_precision(precision):
-    tf32 = precision != "f32"
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.benchmark = True
-
-
-def in_precision(model, example, precision):
-    """The model and its input as PyTorch computes them best."""
-    choose_precision(precision)
-    model = model.to(memory_format=torch.channels_last) if example.dim() == 4 else model
-    return (model.half() if precision == "f16" else model), example
-
-
-def rows_of(example, batch, precision):
-    x = example[:batch].clone()
-    if x.dim() == 4:
-        x = x.to(memory_format=torch.channels_last)
-        x = x.half() if precision == "f16" else x
-    return x
-
-
-def replay_time(model, x):
-    """Median ms of a replay of the model's CUDA graph."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            model(x)
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        model(x)
-    for _ in range(30):
-        graph.replay()
-    torch.cuda.synchronize()
-    taken = []
-    for _ in range(200):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        taken.append(begin.elapsed_time(end))
-    return statistics.median(taken)
 
 
 def torch_times(model, example, precision, batches, expected):
@@ -84,44 +41,8 @@ def torch_times(model, example, precision, batches, expected):
     return times, error
 
 
-def compiled_times(entries, batches, seconds, results):
-    """The same for what PyTorch's compiler makes of the models, as far as the time goes."""
-    began, ratios = time.time(), []
-    # Batch by batch, so that every model has its turn.
-    for batch in batches:
-        for name, precision in entries:
-            ours = next((r for r in results if (r["model"], r["precision"].lower(), r["batch"]) == (name, precision, batch)), None)
-            if time.time() - began > seconds or ours is None:
-                continue
-            torch._dynamo.reset()
-            model, example = in_precision(*make(name, batch), precision)
-            started = time.time()
-            try:
-                with torch.no_grad():
-                    compiled = torch.compile(model, mode="max-autotune-no-cudagraphs", fullgraph=True, dynamic=False)
-                    took = replay_time(compiled, rows_of(example, batch, precision))
-            except Exception as error:
-                print(f"{name} {precision} b{batch}: PyTorch's compiler failed: {type(error).__name__}: {str(error)[:200]}", flush=True)
-                continue
-            ours["compiled_ms"] = took
-            ratios.append(ours["ms"] / took)
-            print(f"{name} {precision} b{batch}: {ours['ms']:.3f} / {took:.3f} compiled = {ratios[-1]:.2f} ({time.time() - started:.0f} s)", flush=True)
-    if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        print(f"ours over torch.compile: geometric mean {mean:.3f} of {len(ratios)}, largest {max(ratios):.3f}", flush=True)
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("binary")
-    parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--models", default=ALL)
-    parser.add_argument("--batches", default="1,2,4,8,16,32")
-    parser.add_argument("--proposals", default="4")
-    parser.add_argument("--compile", default="")
-    parser.add_argument("--compile-seconds", type=float, default=400)
-    arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
+def compare(arguments):
+    """Ours and PyTorch's CUDA graphs, one model after another."""
     batches = [int(batch) for batch in arguments.batches.split(",")]
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}", flush=True)
     results = []
@@ -168,13 +89,34 @@ def main():
         cells = [f"{mine[b]['ms']:.3f} / {mine[b]['torch_ms']:.3f} = {mine[b]['ratio']:.2f}" if b in mine else "" for b in batches]
         errors = (max(r["error"] for r in mine.values()), max(r["torch_error"] for r in mine.values())) if mine else (math.nan, math.nan)
         print(f"| {name} {precision} | " + " | ".join(cells) + f" | {errors[0]:.1e} | {errors[1]:.1e} |")
-    if arguments.compile:
-        entries = [tuple(entry.split(":")) for entry in arguments.models.split(",")]
-        compiled_times(entries, [int(batch) for batch in arguments.compile.split(",")], arguments.compile_seconds, results)
-        (arguments.folder / "results.json").write_text(json.dumps(results))
     if results:
-        mean = math.exp(sum(math.log(r["ratio"]) for r in results) / len(results))
+        mean = compiled.geometric_mean([r["ratio"] for r in results])
         print(f"geometric mean {mean:.3f}, largest {max(r['ratio'] for r in results):.3f}, largest error {max(r['error'] for r in results):.1e}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("binary")
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--models", default=ALL)
+    parser.add_argument("--batches", default="1,2,4,8,16,32")
+    parser.add_argument("--proposals", default="4")
+    parser.add_argument("--compile", default="")
+    parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--compile-seconds", type=float, default=400)
+    parser.add_argument("--compile-processes", type=int, default=12)
+    arguments = parser.parse_args()
+    if arguments.compile_only and not arguments.compile:
+        parser.error("--compile-only needs batches: --compile 1,8,32")
+    if arguments.compile_only and not (arguments.folder / "results.json").exists():
+        parser.error(f"{arguments.folder}/results.json isn't there: run without --compile-only first")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    if not arguments.compile_only:
+        compare(arguments)
+    if arguments.compile:
+        until = time.monotonic() + arguments.compile_seconds
+        expired = lambda: time.monotonic() > until
+        compiled.beside(arguments.folder, arguments.models, arguments.compile, expired, arguments.compile_processes)
 
 
 if __name__ == "__main__":

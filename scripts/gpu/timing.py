@@ -1,0 +1,51 @@
+"""How PyTorch computes and is timed here: in its best layout, as a CUDA graph, by events on the device."""
+
+import statistics
+
+import torch
+
+
+def choose_precision(precision):
+    tf32 = precision != "f32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = True
+
+
+def in_precision(model, example, precision):
+    """The model and its input as PyTorch computes them best."""
+    choose_precision(precision)
+    model = model.to(memory_format=torch.channels_last) if example.dim() == 4 else model
+    return (model.half() if precision == "f16" else model), example
+
+
+def rows_of(example, batch, precision):
+    x = example[:batch].clone()
+    if x.dim() == 4:
+        x = x.to(memory_format=torch.channels_last)
+        x = x.half() if precision == "f16" else x
+    return x
+
+
+def replay_time(model, x):
+    """Median ms of a replay of the model's CUDA graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model(x)
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        model(x)
+    for _ in range(30):
+        graph.replay()
+    torch.cuda.synchronize()
+    taken = []
+    for _ in range(200):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        taken.append(begin.elapsed_time(end))
+    return statistics.median(taken)
