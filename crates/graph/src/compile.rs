@@ -32,16 +32,17 @@ mod tests {
         options
     }
 
-    fn files() -> [(&'static str, Vec<u8>); 4] {
+    fn files() -> [(&'static str, Vec<u8>); 5] {
         [
             ("residual", sample::residual()),
             ("dense", sample::dense()),
             ("mobile", sample::mobile()),
+            ("strided", sample::strided()),
             ("transformer", sample::transformer()),
         ]
     }
 
-    fn models() -> [(&'static str, Model); 4] {
+    fn models() -> [(&'static str, Model); 5] {
         files().map(|(name, file)| (name, model(&file)))
     }
 
@@ -238,6 +239,24 @@ mod tests {
                 conv        FP32[1, 16, 6, 6]nhwc@work+0 FP32[8, 16, 1, 1]@weights+2816 FP32[8]@weights+3328 FP32[1, 8, 6, 6]nhwc@work+4608 -> FP32[1, 8, 6, 6]nhwc@work+2304 | 1x1 +bias +residual   # y
                 copy        FP32[1, 8, 6, 6]nhwc@work+2304 -> FP32[1, 8, 6, 6]@output0+0   # y
             "#]],
+        );
+    }
+
+    #[test]
+    fn convolutions_of_tensorflow_pad_by_themselves() {
+        check(
+            &sample::strided(),
+            &options(1, Precision::F16),
+            &expect![[r#"
+            plan F16: 5 steps, 2048 bytes of weights in 6, 0 of constants, 768 of workspace
+            input0 x FP32[1, 3, 8, 8]
+            output0 y FP32[1, 4, 2, 2]
+            copy        FP32[1, 3, 8, 8]@input0+0 -> FP16[1, 3, 8, 8]nhwc@work+0   # stem.relu6
+            conv        FP16[1, 3, 8, 8]nhwc@work+0 FP16[8, 3, 3, 3]nhwc@weights+0 FP16[8]@weights+512 -> FP16[1, 8, 4, 4]nhwc@work+512 | 3x3 stride 2x2 pad [0, 0][1, 1] +bias Clip { low: 0.0, high: 6.0 }   # stem.relu6
+            conv        FP16[1, 8, 4, 4]nhwc@work+512 FP16[8, 1, 5, 5]by[1, 200, 40, 8]@weights+768 FP16[8]@weights+1280 -> FP16[1, 8, 2, 2]nhwc@work+0 | 5x5 stride 2x2 pad [1, 1][2, 2] groups 8 +bias Clip { low: 0.0, high: 6.0 }   # deep.relu6
+            conv        FP16[1, 8, 2, 2]nhwc@work+0 FP16[4, 8, 1, 1]@weights+1536 FP16[4]@weights+1792 -> FP16[1, 4, 2, 2]nhwc@work+256 | 1x1 +bias   # y
+            copy        FP16[1, 4, 2, 2]nhwc@work+256 -> FP32[1, 4, 2, 2]@output0+0   # y
+        "#]],
         );
     }
 

@@ -179,6 +179,27 @@ pub(crate) fn mobile() -> Vec<u8> {
     net.bytes(&["y"])
 }
 
+/// The stem and a strided block of a network from TensorFlow: padding is an operator, more behind the image than in front of it.
+pub(crate) fn strided() -> Vec<u8> {
+    let mut net = Sample::new("x", 1, &[0, 3, 8, 8]);
+    net.scalar("zero", 0.0);
+    net.scalar("six", 6.0);
+    net.ints("behind", &[0, 0, 0, 0, 0, 0, 1, 1]);
+    net.ints("around", &[0, 0, 1, 1, 0, 0, 2, 2]);
+    net.node("Pad", &["x", "behind", "zero"], "x.pad", &[]);
+    net.weight("stem.w", &[8, 3, 3, 3], 0.0);
+    net.node("Conv", &["x.pad", "stem.w"], "stem", &[("strides", &[2, 2])]);
+    net.norm("stem", "stem.n", 8);
+    net.node("Clip", &["stem.n", "zero", "six"], "stem.relu6", &[]);
+    net.node("Pad", &["stem.relu6", "around"], "deep.pad", &[]);
+    net.weight("deep.w", &[8, 1, 5, 5], 0.0);
+    net.node("Conv", &["deep.pad", "deep.w"], "deep", &[("strides", &[2, 2]), ("group", &[8])]);
+    net.norm("deep", "deep.n", 8);
+    net.node("Clip", &["deep.n", "zero", "six"], "deep.relu6", &[]);
+    net.conv_norm("deep.relu6", "y", 8, 4, 1, 1);
+    net.bytes(&["y"])
+}
+
 /// A layer of BERT of width 8 with two heads, in the spelling of older exporters.
 pub(crate) fn transformer() -> Vec<u8> {
     let mut net = Sample::new("ids", 7, &[0, 0]);

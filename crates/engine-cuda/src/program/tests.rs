@@ -178,6 +178,34 @@ fn a_convolution_of_one_tap_is_a_product() {
     assert_eq!((product.b.dims, product.b.strides), (vec![64, 64], vec![1, 64]));
 }
 
+/// Rows of the result at equal distances aren't rows of the image: it would be read beyond its end.
+#[test]
+fn one_tap_over_padding_behind_the_image_alone_is_no_product() {
+    let mut conv = convolution(1, 64, 8, 1, 1);
+    for image in [&mut conv.input, &mut conv.output] {
+        image.dims[2] = 1;
+        image.strides = channels_last(&image.dims);
+    }
+    let mode = |conv: &Conv| {
+        recipes(&Step::Conv(conv.clone()), Precision::F16, &facts()).unwrap()[0].source.defines[5].clone()
+    };
+    assert!(lt::as_product(&conv).is_some());
+    assert_eq!(mode(&conv), "A_MODE=0");
+    conv.output.dims[3] += 1;
+    conv.output.strides = channels_last(&conv.output.dims);
+    conv.window.pads_after = [0, 1];
+    assert!(lt::as_product(&conv).is_none());
+    assert_eq!(mode(&conv), "A_MODE=1");
+}
+
+#[test]
+fn padding_behind_the_image_is_part_of_a_signature() {
+    let conv = convolution(1, 64, 8, 3, 1);
+    let mut other = conv.clone();
+    other.window.pads_after = [2, 2];
+    assert_ne!(signature(&Step::Conv(conv), Precision::F16), signature(&Step::Conv(other), Precision::F16));
+}
+
 #[test]
 fn places_in_memory_are_no_part_of_a_signature_but_alignment_is() {
     let conv = convolution(1, 64, 8, 3, 1);

@@ -141,9 +141,10 @@ fn problem_of_conv(step: &Conv, precision: Precision) -> Option<Problem<'_>> {
         && aligned(input)
         && aligned(weight);
     let (height, width) = (output.dims[2], output.dims[3]);
-    let one_tap = taps_y == 1 && taps_x == 1 && step.window.pads_before == [0, 0];
+    let unpadded = step.window.pads_before == [0, 0] && step.window.pads_after == [0, 0];
     // Rows of the left factor at equal distances: then a place is a row, and no tap has to be looked for.
-    let in_line = one_tap
+    let in_line = [taps_y, taps_x] == [1, 1]
+        && unpadded
         && step.window.strides == [1, 1]
         && (height == 1 || a[2] == a[3] * width as isize)
         && (input.dims[0] == 1 || a[0] == a[3] * (height * width) as isize);

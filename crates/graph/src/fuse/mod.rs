@@ -8,6 +8,7 @@ mod affine;
 mod attention;
 mod chain;
 mod normal;
+mod pad;
 mod siblings;
 mod turn;
 mod widen;
@@ -21,6 +22,7 @@ pub(crate) fn fuse(graph: &mut Graph) {
     merge_equals(graph);
     graph.remove_unused();
     let passes = [
+        pad::pad,
         widen::widen,
         turn::turn,
         normal::layer_norm,

@@ -10,7 +10,7 @@ use crate::plan::{Activation, Coordinates, PoolKind, ReduceKind, ResizeKind, Rou
 use base::DataType;
 
 /// No window of a network is larger, moves further or reaches further; beyond, sizes would overflow.
-const MOST_WINDOW: i64 = 1 << 20;
+pub(crate) const MOST_WINDOW: i64 = 1 << 20;
 
 impl Lowering {
     pub(super) fn image_node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {

@@ -9,6 +9,8 @@ mod linear;
 mod reduce;
 mod shape;
 
+pub(crate) use image::MOST_WINDOW;
+
 use crate::array::{Array, is_float};
 use crate::error::Error;
 use crate::evaluate::evaluate;
