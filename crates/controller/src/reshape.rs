@@ -63,11 +63,11 @@ struct Maps {
 }
 
 impl Maps {
-    fn to_model(&self, position: usize, shape: &[i64]) -> Vec<i64> {
+    fn inward(&self, position: usize, shape: &[i64]) -> Vec<i64> {
         self.through(self.to_model.get(position), shape)
     }
 
-    fn from_model(&self, position: usize, shape: &[i64]) -> Vec<i64> {
+    fn outward(&self, position: usize, shape: &[i64]) -> Vec<i64> {
         self.through(self.from_model.get(position), shape)
     }
 
@@ -116,11 +116,11 @@ impl Loaded for ReshapedLoaded {
         sink: &mut dyn FnMut(usize, TensorView<'_>),
     ) -> Result<(), EngineError> {
         let shapes: Vec<Vec<i64>> =
-            inputs.iter().enumerate().map(|(position, view)| self.maps.to_model(position, view.shape)).collect();
+            inputs.iter().enumerate().map(|(position, view)| self.maps.inward(position, view.shape)).collect();
         let views: Vec<TensorView<'_>> =
             inputs.iter().zip(&shapes).map(|(view, shape)| TensorView { shape, ..*view }).collect();
         self.inner.execute(&views, &mut |position, view| {
-            let shape = self.maps.from_model(position, view.shape);
+            let shape = self.maps.outward(position, view.shape);
             sink(position, TensorView { shape: &shape, ..view });
         })
     }
@@ -139,7 +139,7 @@ impl Loaded for ReshapedLoaded {
 
     fn stage(&mut self, mut inputs: Vec<Input>) -> Result<Box<dyn Staged>, EngineError> {
         for (position, input) in inputs.iter_mut().enumerate() {
-            input.shape = self.maps.to_model(position, &input.shape);
+            input.shape = self.maps.inward(position, &input.shape);
         }
         Ok(Box::new(ReshapedStaged { inner: self.inner.stage(inputs)?, maps: Arc::clone(&self.maps) }))
     }
@@ -165,7 +165,7 @@ impl Staged for ReshapedStaged {
 
     fn finish(&mut self, sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<Moved, EngineError> {
         self.inner.finish(&mut |position, view| {
-            let shape = self.maps.from_model(position, view.shape);
+            let shape = self.maps.outward(position, view.shape);
             sink(position, TensorView { shape: &shape, ..view });
         })
     }

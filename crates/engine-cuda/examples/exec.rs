@@ -136,7 +136,7 @@ struct Run {
 
 impl Run {
     fn new(toolkit: &Arc<Toolkit>, plan: &Plan, effort: Effort, weights: &Bytes, path: &Path) -> anyhow::Result<Self> {
-        let (mut stream, mut graph, mut instance) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+        let (mut stream, mut graph) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the pointer is to a live variable.
         check("cuStreamCreate", unsafe { driver::cuStreamCreate(&raw mut stream, 1) })?;
         let program = Program::build(toolkit, plan, effort, stream)?;
@@ -153,7 +153,7 @@ impl Run {
         let at = |all: &[Bytes]| all.iter().map(|bytes| bytes.0).collect::<Vec<_>>();
         let (from, to) = (at(&inputs), at(&outputs));
         // SAFETY: all memory is as large as the plan says and lives as long as the graph; pointers are to live variables.
-        unsafe {
+        let instance = unsafe {
             // Once outside of a graph: libraries load their code then.
             program.enqueue(stream, weights.0, workspace.0, &from, &to)?;
             check("cuStreamSynchronize", driver::cuStreamSynchronize(stream))?;
@@ -161,8 +161,8 @@ impl Run {
             check("cuStreamBeginCapture", driver::cuStreamBeginCapture_v2(stream, mode))?;
             program.enqueue(stream, weights.0, workspace.0, &from, &to)?;
             check("cuStreamEndCapture", driver::cuStreamEndCapture(stream, &raw mut graph))?;
-            check("cuGraphInstantiate", driver::cuGraphInstantiateWithFlags(&raw mut instance, graph, 0))?;
-        }
+            engine_cuda::streams::instantiate(graph)?
+        };
         inputs.push(workspace);
         Ok(Self { program, stream, graph: instance, outputs, _kept: inputs })
     }

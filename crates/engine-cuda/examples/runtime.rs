@@ -7,10 +7,10 @@
 #![allow(unsafe_code, reason = "kernels are launched by hand; each block says why it is sound")]
 
 use base::{DataType, Precision, TensorSpec, element_count};
-use cudarc::driver::sys;
 use bytes::Bytes;
+use cudarc::driver::sys;
 use engine::{
-    Engine, EngineError, HostBuffer, HostMemory, Input, Loaded, ModelSource, Moved, Parts, Staged, TensorView,
+    Engine, EngineError, HostBuffer, HostMemory, Input, Loaded, ModelSource, Moved, Parts, Prepared, Staged, TensorView,
 };
 use engine_cuda::driver::{Address, Gpu, Pinned, Refused, check};
 use engine_cuda::engine::{CudaEngine, CudaOptions};
@@ -18,7 +18,7 @@ use engine_cuda::fetch::{Fetcher, MOST_PIECES, Piece, Waiting};
 use engine_cuda::memory::{Memory, PAGE_BYTES, Place, Region, Weights};
 use engine_cuda::pool::Pool;
 use engine_cuda::shares::Partition;
-use engine_cuda::streams::{Event, Graph, Stream};
+use engine_cuda::streams::{Event, Graph, Stream, Turn};
 use engine_cuda::toolkit::Toolkit;
 use std::ffi::{CString, c_void};
 use std::path::PathBuf;
@@ -161,8 +161,12 @@ fn repeat(count: usize, mut work: impl FnMut() -> Outcome<f64>) -> Outcome<Times
 fn main() -> Outcome<()> {
     let first = std::env::args().nth(1);
     let only_fetches = first.as_deref() == Some("fetches");
-    let replays = first.filter(|_| !only_fetches).map_or(Ok(20_000), |text| text.parse())?;
+    let only_flow = first.as_deref() == Some("flow");
+    let replays = first.filter(|_| !only_fetches && !only_flow).map_or(Ok(20_000), |text| text.parse())?;
     let gpu = Gpu::open(0)?;
+    if let Some(file) = std::env::args().nth(2).filter(|_| only_flow) {
+        return flow(&gpu, file.into());
+    }
     println!(
         "{}, driver {}, {} multiprocessors, {} bytes",
         gpu.name, gpu.driver, gpu.multiprocessors, gpu.memory_bytes
@@ -205,7 +209,7 @@ fn pooled(pool: &dyn HostMemory, skipped: usize, bytes: &[u8]) -> Outcome<HostBu
 fn fetches(gpu: &Arc<Gpu>, memory: &Arc<Memory>) -> Outcome<()> {
     const ROOM: usize = 16 << 20;
     const IMAGE: usize = 602_112;
-    let stream = Stream::new(&Partition::whole(gpu), true)?;
+    let stream = Stream::new(&Partition::whole(gpu), Turn::Second)?;
     let folder = tempfile::tempdir()?;
     let fetcher = Fetcher::new(&Toolkit::open(folder.path())?)?;
     let pool = Pool::new(Pinned::new(gpu, 64 << 20)?);
@@ -272,7 +276,7 @@ fn fetches(gpu: &Arc<Gpu>, memory: &Arc<Memory>) -> Outcome<()> {
 /// LOAD and UNLOAD by size and by how a load is cut, beside one plain copy of the same bytes.
 fn loads(gpu: &Arc<Gpu>, memory: &Arc<Memory>) -> Outcome<()> {
     let whole = Partition::whole(gpu);
-    let stream = Stream::new(&whole, false)?;
+    let stream = Stream::new(&whole, Turn::Last)?;
     let mut plain = Region::new(memory, 1 << 30)?;
     plain.grow(600_000_000)?;
     let mut blob = Pinned::new(gpu, 600_000_000)?;
@@ -326,7 +330,7 @@ fn loads(gpu: &Arc<Gpu>, memory: &Arc<Memory>) -> Outcome<()> {
 /// A graph computes the same after its weights went and came back on other pages.
 fn graphs_survive(gpu: &Arc<Gpu>, memory: &Arc<Memory>, kernels: &Kernels) -> Outcome<()> {
     const COUNT: usize = 3_000_000;
-    let stream = Stream::new(&Partition::whole(gpu), true)?;
+    let stream = Stream::new(&Partition::whole(gpu), Turn::Second)?;
     let mut blob = Pinned::new(gpu, 4 * COUNT)?;
     let mut input = Pinned::new(gpu, 4 * COUNT)?;
     for index in 0..COUNT {
@@ -396,7 +400,7 @@ fn replay(graph: &Graph, stream: &Stream, count: usize) -> Outcome<(Times, Times
 
 fn jitter(gpu: &Arc<Gpu>, memory: &Arc<Memory>, kernels: &Kernels, replays: usize) -> Outcome<()> {
     let whole = Partition::whole(gpu);
-    let stream = Stream::new(&whole, true)?;
+    let stream = Stream::new(&whole, Turn::Second)?;
     let mut seen = Region::new(memory, PAGE_BYTES)?;
     seen.grow(PAGE_BYTES)?;
     let graph = spinning(kernels, &stream, 132, seen.address())?;
@@ -407,7 +411,7 @@ fn jitter(gpu: &Arc<Gpu>, memory: &Arc<Memory>, kernels: &Kernels, replays: usiz
     let mut blob = Pinned::new(gpu, 102_000_000)?;
     blob.fill(1);
     let place = Arc::new(memory.place(102_000_000)?);
-    let copying = Stream::new(&whole, true)?;
+    let copying = Stream::new(&whole, Turn::Second)?;
     let mut small = Region::new(memory, PAGE_BYTES)?;
     small.grow(PAGE_BYTES)?;
     let copy = || {
@@ -420,7 +424,7 @@ fn jitter(gpu: &Arc<Gpu>, memory: &Arc<Memory>, kernels: &Kernels, replays: usiz
     println!("a copy of 602112 bytes alone: {}", repeat(2000, copy)?);
     let beside = std::thread::scope(|scope| -> Outcome<(Times, Times)> {
         let loader = scope.spawn(|| -> Result<f64, String> {
-            let stream = Stream::new(&Partition::whole(gpu), false).map_err(|refused| refused.to_string())?;
+            let stream = Stream::new(&Partition::whole(gpu), Turn::Last).map_err(|refused| refused.to_string())?;
             let start = Instant::now();
             while !stop.load(Ordering::Relaxed) {
                 drop(Weights::load(&place, &blob, 102_000_000, &stream)?);
@@ -465,14 +469,15 @@ fn used(stream: &Stream, graph: &Graph, seen: &Region, gpu: &Arc<Gpu>) -> Outcom
 fn shares(gpu: &Arc<Gpu>, memory: &Arc<Memory>, kernels: &Kernels) -> Outcome<()> {
     let mut seen = Region::new(memory, PAGE_BYTES)?;
     seen.grow(PAGE_BYTES)?;
-    let primary = Stream::new(&Partition::whole(gpu), true)?;
+    let primary = Stream::new(&Partition::whole(gpu), Turn::Second)?;
     let on_primary = spinning(kernels, &primary, 528, seen.address())?;
     println!("whole device: a graph ran on {} multiprocessors", used(&primary, &on_primary, &seen, gpu)?);
     for shares in [&[0.5, 0.5][..], &[0.25, 0.75], &[0.2, 0.3, 0.5], &[0.1]] {
         let start = Instant::now();
         let partitions = Partition::divide(gpu, shares)?;
         let divided = micros(start);
-        let streams = partitions.iter().map(|partition| Stream::new(partition, true)).collect::<Result<Vec<_>, _>>()?;
+        let streams =
+            partitions.iter().map(|partition| Stream::new(partition, Turn::Second)).collect::<Result<Vec<_>, _>>()?;
         let with_streams = micros(start);
         let graphs = streams
             .iter()
@@ -503,7 +508,7 @@ fn shares(gpu: &Arc<Gpu>, memory: &Arc<Memory>, kernels: &Kernels) -> Outcome<()
 /// One share runs on while the other is made anew in another size.
 fn change_under_load(gpu: &Arc<Gpu>, kernels: &Kernels, seen: &Region) -> Outcome<()> {
     let mut partitions = Partition::divide(gpu, &[0.5, 0.25])?;
-    let stays = Stream::new(&partitions.remove(0), true)?;
+    let stays = Stream::new(&partitions.remove(0), Turn::Second)?;
     let graph = spinning(kernels, &stays, 528, seen.address())?;
     replay(&graph, &stays, 500)?;
     let (alone, _) = replay(&graph, &stays, 4000)?;
@@ -515,7 +520,7 @@ fn change_under_load(gpu: &Arc<Gpu>, kernels: &Kernels, seen: &Region) -> Outcom
                 let start = Instant::now();
                 let mut parts = Partition::divide(gpu, &[0.5, if times.len() % 2 == 0 { 0.25 } else { 0.5 }])?;
                 let changed = (|| {
-                    let stream = Stream::new(&parts.remove(1), true)?;
+                    let stream = Stream::new(&parts.remove(1), Turn::Second)?;
                     let graph = spinning(kernels, &stream, 528, seen.address())?;
                     // SAFETY: what the graph names outlives this function.
                     unsafe { graph.launch(&stream)? };
@@ -542,8 +547,53 @@ fn change_under_load(gpu: &Arc<Gpu>, kernels: &Kernels, seen: &Region) -> Outcom
     Ok(())
 }
 
-/// A model through the engine, as the worker uses it.
-fn model(gpu: &Arc<Gpu>, kernels: &Kernels, file: PathBuf, replays: usize) -> Outcome<()> {
+/// Only batches that are staged while others are computed: whether each has its own outputs, and what one takes; the same while kernels of somebody else hold some of the
+/// multiprocessors, which makes all kernels end at other times than usual.
+fn flow(gpu: &Arc<Gpu>, file: PathBuf) -> Outcome<()> {
+    let (engine, _, prepared, sizes) = prepare(file)?;
+    let mut loaded = prepared.load(0)?;
+    let memory = engine.host_memory().ok_or("the engine has no pool")?;
+    let kernels = Kernels::compile()?;
+    let other = Memory::take(gpu, 0)?;
+    let mut seen = Region::new(&other, PAGE_BYTES)?;
+    seen.grow(PAGE_BYTES)?;
+    for batch in sizes {
+        let inputs = inputs(&*prepared, batch);
+        let (device, _) = executions(loaded.as_mut(), &inputs, 300)?;
+        println!("batch {batch}, device: {device}");
+        one_behind_another(loaded.as_mut(), &*memory, &inputs, batch, 4000)?;
+        let stop = AtomicBool::new(false);
+        let disturbed = std::thread::scope(|scope| {
+            let disturber = scope.spawn(|| -> Result<(), Refused> {
+                let stream = Stream::new(&Partition::whole(gpu), Turn::First)?;
+                for turn in 0u32.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    kernels.spin(
+                        &stream,
+                        1 + turn * 7 % 24,
+                        20_000 + u64::from(turn * 1_117 % 40_000),
+                        seen.address(),
+                    )?;
+                    stream.wait()?;
+                }
+                Ok(())
+            });
+            let outcome = one_behind_another(loaded.as_mut(), &*memory, &inputs, batch, 4000);
+            stop.store(true, Ordering::Relaxed);
+            disturber.join().expect("it doesn't panic")?;
+            outcome
+        });
+        disturbed.map_err(|wrong| format!("beside other kernels: {wrong}"))?;
+    }
+    Ok(())
+}
+
+type Ready = (CudaEngine, ModelSource, Arc<dyn Prepared>, Vec<u32>);
+
+/// The model that was asked for, ready to be loaded, with its batch sizes.
+fn prepare(file: PathBuf) -> Outcome<Ready> {
     let argument = |position, default: &str| std::env::args().nth(position).unwrap_or_else(|| default.to_owned());
     let precision = Precision::from_name(&argument(3, "tf32")).ok_or("fp32, tf32 or fp16")?;
     let sizes = argument(4, "1,2,4,8,16").split(',').map(str::parse).collect::<Result<Vec<u32>, _>>()?;
@@ -567,6 +617,26 @@ fn model(gpu: &Arc<Gpu>, kernels: &Kernels, file: PathBuf, replays: usize) -> Ou
         prepared.signature(),
         prepared.weight_bytes()
     );
+    Ok((engine, source, prepared, sizes))
+}
+
+/// Something that looks like images, as floats.
+fn inputs(prepared: &dyn Prepared, batch: u32) -> Inputs {
+    let shape = |spec: &TensorSpec| {
+        spec.dims.iter().map(|&dim| if dim < 0 { i64::from(batch) } else { dim }).collect::<Vec<i64>>()
+    };
+    let input = |spec: &TensorSpec| {
+        let shape = shape(spec);
+        let bytes = element_count(&shape).unwrap_or(0) * spec.datatype.size().unwrap_or(0);
+        let byte = |index: usize| if index % 4 == 3 { 62 } else { (index * 37 % 251) as u8 };
+        (spec.datatype, shape, (0..bytes).map(byte).collect())
+    };
+    prepared.signature().inputs.iter().map(input).collect()
+}
+
+/// A model through the engine, as the worker uses it.
+fn model(gpu: &Arc<Gpu>, kernels: &Kernels, file: PathBuf, replays: usize) -> Outcome<()> {
+    let (engine, source, prepared, sizes) = prepare(file)?;
     let start = Instant::now();
     let others = (0..100).map(|_| engine.prepare(&source)).collect::<Result<Vec<_>, _>>()?;
     println!("100 more of the same content in {:.0} ms", micros(start) / 1e3);
@@ -582,42 +652,27 @@ fn model(gpu: &Arc<Gpu>, kernels: &Kernels, file: PathBuf, replays: usize) -> Ou
     })?;
     println!("load:   {loads}\nunload: {}", Times::of(unloads));
     let mut loaded = prepared.load(0)?;
-    let inputs = |batch: u32| {
-        let specs = prepared.signature().inputs.iter();
-        let shape = |spec: &TensorSpec| {
-            spec.dims.iter().map(|&dim| if dim < 0 { i64::from(batch) } else { dim }).collect::<Vec<i64>>()
-        };
-        specs
-            .map(|spec| (spec.datatype, shape(spec)))
-            .map(|(datatype, shape)| {
-                let bytes = element_count(&shape).unwrap_or(0) * datatype.size().unwrap_or(0);
-                (
-                    datatype,
-                    shape,
-                    (0..bytes)
-                        .map(|index| if index % 4 == 3 { 62 } else { (index * 37 % 251) as u8 })
-                        .collect::<Vec<u8>>(),
-                )
-            })
-            .collect::<Vec<_>>()
-    };
+    let inputs = |batch: u32| inputs(&*prepared, batch);
     let mut alone = None;
     for &batch in &sizes {
         let memory = engine.host_memory().ok_or("the engine has no pool")?;
-        one_behind_another(loaded.as_mut(), &*memory, &inputs(batch), batch, 2000)?;
         let inputs = inputs(batch);
-        let (device, wall) = executions(loaded.as_mut(), &inputs, if batch == 1 { replays } else { 500 })?;
+        let (device, wall) = executions(loaded.as_mut(), &inputs, replays.min(2000))?;
         println!("batch {batch}, device: {device}\nbatch {batch}, wall:   {wall}");
         if batch == 1 {
             alone = Some((device.at(0.5), device.at(0.99)));
         }
-        from_the_pool(loaded.as_mut(), &*memory, &inputs, batch, if batch == 1 { replays } else { 500 })?;
+        let pooled = from_the_pool(loaded.as_mut(), &*memory, &inputs, batch, if batch == 1 { replays } else { 500 })?;
+        if let (1, Some((device, _))) = (batch, &pooled) {
+            alone = Some((device.at(0.5), device.at(0.99)));
+        }
+        one_behind_another(loaded.as_mut(), &*memory, &inputs, batch, 2000)?;
     }
     let (alone, alone_p99) = alone.ok_or("batch 1 is needed")?;
     for &batch in &sizes {
         write_outputs(loaded.as_mut(), &inputs(batch), batch)?;
     }
-    let stream = Stream::new(&Partition::whole(gpu), true)?;
+    let stream = Stream::new(&Partition::whole(gpu), Turn::Second)?;
     let memory = Memory::take(gpu, 0)?;
     let mut seen = Region::new(&memory, PAGE_BYTES)?;
     seen.grow(PAGE_BYTES)?;
@@ -636,7 +691,10 @@ fn model(gpu: &Arc<Gpu>, kernels: &Kernels, file: PathBuf, replays: usize) -> Ou
             }
             Ok(())
         });
-        let measured = executions(loaded.as_mut(), &inputs(1), replays.div_ceil(4));
+        let memory = engine.host_memory().ok_or("the engine has no pool")?;
+        let pooled = from_the_pool(loaded.as_mut(), &*memory, &inputs(1), 1, replays.div_ceil(4));
+        let measured = pooled
+            .and_then(|pooled| pooled.map_or_else(|| executions(loaded.as_mut(), &inputs(1), replays.div_ceil(4)), Ok));
         stop.store(true, Ordering::Relaxed);
         loader.join().expect("the loader doesn't panic")?;
         measured
@@ -686,7 +744,7 @@ fn from_the_pool(
     inputs: &Inputs,
     batch: u32,
     count: usize,
-) -> Outcome<()> {
+) -> Outcome<Option<(Times, Times)>> {
     let mut expected = Vec::new();
     loaded.execute(&views(inputs), &mut |_, view| expected.push(view.data.to_vec()))?;
     let (mut buffers, mut skipped) = (Vec::new(), 101);
@@ -695,7 +753,7 @@ fn from_the_pool(
             skipped += 1;
             let Ok(buffer) = pooled(memory, skipped, row) else {
                 println!("batch {batch}: its rows are too small for the pool, or too many");
-                return Ok(());
+                return Ok(None);
             };
             buffers.push((skipped, buffer));
         }
@@ -713,7 +771,7 @@ fn from_the_pool(
     }
     let (device, wall) = timed(loaded, count, |loaded| loaded.execute_parts(&parts, &mut |_, _| {}))?;
     println!("batch {batch} from the pool, device: {device}\nbatch {batch} from the pool, wall:   {wall}");
-    Ok(())
+    Ok(Some((device, wall)))
 }
 
 /// Two batches in turn, each staged while the other is computed, as the worker does where orders come ahead. Each must have its own outputs.
@@ -728,7 +786,8 @@ fn one_behind_another(
         .iter()
         .map(|(datatype, shape, data)| {
             let row = data.len() / batch as usize;
-            let turned = data.chunks(row).flat_map(|row| row[row.len() / 2..].iter().chain(&row[..row.len() / 2]).copied());
+            let turned =
+                data.chunks(row).flat_map(|row| row[row.len() / 2..].iter().chain(&row[..row.len() / 2]).copied());
             (*datatype, shape.clone(), turned.collect())
         })
         .collect();
@@ -750,6 +809,7 @@ fn one_behind_another(
     if sets[0].1 == sets[1].1 {
         println!("batch {batch}: both inputs have the same outputs, which shows nothing");
     }
+    let mut wrong = 0;
     let mut running: Option<(usize, Box<dyn Staged>)> = None;
     let (mut moved, mut start) = (Moved::default(), Instant::now());
     for run in 0..count + 50 {
@@ -765,7 +825,22 @@ fn one_behind_another(
             let mut outputs = Vec::new();
             moved = done.finish(&mut |_, view| outputs.push(view.data.to_vec()))?;
             if outputs != sets[before].1 {
-                return Err(format!("batch {batch}, run {run}: the outputs are another batch's").into());
+                let floats = |outputs: &[Vec<u8>]| {
+                    let bytes = outputs[0].chunks_exact(4);
+                    bytes.map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect::<Vec<f32>>()
+                };
+                let (got, right) = (floats(&outputs), floats(&sets[before].1));
+                let row = got.len() / batch as usize;
+                let rows = got.chunks(row).zip(right.chunks(row)).filter(|(got, right)| got != right).count();
+                let most = got.iter().zip(&right).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                let size = right.iter().map(|x| x.abs()).fold(0.0, f32::max);
+                if wrong < 3 {
+                    println!(
+                        "batch {batch}, run {run}: outputs are wrong in {rows} rows, by {most} of {size}; the other batch's: {}",
+                        outputs == sets[1 - before].1
+                    );
+                }
+                wrong += 1;
             }
         } else {
             next.start()?;
@@ -778,6 +853,9 @@ fn one_behind_another(
         moved.inputs,
         moved.outputs
     );
+    if wrong > 0 {
+        return Err(format!("batch {batch}: {wrong} of {count} had wrong outputs").into());
+    }
     Ok(())
 }
 

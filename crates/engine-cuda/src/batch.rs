@@ -13,7 +13,7 @@
 use crate::driver::{Address, Pinned, Refused};
 use crate::engine::OnDevice;
 use crate::executor::Executor;
-use crate::fetch::{Piece, Waiting};
+use crate::fetch::{Fetcher, Piece, Waiting};
 use crate::memory::{Memory, Region, Weights};
 use crate::model::Model;
 use crate::shares::Partition;
@@ -39,8 +39,11 @@ pub(crate) struct Slot {
     /// Of its inputs.
     waiting: Waiting,
     spare: Vec<u8>,
+    /// Pieces of inputs that are fetched when the batch is launched.
+    late: Vec<Piece>,
     set_out: Event,
     staged: Event,
+    reached: Event,
     began: Event,
     computed: Event,
     ended: Event,
@@ -54,12 +57,19 @@ impl Slot {
             region: Region::new(memory, MOST_BYTES)?,
             waiting: Waiting::default(),
             spare: Vec::new(),
+            late: Vec::new(),
             set_out: event()?,
             staged: event()?,
+            reached: event()?,
             began: event()?,
             computed: event()?,
             ended: event()?,
         })
+    }
+
+    /// How many bytes fit into it.
+    pub(crate) fn bytes(&self) -> usize {
+        self.pinned.len().min(self.region.bytes())
     }
 
     /// Makes sure that so many bytes fit into it. Nothing on the device uses it.
@@ -88,8 +98,7 @@ pub(crate) struct Batch {
     own: Size,
     prepared: Size,
     layout: Layout,
-    /// Its inputs went straight to their addresses: nothing else was under way.
-    direct: bool,
+    way: Way,
     /// It is among the executor's batches that aren't computed yet.
     ahead: bool,
     #[allow(dead_code, reason = "held while the device reads them")]
@@ -107,9 +116,13 @@ impl Batch {
         (which, own): (usize, Size),
         pieces: &[&[&[u8]]],
     ) -> Result<Self, String> {
-        executor.partition().enter().map_err(|refused| refused.to_string())?;
-        let slot = executor.take_slot()?;
+        let slot = executor.take_slot();
         let prepared = model.sizes.prepared[which];
+        let way = match executor.come() {
+            true => Way::Direct,
+            false if executor.memory().is_loading() => Way::Late,
+            false => Way::Beside,
+        };
         let mut batch = Self {
             executor: Arc::clone(executor),
             model: Arc::clone(model),
@@ -120,7 +133,7 @@ impl Batch {
             own,
             prepared,
             layout: model.sizes.layout(prepared),
-            direct: executor.come(),
+            way,
             ahead: true,
             inputs: Vec::new(),
         };
@@ -135,70 +148,101 @@ impl Batch {
     }
 
     unsafe fn set_out(&mut self, pieces: &[&[&[u8]]]) -> Result<(), Refused> {
-        let Self { executor, model, own, prepared, layout, direct, .. } = self;
+        let Self { executor, model, own, prepared, layout, way, .. } = self;
+        executor.partition().enter()?;
         let slot = self.slot.as_mut().expect("it is there until the batch is finished");
-        let (stream, base) =
-            if *direct { (&executor.exec, executor.buffers_at) } else { (&executor.input, slot.region.address()) };
-        let mut way = Way { executor, slot, stream, base };
+        let (stream, base) = match way {
+            Way::Direct | Way::Late | Way::Launched => (&executor.exec, executor.buffers_at),
+            Way::Beside => (&executor.input, slot.region.address()),
+        };
+        let mut way = Carrier { executor, slot, stream, base, way: *way };
         way.slot.waiting.clear();
-        way.slot.set_out.record(stream)?;
+        way.slot.late.clear();
+        if way.way != Way::Late {
+            way.slot.set_out.record(stream)?;
+        }
         for ((side, pieces), &offset) in model.sizes.inputs.iter().zip(pieces).zip(&layout.inputs) {
             // SAFETY: the caller's promise; nobody else uses the slot, and the graphs' addresses are used in the order of their stream.
             unsafe { way.bring(side, pieces, offset, (*own, *prepared))? };
         }
         // SAFETY: as above.
         unsafe { way.go()? };
-        way.slot.staged.record(stream)
+        if way.way != Way::Late {
+            way.slot.staged.record(stream)?;
+        }
+        Ok(())
     }
 
     /// Lets the device compute it, and its outputs come back.
     pub(crate) fn launch(&mut self) -> Result<(), Refused> {
-        let Self { executor, model, own, prepared, layout, .. } = self;
-        let slot = self.slot.as_mut().expect("it is there until the batch is finished");
-        let Executor { exec, output, buffers_at, fetcher, .. } = &**executor;
-        executor.partition().enter()?;
-        let region = slot.region.address();
-        if !self.direct {
-            exec.wait_for(&slot.staged)?;
-            for (side, &offset) in model.sizes.inputs.iter().zip(&layout.inputs) {
-                slot.waiting.push(moved(region, *buffers_at, offset, side.bytes(side.part(*prepared, own.batch))));
-                if slot.waiting.is_full() {
-                    // SAFETY: both are this device's, as large as the layout; nobody writes the slot any more, and the other is used in the order of its stream.
-                    unsafe { fetcher.launch(exec, &mut slot.waiting)? };
-                }
-            }
-            // SAFETY: as above.
-            unsafe { fetcher.launch(exec, &mut slot.waiting)? };
-        }
+        self.executor.partition().enter()?;
+        self.lay_in()?;
+        let slot = self.slot.as_ref().expect("it is there until the batch is finished");
+        let exec = &self.executor.exec;
         slot.began.record(exec)?;
         // SAFETY: the graph was recorded by this executor for that size, and the weights that it names are held.
         unsafe { self.on.graphs[self.which].launch(exec)? };
+        self.release();
+        self.send_back()
+    }
+
+    /// Brings the inputs to where the graph finds them, if they aren't there.
+    fn lay_in(&mut self) -> Result<(), Refused> {
+        let Self { executor, model, own, prepared, layout, way, .. } = self;
+        let slot = self.slot.as_mut().expect("it is there until the batch is finished");
+        let Executor { exec, buffers_at, fetcher, .. } = &**executor;
+        if *way != Way::Direct {
+            executor.wait_for_release();
+        }
+        slot.reached.record(exec)?;
+        match way {
+            Way::Direct | Way::Launched => Ok(()),
+            Way::Late => {
+                slot.set_out.record(exec)?;
+                for piece in slot.late.drain(..) {
+                    if slot.waiting.is_full() {
+                        // SAFETY: the pieces are held; the graphs' addresses are used in the order of their stream.
+                        unsafe { fetcher.launch(exec, &mut slot.waiting)? };
+                    }
+                    slot.waiting.push(piece);
+                }
+                // SAFETY: as above.
+                unsafe { fetcher.launch(exec, &mut slot.waiting)? };
+                slot.staged.record(exec)
+            }
+            Way::Beside => {
+                exec.wait_for(&slot.staged)?;
+                let inputs = model.sizes.inputs.iter().zip(&layout.inputs);
+                let inputs = inputs.map(|(side, &offset)| (offset, side.bytes(side.part(*prepared, own.batch))));
+                // SAFETY: both are this device's, as large as the layout; nobody writes the slot any more, and the other is used in the order of its stream.
+                unsafe { shift(fetcher, exec, &mut slot.waiting, (slot.region.address(), *buffers_at), inputs) }
+            }
+        }
+    }
+
+    /// Lets the outputs come to host memory.
+    fn send_back(&mut self) -> Result<(), Refused> {
+        let Self { executor, model, own, prepared, layout, .. } = self;
+        let slot = self.slot.as_mut().expect("it is there until the batch is finished");
+        let Executor { exec, output, buffers_at, fetcher, .. } = &**executor;
         let outputs = model.sizes.outputs.iter().zip(&layout.outputs);
         let outputs = outputs.map(|(side, &offset)| (offset, side.bytes(side.part(*prepared, own.batch))));
-        if outputs.clone().map(|(_, bytes)| bytes).sum::<usize>() <= SMALL_OUTPUTS {
-            slot.computed.record(exec)?;
-            for (offset, bytes) in outputs {
-                // SAFETY: the slot is as large as the layout; nobody reads it before `ended`.
-                unsafe { exec.copy_out(&slot.pinned, offset, *buffers_at + offset as u64, bytes)? };
-            }
-            return slot.ended.record(exec);
+        let small = outputs.clone().map(|(_, bytes)| bytes).sum::<usize>() <= SMALL_OUTPUTS;
+        let (stream, base) = if small { (exec, *buffers_at) } else { (output, slot.region.address()) };
+        if !small {
+            let places = (*buffers_at, slot.region.address());
+            // SAFETY: as for the inputs.
+            unsafe { shift(fetcher, exec, &mut slot.waiting, places, outputs.clone())? };
         }
-        for (offset, bytes) in outputs.clone() {
-            slot.waiting.push(moved(*buffers_at, region, offset, bytes));
-            if slot.waiting.is_full() {
-                // SAFETY: as for the inputs.
-                unsafe { fetcher.launch(exec, &mut slot.waiting)? };
-            }
-        }
-        // SAFETY: as for the inputs.
-        unsafe { fetcher.launch(exec, &mut slot.waiting)? };
         slot.computed.record(exec)?;
-        output.wait_for(&slot.computed)?;
-        for (offset, bytes) in outputs {
-            // SAFETY: as above.
-            unsafe { output.copy_out(&slot.pinned, offset, region + offset as u64, bytes)? };
+        if !small {
+            output.wait_for(&slot.computed)?;
         }
-        slot.ended.record(output)
+        for (offset, bytes) in outputs {
+            // SAFETY: the slot is as large as the layout; nobody reads it before `ended`.
+            unsafe { stream.copy_out(&slot.pinned, offset, base + offset as u64, bytes)? };
+        }
+        slot.ended.record(stream)
     }
 
     /// Waits until its outputs are there.
@@ -217,8 +261,12 @@ impl Batch {
             until.micros_since(since).map(|micros| Duration::from_nanos((micros.max(0.0) * 1e3) as u64))
         };
         let took = span(&slot.computed, &slot.began)?;
-        let moved =
-            Moved { inputs: span(&slot.staged, &slot.set_out)?, outputs: span(&slot.ended, &slot.computed)? };
+        let (inputs, outputs) = (span(&slot.staged, &slot.set_out)?, span(&slot.ended, &slot.computed)?);
+        let early = match self.way {
+            Way::Beside => span(&slot.reached, &slot.set_out)?.min(inputs),
+            Way::Direct | Way::Late | Way::Launched => Duration::ZERO,
+        };
+        let moved = Moved { inputs, outputs, early };
         let Slot { pinned, spare, .. } = slot;
         for (index, (side, offset)) in self.model.sizes.outputs.iter().zip(&self.layout.outputs).enumerate() {
             let data = side.take_out(&pinned[*offset..], self.prepared, self.own, spare);
@@ -228,6 +276,14 @@ impl Batch {
         self.weights = None;
         self.executor.return_slot(self.slot.take());
         Ok((took, moved))
+    }
+
+    /// Its inputs needn't stay any more where graphs find them.
+    fn release(&mut self) {
+        if self.way == Way::Direct {
+            self.way = Way::Launched;
+            self.executor.release();
+        }
     }
 
     /// It is computed, or will never be: the next one needn't wait for it.
@@ -240,6 +296,7 @@ impl Batch {
 
 impl Drop for Batch {
     fn drop(&mut self) {
+        self.release();
         self.is_past();
         if let Some(slot) = self.slot.take() {
             // It was broken off: what was enqueued still reads and writes the slot, the inputs and the weights.
@@ -282,21 +339,54 @@ fn failed(refused: Refused) -> EngineError {
     EngineError::Execute(refused.to_string())
 }
 
-/// Bytes at an offset of one buffer on the device that go to the same offset of another.
-fn moved(from: Address, to: Address, offset: usize, bytes: usize) -> Piece {
-    Piece::new(std::ptr::without_provenance((from + offset as u64) as usize), to + offset as u64, bytes)
+/// Moves bytes at these offsets of one buffer on the device to the same offsets of another.
+///
+/// # Safety
+/// Both are as large; nobody writes the first or touches the second until the stream is past this.
+unsafe fn shift(
+    fetcher: &Fetcher,
+    stream: &Stream,
+    waiting: &mut Waiting,
+    (from, to): (Address, Address),
+    pieces: impl Iterator<Item = (usize, usize)>,
+) -> Result<(), Refused> {
+    for (offset, bytes) in pieces {
+        if waiting.is_full() {
+            // SAFETY: the caller's promise.
+            unsafe { fetcher.launch_near(stream, waiting)? };
+        }
+        let place = |base: Address| base + offset as u64;
+        waiting.push(Piece::new(std::ptr::without_provenance(place(from) as usize), place(to), bytes));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { fetcher.launch_near(stream, waiting) }
 }
 
-/// How the inputs of a batch come to the device.
-struct Way<'a> {
+/// When and where to the inputs of a batch go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    /// At once, to the graphs' own addresses: nothing else is under way.
+    Direct,
+    /// At once, to the slot, by the copy engine, beside the graph that runs. Not by a kernel: one that holds but a few multiprocessors makes others take twice as long whose blocks
+    /// fill the device once.
+    Beside,
+    /// When the batch before is computed, to the graphs' own addresses: weights are being copied, and the copy engine turns to nothing else before they are there.
+    Late,
+    /// As `Direct`; its graph is launched.
+    Launched,
+}
+
+/// Brings the inputs of a batch to the device.
+struct Carrier<'a> {
     executor: &'a Executor,
     slot: &'a mut Slot,
     stream: &'a Stream,
     /// Where the layout begins that they go to.
     base: Address,
+    way: Way,
 }
 
-impl Way<'_> {
+impl Carrier<'_> {
     /// Lets the pieces of an input be fetched: from where they are if that is in the pool, otherwise by way of the slot's pinned memory, where the device
     /// fetches the first while later ones are still being copied. What waits in the end is for the caller to let go.
     ///
@@ -359,7 +449,18 @@ impl Way<'_> {
     /// # Safety
     /// As for `bring`.
     unsafe fn go(&mut self) -> Result<(), Refused> {
-        // SAFETY: the caller's promise.
-        unsafe { self.executor.fetcher.launch(self.stream, &mut self.slot.waiting) }
+        let Self { executor: Executor { fetcher, .. }, slot, stream, .. } = self;
+        match self.way {
+            // SAFETY: the caller's promise.
+            Way::Direct | Way::Launched => unsafe { fetcher.launch(stream, &mut slot.waiting) },
+            Way::Beside => slot.waiting.drain().try_for_each(|piece| {
+                // SAFETY: the caller's promise.
+                unsafe { stream.copy_in(piece.to(), piece.from(), piece.bytes()) }
+            }),
+            Way::Late => {
+                slot.late.extend(slot.waiting.drain());
+                Ok(())
+            }
+        }
     }
 }

@@ -10,9 +10,7 @@ use crate::pool::Pool;
 use crate::shares::Partition;
 use crate::streams::Graph;
 use base::{Duration, ModelSignature, Precision};
-use engine::{
-    Engine, EngineError, HostMemory, Input, Loaded, ModelSource, Moved, Parts, Prepared, Staged, TensorView,
-};
+use engine::{Engine, EngineError, HostMemory, Input, Loaded, ModelSource, Moved, Parts, Prepared, Staged, TensorView};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 

@@ -8,11 +8,11 @@ use crate::pool::Pool;
 use crate::program::{Effort, Program};
 use crate::shares::Partition;
 use crate::sizes::Layout;
-use crate::streams::{Graph, Stream};
+use crate::streams::{Graph, Stream, Turn};
 use crate::toolkit::Toolkit;
 use graph::Plan;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Addresses for the workspace and for the buffers of an executor: more than any model needs.
@@ -22,6 +22,10 @@ const SLOTS: usize = 3;
 
 /// See the module.
 pub(crate) struct Executor {
+    // Before the streams, which hold the context that its events belong to.
+    /// Those that no batch has.
+    slots: Mutex<Vec<Slot>>,
+    returned: Condvar,
     partition: Arc<Partition>,
     memory: Arc<Memory>,
     toolkit: Arc<Toolkit>,
@@ -43,13 +47,10 @@ pub(crate) struct Executor {
     buffers: Mutex<Region>,
     workspace_at: Address,
     pub(crate) buffers_at: Address,
-    /// Those that no batch has.
-    slots: Mutex<Vec<Slot>>,
-    returned: Condvar,
-    /// What has to fit into each of them.
-    slot_bytes: AtomicUsize,
     /// Batches that are under way and not computed yet.
     ahead: AtomicUsize,
+    /// The inputs of a batch lie at the graphs' own addresses, and its graph isn't launched yet.
+    claimed: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -69,7 +70,7 @@ impl Executor {
         partition.enter().map_err(refused)?;
         let toolkit = Arc::new(Toolkit::open(cache).map_err(|error| error.to_string())?);
         let fetcher = Fetcher::new(&toolkit).map_err(|error| error.to_string())?;
-        let stream = |preferred| Stream::new(partition, preferred).map_err(refused);
+        let stream = |turn| Stream::new(partition, turn).map_err(refused);
         let workspace = Region::new(memory, MOST_WORKING_BYTES)?;
         let buffers = Region::new(memory, MOST_WORKING_BYTES)?;
         Ok(Arc::new(Self {
@@ -78,19 +79,19 @@ impl Executor {
             toolkit,
             fetcher,
             pool: pool.cloned(),
-            exec: stream(true)?,
-            input: stream(false)?,
-            output: stream(false)?,
-            load: stream(false)?,
-            build: Mutex::new(stream(false)?),
+            exec: stream(Turn::Second)?,
+            input: stream(Turn::First)?,
+            output: stream(Turn::Last)?,
+            load: stream(Turn::Last)?,
+            build: Mutex::new(stream(Turn::Last)?),
             workspace_at: workspace.address(),
             buffers_at: buffers.address(),
             workspace: Mutex::new(workspace),
             buffers: Mutex::new(buffers),
             slots: Mutex::new((0..SLOTS).map(|_| Slot::new(partition, memory)).collect::<Result<_, _>>()?),
             returned: Condvar::new(),
-            slot_bytes: AtomicUsize::new(0),
             ahead: AtomicUsize::new(0),
+            claimed: AtomicBool::new(false),
         }))
     }
 
@@ -124,43 +125,61 @@ impl Executor {
     pub(crate) fn make_room(&self, workspace: usize, buffers: usize) -> Result<(), String> {
         lock(&self.workspace).grow(workspace)?;
         lock(&self.buffers).grow(buffers)?;
-        self.slot_bytes.fetch_max(buffers, Ordering::Relaxed);
-        // Those that a batch has grow when they are taken next.
-        lock(&self.slots).iter_mut().try_for_each(|slot| slot.grow(&self.partition, buffers))
+        let mut slots = lock(&self.slots);
+        loop {
+            // One at a time, and those that a batch has when they come back: batches go on with the others.
+            match slots.iter().position(|slot| slot.bytes() < buffers) {
+                Some(small) => {
+                    let mut slot = slots.swap_remove(small);
+                    drop(slots);
+                    let grown = slot.grow(&self.partition, buffers);
+                    self.return_slot(Some(slot));
+                    grown?;
+                    slots = lock(&self.slots);
+                }
+                None if slots.len() == SLOTS => return Ok(()),
+                None => slots = self.returned.wait(slots).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
     }
 
     /// A slot for a batch. Waits where all are taken.
-    pub(crate) fn take_slot(&self) -> Result<Slot, String> {
+    pub(crate) fn take_slot(&self) -> Slot {
         let mut slots = lock(&self.slots);
-        let mut slot = loop {
+        loop {
             match slots.pop() {
-                Some(slot) => break slot,
+                Some(slot) => return slot,
                 None => slots = self.returned.wait(slots).unwrap_or_else(PoisonError::into_inner),
             }
-        };
-        drop(slots);
-        let grown = slot.grow(&self.partition, self.slot_bytes.load(Ordering::Relaxed));
-        if grown.is_err() {
-            self.return_slot(Some(slot));
-            return Err(grown.err().unwrap_or_default());
         }
-        Ok(slot)
     }
 
     /// Nothing on the device uses it any more.
     pub(crate) fn return_slot(&self, slot: Option<Slot>) {
         lock(&self.slots).extend(slot);
-        self.returned.notify_one();
+        self.returned.notify_all();
     }
 
-    /// A batch comes. Whether it is the only one that isn't computed.
+    /// A batch comes. Whether it is the only one that isn't computed: then the graphs' own addresses are its, until it is launched.
     pub(crate) fn come(&self) -> bool {
-        self.ahead.fetch_add(1, Ordering::Relaxed) == 0
+        self.ahead.fetch_add(1, Ordering::AcqRel) == 0 && !self.claimed.swap(true, Ordering::AcqRel)
+    }
+
+    /// The batch whose inputs lie at the graphs' own addresses is launched, or gone.
+    pub(crate) fn release(&self) {
+        self.claimed.store(false, Ordering::Release);
+    }
+
+    /// Waits until nobody's inputs lie at the graphs' own addresses that aren't launched: a moment, where batches come from several threads, and never where they come from one.
+    pub(crate) fn wait_for_release(&self) {
+        while self.claimed.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
     }
 
     /// A batch that came is computed, or gone.
     pub(crate) fn go(&self) {
-        self.ahead.fetch_sub(1, Ordering::Relaxed);
+        self.ahead.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Records a program with all its addresses: the weights' are those of the model, everything else is this executor's.

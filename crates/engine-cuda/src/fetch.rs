@@ -19,6 +19,8 @@ const STEPS: usize = 4;
 const SWEEP_BYTES: usize = THREADS * STEPS * 16;
 /// Blocks of one launch, and at most one more for each piece: enough bytes on their way to fill the bus.
 const MOST_BLOCKS: usize = 64;
+/// The same between two places on the device, whose memory is a hundred times as fast.
+const MOST_BLOCKS_NEAR: usize = 528;
 
 /// Bytes to be fetched, as the kernel sees them.
 #[repr(C)]
@@ -37,7 +39,22 @@ pub struct Piece {
 impl Piece {
     /// Both sides may begin anywhere.
     pub fn new(from: *const u8, to: Address, bytes: usize) -> Self {
-        Self { from: from.addr() as Address, to, bytes: bytes as u64, ..Self::default() }
+        Self { from: from.expose_provenance() as Address, to, bytes: bytes as u64, ..Self::default() }
+    }
+
+    /// Where it is.
+    pub fn from(&self) -> *const u8 {
+        std::ptr::with_exposed_provenance(self.from as usize)
+    }
+
+    /// Where it goes.
+    pub fn to(&self) -> Address {
+        self.to
+    }
+
+    /// How long it is.
+    pub fn bytes(&self) -> usize {
+        self.bytes as usize
     }
 }
 
@@ -73,6 +90,12 @@ impl Waiting {
         }
     }
 
+    /// Takes out what waits.
+    pub fn drain(&mut self) -> impl Iterator<Item = Piece> {
+        self.bytes = 0;
+        self.pieces.drain(..)
+    }
+
     /// Nothing waits any more.
     pub fn clear(&mut self) {
         self.pieces.clear();
@@ -80,8 +103,8 @@ impl Waiting {
     }
 
     /// Gives each piece its blocks, by its length, and says how many there are in all.
-    fn spread(&mut self) -> u32 {
-        let each = self.bytes.div_ceil(MOST_BLOCKS).max(SWEEP_BYTES) as u64;
+    fn spread(&mut self, most: usize) -> u32 {
+        let each = self.bytes.div_ceil(most).max(SWEEP_BYTES) as u64;
         let mut next = 0;
         for piece in &mut self.pieces {
             piece.first_block = next;
@@ -94,14 +117,19 @@ impl Waiting {
 
 /// The kernel.
 pub struct Fetcher {
-    kernel: Kernel,
+    far: Kernel,
+    near: Kernel,
 }
 
 impl Fetcher {
     /// Compiles it, or finds it compiled.
     pub fn new(toolkit: &Toolkit) -> Result<Self, Error> {
-        let defines = vec![format!("PIECES={MOST_PIECES}"), format!("STEPS={STEPS}")];
-        Ok(Self { kernel: toolkit.kernel(&Source { text: TEXT.to_owned(), defines, entry: "fetch" })? })
+        let compile = |near: &[&str]| {
+            let mut defines = vec![format!("PIECES={MOST_PIECES}"), format!("STEPS={STEPS}")];
+            defines.extend(near.iter().map(|define| (*define).to_owned()));
+            toolkit.kernel(&Source { text: TEXT.to_owned(), defines, entry: "fetch" })
+        };
+        Ok(Self { far: compile(&[])?, near: compile(&["NEAR=1"])? })
     }
 
     /// Lets the device fetch what waits, some time after this returns. Nothing waits then.
@@ -110,7 +138,29 @@ impl Fetcher {
     /// Each piece is in pinned memory, with whole words of 16 bytes at both of its ends, and its place on the device is there. Both stay as they are, the
     /// first unwritten and the second untouched, until the stream has come past this.
     pub unsafe fn launch(&self, stream: &Stream, waiting: &mut Waiting) -> Result<(), Refused> {
-        let blocks = waiting.spread();
+        // SAFETY: the caller's promise.
+        unsafe { self.run(self.far, (MOST_BLOCKS, THREADS), stream, waiting) }
+    }
+
+    /// The same for pieces that are on the device already, elsewhere.
+    ///
+    /// # Safety
+    /// As for `launch`, with memory of the device.
+    pub unsafe fn launch_near(&self, stream: &Stream, waiting: &mut Waiting) -> Result<(), Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run(self.near, (MOST_BLOCKS_NEAR, THREADS), stream, waiting) }
+    }
+
+    /// # Safety
+    /// As for `launch`.
+    unsafe fn run(
+        &self,
+        kernel: Kernel,
+        (most_blocks, threads): (usize, usize),
+        stream: &Stream,
+        waiting: &mut Waiting,
+    ) -> Result<(), Refused> {
+        let blocks = waiting.spread(most_blocks);
         let mut count = waiting.pieces.len() as u32;
         let mut pieces = [Piece::default(); MOST_PIECES];
         pieces[..waiting.pieces.len()].copy_from_slice(&waiting.pieces);
@@ -123,11 +173,11 @@ impl Fetcher {
         // caller's promise.
         unsafe {
             call!(cuLaunchKernel(
-                self.kernel.0.cast(),
+                kernel.0.cast(),
                 blocks,
                 1,
                 1,
-                THREADS as u32,
+                threads as u32,
                 1,
                 1,
                 0,
@@ -235,7 +285,7 @@ mod tests {
             expected[to..to + bytes].copy_from_slice(&host[from..from + bytes]);
         }
         let (mut device, mut reads) = (vec![255; to + 64], vec![0; host.len()]);
-        let blocks = waiting.spread();
+        let blocks = waiting.spread(MOST_BLOCKS);
         assert!(blocks as usize <= MOST_BLOCKS + waiting.pieces.len());
         (0..blocks).for_each(|block| kernel(block, &waiting.pieces, &host, &mut device, &mut reads));
         assert!(device == expected, "{layout:?}");
@@ -270,7 +320,7 @@ mod tests {
         (0..30).for_each(|index| waiting.push(piece(index * 100, 0, 1)));
         assert!(waiting.is_full());
         waiting.clear();
-        assert_eq!((waiting.bytes(), waiting.spread()), (0, 0));
+        assert_eq!((waiting.bytes(), waiting.spread(MOST_BLOCKS)), (0, 0));
     }
 
     #[test]
@@ -280,13 +330,13 @@ mod tests {
         lengths.iter().enumerate().for_each(|(index, &bytes)| {
             waiting.push(Piece { to: index as u64 * 1000, bytes: bytes as u64, ..Piece::default() });
         });
-        let blocks = waiting.spread();
+        let blocks = waiting.spread(MOST_BLOCKS);
         let given: Vec<u32> = waiting.pieces.iter().map(|piece| piece.blocks).collect();
         assert_eq!((given, blocks), (vec![1, 64, 1, 1], 67));
         let mut one = Waiting::default();
         // One image of 224 by 224: each of its blocks has one sweep.
         one.push(Piece { bytes: 602_112, ..Piece::default() });
-        assert_eq!(one.spread(), 37);
+        assert_eq!(one.spread(MOST_BLOCKS), 37);
     }
 
     proptest! {

@@ -14,6 +14,7 @@ use crate::driver::{Address, Gpu, Pinned, Refused, call};
 use crate::slabs::{Slabs, Source};
 use crate::streams::Stream;
 use cudarc::driver::sys;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A physical page: what the driver maps on its large pages.
@@ -32,6 +33,8 @@ pub struct Memory {
     base: Address,
     reserved_bytes: usize,
     state: Mutex<State>,
+    /// Loads whose copies are under way.
+    loads: AtomicUsize,
 }
 
 struct State {
@@ -48,13 +51,18 @@ impl Memory {
         let (base, reserved_bytes) = reserve(gpu.memory_bytes)?;
         let plan = AddressPlan::new((reserved_bytes / PAGE_BYTES) as u64);
         let state = Mutex::new(State { slabs: Slabs::new(pages), spare: 0, plan });
-        let memory = Self { gpu: Arc::clone(gpu), base, reserved_bytes, state };
+        let memory = Self { gpu: Arc::clone(gpu), base, reserved_bytes, state, loads: AtomicUsize::new(0) };
         let sizes = |left: &u32| left.checked_sub(FIRST_SLAB_PAGES).filter(|left| *left > 0);
         let made = std::iter::successors((pages > 0).then_some(pages), sizes)
             .map(|left| memory.slab(left.min(FIRST_SLAB_PAGES)).map(|slab| (left.min(FIRST_SLAB_PAGES), slab)))
             .collect::<Result<Vec<_>, _>>()?;
         made.into_iter().for_each(|(pages, slab)| memory.state().slabs.give_back(pages, slab));
         Ok(Arc::new(memory))
+    }
+
+    /// Whether weights are being copied here: the copy engine turns to nothing else before they are there.
+    pub fn is_loading(&self) -> bool {
+        self.loads.load(Ordering::Relaxed) > 0
     }
 
     /// A slab of so many pages, if there are so many free ones.
@@ -226,10 +234,13 @@ impl Weights {
         let slab = place.memory.slab(place.pages as u32)?;
         let mut weights = Self { place: Arc::clone(place), slab, mapped: false };
         weights.map().map_err(refused)?;
+        place.memory.loads.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the target is mapped; the blob is never written again and outlives the copy, which is waited for below.
         let copied = unsafe { stream.copy_in(place.address, blob.start(), bytes) };
         // Also after a failure: nothing may be under way when the slab is unmapped.
-        copied.and(stream.wait()).map_err(refused)?;
+        let copied = copied.and(stream.wait());
+        place.memory.loads.fetch_sub(1, Ordering::Relaxed);
+        copied.map_err(refused)?;
         Ok(weights)
     }
 

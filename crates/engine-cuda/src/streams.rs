@@ -3,8 +3,21 @@
 use crate::driver::{Address, Pinned, Refused, call, check};
 use crate::shares::Partition;
 use cudarc::driver::sys;
+use std::ffi::CStr;
 use std::ptr::null_mut;
 use std::sync::Arc;
+
+/// Whose blocks are scheduled first where several streams have some.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// Inputs: few blocks, which mostly wait for the bus. Behind others they would wait for all of a graph, whose kernels always have blocks waiting, since each is set up
+    /// while the one before runs.
+    First,
+    /// Graphs.
+    Second,
+    /// Everything else.
+    Last,
+}
 
 /// Work on one partition of a device, in the order in which it was given.
 pub struct Stream {
@@ -18,15 +31,20 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A stream of a partition, which waits for no other. A `preferred` one's blocks are scheduled first.
-    pub fn new(partition: &Arc<Partition>, preferred: bool) -> Result<Self, Refused> {
+    /// A stream of a partition, which waits for no other.
+    pub fn new(partition: &Arc<Partition>, turn: Turn) -> Result<Self, Refused> {
         partition.enter()?;
         let mut raw = null_mut();
         // SAFETY: the context is the partition's, which the stream keeps alive; one handle is written.
         unsafe {
             let (mut least, mut greatest) = (0, 0);
             call!(cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest))?;
-            let priority = if preferred { greatest } else { least };
+            // The greatest is the lowest number.
+            let priority = match turn {
+                Turn::First => greatest,
+                Turn::Second => (greatest + 1).min(least),
+                Turn::Last => least,
+            };
             let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
             match partition.green() {
                 Some(green) => call!(cuGreenCtxStreamCreate(&raw mut raw, green, flags, priority))?,
@@ -169,11 +187,9 @@ impl Graph {
         // SAFETY: ends what was begun; one handle is written.
         let ended = unsafe { call!(cuStreamEndCapture(stream.raw, &raw mut graph)) };
         let recorded = enqueued.and_then(|()| ended.map_err(E::from)).and_then(|()| {
-            let mut raw = null_mut();
-            // SAFETY: the graph is whole; the executable one is uploaded so that the first launch is like the others.
+            // SAFETY: the graph is whole, and nobody else has it; the executable one is uploaded so that the first launch is like the others.
             unsafe {
-                call!(cuGraphInstantiateWithFlags(&raw mut raw, graph, 0))?;
-                let made = Self { raw };
+                let made = Self { raw: instantiate(graph)? };
                 call!(cuGraphUpload(made.raw, stream.raw))?;
                 Ok(made)
             }
@@ -192,6 +208,76 @@ impl Graph {
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), Refused> {
         // SAFETY: graph and stream are alive; the rest is the caller's promise.
         unsafe { call!(cuGraphLaunch(self.raw, stream.raw)) }
+    }
+}
+
+/// Makes an executable graph of one that was captured.
+///
+/// # Safety
+/// The graph is whole, and nobody else has it.
+pub unsafe fn instantiate(graph: sys::CUgraph) -> Result<sys::CUgraphExec, Refused> {
+    let mut raw = null_mut();
+    // SAFETY: the caller's promise; one handle is written.
+    unsafe {
+        keep_libraries_waiting(graph)?;
+        call!(cuGraphInstantiateWithFlags(&raw mut raw, graph, 0))?;
+    }
+    Ok(raw)
+}
+
+/// Our kernels, by the names of their functions. They wait for the kernel before them by themselves.
+const OURS: [&CStr; 4] = [c"tile", c"step", c"attention", c"fetch"];
+
+/// Lets no library's kernel begin before the kernel before it is done. Some of cuDNN's allow an early beginning and don't wait for their input then, which goes well until other
+/// work on the device makes the kernel before take longer.
+///
+/// # Safety
+/// The graph is whole, and nobody else has it.
+unsafe fn keep_libraries_waiting(graph: sys::CUgraph) -> Result<(), Refused> {
+    let mut count = 0;
+    // SAFETY: the first call only counts; arrays are as long as it said.
+    let (from, to, how) = unsafe {
+        call!(cuGraphGetEdges_v2(graph, null_mut(), null_mut(), null_mut(), &raw mut count))?;
+        let (mut from, mut to) = (vec![null_mut(); count], vec![null_mut(); count]);
+        let mut how = vec![FULL_EDGE; count];
+        call!(cuGraphGetEdges_v2(graph, from.as_mut_ptr(), to.as_mut_ptr(), how.as_mut_ptr(), &raw mut count))?;
+        (from, to, how)
+    };
+    for ((from, to), how) in from.iter().zip(&to).zip(&how) {
+        // SAFETY: the nodes are of this graph, and so is the edge.
+        unsafe {
+            if *how != FULL_EDGE && !is_ours(*to)? {
+                call!(cuGraphRemoveDependencies_v2(graph, from, to, how, 1))?;
+                let full = FULL_EDGE;
+                call!(cuGraphAddDependencies_v2(graph, from, to, &raw const full, 1))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What follows begins when what is before is done.
+const FULL_EDGE: sys::CUgraphEdgeData = sys::CUgraphEdgeData { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] };
+
+/// # Safety
+/// The node is alive.
+unsafe fn is_ours(node: sys::CUgraphNode) -> Result<bool, Refused> {
+    // SAFETY: parameters are handles and numbers, for which all zeros is valid; names live as long as their kernels.
+    unsafe {
+        let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
+        call!(cuGraphNodeGetType(node, &raw mut kind))?;
+        if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL {
+            return Ok(false);
+        }
+        let mut parameters: sys::CUDA_KERNEL_NODE_PARAMS = std::mem::zeroed();
+        call!(cuGraphKernelNodeGetParams_v2(node, &raw mut parameters))?;
+        let mut name = std::ptr::null();
+        if parameters.func.is_null() {
+            call!(cuKernelGetName(&raw mut name, parameters.kern))?;
+        } else {
+            call!(cuFuncGetName(&raw mut name, parameters.func))?;
+        }
+        Ok(!name.is_null() && OURS.contains(&CStr::from_ptr(name)))
     }
 }
 

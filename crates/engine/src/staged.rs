@@ -28,6 +28,8 @@ pub struct Moved {
     pub inputs: Duration,
     /// From the device.
     pub outputs: Duration,
+    /// What of the inputs' time was over before the device turned to this batch.
+    pub early: Duration,
 }
 
 /// A batch whose inputs are on their way to the device or there. Dropping it breaks it off, and waits until the device is done with it.

@@ -90,13 +90,12 @@ impl ProfileStore {
 
     /// Keeps a profile, whole or not at all: it is written beside its place and then moved there.
     fn try_save(&self, key: &ProfileKey, stored: &StoredProfile) -> io::Result<()> {
-        let batch =
-            |b: &BatchLatency| Batch {
-                batch: b.batch,
-                median_ns: b.median.as_nanos(),
-                p99_ns: b.p99.as_nanos(),
-                beside_ns: b.beside.as_nanos(),
-            };
+        let batch = |b: &BatchLatency| Batch {
+            batch: b.batch,
+            median_ns: b.median.as_nanos(),
+            p99_ns: b.p99.as_nanos(),
+            beside_ns: b.beside.as_nanos(),
+        };
         let document = Document {
             format: FORMAT,
             key: key.clone(),

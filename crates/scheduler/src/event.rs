@@ -1,6 +1,8 @@
 //! What goes into the scheduler and what comes out of it.
 
-use base::{ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Transfers, Window};
+use base::{
+    ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Transfers, Window,
+};
 
 /// A fact that the driver reports to the scheduler.
 #[derive(Clone, PartialEq, Debug)]

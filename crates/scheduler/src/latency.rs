@@ -347,7 +347,8 @@ mod tests {
 
     #[test]
     fn a_size_without_gain_does_not_pay() {
-        let entry = |batch, us| base::BatchLatency { batch, median: micros(us), p99: micros(us), beside: Duration::ZERO };
+        let entry =
+            |batch, us| base::BatchLatency { batch, median: micros(us), p99: micros(us), beside: Duration::ZERO };
         let profile =
             LatencyProfile::new(vec![entry(1, 100), entry(2, 199), entry(4, 360), entry(8, 900)], micros(1)).unwrap();
         let latency = Latency::new(&profile, Window { size: 4, quantile: 0.99 });

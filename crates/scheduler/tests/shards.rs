@@ -249,7 +249,11 @@ fn sharded(shards: u32, shard: ShardConfig, executors: u32, models: &[ModelSpec]
     }
     for command in std::mem::take(&mut out) {
         let Command::Load(load) = command else { panic!("{command:?} before any request") };
-        let status = ActionStatus::Done { started_at: Timestamp::ZERO, ended_at: Timestamp::ZERO, transfers: Transfers::default() };
+        let status = ActionStatus::Done {
+            started_at: Timestamp::ZERO,
+            ended_at: Timestamp::ZERO,
+            transfers: Transfers::default(),
+        };
         machine.step(Timestamp::ZERO, Event::Reported(Report { action: load.action, status }), &mut out);
     }
     assert_eq!(out, []);

@@ -153,7 +153,9 @@ impl Device {
         if start_at > now && !hopeless {
             return ExecuteStep::Wait(Some(start_at));
         }
-        let Some(Reverse(Queued { execution, ready_at, .. })) = self.queue.pop() else { return ExecuteStep::Wait(None) };
+        let Some(Reverse(Queued { execution, ready_at, .. })) = self.queue.pop() else {
+            return ExecuteStep::Wait(None);
+        };
         if hopeless {
             return ExecuteStep::Refused(execution, Refusal::TooLate);
         }

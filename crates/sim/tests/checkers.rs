@@ -73,7 +73,10 @@ impl Log {
 
     fn executed(self, started: u64, ended: u64, execution: &Execution) -> Self {
         let (started_at, ended_at) = (at(started), at(ended));
-        let report = Report { action: execution.action, status: ActionStatus::Done { started_at, ended_at, transfers: Transfers::default() } };
+        let report = Report {
+            action: execution.action,
+            status: ActionStatus::Done { started_at, ended_at, transfers: Transfers::default() },
+        };
         self.ordered(started, Command::Execute(execution.clone()))
             .see(started, &Observation::ExecutionStarted(execution))
             .see(ended, &Observation::ExecutionEnded { execution, started_at })

@@ -116,11 +116,7 @@ fn count<I: BatchItem>(statistics: &Statistics, items: &[I], times: &BatchTimes)
 }
 
 /// Brings the items that can share a batch with the first one to the front, and counts them.
-fn bring_group_forward<I: BatchItem>(
-    items: &mut [I],
-    signature: &ModelSignature,
-    padding: Option<&Padding>,
-) -> usize {
+fn bring_group_forward<I: BatchItem>(items: &mut [I], signature: &ModelSignature, padding: Option<&Padding>) -> usize {
     let batched = signature.max_batch > 0;
     let mut count = 1;
     for index in 1..items.len() {

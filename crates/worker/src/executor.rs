@@ -384,9 +384,7 @@ impl<I: BatchItem> Executor<I> {
 
     /// An order whose time has come, if there is one.
     fn due(&mut self) -> Option<ExecuteOrder<I>> {
-        while let Ok(message) = self.orders.try_recv() {
-            self.take(message);
-        }
+        self.look();
         let first = self.heap.peek()?;
         let due = self.retired || first.0.window.earliest <= self.clock.now();
         if due { self.heap.pop().map(|first| first.0) } else { None }
@@ -395,9 +393,7 @@ impl<I: BatchItem> Executor<I> {
     /// The next order whose time has come; `None` when there will be no more.
     fn next(&mut self) -> Option<ExecuteOrder<I>> {
         loop {
-            while let Ok(message) = self.orders.try_recv() {
-                self.take(message);
-            }
+            self.look();
             let Some(first) = self.heap.peek() else {
                 if let Some(work) = self.alone.pop_front() {
                     // Whoever sent it learns of a panic by the end of its channel.
@@ -422,6 +418,13 @@ impl<I: BatchItem> Executor<I> {
                 // No more orders will come, but those that are here are carried out in their time.
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(wait.into()),
             }
+        }
+    }
+
+    /// Takes in what has come.
+    fn look(&mut self) {
+        while let Ok(message) = self.orders.try_recv() {
+            self.take(message);
         }
     }
 

@@ -258,7 +258,9 @@ fn what_is_computed_is_counted_before_the_answers_leave() {
         bench.numbers(1, &[1, 3], &[7.0, 8.0, 9.0]),
         bench.numbers(2, &[2, 2], &[3.0, 4.0, 5.0, 6.0]),
     ];
-    let Status::Done { started_at, ended_at, .. } = bench.execute(&slot, items, window).status else { panic!("it works") };
+    let Status::Done { started_at, ended_at, .. } = bench.execute(&slot, items, window).status else {
+        panic!("it works")
+    };
     let totals = statistics.totals(Spans::default(), Spans::default());
     assert_eq!((totals.queue.count, totals.inferences, totals.executions), (3, 4, 2));
     let sizes: Vec<_> = totals.batches.iter().map(|batch| (batch.rows, batch.infer.count)).collect();

@@ -148,7 +148,7 @@ impl Staged for OnItsWay {
         let doubled: Vec<u8> = self.numbers.iter().flat_map(|number| (2.0 * number).to_le_bytes()).collect();
         let shape = [self.numbers.len() as i64, 1];
         sink(0, TensorView { datatype: DataType::Fp32, shape: &shape, data: &doubled });
-        Ok(Moved { inputs: Duration::from_nanos(7), outputs: Duration::from_nanos(5) })
+        Ok(Moved { inputs: Duration::from_nanos(7), outputs: Duration::from_nanos(5), early: Duration::from_nanos(7) })
     }
 }
 
@@ -285,4 +285,20 @@ fn what_is_under_way_is_finished_when_the_device_goes() {
     [1, 2].into_iter().for_each(|batch| bench.script.allow(batch, 2));
     drop(bench.device);
     assert_eq!(bench.answers.1.try_iter().collect::<Vec<_>>(), [Ok(2.0), Ok(4.0)]);
+}
+
+#[test]
+fn what_is_to_run_alone_has_its_turn_though_orders_keep_coming() {
+    let bench = Bench::new();
+    bench.order(1, &[1.0], Timestamp::NEVER);
+    bench.script.until("start 1");
+    bench.order(2, &[2.0], Timestamp::NEVER);
+    bench.script.until("stage 2");
+    let script = bench.script.clone();
+    assert!(bench.device.run_alone(Box::new(move || script.note("measured", 0))));
+    bench.order(3, &[3.0], Timestamp::NEVER);
+    [1, 2, 3].into_iter().for_each(|batch| bench.script.allow(batch, 2));
+    assert_eq!(bench.answers(3), [Ok(2.0), Ok(4.0), Ok(6.0)]);
+    assert!(bench.script.position("measured 0") > bench.script.position("gone 2"), "nothing was under way");
+    assert!(bench.script.position("measured 0") < bench.script.position("stage 3"));
 }

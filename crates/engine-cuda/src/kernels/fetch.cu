@@ -1,6 +1,13 @@
 // Fetches pieces of host memory, each byte over the bus once, wherever they begin: the twin of this in fetch.rs is tested without a GPU.
 // On the device a piece is written in whole words of 16 bytes, and byte by byte at its two ends, so that its neighbours stay as they are. From the host it is
-// read in whole words, too, up to 15 bytes before and behind it. Read past the caches, since the host writes there again and again.
+// read in whole words, too, up to 15 bytes before and behind it. Read past the caches, since the host writes there again and again; what comes from the
+// device's own memory (NEAR) isn't.
+#ifdef NEAR
+#define READ(place) (*(place))
+#else
+#define READ(place) __ldcv(place)
+#endif
+
 struct Piece {
     const u8* from;
     u8* to;
@@ -44,8 +51,8 @@ extern "C" __global__ void fetch(const Pieces pieces, u32 count) {
     u64 words = (bytes - head) / 16;
     if (block == 0) {
         u64 behind = head + words * 16 + threadIdx.x;
-        if (threadIdx.x < head) to[threadIdx.x] = __ldcv(from + threadIdx.x);
-        if (behind < bytes) to[behind] = __ldcv(from + behind);
+        if (threadIdx.x < head) to[threadIdx.x] = READ(from + threadIdx.x);
+        if (behind < bytes) to[behind] = READ(from + behind);
     }
 
     // Between them a warp takes tiles of 32 words, STEPS at a time. Where the source is shifted, a word on the device is made of two: the second is the next lane's,
@@ -62,7 +69,7 @@ extern "C" __global__ void fetch(const Pieces pieces, u32 count) {
         for (int i = 0; i <= STEPS; i++) {
             u64 at = tile + 32 * i + lane;
             own[i] = make_uint4(0, 0, 0, 0);
-            if (at < readable && (i < STEPS || (lane == 0 && shift != 0))) own[i] = __ldcv(source + at);
+            if (at < readable && (i < STEPS || (lane == 0 && shift != 0))) own[i] = READ(source + at);
         }
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {

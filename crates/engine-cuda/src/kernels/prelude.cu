@@ -49,12 +49,10 @@ template <> __device__ __forceinline__ float as_float<half_bits>(half_bits x) { 
 template <class T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };
 
 // The kernel before this one in the stream may still run until here; nothing that it writes is read, and nothing that it reads is written, above this line.
-// The next kernel may already be set up if it is one of ours: it waits in the same way. Not all kernels of libraries do (LIBRARY_NEXT).
+// The next kernel may already be set up if it is one of ours: it waits in the same way. Not all kernels of libraries do, so that graphs keep those back (streams.rs).
 __device__ __forceinline__ void after_the_kernel_before() {
 #if __CUDA_ARCH__ >= 900
-#ifndef LIBRARY_NEXT
     asm volatile("griddepcontrol.launch_dependents;");
-#endif
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

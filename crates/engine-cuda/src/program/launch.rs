@@ -100,14 +100,6 @@ pub(crate) struct Recipe {
     pub(crate) parameters: Parameters,
 }
 
-impl Recipe {
-    /// The same where a library's kernel comes next: it isn't let in early, because not all of those wait for their input then.
-    pub(crate) fn before_a_library(mut self) -> Self {
-        self.source.defines.push("LIBRARY_NEXT=1".to_owned());
-        self
-    }
-}
-
 /// A kernel that can be enqueued.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
@@ -135,14 +127,6 @@ impl Launch {
             early: toolkit.facts().capability >= 90,
             parameters: recipe.parameters,
         })
-    }
-
-    /// Does nothing, after everything before it and before everything behind it.
-    pub(crate) fn barrier(toolkit: &Toolkit) -> Result<Self, Error> {
-        let text = "extern \"C\" __global__ void barrier() {}\n".to_owned();
-        let kernel = toolkit.kernel(&Source { text, defines: Vec::new(), entry: "barrier" })?;
-        let parameters = Parameters::default();
-        Ok(Self { kernel, grid: [1; 3], block: 1, shared_bytes: 0, cluster: 1, early: false, parameters })
     }
 
     /// Where devices can, a kernel is set up while the one before still runs; it waits itself (`after_the_kernel_before`).

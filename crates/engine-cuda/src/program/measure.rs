@@ -1,8 +1,9 @@
 //! Finds the fastest kernel of each step, on the device, in graphs as it will run.
 
-use super::launch::{Launch, Memory, Recipe};
+use super::launch::{Launch, Memory};
 use super::{ALIGNMENT, Effort, Ready, Wanted, dnn, dnn_rank, lt};
 use crate::choices::Choices;
+use crate::streams::instantiate;
 use crate::toolkit::{Error, Toolkit, check};
 use cudarc::driver::sys as driver;
 use graph::Plan;
@@ -78,7 +79,7 @@ fn candidates(
     effort: Effort,
 ) -> Result<Candidates, Error> {
     // Candidates are timed several in a row, so that a library's product comes behind an activation.
-    let activation = |at: usize| wanted[at].activation.clone().map(Recipe::before_a_library);
+    let activation = |at: usize| wanted[at].activation.clone();
     let sources: Vec<_> = open
         .iter()
         .flat_map(|&at| wanted[at].recipes.iter().cloned().chain(activation(at).filter(|_| effort.products)))
@@ -346,18 +347,18 @@ struct Graph(driver::CUgraphExec);
 impl Graph {
     fn capture(stream: driver::CUstream, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<Self, Error> {
         let mode = driver::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let (mut graph, mut instance) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let mut graph = std::ptr::null_mut();
         // SAFETY: the stream is alive, pointers are to live variables; the graph isn't needed once it is instantiated.
         unsafe {
             check("cuStreamBeginCapture", driver::cuStreamBeginCapture_v2(stream, mode))?;
             let enqueued = enqueue();
             let ended = check("cuStreamEndCapture", driver::cuStreamEndCapture(stream, &raw mut graph));
             enqueued.and(ended)?;
-            let made = check("cuGraphInstantiate", driver::cuGraphInstantiateWithFlags(&raw mut instance, graph, 0));
+            let made = instantiate(graph);
             driver::cuGraphDestroy(graph);
-            made?;
+            let failed = |refused| Error::Call { call: "cuGraphInstantiate", status: format!("{refused}") };
+            Ok(Self(made.map_err(failed)?))
         }
-        Ok(Self(instance))
     }
 }
 

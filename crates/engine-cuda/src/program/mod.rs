@@ -36,9 +36,6 @@ const ALIGNMENT: usize = 256;
 /// A plan, ready to be enqueued.
 pub struct Program {
     steps: Vec<Ready>,
-    /// Steps that nothing may begin before: see `stands_alone`.
-    alone: Vec<bool>,
-    barrier: Launch,
     names: Vec<String>,
     constants: Constants,
     workspace_bytes: usize,
@@ -99,11 +96,10 @@ impl Program {
         measure::choose(toolkit, plan, &wanted, effort, stream)?;
         let choices = toolkit.choices().lock().expect("nobody panics while holding it").clone();
         let chosen = |wanted: &Wanted| choices.get(&wanted.signature).map(|choice| choice.candidate.clone());
-        let kernels = kernels(&wanted, chosen);
+        let kernels: Vec<Kernels> = wanted.iter().map(|wanted| wanted.kernels(chosen(wanted))).collect();
         let own = kernels.iter().filter_map(|kernels| kernels.own.as_ref());
         toolkit.compile_all(&own.map(|recipe| recipe.source.clone()).collect::<Vec<_>>())?;
         measure::remember(toolkit, plan, &wanted, &choices)?;
-        let alone = (0..kernels.len()).map(|index| stands_alone(&kernels[..=index], plan.precision)).collect();
         let mut steps = Vec::new();
         for (index, ((wanted, step), kernels)) in wanted.iter().zip(&plan.steps).zip(kernels).enumerate() {
             let own = kernels.own.map(|recipe| Launch::new(toolkit, recipe)).transpose()?;
@@ -122,8 +118,6 @@ impl Program {
         Ok(Self {
             names: wanted.iter().map(|wanted| wanted.signature.clone()).collect(),
             steps,
-            alone,
-            barrier: Launch::barrier(toolkit)?,
             constants: Constants::new(&plan.constants)?,
             workspace_bytes: plan.workspace_bytes.next_multiple_of(ALIGNMENT),
             scratch_bytes,
@@ -177,13 +171,7 @@ impl Program {
     ) -> Result<(), Error> {
         let scratch = workspace + self.workspace_bytes as u64;
         let memory = Memory { weights, constants: self.constants.0, workspace, scratch, inputs, outputs };
-        for (step, &alone) in self.steps.iter().zip(&self.alone) {
-            if alone {
-                self.barrier.enqueue(stream, &memory)?;
-            }
-            step.enqueue(stream, &memory)?;
-        }
-        Ok(())
+        self.steps.iter().try_for_each(|step| step.enqueue(stream, &memory))
     }
 }
 
@@ -218,26 +206,6 @@ impl Drop for Constants {
 struct Kernels {
     library: Option<String>,
     own: Option<Recipe>,
-}
-
-/// The kernels that were chosen. One of ours before a library's kernel doesn't let it begin early (`Recipe::before_a_library`).
-fn kernels(wanted: &[Wanted], chosen: impl Fn(&Wanted) -> Option<String>) -> Vec<Kernels> {
-    let mut all: Vec<Kernels> = wanted.iter().map(|wanted| wanted.kernels(chosen(wanted))).collect();
-    for index in 1..all.len() {
-        if all[index].library.is_some() {
-            all[index - 1].own = all[index - 1].own.take().map(Recipe::before_a_library);
-        }
-    }
-    all
-}
-
-/// Whether the last of these steps may only begin when all before it is done, whatever they allow. Some of cuDNN's engines for TF32 don't wait for their input
-/// where the kernel before them lets them begin early, as those of cuBLASLt do; one before them that does nothing and lets nobody in keeps them apart.
-/// Kernels of ours don't let them in (`kernels`), an activation behind a library's product neither.
-fn stands_alone(steps: &[Kernels], precision: Precision) -> bool {
-    let [.., before, last] = steps else { return false };
-    let convolution = last.library.as_ref().is_some_and(|name| name.starts_with("cudnn"));
-    precision == Precision::Tf32 && convolution && before.own.is_none()
 }
 
 /// The library's kernel of that name for a step, with what comes behind it.

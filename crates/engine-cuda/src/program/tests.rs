@@ -332,42 +332,20 @@ fn every_source_of_a_product_is_there_to_be_checked() {
     assert_eq!(generated, 1, "the activation of the first");
 }
 
-/// The kernels of a sequence of steps for which these were chosen.
-fn chosen(names: &[&str]) -> Vec<Kernels> {
+#[test]
+fn a_step_is_a_librarys_kernel_or_ours_or_both() {
     let step = Step::Gemm(product(Activation::Gelu, 96));
-    let wanted: Vec<_> = (names.iter())
-        .map(|name| Wanted {
-            signature: (*name).to_owned(),
-            recipes: recipes(&step, Precision::F16, &facts()).unwrap(),
-            activation: Some(expression::activation(&product(Activation::Gelu, 96).output, Activation::Gelu)),
-            libraries: true,
-        })
-        .collect();
-    kernels(&wanted, |wanted| Some(wanted.signature.clone()))
-}
-
-const TILE: &str = "tile 32x32 2x2 stages 5 splits 1";
-
-#[test]
-fn only_kernels_of_ours_may_begin_early() {
-    let waits = |names: &[&str]| -> Vec<Option<bool>> {
-        let last = |own: &Recipe| own.source.defines.contains(&"LIBRARY_NEXT=1".to_owned());
-        chosen(names).iter().map(|kernels| kernels.own.as_ref().map(last)).collect()
+    let wanted = Wanted {
+        signature: String::new(),
+        recipes: recipes(&step, Precision::F16, &facts()).unwrap(),
+        activation: Some(expression::activation(&product(Activation::Gelu, 96).output, Activation::Gelu)),
+        libraries: true,
     };
-    assert_eq!(waits(&[TILE, TILE, "cudnn 0"]), [Some(false), Some(true), None]);
-    assert_eq!(waits(&[TILE, "cublaslt 3 + activation", TILE]), [Some(true), Some(false), Some(false)]);
-    assert_eq!(waits(&["cublaslt 3 + activation", "cublaslt 0", TILE]), [Some(true), None, Some(false)]);
-}
-
-#[test]
-fn convolutions_in_tf32_stand_alone_behind_a_kernel_of_a_library() {
-    let alone = |names: &[&str], precision| stands_alone(&chosen(names), precision);
-    assert!(alone(&["cublaslt 3", "cudnn 0"], Precision::Tf32));
-    assert!(alone(&[TILE, "cudnn 1", "cudnn 0"], Precision::Tf32));
-    assert!(!alone(&["cublaslt 3", "cudnn 0"], Precision::F16));
-    assert!(!alone(&["cudnn 0"], Precision::Tf32));
-    assert!(!alone(&["cudnn 0", "cublaslt 3"], Precision::Tf32));
-    // The last kernel of such a pair is ours.
-    assert!(!alone(&["cublaslt 3 + activation", "cudnn 0"], Precision::Tf32));
-    assert!(!alone(&[TILE, "cudnn 0"], Precision::Tf32));
+    let chosen = |name: &str| {
+        let Kernels { library, own } = wanted.kernels(Some(name.to_owned()));
+        (library.is_some(), own.map(|own| own.source.entry))
+    };
+    assert_eq!(chosen("tile 32x32 2x2 stages 5 splits 1"), (false, Some("tile")));
+    assert_eq!(chosen("cublaslt 3"), (true, None));
+    assert_eq!(chosen("cublaslt 3 + activation"), (true, Some("step")));
 }

@@ -41,42 +41,48 @@ impl<I: BatchItem> Executor<I> {
         let mut flow = Flow { staged: None, running: None, arriving: None, alone: None };
         let mut next = Some(first);
         loop {
-            if flow.staged.is_none() && flow.alone.is_none() {
-                if let Some(order) = next.take().or_else(|| self.due()) {
-                    self.stage(order, &mut flow, report);
-                }
+            // What is to run alone waits for the end of what is under way, and what comes waits for it.
+            let room = flow.staged.is_none() && flow.alone.is_none() && self.alone.is_empty();
+            if let Some(order) = room.then(|| next.take().or_else(|| self.due())).flatten() {
+                self.stage(order, &mut flow, report);
             }
             if flow.running.is_none() {
                 self.start(&mut flow, report);
             }
             if flow.arriving.is_none() {
                 match has(&mut flow.running, |batch| batch.is_computed()) {
-                    Ok(Some(mut computed)) => {
+                    Ok(false) => {}
+                    Ok(true) => {
+                        flow.arriving = flow.running.take();
                         // The device waits for the next one: that goes first.
                         self.start(&mut flow, report);
-                        computed.computed_at = self.clock.now();
-                        flow.arriving = Some(computed);
+                        let now = self.clock.now();
+                        flow.arriving.iter_mut().for_each(|computed| computed.computed_at = now);
                     }
-                    Ok(None) => {}
-                    Err((failed, failure)) => settle(failed, failure, &mut flow, report),
+                    Err(failure) => settle(flow.running.take(), failure, &mut flow, report),
                 }
             }
             match has(&mut flow.arriving, |batch| batch.has_arrived()) {
-                Ok(Some(arrived)) => self.finish(arrived, &mut flow, report),
-                Ok(None) => {}
-                Err((failed, failure)) => settle(failed, failure, &mut flow, report),
+                Ok(false) => {}
+                Ok(true) => self.finish(&mut flow, report),
+                Err(failure) => settle(flow.arriving.take(), failure, &mut flow, report),
             }
             if flow.is_empty() {
+                if let Some(work) = self.alone.pop_front() {
+                    let _ = guarded(|| {
+                        work();
+                        Ok(())
+                    });
+                    continue;
+                }
                 match flow.alone.take() {
                     Some(order) => self.carry_out(order, report),
-                    None if self.heap.is_empty() => return,
-                    None => {
-                        // Orders whose time hasn't come are waited for elsewhere.
-                        next = self.due();
-                        if next.is_none() {
-                            return;
-                        }
-                    }
+                    // Orders whose time hasn't come are waited for elsewhere.
+                    None => match next.take().or_else(|| self.due()) {
+                        Some(order) => next = Some(order),
+                        None if self.alone.is_empty() => return,
+                        None => {}
+                    },
                 }
             }
         }
@@ -111,6 +117,7 @@ impl<I: BatchItem> Executor<I> {
     fn start(&mut self, flow: &mut Flow<I>, report: &impl Fn(Report<I>)) {
         let Some(mut next) = flow.staged.take() else { return };
         if next.behind {
+            self.look();
             next.started_at = self.clock.now();
         }
         if next.started_at > next.order.window.latest || self.retired {
@@ -120,12 +127,13 @@ impl<I: BatchItem> Executor<I> {
         }
         match guarded(|| next.staged.start().map_err(refused)) {
             Ok(()) => flow.running = Some(next),
-            Err(failure) => settle(next, failure, flow, report),
+            Err(failure) => settle(Some(next), failure, flow, report),
         }
     }
 
     /// Hands out what has arrived.
-    fn finish(&mut self, mut arrived: UnderWay<I>, flow: &mut Flow<I>, report: &impl Fn(Report<I>)) {
+    fn finish(&mut self, flow: &mut Flow<I>, report: &impl Fn(Report<I>)) {
+        let Some(mut arrived) = flow.arriving.take() else { return };
         let UnderWay { order, staged, staged_at, started_at, computed_at, .. } = &mut arrived;
         let ExecuteOrder { slot, signature, padding, items, .. } = order;
         let single = items.len() == 1;
@@ -136,7 +144,7 @@ impl<I: BatchItem> Executor<I> {
         });
         match done {
             Ok((moved, ended_at)) => {
-                let before = moved.inputs.min(started_at.since(*staged_at));
+                let before = moved.early.min(started_at.since(*staged_at));
                 let transfers = Transfers { before, beside: moved.inputs + moved.outputs };
                 let status = Status::Done { started_at: *started_at, ended_at, transfers };
                 self.linger_after(single, ended_at.since(*started_at), ended_at);
@@ -145,25 +153,17 @@ impl<I: BatchItem> Executor<I> {
                 drop(staged);
                 report(Report { action: order.action, status, returned: Vec::new() });
             }
-            Err(failure) => settle(arrived, failure, flow, report),
+            Err(failure) => settle(Some(arrived), failure, flow, report),
         }
     }
 }
 
-/// Takes the batch out of its place if it has come so far, or if it fails.
+/// Whether the batch in a place has come so far.
 fn has<I>(
     place: &mut Option<UnderWay<I>>,
     ask: impl FnOnce(&mut dyn Staged) -> Result<bool, EngineError>,
-) -> Result<Option<UnderWay<I>>, (UnderWay<I>, Failure)> {
-    let Some(mut batch) = place.take() else { return Ok(None) };
-    match guarded(|| ask(&mut *batch.staged).map_err(refused)) {
-        Ok(true) => Ok(Some(batch)),
-        Ok(false) => {
-            *place = Some(batch);
-            Ok(None)
-        }
-        Err(failure) => Err((batch, failure)),
-    }
+) -> Result<bool, Failure> {
+    place.as_mut().map_or(Ok(false), |batch| guarded(|| ask(&mut *batch.staged).map_err(refused)))
 }
 
 fn refused(error: EngineError) -> Failure {
@@ -171,8 +171,13 @@ fn refused(error: EngineError) -> Failure {
 }
 
 /// A batch that was under way failed: it is carried out again, alone, where each of its requests gets its own reason.
-fn settle<I: BatchItem>(under_way: UnderWay<I>, failure: Failure, flow: &mut Flow<I>, report: &impl Fn(Report<I>)) {
-    let UnderWay { order, staged, .. } = under_way;
+fn settle<I: BatchItem>(
+    under_way: Option<UnderWay<I>>,
+    failure: Failure,
+    flow: &mut Flow<I>,
+    report: &impl Fn(Report<I>),
+) {
+    let Some(UnderWay { order, staged, .. }) = under_way else { return };
     drop(staged);
     match failure {
         Failure::Refused(_) if flow.alone.is_none() => flow.alone = Some(order),
