@@ -10,10 +10,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use worker::{BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Slot, Status, Tensor};
 
+type Answer = Result<f32, String>;
+
 /// A request of one number; its answer is twice that.
 struct Item {
     inputs: Vec<Tensor>,
-    answers: Sender<Result<f32, String>>,
+    answers: Sender<Answer>,
 }
 
 impl BatchItem for Item {
@@ -162,7 +164,7 @@ struct Bench {
     clock: Clock,
     device: Device<Item>,
     reports: Receiver<Report<Item>>,
-    answers: (Sender<Result<f32, String>>, Receiver<Result<f32, String>>),
+    answers: (Sender<Answer>, Receiver<Answer>),
     slot: Arc<Slot>,
     script: Script,
 }
@@ -199,7 +201,7 @@ impl Bench {
         (action.0, status, returned.len())
     }
 
-    fn answers(&self, count: usize) -> Vec<Result<f32, String>> {
+    fn answers(&self, count: usize) -> Vec<Answer> {
         (0..count).map(|_| self.answers.1.recv().unwrap()).collect()
     }
 }

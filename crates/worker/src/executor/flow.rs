@@ -122,7 +122,7 @@ impl<I: BatchItem> Executor<I> {
         }
         if next.started_at > next.order.window.latest || self.retired {
             let UnderWay { order, staged, .. } = next;
-            drop(staged);
+            let_go(staged);
             return report(Report { action: order.action, status: Status::TooLate, returned: order.items });
         }
         match guarded(|| next.staged.start().map_err(refused)) {
@@ -150,7 +150,7 @@ impl<I: BatchItem> Executor<I> {
                 self.linger_after(single, ended_at.since(*started_at), ended_at);
                 let UnderWay { order, staged, .. } = arrived;
                 // Before the report: what follows it may be an unload.
-                drop(staged);
+                let_go(staged);
                 report(Report { action: order.action, status, returned: Vec::new() });
             }
             Err(failure) => settle(Some(arrived), failure, flow, report),
@@ -166,6 +166,17 @@ fn has<I>(
     place.as_mut().map_or(Ok(false), |batch| guarded(|| ask(&mut *batch.staged).map_err(refused)))
 }
 
+/// Waits for the end of a batch that is broken off, or frees what one had that is over.
+fn let_go(staged: Box<dyn Staged>) {
+    let gone = guarded(|| {
+        drop(staged);
+        Ok(())
+    });
+    if let Err(Failure::Panic(reason) | Failure::Refused(reason)) = gone {
+        tracing::error!("a batch could not be let go: {reason}");
+    }
+}
+
 fn refused(error: EngineError) -> Failure {
     Failure::Refused(error.to_string())
 }
@@ -178,7 +189,7 @@ fn settle<I: BatchItem>(
     report: &impl Fn(Report<I>),
 ) {
     let Some(UnderWay { order, staged, .. }) = under_way else { return };
-    drop(staged);
+    let_go(staged);
     match failure {
         Failure::Refused(_) if flow.alone.is_none() => flow.alone = Some(order),
         Failure::Refused(reason) => fail(order, Status::Failed(reason), report),
