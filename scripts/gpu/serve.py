@@ -148,6 +148,7 @@ class Seen:
         executed, good = change("nv_inference_count"), change("punctual_goodput_total")
         say(
             f"    device busy {busy['execution']:.1%}, link {busy['load']:.1%}; {change('punctual_batch_rows_sum') / max(1, change('punctual_batch_rows_count')):.1f} rows in a batch; "
+            f"{change('punctual_device_transfer_seconds_total', hidden='yes') / max(1e-9, change('punctual_device_transfer_seconds_total')):.0%} of transfers hidden; "
             f"{executed:.0f} rows executed, {good:.0f} good, cold {change('punctual_cold_starts_total') / max(1, change('punctual_requests_total')):.1%}; "
             f"actions {after.by('punctual_actions_total', 'result')}; broken invariants {after.by('punctual_invariant_violations_total', 'invariant')}"
         )

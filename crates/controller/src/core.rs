@@ -201,6 +201,7 @@ impl Expectation {
                 actions.done(took, busy, self.took);
                 if let Some(done_at) = self.done_at {
                     model.executed(self.rows, took);
+                    record.metrics.moved(*transfers);
                     record.metrics.completed(*ended_at, done_at);
                 } else {
                     model.loaded(record.metrics.name(), self.bytes);

@@ -238,6 +238,9 @@ unsafe fn keep_libraries_waiting(graph: sys::CUgraph) -> Result<(), Refused> {
     // SAFETY: the first call only counts; arrays are as long as it said.
     let (from, to, how) = unsafe {
         call!(cuGraphGetEdges_v2(graph, null_mut(), null_mut(), null_mut(), &raw mut count))?;
+        if count == 0 {
+            return Ok(());
+        }
         let (mut from, mut to) = (vec![null_mut(); count], vec![null_mut(); count]);
         let mut how = vec![FULL_EDGE; count];
         call!(cuGraphGetEdges_v2(graph, from.as_mut_ptr(), to.as_mut_ptr(), how.as_mut_ptr(), &raw mut count))?;

@@ -8,7 +8,7 @@ const MAX_OUTSTANDING: usize = 1024;
 
 /// Where the next batch's transfers are to be hidden behind the one that runs, its order leaves so much earlier than they take: for its way, and
 /// because actions mostly end earlier than was planned with.
-const WAY: Duration = Duration::from_micros(100);
+const WAY: Duration = Duration::from_micros(250);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Executor {
@@ -112,13 +112,13 @@ mod tests {
     fn transfers_are_hidden_behind_what_runs() {
         let micros = Duration::from_micros;
         let mut executor = Executor::default();
-        assert_eq!(executor.push(at(0), ActionId(1), micros(300), micros(100)), at(300), "nothing to hide behind");
+        assert_eq!(executor.push(at(0), ActionId(1), micros(500), micros(100)), at(500), "nothing to hide behind");
         assert_eq!(executor.hungry_at(Duration::ZERO), Timestamp::NEVER, "nothing is known of transfers yet");
         (0..20).for_each(|_| executor.note_beside(micros(100)));
         let hungry_at = executor.hungry_at(Duration::ZERO);
-        assert!(hungry_at > at(99) && hungry_at < at(102), "{hungry_at:?}");
-        assert_eq!(executor.push(at(160), ActionId(2), micros(300), micros(100)), at(500));
-        executor.finish(at(290), ActionId(1));
-        assert_eq!(executor.start_at(at(290)), at(490));
+        assert!(hungry_at > at(149) && hungry_at < at(152), "{hungry_at:?}");
+        assert_eq!(executor.push(at(160), ActionId(2), micros(300), micros(100)), at(700));
+        executor.finish(at(490), ActionId(1));
+        assert_eq!(executor.start_at(at(490)), at(690));
     }
 }

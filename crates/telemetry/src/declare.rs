@@ -107,6 +107,8 @@ declare! {
         "Actions that the device was ordered to do, by result: done, too_late (its window had passed, so it was not started), failed.";
     BUSY_SECONDS = Counter "device_busy_seconds_total" DEVICE_ACTION, &[],
         "Time that the device spent on executions and on loads. Over one second of wall time this is the utilization.";
+    TRANSFER_SECONDS = Counter "device_transfer_seconds_total" &["device", "hidden"], &[],
+        "Time that the inputs and outputs of batches took to the device and from it, where they can run beside other batches: hidden (yes) as far as inputs came before their batch started.";
     PAGES = Gauge "device_pages" DEVICE, &[],
         "Pages that the device has for weights.";
     PAGES_USED = Gauge "device_pages_used" DEVICE, &[],

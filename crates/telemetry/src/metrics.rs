@@ -5,7 +5,7 @@ use crate::demand::{Demand, DemandTotals};
 use crate::reason::Reason;
 use crate::statistics::{ModelTotals, Spans, Statistics};
 use crate::triton::{self, Models, TritonCollector};
-use base::Duration;
+use base::{Duration, Transfers};
 use prometheus::{
     Counter, CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
@@ -78,6 +78,7 @@ struct Families {
     completion_error: HistogramVec,
     actions: IntCounterVec,
     busy_seconds: CounterVec,
+    transfer_seconds: CounterVec,
     pages: IntGaugeVec,
     pages_used: IntGaugeVec,
     losses: IntCounterVec,
@@ -133,6 +134,10 @@ impl Metrics {
             completion_error: histogram(&registry, &d::COMPLETION_ERROR),
             actions: int_counter(&registry, &d::ACTIONS),
             busy_seconds: registered(&registry, CounterVec::new(opts(&d::BUSY_SECONDS), d::BUSY_SECONDS.labels)),
+            transfer_seconds: registered(
+                &registry,
+                CounterVec::new(opts(&d::TRANSFER_SECONDS), d::TRANSFER_SECONDS.labels),
+            ),
             pages: int_gauge(&registry, &d::PAGES),
             pages_used: int_gauge(&registry, &d::PAGES_USED),
             losses: int_counter(&registry, &d::LOSSES),
@@ -248,6 +253,8 @@ impl Metrics {
                     over: Seconds(f.completion_error.with_label_values(&[name, "over"])),
                     under: Seconds(f.completion_error.with_label_values(&[name, "under"])),
                 },
+                hidden: f.transfer_seconds.with_label_values(&[name, "yes"]),
+                seen: f.transfer_seconds.with_label_values(&[name, "no"]),
                 pages: f.pages.with_label_values(&[name]),
                 pages_used: f.pages_used.with_label_values(&[name]),
                 losses: f.losses.with_label_values(&[name]),
@@ -398,6 +405,9 @@ struct DeviceSeries {
     execution: ActionMetrics,
     load: ActionMetrics,
     completion_error: ErrorMetrics,
+    /// Transfers before the start of their batch, and others.
+    hidden: Counter,
+    seen: Counter,
     pages: IntGauge,
     pages_used: IntGauge,
     losses: IntCounter,
@@ -473,6 +483,12 @@ impl DeviceMetrics {
     /// Loads onto this device.
     pub fn loads(&self) -> &ActionMetrics {
         &self.inner.load
+    }
+
+    /// A batch had these transfers.
+    pub fn moved(&self, transfers: Transfers) {
+        self.inner.hidden.inc_by(transfers.before.as_secs_f64());
+        self.inner.seen.inc_by((transfers.beside - transfers.before).as_secs_f64());
     }
 
     /// An execution ended then; it had been expected to end then.
@@ -583,6 +599,7 @@ mod tests {
         let metrics = Metrics::new();
         let device = metrics.device("cpu:0");
         device.executions().done(Duration::from_millis(3), Duration::from_millis(3), Duration::from_millis(5));
+        device.moved(Transfers { before: Duration::from_millis(1), beside: Duration::from_millis(3) });
         device.executions().done(Duration::from_millis(9), Duration::from_millis(9), Duration::from_millis(5));
         device.completed(Timestamp::from_nanos(10), Timestamp::from_nanos(4_000_000_010));
         device.loads().done(Duration::from_millis(8), Duration::from_millis(8), Duration::from_millis(8));
@@ -600,6 +617,11 @@ mod tests {
         assert_eq!(value(&text, r#"punctual_load_seconds_sum{device="cpu:0"}"#), Some(0.008));
         let busy = r#"punctual_device_busy_seconds_total{action="execution",device="cpu:0"}"#;
         assert!((value(&text, busy).unwrap() - 0.012).abs() < 1e-9);
+        let transfers = |hidden: &str| {
+            let series = format!("punctual_device_transfer_seconds_total{{device=\"cpu:0\",hidden=\"{hidden}\"}}");
+            value(&text, &series).unwrap()
+        };
+        assert!((transfers("yes") - 0.001).abs() < 1e-9 && (transfers("no") - 0.002).abs() < 1e-9);
         assert_eq!(value(&text, r#"punctual_device_pages_used{device="cpu:0"}"#), Some(7.0));
     }
 
