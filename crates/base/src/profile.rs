@@ -87,6 +87,14 @@ impl LatencyProfile {
         Self::new(sizes.iter().map(at).collect(), load)
     }
 
+    /// The same with transfers that take so much for each row, and may run beside other batches.
+    pub fn with_transfers(mut self, for_each_row: Duration) -> Self {
+        for entry in &mut self.batches {
+            entry.beside = (for_each_row * u64::from(entry.batch)).min(entry.median);
+        }
+        self
+    }
+
     /// The supported batch sizes with their times, ascending.
     pub fn batches(&self) -> &[BatchLatency] {
         &self.batches

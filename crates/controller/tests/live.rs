@@ -93,6 +93,29 @@ fn answers_come_back_and_slots_are_free_again() {
 }
 
 #[test]
+fn inputs_come_while_the_batch_before_is_computed() {
+    let repository = tempfile::tempdir().unwrap();
+    // Batches of eight take 60 ms, of which 24 are transfers.
+    let latency = "alpha_ms=5,beta_ms=20,load_ms=1,transfer_ms=3";
+    let config = emulated(1, 1).replace("alpha_ms=1,beta_ms=1,load_ms=1", latency);
+    assert!(config.contains(latency));
+    write_model(repository.path(), "net", &config);
+    let controller = start(100, 1024);
+    let _manager = manage(&controller, repository.path());
+    let answers: Vec<_> = (0..160).map(|_| ask(&controller, "net", Some(Duration::from_secs(600)))).collect();
+    controller.drive();
+    assert!(answers.into_iter().all(|answer| matches!(wait(answer), Reply::Outputs(_))));
+    let text = controller.metrics().render();
+    let transfers = |hidden: &str| {
+        let series = format!("punctual_device_transfer_seconds_total{{device=\"emulated:0\",hidden=\"{hidden}\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&series)?.parse::<f64>().ok()).unwrap()
+    };
+    let (hidden, seen) = (transfers("yes"), transfers("no"));
+    // The first batch has none before it, and the scheduler has to learn that there is something to hide. A thread that wakes late costs some.
+    assert!(hidden > seen, "{hidden} s were hidden, {seen} s were not");
+}
+
+#[test]
 fn what_cannot_be_met_is_refused_with_the_earliest_deadline() {
     let repository = tempfile::tempdir().unwrap();
     write_model(repository.path(), "slow", &emulated(10, 500));

@@ -1,7 +1,7 @@
 //! A runtime that computes nothing and takes as long as a profile says. For devices that nobody has.
 
-use crate::{Emulation, Engine, EngineError, Loaded, ModelSource, Prepared, TensorView};
-use base::{DataType, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
+use crate::{Emulation, Engine, EngineError, Input, Loaded, ModelSource, Moved, Prepared, Staged, TensorView};
+use base::{BatchLatency, DataType, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use std::time::Instant;
 const SPIN: std::time::Duration = std::time::Duration::from_micros(100);
 
 /// See the module. A model takes one FP32 input `input` of shape `[-1, width]` and gives one output `output` of the same
-/// shape, all zeros. A batch takes the profile's median for the next supported batch size.
+/// shape, all zeros. A batch takes the profile's median for the next supported batch size; where the profile has transfers, they run beside other batches.
 #[derive(Clone, Debug)]
 pub struct EmulatedEngine {
     width: u32,
@@ -109,18 +109,68 @@ impl Loaded for EmulatedModel {
     ) -> Result<(), EngineError> {
         let started = Instant::now();
         let rows = self.rows(inputs).map_err(EngineError::Execute)?;
-        wait_until(started, latency(&self.profile, rows));
+        wait_until(started, latency(&self.profile, rows).median);
         let data = &self.zeros[..self.row_bytes * rows as usize];
         sink(0, TensorView { datatype: DataType::Fp32, shape: inputs[0].shape, data });
         Ok(())
     }
+
+    fn stages(&self) -> bool {
+        self.profile.batches().iter().any(|entry| entry.beside > Duration::ZERO)
+    }
+
+    fn stage(&mut self, inputs: Vec<Input>) -> Result<Box<dyn Staged>, EngineError> {
+        let staged_at = Instant::now();
+        let whole: Vec<Vec<u8>> = inputs.iter().map(|input| input.pieces.concat()).collect();
+        let views = inputs.iter().zip(&whole);
+        let views: Vec<TensorView<'_>> =
+            views.map(|(input, data)| TensorView { datatype: input.datatype, shape: &input.shape, data }).collect();
+        let rows = self.rows(&views).map_err(EngineError::Execute)?;
+        let (shape, zeros) = (inputs[0].shape.clone(), vec![0; self.row_bytes * rows as usize]);
+        let latency = latency(&self.profile, rows);
+        Ok(Box::new(EmulatedBatch { latency, shape, zeros, staged_at, early: Duration::ZERO, computed_at: staged_at }))
+    }
+}
+
+/// A batch whose inputs come for as long as the profile says, and which is computed for the rest of its time.
+struct EmulatedBatch {
+    latency: BatchLatency,
+    shape: Vec<i64>,
+    zeros: Vec<u8>,
+    staged_at: Instant,
+    /// What of the inputs' time was over when it started.
+    early: Duration,
+    computed_at: Instant,
+}
+
+impl Staged for EmulatedBatch {
+    fn start(&mut self) -> Result<(), EngineError> {
+        let BatchLatency { median, beside, .. } = self.latency;
+        let now = Instant::now();
+        self.early = Duration::from(now - self.staged_at).min(beside);
+        self.computed_at = now + std::time::Duration::from(median - self.early);
+        Ok(())
+    }
+
+    fn is_computed(&mut self) -> Result<bool, EngineError> {
+        Ok(Instant::now() >= self.computed_at)
+    }
+
+    fn has_arrived(&mut self) -> Result<bool, EngineError> {
+        self.is_computed()
+    }
+
+    fn finish(&mut self, sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<Moved, EngineError> {
+        sink(0, TensorView { datatype: DataType::Fp32, shape: &self.shape, data: &self.zeros });
+        Ok(Moved { inputs: self.latency.beside, outputs: Duration::ZERO, early: self.early })
+    }
 }
 
 /// What that many rows take: as long as the next supported batch size.
-fn latency(profile: &LatencyProfile, rows: u32) -> Duration {
+fn latency(profile: &LatencyProfile, rows: u32) -> BatchLatency {
     let sizes = profile.batches();
     let next = sizes.partition_point(|entry| entry.batch < rows);
-    sizes[next.min(sizes.len() - 1)].median
+    sizes[next.min(sizes.len() - 1)]
 }
 
 /// Returns when that span has passed since `started`, within a microsecond where a core is free.
@@ -152,7 +202,7 @@ mod tests {
 
     #[test]
     fn rows_are_rounded_up_to_a_supported_size() {
-        let taken: Vec<_> = (1..=5).map(|rows| latency(&emulation().profile, rows).as_millis_f64()).collect();
+        let taken: Vec<_> = (1..=5).map(|rows| latency(&emulation().profile, rows).median.as_millis_f64()).collect();
         assert_eq!(taken, [2.0, 3.0, 5.0, 5.0, 5.0]);
     }
 

@@ -166,6 +166,8 @@ pub struct Emulation {
     pub beta: Duration,
     /// For a load.
     pub load: Duration,
+    /// What of a batch is transfers that run beside other batches, for each row.
+    pub transfer: Duration,
     /// What the weights take.
     pub weight_bytes: u64,
 }
@@ -242,7 +244,8 @@ impl ModelConfig {
     /// What an emulated device pretends for these batch sizes, if anything is configured.
     pub fn emulated_profile(&self, sizes: &[u32]) -> Option<Result<LatencyProfile, ProfileError>> {
         let emulation = self.emulation?;
-        Some(LatencyProfile::linear(emulation.alpha, emulation.beta, sizes, emulation.load))
+        let profile = LatencyProfile::linear(emulation.alpha, emulation.beta, sizes, emulation.load);
+        Some(profile.map(|profile| profile.with_transfers(emulation.transfer)))
     }
 }
 

@@ -145,16 +145,17 @@ fn number(parameter: &str, text: &str, least: f64) -> Result<f64, String> {
 }
 
 fn emulation(text: &str) -> Result<Emulation, String> {
-    let (mut alpha, mut beta, mut load) = (None, None, None);
+    let (mut alpha, mut beta, mut load, mut transfer) = (None, None, None, None);
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         let slot = match key.trim() {
             "alpha_ms" => &mut alpha,
             "beta_ms" => &mut beta,
             "load_ms" => &mut load,
+            "transfer_ms" => &mut transfer,
             key => {
                 return Err(format!(
-                    "parameter `{EMULATED_LATENCY}` has {key:?}: write alpha_ms, beta_ms and maybe load_ms, as in \
+                    "parameter `{EMULATED_LATENCY}` has {key:?}: write alpha_ms, beta_ms and maybe load_ms and transfer_ms, as in \
                      \"alpha_ms=1.0,beta_ms=5.0\""
                 ));
             }
@@ -164,5 +165,6 @@ fn emulation(text: &str) -> Result<Emulation, String> {
     let (Some(alpha), Some(beta)) = (alpha, beta) else {
         return Err(format!("parameter `{EMULATED_LATENCY}` is {text:?}: it needs both alpha_ms and beta_ms"));
     };
-    Ok(Emulation { alpha, beta, load: load.unwrap_or(Duration::ZERO), weight_bytes: 0 })
+    let [load, transfer] = [load, transfer].map(|span| span.unwrap_or(Duration::ZERO));
+    Ok(Emulation { alpha, beta, load, transfer, weight_bytes: 0 })
 }
