@@ -35,6 +35,15 @@ impl Devices {
         Self { kind, count, gpus: Vec::new(), shares: Vec::new() }
     }
 
+    /// Which kind a device is, by its speed: 0 is the smallest share.
+    pub fn speed(&self, index: u32) -> u32 {
+        let Some(own) = self.shares.get(index as usize % self.shares.len().max(1)) else { return 0 };
+        let mut smaller: Vec<f64> = self.shares.iter().copied().filter(|share| share < own).collect();
+        smaller.sort_by(f64::total_cmp);
+        smaller.dedup();
+        smaller.len() as u32
+    }
+
     /// What stands behind `cuda:`, for instance `0`, `0,1` or `0:shares=0.5,0.5`.
     fn cuda(text: &str) -> Result<Self, String> {
         let (gpus, shares) = text.split_once(':').unwrap_or((text, "shares=1"));
@@ -96,6 +105,13 @@ impl fmt::Display for DeviceKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_of_one_share_are_of_one_kind_and_the_smallest_is_the_first() {
+        let devices: Devices = "cuda:0,1:shares=0.5,0.25,0.25".parse().unwrap();
+        assert_eq!((0..6).map(|index| devices.speed(index)).collect::<Vec<_>>(), [1, 0, 0, 1, 0, 0]);
+        assert_eq!("cpu:4".parse::<Devices>().unwrap().speed(3), 0);
+    }
 
     #[test]
     fn devices_are_a_kind_and_a_number() {

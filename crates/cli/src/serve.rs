@@ -308,6 +308,7 @@ impl ServeOptions {
             index,
             pages,
             pin: enough.then_some(index as usize),
+            kind: devices.speed(index),
         };
         Ok(ControllerConfig {
             scheduler: self.scheduler()?,

@@ -78,7 +78,7 @@ struct Bench {
 
 impl Bench {
     fn new(policy: PolicyKind, devices: u32, pages: u32) -> Self {
-        let device = |index| DeviceConfig { name: format!("emulated:{index}"), index, pages, pin: None };
+        let device = |index| DeviceConfig { name: format!("emulated:{index}"), index, pages, pin: None, kind: 0 };
         let metrics = Metrics::new();
         let config = ControllerConfig {
             online_profile_share: 0.0,

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 const PAGE: u64 = 1 << 20;
 
 fn start(shards: u32, devices: u32, pages: u32) -> Controller {
-    let device = |index| DeviceConfig { name: format!("emulated:{index}"), index, pages, pin: None };
+    let device = |index| DeviceConfig { name: format!("emulated:{index}"), index, pages, pin: None, kind: 0 };
     let config = ControllerConfig {
         online_profile_share: 0.0,
         scheduler: scheduler::Config::default(),

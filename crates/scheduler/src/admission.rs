@@ -15,7 +15,7 @@ impl Scheduler {
     /// Brings what a request is judged by up to date: its model's estimates, and the slack that batch work must leave.
     pub(crate) fn prepare_for(&mut self, request: &Request) {
         let Some(Some(entry)) = self.ledger.models.get_mut(request.model.index()) else { return };
-        entry.latency.age(self.now);
+        entry.age(self.now);
         let takes = entry.latency.class_for(request.rows).expected();
         if request.deadline_at != Timestamp::NEVER && self.now + takes <= request.deadline_at {
             // Also if it is refused: the next one like it should find the device free.

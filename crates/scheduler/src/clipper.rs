@@ -189,7 +189,7 @@ impl Policy for Clipper {
     fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, _start_at: Timestamp) -> Option<Batch> {
         self.settle(now);
         let (_, model) = self.board.first(device)?;
-        let latency = &ledger.model(model).latency;
+        let latency = ledger.latency(model, device);
         let most = self.models[model.index()].rows().min(latency.max_batch());
         let queue = self.queues.of(model);
         let candidate = queue.front(latency, most, &mut self.members).expect("models on the board have requests");

@@ -139,7 +139,7 @@ impl Policy for Clockwork {
     fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, _now: Timestamp, start_at: Timestamp) -> Option<Batch> {
         loop {
             let &(key, model) = self.devices[device.index()].candidates.first()?;
-            let latency = &ledger.model(model).latency;
+            let latency = ledger.latency(model, device);
             let queue = self.queues.of(model);
             match queue.candidate(latency, start_at, &mut self.members) {
                 Some(candidate) if candidate.latest <= key => {

@@ -72,6 +72,8 @@ pub struct DeviceSpec {
     pub device: DeviceId,
     /// Pages for weights, all free at first.
     pub pages: u32,
+    /// Devices of one kind take the same for the same; the slowest kind is 0, with which is planned where it isn't decided yet which device it will be.
+    pub kind: u32,
 }
 
 /// A model as the scheduler sees it.

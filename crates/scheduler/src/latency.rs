@@ -200,6 +200,11 @@ impl Latency {
         self.soonest.unwrap_or(self.classes[0].expected())
     }
 
+    /// Whether estimates come from a distribution.
+    pub fn is_followed(&self) -> bool {
+        self.soonest.is_some()
+    }
+
     /// Takes the estimates of a distribution over, mean and quantile of each size; or goes back to measuring batches.
     pub fn follow(&mut self, estimates: Option<(Vec<(Duration, Duration)>, Duration)>) {
         self.soonest = estimates.as_ref().map(|(_, soonest)| *soonest);

@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Device {
     /// Differs from that of a device that had the same number before.
     pub epoch: u32,
+    /// Devices of one kind have their estimates in common.
+    pub kind: u32,
     pub pages: u32,
     pub free_pages: u32,
     /// Runs batches.
@@ -31,9 +33,10 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub fn new(pages: u32, epoch: u32) -> Self {
+    pub fn new(pages: u32, kind: u32, epoch: u32) -> Self {
         Self {
             epoch,
+            kind,
             pages,
             free_pages: pages,
             exec: Executor::default(),
@@ -63,7 +66,10 @@ pub(crate) struct Residency {
 #[derive(Debug)]
 pub(crate) struct Model {
     pub pages: u32,
+    /// On devices of the slowest kind: what to plan with where it isn't decided yet which device it will be.
     pub latency: Latency,
+    /// On devices of the other kinds, as far as it ran there.
+    pub elsewhere: Vec<Option<Latency>>,
     /// How its requests differ, where the policy wants to know.
     pub spread: Option<Spread>,
     pub objective: Option<Duration>,
@@ -85,6 +91,28 @@ pub(crate) struct Model {
 }
 
 impl Model {
+    /// What its batches take on devices of a kind.
+    pub fn latency_on(&self, kind: u32) -> &Latency {
+        let other = (kind as usize).checked_sub(1).and_then(|other| self.elsewhere.get(other)?.as_ref());
+        // Where times come from a distribution, single batches change nothing, on no device.
+        other.filter(|_| !self.latency.is_followed()).unwrap_or(&self.latency)
+    }
+
+    /// The same, for what is measured there. It begins as the slowest kind's.
+    pub fn latency_on_mut(&mut self, kind: u32) -> &mut Latency {
+        let Some(other) = (kind as usize).checked_sub(1) else { return &mut self.latency };
+        if self.elsewhere.len() <= other {
+            self.elsewhere.resize_with(other + 1, || None);
+        }
+        self.elsewhere[other].get_or_insert_with(|| self.latency.clone())
+    }
+
+    /// Brings estimates that nothing has confirmed lately back towards their seeds.
+    pub fn age(&mut self, now: Timestamp) {
+        self.latency.age(now);
+        self.elsewhere.iter_mut().flatten().for_each(|latency| latency.age(now));
+    }
+
     pub fn residency_on(&self, device: DeviceId) -> Option<&Residency> {
         let index = self.residency.binary_search_by_key(&device, |residency| residency.device).ok()?;
         Some(&self.residency[index])
@@ -147,6 +175,11 @@ impl Ledger {
         self.devices[device.index()].as_mut().expect("only devices that are there are asked for")
     }
 
+    /// What batches of a model take on a device; both are there.
+    pub fn latency(&self, model: ModelId, device: DeviceId) -> &Latency {
+        self.model(model).latency_on(self.device(device).kind)
+    }
+
     /// A model that is known to be there.
     pub fn model(&self, model: ModelId) -> &Model {
         self.models[model.index()].as_ref().expect("only models that are there are asked for")
@@ -193,5 +226,44 @@ impl Ledger {
         there.allocated -= residency.allocation;
         there.free_pages += pages;
         assert!(there.free_pages <= there.pages, "P5: more free pages on {device} than there are");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::latency::Window;
+    use base::LatencyProfile;
+
+    #[test]
+    fn each_kind_of_device_has_its_own_estimates() {
+        let micros = Duration::from_micros;
+        let profile = LatencyProfile::linear(micros(10), micros(90), &[1, 2, 4], micros(500)).unwrap();
+        let latency = Latency::new(&profile, Window { size: 4, quantile: 0.99 });
+        let mut model = Model {
+            pages: 1,
+            latency,
+            elsewhere: Vec::new(),
+            spread: None,
+            objective: None,
+            residency: Vec::new(),
+            demand: Duration::ZERO,
+            missed: Duration::ZERO,
+            missed_since: Timestamp::ZERO,
+            planned_demand: Duration::ZERO,
+            load_priority: 0,
+            last_urgent_at: None,
+            removed: false,
+        };
+        let expected = |model: &Model, kind| model.latency_on(kind).class_for(2).expected();
+        assert_eq!(expected(&model, 3), micros(110), "nothing is known of it");
+        for _ in 0..4 {
+            model.latency_on_mut(2).observe_batch(Timestamp::ZERO, 2, micros(40), Duration::ZERO);
+            model.latency_on_mut(0).observe_batch(Timestamp::ZERO, 2, micros(120), Duration::ZERO);
+        }
+        assert_eq!([0, 1, 2, 3].map(|kind| expected(&model, kind)), [120, 120, 40, 120].map(micros));
+        let differ = vec![(micros(50), micros(60)), (micros(70), micros(80)), (micros(90), micros(100))];
+        model.latency.follow(Some((differ, micros(30))));
+        assert_eq!(expected(&model, 2), micros(80), "times depend on the input, on all devices alike");
     }
 }

@@ -234,7 +234,7 @@ impl Scheduler {
             self.ledger.devices.resize_with(index + 1, || None);
         }
         assert!(self.ledger.devices[index].is_none(), "{} was added while it is there", spec.device);
-        self.ledger.devices[index] = Some(Device::new(spec.pages, self.ledger.next_epoch));
+        self.ledger.devices[index] = Some(Device::new(spec.pages, spec.kind, self.ledger.next_epoch));
         self.ledger.next_epoch += 1;
         self.ledger.device_count += 1;
         self.ledger.note_devices();
@@ -302,6 +302,7 @@ impl Scheduler {
             pages: spec.pages,
             spread: differs.then(|| Spread::new(&latency, spec.fixed)),
             latency,
+            elsewhere: Vec::new(),
             objective: spec.objective,
             residency: Vec::new(),
             demand: Duration::ZERO,
@@ -466,11 +467,12 @@ impl Scheduler {
         let planned_at = there.exec.start_at(self.now);
         there.exec.finish(self.now, report.action);
         let freed = there.exec.start_at(self.now) < planned_at;
+        let kind = there.kind;
         let entry = self.ledger.model_mut(model);
         entry.residency_on_mut(device).expect("weights in use stay (P6)").in_use -= 1;
         if let ActionStatus::Done { started_at, ended_at, transfers } = report.status {
             let took = ended_at.since(started_at) + transfers.before;
-            entry.latency.observe_batch(ended_at, batch, took, transfers.beside);
+            entry.latency_on_mut(kind).observe_batch(ended_at, batch, took, transfers.beside);
             self.ledger.device_mut(device).exec.note_beside(transfers.beside);
         }
         let mut in_time = true;
@@ -636,9 +638,9 @@ impl Scheduler {
         let action = self.ledger.next_action();
         let now = self.now;
         self.ledger.touch(now, model, device);
-        let entry = self.ledger.model_mut(model);
-        let class = &entry.latency.classes()[candidate.class];
+        let class = &self.ledger.latency(model, device).classes()[candidate.class];
         let (batch, beside) = (class.batch, class.beside());
+        let entry = self.ledger.model_mut(model);
         let residency = entry.residency_on_mut(device).expect("batches run where the weights are (P6)");
         assert!(residency.loading_until.is_none(), "P6: {model} is still loading on {device}");
         residency.in_use += 1;

@@ -126,8 +126,8 @@ impl Queues {
     pub fn next_background(&mut self, ledger: &Ledger, device: DeviceId, limit: BatchWorkLimit) -> Option<Batch> {
         for &(_, model) in self.background[device.index()].iter().take(BACKGROUND_SEARCH) {
             let queue = &self.models[model.index()].queue;
-            if let Some(candidate) = queue.background_candidate(&ledger.model(model).latency, limit, &mut self.members)
-            {
+            let latency = ledger.latency(model, device);
+            if let Some(candidate) = queue.background_candidate(latency, limit, &mut self.members) {
                 return Some(batch(model, candidate, &self.members));
             }
         }

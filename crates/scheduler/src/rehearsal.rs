@@ -260,7 +260,7 @@ impl Rehearsal {
     fn takes(&self, order: &Execution, real: &Ledger) -> Duration {
         let model = real.model(order.model);
         let Some(spread) = model.spread.as_ref().filter(|spread| spread.is_dynamic()) else {
-            return model.latency.class_for(order.batch).typical();
+            return real.latency(order.model, order.device).class_for(order.batch).typical();
         };
         let work = |id: &RequestId| {
             let entry = self.scheduler.requests.get(*id)?;
@@ -314,7 +314,11 @@ mod tests {
             fixed: Duration::ZERO,
         };
         let mut out = Vec::new();
-        scheduler.step(Timestamp::ZERO, Event::DeviceAdded(DeviceSpec { device: DeviceId(0), pages: 1 }), &mut out);
+        scheduler.step(
+            Timestamp::ZERO,
+            Event::DeviceAdded(DeviceSpec { device: DeviceId(0), pages: 1, kind: 0 }),
+            &mut out,
+        );
         scheduler.step(Timestamp::ZERO, Event::ModelAdded(spec), &mut out);
         scheduler
     }

@@ -408,7 +408,7 @@ impl Policy for Windowed {
         loop {
             let (key, model) = self.ready.first(device)?;
             let there = ledger.model(model);
-            let latency = &there.latency;
+            let latency = ledger.latency(model, device);
             let queue = self.queues.of(model);
             let Some((deadline_at, first)) = queue.first() else {
                 self.stand(model, Standing::None);

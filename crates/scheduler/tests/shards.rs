@@ -244,7 +244,7 @@ fn sharded(shards: u32, shard: ShardConfig, executors: u32, models: &[ModelSpec]
         machine.step(Timestamp::ZERO, Event::ModelAdded(spec.clone()), &mut out);
     }
     for device in 0..executors {
-        let spec = DeviceSpec { device: DeviceId(device), pages: models.len() as u32 };
+        let spec = DeviceSpec { device: DeviceId(device), pages: models.len() as u32, kind: 0 };
         machine.step(Timestamp::ZERO, Event::DeviceAdded(spec), &mut out);
     }
     for command in std::mem::take(&mut out) {
@@ -409,10 +409,10 @@ fn what_does_not_fit_is_refused() {
     };
     machine.step(now, Event::ModelAdded(model(0, 3)), &mut out);
     assert!(ask(&mut machine, 0, 0).contains("NoDevice"), "there is no device");
-    machine.step(now, Event::DeviceAdded(DeviceSpec { device: DeviceId(0), pages: 2 }), &mut out);
+    machine.step(now, Event::DeviceAdded(DeviceSpec { device: DeviceId(0), pages: 2, kind: 0 }), &mut out);
     assert!(ask(&mut machine, 0, 0).contains("NoDevice"), "the only device is too small");
     assert_eq!(out, [], "and nothing is loaded there");
-    machine.step(now, Event::DeviceAdded(DeviceSpec { device: DeviceId(1), pages: 4 }), &mut out);
+    machine.step(now, Event::DeviceAdded(DeviceSpec { device: DeviceId(1), pages: 4, kind: 0 }), &mut out);
     assert!(matches!(out[..], [Command::Load(load)] if load.device == DeviceId(1)), "{out:?}");
     assert_eq!(ask(&mut machine, 0, 0), "[]", "it waits for the weights");
     machine.step(now, Event::ModelAdded(model(1, 2)), &mut out);

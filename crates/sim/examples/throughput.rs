@@ -44,7 +44,7 @@ impl Harness {
             inside: std::time::Duration::ZERO,
         };
         for device in 0..devices {
-            harness.step(Event::DeviceAdded(DeviceSpec { device: DeviceId(device), pages: 4 * models }));
+            harness.step(Event::DeviceAdded(DeviceSpec { device: DeviceId(device), pages: 4 * models, kind: 0 }));
         }
         // ResNet50 of Clockwork's table: about 0.87 b + 1.9 ms, 8.3 ms to load.
         let span = Duration::from_micros;

@@ -175,7 +175,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
             self.tell(Event::ModelAdded(spec.clone()))?;
         }
         for device in 0..self.setup.devices {
-            self.tell(Event::DeviceAdded(DeviceSpec { device: DeviceId(device), pages: self.setup.pages }))?;
+            self.tell(Event::DeviceAdded(DeviceSpec { device: DeviceId(device), pages: self.setup.pages, kind: 0 }))?;
         }
         for measured in self.clients.profiled() {
             self.tell(Event::Measured(measured))?;
@@ -319,7 +319,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
                     cluster.came(device);
                     self.watch.meter.set_devices(self.now, cluster.len());
                 }
-                self.tell(Event::DeviceAdded(DeviceSpec { device, pages: self.setup.pages }))
+                self.tell(Event::DeviceAdded(DeviceSpec { device, pages: self.setup.pages, kind: 0 }))
             }
             Due::Die(device) => self.plant.die(device, &mut self.agenda, &mut self.watch),
             Due::Notice(device) => {
@@ -328,7 +328,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
             }
             Due::Revive(device) => {
                 self.plant.revive(device, &mut self.agenda, self.now);
-                self.tell(Event::DeviceAdded(DeviceSpec { device, pages: self.setup.pages }))
+                self.tell(Event::DeviceAdded(DeviceSpec { device, pages: self.setup.pages, kind: 0 }))
             }
         }
     }

@@ -25,7 +25,7 @@ impl Log {
         let specs: Vec<ModelSpec> = (0..2).map(|index| model(index, Some(DEADLINE_MS)).spec).collect();
         let facts = Facts { models: &specs, devices: 1, pages: 10, max_queued_per_model: 2 };
         let log = Self { checkers: Checkers::new(&facts), broken: None };
-        log.told(0, Event::DeviceAdded(DeviceSpec { device: DEVICE, pages: 10 }))
+        log.told(0, Event::DeviceAdded(DeviceSpec { device: DEVICE, pages: 10, kind: 0 }))
     }
 
     fn see(mut self, millis: u64, seen: &Observation<'_>) -> Self {

@@ -35,6 +35,8 @@ pub struct DeviceConfig {
     pub pages: u32,
     /// Bind the EXEC thread to this one of the cores, counted from the last; `None` leaves it to the system.
     pub pin: Option<usize>,
+    /// Devices of one kind take the same for the same batch; 0 is the slowest.
+    pub kind: u32,
 }
 
 /// Where a model's weights are while they are on a device. One for each model and device.
@@ -209,6 +211,7 @@ pub struct Device<I> {
     execute: Option<Sender<ExecuteMessage<I>>>,
     load: Option<Sender<LoadMessage>>,
     pages: Arc<Pages>,
+    kind: u32,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -248,7 +251,7 @@ impl<I: BatchItem> Device<I> {
             })?,
             named("load").spawn(move || loader.run(&load_report))?,
         ];
-        Ok(Self { execute: Some(execute), load: Some(load), pages, threads })
+        Ok(Self { execute: Some(execute), load: Some(load), pages, kind: config.kind, threads })
     }
 
     /// Hands over a batch. `Err` gives it back when the executor is gone or its queue full.
@@ -284,6 +287,11 @@ impl<I: BatchItem> Device<I> {
     pub fn unload(&self, order: UnloadOrder) -> bool {
         let sender = self.load.as_ref().expect("only dropping takes the senders");
         sender.try_send(LoadMessage::Unload(order)).is_ok()
+    }
+
+    /// Of which kind it is.
+    pub fn kind(&self) -> u32 {
+        self.kind
     }
 
     /// The worker's own count of pages.

@@ -80,7 +80,8 @@ impl RankerThread {
         let devices = Arc::clone(&self.devices);
         self.loads.resize_with(devices.len(), Default::default);
         for (index, record) in devices.iter().enumerate() {
-            let spec = DeviceSpec { device: DeviceId(index as u32), pages: record.device.pages().total() };
+            let (pages, kind) = (record.device.pages().total(), record.device.kind());
+            let spec = DeviceSpec { device: DeviceId(index as u32), pages, kind };
             record.metrics.pages(spec.pages, 0);
             let (numbers, commands) = (&mut self.numbers, &mut self.commands);
             self.weights.device_added(now, spec, numbers, commands, &mut self.consequences);

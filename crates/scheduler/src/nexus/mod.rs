@@ -280,7 +280,7 @@ impl Policy for Nexus {
     fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, start_at: Timestamp) -> Option<Batch> {
         self.settle(ledger, now);
         for model in self.in_turn(device) {
-            let latency = &ledger.model(model).latency;
+            let latency = ledger.latency(model, device);
             let routes = &self.models[model.index()].routes;
             let route = routes.iter().find(|route| route.device == device).expect("who waits here has a route here");
             let rows = (*route.size.end()).min(u32::try_from(route.queue.rows()).unwrap_or(u32::MAX));

@@ -63,7 +63,7 @@ impl World {
         let event = match words[1] {
             "device" => {
                 self.devices += 1;
-                Event::DeviceAdded(DeviceSpec { device: DeviceId(self.devices - 1), pages: number(2) })
+                Event::DeviceAdded(DeviceSpec { device: DeviceId(self.devices - 1), pages: number(2), kind: 0 })
             }
             "model" => {
                 self.models += 1;
