@@ -260,7 +260,9 @@ impl Rehearsal {
     fn takes(&self, order: &Execution, real: &Ledger) -> Duration {
         let model = real.model(order.model);
         let Some(spread) = model.spread.as_ref().filter(|spread| spread.is_dynamic()) else {
-            return real.latency(order.model, order.device).class_for(order.batch).typical();
+            // A device that is gone in reality may still be there in imagination.
+            let kind = real.devices.get(order.device.index()).and_then(Option::as_ref).map_or(0, |device| device.kind);
+            return model.latency_on(kind).class_for(order.batch).typical();
         };
         let work = |id: &RequestId| {
             let entry = self.scheduler.requests.get(*id)?;
