@@ -10,6 +10,9 @@ const MAX_OUTSTANDING: usize = 1024;
 /// because actions mostly end earlier than was planned with.
 const WAY: Duration = Duration::from_micros(250);
 
+/// How exactly the end of an action is known while it runs.
+const UNSURE: Duration = Duration::from_micros(100);
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Executor {
     /// With what each keeps it from others.
@@ -24,6 +27,13 @@ impl Executor {
     /// When a new action could start.
     pub fn start_at(&self, now: Timestamp) -> Timestamp {
         if self.outstanding.is_empty() { now } else { self.free_at.max(now) }
+    }
+
+    /// When to count on a new action's start: orders that leave ahead, for the sake of transfers, start when others end, which is never known exactly, and one that is
+    /// planned to the microsecond would often find its window closed.
+    pub fn surely_at(&self, now: Timestamp) -> Timestamp {
+        let waits = !self.is_idle() && self.beside > Duration::ZERO;
+        self.start_at(now) + if waits { UNSURE } else { Duration::ZERO }
     }
 
     pub fn is_idle(&self) -> bool {
@@ -117,6 +127,7 @@ mod tests {
         (0..20).for_each(|_| executor.note_beside(micros(100)));
         let hungry_at = executor.hungry_at(Duration::ZERO);
         assert!(hungry_at > at(149) && hungry_at < at(152), "{hungry_at:?}");
+        assert_eq!((executor.start_at(at(160)), executor.surely_at(at(160))), (at(500), at(600)));
         assert_eq!(executor.push(at(160), ActionId(2), micros(300), micros(100)), at(700));
         executor.finish(at(490), ActionId(1));
         assert_eq!(executor.start_at(at(490)), at(690));

@@ -116,6 +116,11 @@ impl Class {
         self.rolling.mean - self.beside
     }
 
+    /// What it takes on average, its transfers included.
+    pub fn whole(&self) -> Duration {
+        self.rolling.mean
+    }
+
     /// What of it runs beside other batches on a busy device.
     pub fn beside(&self) -> Duration {
         self.beside

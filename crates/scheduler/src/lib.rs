@@ -604,7 +604,7 @@ impl Scheduler {
             if !exec.is_hungry(self.now, ahead) {
                 break;
             }
-            let start_at = exec.start_at(self.now);
+            let start_at = exec.surely_at(self.now);
             if let Some(batch) = self.policy.next_batch(&self.ledger, device, self.now, start_at) {
                 self.execute(device, batch, out);
             } else if exec.is_idle() {

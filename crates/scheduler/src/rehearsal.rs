@@ -151,6 +151,8 @@ struct UnderWay {
     action: ActionId,
     /// `None` for what comes too late.
     started_at: Option<Timestamp>,
+    /// What was done before its start, and what could have been.
+    transfers: (Duration, Duration),
 }
 
 /// Until when an imagined device executes and loads.
@@ -204,12 +206,11 @@ impl Rehearsal {
             let ended = self.under_way.peek().map(|Reverse(first)| *first);
             let wakeup = self.scheduler.next_wakeup().map(|(at, _)| at);
             match ended {
-                Some(UnderWay { ends_at, action, started_at })
+                Some(UnderWay { ends_at, action, started_at, transfers: (before, beside) })
                     if ends_at <= now && wakeup.is_none_or(|at| ends_at <= at) =>
                 {
                     self.under_way.pop();
-                    // Times are those of a busy device: what runs beside others isn't in them.
-                    let transfers = Transfers::default();
+                    let transfers = Transfers { before, beside };
                     let done = |started_at| ActionStatus::Done { started_at, ended_at: ends_at, transfers };
                     let status = started_at.map_or(ActionStatus::TooLate, done);
                     self.step(ends_at, Event::Reported(Report { action, status }), real);
@@ -228,22 +229,25 @@ impl Rehearsal {
         for command in commands.drain(..) {
             match command {
                 Command::Execute(order) => {
-                    let takes = self.takes(&order, real);
+                    let (takes, beside) = self.takes(&order, real);
                     let busy = &mut self.busy(order.device).exec;
                     let start_at = order.window.earliest.max(now).max(*busy);
                     let in_time = start_at <= order.window.latest;
-                    let ends_at = if in_time { start_at + takes } else { start_at };
+                    // Inputs come while the batch waits for others.
+                    let transfers = (beside.min(start_at.since(now)), beside);
+                    let ends_at = if in_time { start_at + (takes - transfers.0) } else { start_at };
                     *busy = ends_at;
                     let started_at = in_time.then_some(start_at);
-                    self.under_way.push(Reverse(UnderWay { ends_at, action: order.action, started_at }));
+                    let action = order.action;
+                    self.under_way.push(Reverse(UnderWay { ends_at, action, started_at, transfers }));
                 }
                 Command::Load(order) => {
                     let busy = &mut self.busy(order.device).load;
                     let start_at = order.window.earliest.max(now).max(*busy);
                     let ends_at = start_at + order.expected;
                     *busy = ends_at;
-                    let started_at = Some(start_at);
-                    self.under_way.push(Reverse(UnderWay { ends_at, action: order.action, started_at }));
+                    let (action, started_at, transfers) = (order.action, Some(start_at), Default::default());
+                    self.under_way.push(Reverse(UnderWay { ends_at, action, started_at, transfers }));
                 }
                 Command::Finish { request, outcome } => {
                     self.free_slots.push(request.slot);
@@ -256,13 +260,14 @@ impl Rehearsal {
         self.commands = commands;
     }
 
-    /// What a batch takes in imagination: what is usual, or what its longest request may.
-    fn takes(&self, order: &Execution, real: &Ledger) -> Duration {
+    /// What a batch takes in imagination: what is usual, or what its longest request may; and what of it may run beside others.
+    fn takes(&self, order: &Execution, real: &Ledger) -> (Duration, Duration) {
         let model = real.model(order.model);
         let Some(spread) = model.spread.as_ref().filter(|spread| spread.is_dynamic()) else {
             // A device that is gone in reality may still be there in imagination.
             let kind = real.devices.get(order.device.index()).and_then(Option::as_ref).map_or(0, |device| device.kind);
-            return model.latency_on(kind).class_for(order.batch).typical();
+            let class = model.latency_on(kind).class_for(order.batch);
+            return (class.whole(), class.beside());
         };
         let work = |id: &RequestId| {
             let entry = self.scheduler.requests.get(*id)?;
@@ -273,7 +278,7 @@ impl Rehearsal {
         };
         let longest = order.requests.iter().filter_map(work).fold(1.0, f64::max);
         let class = model.latency.classes().partition_point(|class| class.batch < order.batch);
-        spread.time(class, longest)
+        (spread.time(class, longest), Duration::ZERO)
     }
 
     fn busy(&mut self, device: DeviceId) -> &mut Busy {
