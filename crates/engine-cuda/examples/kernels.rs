@@ -46,8 +46,7 @@ fn main() -> anyhow::Result<()> {
         } else if case.precision == Precision::Tf32 {
             2e-3
         } else {
-            // Sums of thousands of terms in 32 bits.
-            5e-5
+            1e-5
         };
         let bytes: Vec<Vec<u8>> =
             plan.inputs.iter().zip(&inputs).map(|(port, values)| encode(port.dtype, values)).collect();

@@ -41,7 +41,7 @@ pub struct CudaOptions {
 
 impl Default for CudaOptions {
     /// The first GPU, whole. TF32 is the default, as it is for convolutions in PyTorch: 32 bits everywhere but in the factors of products,
-    /// errors below 1e-3, and several times as fast as full FP32 on everything since 2020.
+    /// errors of some 1e-3, and several times as fast as full FP32 on everything since 2020.
     fn default() -> Self {
         let (gpus, shares) = (vec![0], vec![1.0]);
         let (memory_bytes, pinned_bytes) = (None, PINNED_BYTES);
