@@ -3,7 +3,8 @@
 //!
 //! `cargo run --release -p engine-cuda --example runtime [REPLAYS [MODEL.onnx [PRECISION [BATCH,...]]]]`: with a model, also what its
 //! batches and loads take through the engine, with inputs in plain memory and in the pool, and its jitter beside that of a graph of one kernel that takes
-//! as long. `fetches` in place of the number: only how inputs are fetched.
+//! as long. In place of the number, `fetches`: only how inputs are fetched; `flow`: only batches one behind another, alone and beside kernels of somebody else,
+//! each with its own outputs.
 #![allow(unsafe_code, reason = "kernels are launched by hand; each block says why it is sound")]
 
 use base::{DataType, Precision, TensorSpec, element_count};
