@@ -122,6 +122,16 @@ pub struct Report {
     pub status: ActionStatus,
 }
 
+impl Report {
+    /// Since when the executor has been free for what is behind the action: reports take their time, which goes on meanwhile.
+    pub(crate) fn ended_at(&self, now: Timestamp) -> Timestamp {
+        match self.status {
+            ActionStatus::Done { ended_at, .. } => ended_at.min(now),
+            ActionStatus::TooLate | ActionStatus::Preempted | ActionStatus::Failed => now,
+        }
+    }
+}
+
 /// What became of an action. Times are the driver's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ActionStatus {

@@ -75,11 +75,11 @@ impl Executor {
         self.beside = (self.beside * 3 + beside) / 4;
     }
 
-    /// An action is over. What is behind it starts now.
-    pub fn finish(&mut self, now: Timestamp, action: ActionId) {
+    /// An action is over since then. What is behind it started there.
+    pub fn finish(&mut self, ended_at: Timestamp, action: ActionId) {
         let Some(position) = self.outstanding.iter().position(|&(id, _)| id == action) else { return };
         self.outstanding.remove(position);
-        self.free_at = now + self.outstanding.iter().map(|&(_, expected)| expected).sum();
+        self.free_at = ended_at + self.outstanding.iter().map(|&(_, expected)| expected).sum();
     }
 
     pub fn outstanding(&self) -> impl Iterator<Item = ActionId> {

@@ -16,6 +16,8 @@ struct Rolling {
     mean: Duration,
     /// Mean (and median) and quantile at the start.
     seed: (Duration, Duration),
+    /// Stands for each measurement that the window isn't full of yet.
+    unseen: Duration,
     /// When the last measurement came, or the estimate was last brought nearer to its seed.
     seen_at: Timestamp,
 }
@@ -42,6 +44,7 @@ impl Rolling {
             median: mean,
             mean,
             seed: (mean, quantile),
+            unseen: quantile,
             seen_at: Timestamp::ZERO,
         }
     }
@@ -56,6 +59,7 @@ impl Rolling {
             self.mean -= (self.mean - self.seed.0) / 2;
             self.median -= (self.median - self.seed.0) / 2;
             self.quantile -= (self.quantile - self.seed.1) / 2;
+            self.unseen = self.quantile;
             self.seen_at = now;
         }
         stale
@@ -71,16 +75,16 @@ impl Rolling {
             self.recent[self.next] = took;
             self.next = (self.next + 1) % window.size;
         }
-        // Until the window is full the seed keeps its say: one fast first run must not make the plan rash.
-        if self.recent.len() < window.size {
-            self.quantile = self.quantile.max(took);
-            return;
-        }
         scratch.clear();
         scratch.extend_from_slice(&self.recent);
-        let rank = (scratch.len() as f64 * window.quantile).ceil() as usize;
-        let (below, quantile, _) = scratch.select_nth_unstable(rank.clamp(1, self.recent.len()) - 1);
+        // Until the window is full the seed keeps its say: one fast first run must not make the plan rash, and one slow run not timid.
+        scratch.resize(window.size, self.unseen);
+        let rank = (window.size as f64 * window.quantile).ceil() as usize;
+        let (below, quantile, _) = scratch.select_nth_unstable(rank.clamp(1, window.size) - 1);
         self.quantile = *quantile;
+        if self.recent.len() < window.size {
+            return;
+        }
         let half = window.size / 2;
         // Where the quantile is below the middle, the middle isn't known more closely.
         self.median = if half < below.len() { *below.select_nth_unstable(half).1 } else { self.quantile };
@@ -326,6 +330,17 @@ mod tests {
             latency.observe_batch(Timestamp::ZERO, 2, micros(120), micros(0));
         }
         assert_eq!(latency.class_for(2).expected(), micros(120));
+    }
+
+    #[test]
+    fn one_slow_run_in_a_hundred_is_no_99th_percentile_also_while_fewer_were_seen() {
+        let profile = LatencyProfile::linear(micros(10), micros(90), &[1], micros(1)).unwrap();
+        let mut latency = Latency::new(&profile, Window { size: 100, quantile: 0.99 });
+        let mut after = |took| {
+            latency.observe_batch(Timestamp::ZERO, 1, micros(took), micros(0));
+            latency.smallest().as_micros()
+        };
+        assert_eq!([4_000, 90, 3_000, 5_000].map(&mut after), [100, 100, 3_000, 4_000]);
     }
 
     #[test]

@@ -465,7 +465,7 @@ impl Scheduler {
     ) {
         let there = self.ledger.device_mut(device);
         let planned_at = there.exec.start_at(self.now);
-        there.exec.finish(self.now, report.action);
+        there.exec.finish(report.ended_at(self.now), report.action);
         let freed = there.exec.start_at(self.now) < planned_at;
         let kind = there.kind;
         let entry = self.ledger.model_mut(model);
@@ -537,7 +537,7 @@ impl Scheduler {
 
     fn load_reported(&mut self, report: Report, device: DeviceId, model: ModelId, out: &mut Vec<Command>) {
         let there = self.ledger.device_mut(device);
-        there.load.finish(self.now, report.action);
+        there.load.finish(report.ended_at(self.now), report.action);
         there.loading.remove(&model);
         self.planner.reconsider();
         let entry = self.ledger.model_mut(model);

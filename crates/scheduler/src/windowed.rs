@@ -26,7 +26,7 @@ use crate::spread::Spread;
 use crate::temper::{Keep, Start, Temper};
 use crate::uneven::Uneven;
 use crate::usage::Usage;
-use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
+use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::BTreeSet;
 
 /// Below this part of bad requests times are good, and batches are left to grow.
@@ -87,8 +87,8 @@ pub(crate) struct Windowed {
     delay: Delay,
     queues: Queues,
     models: Vec<ModelEntry>,
-    /// For each device, under which key it stands in `busy`.
-    busy_until: Vec<Option<Timestamp>>,
+    /// For each device, under which key it stands in `busy`, and the last action that it was given.
+    busy_until: Vec<Option<(Timestamp, ActionId)>>,
     /// Models whose candidate must be computed.
     changed: Vec<ModelId>,
     /// Models whose candidate is ready, by when it must start.
@@ -366,7 +366,7 @@ impl Policy for Windowed {
     fn lost(&mut self, device: DeviceId) {
         (0..self.models.len()).for_each(|model| self.unlist(ModelId(model as u32)));
         self.ready.remove_device(device);
-        if let Some(until) = self.busy_until[device.index()].take() {
+        if let Some((until, _)) = self.busy_until[device.index()].take() {
             self.busy.remove(&(until, device));
         }
     }
@@ -478,7 +478,8 @@ impl Policy for Windowed {
         if self.learns {
             let usual = &mut self.models[started.model.index()].usual_rows;
             *usual += (f64::from(started.rows) - *usual) / 16.0;
-            if let Some(until) = self.busy_until[started.device.index()].replace(started.done_at) {
+            let last = (started.done_at, started.action);
+            if let Some((until, _)) = self.busy_until[started.device.index()].replace(last) {
                 self.busy.remove(&(until, started.device));
             }
             self.busy.insert((started.done_at, started.device));
@@ -486,7 +487,8 @@ impl Policy for Windowed {
     }
 
     fn ended(&mut self, ended: Ended) {
-        if let Some(until) = self.busy_until[ended.device.index()].take() {
+        // One that was ordered ahead may still be behind it.
+        if let Some((until, _)) = self.busy_until[ended.device.index()].take_if(|(_, last)| *last == ended.action) {
             self.busy.remove(&(until, ended.device));
         }
     }

@@ -31,6 +31,28 @@ fn a_cold_model_is_loaded_then_its_requests_run_as_one_batch() {
 }
 
 #[test]
+fn what_is_behind_a_batch_runs_since_that_ended_not_since_it_was_reported() {
+    // Batches of one take 5 ms. The second starts when the first ends, at 13, of which nobody hears before 16: it ends at 18, the third at 23.
+    check(
+        10,
+        "0 device 10
+         0 model 4 1 4 8 1
+         1 ask 0 101
+         9 done 1
+         9 ask 0 102
+         16 done 2 13
+         16 ask 0 23",
+        expect![[r#"
+            1     a1 load m0 on d0 by 88
+            9     a2 exec m0 on d0 batch 1 [0] by 96
+            9     a3 exec m0 on d0 batch 1 [1] by 97
+            16       request 0: Done
+            16    a4 exec m0 on d0 batch 1 [2] by 18
+        "#]],
+    );
+}
+
+#[test]
 fn what_cannot_be_in_time_is_refused_at_once_with_the_earliest_deadline() {
     check(
         5,

@@ -320,9 +320,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
                     for (int e = 0; e < 4; e++) halve(fa[i][e], high[e], low[e]);
                     halve(b0, b0_high, b0_low);
                     halve(b1, b1_high, b1_low);
-                    multiply(sum[i][j], low, b0_high, b1_high);
-                    multiply(sum[i][j], high, b0_low, b1_low);
-                    multiply(sum[i][j], high, b0_high, b1_high);
+                    // Tensor cores cut off what doesn't fit into a sum, always in the same direction: over thousands of terms that is seen. So they sum eight terms, and the sum of these is rounded.
+                    float eight[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                    multiply(eight, low, b0_high, b1_high);
+                    multiply(eight, high, b0_low, b1_low);
+                    multiply(eight, high, b0_high, b1_high);
+#pragma unroll
+                    for (int e = 0; e < 4; e++) sum[i][j][e] += eight[e];
 #else
                     multiply(sum[i][j], fa[i], b0, b1);
 #endif

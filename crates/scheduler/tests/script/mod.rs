@@ -2,7 +2,7 @@
 //!
 //! A line is `TIME EVENT ARGUMENTS`, times in milliseconds. `device PAGES` and `model PAGES ALPHA BETA LOAD [SIZE...]` take
 //! the next number; `ask MODEL DEADLINE [ROWS [PRIORITY [APPLICATION]]]` too (`-` for no deadline); `measure MODEL APPLICATION
-//! SPAN...` says what requests take alone; `done ACTION`, `late ACTION`,
+//! SPAN...` says what requests take alone; `done ACTION [TIME]` (when it ended, if that was before), `late ACTION`,
 //! `broken ACTION`, `failed ACTION` report; `cancel REQUEST`, `lose DEVICE`, `remove MODEL`, `borrow DEVICE SPAN`,
 //! `return DEVICE`, `wake` (at the scheduler's own wish).
 
@@ -98,7 +98,8 @@ impl World {
             "done" => {
                 let action = u64::from(number(2));
                 let started_at = self.started[&action];
-                let status = ActionStatus::Done { started_at, ended_at: now, transfers: Transfers::default() };
+                let ended_at = words.get(3).map_or(now, |word| at(word));
+                let status = ActionStatus::Done { started_at, ended_at, transfers: Transfers::default() };
                 Event::Reported(Report { action: ActionId(action), status })
             }
             "late" => Event::Reported(Report { action: ActionId(u64::from(number(2))), status: ActionStatus::TooLate }),
