@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the whole server on a GPU: capacity, figure 5, how right predictions and the simulator are, shares.
 
-    PUNCTUAL_BINARY=... scripts/gpu/serve.py FOLDER PART [PART ...] [--devices cuda:0] [--seconds 4] [--count 3600] [--networks resnet50,bert]
+    PUNCTUAL_BINARY=... scripts/gpu/serve.py FOLDER PART [PART ...] [--devices cuda:0] [--seconds 4] [--count 3600] [--networks resnet50,bert] [--policies punctual,PyTorch] [--objectives 5,10]
 
 Parts: `capacity` (3,600 copies of ResNet-18 in 8 GB, Clockwork's section 6.2), `figure5` (15 copies of ResNet-50, 16 clients each), `honesty` (the same models at given rates, live
 and in the simulator), `shares` (batches in parts of the GPU), `lengths` (BERT with sentences of different lengths), `fallback` (a model that isn't for GPUs). Models have random weights,
@@ -25,7 +25,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 from common import BENCH, BINARY, Metrics, Server, configure, parameter  # noqa: E402
 
 BATCHES = "1,2,4,8,16"
-POLICIES = ("punctual", "clockwork", "clipper", "timeout", "eager")
+# The last is PyTorch's own server.
+POLICIES = ("punctual", "clockwork", "clipper", "timeout", "eager", "PyTorch")
 OBJECTIVES_MS = (5, 10, 20, 50, 100, 500)
 NETWORKS = ("resnet50", "vgg16", "mobilenet_v2", "bert")
 # What is read of the metrics: thousands of models have millions of other lines.
@@ -211,34 +212,34 @@ def generators(names, clients, objective, length):
     ]
 
 
-def figure5(folder, devices, seconds, precision="tf32"):
+def figure5(folder, devices, seconds, policies=POLICIES, objectives=OBJECTIVES_MS, precision="tf32"):
     names = [f"resnet50-{index:02}" for index in range(15)]
     root = repository(folder, "resnet50", names, precision)
     table = {}
-    for policy in POLICIES:
+    for policy in (policy for policy in policies if policy != "PyTorch"):
         with Server(root, "--devices", devices, "--policy", policy, "--cache-dir", str(folder / "cache")) as server:
             say(f"figure 5, {policy}: ready after {server.start_seconds:.1f} s")
             seen = Seen(server)
-            for objective in OBJECTIVES_MS:
+            for objective in objectives:
                 found = total(load(server.http, generators(names, 16, objective, seconds)))
                 table[policy, objective] = found["goodput"]
                 say(f"  {objective} ms: {shown(found)}")
             seen.end()
     rival = [sys.executable, str(pathlib.Path(__file__).with_name("torch_server.py")), "resnet50", str(len(names)), precision]
-    if devices.startswith("cuda"):
+    if "PyTorch" in policies and devices.startswith("cuda"):
         process = subprocess.Popen(rival, stdout=subprocess.PIPE, text=True)
         try:
             port = re.match(r"port (\d+)", process.stdout.readline())[1]
-            for objective in OBJECTIVES_MS:
+            for objective in objectives:
                 found = total(load(f"127.0.0.1:{port}", generators(names, 16, objective, seconds)))
                 table["PyTorch", objective] = found["goodput"]
                 say(f"  PyTorch's server, {objective} ms: {shown(found)}")
         finally:
             process.terminate()
             process.wait()
-    say("| goodput/s | " + " | ".join(f"{objective} ms" for objective in OBJECTIVES_MS) + " |\n|---|" + "---|" * len(OBJECTIVES_MS))
+    say("| goodput/s | " + " | ".join(f"{objective} ms" for objective in objectives) + " |\n|---|" + "---|" * len(objectives))
     for policy in dict.fromkeys(policy for policy, _ in table):
-        say(f"| {policy} | " + " | ".join(f"{table[policy, objective]:,.0f}" for objective in OBJECTIVES_MS) + " |")
+        say(f"| {policy} | " + " | ".join(f"{table[policy, objective]:,.0f}" for objective in objectives) + " |")
 
 
 def honesty(folder, devices, seconds, precision="tf32", objective=25):
@@ -407,12 +408,18 @@ def main():
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--count", type=int, default=3600)
     parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--objectives", default=",".join(map(str, OBJECTIVES_MS)), help="in ms")
     arguments = parser.parse_args()
     BENCH.mkdir(parents=True, exist_ok=True)
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    more = {
+        "capacity": {"count": arguments.count},
+        "figure5": {"policies": arguments.policies.split(","), "objectives": [int(objective) for objective in arguments.objectives.split(",")]},
+        "shares": {"networks": arguments.networks.split(",")},
+    }
     for part in arguments.parts:
-        more = {"capacity": {"count": arguments.count}, "shares": {"networks": arguments.networks.split(",")}}.get(part, {})
-        PARTS[part](arguments.folder.resolve(), arguments.devices, arguments.seconds, **more)
+        PARTS[part](arguments.folder.resolve(), arguments.devices, arguments.seconds, **more.get(part, {}))
 
 
 if __name__ == "__main__":

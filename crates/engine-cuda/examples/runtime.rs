@@ -4,7 +4,7 @@
 //! `cargo run --release -p engine-cuda --example runtime [REPLAYS [MODEL.onnx [PRECISION [BATCH,...]]]]`: with a model, also what its
 //! batches and loads take through the engine, with inputs in plain memory and in the pool, and its jitter beside that of a graph of one kernel that takes
 //! as long. In place of the number, `fetches`: only how inputs are fetched; `flow`: only batches one behind another, alone and beside kernels of somebody else,
-//! each with its own outputs.
+//! each with its own outputs; `exec`: only 100,000 graphs of batch 1 by our clock, and as many empty ones.
 #![allow(unsafe_code, reason = "kernels are launched by hand; each block says why it is sound")]
 
 use base::{DataType, Precision, TensorSpec, element_count};
@@ -161,12 +161,13 @@ fn repeat(count: usize, mut work: impl FnMut() -> Outcome<f64>) -> Outcome<Times
 
 fn main() -> Outcome<()> {
     let first = std::env::args().nth(1);
-    let only_fetches = first.as_deref() == Some("fetches");
-    let only_flow = first.as_deref() == Some("flow");
-    let replays = first.filter(|_| !only_fetches && !only_flow).map_or(Ok(20_000), |text| text.parse())?;
+    let part = first.clone().filter(|part| ["fetches", "flow", "exec"].contains(&part.as_str()));
+    let only_fetches = part.as_deref() == Some("fetches");
+    let replays = first.filter(|_| part.is_none()).map_or(Ok(20_000), |text| text.parse())?;
     let gpu = Gpu::open(0)?;
-    if let Some(file) = std::env::args().nth(2).filter(|_| only_flow) {
-        return flow(&gpu, file.into());
+    if let Some(file) = std::env::args().nth(2).filter(|_| part.is_some() && !only_fetches) {
+        let measure = if part.as_deref() == Some("flow") { flow } else { exec };
+        return measure(&gpu, file.into());
     }
     println!(
         "{}, driver {}, {} multiprocessors, {} bytes",
@@ -591,6 +592,32 @@ fn flow(gpu: &Arc<Gpu>, file: PathBuf) -> Outcome<()> {
     Ok(())
 }
 
+/// Only EXEC by our clock: the graph of batch 1 from its launch to its end, and an empty one that takes as long.
+fn exec(gpu: &Arc<Gpu>, file: PathBuf) -> Outcome<()> {
+    const COUNT: usize = 100_000;
+    let (engine, _, prepared, _) = prepare(file)?;
+    let mut loaded = prepared.load(0)?;
+    let memory = engine.host_memory().ok_or("the engine has no pool")?;
+    let inputs = inputs(&*prepared, 1);
+    let (device, _) = executions(loaded.as_mut(), &inputs, 1000)?;
+    let wall = from_launch_to_end(loaded.as_mut(), &*memory, &inputs, COUNT)?;
+    println!("batch 1, its graph alone, wall: {wall}");
+    empty(gpu, &Kernels::compile()?, device.at(0.5), COUNT)
+}
+
+/// Replays of a graph of one kernel that only waits.
+fn empty(gpu: &Arc<Gpu>, kernels: &Kernels, micros: f64, count: usize) -> Outcome<()> {
+    let stream = Stream::new(&Partition::whole(gpu), Turn::Second)?;
+    let memory = Memory::take(gpu, 0)?;
+    let mut seen = Region::new(&memory, PAGE_BYTES)?;
+    seen.grow(PAGE_BYTES)?;
+    let cycles = (micros * 1980.0) as u64;
+    let graph = Graph::record::<Refused>(&stream, |stream| kernels.spin(stream, 132, cycles, seen.address()))?;
+    let (device, wall) = replay(&graph, &stream, count)?;
+    println!("an empty graph of that length, device: {device}\nan empty graph of that length, wall:   {wall}");
+    Ok(())
+}
+
 type Ready = (CudaEngine, ModelSource, Arc<dyn Prepared>, Vec<u32>);
 
 /// The model that was asked for, ready to be loaded, with its batch sizes.
@@ -677,14 +704,7 @@ fn model(gpu: &Arc<Gpu>, kernels: &Kernels, file: PathBuf, replays: usize) -> Ou
     for &batch in &sizes {
         write_outputs(loaded.as_mut(), &inputs(batch), batch)?;
     }
-    let stream = Stream::new(&Partition::whole(gpu), Turn::Second)?;
-    let memory = Memory::take(gpu, 0)?;
-    let mut seen = Region::new(&memory, PAGE_BYTES)?;
-    seen.grow(PAGE_BYTES)?;
-    let empty =
-        Graph::record::<Refused>(&stream, |stream| kernels.spin(stream, 132, (alone * 1980.0) as u64, seen.address()))?;
-    let (device, wall) = replay(&empty, &stream, replays)?;
-    println!("an empty graph of that length, device: {device}\nan empty graph of that length, wall:   {wall}");
+    empty(gpu, kernels, alone, replays)?;
     let (stop, count, start) = (AtomicBool::new(false), AtomicU32::new(0), Instant::now());
     let beside = std::thread::scope(|scope| -> Outcome<(Times, Times)> {
         let loader = scope.spawn(|| -> Result<(), EngineError> {
