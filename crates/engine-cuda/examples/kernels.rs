@@ -10,6 +10,7 @@ use engine_cuda::driver::Gpu;
 use engine_cuda::program::{Effort, survey};
 use engine_cuda::toolkit::{Facts, Toolkit};
 use graph::Plan;
+use graph::model::Dimension;
 use graph::plan::{
     Activation, Attention, Conv, Gemm, Place, Pool, PoolKind, Port, Precision, Step, Tensor, Window, channels_last,
     row_major,
@@ -98,7 +99,9 @@ fn write_sources(folder: &Path) -> anyhow::Result<()> {
     for path in std::env::args().skip(3) {
         let model = graph::Model::read(Path::new(&path))?;
         for precision in [Precision::F16, Precision::Tf32] {
-            let mut options = graph::Options::new(2, precision);
+            let open = |input: &graph::model::Input| matches!(input.dims.first(), Some(Dimension::Open(_)));
+            let batch = if model.inputs().iter().any(open) { 2 } else { 1 };
+            let mut options = graph::Options::new(batch, precision);
             options.sizes.insert("input:1".to_owned(), 128);
             let plan = graph::compile(&model, &options)?;
             std::fs::write(folder.with_extension(format!("{precision:?}.plan")), plan.to_string())?;

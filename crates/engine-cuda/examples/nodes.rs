@@ -1,0 +1,105 @@
+//! Computes ONNX's own node tests on a GPU through the engine, as models are served, and compares the outputs with what they should be.
+//!
+//! `nodes FOLDER [PRECISION [PROCESSES]]`: FOLDER is what `scripts/onnx-node-cases.py` wrote. Most of the time goes into compiling kernels, so several processes share the tests. What the
+//! planner refuses is counted and left alone; what is wrong or fails is printed, and makes the exit status 1.
+
+#[path = "../../graph/tests/cases/mod.rs"]
+mod cases;
+
+use anyhow::Context;
+use base::Precision;
+use cases::{Values, bytes, difference};
+use engine::{Engine, ModelSource, TensorView};
+use engine_cuda::engine::{CudaEngine, CudaOptions};
+use graph::array::Array;
+use graph::plan::row_major;
+use graph::{Model, Options, compile};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let argument = |position: usize, default: &str| arguments.get(position).cloned().unwrap_or(default.to_owned());
+    let folder = arguments.get(1).context("usage: nodes FOLDER [PRECISION [PROCESSES]]")?;
+    let precision = Precision::from_name(&argument(2, "fp32")).context("precision: fp32, tf32 or fp16")?;
+    let processes: usize = argument(3, "12").parse().context("processes")?;
+    match arguments.get(4) {
+        Some(part) => compute(Path::new(folder), precision, part.parse()?, processes),
+        None => share(&arguments[0], folder, &argument(2, "fp32"), processes),
+    }
+}
+
+/// Starts the processes, and adds up what they say.
+fn share(own: &str, folder: &str, precision: &str, processes: usize) -> anyhow::Result<()> {
+    let start = |part: usize| {
+        let (processes, part) = (processes.to_string(), part.to_string());
+        Command::new(own).args([folder, precision, &processes, &part]).stdout(Stdio::piped()).spawn()
+    };
+    let started = (0..processes).map(start).collect::<Result<Vec<_>, _>>()?;
+    let mut totals = [0usize; 3];
+    for process in started {
+        let output = process.wait_with_output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let (lines, counts) = text.trim_end().rsplit_once('\n').unwrap_or(("", text.trim_end()));
+        let counts = counts.split(' ').map(str::parse).collect::<Result<Vec<usize>, _>>();
+        let counts = counts.with_context(|| format!("a process ended with {}: {text}", output.status))?;
+        totals.iter_mut().zip(counts).for_each(|(total, count)| *total += count);
+        if !lines.is_empty() {
+            println!("{lines}");
+        }
+    }
+    let [right, wrong, refused] = totals;
+    println!("{right} right, {wrong} wrong, {refused} refused by the planner");
+    anyhow::ensure!(wrong == 0, "{wrong} tests of {} are wrong", right + wrong);
+    Ok(())
+}
+
+/// Computes each `of`th test from the `part`th on. The last line has the numbers of those that are right, wrong and refused.
+fn compute(folder: &Path, precision: Precision, part: usize, of: usize) -> anyhow::Result<()> {
+    let options = CudaOptions { precision, memory_bytes: Some(256 << 20), pinned_bytes: 0, ..CudaOptions::default() };
+    let engine = CudaEngine::new(&options)?;
+    let [mut right, mut wrong, mut refused] = [0; 3];
+    for name in cases::names(folder)?.iter().skip(part).step_by(of) {
+        match outcome(&engine, folder, name) {
+            Ok(true) => right += 1,
+            Ok(false) => refused += 1,
+            Err(error) => {
+                wrong += 1;
+                println!("{name}: {error:#}");
+            }
+        }
+    }
+    println!("{right} {wrong} {refused}");
+    Ok(())
+}
+
+/// Whether a test could be computed; an error if it went wrong.
+fn outcome(engine: &CudaEngine, folder: &Path, name: &str) -> anyhow::Result<bool> {
+    let file = folder.join(format!("{name}.onnx"));
+    let planned = Model::read(&file).and_then(|model| compile(&model, &Options::new(1, graph::Precision::F32)));
+    let (Ok(_), Ok(values)) = (planned, Values::read(folder, name)) else { return Ok(false) };
+    // Nothing in these models is a batch.
+    let source = ModelSource { name: name.to_owned(), file, max_batch: Some(0), ..ModelSource::default() };
+    let prepared = engine.prepare(&source)?;
+    let mut loaded = prepared.load(0)?;
+    let count = prepared.signature().inputs.len();
+    let inputs: Vec<(&Array, Vec<u8>, Vec<i64>)> = (0..count)
+        .map(|number| {
+            let array = values.get("input", number);
+            (array, bytes(array), array.dims.iter().map(|&dim| dim as i64).collect())
+        })
+        .collect();
+    let views: Vec<TensorView<'_>> = inputs
+        .iter()
+        .map(|(array, data, shape)| TensorView { datatype: array.dtype, shape, data })
+        .collect();
+    let mut differences = Vec::new();
+    loaded.execute(&views, &mut |number, view| {
+        let dims: Vec<usize> = view.shape.iter().map(|&dim| dim as usize).collect();
+        let found = Array::load(view.datatype, &dims, &row_major(&dims), 0, view.data);
+        let difference = difference(&found, values.get("output", number));
+        differences.extend(difference.map(|difference| format!("output {number}: {difference}")));
+    })?;
+    anyhow::ensure!(differences.is_empty(), "{}", differences.join("; "));
+    Ok(true)
+}
