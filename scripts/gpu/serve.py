@@ -308,7 +308,7 @@ def shares(folder, devices, seconds, networks=NETWORKS):
     """Batches in parts of the GPU, by our kernels."""
     for network in networks:
         root = repository(folder, network, [network], "fp16", "1,8,32", pixels=False)
-        for parts in ("1", "0.2,0.3,0.5"):
+        for parts in ("1", "0.2,0.3,0.5", "0.2,0.8"):
             device = devices if parts == "1" else f"{devices}:shares={parts}"
             command = [str(BINARY), "profile", str(root), "--device", device, "--runs", "100", "--loads", "3", "--cache-dir", str(folder / "cache")]
             began = time.monotonic()
