@@ -5,7 +5,7 @@ use crate::manager::ManagerConfig;
 use crate::profiler::Samples;
 use crate::queueing::Queueing;
 use crate::{Controller, NewModel, profiler, reshape, warmup};
-use base::{Duration, LatencyProfile, ModelId, ModelSignature};
+use base::{DeviceId, Duration, LatencyProfile, ModelId, ModelSignature};
 use engine::{Emulation, FileHashes, ModelSource, Prepared};
 use repository::{Found, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile, TensorConfig};
 use std::collections::{BTreeMap, HashSet};
@@ -69,9 +69,11 @@ impl BringUp {
             true => None,
             false => Some(Arc::new(Padding::new(&signature, &config.padding, &config.lengths)?)),
         };
-        let (profile, fixed) = match source.emulated {
-            Some(emulation) if self.config.engine.name() == "emulated" => (emulation.profile, Duration::ZERO),
-            _ => self.profile(found, &*prepared, &sizes)?,
+        let (profile, elsewhere, fixed) = match source.emulated {
+            Some(emulation) if self.config.engine.name() == "emulated" => {
+                (emulation.profile, Vec::new(), Duration::ZERO)
+            }
+            _ => self.profiles(found, &*prepared, &sizes)?,
         };
         warmup::run(&self.controller, &*prepared, found)?;
         let labels = labels(found, &signature)?;
@@ -100,6 +102,7 @@ impl BringUp {
             prepared,
             padding,
             profile,
+            elsewhere,
             fixed,
             objective,
         });
@@ -128,12 +131,26 @@ impl BringUp {
         config.queueing.as_ref().map(|rules| Arc::new(Queueing::new(rules, longest, at_once)))
     }
 
-    /// The profile from an earlier start, or measured now and kept for the next; and what a batch takes whatever its inputs are.
+    /// Of the slowest kind of devices and of the others; and what a batch takes whatever its inputs are, on the slowest.
+    fn profiles(
+        &self,
+        found: &Found,
+        prepared: &dyn Prepared,
+        sizes: &[u32],
+    ) -> Result<(LatencyProfile, Vec<LatencyProfile>, Duration), String> {
+        let [slowest, others @ ..] = self.controller.kinds() else { return Err("there is no device".into()) };
+        let (profile, fixed) = self.profile(found, prepared, sizes, *slowest)?;
+        let other = |device: &DeviceId| self.profile(found, prepared, sizes, *device).map(|(profile, _)| profile);
+        Ok((profile, others.iter().map(other).collect::<Result<_, _>>()?, fixed))
+    }
+
+    /// A device's profile from an earlier start, or measured now and kept for the next; and what a batch takes whatever its inputs are.
     fn profile(
         &self,
         found: &Found,
         prepared: &dyn Prepared,
         sizes: &[u32],
+        device: DeviceId,
     ) -> Result<(LatencyProfile, Duration), String> {
         let hash = self.hashes.of(&found.file).map_err(|error| format!("{}: {error}", found.file.display()))?;
         let memory = self.config.engine.host_memory();
@@ -141,8 +158,9 @@ impl BringUp {
             content: hash.to_hex().to_string(),
             engine: self.config.engine.name().to_owned(),
             device: format!(
-                "{}{}{}{}{}",
+                "{}{}{}{}{}{}",
                 self.config.device_kind,
+                if self.controller.kinds().len() > 1 { format!(", {device}") } else { String::new() },
                 if memory.is_some() { ", received in its memory" } else { "" },
                 profiler::describe(&found.config.profile_inputs),
                 shapes(&found.config),
@@ -156,7 +174,8 @@ impl BringUp {
             return Ok((stored.profile, stored.fixed));
         }
         let samples = Samples { given: &found.config.profile_inputs, memory: memory.as_deref() };
-        let (profile, fixed) = profiler::measure(&self.controller, prepared, sizes, samples, self.config.effort)?;
+        let (profile, fixed) =
+            profiler::measure((&self.controller, device), prepared, sizes, samples, self.config.effort)?;
         if let Some(store) = store {
             let weight_bytes = prepared.weight_bytes();
             store.save(&key, &StoredProfile { profile: profile.clone(), fixed, weight_bytes });

@@ -479,14 +479,14 @@ impl Core {
             self.models.resize_with(id.index() + 1, || None);
         }
         let slots = self.devices.iter().map(|_| Arc::new(Slot::new(Arc::clone(metrics.statistics())))).collect();
-        let NewModel { name, prepared, signature, padding, profile, fixed, objective, .. } = model;
+        let NewModel { name, prepared, signature, padding, profile, elsewhere, fixed, objective, .. } = model;
         if differs(&signature, &profile) {
             self.sampler.watch(id, profile.batches()[0].p99);
         }
         let (failure, rest, panicked) = (String::new(), Rest::default(), false);
         self.models[id.index()] =
             Some(ModelRecord { prepared, signature, padding, pages, metrics, slots, name, failure, rest, panicked });
-        self.step(inner, now, Event::ModelAdded(ModelSpec { model: id, pages, profile, objective, fixed }));
+        self.step(inner, now, Event::ModelAdded(ModelSpec { model: id, pages, profile, elsewhere, objective, fixed }));
     }
 
     fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {

@@ -95,6 +95,8 @@ struct Inner {
     in_hand: AtomicU32,
     /// Devices that are there: fewer while one is started anew.
     devices: AtomicU32,
+    /// The first device of each kind.
+    kinds: Vec<DeviceId>,
     shutting_down: AtomicBool,
     next_model: AtomicU32,
     borrowings: AtomicU64,
@@ -118,8 +120,10 @@ pub struct NewModel {
     pub signature: Arc<ModelSignature>,
     /// How requests of different lengths share a batch, where they do.
     pub padding: Option<Arc<Padding>>,
-    /// What it was measured to take.
+    /// What it was measured to take, on a device of the slowest kind.
     pub profile: LatencyProfile,
+    /// The same on the other kinds of devices, from kind 1 on.
+    pub elsewhere: Vec<LatencyProfile>,
     /// What a batch takes whatever its inputs are, where it leaves their sizes open.
     pub fixed: Duration,
     /// Its latency objective.
@@ -290,6 +294,11 @@ impl Controller {
         self.inner.devices.load(Ordering::Relaxed)
     }
 
+    /// The first device of each kind, the slowest first.
+    pub fn kinds(&self) -> &[DeviceId] {
+        &self.inner.kinds
+    }
+
     /// How many requests are in hand.
     pub fn in_hand(&self) -> u32 {
         self.inner.in_hand.load(Ordering::Relaxed)
@@ -341,6 +350,7 @@ impl Inner {
             max_requests: config.max_requests.max(1),
             in_hand: AtomicU32::new(0),
             devices: AtomicU32::new(config.devices.len() as u32),
+            kinds: first_of_each_kind(&config.devices),
             shutting_down: AtomicBool::new(false),
             next_model: AtomicU32::new(0),
             borrowings: AtomicU64::new(0),
@@ -454,6 +464,12 @@ impl Drop for GiveBack {
             inner.drive();
         }
     }
+}
+
+/// By kind, from 0 on.
+fn first_of_each_kind(devices: &[DeviceConfig]) -> Vec<DeviceId> {
+    let first = |kind| devices.iter().position(|device| device.kind == kind).map(|device| DeviceId(device as u32));
+    (0..).map_while(first).collect()
 }
 
 /// The way of a report from an executor into the inbox. Weak: the devices belong to the controller.

@@ -48,16 +48,16 @@ const MAX_INPUT_BYTES: usize = 256 << 20;
 /// What dimensions of any size are tried with, in this order, until the model accepts one.
 const TRIED_SIZES: [i64; 7] = [64, 16, 128, 1, 32, 512, 224];
 
-/// Measures a model. The second is what a batch takes whatever its inputs are.
+/// Measures a model on a device. The second is what a batch takes whatever its inputs are.
 pub(crate) fn measure(
-    controller: &Controller,
+    (controller, device): (&Controller, DeviceId),
     prepared: &dyn Prepared,
     sizes: &[u32],
     samples: Samples<'_>,
     effort: Effort,
 ) -> Result<(LatencyProfile, Duration), String> {
-    let (load, loaded) = measure_load(prepared)?;
-    let mut run = Run::new(controller, loaded);
+    let (load, loaded) = measure_load(prepared, device)?;
+    let mut run = Run::new(controller, device, loaded);
     let signature = prepared.signature();
     let mut measured = Vec::new();
     let mut open_size = None;
@@ -204,12 +204,12 @@ impl Measured {
 }
 
 /// The slowest of a few loads, and the last one's result. The first isn't counted: it pays for memory that the later ones find.
-fn measure_load(prepared: &dyn Prepared) -> Result<(Duration, Box<dyn Loaded>), String> {
-    drop(prepared.load(0).map_err(|error| error.to_string())?);
+fn measure_load(prepared: &dyn Prepared, device: DeviceId) -> Result<(Duration, Box<dyn Loaded>), String> {
+    drop(prepared.load(device.0).map_err(|error| error.to_string())?);
     let mut spans = Vec::new();
     loop {
         let start = Instant::now();
-        let loaded = prepared.load(0).map_err(|error| error.to_string())?;
+        let loaded = prepared.load(device.0).map_err(|error| error.to_string())?;
         spans.push(Duration::from(start.elapsed()));
         if spans.len() as u32 == LOAD_RUNS {
             spans.sort_unstable();
@@ -243,9 +243,10 @@ impl Input {
     }
 }
 
-/// Executions of one model on the first device, between whatever it has to do besides.
+/// Executions of one model on a device, between whatever it has to do besides.
 pub(crate) struct Run<'a> {
     controller: &'a Controller,
+    device: DeviceId,
     /// With the executor while a run is under way.
     loaded: Option<Box<dyn Loaded>>,
     /// What the next run is expected to take: what the last one took.
@@ -255,8 +256,8 @@ pub(crate) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(controller: &'a Controller, loaded: Box<dyn Loaded>) -> Self {
-        Self { controller, loaded: Some(loaded), expected: FIRST_GUESS, beside: Duration::ZERO }
+    pub(crate) fn new(controller: &'a Controller, device: DeviceId, loaded: Box<dyn Loaded>) -> Self {
+        Self { controller, device, loaded: Some(loaded), expected: FIRST_GUESS, beside: Duration::ZERO }
     }
 
     /// Tries sizes for open dimensions until the model accepts one.
@@ -292,7 +293,7 @@ impl<'a> Run<'a> {
             let _ = sender.send((loaded, outcome.map(|()| span)));
         };
         let started = Instant::now();
-        self.controller.borrow_device(DeviceId(0), self.expected, Box::new(work));
+        self.controller.borrow_device(self.device, self.expected, Box::new(work));
         let gone = "the model could not be measured: the engine panicked, or the server is going down";
         let (loaded, outcome) = receiver.recv().map_err(|_| gone)?;
         self.beside = loaded.moved().map_or(Duration::ZERO, |moved| moved.inputs + moved.outputs);

@@ -1,8 +1,8 @@
-//! Runs a model's warmup samples on the device before it is ready.
+//! Runs a model's warmup samples on every device before it is ready.
 
 use crate::Controller;
 use crate::profiler::{Input, Run};
-use base::{DataType, ModelSignature, element_count};
+use base::{DataType, DeviceId, ModelSignature, element_count};
 use engine::Prepared;
 use repository::{Found, WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample};
 use std::path::Path;
@@ -17,15 +17,17 @@ pub(crate) fn run(controller: &Controller, prepared: &dyn Prepared, found: &Foun
     if samples.is_empty() {
         return Ok(());
     }
-    let loaded = prepared.load(0).map_err(|error| error.to_string())?;
-    let mut device = Run::new(controller, loaded);
     let mut runs = 0;
-    for sample in samples {
-        let failed = |reason: String| format!("model_warmup {:?}: {reason}", sample.name);
-        let inputs = inputs(sample, prepared.signature(), &found.folder).map_err(failed)?;
-        for _ in 0..sample.count {
-            device.once(&inputs).map_err(failed)?;
-            runs += 1;
+    for device in 0..controller.devices() {
+        let loaded = prepared.load(device).map_err(|error| error.to_string())?;
+        let mut device = Run::new(controller, DeviceId(device), loaded);
+        for sample in samples {
+            let failed = |reason: String| format!("model_warmup {:?}: {reason}", sample.name);
+            let inputs = inputs(sample, prepared.signature(), &found.folder).map_err(failed)?;
+            for _ in 0..sample.count {
+                device.once(&inputs).map_err(failed)?;
+                runs += 1;
+            }
         }
     }
     tracing::info!(model = found.name, version = found.version, samples = samples.len(), runs, "warmed up");

@@ -240,6 +240,7 @@ fn a_removed_model_leaves_nothing_behind() {
         signature,
         padding: None,
         profile,
+        elsewhere: Vec::new(),
         fixed: Duration::ZERO,
         objective: None,
     };

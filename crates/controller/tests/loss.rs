@@ -103,7 +103,17 @@ impl Bench {
         let signature = Arc::new(prepared.signature().clone());
         let name = name.into();
         let (fixed, objective, padding) = (Duration::ZERO, None, None);
-        let model = NewModel { name, version: 1, prepared, signature, padding, profile, fixed, objective };
+        let model = NewModel {
+            name,
+            version: 1,
+            prepared,
+            signature,
+            padding,
+            profile,
+            elsewhere: Vec::new(),
+            fixed,
+            objective,
+        };
         (self.controller.add_model(model), faults)
     }
 

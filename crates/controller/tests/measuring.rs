@@ -79,6 +79,7 @@ impl Bench {
             signature: Arc::new(signature),
             padding: None,
             profile: LatencyProfile::linear(millis(1), millis(1), &[1, 2, 4, 8], millis(1)).unwrap(),
+            elsewhere: Vec::new(),
             fixed: Duration::ZERO,
             objective: None,
         });

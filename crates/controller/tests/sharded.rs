@@ -49,6 +49,7 @@ fn add_model(controller: &Controller, name: &str) -> (ModelId, Arc<dyn Prepared>
         signature,
         padding: None,
         profile,
+        elsewhere: Vec::new(),
         fixed: Duration::ZERO,
         objective: None,
     };

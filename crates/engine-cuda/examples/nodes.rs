@@ -89,10 +89,8 @@ fn outcome(engine: &CudaEngine, folder: &Path, name: &str) -> anyhow::Result<boo
             (array, bytes(array), array.dims.iter().map(|&dim| dim as i64).collect())
         })
         .collect();
-    let views: Vec<TensorView<'_>> = inputs
-        .iter()
-        .map(|(array, data, shape)| TensorView { datatype: array.dtype, shape, data })
-        .collect();
+    let views: Vec<TensorView<'_>> =
+        inputs.iter().map(|(array, data, shape)| TensorView { datatype: array.dtype, shape, data }).collect();
     let mut differences = Vec::new();
     loaded.execute(&views, &mut |number, view| {
         let dims: Vec<usize> = view.shape.iter().map(|&dim| dim as usize).collect();

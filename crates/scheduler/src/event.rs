@@ -83,8 +83,10 @@ pub struct ModelSpec {
     pub model: ModelId,
     /// Pages that its weights take on a device.
     pub pages: u32,
-    /// What its batches and its load were measured to take: the estimates' seed.
+    /// What its batches and its load were measured to take on a device of the slowest kind: the estimates' seed.
     pub profile: LatencyProfile,
+    /// The same for the other kinds of devices, from kind 1 on. Where one is missing, the slowest kind's stands for it until batches ran there.
+    pub elsewhere: Vec<LatencyProfile>,
     /// The latency objective that most of its requests have, if any: the horizon in which its demand should be served.
     pub objective: Option<Duration>,
     /// What a batch takes whatever its inputs are; the rest of its time is in proportion to its longest input. Only matters

@@ -68,7 +68,7 @@ pub(crate) struct Model {
     pub pages: u32,
     /// On devices of the slowest kind: what to plan with where it isn't decided yet which device it will be.
     pub latency: Latency,
-    /// On devices of the other kinds, as far as it ran there.
+    /// On devices of the other kinds, as far as it was measured or ran there.
     pub elsewhere: Vec<Option<Latency>>,
     /// How its requests differ, where the policy wants to know.
     pub spread: Option<Spread>,
@@ -98,7 +98,7 @@ impl Model {
         other.filter(|_| !self.latency.is_followed()).unwrap_or(&self.latency)
     }
 
-    /// The same, for what is measured there. It begins as the slowest kind's.
+    /// The same, for what is measured there. Where nothing was before, it begins as the slowest kind's.
     pub fn latency_on_mut(&mut self, kind: u32) -> &mut Latency {
         let Some(other) = (kind as usize).checked_sub(1) else { return &mut self.latency };
         if self.elsewhere.len() <= other {

@@ -302,7 +302,7 @@ impl Scheduler {
             pages: spec.pages,
             spread: differs.then(|| Spread::new(&latency, spec.fixed)),
             latency,
-            elsewhere: Vec::new(),
+            elsewhere: spec.elsewhere.iter().map(|profile| Some(Latency::new(profile, window))).collect(),
             objective: spec.objective,
             residency: Vec::new(),
             demand: Duration::ZERO,

@@ -323,6 +323,7 @@ mod tests {
             model: ModelId(0),
             pages: 1,
             profile: profile.unwrap(),
+            elsewhere: Vec::new(),
             objective: None,
             fixed: Duration::ZERO,
         };

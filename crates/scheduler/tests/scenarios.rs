@@ -2,9 +2,9 @@
 
 mod script;
 
-use base::Duration;
+use base::{ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Transfers};
 use expect_test::{Expect, expect};
-use scheduler::Config;
+use scheduler::{ActionStatus, Command, Config, DeviceSpec, Event, ModelSpec, Report, Request, Scheduler};
 
 fn check(ahead_ms: u64, script: &str, expected: Expect) {
     let config = Config { schedule_ahead: Duration::from_millis(ahead_ms), ..Config::default() };
@@ -486,4 +486,40 @@ fn where_all_models_fit_one_that_is_asked_for_goes_everywhere() {
             13       request 0: Done
         "#]],
     );
+}
+
+#[test]
+fn a_device_of_another_kind_begins_with_its_own_measurements() {
+    let (millis, now) = (Duration::from_millis(1), Timestamp::ZERO);
+    let profile = |per_row: u64| LatencyProfile::linear(millis * per_row, Duration::ZERO, &[1], millis).unwrap();
+    let mut scheduler = Scheduler::new(Config::default());
+    let mut commands = Vec::new();
+    let model = ModelSpec {
+        model: ModelId(0),
+        pages: 1,
+        profile: profile(10),
+        elsewhere: vec![profile(4)],
+        objective: None,
+        fixed: Duration::ZERO,
+    };
+    let request = Request {
+        id: RequestId { slot: 0, generation: 0 },
+        model: ModelId(0),
+        deadline_at: now + millis * 100,
+        rows: 1,
+        priority: 0,
+        application: ApplicationId::DEFAULT,
+        size: None,
+    };
+    let loaded = ActionStatus::Done { started_at: now, ended_at: now, transfers: Transfers::default() };
+    for event in [
+        Event::DeviceAdded(DeviceSpec { device: DeviceId(0), pages: 1, kind: 1 }),
+        Event::ModelAdded(model),
+        Event::Submitted(request),
+        Event::Reported(Report { action: ActionId(1), status: loaded }),
+    ] {
+        scheduler.step(now, event, &mut commands);
+    }
+    let [Command::Load(_), Command::Execute(execution)] = &commands[..] else { panic!("{commands:?}") };
+    assert_eq!(execution.expected, millis * 4);
 }

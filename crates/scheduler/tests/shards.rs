@@ -234,7 +234,14 @@ fn drive(machine: &mut dyn Machine, executors: u32, arrivals: &[Arrival]) -> Str
 fn spec(model: u32, alpha: Duration, beta: Duration, max_batch: u32) -> ModelSpec {
     let sizes: Vec<u32> = (1..=max_batch).collect();
     let profile = LatencyProfile::linear(alpha, beta, &sizes, Duration::ZERO).unwrap();
-    ModelSpec { model: ModelId(model), pages: 1, profile, objective: None, fixed: Duration::ZERO }
+    ModelSpec {
+        model: ModelId(model),
+        pages: 1,
+        profile,
+        elsewhere: Vec::new(),
+        objective: None,
+        fixed: Duration::ZERO,
+    }
 }
 
 fn sharded(shards: u32, shard: ShardConfig, executors: u32, models: &[ModelSpec]) -> Sharded {

@@ -55,6 +55,7 @@ fn setup() -> Setup {
             model: ModelId(index),
             pages: 7,
             profile: profile.clone(),
+            elsewhere: Vec::new(),
             objective: Some(slo),
             fixed: Duration::ZERO,
         },

@@ -51,7 +51,14 @@ impl Harness {
         let profile = LatencyProfile::linear(span(870), span(1900), &[1, 2, 4, 8, 16], span(8330));
         for model in 0..models {
             let profile = profile.clone().expect("the sizes ascend");
-            let spec = ModelSpec { model: ModelId(model), pages: 1, profile, objective: None, fixed: Duration::ZERO };
+            let spec = ModelSpec {
+                model: ModelId(model),
+                pages: 1,
+                profile,
+                elsewhere: Vec::new(),
+                objective: None,
+                fixed: Duration::ZERO,
+            };
             harness.step(Event::ModelAdded(spec));
         }
         harness

@@ -138,7 +138,8 @@ fn models(experiment: &Experiment, folder: &Path) -> Result<Vec<Model>, Error> {
         let fixed = millis(&format!("latency.fixed_ms of model {name:?}"), config.latency.fixed_ms.unwrap_or(0.0))?;
         for _ in 0..config.count {
             let model = ModelId(models.len() as u32);
-            let spec = ModelSpec { model, pages, profile: profile.clone(), objective: slo, fixed };
+            let spec =
+                ModelSpec { model, pages, profile: profile.clone(), elsewhere: Vec::new(), objective: slo, fixed };
             models.push(Model { spec, slo, rows: config.rows, group: config.group, inputs: inputs.clone() });
         }
     }

@@ -30,7 +30,14 @@ fn resnet50() -> Setup {
     let sizes: Vec<u32> = (1..=32).collect();
     let profile = LatencyProfile::linear(span(1.053), span(5.072), &sizes, span(10.0)).unwrap();
     let slo = Some(Duration::from_millis(25));
-    let spec = ModelSpec { model: ModelId(0), pages: 1, profile, objective: slo, fixed: Duration::ZERO };
+    let spec = ModelSpec {
+        model: ModelId(0),
+        pages: 1,
+        profile,
+        elsewhere: Vec::new(),
+        objective: slo,
+        fixed: Duration::ZERO,
+    };
     let mut setup = world(vec![Model { spec, slo, rows: 1, group: 0, inputs: None }], 8, 1, 21);
     setup.warmup = Duration::from_secs(1);
     setup

@@ -71,6 +71,7 @@ impl World {
                     model: ModelId(self.models - 1),
                     pages: number(2),
                     profile: LatencyProfile::linear(span(3), span(4), &sizes(&words[6..]), span(5)).unwrap(),
+                    elsewhere: Vec::new(),
                     objective: None,
                     fixed: Duration::ZERO,
                 })

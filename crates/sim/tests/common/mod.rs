@@ -21,6 +21,7 @@ pub fn model(index: u32, slo_ms: Option<u64>) -> Model {
             model: ModelId(index),
             pages: 7,
             profile: profile.expect("the sizes ascend"),
+            elsewhere: Vec::new(),
             objective: slo,
             fixed: Duration::ZERO,
         },
