@@ -4,7 +4,7 @@
     PUNCTUAL_BINARY=... scripts/gpu/serve.py FOLDER PART [PART ...] [--devices cuda:0] [--seconds 4] [--count 3600] [--networks resnet50,bert] [--policies punctual,PyTorch] [--objectives 5,10]
 
 Parts: `capacity` (3,600 copies of ResNet-18 in 8 GB, Clockwork's section 6.2), `figure5` (15 copies of ResNet-50, 16 clients each), `honesty` (the same models at given rates, live
-and in the simulator), `shares` (batches in parts of the GPU), `lengths` (BERT with sentences of different lengths), `fallback` (a model that isn't for GPUs). Models have random weights,
+and in the simulator), `shares` (batches in parts of the GPU), `changes` (parts that change under load), `lengths` (BERT with sentences of different lengths), `fallback` (a model that isn't for GPUs). Models have random weights,
 images come as bytes. Load comes from this machine over loopback. Needs PyTorch with torchvision to make the models, and no network.
 """
 
@@ -16,6 +16,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -316,6 +317,42 @@ def shares(folder, devices, seconds, networks=NETWORKS):
             say(f"{network}, shares {parts} ({time.monotonic() - began:.0f} s)\n{ran.stdout.strip() or ran.stderr.strip()[-500:]}")
 
 
+def changes(folder, devices, seconds, precision="tf32", rate=8000, objective=25):
+    """Two shares under load, first left alone, then divided otherwise ten times a second."""
+    names = [f"resnet50-{index:02}" for index in range(15)]
+    root = repository(folder, "resnet50", names, precision)
+    divisions = ("0.5,0.5", "0.25,0.75")
+    with Server(root, "--devices", f"{devices}:shares={'|'.join(divisions)}", "--cache-dir", str(folder / "cache")) as server:
+        say(f"changes: ready after {server.start_seconds:.1f} s")
+        for title, pause in (("models are loaded", None), ("left alone", None), ("changed every 100 ms", 0.1)):
+            took, stop = [], threading.Event()
+
+            def change():
+                while not stop.wait(pause):
+                    request = urllib.request.Request(f"http://{server.addresses['metrics']}/shares/{divisions[(len(took) + 1) % 2]}", method="POST")
+                    began = time.perf_counter()
+                    urllib.request.urlopen(request, timeout=10).read()
+                    took.append(time.perf_counter() - began)
+
+            seen, changer = Seen(server), threading.Thread(target=change)
+            if pause:
+                changer.start()
+            parts = [names[index::5] for index in range(5)]
+            arguments = [
+                ["--duration", 2 * seconds, "--seed", index + 1, "--class", f"name=all,{','.join(f'model={name}' for name in part)},rate={rate / 5},deadline_ms={objective}"]
+                for index, part in enumerate(parts)
+            ]
+            found = total(load(server.http, arguments))
+            stop.set()
+            if pause:
+                changer.join()
+            say(f"  {title}: {shown(found)}")
+            if took:
+                took.sort()
+                say(f"    {len(took)} changes, each by HTTP in p50 {took[len(took) // 2] * 1e6:.0f} us, max {took[-1] * 1e6:.0f} us")
+            seen.end()
+
+
 def ask(url, model, tensors):
     """One request in JSON: the first output as a list of numbers, or the error's sentence."""
     inputs = [{"name": name, "datatype": datatype, "shape": [1, len(values)], "data": values} for name, datatype, values in tensors]
@@ -397,7 +434,7 @@ def fallback(folder, devices, seconds):
     say(f"fallback, allowed: {answers[0]}, as on the CPU alone: {answers[0] == answers[1]}")
 
 
-PARTS = {part.__name__: part for part in (capacity, figure5, honesty, shares, lengths, fallback)}
+PARTS = {part.__name__: part for part in (capacity, figure5, honesty, shares, changes, lengths, fallback)}
 
 
 def main():

@@ -12,8 +12,8 @@ pub struct Devices {
     pub count: u32,
     /// With CUDA: which GPUs.
     pub gpus: Vec<u32>,
-    /// With CUDA: how each GPU is shared; each share is a device.
-    pub shares: Vec<f64>,
+    /// With CUDA: how each GPU is shared, in one way or in several of equally many shares; each share is a device.
+    pub divisions: Vec<Vec<f64>>,
 }
 
 /// The runtimes.
@@ -32,38 +32,50 @@ const KINDS: &str = "use cpu:N, cuda:GPU or emulated:N";
 impl Devices {
     /// So many of a kind that is only counted.
     pub fn counted(kind: DeviceKind, count: u32) -> Self {
-        Self { kind, count, gpus: Vec::new(), shares: Vec::new() }
+        Self { kind, count, gpus: Vec::new(), divisions: Vec::new() }
     }
 
-    /// Which kind a device is, by its speed: 0 is the smallest share.
-    pub fn speed(&self, index: u32) -> u32 {
-        let Some(own) = self.shares.get(index as usize % self.shares.len().max(1)) else { return 0 };
-        let mut smaller: Vec<f64> = self.shares.iter().copied().filter(|share| share < own).collect();
-        smaller.sort_by(f64::total_cmp);
-        smaller.dedup();
-        smaller.len() as u32
+    /// All sizes of shares, ascending.
+    pub fn share_sizes(&self) -> Vec<f64> {
+        let mut sizes: Vec<f64> = self.divisions.iter().flatten().copied().collect();
+        sizes.sort_by(f64::total_cmp);
+        sizes.dedup();
+        sizes
     }
 
-    /// What stands behind `cuda:`, for instance `0`, `0,1` or `0:shares=0.5,0.5`.
+    /// Which kind each device is in a division, by its speed: 0 is the smallest share that there is in any.
+    pub fn kinds(&self, division: usize) -> Vec<u32> {
+        let Some(shares) = self.divisions.get(division) else { return vec![0; self.count as usize] };
+        let sizes = self.share_sizes();
+        let kind = |share: &f64| sizes.iter().take_while(|size| *size < share).count() as u32;
+        shares.iter().map(kind).cycle().take(self.count as usize).collect()
+    }
+
+    /// What stands behind `cuda:`, for instance `0`, `0,1`, `0:shares=0.5,0.5`, or `0:shares=0.5,0.5|0.25,0.75`.
     fn cuda(text: &str) -> Result<Self, String> {
         let (gpus, shares) = text.split_once(':').unwrap_or((text, "shares=1"));
         let wrong = || {
             format!(
-                "\"cuda:{text}\": behind the colon stand numbers of GPUs and maybe shares, as in cuda:0, cuda:0,1 or cuda:0:shares=0.5,0.5"
+                "\"cuda:{text}\": behind the colon stand numbers of GPUs and maybe shares, as in cuda:0, cuda:0,1, cuda:0:shares=0.5,0.5, or cuda:0:shares=0.5,0.5|0.25,0.75 for shares that may change"
             )
         };
         let gpus: Option<Vec<u32>> = gpus.split(',').map(|gpu| gpu.parse().ok()).collect();
         let gpus = gpus.ok_or_else(wrong)?;
         let shares = shares.strip_prefix("shares=").or_else(|| shares.strip_prefix("share=")).ok_or_else(wrong)?;
         let share = |share: &str| share.parse::<f64>().ok().filter(|share| *share > 0.0 && *share <= 1.0);
-        let shares = shares.split(',').map(share).collect::<Option<Vec<f64>>>().ok_or_else(wrong)?;
+        let division = |shares: &str| shares.split(',').map(share).collect::<Option<Vec<f64>>>();
+        let divisions = shares.split('|').map(division).collect::<Option<Vec<Vec<f64>>>>().ok_or_else(wrong)?;
+        let count = divisions[0].len();
         if (1..gpus.len()).any(|index| gpus[..index].contains(&gpus[index])) {
             return Err(format!("\"cuda:{text}\" names a GPU twice"));
         }
-        if shares.iter().sum::<f64>() > 1.0 + 1e-9 {
+        if divisions.iter().any(|shares| shares.iter().sum::<f64>() > 1.0 + 1e-9) {
             return Err(format!("\"cuda:{text}\": the shares of a GPU add up to 1 at most"));
         }
-        Ok(Self { kind: DeviceKind::Cuda, count: (gpus.len() * shares.len()) as u32, gpus, shares })
+        if divisions.iter().any(|shares| shares.len() != count) {
+            return Err(format!("\"cuda:{text}\": a GPU must always have the same number of shares"));
+        }
+        Ok(Self { kind: DeviceKind::Cuda, count: (gpus.len() * count) as u32, gpus, divisions })
     }
 }
 
@@ -109,8 +121,10 @@ mod tests {
     #[test]
     fn devices_of_one_share_are_of_one_kind_and_the_smallest_is_the_first() {
         let devices: Devices = "cuda:0,1:shares=0.5,0.25,0.25".parse().unwrap();
-        assert_eq!((0..6).map(|index| devices.speed(index)).collect::<Vec<_>>(), [1, 0, 0, 1, 0, 0]);
-        assert_eq!("cpu:4".parse::<Devices>().unwrap().speed(3), 0);
+        assert_eq!(devices.kinds(0), [1, 0, 0, 1, 0, 0]);
+        assert_eq!("cpu:4".parse::<Devices>().unwrap().kinds(0), [0; 4]);
+        let devices: Devices = "cuda:0:shares=0.5,0.5|0.25,0.75".parse().unwrap();
+        assert_eq!([0, 1].map(|division| devices.kinds(division)), [[1, 1], [0, 2]]);
     }
 
     #[test]
@@ -126,16 +140,24 @@ mod tests {
     fn gpus_have_numbers_and_shares() {
         let cuda = |gpus: &[u32], shares: &[f64]| {
             let (count, kind) = ((gpus.len() * shares.len()) as u32, DeviceKind::Cuda);
-            Ok(Devices { kind, count, gpus: gpus.to_vec(), shares: shares.to_vec() })
+            Ok(Devices { kind, count, gpus: gpus.to_vec(), divisions: vec![shares.to_vec()] })
         };
         assert_eq!("cuda".parse(), cuda(&[0], &[1.0]));
         assert_eq!("cuda:1".parse(), cuda(&[1], &[1.0]));
         assert_eq!("cuda:0,2".parse(), cuda(&[0, 2], &[1.0]));
         assert_eq!("cuda:0,1:shares=0.25,0.75".parse(), cuda(&[0, 1], &[0.25, 0.75]));
         assert_eq!("cuda:0:share=0.5".parse(), cuda(&[0], &[0.5]));
-        for wrong in
-            ["cuda:", "cuda:x", "cuda:0,0", "cuda:0:0.5", "cuda:0:shares=0.7,0.7", "cuda:0:shares=0", "cuda:0:shares="]
-        {
+        for wrong in [
+            "cuda:",
+            "cuda:x",
+            "cuda:0,0",
+            "cuda:0:0.5",
+            "cuda:0:shares=0.7,0.7",
+            "cuda:0:shares=0",
+            "cuda:0:shares=",
+            "cuda:0:shares=0.5,0.5|1",
+            "cuda:0:shares=0.5|",
+        ] {
             assert!(wrong.parse::<Devices>().is_err(), "{wrong}");
         }
     }

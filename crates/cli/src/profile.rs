@@ -100,17 +100,27 @@ fn model(options: &ProfileOptions, runtime: &Runtime, found: &repository::Found,
     let prepared = runtime.engine.prepare(&source)?;
     let sizes = found.config.batch_sizes(prepared.signature().max_batch);
     let mut text = format!("# {}; {} runs, {} loads\n{}", runtime.kind, options.runs, options.loads, header(&sizes));
-    let devices = if options.device.shares.len() > 1 { options.device.shares.len() as u32 } else { 1 };
     let memory = runtime.engine.host_memory();
-    for device in 0..devices {
+    for (division, device, share) in places(&options.device) {
         let effort = (options.loads, options.runs);
         let samples = Samples { given: &found.config.profile_inputs, memory: memory.as_deref() };
         let (loads, runs) =
-            measure_alone(&*prepared, device, &sizes, samples, effort).map_err(|reason| anyhow!(reason))?;
-        let share = options.device.shares.get(device as usize).copied().unwrap_or(1.0);
+            measure_alone(&*prepared, (division, device), &sizes, samples, effort).map_err(|reason| anyhow!(reason))?;
         text += &line(&found.name, share, prepared.weight_bytes(), &loads, &runs);
     }
     Ok(text)
+}
+
+/// Where to measure: the first device, or a share of each size, with the division in which it is there.
+fn places(devices: &Devices) -> Vec<(usize, u32, f64)> {
+    let find = |size: f64| {
+        devices.divisions.iter().enumerate().find_map(|(division, shares)| {
+            let device = shares.iter().position(|share| *share == size)?;
+            Some((division, device as u32, size))
+        })
+    };
+    let places: Vec<_> = devices.share_sizes().into_iter().filter_map(find).collect();
+    if places.is_empty() { vec![(0, 0, 1.0)] } else { places }
 }
 
 fn header(sizes: &[u32]) -> String {

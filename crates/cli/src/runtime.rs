@@ -72,7 +72,7 @@ fn cuda(devices: &Devices, choices: &Choices) -> Result<Runtime> {
     let fallback: Option<Arc<dyn Engine>> = if choices.cpu_fallback { Some(Arc::new(cpu(choices)?.0)) } else { None };
     let engine = CudaEngine::new(&CudaOptions {
         gpus: devices.gpus.clone(),
-        shares: devices.shares.clone(),
+        divisions: devices.divisions.clone(),
         memory_bytes: choices.memory.map(|memory| memory.0),
         pinned_bytes: choices.pinned_memory.map_or(defaults.pinned_bytes, |memory| memory.0 as usize),
         precision,

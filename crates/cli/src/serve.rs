@@ -8,8 +8,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use base::Duration;
 use clap::Args;
 use controller::{
-    ControlMode, Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig, ModelState, Progress,
-    Spread,
+    ControlMode, Controller, ControllerConfig, DeviceConfig, Divisions, Effort, Manager, ManagerConfig, ModelState,
+    Progress, Spread,
 };
 use gateway::Gateway;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -20,6 +20,7 @@ use std::cell::Cell;
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Instant;
 use telemetry::{Metrics, logs};
@@ -80,7 +81,7 @@ pub struct ServeOptions {
     pub metrics_port: Option<u16>,
 
     /// What to run on: `cpu:N` for N executors on CPU cores, `cuda:0` for an NVIDIA GPU (`cuda:0,1` for two,
-    /// `cuda:0:shares=0.5,0.5` for one in two parts), `emulated:N` for N devices that only pretend. [default: cpu:1]
+    /// `cuda:0:shares=0.5,0.5` for one in two parts, `cuda:0:shares=0.5,0.5|0.25,0.75` for parts that may be changed while it runs), `emulated:N` for N devices that only pretend. [default: cpu:1]
     #[arg(long, value_name = "KIND:N", env = "PUNCTUAL_DEVICES")]
     pub devices: Option<Devices>,
 
@@ -303,12 +304,13 @@ impl ServeOptions {
         if !(0.0..=1.0).contains(&online_profile_share) {
             bail!("--online-profile-share {online_profile_share}: a share is between 0 and 1");
         }
+        let kinds = devices.kinds(0);
         let device = |index: u32| DeviceConfig {
             name: runtime.names.get(index as usize).cloned().unwrap_or_else(|| format!("{}:{index}", devices.kind)),
             index,
             pages,
             pin: enough.then_some(index as usize),
-            kind: devices.speed(index),
+            kind: kinds[index as usize],
         };
         Ok(ControllerConfig {
             scheduler: self.scheduler()?,
@@ -436,6 +438,11 @@ pub fn run(options: ServeOptions) -> Result<()> {
         None => Controller::start(config, metrics.clone()),
     };
     let controller = controller.context("the device's threads could not be started")?;
+
+    if devices.divisions.len() > 1 {
+        let kinds = (0..devices.divisions.len()).map(|division| devices.kinds(division)).collect();
+        controller.set_divisions(Divisions::new(Arc::clone(&runtime.engine), devices.divisions.clone(), kinds));
+    }
 
     // Ports first: a port in use should be said before a minute of preparing models.
     let front = gateway::Config { host_memory: runtime.engine.host_memory(), ..options.gateway()? };

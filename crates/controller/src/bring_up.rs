@@ -138,10 +138,13 @@ impl BringUp {
         prepared: &dyn Prepared,
         sizes: &[u32],
     ) -> Result<(LatencyProfile, Vec<LatencyProfile>, Duration), String> {
-        let [slowest, others @ ..] = self.controller.kinds() else { return Err("there is no device".into()) };
-        let (profile, fixed) = self.profile(found, prepared, sizes, *slowest)?;
-        let other = |device: &DeviceId| self.profile(found, prepared, sizes, *device).map(|(profile, _)| profile);
-        Ok((profile, others.iter().map(other).collect::<Result<_, _>>()?, fixed))
+        let kinds = self.controller.kinds();
+        let several = kinds.len() > 1;
+        let measure = |place| self.profile(found, prepared, sizes, place, several);
+        let [slowest, others @ ..] = &kinds[..] else { return Err("there is no device".into()) };
+        let (profile, fixed) = measure(*slowest)?;
+        let others = others.iter().map(|place| measure(*place).map(|(profile, _)| profile));
+        Ok((profile, others.collect::<Result<_, _>>()?, fixed))
     }
 
     /// A device's profile from an earlier start, or measured now and kept for the next; and what a batch takes whatever its inputs are.
@@ -150,7 +153,8 @@ impl BringUp {
         found: &Found,
         prepared: &dyn Prepared,
         sizes: &[u32],
-        device: DeviceId,
+        place: (usize, DeviceId),
+        one_of_several: bool,
     ) -> Result<(LatencyProfile, Duration), String> {
         let hash = self.hashes.of(&found.file).map_err(|error| format!("{}: {error}", found.file.display()))?;
         let memory = self.config.engine.host_memory();
@@ -160,7 +164,7 @@ impl BringUp {
             device: format!(
                 "{}{}{}{}{}{}",
                 self.config.device_kind,
-                if self.controller.kinds().len() > 1 { format!(", {device}") } else { String::new() },
+                if one_of_several { format!(", {} in division {}", place.1, place.0) } else { String::new() },
                 if memory.is_some() { ", received in its memory" } else { "" },
                 profiler::describe(&found.config.profile_inputs),
                 shapes(&found.config),
@@ -175,7 +179,7 @@ impl BringUp {
         }
         let samples = Samples { given: &found.config.profile_inputs, memory: memory.as_deref() };
         let (profile, fixed) =
-            profiler::measure((&self.controller, device), prepared, sizes, samples, self.config.effort)?;
+            profiler::measure(&self.controller, place, prepared, sizes, samples, self.config.effort)?;
         if let Some(store) = store {
             let weight_bytes = prepared.weight_bytes();
             store.save(&key, &StoredProfile { profile: profile.clone(), fixed, weight_bytes });

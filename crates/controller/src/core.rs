@@ -31,6 +31,11 @@ pub(crate) enum Message {
     },
     /// A device that was lost is there again, empty.
     DeviceBack(DeviceId),
+    /// A device is another share of its GPU from now on.
+    ChangeDevice {
+        device: DeviceId,
+        kind: u32,
+    },
     AddModel {
         id: ModelId,
         pages: u32,
@@ -70,6 +75,7 @@ impl Message {
             Self::Cancel(_)
             | Self::AddDevice { .. }
             | Self::DeviceBack(_)
+            | Self::ChangeDevice { .. }
             | Self::AddModel { .. }
             | Self::RemoveModel(_)
             | Self::Borrow { .. }
@@ -348,6 +354,11 @@ impl Core {
                 self.step(inner, now, Event::ModelRemoved(model));
             }
             Message::DeviceBack(device) => self.come_back(inner, now, device),
+            Message::ChangeDevice { device, kind } => {
+                // Also where it is lost at the moment: then it comes back so.
+                self.configs[device.index()].kind = kind;
+                self.step(inner, now, Event::DeviceChanged { device, kind });
+            }
             Message::Borrow { device, action, expected, work } => {
                 self.borrow(inner, now, device, (action, expected), work);
             }

@@ -17,6 +17,7 @@ mod api;
 mod bring_up;
 mod control;
 mod core;
+mod divisions;
 mod manager;
 mod poller;
 mod profiler;
@@ -33,6 +34,7 @@ pub use api::{Catalogue, CatalogueEntry, ModelState, ModelVersions, Refusal, Rep
 
 pub use bring_up::model_source;
 pub use control::{ControlError, ControlMode, LoadOrder, ModelControl};
+pub use divisions::{Division, Divisions};
 pub use manager::{Manager, ManagerConfig, Progress};
 pub use profiler::{Effort, Runs, Samples, measure_alone};
 pub use queueing::{Admitted, QueuePlace, Queueing};
@@ -95,8 +97,10 @@ struct Inner {
     in_hand: AtomicU32,
     /// Devices that are there: fewer while one is started anew.
     devices: AtomicU32,
-    /// The first device of each kind.
-    kinds: Vec<DeviceId>,
+    /// The kind of each device at the start.
+    kinds: Vec<u32>,
+    /// Where shares may change.
+    divisions: OnceLock<Divisions>,
     shutting_down: AtomicBool,
     next_model: AtomicU32,
     borrowings: AtomicU64,
@@ -294,11 +298,6 @@ impl Controller {
         self.inner.devices.load(Ordering::Relaxed)
     }
 
-    /// The first device of each kind, the slowest first.
-    pub fn kinds(&self) -> &[DeviceId] {
-        &self.inner.kinds
-    }
-
     /// How many requests are in hand.
     pub fn in_hand(&self) -> u32 {
         self.inner.in_hand.load(Ordering::Relaxed)
@@ -350,7 +349,8 @@ impl Inner {
             max_requests: config.max_requests.max(1),
             in_hand: AtomicU32::new(0),
             devices: AtomicU32::new(config.devices.len() as u32),
-            kinds: first_of_each_kind(&config.devices),
+            kinds: divisions::kinds_of(&config.devices),
+            divisions: OnceLock::new(),
             shutting_down: AtomicBool::new(false),
             next_model: AtomicU32::new(0),
             borrowings: AtomicU64::new(0),
@@ -464,12 +464,6 @@ impl Drop for GiveBack {
             inner.drive();
         }
     }
-}
-
-/// By kind, from 0 on.
-fn first_of_each_kind(devices: &[DeviceConfig]) -> Vec<DeviceId> {
-    let first = |kind| devices.iter().position(|device| device.kind == kind).map(|device| DeviceId(device as u32));
-    (0..).map_while(first).collect()
 }
 
 /// The way of a report from an executor into the inbox. Weak: the devices belong to the controller.

@@ -48,16 +48,17 @@ const MAX_INPUT_BYTES: usize = 256 << 20;
 /// What dimensions of any size are tried with, in this order, until the model accepts one.
 const TRIED_SIZES: [i64; 7] = [64, 16, 128, 1, 32, 512, 224];
 
-/// Measures a model on a device. The second is what a batch takes whatever its inputs are.
+/// Measures a model on a device in a division. The second is what a batch takes whatever its inputs are.
 pub(crate) fn measure(
-    (controller, device): (&Controller, DeviceId),
+    controller: &Controller,
+    place: (usize, DeviceId),
     prepared: &dyn Prepared,
     sizes: &[u32],
     samples: Samples<'_>,
     effort: Effort,
 ) -> Result<(LatencyProfile, Duration), String> {
-    let (load, loaded) = measure_load(prepared, device)?;
-    let mut run = Run::new(controller, device, loaded);
+    let (load, loaded) = measure_load(prepared, place)?;
+    let mut run = Run::new(controller, place.1, loaded);
     let signature = prepared.signature();
     let mut measured = Vec::new();
     let mut open_size = None;
@@ -130,11 +131,11 @@ pub struct Runs {
     pub beside: Vec<Duration>,
 }
 
-/// Loads a model so often, then runs each batch size so often, on this thread and with nothing beside it. What loads took, ascending,
-/// and what batches took.
+/// Loads a model so often, then runs each batch size so often, on this thread and with nothing beside it, on a device in a division. What loads took,
+/// ascending, and what batches took.
 pub fn measure_alone(
     prepared: &dyn Prepared,
-    device: u32,
+    (division, device): (usize, u32),
     sizes: &[u32],
     samples: Samples<'_>,
     (loads, runs): (u32, u32),
@@ -143,7 +144,7 @@ pub fn measure_alone(
     for _ in 0..loads.max(1) {
         drop(loaded.take());
         let start = Instant::now();
-        loaded = Some(prepared.load(device).map_err(|error| error.to_string())?);
+        loaded = Some(prepared.load_in(division, device).map_err(|error| error.to_string())?);
         spans.push(Duration::from(start.elapsed()));
     }
     spans.sort_unstable();
@@ -204,12 +205,15 @@ impl Measured {
 }
 
 /// The slowest of a few loads, and the last one's result. The first isn't counted: it pays for memory that the later ones find.
-fn measure_load(prepared: &dyn Prepared, device: DeviceId) -> Result<(Duration, Box<dyn Loaded>), String> {
-    drop(prepared.load(device.0).map_err(|error| error.to_string())?);
+fn measure_load(
+    prepared: &dyn Prepared,
+    (division, device): (usize, DeviceId),
+) -> Result<(Duration, Box<dyn Loaded>), String> {
+    drop(prepared.load_in(division, device.0).map_err(|error| error.to_string())?);
     let mut spans = Vec::new();
     loop {
         let start = Instant::now();
-        let loaded = prepared.load(device.0).map_err(|error| error.to_string())?;
+        let loaded = prepared.load_in(division, device.0).map_err(|error| error.to_string())?;
         spans.push(Duration::from(start.elapsed()));
         if spans.len() as u32 == LOAD_RUNS {
             spans.sort_unstable();

@@ -95,12 +95,21 @@ impl Prepared for Reshaped {
     }
 
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
-        let inner = self.inner.load(device)?;
+        self.inner.load(device).map(|inner| self.wrap(inner))
+    }
+
+    fn load_in(&self, division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        self.inner.load_in(division, device).map(|inner| self.wrap(inner))
+    }
+}
+
+impl Reshaped {
+    fn wrap(&self, inner: Box<dyn Loaded>) -> Box<dyn Loaded> {
         let changes = |maps: &[Option<Map>]| maps.iter().any(Option::is_some);
         if !changes(&self.maps.to_model) && !changes(&self.maps.from_model) {
-            return Ok(inner);
+            return inner;
         }
-        Ok(Box::new(ReshapedLoaded { inner, maps: Arc::clone(&self.maps) }))
+        Box::new(ReshapedLoaded { inner, maps: Arc::clone(&self.maps) })
     }
 }
 

@@ -1,33 +1,43 @@
-//! Devices of several kinds, as shares of a GPU are: a model is measured on one of each, and warmed up on all.
+//! Devices of several kinds, as shares of a GPU are: a model is measured on one of each, and warmed up on all. Shares may change while it is served.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
-use base::{DataType, Duration, ModelSignature, TensorSpec};
-use controller::{Controller, ControllerConfig, DeviceConfig, Effort, Manager, ManagerConfig, ModelState};
+use base::{ApplicationId, DataType, Duration, ModelSignature, TensorSpec, Timestamp};
+use bytes::Bytes;
+use controller::{
+    Controller, ControllerConfig, DeviceConfig, Divisions, Effort, Manager, ManagerConfig, ModelState, Reply,
+    Submission, Tensor,
+};
 use engine::{Engine, EngineError, Loaded, ModelSource, Prepared, TensorView};
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use telemetry::Metrics;
+use tokio::sync::oneshot;
 
-/// A model that gives its input back, and counts its executions by device and value.
+/// A model that gives its input back, and notes where which values were computed: by division, device and value.
 #[derive(Clone)]
 struct Echo {
     signature: ModelSignature,
-    runs: Arc<Mutex<BTreeMap<(u32, u8), usize>>>,
+    runs: Arc<Mutex<BTreeSet<(usize, u32, u8)>>>,
+    division: Arc<AtomicUsize>,
 }
 
 impl Echo {
     fn new() -> Self {
         let spec = |name: &str| TensorSpec { name: name.into(), datatype: DataType::Uint8, dims: vec![-1, 1] };
         let signature = ModelSignature { inputs: vec![spec("x")], outputs: vec![spec("y")], max_batch: 1 };
-        Self { signature, runs: Arc::default() }
+        Self { signature, runs: Arc::default(), division: Arc::default() }
     }
 
-    /// On how many of the devices so a value was computed.
-    fn devices(&self, value: u8) -> Vec<u32> {
+    /// Where a value was computed.
+    fn places(&self, value: u8) -> Vec<(usize, u32)> {
         let runs = self.runs.lock().unwrap();
-        runs.keys().filter(|&&(_, computed)| computed == value).map(|&(device, _)| device).collect()
+        runs.iter()
+            .filter(|&&(_, _, computed)| computed == value)
+            .map(|&(division, device, _)| (division, device))
+            .collect()
     }
 }
 
@@ -37,6 +47,9 @@ impl Engine for Echo {
     }
     fn prepare(&self, _source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
         Ok(Arc::new(self.clone()))
+    }
+    fn divide(&self, division: usize) {
+        self.division.store(division, Ordering::Relaxed);
     }
 }
 
@@ -48,11 +61,15 @@ impl Prepared for Echo {
         1
     }
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
-        Ok(Box::new(OnDevice { device, echo: self.clone() }))
+        Ok(Box::new(OnDevice { fixed: None, device, echo: self.clone() }))
+    }
+    fn load_in(&self, division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        Ok(Box::new(OnDevice { fixed: Some(division), device, echo: self.clone() }))
     }
 }
 
 struct OnDevice {
+    fixed: Option<usize>,
     device: u32,
     echo: Echo,
 }
@@ -63,14 +80,15 @@ impl Loaded for OnDevice {
         inputs: &[TensorView<'_>],
         sink: &mut dyn FnMut(usize, TensorView<'_>),
     ) -> Result<(), EngineError> {
-        *self.echo.runs.lock().unwrap().entry((self.device, inputs[0].data[0])).or_default() += 1;
+        let division = self.fixed.unwrap_or_else(|| self.echo.division.load(Ordering::Relaxed));
+        self.echo.runs.lock().unwrap().insert((division, self.device, inputs[0].data[0]));
         sink(0, TensorView { datatype: DataType::Uint8, shape: inputs[0].shape, data: inputs[0].data });
         Ok(())
     }
 }
 
-/// Brings the model up on devices of these kinds, with this folder to keep measurements in.
-fn bring_up(echo: &Echo, kinds: &[u32], repository: &Path, cache: &Path) {
+/// Brings the model up on devices of these kinds, by division of which each has as many, with this folder to keep measurements in.
+fn bring_up(echo: &Echo, kinds: &[&[u32]], repository: &Path, cache: &Path) -> (Controller, Manager) {
     let device = |(index, &kind): (usize, &u32)| DeviceConfig {
         name: format!("echo:{index}"),
         index: index as u32,
@@ -82,10 +100,15 @@ fn bring_up(echo: &Echo, kinds: &[u32], repository: &Path, cache: &Path) {
         scheduler: scheduler::Config::default(),
         max_requests: 4,
         page_bytes: 1,
-        devices: kinds.iter().enumerate().map(device).collect(),
+        devices: kinds[0].iter().enumerate().map(device).collect(),
         online_profile_share: 0.0,
     };
     let controller = Controller::start(config, Metrics::new()).unwrap();
+    if kinds.len() > 1 {
+        let shares = kinds.iter().map(|kinds| kinds.iter().map(|&kind| f64::from(kind + 1) / 10.0).collect()).collect();
+        let kinds = kinds.iter().map(|kinds| kinds.to_vec()).collect();
+        controller.set_divisions(Divisions::new(Arc::new(echo.clone()), shares, kinds));
+    }
     let mut config = ManagerConfig::new(repository.to_owned(), Arc::new(echo.clone()));
     config.cache = Some(cache.to_owned());
     config.effort = Effort { runs: 3, budget: Duration::from_secs(60) };
@@ -94,22 +117,78 @@ fn bring_up(echo: &Echo, kinds: &[u32], repository: &Path, cache: &Path) {
     let catalogue = controller.catalogue();
     let state = &catalogue.models["echo"].default_version().unwrap().state;
     assert!(matches!(state, ModelState::Ready(_)), "it must be ready");
+    (controller, manager)
 }
 
-#[test]
-fn a_model_is_measured_on_each_kind_of_device_and_warmed_up_on_all() {
-    // Measurements are with ones, warming up is with zeros.
+/// A repository with the model, which is warmed up with zeros, and a folder for measurements, which are with ones.
+fn folders() -> [tempfile::TempDir; 2] {
     let config = "max_batch_size: 1 model_warmup { name: \"zeros\" batch_size: 1 inputs { key: \"x\" value { data_type: TYPE_UINT8 dims: 1 zero_data: true } } }";
     let [repository, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     std::fs::create_dir_all(repository.path().join("echo/1")).unwrap();
     std::fs::write(repository.path().join("echo/1/model.onnx"), "any").unwrap();
     std::fs::write(repository.path().join("echo/config.pbtxt"), config).unwrap();
+    [repository, cache]
+}
+
+fn all_of(division: usize, devices: &[u32]) -> Vec<(usize, u32)> {
+    devices.iter().map(|&device| (division, device)).collect()
+}
+
+#[test]
+fn a_model_is_measured_on_each_kind_of_device_and_warmed_up_on_all() {
+    let [repository, cache] = folders();
     let first = Echo::new();
     // The slowest isn't the first one.
-    bring_up(&first, &[1, 1, 0, 2], repository.path(), cache.path());
-    assert_eq!((first.devices(1), first.devices(0)), (vec![0, 2, 3], vec![0, 1, 2, 3]));
+    bring_up(&first, &[&[1, 1, 0, 2]], repository.path(), cache.path());
+    assert_eq!((first.places(1), first.places(0)), (all_of(0, &[0, 2, 3]), all_of(0, &[0, 1, 2, 3])));
     // All of it was kept.
     let second = Echo::new();
-    bring_up(&second, &[1, 1, 0, 2], repository.path(), cache.path());
-    assert_eq!((second.devices(1), second.devices(0)), (vec![], vec![0, 1, 2, 3]));
+    bring_up(&second, &[&[1, 1, 0, 2]], repository.path(), cache.path());
+    assert_eq!((second.places(1), second.places(0)), (vec![], all_of(0, &[0, 1, 2, 3])));
+}
+
+#[test]
+fn shares_change_while_a_model_is_served() {
+    let [repository, cache] = folders();
+    let echo = Echo::new();
+    let (controller, _manager) = bring_up(&echo, &[&[1, 1], &[0, 2]], repository.path(), cache.path());
+    // The sizes that are only in the second division are measured there.
+    assert_eq!(echo.places(1), [(0, 0), (1, 0), (1, 1)]);
+    let ask = |value: u8| {
+        let (reply, answer) = oneshot::channel();
+        let model = controller.catalogue().models["echo"].default_version().unwrap().serving().unwrap().id;
+        controller.submit(Submission {
+            model,
+            inputs: vec![Tensor { datatype: DataType::Uint8, shape: vec![1, 1], data: Bytes::from(vec![value]) }],
+            rows: 1,
+            deadline_at: Timestamp::NEVER,
+            priority: 0,
+            application: ApplicationId::DEFAULT,
+            size: None,
+            trace: None,
+            reply,
+        });
+        controller.drive();
+        let Reply::Outputs(outputs) = answer.blocking_recv().unwrap() else { panic!("{value} was refused") };
+        assert_eq!(outputs[0].data[..], [value]);
+    };
+    let divisions = |value: u8| echo.places(value).iter().map(|place| place.0).collect::<Vec<_>>();
+    ask(10);
+    controller.divide(&[0.1, 0.3]).unwrap();
+    ask(11);
+    controller.divide(&[0.2, 0.2]).unwrap();
+    ask(12);
+    assert_eq!([10, 11, 12].map(divisions), [[0], [1], [0]]);
+    let division = controller.division().unwrap();
+    assert_eq!((division.shares, division.possible.len()), (vec![0.2, 0.2], 2));
+    let refused = controller.divide(&[0.5, 0.5]).unwrap_err();
+    assert_eq!(refused, "shares 0.5,0.5 were not prepared: there are 0.2,0.2 and 0.1,0.3");
+}
+
+#[test]
+fn where_nothing_was_prepared_nothing_can_be_changed() {
+    let [repository, cache] = folders();
+    let (controller, _manager) = bring_up(&Echo::new(), &[&[0]], repository.path(), cache.path());
+    assert_eq!(controller.division(), None);
+    assert!(controller.divide(&[1.0]).unwrap_err().contains("--devices"));
 }

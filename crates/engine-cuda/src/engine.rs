@@ -12,6 +12,7 @@ use crate::streams::Graph;
 use base::{Duration, ModelSignature, Precision};
 use engine::{Engine, EngineError, HostMemory, Input, Loaded, ModelSource, Moved, Parts, Prepared, Staged, TensorView};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 const NAME: &str = "cuda";
@@ -25,8 +26,8 @@ const WEIGHTS_OF_FREE: f64 = 0.8;
 pub struct CudaOptions {
     /// The GPUs, by number.
     pub gpus: Vec<u32>,
-    /// How each is shared. Each share is a device for the scheduler, with a number of its own: those of the first GPU come first.
-    pub shares: Vec<f64>,
+    /// How each is shared, in one way or in several of equally many shares. Each share is a device for the scheduler, with a number of its own: those of the first GPU come first.
+    pub divisions: Vec<Vec<f64>>,
     /// Memory for weights on each device; `None`: what is there, divided by the shares.
     pub memory_bytes: Option<u64>,
     /// Pinned host memory into which requests may be received; 0: none.
@@ -43,16 +44,20 @@ impl Default for CudaOptions {
     /// The first GPU, whole. TF32 is the default, as it is for convolutions in PyTorch: 32 bits everywhere but in the factors of products,
     /// errors of some 1e-3, and several times as fast as full FP32 on everything since 2020.
     fn default() -> Self {
-        let (gpus, shares) = (vec![0], vec![1.0]);
+        let (gpus, divisions) = (vec![0], vec![vec![1.0]]);
         let (memory_bytes, pinned_bytes) = (None, PINNED_BYTES);
-        Self { gpus, shares, memory_bytes, pinned_bytes, precision: Precision::Tf32, cache: None, fallback: None }
+        Self { gpus, divisions, memory_bytes, pinned_bytes, precision: Precision::Tf32, cache: None, fallback: None }
     }
 }
 
 /// The engine.
 pub struct CudaEngine {
-    /// By the scheduler's number of the device.
+    /// By the scheduler's number of the device; those of the first division, then those of the next.
     executors: Vec<Arc<Executor>>,
+    /// In each division.
+    devices: usize,
+    /// Which division is in force.
+    division: Arc<AtomicUsize>,
     pages: u32,
     /// For all GPUs.
     pool: Option<Pool<Pinned>>,
@@ -77,6 +82,10 @@ impl CudaEngine {
             return Err(missing.to_string());
         }
         let first = *options.gpus.first().ok_or("no GPU was named: use cuda:0")?;
+        let shares = options.divisions.first().map_or(0, Vec::len);
+        if shares == 0 || options.divisions.iter().any(|division| division.len() != shares) {
+            return Err("a GPU has the same number of shares in every division, at least one".into());
+        }
         let temporary = options.cache.is_none().then(tempfile::tempdir).transpose();
         let temporary = temporary.map_err(|error| format!("no temporary folder could be made: {error}"))?;
         let folder = options.cache.as_deref().or(temporary.as_ref().map(tempfile::TempDir::path));
@@ -87,31 +96,45 @@ impl CudaEngine {
                 format!("no {bytes} bytes of pinned host memory for requests: {refused}; take less with --pinned-memory, or 0")
             })?)),
         };
-        let (mut executors, mut pages) = (Vec::new(), u32::MAX);
+        let (mut executors, mut pages) = (vec![Vec::new(); options.divisions.len()], u32::MAX);
         for &number in &options.gpus {
             let gpu = Gpu::open(number)?;
             let free = gpu.free_bytes().map_err(|refused| refused.to_string())?;
-            let shares = options.shares.len() as u64;
-            let each = options.memory_bytes.unwrap_or((free as f64 * WEIGHTS_OF_FREE) as u64 / shares.max(1));
+            let each = options.memory_bytes.unwrap_or((free as f64 * WEIGHTS_OF_FREE) as u64 / shares as u64);
             let own = u32::try_from(each / PAGE_BYTES as u64).unwrap_or(u32::MAX);
-            let partitions = Partition::divide(&gpu, &options.shares)?;
-            let memory = Memory::take(&gpu, own.saturating_mul(partitions.len() as u32))?;
-            for partition in &partitions {
-                // Which kernel is fastest depends on the number of multiprocessors.
-                let cache = folder.join(format!("{}-multiprocessors", partition.multiprocessors()));
-                executors.push(Executor::new(partition, &memory, pool.as_ref(), &cache)?);
+            let memory = Memory::take(&gpu, own.saturating_mul(shares as u32))?;
+            for (division, executors) in options.divisions.iter().zip(&mut executors) {
+                for partition in Partition::divide(&gpu, division)? {
+                    // Which kernel is fastest depends on the number of multiprocessors.
+                    let cache = folder.join(format!("{}-multiprocessors", partition.multiprocessors()));
+                    executors.push(Executor::new(&partition, &memory, pool.as_ref(), &cache)?);
+                }
             }
             pages = pages.min(own);
         }
+        let (devices, executors) = (executors[0].len(), executors.concat());
         let gpu = Gpu::open(first)?;
         let (precision, fallback) = (options.precision, options.fallback.clone());
-        let (blobs, models, hashes) = Default::default();
-        Ok(Self { executors, pages, pool, precision, fallback, blobs, models, hashes, gpu, temporary })
+        let (blobs, models, hashes, division) = Default::default();
+        Ok(Self {
+            executors,
+            devices,
+            division,
+            pages,
+            pool,
+            precision,
+            fallback,
+            blobs,
+            models,
+            hashes,
+            gpu,
+            temporary,
+        })
     }
 
     /// How many devices the scheduler has: one for each share of each GPU.
     pub fn devices(&self) -> u32 {
-        self.executors.len() as u32
+        self.devices as u32
     }
 
     /// Pages for weights on each device.
@@ -119,10 +142,15 @@ impl CudaEngine {
         self.pages
     }
 
-    /// What a device is called, for instance `cuda:0`, or `cuda:0 (64 of 132)` for a share.
+    /// What a device is called, for instance `cuda:0`, or `cuda:0 (64 of 132)` for a share. Where shares change, they have numbers: `cuda:0 share 1`.
     pub fn device_name(&self, device: u32) -> String {
         let executor = &self.executors[device as usize];
         let (partition, gpu) = (executor.partition(), executor.partition().gpu());
+        if self.executors.len() > self.devices {
+            let before = self.executors[..device as usize].iter();
+            let share = before.filter(|other| other.partition().gpu().ordinal() == gpu.ordinal()).count();
+            return format!("cuda:{} share {share}", gpu.ordinal());
+        }
         if partition.multiprocessors() == gpu.multiprocessors {
             return format!("cuda:{}", gpu.ordinal());
         }
@@ -158,7 +186,9 @@ impl CudaEngine {
             let graphs = programs.list.iter().zip(sizes).map(record).collect::<Result<_, _>>()?;
             devices.push(OnDevice { graphs, site, executor: Arc::clone(executor) });
         }
-        Ok(Instance { signature: model.sizes.signature(), devices: devices.into_iter().map(Arc::new).collect(), model })
+        let (count, division) = (self.devices, Arc::clone(&self.division));
+        let devices = devices.into_iter().map(Arc::new).collect();
+        Ok(Instance { signature: model.sizes.signature(), devices, count, division, model })
     }
 }
 
@@ -176,6 +206,10 @@ impl Engine for CudaEngine {
                 fallback.prepare(source)
             }
         }
+    }
+
+    fn divide(&self, division: usize) {
+        self.division.store(division, Ordering::Release);
     }
 
     fn host_memory(&self) -> Option<Arc<dyn HostMemory>> {
@@ -209,7 +243,11 @@ pub(crate) struct OnDevice {
 /// A model of that name and content: its own addresses and graphs, everything else shared with its likes.
 struct Instance {
     signature: ModelSignature,
+    /// As the engine's executors.
     devices: Vec<Arc<OnDevice>>,
+    /// In each division.
+    count: usize,
+    division: Arc<AtomicUsize>,
     // Behind the graphs, which are made of its programs.
     model: Arc<Model>,
 }
@@ -224,9 +262,26 @@ impl Prepared for Instance {
     }
 
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
-        let count = self.devices.len();
-        let on = self.devices.get(device as usize);
+        self.load_onto(device, self.devices.iter().skip(device as usize).step_by(self.count))
+    }
+
+    fn load_in(&self, division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        self.load_onto(device, self.devices.get(division * self.count + device as usize).into_iter())
+    }
+}
+
+impl Instance {
+    /// Loads the weights for shares that stand for a device, one in each division.
+    fn load_onto<'a>(
+        &self,
+        device: u32,
+        shares: impl Iterator<Item = &'a Arc<OnDevice>>,
+    ) -> Result<Box<dyn Loaded>, EngineError> {
+        let shares: Vec<Arc<OnDevice>> = shares.cloned().collect();
+        let count = self.count;
+        let on = shares.first().filter(|_| (device as usize) < count);
         let on = on.ok_or_else(|| EngineError::Load(format!("there is no device {device}, only {count}")))?;
+        // The shares of a GPU have weights in common, whatever it is divided into.
         let mut resident = on.site.resident.lock().unwrap_or_else(PoisonError::into_inner);
         let weights = match resident.upgrade() {
             Some(weights) => weights,
@@ -239,15 +294,17 @@ impl Prepared for Instance {
         };
         *resident = Arc::downgrade(&weights);
         drop(resident);
-        let (on, model) = (Arc::clone(on), Arc::clone(&self.model));
-        Ok(Box::new(CudaLoaded { weights: Some(weights), on, model, took: None, moved: None }))
+        let (division, model) = (Arc::clone(&self.division), Arc::clone(&self.model));
+        Ok(Box::new(CudaLoaded { weights: Some(weights), shares, division, model, took: None, moved: None }))
     }
 }
 
 struct CudaLoaded {
     /// There until it is dropped.
     weights: Option<Arc<Weights>>,
-    on: Arc<OnDevice>,
+    /// Where its batches are computed: by division, or one.
+    shares: Vec<Arc<OnDevice>>,
+    division: Arc<AtomicUsize>,
     model: Arc<Model>,
     took: Option<Duration>,
     moved: Option<Moved>,
@@ -277,8 +334,9 @@ impl CudaLoaded {
         let which = sizes.find(own)?;
         let weights = Arc::clone(self.weights.as_ref().expect("P6: weights are there until they are dropped"));
         let pieces: Vec<&[&[u8]]> = inputs.iter().map(|input| input.pieces).collect();
+        let on = self.shares.get(self.division.load(Ordering::Acquire)).unwrap_or(&self.shares[0]);
         // SAFETY: the caller's promise; the position is that of the size.
-        unsafe { Batch::stage((&self.on.executor, &self.model, &self.on), weights, (which, own), &pieces) }
+        unsafe { Batch::stage((&on.executor, &self.model, on), weights, (which, own), &pieces) }
     }
 
     fn run(&mut self, inputs: &[Parts<'_>], sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<(), String> {
@@ -347,7 +405,7 @@ impl Loaded for CudaLoaded {
 impl Drop for CudaLoaded {
     fn drop(&mut self) {
         // Under the lock: a load on another share must not map what is just being unmapped.
-        let _resident = self.on.site.resident.lock().unwrap_or_else(PoisonError::into_inner);
+        let _resident = self.shares[0].site.resident.lock().unwrap_or_else(PoisonError::into_inner);
         self.weights = None;
     }
 }

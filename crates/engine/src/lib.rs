@@ -33,6 +33,10 @@ pub trait Engine: Send + Sync {
     /// memory and in the cache folder.
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError>;
 
+    /// Divides what its devices are shares of otherwise, where it was opened with several divisions; the first is there at the start. What begins from now on is computed
+    /// in the new shares, what has begun ends where it is, and weights stay: it takes no time.
+    fn divide(&self, _division: usize) {}
+
     /// Memory from which its devices read inputs by themselves, if it has some: requests are best received there.
     fn host_memory(&self) -> Option<Arc<dyn HostMemory>> {
         None
@@ -81,6 +85,11 @@ pub trait Prepared: Send + Sync {
 
     /// Copies the weights onto a device. Blocks until they are there.
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError>;
+
+    /// The same for measurements: batches are computed as in that division, whichever there is ([`Engine::divide`]).
+    fn load_in(&self, _division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        self.load(device)
+    }
 }
 
 /// A model on a device. Dropping it frees what it holds there.

@@ -35,6 +35,7 @@ mod server;
 mod settings;
 mod shard;
 mod shared_memory;
+mod shares;
 mod standard;
 mod statistics;
 mod stream;

@@ -1,8 +1,9 @@
-//! The metrics' port: `/metrics`, in Prometheus' text format, and `/scaling`, the advice on the number of devices as JSON.
+//! The metrics' port: `/metrics`, in Prometheus' text format; `/scaling`, the advice on the number of devices as JSON; `/shares`, how GPUs are divided, which a POST changes.
 
 use crate::http::payload::{Payload, plain};
 use crate::scaling::{Scaling, json};
 use crate::server::block_on;
+use crate::shares;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
@@ -70,9 +71,15 @@ pub(crate) fn serve_metrics(listener: StdListener, scaling: Scaling, mut closing
 /// Answers one request.
 fn answer(scaling: &Scaling, request: &Request<Incoming>) -> Response<Payload> {
     let path = request.uri().path();
-    if path != "/metrics" && path != "/scaling" {
+    if let Some(wanted) = path.strip_prefix("/shares/").filter(|_| request.method() == Method::POST) {
+        if let Err(message) = shares::change(scaling.controller(), wanted) {
+            return plain::fault(&Fault::new(Reason::BadInput, message));
+        }
+        return respond(shares::json(scaling.controller()), JSON);
+    }
+    if !["/metrics", "/scaling", "/shares"].contains(&path) {
         let message = format!(
-            "there is no {path:?} here: the metrics are at /metrics, the advice on the number of devices at /scaling"
+            "there is no {path:?} here: the metrics are at /metrics, the advice on the number of devices at /scaling, the shares of GPUs at /shares, and POST /shares/0.25,0.75 changes them"
         );
         return plain::fault(&Fault::new(Reason::NotFound, message));
     }
@@ -80,8 +87,14 @@ fn answer(scaling: &Scaling, request: &Request<Incoming>) -> Response<Payload> {
         let message = format!("{path} is read with GET, not {}", request.method());
         return plain::fault(&Fault::new(Reason::MethodNotAllowed, message));
     }
-    let (text, format) =
-        if path == "/scaling" { (json(&scaling.advise()), JSON) } else { (scaling.metrics().render(), TEXT_FORMAT) };
+    match path {
+        "/scaling" => respond(json(&scaling.advise()), JSON),
+        "/shares" => respond(shares::json(scaling.controller()), JSON),
+        _ => respond(scaling.metrics().render(), TEXT_FORMAT),
+    }
+}
+
+fn respond(text: String, format: HeaderValue) -> Response<Payload> {
     let mut response = Response::new(Payload::from(text));
     response.headers_mut().insert(CONTENT_TYPE, format);
     response

@@ -17,6 +17,10 @@ impl Scaling {
         Self { controller, metrics, advisor: Mutex::new(Advisor::new(config)) }
     }
 
+    pub(crate) fn controller(&self) -> &Controller {
+        &self.controller
+    }
+
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.metrics
     }

@@ -11,6 +11,13 @@ pub enum Event {
     DeviceAdded(DeviceSpec),
     /// A device is gone with everything that was loaded or running on it.
     DeviceLost(DeviceId),
+    /// A device is of another kind from now on, with everything that is on it: the GPU that it is a share of was divided otherwise.
+    DeviceChanged {
+        /// Which device.
+        device: DeviceId,
+        /// See [`DeviceSpec::kind`].
+        kind: u32,
+    },
     /// A model may be asked for from now on.
     ModelAdded(ModelSpec),
     /// A model is no longer served. What is queued for it is still served where its weights are, and rejected if they are

@@ -169,6 +169,7 @@ impl Scheduler {
         match event {
             Event::DeviceAdded(spec) => self.device_added(spec),
             Event::DeviceLost(device) => self.device_lost(device, out),
+            Event::DeviceChanged { device, kind } => self.device_changed(device, kind),
             Event::ModelAdded(spec) => self.model_added(spec),
             Event::ModelRemoved(model) => self.model_removed(model, out),
             Event::Submitted(request) => self.submitted(request, out),
@@ -247,6 +248,16 @@ impl Scheduler {
                 self.planner.update(self.now, &mut self.ledger, &*self.policy, ModelId(index as u32));
             }
         }
+    }
+
+    /// What is outstanding there stays as it was planned: it is over in a moment.
+    fn device_changed(&mut self, device: DeviceId, kind: u32) {
+        let Some(Some(there)) = self.ledger.devices.get_mut(device.index()) else { return };
+        there.kind = kind;
+        // What was too late for a slower device may be in time now.
+        self.policy.freed(&self.ledger, device);
+        self.planner.reconsider();
+        self.touched.push(device);
     }
 
     fn device_lost(&mut self, device: DeviceId, out: &mut Vec<Command>) {

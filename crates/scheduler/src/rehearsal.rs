@@ -74,7 +74,11 @@ impl Rehearsals {
             Event::Submitted(request) if request.deadline_at != Timestamp::NEVER && now >= self.since => {
                 self.waiting = Some((now, *request));
             }
-            Event::ModelAdded(_) | Event::ModelRemoved(_) | Event::DeviceAdded(_) | Event::DeviceLost(_) => {
+            Event::ModelAdded(_)
+            | Event::ModelRemoved(_)
+            | Event::DeviceAdded(_)
+            | Event::DeviceLost(_)
+            | Event::DeviceChanged { .. } => {
                 for run in &mut self.runs {
                     run.advance(now, real);
                     run.step(now, event.clone(), real);

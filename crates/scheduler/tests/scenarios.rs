@@ -489,7 +489,7 @@ fn where_all_models_fit_one_that_is_asked_for_goes_everywhere() {
 }
 
 #[test]
-fn a_device_of_another_kind_begins_with_its_own_measurements() {
+fn each_kind_of_device_has_its_own_measurements_and_a_device_may_change_its_kind() {
     let (millis, now) = (Duration::from_millis(1), Timestamp::ZERO);
     let profile = |per_row: u64| LatencyProfile::linear(millis * per_row, Duration::ZERO, &[1], millis).unwrap();
     let mut scheduler = Scheduler::new(Config::default());
@@ -522,4 +522,13 @@ fn a_device_of_another_kind_begins_with_its_own_measurements() {
     }
     let [Command::Load(_), Command::Execute(execution)] = &commands[..] else { panic!("{commands:?}") };
     assert_eq!(execution.expected, millis * 4);
+    // Then it is divided otherwise: what follows is planned for the slower kind. The weights stay.
+    let done = Event::Reported(Report { action: execution.action, status: loaded });
+    let next = Request { id: RequestId { slot: 1, generation: 0 }, ..request };
+    commands.clear();
+    for event in [done, Event::DeviceChanged { device: DeviceId(0), kind: 0 }, Event::Submitted(next)] {
+        scheduler.step(now, event, &mut commands);
+    }
+    let [Command::Finish { .. }, Command::Execute(execution)] = &commands[..] else { panic!("{commands:?}") };
+    assert_eq!(execution.expected, millis * 10);
 }

@@ -22,7 +22,8 @@ impl Core {
     /// Tells the scheduler of a device that is there and empty.
     pub(super) fn announce(&mut self, inner: &Inner, now: Timestamp, device: DeviceId) {
         let record = &self.devices[device.index()];
-        let spec = DeviceSpec { device, pages: record.device.pages().total(), kind: record.device.kind() };
+        let kind = self.configs[device.index()].kind;
+        let spec = DeviceSpec { device, pages: record.device.pages().total(), kind };
         record.metrics.pages(spec.pages, 0);
         self.step(inner, now, Event::DeviceAdded(spec));
     }

@@ -103,8 +103,8 @@ impl Sharded {
                     self.ranker.news(News { executor: device, life, what: ExecutorNews::Ended { at: now } });
                 }
             }
-            // Shards plan with plain estimates.
-            Event::Measured(_) | Event::WokeUp => {}
+            // Shards plan with plain estimates, the same for all devices.
+            Event::DeviceChanged { .. } | Event::Measured(_) | Event::WokeUp => {}
         }
         self.settle(out);
     }
