@@ -227,15 +227,15 @@ def worker(what, model_name, precision, batch, folder):
 
 
 def network(pair):
-    """Its compiled network (not compiled yet: that happens when it is called) and input."""
+    """Its compiled network (not compiled yet: that happens when it is called) and inputs."""
     import torch
 
     from networks import make
     from timing import in_precision, rows_of
 
-    model, example = in_precision(*make(pair.model, pair.batch), pair.precision)
+    model, inputs = in_precision(*make(pair.model, pair.batch), pair.precision)
     compiled = torch.compile(model, mode="max-autotune-no-cudagraphs", fullgraph=True, dynamic=False)
-    return compiled, rows_of(example, pair.batch, pair.precision)
+    return compiled, rows_of(inputs, pair.batch, pair.precision)
 
 
 def compile_worker(pair, folder, lock):
@@ -247,9 +247,9 @@ def compile_worker(pair, folder, lock):
     with contextlib.suppress(TimeoutError):
         AsyncCompile.wait_pool_ready()
     with lock:
-        compiled, x = network(pair)
+        compiled, inputs = network(pair)
     with torch.no_grad():
-        compiled(x)
+        compiled(*inputs)
     torch.cuda.synchronize()
     done_file(folder, pair).touch()
 
@@ -262,9 +262,9 @@ def measure_worker(pair, folder, lock):
     # While one measures, nobody else uses the device.
     with lock:
         signal.alarm(MEASURE_SECONDS)
-        compiled, x = network(pair)
+        compiled, inputs = network(pair)
         with torch.no_grad():
-            time_file(folder, pair).write_text(str(replay_time(compiled, x)))
+            time_file(folder, pair).write_text(str(replay_time(compiled, inputs)))
 
 
 if __name__ == "__main__":

@@ -1,51 +1,30 @@
-"""Networks with random weights for measurements on a GPU: torchvision's, and BERT as people write it."""
+"""Networks with random weights for measurements on a GPU: torchvision's, and those of written.py. Without a GPU they are made on the CPU."""
 
+import contextlib
 import math
+import os
 
 import torch
 
+from written import Encoder, Gpt2, LeNet, Ssd, Yolo, se_resnext50
+
 SEQUENCE = 128
 WORDS = 30522
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-class Encoder(torch.nn.Module):
-    """BERT as PyTorch writes it by hand: what its exporters see in real models."""
-
-    def __init__(self, layers=12, width=768, heads=12, words=WORDS):
-        super().__init__()
-        self.heads = heads
-        self.words = torch.nn.Embedding(words, width)
-        self.places = torch.nn.Embedding(512, width)
-        self.norm = torch.nn.LayerNorm(width)
-        self.layers = torch.nn.ModuleList(
-            torch.nn.ModuleDict(
-                {
-                    "q": torch.nn.Linear(width, width),
-                    "k": torch.nn.Linear(width, width),
-                    "v": torch.nn.Linear(width, width),
-                    "o": torch.nn.Linear(width, width),
-                    "n1": torch.nn.LayerNorm(width),
-                    "up": torch.nn.Linear(width, 4 * width),
-                    "down": torch.nn.Linear(4 * width, width),
-                    "n2": torch.nn.LayerNorm(width),
-                }
-            )
-            for _ in range(layers)
-        )
-
-    def forward(self, ids, mask=None):
-        length = ids.shape[1]
-        x = self.norm(self.words(ids) + self.places.weight[:length])
-        for layer in self.layers:
-            split = lambda y: y.view(y.shape[0], length, self.heads, -1).transpose(1, 2)
-            q, k, v = split(layer["q"](x)), split(layer["k"](x)), split(layer["v"](x))
-            scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
-            if mask is not None:
-                scores = scores + (1.0 - mask[:, None, None, :].to(scores.dtype)) * -10000.0
-            mixed = torch.matmul(torch.softmax(scores, -1), v).transpose(1, 2).reshape(x.shape)
-            x = layer["n1"](x + layer["o"](mixed))
-            x = layer["n2"](x + layer["down"](torch.nn.functional.gelu(layer["up"](x))))
-        return x
+@contextlib.contextmanager
+def without_tf32():
+    """What is computed here is fp32, whatever was chosen before."""
+    kinds = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [kind.allow_tf32 for kind in kinds]
+    for kind in kinds:
+        kind.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for kind, allowed in zip(kinds, before):
+            kind.allow_tf32 = allowed
 
 
 class OfPixels(torch.nn.Module):
@@ -60,11 +39,12 @@ class OfPixels(torch.nn.Module):
 
 
 def calibrate(model, images):
-    """Gives batch norms statistics with which values keep their size.
+    """Gives batch norms statistics with which values keep their size, and weights of channels (squeeze and excitation) the range in which they differ.
 
     With those of training, a deep network of random weights is chaotic: its images become more and more alike, the norms subtract what is common to them, and
     what rounding did grows from layer to layer, in PyTorch as in ours. So means are small random numbers, and variances are second moments.
     """
+    import torchvision
 
     def set_statistics(norm, inputs):
         size = inputs[0].float().pow(2).mean((0, 2, 3)).clamp_min(1e-12)
@@ -73,40 +53,141 @@ def calibrate(model, images):
         norm.weight.copy_(0.5 + torch.rand_like(size))
         norm.bias.copy_(0.1 * torch.randn_like(size))
 
-    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
-    hooks = [norm.register_forward_pre_hook(set_statistics) for norm in norms]
+    def spread(last, _, output):
+        factor = 1.5 / output.std()
+        last.weight.mul_(factor)
+        last.bias.mul_(factor)
+        return output * factor
+
+    hooks = []
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            hooks.append(module.register_forward_pre_hook(set_statistics))
+        if isinstance(module, torchvision.ops.SqueezeExcitation):
+            hooks.append(module.fc2.register_forward_hook(spread))
     with torch.no_grad():
         model(images)
     for hook in hooks:
         hook.remove()
 
 
-def make(name, batch):
-    """The model in fp32 on the GPU, and an input of the largest batch."""
-    torch.manual_seed(1)
+def enliven(model):
+    """For networks without batch norms: gives products weights that keep values' size, so that scores differ and layers count beside the residual, and norms factors and offsets of their own."""
+    for module in model.modules():
+        if isinstance(module, (torch.nn.Conv2d, torch.nn.Linear)):
+            torch.nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+        if isinstance(module, torch.nn.LayerNorm):
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            torch.nn.init.normal_(module.bias, std=0.1)
+    return model
+
+
+def make_text(name, length, batch):
+    """An encoder, and sentences of that length; for MiniLM with a mask, because sentences are of different lengths."""
     if name == "bert":
-        return Encoder().cuda().eval(), torch.randint(0, WORDS, (batch, SEQUENCE)).cuda()
+        return Encoder(), (torch.randint(0, WORDS, (batch, length)),)
+    if name == "gpt2":
+        return enliven(Gpt2()), (torch.randint(0, 50257, (batch, length)),)
+    model = enliven(Encoder(layers=6, width=384))
+    ends = length - torch.arange(batch) * length // (2 * batch)
+    return model, (torch.randint(0, WORDS, (batch, length)), (torch.arange(length) < ends[:, None]).long())
+
+
+def make_vision(name):
+    """A network for images, and the shape of one."""
     import torchvision
 
-    extra = {"aux_logits": False, "init_weights": True} if name == "inception_v3" else {}
-    model = torchvision.models.get_model(name, weights=None, **extra).cuda()
+    detection = {"weights": None, "weights_backbone": None}
+    written = {
+        "seresnext50": (se_resnext50, 3, 224),
+        "lenet": (lambda: enliven(LeNet()), 1, 28),
+        "yolo": (Yolo, 3, 320),
+        "ssd300": (lambda: Ssd(torchvision.models.detection.ssd300_vgg16(**detection)), 3, 300),
+        "ssdlite320": (lambda: Ssd(torchvision.models.detection.ssdlite320_mobilenet_v3_large(**detection)), 3, 320),
+    }
+    if name in written:
+        network, channels, size = written[name]
+        return network(), (channels, size, size)
+    auxiliary = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
     size = 299 if name == "inception_v3" else 224
-    images = torch.randn(batch, 3, size, size).cuda()
-    calibrate(model.eval(), images)
-    return model, images
+    return torchvision.models.get_model(name, weights=None, **auxiliary), (3, size, size)
 
 
-def export(model, example, path):
-    axes = {"input": {0: "batch"}} if example.dtype == torch.int64 else {"input": {0: "batch"}, "output": {0: "batch"}}
+def split_name(name):
+    """The network, and the length of its sentences if the name says one: `gpt2-32`."""
+    network, _, length = name.partition("-")
+    return network, int(length) if length else None
+
+
+def make(name, batch):
+    """The model in fp32 on the GPU, and its inputs for the largest batch."""
+    torch.manual_seed(1)
+    network, length = split_name(name)
+    if network in ("bert", "minilm", "gpt2"):
+        model, inputs = make_text(network, length or SEQUENCE, batch)
+        return model.to(DEVICE).eval(), tuple(x.to(DEVICE) for x in inputs)
+    model, shape = make_vision(network)
+    model = model.to(DEVICE).eval()
+    images = torch.randn(batch, *shape).to(DEVICE)
+    with without_tf32():
+        calibrate(model, images)
+    return model, (images,)
+
+
+def outputs_of(model, inputs):
+    """All outputs, in fp32."""
+    with torch.no_grad():
+        outputs = model(*inputs)
+    return [output.float() for output in (outputs if isinstance(outputs, tuple) else (outputs,))]
+
+
+def largest_error(outputs, expected):
+    """The largest difference in any output, over the largest of that output."""
+    errors = [((output - right).abs().max() / right.abs().max()).item() for output, right in zip(outputs, expected)]
+    return math.inf if any(map(math.isnan, errors)) else max(errors)
+
+
+def export(model, inputs, path, any_length=False):
+    """Writes the model for any batch, and with `any_length` for sentences of any length."""
+    count = len(outputs_of(model, [x[:1] for x in inputs]))
+    input_names = ["input", "mask"][: len(inputs)]
+    output_names = ["output", *(f"output{position}" for position in range(1, count))]
+    axes = {0: "batch", 1: "sequence"} if any_length else {0: "batch"}
     torch.onnx.export(
-        model, (example[:1],), str(path), input_names=["input"], output_names=["output"], dynamic_axes=axes, opset_version=17, dynamo=False
+        model,
+        tuple(x[:1] for x in inputs),
+        str(path),
+        input_names=input_names,
+        output_names=output_names,
+        dynamic_axes={name: axes for name in input_names + output_names},
+        opset_version=17,
+        dynamo=False,
     )
+
+
+def prepare(names, batch, folder):
+    """Writes NAME.onnx, NAME.input0.bin and NAME.output0.bin (fp32) and so on for names of one network: where they are lengths, the file is one and the same."""
+    first = None
+    for name in names:
+        model, inputs = make(name, batch)
+        with without_tf32():
+            outputs = outputs_of(model, inputs)
+        for what, tensors in (("input", inputs), ("output", outputs)):
+            for position, tensor in enumerate(tensors):
+                tensor.cpu().numpy().tofile(folder / f"{name}.{what}{position}.bin")
+        path = folder / f"{name}.onnx"
+        path.unlink(missing_ok=True)
+        if first is None:
+            export(model, inputs, path, any_length=split_name(name)[1] is not None)
+            first = path
+        else:
+            os.link(first, path)
 
 
 def export_of_pixels(name, path):
     """The same network for pixels as bytes."""
-    model, images = make(name, 4)
-    export(OfPixels(model), images.clamp(-2, 2).mul(60).add(127).to(torch.uint8), path)
+    model, (images,) = make(name, 4)
+    export(OfPixels(model), (images.clamp(-2, 2).mul(60).add(127).to(torch.uint8),), path)
 
 
 def export_sentences(path, layers=4):

@@ -12,31 +12,29 @@ def choose_precision(precision):
     torch.backends.cudnn.benchmark = True
 
 
-def in_precision(model, example, precision):
-    """The model and its input as PyTorch computes them best."""
+def in_precision(model, inputs, precision):
+    """The model and its inputs as PyTorch computes them best."""
     choose_precision(precision)
-    model = model.to(memory_format=torch.channels_last) if example.dim() == 4 else model
-    return (model.half() if precision == "f16" else model), example
+    model = model.to(memory_format=torch.channels_last) if inputs[0].dim() == 4 else model
+    return (model.half() if precision == "f16" else model), inputs
 
 
-def rows_of(example, batch, precision):
-    x = example[:batch].clone()
-    if x.dim() == 4:
-        x = x.to(memory_format=torch.channels_last)
-        x = x.half() if precision == "f16" else x
-    return x
+def rows_of(inputs, batch, precision):
+    rows = [x[:batch].clone() for x in inputs]
+    images = [x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in rows]
+    return [x.half() if x.dim() == 4 and precision == "f16" else x for x in images]
 
 
-def replay_time(model, x):
+def replay_time(model, inputs):
     """Median ms of a replay of the model's CUDA graph."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
-            model(x)
+            model(*inputs)
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        model(x)
+        model(*inputs)
     for _ in range(30):
         graph.replay()
     torch.cuda.synchronize()

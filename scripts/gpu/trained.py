@@ -75,7 +75,7 @@ def main():
             print(f"operands rounded to {what}: {error:.2e}")
     for name, likely in zip(PHOTOS, outputs.softmax(1).max(1).values):
         print(f"{name}: its class with {likely:.0%}")
-    export(model, images, folder / f"{NAME}.onnx")
+    export(model, (images,), folder / f"{NAME}.onnx")
     images.numpy().tofile(folder / f"{NAME}.input0.bin")
     outputs.numpy().tofile(folder / f"{NAME}.output0.bin")
 

@@ -196,7 +196,8 @@ impl Run {
                 worst = if difference.is_nan() { f64::INFINITY } else { worst.max(difference) };
             }
         }
-        Ok(worst)
+        // JSON has no infinity; readers make one of what they can't hold.
+        Ok(worst.min(f64::MAX))
     }
 
     /// The median and the 99th percentile of single executions, in milliseconds of the device's clock.
