@@ -18,21 +18,18 @@ fn shares_are_read_and_changed() {
         client.answer()
     };
     assert_eq!(ask(get("/shares").into()).text(), "{\"shares\":null,\"possible\":[]}\n");
-    let (status, _, sentence) = ask(post("/shares/0.5,0.5", &[], "").into()).refusal();
+    let (status, _, sentence) = ask(post("/shares/0.5,0.5", &[], "")).refusal();
     assert!(status == 400 && sentence.contains("--devices"), "{sentence}");
 
     let shares = vec![vec![1.0], vec![0.5]];
     let engine = Arc::new(EmulatedEngine::default());
     server.controller.set_divisions(Divisions::new(engine, shares, vec![vec![1], vec![0]]));
     assert_eq!(ask(get("/shares").into()).text(), "{\"shares\":[1],\"possible\":[[1],[0.5]]}\n");
-    assert_eq!(ask(post("/shares/0.5", &[], "").into()).text(), "{\"shares\":[0.5],\"possible\":[[1],[0.5]]}\n");
+    assert_eq!(ask(post("/shares/0.5", &[], "")).text(), "{\"shares\":[0.5],\"possible\":[[1],[0.5]]}\n");
     assert_eq!(ask(get("/shares").into()).json()["shares"][0], 0.5);
     assert_eq!(
-        ask(post("/shares/half", &[], "").into()).refusal().2,
+        ask(post("/shares/half", &[], "")).refusal().2,
         "\"half\" are no shares: write them as in POST /shares/0.25,0.75"
     );
-    assert_eq!(
-        ask(post("/shares/0.7", &[], "").into()).refusal().2,
-        "shares 0.7 were not prepared: there are 1 and 0.5"
-    );
+    assert_eq!(ask(post("/shares/0.7", &[], "")).refusal().2, "shares 0.7 were not prepared: there are 1 and 0.5");
 }
