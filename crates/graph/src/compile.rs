@@ -32,17 +32,20 @@ mod tests {
         options
     }
 
-    fn files() -> [(&'static str, Vec<u8>); 5] {
+    fn files() -> [(&'static str, Vec<u8>); 8] {
         [
             ("residual", sample::residual()),
             ("dense", sample::dense()),
             ("mobile", sample::mobile()),
             ("strided", sample::strided()),
+            ("split", sample::split()),
+            ("lengths", sample::lengths()),
+            ("masked", sample::masked()),
             ("transformer", sample::transformer()),
         ]
     }
 
-    fn models() -> [(&'static str, Model); 5] {
+    fn models() -> [(&'static str, Model); 8] {
         files().map(|(name, file)| (name, model(&file)))
     }
 
@@ -258,6 +261,33 @@ mod tests {
             copy        FP16[1, 4, 2, 2]nhwc@work+256 -> FP32[1, 4, 2, 2]@output0+0   # y
         "#]],
         );
+    }
+
+    #[test]
+    fn a_value_that_is_split_and_kept_lies_in_the_whole() {
+        check(
+            &sample::split(),
+            &options(1, Precision::F16),
+            &expect![[r#"
+            plan F16: 6 steps, 2560 bytes of weights in 6, 0 of constants, 2560 of workspace
+            input0 x FP32[1, 4, 6, 6]
+            output0 y FP32[1, 4, 6, 6]
+            copy        FP32[1, 4, 6, 6]@input0+0 -> FP16[1, 4, 6, 6]nhwc@work+1792   # a.relu
+            conv        FP16[1, 4, 6, 6]nhwc@work+1792 FP16[16, 4, 1, 1]@weights+0 FP16[16]@weights+256 -> FP16[1, 16, 6, 6]by[864, 1, 144, 24]@work+0 | 1x1 +bias Relu   # a.relu
+            conv        FP16[1, 8, 6, 6]by[864, 1, 144, 24]@work+16 FP16[8, 8, 3, 3]nhwc@weights+512 FP16[8]@weights+1792 -> FP16[1, 8, 6, 6]nhwc@work+1792 | 3x3 pad [1, 1][1, 1] +bias   # b
+            elementwise FP16[1, 8, 6, 6]nhwc@work+1792 FP16[1, 8, 6, 6]by[864, 1, 144, 24]@work+16 -> FP16[1, 8, 6, 6]by[864, 1, 144, 24]@work+32 | Add($1, Maximum($0, 0.0))   # third
+            conv        FP16[1, 24, 6, 6]nhwc@work+0 FP16[4, 24, 1, 1]@weights+2048 FP16[4]@weights+2304 -> FP16[1, 4, 6, 6]nhwc@work+1792 | 1x1 +bias   # y
+            copy        FP16[1, 4, 6, 6]nhwc@work+1792 -> FP32[1, 4, 6, 6]@output0+0   # y
+        "#]],
+        );
+    }
+
+    #[test]
+    fn layers_share_a_mask() {
+        let plan = compile(&model(&sample::masked()), &options(2, Precision::F16)).unwrap();
+        let count = |kind: &str| plan.steps.iter().filter(|step| step.kind() == kind).count();
+        // What is hidden, and the numbers for it.
+        assert_eq!((count("attention"), count("elementwise")), (2, 2), "{plan}");
     }
 
     #[test]

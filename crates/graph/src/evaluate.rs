@@ -305,6 +305,7 @@ fn reduce(input: &Array, kind: ReduceKind, axes: &[usize], dtype: DataType, dims
                     ReduceKind::Min => values.fold(f32::INFINITY, f32::min),
                     ReduceKind::Product => values.product(),
                     ReduceKind::SumOfSquares => values.map(|value| value * value).sum(),
+                    ReduceKind::Norm => values.map(|value| value * value).sum::<f32>().sqrt(),
                     ReduceKind::SumOfAbsolutes => values.map(f32::abs).sum(),
                     ReduceKind::ArgMax { .. } | ReduceKind::ArgMin { .. } => unreachable!("above"),
                 }
@@ -321,6 +322,7 @@ fn reduce(input: &Array, kind: ReduceKind, axes: &[usize], dtype: DataType, dims
                     ReduceKind::Min => values.min().unwrap_or(i64::MAX),
                     ReduceKind::Product => values.product(),
                     ReduceKind::SumOfSquares => values.map(|value| value * value).sum(),
+                    ReduceKind::Norm => (values.map(|value| value * value).sum::<i64>() as f32).sqrt() as i64,
                     ReduceKind::SumOfAbsolutes => values.map(i64::abs).sum(),
                     ReduceKind::ArgMax { .. } | ReduceKind::ArgMin { .. } => unreachable!("above"),
                 }

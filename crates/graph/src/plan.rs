@@ -242,6 +242,8 @@ pub enum ReduceKind {
     Product,
     /// The sum of the squares.
     SumOfSquares,
+    /// The root of the sum of the squares. The sum itself is more than a half can hold where the root isn't (SSD300's features).
+    Norm,
     /// The sum of the absolute values.
     SumOfAbsolutes,
     /// The position of the largest along the one axis; the output is of 64-bit integers.

@@ -200,6 +200,59 @@ pub(crate) fn strided() -> Vec<u8> {
     net.bytes(&["y"])
 }
 
+/// A block of YOLO v8: one half of the channels goes through a residual block, and all that was made is kept.
+pub(crate) fn split() -> Vec<u8> {
+    let mut net = Sample::new("x", 1, &[0, 4, 6, 6]);
+    net.conv_norm("x", "a", 4, 16, 1, 1);
+    net.node("Relu", &["a"], "a.relu", &[]);
+    for (name, value) in [("zero", 0), ("one", 1), ("eight", 8), ("end", i64::MAX)] {
+        net.ints(name, &[value]);
+    }
+    net.node("Slice", &["a.relu", "zero", "eight", "one"], "first", &[]);
+    net.node("Slice", &["a.relu", "eight", "end", "one"], "second", &[]);
+    net.conv_norm("second", "b", 8, 8, 3, 1);
+    net.node("Relu", &["b"], "b.relu", &[]);
+    net.node("Add", &["second", "b.relu"], "third", &[]);
+    net.node("Concat", &["first", "second", "third"], "all", &[("axis", &[1])]);
+    net.conv_norm("all", "y", 24, 4, 1, 1);
+    net.bytes(&["y"])
+}
+
+/// Large features that are divided by their length, as in SSD300.
+pub(crate) fn lengths() -> Vec<u8> {
+    let mut net = Sample::new("x", 1, &[0, 4, 6, 6]);
+    net.scalar("large", 1000.0);
+    net.node("Mul", &["x", "large"], "a", &[]);
+    net.node("ReduceL2", &["a"], "length", &[("axes", &[1])]);
+    net.node("Div", &["a", "length"], "y", &[]);
+    net.bytes(&["y"])
+}
+
+/// Two attentions without weights, whose scores are masked by a constant that depends on the length, as GPT-2's are.
+pub(crate) fn masked() -> Vec<u8> {
+    let mut net = Sample::new("x", 1, &[0, 0, 8]);
+    net.node("Shape", &["x"], "size", &[]);
+    for (name, values) in [("none", &[0][..]), ("one", &[1]), ("two", &[2]), ("corner", &[0, 0]), ("both", &[0, 1])] {
+        net.ints(name, values);
+    }
+    net.node("Slice", &["size", "one", "two"], "length", &[]);
+    net.node("Concat", &["length", "length"], "lengths", &[("axis", &[0])]);
+    net.weight("all", &[16, 16], -0.3);
+    net.node("Slice", &["all", "corner", "lengths", "both"], "pairs", &[]);
+    net.scalar("zero", 0.0);
+    net.scalar("lowest", f32::MIN);
+    net.node("Greater", &["pairs", "zero"], "hidden", &[]);
+    for (input, output) in [("x", "h"), ("h", "y")] {
+        let part = |part: &str| format!("{output}.{part}");
+        net.node("Transpose", &[input], &part("t"), &[("perm", &[0, 2, 1])]);
+        net.node("MatMul", &[input, &part("t")], &part("s"), &[]);
+        net.node("Where", &["hidden", "lowest", &part("s")], &part("m"), &[]);
+        net.node("Softmax", &[&part("m")], &part("w"), &[("axis", &[-1])]);
+        net.node("MatMul", &[&part("w"), input], output, &[]);
+    }
+    net.bytes(&["y"])
+}
+
 /// A layer of BERT of width 8 with two heads, in the spelling of older exporters.
 pub(crate) fn transformer() -> Vec<u8> {
     let mut net = Sample::new("ids", 7, &[0, 0]);

@@ -134,6 +134,7 @@ pub(crate) fn reduce(step: &Reduce) -> Recipe {
         }
         ReduceKind::Mean => ("0", "s += v", "a + b", format!("s / ({name}){}", rows.inner.count())),
         ReduceKind::SumOfSquares => ("0", "s += v * v", "a + b", "s".to_owned()),
+        ReduceKind::Norm => ("0", "s += v * v", "a + b", format!("({name})sqrtf((float)s)")),
         ReduceKind::SumOfAbsolutes => ("0", "s += v < 0 ? -v : v", "a + b", "s".to_owned()),
         ReduceKind::Product => ("1", "s *= v", "a * b", "s".to_owned()),
         ReduceKind::Max if float => {

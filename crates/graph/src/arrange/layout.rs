@@ -230,16 +230,42 @@ fn fill_slots(graph: &Graph, layouts: &mut Layouts) {
             layouts.slots[output] = Some(slot);
             continue;
         }
-        let mut start = 0;
-        for &input in &node.inputs {
-            let own = makers[input].is_some_and(|maker| !is_view(&graph.nodes[maker].op));
-            let free = layouts.slots[input].is_none() && layouts.direct[input].is_none() && input != output;
-            if own && free && layouts.orders[input] == layouts.orders[output] {
-                layouts.slots[input] = Some(Slot { of: output, axis, start });
+        let (mut start, mut rest) = (0, &node.inputs[..]);
+        while !rest.is_empty() {
+            let (part, count) = next_part(graph, &makers, rest, axis);
+            let own = makers[part].is_some_and(|maker| !is_view(&graph.nodes[maker].op));
+            let free = layouts.slots[part].is_none() && layouts.direct[part].is_none() && part != output;
+            if own && free && layouts.orders[part] == layouts.orders[output] {
+                layouts.slots[part] = Some(Slot { of: output, axis, start });
             }
-            start += graph.dims(input)[axis];
+            start += graph.dims(part)[axis];
+            rest = &rest[count..];
         }
     }
+}
+
+/// The first part, and how many of the values it is: slices of one value that are all of it, one behind another (YOLO splits one in two, and keeps both), are that value.
+fn next_part(graph: &Graph, makers: &[Option<usize>], values: &[ValueId], axis: usize) -> (ValueId, usize) {
+    let sliced = |value: ValueId| {
+        let node = &graph.nodes[makers[value]?];
+        let Op::Slice { starts, steps } = &node.op else { return None };
+        let of = node.inputs[0];
+        let others = (0..starts.len()).filter(|&other| other != axis);
+        let mut whole = others.map(|other| starts[other] == 0 && graph.dims(value)[other] == graph.dims(of)[other]);
+        (whole.all(|whole| whole) && steps.iter().all(|&step| step == 1)).then(|| (of, starts[axis]))
+    };
+    let Some((of, _)) = sliced(values[0]) else { return (values[0], 1) };
+    let mut end = 0;
+    for (position, &value) in values.iter().enumerate() {
+        if sliced(value) != Some((of, end)) {
+            break;
+        }
+        end += graph.dims(value)[axis];
+        if end == graph.dims(of)[axis] {
+            return (of, position + 1);
+        }
+    }
+    (values[0], 1)
 }
 
 /// The place where all parts lie side by side, if they do.

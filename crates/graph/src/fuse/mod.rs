@@ -38,6 +38,8 @@ pub(crate) fn fuse(graph: &mut Graph) {
     for pass in passes {
         repeat(graph, pass);
     }
+    // Each attention made its own of the mask that all layers have.
+    merge_equals(graph);
 }
 
 /// Who makes and who uses each value.

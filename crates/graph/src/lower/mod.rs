@@ -265,9 +265,12 @@ impl Lowering {
     /// The result of an operator that changes nothing for these sizes, but might for others.
     fn same(&mut self, value: ValueId) -> ValueId {
         match self.graph.known(value).cloned() {
-            Some(array) if !self.fixed && self.is_weight(value) && !is_float(array.dtype) => {
-                self.graph.shared_constant(&array, false)
+            // As parts of it wouldn't be for other sizes, it isn't known from here on: else what is computed of all of it would be among the weights.
+            Some(array) if !self.fixed && self.is_weight(value) && is_float(array.dtype) => {
+                let dims = self.dims(value);
+                self.emit_node(Op::Reshape, &[value], &[(self.dtype(value), &dims)])[0]
             }
+            Some(array) if !self.fixed && self.is_weight(value) => self.graph.shared_constant(&array, false),
             _ => value,
         }
     }

@@ -28,10 +28,7 @@ impl Lowering {
             "ReduceL1" => {
                 self.reduced(node, inputs, |this, x, axes| Ok(this.reduction(ReduceKind::SumOfAbsolutes, x, axes)))?
             }
-            "ReduceL2" => self.reduced(node, inputs, |this, x, axes| {
-                let sum = this.reduction(ReduceKind::SumOfSquares, x, axes);
-                this.unary(Unary::SquareRoot, sum)
-            })?,
+            "ReduceL2" => self.reduced(node, inputs, |this, x, axes| Ok(this.reduction(ReduceKind::Norm, x, axes)))?,
             "ReduceLogSum" => self.reduced(node, inputs, |this, x, axes| {
                 let sum = this.reduction(ReduceKind::Sum, x, axes);
                 this.unary(Unary::Log, sum)
@@ -168,12 +165,8 @@ impl Lowering {
     fn normalised(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
         let input = self.input(inputs, 0)?;
         let axis = self.axis(node.int("axis", -1), self.graph.dims(input).len())?;
-        let norm = if node.int("p", 2) == 1 {
-            self.reduction(ReduceKind::SumOfAbsolutes, input, &[axis])
-        } else {
-            let squares = self.reduction(ReduceKind::SumOfSquares, input, &[axis]);
-            self.unary(Unary::SquareRoot, squares)?
-        };
+        let kind = if node.int("p", 2) == 1 { ReduceKind::SumOfAbsolutes } else { ReduceKind::Norm };
+        let norm = self.reduction(kind, input, &[axis]);
         self.binary(Binary::Divide, input, norm)
     }
 
