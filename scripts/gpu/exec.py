@@ -93,7 +93,7 @@ def compare(arguments):
     names = dict.fromkeys(entry.split(":")[0] for entry in entries)
     not_exported = prepare_all(names, max(batches), arguments.folder, arguments.prepare_processes)
     print(f"{len(names)} networks exported in {time.monotonic() - start:.1f} s", flush=True)
-    results, failures, made = [], {}, (None,)
+    results, failures, made = [], {}, {}
     for entry in entries:
         name, precision = entry.split(":")
         if name in not_exported or time.monotonic() - start > arguments.seconds:
@@ -102,8 +102,9 @@ def compare(arguments):
         began = time.monotonic()
         # PyTorch's errors are of all kinds, and none of them says that ours is wrong.
         try:
-            made = made if made[0] == name else (name, *make(name, max(batches)))
-            theirs, torch_error = torch_times(*made[1:], precision, batches)
+            if name not in made:
+                made[name] = make(name, max(batches))
+            theirs, torch_error = torch_times(*made[name], precision, batches)
         except Exception as error:
             failures[entry] = [f"PyTorch failed: {in_short(error)}"]
             theirs, torch_error = {}, math.nan
