@@ -332,6 +332,11 @@ impl ServeOptions {
                 "--shards {shards} and --policy: shards defer batches and know no other policy; leave one of them out"
             );
         }
+        if shards > 0 && devices.divisions.len() > 1 {
+            bail!(
+                "--shards {shards} and shares that change: shards plan with the same times for all devices; leave one of them out"
+            );
+        }
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         // Executors that keep a core busy have the last ones for themselves; one core at least stays for everything else.
         let taken = if devices.kind == DeviceKind::Emulated { 0 } else { devices.count as usize };

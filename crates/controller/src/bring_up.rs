@@ -180,7 +180,7 @@ impl BringUp {
         let samples = Samples { given: &found.config.profile_inputs, memory: memory.as_deref() };
         let (profile, fixed) =
             profiler::measure(&self.controller, place, prepared, sizes, samples, self.config.effort)?;
-        if let Some(store) = store {
+        if let Some(store) = store.filter(|_| self.controller.is_quiet_for(place.0)) {
             let weight_bytes = prepared.weight_bytes();
             store.save(&key, &StoredProfile { profile: profile.clone(), fixed, weight_bytes });
         }

@@ -82,6 +82,18 @@ impl Controller {
         Ok(())
     }
 
+    /// Devices are numbered up to here, those included that are lost at the moment.
+    pub(crate) fn device_numbers(&self) -> u32 {
+        self.inner.kinds.len() as u32
+    }
+
+    /// Whether what is measured in a division is as it will be: another one's shares have multiprocessors in common with those that serve.
+    pub(crate) fn is_quiet_for(&self, division: usize) -> bool {
+        let divisions = self.inner.divisions.get();
+        let current = divisions.map(|all| *all.current.lock().unwrap_or_else(PoisonError::into_inner));
+        current.is_none_or(|current| current == division) || self.in_hand() == 0
+    }
+
     /// A device of each kind, the slowest first, with the division in which it is of that kind.
     pub(crate) fn kinds(&self) -> Vec<(usize, DeviceId)> {
         let kinds = self.inner.divisions.get().map_or(std::slice::from_ref(&self.inner.kinds), |all| &all.kinds);

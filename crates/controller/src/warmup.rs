@@ -18,7 +18,7 @@ pub(crate) fn run(controller: &Controller, prepared: &dyn Prepared, found: &Foun
         return Ok(());
     }
     let mut runs = 0;
-    for device in 0..controller.devices() {
+    for device in 0..controller.device_numbers() {
         let loaded = prepared.load(device).map_err(|error| error.to_string())?;
         let mut device = Run::new(controller, DeviceId(device), loaded);
         for sample in samples {

@@ -159,8 +159,7 @@ impl CudaEngine {
 
     /// What measurements are valid for: the device, driver and libraries, the share, the default precision.
     pub fn kind(&self) -> String {
-        let mut facts: Vec<String> = self.executors.iter().map(|executor| executor.facts()).collect();
-        facts.dedup();
+        let facts: Vec<String> = self.executors.iter().map(|executor| executor.facts()).collect();
         format!("cuda, {}, {}", facts.join("; "), self.precision.name())
     }
 

@@ -1,6 +1,7 @@
 //! How GPUs are divided, for those who operate the server.
 
 use controller::Controller;
+use percent_encoding::percent_decode_str;
 
 /// What `/shares` says: the shares of each GPU, and what they may be changed to.
 pub(crate) fn json(controller: &Controller) -> String {
@@ -16,6 +17,7 @@ pub(crate) fn json(controller: &Controller) -> String {
 
 /// Divides GPUs as it is written: `0.25,0.75`.
 pub(crate) fn change(controller: &Controller, wanted: &str) -> Result<(), String> {
+    let wanted = percent_decode_str(wanted).decode_utf8_lossy();
     let shares = wanted.split(',').map(str::parse).collect::<Result<Vec<f64>, _>>();
     let shares = shares.map_err(|_| format!("{wanted:?} are no shares: write them as in POST /shares/0.25,0.75"))?;
     controller.divide(&shares)

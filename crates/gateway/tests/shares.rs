@@ -27,6 +27,7 @@ fn shares_are_read_and_changed() {
     assert_eq!(ask(get("/shares").into()).text(), "{\"shares\":[1],\"possible\":[[1],[0.5]]}\n");
     assert_eq!(ask(post("/shares/0.5", &[], "")).text(), "{\"shares\":[0.5],\"possible\":[[1],[0.5]]}\n");
     assert_eq!(ask(get("/shares").into()).json()["shares"][0], 0.5);
+    assert_eq!(ask(post("/shares/0%2E5", &[], "")).status, 200);
     assert_eq!(
         ask(post("/shares/half", &[], "")).refusal().2,
         "\"half\" are no shares: write them as in POST /shares/0.25,0.75"

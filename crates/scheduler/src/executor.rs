@@ -13,10 +13,17 @@ const WAY: Duration = Duration::from_micros(250);
 /// How exactly the end of an action is known while it runs.
 const UNSURE: Duration = Duration::from_micros(100);
 
+#[derive(Clone, Copy, Debug)]
+struct Outstanding {
+    action: ActionId,
+    /// For how long it keeps the executor from others.
+    keeps: Duration,
+    ordered_at: Timestamp,
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Executor {
-    /// With what each keeps it from others.
-    outstanding: VecDeque<(ActionId, Duration)>,
+    outstanding: VecDeque<Outstanding>,
     /// What transfers beside other actions took lately; zero where there are none.
     beside: Duration,
     /// When everything outstanding is expected to be done. In the past when reports are overdue.
@@ -66,7 +73,7 @@ impl Executor {
         let keeps = expected - beside;
         let takes = if self.is_idle() { expected } else { keeps };
         self.free_at = self.start_at(now) + takes;
-        self.outstanding.push_back((action, keeps));
+        self.outstanding.push_back(Outstanding { action, keeps, ordered_at: now });
         self.free_at
     }
 
@@ -75,15 +82,15 @@ impl Executor {
         self.beside = (self.beside * 3 + beside) / 4;
     }
 
-    /// An action is over since then. What is behind it started there.
+    /// An action is over since then. What is behind it started there, if it was ordered by then.
     pub fn finish(&mut self, ended_at: Timestamp, action: ActionId) {
-        let Some(position) = self.outstanding.iter().position(|&(id, _)| id == action) else { return };
+        let Some(position) = self.outstanding.iter().position(|other| other.action == action) else { return };
         self.outstanding.remove(position);
-        self.free_at = ended_at + self.outstanding.iter().map(|&(_, expected)| expected).sum();
+        self.free_at = self.outstanding.iter().fold(ended_at, |at, next| at.max(next.ordered_at) + next.keeps);
     }
 
     pub fn outstanding(&self) -> impl Iterator<Item = ActionId> {
-        self.outstanding.iter().map(|&(action, _)| action)
+        self.outstanding.iter().map(|other| other.action)
     }
 }
 
@@ -105,6 +112,15 @@ mod tests {
         executor.finish(at(120), ActionId(2));
         assert!(executor.is_idle());
         assert_eq!(executor.start_at(at(500)), at(500));
+    }
+
+    #[test]
+    fn what_was_ordered_before_the_end_was_heard_of_started_when_it_was_ordered() {
+        let mut executor = Executor::default();
+        executor.push(at(0), ActionId(1), Duration::from_micros(10), Duration::ZERO);
+        executor.push(at(8), ActionId(2), Duration::from_micros(5), Duration::ZERO);
+        executor.finish(at(5), ActionId(1));
+        assert_eq!(executor.start_at(at(9)), at(13));
     }
 
     #[test]

@@ -16,7 +16,7 @@ struct Rolling {
     mean: Duration,
     /// Mean (and median) and quantile at the start.
     seed: (Duration, Duration),
-    /// Stands for each measurement that the window isn't full of yet.
+    /// What is planned with at least until the window is full.
     unseen: Duration,
     /// When the last measurement came, or the estimate was last brought nearer to its seed.
     seen_at: Timestamp,
@@ -77,12 +77,14 @@ impl Rolling {
         }
         scratch.clear();
         scratch.extend_from_slice(&self.recent);
-        // Until the window is full the seed keeps its say: one fast first run must not make the plan rash, and one slow run not timid.
-        scratch.resize(window.size, self.unseen);
         let rank = (window.size as f64 * window.quantile).ceil() as usize;
-        let (below, quantile, _) = scratch.select_nth_unstable(rank.clamp(1, window.size) - 1);
+        let slower = window.size - rank.clamp(1, window.size);
+        let (below, quantile, _) = scratch.select_nth_unstable(self.recent.len().saturating_sub(slower + 1));
         self.quantile = *quantile;
+        // Until the window is full the seed keeps its say: one fast first run must not make the plan rash. A slow one counts until others say that it was an exception: so
+        // many slower ones as the quantile leaves out.
         if self.recent.len() < window.size {
+            self.quantile = self.quantile.max(self.unseen);
             return;
         }
         let half = window.size / 2;
@@ -279,6 +281,11 @@ impl Latency {
         }
     }
 
+    /// Loads take what they took with the other estimates: they are the same for all kinds of devices.
+    pub fn load_as(&mut self, other: &Self) {
+        self.load.clone_from(&other.load);
+    }
+
     pub fn observe_load(&mut self, now: Timestamp, took: Duration) {
         self.load.observe(now, self.window, took, &mut self.scratch);
     }
@@ -333,14 +340,26 @@ mod tests {
     }
 
     #[test]
-    fn one_slow_run_in_a_hundred_is_no_99th_percentile_also_while_fewer_were_seen() {
+    fn a_slow_run_counts_until_another_is_seen_to_be_quicker_where_a_hundred_are_looked_at() {
         let profile = LatencyProfile::linear(micros(10), micros(90), &[1], micros(1)).unwrap();
         let mut latency = Latency::new(&profile, Window { size: 100, quantile: 0.99 });
         let mut after = |took| {
             latency.observe_batch(Timestamp::ZERO, 1, micros(took), micros(0));
             latency.smallest().as_micros()
         };
-        assert_eq!([4_000, 90, 3_000, 5_000].map(&mut after), [100, 100, 3_000, 4_000]);
+        assert_eq!([4_000, 90, 3_000, 5_000].map(&mut after), [4_000, 100, 3_000, 4_000]);
+    }
+
+    #[test]
+    fn what_is_slow_is_noticed_though_it_is_rarely_run() {
+        let profile = LatencyProfile::linear(micros(10), micros(90), &[1], micros(1)).unwrap();
+        let mut latency = Latency::new(&profile, Window { size: 100, quantile: 0.99 });
+        for secs in (0..20).step_by(2) {
+            let now = Timestamp::ZERO + Duration::from_secs(secs);
+            latency.age(now);
+            latency.observe_batch(now, 1, micros(900), micros(0));
+            assert_eq!(latency.smallest(), micros(900));
+        }
     }
 
     #[test]

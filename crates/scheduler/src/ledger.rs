@@ -66,9 +66,11 @@ pub(crate) struct Residency {
 #[derive(Debug)]
 pub(crate) struct Model {
     pub pages: u32,
-    /// On devices of the slowest kind: what to plan with where it isn't decided yet which device it will be.
+    /// On devices of the slowest kind that is there: what to plan with where it isn't decided yet which device it will be.
     pub latency: Latency,
-    /// On devices of the other kinds, as far as it was measured or ran there.
+    /// That kind.
+    pub slowest: u32,
+    /// On devices of the other kinds, as far as it was measured or ran there; by kind.
     pub elsewhere: Vec<Option<Latency>>,
     /// How its requests differ, where the policy wants to know.
     pub spread: Option<Spread>,
@@ -93,18 +95,32 @@ pub(crate) struct Model {
 impl Model {
     /// What its batches take on devices of a kind.
     pub fn latency_on(&self, kind: u32) -> &Latency {
-        let other = (kind as usize).checked_sub(1).and_then(|other| self.elsewhere.get(other)?.as_ref());
         // Where times come from a distribution, single batches change nothing, on no device.
-        other.filter(|_| !self.latency.is_followed()).unwrap_or(&self.latency)
+        if kind == self.slowest || self.latency.is_followed() {
+            return &self.latency;
+        }
+        self.elsewhere.get(kind as usize).and_then(Option::as_ref).unwrap_or(&self.latency)
     }
 
     /// The same, for what is measured there. Where nothing was before, it begins as the slowest kind's.
     pub fn latency_on_mut(&mut self, kind: u32) -> &mut Latency {
-        let Some(other) = (kind as usize).checked_sub(1) else { return &mut self.latency };
-        if self.elsewhere.len() <= other {
-            self.elsewhere.resize_with(other + 1, || None);
+        if kind == self.slowest {
+            return &mut self.latency;
         }
-        self.elsewhere[other].get_or_insert_with(|| self.latency.clone())
+        let latency = &self.latency;
+        other(&mut self.elsewhere, kind).get_or_insert_with(|| latency.clone())
+    }
+
+    /// Another kind is the slowest that is there.
+    pub fn plan_with(&mut self, kind: u32) {
+        if kind == self.slowest || self.latency.is_followed() {
+            return;
+        }
+        let mut latency = other(&mut self.elsewhere, kind).take().unwrap_or_else(|| self.latency.clone());
+        latency.load_as(&self.latency);
+        let before = std::mem::replace(&mut self.latency, latency);
+        *other(&mut self.elsewhere, self.slowest) = Some(before);
+        self.slowest = kind;
     }
 
     /// Brings estimates that nothing has confirmed lately back towards their seeds.
@@ -135,8 +151,27 @@ impl Model {
 /// An action that was ordered and not yet reported.
 #[derive(Debug)]
 pub(crate) enum Action {
-    Execute { device: DeviceId, model: ModelId, batch: u32, requests: Vec<RequestId> },
-    Load { device: DeviceId, model: ModelId },
+    /// With the kind that the device was of.
+    Execute {
+        device: DeviceId,
+        kind: u32,
+        model: ModelId,
+        batch: u32,
+        requests: Vec<RequestId>,
+    },
+    Load {
+        device: DeviceId,
+        model: ModelId,
+    },
+}
+
+/// The place of a kind.
+fn other(elsewhere: &mut Vec<Option<Latency>>, kind: u32) -> &mut Option<Latency> {
+    let kind = kind as usize;
+    if elsewhere.len() <= kind {
+        elsewhere.resize_with(kind + 1, || None);
+    }
+    &mut elsewhere[kind]
 }
 
 #[derive(Debug, Default)]
@@ -150,6 +185,8 @@ pub(crate) struct Ledger {
     /// Pages of all models together, and of the smallest device.
     pub all_pages: u64,
     smallest_pages: u64,
+    /// The slowest kind of device that is there; that of the last ones where there is none.
+    pub slowest: u32,
     next_action: u64,
     pub next_epoch: u32,
 }
@@ -164,6 +201,17 @@ impl Ledger {
     pub fn note_devices(&mut self) {
         let devices = self.devices.iter().flatten().map(|device| u64::from(device.pages));
         self.smallest_pages = devices.min().unwrap_or(0);
+    }
+
+    /// Plans with another kind of device where it isn't decided which it will be, if another is the slowest. Whether that is so.
+    pub fn note_kinds(&mut self) -> bool {
+        let slowest = self.devices.iter().flatten().map(|device| device.kind).min().unwrap_or(self.slowest);
+        if slowest == self.slowest {
+            return false;
+        }
+        self.slowest = slowest;
+        self.models.iter_mut().flatten().for_each(|model| model.plan_with(slowest));
+        true
     }
 
     /// A device that is known to be there.
@@ -243,6 +291,7 @@ mod tests {
         let mut model = Model {
             pages: 1,
             latency,
+            slowest: 0,
             elsewhere: Vec::new(),
             spread: None,
             objective: None,
@@ -261,6 +310,10 @@ mod tests {
             model.latency_on_mut(2).observe_batch(Timestamp::ZERO, 2, micros(40), Duration::ZERO);
             model.latency_on_mut(0).observe_batch(Timestamp::ZERO, 2, micros(120), Duration::ZERO);
         }
+        assert_eq!([0, 1, 2, 3].map(|kind| expected(&model, kind)), [120, 120, 40, 120].map(micros));
+        model.plan_with(2);
+        assert_eq!([0, 1, 2, 3].map(|kind| expected(&model, kind)), [120, 40, 40, 40].map(micros));
+        model.plan_with(0);
         assert_eq!([0, 1, 2, 3].map(|kind| expected(&model, kind)), [120, 120, 40, 120].map(micros));
         let differ = vec![(micros(50), micros(60)), (micros(70), micros(80)), (micros(90), micros(100))];
         model.latency.follow(Some((differ, micros(30))));

@@ -240,6 +240,7 @@ impl Scheduler {
         self.ledger.device_count += 1;
         self.ledger.note_devices();
         self.policy.add_device(spec.device);
+        self.note_kinds();
         self.planner.reconsider();
         self.hungry.insert(spec.device);
         // A model that was on every device no longer is.
@@ -254,10 +255,30 @@ impl Scheduler {
     fn device_changed(&mut self, device: DeviceId, kind: u32) {
         let Some(Some(there)) = self.ledger.devices.get_mut(device.index()) else { return };
         there.kind = kind;
-        // What was too late for a slower device may be in time now.
-        self.policy.freed(&self.ledger, device);
+        if !self.note_kinds() {
+            self.list_anew(device);
+        }
         self.planner.reconsider();
         self.touched.push(device);
+    }
+
+    /// Notes which kind of device is the slowest now. Whether that is another one.
+    fn note_kinds(&mut self) -> bool {
+        let changed = self.ledger.note_kinds();
+        if changed {
+            let devices = (0..self.ledger.devices.len()).filter(|&device| self.ledger.devices[device].is_some());
+            devices.collect::<Vec<_>>().into_iter().for_each(|device| self.list_anew(DeviceId(device as u32)));
+        }
+        changed
+    }
+
+    /// Lets the policy compute anew what it keeps of the models on a device: what they take there is something else.
+    fn list_anew(&mut self, device: DeviceId) {
+        let models: Vec<ModelId> = self.ledger.device(device).by_last_use.iter().map(|&(_, model)| model).collect();
+        for model in models {
+            self.policy.unloaded(&self.ledger, model, device);
+            self.policy.loaded(&self.ledger, model, device);
+        }
     }
 
     fn device_lost(&mut self, device: DeviceId, out: &mut Vec<Command>) {
@@ -286,6 +307,7 @@ impl Scheduler {
         self.planner.reconsider();
         self.hungry.remove(&device);
         self.policy.lost(device);
+        self.note_kinds();
         for request in stranded {
             if let Some(entry) = self.requests.get_mut(request) {
                 entry.stranded = true;
@@ -307,13 +329,15 @@ impl Scheduler {
         assert!(self.ledger.models[index].is_none(), "{} was added twice", spec.model);
         let window =
             latency::Window { size: self.config.profile_window.max(1), quantile: self.config.profile_quantile };
+        let elsewhere = spec.elsewhere.iter().map(|profile| Some(Latency::new(profile, window)));
         let latency = Latency::new(&spec.profile, window);
         let differs = self.config.policy.learns_inputs();
-        self.ledger.models[index] = Some(Model {
+        let mut model = Model {
             pages: spec.pages,
             spread: differs.then(|| Spread::new(&latency, spec.fixed)),
             latency,
-            elsewhere: spec.elsewhere.iter().map(|profile| Some(Latency::new(profile, window))).collect(),
+            slowest: 0,
+            elsewhere: std::iter::once(None).chain(elsewhere).collect(),
             objective: spec.objective,
             residency: Vec::new(),
             demand: Duration::ZERO,
@@ -323,7 +347,9 @@ impl Scheduler {
             load_priority: 0,
             last_urgent_at: None,
             removed: false,
-        });
+        };
+        model.plan_with(self.ledger.slowest);
+        self.ledger.models[index] = Some(model);
         self.ledger.all_pages += u64::from(spec.pages);
         self.policy.add_model(spec.model);
         self.planner.add_model(spec.model);
@@ -441,8 +467,8 @@ impl Scheduler {
 
     fn reported(&mut self, report: Report, out: &mut Vec<Command>) {
         match self.ledger.actions.remove(&report.action) {
-            Some(Action::Execute { device, model, batch, requests }) => {
-                self.executed(report, device, model, batch, &requests, out);
+            Some(Action::Execute { device, kind, model, batch, requests }) => {
+                self.executed(report, (device, kind), model, batch, &requests, out);
             }
             Some(Action::Load { device, model }) => self.load_reported(report, device, model, out),
             None => {}
@@ -468,7 +494,7 @@ impl Scheduler {
     fn executed(
         &mut self,
         report: Report,
-        device: DeviceId,
+        (device, kind): (DeviceId, u32),
         model: ModelId,
         batch: u32,
         requests: &[RequestId],
@@ -478,12 +504,15 @@ impl Scheduler {
         let planned_at = there.exec.start_at(self.now);
         there.exec.finish(report.ended_at(self.now), report.action);
         let freed = there.exec.start_at(self.now) < planned_at;
-        let kind = there.kind;
+        let unchanged = there.kind == kind;
         let entry = self.ledger.model_mut(model);
         entry.residency_on_mut(device).expect("weights in use stay (P6)").in_use -= 1;
         if let ActionStatus::Done { started_at, ended_at, transfers } = report.status {
             let took = ended_at.since(started_at) + transfers.before;
-            entry.latency_on_mut(kind).observe_batch(ended_at, batch, took, transfers.beside);
+            // Nobody knows as which kind a device computed a batch meanwhile that it was changed.
+            if unchanged {
+                entry.latency_on_mut(kind).observe_batch(ended_at, batch, took, transfers.beside);
+            }
             self.ledger.device_mut(device).exec.note_beside(transfers.beside);
         }
         let mut in_time = true;
@@ -659,7 +688,8 @@ impl Scheduler {
         let (expected, done_at) = (candidate.expected, expected_done_at);
         self.policy.started(Started { device, action, model, rows, expected, done_at });
         self.planner.update(self.now, &mut self.ledger, &*self.policy, model);
-        self.ledger.actions.insert(action, Action::Execute { device, model, batch, requests: members.clone() });
+        let kind = self.ledger.device(device).kind;
+        self.ledger.actions.insert(action, Action::Execute { device, kind, model, batch, requests: members.clone() });
         out.push(Command::Execute(Execution {
             action,
             device,

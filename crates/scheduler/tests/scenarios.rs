@@ -505,7 +505,8 @@ fn each_kind_of_device_has_its_own_measurements_and_a_device_may_change_its_kind
     let request = Request {
         id: RequestId { slot: 0, generation: 0 },
         model: ModelId(0),
-        deadline_at: now + millis * 100,
+        // No time on a device of the slowest kind: there is none.
+        deadline_at: now + millis * 6,
         rows: 1,
         priority: 0,
         application: ApplicationId::DEFAULT,
@@ -524,7 +525,7 @@ fn each_kind_of_device_has_its_own_measurements_and_a_device_may_change_its_kind
     assert_eq!(execution.expected, millis * 4);
     // Then it is divided otherwise: what follows is planned for the slower kind. The weights stay.
     let done = Event::Reported(Report { action: execution.action, status: loaded });
-    let next = Request { id: RequestId { slot: 1, generation: 0 }, ..request };
+    let next = Request { id: RequestId { slot: 1, generation: 0 }, deadline_at: now + millis * 10, ..request };
     commands.clear();
     for event in [done, Event::DeviceChanged { device: DeviceId(0), kind: 0 }, Event::Submitted(next)] {
         scheduler.step(now, event, &mut commands);
