@@ -165,7 +165,9 @@ fn main() -> Outcome<()> {
     let only_fetches = part.as_deref() == Some("fetches");
     let replays = first.filter(|_| part.is_none()).map_or(Ok(20_000), |text| text.parse())?;
     let gpu = Gpu::open(0)?;
-    if let Some(file) = std::env::args().nth(2).filter(|_| part.is_some() && !only_fetches) {
+    if part.is_some() && !only_fetches {
+        let file =
+            std::env::args().nth(2).ok_or("which model? `flow` and `exec` measure one: runtime exec MODEL.onnx")?;
         let measure = if part.as_deref() == Some("flow") { flow } else { exec };
         return measure(&gpu, file.into());
     }

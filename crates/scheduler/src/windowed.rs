@@ -225,13 +225,11 @@ impl Windowed {
             return Standing::Ready { latest };
         }
         let with_one_more = latency.class_for(rows + 1).expected();
-        // A larger batch that seems to take less: what is known of this size is of a bad moment. Waiting would end behind `latest`; running it shows what it takes.
-        if with_one_more < takes {
-            return Standing::Ready { latest };
-        }
         let ready_at = match start {
             Start::AtOnce if !self.spares() => now,
             Start::After(part) => first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(part),
+            // A larger batch that seems to take less: what is known of this size is of a bad moment. Waiting would end behind `latest`; running it shows what it takes.
+            Start::AtOnce | Start::Patient | Start::Late if with_one_more < takes => now,
             Start::AtOnce | Start::Patient | Start::Late => deadline_at - with_one_more,
         } - delay;
         if ready_at <= now {
