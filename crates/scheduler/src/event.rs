@@ -79,7 +79,8 @@ pub struct DeviceSpec {
     pub device: DeviceId,
     /// Pages for weights, all free at first.
     pub pages: u32,
-    /// Devices of one kind take the same for the same; the slowest kind is 0, with which is planned where it isn't decided yet which device it will be.
+    /// Devices of one kind take the same for the same; kinds are numbered from the slowest, 0, whether such a device is there or not. Where it isn't decided yet which device it
+    /// will be, the slowest that is there is planned with.
     pub kind: u32,
 }
 
@@ -90,9 +91,9 @@ pub struct ModelSpec {
     pub model: ModelId,
     /// Pages that its weights take on a device.
     pub pages: u32,
-    /// What its batches and its load were measured to take on a device of the slowest kind: the estimates' seed.
+    /// What its batches and its load were measured to take on a device of kind 0: the estimates' seed.
     pub profile: LatencyProfile,
-    /// The same for the other kinds of devices, from kind 1 on. Where one is missing, the slowest kind's stands for it until batches ran there.
+    /// The same for the other kinds of devices, from kind 1 on. Where one is missing, that of the slowest that is there stands for it until batches ran on it.
     pub elsewhere: Vec<LatencyProfile>,
     /// The latency objective that most of its requests have, if any: the horizon in which its demand should be served.
     pub objective: Option<Duration>,

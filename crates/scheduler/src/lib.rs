@@ -357,6 +357,7 @@ impl Scheduler {
 
     /// Takes measurements of single requests in; whether that may change a decision.
     fn measured(&mut self, measured: &Measured) -> bool {
+        let slowest = self.ledger.slowest;
         let Some(Some(entry)) = self.ledger.models.get_mut(measured.model.index()) else { return false };
         let Some(spread) = &mut entry.spread else { return false };
         let was_dynamic = spread.is_dynamic();
@@ -364,6 +365,8 @@ impl Scheduler {
         let dynamic = spread.is_dynamic();
         if renewed && (dynamic || was_dynamic) {
             entry.latency.follow(dynamic.then(|| spread.estimates(PLANNED)));
+            // Devices may have changed while it was followed, when their kinds made no difference.
+            entry.plan_with(slowest);
         }
         if let Some(rehearsals) = &mut self.rehearsals {
             rehearsals.measured(measured, dynamic);
