@@ -320,7 +320,7 @@ def shares(folder, devices, seconds, networks=NETWORKS):
 def changes(folder, devices, seconds, precision="tf32", rate=8000, objective=25):
     """Two shares under load, first left alone, then divided otherwise ten times a second."""
     names = [f"resnet50-{index:02}" for index in range(15)]
-    root = repository(folder, "resnet50", names, precision)
+    root = repository(folder / "changes", "resnet50", names, precision, "1,4,8")
     divisions = ("0.5,0.5", "0.25,0.75")
     with Server(root, "--devices", f"{devices}:shares={'|'.join(divisions)}", "--cache-dir", str(folder / "cache")) as server:
         say(f"changes: ready after {server.start_seconds:.1f} s")

@@ -26,12 +26,7 @@ fn main() -> anyhow::Result<()> {
     let [_, cache, precision, batches, proposals, model, sizes @ ..] = arguments.as_slice() else {
         anyhow::bail!("usage: exec CACHE PRECISION BATCHES PROPOSALS MODEL.onnx [NAME=SIZE ...]");
     };
-    let precision = match precision.as_str() {
-        "f32" => Precision::F32,
-        "tf32" => Precision::Tf32,
-        "f16" => Precision::F16,
-        other => anyhow::bail!("precision {other:?}: expected f32, tf32 or f16"),
-    };
+    let precision = Precision::from_name(precision).context("precision: f32, tf32 or f16")?;
     let batches = batches.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>().context("batches")?;
     let effort = Effort {
         proposals: proposals.trim_end_matches('-').parse().context("proposals")?,
@@ -65,6 +60,8 @@ fn main() -> anyhow::Result<()> {
         let built = began.elapsed();
         let error = run.error(&plan, &path)?;
         let (median, p99) = run.times()?;
+        // Once more behind many others: what was right by chance isn't then.
+        let error = run.error(&plan, &path)?.max(error);
         toolkit.save_choices()?;
         println!(
             "{{\"model\":\"{}\",\"precision\":\"{precision:?}\",\"batch\":{batch},\"ms\":{median:.4},\"p99\":{p99:.4},\"error\":{error:.2e},\"steps\":{},\"read_s\":{:.2},\"plan_s\":{:.2},\"build_s\":{:.2},\"weights\":{},\"workspace\":{}}}",

@@ -1,22 +1,25 @@
-//! Runs every candidate kernel of some steps on a GPU, compares each with plain loops on the CPU, and prints what it took.
+//! Runs every candidate kernel of some steps on a GPU, compares each with the reference, and prints what it took.
 //!
-//! `kernels CACHE`: one line for each step and candidate; exits with an error if one is wrong. `kernels FOLDER sources [MODEL.onnx ...]` needs no GPU: it writes
-//! what would be compiled, for these cases and for models.
+//! `kernels CACHE`: steps that are hard or frequent, one line for each candidate; exits with an error if one is wrong. `kernels CACHE PRECISION BATCHES MODEL.onnx [NAME=SIZE ...]`:
+//! the steps of a model instead, for instance `kernels cache f16 1,4 lenet.onnx`, on memory as it is when they are reached. `kernels FOLDER sources [MODEL.onnx ...]` needs no GPU:
+//! it writes what would be compiled, for these cases and for models.
 
 #![allow(unsafe_code, reason = "the driver's calls")]
 
+use anyhow::Context;
 use base::DataType;
 use engine_cuda::driver::Gpu;
-use engine_cuda::program::{Effort, survey};
+use engine_cuda::program::{Effort, Trial, survey};
 use engine_cuda::toolkit::{Facts, Toolkit};
 use graph::Plan;
+use graph::array::{Array, is_float};
 use graph::model::Dimension;
 use graph::plan::{
     Activation, Attention, Conv, Gemm, Place, Pool, PoolKind, Port, Precision, Step, Tensor, Window, channels_last,
     row_major,
 };
 use graph::weights::Weights;
-use half::f16;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// A step whose tensors are inputs and one output of a plan of its own.
@@ -27,62 +30,93 @@ struct Case {
 }
 
 fn main() -> anyhow::Result<()> {
-    if let Some(folder) = std::env::args().nth(1).filter(|_| std::env::args().nth(2).as_deref() == Some("sources")) {
-        return write_sources(Path::new(&folder));
-    }
-    let cache = std::env::args().nth(1).unwrap_or_else(|| "kernels-cache".to_owned());
+    let arguments: Vec<String> = std::env::args().collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (cache, plans) = match arguments[..] {
+        [_, folder, "sources", ..] => return write_sources(Path::new(folder)),
+        [_, cache] => (cache, cases().iter().map(plan_of).collect()),
+        [_, cache, precision, batches, model, ref sizes @ ..] => (cache, plans_of(model, precision, batches, sizes)?),
+        _ => anyhow::bail!("usage: kernels CACHE [PRECISION BATCHES MODEL.onnx [NAME=SIZE ...]]"),
+    };
     let gpu = Gpu::open(0).map_err(anyhow::Error::msg)?;
     gpu.enter()?;
-    let toolkit = Toolkit::open(Path::new(&cache))?;
+    let toolkit = Toolkit::open(Path::new(cache))?;
     println!("{}", toolkit.facts().key());
     let mut stream = std::ptr::null_mut();
     // SAFETY: the pointer is to a live variable.
     unsafe { cudarc::driver::sys::cuStreamCreate(&raw mut stream, 1) };
-    let mut wrong = 0;
-    for case in cases() {
-        let (plan, inputs) = plan_of(&case);
-        let expected = reference(&case.step, &inputs);
-        let tolerance = if case.precision == Precision::F16 {
-            4e-3
-        } else if case.precision == Precision::Tf32 {
-            2e-3
-        } else {
-            1e-5
-        };
-        let bytes: Vec<Vec<u8>> =
-            plan.inputs.iter().zip(&inputs).map(|(port, values)| encode(port.dtype, values)).collect();
-        let mut lines = Vec::new();
-        let mut best = (f32::INFINITY, String::new());
-        survey(&toolkit, &plan, Effort { proposals: 4, products: true }, stream, &bytes, |trial| {
-            let got = decode(plan.outputs[0].dtype, &trial.outputs[0]);
-            let scale = expected.iter().fold(1e-6f64, |most, x| most.max(x.abs()));
-            let mut error = 0.0f64;
-            for (got, expected) in got.iter().zip(&expected).filter(|(_, expected)| !expected.is_nan()) {
-                let difference = (f64::from(*got) - expected).abs() / scale;
-                error = if difference.is_nan() { f64::INFINITY } else { error.max(difference) };
-            }
-            match trial.microseconds {
-                Ok(time) => {
-                    let bad = error > tolerance;
-                    wrong += u32::from(bad);
-                    if time < best.0 && !bad {
-                        best = (time, trial.name.clone());
-                    }
-                    lines.push(format!(
-                        "  {time:8.2} us  error {error:.1e}{}  {}",
-                        if bad { " WRONG" } else { "" },
-                        trial.name
-                    ));
-                }
-                Err(why) => lines.push(format!("  failed: {}: {why}", trial.name)),
-            }
-        })?;
-        println!("{}: best {:.2} us {}", case.what, best.0, best.1);
-        lines.sort();
-        lines.iter().for_each(|line| println!("{line}"));
+    let (mut tried, mut wrong) = (0, 0);
+    for plan in plans {
+        let inputs: Vec<Vec<u8>> = plan.inputs.iter().zip(1..).map(|(port, seed)| random(port, seed)).collect();
+        let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+        let mut trials: BTreeMap<usize, Vec<Trial>> = BTreeMap::new();
+        let effort = Effort { proposals: 4, products: true };
+        survey(&toolkit, &plan, effort, stream, &inputs, |trial| trials.entry(trial.step).or_default().push(trial))?;
+        for (step, trials) in trials {
+            tried += trials.len();
+            wrong += print(&plan, step, trials);
+        }
     }
-    anyhow::ensure!(wrong == 0, "{wrong} candidates are wrong");
+    anyhow::ensure!(wrong == 0, "{wrong} of {tried} candidates are wrong");
+    println!("{tried} candidates, none wrong");
     Ok(())
+}
+
+/// Prints what a step's candidates took, the fastest first. Returns how many are wrong.
+fn print(plan: &Plan, step: usize, mut trials: Vec<Trial>) -> usize {
+    let tolerance = match plan.precision {
+        Precision::F16 => 4e-3,
+        Precision::Tf32 => 2e-3,
+        Precision::F32 => 1e-5,
+    };
+    let time = |trial: &Trial| trial.microseconds.as_ref().map_or(f32::INFINITY, |time| *time);
+    trials.sort_by(|a, b| time(a).total_cmp(&time(b)));
+    println!("{step} {} {:?} {}", plan.steps[step].kind(), plan.precision, plan.names[step]);
+    let mut wrong = 0;
+    for Trial { name, microseconds, error, shrunk, strayed, .. } in trials {
+        match microseconds {
+            Ok(time) => {
+                let judged = if error > tolerance || strayed { "  WRONG" } else { "" };
+                let strayed = if strayed { ", and wrote elsewhere" } else { "" };
+                wrong += usize::from(!judged.is_empty());
+                println!("  {time:8.2} us  error {error:.1e}{judged}{strayed}  shrunk by {shrunk:7.0e}  {name}");
+            }
+            Err(why) => println!("  failed: {name}: {why}"),
+        }
+    }
+    wrong
+}
+
+/// A model's plans.
+fn plans_of(file: &str, precision: &str, batches: &str, sizes: &[&str]) -> anyhow::Result<Vec<Plan>> {
+    let model = graph::Model::read(Path::new(file))?;
+    let precision = Precision::from_name(precision).context("precision: f32, tf32 or f16")?;
+    let plan = |batch: &str| {
+        let mut options = graph::Options::new(batch.parse().context("batches")?, precision);
+        for size in sizes {
+            let (name, value) = size.split_once('=').context("sizes are NAME=SIZE")?;
+            options.sizes.insert(name.to_owned(), value.parse()?);
+        }
+        Ok(graph::compile(&model, &options)?)
+    };
+    batches.split(',').map(plan).collect()
+}
+
+/// Numbers between -0.5 and 0.5; for integers, few and small ones.
+fn random(port: &Port, seed: u64) -> Vec<u8> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((state >> 40) as f32 / (1 << 24) as f32) - 0.5
+    };
+    let data: Vec<f32> = (0..port.dims.iter().product()).map(|_| next()).collect();
+    let array = match is_float(port.dtype) {
+        true => Array::floats(&port.dims, data),
+        false => Array::ints(&port.dims, data.iter().map(|x| (x * 10.0) as i64 + 5).collect()),
+    };
+    let mut bytes = vec![0; array.elements() * port.dtype.size().unwrap_or(1)];
+    array.store_strided(port.dtype, &row_major(&port.dims), 0, &mut bytes);
+    bytes
 }
 
 /// For NVRTC on a machine without a GPU: each source with its options in the first line.
@@ -95,7 +129,7 @@ fn write_sources(folder: &Path) -> anyhow::Result<()> {
         versions: String::new(),
     };
     std::fs::create_dir_all(folder)?;
-    let mut plans: Vec<Plan> = cases().iter().map(|case| plan_of(case).0).collect();
+    let mut plans: Vec<Plan> = cases().iter().map(plan_of).collect();
     for path in std::env::args().skip(3) {
         let model = graph::Model::read(Path::new(&path))?;
         for precision in [Precision::F16, Precision::Tf32] {
@@ -290,7 +324,7 @@ fn cases() -> Vec<Case> {
 }
 
 /// A plan of the step alone: its tensors are inputs and an output, each as large as what it may touch.
-fn plan_of(case: &Case) -> (Plan, Vec<Vec<f32>>) {
+fn plan_of(case: &Case) -> Plan {
     let port = |tensor: &Tensor| Port {
         name: String::new(),
         dtype: tensor.dtype,
@@ -298,173 +332,14 @@ fn plan_of(case: &Case) -> (Plan, Vec<Vec<f32>>) {
     };
     let mut reads: Vec<&Tensor> = case.step.reads();
     reads.sort_by_key(|tensor| tensor.place);
-    let inputs: Vec<Port> = reads.iter().map(|tensor| port(tensor)).collect();
-    let mut state = 1u64;
-    let mut next = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((state >> 40) as f32 / (1 << 24) as f32) - 0.5
-    };
-    let values = inputs
-        .iter()
-        .map(|port| {
-            (0..port.dims[0])
-                .map(|_| next())
-                .map(|x| if port.dtype == DataType::Fp16 { f16::from_f32(x).to_f32() } else { x })
-                .collect()
-        })
-        .collect();
-    let plan = Plan {
+    Plan {
         precision: case.precision,
-        inputs,
+        inputs: reads.iter().map(|tensor| port(tensor)).collect(),
         outputs: case.step.writes().iter().map(|tensor| port(tensor)).collect(),
         steps: vec![case.step.clone()],
         names: vec![case.what.clone()],
         weights: Weights::default(),
         constants: Vec::new(),
         workspace_bytes: 0,
-    };
-    (plan, values)
-}
-
-fn encode(dtype: DataType, values: &[f32]) -> Vec<u8> {
-    match dtype {
-        DataType::Fp16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
-        _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
     }
-}
-
-fn decode(dtype: DataType, bytes: &[u8]) -> Vec<f32> {
-    match dtype {
-        DataType::Fp16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
-        _ => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-    }
-}
-
-/// Reads an element of a tensor of four dimensions (or fewer, with leading zeros left out).
-fn at(tensor: &Tensor, inputs: &[Vec<f32>], index: &[usize]) -> f64 {
-    let Place::Input(which) = tensor.place else { unreachable!("cases read inputs alone") };
-    f64::from(inputs[which][place(tensor, index)])
-}
-
-fn place(tensor: &Tensor, index: &[usize]) -> usize {
-    index.iter().zip(&tensor.strides).map(|(i, stride)| *i as isize * stride).sum::<isize>() as usize
-}
-
-fn activate(activation: Activation, x: f64) -> f64 {
-    match activation {
-        Activation::Relu => x.max(0.0),
-        Activation::Clip { low, high } => x.clamp(f64::from(low), f64::from(high)),
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::Gelu => {
-            // erf after Abramowitz and Stegun 7.1.26, exact to 1.5e-7.
-            let z = x.abs() / std::f64::consts::SQRT_2;
-            let t = 1.0 / (1.0 + 0.3275911 * z);
-            let poly =
-                t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
-            let erf = (1.0 - poly * (-z * z).exp()).copysign(x);
-            0.5 * x * (1.0 + erf)
-        }
-        Activation::None => x,
-        other => unreachable!("no case of {other:?}"),
-    }
-}
-
-/// Calls back for indices of those dimensions: for all of them, or spread over them where all would take long.
-fn each(dims: &[usize], work: usize, mut body: impl FnMut(&[usize])) {
-    let mut index = vec![0; dims.len()];
-    let every = (dims.iter().product::<usize>() * work / 4_000_000).max(1) | 1;
-    for number in 0..dims.iter().product() {
-        if number % every == 0 {
-            body(&index);
-        }
-        for axis in (0..dims.len()).rev() {
-            index[axis] += 1;
-            if index[axis] < dims[axis] {
-                break;
-            }
-            index[axis] = 0;
-        }
-    }
-}
-
-/// The output by plain loops; NaN where it wasn't computed.
-fn reference(step: &Step, inputs: &[Vec<f32>]) -> Vec<f64> {
-    let written = step.writes()[0];
-    let mut out = vec![f64::NAN; written.span().end / written.element_bytes()];
-    match step {
-        Step::Conv(conv) => each(&conv.output.dims, conv.weight.elements() / conv.weight.dims[0], |index| {
-            let (n, o, y, x) = (index[0], index[1], index[2], index[3]);
-            let per = conv.weight.dims[1];
-            let from = o / (conv.output.dims[1] / conv.groups) * per;
-            let mut sum = conv.bias.as_ref().map_or(0.0, |bias| at(bias, inputs, &[o]));
-            for i in 0..conv.weight.dims[2] {
-                for j in 0..conv.weight.dims[3] {
-                    let (a, b) = (y * conv.window.strides[0] + i, x * conv.window.strides[1] + j);
-                    let (Some(a), Some(b)) =
-                        (a.checked_sub(conv.window.pads_before[0]), b.checked_sub(conv.window.pads_before[1]))
-                    else {
-                        continue;
-                    };
-                    if a >= conv.input.dims[2] || b >= conv.input.dims[3] {
-                        continue;
-                    }
-                    for c in 0..per {
-                        sum += at(&conv.input, inputs, &[n, from + c, a, b]) * at(&conv.weight, inputs, &[o, c, i, j]);
-                    }
-                }
-            }
-            sum += conv.residual.as_ref().map_or(0.0, |residual| at(residual, inputs, index));
-            out[place(&conv.output, index)] = activate(conv.activation, sum);
-        }),
-        Step::Gemm(gemm) => each(&gemm.output.dims, gemm.a.dims[gemm.a.dims.len() - 1], |index| {
-            let (batch, last) = index.split_at(index.len() - 2);
-            let k = *gemm.a.dims.last().expect("two dimensions");
-            let sum: f64 = (0..k)
-                .map(|k| {
-                    at(&gemm.a, inputs, &[batch, &[last[0], k]].concat())
-                        * at(&gemm.b, inputs, &[batch, &[k, last[1]]].concat())
-                })
-                .sum();
-            let bias = gemm.bias.as_ref().map_or(0.0, |bias| at(bias, inputs, &[last[1]]));
-            out[place(&gemm.output, index)] = activate(gemm.activation, sum * f64::from(gemm.alpha) + bias);
-        }),
-        Step::Attention(attention) => each(&attention.query.dims[..3], attention.key.dims[2] * 128, |row| {
-            let scores: Vec<f64> = (0..attention.key.dims[2])
-                .map(|j| {
-                    let dot: f64 = (0..attention.query.dims[3])
-                        .map(|d| {
-                            at(&attention.query, inputs, &[row[0], row[1], row[2], d])
-                                * at(&attention.key, inputs, &[row[0], row[1], j, d])
-                        })
-                        .sum();
-                    let mask =
-                        attention.mask.as_ref().map_or(0.0, |mask| at(mask, inputs, &[row[0], row[1], row[2], j]));
-                    (dot * f64::from(attention.scale) + mask).exp()
-                })
-                .collect();
-            let sum: f64 = scores.iter().sum();
-            for d in 0..attention.value.dims[3] {
-                let value: f64 = scores
-                    .iter()
-                    .enumerate()
-                    .map(|(j, score)| score * at(&attention.value, inputs, &[row[0], row[1], j, d]))
-                    .sum();
-                out[place(&attention.output, &[row[0], row[1], row[2], d])] = value / sum;
-            }
-        }),
-        Step::Pool(pool) => each(&pool.output.dims, 9, |index| {
-            let mut most = f64::NEG_INFINITY;
-            for i in 0..3 {
-                for j in 0..3 {
-                    let (a, b) = ((index[2] * 2 + i).wrapping_sub(1), (index[3] * 2 + j).wrapping_sub(1));
-                    if a < pool.input.dims[2] && b < pool.input.dims[3] {
-                        most = most.max(at(&pool.input, inputs, &[index[0], index[1], a, b]));
-                    }
-                }
-            }
-            out[place(&pool.output, index)] = most;
-        }),
-        _ => unreachable!("no case of it"),
-    }
-    out
 }

@@ -29,12 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 options.sizes.insert(name.to_owned(), size.parse()?);
             }
             "--precision" => {
-                options.precision = match value()?.as_str() {
-                    "f32" => Precision::F32,
-                    "tf32" => Precision::Tf32,
-                    "f16" => Precision::F16,
-                    other => return Err(format!("{other} is not f32, tf32 or f16").into()),
-                };
+                options.precision = Precision::from_name(&value()?).ok_or("--precision takes f32, tf32 or f16")?;
             }
             "--no-fuse" => options.fuse = false,
             "--convert-in-steps" => options.convert_in_steps = true,

@@ -55,6 +55,16 @@ pub enum Precision {
     F16,
 }
 
+impl Precision {
+    /// The one of that name: `f32`, `tf32` or `f16`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [("f32", Self::F32), ("tf32", Self::Tf32), ("f16", Self::F16)]
+            .into_iter()
+            .find(|known| known.0 == name)
+            .map(|known| known.1)
+    }
+}
+
 /// The memory that a tensor is in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Place {

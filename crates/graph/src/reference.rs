@@ -5,54 +5,88 @@ use crate::evaluate::evaluate;
 use crate::ir::Op;
 use crate::plan::{Place, Plan, Step, Tensor};
 
-/// The memory of a plan. What weighs much is made once and used for many executions.
+/// What a plan computes on, as it lies in memory.
+#[derive(Clone)]
+pub struct Memory {
+    /// The weights.
+    pub weights: Vec<u8>,
+    /// The workspace.
+    pub workspace: Vec<u8>,
+    /// The inputs, row-major in the model's types.
+    pub inputs: Vec<Vec<u8>>,
+    /// The outputs, likewise.
+    pub outputs: Vec<Vec<u8>>,
+}
+
+impl Memory {
+    /// The elements of a tensor.
+    pub fn load(&self, plan: &Plan, tensor: &Tensor) -> Array {
+        let memory = match tensor.place {
+            Place::Weights => &self.weights,
+            Place::Constants => &plan.constants,
+            Place::Workspace => &self.workspace,
+            Place::Input(position) => &self.inputs[position],
+            Place::Output(position) => &self.outputs[position],
+        };
+        Array::load(tensor.dtype, &tensor.dims, &tensor.strides, tensor.offset, memory)
+    }
+
+    /// Puts elements where a tensor is that steps may write.
+    pub fn store(&mut self, tensor: &Tensor, array: &Array) {
+        let memory = match tensor.place {
+            Place::Workspace => &mut self.workspace,
+            Place::Output(position) => &mut self.outputs[position],
+            place => panic!("a step writes to {place:?}"),
+        };
+        array.store_strided(tensor.dtype, &tensor.strides, tensor.offset, memory);
+    }
+}
+
+/// Executes a plan. What weighs much is made once and used for many executions.
 pub struct Reference<'a> {
     plan: &'a Plan,
-    weights: Vec<u8>,
-    workspace: Vec<u8>,
+    memory: Memory,
 }
 
 impl<'a> Reference<'a> {
     /// Makes the weights and a workspace, filled with what no plan may rely on.
     pub fn new(plan: &'a Plan) -> Self {
-        Self { plan, weights: plan.weights.to_bytes(), workspace: vec![0xff; plan.workspace_bytes] }
+        let (weights, workspace) = (plan.weights.to_bytes(), vec![0xff; plan.workspace_bytes]);
+        Self { plan, memory: Memory { weights, workspace, inputs: Vec::new(), outputs: Vec::new() } }
     }
 
     /// Executes the plan: row-major inputs in the model's types, and such outputs.
     pub fn run(&mut self, inputs: &[&[u8]]) -> Vec<Vec<u8>> {
+        self.begin(inputs);
+        (0..self.plan.steps.len()).for_each(|at| self.step(at));
+        std::mem::take(&mut self.memory.outputs)
+    }
+
+    /// Takes the inputs of an execution whose steps are called for one by one.
+    pub fn begin(&mut self, inputs: &[&[u8]]) {
         let bytes =
             |port: &crate::plan::Port| port.dims.iter().product::<usize>() * crate::weights::element_bytes(port.dtype);
         for (input, port) in inputs.iter().zip(&self.plan.inputs) {
             assert_eq!(input.len(), bytes(port), "input {:?} has the bytes of {:?}", port.name, port.dims);
         }
         assert_eq!(inputs.len(), self.plan.inputs.len(), "one for each input");
-        let mut outputs: Vec<_> = self.plan.outputs.iter().map(|port| vec![0xff; bytes(port)]).collect();
-        for step in &self.plan.steps {
-            let read = step.reads().into_iter().map(|tensor| self.load(tensor, inputs, &outputs)).collect::<Vec<_>>();
-            let writes = step.writes();
-            let results: Vec<_> = writes.iter().map(|tensor| (tensor.dtype, &tensor.dims[..])).collect();
-            let arrays = compute(step, &read.iter().collect::<Vec<_>>(), &results);
-            for (array, tensor) in arrays.iter().zip(writes) {
-                let memory = match tensor.place {
-                    Place::Workspace => &mut self.workspace,
-                    Place::Output(position) => &mut outputs[position],
-                    place => panic!("a step writes to {place:?}"),
-                };
-                array.store_strided(tensor.dtype, &tensor.strides, tensor.offset, memory);
-            }
-        }
-        outputs
+        self.memory.inputs = inputs.iter().map(|input| input.to_vec()).collect();
+        self.memory.outputs = self.plan.outputs.iter().map(|port| vec![0xff; bytes(port)]).collect();
     }
 
-    fn load(&self, tensor: &Tensor, inputs: &[&[u8]], outputs: &[Vec<u8>]) -> Array {
-        let memory = match tensor.place {
-            Place::Weights => &self.weights,
-            Place::Constants => &self.plan.constants,
-            Place::Workspace => &self.workspace,
-            Place::Input(position) => inputs[position],
-            Place::Output(position) => &outputs[position],
-        };
-        Array::load(tensor.dtype, &tensor.dims, &tensor.strides, tensor.offset, memory)
+    /// Executes one step. Those before it have been.
+    pub fn step(&mut self, at: usize) {
+        let step = &self.plan.steps[at];
+        let read: Vec<Array> = step.reads().into_iter().map(|tensor| self.memory.load(self.plan, tensor)).collect();
+        let writes = step.writes();
+        let results: Vec<_> = writes.iter().map(|tensor| (tensor.dtype, &tensor.dims[..])).collect();
+        let arrays = compute(step, &read.iter().collect::<Vec<_>>(), &results);
+        arrays.iter().zip(writes).for_each(|(array, tensor)| self.memory.store(tensor, array));
+    }
+
+    /// All memory, as the steps so far left it.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
     }
 }
 

@@ -8,7 +8,7 @@ use dnn::cudnnBackendAttributeName_t as Name;
 use dnn::cudnnBackendAttributeType_t as Type;
 use dnn::cudnnBackendDescriptorType_t as Kind;
 use dnn::cudnnPointwiseMode_t as Mode;
-use graph::plan::{Activation, Conv, DataType, Tensor};
+use graph::plan::{Activation, Conv, DataType, Tensor, channels_last};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
@@ -181,9 +181,30 @@ fn longs(values: &[usize]) -> Vec<i64> {
     values.iter().map(|&value| value as i64).collect()
 }
 
+/// Whether channels lie beside one another, those of a pixel or of a filter's tap. cuDNN takes other strides, too, and computes something else.
+fn is_channels_last(tensor: &Tensor) -> bool {
+    tensor.dims[1] == 1 || tensor.strides[1] == 1
+}
+
+/// Whether a filter lies as cuDNN expects it: by output, tap and channel. Depthwise ones of ours lie by tap and output.
+fn is_by_output(weight: &Tensor) -> bool {
+    let expected = channels_last(&weight.dims);
+    weight
+        .dims
+        .iter()
+        .zip(weight.strides.iter().zip(&expected))
+        .all(|(&dim, (stride, expected))| dim == 1 || stride == expected)
+}
+
 /// Strides as cuDNN likes them: those of dimensions with one element are what they would be if there were more.
 fn strides(tensor: &Tensor) -> Vec<i64> {
-    tensor.strides.iter().map(|&stride| stride.max(1) as i64).collect()
+    let channels = |axis: usize| axis == 1 && tensor.dims[1] == 1;
+    tensor
+        .strides
+        .iter()
+        .enumerate()
+        .map(|(axis, &stride)| if channels(axis) { 1 } else { stride.max(1) as i64 })
+        .collect()
 }
 
 fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Described>>, Error> {
@@ -193,6 +214,10 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Descri
     else {
         return Ok(None);
     };
+    let images = [Some(&step.input), step.residual.as_ref(), Some(&step.output)];
+    if !images.into_iter().flatten().all(is_channels_last) || !is_by_output(&step.weight) {
+        return Ok(None);
+    }
     let last = match step.activation {
         Activation::None => None,
         activation => match mode(activation) {

@@ -1,5 +1,6 @@
 //! Finds the fastest kernel of each step, on the device, in graphs as it will run.
 
+use super::agree::{Verdict, agree};
 use super::launch::{Launch, Memory};
 use super::{ALIGNMENT, Effort, Ready, Wanted, dnn, dnn_rank, lt};
 use crate::choices::Choices;
@@ -7,7 +8,8 @@ use crate::streams::instantiate;
 use crate::toolkit::{Error, Toolkit, check};
 use cudarc::driver::sys as driver;
 use graph::Plan;
-use graph::plan::{Precision, Step};
+use graph::array::Array;
+use graph::plan::{DataType, Place, Precision, Step};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,6 +19,13 @@ const LAUNCHES: usize = 8;
 
 /// A candidate that takes this much longer than the best so far isn't measured a second time.
 const HOPELESS: f32 = 1.25;
+
+/// How many random numbers there are before they repeat: a prime.
+const NUMBERS: usize = 1_000_003;
+
+/// How many bytes of a tensor are compared, in how many pieces where it has more.
+const LOOKED_AT: usize = 8 << 20;
+const PIECES: usize = 8;
 
 /// Measures every step that isn't in the choices yet, and keeps the results.
 pub(super) fn choose(
@@ -43,17 +52,20 @@ pub(super) fn choose(
     let all = candidates(toolkit, plan, wanted, &open, effort)?;
     let field = Field::new(plan, scratch_bytes(&all), stream)?;
     for (at, candidates) in all {
-        let mut best: Option<(f32, String, Ready)> = None;
+        let (mut timed, mut limit) = (Vec::new(), f32::INFINITY);
         for (name, ready) in candidates {
-            let limit = best.as_ref().map_or(f32::INFINITY, |(best, ..)| *best);
             // A candidate that can't be captured or launched is no candidate.
             match field.time(&ready, limit) {
-                Ok(microseconds) if microseconds < limit => best = Some((microseconds, name, ready)),
-                Ok(_) => {}
+                Ok(microseconds) => {
+                    limit = limit.min(microseconds);
+                    timed.push((microseconds, name, ready));
+                }
                 Err(error) => tracing::debug!(%error, name, "a candidate failed"),
             }
         }
-        let Some((microseconds, name, ready)) = best else { continue };
+        timed.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let right = right(&field, plan, at, &timed)?;
+        let Some((microseconds, name, ready)) = right.map(|which| timed.swap_remove(which)) else { continue };
         tracing::debug!(signature = wanted[at].signature, name, microseconds, "chosen");
         toolkit.choices().lock().expect("nobody panics while holding it").set(
             &wanted[at].signature,
@@ -68,10 +80,43 @@ pub(super) fn choose(
     Ok(())
 }
 
-/// For each of some steps, every kernel with its name.
-type Candidates = Vec<(usize, Vec<(String, Ready)>)>;
+/// The first of these candidates of a step that is ours or agrees with ours.
+fn right(field: &Field, plan: &Plan, at: usize, candidates: &[(f32, String, Ready)]) -> Result<Option<usize>, Error> {
+    let step = &plan.steps[at];
+    let Some((_, _, own)) = candidates.iter().find(|(_, _, ready)| matches!(ready, Ready::Own(_))) else {
+        return Ok((!candidates.is_empty()).then_some(0));
+    };
+    let mut ours = None;
+    for (which, (_, name, ready)) in candidates.iter().enumerate() {
+        if matches!(ready, Ready::Own(_)) {
+            return Ok(Some(which));
+        }
+        let ours = match &mut ours {
+            Some(ours) => ours,
+            none => none.insert(field.results(own, step)?),
+        };
+        match agree(plan.precision, ours, &field.results(ready, step)?) {
+            Verdict::Agree => return Ok(Some(which)),
+            Verdict::Differ(by) => {
+                tracing::warn!(
+                    name,
+                    by,
+                    step = plan.names.get(at),
+                    "a library computes something else than our kernels: ours is taken"
+                );
+            }
+            Verdict::CutOff(by) => {
+                tracing::debug!(name, by, step = plan.names.get(at), "a library cuts off instead of rounding");
+            }
+        }
+    }
+    Ok(None)
+}
 
-fn candidates(
+/// For each of some steps, every kernel with its name.
+pub(super) type Candidates = Vec<(usize, Vec<(String, Ready)>)>;
+
+pub(super) fn candidates(
     toolkit: &Toolkit,
     plan: &Plan,
     wanted: &[Wanted],
@@ -110,56 +155,8 @@ fn candidates(
     Ok(all)
 }
 
-fn scratch_bytes(all: &Candidates) -> usize {
+pub(super) fn scratch_bytes(all: &Candidates) -> usize {
     all.iter().flat_map(|(_, candidates)| candidates.iter().map(|(_, ready)| ready.scratch_bytes())).max().unwrap_or(0)
-}
-
-/// What a candidate of a step took, and what it computed.
-pub struct Trial {
-    /// Which step of the plan.
-    pub step: usize,
-    /// The candidate's name.
-    pub name: String,
-    /// What it took, or why it failed.
-    pub microseconds: Result<f32, Error>,
-    /// The plan's outputs after it ran.
-    pub outputs: Vec<Vec<u8>>,
-}
-
-/// Runs every candidate of every step on these inputs, each after outputs are cleared: to check and to compare kernels.
-pub fn survey(
-    toolkit: &Toolkit,
-    plan: &Plan,
-    effort: Effort,
-    stream: driver::CUstream,
-    inputs: &[Vec<u8>],
-    mut each: impl FnMut(Trial),
-) -> Result<(), Error> {
-    let wanted = Wanted::all(plan, toolkit.facts())?;
-    let open: Vec<usize> = (0..wanted.len()).collect();
-    let all = candidates(toolkit, plan, &wanted, &open, effort)?;
-    let field = Field::new(plan, scratch_bytes(&all), stream)?;
-    for (&address, bytes) in field.inputs.iter().zip(inputs) {
-        // SAFETY: the memory is as large as the plan's input.
-        check("cuMemcpyHtoD", unsafe { driver::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) })?;
-    }
-    for (step, candidates) in all {
-        for (name, ready) in candidates {
-            let mut outputs: Vec<Vec<u8>> = plan.outputs.iter().map(|port| vec![0; bytes_of(port)]).collect();
-            let clear = |value: u8| {
-                for (&address, bytes) in field.outputs.iter().zip(&outputs) {
-                    // SAFETY: the memory is as large as the plan's output.
-                    check("cuMemsetD8", unsafe { driver::cuMemsetD8_v2(address, value, bytes.len()) })?;
-                }
-                Ok::<_, Error>(())
-            };
-            clear(0xff)?;
-            let microseconds = field.time(&ready, f32::INFINITY);
-            field.read(&mut outputs)?;
-            each(Trial { step, name, microseconds, outputs });
-        }
-    }
-    Ok(())
 }
 
 fn bytes_of(port: &graph::plan::Port) -> usize {
@@ -237,68 +234,166 @@ fn engines(
     Ok(results.into_iter().map(|result| result.into_inner().expect("nobody panics while holding it")).collect())
 }
 
+/// Random numbers between -0.5 and 0.5 in the type that a plan computes in. So many that no tensor's rows are alike.
+fn numbers(precision: Precision) -> Vec<u8> {
+    let mut state = 1u64;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+    };
+    let dtype = if precision == Precision::F16 { DataType::Fp16 } else { DataType::Fp32 };
+    let array = Array::floats(&[NUMBERS], (0..NUMBERS).map(|_| next()).collect());
+    let mut bytes = vec![0; NUMBERS * dtype.size().unwrap_or(1)];
+    array.store_strided(dtype, &[1], 0, &mut bytes);
+    bytes
+}
+
 /// Memory like that of a real execution, and what times need.
-struct Field {
+pub(super) struct Field {
     stream: driver::CUstream,
     allocations: Vec<driver::CUdeviceptr>,
+    /// Random numbers, and how many bytes of them.
+    pattern: (driver::CUdeviceptr, usize),
     weights: driver::CUdeviceptr,
     constants: driver::CUdeviceptr,
     workspace: driver::CUdeviceptr,
     scratch: driver::CUdeviceptr,
     inputs: Vec<driver::CUdeviceptr>,
     outputs: Vec<driver::CUdeviceptr>,
+    /// The workspace and the outputs, with their bytes.
+    written: Vec<(driver::CUdeviceptr, usize)>,
     begin: driver::CUevent,
     end: driver::CUevent,
 }
 
 impl Field {
-    fn new(plan: &Plan, scratch_bytes: usize, stream: driver::CUstream) -> Result<Self, Error> {
+    pub(super) fn new(plan: &Plan, scratch_bytes: usize, stream: driver::CUstream) -> Result<Self, Error> {
         let mut allocations = Vec::new();
+        let numbers = numbers(plan.precision);
         let mut take = |bytes: usize| {
             let mut address = 0;
             let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
-            // SAFETY: the pointer is to a live variable, and what is set is what was allocated. The pattern is a small number in all types.
-            unsafe {
-                check("cuMemAlloc", driver::cuMemAlloc_v2(&raw mut address, bytes))?;
-                check("cuMemsetD16", driver::cuMemsetD16_v2(address, 0x2c00, bytes / 2))?;
-            }
+            // SAFETY: the pointer is to a live variable.
+            check("cuMemAlloc", unsafe { driver::cuMemAlloc_v2(&raw mut address, bytes) })?;
             allocations.push(address);
-            Ok::<_, Error>(address)
+            Ok::<_, Error>((address, bytes))
         };
+        let pattern = take(numbers.len())?.0;
         let weights = take(plan.weights.len())?;
         let constants = take(plan.constants.len())?;
         let workspace = take(plan.workspace_bytes)?;
         let scratch = take(scratch_bytes)?;
-        let inputs = plan.inputs.iter().map(|input| take(bytes_of(input))).collect::<Result<_, _>>()?;
-        let outputs = plan.outputs.iter().map(|output| take(bytes_of(output))).collect::<Result<_, _>>()?;
+        let inputs = plan.inputs.iter().map(|input| take(bytes_of(input))).collect::<Result<Vec<_>, _>>()?;
+        let outputs = plan.outputs.iter().map(|output| take(bytes_of(output))).collect::<Result<Vec<_>, _>>()?;
         let (mut begin, mut end) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the pointers are to live variables.
         unsafe {
             check("cuEventCreate", driver::cuEventCreate(&raw mut begin, 0))?;
             check("cuEventCreate", driver::cuEventCreate(&raw mut end, 0))?;
         }
-        Ok(Self { stream, allocations, weights, constants, workspace, scratch, inputs, outputs, begin, end })
+        let address = |all: &[(driver::CUdeviceptr, usize)]| all.iter().map(|part| part.0).collect();
+        let field = Self {
+            stream,
+            allocations,
+            pattern: (pattern, numbers.len()),
+            weights: weights.0,
+            constants: constants.0,
+            workspace: workspace.0,
+            scratch: scratch.0,
+            inputs: address(&inputs),
+            outputs: address(&outputs),
+            written: [&[workspace], &outputs[..]].concat(),
+            begin,
+            end,
+        };
+        field.put(pattern, &numbers)?;
+        field.fill(&[&[weights, constants, scratch], &inputs[..], &field.written].concat())?;
+        Ok(field)
     }
 
-    fn memory(&self) -> Memory<'_> {
+    pub(super) fn memory(&self) -> Memory<'_> {
         let &Self { weights, constants, workspace, scratch, .. } = self;
         Memory { weights, constants, workspace, scratch, inputs: &self.inputs, outputs: &self.outputs }
     }
 
-    /// What is in the outputs once all that was launched is done.
-    fn read(&self, outputs: &mut [Vec<u8>]) -> Result<(), Error> {
-        // SAFETY: each buffer is as large as the plan's output.
+    /// Fills memory with random numbers, always the same.
+    fn fill(&self, parts: &[(driver::CUdeviceptr, usize)]) -> Result<(), Error> {
+        let (pattern, length) = self.pattern;
+        for &(address, bytes) in parts {
+            for offset in (0..bytes).step_by(length) {
+                let count = length.min(bytes - offset);
+                // SAFETY: both are allocated, and as long as is said.
+                check("cuMemcpyDtoDAsync", unsafe {
+                    driver::cuMemcpyDtoDAsync_v2(address + offset as u64, pattern, count, self.stream)
+                })?;
+            }
+        }
+        // SAFETY: the stream lives.
+        check("cuStreamSynchronize", unsafe { driver::cuStreamSynchronize(self.stream) })
+    }
+
+    /// What a kernel makes of random numbers: all that its step writes, or a part of it where that is much.
+    fn results(&self, ready: &Ready, step: &Step) -> Result<Vec<f32>, Error> {
+        self.fill(&self.written)?;
+        ready.enqueue(self.stream, &self.memory())?;
+        // SAFETY: the stream lives.
+        check("cuStreamSynchronize", unsafe { driver::cuStreamSynchronize(self.stream) })?;
+        let mut results = Vec::new();
+        for tensor in step.writes() {
+            let base = match tensor.place {
+                Place::Output(position) => self.outputs[position],
+                _ => self.workspace,
+            };
+            let (span, size) = (tensor.span(), tensor.element_bytes());
+            let pieces = if span.len() > LOOKED_AT { PIECES } else { 1 };
+            let length = span.len().min(LOOKED_AT) / pieces / size * size;
+            for piece in 0..pieces {
+                let start = span.start + (span.len() - length) / size * piece / (pieces - 1).max(1) * size;
+                let mut bytes = vec![0u8; length];
+                // SAFETY: that much of the tensor is there, and in the buffer.
+                check("cuMemcpyDtoH", unsafe {
+                    driver::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), base + start as u64, length)
+                })?;
+                let elements = [length / size];
+                results.extend_from_slice(&Array::load(tensor.dtype, &elements, &[1], 0, &bytes).to_floats());
+            }
+        }
+        Ok(results)
+    }
+
+    /// Puts there what no step writes.
+    pub(super) fn put_constant(&self, plan: &Plan, memory: &graph::reference::Memory) -> Result<(), Error> {
+        self.put(self.weights, &memory.weights)?;
+        self.put(self.constants, &plan.constants)?;
+        self.inputs.iter().zip(&memory.inputs).try_for_each(|(&address, bytes)| self.put(address, bytes))
+    }
+
+    /// Puts there what steps write.
+    pub(super) fn put_written(&self, memory: &graph::reference::Memory) -> Result<(), Error> {
+        let parts = std::iter::once(&memory.workspace).chain(&memory.outputs);
+        self.written.iter().zip(parts).try_for_each(|(&(address, _), bytes)| self.put(address, bytes))
+    }
+
+    /// What steps have written, once all that was launched is done.
+    pub(super) fn read_written(&self, into: &mut graph::reference::Memory) -> Result<(), Error> {
+        // SAFETY: each buffer is as large as what is copied into it.
         unsafe {
             check("cuStreamSynchronize", driver::cuStreamSynchronize(self.stream))?;
-            for (&address, bytes) in self.outputs.iter().zip(outputs) {
+            let parts = std::iter::once(&mut into.workspace).chain(&mut into.outputs);
+            for (&(address, _), bytes) in self.written.iter().zip(parts) {
                 check("cuMemcpyDtoH", driver::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len()))?;
             }
         }
         Ok(())
     }
 
+    fn put(&self, address: driver::CUdeviceptr, bytes: &[u8]) -> Result<(), Error> {
+        // SAFETY: the memory is as large as the plan says, and so are the bytes.
+        check("cuMemcpyHtoD", unsafe { driver::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) })
+    }
+
     /// Microseconds of one launch. Hopeless ones are timed less carefully.
-    fn time(&self, ready: &Ready, limit: f32) -> Result<f32, Error> {
+    pub(super) fn time(&self, ready: &Ready, limit: f32) -> Result<f32, Error> {
         // Once outside of a graph: libraries load their code then.
         ready.enqueue(self.stream, &self.memory())?;
         let graph =

@@ -6,6 +6,7 @@
 //!
 //! Everything is compiled, measured and sized when a program is built. `enqueue` allocates nothing, waits for nothing and always does the same.
 
+mod agree;
 mod attention;
 mod dnn;
 mod expression;
@@ -14,13 +15,14 @@ mod launch;
 mod lt;
 mod measure;
 mod rows;
+mod survey;
 #[cfg(test)]
 mod tests;
 mod tile;
 mod window;
 
 pub(crate) use dnn::Engine;
-pub use measure::{Trial, survey};
+pub use survey::{Trial, survey};
 
 use crate::toolkit::{Error, Facts, Source, Toolkit, check};
 use cudarc::driver::sys as driver;

@@ -289,7 +289,7 @@ pub(crate) fn resize(step: &Resize) -> Recipe {
             Coordinates::PytorchHalfPixel => format!("((float){at} + 0.5f) / {} - 0.5f", number(scale)),
             Coordinates::Asymmetric => format!("(float){at} / {}", number(scale)),
             Coordinates::AlignCorners if output.dims[axis] == 1 => "0.0f".to_owned(),
-            Coordinates::AlignCorners => format!("(float){at} * {}", number((inside - 1.0) / (outside - 1.0))),
+            Coordinates::AlignCorners => format!("(float){at} * {}", number((inside - 1.0) / (scale * inside - 1.0))),
             Coordinates::HalfPixelSymmetric => {
                 let adjusted = outside / (scale * inside);
                 let shift = inside / 2.0 * (1.0 - adjusted);

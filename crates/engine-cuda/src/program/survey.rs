@@ -1,0 +1,89 @@
+//! Every kernel that may be chosen, against the reference: for checks, not for serving.
+
+use super::measure::{Field, candidates, scratch_bytes};
+use super::{Effort, Wanted, agree};
+use crate::toolkit::{Error, Toolkit};
+use cudarc::driver::sys as driver;
+use graph::Plan;
+use graph::plan::Step;
+use graph::reference::{Memory, Reference};
+use std::collections::BTreeSet;
+
+/// What a candidate of a step took, and how right it was.
+pub struct Trial {
+    /// Which step of the plan.
+    pub step: usize,
+    /// The candidate's name.
+    pub name: String,
+    /// What it took, or why it failed.
+    pub microseconds: Result<f32, Error>,
+    /// The largest difference from the reference, over the largest of its numbers.
+    pub error: f64,
+    /// By what part its numbers are too small, on average.
+    pub shrunk: f64,
+    /// Whether it wrote where it shouldn't have.
+    pub strayed: bool,
+}
+
+/// Executes the plan with the reference, and every candidate of every step on the device, on the memory that the reference has then. Of steps that are computed alike, the first is.
+pub fn survey(
+    toolkit: &Toolkit,
+    plan: &Plan,
+    effort: Effort,
+    stream: driver::CUstream,
+    inputs: &[&[u8]],
+    mut each: impl FnMut(Trial),
+) -> Result<(), Error> {
+    let wanted = Wanted::all(plan, toolkit.facts())?;
+    let mut seen = BTreeSet::new();
+    let open: Vec<usize> = (0..wanted.len()).filter(|&at| seen.insert(&wanted[at].signature)).collect();
+    let all = candidates(toolkit, plan, &wanted, &open, effort)?;
+    let field = Field::new(plan, scratch_bytes(&all), stream)?;
+    let mut reference = Reference::new(plan);
+    reference.begin(inputs);
+    field.put_constant(plan, reference.memory())?;
+    let mut done = 0;
+    for (at, candidates) in all {
+        (done..at).for_each(|at| reference.step(at));
+        let before = reference.memory().clone();
+        reference.step(at);
+        done = at + 1;
+        let step = &plan.steps[at];
+        for (name, ready) in candidates {
+            field.put_written(&before)?;
+            // Launched several times, as it is when it is timed, unless it can't be repeated.
+            let once = in_place(step);
+            let microseconds = match once {
+                true => ready.enqueue(stream, &field.memory()).map(|()| f32::NAN),
+                false => field.time(&ready, f32::INFINITY),
+            };
+            let mut got = before.clone();
+            field.read_written(&mut got)?;
+            let (error, shrunk, strayed) = compare(plan, step, got, reference.memory());
+            let microseconds =
+                if once { microseconds.and_then(|_| field.time(&ready, f32::INFINITY)) } else { microseconds };
+            each(Trial { step: at, name, microseconds, error, shrunk, strayed });
+        }
+    }
+    Ok(())
+}
+
+/// Whether a step writes over what it reads.
+fn in_place(step: &Step) -> bool {
+    let reads = step.reads();
+    let overlap = |a: &std::ops::Range<usize>, b: &std::ops::Range<usize>| a.start < b.end && b.start < a.end;
+    step.writes().iter().any(|to| reads.iter().any(|from| from.place == to.place && overlap(&from.span(), &to.span())))
+}
+
+/// How far what the step wrote is from what it should have written; whether anything else changed.
+fn compare(plan: &Plan, step: &Step, mut got: Memory, expected: &Memory) -> (f64, f64, bool) {
+    let (mut error, mut shrunk) = (0.0f64, 0.0f64);
+    for tensor in step.writes() {
+        let (right, found) = (expected.load(plan, tensor), got.load(plan, tensor));
+        let (numbers, found) = (right.to_floats(), found.to_floats());
+        error = error.max(agree::apart(&numbers, &found));
+        shrunk = shrunk.max(agree::shrunk(&numbers, &found));
+        got.store(tensor, &right);
+    }
+    (error, shrunk, got.workspace != expected.workspace || got.outputs != expected.outputs)
+}
