@@ -1,6 +1,6 @@
 //! Runs every candidate kernel of some steps on a GPU, compares each with the reference, and prints what it took.
 //!
-//! `kernels CACHE`: steps that are hard or frequent, one line for each candidate; exits with an error if one is wrong. `kernels CACHE PRECISION BATCHES MODEL.onnx [NAME=SIZE ...]`:
+//! `kernels CACHE [TEXT]`: steps that are hard or frequent, or those of them that have TEXT in their description; one line for each candidate; exits with an error if one is wrong. `kernels CACHE PRECISION BATCHES MODEL.onnx [NAME=SIZE ...]`:
 //! the steps of a model instead, for instance `kernels cache f16 1,4 lenet.onnx`, on memory as it is when they are reached. `kernels FOLDER sources [MODEL.onnx ...]` needs no GPU:
 //! it writes what would be compiled, for these cases and for models.
 
@@ -34,9 +34,12 @@ fn main() -> anyhow::Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let (cache, plans) = match arguments[..] {
         [_, folder, "sources", ..] => return write_sources(Path::new(folder)),
-        [_, cache] => (cache, cases().iter().map(plan_of).collect()),
+        [_, cache] | [_, cache, _] => {
+            let text = arguments.get(2).copied().unwrap_or_default();
+            (cache, cases().iter().filter(|case| case.what.contains(text)).map(plan_of).collect())
+        }
         [_, cache, precision, batches, model, ref sizes @ ..] => (cache, plans_of(model, precision, batches, sizes)?),
-        _ => anyhow::bail!("usage: kernels CACHE [PRECISION BATCHES MODEL.onnx [NAME=SIZE ...]]"),
+        _ => anyhow::bail!("usage: kernels CACHE [TEXT | PRECISION BATCHES MODEL.onnx [NAME=SIZE ...]]"),
     };
     let gpu = Gpu::open(0).map_err(anyhow::Error::msg)?;
     gpu.enter()?;
@@ -312,13 +315,15 @@ fn cases() -> Vec<Case> {
         all.push(activated(conv(precision, 2, 64, 14, 384, 1, 1, 1, false), Activation::Clip { low: 0.0, high: 6.0 }));
         all.push(activated(conv(precision, 2, 96, 13, 100, 1, 1, 1, true), Activation::Silu));
         all.push(attention(precision, 2, 3, 77, 64, true));
+        all.push(attention(precision, 1, 2, 70, 32, false));
+        all.push(attention(precision, 1, 2, 33, 128, true));
+        all.push(attention(precision, 8, 12, 128, 64, true));
         all.push(pool(precision));
     }
     all.push(conv(F16, 8, 64, 56, 64, 3, 1, 1, false));
     all.push(conv(F16, 8, 256, 14, 256, 3, 1, 1, false));
     all.push(conv(F16, 8, 256, 56, 64, 1, 1, 1, false));
     all.push(conv(F16, 8, 144, 56, 144, 3, 1, 144, false));
-    all.push(attention(F16, 8, 12, 128, 64, true));
     all.push(gemm(F16, &[], 4096, 768, 3072, false, Activation::Gelu));
     all
 }

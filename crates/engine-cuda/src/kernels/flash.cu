@@ -1,21 +1,46 @@
-// Attention on tensor cores, after FlashAttention-2: a warp owns 16 rows of queries, keys and values come in tiles of 64 through two buffers, the softmax is
-// carried along. All F16 with sums in f32; rows of WIDTH, a multiple of 16 up to 128.
+// Attention on tensor cores, after FlashAttention-2: a warp owns 16 rows of queries, keys and values come in tiles through two buffers, the softmax is carried
+// along. Everything is F16, or everything f32, and sums are f32. Rows of WIDTH, a multiple of 16 up to 128.
 //
-// Given: as in attention.cu, with WARPS.
+// F16 and f32 differ in the multiply, which takes 32 bytes of a row at a time in the same registers, and in how values are read.
+//
+// Given: as in attention.cu, with WARPS, TILE (keys at a time), IN_F16, EXACT (f32 only: as exact as f32, else as TF32).
 
-#define TILE 64
-#define PITCH (WIDTH + 8)  // 16 bytes more than a row, so that ldmatrix meets no bank twice
-#define CHUNKS (WIDTH / 8)
-#define PARTS (WIDTH / 16)
+#if IN_F16
+typedef half_bits In;
+#define SIZE 2
+#else
+typedef float In;
+#define SIZE 4
+#endif
+#define CHUNK (16 / SIZE)
+#define PITCH (WIDTH + CHUNK)  // 16 bytes more than a row, so that no bank is met twice
+#define CHUNKS (WIDTH / CHUNK)
+#define PARTS (WIDTH * SIZE / 32)
 
+// The factors of a product, as it wants them.
+__device__ __forceinline__ void prepare(u32 (&r)[4]) {
+#if !IN_F16 && !EXACT
+#pragma unroll
+    for (int e = 0; e < 4; e++) r[e] = rounded(r[e]);
+#endif
+}
+__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if IN_F16
+    multiply_halves(c, a, b0, b1);
+#elif EXACT
+    multiply_exactly(c, a, b0, b1);
+#else
+    multiply_tf32(c, a, b0, b1);
+#endif
+}
 __device__ __forceinline__ void matrices_turned(u32 (&r)[4], u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const half_bits* q, const half_bits* k, const half_bits* v, const M* mask, half_bits* o) {
-    extern __shared__ __align__(128) half_bits shared[];
-    half_bits* queries = shared;
-    const u32 keys_at = shared_address(shared + 16 * WARPS * PITCH), values_at = keys_at + 2 * TILE * PITCH * 2;
+extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const In* q, const In* k, const In* v, const M* mask, In* o) {
+    extern __shared__ __align__(128) In shared[];
+    In* queries = shared;
+    const u32 keys_at = shared_address(shared + 16 * WARPS * PITCH), values_at = keys_at + 2 * TILE * PITCH * SIZE;
     after_the_kernel_before();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y, batch = blockIdx.z;
     const int row_block = blockIdx.x * 16 * WARPS, row_warp = row_block + warp * 16;
@@ -29,18 +54,18 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const half_bi
             int row = i / CHUNKS, chunk = i % CHUNKS, from = tile * TILE + row;
             bool valid = from < OTHER;
             i64 at = valid ? from : 0;
-            u32 to = (buffer * TILE * PITCH + row * PITCH + chunk * 8) * 2;
-            copy_async(keys_at + to, k + at * KS2 + chunk * 8, valid);
-            copy_async(values_at + to, v + at * VS2 + chunk * 8, valid);
+            u32 to = ((buffer * TILE + row) * PITCH + chunk * CHUNK) * SIZE;
+            copy_async(keys_at + to, k + at * KS2 + chunk * CHUNK, valid);
+            copy_async(values_at + to, v + at * VS2 + chunk * CHUNK, valid);
         }
     };
     for (int i = threadIdx.x; i < 16 * WARPS * CHUNKS; i += WARPS * 32) {
         int row = i / CHUNKS, chunk = i % CHUNKS;
         bool valid = row_block + row < LENGTH;
-        copy_async(shared_address(queries + row * PITCH + chunk * 8), q + (valid ? (i64)(row_block + row) * QS2 : 0) + chunk * 8, valid);
+        copy_async(shared_address(queries + row * PITCH + chunk * CHUNK), q + (valid ? (i64)(row_block + row) * QS2 : 0) + chunk * CHUNK, valid);
     }
     load(0, 0);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    copies_begun();
 
     u32 fq[PARTS][4];
     float out[WIDTH / 8][4];
@@ -54,14 +79,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const half_bi
 
     for (int tile = 0; tile < tiles; tile++) {
         if (tile + 1 < tiles) load(tile + 1, (tile + 1) & 1);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        copies_begun();
+        copies_but_the_last_done();
         __syncthreads();
         if (tile == 0) {
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) load_matrices(fq[p], shared_address(queries + (warp * 16 + (lane & 15)) * PITCH + p * 16 + (lane >> 4) * 8));
+            for (int p = 0; p < PARTS; p++) {
+                load_matrices(fq[p], shared_address(queries + (warp * 16 + (lane & 15)) * PITCH + (p * 2 + (lane >> 4)) * CHUNK));
+                prepare(fq[p]);
+            }
         }
-        const u32 keys = keys_at + (tile & 1) * TILE * PITCH * 2, values = values_at + (tile & 1) * TILE * PITCH * 2;
+        const u32 keys = keys_at + (tile & 1) * TILE * PITCH * SIZE, values = values_at + (tile & 1) * TILE * PITCH * SIZE;
         float s[TILE / 8][4];
 #pragma unroll
         for (int j = 0; j < TILE / 8; j++)
@@ -73,9 +101,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const half_bi
             for (int j = 0; j < TILE / 16; j++) {
                 u32 fk[4];
                 int row = j * 16 + (lane & 7) + ((lane >> 4) << 3);
-                load_matrices(fk, keys + (row * PITCH + p * 16 + ((lane >> 3) & 1) * 8) * 2);
-                multiply_halves(s[j * 2], fq[p], fk[0], fk[1]);
-                multiply_halves(s[j * 2 + 1], fq[p], fk[2], fk[3]);
+                load_matrices(fk, keys + (row * PITCH + (p * 2 + ((lane >> 3) & 1)) * CHUNK) * SIZE);
+                prepare(fk);
+                multiply(s[j * 2], fq[p], fk[0], fk[1]);
+                multiply(s[j * 2 + 1], fq[p], fk[2], fk[3]);
             }
         float high[2] = {most[0], most[1]};
 #pragma unroll
@@ -108,6 +137,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const half_bi
                 s[j][e] = __expf(s[j][e] - most[e >> 1]);
                 sum[e >> 1] += s[j][e];
             }
+#if IN_F16
         // The scores are in the registers where the next product wants its left factor.
 #pragma unroll
         for (int j = 0; j < TILE / 16; j++) {
@@ -116,12 +146,28 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const half_bi
 #pragma unroll
             for (int d = 0; d < WIDTH / 16; d++) {
                 u32 fv[4];
-                int row = j * 16 + (lane & 15);
-                matrices_turned(fv, values + (row * PITCH + d * 16 + (lane >> 4) * 8) * 2);
-                multiply_halves(out[d * 2], fs, fv[0], fv[1]);
-                multiply_halves(out[d * 2 + 1], fs, fv[2], fv[3]);
+                matrices_turned(fv, values + ((j * 16 + (lane & 15)) * PITCH + (d * 2 + (lane >> 4)) * CHUNK) * SIZE);
+                multiply(out[d * 2], fs, fv[0], fv[1]);
+                multiply(out[d * 2 + 1], fs, fv[2], fv[3]);
             }
         }
+#else
+        // A thread has the scores of two keys beside one another, the product wants keys that are four apart. It sums over keys, so their order is free: both factors take
+        // the even ones first.
+#pragma unroll
+        for (int j = 0; j < TILE / 8; j++) {
+            u32 fs[4] = {__float_as_uint(s[j][0]), __float_as_uint(s[j][2]), __float_as_uint(s[j][1]), __float_as_uint(s[j][3])};
+            prepare(fs);
+            const In* two = shared + (16 * WARPS + (2 + (tile & 1)) * TILE + j * 8 + pair) * PITCH + group;
+#pragma unroll
+            for (int d = 0; d < WIDTH / 16; d++) {
+                u32 fv[4] = {__float_as_uint(two[d * 16]), __float_as_uint(two[PITCH + d * 16]), __float_as_uint(two[d * 16 + 8]), __float_as_uint(two[PITCH + d * 16 + 8])};
+                prepare(fv);
+                multiply(out[d * 2], fs, fv[0], fv[1]);
+                multiply(out[d * 2 + 1], fs, fv[2], fv[3]);
+            }
+        }
+#endif
         __syncthreads();
     }
 #pragma unroll
@@ -132,7 +178,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const half_bi
         if (row >= LENGTH) continue;
         float factor = 1.0f / sum[h];
 #pragma unroll
-        for (int j = 0; j < WIDTH / 8; j++)
-            *(u32*)(o + (i64)row * OS2 + j * 8 + pair) = two_halves(out[j][h * 2] * factor, out[j][h * 2 + 1] * factor);
+        for (int j = 0; j < WIDTH / 8; j++) {
+            In* to = o + (i64)row * OS2 + j * 8 + pair;
+            float low = out[j][h * 2] * factor, high = out[j][h * 2 + 1] * factor;
+#if IN_F16
+            *(u32*)to = two_halves(low, high);
+#else
+            *(float2*)to = make_float2(low, high);
+#endif
+        }
     }
 }

@@ -63,6 +63,8 @@ __device__ __forceinline__ void copy_async(u32 to, const void* from, bool valid)
     int bytes = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+__device__ __forceinline__ void copies_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copies_but_the_last_done() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
 __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
 }
@@ -70,6 +72,39 @@ __device__ __forceinline__ void multiply_halves(float (&c)[4], const u32 (&a)[4]
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same of TF32, of which the tensor cores look at the upper bits of an f32 alone.
+__device__ __forceinline__ void multiply_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// To the nearest of what TF32 can hold; the tensor cores would cut off instead.
+__device__ __forceinline__ u32 rounded(u32 x) {
+    u32 y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(x)));
+    return y;
+}
+// The part of an f32 that TF32 keeps, and the rest.
+__device__ __forceinline__ void halve(u32 x, u32& high, u32& low) {
+    high = x & 0xffffe000u;
+    low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));
+}
+// As exact as f32: three products of halves of the factors. Tensor cores cut off what doesn't fit into a sum, always in the same direction: over thousands of terms that is seen.
+// So they sum eight terms, and the sum of these is rounded.
+__device__ __forceinline__ void multiply_exactly(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    u32 high[4], low[4], b0_high, b0_low, b1_high, b1_low;
+#pragma unroll
+    for (int e = 0; e < 4; e++) halve(a[e], high[e], low[e]);
+    halve(b0, b0_high, b0_low);
+    halve(b1, b1_high, b1_low);
+    float eight[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    multiply_tf32(eight, low, b0_high, b1_high);
+    multiply_tf32(eight, high, b0_low, b1_low);
+    multiply_tf32(eight, high, b0_high, b1_high);
+#pragma unroll
+    for (int e = 0; e < 4; e++) c[e] += eight[e];
 }
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }

@@ -10,7 +10,7 @@
 // up in a fixed order. No memory, no counters, the same sum every time.
 //
 // Given by whoever compiles: BM, BN, WARPS_M, WARPS_N, STAGES, A_MODE (0: rows of k, 1: taps, 2: gathered one by one), IN_F16 (else f32 as TF32), OUT_F16,
-// A_F32 (gathered only: a is f32 although the product is F16), EXACT (f32 only: three products of halves of the factors, as exact as f32), ACTIVATION.
+// A_F32 (gathered only: a is f32 although the product is F16), EXACT (f32 only: as exact as f32), ACTIVATION.
 
 struct Job {
     const char* a; const char* b; const char* bias; const char* residual; char* out;
@@ -60,17 +60,11 @@ typedef float Out;
 __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if IN_F16
     multiply_halves(c, a, b0, b1);
+#elif EXACT
+    multiply_exactly(c, a, b0, b1);
 #else
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    multiply_tf32(c, a, b0, b1);
 #endif
-}
-
-// The part of an f32 that TF32 keeps, and the rest.
-__device__ __forceinline__ void halve(u32 x, u32& high, u32& low) {
-    high = x & 0xffffe000u;
-    low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));
 }
 
 __device__ __forceinline__ float4 from_peer(u32 address, u32 rank) {
@@ -79,13 +73,6 @@ __device__ __forceinline__ float4 from_peer(u32 address, u32 rank) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(there) : "memory");
     return x;
-}
-
-// To the nearest of what TF32 can hold; the tensor cores would cut off instead.
-__device__ __forceinline__ u32 rounded(u32 x) {
-    u32 y;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(x)));
-    return y;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant__ Job job) {
@@ -312,25 +299,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
 #pragma unroll
             for (int i = 0; i < MT; i++)
 #pragma unroll
-                for (int j = 0; j < NT; j++) {
-                    u32 b0 = fb[j / 2][(j & 1) * 2], b1 = fb[j / 2][(j & 1) * 2 + 1];
-#if EXACT
-                    u32 high[4], low[4], b0_high, b0_low, b1_high, b1_low;
-#pragma unroll
-                    for (int e = 0; e < 4; e++) halve(fa[i][e], high[e], low[e]);
-                    halve(b0, b0_high, b0_low);
-                    halve(b1, b1_high, b1_low);
-                    // Tensor cores cut off what doesn't fit into a sum, always in the same direction: over thousands of terms that is seen. So they sum eight terms, and the sum of these is rounded.
-                    float eight[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                    multiply(eight, low, b0_high, b1_high);
-                    multiply(eight, high, b0_low, b1_low);
-                    multiply(eight, high, b0_high, b1_high);
-#pragma unroll
-                    for (int e = 0; e < 4; e++) sum[i][j][e] += eight[e];
-#else
-                    multiply(sum[i][j], fa[i], b0, b1);
-#endif
-                }
+                for (int j = 0; j < NT; j++) multiply(sum[i][j], fa[i], fb[j / 2][(j & 1) * 2], fb[j / 2][(j & 1) * 2 + 1]);
         }
         if (++stage == STAGES) stage = 0;
         if (++stage_next == STAGES) stage_next = 0;

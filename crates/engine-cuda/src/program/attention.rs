@@ -4,20 +4,20 @@ use super::expression::number;
 use super::index::element;
 use super::launch::{Parameters, Recipe};
 use crate::toolkit::{Facts, Source};
-use graph::plan::{Attention, DataType, Tensor};
+use graph::plan::{Attention, DataType, Precision, Tensor};
 
 const SIMPLE: &str = include_str!("../kernels/attention.cu");
 const TILED: &str = include_str!("../kernels/flash.cu");
 
 /// Every way to compute it on this device, or why there is none.
-pub(crate) fn attention(step: &Attention, facts: &Facts) -> Result<Vec<Recipe>, String> {
+pub(crate) fn attention(step: &Attention, precision: Precision, facts: &Facts) -> Result<Vec<Recipe>, String> {
     let mut tensors = vec![&step.query, &step.key, &step.value, &step.output];
     tensors.extend(&step.mask);
     if tensors.iter().any(|tensor| !matches!(tensor.dtype, DataType::Fp16 | DataType::Fp32)) {
         return Err("attention is there for FP16 and FP32".to_owned());
     }
     let mut all = Vec::new();
-    all.extend(tiled(step));
+    all.extend(tiled(step, precision, facts));
     all.extend(simple(step, facts));
     if all.is_empty() {
         return Err(format!("{} positions are too many for attention", step.key.dims[2]));
@@ -67,14 +67,16 @@ fn simple(step: &Attention, facts: &Facts) -> Option<Recipe> {
     })
 }
 
-/// On tensor cores, in one pass over the keys: F16 whose rows are whole chunks of 16 bytes.
-fn tiled(step: &Attention) -> Vec<Recipe> {
+/// On tensor cores, in one pass over the keys: tensors of one type whose rows are whole chunks of 16 bytes.
+fn tiled(step: &Attention, precision: Precision, facts: &Facts) -> Vec<Recipe> {
     let [batch, heads, length, width] = step.query.dims[..] else { unreachable!("four dimensions") };
+    let size = step.query.element_bytes();
     let fits = |tensor: &Tensor| {
-        tensor.dtype == DataType::Fp16
+        let whole = |stride: isize| (stride.unsigned_abs() * size).is_multiple_of(16);
+        tensor.dtype == step.query.dtype
             && tensor.strides[3] == 1
             && tensor.offset.is_multiple_of(16)
-            && (0..3).all(|axis| tensor.dims[axis] == 1 || tensor.strides[axis].unsigned_abs().is_multiple_of(8))
+            && (0..3).all(|axis| tensor.dims[axis] == 1 || whole(tensor.strides[axis]))
     };
     let images = [&step.query, &step.key, &step.value, &step.output];
     if !images.iter().all(|tensor| fits(tensor))
@@ -84,14 +86,24 @@ fn tiled(step: &Attention) -> Vec<Recipe> {
     {
         return Vec::new();
     }
+    let half = step.query.dtype == DataType::Fp16;
+    let tile = if half { 64 } else { 32 };
+    let (halves, exact) = (i32::from(half), i32::from(!half && precision != Precision::Tf32));
+    let more = [format!("TILE={tile}"), format!("IN_F16={halves}"), format!("EXACT={exact}")];
     let of_warps = |warps: usize| Recipe {
         name: format!("flash {warps}"),
-        source: Source { text: TILED.to_owned(), defines: defines(step, warps), entry: "attention" },
+        source: Source {
+            text: TILED.to_owned(),
+            defines: [&defines(step, warps), &more[..]].concat(),
+            entry: "attention",
+        },
         grid: [length.div_ceil(16 * warps) as u32, heads as u32, batch as u32],
         block: warps as u32 * 32,
-        shared_bytes: (16 * warps + 4 * 64) * (width + 8) * 2,
+        shared_bytes: (16 * warps + 4 * tile) * (width * size + 16),
         cluster: 1,
         parameters: parameters(step),
     };
-    [1, 2, 4].into_iter().filter(|warps| 16 * (warps - 1) < length || *warps == 1).map(of_warps).collect()
+    let useful = |warps: &usize| 16 * (warps - 1) < length || *warps == 1;
+    let fits = |recipe: &Recipe| recipe.shared_bytes <= facts.shared_bytes;
+    [1, 2, 4].into_iter().filter(useful).map(of_warps).filter(fits).collect()
 }

@@ -303,7 +303,7 @@ fn recipes(step: &Step, precision: Precision, facts: &Facts) -> Result<Vec<Recip
             all
         }
         Step::Gemm(gemm) => tile::product(gemm, precision, facts),
-        Step::Attention(step) => attention::attention(step, facts)?,
+        Step::Attention(step) => attention::attention(step, precision, facts)?,
         Step::Pool(step) => vec![window::pool(step)],
         Step::Reduce(step) => vec![rows::reduce(step)],
         Step::Softmax(step) => vec![rows::softmax(step)],
