@@ -196,6 +196,12 @@ fn is_by_output(weight: &Tensor) -> bool {
         .all(|(&dim, (stride, expected))| dim == 1 || stride == expected)
 }
 
+/// Whether a convolution's tensors lie as cuDNN expects them.
+pub(super) fn takes(step: &Conv) -> bool {
+    let images = [Some(&step.input), step.residual.as_ref(), Some(&step.output)];
+    images.into_iter().flatten().all(is_channels_last) && is_by_output(&step.weight)
+}
+
 /// Strides as cuDNN likes them: those of dimensions with one element are what they would be if there were more.
 fn strides(tensor: &Tensor) -> Vec<i64> {
     let channels = |axis: usize| axis == 1 && tensor.dims[1] == 1;
@@ -214,8 +220,7 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Descri
     else {
         return Ok(None);
     };
-    let images = [Some(&step.input), step.residual.as_ref(), Some(&step.output)];
-    if !images.into_iter().flatten().all(is_channels_last) || !is_by_output(&step.weight) {
+    if !takes(step) {
         return Ok(None);
     }
     let last = match step.activation {

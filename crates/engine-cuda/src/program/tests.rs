@@ -219,6 +219,72 @@ fn places_in_memory_are_no_part_of_a_signature_but_alignment_is() {
 }
 
 #[test]
+fn cudnn_is_asked_where_channels_lie_as_it_expects_them() {
+    let plain = convolution(1, 64, 8, 3, 1);
+    assert!(dnn::takes(&plain));
+    // A part of a wider tensor, as in a concatenation in place.
+    let mut part = plain.clone();
+    part.output.strides[3] += 32;
+    assert!(dnn::takes(&part));
+    let mut first = plain.clone();
+    first.input.strides = row_major(&first.input.dims);
+    assert!(!dnn::takes(&first));
+    // By tap and output, as filters of depthwise convolutions lie.
+    let mut by_tap = plain.clone();
+    by_tap.weight.strides = vec![1, 64, 3 * 64 * 64, 64 * 64];
+    assert!(!dnn::takes(&by_tap));
+    // With one channel in, too, where the channels' own stride doesn't matter.
+    let dims = [64, 1, 3, 3];
+    let mut one = plain.clone();
+    one.input = tensor(DataType::Fp16, &[1, 1, 8, 8], row_major(&[1, 1, 8, 8]), Place::Workspace);
+    one.weight = tensor(DataType::Fp16, &dims, vec![1, 576, 192, 64], Place::Weights);
+    assert!(!dnn::takes(&one));
+    one.weight = tensor(DataType::Fp16, &dims, row_major(&dims), Place::Weights);
+    assert!(dnn::takes(&one));
+}
+
+#[test]
+fn corners_are_aligned_by_the_scale() {
+    // 0.6 of 4 is 2.4, of which 2 are computed: pixel 1 of the output is 3 / 1.4 pixels from the first.
+    let (from, to) = ([1, 1, 4, 4], [1, 1, 2, 2]);
+    let step = graph::plan::Resize {
+        input: tensor(DataType::Fp32, &from, row_major(&from), Place::Workspace),
+        output: tensor(DataType::Fp32, &to, row_major(&to), Place::Workspace),
+        kind: graph::plan::ResizeKind::Linear,
+        coordinates: graph::plan::Coordinates::AlignCorners,
+        scales: [0.6, 0.6],
+    };
+    let text = window::resize(&step).source.text;
+    assert!(text.contains("* 2.1428"), "{text}");
+}
+
+#[test]
+fn attention_runs_on_tensor_cores_in_every_precision() {
+    let dims = [1, 2, 80, 64];
+    for (dtype, precision, exact) in [
+        (DataType::Fp16, Precision::F16, "EXACT=0"),
+        (DataType::Fp32, Precision::Tf32, "EXACT=0"),
+        (DataType::Fp32, Precision::F32, "EXACT=1"),
+        // Where a model keeps 32 bits in F16, they are meant.
+        (DataType::Fp32, Precision::F16, "EXACT=1"),
+    ] {
+        let at = |place| tensor(dtype, &dims, row_major(&dims), place);
+        let step = graph::plan::Attention {
+            query: at(Place::Input(0)),
+            key: at(Place::Input(1)),
+            value: at(Place::Input(2)),
+            mask: None,
+            output: at(Place::Output(0)),
+            scale: 1.0,
+        };
+        let all = attention::attention(&step, precision, &facts()).unwrap();
+        let flash: Vec<_> = all.iter().filter(|recipe| recipe.name.starts_with("flash")).collect();
+        assert_eq!(flash.len(), 3, "with 1, 2 and 4 warps");
+        assert!(flash.iter().all(|recipe| recipe.source.defines.iter().any(|define| define == exact)), "{precision:?}");
+    }
+}
+
+#[test]
 fn an_unknown_type_is_refused_in_words() {
     let dims = [1, 1, 4, 16];
     let step = graph::plan::Attention {
