@@ -4,16 +4,17 @@ use crate::array::Array;
 use crate::evaluate::evaluate;
 use crate::ir::Op;
 use crate::plan::{Place, Plan, Step, Tensor};
+use std::sync::Arc;
 
-/// What a plan computes on, as it lies in memory.
+/// What a plan computes on, as it lies in memory. A copy has its own of what steps write.
 #[derive(Clone)]
 pub struct Memory {
     /// The weights.
-    pub weights: Vec<u8>,
+    pub weights: Arc<[u8]>,
+    /// The inputs, row-major in the model's types.
+    pub inputs: Vec<Arc<[u8]>>,
     /// The workspace.
     pub workspace: Vec<u8>,
-    /// The inputs, row-major in the model's types.
-    pub inputs: Vec<Vec<u8>>,
     /// The outputs, likewise.
     pub outputs: Vec<Vec<u8>>,
 }
@@ -21,7 +22,7 @@ pub struct Memory {
 impl Memory {
     /// The elements of a tensor.
     pub fn load(&self, plan: &Plan, tensor: &Tensor) -> Array {
-        let memory = match tensor.place {
+        let memory: &[u8] = match tensor.place {
             Place::Weights => &self.weights,
             Place::Constants => &plan.constants,
             Place::Workspace => &self.workspace,
@@ -51,7 +52,7 @@ pub struct Reference<'a> {
 impl<'a> Reference<'a> {
     /// Makes the weights and a workspace, filled with what no plan may rely on.
     pub fn new(plan: &'a Plan) -> Self {
-        let (weights, workspace) = (plan.weights.to_bytes(), vec![0xff; plan.workspace_bytes]);
+        let (weights, workspace) = (plan.weights.to_bytes().into(), vec![0xff; plan.workspace_bytes]);
         Self { plan, memory: Memory { weights, workspace, inputs: Vec::new(), outputs: Vec::new() } }
     }
 
@@ -70,7 +71,7 @@ impl<'a> Reference<'a> {
             assert_eq!(input.len(), bytes(port), "input {:?} has the bytes of {:?}", port.name, port.dims);
         }
         assert_eq!(inputs.len(), self.plan.inputs.len(), "one for each input");
-        self.memory.inputs = inputs.iter().map(|input| input.to_vec()).collect();
+        self.memory.inputs = inputs.iter().map(|&input| input.into()).collect();
         self.memory.outputs = self.plan.outputs.iter().map(|port| vec![0xff; bytes(port)]).collect();
     }
 

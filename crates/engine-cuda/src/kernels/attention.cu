@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const Q* q, c
         most = fmaxf(most, s);
     }
     for (int half = 16; half > 0; half /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, half));
-    if (most == -INFINITE) most = 0.0f;  // everything is masked: what follows gives 0 / 0, as the formula does
+    if (most == -INFINITE) most = 0.0f;  // everything is masked: all factors are 0 then, and so is the result
     float sum = 0.0f;
     for (int j = lane; j < OTHER; j += 32) {
         float e = __expf(scores[j] - most);
@@ -39,11 +39,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const Q* q, c
         sum += e;
     }
     for (int half = 16; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
+    const float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
     __syncwarp();
     for (int d = lane; d < VALUE_WIDTH; d += 32) {
         float s = 0.0f;
 #pragma unroll 8
         for (int j = 0; j < OTHER; j++) s += scores[j] * as_float(v[(i64)j * VS2 + (i64)d * VS3]);
-        set(o + (i64)batch * OS0 + (i64)head * OS1 + (i64)row * OS2 + (i64)d * OS3, s / sum);
+        set(o + (i64)batch * OS0 + (i64)head * OS1 + (i64)row * OS2 + (i64)d * OS3, s * factor);
     }
 }

@@ -123,9 +123,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const In* q, 
         for (int h = 0; h < 2; h++) {
             high[h] = fmaxf(high[h], __shfl_xor_sync(~0u, high[h], 1));
             high[h] = fmaxf(high[h], __shfl_xor_sync(~0u, high[h], 2));
-            if (high[h] == -INFINITE) high[h] = 0.0f;
-            float factor = __expf(most[h] - high[h]);
+            // Where nothing but masked keys was seen, there is nothing to scale: 0 stands for what isn't there yet.
+            float factor = high[h] == -INFINITE ? 0.0f : __expf(most[h] - high[h]);
             most[h] = high[h];
+            if (high[h] == -INFINITE) high[h] = 0.0f;
             sum[h] *= factor;
 #pragma unroll
             for (int j = 0; j < WIDTH / 8; j++) { out[j][h * 2] *= factor; out[j][h * 2 + 1] *= factor; }
@@ -134,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const In* q, 
         for (int j = 0; j < TILE / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                s[j][e] = __expf(s[j][e] - most[e >> 1]);
+                s[j][e] = __expf(s[j][e] - high[e >> 1]);
                 sum[e >> 1] += s[j][e];
             }
 #if IN_F16
@@ -176,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const In* q, 
         sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
         int row = row_warp + group + h * 8;
         if (row >= LENGTH) continue;
-        float factor = 1.0f / sum[h];
+        float factor = sum[h] > 0.0f ? 1.0f / sum[h] : 0.0f;  // 0 where everything is masked
 #pragma unroll
         for (int j = 0; j < WIDTH / 8; j++) {
             In* to = o + (i64)row * OS2 + j * 8 + pair;

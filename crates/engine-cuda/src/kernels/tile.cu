@@ -248,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
         if (s < steps) load_a(s);
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        copies_begun();
     }
     // Behind the buffers: the bias of these columns.
     float* bias = (float*)(shared + BIAS_AT);
@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
             load_b(stage_next);
             load_a(stage_next);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        copies_begun();
         const u32 from_a = shared_base + stage * STAGE_BYTES, from_b = from_a + BM * 128;
 #pragma unroll
         for (int part = 0; part < 4; part++) {

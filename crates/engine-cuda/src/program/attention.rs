@@ -88,7 +88,7 @@ fn tiled(step: &Attention, precision: Precision, facts: &Facts) -> Vec<Recipe> {
     }
     let half = step.query.dtype == DataType::Fp16;
     let tile = if half { 64 } else { 32 };
-    let (halves, exact) = (i32::from(half), i32::from(!half && precision != Precision::Tf32));
+    let (halves, exact) = (i32::from(half), i32::from(precision == Precision::F32));
     let more = [format!("TILE={tile}"), format!("IN_F16={halves}"), format!("EXACT={exact}")];
     let of_warps = |warps: usize| Recipe {
         name: format!("flash {warps}"),

@@ -15,6 +15,9 @@ use std::sync::{Arc, Mutex};
 /// Plans that want more scratch memory than this aren't tried.
 const WORKSPACE_BYTES: usize = 64 << 20;
 
+/// What all tensors are aligned to that it is given.
+const BYTE_ALIGNMENT: usize = 16;
+
 /// A description of cuDNN's, destroyed with it.
 struct Descriptor(dnn::cudnnBackendDescriptor_t);
 
@@ -129,7 +132,7 @@ impl Builder {
         tensor.set(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[kind])?;
         tensor.set(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, Type::CUDNN_TYPE_INT64, dims)?;
         tensor.set(Name::CUDNN_ATTR_TENSOR_STRIDES, Type::CUDNN_TYPE_INT64, strides)?;
-        tensor.set(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, Type::CUDNN_TYPE_INT64, &[16i64])?;
+        tensor.set(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, Type::CUDNN_TYPE_INT64, &[BYTE_ALIGNMENT as i64])?;
         if in_memory {
             // In the order of `addresses`.
             self.in_memory += 1;
@@ -196,10 +199,13 @@ fn is_by_output(weight: &Tensor) -> bool {
         .all(|(&dim, (stride, expected))| dim == 1 || stride == expected)
 }
 
-/// Whether a convolution's tensors lie as cuDNN expects them.
+/// Whether a convolution's tensors lie as cuDNN expects them. All are said to be aligned to 16 bytes; parts of a concatenation needn't be.
 pub(super) fn takes(step: &Conv) -> bool {
     let images = [Some(&step.input), step.residual.as_ref(), Some(&step.output)];
-    images.into_iter().flatten().all(is_channels_last) && is_by_output(&step.weight)
+    let others = [Some(&step.weight), step.bias.as_ref()];
+    images.into_iter().chain(others).flatten().all(|tensor| tensor.offset.is_multiple_of(BYTE_ALIGNMENT))
+        && images.into_iter().flatten().all(is_channels_last)
+        && is_by_output(&step.weight)
 }
 
 /// Strides as cuDNN likes them: those of dimensions with one element are what they would be if there were more.

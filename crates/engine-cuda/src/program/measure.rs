@@ -1,8 +1,8 @@
 //! Finds the fastest kernel of each step, on the device, in graphs as it will run.
 
-use super::agree::{Verdict, agree};
+use super::agree::{Verdict, agree, own_elements};
 use super::launch::{Launch, Memory};
-use super::{ALIGNMENT, Effort, Ready, Wanted, dnn, dnn_rank, lt};
+use super::{ALIGNMENT, Effort, Ready, Wanted, dnn, dnn_rank, lt, uniform};
 use crate::choices::Choices;
 use crate::streams::instantiate;
 use crate::toolkit::{Error, Toolkit, check};
@@ -24,7 +24,7 @@ const HOPELESS: f32 = 1.25;
 const NUMBERS: usize = 1_000_003;
 
 /// How many bytes of a tensor are compared, in how many pieces where it has more.
-const LOOKED_AT: usize = 8 << 20;
+const LOOKED_AT: usize = 1 << 20;
 const PIECES: usize = 8;
 
 /// Measures every step that isn't in the choices yet, and keeps the results.
@@ -95,15 +95,18 @@ fn right(field: &Field, plan: &Plan, at: usize, candidates: &[(f32, String, Read
             Some(ours) => ours,
             none => none.insert(field.results(own, step)?),
         };
-        match agree(plan.precision, ours, &field.results(ready, step)?) {
+        let theirs = match field.results(ready, step) {
+            Ok(theirs) => theirs,
+            Err(error) => {
+                tracing::debug!(%error, name, "a candidate failed");
+                continue;
+            }
+        };
+        match agree(plan.precision, ours, &theirs) {
             Verdict::Agree => return Ok(Some(which)),
             Verdict::Differ(by) => {
-                tracing::warn!(
-                    name,
-                    by,
-                    step = plan.names.get(at),
-                    "a library computes something else than our kernels: ours is taken"
-                );
+                let step = plan.names.get(at);
+                tracing::warn!(name, by, step, "a library computes something else than our kernels: it isn't used");
             }
             Verdict::CutOff(by) => {
                 tracing::debug!(name, by, step = plan.names.get(at), "a library cuts off instead of rounding");
@@ -236,11 +239,7 @@ fn engines(
 
 /// Random numbers between -0.5 and 0.5 in the type that a plan computes in. So many that no tensor's rows are alike.
 fn numbers(precision: Precision) -> Vec<u8> {
-    let mut state = 1u64;
-    let mut next = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    };
+    let mut next = uniform(1);
     let dtype = if precision == Precision::F16 { DataType::Fp16 } else { DataType::Fp32 };
     let array = Array::floats(&[NUMBERS], (0..NUMBERS).map(|_| next()).collect());
     let mut bytes = vec![0; NUMBERS * dtype.size().unwrap_or(1)];
@@ -248,20 +247,29 @@ fn numbers(precision: Precision) -> Vec<u8> {
     bytes
 }
 
+/// A piece of the device's memory.
+#[derive(Clone, Copy)]
+struct Part {
+    address: driver::CUdeviceptr,
+    bytes: usize,
+    /// At which byte of the random numbers it begins when it is filled.
+    from: usize,
+}
+
 /// Memory like that of a real execution, and what times need.
 pub(super) struct Field {
     stream: driver::CUstream,
     allocations: Vec<driver::CUdeviceptr>,
-    /// Random numbers, and how many bytes of them.
-    pattern: (driver::CUdeviceptr, usize),
     weights: driver::CUdeviceptr,
     constants: driver::CUdeviceptr,
     workspace: driver::CUdeviceptr,
     scratch: driver::CUdeviceptr,
     inputs: Vec<driver::CUdeviceptr>,
     outputs: Vec<driver::CUdeviceptr>,
-    /// The workspace and the outputs, with their bytes.
-    written: Vec<(driver::CUdeviceptr, usize)>,
+    /// The workspace and the outputs.
+    written: Vec<Part>,
+    /// Random numbers.
+    pattern: Part,
     begin: driver::CUevent,
     end: driver::CUevent,
 }
@@ -270,43 +278,46 @@ impl Field {
     pub(super) fn new(plan: &Plan, scratch_bytes: usize, stream: driver::CUstream) -> Result<Self, Error> {
         let mut allocations = Vec::new();
         let numbers = numbers(plan.precision);
-        let mut take = |bytes: usize| {
+        let size = numbers.len() / NUMBERS;
+        let mut take = |bytes: usize, first: usize| {
             let mut address = 0;
             let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
             // SAFETY: the pointer is to a live variable.
             check("cuMemAlloc", unsafe { driver::cuMemAlloc_v2(&raw mut address, bytes) })?;
             allocations.push(address);
-            Ok::<_, Error>((address, bytes))
+            Ok::<_, Error>(Part { address, bytes, from: first % NUMBERS * size })
         };
-        let pattern = take(numbers.len())?.0;
-        let weights = take(plan.weights.len())?;
-        let constants = take(plan.constants.len())?;
-        let workspace = take(plan.workspace_bytes)?;
-        let scratch = take(scratch_bytes)?;
-        let inputs = plan.inputs.iter().map(|input| take(bytes_of(input))).collect::<Result<Vec<_>, _>>()?;
-        let outputs = plan.outputs.iter().map(|output| take(bytes_of(output))).collect::<Result<Vec<_>, _>>()?;
+        let pattern = take(numbers.len(), 0)?;
+        // They begin at different numbers: rows that were multiplied with themselves would be far larger than the rest.
+        let weights = take(plan.weights.len(), 333_331)?;
+        let constants = take(plan.constants.len(), 200_002)?;
+        let workspace = take(plan.workspace_bytes, 0)?;
+        let scratch = take(scratch_bytes, 0)?;
+        let inputs = plan.inputs.iter().map(|input| take(bytes_of(input), 400_004)).collect::<Result<Vec<_>, _>>()?;
+        let outputs =
+            plan.outputs.iter().map(|output| take(bytes_of(output), 600_006)).collect::<Result<Vec<_>, _>>()?;
         let (mut begin, mut end) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the pointers are to live variables.
         unsafe {
             check("cuEventCreate", driver::cuEventCreate(&raw mut begin, 0))?;
             check("cuEventCreate", driver::cuEventCreate(&raw mut end, 0))?;
         }
-        let address = |all: &[(driver::CUdeviceptr, usize)]| all.iter().map(|part| part.0).collect();
+        let addresses = |all: &[Part]| all.iter().map(|part| part.address).collect();
         let field = Self {
             stream,
             allocations,
-            pattern: (pattern, numbers.len()),
-            weights: weights.0,
-            constants: constants.0,
-            workspace: workspace.0,
-            scratch: scratch.0,
-            inputs: address(&inputs),
-            outputs: address(&outputs),
+            weights: weights.address,
+            constants: constants.address,
+            workspace: workspace.address,
+            scratch: scratch.address,
+            inputs: addresses(&inputs),
+            outputs: addresses(&outputs),
             written: [&[workspace], &outputs[..]].concat(),
+            pattern: Part { bytes: numbers.len(), ..pattern },
             begin,
             end,
         };
-        field.put(pattern, &numbers)?;
+        field.put(field.pattern.address, &numbers)?;
         field.fill(&[&[weights, constants, scratch], &inputs[..], &field.written].concat())?;
         Ok(field)
     }
@@ -317,22 +328,24 @@ impl Field {
     }
 
     /// Fills memory with random numbers, always the same.
-    fn fill(&self, parts: &[(driver::CUdeviceptr, usize)]) -> Result<(), Error> {
-        let (pattern, length) = self.pattern;
-        for &(address, bytes) in parts {
-            for offset in (0..bytes).step_by(length) {
-                let count = length.min(bytes - offset);
+    fn fill(&self, parts: &[Part]) -> Result<(), Error> {
+        for part in parts {
+            let (mut done, mut from) = (0, part.from);
+            while done < part.bytes {
+                let count = (self.pattern.bytes - from).min(part.bytes - done);
                 // SAFETY: both are allocated, and as long as is said.
                 check("cuMemcpyDtoDAsync", unsafe {
-                    driver::cuMemcpyDtoDAsync_v2(address + offset as u64, pattern, count, self.stream)
+                    let (to, from) = (part.address + done as u64, self.pattern.address + from as u64);
+                    driver::cuMemcpyDtoDAsync_v2(to, from, count, self.stream)
                 })?;
+                (done, from) = (done + count, 0);
             }
         }
         // SAFETY: the stream lives.
         check("cuStreamSynchronize", unsafe { driver::cuStreamSynchronize(self.stream) })
     }
 
-    /// What a kernel makes of random numbers: all that its step writes, or a part of it where that is much.
+    /// What a kernel makes of random numbers: all elements that its step writes, or some of them where they are many.
     fn results(&self, ready: &Ready, step: &Step) -> Result<Vec<f32>, Error> {
         self.fill(&self.written)?;
         ready.enqueue(self.stream, &self.memory())?;
@@ -354,8 +367,17 @@ impl Field {
                 check("cuMemcpyDtoH", unsafe {
                     driver::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), base + start as u64, length)
                 })?;
-                let elements = [length / size];
-                results.extend_from_slice(&Array::load(tensor.dtype, &elements, &[1], 0, &bytes).to_floats());
+                let first = (start - span.start) / size;
+                let (own, of) = own_elements(tensor);
+                let all = Array::load(tensor.dtype, &[length / size], &[1], 0, &bytes);
+                let own = all
+                    .to_floats()
+                    .iter()
+                    .copied()
+                    .enumerate()
+                    .filter(|(at, _)| (first + at) % of < own)
+                    .collect::<Vec<_>>();
+                results.extend(own.into_iter().map(|(_, number)| number));
             }
         }
         Ok(results)
@@ -371,7 +393,21 @@ impl Field {
     /// Puts there what steps write.
     pub(super) fn put_written(&self, memory: &graph::reference::Memory) -> Result<(), Error> {
         let parts = std::iter::once(&memory.workspace).chain(&memory.outputs);
-        self.written.iter().zip(parts).try_for_each(|(&(address, _), bytes)| self.put(address, bytes))
+        self.written.iter().zip(parts).try_for_each(|(part, bytes)| self.put(part.address, bytes))
+    }
+
+    /// Whether what no step may write is still what was put there.
+    pub(super) fn is_constant(&self, plan: &Plan, memory: &graph::reference::Memory) -> Result<bool, Error> {
+        let inputs = self.inputs.iter().copied().zip(memory.inputs.iter().map(|input| &input[..]));
+        let rest = [(self.weights, &memory.weights[..]), (self.constants, &plan.constants[..])];
+        let mut same = true;
+        for (address, bytes) in inputs.chain(rest) {
+            let mut found = vec![0u8; bytes.len()];
+            // SAFETY: the buffer is as large as what is copied into it.
+            check("cuMemcpyDtoH", unsafe { driver::cuMemcpyDtoH_v2(found.as_mut_ptr().cast(), address, found.len()) })?;
+            same &= found == bytes;
+        }
+        Ok(same)
     }
 
     /// What steps have written, once all that was launched is done.
@@ -380,7 +416,7 @@ impl Field {
         unsafe {
             check("cuStreamSynchronize", driver::cuStreamSynchronize(self.stream))?;
             let parts = std::iter::once(&mut into.workspace).chain(&mut into.outputs);
-            for (&(address, _), bytes) in self.written.iter().zip(parts) {
+            for (&Part { address, .. }, bytes) in self.written.iter().zip(parts) {
                 check("cuMemcpyDtoH", driver::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len()))?;
             }
         }
@@ -388,8 +424,14 @@ impl Field {
     }
 
     fn put(&self, address: driver::CUdeviceptr, bytes: &[u8]) -> Result<(), Error> {
-        // SAFETY: the memory is as large as the plan says, and so are the bytes.
-        check("cuMemcpyHtoD", unsafe { driver::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) })
+        // SAFETY: the memory is as large as the plan says, and so are the bytes, which are there until it is done. In the stream, because that doesn't wait for others.
+        unsafe {
+            check(
+                "cuMemcpyHtoDAsync",
+                driver::cuMemcpyHtoDAsync_v2(address, bytes.as_ptr().cast(), bytes.len(), self.stream),
+            )?;
+            check("cuStreamSynchronize", driver::cuStreamSynchronize(self.stream))
+        }
     }
 
     /// Microseconds of one launch. Hopeless ones are timed less carefully.

@@ -75,6 +75,15 @@ impl Ready {
     }
 }
 
+/// Numbers between -0.5 and 0.5, always the same.
+pub fn uniform(seed: u64) -> impl FnMut() -> f32 {
+    let mut state = seed;
+    move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+    }
+}
+
 /// How much trouble is taken to find the fastest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Effort {

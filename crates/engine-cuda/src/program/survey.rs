@@ -1,7 +1,7 @@
 //! Every kernel that may be chosen, against the reference: for checks, not for serving.
 
 use super::measure::{Field, candidates, scratch_bytes};
-use super::{Effort, Wanted, agree};
+use super::{Effort, Ready, Wanted, agree};
 use crate::toolkit::{Error, Toolkit};
 use cudarc::driver::sys as driver;
 use graph::Plan;
@@ -13,6 +13,8 @@ use std::collections::BTreeSet;
 pub struct Trial {
     /// Which step of the plan.
     pub step: usize,
+    /// Whether it is ours.
+    pub own: bool,
     /// The candidate's name.
     pub name: String,
     /// What it took, or why it failed.
@@ -25,7 +27,8 @@ pub struct Trial {
     pub strayed: bool,
 }
 
-/// Executes the plan with the reference, and every candidate of every step on the device, on the memory that the reference has then. Of steps that are computed alike, the first is.
+/// Executes the plan with the reference, and every candidate of every step on the device, on the memory that the reference has then. Of steps with the same kernels and shapes, the first
+/// is computed. Returns whether weights and inputs are still what they were.
 pub fn survey(
     toolkit: &Toolkit,
     plan: &Plan,
@@ -33,10 +36,12 @@ pub fn survey(
     stream: driver::CUstream,
     inputs: &[&[u8]],
     mut each: impl FnMut(Trial),
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let wanted = Wanted::all(plan, toolkit.facts())?;
     let mut seen = BTreeSet::new();
-    let open: Vec<usize> = (0..wanted.len()).filter(|&at| seen.insert(&wanted[at].signature)).collect();
+    let kernels = |wanted: &Wanted| wanted.recipes.iter().map(|recipe| recipe.source.clone()).collect::<Vec<_>>();
+    let mut is_new = |wanted: &Wanted| seen.insert((wanted.signature.clone(), kernels(wanted)));
+    let open: Vec<usize> = (0..wanted.len()).filter(|&at| is_new(&wanted[at])).collect();
     let all = candidates(toolkit, plan, &wanted, &open, effort)?;
     let field = Field::new(plan, scratch_bytes(&all), stream)?;
     let mut reference = Reference::new(plan);
@@ -51,28 +56,15 @@ pub fn survey(
         let step = &plan.steps[at];
         for (name, ready) in candidates {
             field.put_written(&before)?;
-            // Launched several times, as it is when it is timed, unless it can't be repeated.
-            let once = in_place(step);
-            let microseconds = match once {
-                true => ready.enqueue(stream, &field.memory()).map(|()| f32::NAN),
-                false => field.time(&ready, f32::INFINITY),
-            };
+            // No step writes over what it reads, so that launching it several times changes nothing.
+            let microseconds = field.time(&ready, f32::INFINITY);
             let mut got = before.clone();
             field.read_written(&mut got)?;
             let (error, shrunk, strayed) = compare(plan, step, got, reference.memory());
-            let microseconds =
-                if once { microseconds.and_then(|_| field.time(&ready, f32::INFINITY)) } else { microseconds };
-            each(Trial { step: at, name, microseconds, error, shrunk, strayed });
+            each(Trial { step: at, own: matches!(ready, Ready::Own(_)), name, microseconds, error, shrunk, strayed });
         }
     }
-    Ok(())
-}
-
-/// Whether a step writes over what it reads.
-fn in_place(step: &Step) -> bool {
-    let reads = step.reads();
-    let overlap = |a: &std::ops::Range<usize>, b: &std::ops::Range<usize>| a.start < b.end && b.start < a.end;
-    step.writes().iter().any(|to| reads.iter().any(|from| from.place == to.place && overlap(&from.span(), &to.span())))
+    field.is_constant(plan, reference.memory())
 }
 
 /// How far what the step wrote is from what it should have written; whether anything else changed.
