@@ -370,14 +370,9 @@ impl Field {
                 let first = (start - span.start) / size;
                 let (own, of) = own_elements(tensor);
                 let all = Array::load(tensor.dtype, &[length / size], &[1], 0, &bytes);
-                let own = all
-                    .to_floats()
-                    .iter()
-                    .copied()
-                    .enumerate()
-                    .filter(|(at, _)| (first + at) % of < own)
-                    .collect::<Vec<_>>();
-                results.extend(own.into_iter().map(|(_, number)| number));
+                let numbers = all.to_floats();
+                let inside = numbers.iter().enumerate().filter(|(at, _)| (first + at) % of < own);
+                results.extend(inside.map(|(_, number)| *number));
             }
         }
         Ok(results)
@@ -401,7 +396,7 @@ impl Field {
         let inputs = self.inputs.iter().copied().zip(memory.inputs.iter().map(|input| &input[..]));
         let rest = [(self.weights, &memory.weights[..]), (self.constants, &plan.constants[..])];
         let mut same = true;
-        for (address, bytes) in inputs.chain(rest) {
+        for (address, bytes) in inputs.chain(rest).filter(|(_, bytes)| !bytes.is_empty()) {
             let mut found = vec![0u8; bytes.len()];
             // SAFETY: the buffer is as large as what is copied into it.
             check("cuMemcpyDtoH", unsafe { driver::cuMemcpyDtoH_v2(found.as_mut_ptr().cast(), address, found.len()) })?;
@@ -416,7 +411,8 @@ impl Field {
         unsafe {
             check("cuStreamSynchronize", driver::cuStreamSynchronize(self.stream))?;
             let parts = std::iter::once(&mut into.workspace).chain(&mut into.outputs);
-            for (&Part { address, .. }, bytes) in self.written.iter().zip(parts) {
+            for (&Part { address, .. }, bytes) in self.written.iter().zip(parts).filter(|(_, bytes)| !bytes.is_empty())
+            {
                 check("cuMemcpyDtoH", driver::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len()))?;
             }
         }
@@ -424,6 +420,9 @@ impl Field {
     }
 
     fn put(&self, address: driver::CUdeviceptr, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
         // SAFETY: the memory is as large as the plan says, and so are the bytes, which are there until it is done. In the stream, because that doesn't wait for others.
         unsafe {
             check(
