@@ -9,6 +9,8 @@ struct Rolling {
     /// In the order in which they came, oldest at `next` once the window is full.
     recent: Vec<Duration>,
     next: usize,
+    /// The same, the shortest first.
+    sorted: Vec<Duration>,
     quantile: Duration,
     /// The middle one: what to compare sizes by. A thread that lost its core once must not make a size look bad for long.
     median: Duration,
@@ -40,6 +42,7 @@ impl Rolling {
         Self {
             recent: Vec::new(),
             next: 0,
+            sorted: Vec::new(),
             quantile,
             median: mean,
             mean,
@@ -55,6 +58,7 @@ impl Rolling {
         if stale {
             self.recent.clear();
             self.next = 0;
+            self.sorted.clear();
             // Differences stop at zero: an estimate below its seed stays.
             self.mean -= (self.mean - self.seed.0) / 2;
             self.median -= (self.median - self.seed.0) / 2;
@@ -65,22 +69,31 @@ impl Rolling {
         stale
     }
 
-    /// O(window), which is a constant of the configuration; nothing is allocated once the window is full.
-    fn observe(&mut self, now: Timestamp, window: Window, took: Duration, scratch: &mut Vec<Duration>) {
+    /// Two searches and one short move in memory; nothing is allocated once the window is full.
+    fn observe(&mut self, now: Timestamp, window: Window, took: Duration) {
         self.seen_at = now;
         self.mean = (self.mean * (MEAN_SHARE - 1) + took) / MEAN_SHARE;
+        let to = self.sorted.partition_point(|&known| known < took);
         if self.recent.len() < window.size {
             self.recent.push(took);
+            self.sorted.insert(to, took);
         } else {
-            self.recent[self.next] = took;
-            self.next = (self.next + 1) % window.size;
+            let oldest = std::mem::replace(&mut self.recent[self.next], took);
+            self.next = if self.next + 1 == window.size { 0 } else { self.next + 1 };
+            let from = self.sorted.partition_point(|&known| known < oldest);
+            // What lies between the two moves by one, into the oldest one's place.
+            if from < to {
+                self.sorted.copy_within(from + 1..to, from);
+                self.sorted[to - 1] = took;
+            } else {
+                self.sorted.copy_within(to..from, to + 1);
+                self.sorted[to] = took;
+            }
         }
-        scratch.clear();
-        scratch.extend_from_slice(&self.recent);
         let rank = (window.size as f64 * window.quantile).ceil() as usize;
         let slower = window.size - rank.clamp(1, window.size);
-        let (below, quantile, _) = scratch.select_nth_unstable(self.recent.len().saturating_sub(slower + 1));
-        self.quantile = *quantile;
+        let below = self.sorted.len().saturating_sub(slower + 1);
+        self.quantile = self.sorted[below];
         // Until the window is full the seed keeps its say: one fast first run must not make the plan rash. A slow one counts until others say that it was an exception: so
         // many slower ones as the quantile leaves out.
         if self.recent.len() < window.size {
@@ -88,8 +101,8 @@ impl Rolling {
             return;
         }
         let half = window.size / 2;
-        // Where the quantile is below the middle, the middle isn't known more closely.
-        self.median = if half < below.len() { *below.select_nth_unstable(half).1 } else { self.quantile };
+        // Nothing is usual that is above the quantile.
+        self.median = self.sorted[half.min(below)];
     }
 }
 
@@ -139,7 +152,6 @@ pub(crate) struct Latency {
     window: Window,
     classes: Vec<Class>,
     load: Rolling,
-    scratch: Vec<Duration>,
     /// What the quickest request takes, where times depend on the input: then estimates come from a distribution, and
     /// single batches change nothing.
     soonest: Option<Duration>,
@@ -158,7 +170,7 @@ impl Latency {
             })
             .collect();
         let load = Rolling::seeded(profile.load(), profile.load());
-        let mut latency = Self { window, classes, load, scratch: Vec::with_capacity(window.size), soonest: None };
+        let mut latency = Self { window, classes, load, soonest: None };
         latency.update_pays();
         latency
     }
@@ -276,7 +288,7 @@ impl Latency {
         let Some(class) = self.classes.get_mut(index) else { return };
         class.beside = (class.beside * (MEAN_SHARE - 1) + beside) / MEAN_SHARE;
         if self.soonest.is_none() {
-            class.rolling.observe(now, self.window, took, &mut self.scratch);
+            class.rolling.observe(now, self.window, took);
             self.update_pays();
         }
     }
@@ -287,7 +299,7 @@ impl Latency {
     }
 
     pub fn observe_load(&mut self, now: Timestamp, took: Duration) {
-        self.load.observe(now, self.window, took, &mut self.scratch);
+        self.load.observe(now, self.window, took);
     }
 
     fn update_pays(&mut self) {
@@ -326,6 +338,28 @@ mod tests {
         }
         latency.observe_batch(Timestamp::ZERO, 1, micros(40), micros(0));
         assert_eq!(latency.smallest(), micros(40));
+    }
+
+    #[test]
+    fn estimates_are_those_of_the_last_measurements_in_their_order() {
+        let (mut state, mut last) = (1_u64, Vec::new());
+        for (size, quantile) in [(1, 0.5), (2, 0.99), (7, 0.3), (10, 0.9), (100, 0.99)] {
+            let mut rolling = Rolling::seeded(micros(5), micros(5));
+            last.clear();
+            for _ in 0..5 * size {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                last.push(micros((state >> 33) % 20));
+                rolling.observe(Timestamp::ZERO, Window { size, quantile }, last[last.len() - 1]);
+                if last.len() < size {
+                    continue;
+                }
+                let mut sorted = last[last.len() - size..].to_vec();
+                sorted.sort_unstable();
+                let rank = (size as f64 * quantile).ceil() as usize;
+                assert_eq!(rolling.quantile, sorted[rank - 1], "{size} {quantile}");
+                assert_eq!(rolling.median, sorted[(size / 2).min(rank - 1)], "{size} {quantile}");
+            }
+        }
     }
 
     #[test]

@@ -47,14 +47,17 @@ fn bin(gap: Duration) -> usize {
     (((octave - FIRST_OCTAVE) * 4) as usize + quarter as usize).min(BINS - 1)
 }
 
-/// Where a bin begins, in nanoseconds.
-fn begin(bin: usize) -> u64 {
-    if bin == 0 {
-        return 0;
+/// Where a bin begins, in nanoseconds; the last number is where the last one ends.
+const BEGIN: [u64; BINS + 1] = {
+    let mut begin = [0; BINS + 1];
+    let mut bin = 1;
+    while bin <= BINS {
+        let octave = FIRST_OCTAVE + (bin / 4) as u32;
+        begin[bin] = (1 << octave) + (bin as u64 % 4) * (1 << (octave - 2));
+        bin += 1;
     }
-    let octave = FIRST_OCTAVE + (bin / 4) as u32;
-    (1 << octave) + (bin as u64 % 4) * (1 << (octave - 2))
-}
+    begin
+};
 
 impl Patience {
     /// A request came; nobody waits longer than its objective.
@@ -87,6 +90,15 @@ impl Patience {
         for bin in (0..BINS).rev() {
             longer[bin] = longer[bin + 1] + self.counts[bin];
         }
+        // Waiting up to the end of a bin without gaps gains nothing over waiting up to its beginning.
+        let (mut ends, mut count) = ([0_usize; BINS], 0);
+        for bin in 0..BINS {
+            if self.counts[bin] > 0 {
+                ends[count] = bin + 1;
+                count += 1;
+            }
+        }
+        let mut ends = &ends[..count];
         let mut chance = Box::new([0.0; BINS]);
         for from in 0..BINS {
             if longer[from] == 0 {
@@ -95,8 +107,11 @@ impl Patience {
                 continue;
             }
             let mut best = 0.0_f64;
-            for to in from + 1..=BINS {
-                let wait = begin(to) - begin(from);
+            while ends.first().is_some_and(|&to| to <= from) {
+                ends = &ends[1..];
+            }
+            for &to in ends {
+                let wait = BEGIN[to] - BEGIN[from];
                 if wait > horizon && to > from + 1 {
                     break;
                 }
@@ -121,7 +136,7 @@ impl Patience {
             Some(chance) => {
                 let enough = f64::from(rows) / fixed as f64;
                 let over = chance.iter().position(|&chance| chance < enough);
-                over.map_or(Duration::from_secs(3_600), |bin| Duration::from_nanos(begin(bin)))
+                over.map_or(Duration::from_secs(3_600), |bin| Duration::from_nanos(BEGIN[bin]))
             }
         }
     }
@@ -148,7 +163,7 @@ mod tests {
     fn bins_begin_where_they_should() {
         for nanos in [1, 1024, 1279, 1280, 5_000, 1_000_000, 123_456_789] {
             let bin = bin(Duration::from_nanos(nanos));
-            assert!(begin(bin) <= nanos && (nanos < begin(bin + 1) || bin == 0), "{nanos} in {bin}");
+            assert!(BEGIN[bin] <= nanos && (nanos < BEGIN[bin + 1] || bin == 0), "{nanos} in {bin}");
         }
     }
 
