@@ -27,8 +27,6 @@ use std::sync::Arc;
 const PIECE_BYTES: usize = 256 << 10;
 /// Outputs up to this size are copied out right behind the graph: they take 5 us. Larger ones leave beside the next batch.
 const SMALL_OUTPUTS: usize = 256 << 10;
-/// Addresses of one slot: more than any batch needs.
-const MOST_BYTES: usize = 64 << 30;
 
 /// What a batch has for itself while it is under way.
 pub(crate) struct Slot {
@@ -50,11 +48,12 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    pub(crate) fn new(partition: &Arc<Partition>, memory: &Arc<Memory>) -> Result<Self, String> {
+    /// A slot for batches whose inputs and outputs have at most so many bytes together.
+    pub(crate) fn new(partition: &Arc<Partition>, memory: &Arc<Memory>, at_most: usize) -> Result<Self, String> {
         let event = || Event::new(partition).map_err(|refused| refused.to_string());
         Ok(Self {
             pinned: Pinned::new(partition.gpu(), 0).map_err(|refused| refused.to_string())?,
-            region: Region::new(memory, MOST_BYTES)?,
+            region: Region::new(memory, at_most)?,
             waiting: Waiting::default(),
             spare: Vec::new(),
             late: Vec::new(),

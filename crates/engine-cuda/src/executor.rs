@@ -15,8 +15,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Addresses for the workspace and for the buffers of an executor: more than any model needs.
-const MOST_WORKING_BYTES: usize = 64 << 30;
+/// Addresses of an executor, as parts of the GPU's memory: for the workspace, and for each set of inputs and outputs. Each share of a GPU takes as many, in every division, and models need the rest.
+const WORKSPACE_PART: u64 = 2;
+const BUFFERS_PART: u64 = 16;
 /// Batches under way at a time: one whose inputs come, one that is computed, one whose outputs leave.
 const SLOTS: usize = 3;
 
@@ -71,8 +72,10 @@ impl Executor {
         let toolkit = Arc::new(Toolkit::open(cache).map_err(|error| error.to_string())?);
         let fetcher = Fetcher::new(&toolkit).map_err(|error| error.to_string())?;
         let stream = |turn| Stream::new(partition, turn).map_err(refused);
-        let workspace = Region::new(memory, MOST_WORKING_BYTES)?;
-        let buffers = Region::new(memory, MOST_WORKING_BYTES)?;
+        let part = |of: u64| (partition.gpu().memory_bytes / of) as usize;
+        let workspace = Region::new(memory, part(WORKSPACE_PART))?;
+        let buffers = Region::new(memory, part(BUFFERS_PART))?;
+        let slot = || Slot::new(partition, memory, part(BUFFERS_PART));
         Ok(Arc::new(Self {
             partition: Arc::clone(partition),
             memory: Arc::clone(memory),
@@ -88,7 +91,7 @@ impl Executor {
             buffers_at: buffers.address(),
             workspace: Mutex::new(workspace),
             buffers: Mutex::new(buffers),
-            slots: Mutex::new((0..SLOTS).map(|_| Slot::new(partition, memory)).collect::<Result<_, _>>()?),
+            slots: Mutex::new((0..SLOTS).map(|_| slot()).collect::<Result<_, _>>()?),
             returned: Condvar::new(),
             ahead: AtomicUsize::new(0),
             claimed: AtomicBool::new(false),
