@@ -140,12 +140,13 @@ pub struct Source {
     pub entry: &'static str,
 }
 
-const PRELUDE: &str = include_str!("kernels/prelude.cu");
+const DEVICE: &str = include_str!("kernels/device.cu");
+pub(crate) const PRELUDE: &str = include_str!("kernels/prelude.cu");
 
 impl Source {
     /// The whole text that is compiled.
     pub fn full_text(&self) -> String {
-        format!("{PRELUDE}\n{}", self.text)
+        format!("{DEVICE}\n{PRELUDE}\n{}", self.text)
     }
 
     fn options(&self, architecture: &str) -> Vec<String> {

@@ -33,9 +33,6 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
     multiply_tf32(c, a, b0, b1);
 #endif
 }
-__device__ __forceinline__ void matrices_turned(u32 (&r)[4], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
-}
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const In* q, const In* k, const In* v, const M* mask, In* o) {
     extern __shared__ __align__(128) In shared[];
@@ -80,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const In* q, 
     for (int tile = 0; tile < tiles; tile++) {
         if (tile + 1 < tiles) load(tile + 1, (tile + 1) & 1);
         copies_begun();
-        copies_but_the_last_done();
+        copies_done_but<1>();
         __syncthreads();
         if (tile == 0) {
 #pragma unroll
@@ -89,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const In* q, 
                 prepare(fq[p]);
             }
         }
-        const u32 keys = keys_at + (tile & 1) * TILE * PITCH * SIZE, values = values_at + (tile & 1) * TILE * PITCH * SIZE;
+        const u32 keys = keys_at + (tile & 1) * TILE * PITCH * SIZE;
         float s[TILE / 8][4];
 #pragma unroll
         for (int j = 0; j < TILE / 8; j++)
@@ -140,6 +137,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const In* q, 
             }
 #if IN_F16
         // The scores are in the registers where the next product wants its left factor.
+        const u32 values = values_at + (tile & 1) * TILE * PITCH * SIZE;
 #pragma unroll
         for (int j = 0; j < TILE / 16; j++) {
             u32 fs[4] = {two_halves(s[j * 2][0], s[j * 2][1]), two_halves(s[j * 2][2], s[j * 2][3]), two_halves(s[j * 2 + 1][0], s[j * 2 + 1][1]),

@@ -1,27 +1,6 @@
-// What every kernel of ours begins with. No headers: NVRTC's own folder of them may not be there.
-typedef unsigned short half_bits;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
-typedef unsigned char u8;
-
+// What every kernel of ours begins with, behind device.cu.
 #define INFINITE __int_as_float(0x7f800000)
 
-__device__ __forceinline__ float from_half(half_bits x) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-    return y;
-}
-__device__ __forceinline__ half_bits to_half(float x) {
-    half_bits y;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-}
-__device__ __forceinline__ u32 two_halves(float low, float high) {
-    u32 y;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-    return y;
-}
 // To the nearest, halves to even: just under half of the last place that stays is added, and one more where that place is odd.
 __device__ __forceinline__ unsigned short bf16_bits(float x) {
     u32 bits = __float_as_uint(x);
@@ -48,44 +27,6 @@ template <> __device__ __forceinline__ float as_float<half_bits>(half_bits x) { 
 // As many elements as one access takes.
 template <class T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };
 
-// The kernel before this one in the stream may still run until here; nothing that it writes is read, and nothing that it reads is written, above this line.
-// The next kernel may already be set up if it is one of ours: it waits in the same way. Not all kernels of libraries do, so that graphs keep those back (streams.rs).
-__device__ __forceinline__ void after_the_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Tensor cores: 16 bytes on their way into shared memory (zeros where they aren't valid), four 8x8 matrices out of it, and one product of F16 with sums in f32.
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void copy_async(u32 to, const void* from, bool valid) {
-    int bytes = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void copies_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void copies_but_the_last_done() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
-__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
-}
-__device__ __forceinline__ void multiply_halves(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// The same of TF32, of which the tensor cores look at the upper bits of an f32 alone.
-__device__ __forceinline__ void multiply_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// To the nearest of what TF32 can hold; the tensor cores would cut off instead.
-__device__ __forceinline__ u32 rounded(u32 x) {
-    u32 y;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(x)));
-    return y;
-}
 // The part of an f32 that TF32 keeps, and the rest.
 __device__ __forceinline__ void halve(u32 x, u32& high, u32& low) {
     high = x & 0xffffe000u;

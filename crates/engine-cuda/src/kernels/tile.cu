@@ -67,14 +67,6 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
 #endif
 }
 
-__device__ __forceinline__ float4 from_peer(u32 address, u32 rank) {
-    float4 x;
-    u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(there) : "memory");
-    return x;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant__ Job job) {
     extern __shared__ __align__(1024) char shared[];
     const u32 shared_base = shared_address(shared);
@@ -265,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
 
     int stage = 0, stage_next = STAGES - 1;
     for (int step = 0; step < steps; step++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        copies_done_but<STAGES - 2>();
         __syncthreads();
         if (step + STAGES - 1 < steps) {
             load_b(stage_next);
@@ -304,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
         if (++stage == STAGES) stage = 0;
         if (++stage_next == STAGES) stage_next = 0;
     }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    copies_done_but<0>();
     __syncthreads();
 
     // Through shared memory, so that stores are wide and peers can read.
@@ -320,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
     int row_from = 0, row_to = BM;
 #if __CUDA_ARCH__ >= 900
     if (job.splits > 1) {
-        asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+        meet_peers();
         row_from = BM * split / job.splits;
         row_to = BM * (split + 1) / job.splits;
     } else
@@ -393,6 +385,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
     }
 #if __CUDA_ARCH__ >= 900
     // Nobody leaves while a peer may still read its shared memory.
-    if (job.splits > 1) asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    if (job.splits > 1) meet_peers();
 #endif
 }

@@ -3,6 +3,7 @@
 use crate::toolkit::{Error, Kernel, Source, Toolkit, check};
 use cudarc::driver::sys as driver;
 use graph::plan::{Place, Tensor};
+use std::ffi::c_void;
 
 /// Where something of a plan lies.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -84,6 +85,20 @@ impl Parameters {
     pub(crate) fn float(&mut self, value: f32) {
         self.bytes.extend(value.to_ne_bytes());
     }
+
+    /// The bytes with all addresses.
+    pub(crate) fn filled(&self, memory: &Memory<'_>) -> Vec<u8> {
+        let mut bytes = self.bytes.clone();
+        for &(at, address) in &self.addresses {
+            bytes[at..at + 8].copy_from_slice(&memory.at(address).to_ne_bytes());
+        }
+        bytes
+    }
+
+    /// Where each parameter begins in them.
+    pub(crate) fn pointers(&self, bytes: &mut [u8]) -> Vec<*mut c_void> {
+        self.begins.iter().map(|&at| bytes[at..].as_mut_ptr().cast()).collect()
+    }
 }
 
 /// How a kernel of ours is made and launched: everything but the compiled code.
@@ -132,13 +147,8 @@ impl Launch {
     /// Where devices can, a kernel is set up while the one before still runs; it waits itself (`after_the_kernel_before`).
     pub(crate) fn enqueue(&self, stream: driver::CUstream, memory: &Memory<'_>) -> Result<(), Error> {
         use driver::CUlaunchAttributeID as Id;
-        let mut bytes = self.parameters.bytes.clone();
-        for &(at, address) in &self.parameters.addresses {
-            bytes[at..at + 8].copy_from_slice(&memory.at(address).to_ne_bytes());
-        }
-        let base = bytes.as_mut_ptr();
-        // SAFETY: each parameter begins within the bytes.
-        let mut pointers: Vec<_> = self.parameters.begins.iter().map(|&at| unsafe { base.add(at) }.cast()).collect();
+        let mut bytes = self.parameters.filled(memory);
+        let mut pointers = self.parameters.pointers(&mut bytes);
         let mut attributes = Vec::with_capacity(2);
         // SAFETY: an attribute's value is a union of plain numbers, for which all zeros is valid.
         let mut attribute = |id, set: &dyn Fn(&mut driver::CUlaunchAttributeValue)| unsafe {

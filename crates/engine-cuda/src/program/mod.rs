@@ -14,6 +14,8 @@ mod index;
 mod launch;
 mod lt;
 mod measure;
+#[cfg(test)]
+mod on_cpu;
 mod rows;
 mod survey;
 #[cfg(test)]

@@ -68,7 +68,7 @@ pub fn survey(
 }
 
 /// How far what the step wrote is from what it should have written; whether anything else changed.
-fn compare(plan: &Plan, step: &Step, mut got: Memory, expected: &Memory) -> (f64, f64, bool) {
+pub(super) fn compare(plan: &Plan, step: &Step, mut got: Memory, expected: &Memory) -> (f64, f64, bool) {
     let (mut error, mut shrunk) = (0.0f64, 0.0f64);
     for tensor in step.writes() {
         let (right, found) = (expected.load(plan, tensor), got.load(plan, tensor));

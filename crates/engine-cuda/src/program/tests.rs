@@ -7,7 +7,7 @@ use graph::plan::{
     Activation, Conv, DataType, Elementwise, Gemm, Place, Reduce, ReduceKind, Window, channels_last, row_major,
 };
 
-fn facts() -> Facts {
+pub(super) fn facts() -> Facts {
     Facts {
         name: "NVIDIA H200".into(),
         capability: 90,

@@ -1,0 +1,227 @@
+//! Every kernel of ours, from the very source that is compiled for GPUs, on a CPU: against the reference, step by step.
+//!
+//! A compiler for C++ makes a library of them, with `on_cpu.h` in place of what only a device can do.
+
+use super::Wanted;
+use super::launch::{Memory, Recipe};
+use super::survey::compare;
+use super::tests::facts;
+use crate::toolkit::{PRELUDE, Source};
+use cases::{Values, bytes};
+use graph::plan::Precision;
+use graph::reference::{self, Reference};
+use graph::{Model, Options, Plan, compile};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::c_void;
+use std::fmt::Write;
+use std::path::Path;
+use std::process::Command;
+
+#[path = "../../../graph/tests/cases/mod.rs"]
+#[allow(
+    dead_code,
+    reason = "steps are compared with the reference, which is compared with the expected outputs in graph's own test"
+)]
+mod cases;
+
+const SHIM: &str = include_str!("../kernels/on_cpu.h");
+/// As many compilers run beside one another.
+const PARTS: usize = 2;
+
+type Call = unsafe extern "C" fn(*mut *mut c_void);
+type Launch = unsafe extern "C" fn(Call, *const u32, u32, u32, usize, *mut *mut c_void);
+
+/// Sources that were compiled for this machine.
+struct Kernels {
+    /// Which library each is in, and its number.
+    known: BTreeMap<Source, usize>,
+    libraries: Vec<libloading::Library>,
+}
+
+impl Kernels {
+    fn compile(sources: &BTreeSet<Source>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut texts = vec![format!("{SHIM}\n{PRELUDE}\n"); PARTS];
+        for (number, source) in sources.iter().enumerate() {
+            texts[number % PARTS] += &translated(source, number);
+        }
+        let file = |part: usize, kind: &str| folder.path().join(format!("part{part}.{kind}"));
+        let compilers: Vec<_> = texts
+            .iter()
+            .enumerate()
+            .map(|(part, text)| {
+                std::fs::write(file(part, "cpp"), text).unwrap();
+                let mut compiler = Command::new("c++");
+                compiler.args(["-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC", "-o"]);
+                compiler.arg(file(part, "so")).arg(file(part, "cpp")).spawn().expect("a compiler for C++ is there")
+            })
+            .collect();
+        for mut compiler in compilers {
+            assert!(compiler.wait().unwrap().success(), "the kernels are compiled for the CPU");
+        }
+        // SAFETY: nothing happens when they are loaded.
+        let load = |part| unsafe { libloading::Library::new(file(part, "so")) }.unwrap();
+        let known = sources.iter().cloned().zip(0..).collect();
+        Self { known, libraries: (0..PARTS).map(load).collect() }
+    }
+
+    /// Executes a kernel. The addresses are those of host memory.
+    fn run(&self, recipe: &Recipe, memory: &Memory<'_>) {
+        let number = self.known[&recipe.source];
+        let library = &self.libraries[number % PARTS];
+        let mut bytes = recipe.parameters.filled(memory);
+        let mut pointers = recipe.parameters.pointers(&mut bytes);
+        // SAFETY: the names are those of functions of these types; memory is as large as the plan says.
+        unsafe {
+            let launch = library.get::<Launch>(b"launch").unwrap();
+            let kernel = library.get::<Call>(format!("call{number}").as_bytes()).unwrap();
+            launch(
+                *kernel,
+                recipe.grid.as_ptr(),
+                recipe.block,
+                recipe.cluster,
+                recipe.shared_bytes,
+                pointers.as_mut_ptr(),
+            );
+        }
+    }
+}
+
+/// A source in a namespace of its own, and a function to call it by.
+fn translated(source: &Source, number: usize) -> String {
+    let mut text = format!("namespace kernel{number} {{\n");
+    for define in &source.defines {
+        let (name, value) = define.split_once('=').unwrap_or((define, "1"));
+        let _ = writeln!(text, "#define {name} {value}");
+    }
+    let body = source.text.replace("extern \"C\" ", "");
+    for line in body.lines() {
+        match line.trim().strip_prefix("extern __shared__ ") {
+            Some(array) => {
+                // Of one size for all kernels, behind a pointer.
+                let (kind, name) = array.trim_end_matches("[];").rsplit_once(' ').unwrap();
+                let kind = kind.rsplit(' ').next().unwrap();
+                let _ = writeln!(text, "    {kind}* {name} = ({kind}*)on_cpu_shared;");
+            }
+            None => {
+                let _ = writeln!(text, "{line}");
+            }
+        }
+    }
+    text += "}\n";
+    let defined = body.lines().filter_map(|line| line.trim().strip_prefix("#define "));
+    let names = defined.map(|rest| rest.split([' ', '(']).next().unwrap());
+    let names: BTreeSet<&str> =
+        names.chain(source.defines.iter().map(|define| define.split('=').next().unwrap())).collect();
+    names.iter().for_each(|name| text += &format!("#undef {name}\n"));
+    text + &format!("extern \"C\" void call{number}(void** p) {{ call(kernel{number}::{}, p); }}\n", source.entry)
+}
+
+/// Host memory that is aligned as the device's.
+struct Buffer(Vec<u8>);
+
+impl Buffer {
+    const ALIGNED: usize = 256;
+
+    fn new(content: &[u8]) -> Self {
+        let mut buffer = Self(vec![0xff; content.len() + 2 * Self::ALIGNED]);
+        let start = buffer.start();
+        buffer.0[start..start + content.len()].copy_from_slice(content);
+        buffer
+    }
+
+    fn start(&self) -> usize {
+        self.0.as_ptr().align_offset(Self::ALIGNED)
+    }
+
+    fn address(&self) -> u64 {
+        self.0[self.start()..].as_ptr() as u64
+    }
+
+    fn content(&self, length: usize) -> Vec<u8> {
+        self.0[self.start()..self.start() + length].to_vec()
+    }
+}
+
+/// Executes a kernel on a copy of memory, and returns what it is then.
+fn executed(kernels: &Kernels, recipe: &Recipe, plan: &Plan, before: &reference::Memory) -> reference::Memory {
+    let all = |parts: &mut dyn Iterator<Item = &[u8]>| parts.map(Buffer::new).collect::<Vec<_>>();
+    let (weights, constants) = (Buffer::new(&before.weights), Buffer::new(&plan.constants));
+    let workspace = Buffer::new(&before.workspace);
+    let inputs = all(&mut before.inputs.iter().map(|input| &input[..]));
+    let outputs = all(&mut before.outputs.iter().map(|output| &output[..]));
+    let addresses = |buffers: &[Buffer]| buffers.iter().map(Buffer::address).collect::<Vec<_>>();
+    let (inputs_at, outputs_at) = (addresses(&inputs), addresses(&outputs));
+    let memory = Memory {
+        weights: weights.address(),
+        constants: constants.address(),
+        workspace: workspace.address(),
+        scratch: 0,
+        inputs: &inputs_at,
+        outputs: &outputs_at,
+    };
+    kernels.run(recipe, &memory);
+    let same = |buffer: &Buffer, content: &[u8]| buffer.content(content.len()) == content;
+    assert!(same(&weights, &before.weights) && same(&constants, &plan.constants), "weights stay as they are");
+    let mut inputs = inputs.iter().zip(&before.inputs);
+    assert!(inputs.all(|(buffer, content)| same(buffer, content)), "inputs stay as they are");
+    let mut after = before.clone();
+    after.workspace = workspace.content(before.workspace.len());
+    after.outputs =
+        outputs.iter().zip(&before.outputs).map(|(buffer, content)| buffer.content(content.len())).collect();
+    after
+}
+
+/// Compares every kernel of every step of some plans with the reference. Returns how many there were, and a line for each that is wrong.
+fn check(plans: &[(String, Plan, Vec<Vec<u8>>)]) -> (usize, Vec<String>) {
+    let wanted: Vec<Vec<Wanted>> = plans.iter().map(|(_, plan, _)| Wanted::all(plan, &facts()).unwrap()).collect();
+    let recipes = wanted.iter().flatten().flat_map(|wanted| &wanted.recipes);
+    let kernels = Kernels::compile(&recipes.map(|recipe| recipe.source.clone()).collect());
+    let (mut count, mut wrong) = (0, Vec::new());
+    for ((name, plan, inputs), wanted) in plans.iter().zip(&wanted) {
+        let tolerance = match plan.precision {
+            Precision::F16 => 4e-3,
+            Precision::Tf32 => 2e-3,
+            Precision::F32 => 2e-5,
+        };
+        let mut reference = Reference::new(plan);
+        reference.begin(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        for (at, (wanted, step)) in wanted.iter().zip(&plan.steps).enumerate() {
+            let before = reference.memory().clone();
+            reference.step(at);
+            for recipe in &wanted.recipes {
+                let after = executed(&kernels, recipe, plan, &before);
+                let (error, _, strayed) = compare(plan, step, after, reference.memory());
+                count += 1;
+                if error > tolerance || strayed {
+                    wrong.push(format!(
+                        "{name}: {} {}: error {error:.1e}, strayed {strayed}",
+                        step.kind(),
+                        recipe.name
+                    ));
+                }
+            }
+        }
+    }
+    (count, wrong)
+}
+
+#[test]
+fn kernels_compute_onnx_node_tests_as_the_reference_does() {
+    let folder = match std::env::var_os("PUNCTUAL_ONNX_NODES") {
+        Some(folder) => folder.into(),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/onnx-nodes"),
+    };
+    let names = cases::names(&folder).expect("scripts/setup-tests.sh writes them");
+    let mut plans = Vec::new();
+    for name in names {
+        let Ok(model) = Model::read(&folder.join(format!("{name}.onnx"))) else { continue };
+        let Ok(plan) = compile(&model, &Options::new(1, Precision::F32)) else { continue };
+        let Ok(values) = Values::read(&folder, &name) else { continue };
+        let inputs = (0..plan.inputs.len()).map(|number| bytes(values.get("input", number))).collect();
+        plans.push((name, plan, inputs));
+    }
+    let (count, wrong) = check(&plans);
+    assert!(wrong.is_empty(), "{} of {count} are wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(count > 1_000, "{count}");
+}
