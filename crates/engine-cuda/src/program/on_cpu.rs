@@ -2,13 +2,13 @@
 //!
 //! A compiler for C++ makes a library of them, with `on_cpu.h` in place of what only a device can do.
 
-use super::Wanted;
 use super::launch::{Memory, Recipe};
 use super::survey::compare;
 use super::tests::facts;
+use super::{Wanted, uniform};
 use crate::toolkit::{PRELUDE, Source};
 use cases::{Values, bytes};
-use graph::plan::Precision;
+use graph::plan::{Activation, Precision};
 use graph::reference::{self, Reference};
 use graph::{Model, Options, Plan, compile};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +23,10 @@ use std::process::Command;
     reason = "steps are compared with the reference, which is compared with the expected outputs in graph's own test"
 )]
 mod cases;
+
+#[path = "../../examples/steps/mod.rs"]
+#[allow(dead_code, reason = "some are for GPUs alone")]
+mod steps;
 
 const SHIM: &str = include_str!("../kernels/on_cpu.h");
 /// As many compilers run beside one another.
@@ -179,11 +183,8 @@ fn check(plans: &[(String, Plan, Vec<Vec<u8>>)]) -> (usize, Vec<String>) {
     let kernels = Kernels::compile(&recipes.map(|recipe| recipe.source.clone()).collect());
     let (mut count, mut wrong) = (0, Vec::new());
     for ((name, plan, inputs), wanted) in plans.iter().zip(&wanted) {
-        let tolerance = match plan.precision {
-            Precision::F16 => 4e-3,
-            Precision::Tf32 => 2e-3,
-            Precision::F32 => 2e-5,
-        };
+        // Twice as much as on a GPU: the reference adds one number after another, which is less exact than what kernels do.
+        let tolerance = 2.0 * steps::tolerance(plan.precision);
         let mut reference = Reference::new(plan);
         reference.begin(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>());
         for (at, (wanted, step)) in wanted.iter().zip(&plan.steps).enumerate() {
@@ -204,6 +205,41 @@ fn check(plans: &[(String, Plan, Vec<Vec<u8>>)]) -> (usize, Vec<String>) {
         }
     }
     (count, wrong)
+}
+
+#[test]
+fn kernels_compute_products_convolutions_and_attention_as_the_reference_does() {
+    use steps::{activated, attention, conv, gemm, interleaved, padded_behind, plan_of, pool};
+    let mut all = Vec::new();
+    for precision in [Precision::F16, Precision::Tf32, Precision::F32] {
+        all.push(conv(precision, 1, 3, 11, 20, 3, 2, 1, false));
+        all.push(conv(precision, 2, 24, 6, 40, 3, 1, 1, true));
+        all.push(conv(precision, 1, 40, 5, 72, 1, 1, 1, true));
+        all.push(conv(precision, 1, 160, 3, 48, 3, 1, 1, false));
+        all.push(conv(precision, 2, 32, 5, 32, 3, 1, 8, false));
+        all.push(conv(precision, 2, 24, 7, 24, 3, 2, 24, false));
+        all.push(interleaved(conv(precision, 2, 16, 5, 24, 3, 1, 1, false)));
+        all.push(padded_behind(conv(precision, 1, 8, 8, 16, 3, 2, 1, false)));
+        all.push(activated(conv(precision, 1, 16, 4, 24, 1, 1, 1, false), Activation::Silu));
+        all.push(gemm(precision, &[], 5, 96, 50, true, Activation::None));
+        all.push(gemm(precision, &[], 33, 40, 72, false, Activation::Gelu));
+        all.push(gemm(precision, &[3], 17, 24, 20, true, Activation::None));
+        all.push(attention(precision, 2, 2, 77, 32, true));
+        all.push(attention(precision, 1, 2, 33, 128, true));
+        all.push(attention(precision, 1, 1, 20, 20, false));
+        all.push(pool(precision));
+    }
+    let plans: Vec<_> = all
+        .iter()
+        .map(|case| {
+            let plan = plan_of(case);
+            let inputs = plan.inputs.iter().zip(1..).map(|(port, seed)| steps::random(port, uniform(seed))).collect();
+            (case.what.clone(), plan, inputs)
+        })
+        .collect();
+    let (count, wrong) = check(&plans);
+    assert!(wrong.is_empty(), "{} of {count} are wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(count > 150, "{count}");
 }
 
 #[test]

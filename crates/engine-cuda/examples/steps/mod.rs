@@ -1,0 +1,226 @@
+//! Steps to try kernels on, each in a plan of its own, and numbers for them.
+
+use base::DataType;
+use graph::Plan;
+use graph::array::{Array, is_float};
+use graph::plan::{
+    Activation, Attention, Conv, Gemm, Place, Pool, PoolKind, Port, Precision, Step, Tensor, Window, channels_last,
+    row_major,
+};
+use graph::weights::Weights;
+
+/// Bytes before and behind outputs.
+const ROOM: usize = 256;
+/// The name of an input that is a mask.
+const MASK: &str = "mask";
+
+/// A step whose tensors are inputs and one output of a plan of its own.
+pub struct Case {
+    pub what: String,
+    pub precision: Precision,
+    pub step: Step,
+}
+
+/// How far a right kernel may be off, over the largest number.
+pub fn tolerance(precision: Precision) -> f64 {
+    match precision {
+        Precision::F16 => 4e-3,
+        Precision::Tf32 => 2e-3,
+        Precision::F32 => 1e-5,
+    }
+}
+
+/// Numbers between -0.5 and 0.5; for integers, few and small ones.
+pub fn random(port: &Port, mut next: impl FnMut() -> f32) -> Vec<u8> {
+    let mut data: Vec<f32> = (0..port.dims.iter().product()).map(|_| next()).collect();
+    if port.name == MASK {
+        // Rows that are masked altogether, and rows that are up to beyond the first keys.
+        let masked = data.len() / 3;
+        data[..masked].fill(f32::NEG_INFINITY);
+    }
+    let array = match is_float(port.dtype) {
+        true => Array::floats(&port.dims, data),
+        false => Array::ints(&port.dims, data.iter().map(|x| (x * 10.0) as i64 + 5).collect()),
+    };
+    let mut bytes = vec![0; array.elements() * port.dtype.size().unwrap_or(1)];
+    array.store_strided(port.dtype, &row_major(&port.dims), 0, &mut bytes);
+    bytes
+}
+
+fn tensor(dtype: DataType, dims: &[usize], strides: Vec<isize>, place: Place) -> Tensor {
+    Tensor { dtype, dims: dims.to_vec(), strides, place, offset: 0 }
+}
+
+fn of(precision: Precision) -> DataType {
+    if precision == Precision::F16 { DataType::Fp16 } else { DataType::Fp32 }
+}
+
+#[allow(clippy::too_many_arguments, reason = "a table of shapes")]
+pub fn conv(
+    precision: Precision,
+    batch: usize,
+    channels: usize,
+    size: usize,
+    out: usize,
+    kernel: usize,
+    stride: usize,
+    groups: usize,
+    residual: bool,
+) -> Case {
+    let kind = of(precision);
+    let pad = kernel / 2;
+    let out_size = (size + 2 * pad - kernel) / stride + 1;
+    let (dims, out_dims, weight) =
+        ([batch, channels, size, size], [batch, out, out_size, out_size], [out, channels / groups, kernel, kernel]);
+    let step = Conv {
+        input: tensor(kind, &dims, channels_last(&dims), Place::Input(0)),
+        weight: tensor(kind, &weight, channels_last(&weight), Place::Input(1)),
+        bias: Some(tensor(kind, &[out], vec![1], Place::Input(2))),
+        residual: residual.then(|| tensor(kind, &out_dims, channels_last(&out_dims), Place::Input(3))),
+        output: tensor(kind, &out_dims, channels_last(&out_dims), Place::Output(0)),
+        window: Window {
+            kernel: [kernel; 2],
+            strides: [stride; 2],
+            dilations: [1; 2],
+            pads_before: [pad; 2],
+            pads_after: [pad; 2],
+        },
+        groups,
+        activation: if groups == channels && groups > 1 {
+            Activation::Clip { low: 0.0, high: 6.0 }
+        } else {
+            Activation::Relu
+        },
+    };
+    let what = format!(
+        "conv {precision:?} {batch}x{channels}x{size}x{size} -> {out} k{kernel} s{stride} g{groups}{}",
+        if residual { " +r" } else { "" }
+    );
+    Case { what, precision, step: Step::Conv(step) }
+}
+
+/// The same convolution of an image of even size, padded as TensorFlow does it: none above and to the left, one below and to the right.
+pub fn padded_behind(case: Case) -> Case {
+    let Step::Conv(conv) = case.step else { unreachable!("of a convolution") };
+    let window = Window { pads_before: [0; 2], pads_after: [1; 2], ..conv.window };
+    let out = |axis: usize| (conv.input.dims[axis] + 1 - window.kernel[axis - 2]) / window.strides[axis - 2] + 1;
+    assert_eq!(conv.output.dims[2..], [out(2), out(3)], "the size stays the same");
+    let what = format!("{} padded behind", case.what);
+    Case { what, precision: case.precision, step: Step::Conv(Conv { window, ..conv }) }
+}
+
+/// The same into a part of wider pixels, as in a concatenation.
+pub fn interleaved(case: Case) -> Case {
+    let Step::Conv(mut conv) = case.step else { unreachable!("of a convolution") };
+    let [_, channels, height, width] = conv.output.dims[..] else { unreachable!("four dimensions") };
+    let wide = channels_last(&[1, channels + 32, height, width]);
+    conv.output.strides = vec![wide[0], 1, wide[2], wide[3]];
+    Case { what: format!("{} into wider pixels", case.what), precision: case.precision, step: Step::Conv(conv) }
+}
+
+/// The same with another activation.
+pub fn activated(case: Case, activation: Activation) -> Case {
+    let Step::Conv(conv) = case.step else { unreachable!("of a convolution") };
+    let what = format!("{} {activation:?}", case.what);
+    Case { what, precision: case.precision, step: Step::Conv(Conv { activation, ..conv }) }
+}
+
+pub fn gemm(
+    precision: Precision,
+    batch: &[usize],
+    m: usize,
+    k: usize,
+    n: usize,
+    turned: bool,
+    activation: Activation,
+) -> Case {
+    let kind = of(precision);
+    let with = |rows: usize, columns: usize| [batch, &[rows, columns]].concat();
+    let b = with(k, n);
+    let b_strides = if turned {
+        let mut strides = row_major(&with(n, k));
+        let rank = strides.len();
+        strides.swap(rank - 1, rank - 2);
+        strides
+    } else {
+        row_major(&b)
+    };
+    let step = Gemm {
+        a: tensor(kind, &with(m, k), row_major(&with(m, k)), Place::Input(0)),
+        b: tensor(kind, &b, b_strides, Place::Input(1)),
+        bias: batch.is_empty().then(|| tensor(kind, &[n], vec![1], Place::Input(2))),
+        residual: None,
+        output: tensor(kind, &with(m, n), row_major(&with(m, n)), Place::Output(0)),
+        alpha: 0.5,
+        activation,
+    };
+    Case {
+        what: format!("gemm {precision:?} {batch:?} {m}x{k}x{n} turned {turned} {activation:?}"),
+        precision,
+        step: Step::Gemm(step),
+    }
+}
+
+pub fn attention(precision: Precision, batch: usize, heads: usize, length: usize, width: usize, masked: bool) -> Case {
+    let kind = of(precision);
+    let dims = [batch, heads, length, width];
+    // Heads lie beside one another, as a projection leaves them.
+    let beside = vec![(length * heads * width) as isize, width as isize, (heads * width) as isize, 1];
+    let at = |place| tensor(kind, &dims, beside.clone(), place);
+    let step = Attention {
+        query: at(Place::Input(0)),
+        key: at(Place::Input(1)),
+        value: at(Place::Input(2)),
+        mask: masked.then(|| {
+            tensor(DataType::Fp32, &[batch, heads, length, length], vec![length as isize, 0, 0, 1], Place::Input(3))
+        }),
+        output: at(Place::Output(0)),
+        scale: 1.0 / (width as f32).sqrt(),
+    };
+    Case {
+        what: format!("attention {precision:?} {batch}x{heads}x{length}x{width} masked {masked}"),
+        precision,
+        step: Step::Attention(step),
+    }
+}
+
+pub fn pool(precision: Precision) -> Case {
+    let (kind, dims, out) = (of(precision), [2, 64, 17, 17], [2, 64, 9, 9]);
+    let step = Pool {
+        input: tensor(kind, &dims, channels_last(&dims), Place::Input(0)),
+        output: tensor(kind, &out, channels_last(&out), Place::Output(0)),
+        kind: PoolKind::Max,
+        window: Window { kernel: [3; 2], strides: [2; 2], dilations: [1; 2], pads_before: [1; 2], pads_after: [1; 2] },
+    };
+    Case { what: format!("pool {precision:?}"), precision, step: Step::Pool(step) }
+}
+
+/// A plan of the step alone: its tensors are inputs and an output, each as large as what it may touch, the output with room before and behind it, where it may not write.
+pub fn plan_of(case: &Case) -> Plan {
+    let port = |tensor: &Tensor, more: usize| Port {
+        name: String::new(),
+        dtype: tensor.dtype,
+        dims: vec![(tensor.span().end + more) / tensor.element_bytes()],
+    };
+    let mut step = case.step.clone();
+    for tensor in step.tensors_mut() {
+        tensor.offset += if matches!(tensor.place, Place::Output(_)) { ROOM } else { 0 };
+    }
+    let mut reads: Vec<&Tensor> = step.reads();
+    reads.sort_by_key(|tensor| tensor.place);
+    let mut inputs: Vec<Port> = reads.iter().map(|tensor| port(tensor, 0)).collect();
+    if let Step::Attention(attention) = &step {
+        let mask = inputs.iter_mut().skip(3).take(usize::from(attention.mask.is_some()));
+        mask.for_each(|port| port.name = MASK.to_owned());
+    }
+    Plan {
+        precision: case.precision,
+        inputs,
+        outputs: step.writes().iter().map(|tensor| port(tensor, ROOM)).collect(),
+        steps: vec![step.clone()],
+        names: vec![case.what.clone()],
+        weights: Weights::default(),
+        constants: Vec::new(),
+        workspace_bytes: 0,
+    }
+}
