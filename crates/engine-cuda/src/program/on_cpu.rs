@@ -252,12 +252,14 @@ fn kernels_compute_onnx_node_tests_as_the_reference_does() {
     let mut plans = Vec::new();
     for name in names {
         let Ok(model) = Model::read(&folder.join(format!("{name}.onnx"))) else { continue };
-        let Ok(plan) = compile(&model, &Options::new(1, Precision::F32)) else { continue };
         let Ok(values) = Values::read(&folder, &name) else { continue };
-        let inputs = (0..plan.inputs.len()).map(|number| bytes(values.get("input", number))).collect();
-        plans.push((name, plan, inputs));
+        for precision in [Precision::F32, Precision::F16] {
+            let Ok(plan) = compile(&model, &Options::new(1, precision)) else { continue };
+            let inputs = (0..plan.inputs.len()).map(|number| bytes(values.get("input", number))).collect();
+            plans.push((format!("{name} {precision:?}"), plan, inputs));
+        }
     }
     let (count, wrong) = check(&plans);
     assert!(wrong.is_empty(), "{} of {count} are wrong:\n{}", wrong.len(), wrong.join("\n"));
-    assert!(count > 1_000, "{count}");
+    assert!(count > 3_000, "{count}");
 }
