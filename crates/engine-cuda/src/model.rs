@@ -10,11 +10,15 @@ use engine::{FileHashes, ModelSource};
 use graph::model::Dimension;
 use graph::{Options, Plan};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Batch sizes of models whose configuration names none.
 const BATCH_SIZES: [u32; 5] = [1, 2, 4, 8, 16];
 /// Lengths of models that have a mask, and whose configuration names none.
 const LENGTHS: [u32; 3] = [32, 128, 512];
+
+/// How often it is said how far a model's preparation is.
+const SAID_EVERY: Duration = Duration::from_secs(3);
 
 /// See the module.
 pub(crate) struct Model {
@@ -96,15 +100,33 @@ impl Model {
             blob[..weights.len()].copy_from_slice(&weights);
             Ok::<_, String>(blob)
         })?;
-        let programs = executors.iter().map(|executor| programs(executor, &plans, &sizes)).collect::<Result<_, _>>()?;
+        let (mut done, all, mut said_at) = (0, executors.len() * plans.len(), Instant::now());
+        let mut built = || {
+            done += 1;
+            if done < all && said_at.elapsed() >= SAID_EVERY {
+                said_at = Instant::now();
+                tracing::info!(model = source.name, "choosing kernels: {done} of {all} graphs");
+            }
+        };
+        let programs = executors
+            .iter()
+            .map(|executor| programs(executor, &plans, &sizes, &mut built))
+            .collect::<Result<_, _>>()?;
         Ok(Self { sizes, blob, weight_bytes, programs })
     }
 }
 
-fn programs(executor: &Arc<Executor>, plans: &[Plan], sizes: &Sizes) -> Result<Programs, String> {
+/// A program for each size on one executor. Calls back after each.
+fn programs(
+    executor: &Arc<Executor>,
+    plans: &[Plan],
+    sizes: &Sizes,
+    built: &mut impl FnMut(),
+) -> Result<Programs, String> {
     let mut programs = Programs { list: Vec::new(), executor: Arc::clone(executor) };
     for plan in plans {
         programs.list.push(executor.build(plan, Effort::default())?);
+        built();
     }
     let workspace = programs.list.iter().map(Program::workspace_bytes).max().unwrap_or(0);
     let buffers = sizes.prepared.iter().map(|size| sizes.layout(*size).bytes).max().unwrap_or(0);
