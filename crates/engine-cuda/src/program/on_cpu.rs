@@ -8,7 +8,7 @@ use super::tests::facts;
 use super::{Wanted, uniform};
 use crate::toolkit::{PRELUDE, Source};
 use cases::{Values, bytes};
-use graph::plan::{Activation, Conv, DataType, Place, Precision, Step, Tensor, Window, channels_last, row_major};
+use graph::plan::{Activation, Conv, DataType, Gemm, Place, Precision, Step, Tensor, Window, channels_last, row_major};
 use graph::reference::{self, Reference};
 use graph::{Model, Options, Plan, compile};
 use std::collections::{BTreeMap, BTreeSet};
@@ -288,6 +288,58 @@ fn any_convolution(seed: u64) -> steps::Case {
         step.activation
     );
     steps::Case { what, precision, step: Step::Conv(step) }
+}
+
+/// Any product: shapes, batches that are repeated, factors that are turned, what is fused.
+fn any_product(seed: u64) -> steps::Case {
+    let mut next = uniform(104_729 * seed);
+    let mut pick = |most: usize| (((next() + 0.5) * most as f32) as usize).min(most - 1);
+    let precision = [Precision::F16, Precision::Tf32, Precision::F32][pick(3)];
+    let kind = if precision == Precision::F16 { DataType::Fp16 } else { DataType::Fp32 };
+    let batch: Vec<usize> = [vec![], vec![3], vec![2, 3]][pick(3)].clone();
+    let sizes = [1, 2, 5, 8, 16, 20, 33, 40];
+    let (m, k, n) = (sizes[pick(8)], sizes[pick(8)], sizes[pick(8)]);
+    let mut factor = |rows: usize, columns: usize, place: Place| {
+        let dims = [&batch[..], &[rows, columns]].concat();
+        let rank = dims.len();
+        let mut strides = if pick(3) == 0 {
+            let mut strides = row_major(&[&batch[..], &[columns, rows]].concat());
+            strides.swap(rank - 1, rank - 2);
+            strides
+        } else {
+            row_major(&dims)
+        };
+        if !batch.is_empty() && pick(3) == 0 {
+            // The same for all of the batch.
+            strides[..rank - 2].fill(0);
+        }
+        Tensor { dtype: kind, dims, strides, place, offset: 0 }
+    };
+    let (a, b) = (factor(m, k, Place::Input(0)), factor(k, n, Place::Input(1)));
+    let dims = [&batch[..], &[m, n]].concat();
+    let output = Tensor { dtype: kind, strides: row_major(&dims), dims, place: Place::Output(0), offset: 0 };
+    let activations = [Activation::None, Activation::Relu, Activation::Tanh, Activation::HardSwish];
+    let bias = (pick(2) == 0).then(|| Tensor {
+        dtype: kind,
+        dims: vec![n],
+        strides: vec![1],
+        place: Place::Input(2),
+        offset: 0,
+    });
+    let position = 2 + usize::from(bias.is_some());
+    let residual = (pick(3) == 0).then(|| Tensor { place: Place::Input(position), ..output.clone() });
+    let alpha = [1.0, 0.125][pick(2)];
+    let step = Gemm { a, b, bias, residual, output, alpha, activation: activations[pick(activations.len())] };
+    let what = format!("{seed}: {precision:?} {step:?}");
+    steps::Case { what, precision, step: Step::Gemm(step) }
+}
+
+#[test]
+fn kernels_compute_any_product_as_the_reference_does() {
+    let plans: Vec<_> = (1..=100).map(|seed| with_inputs(&any_product(seed))).collect();
+    let (count, wrong) = check(&plans, 2);
+    assert!(wrong.is_empty(), "{} of {count} are wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(count > 100, "{count}");
 }
 
 #[test]
