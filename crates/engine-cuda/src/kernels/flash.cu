@@ -24,15 +24,6 @@ __device__ __forceinline__ void prepare(u32 (&r)[4]) {
     for (int e = 0; e < 4; e++) r[e] = rounded(r[e]);
 #endif
 }
-__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#if IN_F16
-    multiply_halves(c, a, b0, b1);
-#elif EXACT
-    multiply_exactly(c, a, b0, b1);
-#else
-    multiply_tf32(c, a, b0, b1);
-#endif
-}
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const In* q, const In* k, const In* v, const M* mask, In* o) {
     extern __shared__ __align__(128) In shared[];
@@ -100,8 +91,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const In* q, 
                 int row = j * 16 + (lane & 7) + ((lane >> 4) << 3);
                 load_matrices(fk, keys + (row * PITCH + (p * 2 + ((lane >> 3) & 1)) * CHUNK) * SIZE);
                 prepare(fk);
-                multiply(s[j * 2], fq[p], fk[0], fk[1]);
-                multiply(s[j * 2 + 1], fq[p], fk[2], fk[3]);
+                multiply<IN_F16, EXACT>(s[j * 2], fq[p], fk[0], fk[1]);
+                multiply<IN_F16, EXACT>(s[j * 2 + 1], fq[p], fk[2], fk[3]);
             }
         float high[2] = {most[0], most[1]};
 #pragma unroll
@@ -146,8 +137,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const In* q, 
             for (int d = 0; d < WIDTH / 16; d++) {
                 u32 fv[4];
                 matrices_turned(fv, values + ((j * 16 + (lane & 15)) * PITCH + (d * 2 + (lane >> 4)) * CHUNK) * SIZE);
-                multiply(out[d * 2], fs, fv[0], fv[1]);
-                multiply(out[d * 2 + 1], fs, fv[2], fv[3]);
+                multiply<IN_F16, EXACT>(out[d * 2], fs, fv[0], fv[1]);
+                multiply<IN_F16, EXACT>(out[d * 2 + 1], fs, fv[2], fv[3]);
             }
         }
 #else
@@ -162,8 +153,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const In* q, 
             for (int d = 0; d < WIDTH / 16; d++) {
                 u32 fv[4] = {__float_as_uint(two[d * 16]), __float_as_uint(two[PITCH + d * 16]), __float_as_uint(two[d * 16 + 8]), __float_as_uint(two[PITCH + d * 16 + 8])};
                 prepare(fv);
-                multiply(out[d * 2], fs, fv[0], fv[1]);
-                multiply(out[d * 2 + 1], fs, fv[2], fv[3]);
+                multiply<IN_F16, EXACT>(out[d * 2], fs, fv[0], fv[1]);
+                multiply<IN_F16, EXACT>(out[d * 2 + 1], fs, fv[2], fv[3]);
             }
         }
 #endif

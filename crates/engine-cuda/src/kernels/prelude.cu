@@ -48,6 +48,13 @@ __device__ __forceinline__ void multiply_exactly(float (&c)[4], const u32 (&a)[4
     for (int e = 0; e < 4; e++) c[e] += eight[e];
 }
 
+// 32 bytes of rows of either type at a time: halves, or f32 as TF32 or exactly.
+template <bool HALVES, bool EXACTLY> __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if constexpr (HALVES) multiply_halves(c, a, b0, b1);
+    else if constexpr (EXACTLY) multiply_exactly(c, a, b0, b1);
+    else multiply_tf32(c, a, b0, b1);
+}
+
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
 __device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
 __device__ __forceinline__ float gelu_tanh(float x) { return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x))); }

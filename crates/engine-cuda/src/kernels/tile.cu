@@ -57,16 +57,6 @@ typedef float Out;
 #define OUT_PACK 4
 #endif
 
-__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#if IN_F16
-    multiply_halves(c, a, b0, b1);
-#elif EXACT
-    multiply_exactly(c, a, b0, b1);
-#else
-    multiply_tf32(c, a, b0, b1);
-#endif
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant__ Job job) {
     extern __shared__ __align__(1024) char shared[];
     const u32 shared_base = shared_address(shared);
@@ -291,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile(const __grid_constant
 #pragma unroll
             for (int i = 0; i < MT; i++)
 #pragma unroll
-                for (int j = 0; j < NT; j++) multiply(sum[i][j], fa[i], fb[j / 2][(j & 1) * 2], fb[j / 2][(j & 1) * 2 + 1]);
+                for (int j = 0; j < NT; j++) multiply<IN_F16, EXACT>(sum[i][j], fa[i], fb[j / 2][(j & 1) * 2], fb[j / 2][(j & 1) * 2 + 1]);
         }
         if (++stage == STAGES) stage = 0;
         if (++stage_next == STAGES) stage_next = 0;

@@ -176,8 +176,8 @@ fn executed(kernels: &Kernels, recipe: &Recipe, plan: &Plan, before: &reference:
     after
 }
 
-/// Compares kernels of every step of some plans with the reference: all of them, or so many of each, not always the same. Returns how many there were, and a line for each that is wrong.
-fn check(plans: &[(String, Plan, Vec<Vec<u8>>)], most: usize) -> (usize, Vec<String>) {
+/// Compares kernels of every step of some plans with the reference: all of them, or so many of each, not always the same. There are more than so many of them.
+fn assert_right(plans: &[(String, Plan, Vec<Vec<u8>>)], most: usize, at_least: usize) {
     let mut wanted: Vec<Vec<Wanted>> = plans.iter().map(|(_, plan, _)| Wanted::all(plan, &facts()).unwrap()).collect();
     for (number, wanted) in wanted.iter_mut().flatten().enumerate() {
         let count = wanted.recipes.len();
@@ -209,7 +209,8 @@ fn check(plans: &[(String, Plan, Vec<Vec<u8>>)], most: usize) -> (usize, Vec<Str
             }
         }
     }
-    (count, wrong)
+    assert!(wrong.is_empty(), "{} of {count} are wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(count > at_least, "{count}");
 }
 
 /// A case's plan, and numbers for it.
@@ -337,17 +338,13 @@ fn any_product(seed: u64) -> steps::Case {
 #[test]
 fn kernels_compute_any_product_as_the_reference_does() {
     let plans: Vec<_> = (1..=100).map(|seed| with_inputs(&any_product(seed))).collect();
-    let (count, wrong) = check(&plans, 2);
-    assert!(wrong.is_empty(), "{} of {count} are wrong:\n{}", wrong.len(), wrong.join("\n"));
-    assert!(count > 100, "{count}");
+    assert_right(&plans, 2, 100);
 }
 
 #[test]
 fn kernels_compute_any_convolution_as_the_reference_does() {
     let plans: Vec<_> = (1..=100).map(|seed| with_inputs(&any_convolution(seed))).collect();
-    let (count, wrong) = check(&plans, 2);
-    assert!(wrong.is_empty(), "{} of {count} are wrong:\n{}", wrong.len(), wrong.join("\n"));
-    assert!(count > 100, "{count}");
+    assert_right(&plans, 2, 100);
 }
 
 #[test]
@@ -373,9 +370,7 @@ fn kernels_compute_products_convolutions_and_attention_as_the_reference_does() {
         all.push(pool(precision));
     }
     let plans: Vec<_> = all.iter().map(with_inputs).collect();
-    let (count, wrong) = check(&plans, usize::MAX);
-    assert!(wrong.is_empty(), "{} of {count} are wrong:\n{}", wrong.len(), wrong.join("\n"));
-    assert!(count > 150, "{count}");
+    assert_right(&plans, usize::MAX, 150);
 }
 
 #[test]
@@ -395,7 +390,5 @@ fn kernels_compute_onnx_node_tests_as_the_reference_does() {
             plans.push((format!("{name} {precision:?}"), plan, inputs));
         }
     }
-    let (count, wrong) = check(&plans, usize::MAX);
-    assert!(wrong.is_empty(), "{} of {count} are wrong:\n{}", wrong.len(), wrong.join("\n"));
-    assert!(count > 3_000, "{count}");
+    assert_right(&plans, usize::MAX, 3_000);
 }
