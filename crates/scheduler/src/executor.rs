@@ -13,12 +13,22 @@ const WAY: Duration = Duration::from_micros(250);
 /// How exactly the end of an action is known while it runs.
 const UNSURE: Duration = Duration::from_micros(100);
 
+/// How early an executor gets its orders.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lead {
+    /// So long before it is free.
+    pub ahead: Duration,
+    /// What a report takes to come back.
+    pub way: Duration,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
     action: ActionId,
     /// For how long it keeps the executor from others.
     keeps: Duration,
-    ordered_at: Timestamp,
+    /// When its order has come, with what it needs.
+    arrives_at: Timestamp,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -28,6 +38,8 @@ pub(crate) struct Executor {
     beside: Duration,
     /// When everything outstanding is expected to be done. In the past when reports are overdue.
     free_at: Timestamp,
+    /// The same for the first of it.
+    first_done_at: Timestamp,
 }
 
 impl Executor {
@@ -52,28 +64,40 @@ impl Executor {
         if self.beside == Duration::ZERO { ahead } else { ahead + self.beside + WAY }
     }
 
-    /// Whether it should be given more, so that it has `ahead` to do.
-    pub fn is_hungry(&self, now: Timestamp, ahead: Duration) -> bool {
-        self.is_idle() || (self.free_at < now + self.ahead(ahead) && self.outstanding.len() < MAX_OUTSTANDING)
+    /// Whether it should have ended something by now and hasn't, reports being `way` under way. Nobody knows when it will go on, so that it is given nothing more: a stalled
+    /// executor would swallow batch after batch.
+    pub fn is_overdue(&self, now: Timestamp, way: Duration) -> bool {
+        !self.is_idle() && now > self.first_done_at + way
+    }
+
+    /// Whether it should be given more, so that it has `lead.ahead` to do.
+    pub fn is_hungry(&self, now: Timestamp, lead: Lead) -> bool {
+        let short = self.free_at < now + self.ahead(lead.ahead) && self.outstanding.len() < MAX_OUTSTANDING;
+        self.is_idle() || (short && !self.is_overdue(now, lead.way))
     }
 
     /// When `is_hungry` turns true if nothing is reported before.
-    pub fn hungry_at(&self, ahead: Duration) -> Timestamp {
-        let ahead = self.ahead(ahead);
-        if ahead == Duration::ZERO || self.outstanding.len() >= MAX_OUTSTANDING {
+    pub fn hungry_at(&self, now: Timestamp, lead: Lead) -> Timestamp {
+        let ahead = self.ahead(lead.ahead);
+        // One past, because the comparison is strict.
+        let at = self.free_at - ahead + Duration::from_nanos(1);
+        if ahead == Duration::ZERO || self.outstanding.len() >= MAX_OUTSTANDING || at <= now {
             Timestamp::NEVER
         } else {
-            // One past, because the comparison is strict.
-            self.free_at - ahead + Duration::from_nanos(1)
+            at
         }
     }
 
-    /// Takes an action in and says when it is expected to be done. What of it runs beside others keeps nobody waiting, unless it is the only one.
-    pub fn push(&mut self, now: Timestamp, action: ActionId, expected: Duration, beside: Duration) -> Timestamp {
+    /// Takes an action in whose order will be there at `arrives_at`, and says when it is expected to be done. What of it runs beside others keeps nobody waiting, unless it is
+    /// the only one.
+    pub fn push(&mut self, arrives_at: Timestamp, action: ActionId, expected: Duration, beside: Duration) -> Timestamp {
         let keeps = expected - beside;
         let takes = if self.is_idle() { expected } else { keeps };
-        self.free_at = self.start_at(now) + takes;
-        self.outstanding.push_back(Outstanding { action, keeps, ordered_at: now });
+        self.free_at = self.start_at(arrives_at) + takes;
+        if self.is_idle() {
+            self.first_done_at = self.free_at;
+        }
+        self.outstanding.push_back(Outstanding { action, keeps, arrives_at });
         self.free_at
     }
 
@@ -86,7 +110,13 @@ impl Executor {
     pub fn finish(&mut self, ended_at: Timestamp, action: ActionId) {
         let Some(position) = self.outstanding.iter().position(|other| other.action == action) else { return };
         self.outstanding.remove(position);
-        self.free_at = self.outstanding.iter().fold(ended_at, |at, next| at.max(next.ordered_at) + next.keeps);
+        self.free_at = ended_at;
+        for (index, next) in self.outstanding.iter().enumerate() {
+            self.free_at = self.free_at.max(next.arrives_at) + next.keeps;
+            if index == 0 {
+                self.first_done_at = self.free_at;
+            }
+        }
     }
 
     pub fn outstanding(&self) -> impl Iterator<Item = ActionId> {
@@ -100,6 +130,10 @@ mod tests {
 
     fn at(micros: u64) -> Timestamp {
         Timestamp::ZERO + Duration::from_micros(micros)
+    }
+
+    fn lead(ahead: u64, way: u64) -> Lead {
+        Lead { ahead: Duration::from_micros(ahead), way: Duration::from_micros(way) }
     }
 
     #[test]
@@ -125,13 +159,27 @@ mod tests {
 
     #[test]
     fn hunger_comes_when_less_than_the_lookahead_is_left() {
-        let ahead = Duration::from_micros(50);
+        let ahead = lead(50, 0);
         let mut executor = Executor::default();
         executor.push(at(0), ActionId(1), Duration::from_micros(100), Duration::ZERO);
         assert!(!executor.is_hungry(at(50), ahead));
-        let hungry_at = executor.hungry_at(ahead);
+        let hungry_at = executor.hungry_at(at(0), ahead);
         assert!(executor.is_hungry(hungry_at, ahead));
         assert!(!executor.is_hungry(hungry_at - Duration::from_nanos(1), ahead));
+    }
+
+    #[test]
+    fn an_executor_that_is_overdue_is_given_nothing_until_it_reports() {
+        let ahead = lead(50, 20);
+        let mut executor = Executor::default();
+        executor.push(at(0), ActionId(1), Duration::from_micros(100), Duration::ZERO);
+        assert!(executor.is_hungry(at(120), ahead), "its report may be under way");
+        assert!(!executor.is_hungry(at(121), ahead));
+        assert_eq!(executor.hungry_at(at(121), ahead), Timestamp::NEVER, "time alone doesn't help");
+        executor.push(at(121), ActionId(2), Duration::from_micros(30), Duration::ZERO);
+        executor.finish(at(500), ActionId(1));
+        assert!(executor.is_hungry(at(500), ahead));
+        assert!(!executor.is_hungry(at(551), ahead), "the next one is overdue, too");
     }
 
     #[test]
@@ -139,9 +187,9 @@ mod tests {
         let micros = Duration::from_micros;
         let mut executor = Executor::default();
         assert_eq!(executor.push(at(0), ActionId(1), micros(500), micros(100)), at(500), "nothing to hide behind");
-        assert_eq!(executor.hungry_at(Duration::ZERO), Timestamp::NEVER, "nothing is known of transfers yet");
+        assert_eq!(executor.hungry_at(at(0), lead(0, 0)), Timestamp::NEVER, "nothing is known of transfers yet");
         (0..20).for_each(|_| executor.note_beside(micros(100)));
-        let hungry_at = executor.hungry_at(Duration::ZERO);
+        let hungry_at = executor.hungry_at(at(0), lead(0, 0));
         assert!(hungry_at > at(149) && hungry_at < at(152), "{hungry_at:?}");
         assert_eq!((executor.start_at(at(160)), executor.surely_at(at(160))), (at(500), at(600)));
         assert_eq!(executor.push(at(160), ActionId(2), micros(300), micros(100)), at(700));

@@ -22,6 +22,8 @@ struct Rolling {
     unseen: Duration,
     /// When the last measurement came, or the estimate was last brought nearer to its seed.
     seen_at: Timestamp,
+    /// Whether the last measurement was a stall.
+    stalled: bool,
 }
 
 /// An average gives the newest measurement this share: one in so many.
@@ -29,6 +31,9 @@ const MEAN_SHARE: u64 = 16;
 /// What looks too slow isn't run, and what isn't run isn't measured: without a measurement for so long, an estimate that is
 /// above its seed comes half of the way back to it.
 const STALE: Duration = Duration::from_secs(1);
+/// What takes more than so many times as long as planned says something of the device at that moment, and nothing of the model: it counts only if the next one of its size takes as
+/// long.
+const STALL: u64 = 50;
 
 /// How estimates are drawn from measurements.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +54,7 @@ impl Rolling {
             seed: (mean, quantile),
             unseen: quantile,
             seen_at: Timestamp::ZERO,
+            stalled: false,
         }
     }
 
@@ -72,6 +78,10 @@ impl Rolling {
     /// Two searches and one short move in memory; nothing is allocated once the window is full.
     fn observe(&mut self, now: Timestamp, window: Window, took: Duration) {
         self.seen_at = now;
+        let stalled = took > self.quantile.max(self.unseen) * STALL;
+        if std::mem::replace(&mut self.stalled, stalled) != stalled && stalled {
+            return;
+        }
         self.mean = (self.mean * (MEAN_SHARE - 1) + took) / MEAN_SHARE;
         let to = self.sorted.partition_point(|&known| known < took);
         if self.recent.len() < window.size {
@@ -235,6 +245,7 @@ impl Latency {
             for (class, (mean, quantile)) in self.classes.iter_mut().zip(estimates) {
                 (class.rolling.mean, class.rolling.quantile) = (mean, quantile.max(mean));
                 class.rolling.recent.clear();
+                class.rolling.sorted.clear();
                 class.rolling.next = 0;
             }
             self.update_pays();
@@ -382,6 +393,18 @@ mod tests {
             latency.smallest().as_micros()
         };
         assert_eq!([4_000, 90, 3_000, 5_000].map(&mut after), [4_000, 100, 3_000, 4_000]);
+    }
+
+    #[test]
+    fn a_stall_of_one_device_is_not_in_the_estimate_of_all_unless_it_comes_again() {
+        let mut latency = latency();
+        latency.observe_batch(Timestamp::ZERO, 1, Duration::from_secs(1), micros(0));
+        assert_eq!((latency.smallest(), latency.class_for(1).typical()), (micros(100), micros(100)));
+        latency.observe_batch(Timestamp::ZERO, 1, micros(100), micros(0));
+        latency.observe_batch(Timestamp::ZERO, 1, Duration::from_secs(1), micros(0));
+        assert_eq!(latency.smallest(), micros(100), "long ago");
+        latency.observe_batch(Timestamp::ZERO, 1, Duration::from_secs(1), micros(0));
+        assert_eq!(latency.smallest(), Duration::from_secs(1), "it takes that long");
     }
 
     #[test]

@@ -57,6 +57,7 @@ pub use event::{
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
 use clipper::Clipper;
 use clockwork::Clockwork;
+use executor::Lead;
 use latency::Latency;
 use ledger::{Action, Device, Ledger, Model};
 use nexus::Nexus;
@@ -105,6 +106,8 @@ pub struct Scheduler {
     rehearsals: Option<Rehearsals>,
     planner: Planner,
     slack: SlackWatch,
+    /// How early devices get their batches.
+    lead: Lead,
     /// Devices that should be given more work.
     hungry: BTreeSet<DeviceId>,
     /// When devices will be hungry without a report.
@@ -136,7 +139,11 @@ impl Scheduler {
                 Box::new(Windowed::new(&config, temper))
             }
         };
+        // Where ready batches and devices are brought together, an order leaves as late as its way allows: what isn't ordered can still grow, or make room.
+        let ahead = if policy.matches() { config.delay.control } else { config.schedule_ahead };
+        let lead = Lead { ahead, way: config.delay.control };
         Self {
+            lead,
             config,
             ledger: Ledger::default(),
             requests: Requests::default(),
@@ -179,7 +186,10 @@ impl Scheduler {
             Event::Returned { device, action } => self.returned(device, action),
             Event::Measured(_) => {}
             // The last one is fed first: the lowest number.
-            Event::WokeUp => self.touched.extend(self.hungry.iter().rev()),
+            Event::WokeUp if !self.policy.matches() || self.policy.queues().has_background() => {
+                self.touched.extend(self.hungry.iter().rev());
+            }
+            Event::WokeUp => {}
         }
         self.decide(out);
     }
@@ -435,7 +445,9 @@ impl Scheduler {
         let queued = Queued { id: request.id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
         self.policy.insert(&self.ledger, request.model, place, queued);
         self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
-        self.touch_hungry(request.model);
+        if !urgent || !self.policy.matches() {
+            self.touch_hungry(request.model);
+        }
     }
 
     fn kind_of(&self, request: &Request) -> u32 {
@@ -575,7 +587,9 @@ impl Scheduler {
         let queued = Queued { id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
         self.policy.insert(&self.ledger, request.model, place, queued);
         self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
-        self.touch_hungry(request.model);
+        if request.deadline_at == Timestamp::NEVER || !self.policy.matches() {
+            self.touch_hungry(request.model);
+        }
     }
 
     fn load_reported(&mut self, report: Report, device: DeviceId, model: ModelId, out: &mut Vec<Command>) {
@@ -615,7 +629,11 @@ impl Scheduler {
 
     fn decide(&mut self, out: &mut Vec<Command>) {
         // Before the devices are fed: a model that is always busy is free for a moment now, and may have to go.
-        self.planner.decide(self.now, self.config.schedule_ahead, &mut self.ledger, &mut *self.policy, out);
+        let lead = Lead { ahead: self.config.schedule_ahead, way: self.lead.way };
+        self.planner.decide(self.now, lead, &mut self.ledger, &mut *self.policy, out);
+        if self.policy.matches() {
+            self.feed_ripe(out);
+        }
         while let Some(device) = self.touched.pop() {
             if self.hungry.contains(&device) {
                 self.feed(device, out);
@@ -625,8 +643,7 @@ impl Scheduler {
         if let Some((device, action)) = self.policy.preempts(&self.ledger, self.now) {
             out.push(Command::Preempt { device, action });
         }
-        let ahead = self.config.schedule_ahead;
-        self.planner.decide(self.now, ahead, &mut self.ledger, &mut *self.policy, out);
+        self.planner.decide(self.now, lead, &mut self.ledger, &mut *self.policy, out);
         // What was unloaded just now may have changed who can run what.
         self.feed_ripe(out);
         self.slack.set_batch_work_waits(self.now, self.batch_work_waits());
@@ -635,20 +652,27 @@ impl Scheduler {
     /// Starts the batches that are ready, wherever a device has time for them.
     fn feed_ripe(&mut self, out: &mut Vec<Command>) {
         while let Some(device) = self.policy.ripe(&self.ledger, self.now, &self.hungry) {
-            self.feed(device, out);
+            let exec = &self.ledger.device(device).exec;
+            if exec.is_hungry(self.now, self.lead)
+                && let Some(batch) =
+                    self.policy.next_batch(&self.ledger, device, self.now, exec.surely_at(self.now))
+            {
+                self.execute(device, batch, out);
+            }
+            self.set_hungry(device);
         }
     }
 
-    /// Gives a device batches until it has enough ahead or nothing is in time.
+    /// Gives a device batches until it has enough ahead or nothing is in time. Where `ripe` names the devices for urgent batches, only batch work.
     fn feed(&mut self, device: DeviceId, out: &mut Vec<Command>) {
-        let ahead = self.config.schedule_ahead;
+        let matched = self.policy.matches();
         loop {
             let exec = &self.ledger.device(device).exec;
-            if !exec.is_hungry(self.now, ahead) {
+            if !exec.is_hungry(self.now, self.lead) {
                 break;
             }
             let start_at = exec.surely_at(self.now);
-            if let Some(batch) = self.policy.next_batch(&self.ledger, device, self.now, start_at) {
+            if !matched && let Some(batch) = self.policy.next_batch(&self.ledger, device, self.now, start_at) {
                 self.execute(device, batch, out);
             } else if exec.is_idle() {
                 // Batch work isn't queued ahead: whoever comes next should wait for one batch of it at most.
@@ -687,7 +711,9 @@ impl Scheduler {
         let residency = entry.residency_on_mut(device).expect("batches run where the weights are (P6)");
         assert!(residency.loading_until.is_none(), "P6: {model} is still loading on {device}");
         residency.in_use += 1;
-        let expected_done_at = self.ledger.device_mut(device).exec.push(now, action, candidate.expected, beside);
+        let arrives_at = now + self.config.delay.of(rows);
+        let expected_done_at =
+            self.ledger.device_mut(device).exec.push(arrives_at, action, candidate.expected, beside);
         let (expected, done_at) = (candidate.expected, expected_done_at);
         self.policy.started(Started { device, action, model, rows, expected, done_at });
         self.planner.update(self.now, &mut self.ledger, &*self.policy, model);
@@ -753,9 +779,9 @@ impl Scheduler {
 
     /// Brings a device's place in `hungry` and `hungry_at` up to date.
     fn set_hungry(&mut self, device: DeviceId) {
-        let ahead = self.config.schedule_ahead;
         let there = self.ledger.devices[device.index()].as_mut().expect("only devices that are there get work");
-        let (is_hungry, at) = (there.exec.is_hungry(self.now, ahead), there.exec.hungry_at(ahead));
+        let (is_hungry, at) =
+            (there.exec.is_hungry(self.now, self.lead), there.exec.hungry_at(self.now, self.lead));
         let wanted = (!is_hungry && at != Timestamp::NEVER).then_some(at);
         let before = std::mem::replace(&mut there.hungry_at, wanted);
         if before != wanted {

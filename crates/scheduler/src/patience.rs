@@ -19,7 +19,7 @@ const BINS: usize = 96;
 const FIRST_OCTAVE: u32 = 10;
 /// The table is computed anew after so many gaps.
 const REFRESH: u32 = 32;
-/// With fewer gaps than this nothing is known: half the fixed cost, divided by the size, is waited for.
+/// With fewer gaps than this nothing is known, and nobody is waited for: most models of a platform are rare.
 const KNOWN: u32 = 16;
 /// With so many gaps, all counts are halved: what was counts for less and less.
 const FORGET: u32 = 2_000;
@@ -132,7 +132,7 @@ impl Patience {
     pub fn wait(&self, rows: u32, fixed: Duration) -> Duration {
         let fixed = fixed.as_nanos().max(1);
         match &self.chance {
-            None => Duration::from_nanos(fixed / (2 * u64::from(rows.max(1)))),
+            None => Duration::ZERO,
             Some(chance) => {
                 let enough = f64::from(rows) / fixed as f64;
                 let over = chance.iter().position(|&chance| chance < enough);
@@ -192,9 +192,8 @@ mod tests {
     }
 
     #[test]
-    fn without_knowledge_half_the_fixed_cost() {
-        let patience = Patience::default();
-        assert_eq!(patience.wait(1, FIXED), Duration::from_millis(5));
-        assert_eq!(patience.wait(5, FIXED), Duration::from_millis(1));
+    fn the_first_requests_of_a_rare_model_wait_for_nobody() {
+        assert_eq!(Patience::default().wait(1, FIXED), Duration::ZERO);
+        assert_eq!(learnt((0..10).map(|_| 1_000)).wait(1, FIXED), Duration::ZERO);
     }
 }

@@ -77,6 +77,11 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
         None
     }
 
+    /// Whether `ripe` names every device that should be given a batch with deadlines: then no other is asked for one.
+    fn matches(&self) -> bool {
+        false
+    }
+
     /// When `ripe` should be asked next if nothing happens before.
     fn next_ripe(&self) -> Option<Timestamp> {
         None

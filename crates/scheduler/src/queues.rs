@@ -134,6 +134,11 @@ impl Queues {
         None
     }
 
+    /// Whether batch work is queued for any model.
+    pub fn has_background(&self) -> bool {
+        self.background_models > 0
+    }
+
     /// Whether batch work is queued for a model that is loaded on one of these devices.
     pub fn background_waits(&self, devices: &BTreeSet<DeviceId>) -> bool {
         let waits = |device: &DeviceId| !self.background[device.index()].is_empty();

@@ -4,6 +4,7 @@
 //! devices in inverse proportion to their load; what the devices can't be expected to serve is its load priority. As in
 //! the paper nothing is solved to the end: a model's numbers are brought up to date when something happens to it.
 
+use crate::executor::Lead;
 use crate::ledger::{Action, Ledger, Residency};
 use crate::policy::Policy;
 use crate::{Command, Load, Unload};
@@ -143,11 +144,11 @@ impl Planner {
         self.quiet_until = Timestamp::ZERO;
     }
 
-    /// Gives the load executors work until each has `ahead` to do or nothing wants to be loaded.
+    /// Gives the load executors work until each has enough to do or nothing wants to be loaded.
     pub fn decide(
         &mut self,
         now: Timestamp,
-        ahead: Duration,
+        lead: Lead,
         ledger: &mut Ledger,
         policy: &mut dyn Policy,
         out: &mut Vec<Command>,
@@ -156,16 +157,16 @@ impl Planner {
             return;
         }
         self.quiet_until = now + NO_ROOM_RETRY;
-        while let Some((model, device, victims)) = self.next_load(now, ahead, ledger, policy) {
-            self.load(now, ledger, policy, model, device, &victims, out);
+        while let Some((model, device, victims)) = self.next_load(now, lead, ledger, policy) {
+            self.load(now, lead, ledger, policy, model, device, &victims, out);
         }
         if self.wanting.is_empty() && self.background.is_empty() {
             return self.reconsider();
         }
         // Something can't be placed: if that is for want of time, look again when an executor has some.
-        let hungry = |id: DeviceId| ledger.device(id).load.is_hungry(now, ahead);
+        let hungry = |id: DeviceId| ledger.device(id).load.is_hungry(now, lead);
         if !ledger.device_ids().any(hungry) {
-            let hungry_at = ledger.device_ids().map(|id| ledger.device(id).load.hungry_at(ahead)).min();
+            let hungry_at = ledger.device_ids().map(|id| ledger.device(id).load.hungry_at(now, lead)).min();
             self.quiet_until = hungry_at.unwrap_or(Timestamp::NEVER);
         }
     }
@@ -174,19 +175,19 @@ impl Planner {
     fn next_load(
         &self,
         now: Timestamp,
-        ahead: Duration,
+        lead: Lead,
         ledger: &Ledger,
         policy: &dyn Policy,
     ) -> Option<(ModelId, DeviceId, Vec<ModelId>)> {
         for &(_, model) in self.wanting.iter().take(SEARCH_LIMIT) {
-            match place(now, ahead, ledger, policy, model, false) {
+            match place(now, lead, ledger, policy, model, false) {
                 Placing::On(device, victims) => return Some((model, device, victims)),
                 Placing::NoRoom => {}
                 Placing::Busy => return None,
             }
         }
         let &(_, model) = self.background.first()?;
-        match place(now, Duration::ZERO, ledger, policy, model, true) {
+        match place(now, Lead { ahead: Duration::ZERO, ..lead }, ledger, policy, model, true) {
             Placing::On(device, victims) => Some((model, device, victims)),
             Placing::NoRoom | Placing::Busy => None,
         }
@@ -196,6 +197,7 @@ impl Planner {
     fn load(
         &mut self,
         now: Timestamp,
+        lead: Lead,
         ledger: &mut Ledger,
         policy: &mut dyn Policy,
         model: ModelId,
@@ -223,7 +225,7 @@ impl Planner {
         assert!(there.free_pages >= pages, "P5: {model} is loaded on {device} without free pages");
         there.free_pages -= pages;
         there.loading.insert(model);
-        let done_at = there.load.push(now, action, expected, Duration::ZERO);
+        let done_at = there.load.push(now + lead.way, action, expected, Duration::ZERO);
         let residency = Residency {
             device,
             loading_until: Some(done_at),
@@ -293,14 +295,14 @@ enum Placing {
 /// Finds the device for a model: the one whose load executor is free first, then the one whose batches are.
 fn place(
     now: Timestamp,
-    ahead: Duration,
+    lead: Lead,
     ledger: &Ledger,
     policy: &dyn Policy,
     model: ModelId,
     background: bool,
 ) -> Placing {
     let entry = ledger.model(model);
-    let hungry = |id: &DeviceId| ledger.device(*id).load.is_hungry(now, ahead);
+    let hungry = |id: &DeviceId| ledger.device(*id).load.is_hungry(now, lead);
     let mut devices: Vec<DeviceId> = ledger.device_ids().filter(hungry).collect();
     if devices.is_empty() {
         return Placing::Busy;

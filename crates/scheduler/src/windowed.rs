@@ -454,15 +454,22 @@ impl Policy for Windowed {
         }
     }
 
+    fn matches(&self) -> bool {
+        true
+    }
+
     fn ripe(&mut self, ledger: &Ledger, now: Timestamp, hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
         self.settle(ledger, now);
         if let Some(first) = self.ready.first_device(hungry) {
-            if self.delay == Delay::default() && ledger.device(first).exec.is_idle() {
+            // Free when an order that leaves now arrives: of these the lowest number. Else the one that is free soonest.
+            let free_at = |device: &DeviceId| ledger.device(*device).exec.start_at(now);
+            let in_time = now + self.delay.control;
+            if free_at(&first) <= in_time {
                 return Some(first);
             }
-            // Orders leave before their device is free: the one that is free soonest.
-            let soonest = |device: &DeviceId| (ledger.device(*device).exec.start_at(now), *device);
-            return hungry.iter().copied().filter(|&device| self.ready.first(device).is_some()).min_by_key(soonest);
+            let able = || hungry.iter().copied().filter(|&device| self.ready.first(device).is_some());
+            let free = able().find(|device| free_at(device) <= in_time);
+            return free.or_else(|| able().min_by_key(|device| (free_at(device), *device)));
         }
         let (model, latest, device) = self.early(hungry)?;
         self.stand(model, Standing::Ready { latest });
