@@ -18,8 +18,25 @@ impl Scheduler {
         entry.age(self.now);
         let takes = entry.latency.class_for(request.rows).expected();
         if request.deadline_at != Timestamp::NEVER && self.now + takes <= request.deadline_at {
+            self.shares.came(request.model, request.rows, request.deadline_at.since(self.now));
             // Also if it is refused: the next one like it should find the device free.
             self.slack.observe(self.now, request.deadline_at.since(self.now) - takes);
+        }
+    }
+
+    /// Computes anew who may have how much, now and then.
+    pub(crate) fn share_out(&mut self) {
+        if !self.config.predict_admission || !self.shares.is_due(self.now) {
+            return;
+        }
+        let Some(busy) = self.policy.in_use() else { return };
+        let Self { shares, ledger, now, policy, .. } = self;
+        let short = shares.is_short();
+        shares.compute(*now, ledger.device_count as f64, busy, |model| {
+            Some(&ledger.models.get(model.index())?.as_ref().filter(|model| !model.removed)?.latency)
+        });
+        if short || shares.is_short() {
+            policy.entitle(shares);
         }
     }
 
@@ -59,6 +76,14 @@ impl Scheduler {
         let alone_at = now + takes + if cold { entry.latency.load() } else { Duration::ZERO };
         if alone_at > request.deadline_at {
             return Err(Rejection::DeadlineUnreachable { earliest_at: alone_at });
+        }
+        let queued = self.policy.queues().of(request.model).rows();
+        if self.config.predict_admission
+            && let Some(earliest_at) =
+                self.shares.turn(now, request.model, &entry.latency, (queued, request.rows))
+            && earliest_at > request.deadline_at
+        {
+            return Err(Rejection::Overloaded { earliest_at });
         }
         if !self.config.predict_admission || !self.policy.predicts() {
             // Whatever becomes of what is queued: what is running is certain.

@@ -26,6 +26,7 @@ mod config;
 mod distribution;
 mod event;
 mod executor;
+mod fair;
 pub mod hull;
 mod latency;
 mod ledger;
@@ -58,6 +59,7 @@ use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
 use clipper::Clipper;
 use clockwork::Clockwork;
 use executor::Lead;
+use fair::Shares;
 use latency::Latency;
 use ledger::{Action, Device, Ledger, Model};
 use nexus::Nexus;
@@ -106,6 +108,8 @@ pub struct Scheduler {
     rehearsals: Option<Rehearsals>,
     planner: Planner,
     slack: SlackWatch,
+    /// Who may have how much when devices are short.
+    shares: Shares,
     /// How early devices get their batches.
     lead: Lead,
     /// Devices that should be given more work.
@@ -144,6 +148,7 @@ impl Scheduler {
         let lead = Lead { ahead, way: config.delay.control };
         Self {
             lead,
+            shares: Shares::default(),
             config,
             ledger: Ledger::default(),
             requests: Requests::default(),
@@ -362,6 +367,7 @@ impl Scheduler {
         self.ledger.models[index] = Some(model);
         self.ledger.all_pages += u64::from(spec.pages);
         self.policy.add_model(spec.model);
+        self.shares.add_model(spec.model);
         self.planner.add_model(spec.model);
     }
 
@@ -411,6 +417,7 @@ impl Scheduler {
 
     fn submitted(&mut self, request: Request, out: &mut Vec<Command>) {
         self.sequence += 1;
+        self.share_out();
         self.prepare_for(&request);
         match self.admit(&request) {
             Err(rejection) => {
@@ -554,6 +561,7 @@ impl Scheduler {
         let in_time = ended_at <= entry.request.deadline_at;
         if entry.request.deadline_at != Timestamp::NEVER {
             self.policy.settled(self.now, entry.request.model, in_time);
+            self.shares.settled(in_time);
         }
         self.finish_running(id, if in_time { Outcome::Done } else { Outcome::Late }, out);
         in_time
@@ -715,6 +723,7 @@ impl Scheduler {
         let expected_done_at =
             self.ledger.device_mut(device).exec.push(arrives_at, action, candidate.expected, beside);
         let (expected, done_at) = (candidate.expected, expected_done_at);
+        self.shares.started(now, model, expected);
         self.policy.started(Started { device, action, model, rows, expected, done_at });
         self.planner.update(self.now, &mut self.ledger, &*self.policy, model);
         let kind = self.ledger.device(device).kind;
@@ -767,6 +776,7 @@ impl Scheduler {
         let request = self.requests.get(id).expect("queued requests are in hand").request;
         let rejection = Rejection::Overloaded { earliest_at: self.earliest_after_queue(&request) };
         self.policy.settled(self.now, request.model, false);
+        self.shares.settled(false);
         self.finish_queued(id, Outcome::Rejected(rejection), out);
     }
 

@@ -1,6 +1,7 @@
 //! What a batching policy must answer. Its queues are kept in `Queues`; everything else that it needs to know is in the
 //! ledger.
 
+use crate::fair::Shares;
 use crate::ledger::Ledger;
 use crate::queue::{Candidate, Place, Queued};
 use crate::queues::Queues;
@@ -100,6 +101,14 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
     fn predicts(&self) -> bool {
         true
     }
+
+    /// The part of the devices that was busy lately, where the policy lets shares of device time be given out.
+    fn in_use(&self) -> Option<f64> {
+        None
+    }
+
+    /// Shares of device time have changed, and with them which models go first.
+    fn entitle(&mut self, _shares: &Shares) {}
 
     /// Has another temper from now on.
     fn adopt(&mut self, _temper: Temper) {}

@@ -15,6 +15,7 @@
 
 use crate::board::Board;
 use crate::config::{Config, Delay, PolicyKind};
+use crate::fair::Shares;
 use crate::latency::Latency;
 use crate::ledger::Ledger;
 use crate::patience::Patience;
@@ -46,8 +47,15 @@ const FORESIGHT: usize = 64;
 const FULL_HOUSE: f64 = 0.93;
 /// How much of the use of devices is new after a second.
 const USE_SPAN: Duration = Duration::from_secs(1);
+/// The same where it is asked whether devices are short.
+const LATELY: Duration = Duration::from_millis(200);
 /// How many candidates are looked at for an early start.
 const EARLY_SEARCH: usize = 4;
+/// An entitled candidate is ready so many times before it must start as a device becomes free on average.
+const TURNS: u64 = 4;
+
+/// Ready candidates go by whether they aren't entitled to go first, then by when they must start.
+type Rank = (bool, Timestamp);
 
 /// Where a model's candidate is.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -65,7 +73,7 @@ enum Standing {
         strain: u32,
     },
     /// In the lists of ready ones.
-    Ready { latest: Timestamp },
+    Ready(Rank),
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +81,8 @@ struct ModelEntry {
     standing: Standing,
     /// Whether it is in `changed`.
     changed: bool,
+    /// Whether it goes before others.
+    entitled: bool,
     /// Rows of its batches lately.
     usual_rows: f64,
     patience: Patience,
@@ -92,7 +102,7 @@ pub(crate) struct Windowed {
     /// Models whose candidate must be computed.
     changed: Vec<ModelId>,
     /// Models whose candidate is ready, by when it must start.
-    ready: Board<Timestamp>,
+    ready: Board<Rank>,
     /// Candidates that are left to grow, by when they are ready.
     growing: BTreeSet<(Timestamp, ModelId)>,
     /// Those of them that may start early from some time on.
@@ -103,9 +113,12 @@ pub(crate) struct Windowed {
     busy: BTreeSet<(Timestamp, DeviceId)>,
     /// The part of the devices that was busy lately.
     in_use: f64,
+    busy_lately: f64,
     in_use_at: Timestamp,
     usage: Usage,
     pressure: Pressure,
+    /// What a batch takes on average.
+    batch_time: Duration,
     /// Since times were hard, and until they are good again.
     overloaded: bool,
     uneven: Uneven,
@@ -130,9 +143,11 @@ impl Windowed {
             willing: BTreeSet::new(),
             busy: BTreeSet::new(),
             in_use: 0.0,
+            busy_lately: 0.0,
             in_use_at: Timestamp::ZERO,
             usage: Usage::default(),
             pressure: Pressure::default(),
+            batch_time: Duration::ZERO,
             overloaded: false,
             uneven: Uneven::default(),
             members: Vec::new(),
@@ -177,6 +192,8 @@ impl Windowed {
     fn settle(&mut self, ledger: &Ledger, now: Timestamp) {
         let part = now.since(self.in_use_at).as_nanos() as f64 / USE_SPAN.as_nanos() as f64;
         self.in_use += part.min(1.0) * (self.busy.len() as f64 / self.ready.device_count().max(1) as f64 - self.in_use);
+        let lately = now.since(self.in_use_at).as_nanos() as f64 / LATELY.as_nanos() as f64;
+        self.busy_lately += lately.min(1.0) * (self.busy.len() as f64 / self.ready.device_count().max(1) as f64 - self.busy_lately);
         self.in_use_at = now;
         while let Some(model) = self.changed.pop() {
             self.models[model.index()].changed = false;
@@ -190,7 +207,7 @@ impl Windowed {
             let Standing::Growing { latest, .. } = self.models[model.index()].standing else {
                 unreachable!("only growing candidates are among the growing")
             };
-            self.stand(model, Standing::Ready { latest });
+            self.stand(model, self.ready(model, latest));
         }
         while let Some(&(early_at, model)) = self.early.first() {
             if early_at > now {
@@ -222,7 +239,7 @@ impl Windowed {
         let latest = deadline_at - takes;
         // Not all of them fit, or no more would: it gets no better.
         if rows >= most || now + delay > latest {
-            return Standing::Ready { latest };
+            return self.ready(model, latest);
         }
         let with_one_more = latency.class_for(rows + 1).expected();
         let ready_at = match start {
@@ -232,8 +249,15 @@ impl Windowed {
             Start::AtOnce | Start::Patient | Start::Late if with_one_more < takes => now,
             Start::AtOnce | Start::Patient | Start::Late => deadline_at - with_one_more,
         } - delay;
+        // Who goes first is ready so early that a device will be free in time.
+        let ready_at = if self.models[model.index()].entitled {
+            let soon = self.batch_time * TURNS / self.queues.devices_of(model).len().max(1) as u64;
+            ready_at.min(latest - delay - soon)
+        } else {
+            ready_at
+        };
         if ready_at <= now {
-            return Standing::Ready { latest };
+            return self.ready(model, latest);
         }
         // What a row would take, in thousandths of what one usually takes.
         let usual = self.models[model.index()].usual_rows.max(1.0);
@@ -261,6 +285,11 @@ impl Windowed {
         }
     }
 
+    /// A candidate that is ready.
+    fn ready(&self, model: ModelId, latest: Timestamp) -> Standing {
+        Standing::Ready((!self.models[model.index()].entitled, latest))
+    }
+
     /// Puts a model's candidate where it belongs.
     fn stand(&mut self, model: ModelId, standing: Standing) {
         let entry = &mut self.models[model.index()];
@@ -268,7 +297,7 @@ impl Windowed {
             return;
         }
         match std::mem::replace(&mut entry.standing, standing) {
-            Standing::None | Standing::Ready { .. } => {}
+            Standing::None | Standing::Ready(_) => {}
             Standing::Growing { ready_at, latest, early_at, .. } => {
                 self.growing.remove(&(ready_at, model));
                 if let Some(early_at) = early_at
@@ -287,7 +316,7 @@ impl Windowed {
                     self.early.insert((early_at, model));
                 }
             }
-            Standing::Ready { latest } => must_start_at = Some(latest),
+            Standing::Ready(rank) => must_start_at = Some(rank),
         }
         self.ready.set(model, must_start_at, self.queues.devices_of(model));
     }
@@ -408,7 +437,7 @@ impl Policy for Windowed {
     fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, start_at: Timestamp) -> Option<Batch> {
         self.settle(ledger, now);
         loop {
-            let (key, model) = self.ready.first(device)?;
+            let ((_, key), model) = self.ready.first(device)?;
             let there = ledger.model(model);
             let latency = ledger.latency(model, device);
             let queue = self.queues.of(model);
@@ -447,7 +476,7 @@ impl Policy for Windowed {
                     });
                 }
                 // It has shrunk since, and can wait longer than was thought.
-                Some(candidate) => self.stand(model, Standing::Ready { latest: candidate.latest }),
+                Some(candidate) => self.stand(model, self.ready(model, candidate.latest)),
                 // Nothing is in time; its requests expire.
                 None => self.stand(model, Standing::None),
             }
@@ -472,7 +501,7 @@ impl Policy for Windowed {
             return free.or_else(|| able().min_by_key(|device| (free_at(device), *device)));
         }
         let (model, latest, device) = self.early(hungry)?;
-        self.stand(model, Standing::Ready { latest });
+        self.stand(model, self.ready(model, latest));
         Some(device)
     }
 
@@ -482,17 +511,30 @@ impl Policy for Windowed {
         [ready, early].into_iter().flatten().min()
     }
 
-    fn started(&mut self, started: Started) {
-        self.usage.started(started.model, started.expected);
-        if self.learns {
-            let usual = &mut self.models[started.model.index()].usual_rows;
-            *usual += (f64::from(started.rows) - *usual) / 16.0;
-            let last = (started.done_at, started.action);
-            if let Some((until, _)) = self.busy_until[started.device.index()].replace(last) {
-                self.busy.remove(&(until, started.device));
+    fn in_use(&self) -> Option<f64> {
+        Some(self.busy_lately)
+    }
+
+    fn entitle(&mut self, shares: &Shares) {
+        for index in 0..self.models.len() {
+            let model = ModelId(index as u32);
+            let entitled = shares.is_entitled(model);
+            if std::mem::replace(&mut self.models[index].entitled, entitled) != entitled {
+                self.mark(model);
             }
-            self.busy.insert((started.done_at, started.device));
         }
+    }
+
+    fn started(&mut self, started: Started) {
+        self.batch_time = (self.batch_time * 15 + started.expected) / 16;
+        self.usage.started(started.model, started.expected);
+        let usual = &mut self.models[started.model.index()].usual_rows;
+        *usual += (f64::from(started.rows) - *usual) / 16.0;
+        let last = (started.done_at, started.action);
+        if let Some((until, _)) = self.busy_until[started.device.index()].replace(last) {
+            self.busy.remove(&(until, started.device));
+        }
+        self.busy.insert((started.done_at, started.device));
     }
 
     fn ended(&mut self, ended: Ended) {
@@ -508,7 +550,7 @@ impl Policy for Windowed {
     }
 
     fn predicts(&self) -> bool {
-        self.overloaded
+        false
     }
 
     fn settled(&mut self, now: Timestamp, _model: ModelId, in_time: bool) {
