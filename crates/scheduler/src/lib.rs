@@ -26,6 +26,7 @@ mod config;
 mod distribution;
 mod event;
 mod executor;
+mod fingerprint;
 pub mod hull;
 mod latency;
 mod ledger;
@@ -53,6 +54,7 @@ pub use event::{
     ActionStatus, Command, DeviceSpec, Event, Execution, Load, Measured, ModelSpec, Outcome, Rejection, Report,
     Request, Sample, Unload,
 };
+pub use fingerprint::Fingerprint;
 
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
 use clipper::Clipper;
