@@ -9,11 +9,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// A chunk is handed over when it has so many bytes.
 const CHUNK_BYTES: usize = 64 << 10;
 /// So many chunks may wait for the disk.
 const CHUNKS: usize = 64;
+/// How long the end of a server waits for a disk that stands still.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(1);
 /// What the block at the end takes at most.
 const END_ROOM: u64 = 64;
 
@@ -129,14 +133,19 @@ impl Recorder {
         }
     }
 
-    /// Ends the recording and waits for the file. What the scheduler was told last is in it, whether it came back or not.
+    /// Ends the recording and waits for the file, within reason. What the scheduler was told last is in it, whether it came back or not.
     pub fn end(&mut self, ending: Ending) {
+        let patience = Instant::now() + PATIENCE;
+        while self.writer.as_ref().is_some_and(|writer| writer.chunks.is_full()) && Instant::now() < patience {
+            std::thread::sleep(PAUSE);
+        }
         if !self.chunk.is_empty() {
             self.hand_over();
         }
-        if let Some(writer) = self.writer.take() {
-            // A panic there was logged.
-            let _ = writer.close(ending).join();
+        let Some(writer) = self.writer.take() else { return };
+        let thread = writer.close(ending);
+        while !thread.is_finished() && Instant::now() < patience {
+            std::thread::sleep(PAUSE);
         }
     }
 

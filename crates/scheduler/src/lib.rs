@@ -31,6 +31,7 @@ pub mod hull;
 mod latency;
 mod ledger;
 mod nexus;
+mod one_at_a_time;
 mod orloj;
 mod patience;
 mod policy;
@@ -55,6 +56,7 @@ pub use event::{
     Request, Sample, Unload,
 };
 pub use fingerprint::Fingerprint;
+pub use one_at_a_time::OneAtATime;
 
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
 use clipper::Clipper;

@@ -15,6 +15,7 @@
 //!   in every run, except that a search checks the first seed of each rate that it tries at full length and no other run
 //!   (they take a sixth of the time). P7 is [`Run::fingerprint`], compared between runs.
 //! - **[`experiment`]** and [`Campaign`]: a TOML file, its sweep, its seeds and its search, run on all cores.
+//! - **[`replay`](replay())**: the events of a live server, through a scheduler once more.
 //! - **[`cli`]**: what `punctual simulate` prints.
 //!
 //! **Invariant:** nothing in here decides anything about serving. What the simulator shows, the scheduler did.
@@ -42,6 +43,7 @@ mod page;
 mod plant;
 mod plot;
 mod quantiles;
+mod replay;
 mod resolve;
 mod search;
 mod series;
@@ -65,6 +67,7 @@ pub use meter::{ErrorSpread, Errors, Meter, REASONS, Tally, Trace, TracedBatch};
 pub use observe::{Facts, Observation, Observer, Refusal, Violation};
 pub use plot::{Kind, PaperPoints, PlotConfig};
 pub use quantiles::{Quantiles, Spread};
+pub use replay::{Broken, Difference, Panic, Replay, ReplayProgress, ReplayTally, replay};
 pub use scheduler::Fingerprint;
 pub use series::{ClientPoint, MachinePoint, Series};
 pub use setup::{Elastic, Faults, Model, Network, Noise, Setup, Traffic};
