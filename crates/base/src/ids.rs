@@ -6,6 +6,7 @@ macro_rules! dense_id {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         pub struct $name(pub u32);
 
         impl $name {
@@ -56,6 +57,7 @@ impl ApplicationId {
 /// Slots are dense and bounded (P9), so tables are indexed by them and never grow past the bound; the generation keeps
 /// a late message about an earlier tenant of the slot apart from the present one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RequestId {
     /// Position in the table of requests.
     pub slot: u32,
@@ -77,6 +79,7 @@ impl fmt::Display for RequestId {
 
 /// One LOAD, UNLOAD or EXEC that the scheduler ordered. Numbers ascend in the order of the orders.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ActionId(pub u64);
 
 impl ActionId {

@@ -5,6 +5,7 @@ use core::fmt;
 
 /// What one batch size takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BatchLatency {
     /// Rows in the batch.
     pub batch: u32,
@@ -18,6 +19,7 @@ pub struct BatchLatency {
 
 /// The transfers of one batch, to a device and from it, where they may run beside other batches.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Transfers {
     /// What was done before its start, while another batch ran.
     pub before: Duration,
@@ -28,9 +30,26 @@ pub struct Transfers {
 /// What each supported batch size of a model takes, and what loading its weights takes. Sizes ascend strictly, times
 /// never descend.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Table"))]
 pub struct LatencyProfile {
     batches: Vec<BatchLatency>,
     load: Duration,
+}
+
+/// A profile as it is written down: what is read is a profile only if it is a table that could be one.
+#[cfg(feature = "serde")]
+#[derive(serde::Deserialize)]
+struct Table {
+    batches: Vec<BatchLatency>,
+    load: Duration,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<Table> for LatencyProfile {
+    type Error = ProfileError;
+    fn try_from(table: Table) -> Result<Self, ProfileError> {
+        Self::new(table.batches, table.load)
+    }
 }
 
 /// Why a table of latencies isn't a profile.

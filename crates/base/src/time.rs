@@ -8,10 +8,12 @@ use core::ops::{Add, AddAssign, Div, Mul, Sub, SubAssign};
 
 /// An instant, as nanoseconds since an origin that the driver chose. Opaque: only differences mean anything.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Timestamp(u64);
 
 /// A span of time in nanoseconds; never negative, and subtraction stops at zero.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Duration(u64);
 
 impl Timestamp {
@@ -208,6 +210,7 @@ impl fmt::Display for Duration {
 
 /// When an action may start: not before `earliest`, not after `latest` (P3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Window {
     /// The first instant at which the action may start.
     pub earliest: Timestamp,

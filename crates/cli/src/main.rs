@@ -6,6 +6,7 @@ mod example;
 mod place;
 mod profile;
 mod reference;
+mod replay;
 mod runtime;
 mod scaling;
 mod serve;
@@ -46,6 +47,12 @@ enum Command {
     ///
     /// An experiment is a TOML file: models, devices, workload, network, what to run. `experiments/` has examples.
     Simulate(Box<SimulateOptions>),
+    /// Run what a server recorded once more, and check it.
+    ///
+    /// `punctual serve --record FILE` keeps every event that the scheduler was told. Here they go through a fresh scheduler: the
+    /// same orders must come out, and every invariant that can be seen from events and orders must hold. Says which isn't, and at
+    /// which event; then the exit code is 1. A recording has no tensors in it, only names' numbers, sizes and times.
+    Replay(replay::ReplayOptions),
     /// Decide which models share which part of a cluster.
     ///
     /// A cluster is split into parts; every device of a part holds all models of that part. Models are placed so that all
@@ -141,6 +148,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Load(args) => Ok(loadgen::run_and_print(&args)?),
         Command::Profile(options) => profile::run(&options),
         Command::Simulate(options) => simulate(*options),
+        Command::Replay(options) => replay::run(&options),
         Command::Place(options) => place::run(&options),
     }
 }

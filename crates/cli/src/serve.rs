@@ -13,6 +13,7 @@ use controller::{
 };
 use gateway::Gateway;
 use indicatif::{ProgressBar, ProgressStyle};
+use recording::{Header, Limits, Recorder};
 use repository::{Source, Transfer};
 use scheduler::PolicyKind;
 use serde::Deserialize;
@@ -217,6 +218,15 @@ pub struct ServeOptions {
     #[arg(long, value_name = "FILE", env = "PUNCTUAL_TRACE_FILE")]
     pub trace_file: Option<PathBuf>,
 
+    /// Record every event that the scheduler is told, so that an incident can be run again with `punctual replay FILE`. A file that
+    /// is there is kept as FILE.1. Not with `--shards`.
+    #[arg(long, value_name = "FILE", env = "PUNCTUAL_RECORD")]
+    pub record: Option<PathBuf>,
+
+    /// The largest recording; at this size it ends, and says so. About 50 bytes for a request. [default: 1GiB]
+    #[arg(long, value_name = "SIZE", env = "PUNCTUAL_RECORD_LIMIT")]
+    pub record_limit: Option<ByteSize>,
+
     /// A TOML file with the same settings, by the same names (`http-port = 8000`).
     #[arg(long, value_name = "FILE", env = "PUNCTUAL_CONFIG")]
     #[serde(skip)]
@@ -250,7 +260,7 @@ impl ServeOptions {
         fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, host, http_port, grpc_port, metrics_port, devices, device_memory, pinned_memory, precision, cpu_fallback,
             threads_per_device, policy, thrift, shards, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
             online_profile_share, max_requests, max_body, max_held, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
-            scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file);
+            scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file, record, record_limit);
         Ok(self)
     }
 
@@ -321,6 +331,26 @@ impl ServeOptions {
         })
     }
 
+    /// Where the scheduler's events go, if anywhere.
+    fn recorder(&self, config: &ControllerConfig) -> Result<Option<Recorder>> {
+        let Some(path) = self.record.as_ref() else {
+            if self.record_limit.is_some() {
+                bail!("--record-limit without --record: name the file to record into");
+            }
+            return Ok(None);
+        };
+        let limits = self.record_limit.map_or_else(Limits::default, |size| Limits { bytes: size.0 });
+        let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let header = Header {
+            version: env!("CARGO_PKG_VERSION").into(),
+            recorded_at: since_1970.map_or(0, |span| span.as_secs()),
+            max_requests: config.max_requests,
+            config: config.scheduler.clone(),
+        };
+        let recorder = Recorder::create(path, &header, limits);
+        Ok(Some(recorder.with_context(|| format!("--record {}", path.display()))?))
+    }
+
     /// How the scheduling is spread over threads, where it is.
     fn spread(&self, devices: &Devices) -> Result<Option<Spread>> {
         let shards = self.shards.unwrap_or(0);
@@ -330,6 +360,11 @@ impl ServeOptions {
         if shards > 0 && self.policy.is_some() {
             bail!(
                 "--shards {shards} and --policy: shards defer batches and know no other policy; leave one of them out"
+            );
+        }
+        if shards > 0 && self.record.is_some() {
+            bail!(
+                "--shards {shards} and --record: only what one scheduler was told can be run again; leave one of them out"
             );
         }
         if shards > 0 && devices.divisions.len() > 1 {
@@ -440,7 +475,10 @@ pub fn run(options: ServeOptions) -> Result<()> {
     let config = options.controller(&devices, &runtime)?;
     let controller = match options.spread(&devices)? {
         Some(spread) => Controller::start_sharded(config, spread, metrics.clone()),
-        None => Controller::start(config, metrics.clone()),
+        None => {
+            let recorder = options.recorder(&config)?;
+            Controller::start_recorded(config, recorder, metrics.clone())
+        }
     };
     let controller = controller.context("the device's threads could not be started")?;
 

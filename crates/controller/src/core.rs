@@ -1,19 +1,22 @@
 //! What the driver holds while it drives: the scheduler, and everything that its commands are about.
 
 mod loss;
+mod watch;
 
 use crate::api::{Refusal, Reply};
 use crate::rest::Rest;
 use crate::sampler::{Kept, Sampler, Who};
 use crate::{Inner, NewModel, fatal};
 use base::{
-    ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp,
+    ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp, Window,
 };
+use recording::{Ending, Recorder};
 use scheduler::{ActionStatus, Command, Event, Execution, Measured, ModelSpec, Outcome, Rejection, Sample, Scheduler};
 use std::collections::HashMap;
 use std::sync::Arc;
 use telemetry::{BatchTimes, DeviceMetrics, Invariant, ModelMetrics, Trace};
 use tokio::sync::oneshot;
+use watch::{Watch, broken};
 use worker::{BatchItem, Device, DeviceConfig, ExecuteOrder, LoadOrder, Padding, Slot, Status, Tensor, UnloadOrder};
 
 /// News for the driver.
@@ -173,6 +176,8 @@ struct ModelRecord {
     rest: Rest,
     /// What failed was a panic, which another device would have as well.
     panicked: bool,
+    /// Requests that are queued.
+    queued: usize,
 }
 
 #[derive(Debug)]
@@ -189,6 +194,8 @@ pub(crate) struct Expectation {
     pub took: Duration,
     /// `None` for loads.
     pub done_at: Option<Timestamp>,
+    /// When it may start.
+    pub window: Window,
     pub rows: u32,
     /// Of the weights of a load.
     pub bytes: u64,
@@ -238,6 +245,15 @@ pub(crate) fn note_violation(metrics: &telemetry::Metrics, reason: &str) {
 
 pub(crate) struct Core {
     scheduler: Scheduler,
+    /// Keeps what the scheduler is told, where that is wanted.
+    recorder: Option<Recorder>,
+    watch: Watch,
+    /// When the execution ended whose report the scheduler is being told.
+    ended_at: Option<Timestamp>,
+    /// How many requests may be queued for one model (P9).
+    max_queued: usize,
+    /// Unloads that weren't reported yet.
+    unloads: HashMap<ActionId, DeviceId>,
     commands: Vec<Command>,
     /// By slot, of requests that are queued; those in a batch are with the worker.
     payloads: Vec<Option<Payload>>,
@@ -288,6 +304,11 @@ impl Core {
             waiting: 0,
             sampler: Sampler::new(if learns { online_profile_share } else { 0.0 }),
             measuring: None,
+            recorder: None,
+            watch: Watch::default(),
+            ended_at: None,
+            max_queued: config.max_queued_per_model,
+            unloads: HashMap::new(),
             scheduler: Scheduler::new(config),
             commands: Vec::new(),
             payloads: Vec::new(),
@@ -303,10 +324,25 @@ impl Core {
         }
     }
 
+    /// Keeps what the scheduler is told from now on. Nothing was told yet.
+    pub fn record(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
+    }
+
+    /// Ends the process, with the recording on the disk.
+    pub fn fatal(&mut self, reason: &str) -> ! {
+        if let Some(mut recorder) = self.recorder.take() {
+            recorder.end(Ending::Broken);
+        }
+        fatal(reason)
+    }
+
     /// Ends all planning: what is still queued is refused, later news is ignored. What was handed to the executors is
     /// carried out while the devices, which are given back, are dropped.
     pub fn stop(&mut self) -> Vec<impl Sized + use<>> {
         self.stopped = true;
+        // Dropping it writes the rest.
+        self.recorder = None;
         self.payloads.iter_mut().filter_map(Option::take).for_each(Payload::refuse_at_the_end);
         std::mem::take(&mut self.devices)
     }
@@ -337,7 +373,10 @@ impl Core {
                 self.payloads[slot] = Some(payload);
                 self.waiting += 1;
                 self.sampler.submitted(now, request.deadline_at.since(now));
+                self.watch.submitted(&inner.metrics, request.id, request.deadline_at);
+                let before = self.note_queued(request.model);
                 self.step(inner, now, Event::Submitted(request));
+                self.check_queue(inner, request.model, before);
             }
             Message::Cancel(request) => self.step(inner, now, Event::Cancelled(request)),
             Message::Report(report) => self.report(inner, now, report),
@@ -374,6 +413,26 @@ impl Core {
                     Err(reason) => tracing::debug!("a request could not be run again: {reason}"),
                 }
             }
+        }
+    }
+
+    /// One more request is queued for a model; how many there were before.
+    fn note_queued(&mut self, model: ModelId) -> usize {
+        match self.models.get_mut(model.index()) {
+            Some(Some(model)) => {
+                model.queued += 1;
+                model.queued - 1
+            }
+            Some(None) | None => 0,
+        }
+    }
+
+    /// After a request was submitted: a queue may be past its bound by what came back into it, but doesn't grow there (P9).
+    fn check_queue(&self, inner: &Inner, model: ModelId, before: usize) {
+        let Some(Some(record)) = self.models.get(model.index()) else { return };
+        if record.queued > before && record.queued > self.max_queued {
+            let what = format!("{} requests are queued for {model}, the bound is {}", record.queued, self.max_queued);
+            broken(&inner.metrics, Invariant::P9, &what);
         }
     }
 
@@ -495,16 +554,32 @@ impl Core {
             self.sampler.watch(id, profile.batches()[0].p99);
         }
         let (failure, rest, panicked) = (String::new(), Rest::default(), false);
-        self.models[id.index()] =
-            Some(ModelRecord { prepared, signature, padding, pages, metrics, slots, name, failure, rest, panicked });
+        let record = ModelRecord {
+            prepared,
+            signature,
+            padding,
+            pages,
+            metrics,
+            slots,
+            name,
+            failure,
+            rest,
+            panicked,
+            queued: 0,
+        };
+        self.models[id.index()] = Some(record);
         self.step(inner, now, Event::ModelAdded(ModelSpec { model: id, pages, profile, elsewhere, objective, fixed }));
     }
 
     fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {
+        if let Some(device) = self.unloads.remove(&report.action) {
+            return self.unloaded(inner, now, device, report.status);
+        }
         for payload in report.returned {
             if let Some(Some(model)) = self.models.get(payload.model.index()) {
                 model.metrics.statistics().waits();
             }
+            self.note_queued(payload.model);
             let slot = payload.id.slot as usize;
             self.payloads[slot] = Some(payload);
             self.waiting += 1;
@@ -519,6 +594,10 @@ impl Core {
         let status = match report.status {
             Status::Done { started_at, ended_at, transfers } => {
                 took = Some(ended_at.since(started_at) + transfers.before);
+                self.ended_at = Some(ended_at);
+                if let Some(expectation) = &expectation {
+                    self.watch.ran(&inner.metrics, expectation, (started_at, ended_at), transfers);
+                }
                 ActionStatus::Done { started_at, ended_at, transfers }
             }
             Status::TooLate if expectation.is_some_and(|expectation| self.came_back(&expectation)) => {
@@ -535,11 +614,43 @@ impl Core {
             }
         };
         self.step(inner, now, Event::Reported(scheduler::Report { action: report.action, status }));
+        self.ended_at = None;
+        if let Some(expectation) = expectation.filter(|expectation| expectation.done_at.is_none()) {
+            self.check_pages(inner, expectation.device);
+        }
         if let (Some(who), Some(took)) = (alone, took) {
             inner.metrics.measured_served.observe(took);
             self.note_measured(inner, now, who, took);
         }
         self.lose_if_empty(inner, now, device);
+    }
+
+    /// A device has freed weights. If its engine panicked over that, what it keeps for the device may be in any state.
+    fn unloaded(&mut self, inner: &Inner, now: Timestamp, device: DeviceId, status: Status) {
+        let there = &self.devices[device.index()];
+        there.metrics.pages(there.device.pages().total(), there.device.pages().used());
+        if let Status::Failed(reason) | Status::Panicked(reason) = status {
+            tracing::error!(device = self.configs[device.index()].name, "an unload failed: {reason}");
+            self.retire(device);
+            return self.lose_if_empty(inner, now, Some(device));
+        }
+        self.check_pages(inner, device);
+    }
+
+    /// With nothing under way that takes or frees pages of a device, both sides must agree on them (P5).
+    fn check_pages(&self, inner: &Inner, device: DeviceId) {
+        let loads = |expected: &Expectation| expected.device == device && expected.done_at.is_none();
+        let under_way = self.broken.contains(&device)
+            || self.unloads.values().any(|on| *on == device)
+            || self.held.iter().any(|(_, load)| load.device == device)
+            || self.expectations.values().any(loads);
+        let Some(free) = self.scheduler.free_pages(device).filter(|_| !under_way) else { return };
+        let pages = self.devices[device.index()].device.pages();
+        let (here, there) = (pages.total() - free, pages.used());
+        if here != there {
+            let what = format!("{device} has {there} pages in use, the scheduler counts {here}");
+            broken(&inner.metrics, Invariant::P5, &what);
+        }
     }
 
     /// Whether a model that rests is refused. One whose load has failed is still served where its weights are, or will soon be.
@@ -583,16 +694,24 @@ impl Core {
 
     fn step(&mut self, inner: &Inner, now: Timestamp, event: Event) {
         let mut commands = std::mem::take(&mut self.commands);
-        self.scheduler.step(now, event, &mut commands);
+        match &mut self.recorder {
+            None => self.scheduler.step(now, event, &mut commands),
+            Some(recorder) => {
+                recorder.told(now, &event);
+                self.scheduler.step(now, event, &mut commands);
+                recorder.ordered(now, &commands);
+            }
+        }
         self.steps += 1;
-        if self.steps.is_multiple_of(STEPS_PER_SAMPLE) {
+        let sampled = self.steps.is_multiple_of(STEPS_PER_SAMPLE);
+        if sampled {
             inner.metrics.scheduler_step.observe(inner.clock.now().since(now));
         }
         for command in commands.drain(..) {
             match command {
-                Command::Execute(execution) => self.execute(now, execution),
+                Command::Execute(execution) => self.execute(inner, now, execution),
                 Command::Load(load) => self.load(now, &load),
-                Command::Unload(unload) => self.unload(unload.device, unload.model),
+                Command::Unload(unload) => self.unload(inner, unload.device, unload.model),
                 // A worker can't break an execution off: it ends as if nobody had asked, and is reported as done.
                 Command::Preempt { device, action } => {
                     tracing::debug!("{action} goes on: what runs on {device} can't be broken off");
@@ -601,6 +720,9 @@ impl Core {
             }
         }
         self.commands = commands;
+        if sampled {
+            self.watch.in_hand(&inner.metrics, self.scheduler.in_hand());
+        }
         if !self.removed.is_empty() {
             self.forget_removed();
         }
@@ -618,12 +740,21 @@ impl Core {
         });
     }
 
-    fn execute(&mut self, now: Timestamp, execution: Execution) {
+    /// The inputs of a request that is to be executed. One that has none has ended: the others of its batch run without it.
+    fn take_payload(&mut self, inner: &Inner, id: RequestId) -> Option<Payload> {
+        let payload = self.payloads.get_mut(id.slot as usize)?.take_if(|payload| payload.id == id);
+        if payload.is_none() {
+            broken(&inner.metrics, Invariant::P8, &format!("{id} is to be executed, but has ended before"));
+        }
+        payload
+    }
+
+    fn execute(&mut self, inner: &Inner, now: Timestamp, execution: Execution) {
         let Execution { action, device, model, requests, window, expected, expected_done_at, .. } = execution;
-        let record = self.models[model.index()].as_ref().expect("the scheduler executes models that were added");
-        let take = |id: &RequestId| self.payloads[id.slot as usize].take().expect("queued requests have a payload");
-        let items: Vec<Payload> = requests.iter().map(take).collect();
+        let items: Vec<Payload> = requests.iter().filter_map(|&id| self.take_payload(inner, id)).collect();
         self.waiting -= items.len();
+        let record = self.models[model.index()].as_mut().expect("the scheduler executes models that were added");
+        record.queued -= items.len();
         let (mut rows, mut alone) = (0, None);
         for item in &items {
             rows += item.rows;
@@ -648,9 +779,14 @@ impl Core {
             items,
         };
         let done_at = Some(expected_done_at);
-        self.expectations.insert(action, Expectation { device, model, took: expected, done_at, rows, bytes: 0, alone });
+        let took = expected;
+        self.expectations.insert(action, Expectation { device, model, took, done_at, window, rows, bytes: 0, alone });
+        if order.items.is_empty() {
+            let status = Status::Failed("none of its requests is there any more".into());
+            return inner.inbox.push(Message::Report(worker::Report { action, status, returned: Vec::new() }));
+        }
         if self.devices[device.index()].device.execute(order).is_err() {
-            fatal("an executor is gone, or has more orders than the scheduler ever leaves outstanding");
+            self.fatal("an executor is gone, or has more orders than the scheduler ever leaves outstanding");
         }
     }
 
@@ -673,23 +809,33 @@ impl Core {
         };
         let (device, model) = (load.device, load.model);
         let bytes = record.prepared.weight_bytes();
-        let expectation =
-            Expectation { device, model, took: load.expected, done_at: None, rows: 0, bytes, alone: None };
+        let (took, window) = (load.expected, load.window);
+        let expectation = Expectation { device, model, took, done_at: None, window, rows: 0, bytes, alone: None };
         self.expectations.insert(load.action, expectation);
         if !self.devices[load.device.index()].device.load(order) {
-            fatal("a load executor is gone, or has more orders than the scheduler ever leaves outstanding");
+            self.fatal("a load executor is gone, or has more orders than the scheduler ever leaves outstanding");
         }
     }
 
-    fn unload(&self, device: DeviceId, model: ModelId) {
+    fn unload(&mut self, inner: &Inner, device: DeviceId, model: ModelId) {
+        let uses =
+            |expected: &Expectation| expected.device == device && expected.model == model && expected.done_at.is_some();
+        if self.expectations.values().any(uses) {
+            broken(
+                &inner.metrics,
+                Invariant::P6,
+                &format!("{model} is unloaded from {device}, where a batch needs it"),
+            );
+        }
         let record = self.models[model.index()].as_ref().expect("the scheduler unloads models that were added");
         let slot = Arc::clone(&record.slots[device.index()]);
         let there = &self.devices[device.index()];
         record.metrics.unloaded(there.metrics.name(), record.prepared.weight_bytes());
-        if !there.device.unload(UnloadOrder { slot, pages: record.pages }) {
-            tracing::error!("P5: an unload could not be handed over; the device's pages are now counted wrongly");
+        let action = inner.drivers_action();
+        if !there.device.unload(UnloadOrder { action, slot, pages: record.pages }) {
+            self.fatal("a load executor is gone, or has more orders than the scheduler ever leaves outstanding");
         }
-        there.metrics.pages(there.device.pages().total(), there.device.pages().used());
+        self.unloads.insert(action, device);
     }
 
     /// Why a request that was never executed failed.
@@ -702,12 +848,16 @@ impl Core {
     }
 
     fn finish(&mut self, inner: &Inner, id: RequestId, outcome: Outcome) {
+        if !self.watch.finished(&inner.metrics, id, outcome, self.ended_at) {
+            return;
+        }
         // Requests that were executed have their answer from the worker, and no payload here.
         if let Some(payload) = self.payloads[id.slot as usize].take() {
             let model = payload.model;
             self.waiting -= 1;
-            if let Some(Some(record)) = self.models.get(model.index()) {
+            if let Some(Some(record)) = self.models.get_mut(model.index()) {
                 record.metrics.statistics().wait_no_longer(1);
+                record.queued -= 1;
             }
             payload.refuse(outcome, || self.failure_of(model));
         }

@@ -44,6 +44,7 @@ pub use worker::{DeviceConfig, Padding, Tensor};
 use crate::core::{Core, DeviceRecord, Message, Payload};
 use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp};
 use crossbeam_queue::{ArrayQueue, SegQueue};
+use recording::Recorder;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 use telemetry::Metrics;
@@ -103,7 +104,7 @@ struct Inner {
     divisions: OnceLock<Divisions>,
     shutting_down: AtomicBool,
     next_model: AtomicU32,
-    borrowings: AtomicU64,
+    drivers_actions: AtomicU64,
     generation: AtomicU64,
     catalogue: Mutex<Arc<Catalogue>>,
     /// Where loads and unloads go, once there is a manager.
@@ -137,7 +138,20 @@ pub struct NewModel {
 impl Controller {
     /// Starts the devices and the timer. There is no model yet.
     pub fn start(config: ControllerConfig, metrics: Metrics) -> std::io::Result<Self> {
+        Self::start_recorded(config, None, metrics)
+    }
+
+    /// The same, and keeps everything that the scheduler is told, if there is a recorder. It is for a server with this
+    /// configuration, and for nothing else.
+    pub fn start_recorded(
+        config: ControllerConfig,
+        recorder: Option<Recorder>,
+        metrics: Metrics,
+    ) -> std::io::Result<Self> {
         let inner = Inner::new(&config, metrics);
+        if let Some(recorder) = recorder {
+            inner.core.lock().unwrap_or_else(PoisonError::into_inner).record(recorder);
+        }
         for device in &config.devices {
             let started = inner.start_device(device)?;
             let metrics = inner.metrics.device(&device.name);
@@ -353,7 +367,7 @@ impl Inner {
             divisions: OnceLock::new(),
             shutting_down: AtomicBool::new(false),
             next_model: AtomicU32::new(0),
-            borrowings: AtomicU64::new(0),
+            drivers_actions: AtomicU64::new(0),
             generation: AtomicU64::new(0),
             catalogue: Mutex::default(),
             control: OnceLock::new(),
@@ -386,7 +400,9 @@ impl Inner {
                 }
                 Err(TryLockError::WouldBlock) => return,
                 // A panic while driving broke an invariant; going on with half of a step would break more.
-                Err(TryLockError::Poisoned(_)) => fatal("the scheduler broke one of its invariants"),
+                Err(TryLockError::Poisoned(core)) => {
+                    core.into_inner().fatal("the scheduler broke one of its invariants");
+                }
             }
             fence(Ordering::SeqCst);
             if self.inbox.is_empty() {
@@ -413,8 +429,7 @@ impl Inner {
 
     /// Work that gives the device back when it is done, and the number for it.
     fn lend(&self, device: DeviceId, work: Box<dyn FnOnce() + Send>) -> (ActionId, Box<dyn FnOnce() + Send>) {
-        let number = self.borrowings.fetch_add(1, Ordering::Relaxed);
-        let action = ActionId(ActionId::DRIVERS.0 + number);
+        let action = self.drivers_action();
         let inner = self.myself.clone();
         let work = move || {
             // Also after a panic, which the executor catches, the device must be given back.
@@ -422,6 +437,11 @@ impl Inner {
             work();
         };
         (action, Box::new(work))
+    }
+
+    /// A number for something that the scheduler gave none to.
+    fn drivers_action(&self) -> ActionId {
+        ActionId(ActionId::DRIVERS.0 + self.drivers_actions.fetch_add(1, Ordering::Relaxed))
     }
 
     fn take_slot(&self) -> Option<RequestId> {

@@ -4,6 +4,7 @@ use base::Duration;
 
 /// The settings of a scheduler. The defaults are Clockwork's, for workers behind a network.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Config {
     /// Which batching policy decides.
     pub policy: PolicyKind,
@@ -65,6 +66,7 @@ impl Default for Config {
 
 /// `control + per_row * rows`: how long before its start a batch must be ordered (Symphony, appendix D).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Delay {
     /// The order's way.
     pub control: Duration,
@@ -81,6 +83,7 @@ impl Delay {
 
 /// Which requests make a batch when not all are in time (Symphony, section 3.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Gather {
     /// From the first request on, as many as the first one has time for.
     HeadFirst,
@@ -91,6 +94,7 @@ pub enum Gather {
 
 /// The batching policies, by name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum PolicyKind {
     /// Clockwork's (appendix B).
     Clockwork,

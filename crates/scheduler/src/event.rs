@@ -6,6 +6,7 @@ use base::{
 
 /// A fact that the driver reports to the scheduler.
 #[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Event {
     /// A device is there, empty.
     DeviceAdded(DeviceSpec),
@@ -54,6 +55,7 @@ pub enum Event {
 
 /// What requests of one application took when they were run alone.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Measured {
     /// Which model.
     pub model: ModelId,
@@ -65,6 +67,7 @@ pub struct Measured {
 
 /// One request that was run alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Sample {
     /// Its size hint, where it had one.
     pub size: Option<u32>,
@@ -74,6 +77,7 @@ pub struct Sample {
 
 /// A device as the scheduler sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DeviceSpec {
     /// Its number; the driver counts up from 0.
     pub device: DeviceId,
@@ -86,6 +90,7 @@ pub struct DeviceSpec {
 
 /// A model as the scheduler sees it.
 #[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ModelSpec {
     /// Its number; the driver counts up from 0.
     pub model: ModelId,
@@ -104,6 +109,7 @@ pub struct ModelSpec {
 
 /// A request, without its tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Request {
     /// Its number, unique while it lives.
     pub id: RequestId,
@@ -125,6 +131,7 @@ pub struct Request {
 
 /// How an action ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Report {
     /// Which action.
     pub action: ActionId,
@@ -144,6 +151,7 @@ impl Report {
 
 /// What became of an action. Times are the driver's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum ActionStatus {
     /// Done.
     Done {

@@ -27,10 +27,12 @@ mod distribution;
 mod event;
 mod executor;
 mod fair;
+mod fingerprint;
 pub mod hull;
 mod latency;
 mod ledger;
 mod nexus;
+mod one_at_a_time;
 mod orloj;
 mod patience;
 mod policy;
@@ -54,6 +56,8 @@ pub use event::{
     ActionStatus, Command, DeviceSpec, Event, Execution, Load, Measured, ModelSpec, Outcome, Rejection, Report,
     Request, Sample, Unload,
 };
+pub use fingerprint::Fingerprint;
+pub use one_at_a_time::OneAtATime;
 
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
 use clipper::Clipper;

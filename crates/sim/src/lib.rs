@@ -15,6 +15,7 @@
 //!   in every run, except that a search checks the first seed of each rate that it tries at full length and no other run
 //!   (they take a sixth of the time). P7 is [`Run::fingerprint`], compared between runs.
 //! - **[`experiment`]** and [`Campaign`]: a TOML file, its sweep, its seeds and its search, run on all cores.
+//! - **[`replay`](replay())**: the events of a live server, through a scheduler once more.
 //! - **[`cli`]**: what `punctual simulate` prints.
 //!
 //! **Invariant:** nothing in here decides anything about serving. What the simulator shows, the scheduler did.
@@ -32,7 +33,6 @@ mod elastic;
 mod entry;
 mod error;
 pub mod experiment;
-mod fingerprint;
 mod gantt;
 mod inputs;
 mod kept;
@@ -43,6 +43,7 @@ mod page;
 mod plant;
 mod plot;
 mod quantiles;
+mod replay;
 mod resolve;
 mod search;
 mod series;
@@ -61,12 +62,13 @@ pub use campaign::{Campaign, Outcome};
 pub use claim::{Claim, Holds, Pick};
 pub use compare::Compare;
 pub use error::Error;
-pub use fingerprint::Fingerprint;
 pub use inputs::{Input, Inputs};
 pub use meter::{ErrorSpread, Errors, Meter, REASONS, Tally, Trace, TracedBatch};
 pub use observe::{Facts, Observation, Observer, Refusal, Violation};
 pub use plot::{Kind, PaperPoints, PlotConfig};
 pub use quantiles::{Quantiles, Spread};
+pub use replay::{Broken, Difference, Panic, Replay, ReplayProgress, ReplayTally, replay};
+pub use scheduler::Fingerprint;
 pub use series::{ClientPoint, MachinePoint, Series};
 pub use setup::{Elastic, Faults, Model, Network, Noise, Setup, Traffic};
 pub use store::Reuse;

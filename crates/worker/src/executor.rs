@@ -154,6 +154,8 @@ pub struct LoadOrder {
 /// Free weights.
 #[derive(Debug)]
 pub struct UnloadOrder {
+    /// The number that the report names.
+    pub action: ActionId,
     /// Where they are.
     pub slot: Arc<Slot>,
     /// Pages that they took.
@@ -283,7 +285,8 @@ impl<I: BatchItem> Device<I> {
         sender.try_send(LoadMessage::Load(order)).is_ok()
     }
 
-    /// Hands over an unload; LOAD and UNLOAD are obeyed in the order in which they were given.
+    /// Hands over an unload; LOAD and UNLOAD are obeyed in the order in which they were given. `false`: the executor is gone or
+    /// its queue full, and nothing will be reported.
     pub fn unload(&self, order: UnloadOrder) -> bool {
         let sender = self.load.as_ref().expect("only dropping takes the senders");
         sender.try_send(LoadMessage::Unload(order)).is_ok()
@@ -499,14 +502,22 @@ impl Loader {
                     report(Report { action: order.action, status, returned: Vec::new() });
                 }
                 LoadMessage::Unload(order) => {
-                    let loaded = order.slot.loaded.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    // The weights are gone either way; without this thread no other model would ever be loaded.
-                    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(loaded))) {
-                        tracing::error!(device = self.device, "an unload failed: {}", said(&*panic));
-                    }
-                    self.pages.give_back(order.pages);
+                    let status = self.unload(&order);
+                    report(Report { action: order.action, status, returned: Vec::new() });
                 }
             }
+        }
+    }
+
+    /// The slot is empty and the pages are free in any case: that much can be relied on until the driver knows of a panic.
+    fn unload(&self, order: &UnloadOrder) -> Status {
+        let started_at = self.clock.now();
+        let loaded = order.slot.loaded.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let outcome = catch_unwind(AssertUnwindSafe(|| drop(loaded)));
+        self.pages.give_back(order.pages);
+        match outcome {
+            Ok(()) => Status::Done { started_at, ended_at: self.clock.now(), transfers: Transfers::default() },
+            Err(panic) => Status::Panicked(said(&*panic)),
         }
     }
 

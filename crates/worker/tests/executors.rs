@@ -173,6 +173,15 @@ impl Bench {
         (slot, self.reports.recv().unwrap().status)
     }
 
+    fn unload(&mut self, slot: Arc<Slot>, pages: u32) -> Status {
+        self.next += 1;
+        let action = ActionId(self.next);
+        assert!(self.device.unload(UnloadOrder { action, slot, pages }));
+        let report = self.reports.recv().unwrap();
+        assert_eq!(report.action, action);
+        report.status
+    }
+
     fn item(&self, number: u32, shape: &[i64], data: Vec<u8>, datatype: DataType) -> Item {
         let tensor = Tensor { datatype, shape: shape.to_vec(), data: Bytes::from(data) };
         Item { inputs: vec![tensor], rows: shape[0] as u32, answers: self.answers.0.clone(), number }
@@ -343,7 +352,8 @@ fn a_panic_while_loading_or_unloading_gives_the_pages_back_and_the_thread_goes_o
     assert_eq!(bench.device.pages().used(), 0);
     let (slot, status) = bench.load(Behaviour::PanicAtUnload, 3);
     assert!(matches!(status, Status::Done { .. }), "{status:?}");
-    assert!(bench.device.unload(UnloadOrder { slot, pages: 3 }));
+    assert_eq!(bench.unload(slot, 3), Status::Panicked("the engine panicked: this engine can't unload".into()));
+    assert_eq!(bench.device.pages().used(), 0);
     let (_, status) = bench.load(Behaviour::Double, 4);
     assert!(matches!(status, Status::Done { .. }), "{status:?}");
 }
@@ -405,8 +415,11 @@ fn loads_take_pages_and_unloads_give_them_back() {
     let (_, status) = bench.load(Behaviour::Double, 2);
     assert!(matches!(status, Status::Failed(reason) if reason.contains("P5")));
     assert_eq!(bench.device.pages().used(), 3);
-    assert!(bench.device.unload(UnloadOrder { slot: Arc::clone(&slot), pages: 3 }));
+    let (action, there) = (ActionId(900), Arc::clone(&slot));
+    assert!(bench.device.unload(UnloadOrder { action, slot: there, pages: 3 }));
     let (_, status) = bench.load(Behaviour::Double, 4);
+    assert!(matches!(status, Status::Done { .. }), "{status:?} of the unload");
+    let status = bench.reports.recv().unwrap().status;
     assert!(matches!(status, Status::Done { .. }), "an unload is done before the load that was ordered after it");
     let window = bench.now_or_never();
     let items = vec![bench.numbers(0, &[1, 1], &[1.0])];

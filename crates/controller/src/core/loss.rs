@@ -10,7 +10,7 @@
 //! ```
 
 use super::{Core, Expectation};
-use crate::{Inner, Message, fatal};
+use crate::{Inner, Message};
 use base::{DeviceId, Timestamp};
 use scheduler::{DeviceSpec, Event};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,14 +28,14 @@ impl Core {
         self.step(inner, now, Event::DeviceAdded(spec));
     }
 
-    /// Gives up a device whose engine has panicked. It is lost when it has given back what it was ordered: the scheduler may
+    /// Gives up a device whose engine has panicked, in a batch, a load or an unload. It is lost when it has given back what it was ordered: the scheduler may
     /// give these requests to others at once, and must find their inputs here.
     pub(super) fn retire(&mut self, device: DeviceId) {
         if self.broken.contains(&device) {
             return;
         }
         if !self.devices[device.index()].device.retire() {
-            fatal("an executor is gone, or has more orders than the scheduler ever leaves outstanding");
+            self.fatal("an executor is gone, or has more orders than the scheduler ever leaves outstanding");
         }
         self.broken.push(device);
     }
@@ -59,7 +59,9 @@ impl Core {
     fn lose(&mut self, inner: &Inner, now: Timestamp, device: DeviceId) {
         // Its loads: nobody waits for their reports any more.
         self.expectations.retain(|_, expected| expected.device != device);
+        self.unloads.retain(|_, on| *on != device);
         self.held.retain(|(_, load)| load.device != device);
+        self.watch.forget(device);
         inner.devices.fetch_sub(1, Ordering::Relaxed);
         let (record, config) = (&mut self.devices[device.index()], &self.configs[device.index()]);
         record.metrics.lost();

@@ -23,6 +23,8 @@ pub(super) struct RankerThread {
     consequences: Vec<Consequence>,
     models: HashMap<ModelId, Arc<Served>>,
     expectations: HashMap<ActionId, Expectation>,
+    /// Unloads that weren't reported yet.
+    unloads: HashMap<ActionId, DeviceId>,
     /// By device: how many loads it was given, and those that it will be given when some of them are done.
     loads: Vec<(usize, VecDeque<Load>)>,
     /// Models that are out of service and still on their way onto a device.
@@ -48,6 +50,7 @@ impl RankerThread {
             consequences: Vec::new(),
             models: HashMap::new(),
             expectations: HashMap::new(),
+            unloads: HashMap::new(),
             loads: Vec::new(),
             leaving: Vec::new(),
         }
@@ -170,7 +173,13 @@ impl RankerThread {
 
     /// A load is over.
     fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {
+        if let Some(device) = self.unloads.remove(&report.action) {
+            return self.unloaded(device, &report.status);
+        }
         let Some(expectation) = self.expectations.remove(&report.action) else { return };
+        if let Status::Done { started_at, .. } = report.status {
+            expectation.started(&inner.metrics, started_at);
+        }
         let (given, waiting) = &mut self.loads[expectation.device.index()];
         *given -= 1;
         if let Some(next) = waiting.pop_front() {
@@ -188,6 +197,15 @@ impl RankerThread {
         let (numbers, commands) = (&mut self.numbers, &mut self.commands);
         self.weights.reported(now, report.action, done, numbers, commands, &mut self.consequences);
         self.unload_leaving(now);
+    }
+
+    /// A device has freed weights. Shards know no loss of a device: after a panic over it the process is started anew.
+    fn unloaded(&self, device: DeviceId, status: &Status) {
+        if let Status::Failed(reason) | Status::Panicked(reason) = status {
+            fatal(&format!("weights could not be freed: {reason}"));
+        }
+        let there = &self.devices[device.index()];
+        there.metrics.pages(there.device.pages().total(), there.device.pages().used());
     }
 
     fn unload_leaving(&mut self, now: Timestamp) {
@@ -245,23 +263,24 @@ impl RankerThread {
             pages: served.pages,
         };
         let (device, model) = (load.device, load.model);
-        let bytes = served.prepared.weight_bytes();
+        let (bytes, took) = (served.prepared.weight_bytes(), load.expected);
         let expectation =
-            Expectation { device, model, took: load.expected, done_at: None, rows: 0, bytes, alone: None };
+            Expectation { device, model, took, done_at: None, window: load.window, rows: 0, bytes, alone: None };
         self.expectations.insert(load.action, expectation);
         if !self.devices[device.index()].device.load(order) {
             fatal("a load executor is gone, or has more loads waiting than a device takes");
         }
     }
 
-    fn unload(&self, device: DeviceId, model: ModelId) {
+    fn unload(&mut self, device: DeviceId, model: ModelId) {
         let served = &self.models[&model];
         let slot = Arc::clone(&served.slots[device.index()]);
         let there = &self.devices[device.index()];
         served.metrics.unloaded(there.metrics.name(), served.prepared.weight_bytes());
-        if !there.device.unload(UnloadOrder { slot, pages: served.pages }) {
-            tracing::error!("P5: an unload could not be handed over; the device's pages are now counted wrongly");
+        let action = self.numbers.take();
+        if !there.device.unload(UnloadOrder { action, slot, pages: served.pages }) {
+            fatal("a load executor is gone, or has more orders waiting than a device takes");
         }
-        there.metrics.pages(there.device.pages().total(), there.device.pages().used());
+        self.unloads.insert(action, device);
     }
 }

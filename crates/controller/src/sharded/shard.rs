@@ -153,7 +153,12 @@ impl ShardThread {
             expectation.measure(&self.devices[expectation.device.index()], &served.metrics, &report.status);
         }
         let status = match report.status {
-            Status::Done { started_at, ended_at, transfers } => ActionStatus::Done { started_at, ended_at, transfers },
+            Status::Done { started_at, ended_at, transfers } => {
+                if let Some(expectation) = &expectation {
+                    expectation.started(&inner.metrics, started_at);
+                }
+                ActionStatus::Done { started_at, ended_at, transfers }
+            }
             Status::TooLate => ActionStatus::TooLate,
             Status::Failed(reason) | Status::Panicked(reason) => {
                 match (expectation, served) {
@@ -224,8 +229,10 @@ impl ShardThread {
         let (signature, padding) = (Arc::clone(&served.signature), served.padding.clone());
         let order = ExecuteOrder { action, window, slot, signature, padding, items };
         let done_at = Some(expected_done_at);
-        self.expectations
-            .insert(action, Expectation { device, model, took: expected, done_at, rows, bytes: 0, alone: None });
+        self.expectations.insert(
+            action,
+            Expectation { device, model, took: expected, done_at, window, rows, bytes: 0, alone: None },
+        );
         if self.devices[device.index()].device.execute(order).is_err() {
             fatal("an executor is gone, or has more orders than the ranker ever leaves outstanding");
         }

@@ -117,7 +117,10 @@ impl Observer for RefusedNeverExecuted {
             }
             Observation::Told(Event::Cancelled(request)) => {
                 let progress = entry(&mut self.requests, request.slot);
-                progress.cancelled_unordered = !progress.ordered;
+                // A client may go away when its request is over, and its slot somebody else's.
+                if progress.generation == request.generation {
+                    progress.cancelled_unordered = !progress.ordered;
+                }
             }
             Observation::Ordered(Command::Execute(execution)) => {
                 for request in &execution.requests {

@@ -1,7 +1,7 @@
 //! A number for a log of commands: equal logs have equal numbers (P7).
 
+use crate::{Command, Outcome, Rejection};
 use base::Timestamp;
-use scheduler::{Command, Outcome, Rejection};
 
 /// The running fingerprint of a log of commands, each with the instant at which it was given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,0 +1,228 @@
+//! A live controller with emulated devices and an engine that fails and panics on demand. Everything is recorded, and run again at
+//! the end: the same orders must come out.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
+#![allow(dead_code, reason = "each test needs a part of it")]
+
+use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, Timestamp};
+use bytes::Bytes;
+use controller::{Controller, ControllerConfig, DeviceConfig, NewModel, Refusal, Reply, Submission, Tensor, Ticket};
+use engine::{EmulatedEngine, Emulation, Engine, EngineError, Loaded, ModelSource, Prepared, TensorView};
+use recording::{Header, Limits, Recorder};
+use scheduler::PolicyKind;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use telemetry::Metrics;
+use tokio::sync::oneshot;
+
+pub const PAGE: u64 = 1 << 20;
+pub const MODEL_PAGES: u32 = 4;
+pub const LARGEST_BATCH: u32 = 2;
+pub const WIDTH: u32 = 3;
+
+/// What goes wrong, and what was tried.
+#[derive(Default)]
+pub struct Faults {
+    pub execution_panics: AtomicBool,
+    pub load_panics: AtomicBool,
+    pub load_fails: AtomicBool,
+    pub unload_panics: AtomicBool,
+    /// Loads fail on all devices but the first.
+    pub load_fails_elsewhere: AtomicBool,
+    pub loads: AtomicU32,
+}
+
+/// An emulated model with faults.
+struct Faulty {
+    emulated: Arc<dyn Prepared>,
+    faults: Arc<Faults>,
+}
+
+impl Prepared for Faulty {
+    fn signature(&self) -> &ModelSignature {
+        self.emulated.signature()
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.emulated.weight_bytes()
+    }
+
+    fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        self.faults.loads.fetch_add(1, Ordering::Relaxed);
+        assert!(!self.faults.load_panics.load(Ordering::Relaxed), "a load that was told to");
+        let elsewhere = device > 0 && self.faults.load_fails_elsewhere.load(Ordering::Relaxed);
+        if elsewhere || self.faults.load_fails.load(Ordering::Relaxed) {
+            return Err(EngineError::Load("the weights are torn".into()));
+        }
+        let loaded = self.emulated.load(device)?;
+        Ok(Box::new(FaultyOnDevice { loaded, faults: Arc::clone(&self.faults) }))
+    }
+}
+
+struct FaultyOnDevice {
+    loaded: Box<dyn Loaded>,
+    faults: Arc<Faults>,
+}
+
+impl Drop for FaultyOnDevice {
+    fn drop(&mut self) {
+        assert!(!self.faults.unload_panics.load(Ordering::Relaxed), "an unload that was told to");
+    }
+}
+
+impl Loaded for FaultyOnDevice {
+    fn execute(
+        &mut self,
+        inputs: &[TensorView<'_>],
+        sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError> {
+        assert!(!self.faults.execution_panics.load(Ordering::Relaxed), "an execution that was told to");
+        self.loaded.execute(inputs, sink)
+    }
+}
+
+pub struct Bench {
+    pub controller: Controller,
+    metrics: Metrics,
+    folder: tempfile::TempDir,
+}
+
+impl Bench {
+    pub fn new(policy: PolicyKind, devices: u32, pages: u32) -> Self {
+        let device = |index| DeviceConfig { name: format!("emulated:{index}"), index, pages, pin: None, kind: 0 };
+        let metrics = Metrics::new();
+        let config = ControllerConfig {
+            online_profile_share: 0.0,
+            // Orders ahead of time, so that a device that breaks has some to give back.
+            scheduler: scheduler::Config { policy, ..scheduler::Config::default() },
+            max_requests: 4096,
+            page_bytes: PAGE,
+            devices: (0..devices).map(device).collect(),
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let (max_requests, scheduler) = (config.max_requests, config.scheduler.clone());
+        let header = Header { version: "test".into(), recorded_at: 0, max_requests, config: scheduler };
+        let recorder = Recorder::create(&folder.path().join("events"), &header, Limits::default()).unwrap();
+        let controller = Controller::start_recorded(config, Some(recorder), metrics.clone()).unwrap();
+        Self { controller, metrics, folder }
+    }
+
+    /// A model whose batches take 2 ms and more.
+    pub fn model(&self, name: &str) -> (ModelId, Arc<Faults>) {
+        let millis = Duration::from_millis;
+        let profile = LatencyProfile::linear(millis(1), millis(1), &[1, LARGEST_BATCH], millis(1)).unwrap();
+        let emulated = Some(Emulation { profile: profile.clone(), weight_bytes: u64::from(MODEL_PAGES) * PAGE });
+        let source = ModelSource { name: name.into(), file: name.into(), emulated, ..ModelSource::default() };
+        let emulated = EmulatedEngine::new(WIDTH).prepare(&source).unwrap();
+        let faults = Arc::<Faults>::default();
+        let prepared = Arc::new(Faulty { emulated, faults: Arc::clone(&faults) });
+        let signature = Arc::new(prepared.signature().clone());
+        let name = name.into();
+        let (fixed, objective, padding) = (Duration::ZERO, None, None);
+        let model = NewModel {
+            name,
+            version: 1,
+            prepared,
+            signature,
+            padding,
+            profile,
+            elsewhere: Vec::new(),
+            fixed,
+            objective,
+        };
+        (self.controller.add_model(model), faults)
+    }
+
+    /// Asks for a full batch: no policy has a reason to let it wait.
+    pub fn ask(&self, model: ModelId) -> oneshot::Receiver<Reply> {
+        self.submit(model, LARGEST_BATCH, self.controller.now() + Duration::from_secs(600)).1
+    }
+
+    /// Asks for something. The ticket is there unless the server takes nothing any more.
+    pub fn submit(
+        &self,
+        model: ModelId,
+        rows: u32,
+        deadline_at: Timestamp,
+    ) -> (Option<Ticket>, oneshot::Receiver<Reply>) {
+        let (reply, answer) = oneshot::channel();
+        let data = Bytes::from(vec![0; (rows * WIDTH) as usize * 4]);
+        let shape = vec![i64::from(rows), i64::from(WIDTH)];
+        let inputs = vec![Tensor { datatype: DataType::Fp32, shape, data }];
+        let ticket = self.controller.submit(Submission {
+            model,
+            inputs,
+            rows,
+            deadline_at,
+            priority: 0,
+            application: ApplicationId::DEFAULT,
+            size: None,
+            trace: None,
+            reply,
+        });
+        self.controller.drive();
+        (ticket, answer)
+    }
+
+    pub fn answer(&self, model: ModelId) -> Reply {
+        wait(self.ask(model))
+    }
+
+    /// Asks until there is a device again.
+    pub fn answer_with_patience(&self, model: ModelId) -> Reply {
+        until("a device", || {
+            Some(self.answer(model)).filter(|reply| !matches!(reply, Reply::Refused(Refusal::NoDevice)))
+        })
+    }
+
+    pub fn losses(&self) -> u32 {
+        self.sum("punctual_device_losses_total{")
+    }
+
+    pub fn violations(&self) -> u32 {
+        self.sum("punctual_invariant_violations_total{")
+    }
+
+    fn sum(&self, family: &str) -> u32 {
+        let text = self.metrics.render();
+        let lines = text.lines().filter(|line| line.starts_with(family));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u32>().unwrap()).sum()
+    }
+}
+
+impl Bench {
+    /// Ends the server; what it recorded.
+    pub fn stop(&self) -> PathBuf {
+        self.controller.stop();
+        self.folder.path().join("events")
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let recorded = self.stop();
+        if std::thread::panicking() {
+            return;
+        }
+        let replay = sim::replay(&recorded, &mut |_, _| {}).unwrap();
+        assert!(replay.is_good(), "{replay:#?}");
+        assert_eq!(replay.end.unwrap().ending, recording::Ending::Stopped);
+        assert_eq!(replay.end.unwrap().fingerprint, replay.fingerprint);
+    }
+}
+
+pub fn wait(answer: oneshot::Receiver<Reply>) -> Reply {
+    answer.blocking_recv().expect("every request gets an answer (P1)")
+}
+
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let patience = std::time::Instant::now() + std::time::Duration::from_secs(120);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(std::time::Instant::now() < patience, "waited for {what}");
+        std::thread::yield_now();
+    }
+}
