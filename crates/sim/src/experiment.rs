@@ -111,9 +111,9 @@ pub struct ModelConfig {
     pub weights_mb: Option<f64>,
     /// What loading takes, if not `weights_mb` over the devices' `load_gb_per_s`.
     pub load_ms: Option<f64>,
-    /// The sizes that it can run; absent: those of the table, or all from 1 to `max_batch` that fit into the objective.
-    pub batch_sizes: Option<Vec<u32>>,
-    /// The largest size where `latency` is a line; 64 if absent.
+    /// The sizes that it can run; absent: those of the table, or, for a line, what the server would prepare.
+    pub batch_sizes: Option<BatchSizes>,
+    /// The largest size where `latency` is a line; the server's 16 if absent.
     pub max_batch: Option<u32>,
     /// Rows of each request.
     #[serde(default = "one")]
@@ -134,6 +134,24 @@ pub struct ModelConfig {
     /// Which of the rows of its table it is, and of how many.
     #[serde(skip)]
     pub row: (usize, usize),
+}
+
+/// Which batch sizes a model can run.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum BatchSizes {
+    /// These.
+    Listed(Vec<u32>),
+    /// Those that a word says.
+    Named(NamedSizes),
+}
+
+/// Batch sizes by a word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NamedSizes {
+    /// All from 1 to `max_batch` that fit into the objective; of a table, all that it has.
+    All,
 }
 
 /// A rate that rises and falls as a sine.
@@ -331,7 +349,7 @@ pub struct NoiseConfig {
     pub spike_ms: f64,
 }
 
-/// `[scheduler]`; what is absent has the scheduler's own default.
+/// `[scheduler]`; what is absent is as in the server.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulerConfig {
@@ -399,7 +417,8 @@ pub struct FaultsConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
-    /// The policies to compare.
+    /// The policies to compare; the server's if absent.
+    #[serde(default = "server_policy")]
     pub policies: Vec<String>,
     /// How long requests are sent.
     pub seconds: f64,
@@ -460,6 +479,10 @@ pub enum Search {
     Goodput,
     /// The fewest devices that carry `workload.rate_rps` with at most `max_bad`.
     Devices,
+}
+
+fn server_policy() -> Vec<String> {
+    vec![scheduler::Config::default().policy.name().into()]
 }
 
 fn one() -> u32 {
