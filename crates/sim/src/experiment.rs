@@ -434,6 +434,17 @@ pub struct RunConfig {
     /// The largest part of bad requests that a search accepts.
     #[serde(default = "one_percent")]
     pub max_bad: f64,
+    /// Whose part that is.
+    #[serde(default)]
+    pub max_bad_of: MaxBadOf,
+    /// In a search, runs are as long as it takes for so many bad requests of all seeds together where `max_bad` are bad: 5 s at least,
+    /// `max_seconds` at most.
+    pub bad_events: Option<f64>,
+    /// The longest run with `bad_events`; `seconds` if absent.
+    pub max_seconds: Option<f64>,
+    /// A search also measures the part of bad requests at so many times the highest rate that any policy of the file has found.
+    #[serde(default = "around_the_peak")]
+    pub beside_peak: Vec<f64>,
     /// The relative precision of a search.
     #[serde(default = "half_percent")]
     pub tolerance: f64,
@@ -447,6 +458,9 @@ pub struct RunConfig {
     pub only: BTreeMap<String, Vec<toml::Value>>,
     /// Only so many points of the sweep, drawn by chance, always the same ones.
     pub sample: Option<usize>,
+    /// More columns of the table, by the names of their figures.
+    #[serde(default)]
+    pub columns: Vec<String>,
     /// Too much to be run each time: results are kept in a file beside the page, with these figures.
     #[serde(default)]
     pub kept: Vec<String>,
@@ -471,6 +485,17 @@ pub struct ElasticConfig {
     pub start_s: f64,
 }
 
+/// Whose requests a search looks at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MaxBadOf {
+    /// Those of each single model.
+    #[default]
+    Each,
+    /// Those of all models together, as in most papers.
+    All,
+}
+
 /// What a search looks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -479,6 +504,10 @@ pub enum Search {
     Goodput,
     /// The fewest devices that carry `workload.rate_rps` with at most `max_bad`.
     Devices,
+}
+
+fn around_the_peak() -> Vec<f64> {
+    vec![0.6, 0.8, 0.9, 0.95, 1.05]
 }
 
 fn server_policy() -> Vec<String> {

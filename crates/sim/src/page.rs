@@ -127,7 +127,7 @@ fn section(path: &Path, campaign: &Campaign, outcomes: &[Outcome], origin: &str)
     if !origin.is_empty() {
         return text;
     }
-    let cells = table::cells(outcomes);
+    let cells = table::cells(outcomes, &campaign.experiment.run.columns);
     let rows = table::markdown(&cells);
     if cells.len() > LONG_TABLE {
         text.push_str(&format!("\n<details><summary>All {} runs</summary>\n\n{rows}\n</details>\n", cells.len() - 1));

@@ -83,6 +83,12 @@ fn check_run(experiment: &Experiment) -> Result<(), Error> {
     positive("run.seconds", run.seconds)?;
     positive("run.tolerance", run.tolerance)?;
     run.max_requests.map(|most| positive("run.max_requests", most)).transpose()?;
+    probability("run.max_bad", run.max_bad)?;
+    run.bad_events.map(|events| positive("run.bad_events", events)).transpose()?;
+    if run.max_seconds.is_some_and(|most| most <= run.warmup_seconds || run.bad_events.is_none()) {
+        return Err(Error::value("run.max_seconds needs run.bad_events, and must be more than run.warmup_seconds"));
+    }
+    run.beside_peak.iter().try_for_each(|&part| positive("run.beside_peak", part).map(drop))?;
     if run.warmup_seconds >= run.seconds {
         return Err(Error::value("run.warmup_seconds leaves nothing to measure: make it less than run.seconds"));
     }
