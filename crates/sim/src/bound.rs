@@ -46,6 +46,8 @@ pub(crate) struct Bound {
 struct Stream {
     /// In seconds, as drawn.
     at: Vec<f64>,
+    /// How many requests of the model's share each of these stands for: about 1, because they were drawn by chance.
+    weight: f64,
     /// Seconds from arrival to deadline.
     objective: f64,
     /// Requests in a batch of each size, and seconds that it takes, ascending.
@@ -70,6 +72,10 @@ impl Bound {
         let wanted = (REQUESTS_EACH * streams.len()).clamp(REQUESTS.0, REQUESTS.1);
         for arrival in workload.traffic(DRAWN_AT, 1).open?.take(wanted) {
             streams[arrival.model as usize].at.push(arrival.offset.as_secs_f64());
+        }
+        let drawn: usize = streams.iter().map(|stream| stream.at.len()).sum();
+        for (stream, share) in streams.iter_mut().zip(workload.shares().into_iter().flatten()) {
+            stream.weight = share * drawn as f64 / (stream.at.len().max(1) as f64);
         }
         Some(Self { streams, devices: f64::from(setup.devices), max_bad, whose })
     }
@@ -105,21 +111,24 @@ impl Bound {
             }
             MaxBadOf::All => self.least_cost(&self.streams, speed),
         };
-        let requests: usize = self.streams.iter().map(|stream| stream.at.len()).sum();
-        busy * rate / (requests.max(1) as f64)
+        busy * rate / requests(&self.streams).max(1.0)
     }
 
     /// Seconds of devices for these streams with `max_bad` of their requests dropped, those that save most.
     fn least_cost(&self, streams: &[Stream], speed: f64) -> f64 {
-        let requests: usize = streams.iter().map(|stream| stream.at.len()).sum();
-        let may_drop = requests as f64 * self.max_bad;
+        let may_drop = requests(streams) * self.max_bad;
         let cut = |price: f64| {
-            let cuts = streams.iter().map(|stream| stream.cut(price, speed));
-            cuts.fold(Cut::default(), |all, one| Cut { cost: all.cost + one.cost, dropped: all.dropped + one.dropped })
+            let mut all = Cut::default();
+            for stream in streams {
+                let one = stream.cut(price, speed * stream.weight);
+                all.cost += one.cost * stream.weight;
+                all.dropped += one.dropped * stream.weight;
+            }
+            all
         };
         // For nothing everything is dropped; above the price of the dearest single request nothing is that can be served.
         let dearest = streams.iter().map(|stream| stream.sizes[0].1).fold(0.0, f64::max) * 1.01;
-        let mut low = (0.0, Cut { cost: 0.0, dropped: requests as f64 });
+        let mut low = (0.0, Cut { cost: 0.0, dropped: requests(streams) });
         let mut high = (dearest, cut(dearest));
         let value = |(price, cut): (f64, Cut)| cut.cost - price * may_drop;
         let mut best = value(high).max(0.0);
@@ -147,6 +156,10 @@ impl Bound {
     }
 }
 
+fn requests(streams: &[Stream]) -> f64 {
+    streams.iter().map(|stream| stream.at.len() as f64 * stream.weight).sum()
+}
+
 impl Stream {
     fn new(model: &Model) -> Self {
         let rows = model.rows.max(1);
@@ -158,7 +171,7 @@ impl Stream {
                 sizes.push((requests, entry.median.as_secs_f64()));
             }
         }
-        Self { at: Vec::new(), objective: model.slo.unwrap_or_default().as_secs_f64(), sizes }
+        Self { at: Vec::new(), weight: 1.0, objective: model.slo.unwrap_or_default().as_secs_f64(), sizes }
     }
 
     /// The cheapest cut where a drop has that price, with arrivals that much faster than drawn.
@@ -215,7 +228,7 @@ mod tests {
     use super::*;
 
     fn stream(at: Vec<f64>, objective: f64) -> Stream {
-        Stream { at, objective, sizes: (1..=4).map(|size| (size, 1.0 + size as f64)).collect() }
+        Stream { at, weight: 1.0, objective, sizes: (1..=4).map(|size| (size, 1.0 + size as f64)).collect() }
     }
 
     #[test]

@@ -97,6 +97,11 @@ impl Workload {
         self.has_rate() && self.groups.iter().all(Group::shares_the_rate)
     }
 
+    /// The share of the rate of each model that has one, where that isn't a record's.
+    pub(crate) fn shares(&self) -> Option<&[f64]> {
+        self.recorded.is_none().then_some(&self.shares)
+    }
+
     /// The rate at which a trace was recorded.
     pub(crate) fn recorded_rate(&self) -> Option<f64> {
         match self.recorded.as_ref()? {
