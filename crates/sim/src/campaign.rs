@@ -4,7 +4,7 @@ use crate::entry::{Entry, Peaks, with};
 use crate::experiment::Experiment;
 use crate::store::{self, Kept, Reuse, Store};
 use crate::sweep::{self, Selection};
-use crate::variant::Variant;
+use crate::variant::{self, Variant};
 use crate::{Error, models, summary};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Map, Value, json};
@@ -19,6 +19,8 @@ use std::time::Instant;
 pub struct Campaign {
     /// As written, without the sweep's values.
     pub experiment: Experiment,
+    /// Its `[scheduler]`.
+    scheduler: toml::Table,
     entries: Vec<Entry>,
     all_points: usize,
 }
@@ -82,13 +84,19 @@ impl Campaign {
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         let mut selection = selection.clone();
         selection.complete(&experiment.run);
+        let scheduler = table.get("scheduler").and_then(toml::Value::as_table).cloned().unwrap_or_default();
         let points = sweep::points(table)?;
         let all_points = points.len();
         let points = selection.of(points)?;
         let entries = points.into_iter().map(|point| Entry::new(point, path, &folder));
         let entries = entries.collect::<Result<Vec<_>, _>>()?;
         models::expand(&mut experiment, &folder)?;
-        Ok(Self { experiment, entries, all_points })
+        Ok(Self { experiment, scheduler, entries, all_points })
+    }
+
+    /// What isn't as the server has it by default.
+    pub(crate) fn unlike_the_server(&self) -> Vec<String> {
+        variant::unlike_the_server(&self.experiment, &self.scheduler)
     }
 
     /// How many points of the sweep are run.
