@@ -27,9 +27,10 @@ const WORTH_IT: f64 = 3.0;
 const HOPELESS: (f64, f64) = (1.03, 20.0);
 /// No run is cut below this because of its requests.
 const LEAST_SECONDS: f64 = 5.0;
-/// A policy that loses so many times `max_bad` at a rate below the one that was found doesn't carry what is above either. Two
-/// runs at nearly one rate differ by chance, and at 95 % of a peak half of `max_bad` is usual.
+/// A policy that loses so many times `max_bad` at a rate below the one that was found doesn't carry what is above either.
 const COLLAPSED: f64 = 1.1;
+/// Below means at most this part: nearer to the edge of a cliff chance decides between all and nothing.
+const BELOW: f64 = 0.98;
 /// Where every rate that was looked at beside the peak is too much, these parts of it are tried.
 const FAR_BELOW: [f64; 5] = [0.5, 0.4, 0.3, 0.2, 0.1];
 /// More devices than this are a mistake, or the rate can't be carried.
@@ -143,7 +144,7 @@ impl Entry {
         for part in parts {
             let point = self.measure(&mut setup, variant, best * part)?;
             bad_at.insert(part.to_string(), json!(point.verdict.bad));
-            if too_much.is_none() && point.rate < found {
+            if too_much.is_none() && point.rate <= found * BELOW {
                 match self.collapsed(&point) {
                     true => too_much = Some(point.rate),
                     false => holds = Some(point),
