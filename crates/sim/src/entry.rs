@@ -1,7 +1,7 @@
 //! One point of a sweep: its world, its workload, and what each policy comes to in it, by a search or by plain runs.
 
 use crate::experiment::{Experiment, Search};
-use crate::search::{self, Effort, Goal, Seen};
+use crate::search::{self, Collapse, Effort, Goal, Seen};
 use crate::setup::Setup;
 use crate::sweep::Point;
 use crate::traffic::Workload;
@@ -27,10 +27,6 @@ const WORTH_IT: f64 = 3.0;
 const HOPELESS: (f64, f64) = (1.03, 20.0);
 /// No run is cut below this because of its requests.
 const LEAST_SECONDS: f64 = 5.0;
-/// A policy that loses so many times `max_bad` at a rate below the one that was found doesn't carry what is above either.
-const COLLAPSED: f64 = 1.1;
-/// Below means at most this part: nearer to the edge of a cliff chance decides between all and nothing.
-const BELOW: f64 = 0.98;
 /// Where every rate that was looked at beside the peak is too much, these parts of it are tried.
 const FAR_BELOW: [f64; 5] = [0.5, 0.4, 0.3, 0.2, 0.1];
 /// More devices than this are a mistake, or the rate can't be carried.
@@ -136,29 +132,27 @@ impl Entry {
     pub(crate) fn beside(&self, variant: &Variant, figures: &Value, best: f64) -> Result<Value, Error> {
         let mut setup = resolve::setup(&self.experiment, &self.folder, variant, 0)?;
         let found = summary::figure(figures, "found_rps").unwrap_or(0.0);
-        let mut bad_at = Map::new();
-        // The lowest rate below what was found that is too much, and the highest below that.
-        let (mut too_much, mut holds): (Option<f64>, Option<Measured>) = (None, None);
         let mut parts = self.beside_peak().to_vec();
         parts.sort_by(f64::total_cmp);
+        let mut bad_at = Map::new();
+        let mut points: Vec<Measured> = Vec::with_capacity(parts.len());
         for part in parts {
             let point = self.measure(&mut setup, variant, best * part)?;
             bad_at.insert(part.to_string(), json!(point.verdict.bad));
-            if too_much.is_none() && point.rate <= found * BELOW {
-                match self.collapsed(&point) {
-                    true => too_much = Some(point.rate),
-                    false => holds = Some(point),
-                }
-            }
+            points.push(point);
         }
+        let seen: Vec<(f64, f64)> = points.iter().map(|point| (point.rate, point.verdict.judged)).collect();
+        let collapse = search::collapse(found, self.experiment.run.max_bad, &seen);
         let beside = json!({ "bad_at": bad_at, "best_rps": best });
-        let Some(collapses_at) = too_much else { return Ok(with(figures.clone(), beside)) };
+        let Some(Collapse { collapses_at, holds }) = collapse else { return Ok(with(figures.clone(), beside)) };
+        let mut holds = holds.map(|index| points.swap_remove(index));
         for part in FAR_BELOW.into_iter().filter(|part| best * part < collapses_at) {
             if holds.is_some() {
                 break;
             }
             let point = self.measure(&mut setup, variant, best * part)?;
-            holds = Some(point).filter(|point| !self.collapsed(point));
+            let few = !search::is_too_much(point.verdict.judged, self.experiment.run.max_bad);
+            holds = Some(point).filter(|_| few);
         }
         let runs = match holds {
             Some(point) => point.runs,
@@ -166,10 +160,6 @@ impl Entry {
         };
         let lower = self.figures(&runs, &setup, Some(setup.devices));
         Ok(with(with(lower, beside), json!({ "found_rps": found, "collapses_at": collapses_at })))
-    }
-
-    fn collapsed(&self, point: &Measured) -> bool {
-        point.verdict.judged > self.experiment.run.max_bad * COLLAPSED
     }
 
     /// All seeds at one rate, for as long as a search's last runs last.

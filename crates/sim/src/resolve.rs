@@ -294,3 +294,22 @@ pub(crate) fn millis(key: &str, value: f64) -> Result<Duration, Error> {
 pub(crate) fn seconds(key: &str, value: f64) -> Result<Duration, Error> {
     Ok(Duration::from_secs_f64(not_negative(key, value)?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(keys: &str) -> Vec<u32> {
+        let text = format!("name = \"a\"\nlatency = {{ alpha_ms = 1, beta_ms = 5 }}\nslo_ms = 12\n{keys}");
+        let config: ModelConfig = toml::from_str(&text).unwrap();
+        latency_table(&config, Path::new("")).unwrap().into_iter().map(|(size, _)| size).collect()
+    }
+
+    #[test]
+    fn a_line_has_the_sizes_that_the_server_would_prepare() {
+        assert_eq!(sizes(""), [1, 2, 4, 8, 16]);
+        assert_eq!(sizes("max_batch = 6"), [1, 2, 4, 6]);
+        assert_eq!(sizes("batch_sizes = \"all\""), [1, 2, 3, 4, 5, 6, 7], "12 ms are enough for 7");
+        assert_eq!(sizes("batch_sizes = [3, 5]"), [3, 5]);
+    }
+}
