@@ -6,8 +6,9 @@
 use std::path::{Path, PathBuf};
 
 /// What a run depends on; how results are shown isn't here.
-const WORLD: [&str; 18] = [
+const WORLD: [&str; 20] = [
     "agenda",
+    "bound",
     "clients",
     "device",
     "elastic",
@@ -24,6 +25,7 @@ const WORLD: [&str; 18] = [
     "tables",
     "traffic",
     "variant",
+    "verdict",
     "world",
 ];
 

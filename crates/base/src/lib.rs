@@ -6,6 +6,6 @@ mod tensor;
 mod time;
 
 pub use ids::{ActionId, ApplicationId, DeviceId, ModelId, RequestId};
-pub use profile::{BatchLatency, LatencyProfile, ProfileError, Transfers};
+pub use profile::{BatchLatency, LatencyProfile, ProfileError, Transfers, USUAL_MAX_BATCH, usual_batch_sizes};
 pub use tensor::{DataType, ModelSignature, Precision, TensorSpec, element_count};
 pub use time::{Duration, Timestamp, Window};

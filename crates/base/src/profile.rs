@@ -27,6 +27,15 @@ pub struct Transfers {
     pub beside: Duration,
 }
 
+/// The largest batch of a model that could take any, where nobody says how many it should.
+pub const USUAL_MAX_BATCH: u32 = 16;
+
+/// The batch sizes that are prepared where nobody says which: powers of two, and the largest. What lies between is filled
+/// up to the next size.
+pub fn usual_batch_sizes(largest: u32) -> Vec<u32> {
+    (0..u32::BITS).map(|power| 1u32 << power).take_while(|&size| size < largest).chain([largest]).collect()
+}
+
 /// What each supported batch size of a model takes, and what loading its weights takes. Sizes ascend strictly, times
 /// never descend.
 #[derive(Clone, PartialEq, Eq, Debug)]

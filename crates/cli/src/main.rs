@@ -91,6 +91,9 @@ struct SimulateOptions {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
+    /// Run nothing: print the rate that no policy can exceed, whatever it knows, at each point of the experiment.
+    #[arg(long, conflicts_with_all = ["svg", "page", "results"])]
+    bound: bool,
     /// Draw the experiment's plots into this folder, as SVG.
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
@@ -170,6 +173,7 @@ fn simulate(options: SimulateOptions) -> Result<()> {
     let only = options.only.iter().map(|text| sim::cli::parse_only(text)).collect::<Result<_, _>>()?;
     let shown = sim::cli::Options {
         json: options.json,
+        bound: options.bound,
         svg_dir: options.svg,
         progress: true,
         selection: sim::Selection {

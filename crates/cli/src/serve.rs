@@ -29,9 +29,6 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Weights are counted in pages of this size.
 const PAGE_BYTES: u64 = 2 << 20;
-/// In one process the way from a report to the next order is a function call, so that nothing needs to be ordered ahead;
-/// what isn't ordered yet can still be batched. See docs/notes.
-const SCHEDULE_AHEAD: Duration = Duration::ZERO;
 /// Looking less often than once a day is not looking.
 const MAX_POLL_SECONDS: u64 = 86_400;
 /// How often downloads are logged.
@@ -269,27 +266,26 @@ impl ServeOptions {
     }
 
     fn scheduler(&self) -> Result<scheduler::Config> {
-        let name = self.policy.as_deref().unwrap_or(PolicyKind::Punctual.name());
+        let default = scheduler::Config::default();
+        let name = self.policy.as_deref().unwrap_or(default.policy.name());
         let known: Vec<&str> = PolicyKind::ALL.iter().map(|kind| kind.name()).collect();
         let policy = PolicyKind::from_name(name)
             .ok_or_else(|| anyhow!("--policy {name}: there is no such policy; known are {}", known.join(", ")))?;
-        let quantile = self.profile_quantile.unwrap_or(0.99);
+        let quantile = self.profile_quantile.unwrap_or(default.profile_quantile);
         if !(0.0..=1.0).contains(&quantile) {
             bail!("--profile-quantile {quantile}: a quantile is between 0 and 1");
         }
-        let window = self.profile_window.unwrap_or(100);
+        let window = self.profile_window.unwrap_or(default.profile_window);
         if !(1..=10_000).contains(&window) {
             bail!("--profile-window {window}: between 1 and 10000 past executions can be looked at");
         }
         Ok(scheduler::Config {
             policy,
-            schedule_ahead: SCHEDULE_AHEAD,
             profile_window: window,
             profile_quantile: quantile,
-            thrift: self.thrift.unwrap_or(false),
-            // One model's queue must not take all the slots from the others.
-            max_queued_per_model: (self.max_requests() / 2).max(1) as usize,
-            ..scheduler::Config::default()
+            thrift: self.thrift.unwrap_or(default.thrift),
+            max_queued_per_model: scheduler::Config::queue_of(self.max_requests()),
+            ..default
         })
     }
 
@@ -380,7 +376,7 @@ impl ServeOptions {
     }
 
     fn max_requests(&self) -> u32 {
-        self.max_requests.unwrap_or(65_536).max(1)
+        self.max_requests.unwrap_or(scheduler::Config::DEFAULT_MAX_REQUESTS).max(1)
     }
 
     /// The deadline of requests that name none.

@@ -97,7 +97,7 @@ fn bring_up(echo: &Echo, kinds: &[&[u32]], repository: &Path, cache: &Path) -> (
         kind,
     };
     let config = ControllerConfig {
-        scheduler: scheduler::Config::default(),
+        scheduler: scheduler::Config::clockwork(),
         max_requests: 4,
         page_bytes: 1,
         devices: kinds[0].iter().enumerate().map(device).collect(),

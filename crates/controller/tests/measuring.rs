@@ -63,7 +63,7 @@ impl Bench {
             scheduler: scheduler::Config {
                 policy: PolicyKind::Punctual,
                 schedule_ahead: Duration::ZERO,
-                ..scheduler::Config::default()
+                ..scheduler::Config::clockwork()
             },
             max_requests: 64,
             page_bytes: 1,

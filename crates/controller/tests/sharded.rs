@@ -20,7 +20,7 @@ fn start(shards: u32, devices: u32, pages: u32) -> Controller {
     let device = |index| DeviceConfig { name: format!("emulated:{index}"), index, pages, pin: None, kind: 0 };
     let config = ControllerConfig {
         online_profile_share: 0.0,
-        scheduler: scheduler::Config::default(),
+        scheduler: scheduler::Config::clockwork(),
         max_requests: 4096,
         page_bytes: PAGE,
         devices: (0..devices).map(device).collect(),

@@ -2,13 +2,10 @@
 
 use crate::text::{self, Message, Place, Problem};
 use crate::{json, read, schema};
-use base::{DataType, Duration, LatencyProfile, Precision, ProfileError};
+use base::{DataType, Duration, LatencyProfile, Precision, ProfileError, USUAL_MAX_BATCH, usual_batch_sizes};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use wire::proto;
-
-/// The batch sizes that are tried when nothing is said: powers of two up to this.
-const DEFAULT_MAX_BATCH: u32 = 16;
 
 /// The folder of a model that has the data for warming up.
 pub const WARMUP_FOLDER: &str = "warmup";
@@ -230,8 +227,7 @@ impl ModelConfig {
             None if !self.preferred_batch_sizes.is_empty() => self.preferred_batch_sizes.clone(),
             None => {
                 // Said outright, the largest batch is wanted; found in the model, it is only what is possible.
-                let largest = if self.max_batch.is_some() { max } else { max.min(DEFAULT_MAX_BATCH) };
-                (0..).map(|power| 1u32 << power).take_while(|&size| size < largest).chain([largest]).collect()
+                usual_batch_sizes(if self.max_batch.is_some() { max } else { max.min(USUAL_MAX_BATCH) })
             }
         };
         sizes.retain(|&size| size <= max);

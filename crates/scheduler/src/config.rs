@@ -2,7 +2,8 @@
 
 use base::Duration;
 
-/// The settings of a scheduler. The defaults are Clockwork's, for workers behind a network.
+/// The settings of a scheduler. [`Config::default`] is what `punctual serve` and `punctual simulate` run with unless they
+/// are told otherwise; this is the one place where those values are written.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Config {
@@ -12,7 +13,8 @@ pub struct Config {
     /// action to the order of the next; where that way is a function call, less is better, because what was ordered
     /// can't be batched any more.
     pub schedule_ahead: Duration,
-    /// How many past measurements an estimate looks at (Clockwork, section 5.3: 10).
+    /// How many past measurements an estimate looks at (Clockwork, section 5.3: 10, of which the 99th percentile is the
+    /// largest).
     pub profile_window: usize,
     /// Which quantile of them it takes (Clockwork, section 6.5: 0.99).
     pub profile_quantile: f64,
@@ -43,14 +45,36 @@ pub struct Config {
     pub size_hints: bool,
 }
 
-impl Default for Config {
-    fn default() -> Self {
+impl Config {
+    /// Requests that a driver has alive at once unless it is told otherwise; more are refused (P9).
+    pub const DEFAULT_MAX_REQUESTS: u32 = 1 << 16;
+
+    /// As Clockwork's authors ran theirs, for workers behind a network: 5 ms of work ahead, estimates from 10 executions.
+    pub fn clockwork() -> Self {
         Self {
             policy: PolicyKind::Clockwork,
             schedule_ahead: Duration::from_millis(5),
             profile_window: 10,
+            ..Self::default()
+        }
+    }
+
+    /// One model's queue must not take all the slots of a driver's requests from the others.
+    pub fn queue_of(max_requests: u32) -> usize {
+        (max_requests / 2).max(1) as usize
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            policy: PolicyKind::Punctual,
+            // In one process the way from a report to the next order is a function call, so that nothing needs to be
+            // ordered ahead; what isn't ordered yet can still be batched.
+            schedule_ahead: Duration::ZERO,
+            profile_window: 100,
             profile_quantile: 0.99,
-            max_queued_per_model: 1 << 20,
+            max_queued_per_model: Self::queue_of(Self::DEFAULT_MAX_REQUESTS),
             predict_admission: true,
             delay: Delay::default(),
             gather: Gather::KeepTarget,

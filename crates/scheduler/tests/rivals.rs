@@ -12,7 +12,7 @@ fn rival(policy: PolicyKind) -> Config {
         schedule_ahead: Duration::ZERO,
         predict_admission: false,
         batch_delay: Duration::from_millis(2),
-        ..Config::default()
+        ..Config::clockwork()
     }
 }
 

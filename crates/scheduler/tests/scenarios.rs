@@ -7,7 +7,7 @@ use expect_test::{Expect, expect};
 use scheduler::{ActionStatus, Command, Config, DeviceSpec, Event, ModelSpec, Report, Request, Scheduler};
 
 fn check(ahead_ms: u64, script: &str, expected: Expect) {
-    let config = Config { schedule_ahead: Duration::from_millis(ahead_ms), ..Config::default() };
+    let config = Config { schedule_ahead: Duration::from_millis(ahead_ms), ..Config::clockwork() };
     script::check(config, script, expected);
 }
 
@@ -492,7 +492,7 @@ fn where_all_models_fit_one_that_is_asked_for_goes_everywhere() {
 fn each_kind_of_device_has_its_own_measurements_and_a_device_may_change_its_kind() {
     let (millis, now) = (Duration::from_millis(1), Timestamp::ZERO);
     let profile = |per_row: u64| LatencyProfile::linear(millis * per_row, Duration::ZERO, &[1], millis).unwrap();
-    let mut scheduler = Scheduler::new(Config::default());
+    let mut scheduler = Scheduler::new(Config::clockwork());
     let mut commands = Vec::new();
     let model = ModelSpec {
         model: ModelId(0),

@@ -14,7 +14,7 @@ fn check(policy: PolicyKind, script: &str, expected: Expect) {
         schedule_ahead: Duration::ZERO,
         predict_admission: false,
         rehearse: false,
-        ..Config::default()
+        ..Config::clockwork()
     };
     script::check(config, script, expected);
 }

@@ -8,7 +8,7 @@ use expect_test::{Expect, expect};
 use scheduler::{Config, Gather, PolicyKind};
 
 fn config(policy: PolicyKind) -> Config {
-    Config { policy, schedule_ahead: Duration::ZERO, predict_admission: false, ..Config::default() }
+    Config { policy, schedule_ahead: Duration::ZERO, predict_admission: false, ..Config::clockwork() }
 }
 
 fn check(policy: PolicyKind, script: &str, expected: Expect) {

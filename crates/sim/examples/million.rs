@@ -65,7 +65,7 @@ fn setup() -> Setup {
         inputs: None,
     };
     Setup {
-        scheduler: scheduler::Config::default(),
+        scheduler: scheduler::Config::clockwork(),
         models: (0..MODELS).map(model).collect(),
         groups: vec!["all".into()],
         devices: 16,

@@ -1,7 +1,7 @@
 //! `punctual simulate` without the rest of the server: builds in a fraction of the time, for whoever works on policies.
 //!
 //! ```text
-//! cargo run --release -p sim --example simulate -- FILE [--json] [--results FILE] [--only KEY=VALUE]... [--sample N]
+//! cargo run --release -p sim --example simulate -- FILE [--json] [--bound] [--results FILE] [--only KEY=VALUE]... [--sample N]
 //!     [--page DIR [--cache DIR] [--all] [--commit TEXT]] [--policies A,B] [--again A,B] [--seconds S] [--max-requests N] [--seeds 1,2]
 //! ```
 
@@ -30,6 +30,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         let names = |text: String| -> Vec<String> { text.split(',').map(str::to_owned).collect() };
         match arg.as_str() {
             "--json" => options.json = true,
+            "--bound" => options.bound = true,
             "--svg" => options.svg_dir = Some(value()?.into()),
             "--page" => page.folder = value()?.into(),
             "--cache" => page.cache = Some(value()?.into()),

@@ -1,9 +1,10 @@
 //! Runs an experiment: every policy at every point of its sweep, on all cores.
 
-use crate::entry::{Entry, Peaks};
+use crate::entry::{Entry, Peaks, with};
 use crate::experiment::Experiment;
 use crate::store::{self, Kept, Reuse, Store};
 use crate::sweep::{self, Selection};
+use crate::variant::{self, Variant};
 use crate::{Error, models, summary};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Map, Value, json};
@@ -18,6 +19,8 @@ use std::time::Instant;
 pub struct Campaign {
     /// As written, without the sweep's values.
     pub experiment: Experiment,
+    /// Its `[scheduler]`.
+    scheduler: toml::Table,
     entries: Vec<Entry>,
     all_points: usize,
 }
@@ -81,13 +84,19 @@ impl Campaign {
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         let mut selection = selection.clone();
         selection.complete(&experiment.run);
+        let scheduler = table.get("scheduler").and_then(toml::Value::as_table).cloned().unwrap_or_default();
         let points = sweep::points(table)?;
         let all_points = points.len();
         let points = selection.of(points)?;
         let entries = points.into_iter().map(|point| Entry::new(point, path, &folder));
         let entries = entries.collect::<Result<Vec<_>, _>>()?;
         models::expand(&mut experiment, &folder)?;
-        Ok(Self { experiment, entries, all_points })
+        Ok(Self { experiment, scheduler, entries, all_points })
+    }
+
+    /// What isn't as the server has it by default.
+    pub(crate) fn unlike_the_server(&self) -> Vec<String> {
+        variant::unlike_the_server(&self.experiment, &self.scheduler)
     }
 
     /// How many points of the sweep are run.
@@ -134,48 +143,108 @@ impl Campaign {
     pub fn run_or_reuse(&self, progress: bool, reuse: &Reuse) -> Result<Vec<Outcome>, Error> {
         let store = Store::open(reuse)?;
         let policies = self.entries.first().map_or(0, |entry| entry.variants.len());
-        // Policy by policy, as tables are read; the same world under another name is run once.
-        let all: Vec<(usize, usize)> =
-            (0..policies).flat_map(|policy| (0..self.entries.len()).map(move |entry| (entry, policy))).collect();
-        let key = |&(entry, policy): &(usize, usize)| {
-            let entry = &self.entries[entry];
-            store::key(&entry.identity, &entry.variants[policy].identity())
-        };
-        let keys: Vec<String> = all.iter().map(key).collect();
-        let mut place: HashMap<&str, usize> = HashMap::new();
-        let mut jobs: Vec<usize> = Vec::new();
-        for (index, key) in keys.iter().enumerate() {
-            if store.get(key).is_none() && !place.contains_key(key.as_str()) {
-                place.insert(key, jobs.len());
-                jobs.push(index);
-            }
-        }
+        // Policy by policy, as tables are read.
+        let all: Vec<(&Entry, &Variant)> = (0..policies)
+            .flat_map(|policy| self.entries.iter().map(move |entry| (entry, &entry.variants[policy])))
+            .collect();
         let peaks = Peaks::default();
-        let bar = bar(jobs.len() as u64, progress);
-        let done = parallel(jobs.len(), |job| {
-            let (entry, policy) = all[jobs[job]];
-            let (entry, key) = (&self.entries[entry], &keys[jobs[job]]);
-            let variant = &entry.variants[policy];
-            let began = Instant::now();
-            let figures = entry.run(variant, &peaks)?;
-            let kept = Kept { figures: self.figures_to_keep(figures), took_s: began.elapsed().as_secs_f64() };
-            store.put(key, &variant.label, &entry.values, &kept)?;
-            bar.inc(1);
-            Ok(kept)
-        });
-        bar.finish_and_clear();
-        let done = done.into_iter().collect::<Result<Vec<Kept>, Error>>()?;
-        let outcome = |(&(entry, policy), key): (&(usize, usize), &String)| {
-            let kept = store.get(key).unwrap_or_else(|| &done[place[key.as_str()]]);
-            let entry = &self.entries[entry];
-            Outcome {
-                policy: entry.variants[policy].label.clone(),
-                point: entry.values.clone(),
-                figures: kept.figures.clone(),
-                took_s: kept.took_s,
-            }
+        let jobs = all.iter().map(|(entry, variant)| Job { entry, label: &variant.label, what: variant.identity() });
+        let jobs: Vec<Job<'_>> = jobs.collect();
+        let mut kept = run_jobs(&jobs, &store, progress, |job| {
+            let (entry, variant) = all[job];
+            Ok(self.figures_to_keep(entry.run(variant, &peaks)?))
+        })?;
+        if self.wants("bad_at") {
+            self.look_beside(&all, &mut kept, &store, progress)?;
+        }
+        if self.experiment.run.search.is_some() && self.wants("bound_rps") {
+            self.add_bounds(&all, &mut kept, &store)?;
+        }
+        let outcome = |(&(entry, variant), kept): (&(&Entry, &Variant), Kept)| Outcome {
+            policy: variant.label.clone(),
+            point: entry.values.clone(),
+            figures: kept.figures,
+            took_s: kept.took_s,
         };
-        Ok(all.iter().zip(&keys).map(outcome).collect())
+        Ok(all.iter().zip(kept).map(outcome).collect())
+    }
+
+    /// What each policy loses at parts of the highest rate that any policy carries at the same point of the sweep.
+    fn look_beside(
+        &self,
+        all: &[(&Entry, &Variant)],
+        kept: &mut [Kept],
+        store: &Store,
+        progress: bool,
+    ) -> Result<(), Error> {
+        let mut best: HashMap<&str, f64> = HashMap::new();
+        for ((entry, _), kept) in all.iter().zip(kept.iter()) {
+            let found = summary::figure(&kept.figures, "found_rps").unwrap_or(0.0);
+            let best = best.entry(&entry.identity).or_default();
+            *best = best.max(found);
+        }
+        let looked_at = |index: &usize| {
+            let entry = all[*index].0;
+            !entry.beside_peak().is_empty() && best[entry.identity.as_str()] > 0.0
+        };
+        let places: Vec<usize> = (0..all.len()).filter(looked_at).collect();
+        let job = |&index: &usize| {
+            let (entry, variant) = all[index];
+            let at = (best[entry.identity.as_str()], entry.beside_peak());
+            Job { entry, label: &variant.label, what: format!("{} beside {at:?}", variant.identity()) }
+        };
+        let jobs: Vec<Job<'_>> = places.iter().map(job).collect();
+        let found: Vec<Value> = places.iter().map(|&index| kept[index].figures.clone()).collect();
+        let beside = run_jobs(&jobs, store, progress, |job| {
+            let (entry, variant) = all[places[job]];
+            let figures = entry.beside(variant, &found[job], best[entry.identity.as_str()])?;
+            Ok(self.figures_to_keep(figures))
+        })?;
+        for (&index, beside) in places.iter().zip(beside) {
+            kept[index] = Kept { took_s: kept[index].took_s + beside.took_s, ..beside };
+        }
+        Ok(())
+    }
+
+    /// What no policy can exceed at each point, and which part of it each reaches.
+    fn add_bounds(&self, all: &[(&Entry, &Variant)], kept: &mut [Kept], store: &Store) -> Result<(), Error> {
+        let jobs = all.iter().map(|(entry, _)| Job { entry, label: "bound", what: "bound".into() });
+        let jobs: Vec<Job<'_>> = jobs.collect();
+        let bounds = run_jobs(&jobs, store, false, |job| Ok(all[job].0.bound()?.unwrap_or(Value::Null)))?;
+        for (kept, bound) in kept.iter_mut().zip(bounds) {
+            let figure = |figures: &Value, name: &str| summary::figure(figures, name);
+            if let (Some(bound), Some(goodput)) =
+                (figure(&bound.figures, "bound_rps"), figure(&kept.figures, "goodput_rps"))
+            {
+                let part = json!({ "of_bound": crate::meter::ratio(goodput, bound) });
+                kept.figures = with(std::mem::take(&mut kept.figures), part);
+            }
+            kept.figures = with(std::mem::take(&mut kept.figures), bound.figures);
+        }
+        Ok(())
+    }
+
+    /// What no policy can exceed, at each point of the sweep.
+    pub fn bounds(&self) -> Result<Vec<Outcome>, Error> {
+        if self.experiment.run.search.is_none() {
+            return Err(Error::value("there is a bound only for what is searched for: give run.search"));
+        }
+        let bounds = parallel(self.entries.len(), |index| self.entries[index].bound());
+        let outcome = |(entry, bound): (&Entry, Result<Option<Value>, Error>)| {
+            Ok(Outcome {
+                policy: "bound".into(),
+                point: entry.values.clone(),
+                figures: bound?.unwrap_or(json!({})),
+                took_s: 0.0,
+            })
+        };
+        self.entries.iter().zip(bounds).map(outcome).collect()
+    }
+
+    /// Whether anybody looks at this figure: of a large sweep only those that the file names are kept.
+    fn wants(&self, figure: &str) -> bool {
+        let kept = &self.experiment.run.kept;
+        kept.is_empty() || kept.iter().any(|name| name.split('.').next() == Some(figure))
     }
 
     /// Of a large sweep, only the figures that the file names.
@@ -183,12 +252,52 @@ impl Campaign {
         let kept = &self.experiment.run.kept;
         match figures {
             Value::Object(mut all) if !kept.is_empty() => {
-                all.retain(|key, _| kept.contains(key));
+                let own = ["found_rps"];
+                all.retain(|key, _| {
+                    own.contains(&key.as_str()) || kept.iter().any(|name| name.split('.').next() == Some(key))
+                });
                 Value::Object(all)
             }
             all => all,
         }
     }
+}
+
+/// Something to find out about an entry; the same of the same world is found once.
+struct Job<'a> {
+    entry: &'a Entry,
+    label: &'a str,
+    what: String,
+}
+
+/// Takes each from the store, or runs it and puts it there. Results are in the order of the jobs.
+fn run_jobs(
+    all: &[Job<'_>],
+    store: &Store,
+    progress: bool,
+    run: impl Fn(usize) -> Result<Value, Error> + Sync,
+) -> Result<Vec<Kept>, Error> {
+    let keys: Vec<String> = all.iter().map(|job| store::key(&job.entry.identity, &job.what)).collect();
+    let mut place: HashMap<&str, usize> = HashMap::new();
+    let mut jobs: Vec<usize> = Vec::new();
+    for (index, key) in keys.iter().enumerate() {
+        if store.get(key).is_none() && !place.contains_key(key.as_str()) {
+            place.insert(key, jobs.len());
+            jobs.push(index);
+        }
+    }
+    let bar = bar(jobs.len() as u64, progress);
+    let done = parallel(jobs.len(), |job| {
+        let index = jobs[job];
+        let began = Instant::now();
+        let kept = Kept { figures: run(index)?, took_s: began.elapsed().as_secs_f64() };
+        store.put(&keys[index], all[index].label, &all[index].entry.values, &kept)?;
+        bar.inc(1);
+        Ok(kept)
+    });
+    bar.finish_and_clear();
+    let done = done.into_iter().collect::<Result<Vec<Kept>, Error>>()?;
+    Ok(keys.iter().map(|key| store.get(key).unwrap_or_else(|| &done[place[key.as_str()]]).clone()).collect())
 }
 
 fn bar(jobs: u64, progress: bool) -> ProgressBar {

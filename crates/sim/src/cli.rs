@@ -17,6 +17,8 @@ pub struct Options {
     pub svg_dir: Option<PathBuf>,
     /// Show a bar on standard error while running, if that is a terminal.
     pub progress: bool,
+    /// Run nothing: only say what no policy can exceed.
+    pub bound: bool,
     /// Run a part of it only.
     pub selection: Selection,
     /// Take over results that are there already, and keep those that come.
@@ -26,6 +28,10 @@ pub struct Options {
 /// Runs the experiment in a file; returns what goes to standard output.
 pub fn simulate(path: &Path, options: &Options) -> Result<String, Error> {
     let campaign = Campaign::select(path, &options.selection)?;
+    if options.bound {
+        let bounds = campaign.bounds()?;
+        return Ok(if options.json { to_json(&bounds) } else { table::aligned(&table::bounds(&bounds)) });
+    }
     let outcomes = campaign.run_or_reuse(options.progress, &options.reuse)?;
     if let Some(folder) = &options.svg_dir {
         for plot in &campaign.experiment.plots {
@@ -58,7 +64,7 @@ fn to_json(outcomes: &[Outcome]) -> String {
 }
 
 fn to_text(campaign: &Campaign, outcomes: &[Outcome]) -> String {
-    let mut text = table::aligned(&table::cells(outcomes));
+    let mut text = table::aligned(&table::cells(outcomes, &campaign.experiment.run.columns));
     for cells in page::compare_cells(&campaign.experiment, outcomes) {
         text.push('\n');
         text.push_str(&table::aligned(&cells));

@@ -131,7 +131,16 @@ impl Clients {
         let living = Living { model, client, sent_at: now, deadline_at, ended_at: None, cold, probe: false, input };
         let Some(id) = self.admit(living) else {
             let ending = Ending::Refused(TABLE_FULL);
-            meter.ended(&Ended { group, sent_at: now, deadline_at, answered_at: now, executed_at: None, cold, ending });
+            meter.ended(&Ended {
+                model: model as usize,
+                group,
+                sent_at: now,
+                deadline_at,
+                answered_at: now,
+                executed_at: None,
+                cold,
+                ending,
+            });
             self.client_goes_on(client, now, true, agenda);
             return None;
         };
@@ -253,6 +262,7 @@ impl Clients {
             Outcome::Rejected(_) | Outcome::Failed | Outcome::Cancelled => now + self.network.control,
         };
         meter.ended(&Ended {
+            model: living.model as usize,
             group: self.models[living.model as usize].group,
             sent_at: living.sent_at,
             deadline_at: living.deadline_at,

@@ -1,13 +1,14 @@
 //! One point of a sweep: its world, its workload, and what each policy comes to in it, by a search or by plain runs.
 
 use crate::experiment::{Experiment, Search};
-use crate::search::{self, Effort, Goal, Seen};
+use crate::search::{self, Collapse, Effort, Goal, Seen};
 use crate::setup::Setup;
 use crate::sweep::Point;
 use crate::traffic::Workload;
 use crate::variant::Variant;
+use crate::verdict::Verdict;
 use crate::world::{self, Run};
-use crate::{Error, models, resolve, summary};
+use crate::{Error, bound, models, resolve, summary};
 use base::Duration;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -26,6 +27,8 @@ const WORTH_IT: f64 = 3.0;
 const HOPELESS: (f64, f64) = (1.03, 20.0);
 /// No run is cut below this because of its requests.
 const LEAST_SECONDS: f64 = 5.0;
+/// Where every rate that was looked at beside the peak is too much, these parts of it are tried.
+const FAR_BELOW: [f64; 5] = [0.5, 0.4, 0.3, 0.2, 0.1];
 /// More devices than this are a mistake, or the rate can't be carried.
 const MAX_DEVICES: u32 = 100_000;
 
@@ -38,6 +41,13 @@ pub(crate) struct Peaks(Mutex<HashMap<String, Arc<Mutex<Option<Peak>>>>>);
 struct Peak {
     rate: f64,
     goodput: f64,
+}
+
+/// What one rate came to.
+struct Measured {
+    rate: f64,
+    verdict: Verdict,
+    runs: Vec<Run>,
 }
 
 /// One point of the sweep, ready to run.
@@ -98,10 +108,81 @@ impl Entry {
                 let rate = self.workload.plain_rate(&setup);
                 (self.plain(setup.clone(), variant, rate)?, Some(setup.devices))
             }
-            Some(Search::Goodput) => (self.search_rate(setup.clone(), variant)?.1, Some(setup.devices)),
+            Some(Search::Goodput) => {
+                let (rate, runs) = self.search_rate(setup.clone(), variant)?;
+                let found = json!({ "found_rps": rate });
+                return Ok(with(self.figures(&runs, &setup, Some(setup.devices)), found));
+            }
             Some(Search::Devices) => self.search_devices(setup.clone(), variant)?,
         };
-        Ok(figures(&runs, &setup, devices))
+        Ok(self.figures(&runs, &setup, devices))
+    }
+
+    /// The parts of the best rate at which each policy is looked at once the search is over; none where it isn't one for a rate.
+    pub(crate) fn beside_peak(&self) -> &[f64] {
+        match (self.experiment.run.search, self.experiment.run.times_peak) {
+            (Some(Search::Goodput), None) => &self.experiment.run.beside_peak,
+            _ => &[],
+        }
+    }
+
+    /// What a policy that was found to carry `found` loses at parts of `best`, the highest rate that any policy carries. A
+    /// search looks at rates near the boundary and believes that lower ones are easier. Where that isn't so, the policy carries
+    /// no more than the highest rate below which everything that was measured holds, and these are its figures.
+    pub(crate) fn beside(&self, variant: &Variant, figures: &Value, best: f64) -> Result<Value, Error> {
+        let mut setup = resolve::setup(&self.experiment, &self.folder, variant, 0)?;
+        let found = summary::figure(figures, "found_rps").unwrap_or(0.0);
+        let mut parts = self.beside_peak().to_vec();
+        parts.sort_by(f64::total_cmp);
+        let mut bad_at = Map::new();
+        let mut points: Vec<Measured> = Vec::with_capacity(parts.len());
+        for part in parts {
+            let point = self.measure(&mut setup, variant, best * part)?;
+            bad_at.insert(part.to_string(), json!(point.verdict.bad));
+            points.push(point);
+        }
+        let seen: Vec<(f64, f64)> = points.iter().map(|point| (point.rate, point.verdict.judged)).collect();
+        let collapse = search::collapse(found, self.experiment.run.max_bad, &seen);
+        let beside = json!({ "bad_at": bad_at, "best_rps": best });
+        let Some(Collapse { collapses_at, holds }) = collapse else { return Ok(with(figures.clone(), beside)) };
+        let mut holds = holds.map(|index| points.swap_remove(index));
+        for part in FAR_BELOW.into_iter().filter(|part| best * part < collapses_at) {
+            if holds.is_some() {
+                break;
+            }
+            let point = self.measure(&mut setup, variant, best * part)?;
+            let few = !search::is_too_much(point.verdict.judged, self.experiment.run.max_bad);
+            holds = Some(point).filter(|_| few);
+        }
+        let runs = match holds {
+            Some(point) => point.runs,
+            None => vec![self.once(&setup, variant, 0.0)?],
+        };
+        let lower = self.figures(&runs, &setup, Some(setup.devices));
+        Ok(with(with(lower, beside), json!({ "found_rps": found, "collapses_at": collapses_at })))
+    }
+
+    /// All seeds at one rate, for as long as a search's last runs last.
+    fn measure(&self, setup: &mut Setup, variant: &Variant, rate: f64) -> Result<Measured, Error> {
+        let (seconds, _) = self.span(setup, rate, Effort::Full);
+        setup.horizon = Duration::from_secs_f64(self.experiment.run.warmup_seconds + seconds);
+        let runs = self.plain(setup.clone(), variant, rate)?;
+        Ok(Measured { rate, verdict: self.verdict(&runs), runs })
+    }
+
+    fn verdict(&self, runs: &[Run]) -> Verdict {
+        Verdict::of(runs, self.experiment.run.max_bad, self.experiment.run.max_bad_of)
+    }
+
+    /// What no policy can exceed: `bound_rps`, or `bound_devices` where devices are searched for.
+    pub(crate) fn bound(&self) -> Result<Option<Value>, Error> {
+        let (run, Some(first)) = (&self.experiment.run, self.variants.first()) else { return Ok(None) };
+        let setup = resolve::setup(&self.experiment, &self.folder, first, 0)?;
+        let bound = bound::Bound::new(&setup, &self.workload, run.max_bad, run.max_bad_of);
+        Ok(bound.and_then(|bound| match run.search? {
+            Search::Goodput => Some(json!({ "bound_rps": bound.highest_rate() * (1.0 - run.max_bad) })),
+            Search::Devices => Some(json!({ "bound_devices": bound.devices(self.workload.rate?).ceil() })),
+        }))
     }
 
     /// Every seed at so many times the rate that a search finds, and how that compares with the peak.
@@ -115,13 +196,13 @@ impl Entry {
             Some(peak) => peak,
             None => {
                 let (rate, runs) = self.search_rate(setup.clone(), variant)?;
-                let goodput = summary::figure(&figures(&runs, &setup, None), "goodput_rps").unwrap_or(0.0);
+                let goodput = summary::figure(&self.figures(&runs, &setup, None), "goodput_rps").unwrap_or(0.0);
                 *known.insert(Peak { rate, goodput })
             }
         };
         drop(known);
         let runs = self.plain(setup.clone(), variant, peak.rate * times)?;
-        let mut all = figures(&runs, &setup, Some(setup.devices));
+        let all = self.figures(&runs, &setup, Some(setup.devices));
         let figure = |name: &str| summary::figure(&all, name).unwrap_or(0.0);
         let (goodput, idle) = (figure("goodput_rps"), 1.0 - figure("utilization"));
         let ideal = (1.0 - times).max(0.0);
@@ -131,10 +212,7 @@ impl Entry {
             "idle": idle,
             "idle_off": (idle - ideal).abs(),
         });
-        if let (Value::Object(all), Value::Object(more)) = (&mut all, more) {
-            all.extend(more);
-        }
-        Ok(all)
+        Ok(with(all, more))
     }
 
     /// Every seed at one rate.
@@ -216,6 +294,10 @@ impl Entry {
     fn span(&self, setup: &Setup, rate: f64, effort: Effort) -> (f64, usize) {
         let run = &self.experiment.run;
         let (mut whole, seeds) = (run.seconds - run.warmup_seconds, run.seeds.len());
+        if let Some(events) = run.bad_events {
+            let longest = run.max_seconds.unwrap_or(run.seconds) - run.warmup_seconds;
+            whole = (events / (rate * run.max_bad * seeds as f64).max(1e-9)).max(LEAST_SECONDS).min(longest);
+        }
         if let Some(most) = run.max_requests {
             whole = whole.min((most / rate.max(1e-9)).max(LEAST_SECONDS));
         }
@@ -251,21 +333,30 @@ impl Entry {
                 break;
             }
         }
-        let (bad, gave_up) = pooled(&runs);
-        Ok((Seen { bad, passes: !gave_up && bad <= run.max_bad }, runs))
+        let verdict = self.verdict(&runs);
+        Ok((Seen { bad: verdict.judged, passes: verdict.passes(run.max_bad) }, runs))
+    }
+
+    /// The figures of the runs of one rate, the mean over the seeds.
+    fn figures(&self, runs: &[Run], setup: &Setup, devices: Option<u32>) -> Value {
+        let each: Vec<Value> = runs.iter().map(|run| summary::of_run(run, &setup.groups)).collect();
+        let verdict = self.verdict(runs);
+        let mut figures =
+            with(summary::mean(&each), json!({ "bad": verdict.bad, "bad_events": verdict.events, "devices": devices }));
+        if setup.models.len() > 1 {
+            figures = with(figures, json!({ "worst_bad": verdict.worst }));
+        }
+        match runs.first().and_then(summary::trace) {
+            Some(trace) => with(figures, json!({ "trace": trace })),
+            None => figures,
+        }
     }
 }
 
-/// The figures of the runs of one entry, the mean over the seeds.
-fn figures(runs: &[Run], setup: &Setup, devices: Option<u32>) -> Value {
-    let each: Vec<Value> = runs.iter().map(|run| summary::of_run(run, &setup.groups)).collect();
-    let mut figures = summary::mean(&each);
-    if let Value::Object(figures) = &mut figures {
-        figures.insert("bad".into(), json!(pooled(runs).0));
-        figures.insert("devices".into(), json!(devices));
-        if let Some(trace) = runs.first().and_then(summary::trace) {
-            figures.insert("trace".into(), trace);
-        }
+/// Adds figures to others; equal names are replaced.
+pub(crate) fn with(mut figures: Value, more: Value) -> Value {
+    if let (Value::Object(figures), Value::Object(more)) = (&mut figures, more) {
+        figures.extend(more);
     }
     figures
 }
@@ -276,17 +367,6 @@ fn without_times_peak(file: &toml::Table) -> toml::Table {
         run.remove("times_peak");
     }
     file
-}
-
-/// The part of bad requests over all runs together, and whether one was given up.
-fn pooled(runs: &[Run]) -> (f64, bool) {
-    let (mut bad, mut all) = (0, 0);
-    for run in runs {
-        let total = run.meter.total();
-        bad += total.bad();
-        all += total.bad() + total.good;
-    }
-    (crate::meter::ratio(bad as f64, all as f64), runs.iter().any(|run| run.gave_up))
 }
 
 fn check_rate(experiment: &Experiment, workload: &Workload) -> Result<(), Error> {
@@ -330,7 +410,7 @@ fn identity(file: &toml::Table, folder: &Path) -> String {
         world.remove(shown);
     }
     if let Some(toml::Value::Table(run)) = world.get_mut("run") {
-        for other in ["policies", "only", "sample", "kept"] {
+        for other in ["policies", "only", "sample", "kept", "columns", "beside_peak"] {
             run.remove(other);
         }
     }

@@ -111,9 +111,9 @@ pub struct ModelConfig {
     pub weights_mb: Option<f64>,
     /// What loading takes, if not `weights_mb` over the devices' `load_gb_per_s`.
     pub load_ms: Option<f64>,
-    /// The sizes that it can run; absent: those of the table, or all from 1 to `max_batch` that fit into the objective.
-    pub batch_sizes: Option<Vec<u32>>,
-    /// The largest size where `latency` is a line; 64 if absent.
+    /// The sizes that it can run; absent: those of the table, or, for a line, what the server would prepare.
+    pub batch_sizes: Option<BatchSizes>,
+    /// The largest size where `latency` is a line; the server's 16 if absent.
     pub max_batch: Option<u32>,
     /// Rows of each request.
     #[serde(default = "one")]
@@ -134,6 +134,24 @@ pub struct ModelConfig {
     /// Which of the rows of its table it is, and of how many.
     #[serde(skip)]
     pub row: (usize, usize),
+}
+
+/// Which batch sizes a model can run.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum BatchSizes {
+    /// These.
+    Listed(Vec<u32>),
+    /// Those that a word says.
+    Named(NamedSizes),
+}
+
+/// Batch sizes by a word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NamedSizes {
+    /// All from 1 to `max_batch` that fit into the objective; of a table, all that it has.
+    All,
 }
 
 /// A rate that rises and falls as a sine.
@@ -331,7 +349,7 @@ pub struct NoiseConfig {
     pub spike_ms: f64,
 }
 
-/// `[scheduler]`; what is absent has the scheduler's own default.
+/// `[scheduler]`; what is absent is as in the server.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulerConfig {
@@ -399,7 +417,8 @@ pub struct FaultsConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
-    /// The policies to compare.
+    /// The policies to compare; the server's if absent.
+    #[serde(default = "server_policy")]
     pub policies: Vec<String>,
     /// How long requests are sent.
     pub seconds: f64,
@@ -415,6 +434,17 @@ pub struct RunConfig {
     /// The largest part of bad requests that a search accepts.
     #[serde(default = "one_percent")]
     pub max_bad: f64,
+    /// Whose part that is.
+    #[serde(default)]
+    pub max_bad_of: MaxBadOf,
+    /// In a search, runs are as long as it takes for so many bad requests of all seeds together where `max_bad` are bad: 5 s at least,
+    /// `max_seconds` at most.
+    pub bad_events: Option<f64>,
+    /// The longest run with `bad_events`; `seconds` if absent.
+    pub max_seconds: Option<f64>,
+    /// A search also measures the part of bad requests at so many times the highest rate that any policy of the file has found.
+    #[serde(default = "around_the_peak")]
+    pub beside_peak: Vec<f64>,
     /// The relative precision of a search.
     #[serde(default = "half_percent")]
     pub tolerance: f64,
@@ -428,6 +458,9 @@ pub struct RunConfig {
     pub only: BTreeMap<String, Vec<toml::Value>>,
     /// Only so many points of the sweep, drawn by chance, always the same ones.
     pub sample: Option<usize>,
+    /// More columns of the table, by the names of their figures.
+    #[serde(default)]
+    pub columns: Vec<String>,
     /// Too much to be run each time: results are kept in a file beside the page, with these figures.
     #[serde(default)]
     pub kept: Vec<String>,
@@ -452,6 +485,17 @@ pub struct ElasticConfig {
     pub start_s: f64,
 }
 
+/// Whose requests a search looks at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MaxBadOf {
+    /// Those of each single model.
+    #[default]
+    Each,
+    /// Those of all models together, as in most papers.
+    All,
+}
+
 /// What a search looks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -460,6 +504,14 @@ pub enum Search {
     Goodput,
     /// The fewest devices that carry `workload.rate_rps` with at most `max_bad`.
     Devices,
+}
+
+fn around_the_peak() -> Vec<f64> {
+    vec![0.6, 0.8, 0.9, 0.95, 1.05]
+}
+
+fn server_policy() -> Vec<String> {
+    vec![scheduler::Config::default().policy.name().into()]
 }
 
 fn one() -> u32 {

@@ -22,6 +22,7 @@
 
 mod agenda;
 mod bars;
+mod bound;
 mod campaign;
 pub mod checkers;
 mod claim;
@@ -56,6 +57,7 @@ mod table;
 mod tables;
 mod traffic;
 mod variant;
+mod verdict;
 mod world;
 
 pub use campaign::{Campaign, Outcome};
@@ -63,7 +65,7 @@ pub use claim::{Claim, Holds, Pick};
 pub use compare::Compare;
 pub use error::Error;
 pub use inputs::{Input, Inputs};
-pub use meter::{ErrorSpread, Errors, Meter, REASONS, Tally, Trace, TracedBatch};
+pub use meter::{Count, ErrorSpread, Errors, Meter, REASONS, Tally, Trace, TracedBatch};
 pub use observe::{Facts, Observation, Observer, Refusal, Violation};
 pub use plot::{Kind, PaperPoints, PlotConfig};
 pub use quantiles::{Quantiles, Spread};

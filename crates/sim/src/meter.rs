@@ -48,6 +48,7 @@ impl Ending {
 /// A request that is over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
+    pub(crate) model: usize,
     pub(crate) group: usize,
     pub(crate) sent_at: Timestamp,
     pub(crate) deadline_at: Timestamp,
@@ -58,6 +59,31 @@ pub(crate) struct Ended {
     pub(crate) cold: bool,
     pub(crate) ending: Ending,
 }
+
+/// How many requests of one model are over, and how many of them went bad. Those whose client went away don't count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Good or bad.
+    pub ended: u64,
+    /// Bad.
+    pub bad: u64,
+}
+
+impl Count {
+    /// Counts another run's as well.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.ended += other.ended;
+        self.bad += other.bad;
+    }
+
+    /// The part that went bad.
+    pub fn bad_part(self) -> f64 {
+        ratio(self.bad as f64, self.ended as f64)
+    }
+}
+
+/// A refusal counts as at once if it comes so soon after its request.
+const AT_ONCE: Duration = Duration::from_millis(1);
 
 /// Counts of one group of models.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -76,6 +102,8 @@ pub struct Tally {
     pub refused: [u64; 6],
     /// Refused while at least half of their time was left.
     pub refused_early: u64,
+    /// Refused within a millisecond.
+    pub refused_at_once: u64,
     /// Sent while no device had the model loaded.
     pub cold: u64,
     /// Answered in time although they were cold.
@@ -117,6 +145,7 @@ impl Tally {
                 self.refused[reason] += 1;
                 let left = ended.deadline_at.since(ended.answered_at);
                 self.refused_early += u64::from(left * 2 >= ended.deadline_at.since(ended.sent_at));
+                self.refused_at_once += u64::from(ended.answered_at.since(ended.sent_at) <= AT_ONCE);
             }
         }
     }
@@ -129,6 +158,7 @@ impl Tally {
         self.failed += other.failed;
         self.cancelled += other.cancelled;
         self.refused_early += other.refused_early;
+        self.refused_at_once += other.refused_at_once;
         self.cold += other.cold;
         self.cold_good += other.cold_good;
         self.refused.iter_mut().zip(other.refused).for_each(|(own, other)| *own += other);
@@ -185,6 +215,8 @@ pub struct Meter {
     busy_in_all: Duration,
     /// For each group of models.
     pub groups: Vec<Tally>,
+    /// For each single model.
+    pub models: Vec<Count>,
     /// Batches and the rows in them.
     pub batches: u64,
     /// See `batches`.
@@ -248,6 +280,7 @@ impl Meter {
             bad_in_all: 0,
             busy_in_all: Duration::ZERO,
             groups: vec![Tally::default(); setup.groups.len()],
+            models: vec![Count::default(); setup.models.len()],
             batches: 0,
             rows: 0,
             broken_off: 0,
@@ -356,6 +389,9 @@ impl Meter {
         if self.counts(ended.sent_at) {
             self.bad += u64::from(bad);
             self.groups[ended.group].add(ended);
+            if ended.ending != Ending::Cancelled {
+                self.models[ended.model].add(Count { ended: 1, bad: u64::from(bad) });
+            }
         }
         if bad && self.trace.bad_sent_ms.len() < self.trace_limit {
             self.trace.bad_sent_ms.push(ended.sent_at.since(Timestamp::ZERO).as_millis_f64());

@@ -1,6 +1,6 @@
 //! From `[[model]]` entries as written to one entry for each kind of model: tables are read, objectives worked out.
 
-use crate::experiment::{Experiment, LatencyConfig, ModelConfig};
+use crate::experiment::{BatchSizes, Experiment, LatencyConfig, ModelConfig, NamedSizes};
 use crate::inputs::Inputs;
 use crate::{Error, resolve, tables};
 use std::path::Path;
@@ -101,14 +101,20 @@ fn objective(config: &ModelConfig, folder: &Path) -> Result<Option<f64>, Error> 
         }
     };
     resolve::positive(&format!("slo_of_l{batch} of model {name:?}"), times)?;
-    // Without an objective the table holds all sizes.
-    let whole = ModelConfig { slo_ms: None, batch_sizes: None, ..config.clone() };
+    let whole = whole(config);
     let sizes = resolve::latency_table(&whole, folder)?;
     let takes = sizes.iter().find(|(size, _)| *size == batch).map(|(_, takes)| takes);
     match takes {
         Some(takes) => Ok(Some(times * takes)),
         None => Err(Error::value(format!("slo_of_l{batch} of model {name:?}: its latency has no batch of {batch}"))),
     }
+}
+
+/// The model with every size of its latency: without an objective none is too large. A line is known at any size.
+fn whole(config: &ModelConfig) -> ModelConfig {
+    let most = config.max_batch.unwrap_or(base::USUAL_MAX_BATCH);
+    let batch_sizes = Some(BatchSizes::Named(NamedSizes::All));
+    ModelConfig { slo_ms: None, batch_sizes, max_batch: Some(most), ..config.clone() }
 }
 
 /// The line of the average request where each row but the first adds this part of its time.
@@ -133,7 +139,7 @@ fn alone_p99(config: &ModelConfig, folder: &Path) -> Result<f64, Error> {
     match &config.times {
         Some(times) => Ok(Inputs::new(times, &config.name, folder)?.p99_ms()),
         None => {
-            let whole = ModelConfig { slo_ms: None, batch_sizes: None, ..config.clone() };
+            let whole = whole(config);
             let sizes = resolve::latency_table(&whole, folder)?;
             Ok(sizes.iter().map(|&(_, takes)| takes).fold(f64::INFINITY, f64::min))
         }

@@ -19,9 +19,10 @@ make experiments-all
 ```
 
 `punctual simulate experiments/NAME.toml` runs one of them and prints its table, `--json` everything that was measured.
-[How files are written](format.md), how a search goes, and what can be chosen on the command line. In the experiments after
-Symphony the scheduler knows exactly what a batch takes, messages take no time unless a file says so, weights are everywhere
-from the start, and a request is refused only when its time has run out.
+[How files are written](format.md), how a search goes, and what can be chosen on the command line. An experiment runs as the
+server does unless its section says otherwise. In the experiments after Symphony the scheduler knows exactly what a batch
+takes, messages take no time unless a file says so, weights are everywhere from the start, and a request is refused only when
+its time has run out; these count bad requests of all models together, as the papers do, the others of each model.
 ";
 
 /// A table of more lines than this is folded away.
@@ -111,6 +112,10 @@ fn section(path: &Path, campaign: &Campaign, outcomes: &[Outcome], origin: &str)
     if let Some(words) = &about.text {
         text.push_str(&format!("\n{}\n", words.trim()));
     }
+    let unlike = campaign.unlike_the_server();
+    if !unlike.is_empty() {
+        text.push_str(&format!("\nNot as the server has it by default: {}.\n", unlike.join(", ")));
+    }
     if !origin.is_empty() {
         text.push_str(&format!("\n{origin}\n"));
     }
@@ -127,7 +132,7 @@ fn section(path: &Path, campaign: &Campaign, outcomes: &[Outcome], origin: &str)
     if !origin.is_empty() {
         return text;
     }
-    let cells = table::cells(outcomes);
+    let cells = table::cells(outcomes, &campaign.experiment.run.columns);
     let rows = table::markdown(&cells);
     if cells.len() > LONG_TABLE {
         text.push_str(&format!("\n<details><summary>All {} runs</summary>\n\n{rows}\n</details>\n", cells.len() - 1));

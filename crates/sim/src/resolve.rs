@@ -1,6 +1,6 @@
 //! From an experiment as written to a world that can run: defaults filled in, values checked, files read.
 
-use crate::experiment::{Experiment, FaultsConfig, LatencyConfig, ModelConfig};
+use crate::experiment::{BatchSizes, Experiment, FaultsConfig, LatencyConfig, ModelConfig, NamedSizes};
 use crate::inputs::Inputs;
 use crate::setup::{Elastic, Faults, Model, Network, Noise, Setup};
 use crate::variant::Variant;
@@ -10,10 +10,6 @@ use scheduler::ModelSpec;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The largest batch where latency is a line and nobody says.
-const DEFAULT_MAX_BATCH: u32 = 64;
-/// How many requests may be alive at once.
-const MAX_REQUESTS: u32 = 1 << 20;
 /// More models than this are a mistake in the file.
 const MAX_MODELS: u64 = 1_000_000;
 
@@ -46,7 +42,7 @@ pub(crate) fn setup(experiment: &Experiment, folder: &Path, variant: &Variant, s
         warmup: seconds("run.warmup_seconds", experiment.run.warmup_seconds)?,
         horizon: seconds("run.seconds", experiment.run.seconds)?,
         series_step: experiment.run.series_seconds.map(|step| seconds("run.series_seconds", step)).transpose()?,
-        max_requests: MAX_REQUESTS,
+        max_requests: scheduler::Config::DEFAULT_MAX_REQUESTS,
         give_up_after_bad: None,
         checked: true,
         trace_batches: experiment.run.trace_batches,
@@ -87,6 +83,12 @@ fn check_run(experiment: &Experiment) -> Result<(), Error> {
     positive("run.seconds", run.seconds)?;
     positive("run.tolerance", run.tolerance)?;
     run.max_requests.map(|most| positive("run.max_requests", most)).transpose()?;
+    probability("run.max_bad", run.max_bad)?;
+    run.bad_events.map(|events| positive("run.bad_events", events)).transpose()?;
+    if run.max_seconds.is_some_and(|most| most <= run.warmup_seconds || run.bad_events.is_none()) {
+        return Err(Error::value("run.max_seconds needs run.bad_events, and must be more than run.warmup_seconds"));
+    }
+    run.beside_peak.iter().try_for_each(|&part| positive("run.beside_peak", part).map(drop))?;
     if run.warmup_seconds >= run.seconds {
         return Err(Error::value("run.warmup_seconds leaves nothing to measure: make it less than run.seconds"));
     }
@@ -157,7 +159,7 @@ fn profile(config: &ModelConfig, experiment: &Experiment, folder: &Path) -> Resu
         (None, ..) => Duration::ZERO,
     };
     let mut table = latency_table(config, folder)?;
-    if let Some(sizes) = &config.batch_sizes {
+    if let Some(BatchSizes::Listed(sizes)) = &config.batch_sizes {
         table.retain(|(size, _)| sizes.contains(size));
     }
     let quantiles = quantile_table(config, folder)?;
@@ -220,17 +222,21 @@ fn by_size(table: &BTreeMap<String, f64>, key: &str, name: &str) -> Result<Vec<(
     table.iter().map(entry).collect()
 }
 
-/// A line at the sizes asked for, or at all that can make the objective.
+/// A line at the sizes asked for, at all that can make the objective, or at those that the server would prepare.
 fn line(config: &ModelConfig, alpha: f64, beta: f64) -> Result<Vec<(u32, f64)>, Error> {
     let at = |size: u32| (size, alpha * f64::from(size) + beta);
-    if let Some(sizes) = &config.batch_sizes {
-        return Ok(sizes.iter().copied().map(at).collect());
-    }
-    let largest = config.max_batch.unwrap_or(DEFAULT_MAX_BATCH);
-    let useful = |entry: &(u32, f64)| config.slo_ms.is_none_or(|slo| entry.1 <= slo);
-    // A model that can't make its objective at all keeps its smallest batch, and every request is refused.
-    let fits = (1..=largest).map(at).take_while(useful).count().max(1) as u32;
-    Ok((1..=fits.max(config.rows)).map(at).collect())
+    let largest = config.max_batch.unwrap_or(base::USUAL_MAX_BATCH);
+    let sizes = match &config.batch_sizes {
+        Some(BatchSizes::Listed(sizes)) => sizes.clone(),
+        Some(BatchSizes::Named(NamedSizes::All)) => {
+            let useful = |entry: &(u32, f64)| config.slo_ms.is_none_or(|slo| entry.1 <= slo);
+            // A model that can't make its objective at all keeps its smallest batch, and every request is refused.
+            let fits = (1..=largest).map(at).take_while(useful).count().max(1) as u32;
+            (1..=fits.max(config.rows)).collect()
+        }
+        None => base::usual_batch_sizes(largest.max(1)),
+    };
+    Ok(sizes.into_iter().map(at).collect())
 }
 
 fn noise(experiment: &Experiment) -> Result<Noise, Error> {
@@ -287,4 +293,23 @@ pub(crate) fn millis(key: &str, value: f64) -> Result<Duration, Error> {
 
 pub(crate) fn seconds(key: &str, value: f64) -> Result<Duration, Error> {
     Ok(Duration::from_secs_f64(not_negative(key, value)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(keys: &str) -> Vec<u32> {
+        let text = format!("name = \"a\"\nlatency = {{ alpha_ms = 1, beta_ms = 5 }}\nslo_ms = 12\n{keys}");
+        let config: ModelConfig = toml::from_str(&text).unwrap();
+        latency_table(&config, Path::new("")).unwrap().into_iter().map(|(size, _)| size).collect()
+    }
+
+    #[test]
+    fn a_line_has_the_sizes_that_the_server_would_prepare() {
+        assert_eq!(sizes(""), [1, 2, 4, 8, 16]);
+        assert_eq!(sizes("max_batch = 6"), [1, 2, 4, 6]);
+        assert_eq!(sizes("batch_sizes = \"all\""), [1, 2, 3, 4, 5, 6, 7], "12 ms are enough for 7");
+        assert_eq!(sizes("batch_sizes = [3, 5]"), [3, 5]);
+    }
 }

@@ -71,6 +71,11 @@ const BEYOND: [f64; 3] = [1.15, 1.4, 1.8];
 /// A rung ends after so many tries, wherever it is; far more than any curve has needed.
 const MAX_TRIES: u32 = 60;
 
+/// A policy that loses so many times `max_bad` at a rate below the one that was found doesn't carry what is above either.
+const COLLAPSED: f64 = 1.1;
+/// Below means at most this part: nearer to the edge of a cliff chance decides between all and nothing.
+const BELOW: f64 = 0.98;
+
 /// The highest rate that passes at full effort, or `None` where not even a trickle does.
 pub(crate) fn highest_rate(
     goal: Goal,
@@ -103,6 +108,27 @@ pub(crate) fn highest_rate(
         start = rung.boundary(goal.tolerance);
     }
     Ok(found)
+}
+
+/// A rate below the one that was found is too much.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Collapse {
+    /// The lowest such rate.
+    pub(crate) collapses_at: f64,
+    /// Which of the rates that were looked at is the highest below.
+    pub(crate) holds: Option<usize>,
+}
+
+/// Whether what was found still holds once other rates, ascending, were looked at, each with its part of bad requests.
+pub(crate) fn collapse(found: f64, max_bad: f64, points: &[(f64, f64)]) -> Option<Collapse> {
+    let below = points.iter().take_while(|(rate, _)| *rate <= found * BELOW);
+    let index = below.into_iter().position(|(_, bad)| is_too_much(*bad, max_bad))?;
+    Some(Collapse { collapses_at: points[index].0, holds: index.checked_sub(1) })
+}
+
+/// Whether that part of bad requests, below a rate that was found, is more than chance.
+pub(crate) fn is_too_much(bad: f64, max_bad: f64) -> bool {
+    bad > max_bad * COLLAPSED
 }
 
 /// The smallest number of devices that passes at full effort; `None` where `most` are too few.
@@ -326,6 +352,16 @@ mod tests {
     fn nothing_and_everything_end_the_search() {
         assert_eq!(search(|_, _| 1.0).0, None);
         assert_eq!(search(|_, _| 0.0).0, Some(1000.0));
+    }
+
+    #[test]
+    fn a_collapse_below_the_peak_is_seen() {
+        let collapse =
+            |bad: [f64; 4]| collapse(100.0, 0.01, &[(60.0, bad[0]), (90.0, bad[1]), (99.0, bad[2]), (105.0, bad[3])]);
+        assert_eq!(collapse([0.0, 0.004, 0.009, 0.5]), None);
+        assert_eq!(collapse([0.0, 0.0105, 0.5, 0.5]), None, "chance, and the edge");
+        assert_eq!(collapse([0.0, 0.3, 0.0, 0.5]), Some(Collapse { collapses_at: 90.0, holds: Some(0) }));
+        assert_eq!(collapse([0.2, 0.3, 0.0, 0.5]), Some(Collapse { collapses_at: 60.0, holds: None }));
     }
 
     #[test]

@@ -299,6 +299,7 @@ mod tests {
         let mut series = Series::new(Duration::from_secs(1), Duration::from_secs(2), 1, 1);
         series.sent(at(900), 0, true);
         let ended = |answered_at, ending| Ended {
+            model: 0,
             group: 0,
             sent_at: at(900),
             deadline_at: at(1500),

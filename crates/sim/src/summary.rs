@@ -66,6 +66,7 @@ fn tally(tally: &Tally, seconds: f64) -> Map<String, Value> {
         "cancelled": tally.cancelled,
         "rejected": rejected,
         "rejected_early": ratio(tally.refused_early as f64, tally.refusals() as f64),
+        "refused_at_once": ratio(tally.refused_at_once as f64, tally.refusals() as f64),
         "cold": ratio(tally.cold as f64, tally.sent as f64),
         "cold_of_good": ratio(tally.cold_good as f64, tally.good as f64),
     });
@@ -129,16 +130,18 @@ fn merge(mut values: Vec<&Value>, key: &str) -> Value {
     }
 }
 
-/// The number at a path of keys joined by dots, as in `models.minor.p99_ms` or `trace.batches.0.rows`.
+/// The number at a path of keys joined by dots, as in `models.minor.p99_ms`, `trace.batches.0.rows` or `bad_at.0.6`, whose
+/// last key is `0.6`.
 pub(crate) fn figure(figures: &Value, path: &str) -> Option<f64> {
-    let mut at = figures;
-    for key in path.split('.') {
-        at = match at {
-            Value::Array(values) => values.get(key.parse::<usize>().ok()?)?,
-            other => other.get(key)?,
-        };
+    if let Some(number) = figures.get(path).and_then(Value::as_f64) {
+        return Some(number);
     }
-    at.as_f64()
+    let (key, rest) = path.split_once('.').unwrap_or((path, ""));
+    let at = match figures {
+        Value::Array(values) => values.get(key.parse::<usize>().ok()?)?,
+        other => other.get(key)?,
+    };
+    if rest.is_empty() { at.as_f64() } else { figure(at, rest) }
 }
 
 #[cfg(test)]
@@ -157,5 +160,6 @@ mod tests {
         assert_eq!(figure(&expected, "rejected.overloaded"), Some(2.0));
         assert_eq!(figure(&expected, "rejected.else"), None);
         assert_eq!(figure(&expected, "in.b.1"), Some(3.0));
+        assert_eq!(figure(&json!({"bad_at": {"0.6": 0.5}}), "bad_at.0.6"), Some(0.5));
     }
 }

@@ -82,7 +82,7 @@ impl Workload {
             recorded: recorded(&config.arrivals, folder)?,
             rate: config.rate_rps.map(|rate| positive("workload.rate_rps", rate)).transpose()?,
             load: config.load.map(|load| positive("workload.load", load)).transpose()?,
-            minutes: (experiment.run.seconds / 60.0).ceil() as u32,
+            minutes: (experiment.run.max_seconds.unwrap_or(0.0).max(experiment.run.seconds) / 60.0).ceil() as u32,
             groups,
         })
     }
@@ -90,6 +90,16 @@ impl Workload {
     /// Whether the workload's rate matters to anybody.
     pub(crate) fn has_rate(&self) -> bool {
         self.groups.iter().any(Group::shares_the_rate) && !matches!(self.recorded, Some(Recorded::Regular(..)))
+    }
+
+    /// Whether every model has a share of the workload's rate, and its clients wait for nobody.
+    pub(crate) fn all_share_the_rate(&self) -> bool {
+        self.has_rate() && self.groups.iter().all(Group::shares_the_rate)
+    }
+
+    /// The share of the rate of each model that has one, where that isn't a record's.
+    pub(crate) fn shares(&self) -> Option<&[f64]> {
+        self.recorded.is_none().then_some(&self.shares)
     }
 
     /// The rate at which a trace was recorded.

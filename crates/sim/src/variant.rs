@@ -1,7 +1,7 @@
 //! The policies of an experiment: a policy of the scheduler with settings, under a name.
 
 use crate::Error;
-use crate::experiment::{Experiment, GatherConfig, SchedulerConfig};
+use crate::experiment::{BatchSizes, Experiment, GatherConfig, NamedSizes, SchedulerConfig};
 use crate::resolve::{self, millis};
 use scheduler::{Delay, Gather, PolicyKind};
 use toml::{Table, Value};
@@ -89,6 +89,66 @@ impl Variant {
     }
 }
 
+/// What of an experiment isn't as the server has it by default, as `key = value (the server: value)`: settings of the scheduler,
+/// those of single policies, and batch sizes. What a sweep varies stands in its table.
+pub(crate) fn unlike_the_server(experiment: &Experiment, scheduler: &Table) -> Vec<String> {
+    let mut unlike = Vec::new();
+    let settings = server_settings();
+    let mut compare = |section: &str, key: &str, value: &Value| {
+        let Some(server) = settings.get(key).filter(|server| !same(server, value)) else { return };
+        unlike.push(format!("`{section}{key} = {value}` (the server: {server})"));
+    };
+    let sections = std::iter::once((String::new(), scheduler));
+    let own = experiment.policy.iter().map(|(label, own)| (format!("policy.{label}."), own));
+    for (section, table) in sections.chain(own) {
+        table.iter().for_each(|(key, value)| compare(&section, key, value));
+    }
+    let sizes = experiment.models.iter().find_map(|model| match &model.batch_sizes {
+        Some(BatchSizes::Named(NamedSizes::All)) => {
+            Some("`batch_sizes = \"all\"` (the server: powers of two)".to_owned())
+        }
+        Some(BatchSizes::Listed(sizes)) if *sizes != base::usual_batch_sizes(sizes.last().copied().unwrap_or(1)) => {
+            Some(format!("`batch_sizes = {sizes:?}` (the server: powers of two)"))
+        }
+        Some(BatchSizes::Listed(_)) | None => None,
+    });
+    unlike.extend(sizes);
+    unlike
+}
+
+/// The server's settings, by the keys of `[scheduler]`.
+fn server_settings() -> Table {
+    let server = scheduler::Config::default();
+    let gather = match server.gather {
+        Gather::HeadFirst => "head_first",
+        Gather::KeepTarget => "keep_target",
+    };
+    let settings: [(&str, Value); 12] = [
+        ("schedule_ahead_ms", server.schedule_ahead.as_millis_f64().into()),
+        ("profile_window", (server.profile_window as i64).into()),
+        ("profile_quantile", server.profile_quantile.into()),
+        ("max_queued_per_model", (server.max_queued_per_model as i64).into()),
+        ("predict_admission", server.predict_admission.into()),
+        ("gather", gather.into()),
+        ("timeout_of_slo", server.timeout.into()),
+        ("batch_delay_ms", server.batch_delay.as_millis_f64().into()),
+        ("thrift", server.thrift.into()),
+        ("rehearse", server.rehearse.into()),
+        ("anticipated_delay_per_ms", server.anticipated_delay.into()),
+        ("size_hints", server.size_hints.into()),
+    ];
+    settings.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// Equal values, whole numbers or not.
+fn same(one: &Value, other: &Value) -> bool {
+    let number = |value: &Value| value.as_float().or(value.as_integer().map(|integer| integer as f64));
+    match (number(one), number(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => one == other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,6 +190,34 @@ mod tests {
         assert_eq!(ahead("clockwork"), (7.0, false));
         assert_eq!(ahead("ahead"), (2.0, false));
         assert_ne!(variant("clockwork").unwrap().identity(), variant("ahead").unwrap().identity());
+    }
+
+    #[test]
+    fn without_settings_it_is_the_servers() {
+        let text = "[[model]]\nname = \"a\"\nlatency = { alpha_ms = 1, beta_ms = 1 }\n[devices]\n[run]\nseconds = 1\n";
+        let experiment: Experiment = toml::from_str(text).unwrap();
+        assert_eq!(experiment.run.policies, ["punctual"]);
+        let config = Variant::new("punctual", &experiment, None).unwrap().scheduler_config(&experiment).unwrap();
+        assert_eq!(format!("{config:?}"), format!("{:?}", scheduler::Config::default()));
+        assert!(unlike_the_server(&experiment, &Table::new()).is_empty());
+    }
+
+    #[test]
+    fn what_differs_from_the_server_is_said() {
+        let table: Table = FILE.parse().unwrap();
+        let mut experiment: Experiment = table.clone().try_into().unwrap();
+        experiment.models[0].batch_sizes = Some(BatchSizes::Named(NamedSizes::All));
+        let unlike = unlike_the_server(&experiment, table["scheduler"].as_table().unwrap());
+        expect_test::expect![[r#"
+            `predict_admission = false` (the server: true)
+            `schedule_ahead_ms = 7` (the server: 0.0)
+            `policy.ahead.schedule_ahead_ms = 2` (the server: 0.0)
+            `batch_sizes = "all"` (the server: powers of two)"#]]
+        .assert_eq(&unlike.join("\n"));
+        // Every setting that a file can have is compared.
+        let all = server_settings();
+        let parsed: Result<SchedulerConfig, _> = all.clone().try_into();
+        assert!(parsed.is_ok_and(|_| all.len() == 12), "{all:?}");
     }
 
     #[test]

@@ -13,11 +13,12 @@ const WORLD: &str = r#"
 name = "a"
 latency = { alpha_ms = 1, beta_ms = 2 }
 slo_ms = 30
+batch_sizes = "all"
 max_batch = 8
 [devices]
 count = 1
 [scheduler]
-schedule_ahead_ms = 0
+profile_window = 10
 "#;
 
 const SEARCH: &str = "[run]\npolicies = [\"clockwork\"]\nseconds = 8\nseeds = [1, 2]\nsearch = \"goodput\"\n";
@@ -50,6 +51,50 @@ fn what_a_search_finds_passes_and_little_more_does_not() {
     let asked = number(result, "rate_rps");
     let (below, above) = (bad_at(asked * 0.98), bad_at(asked * 1.02));
     assert!(below <= 0.01 && above > 0.01, "{below} and {above} around {asked}");
+}
+
+#[test]
+fn a_search_also_looks_beside_the_peak_and_at_the_bound() {
+    let policies = SEARCH.replace("[\"clockwork\"]", "[\"clockwork\", \"timeout\"]");
+    let results = results(&format!("{WORLD}{policies}"), &Options::default());
+    let best = results.iter().map(|result| number(result, "found_rps")).fold(0.0, f64::max);
+    for result in &results {
+        assert_eq!(number(result, "best_rps"), best, "all are looked at near the same rate");
+        let parts: Vec<f64> = ["0.6", "0.8", "0.9", "0.95", "1.05"].map(|part| number(&result["bad_at"], part)).into();
+        assert!(parts[0] <= 0.01 && parts[4] > parts[0], "{parts:?}");
+        assert!(result["collapses_at"].is_null(), "{result}");
+        let bound = number(result, "bound_rps");
+        assert!(number(result, "goodput_rps") <= bound * 1.01 && bound <= 800.0 * 1.01, "{bound}");
+    }
+    let none = &self::results(&format!("{WORLD}{SEARCH}beside_peak = []\n"), &Options::default())[0];
+    assert!(none["bad_at"].is_null() && none["found_rps"] == results[0]["found_rps"]);
+    let bounds = self::results(&format!("{WORLD}{SEARCH}"), &Options { bound: true, ..Options::default() });
+    assert_eq!(bounds[0]["bound_rps"], none["bound_rps"]);
+}
+
+#[test]
+fn a_search_can_ask_for_enough_bad_requests() {
+    let search = SEARCH.replace("seconds = 8", "seconds = 8\nbad_events = 200\nmax_seconds = 60\nbeside_peak = []");
+    let result = &results(&format!("{WORLD}{search}"), &Options::default())[0];
+    // 200 of 1 % of both seeds together.
+    let sent = number(result, "sent") * 2.0;
+    assert!((sent * 0.01 / 200.0 - 1.0).abs() < 0.1, "{sent} requests");
+    assert!(number(result, "bad_events") > 100.0);
+}
+
+#[test]
+fn each_model_counts() {
+    // The second model is ten times as dear as the first, and asked for a twentieth as often.
+    let dear = "[[model]]\nname = \"dear\"\nlatency = { alpha_ms = 10, beta_ms = 20 }\nslo_ms = 70\ncount = 1\nmax_batch = 4\n";
+    let shares = "[workload]\npopularity = { kind = \"zipf\", exponent = 4 }\n";
+    let of = |whose: &str| {
+        let text = format!("{WORLD}{dear}{shares}{SEARCH}max_bad_of = \"{whose}\"\nbeside_peak = []\n");
+        results(&text, &Options::default()).swap_remove(0)
+    };
+    let (each, all) = (of("each"), of("all"));
+    assert!(number(&each, "found_rps") <= number(&all, "found_rps"));
+    assert!(number(&each, "worst_bad") < 0.05 && number(&each, "bad") <= 0.01, "{each}");
+    assert!(number(&each, "bound_rps") <= number(&all, "bound_rps") * 1.001);
 }
 
 #[test]

@@ -95,7 +95,7 @@ impl Bench {
         let config = ControllerConfig {
             online_profile_share: 0.0,
             // Orders ahead of time, so that a device that breaks has some to give back.
-            scheduler: scheduler::Config { policy, ..scheduler::Config::default() },
+            scheduler: scheduler::Config { policy, ..scheduler::Config::clockwork() },
             max_requests: 4096,
             page_bytes: PAGE,
             devices: (0..devices).map(device).collect(),

@@ -52,7 +52,7 @@ impl Server {
         let device = DeviceConfig { name: "emulated:0".into(), index: 0, pages: 64, pin: None, kind: 0 };
         let settings = ControllerConfig {
             online_profile_share: 0.0,
-            scheduler: scheduler::Config::default(),
+            scheduler: scheduler::Config::clockwork(),
             max_requests: 10_000,
             page_bytes: 1 << 20,
             devices: vec![device],

@@ -37,7 +37,7 @@ struct World {
 
 impl Default for World {
     fn default() -> Self {
-        let scheduler = Scheduler::new(Config::default());
+        let scheduler = Scheduler::new(Config::clockwork());
         Self { scheduler, log: String::new(), devices: 0, models: 0, requests: 0, started: BTreeMap::new() }
     }
 }

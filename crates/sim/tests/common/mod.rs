@@ -35,7 +35,7 @@ pub fn model(index: u32, slo_ms: Option<u64>) -> Model {
 /// A world of those models with nothing special about it.
 pub fn world(models: Vec<Model>, devices: u32, pages: u32, seconds: u64) -> Setup {
     Setup {
-        scheduler: scheduler::Config::default(),
+        scheduler: scheduler::Config::clockwork(),
         models,
         groups: vec!["all".into()],
         devices,
