@@ -29,7 +29,7 @@ impl StartInWindow {
     fn ordered(&mut self, execution: &Execution) -> Result<(), Broken> {
         let Execution { action, window, expected, .. } = *execution;
         self.windows.insert(action, (execution.device, window));
-        if self.promises.planned {
+        if self.promises.planned && self.promises.exact {
             let start_at = execution.expected_done_at - expected;
             if !window.contains(start_at) {
                 return Err(Broken::PlannedOutside { action, start_at, window });
