@@ -24,7 +24,11 @@ fn main() {
         return compare(number(1, 100), number(2, 0));
     }
     if words.first().is_some_and(|word| word == "log") {
-        return log(number(1, 0), words.get(2).and_then(|name| PolicyKind::from_name(name)), words.get(3..).unwrap_or(&[]));
+        return log(
+            number(1, 0),
+            words.get(2).and_then(|name| PolicyKind::from_name(name)),
+            words.get(3..).unwrap_or(&[]),
+        );
     }
     let policy = words.get(2).and_then(|name| PolicyKind::from_name(name));
     try_all(number(0, 1_000), number(1, 0), policy);

@@ -137,7 +137,18 @@ impl Clients {
         let (random, number) = &mut self.drawn[model as usize];
         let input = self.models[model as usize].inputs.as_ref().map(|inputs| inputs.draw(*number, random));
         *number += 1;
-        let living = Living { model, client, sent_at: now, deadline_at, rows, priority, ended_at: None, cold, probe: false, input };
+        let living = Living {
+            model,
+            client,
+            sent_at: now,
+            deadline_at,
+            rows,
+            priority,
+            ended_at: None,
+            cold,
+            probe: false,
+            input,
+        };
         let Some(id) = self.admit(living) else {
             let ending = Ending::Refused(TABLE_FULL);
             meter.ended(&Ended { group, sent_at: now, deadline_at, answered_at: now, executed_at: None, cold, ending });

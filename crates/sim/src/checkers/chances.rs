@@ -183,7 +183,9 @@ impl IdleDevicesServe {
         if let Some((device, model)) = self.loading.remove(&report.action) {
             self.devices[device.index()].held_since[model.index()] = took.map(|_| at);
         }
-        let Some(Outstanding { device, model, batch, requests }) = self.outstanding.remove(&report.action) else { return };
+        let Some(Outstanding { device, model, batch, requests }) = self.outstanding.remove(&report.action) else {
+            return;
+        };
         self.end(at, device);
         if let Some(took) = took {
             self.models[model.index()].learn(at, batch, took);
@@ -240,7 +242,8 @@ impl Observer for IdleDevicesServe {
                 self.devices[unload.device.index()].held_since[unload.model.index()] = None;
             }
             Observation::Ordered(Command::Finish { request, outcome }) => {
-                if let Outcome::Rejected(Rejection::Overloaded { .. } | Rejection::DeadlineUnreachable { .. }) = outcome {
+                if let Outcome::Rejected(Rejection::Overloaded { .. } | Rejection::DeadlineUnreachable { .. }) = outcome
+                {
                     self.refused(at, *request).map_err(|broken| broken.at(at))?;
                 }
             }

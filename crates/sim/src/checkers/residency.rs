@@ -46,7 +46,9 @@ impl Observer for WeightsInPlace {
                 weights.running = Some(execution.model);
             }
             Observation::ExecutionEnded { execution, .. } => self.devices[execution.device.index()].running = None,
-            Observation::ExecutionBrokenOff(execution) | Observation::ExecutionFailed(execution) => self.devices[execution.device.index()].running = None,
+            Observation::ExecutionBrokenOff(execution) | Observation::ExecutionFailed(execution) => {
+                self.devices[execution.device.index()].running = None
+            }
             Observation::Refused { device, action, why: Refusal::NoWeights } => {
                 return fail(Broken::SentWithoutWeights { action: *action, device: *device });
             }

@@ -143,7 +143,10 @@ impl Plan {
 
     pub fn traffic(&self) -> Traffic {
         let rate = self.rate();
-        let steps = [(Duration::ZERO, rate), (Duration::from_secs_f64(0.5 + self.seconds() / 2.0), rate * self.step.unwrap_or(1.0))];
+        let steps = [
+            (Duration::ZERO, rate),
+            (Duration::from_secs_f64(0.5 + self.seconds() / 2.0), rate * self.step.unwrap_or(1.0)),
+        ];
         let curve = RateCurve::steps(steps);
         let popularity = if self.zipf { Popularity::Zipf { exponent: 1.0 } } else { Popularity::Equal };
         let shares = popularity.shares(self.models as usize);
