@@ -16,9 +16,11 @@ const FACTOR: f64 = 1.5;
 /// ... and so much more.
 const MORE: f64 = 0.005;
 
-/// No run has more requests than this, or lasts longer.
-const MOST_REQUESTS: f64 = 60_000.0;
+/// A run has about so many requests at first, and lasts no longer.
+const MOST_REQUESTS: f64 = 20_000.0;
 const MOST_SECONDS: f64 = 60.0;
+/// Shorter ones show nothing of what is learnt from seconds.
+const LEAST_SECONDS: f64 = 2.0;
 const MOST_RATE: f64 = 100_000.0;
 /// The stream of random numbers.
 const PLAN: u64 = 13 << 40;
@@ -92,7 +94,7 @@ impl Plan {
     }
 
     pub fn seconds(&self) -> f64 {
-        (MOST_REQUESTS / self.rate()).clamp(1.0, MOST_SECONDS)
+        (MOST_REQUESTS / self.rate()).clamp(LEAST_SECONDS, MOST_SECONDS)
     }
 
     pub fn setup(&self, policy: PolicyKind) -> Setup {
