@@ -80,6 +80,7 @@ fn setup() -> Setup {
         max_requests: 1 << 20,
         give_up_after_bad: None,
         checked: true,
+        strict: false,
         trace_batches: 0,
         elastic: None,
         seed: 1,

@@ -1,7 +1,7 @@
 //! Random worlds, as many as wanted: `cargo run --release -p sim --example worlds -- 10000 [first_seed] [policy]`.
 //!
 //! Prints how far it is, each seed whose world breaks a promise, and the first such world. `worlds oracle 1000 [first_seed]`
-//! compares `punctual` with its rivals instead. `worlds log SEED [policy] [words]` shows what happened in one world before it
+//! compares `punctual` with its rivals instead, and shows where it is worse; with `all`, every world. `worlds log SEED [policy] [words]` shows what happened in one world before it
 //! broke: the last things that were told and ordered, of those that contain all of the words (`m3`, `d0`).
 
 #![allow(clippy::print_stdout, reason = "a command")]
@@ -22,7 +22,7 @@ fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let number = |index: usize, default: u64| words.get(index).and_then(|word| word.parse().ok()).unwrap_or(default);
     if words.first().is_some_and(|word| word == "oracle") {
-        return compare(number(1, 100), number(2, 0));
+        return compare(number(1, 100), number(2, 0), words.iter().any(|word| word == "all"));
     }
     if words.first().is_some_and(|word| word == "log") {
         return log(
@@ -82,15 +82,18 @@ fn in_time(plan: &worlds::Plan) -> Result<(), String> {
     told.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(HANGS.into()))
 }
 
-fn compare(count: u64, first: u64) {
+fn compare(count: u64, first: u64, all: bool) {
     let began = Instant::now();
     println!("{}", oracle::Verdict::HEADER);
     let mut failed = 0;
-    for seed in first..first + count {
+    for (done, seed) in (first..first + count).enumerate() {
         let verdict = oracle::Plan::draw(seed).judge();
-        if !verdict.holds() {
-            failed += 1;
+        failed += u32::from(!verdict.holds());
+        if all || !verdict.holds() {
             println!("{verdict}");
+        }
+        if (done + 1).is_multiple_of(20) {
+            println!("{} worlds, {:.0} s", done + 1, began.elapsed().as_secs_f64());
         }
     }
     println!("\n{failed} of {count} worlds from seed {first} fail, {:.1} s", began.elapsed().as_secs_f64());

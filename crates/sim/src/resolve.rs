@@ -50,6 +50,7 @@ pub(crate) fn setup(experiment: &Experiment, folder: &Path, variant: &Variant, s
         max_requests: MAX_REQUESTS,
         give_up_after_bad: None,
         checked: true,
+        strict: false,
         trace_batches: experiment.run.trace_batches,
         elastic: elastic(experiment)?,
         seed,

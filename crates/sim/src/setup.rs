@@ -38,6 +38,8 @@ pub struct Setup {
     pub give_up_after_bad: Option<u64>,
     /// Whether the invariants are checked. Only the short runs of a search do without.
     pub checked: bool,
+    /// Whether P10 is among them, which no policy keeps in every corner yet.
+    pub strict: bool,
     /// Keep the first so many batches, to be looked at.
     pub trace_batches: usize,
     /// Devices come and go as the planner advises; absent: those that there are stay.

@@ -48,7 +48,8 @@ fn promises_of(setup: &Setup) -> Promises {
     };
     let alike = setup.models.iter().all(|model| model.inputs.is_none());
     let beside = |model: &crate::Model| model.spec.profile.batches().iter().any(|it| it.beside > Duration::ZERO);
-    Promises { exact: exact && alike, planned: !setup.models.iter().any(beside), idle_devices: idle_devices && alike }
+    let idle_devices = idle_devices && alike && setup.strict;
+    Promises { exact: exact && alike, planned: !setup.models.iter().any(beside), idle_devices }
 }
 
 /// How long after something happened on a worker the scheduler has heard of it at the latest.

@@ -50,6 +50,7 @@ pub fn world(models: Vec<Model>, devices: u32, pages: u32, seconds: u64) -> Setu
         max_requests: 1 << 16,
         give_up_after_bad: None,
         checked: true,
+        strict: true,
         trace_batches: 0,
         elastic: None,
         seed: 1,

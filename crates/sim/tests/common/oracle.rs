@@ -20,7 +20,7 @@ const MORE: f64 = 0.005;
 const MOST_REQUESTS: f64 = 20_000.0;
 const MOST_SECONDS: f64 = 60.0;
 /// Shorter ones show nothing of what is learnt from seconds.
-const LEAST_SECONDS: f64 = 2.0;
+const LEAST_SECONDS: f64 = 5.0;
 const MOST_RATE: f64 = 100_000.0;
 /// The stream of random numbers.
 const PLAN: u64 = 13 << 40;
@@ -137,6 +137,7 @@ impl Plan {
             max_requests: 1 << 18,
             give_up_after_bad: None,
             checked: false,
+            strict: false,
             trace_batches: 0,
             elastic: None,
             seed: self.seed,

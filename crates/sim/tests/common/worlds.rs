@@ -108,6 +108,7 @@ impl Plan {
             max_requests: 1 << 16,
             give_up_after_bad: None,
             checked: true,
+            strict: true,
             trace_batches: 0,
             elastic: None,
             seed: self.seed,
