@@ -3,10 +3,13 @@
 //! A world is one number (`common/worlds.rs`). `cargo run --release -p sim --example worlds -- 10000` tries thousands of others,
 //! `... worlds log SEED` shows one.
 
-mod common;
 #[path = "common/worlds.rs"]
 mod worlds;
 
+use base::Timestamp;
+use scheduler::{ActionStatus, Event, Scheduler};
+use sim::{Observation, Observer, Violation};
+use std::collections::BTreeSet;
 use worlds::Plan;
 
 /// So many are tried each time.
@@ -58,4 +61,43 @@ fn invariants_hold_whatever_goes_wrong() {
 #[test]
 fn what_was_repaired_stays_so() {
     REGRESSIONS.iter().copied().for_each(holds);
+}
+
+/// What happens in a world.
+#[derive(Default)]
+struct Happens(BTreeSet<&'static str>);
+
+impl Observer for Happens {
+    fn observe(&mut self, _at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
+        let what = match seen {
+            Observation::Told(Event::DeviceLost(_)) => "a device is lost",
+            Observation::Told(Event::DeviceChanged { .. }) => "a device changes",
+            Observation::Told(Event::DeviceAdded(spec)) if spec.kind == 2 => "a device of the third kind",
+            Observation::Told(Event::ModelRemoved(_)) => "a model is removed",
+            Observation::Told(Event::Cancelled(_)) => "a client goes away",
+            Observation::Told(Event::Borrowed { .. }) => "a device is borrowed",
+            Observation::Told(Event::Returned { .. }) => "and returned",
+            Observation::Told(Event::Submitted(request)) if request.priority == 5 => "a low priority",
+            Observation::Told(Event::Submitted(request)) if request.rows == 8 => "many rows",
+            Observation::Told(Event::Reported(report)) if report.status == ActionStatus::TooLate => "too late",
+            Observation::Told(Event::Reported(report)) if report.status == ActionStatus::Preempted => "broken off",
+            Observation::ExecutionFailed(_) => "a batch fails",
+            Observation::LoadFailed(_) => "a load fails",
+            _ => return Ok(()),
+        };
+        self.0.insert(what);
+        Ok(())
+    }
+}
+
+#[test]
+fn everything_happens() {
+    let mut happens = Happens::default();
+    for seed in 0..80 {
+        let plan = Plan::draw(seed);
+        let setup = plan.setup();
+        // What is broken is for the other tests.
+        let _ = sim::run_with(&setup, plan.traffic(&setup), Scheduler::new(setup.scheduler.clone()), &mut happens);
+    }
+    assert_eq!(happens.0.len(), 13, "{:?}", happens.0);
 }
