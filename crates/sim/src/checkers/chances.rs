@@ -241,12 +241,10 @@ impl Observer for IdleDevicesServe {
             Observation::Ordered(Command::Unload(unload)) => {
                 self.devices[unload.device.index()].held_since[unload.model.index()] = None;
             }
-            Observation::Ordered(Command::Finish { request, outcome }) => {
-                if let Outcome::Rejected(Rejection::Overloaded { .. } | Rejection::DeadlineUnreachable { .. }) = outcome
-                {
-                    self.refused(at, *request).map_err(|broken| broken.at(at))?;
-                }
-            }
+            Observation::Ordered(Command::Finish {
+                request,
+                outcome: Outcome::Rejected(Rejection::Overloaded { .. } | Rejection::DeadlineUnreachable { .. }),
+            }) => self.refused(at, *request).map_err(|broken| broken.at(at))?,
             _ => {}
         }
         Ok(())

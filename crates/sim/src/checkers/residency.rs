@@ -47,7 +47,7 @@ impl Observer for WeightsInPlace {
             }
             Observation::ExecutionEnded { execution, .. } => self.devices[execution.device.index()].running = None,
             Observation::ExecutionBrokenOff(execution) | Observation::ExecutionFailed(execution) => {
-                self.devices[execution.device.index()].running = None
+                self.devices[execution.device.index()].running = None;
             }
             Observation::Refused { device, action, why: Refusal::NoWeights } => {
                 return fail(Broken::SentWithoutWeights { action: *action, device: *device });

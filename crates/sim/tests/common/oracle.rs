@@ -50,7 +50,13 @@ impl Plan {
         let d = &mut random;
         // As many small numbers as large ones.
         let log = |d: &mut Random, from: f64, to: f64| from * libm::pow(to / from, d.unit());
-        let (models, devices) = (log(d, 1.0, 41.0) as u32, log(d, 1.0, 151.0) as u32);
+        // One world in four is large and near its peak, where what is learnt matters most.
+        let large = seed % 4 == 3;
+        let (models, devices, load) = if large {
+            (20 + d.below(21), 40 + d.below(111), 0.85 + 0.2 * d.unit())
+        } else {
+            (log(d, 1.0, 41.0) as u32, log(d, 1.0, 151.0) as u32, 0.5 + 0.7 * d.unit())
+        };
         let ratio = log(d, 0.3, 30.0);
         let one = Duration::from_millis_f64(log(d, 1.0, 20.0));
         let alpha = one.mul_f64(1.0 / (1.0 + ratio));
@@ -66,7 +72,7 @@ impl Plan {
             slo,
             shape: [0.1, 0.2, 1.0][d.below(3) as usize],
             zipf: d.chance(0.5),
-            load: 0.5 + 0.7 * d.unit(),
+            load,
             step: d.chance(0.5).then(|| 0.6 + 0.8 * d.unit()),
             ahead: if d.chance(0.5) { Duration::ZERO } else { Duration::from_millis(5).mul_f64(d.unit()) },
         }
