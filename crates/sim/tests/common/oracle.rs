@@ -62,7 +62,7 @@ impl Plan {
         let alpha = one.mul_f64(1.0 / (1.0 + ratio));
         let beta = one - alpha;
         let slo = (alpha * 4 + beta).mul_f64(1.5 + 3.5 * d.unit());
-        Self {
+        let plan = Self {
             seed,
             models,
             devices,
@@ -75,7 +75,15 @@ impl Plan {
             load,
             step: d.chance(0.5).then(|| 0.6 + 0.8 * d.unit()),
             ahead: if d.chance(0.5) { Duration::ZERO } else { Duration::from_millis(5).mul_f64(d.unit()) },
-        }
+        };
+        // Where that is too much at once, everything takes longer: the load stays.
+        let factor = (plan.rate() / MOST_RATE).max(1.0);
+        plan.slower(factor)
+    }
+
+    fn slower(self, factor: f64) -> Self {
+        let slower = |span: Duration| span.mul_f64(factor);
+        Self { alpha: slower(self.alpha), beta: slower(self.beta), slo: slower(self.slo), ..self }
     }
 
     fn sizes(&self) -> Vec<u32> {
@@ -96,7 +104,7 @@ impl Plan {
     }
 
     pub fn rate(&self) -> f64 {
-        (self.load * self.peak()).min(MOST_RATE)
+        self.load * self.peak()
     }
 
     pub fn seconds(&self) -> f64 {
