@@ -121,8 +121,8 @@ fn to_json(replay: &Replay) -> Value {
     let broken: Vec<Value> = (replay.broken.iter())
         .map(|broken| {
             let violation = &broken.violation;
-            let (invariant, at) = (violation.invariant, violation.at.as_nanos());
-            json!({ "event": broken.event, "invariant": invariant, "at_ns": at, "message": violation.message })
+            let (invariant, at) = (violation.invariant().to_string(), violation.at.as_nanos());
+            json!({ "event": broken.event, "invariant": invariant, "at_ns": at, "message": violation.broken.to_string() })
         })
         .collect();
     let difference = replay.difference.as_ref().map(|difference| {

@@ -334,9 +334,18 @@ impl Scheduler {
             self.requeue(request, out);
         }
         for index in 0..self.ledger.models.len() {
-            if self.ledger.models[index].is_some() {
-                self.planner.update(self.now, &mut self.ledger, &*self.policy, ModelId(index as u32));
+            let Some(model) = &self.ledger.models[index] else { continue };
+            if model.removed && model.residency.is_empty() {
+                self.refuse_removed(ModelId(index as u32), out);
             }
+            self.planner.update(self.now, &mut self.ledger, &*self.policy, ModelId(index as u32));
+        }
+    }
+
+    /// No weights are loaded any more for a removed model: where it is nowhere, what is queued for it can't be served.
+    fn refuse_removed(&mut self, model: ModelId, out: &mut Vec<Command>) {
+        for request in self.policy.queues().of(model).ids() {
+            self.finish_queued(request, Outcome::Rejected(Rejection::ModelUnavailable), out);
         }
     }
 
@@ -396,12 +405,13 @@ impl Scheduler {
 
     fn model_removed(&mut self, model: ModelId, out: &mut Vec<Command>) {
         let Some(Some(entry)) = self.ledger.models.get_mut(model.index()) else { return };
-        entry.removed = true;
+        if std::mem::replace(&mut entry.removed, true) {
+            return;
+        }
+        self.ledger.all_pages -= u64::from(entry.pages);
         // Where its weights are, what is queued is still served; no weights are loaded for it any more.
-        if entry.residency.is_empty() {
-            for request in self.policy.queues().of(model).ids() {
-                self.finish_queued(request, Outcome::Rejected(Rejection::ModelUnavailable), out);
-            }
+        if self.ledger.model(model).residency.is_empty() {
+            self.refuse_removed(model, out);
         }
         self.unload_removed(model, out);
         self.planner.update(self.now, &mut self.ledger, &*self.policy, model);

@@ -39,12 +39,23 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// The smallest size that holds these rows: a request that no longer fitted may have left a larger one nearly empty.
-    fn holding(members: &[Queued], latency: &Latency, earliest_deadline_at: Timestamp) -> Self {
+    /// Of the sizes that hold these rows, the smallest that is in time for a start at `start_at`: a request that no longer fitted may have left a larger one nearly empty. Measured
+    /// times needn't ascend with the size, so that a larger one may be in time where a smaller isn't.
+    fn holding(
+        members: &[Queued],
+        latency: &Latency,
+        start_at: Timestamp,
+        earliest_deadline_at: Timestamp,
+    ) -> Option<Self> {
         let rows: u32 = members.iter().map(|member| member.rows).sum();
-        let class = latency.classes().partition_point(|class| class.batch < rows);
-        let expected = latency.classes()[class].expected();
-        Self { class, expected, latest: earliest_deadline_at - expected }
+        let first = latency.classes().partition_point(|class| class.batch < rows);
+        let sizes = latency.classes().iter().enumerate().skip(first);
+        let of = |(class, size): (usize, &Class)| {
+            let expected = size.expected();
+            (start_at + expected <= earliest_deadline_at)
+                .then(|| Self { class, expected, latest: earliest_deadline_at - expected })
+        };
+        sizes.map(of).find_map(std::convert::identity)
     }
 }
 
@@ -151,7 +162,7 @@ impl ModelQueue {
             let smaller = if index == 0 { 0 } else { latency.classes()[index - 1].batch };
             let expected = class.expected();
             if let Some(earliest) = self.gather(start_at + expected, class, smaller, members) {
-                return Some(Candidate::holding(members, latency, earliest));
+                return Candidate::holding(members, latency, start_at, earliest);
             }
         }
         None
@@ -213,15 +224,7 @@ impl ModelQueue {
         skipped.extend(level.range(first..begin).map(|(_, queued)| queued.id));
         members.clear();
         members.extend(level.range(begin..).take(rows as usize).map(|(_, &queued)| queued));
-        let candidate = Candidate::holding(members, latency, begin.0);
-        if candidate.latest >= start_at {
-            return Some(candidate);
-        }
-        // Measured times needn't ascend with the size: a larger one than needed was found to fit.
-        let larger = latency.classes().iter().enumerate().skip(candidate.class + 1);
-        let (class, expected) =
-            larger.map(|(index, class)| (index, class.expected())).find(|(_, takes)| start_at + *takes <= begin.0)?;
-        Some(Candidate { class, expected, latest: begin.0 - expected })
+        Candidate::holding(members, latency, start_at, begin.0)
     }
 
     /// The first requests, up to so many rows (and at least one), whatever their deadlines. It may start until the first of
@@ -236,7 +239,7 @@ impl ModelQueue {
             (earliest, rows) = (earliest.min(deadline_at), rows + queued.rows);
             members.push(queued);
         }
-        let candidate = Candidate::holding(members, latency, earliest);
+        let candidate = Candidate::holding(members, latency, Timestamp::ZERO, Timestamp::NEVER)?;
         (!members.is_empty()).then_some(Candidate { latest: earliest, ..candidate })
     }
 
@@ -262,7 +265,7 @@ impl ModelQueue {
                 members.push(queued);
             }
         }
-        (!members.is_empty()).then(|| Candidate::holding(members, latency, earliest))
+        if members.is_empty() { None } else { Candidate::holding(members, latency, start_at, earliest) }
     }
 
     /// How much batch work is queued.
@@ -300,7 +303,10 @@ impl ModelQueue {
             }
         }
         members.truncate(best.1);
-        (!members.is_empty()).then(|| Candidate::holding(members, latency, Timestamp::NEVER))
+        if members.is_empty() {
+            return None;
+        }
+        Candidate::holding(members, latency, Timestamp::ZERO, Timestamp::NEVER)
     }
 
     /// Every queued request. Only for removing a whole model.
@@ -324,14 +330,15 @@ fn fill(
     let mut filled = 0;
     let mut enough = false;
     for (deadline_at, queued) in requests {
-        enough = filled + queued.rows >= batch;
+        enough |= filled + queued.rows >= batch;
         if filled + queued.rows > batch {
-            break;
+            // A larger one that comes first must not keep out one that fits, least of all where nothing is in the batch.
+            if members.is_empty() { continue } else { break }
         }
         filled += queued.rows;
         earliest = earliest.min(deadline_at);
         members.push(queued);
-        if enough {
+        if filled == batch {
             break;
         }
     }

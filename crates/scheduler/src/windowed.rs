@@ -244,7 +244,9 @@ impl Windowed {
         let with_one_more = latency.class_for(rows + 1).expected();
         let ready_at = match start {
             Start::AtOnce if !self.spares() => now,
-            Start::After(part) => first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(part),
+            Start::After(part) => {
+                (first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(part)).min(latest)
+            }
             // A larger batch that seems to take less: what is known of this size is of a bad moment. Waiting would end behind `latest`; running it shows what it takes.
             Start::AtOnce | Start::Patient | Start::Late if with_one_more < takes => now,
             Start::AtOnce | Start::Patient | Start::Late => deadline_at - with_one_more,
@@ -456,15 +458,22 @@ impl Policy for Windowed {
                     }
                 }
             }
-            let rows =
+            let floor = self.floor(latency, model, &first, deadline_at);
+            let mut rows =
                 latency.largest_within(deadline_at.since(now)).min(u32::try_from(queue.rows()).unwrap_or(u32::MAX));
-            let start_at = start_at.max(now + self.delay.of(rows));
-            let candidate = if self.temper.keep == Keep::Full {
-                self.skipped.clear();
-                queue.candidate(latency, start_at, &mut self.members)
-            } else {
-                let floor = self.floor(latency, model, &first, deadline_at);
-                queue.window(latency, start_at, floor, &mut self.members, &mut self.skipped)
+            let candidate = loop {
+                // Inputs of more rows are longer on their way: a smaller batch may be in time where a larger isn't.
+                let start_at = start_at.max(now + self.delay.of(rows));
+                let found = if self.temper.keep == Keep::Full {
+                    self.skipped.clear();
+                    queue.candidate(latency, start_at, &mut self.members)
+                } else {
+                    queue.window(latency, start_at, floor, &mut self.members, &mut self.skipped)
+                };
+                if found.is_some() || rows <= 1 || self.delay.per_row == Duration::ZERO {
+                    break found;
+                }
+                rows /= 2;
             };
             match candidate {
                 Some(candidate) if candidate.latest <= key => {

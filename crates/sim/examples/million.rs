@@ -6,7 +6,7 @@
 
 use base::{Duration, LatencyProfile, ModelId};
 use scheduler::ModelSpec;
-use sim::{Faults, Model, Network, Noise, Setup, Traffic};
+use sim::{Faults, Model, Network, Noise, Setup, Traffic, Variety};
 use std::time::Instant;
 use workload::{OpenLoop, Process, RateCurve, Stream};
 
@@ -73,12 +73,14 @@ fn setup() -> Setup {
         network: Network::default(),
         noise: Noise { exec_sigma: 0.01, ..Noise::default() },
         faults: Faults::default(),
+        variety: Variety::default(),
         warmup: Duration::ZERO,
         horizon: Duration::from_secs_f64(REQUESTS / RATE),
         series_step: None,
         max_requests: 1 << 20,
         give_up_after_bad: None,
         checked: true,
+        strict: false,
         trace_batches: 0,
         elastic: None,
         seed: 1,

@@ -29,6 +29,20 @@ pub(crate) enum Due {
     Ended { device: DeviceId, life: u32, executor: Executor, action: ActionId },
     /// A report reaches the controller.
     Report { device: DeviceId, life: u32, report: Report },
+    /// A device freezes.
+    Freeze(DeviceId),
+    /// A device becomes slow.
+    Slow(DeviceId),
+    /// What a device was borrowed for is over, and the controller hears of it.
+    Return { device: DeviceId, life: u32, action: ActionId },
+    /// The driver borrows some device.
+    Borrow,
+    /// Some device becomes one of another kind.
+    ChangeKind,
+    /// A model goes; the number of the change.
+    RemoveModel(usize),
+    /// Its successor comes.
+    AddModel(usize),
     /// A device dies.
     Die(DeviceId),
     /// The controller notices that a device died.

@@ -3,8 +3,8 @@
 use crate::agenda::{Agenda, Due};
 use crate::inputs::Input;
 use crate::meter::{Ended, Ending, Meter, TABLE_FULL};
-use crate::observe::Violation;
-use crate::{Faults, Model, Network, Setup, Traffic};
+use crate::violation::{Broken, Violation};
+use crate::{Faults, Model, Network, Setup, Traffic, Variety};
 use base::{ApplicationId, Duration, ModelId, RequestId, Timestamp};
 use scheduler::{Execution, Measured, Outcome, Request, Sample};
 use std::collections::BTreeMap;
@@ -15,6 +15,8 @@ const PATIENCE_WITHOUT_DEADLINE: Duration = Duration::from_millis(100);
 
 /// The numbers of the streams of random inputs.
 const INPUTS: u64 = 3 << 40;
+/// The number of the stream of what else is different about requests.
+const VARIETY: u64 = 5 << 40;
 /// So many requests of a model whose time depends on the input are run alone before the first one comes.
 const PROFILED: usize = 400;
 /// Of the requests that were executed, one in so many is run alone as well. The simulated profiler has a device of its own.
@@ -29,7 +31,9 @@ pub(crate) struct Clients {
     models: Vec<Model>,
     network: Network,
     faults: Faults,
+    variety: Variety,
     random: Random,
+    various: Random,
     table: Vec<Slot>,
     free: Vec<u32>,
     /// For each model, the random numbers of its requests' inputs, and how many there were.
@@ -54,6 +58,8 @@ struct Living {
     sent_at: Timestamp,
     /// When the client must have its answer.
     deadline_at: Timestamp,
+    rows: u32,
+    priority: u32,
     ended_at: Option<Timestamp>,
     cold: bool,
     probe: bool,
@@ -72,7 +78,9 @@ impl Clients {
             models: setup.models.clone(),
             network: setup.network,
             faults: setup.faults,
+            variety: setup.variety,
             random: Random::new(setup.seed, 1 << 40),
+            various: Random::new(setup.seed, VARIETY),
             table: Vec::new(),
             free: Vec::new(),
             drawn: (0..setup.models.len()).map(|model| (Random::new(setup.seed, INPUTS + model as u64), 0)).collect(),
@@ -123,12 +131,24 @@ impl Clients {
         meter: &mut Meter,
     ) -> Option<RequestId> {
         let (group, slo) = (self.models[model as usize].group, self.models[model as usize].slo);
-        let deadline_at = slo.map_or(Timestamp::NEVER, |slo| now + slo);
+        let deadline_at = slo.map_or(Timestamp::NEVER, |slo| now + self.objective(slo));
+        let (rows, priority) = (self.rows(model), self.priority());
         meter.sent(now, group, cold);
         let (random, number) = &mut self.drawn[model as usize];
         let input = self.models[model as usize].inputs.as_ref().map(|inputs| inputs.draw(*number, random));
         *number += 1;
-        let living = Living { model, client, sent_at: now, deadline_at, ended_at: None, cold, probe: false, input };
+        let living = Living {
+            model,
+            client,
+            sent_at: now,
+            deadline_at,
+            rows,
+            priority,
+            ended_at: None,
+            cold,
+            probe: false,
+            input,
+        };
         let Some(id) = self.admit(living) else {
             let ending = Ending::Refused(TABLE_FULL);
             meter.ended(&Ended {
@@ -158,12 +178,34 @@ impl Clients {
             client: None,
             sent_at: now,
             deadline_at: Timestamp::NEVER,
+            rows: self.models[model].rows,
+            priority: 0,
             ended_at: None,
             cold: false,
             probe: true,
             input: None,
         })?;
         self.request(id)
+    }
+
+    fn objective(&mut self, slo: Duration) -> Duration {
+        let spread = self.variety.objective_spread;
+        if spread > 0.0 { slo.mul_f64(1.0 + spread * self.various.unit()) } else { slo }
+    }
+
+    fn rows(&mut self, model: u32) -> u32 {
+        let model = &self.models[model as usize];
+        match self.variety.max_rows {
+            0 => model.rows,
+            most => 1 + self.various.below(most.min(model.spec.profile.max_batch())),
+        }
+    }
+
+    fn priority(&mut self) -> u32 {
+        match self.variety.max_priority {
+            0 => 0,
+            most => self.various.below(most + 1),
+        }
     }
 
     fn admit(&mut self, living: Living) -> Option<RequestId> {
@@ -191,8 +233,8 @@ impl Clients {
             id,
             model: ModelId(living.model),
             deadline_at: living.deadline_at - self.network.control,
-            priority: 0,
-            rows: self.models[living.model as usize].rows,
+            priority: living.priority,
+            rows: living.rows,
             application: living.input.map_or(ApplicationId::DEFAULT, |input| ApplicationId(input.application)),
             size: living.input.and_then(|input| input.size),
         })
@@ -224,10 +266,13 @@ impl Clients {
         let mut rows = 0;
         for request in &execution.requests {
             let slot = self.table.get_mut(request.slot as usize).filter(|slot| slot.generation == request.generation);
-            if let Some(living) = slot.and_then(|slot| slot.living.as_mut()) {
-                living.ended_at = Some(ended_at);
+            match slot.and_then(|slot| slot.living.as_mut()) {
+                Some(living) => {
+                    living.ended_at = Some(ended_at);
+                    rows += living.rows;
+                }
+                None => rows += self.models[execution.model.index()].rows,
             }
-            rows += self.models[execution.model.index()].rows;
         }
         rows
     }
@@ -298,6 +343,5 @@ fn probed(now: Timestamp, model: u32, outcome: Outcome) -> Result<(), Violation>
     if outcome == Outcome::Done {
         return Ok(());
     }
-    let message = format!("all faults are over, but a request for m{model} ends as {outcome:?}");
-    Err(Violation { invariant: "contract", at: now, message })
+    Err(Broken::NotServedAgain { model: ModelId(model), outcome }.at(now))
 }

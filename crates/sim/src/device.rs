@@ -159,7 +159,7 @@ impl Device {
         if hopeless {
             return ExecuteStep::Refused(execution, Refusal::TooLate);
         }
-        if self.weights[execution.model.index()] != Weights::Loaded {
+        if !is_drivers(&execution) && self.weights[execution.model.index()] != Weights::Loaded {
             return ExecuteStep::Refused(execution, Refusal::NoWeights);
         }
         let waited = now.since(ready_at);
@@ -243,9 +243,22 @@ impl Device {
         self.weights[load.model.index()] = Weights::Loaded;
         (load, started_at)
     }
+
+    /// The load that was running has come to nothing.
+    pub(crate) fn fail_load(&mut self) -> Load {
+        let (load, _) = self.loading.take().expect("a load fails only while one is running");
+        self.weights[load.model.index()] = Weights::Absent;
+        self.pages_used -= self.pages_of[load.model.index()];
+        load
+    }
 }
 
-/// How long actions really take.
+/// What the driver borrows a device for waits among the batches; it has no requests and needs no weights.
+pub(crate) fn is_drivers(execution: &Execution) -> bool {
+    execution.action >= ActionId::DRIVERS
+}
+
+/// How long actions really take on devices of one kind.
 #[derive(Clone, Debug)]
 pub(crate) struct Durations {
     /// For each model, its batch sizes with their medians, and what of these may run beside others.
@@ -256,13 +269,17 @@ pub(crate) struct Durations {
 }
 
 impl Durations {
-    pub(crate) fn new(models: &[scheduler::ModelSpec]) -> Self {
+    pub(crate) fn new(models: &[scheduler::ModelSpec], kind: usize) -> Self {
+        let profile = |spec: &scheduler::ModelSpec| match kind.checked_sub(1) {
+            None => spec.profile.clone(),
+            Some(other) => spec.elsewhere.get(other).unwrap_or(&spec.profile).clone(),
+        };
         let table = |spec: &scheduler::ModelSpec| {
-            spec.profile.batches().iter().map(|entry| (entry.batch, entry.median, entry.beside)).collect()
+            profile(spec).batches().iter().map(|entry| (entry.batch, entry.median, entry.beside)).collect()
         };
         Self {
             medians: models.iter().map(table).collect(),
-            loads: models.iter().map(|spec| spec.profile.load()).collect(),
+            loads: models.iter().map(|spec| profile(spec).load()).collect(),
             fixed: models.iter().map(|spec| spec.fixed).collect(),
         }
     }

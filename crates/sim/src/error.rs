@@ -1,6 +1,6 @@
 //! What can be wrong with an experiment, as sentences.
 
-use crate::observe::Violation;
+use crate::violation::Violation;
 use std::path::PathBuf;
 use workload::TraceError;
 

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! - **The world**: [`Setup`] and [`Traffic`] in, [`Run`] or a [`Violation`] out.
-//! - **[`checkers`]**: the invariants P1 to P9, each watched by an observer that knows nothing of the scheduler's insides; on
+//! - **[`checkers`]**: the invariants P1 to P11, each watched by an observer that knows nothing of the scheduler's insides; on
 //!   in every run, except that a search checks the first seed of each rate that it tries at full length and no other run
 //!   (they take a sixth of the time). P7 is [`Run::fingerprint`], compared between runs.
 //! - **[`experiment`]** and [`Campaign`]: a TOML file, its sweep, its seeds and its search, run on all cores.
@@ -24,6 +24,7 @@ mod agenda;
 mod bars;
 mod bound;
 mod campaign;
+mod changes;
 pub mod checkers;
 mod claim;
 pub mod cli;
@@ -58,6 +59,7 @@ mod tables;
 mod traffic;
 mod variant;
 mod verdict;
+mod violation;
 mod world;
 
 pub use campaign::{Campaign, Outcome};
@@ -66,13 +68,14 @@ pub use compare::Compare;
 pub use error::Error;
 pub use inputs::{Input, Inputs};
 pub use meter::{Count, ErrorSpread, Errors, Meter, REASONS, Tally, Trace, TracedBatch};
-pub use observe::{Facts, Observation, Observer, Refusal, Violation};
+pub use observe::{Facts, Observation, Observer, Promises, Refusal};
 pub use plot::{Kind, PaperPoints, PlotConfig};
 pub use quantiles::{Quantiles, Spread};
-pub use replay::{Broken, Difference, Panic, Replay, ReplayProgress, ReplayTally, replay};
+pub use replay::{Difference, Found, Panic, Replay, ReplayProgress, ReplayTally, replay};
 pub use scheduler::Fingerprint;
 pub use series::{ClientPoint, MachinePoint, Series};
-pub use setup::{Elastic, Faults, Model, Network, Noise, Setup, Traffic};
+pub use setup::{Elastic, Faults, Model, Network, Noise, Setup, Traffic, Variety};
 pub use store::Reuse;
 pub use sweep::Selection;
+pub use violation::{Broken, Invariant, Violation};
 pub use world::{Machine, Nobody, Run, run, run_with};

@@ -1,7 +1,9 @@
 //! What happens in a simulated world, as checkers and meters see it.
 
-use base::{ActionId, DeviceId, ModelId, Timestamp};
-use scheduler::{Command, Event, Execution, Load, ModelSpec};
+use base::{ActionId, DeviceId, Duration, ModelId, Timestamp};
+use scheduler::{Command, Delay, Event, Execution, Load, ModelSpec};
+
+use crate::violation::Violation;
 
 /// One thing that happened. Borrowed: observers copy what they need.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +21,8 @@ pub enum Observation<'a> {
         /// When it had started.
         started_at: Timestamp,
     },
+    /// A batch ran and came to nothing.
+    ExecutionFailed(&'a Execution),
     /// A worker broke a running batch off, as it was told: nothing of it counts.
     ExecutionBrokenOff(&'a Execution),
     /// A worker started to copy weights; it has taken the pages.
@@ -35,6 +39,8 @@ pub enum Observation<'a> {
         /// When the copy had started.
         started_at: Timestamp,
     },
+    /// The copy came to nothing; the pages are free again.
+    LoadFailed(&'a Load),
     /// A worker forgot weights and has the pages back.
     Unloaded {
         /// Where.
@@ -81,18 +87,6 @@ pub enum Refusal {
     AlreadyLoaded,
 }
 
-/// Something that must never happen, did.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{invariant} is broken at {at}: {message}")]
-pub struct Violation {
-    /// Which invariant of the design: `P1` to `P9`, or `contract` for the promises in the scheduler's documentation.
-    pub invariant: &'static str,
-    /// When.
-    pub at: Timestamp,
-    /// What happened.
-    pub message: String,
-}
-
 /// Somebody who watches a run.
 pub trait Observer {
     /// Sees one thing that happened; an error ends the run.
@@ -110,4 +104,21 @@ pub struct Facts<'a> {
     pub pages: u32,
     /// How many requests may be queued for one model.
     pub max_queued_per_model: usize,
+    /// What the policy that decides promises.
+    pub promises: Promises,
+    /// How long the scheduler takes an order and its inputs to be on their way.
+    pub delay: Delay,
+    /// How long after something happened on a worker the scheduler has heard of it at the latest, faults and all.
+    pub hearsay: Duration,
+}
+
+/// What a policy promises beyond what all do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Promises {
+    /// A batch that starts in its window and takes what is expected is in time for all of its members (P3).
+    pub exact: bool,
+    /// The times of `Execution` say when a batch starts and ends, all work before it considered (P3, P4).
+    pub planned: bool,
+    /// No request is given up while a device could have run it (P10).
+    pub idle_devices: bool,
 }

@@ -2,19 +2,21 @@
 
 use crate::agenda::{Agenda, Due, Executor};
 use crate::clients::Clients;
-use crate::device::{Device, Durations, ExecuteStep, Executing, LoadStep};
-use crate::observe::{Observation, Observer, Refusal, Violation};
+use crate::device::{Device, Durations, ExecuteStep, Executing, LoadStep, is_drivers};
+use crate::observe::{Observation, Observer, Refusal};
+use crate::violation::Violation;
 use crate::world::Watch;
 use crate::{Faults, Network, Noise, Setup};
-use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Transfers};
-use scheduler::{ActionStatus, Command, ModelSpec, Report};
+use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Transfers, Window};
+use scheduler::{ActionStatus, Command, Execution, ModelSpec, Report};
 use workload::Random;
 
 pub(crate) struct Plant {
     sites: Vec<Site>,
     /// For each model, on how many devices it is loaded.
     residents: Vec<u32>,
-    durations: Durations,
+    /// For each kind of device.
+    durations: Vec<Durations>,
     /// For each slot of a request whose time depends on its input, what it takes alone.
     alone: Vec<Duration>,
     network: Network,
@@ -22,6 +24,8 @@ pub(crate) struct Plant {
     faults: Faults,
     horizon_at: Timestamp,
     random: Random,
+    /// For what came to the simulator later: what it draws doesn't shift the numbers of the rest.
+    chaos: Random,
 }
 
 /// A device with what the driver knows about it.
@@ -38,11 +42,25 @@ struct Site {
     under_way: u32,
     /// When each executor will be looked at.
     look_at: [Option<Timestamp>; 2],
+    kind: u32,
+    /// From when to when it does nothing.
+    frozen: (Timestamp, Timestamp),
+    slow_until: Timestamp,
+    /// When the last message to it and the last one from it are there.
+    last_message_at: [Timestamp; 2],
 }
+
+/// The ways of messages.
+const TO: usize = 0;
+const FROM: usize = 1;
+
+/// The number of the stream of random numbers.
+const CHAOS: u64 = 6 << 40;
 
 impl Plant {
     pub(crate) fn new(setup: &Setup, specs: &[ModelSpec]) -> Self {
         let pages_of: Vec<u32> = specs.iter().map(|spec| spec.pages).collect();
+        let kinds = setup.variety.kinds.max(1);
         let site = |device| Site {
             device: Device::new(DeviceId(device), setup.pages, pages_of.clone()),
             present: device < setup.devices,
@@ -51,24 +69,123 @@ impl Plant {
             heard_from: 0,
             under_way: 0,
             look_at: [None; 2],
+            kind: device % kinds,
+            frozen: (Timestamp::ZERO, Timestamp::ZERO),
+            slow_until: Timestamp::ZERO,
+            last_message_at: [Timestamp::ZERO; 2],
         };
         Self {
             sites: (0..setup.most_devices()).map(site).collect(),
             residents: vec![0; specs.len()],
-            durations: Durations::new(specs),
+            durations: (0..kinds).map(|kind| Durations::new(specs, kind as usize)).collect(),
             alone: Vec::new(),
             network: setup.network,
             noise: setup.noise,
             faults: setup.faults,
             horizon_at: Timestamp::ZERO + setup.horizon,
             random: Random::new(setup.seed, 2 << 40),
+            chaos: Random::new(setup.seed, CHAOS),
         }
     }
 
     pub(crate) fn begin(&mut self, agenda: &mut Agenda) {
         for index in 0..self.sites.len() {
-            self.plan_death(DeviceId(index as u32), Timestamp::ZERO, agenda);
+            let device = DeviceId(index as u32);
+            self.plan_death(device, Timestamp::ZERO, agenda);
+            self.plan(self.faults.freezes_every, Timestamp::ZERO, Due::Freeze(device), agenda);
+            self.plan(self.faults.slows_every, Timestamp::ZERO, Due::Slow(device), agenda);
         }
+    }
+
+    /// Plans the next of something that happens so often on average, before the horizon.
+    fn plan(&mut self, every: Duration, now: Timestamp, due: Due, agenda: &mut Agenda) {
+        if every > Duration::ZERO {
+            let at = now + every.mul_f64(self.chaos.exponential());
+            if at < self.horizon_at {
+                agenda.add(at, due);
+            }
+        }
+    }
+
+    /// A device stops, to go on later.
+    pub(crate) fn freeze(&mut self, device: DeviceId, now: Timestamp, agenda: &mut Agenda) {
+        let until = now + self.faults.frozen.mul_f64(self.chaos.unit());
+        let site = &mut self.sites[device.index()];
+        if site.alive && site.frozen.1 <= now {
+            site.frozen = (now, until);
+        }
+        self.plan(self.faults.freezes_every, until, Due::Freeze(device), agenda);
+    }
+
+    /// A device becomes slow for a while.
+    pub(crate) fn slow(&mut self, device: DeviceId, now: Timestamp, agenda: &mut Agenda) {
+        let until = now + self.faults.slow.mul_f64(self.chaos.unit());
+        self.sites[device.index()].slow_until = until;
+        self.plan(self.faults.slows_every, until, Due::Slow(device), agenda);
+    }
+
+    /// The devices that are there and alive.
+    pub(crate) fn alive(&self) -> Vec<DeviceId> {
+        let sites = self.sites.iter().filter(|site| site.present && site.alive);
+        sites.map(|site| site.device.id).collect()
+    }
+
+    pub(crate) fn kind(&self, device: DeviceId) -> u32 {
+        self.sites[device.index()].kind
+    }
+
+    pub(crate) fn set_kind(&mut self, device: DeviceId, kind: u32) {
+        self.sites[device.index()].kind = kind;
+    }
+
+    /// The driver borrows a device for so long: behind what was ordered.
+    pub(crate) fn lend<O: Observer>(
+        &mut self,
+        device: DeviceId,
+        (action, takes): (ActionId, Duration),
+        agenda: &mut Agenda,
+        watch: &mut Watch<'_, O>,
+    ) -> Result<(), Violation> {
+        self.sites[device.index()].under_way += 1;
+        let window = Window { earliest: watch.now, latest: Timestamp::NEVER };
+        let (model, requests, expected_done_at) = (ModelId(0), Vec::new(), watch.now);
+        let work = Execution { action, device, model, batch: 0, requests, window, expected: takes, expected_done_at };
+        self.send(device, Command::Execute(work), watch.now, agenda, watch)
+    }
+
+    /// An order goes on its way.
+    fn send<O: Observer>(
+        &mut self,
+        device: DeviceId,
+        order: Command,
+        now: Timestamp,
+        agenda: &mut Agenda,
+        watch: &mut Watch<'_, O>,
+    ) -> Result<(), Violation> {
+        let life = self.sites[device.index()].life;
+        if self.network.control > Duration::ZERO {
+            let at = self.message(device, TO, now);
+            agenda.add(at, Due::Deliver { device, life, order: Box::new(order) });
+            return Ok(());
+        }
+        self.deliver(device, life, order, agenda, watch)
+    }
+
+    /// When a message that leaves now is there.
+    fn message(&mut self, device: DeviceId, way: usize, now: Timestamp) -> Timestamp {
+        if self.network.jitter_sigma == 0.0 {
+            return now + self.network.control;
+        }
+        let factor = self.chaos.lognormal(self.network.jitter_sigma).min(Network::LONGEST);
+        let last = &mut self.sites[device.index()].last_message_at[way];
+        *last = (*last).max(now + self.network.control.mul_f64(factor));
+        *last
+    }
+
+    /// Until when a device that is frozen lets everything wait, and since when.
+    fn frozen(&self, device: DeviceId, life: u32, now: Timestamp) -> Option<(Timestamp, Timestamp)> {
+        let site = &self.sites[device.index()];
+        (site.alive && site.life == life && now < site.frozen.1).then_some(site.frozen)
     }
 
     fn plan_death(&mut self, device: DeviceId, now: Timestamp, agenda: &mut Agenda) {
@@ -113,12 +230,7 @@ impl Plant {
             Command::Unload(unload) => (unload.device, None),
             // Not reported itself: the execution is, whatever became of it.
             Command::Preempt { device, .. } => {
-                let (device, life) = (*device, self.sites[device.index()].life);
-                if self.network.control > Duration::ZERO {
-                    agenda.add(now + self.network.control, Due::Deliver { device, life, order: Box::new(order) });
-                    return Ok(());
-                }
-                return self.deliver(device, life, order, agenda, watch);
+                return self.send(*device, order, now, agenda, watch);
             }
             Command::Finish { .. } => return Ok(()),
         };
@@ -134,12 +246,7 @@ impl Plant {
             agenda.add(over_at + self.faults.detection, Due::Report { device, life: site.life, report });
             return Ok(());
         }
-        let life = site.life;
-        if self.network.control > Duration::ZERO {
-            agenda.add(now + self.network.control, Due::Deliver { device, life, order: Box::new(order) });
-            return Ok(());
-        }
-        self.deliver(device, life, order, agenda, watch)
+        self.send(device, order, now, agenda, watch)
     }
 
     /// An order has come to its worker.
@@ -151,6 +258,10 @@ impl Plant {
         agenda: &mut Agenda,
         watch: &mut Watch<'_, O>,
     ) -> Result<(), Violation> {
+        if let Some((_, until)) = self.frozen(device, life, watch.now) {
+            agenda.add(until, Due::Deliver { device, life, order: Box::new(order) });
+            return Ok(());
+        }
         let site = &mut self.sites[device.index()];
         if !site.alive || site.life != life {
             return Ok(());
@@ -194,6 +305,10 @@ impl Plant {
         agenda: &mut Agenda,
         watch: &mut Watch<'_, O>,
     ) -> Result<(), Violation> {
+        if let Some((_, until)) = self.frozen(device, life, watch.now) {
+            agenda.add(until, Due::Look { device, life, executor });
+            return Ok(());
+        }
         let site = &mut self.sites[device.index()];
         if !site.alive || site.life != life {
             return Ok(());
@@ -226,17 +341,23 @@ impl Plant {
             let site = &mut self.sites[device.index()];
             match site.device.step_execute(watch.now) {
                 ExecuteStep::Wait(at) => return Ok(at),
+                ExecuteStep::Started(Executing { execution, .. }) if is_drivers(execution) => {
+                    let (action, executor, life) = (execution.action, Executor::Execute, site.life);
+                    agenda.add(watch.now + execution.expected, Due::Ended { device, life, executor, action });
+                }
                 ExecuteStep::Started(Executing { execution, waited, .. }) => {
                     watch.see(&Observation::ExecutionStarted(execution))?;
                     let (action, model, batch, life) = (execution.action, execution.model, execution.batch, site.life);
                     let alone = |request: &RequestId| self.alone.get(request.slot as usize).copied();
                     let longest = execution.requests.iter().filter_map(alone).max().filter(|&it| it > Duration::ZERO);
+                    let durations = &self.durations[site.kind as usize];
                     let median = match longest {
-                        Some(longest) => self.durations.padded(model, batch, longest),
-                        None => self.durations.execution(model, batch),
+                        Some(longest) => durations.padded(model, batch, longest),
+                        None => durations.execution(model, batch),
                     };
-                    let hidden = self.durations.transfers(model, batch, *waited).before;
-                    let takes = self.execution_takes(median, watch.now) - hidden;
+                    let hidden = durations.transfers(model, batch, *waited).before;
+                    let slowness = slowness(site, &self.faults, watch.now);
+                    let takes = self.execution_takes(median, watch.now).mul_f64(slowness) - hidden;
                     let executor = Executor::Execute;
                     agenda.add(watch.now + takes, Due::Ended { device, life, executor, action });
                 }
@@ -258,7 +379,8 @@ impl Plant {
                 LoadStep::Wait(at) => return Ok(at),
                 LoadStep::Started(load, pages_used) => {
                     watch.see(&Observation::LoadStarted { load: &load, pages_used })?;
-                    let takes = self.load_takes(load.model);
+                    let (kind, slowness) = (site.kind, slowness(site, &self.faults, watch.now));
+                    let takes = self.load_takes(load.model, kind).mul_f64(slowness);
                     let (executor, action) = (Executor::Load, load.action);
                     agenda.add(watch.now + takes, Due::Ended { device, life, executor, action });
                 }
@@ -302,6 +424,12 @@ impl Plant {
         watch: &mut Watch<'_, O>,
     ) -> Result<(), Violation> {
         let now = watch.now;
+        if let Some((since, until)) = self.frozen(device, life, now) {
+            // What was left of it when it froze is still to be done.
+            agenda.add(until + now.since(since), Due::Ended { device, life, executor, action });
+            return Ok(());
+        }
+        let failed = self.comes_to_nothing(executor, now);
         let site = &mut self.sites[device.index()];
         if !site.alive || site.life != life {
             return Ok(());
@@ -310,10 +438,26 @@ impl Plant {
         if executor == Executor::Execute && site.device.executing() != Some(action) {
             return Ok(());
         }
+        if action >= ActionId::DRIVERS {
+            site.device.end_execution();
+            let at = self.message(device, FROM, now);
+            agenda.add(at, Due::Return { device, life, action });
+            return self.look(device, life, executor, agenda, watch);
+        }
+        if failed {
+            match executor {
+                Executor::Execute => {
+                    watch.see(&Observation::ExecutionFailed(&site.device.end_execution().execution))?;
+                }
+                Executor::Load => watch.see(&Observation::LoadFailed(&site.device.fail_load()))?,
+            }
+            self.report(device, Report { action, status: ActionStatus::Failed }, now, agenda);
+            return self.look(device, life, executor, agenda, watch);
+        }
         let (action, started_at, transfers) = match executor {
             Executor::Execute => {
                 let Executing { execution, started_at, waited } = site.device.end_execution();
-                let transfers = self.durations.transfers(execution.model, execution.batch, waited);
+                let transfers = self.durations[site.kind as usize].transfers(execution.model, execution.batch, waited);
                 watch.see(&Observation::ExecutionEnded { execution: &execution, started_at })?;
                 let rows = clients.executed(&execution, now);
                 watch.meter.executed(&execution, rows, started_at, now);
@@ -333,7 +477,7 @@ impl Plant {
     }
 
     fn report(&mut self, device: DeviceId, report: Report, now: Timestamp, agenda: &mut Agenda) {
-        let mut at = now + self.network.control;
+        let mut at = self.message(device, FROM, now);
         if now < self.horizon_at && self.random.chance(self.faults.late_report_probability) {
             at += self.faults.late_report.mul_f64(self.random.unit());
         }
@@ -375,6 +519,7 @@ impl Plant {
         site.alive = false;
         site.life += 1;
         site.look_at = [None; 2];
+        site.frozen = (Timestamp::ZERO, Timestamp::ZERO);
         for (model, residents) in self.residents.iter_mut().enumerate() {
             *residents -= u32::from(site.device.loaded(ModelId(model as u32)));
         }
@@ -424,11 +569,25 @@ impl Plant {
         takes
     }
 
-    fn load_takes(&mut self, model: ModelId) -> Duration {
-        self.durations.load(model).mul_f64(self.random.lognormal(self.noise.load_sigma)) + self.spike()
+    /// Whether what an executor has just done is in vain.
+    fn comes_to_nothing(&mut self, executor: Executor, now: Timestamp) -> bool {
+        let probability = match executor {
+            Executor::Execute => self.faults.failed_execution_probability,
+            Executor::Load => self.faults.failed_load_probability,
+        };
+        now < self.horizon_at && self.chaos.chance(probability)
+    }
+
+    fn load_takes(&mut self, model: ModelId, kind: u32) -> Duration {
+        self.durations[kind as usize].load(model).mul_f64(self.random.lognormal(self.noise.load_sigma)) + self.spike()
     }
 
     fn spike(&mut self) -> Duration {
         if self.random.chance(self.noise.spike_probability) { self.noise.spike } else { Duration::ZERO }
     }
+}
+
+/// How many times as long everything takes on a device now.
+fn slowness(site: &Site, faults: &Faults, now: Timestamp) -> f64 {
+    if now < site.slow_until { faults.slow_factor.max(1.0) } else { 1.0 }
 }

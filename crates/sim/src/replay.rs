@@ -9,7 +9,8 @@ mod books;
 
 use crate::checkers::{BoundedQueues, Contract, ExactlyOneOutcome, RefusedNeverExecuted, StartInWindow, SuccessInTime};
 use crate::meter::{REASONS, reason_index};
-use crate::observe::{Facts, Observation, Observer, Violation};
+use crate::observe::{Facts, Observation, Observer, Promises};
+use crate::violation::{Broken, Invariant, Violation};
 use base::{ActionId, BatchLatency, DeviceId, Duration, LatencyProfile, ModelId, Timestamp};
 use books::Books;
 use recording::{End, Error, Header, Recording, Step};
@@ -38,7 +39,7 @@ pub struct Replay {
     /// Where the scheduler ordered something else than when it was recorded (P7). The replay ends there.
     pub difference: Option<Difference>,
     /// The first time that each invariant was broken.
-    pub broken: Vec<Broken>,
+    pub broken: Vec<Found>,
     /// Where the scheduler panicked. The replay ends there.
     pub panic: Option<Panic>,
 }
@@ -98,7 +99,7 @@ pub struct Difference {
 
 /// An invariant that was broken, and where.
 #[derive(Clone, Debug)]
-pub struct Broken {
+pub struct Found {
     /// At which event, counted from 1.
     pub event: u64,
     /// What was broken.
@@ -212,7 +213,7 @@ struct Run {
     last_at: Timestamp,
     tally: ReplayTally,
     difference: Option<Difference>,
-    broken: Vec<Broken>,
+    broken: Vec<Found>,
     panic: Option<Panic>,
 }
 
@@ -223,6 +224,9 @@ impl Run {
             devices: survey.devices,
             pages: u32::MAX,
             max_queued_per_model: header.config.max_queued_per_model,
+            promises: Promises::default(),
+            delay: header.config.delay,
+            hearsay: Duration::ZERO,
         };
         Self {
             scheduler: Scheduler::new(header.config.clone()),
@@ -231,7 +235,7 @@ impl Run {
                 Box::new(Contract::new(&facts)),
                 Box::new(ExactlyOneOutcome::default()),
                 Box::new(SuccessInTime::default()),
-                Box::new(StartInWindow),
+                Box::new(StartInWindow::new(&facts)),
                 Box::new(RefusedNeverExecuted::default()),
                 Box::new(BoundedQueues::new(&facts)),
             ],
@@ -324,16 +328,17 @@ impl Run {
         self.checkers.retain_mut(|checker| match checker.observe(at, seen) {
             Ok(()) => true,
             Err(violation) => {
-                broken.push(Broken { event, violation });
+                broken.push(Found { event, violation });
                 false
             }
         });
     }
 
-    fn note(&mut self, at: Timestamp, look: impl FnOnce(&mut Books) -> Result<(), (&'static str, String)>) {
+    fn note(&mut self, at: Timestamp, look: impl FnOnce(&mut Books) -> Result<(), (Invariant, String)>) {
         let Some(Err((invariant, message))) = self.books.as_mut().map(look) else { return };
         self.books = None;
-        self.broken.push(Broken { event: self.event, violation: Violation { invariant, at, message } });
+        let violation = Violation { at, broken: Broken::Recorded { invariant, message } };
+        self.broken.push(Found { event: self.event, violation });
     }
 
     fn result(mut self, header: Header, end: Option<End>, bytes: u64) -> Replay {

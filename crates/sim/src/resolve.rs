@@ -2,7 +2,7 @@
 
 use crate::experiment::{BatchSizes, Experiment, FaultsConfig, LatencyConfig, ModelConfig, NamedSizes};
 use crate::inputs::Inputs;
-use crate::setup::{Elastic, Faults, Model, Network, Noise, Setup};
+use crate::setup::{Elastic, Faults, Model, Network, Noise, Setup, Variety};
 use crate::variant::Variant;
 use crate::{Error, tables};
 use base::{BatchLatency, Duration, LatencyProfile, ModelId};
@@ -39,12 +39,14 @@ pub(crate) fn setup(experiment: &Experiment, folder: &Path, variant: &Variant, s
         network: network(experiment)?,
         noise: noise(experiment)?,
         faults: faults(&experiment.faults)?,
+        variety: Variety::default(),
         warmup: seconds("run.warmup_seconds", experiment.run.warmup_seconds)?,
         horizon: seconds("run.seconds", experiment.run.seconds)?,
         series_step: experiment.run.series_seconds.map(|step| seconds("run.series_seconds", step)).transpose()?,
         max_requests: scheduler::Config::DEFAULT_MAX_REQUESTS,
         give_up_after_bad: None,
         checked: true,
+        strict: false,
         trace_batches: experiment.run.trace_batches,
         elastic: elastic(experiment)?,
         seed,
@@ -55,6 +57,7 @@ pub(crate) fn network(experiment: &Experiment) -> Result<Network, Error> {
     Ok(Network {
         control: micros("network.control_us", experiment.network.control_us)?,
         data_per_request: micros("network.data_us_per_request", experiment.network.data_us_per_request)?,
+        ..Network::default()
     })
 }
 
@@ -260,6 +263,7 @@ fn faults(config: &FaultsConfig) -> Result<Faults, Error> {
         misprediction_probability: probability("faults.misprediction_probability", config.misprediction_probability)?,
         misprediction_factor: not_negative("faults.misprediction_factor", config.misprediction_factor)?,
         cancel_probability: probability("faults.cancel_probability", config.cancel_probability)?,
+        ..Faults::default()
     })
 }
 

@@ -24,6 +24,8 @@ pub struct Setup {
     pub noise: Noise,
     /// What goes wrong.
     pub faults: Faults,
+    /// How requests and devices differ, and what changes on the way.
+    pub variety: Variety,
     /// Requests that are sent before this count for nothing.
     pub warmup: Duration,
     /// No request is sent after this.
@@ -36,6 +38,8 @@ pub struct Setup {
     pub give_up_after_bad: Option<u64>,
     /// Whether the invariants are checked. Only the short runs of a search do without.
     pub checked: bool,
+    /// Whether P10 is among them, which no policy keeps in every corner yet.
+    pub strict: bool,
     /// Keep the first so many batches, to be looked at.
     pub trace_batches: usize,
     /// Devices come and go as the planner advises; absent: those that there are stay.
@@ -86,6 +90,14 @@ pub struct Network {
     pub control: Duration,
     /// Fetching the input of one request, after the action has come to the worker.
     pub data_per_request: Duration,
+    /// Deviation of the logarithm of what an order or a report takes. `control` is the median, 12 times that the most
+    /// (Symphony, section 4.3: TCP's tail); messages of one device stay in order.
+    pub jitter_sigma: f64,
+}
+
+impl Network {
+    /// No message takes more than so many times the median.
+    pub const LONGEST: f64 = 12.0;
 }
 
 /// How executions differ from their profile. The median stays the profile's.
@@ -122,6 +134,20 @@ pub struct Faults {
     pub misprediction_factor: f64,
     /// How often a client goes away before its deadline.
     pub cancel_probability: f64,
+    /// How often a load comes to nothing.
+    pub failed_load_probability: f64,
+    /// How often a batch that ran comes to nothing.
+    pub failed_execution_probability: f64,
+    /// How long it takes on average until a device freezes; zero: never.
+    pub freezes_every: Duration,
+    /// How long a frozen device does nothing and says nothing, before it goes on where it was.
+    pub frozen: Duration,
+    /// How long it takes on average until a device becomes slow; zero: never.
+    pub slows_every: Duration,
+    /// For how long it is.
+    pub slow: Duration,
+    /// How much longer everything takes meanwhile.
+    pub slow_factor: f64,
 }
 
 impl Faults {
@@ -129,6 +155,27 @@ impl Faults {
     pub fn any(&self) -> bool {
         *self != Self::default()
     }
+}
+
+/// How requests and devices differ, and what changes until the horizon.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Variety {
+    /// Each request has 1 to so many rows; 0: its model's.
+    pub max_rows: u32,
+    /// Each request has a priority from 0 to this.
+    pub max_priority: u32,
+    /// Each request has its model's objective, times 1 up to 1 more than this.
+    pub objective_spread: f64,
+    /// So many kinds of devices, in turn; 0 and 1: all are the same.
+    pub kinds: u32,
+    /// How often a device becomes one of another kind, on average; zero: never.
+    pub kind_changes_every: Duration,
+    /// How often a model is removed, and soon after another one with another number takes its place; zero: never.
+    pub model_changes_every: Duration,
+    /// How often the driver borrows a device, on average; zero: never.
+    pub borrows_every: Duration,
+    /// For how long.
+    pub borrowed: Duration,
 }
 
 /// Who asks.

@@ -1,16 +1,18 @@
 //! Virtual time: drives a scheduler from one thing that is due to the next, with modelled clients, network and workers.
 
 use crate::agenda::{Agenda, Due};
+use crate::changes::Changes;
 use crate::checkers::Checkers;
 use crate::clients::Clients;
 use crate::elastic::Cluster;
 use crate::meter::Meter;
-use crate::observe::{Facts, Observation, Observer, Violation};
+use crate::observe::{Facts, Observation, Observer, Promises};
 use crate::plant::Plant;
-use crate::{Fingerprint, Setup, Traffic};
+use crate::violation::{Broken, Violation};
+use crate::{Fingerprint, Network, Setup, Traffic};
 use base::{DeviceId, Duration, Timestamp};
 use scheduler::shards::Sharded;
-use scheduler::{Command, DeviceSpec, Event, ModelSpec, Scheduler};
+use scheduler::{Command, DeviceSpec, Event, ModelSpec, PolicyKind, Scheduler};
 
 /// How long after the last request everything must have ended: longer than any objective, report or downtime.
 const PATIENCE: Duration = Duration::from_secs(3_600);
@@ -27,6 +29,33 @@ pub trait Machine {
     fn next_wakeup(&self) -> Option<Timestamp>;
     /// Its count of a device's free pages, where it has one (P5).
     fn free_pages(&self, device: DeviceId) -> Option<u32>;
+    /// What it promises in that world beyond what all do: what the policy of the settings does.
+    fn promises(&self, setup: &Setup) -> Promises {
+        promises_of(setup)
+    }
+}
+
+/// What the scheduler promises with those settings.
+fn promises_of(setup: &Setup) -> Promises {
+    let (exact, idle_devices) = match setup.scheduler.policy {
+        PolicyKind::Punctual
+        | PolicyKind::Clockwork
+        | PolicyKind::Deferred
+        | PolicyKind::Eager
+        | PolicyKind::Timeout => (true, true),
+        PolicyKind::Nexus | PolicyKind::Shepherd => (true, false),
+        PolicyKind::Clipper | PolicyKind::Orloj => (false, false),
+    };
+    let alike = setup.models.iter().all(|model| model.inputs.is_none());
+    let beside = |model: &crate::Model| model.spec.profile.batches().iter().any(|it| it.beside > Duration::ZERO);
+    let idle_devices = idle_devices && alike && setup.strict;
+    Promises { exact: exact && alike, planned: !setup.models.iter().any(beside), idle_devices }
+}
+
+/// How long after something happened on a worker the scheduler has heard of it at the latest.
+fn hearsay(setup: &Setup) -> Duration {
+    let way = if setup.network.jitter_sigma > 0.0 { Network::LONGEST } else { 1.0 };
+    setup.network.control.mul_f64(way) + setup.faults.detection + setup.faults.late_report
 }
 
 impl Machine for Scheduler {
@@ -44,6 +73,11 @@ impl Machine for Scheduler {
 }
 
 impl Machine for Sharded {
+    /// Shards don't know when devices will be free, and their batches are planned by the ranker.
+    fn promises(&self, _setup: &Setup) -> Promises {
+        Promises::default()
+    }
+
     fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
         Self::step(self, now, event, out);
     }
@@ -92,12 +126,17 @@ pub fn run_with<M: Machine, O: Observer>(
     machine: M,
     observer: &mut O,
 ) -> Result<Run, Violation> {
+    let (changes, larger) = Changes::new(setup);
+    let setup = &larger;
     let specs: Vec<ModelSpec> = setup.models.iter().map(|model| model.spec.clone()).collect();
     let facts = Facts {
         models: &specs,
         devices: setup.most_devices(),
         pages: setup.pages,
         max_queued_per_model: setup.scheduler.max_queued_per_model,
+        promises: machine.promises(setup),
+        delay: setup.scheduler.delay,
+        hearsay: hearsay(setup),
     };
     let checkers = setup.checked.then(|| Checkers::new(&facts));
     let watch = Watch { checkers, observer, meter: Meter::new(setup), now: Timestamp::ZERO };
@@ -111,6 +150,7 @@ pub fn run_with<M: Machine, O: Observer>(
         clients: Clients::new(setup, traffic),
         plant: Plant::new(setup, &specs),
         cluster: Cluster::new(setup),
+        changes,
         watch,
         fingerprint: Fingerprint::default(),
         events: 0,
@@ -155,6 +195,7 @@ struct World<'a, M, O> {
     clients: Clients,
     plant: Plant,
     cluster: Option<Cluster>,
+    changes: Changes,
     watch: Watch<'a, O>,
     fingerprint: Fingerprint,
     events: u64,
@@ -171,17 +212,18 @@ enum Next {
 
 impl<M: Machine, O: Observer> World<'_, M, O> {
     fn begin(&mut self, specs: &[ModelSpec]) -> Result<(), Violation> {
-        for spec in specs {
+        for spec in &specs[..self.changes.streams()] {
             self.tell(Event::ModelAdded(spec.clone()))?;
         }
         for device in 0..self.setup.devices {
-            self.tell(Event::DeviceAdded(DeviceSpec { device: DeviceId(device), pages: self.setup.pages, kind: 0 }))?;
+            self.tell(self.device_added(DeviceId(device)))?;
         }
         for measured in self.clients.profiled() {
             self.tell(Event::Measured(measured))?;
         }
         self.clients.begin(&mut self.agenda);
         self.plant.begin(&mut self.agenda);
+        self.changes.begin(&mut self.agenda);
         if let Some(cluster) = &self.cluster {
             self.agenda.add(Timestamp::ZERO + cluster.config().every, Due::Advise);
         }
@@ -224,8 +266,9 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
         if !self.setup.faults.any() || std::mem::replace(&mut self.probed, true) {
             return Ok(true);
         }
-        for model in 0..self.setup.models.len().min(MAX_PROBES) {
-            if let Some(request) = self.clients.probe(self.now, model) {
+        for stream in 0..self.changes.streams().min(MAX_PROBES) {
+            let model = self.changes.current(stream as u32);
+            if let Some(request) = self.clients.probe(self.now, model as usize) {
                 self.tell(Event::Submitted(request))?;
             }
         }
@@ -247,8 +290,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
     fn wake_up(&mut self) -> Result<(), Violation> {
         self.wakeups_at_once += 1;
         if self.wakeups_at_once > MAX_WAKEUPS_AT_ONCE {
-            let message = "the scheduler asks again and again to be woken at this instant".into();
-            return Err(Violation { invariant: "contract", at: self.now, message });
+            return Err(Broken::Restless.at(self.now));
         }
         self.tell(Event::WokeUp)
     }
@@ -260,6 +302,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
 
     /// A client sends a request.
     fn send(&mut self, model: u32, client: Option<u32>) -> Result<(), Violation> {
+        let model = self.changes.current(model);
         let cold = self.plant.is_cold(model);
         let sent = self.clients.send(self.now, model, client, cold, &mut self.agenda, &mut self.watch.meter);
         if let Some(id) = sent {
@@ -312,6 +355,31 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
                 }
                 Ok(())
             }
+            Due::Return { device, life, action } => {
+                if self.plant.accepts_report(device, life) {
+                    self.tell(Event::Returned { device, action })?;
+                    self.settle(device)?;
+                }
+                Ok(())
+            }
+            Due::Borrow => self.borrow(),
+            Due::ChangeKind => self.change_kind(),
+            Due::RemoveModel(swap) => {
+                let model = self.changes.remove(swap, &mut self.agenda);
+                self.tell(Event::ModelRemoved(model))
+            }
+            Due::AddModel(swap) => {
+                let model = self.changes.add(swap);
+                self.tell(Event::ModelAdded(self.setup.models[model as usize].spec.clone()))
+            }
+            Due::Freeze(device) => {
+                self.plant.freeze(device, self.now, &mut self.agenda);
+                Ok(())
+            }
+            Due::Slow(device) => {
+                self.plant.slow(device, self.now, &mut self.agenda);
+                Ok(())
+            }
             Due::Advise => self.advise(),
             Due::Come(device) => {
                 self.plant.join(device);
@@ -319,7 +387,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
                     cluster.came(device);
                     self.watch.meter.set_devices(self.now, cluster.len());
                 }
-                self.tell(Event::DeviceAdded(DeviceSpec { device, pages: self.setup.pages, kind: 0 }))
+                self.tell(self.device_added(device))
             }
             Due::Die(device) => self.plant.die(device, &mut self.agenda, &mut self.watch),
             Due::Notice(device) => {
@@ -328,9 +396,40 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
             }
             Due::Revive(device) => {
                 self.plant.revive(device, &mut self.agenda, self.now);
-                self.tell(Event::DeviceAdded(DeviceSpec { device, pages: self.setup.pages, kind: 0 }))
+                self.tell(self.device_added(device))
             }
         }
+    }
+
+    fn device_added(&self, device: DeviceId) -> Event {
+        Event::DeviceAdded(DeviceSpec { device, pages: self.setup.pages, kind: self.plant.kind(device) })
+    }
+
+    /// The driver borrows some device that is there.
+    fn borrow(&mut self) -> Result<(), Violation> {
+        self.changes.plan_borrow(self.now, &mut self.agenda);
+        let devices = self.plant.alive();
+        if devices.is_empty() {
+            return Ok(());
+        }
+        let device = devices[self.changes.pick(devices.len())];
+        let (action, expected, takes) = self.changes.borrow();
+        // The driver has put it behind the batches before it tells.
+        self.plant.lend(device, (action, takes), &mut self.agenda, &mut self.watch)?;
+        self.tell(Event::Borrowed { device, action, expected })
+    }
+
+    /// Some device that is there becomes one of another kind.
+    fn change_kind(&mut self) -> Result<(), Violation> {
+        self.changes.plan_kind(self.now, &mut self.agenda);
+        let devices = self.plant.alive();
+        if devices.is_empty() {
+            return Ok(());
+        }
+        let device = devices[self.changes.pick(devices.len())];
+        let kind = self.changes.pick(self.setup.variety.kinds.max(1) as usize) as u32;
+        self.plant.set_kind(device, kind);
+        self.tell(Event::DeviceChanged { device, kind })
     }
 
     /// Asks the planner for advice and follows it.

@@ -7,7 +7,7 @@ mod common;
 use base::{ActionId, DeviceId, Duration, Timestamp};
 use common::{model, open, world};
 use scheduler::{Command, Event, PolicyKind, Scheduler};
-use sim::{Machine, Meter, Nobody, Setup, Traffic};
+use sim::{Invariant, Machine, Meter, Nobody, Setup, Traffic};
 use workload::Arrival;
 
 /// `shepherd` on one device that holds its model after 8 ms.
@@ -74,11 +74,11 @@ impl<F: FnMut(Option<ActionId>, &mut Vec<Command>)> Machine for Meddler<F> {
     }
 }
 
-fn meddled(meddle: impl FnMut(Option<ActionId>, &mut Vec<Command>)) -> Result<Meter, &'static str> {
+fn meddled(meddle: impl FnMut(Option<ActionId>, &mut Vec<Command>)) -> Result<Meter, Invariant> {
     let setup = world((0..10).map(|index| model(index, Some(60))).collect(), 2, 28, 2);
     let machine = Meddler { scheduler: Scheduler::new(setup.scheduler.clone()), meddle };
     let run = sim::run_with(&setup, open(&setup, 1_500.0, 1.0, 1), machine, &mut Nobody);
-    run.map(|run| run.meter).map_err(|violation| violation.invariant)
+    run.map(|run| run.meter).map_err(|violation| violation.invariant())
 }
 
 #[test]
@@ -111,5 +111,5 @@ fn breaking_off_what_is_not_under_way_is_against_the_contract() {
             out.push(Command::Preempt { device: DeviceId(0), action: ActionId(999_999) });
         }
     });
-    assert_eq!(verdict.err(), Some("contract"));
+    assert_eq!(verdict.err(), Some(Invariant::Contract));
 }

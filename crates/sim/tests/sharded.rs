@@ -146,6 +146,7 @@ impl Plan {
         setup.network = Network {
             control: Duration::from_micros(self.control_us),
             data_per_request: Duration::from_micros(self.control_us / 10),
+            ..Network::default()
         };
         setup.noise = Noise { exec_sigma: self.noise, load_sigma: self.noise, ..Noise::default() };
         let [lost, late, mispredicted, cancelled] = self.faults;
@@ -159,6 +160,7 @@ impl Plan {
             misprediction_probability: mispredicted,
             misprediction_factor: 5.0,
             cancel_probability: cancelled,
+            ..Faults::default()
         };
         setup.seed = self.seed;
         setup

@@ -18,7 +18,11 @@ fn at_millis(millis: &[u64]) -> Traffic {
 #[test]
 fn messages_and_inputs_take_their_time() {
     let mut setup = world(vec![model(0, Some(100))], 1, 7, 1);
-    setup.network = Network { control: Duration::from_millis(1), data_per_request: Duration::from_micros(500) };
+    setup.network = Network {
+        control: Duration::from_millis(1),
+        data_per_request: Duration::from_micros(500),
+        ..Network::default()
+    };
     let run = sim::run(&setup, at_millis(&[0, 500])).unwrap();
     let total = run.meter.total();
     assert_eq!(total.good, 2);

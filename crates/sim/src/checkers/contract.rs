@@ -1,17 +1,21 @@
 //! The promises in the scheduler's documentation that aren't invariants of the whole system.
 
 use super::entry;
-use crate::observe::{Facts, Observation, Observer, Violation};
+use crate::observe::{Facts, Observation, Observer};
+use crate::violation::{Broken, Violation};
 use base::{ActionId, DeviceId, ModelId, RequestId, Timestamp};
 use scheduler::{Command, Event, Execution};
 use std::collections::HashMap;
 
 /// Actions are numbered in order; a batch has a supported size, is not empty, and its requests are alive, of its model, fit
-/// into it and are in no other batch; orders go to devices that are there; windows aren't inside out.
+/// into it and are in no other batch; orders go to devices that are there; windows aren't inside out; only models that are
+/// served are loaded.
 #[derive(Debug)]
 pub struct Contract {
     sizes: Vec<Vec<u32>>,
     there: Vec<bool>,
+    /// For each model, whether it is served.
+    served: Vec<bool>,
     last: Option<ActionId>,
     requests: Vec<Option<Alive>>,
     /// Batches that were not reported yet.
@@ -34,21 +38,22 @@ impl Contract {
         Self {
             sizes: facts.models.iter().map(sizes).collect(),
             there: vec![false; facts.devices as usize],
+            served: vec![false; facts.models.len()],
             last: None,
             requests: Vec::new(),
             outstanding: HashMap::new(),
         }
     }
 
-    fn ordered(&mut self, command: &Command) -> Result<(), String> {
+    fn ordered(&mut self, command: &Command) -> Result<(), Broken> {
         let (action, device, window) = match command {
             Command::Execute(execution) => (execution.action, execution.device, execution.window),
             Command::Load(load) => (load.action, load.device, load.window),
-            Command::Unload(unload) => return self.device_is_there(unload.device.index(), "an unload"),
+            Command::Unload(unload) => return self.device_is_there(unload.device),
             Command::Preempt { device, action } => {
                 return match self.outstanding.get(action) {
                     Some(on) if on == device => Ok(()),
-                    _ => Err(format!("{action} is to be broken off on {device}, but it isn't under way there")),
+                    _ => Err(Broken::NothingToBreakOff { action: *action, device: *device }),
                 };
             }
             Command::Finish { request, .. } => {
@@ -57,51 +62,53 @@ impl Contract {
             }
         };
         if self.last.replace(action) >= Some(action) {
-            return Err(format!("{action} does not come after the action before it"));
+            return Err(Broken::NotNumbered { action });
         }
         if window.earliest > window.latest {
-            return Err(format!("{action} may start from {} to {}: never", window.earliest, window.latest));
+            return Err(Broken::InsideOut { action, window });
         }
-        self.device_is_there(device.index(), "an action")?;
-        if let Command::Execute(execution) = command { self.batch(execution) } else { Ok(()) }
-    }
-
-    fn device_is_there(&self, device: usize, what: &str) -> Result<(), String> {
-        if self.there.get(device) == Some(&true) {
-            Ok(())
-        } else {
-            Err(format!("{what} goes to d{device}, which isn't there"))
+        self.device_is_there(device)?;
+        match command {
+            Command::Execute(execution) => self.batch(execution),
+            Command::Load(load) if !self.served[load.model.index()] => {
+                Err(Broken::LoadsRemoved { action, model: load.model })
+            }
+            _ => Ok(()),
         }
     }
 
-    fn batch(&mut self, execution: &Execution) -> Result<(), String> {
-        let Execution { action, model, batch, requests, .. } = execution;
+    fn device_is_there(&self, device: DeviceId) -> Result<(), Broken> {
+        if self.there.get(device.index()) == Some(&true) { Ok(()) } else { Err(Broken::NoSuchDevice { device }) }
+    }
+
+    fn batch(&mut self, execution: &Execution) -> Result<(), Broken> {
+        let Execution { action, model, batch, ref requests, .. } = *execution;
         if requests.is_empty() {
-            return Err(format!("{action} executes nothing"));
+            return Err(Broken::EmptyBatch { action });
         }
-        if !self.sizes[model.index()].contains(batch) {
-            return Err(format!("{action} has batch size {batch}, which {model} does not support"));
+        if !self.sizes[model.index()].contains(&batch) {
+            return Err(Broken::UnknownSize { action, model, batch });
         }
         let mut rows = 0;
         for request in requests {
-            rows += self.member(*request, *action, *model)?;
+            rows += self.member(*request, action, model)?;
         }
-        self.outstanding.insert(*action, execution.device);
-        if rows > *batch { Err(format!("{action} has {rows} rows in a batch of {batch}")) } else { Ok(()) }
+        self.outstanding.insert(action, execution.device);
+        if rows > batch { Err(Broken::TooManyRows { action, rows, batch }) } else { Ok(()) }
     }
 
     /// The rows of a request that joins a batch.
-    fn member(&mut self, request: RequestId, action: ActionId, model: ModelId) -> Result<u32, String> {
+    fn member(&mut self, request: RequestId, action: ActionId, model: ModelId) -> Result<u32, Broken> {
         let alive = entry(&mut self.requests, request.slot).as_mut();
         let alive = alive.filter(|alive| alive.generation == request.generation);
-        let Some(alive) = alive else { return Err(format!("{action} executes {request}, which is not alive")) };
+        let Some(alive) = alive else { return Err(Broken::DeadMember { action, request }) };
         if alive.model != model {
-            return Err(format!("{action} executes {request} on {model}, but it asked for {}", alive.model));
+            return Err(Broken::OtherModel { action, request, model, asked: alive.model });
         }
         let rows = alive.rows;
         match alive.sent_in.replace(action) {
             Some(other) if other == action || self.outstanding.contains_key(&other) => {
-                Err(format!("{action} executes {request}, which is already in {other}"))
+                Err(Broken::InTwoBatches { action, request, other })
             }
             Some(_) | None => Ok(rows),
         }
@@ -116,6 +123,8 @@ impl Observer for Contract {
                 self.there[device.index()] = false;
                 self.outstanding.retain(|_, on| on != device);
             }
+            Observation::Told(Event::ModelAdded(spec)) => self.served[spec.model.index()] = true,
+            Observation::Told(Event::ModelRemoved(model)) => self.served[model.index()] = false,
             Observation::Told(Event::Submitted(request)) => {
                 let alive = Alive {
                     generation: request.id.generation,
@@ -127,7 +136,7 @@ impl Observer for Contract {
             }
             Observation::Told(Event::Reported(report)) => drop(self.outstanding.remove(&report.action)),
             Observation::Ordered(command) => {
-                return self.ordered(command).map_err(|message| Violation { invariant: "contract", at, message });
+                return self.ordered(command).map_err(|broken| broken.at(at));
             }
             _ => {}
         }

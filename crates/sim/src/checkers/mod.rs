@@ -2,6 +2,7 @@
 //!
 //! P7 is not here: it is about two runs, so it is [`crate::Fingerprint`] and the tests that compare.
 
+mod chances;
 mod contract;
 mod outcomes;
 mod pages;
@@ -9,6 +10,7 @@ mod queues;
 mod residency;
 mod timing;
 
+pub use chances::{IdleDevicesServe, OutcomeInTime};
 pub use contract::Contract;
 pub use outcomes::{ExactlyOneOutcome, RefusedNeverExecuted, SuccessInTime};
 pub use pages::PageCount;
@@ -16,7 +18,8 @@ pub use queues::BoundedQueues;
 pub use residency::WeightsInPlace;
 pub use timing::{OneAtATime, StartInWindow};
 
-use crate::observe::{Facts, Observation, Observer, Violation};
+use crate::observe::{Facts, Observation, Observer};
+use crate::violation::Violation;
 use base::Timestamp;
 
 /// All of them, always on.
@@ -31,6 +34,8 @@ pub struct Checkers {
     p6: WeightsInPlace,
     p8: RefusedNeverExecuted,
     p9: BoundedQueues,
+    p10: IdleDevicesServe,
+    p11: OutcomeInTime,
 }
 
 impl Checkers {
@@ -40,12 +45,14 @@ impl Checkers {
             contract: Contract::new(facts),
             p1: ExactlyOneOutcome::default(),
             p2: SuccessInTime::default(),
-            p3: StartInWindow,
+            p3: StartInWindow::new(facts),
             p4: OneAtATime::new(facts),
             p5: PageCount::new(facts),
             p6: WeightsInPlace::new(facts),
             p8: RefusedNeverExecuted::default(),
             p9: BoundedQueues::new(facts),
+            p10: IdleDevicesServe::new(facts),
+            p11: OutcomeInTime::new(facts),
         }
     }
 }
@@ -60,7 +67,9 @@ impl Observer for Checkers {
         self.p5.observe(at, seen)?;
         self.p6.observe(at, seen)?;
         self.p8.observe(at, seen)?;
-        self.p9.observe(at, seen)
+        self.p9.observe(at, seen)?;
+        self.p10.observe(at, seen)?;
+        self.p11.observe(at, seen)
     }
 }
 

@@ -1,9 +1,11 @@
 //! P1: every request gets exactly one outcome. P2: no success after its deadline. P8: what was refused was never executed.
 
 use super::entry;
-use crate::observe::{Observation, Observer, Violation};
-use base::{RequestId, Timestamp};
-use scheduler::{Command, Event, Outcome};
+use crate::observe::{Observation, Observer};
+use crate::violation::{Broken, Violation};
+use base::{ActionId, DeviceId, RequestId, Timestamp};
+use scheduler::{ActionStatus, Command, Event, Execution, Outcome, Report};
+use std::collections::HashMap;
 
 /// P1.
 #[derive(Debug, Default)]
@@ -15,12 +17,11 @@ pub struct ExactlyOneOutcome {
 
 impl Observer for ExactlyOneOutcome {
     fn observe(&mut self, at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
-        let fail = |message| Err(Violation { invariant: "P1", at, message });
         match seen {
             Observation::Told(Event::Submitted(request)) => {
                 let living = entry(&mut self.living, request.id.slot);
                 if living.is_some() {
-                    return fail(format!("{} is submitted while its slot is taken", request.id));
+                    return Err(Broken::SlotTaken { request: request.id }.at(at));
                 }
                 *living = Some(request.id.generation);
                 self.count += 1;
@@ -28,19 +29,18 @@ impl Observer for ExactlyOneOutcome {
             Observation::Ordered(Command::Finish { request, outcome }) => {
                 let living = entry(&mut self.living, request.slot);
                 if *living != Some(request.generation) {
-                    return fail(format!(
-                        "{request} ends as {outcome:?}, but it is not alive: it was never submitted or has ended before"
-                    ));
+                    return Err(Broken::NotAlive { request: *request, outcome: *outcome }.at(at));
                 }
                 *living = None;
                 self.count -= 1;
             }
-            Observation::Over if self.count > 0 => {
+            Observation::Over => {
                 let first = self.living.iter().enumerate().find_map(|(slot, generation)| {
                     generation.map(|generation| RequestId { slot: slot as u32, generation })
                 });
-                let count = self.count;
-                return fail(format!("{count} requests have no outcome, the first of them {first:?}"));
+                if let Some(first) = first {
+                    return Err(Broken::NoOutcome { count: self.count, first }.at(at));
+                }
             }
             _ => {}
         }
@@ -48,8 +48,9 @@ impl Observer for ExactlyOneOutcome {
     }
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Timed {
+    generation: u32,
     deadline_at: Timestamp,
     ended_at: Option<Timestamp>,
 }
@@ -57,31 +58,35 @@ struct Timed {
 /// P2.
 #[derive(Debug, Default)]
 pub struct SuccessInTime {
-    requests: Vec<Timed>,
+    requests: Vec<Option<Timed>>,
+}
+
+impl SuccessInTime {
+    fn timed(&mut self, request: RequestId) -> Option<&mut Timed> {
+        entry(&mut self.requests, request.slot).as_mut().filter(|timed| timed.generation == request.generation)
+    }
 }
 
 impl Observer for SuccessInTime {
     fn observe(&mut self, at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
-        let fail = |message| Err(Violation { invariant: "P2", at, message });
         match seen {
             Observation::Told(Event::Submitted(request)) => {
-                *entry(&mut self.requests, request.id.slot) =
-                    Timed { deadline_at: request.deadline_at, ended_at: None };
+                let (generation, deadline_at) = (request.id.generation, request.deadline_at);
+                *entry(&mut self.requests, request.id.slot) = Some(Timed { generation, deadline_at, ended_at: None });
             }
             Observation::ExecutionEnded { execution, .. } => {
-                for request in &execution.requests {
-                    entry(&mut self.requests, request.slot).ended_at = Some(at);
+                for &request in &execution.requests {
+                    if let Some(timed) = self.timed(request) {
+                        timed.ended_at = Some(at);
+                    }
                 }
             }
             Observation::Ordered(Command::Finish { request, outcome: Outcome::Done }) => {
-                let timed = entry(&mut self.requests, request.slot);
-                let deadline_at = timed.deadline_at;
-                match timed.ended_at {
-                    None => return fail(format!("{request} is called a success, but no execution of it has ended")),
-                    Some(ended_at) if ended_at > deadline_at => {
-                        return fail(format!(
-                            "{request} is called a success: it ended at {ended_at}, its deadline was {deadline_at}"
-                        ));
+                let ended = self.timed(*request).and_then(|timed| Some((timed.ended_at?, timed.deadline_at)));
+                match ended {
+                    None => return Err(Broken::NeverExecuted { request: *request }.at(at)),
+                    Some((ended_at, deadline_at)) if ended_at > deadline_at => {
+                        return Err(Broken::SuccessTooLate { request: *request, ended_at, deadline_at }.at(at));
                     }
                     Some(_) => {}
                 }
@@ -92,77 +97,117 @@ impl Observer for SuccessInTime {
     }
 }
 
-#[derive(Clone, Debug, Default)]
-struct Progress {
+/// How far a request has come, as the scheduler knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Progress {
+    /// Queued, or not there any more.
+    #[default]
+    Waits,
+    /// In a batch of which nothing was heard yet.
+    InBatch(ActionId),
+    /// Its batch ran, or may have: it failed, or its device was lost.
+    Executed,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Followed {
     generation: u32,
-    ordered: bool,
-    started: bool,
-    cancelled_unordered: bool,
+    progress: Progress,
+    cancelled_before: bool,
     over: bool,
 }
 
-/// P8.
+/// P8. What counts is what was ordered and what the scheduler was told of it: what is in a batch that may be running can't be
+/// rejected, also if the worker would not have started it.
 #[derive(Debug, Default)]
 pub struct RefusedNeverExecuted {
-    requests: Vec<Progress>,
+    requests: Vec<Followed>,
+    /// Batches of which nothing was heard yet.
+    outstanding: HashMap<ActionId, (DeviceId, Vec<RequestId>)>,
+}
+
+impl RefusedNeverExecuted {
+    fn followed(&mut self, request: RequestId) -> Option<&mut Followed> {
+        Some(entry(&mut self.requests, request.slot)).filter(|followed| followed.generation == request.generation)
+    }
+
+    fn ordered(&mut self, execution: &Execution) -> Result<(), Broken> {
+        let action = execution.action;
+        for &request in &execution.requests {
+            match self.followed(request) {
+                Some(followed) if followed.cancelled_before => {
+                    return Err(Broken::ExecutedCancelled { request, action });
+                }
+                Some(followed) if !followed.over => followed.progress = Progress::InBatch(action),
+                Some(_) | None => return Err(Broken::ExecutedEnded { request, action }),
+            }
+        }
+        self.outstanding.insert(action, (execution.device, execution.requests.clone()));
+        Ok(())
+    }
+
+    fn heard(&mut self, requests: &[RequestId], progress: Progress) {
+        for &request in requests {
+            if let Some(followed) = self.followed(request) {
+                followed.progress = progress;
+            }
+        }
+    }
+
+    fn reported(&mut self, report: &Report) {
+        let Some((_, requests)) = self.outstanding.remove(&report.action) else { return };
+        let progress = match report.status {
+            ActionStatus::Done { .. } | ActionStatus::Failed => Progress::Executed,
+            // As if it had never been ordered.
+            ActionStatus::TooLate | ActionStatus::Preempted => Progress::Waits,
+        };
+        self.heard(&requests, progress);
+    }
+
+    fn lost(&mut self, device: DeviceId) {
+        let on_it: Vec<_> = self.outstanding.extract_if(|_, (on, _)| *on == device).collect();
+        on_it.iter().for_each(|(_, (_, requests))| self.heard(requests, Progress::Executed));
+    }
+
+    fn finished(&mut self, request: RequestId, outcome: Outcome) -> Result<(), Broken> {
+        let Some(followed) = self.followed(request) else { return Ok(()) };
+        followed.over = true;
+        match (outcome, followed.progress) {
+            (Outcome::Rejected(reason), Progress::Executed) => Err(Broken::RejectedExecuted { request, reason }),
+            (Outcome::Rejected(reason), Progress::InBatch(action)) => {
+                Err(Broken::RejectedInBatch { request, reason, action })
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Observer for RefusedNeverExecuted {
     fn observe(&mut self, at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
-        let fail = |message| Err(Violation { invariant: "P8", at, message });
-        match seen {
+        let seen = match seen {
             Observation::Told(Event::Submitted(request)) => {
-                let fresh = Progress { generation: request.id.generation, ..Progress::default() };
+                let fresh = Followed { generation: request.id.generation, ..Followed::default() };
                 *entry(&mut self.requests, request.id.slot) = fresh;
+                Ok(())
             }
             Observation::Told(Event::Cancelled(request)) => {
-                let progress = entry(&mut self.requests, request.slot);
-                // A client may go away when its request is over, and its slot somebody else's.
-                if progress.generation == request.generation {
-                    progress.cancelled_unordered = !progress.ordered;
+                if let Some(followed) = self.followed(*request) {
+                    followed.cancelled_before = followed.progress == Progress::Waits;
                 }
+                Ok(())
             }
-            Observation::Ordered(Command::Execute(execution)) => {
-                for request in &execution.requests {
-                    let progress = entry(&mut self.requests, request.slot);
-                    if progress.cancelled_unordered {
-                        return fail(format!(
-                            "{request} is executed by {}, but it was cancelled before",
-                            execution.action
-                        ));
-                    }
-                    if progress.over || progress.generation != request.generation {
-                        return fail(format!("{request} is executed by {}, but it has ended before", execution.action));
-                    }
-                    progress.ordered = true;
-                }
+            Observation::Told(Event::Reported(report)) => {
+                self.reported(report);
+                Ok(())
             }
-            Observation::ExecutionStarted(execution) => {
-                for request in &execution.requests {
-                    let progress = entry(&mut self.requests, request.slot);
-                    if progress.generation == request.generation {
-                        progress.started = true;
-                    }
-                }
+            Observation::Told(Event::DeviceLost(device)) => {
+                self.lost(*device);
+                Ok(())
             }
-            // What was broken off is as if it had never begun.
-            Observation::ExecutionBrokenOff(execution) => {
-                for request in &execution.requests {
-                    let progress = entry(&mut self.requests, request.slot);
-                    if progress.generation == request.generation {
-                        progress.started = false;
-                    }
-                }
-            }
-            Observation::Ordered(Command::Finish { request, outcome }) => {
-                let progress = entry(&mut self.requests, request.slot);
-                progress.over = true;
-                if let (Outcome::Rejected(reason), true) = (outcome, progress.started) {
-                    return fail(format!("{request} is rejected ({reason:?}) after it was executed"));
-                }
-            }
-            _ => {}
-        }
-        Ok(())
+            Observation::Ordered(Command::Execute(execution)) => self.ordered(execution),
+            Observation::Ordered(Command::Finish { request, outcome }) => self.finished(*request, *outcome),
+            _ => Ok(()),
+        };
+        seen.map_err(|broken| broken.at(at))
     }
 }

@@ -1,6 +1,7 @@
 //! P5: pages in use never exceed the device's, and the controller's count equals the worker's when nothing is in flight.
 
-use crate::observe::{Facts, Observation, Observer, Refusal, Violation};
+use crate::observe::{Facts, Observation, Observer, Refusal};
+use crate::violation::{Broken, Violation};
 use base::{ActionId, DeviceId, ModelId, Timestamp};
 use scheduler::{ActionStatus, Command, Event};
 use std::collections::HashMap;
@@ -27,7 +28,7 @@ impl PageCount {
         }
     }
 
-    fn ordered(&mut self, command: &Command) -> Result<(), String> {
+    fn ordered(&mut self, command: &Command) -> Result<(), Broken> {
         match command {
             Command::Load(load) => {
                 self.loading.insert(load.action, (load.device, load.model));
@@ -35,18 +36,14 @@ impl PageCount {
                 *used += self.pages_of[load.model.index()];
                 if *used > self.pages {
                     let (used, pages) = (*used, self.pages);
-                    return Err(format!(
-                        "{} loads {} so that {used} of {pages} pages are in use",
-                        load.action, load.model
-                    ));
+                    return Err(Broken::TooManyPages { action: load.action, model: load.model, used, pages });
                 }
             }
             Command::Unload(unload) => {
                 let used = &mut self.ordered[unload.device.index()];
                 let freed = self.pages_of[unload.model.index()];
-                *used = used.checked_sub(freed).ok_or_else(|| {
-                    format!("unloading {} from {} frees pages that were never taken", unload.model, unload.device)
-                })?;
+                let never = Broken::NeverTaken { device: unload.device, model: unload.model };
+                *used = used.checked_sub(freed).ok_or(never)?;
             }
             Command::Execute(_) | Command::Preempt { .. } | Command::Finish { .. } => {}
         }
@@ -73,26 +70,26 @@ impl PageCount {
 
 impl Observer for PageCount {
     fn observe(&mut self, at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
-        let fail = |message| Err(Violation { invariant: "P5", at, message });
+        let fail = |broken: Broken| Err(broken.at(at));
         match seen {
             Observation::Told(event) => self.told(event),
             Observation::Ordered(command) => return self.ordered(command).or_else(fail),
             Observation::LoadStarted { load, pages_used } if *pages_used > self.pages => {
-                return fail(format!("{} has {pages_used} of {} pages in use", load.device, self.pages));
+                return fail(Broken::DeviceOverfull { device: load.device, used: *pages_used, pages: self.pages });
             }
             Observation::Refused { device, action, why: Refusal::NoPages } => {
-                return fail(format!("{device} has no room for {action}: the controller's count is wrong"));
+                return fail(Broken::NoRoom { device: *device, action: *action });
             }
             Observation::Refused { device, action, why: Refusal::AlreadyLoaded } => {
-                return fail(format!("{action} loads weights that {device} has already"));
+                return fail(Broken::LoadedTwice { device: *device, action: *action });
             }
             Observation::Settled { device, pages_used, controller_used } => {
-                let ordered = self.ordered[device.index()];
-                if ordered != *pages_used {
-                    return fail(format!("{device} has {pages_used} pages in use, the orders add up to {ordered}"));
+                let (device, used, ordered) = (*device, *pages_used, self.ordered[device.index()]);
+                if ordered != used {
+                    return fail(Broken::OrdersDiffer { device, used, ordered });
                 }
-                if let Some(counted) = controller_used.filter(|counted| counted != pages_used) {
-                    return fail(format!("{device} has {pages_used} pages in use, the controller counts {counted}"));
+                if let Some(counted) = controller_used.filter(|&counted| counted != used) {
+                    return fail(Broken::CountsDiffer { device, used, counted });
                 }
             }
             _ => {}

@@ -1,7 +1,8 @@
 //! P9: every queue has a bound, and reaching it is a rejection, not growth.
 
 use super::entry;
-use crate::observe::{Facts, Observation, Observer, Violation};
+use crate::observe::{Facts, Observation, Observer};
+use crate::violation::{Broken, Violation};
 use base::{ModelId, RequestId, Timestamp};
 use scheduler::{Command, Event};
 
@@ -35,8 +36,7 @@ impl BoundedQueues {
         if queued <= bound {
             return Ok(());
         }
-        let message = format!("{queued} requests are queued for {model}, the bound is {bound}");
-        Err(Violation { invariant: "P9", at, message })
+        Err(Broken::QueueTooLong { model, queued, bound }.at(at))
     }
 }
 

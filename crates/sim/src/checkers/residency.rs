@@ -1,6 +1,7 @@
 //! P6: an execution only starts on weights that are fully loaded, and weights in use are never unloaded.
 
-use crate::observe::{Facts, Observation, Observer, Refusal, Violation};
+use crate::observe::{Facts, Observation, Observer, Refusal};
+use crate::violation::{Broken, Violation};
 use base::{ModelId, Timestamp};
 
 /// P6.
@@ -26,13 +27,13 @@ impl WeightsInPlace {
 
 impl Observer for WeightsInPlace {
     fn observe(&mut self, at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
-        let fail = |message| Err(Violation { invariant: "P6", at, message });
+        let fail = |broken: Broken| Err(broken.at(at));
         match seen {
             Observation::LoadEnded { load, .. } => self.devices[load.device.index()].loaded[load.model.index()] = true,
             Observation::Unloaded { device, model, .. } => {
                 let weights = &mut self.devices[device.index()];
                 if weights.running == Some(*model) {
-                    return fail(format!("{model} is unloaded from {device} while a batch of it is running there"));
+                    return fail(Broken::UnloadedInUse { device: *device, model: *model });
                 }
                 weights.loaded[model.index()] = false;
             }
@@ -40,14 +41,16 @@ impl Observer for WeightsInPlace {
                 let weights = &mut self.devices[execution.device.index()];
                 if !weights.loaded[execution.model.index()] {
                     let (action, model, device) = (execution.action, execution.model, execution.device);
-                    return fail(format!("{action} starts, but {model} is not loaded on {device}"));
+                    return fail(Broken::NotLoaded { action, device, model });
                 }
                 weights.running = Some(execution.model);
             }
             Observation::ExecutionEnded { execution, .. } => self.devices[execution.device.index()].running = None,
-            Observation::ExecutionBrokenOff(execution) => self.devices[execution.device.index()].running = None,
+            Observation::ExecutionBrokenOff(execution) | Observation::ExecutionFailed(execution) => {
+                self.devices[execution.device.index()].running = None;
+            }
             Observation::Refused { device, action, why: Refusal::NoWeights } => {
-                return fail(format!("{action} was sent to {device}, but its weights are not there when it may start"));
+                return fail(Broken::SentWithoutWeights { action: *action, device: *device });
             }
             Observation::DeviceDied(device) => {
                 let weights = &mut self.devices[device.index()];

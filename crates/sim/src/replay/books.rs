@@ -1,5 +1,6 @@
 //! P4, P5 and P6 by orders and reports alone, for recordings: there is no worker to look at.
 
+use crate::violation::Invariant;
 use base::{ActionId, DeviceId, ModelId, Timestamp, Transfers};
 use scheduler::{ActionStatus, Command, Event, OneAtATime};
 use std::collections::{BTreeMap, HashMap};
@@ -30,7 +31,7 @@ struct Device {
     loads: OneAtATime,
 }
 
-type Verdict = Result<(), (&'static str, String)>;
+type Verdict = Result<(), (Invariant, String)>;
 
 impl Books {
     pub fn new(pages_of: Vec<u32>) -> Self {
@@ -71,7 +72,7 @@ impl Books {
                 let (action, on, model) = (execution.action, execution.device, execution.model);
                 let loaded = self.devices.get(&on).and_then(|device| device.weights.get(&model));
                 if loaded != Some(&true) {
-                    return Err(("P6", format!("{action} is sent to {on}, where {model} isn't loaded")));
+                    return Err((Invariant::P6, format!("{action} is sent to {on}, where {model} isn't loaded")));
                 }
                 self.under_way.insert(action, (on, model, What::Batch));
             }
@@ -79,13 +80,13 @@ impl Books {
                 let (action, on, model) = (load.action, load.device, load.model);
                 let Some(device) = self.devices.get_mut(&on) else { return Ok(()) };
                 if device.weights.insert(model, false).is_some() {
-                    return Err(("P5", format!("{action} loads {model}, which {on} has already")));
+                    return Err((Invariant::P5, format!("{action} loads {model}, which {on} has already")));
                 }
                 device.used += self.pages_of[model.index()];
                 if device.used > device.pages {
                     let (used, pages) = (device.used, device.pages);
                     return Err((
-                        "P5",
+                        Invariant::P5,
                         format!("{action} loads {model}, and {used} of {pages} pages of {on} are used"),
                     ));
                 }
@@ -94,11 +95,11 @@ impl Books {
             Command::Unload(unload) => {
                 let (on, model) = (unload.device, unload.model);
                 if let Some((action, _)) = self.under_way.iter().find(|(_, what)| **what == (on, model, What::Batch)) {
-                    return Err(("P6", format!("{model} is unloaded from {on}, where {action} needs it")));
+                    return Err((Invariant::P6, format!("{model} is unloaded from {on}, where {action} needs it")));
                 }
                 let Some(device) = self.devices.get_mut(&on) else { return Ok(()) };
                 if device.weights.remove(&model) != Some(true) {
-                    return Err(("P6", format!("{model} is unloaded from {on}, where it isn't loaded")));
+                    return Err((Invariant::P6, format!("{model} is unloaded from {on}, where it isn't loaded")));
                 }
                 device.used -= self.pages_of[model.index()];
             }
@@ -119,7 +120,7 @@ impl Books {
         if executor.ran(started_at, ended_at, transfers) {
             return Ok(());
         }
-        Err(("P4", format!("on {on} something ran from {started_at} to {ended_at}, beside what ran before it")))
+        Err((Invariant::P4, format!("on {on} something ran from {started_at} to {ended_at}, beside what ran before it")))
     }
 
     /// Orders and reports must leave as many pages free as the scheduler counts.
@@ -129,6 +130,6 @@ impl Books {
         if left == free {
             return Ok(());
         }
-        Err(("P5", format!("orders leave {left} pages of {on} free, the scheduler counts {free}")))
+        Err((Invariant::P5, format!("orders leave {left} pages of {on} free, the scheduler counts {free}")))
     }
 }

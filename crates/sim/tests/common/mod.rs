@@ -4,7 +4,7 @@
 
 use base::{Duration, LatencyProfile, ModelId};
 use scheduler::ModelSpec;
-use sim::{Faults, Model, Network, Noise, Setup, Traffic};
+use sim::{Faults, Model, Network, Noise, Setup, Traffic, Variety};
 use workload::{ClosedLoop, OpenLoop, Process, RateCurve, Stream, Think};
 
 /// A model of that number, with batches of 1 to 16 that take `2 ms + 0.5 ms * b`, loaded in 8 ms into 7 pages.
@@ -43,12 +43,14 @@ pub fn world(models: Vec<Model>, devices: u32, pages: u32, seconds: u64) -> Setu
         network: Network::default(),
         noise: Noise::default(),
         faults: Faults::default(),
+        variety: Variety::default(),
         warmup: Duration::ZERO,
         horizon: Duration::from_secs(seconds),
         series_step: None,
         max_requests: 1 << 16,
         give_up_after_bad: None,
         checked: true,
+        strict: true,
         trace_batches: 0,
         elastic: None,
         seed: 1,
