@@ -8,7 +8,7 @@ use crate::board::Board;
 use crate::config::Config;
 use crate::ledger::Ledger;
 use crate::policy::{Batch, Ended, Policy, Started};
-use crate::queue::{Place, Queued};
+use crate::queue::{Opening, Place, Queued};
 use crate::queues::Queues;
 use base::{ActionId, DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -186,8 +186,8 @@ impl Policy for Clipper {
         self.queues.unloaded(ledger, model, device);
     }
 
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, _start_at: Timestamp) -> Option<Batch> {
-        self.settle(now);
+    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
+        self.settle(opening.now);
         let (_, model) = self.board.first(device)?;
         let latency = ledger.latency(model, device);
         let most = self.models[model.index()].rows().min(latency.max_batch());

@@ -8,7 +8,7 @@
 
 use crate::ledger::Ledger;
 use crate::policy::{Batch, Policy};
-use crate::queue::{Place, Queued};
+use crate::queue::{Opening, Place, Queued};
 use crate::queues::{self, Queues};
 use base::{DeviceId, ModelId, Timestamp};
 use std::collections::BTreeSet;
@@ -136,12 +136,12 @@ impl Policy for Clockwork {
         }
     }
 
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, _now: Timestamp, start_at: Timestamp) -> Option<Batch> {
+    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
         loop {
             let &(key, model) = self.devices[device.index()].candidates.first()?;
             let latency = ledger.latency(model, device);
             let queue = self.queues.of(model);
-            match queue.candidate(latency, start_at, &mut self.members) {
+            match queue.candidate(latency, opening, &mut self.members) {
                 Some(candidate) if candidate.latest <= key => {
                     return Some(queues::batch(model, candidate, &self.members));
                 }

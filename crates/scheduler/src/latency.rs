@@ -165,6 +165,10 @@ pub(crate) struct Latency {
     /// What the quickest request takes, where times depend on the input: then estimates come from a distribution, and
     /// single batches change nothing.
     soonest: Option<Duration>,
+    /// What the quickest size is expected to take.
+    quickest: Duration,
+    /// Whether larger sizes take longer.
+    ascends: bool,
 }
 
 impl Latency {
@@ -180,7 +184,7 @@ impl Latency {
             })
             .collect();
         let load = Rolling::seeded(profile.load(), profile.load());
-        let mut latency = Self { window, classes, load, soonest: None };
+        let mut latency = Self { window, classes, load, soonest: None, quickest: Duration::ZERO, ascends: true };
         latency.update_pays();
         latency
     }
@@ -198,8 +202,12 @@ impl Latency {
 
     /// The largest size that pays and takes no longer than this; 0 when not even the smallest one does.
     pub fn largest_within(&self, span: Duration) -> u32 {
-        let within = self.classes.partition_point(|class| class.expected() <= span);
         // Measured times needn't ascend with the size.
+        let within = if self.ascends {
+            self.classes.partition_point(|class| class.expected() <= span)
+        } else {
+            self.classes.len()
+        };
         let fits = |class: &&Class| class.pays && class.expected() <= span;
         self.classes[..within].iter().rev().find(fits).map_or(0, |class| class.batch)
     }
@@ -228,9 +236,9 @@ impl Latency {
         }
     }
 
-    /// What the smallest batch takes.
+    /// What the quickest batch takes: mostly the smallest one, but measured times needn't ascend with the size.
     pub fn smallest(&self) -> Duration {
-        self.soonest.unwrap_or(self.classes[0].expected())
+        self.soonest.unwrap_or(self.quickest)
     }
 
     /// Whether estimates come from a distribution.
@@ -314,6 +322,8 @@ impl Latency {
     }
 
     fn update_pays(&mut self) {
+        self.quickest = self.classes.iter().map(Class::expected).min().expect("a model has batch sizes");
+        self.ascends = self.classes.is_sorted_by_key(Class::expected);
         // Of those that pay: where sizes lie close together each gains little over the one before, and all of them much.
         let mut best = Duration::MAX;
         for class in &mut self.classes {

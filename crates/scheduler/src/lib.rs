@@ -62,14 +62,14 @@ pub use one_at_a_time::OneAtATime;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
 use clipper::Clipper;
 use clockwork::Clockwork;
-use executor::Lead;
+use executor::{Executor, Lead};
 use fair::Shares;
 use latency::Latency;
 use ledger::{Action, Device, Ledger, Model};
 use nexus::Nexus;
 use orloj::Orloj;
 use policy::{Batch, Ended, Policy, Started};
-use queue::{Place, Queued};
+use queue::{Opening, Place, Queued};
 use rehearsal::Rehearsals;
 use requests::{Entry, Requests, State};
 use residency::Planner;
@@ -675,14 +675,18 @@ impl Scheduler {
     fn feed_ripe(&mut self, out: &mut Vec<Command>) {
         while let Some(device) = self.policy.ripe(&self.ledger, self.now, &self.hungry) {
             let exec = &self.ledger.device(device).exec;
+            let opening = self.opening(exec);
             if exec.is_hungry(self.now, self.lead)
-                && let Some(batch) =
-                    self.policy.next_batch(&self.ledger, device, self.now, exec.surely_at(self.now))
+                && let Some(batch) = self.policy.next_batch(&self.ledger, device, opening)
             {
                 self.execute(device, batch, out);
             }
             self.set_hungry(device);
         }
+    }
+
+    fn opening(&self, exec: &Executor) -> Opening {
+        Opening { free_at: exec.surely_at(self.now), now: self.now, delay: self.config.delay }
     }
 
     /// Gives a device batches until it has enough ahead or nothing is in time. Where `ripe` names the devices for urgent batches, only batch work.
@@ -693,8 +697,8 @@ impl Scheduler {
             if !exec.is_hungry(self.now, self.lead) {
                 break;
             }
-            let start_at = exec.surely_at(self.now);
-            if !matched && let Some(batch) = self.policy.next_batch(&self.ledger, device, self.now, start_at) {
+            let opening = self.opening(exec);
+            if !matched && let Some(batch) = self.policy.next_batch(&self.ledger, device, opening) {
                 self.execute(device, batch, out);
             } else if exec.is_idle() {
                 // Batch work isn't queued ahead: whoever comes next should wait for one batch of it at most.

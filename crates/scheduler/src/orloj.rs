@@ -24,7 +24,7 @@ use crate::distribution::Piece;
 use crate::hull::{Hull, Point};
 use crate::ledger::{Ledger, Model};
 use crate::policy::{Batch, Policy};
-use crate::queue::{Candidate, Place, Queued};
+use crate::queue::{Candidate, Opening, Place, Queued};
 use crate::queues::{self, Queues};
 use base::{DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -297,8 +297,8 @@ impl Policy for Orloj {
         self.queues.unloaded(ledger, model, device);
     }
 
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, _now: Timestamp, start_at: Timestamp) -> Option<Batch> {
-        let here = self.active.iter().filter(|&&model| self.queues.devices_of(model).contains(&device));
+    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
+        let start_at = opening.free_at;        let here = self.active.iter().filter(|&&model| self.queues.devices_of(model).contains(&device));
         let first = |model: &ModelId| self.models[model.index()].by_deadline.first().map(|(at, _)| *at);
         let mut waiting: Vec<(Option<Timestamp>, ModelId)> = here.map(|model| (first(model), *model)).collect();
         waiting.sort_unstable();

@@ -3,7 +3,7 @@
 
 use crate::fair::Shares;
 use crate::ledger::Ledger;
-use crate::queue::{Candidate, Place, Queued};
+use crate::queue::{Candidate, Opening, Place, Queued};
 use crate::queues::Queues;
 use crate::temper::Temper;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
@@ -69,8 +69,8 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
     /// A device turned out to be free earlier than was planned.
     fn freed(&mut self, _ledger: &Ledger, _device: DeviceId) {}
 
-    /// The batch that should start on a device at `start_at`, which is now or later. The caller removes its members.
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, start_at: Timestamp) -> Option<Batch>;
+    /// The batch that should start on a device. The caller removes its members.
+    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch>;
 
     /// A device with time to spare that should be fed now, because a batch has become ready that it can run. Each call is
     /// followed by `next_batch` for that device.

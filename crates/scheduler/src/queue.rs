@@ -1,5 +1,6 @@
 //! The queued requests of one model: those with a deadline by urgency level and deadline, batch work by level and age.
 
+use crate::config::Delay;
 use crate::latency::{Class, Latency};
 use crate::slack::BatchWorkLimit;
 use base::{Duration, RequestId, Timestamp};
@@ -27,6 +28,40 @@ pub(crate) struct Place {
 /// By deadline, then by arrival.
 type Level = BTreeMap<(Timestamp, u64), Queued>;
 
+/// When a device has time for a batch: when it is free, and not before an order that leaves now has come with the batch's inputs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Opening {
+    pub free_at: Timestamp,
+    pub now: Timestamp,
+    pub delay: Delay,
+}
+
+impl Opening {
+    /// When a batch of so many rows could start.
+    pub fn with(self, rows: u32) -> Timestamp {
+        self.free_at.max(self.now + self.delay.of(rows))
+    }
+
+    /// The largest size that pays and would be done by then; 0 when none is.
+    fn largest_by(self, latency: &Latency, deadline_at: Timestamp) -> u32 {
+        let largest = latency.largest_within(deadline_at.since(self.with(1)));
+        if self.delay.per_row == Duration::ZERO {
+            return largest;
+        }
+        let in_time = |class: &&Class| {
+            class.batch <= largest && class.pays && self.with(class.batch) + class.expected() <= deadline_at
+        };
+        latency.classes().iter().rev().find(in_time).map_or(0, |class| class.batch)
+    }
+}
+
+#[cfg(test)]
+impl From<Timestamp> for Opening {
+    fn from(free_at: Timestamp) -> Self {
+        Self { free_at, now: free_at, delay: Delay::default() }
+    }
+}
+
 /// A batch that could be formed: which size, when it must start at the latest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Candidate {
@@ -39,15 +74,16 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// Of the sizes that hold these rows, the smallest that is in time for a start at `start_at`: a request that no longer fitted may have left a larger one nearly empty. Measured
+    /// Of the sizes that hold these rows, the smallest that is in time: a request that no longer fitted may have left a larger one nearly empty. Measured
     /// times needn't ascend with the size, so that a larger one may be in time where a smaller isn't.
     fn holding(
         members: &[Queued],
         latency: &Latency,
-        start_at: Timestamp,
+        opening: Option<Opening>,
         earliest_deadline_at: Timestamp,
     ) -> Option<Self> {
         let rows: u32 = members.iter().map(|member| member.rows).sum();
+        let start_at = opening.map_or(Timestamp::ZERO, |opening| opening.with(rows));
         let first = latency.classes().partition_point(|class| class.batch < rows);
         let sizes = latency.classes().iter().enumerate().skip(first);
         let of = |(class, size): (usize, &Class)| {
@@ -148,21 +184,21 @@ impl ModelQueue {
         Some(self.first_deadline()? - latency.class_for(rows).expected())
     }
 
-    /// The batch that Clockwork's rules choose for a start at `start_at` (appendix B): of the batch sizes for which there
+    /// The batch that Clockwork's rules choose for an opening (appendix B): of the batch sizes for which there
     /// are enough requests that would still be in time, the largest; filled with the most urgent of these requests.
     /// Requests with too early a deadline are passed over ("possibly at the expense of dropping an unfortunately timed
     /// earlier request").
     ///
     /// O(B * (log n + b)) for B batch sizes up to b and n queued requests. The members are left in `members`.
-    pub fn candidate(&self, latency: &Latency, start_at: Timestamp, members: &mut Vec<Queued>) -> Option<Candidate> {
+    pub fn candidate(&self, latency: &Latency, opening: Opening, members: &mut Vec<Queued>) -> Option<Candidate> {
         for (index, class) in latency.classes().iter().enumerate().rev() {
             if self.with_many_rows == 0 && (self.rows < u64::from(class.batch) || !class.pays) {
                 continue;
             }
             let smaller = if index == 0 { 0 } else { latency.classes()[index - 1].batch };
             let expected = class.expected();
-            if let Some(earliest) = self.gather(start_at + expected, class, smaller, members) {
-                return Candidate::holding(members, latency, start_at, earliest);
+            if let Some(earliest) = self.gather(opening.with(class.batch) + expected, class, smaller, members) {
+                return Candidate::holding(members, latency, Some(opening), earliest);
             }
         }
         None
@@ -174,7 +210,7 @@ impl ModelQueue {
         fill(in_time.map(|(key, &queued)| (key.0, queued)), class, smaller, members)
     }
 
-    /// The batch for a start at `start_at` that begins with the first request: as many as it has time for. Where that is
+    /// The batch for an opening that begins with the first request: as many as it has time for. Where that is
     /// less than `floor` rows and more are queued, the first requests are left out, into `skipped`, as far as that makes
     /// the batch larger. Requests that can't be met at all are left where they are.
     ///
@@ -182,19 +218,19 @@ impl ModelQueue {
     pub fn window(
         &self,
         latency: &Latency,
-        start_at: Timestamp,
+        opening: Opening,
         floor: u32,
         members: &mut Vec<Queued>,
         skipped: &mut Vec<RequestId>,
     ) -> Option<Candidate> {
-        self.window_within(latency, start_at, floor..=u32::MAX, members, skipped)
+        self.window_within(latency, opening, floor..=u32::MAX, members, skipped)
     }
 
     /// As `window`, with a largest size as well.
     pub fn window_within(
         &self,
         latency: &Latency,
-        start_at: Timestamp,
+        opening: Opening,
         size: RangeInclusive<u32>,
         members: &mut Vec<Queued>,
         skipped: &mut Vec<RequestId>,
@@ -202,16 +238,17 @@ impl ModelQueue {
         let (floor, most) = (*size.start(), *size.end());
         skipped.clear();
         if self.levels.len() > 1 || self.with_many_rows > 0 {
-            return self.gather_each(latency, start_at, most, members);
+            return self.gather_each(latency, opening, most, members);
         }
         let (_, level) = self.levels.first()?;
-        let fits = |deadline_at: Timestamp| latency.largest_within(deadline_at.since(start_at));
-        let first = (start_at + latency.smallest(), 0);
+        let fits = |deadline_at: Timestamp| opening.largest_by(latency, deadline_at);
+        let first = (opening.with(1) + latency.smallest(), 0);
         // Which request to begin with, and how many rows that gives.
         let mut best: Option<((Timestamp, u64), u32)> = None;
         let mut left = if level.first_key_value()?.0 < &first { level.range(first..).count() } else { level.len() };
         for (&key, _) in level.range(first..) {
-            let rows = fits(key.0).min(u32::try_from(left).unwrap_or(u32::MAX)).min(most);
+            // One is in time with the quickest size, whether that pays or not.
+            let rows = fits(key.0).max(1).min(u32::try_from(left).unwrap_or(u32::MAX)).min(most);
             if best.is_none_or(|(_, most)| rows > most) {
                 best = Some((key, rows));
             }
@@ -224,7 +261,7 @@ impl ModelQueue {
         skipped.extend(level.range(first..begin).map(|(_, queued)| queued.id));
         members.clear();
         members.extend(level.range(begin..).take(rows as usize).map(|(_, &queued)| queued));
-        Candidate::holding(members, latency, start_at, begin.0)
+        Candidate::holding(members, latency, Some(opening), begin.0)
     }
 
     /// The first requests, up to so many rows (and at least one), whatever their deadlines. It may start until the first of
@@ -239,7 +276,7 @@ impl ModelQueue {
             (earliest, rows) = (earliest.min(deadline_at), rows + queued.rows);
             members.push(queued);
         }
-        let candidate = Candidate::holding(members, latency, Timestamp::ZERO, Timestamp::NEVER)?;
+        let candidate = Candidate::holding(members, latency, None, Timestamp::NEVER)?;
         (!members.is_empty()).then_some(Candidate { latest: earliest, ..candidate })
     }
 
@@ -247,7 +284,7 @@ impl ModelQueue {
     fn gather_each(
         &self,
         latency: &Latency,
-        start_at: Timestamp,
+        opening: Opening,
         most: u32,
         members: &mut Vec<Queued>,
     ) -> Option<Candidate> {
@@ -260,12 +297,12 @@ impl ModelQueue {
             if with > most && !members.is_empty() {
                 break;
             }
-            if start_at + latency.class_for(with).expected() <= due {
+            if opening.with(with) + latency.class_for(with).expected() <= due {
                 (earliest, rows) = (due, with);
                 members.push(queued);
             }
         }
-        if members.is_empty() { None } else { Candidate::holding(members, latency, start_at, earliest) }
+        if members.is_empty() { None } else { Candidate::holding(members, latency, Some(opening), earliest) }
     }
 
     /// How much batch work is queued.
@@ -306,7 +343,7 @@ impl ModelQueue {
         if members.is_empty() {
             return None;
         }
-        Candidate::holding(members, latency, Timestamp::ZERO, Timestamp::NEVER)
+        Candidate::holding(members, latency, None, Timestamp::NEVER)
     }
 
     /// Every queued request. Only for removing a whole model.
@@ -382,7 +419,7 @@ mod tests {
     fn choose(requests: &[(u64, u32)], start: u64) -> Option<(u32, Vec<u32>, Timestamp)> {
         let latency = latency();
         let mut members = Vec::new();
-        let candidate = queue(requests).candidate(&latency, at(start), &mut members)?;
+        let candidate = queue(requests).candidate(&latency, at(start).into(), &mut members)?;
         let slots = members.iter().map(|member| member.id.slot).collect();
         Some((latency.classes()[candidate.class].batch, slots, candidate.latest))
     }
@@ -445,7 +482,7 @@ mod tests {
         let urgent = Place { priority: 0, deadline_at: at(50), sequence: 9 };
         queue.insert(urgent, Queued { id: RequestId { slot: 9, generation: 0 }, rows: 1, arrived_at: at(0), kind: 0 });
         let mut members = Vec::new();
-        queue.candidate(&latency(), at(0), &mut members).unwrap();
+        queue.candidate(&latency(), at(0).into(), &mut members).unwrap();
         assert_eq!(members.iter().map(|m| m.id.slot).collect::<Vec<_>>(), [9, 0]);
         queue.remove(urgent).unwrap();
         assert_eq!(queue.remove(urgent), None);
@@ -461,7 +498,7 @@ mod tests {
         ) {
             let queue = queue(&requests);
             let latency = latency();
-            if let Some(candidate) = queue.candidate(&latency, at(start), &mut Vec::new()) {
+            if let Some(candidate) = queue.candidate(&latency, at(start).into(), &mut Vec::new()) {
                 prop_assert!(queue.lower_bound(&latency).unwrap() <= candidate.latest);
                 prop_assert!(at(start) <= candidate.latest);
             }

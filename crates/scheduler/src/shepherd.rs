@@ -14,7 +14,7 @@ use crate::board::Board;
 use crate::config::{Config, Delay, Gather};
 use crate::ledger::Ledger;
 use crate::policy::{Batch, Ended, Policy, Started};
-use crate::queue::{Place, Queued};
+use crate::queue::{Opening, Place, Queued};
 use crate::queues::{self, Queues};
 use base::{ActionId, DeviceId, ModelId, RequestId, Timestamp};
 use std::cmp::Reverse;
@@ -118,25 +118,23 @@ impl Shepherd {
         Some((Reverse(rows), deadline_at - latency.class_for(rows).expected()))
     }
 
-    /// A model's candidate for a start at `start_at`, with its rows. `floor` is what a device was cleared for: for so many
+    /// A model's candidate for an opening, with its rows. `floor` is what a device was cleared for: for so many
     /// rows first requests are passed over in any case.
     fn candidate(
         &mut self,
         ledger: &Ledger,
         model: ModelId,
-        now: Timestamp,
-        start_at: Timestamp,
+        opening: Opening,
         floor: u32,
     ) -> Option<(Batch, u32)> {
-        let (Reverse(rows), _) = self.estimate(ledger, model, now)?;
-        let start_at = start_at.max(now + self.delay.of(rows));
+        let (Reverse(rows), _) = self.estimate(ledger, model, opening.now)?;
         let queue = self.queues.of(model);
         let latency = &ledger.model(model).latency;
-        let candidate = queue.window(latency, start_at, floor, &mut self.members, &mut self.skipped)?;
+        let candidate = queue.window(latency, opening, floor, &mut self.members, &mut self.skipped)?;
         let held = rows_of(&self.members);
         if !self.head_first
             && held < rows
-            && let Some(candidate) = queue.candidate(latency, start_at, &mut self.others)
+            && let Some(candidate) = queue.candidate(latency, opening, &mut self.others)
             && rows_of(&self.others) > held
         {
             return Some((queues::batch(model, candidate, &self.others), rows_of(&self.others)));
@@ -206,18 +204,18 @@ impl Policy for Shepherd {
         self.queues.unloaded(ledger, model, device);
     }
 
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, start_at: Timestamp) -> Option<Batch> {
-        self.settle(ledger, now);
+    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
+        self.settle(ledger, opening.now);
         if let Some((model, floor)) = self.devices[device.index()].cleared_for.take() {
             let here = ledger.model(model).is_loaded_on(device);
-            match self.candidate(ledger, model, now, start_at, floor).filter(|&(_, rows)| here && rows >= floor) {
+            match self.candidate(ledger, model, opening, floor).filter(|&(_, rows)| here && rows >= floor) {
                 Some((batch, _)) => return Some(batch),
                 None => self.devices[device.index()].spared = true,
             }
         }
         loop {
             let (rank, model) = self.board.first(device)?;
-            match self.candidate(ledger, model, now, start_at, 0) {
+            match self.candidate(ledger, model, opening, 0) {
                 Some((batch, rows)) => {
                     let closer = (Reverse(rows), batch.candidate.latest);
                     if closer <= rank {
@@ -266,7 +264,7 @@ impl Policy for Shepherd {
             if rows < PREEMPTION * smallest || self.promises.iter().any(|promise| promise.model == model) {
                 return None;
             }
-            let closer = self.candidate(ledger, model, now, now, 0);
+            let closer = self.candidate(ledger, model, Opening { free_at: now, now, delay: self.delay }, 0);
             let closer = closer.map(|(batch, rows)| (Reverse(rows), batch.candidate.latest));
             if closer.is_some_and(|closer| closer <= rank) {
                 self.running.remove(&(smallest, action, device));

@@ -21,7 +21,7 @@ use crate::ledger::Ledger;
 use crate::patience::Patience;
 use crate::policy::{Batch, Ended, Policy, Started};
 use crate::pressure::Pressure;
-use crate::queue::{Place, Queued};
+use crate::queue::{Opening, Place, Queued};
 use crate::queues::Queues;
 use crate::spread::Spread;
 use crate::temper::{Keep, Start, Temper};
@@ -172,6 +172,10 @@ impl Windowed {
 
     /// From how many rows on a batch is large enough for its first request to be kept.
     fn floor(&self, latency: &Latency, model: ModelId, first: &Queued, deadline_at: Timestamp) -> u32 {
+        // With another device at hand nobody has to be given up: what no longer fits goes there.
+        if self.ready.device_count() > self.busy.len() + 1 {
+            return 0;
+        }
         match self.temper.keep {
             Keep::Nearly => {
                 let target = self.target(latency, model, first, deadline_at);
@@ -244,13 +248,12 @@ impl Windowed {
         let with_one_more = latency.class_for(rows + 1).expected();
         let ready_at = match start {
             Start::AtOnce if !self.spares() => now,
-            Start::After(part) => {
-                (first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(part)).min(latest)
-            }
+            Start::After(part) => first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(part),
             // A larger batch that seems to take less: what is known of this size is of a bad moment. Waiting would end behind `latest`; running it shows what it takes.
             Start::AtOnce | Start::Patient | Start::Late if with_one_more < takes => now,
             Start::AtOnce | Start::Patient | Start::Late => deadline_at - with_one_more,
-        } - delay;
+        };
+        let ready_at = ready_at.min(latest) - delay;
         // Who goes first is ready so early that a device will be free in time.
         let ready_at = if self.models[model.index()].entitled {
             let soon = self.batch_time * TURNS / self.queues.devices_of(model).len().max(1) as u64;
@@ -436,8 +439,8 @@ impl Policy for Windowed {
         self.queues.unloaded(ledger, model, device);
     }
 
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, start_at: Timestamp) -> Option<Batch> {
-        self.settle(ledger, now);
+    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
+        self.settle(ledger, opening.now);
         loop {
             let ((_, key), model) = self.ready.first(device)?;
             let there = ledger.model(model);
@@ -448,7 +451,7 @@ impl Policy for Windowed {
                 continue;
             };
             if let Some(spread) = there.spread.as_ref().filter(|spread| spread.is_dynamic()) {
-                let start_at = start_at.max(now + self.delay.of(1));
+                let start_at = opening.with(1);
                 let aim = self.temper.where_times_differ().1;
                 match self.uneven.form((latency, spread), queue, start_at, aim, &mut self.members) {
                     Some(candidate) => return Some(crate::queues::batch(model, candidate, &self.members)),
@@ -458,22 +461,12 @@ impl Policy for Windowed {
                     }
                 }
             }
-            let floor = self.floor(latency, model, &first, deadline_at);
-            let mut rows =
-                latency.largest_within(deadline_at.since(now)).min(u32::try_from(queue.rows()).unwrap_or(u32::MAX));
-            let candidate = loop {
-                // Inputs of more rows are longer on their way: a smaller batch may be in time where a larger isn't.
-                let start_at = start_at.max(now + self.delay.of(rows));
-                let found = if self.temper.keep == Keep::Full {
-                    self.skipped.clear();
-                    queue.candidate(latency, start_at, &mut self.members)
-                } else {
-                    queue.window(latency, start_at, floor, &mut self.members, &mut self.skipped)
-                };
-                if found.is_some() || rows <= 1 || self.delay.per_row == Duration::ZERO {
-                    break found;
-                }
-                rows /= 2;
+            let candidate = if self.temper.keep == Keep::Full {
+                self.skipped.clear();
+                queue.candidate(latency, opening, &mut self.members)
+            } else {
+                let floor = self.floor(latency, model, &first, deadline_at);
+                queue.window(latency, opening, floor, &mut self.members, &mut self.skipped)
             };
             match candidate {
                 Some(candidate) if candidate.latest <= key => {
@@ -547,6 +540,8 @@ impl Policy for Windowed {
     }
 
     fn ended(&mut self, ended: Ended) {
+        // What its batches are expected to take has changed, and with it when they must start.
+        self.mark(ended.model);
         // One that was ordered ahead may still be behind it.
         if let Some((until, _)) = self.busy_until[ended.device.index()].take_if(|(_, last)| *last == ended.action) {
             self.busy.remove(&(until, ended.device));

@@ -11,10 +11,10 @@
 
 mod packing;
 
-use crate::config::{Config, Delay};
+use crate::config::Config;
 use crate::ledger::Ledger;
 use crate::policy::{Batch, Policy};
-use crate::queue::{ModelQueue, Place, Queued};
+use crate::queue::{ModelQueue, Opening, Place, Queued};
 use crate::queues::Queues;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use packing::{Demand, Share};
@@ -71,7 +71,6 @@ struct DeviceEntry {
 
 #[derive(Debug)]
 pub(crate) struct Nexus {
-    delay: Delay,
     queues: Queues,
     models: Vec<ModelEntry>,
     devices: Vec<DeviceEntry>,
@@ -91,7 +90,6 @@ pub(crate) struct Nexus {
 impl Nexus {
     pub fn new(config: &Config) -> Self {
         Self {
-            delay: config.delay,
             queues: Queues::with_lead(config.delay.of(1)),
             models: Vec::new(),
             devices: Vec::new(),
@@ -277,17 +275,15 @@ impl Policy for Nexus {
         self.mark(model);
     }
 
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, now: Timestamp, start_at: Timestamp) -> Option<Batch> {
-        self.settle(ledger, now);
+    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
+        self.settle(ledger, opening.now);
         for model in self.in_turn(device) {
             let latency = ledger.latency(model, device);
             let routes = &self.models[model.index()].routes;
             let route = routes.iter().find(|route| route.device == device).expect("who waits here has a route here");
-            let rows = (*route.size.end()).min(u32::try_from(route.queue.rows()).unwrap_or(u32::MAX));
-            let start_at = start_at.max(now + self.delay.of(rows));
             let size = route.size.clone();
             let (members, skipped) = (&mut self.members, &mut self.skipped);
-            let Some(candidate) = route.queue.window_within(latency, start_at, size, members, skipped) else {
+            let Some(candidate) = route.queue.window_within(latency, opening, size, members, skipped) else {
                 continue;
             };
             self.devices[device.index()].last = Some(model);
