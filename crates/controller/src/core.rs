@@ -11,7 +11,9 @@ use base::{
     ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp, Window,
 };
 use recording::{Ending, Recorder};
-use scheduler::{ActionStatus, Command, Event, Execution, Measured, ModelSpec, Outcome, Rejection, Sample, Scheduler};
+use scheduler::{
+    ActionStatus, Command, Event, Execution, Measured, ModelSpec, Outcome, Rehearsed, Rejection, Sample, Scheduler,
+};
 use std::collections::HashMap;
 use std::sync::Arc;
 use telemetry::{BatchTimes, DeviceMetrics, Invariant, ModelMetrics, Trace};
@@ -61,6 +63,8 @@ pub(crate) enum Message {
         who: Who,
         took: Result<Duration, String>,
     },
+    /// A rehearsal is over.
+    Rehearsed(Rehearsed),
 }
 
 impl std::fmt::Debug for Message {
@@ -83,7 +87,8 @@ impl Message {
             | Self::RemoveModel(_)
             | Self::Borrow { .. }
             | Self::Return { .. }
-            | Self::Measured { .. } => Vec::new(),
+            | Self::Measured { .. }
+            | Self::Rehearsed(_) => Vec::new(),
         };
         waiting.into_iter().for_each(Payload::refuse_at_the_end);
     }
@@ -402,6 +407,7 @@ impl Core {
                 self.borrow(inner, now, device, (action, expected), work);
             }
             Message::Return { device, action } => self.take_back(inner, now, device, action),
+            Message::Rehearsed(rehearsed) => self.step(inner, now, Event::Adopted(rehearsed)),
             Message::Measured { who, took } => {
                 let expected = self.sampler.expected(who.model);
                 self.sampler.spent(now, *took.as_ref().unwrap_or(&expected));
@@ -436,10 +442,20 @@ impl Core {
         }
     }
 
-    /// Lets the scheduler learn from the last request, now that its orders are on their way.
-    pub fn rehearse(&mut self) {
-        if !self.stopped {
-            self.scheduler.rehearse();
+    /// Rehearses what the scheduler wants to have rehearsed, on a thread of its own: every few seconds at most, and only while requests are lost.
+    pub fn rehearse(&mut self, inner: &Inner) {
+        let Some(span) = self.scheduler.take_span().filter(|_| !self.stopped) else { return };
+        let controller = inner.myself.clone();
+        let rehearse = move || {
+            let rehearsed = span.rehearse();
+            if let Some(inner) = controller.upgrade() {
+                inner.inbox.push(Message::Rehearsed(rehearsed));
+                inner.drive();
+            }
+        };
+        // Without a thread nothing is learnt, and everything goes on as it is.
+        if let Err(error) = std::thread::Builder::new().name("rehearsal".into()).spawn(rehearse) {
+            tracing::warn!("no thread for a rehearsal: {error}");
         }
     }
 

@@ -416,7 +416,7 @@ impl Inner {
             let Some(message) = self.inbox.pop() else { break };
             core.handle(self, self.clock.now(), message);
         }
-        core.rehearse();
+        core.rehearse(self);
         core.wake_if_due(self, self.clock.now())
     }
 

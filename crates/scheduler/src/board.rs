@@ -12,7 +12,7 @@ struct Listed<K> {
     everywhere: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Board<K> {
     /// Where each model stands.
     models: Vec<Option<Listed<K>>>,

@@ -49,8 +49,22 @@ pub enum Event {
     /// Requests that were run alone, for the distribution of what they take. Only policies that plan with distributions
     /// look at it; for a model whose requests all take the same it changes nothing.
     Measured(Measured),
+    /// What became of the requests of a span with each temper ([`Scheduler::take_span`](crate::Scheduler::take_span)).
+    Adopted(Rehearsed),
     /// Nothing but the passing of time: `next_wakeup` has come.
     WokeUp,
+}
+
+/// How many requests each temper would have lost.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Rehearsed {
+    /// How many came.
+    pub requests: u32,
+    /// In how much time.
+    pub lasted: Duration,
+    /// How many were lost, for each temper.
+    pub lost: Vec<u32>,
 }
 
 /// What requests of one application took when they were run alone.

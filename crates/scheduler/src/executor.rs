@@ -119,6 +119,17 @@ impl Executor {
         }
     }
 
+    /// When each outstanding action is expected to end, if what is overdue ends now.
+    pub fn ends(&self, now: Timestamp) -> impl Iterator<Item = (ActionId, Timestamp)> {
+        let mut at = self.first_done_at.max(now);
+        self.outstanding.iter().enumerate().map(move |(index, next)| {
+            if index > 0 {
+                at = at.max(next.arrives_at) + next.keeps;
+            }
+            (next.action, at)
+        })
+    }
+
     pub fn outstanding(&self) -> impl Iterator<Item = ActionId> {
         self.outstanding.iter().map(|other| other.action)
     }

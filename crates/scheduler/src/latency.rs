@@ -2,15 +2,13 @@
 //! each model, seeded with the profile.
 
 use base::{Duration, LatencyProfile, Timestamp};
+use std::sync::Arc;
 
 /// The last few measurements of one kind of action, with what is asked of them kept ready.
 #[derive(Clone, Debug)]
 struct Rolling {
-    /// In the order in which they came, oldest at `next` once the window is full.
-    recent: Vec<Duration>,
-    next: usize,
-    /// The same, the shortest first.
-    sorted: Vec<Duration>,
+    /// Shared between a scheduler and its imagined ones, which don't measure.
+    seen: Arc<Seen>,
     quantile: Duration,
     /// The middle one: what to compare sizes by. A thread that lost its core once must not make a size look bad for long.
     median: Duration,
@@ -24,6 +22,37 @@ struct Rolling {
     seen_at: Timestamp,
     /// Whether the last measurement was a stall.
     stalled: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    /// In the order in which they came, oldest at `next` once the window is full.
+    recent: Vec<Duration>,
+    next: usize,
+    /// The same, the shortest first.
+    sorted: Vec<Duration>,
+}
+
+impl Seen {
+    fn take(&mut self, size: usize, took: Duration) {
+        let to = self.sorted.partition_point(|&known| known < took);
+        if self.recent.len() < size {
+            self.recent.push(took);
+            self.sorted.insert(to, took);
+            return;
+        }
+        let oldest = std::mem::replace(&mut self.recent[self.next], took);
+        self.next = if self.next + 1 == size { 0 } else { self.next + 1 };
+        let from = self.sorted.partition_point(|&known| known < oldest);
+        // What lies between the two moves by one, into the oldest one's place.
+        if from < to {
+            self.sorted.copy_within(from + 1..to, from);
+            self.sorted[to - 1] = took;
+        } else {
+            self.sorted.copy_within(to..from, to + 1);
+            self.sorted[to] = took;
+        }
+    }
 }
 
 /// An average gives the newest measurement this share: one in so many.
@@ -45,9 +74,7 @@ pub(crate) struct Window {
 impl Rolling {
     fn seeded(mean: Duration, quantile: Duration) -> Self {
         Self {
-            recent: Vec::new(),
-            next: 0,
-            sorted: Vec::new(),
+            seen: Arc::default(),
             quantile,
             median: mean,
             mean,
@@ -62,9 +89,7 @@ impl Rolling {
     fn age(&mut self, now: Timestamp) -> bool {
         let stale = now.since(self.seen_at) >= STALE;
         if stale {
-            self.recent.clear();
-            self.next = 0;
-            self.sorted.clear();
+            self.seen = Arc::default();
             // Differences stop at zero: an estimate below its seed stays.
             self.mean -= (self.mean - self.seed.0) / 2;
             self.median -= (self.median - self.seed.0) / 2;
@@ -83,36 +108,21 @@ impl Rolling {
             return;
         }
         self.mean = (self.mean * (MEAN_SHARE - 1) + took) / MEAN_SHARE;
-        let to = self.sorted.partition_point(|&known| known < took);
-        if self.recent.len() < window.size {
-            self.recent.push(took);
-            self.sorted.insert(to, took);
-        } else {
-            let oldest = std::mem::replace(&mut self.recent[self.next], took);
-            self.next = if self.next + 1 == window.size { 0 } else { self.next + 1 };
-            let from = self.sorted.partition_point(|&known| known < oldest);
-            // What lies between the two moves by one, into the oldest one's place.
-            if from < to {
-                self.sorted.copy_within(from + 1..to, from);
-                self.sorted[to - 1] = took;
-            } else {
-                self.sorted.copy_within(to..from, to + 1);
-                self.sorted[to] = took;
-            }
-        }
+        Arc::make_mut(&mut self.seen).take(window.size, took);
+        let Seen { recent, sorted, .. } = &*self.seen;
         let rank = (window.size as f64 * window.quantile).ceil() as usize;
         let slower = window.size - rank.clamp(1, window.size);
-        let below = self.sorted.len().saturating_sub(slower + 1);
-        self.quantile = self.sorted[below];
+        let below = sorted.len().saturating_sub(slower + 1);
+        self.quantile = sorted[below];
         // Until the window is full the seed keeps its say: one fast first run must not make the plan rash. A slow one counts until others say that it was an exception: so
         // many slower ones as the quantile leaves out.
-        if self.recent.len() < window.size {
+        if recent.len() < window.size {
             self.quantile = self.quantile.max(self.unseen);
             return;
         }
         let half = window.size / 2;
         // Nothing is usual that is above the quantile.
-        self.median = self.sorted[half.min(below)];
+        self.median = sorted[half.min(below)];
     }
 }
 
@@ -252,9 +262,7 @@ impl Latency {
         if let Some((estimates, _)) = estimates {
             for (class, (mean, quantile)) in self.classes.iter_mut().zip(estimates) {
                 (class.rolling.mean, class.rolling.quantile) = (mean, quantile.max(mean));
-                class.rolling.recent.clear();
-                class.rolling.sorted.clear();
-                class.rolling.next = 0;
+                class.rolling.seen = Arc::default();
             }
             self.update_pays();
         }

@@ -8,7 +8,7 @@ use crate::spread::Spread;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Device {
     /// Differs from that of a device that had the same number before.
     pub epoch: u32,
@@ -63,7 +63,7 @@ pub(crate) struct Residency {
     pub allocation: Duration,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Model {
     pub pages: u32,
     /// On devices of the slowest kind that is there: what to plan with where it isn't decided yet which device it will be.
@@ -149,7 +149,7 @@ impl Model {
 }
 
 /// An action that was ordered and not yet reported.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Action {
     /// With the kind that the device was of.
     Execute {
@@ -174,7 +174,7 @@ fn other(elsewhere: &mut Vec<Option<Latency>>, kind: u32) -> &mut Option<Latency
     &mut elsewhere[kind]
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger {
     /// By `DeviceId`; `None` where a device was lost.
     pub devices: Vec<Option<Device>>,
@@ -212,6 +212,11 @@ impl Ledger {
         self.slowest = slowest;
         self.models.iter_mut().flatten().for_each(|model| model.plan_with(slowest));
         true
+    }
+
+    /// On how many devices models are, all of them together.
+    pub fn places(&self) -> usize {
+        self.models.iter().flatten().map(|model| model.residency.len()).sum()
     }
 
     /// A device that is known to be there.

@@ -51,9 +51,10 @@ mod uneven;
 mod usage;
 mod windowed;
 
+pub use rehearsal::Span;
 pub use config::{Config, Delay, Gather, PolicyKind};
 pub use event::{
-    ActionStatus, Command, DeviceSpec, Event, Execution, Load, Measured, ModelSpec, Outcome, Rejection, Report,
+    ActionStatus, Command, DeviceSpec, Event, Execution, Load, Measured, ModelSpec, Outcome, Rehearsed, Rejection, Report,
     Request, Sample, Unload,
 };
 pub use fingerprint::Fingerprint;
@@ -124,13 +125,15 @@ pub struct Scheduler {
     touched: Vec<DeviceId>,
     sequence: u64,
     now: Timestamp,
+    /// Whether measurements change the estimates; not in imagination.
+    learns: bool,
 }
 
 impl Scheduler {
     /// A scheduler with no device and no model.
     pub fn new(config: Config) -> Self {
         let rehearses = config.policy == PolicyKind::Punctual && config.rehearse;
-        let rehearsals = rehearses.then(|| Rehearsals::new(&config));
+        let rehearsals = rehearses.then(Rehearsals::new);
         let temper = Temper::of(&config);
         Self { rehearsals, ..Self::with_temper(config, temper) }
     }
@@ -158,6 +161,7 @@ impl Scheduler {
             requests: Requests::default(),
             policy,
             rehearsals: None,
+            learns: true,
             planner: Planner::default(),
             slack: SlackWatch::default(),
             hungry: BTreeSet::new(),
@@ -170,7 +174,6 @@ impl Scheduler {
 
     /// Takes in one fact and appends the orders that follow from it.
     pub fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
-        self.rehearse();
         if let Event::Measured(measured) = &event
             && !self.measured(measured)
         {
@@ -179,9 +182,6 @@ impl Scheduler {
         self.now = self.now.max(now);
         self.note_hunger();
         self.expire(out);
-        if let Some(rehearsals) = &mut self.rehearsals {
-            rehearsals.follow(self.now, &event, &self.ledger);
-        }
         match event {
             Event::DeviceAdded(spec) => self.device_added(spec),
             Event::DeviceLost(device) => self.device_lost(device, out),
@@ -193,6 +193,7 @@ impl Scheduler {
             Event::Reported(report) => self.reported(report, out),
             Event::Borrowed { device, action, expected } => self.borrowed(device, action, expected),
             Event::Returned { device, action } => self.returned(device, action),
+            Event::Adopted(rehearsed) => self.adopted(&rehearsed),
             Event::Measured(_) => {}
             // The last one is fed first: the lowest number.
             Event::WokeUp if !self.policy.matches() || self.policy.queues().has_background() => {
@@ -201,16 +202,6 @@ impl Scheduler {
             Event::WokeUp => {}
         }
         self.decide(out);
-    }
-
-    /// Rehearses the request that came last. The next step does it anyway: a driver that calls this when it has carried out a
-    /// step's orders, and has nothing better to do, keeps it off the way of the next request. It makes no difference else.
-    pub fn rehearse(&mut self) {
-        if let Some(rehearsals) = &mut self.rehearsals
-            && let Some(temper) = rehearsals.catch_up(&self.ledger)
-        {
-            self.policy.adopt(temper);
-        }
     }
 
     /// When to call `step` with [`Event::WokeUp`] if nothing else happens before, and why.
@@ -398,7 +389,7 @@ impl Scheduler {
             entry.plan_with(slowest);
         }
         if let Some(rehearsals) = &mut self.rehearsals {
-            rehearsals.measured(measured, dynamic);
+            rehearsals.uneven |= dynamic;
         }
         renewed && (dynamic || was_dynamic)
     }
@@ -431,10 +422,14 @@ impl Scheduler {
 
     fn submitted(&mut self, request: Request, out: &mut Vec<Command>) {
         self.sequence += 1;
+        self.write_down(&request);
         self.share_out();
         self.prepare_for(&request);
         match self.admit(&request) {
             Err(rejection) => {
+                if matches!(rejection, Rejection::Overloaded { .. }) {
+                    self.note_settled(false);
+                }
                 self.note_missed(&request, rejection);
                 out.push(Command::Finish { request: request.id, outcome: Outcome::Rejected(rejection) });
             }
@@ -541,12 +536,13 @@ impl Scheduler {
         there.exec.finish(report.ended_at(self.now), report.action);
         let freed = there.exec.start_at(self.now) < planned_at;
         let unchanged = there.kind == kind;
+        let learns = self.learns;
         let entry = self.ledger.model_mut(model);
         entry.residency_on_mut(device).expect("weights in use stay (P6)").in_use -= 1;
         if let ActionStatus::Done { started_at, ended_at, transfers } = report.status {
             let took = ended_at.since(started_at) + transfers.before;
             // Nobody knows as which kind a device computed a batch meanwhile that it was changed.
-            if unchanged {
+            if unchanged && learns {
                 entry.latency_on_mut(kind).observe_batch(ended_at, batch, took, transfers.beside);
             }
             self.ledger.device_mut(device).exec.note_beside(transfers.beside);
@@ -576,6 +572,7 @@ impl Scheduler {
         if entry.request.deadline_at != Timestamp::NEVER {
             self.policy.settled(self.now, entry.request.model, in_time);
             self.shares.settled(in_time);
+            self.note_settled(in_time);
         }
         self.finish_running(id, if in_time { Outcome::Done } else { Outcome::Late }, out);
         in_time
@@ -619,10 +616,13 @@ impl Scheduler {
         there.load.finish(report.ended_at(self.now), report.action);
         there.loading.remove(&model);
         self.planner.reconsider();
+        let learns = self.learns;
         let entry = self.ledger.model_mut(model);
         match report.status {
             ActionStatus::Done { started_at, ended_at, .. } => {
-                entry.latency.observe_load(ended_at, ended_at.since(started_at));
+                if learns {
+                    entry.latency.observe_load(ended_at, ended_at.since(started_at));
+                }
                 let residency = entry.residency_on_mut(device).expect("a model that is loading is resident");
                 residency.loading_until = None;
                 let last_used_at = residency.last_used_at;
@@ -795,6 +795,7 @@ impl Scheduler {
         let rejection = Rejection::Overloaded { earliest_at: self.earliest_after_queue(&request) };
         self.policy.settled(self.now, request.model, false);
         self.shares.settled(false);
+        self.note_settled(false);
         self.finish_queued(id, Outcome::Rejected(rejection), out);
     }
 

@@ -110,6 +110,11 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
     /// Shares of device time have changed, and with them which models go first.
     fn entitle(&mut self, _shares: &Shares) {}
 
+    /// A copy for rehearsals, where there are any.
+    fn copy(&self) -> Option<Box<dyn Policy>> {
+        None
+    }
+
     /// Has another temper from now on.
     fn adopt(&mut self, _temper: Temper) {}
 

@@ -95,7 +95,7 @@ impl Candidate {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ModelQueue {
     /// Requests with a deadline. Nearly always one level.
     levels: Vec<(u32, Level)>,

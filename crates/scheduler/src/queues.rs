@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, BinaryHeap};
 /// How many models are asked for batch work that is short enough.
 const BACKGROUND_SEARCH: usize = 32;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Entry {
     queue: ModelQueue,
     /// The devices on which it is loaded.
@@ -22,7 +22,7 @@ struct Entry {
     background_key: Option<u64>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Queues {
     models: Vec<Entry>,
     /// For each device its loaded models with batch work, the oldest first.

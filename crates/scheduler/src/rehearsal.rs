@@ -1,150 +1,305 @@
 //! Rehearsals: the same requests on imagined devices, once for each temper.
 //!
 //! Whether a batch should start at once or wait, and whom to give up when not all can be met, depends on models, devices and
-//! arrivals in ways that no rule of ours gets right everywhere. But a scheduler that is a pure machine can be run beside
-//! itself. Each rehearsal is a scheduler with one temper that is told of every model, device and request; its orders are
-//! carried out in imagination, exactly as expected. All see the same arrivals, so that their losses can be compared without
-//! waiting for chance to even out. The real scheduler takes on the temper that loses the fewest.
+//! arrivals in ways that no rule of ours gets right everywhere. But a scheduler that is a pure machine can be run beside itself.
 //!
-//! What happens only in reality (cancelled requests, failures, batch work, measurements on borrowed devices) isn't rehearsed.
+//! ```text
+//!  requests are lost ──> a span begins: the machine is copied as it is, busy devices and queues and all,
+//!                        and what comes is written down
+//!                    ──> the span is full: the driver takes it and rehearses it wherever it likes
+//!                    ──> Event::Adopted: how many each temper would have lost; the best is taken on
+//! ```
 //!
-//! A request costs as much in each rehearsal as it does in reality. So no more than 10,000 a second are rehearsed: at higher
-//! rates half a second or so of every five.
+//! All tempers see the same arrivals from the same beginning, so that their losses can be compared without waiting for chance
+//! to even out. A request pays nothing for it but being written down, and only while requests are lost. What happens only in reality
+//! (stalls, failures, cancelled requests) isn't rehearsed; so reality has the last word: a temper under which much more is lost than
+//! was imagined is left at once, and not taken on again soon.
 
-use crate::Scheduler;
-use crate::config::Config;
-use crate::event::{ActionStatus, Command, Event, Execution, Measured, Outcome, Report, Request};
-use crate::ledger::Ledger;
+use crate::event::{ActionStatus, Command, Event, Execution, Outcome, Report, Request};
 use crate::temper::Temper;
+use crate::{Rehearsed, Scheduler};
 use base::{ActionId, DeviceId, Duration, RequestId, Timestamp, Transfers};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Losses lose one part in so many at each step: what is half a minute old counts for a third.
-const STEP: Duration = Duration::from_millis(250);
-const MEMORY: f64 = 1.0 - 1.0 / 120.0;
+/// A span is full with so many requests and after so many objectives, but in no case has it more of either than the second.
+const REQUESTS: (usize, usize) = (3_000, 20_000);
+const OBJECTIVES: u64 = 8;
+const LONGEST: Duration = Duration::from_secs(5);
+/// So many requests may be rehearsed before others have come: of those that come, one in so many adds one more, and so many a
+/// second in any case.
+const CREDIT: f64 = 40_000.0;
+const SHARE: f64 = 1.0 / 32.0;
+const EACH_SECOND: f64 = 500.0;
+/// A copy of the machine takes time in proportion to where models are; with more places than this nothing is rehearsed.
+const MOST_PLACES: usize = 100_000;
+/// Losses in rehearsals count for a third after so many more requests, or so much time.
+const MEMORY: f64 = 30_000.0;
+const MEMORY_TIME: f64 = 120.0;
 /// A temper is left for one that lost fewer by this, and by this part of the root of its losses, which is their noise.
 const MARGIN: f64 = 1.0;
 const NOISE: f64 = 0.5;
 /// The same where times depend on the input: what is imagined is then drawn by chance.
 const UNEVEN_NOISE: f64 = 1.5;
-/// With fewer losses than this all tempers are as good, and the usual one answers soonest.
+/// With fewer real losses than this lately there is nothing to be gained, and the usual temper answers soonest.
 const NOTHING: f64 = 0.5;
-/// Out of so much time, so many requests are rehearsed.
-const SPAN: Duration = Duration::from_secs(5);
-const REHEARSED: u32 = 50_000;
-/// After a pause all imagined devices are idle: the losses of the first requests say little, and don't count.
-const WARM_UP: u32 = 5_000;
+/// Real losses lately at which a span begins.
+const SOMETHING: f64 = 2.0;
+/// "Lately": real losses count for a third after so many seconds. While a temper proves itself, after the second.
+const LATELY: f64 = 10.0;
+const TRIAL: f64 = 0.3;
+/// A temper has failed when this part of all requests is lost, and so many times what was imagined.
+const FAILED: f64 = 0.03;
+const TIMES_IMAGINED: f64 = 3.0;
+/// For so long it isn't taken on again.
+const BANNED: Duration = Duration::from_secs(120);
+
+/// What is known of a temper.
+#[derive(Clone, Copy, Debug, Default)]
+struct Record {
+    /// How many requests it lost in rehearsals, lately.
+    lost: f64,
+    banned_until: Timestamp,
+}
+
+/// Real losses, with what is older counting for less.
+#[derive(Clone, Copy, Debug, Default)]
+struct Losses {
+    at: Timestamp,
+    lost: f64,
+    all: f64,
+}
+
+impl Losses {
+    fn note(&mut self, now: Timestamp, memory: f64, lost: bool) {
+        self.forget(now, memory);
+        self.all += 1.0;
+        self.lost += f64::from(u8::from(lost));
+    }
+
+    fn forget(&mut self, now: Timestamp, memory: f64) {
+        // At most a thousand steps of a thousandth of the memory, so that nothing is forgotten for each request.
+        let step = memory / 1e3;
+        let passed = now.since(self.at).as_secs_f64();
+        if passed >= step {
+            let kept = libm::exp(-passed / memory);
+            (self.at, self.lost, self.all) = (now, self.lost * kept, self.all * kept);
+        }
+    }
+}
 
 #[derive(Debug)]
+enum Stage {
+    /// Nothing is rehearsed.
+    Idle,
+    /// A span is being written down.
+    Writing(Box<Span>),
+    /// A span is full, and until it is taken, here.
+    Full(Option<Box<Span>>),
+}
+
+/// Which temper is in force, and why.
+#[derive(Debug)]
 pub(crate) struct Rehearsals {
-    /// One for each of `Temper::CHOICE`.
-    runs: Vec<Rehearsal>,
+    stage: Stage,
+    records: [Record; Temper::CHOICE.len()],
     current: usize,
-    /// How many steps of forgetting were made.
-    steps: u64,
-    /// When the span began (or will), how many requests were rehearsed in it, and how many of them were warming up.
-    since: Timestamp,
-    rehearsed: u32,
-    warm_up: u32,
+    /// The part of the requests that the current temper was imagined to lose.
+    imagined: f64,
+    credit: f64,
+    credit_at: Timestamp,
+    lately: Losses,
+    /// Since the current temper was taken on.
+    trial: Losses,
     /// Whether some model's times depend on the input.
-    uneven: bool,
-    /// The request that came last, and when: it isn't rehearsed before reality has decided about it.
-    waiting: Option<(Timestamp, Request)>,
+    pub uneven: bool,
 }
 
 impl Rehearsals {
-    pub fn new(config: &Config) -> Self {
-        let runs = Temper::CHOICE.iter().map(|&temper| Rehearsal::new(config, temper)).collect();
+    pub fn new() -> Self {
         Self {
-            runs,
+            stage: Stage::Idle,
+            records: Default::default(),
             current: 0,
-            steps: 0,
-            since: Timestamp::ZERO,
-            rehearsed: 0,
-            warm_up: 0,
+            imagined: 0.0,
+            credit: CREDIT,
+            credit_at: Timestamp::ZERO,
+            lately: Losses::default(),
+            trial: Losses::default(),
             uneven: false,
-            waiting: None,
         }
     }
 
-    /// Takes note of a fact. A request is rehearsed by the next [`Rehearsals::catch_up`].
-    pub fn follow(&mut self, now: Timestamp, event: &Event, real: &Ledger) {
-        match event {
-            Event::Submitted(request) if request.deadline_at != Timestamp::NEVER && now >= self.since => {
-                self.waiting = Some((now, *request));
-            }
-            Event::ModelAdded(_)
-            | Event::ModelRemoved(_)
-            | Event::DeviceAdded(_)
-            | Event::DeviceLost(_)
-            | Event::DeviceChanged { .. } => {
-                for run in &mut self.runs {
-                    run.advance(now, real);
-                    run.step(now, event.clone(), real);
-                }
-            }
-            _ => {}
+    /// The position of the temper in force among those that can be.
+    pub fn current(&self) -> usize {
+        self.current
+    }
+
+    /// A request with a deadline had its end. Tells which temper to have from now on, if it is another one.
+    pub fn settled(&mut self, now: Timestamp, lost: bool) -> Option<Temper> {
+        self.lately.note(now, LATELY, lost);
+        self.trial.note(now, TRIAL, lost);
+        let Losses { lost, all, .. } = self.trial;
+        if self.current != 0 && all >= 50.0 && lost > all * FAILED.max(TIMES_IMAGINED * self.imagined) {
+            self.records[self.current].banned_until = now + BANNED;
+            return self.take_on(now, 0);
+        }
+        if self.current != 0 && self.lately.lost < NOTHING {
+            return self.take_on(now, 0);
+        }
+        None
+    }
+
+    fn take_on(&mut self, now: Timestamp, next: usize) -> Option<Temper> {
+        if next == self.current {
+            return None;
+        }
+        self.current = next;
+        self.trial = Losses { at: now, ..Losses::default() };
+        Some(Temper::CHOICE[next])
+    }
+
+    /// Whether a span should begin with the request that comes now.
+    pub fn wants(&mut self, now: Timestamp) -> bool {
+        let rested = EACH_SECOND * now.since(self.credit_at).as_secs_f64();
+        self.credit_at = now;
+        self.credit = (self.credit + SHARE + rested).min(CREDIT);
+        self.lately.forget(now, LATELY);
+        matches!(self.stage, Stage::Idle) && self.lately.lost >= SOMETHING && self.credit >= REQUESTS.0 as f64
+    }
+
+    pub fn begin(&mut self, now: Timestamp, machine: Scheduler) {
+        let span = Span { machine, began_at: now, arrivals: Vec::new(), objective: Duration::ZERO };
+        self.stage = Stage::Writing(Box::new(span));
+    }
+
+    /// Writes a request down, if a span is open.
+    pub fn came(&mut self, now: Timestamp, request: &Request) {
+        let Stage::Writing(span) = &mut self.stage else { return };
+        span.arrivals.push((now, *request));
+        span.objective = span.objective.max(request.deadline_at.since(now));
+        let (count, passed) = (span.arrivals.len(), now.since(span.began_at));
+        let enough = count >= REQUESTS.0 && passed >= span.objective * OBJECTIVES;
+        if enough || count >= REQUESTS.1 || passed >= LONGEST {
+            self.credit -= count as f64;
+            let Stage::Writing(span) = std::mem::replace(&mut self.stage, Stage::Idle) else { return };
+            self.stage = Stage::Full(Some(span));
         }
     }
 
-    /// Rehearses the request that waits for it. Tells which temper to have from now on, if it is another one.
-    pub fn catch_up(&mut self, real: &Ledger) -> Option<Temper> {
-        let (now, request) = self.waiting.take()?;
-        for run in &mut self.runs {
-            run.submit(now, request, real);
-        }
-        self.rehearsed += 1;
-        self.forget(now);
-        self.next_span(now);
-        self.choose()
+    /// The span that waits to be rehearsed. Whether it was taken makes no difference to what is decided.
+    pub fn take(&mut self) -> Option<Box<Span>> {
+        if let Stage::Full(span) = &mut self.stage { span.take() } else { None }
     }
 
-    /// Every rehearsal learns the same of how requests differ.
-    pub fn measured(&mut self, measured: &Measured, dynamic: bool) {
-        self.uneven |= dynamic;
-        for run in &mut self.runs {
-            run.scheduler.measured(measured);
+    /// What became of a span. Tells which temper to have from now on, if it is another one.
+    pub fn adopt(&mut self, now: Timestamp, rehearsed: &Rehearsed) -> Option<Temper> {
+        if !matches!(self.stage, Stage::Full(_)) || rehearsed.lost.len() != self.records.len() {
+            return None;
         }
-    }
-
-    /// Ends the span when it is over or enough were rehearsed in it.
-    fn next_span(&mut self, now: Timestamp) {
-        let ends_at = self.since + SPAN;
-        if now < ends_at && self.rehearsed < REHEARSED {
-            return;
+        let Stage::Full(_) = std::mem::replace(&mut self.stage, Stage::Idle) else { return None };
+        let all = f64::from(rehearsed.requests).max(1.0);
+        let kept = libm::exp(-all / MEMORY - rehearsed.lasted.as_secs_f64() / MEMORY_TIME);
+        for (record, &lost) in self.records.iter_mut().zip(&rehearsed.lost) {
+            record.lost = record.lost * kept + f64::from(lost);
         }
-        self.warm_up = if now < ends_at { WARM_UP } else { 0 };
-        self.since = ends_at.max(now);
-        self.rehearsed = 0;
-    }
-
-    /// Lets what was lost long ago count for less, and what is lost while warming up for nothing.
-    fn forget(&mut self, now: Timestamp) {
-        let steps = now.as_nanos() / STEP.as_nanos();
-        let kept = (self.steps..steps.min(self.steps + 10_000)).fold(1.0, |kept, _| kept * MEMORY);
-        self.steps = steps;
-        let counts = self.rehearsed > self.warm_up;
-        for run in &mut self.runs {
-            let lost = std::mem::take(&mut run.lost_now);
-            run.lost = run.lost * kept + if counts { lost } else { 0.0 };
-        }
-    }
-
-    fn choose(&mut self) -> Option<Temper> {
-        let lost = |index: usize| self.runs[index].lost;
+        let allowed = |index: &usize| *index == 0 || self.records[*index].banned_until <= now;
+        let lost = |index: usize| self.records[index].lost;
         // The first of equal ones: the usual one.
-        let best = (0..self.runs.len()).min_by(|&a, &b| lost(a).total_cmp(&lost(b)))?;
+        let best = (0..self.records.len()).filter(allowed).min_by(|&a, &b| lost(a).total_cmp(&lost(b)))?;
         let noise = if self.uneven { UNEVEN_NOISE } else { NOISE };
         let better = lost(self.current) > lost(best) + MARGIN + noise * lost(best).sqrt();
-        let next = if lost(0) < NOTHING {
-            0
-        } else if better {
-            best
-        } else {
-            self.current
-        };
-        (std::mem::replace(&mut self.current, next) != next).then_some(Temper::CHOICE[next])
+        let next = if better { best } else { self.current };
+        self.imagined = f64::from(rehearsed.lost[next]) / all;
+        self.take_on(now, next)
+    }
+}
+
+/// What came in a while, and the machine as it was before: all that a rehearsal needs.
+#[derive(Debug)]
+pub struct Span {
+    machine: Scheduler,
+    began_at: Timestamp,
+    arrivals: Vec<(Timestamp, Request)>,
+    objective: Duration,
+}
+
+impl Span {
+    /// Runs the requests once with each temper. A pure function that may take a while: the scheduler's driver calls it where
+    /// nobody waits for it, and tells the scheduler the result as [`Event::Adopted`].
+    pub fn rehearse(&self) -> Rehearsed {
+        let lost = Temper::CHOICE.iter().map(|&temper| Rehearsal::new(self, temper).run(&self.arrivals)).collect();
+        let last_at = self.arrivals.last().map_or(self.began_at, |(at, _)| *at);
+        Rehearsed { requests: self.arrivals.len() as u32, lasted: last_at.since(self.began_at), lost }
+    }
+
+    /// How many requests are run, all tempers together.
+    pub fn work(&self) -> usize {
+        self.arrivals.len() * Temper::CHOICE.len()
+    }
+}
+
+impl Scheduler {
+    /// Notes that a request with a deadline was answered in time, or not.
+    pub(crate) fn note_settled(&mut self, in_time: bool) {
+        if let Some(temper) = self.rehearsals.as_mut().and_then(|rehearsals| rehearsals.settled(self.now, !in_time)) {
+            self.policy.adopt(temper);
+        }
+    }
+
+    /// Writes a request down for a rehearsal, if there is one.
+    pub(crate) fn write_down(&mut self, request: &Request) {
+        let Some(rehearsals) = &mut self.rehearsals else { return };
+        if request.deadline_at == Timestamp::NEVER {
+            return;
+        }
+        if rehearsals.wants(self.now) && self.ledger.places() <= MOST_PLACES {
+            let copy = self.imagined();
+            if let (Some(rehearsals), Some(copy)) = (&mut self.rehearsals, copy) {
+                rehearsals.begin(self.now, copy);
+            }
+        }
+        if let Some(rehearsals) = &mut self.rehearsals {
+            rehearsals.came(self.now, request);
+        }
+    }
+
+    /// What should be rehearsed, when there is something: call it after steps, rehearse the span where nobody waits for it, and tell the
+    /// result as [`Event::Adopted`].
+    pub fn take_span(&mut self) -> Option<Box<Span>> {
+        self.rehearsals.as_mut()?.take()
+    }
+
+    /// Which of its tempers `punctual` has now, by number; 0 is the usual one.
+    pub fn temper(&self) -> usize {
+        self.rehearsals.as_ref().map_or(0, Rehearsals::current)
+    }
+
+    pub(crate) fn adopted(&mut self, rehearsed: &Rehearsed) {
+        if let Some(temper) = self.rehearsals.as_mut().and_then(|rehearsals| rehearsals.adopt(self.now, rehearsed)) {
+            self.policy.adopt(temper);
+        }
+    }
+
+    /// A copy that knows what this one knows and learns nothing.
+    fn imagined(&self) -> Option<Self> {
+        Some(Self {
+            config: self.config.clone(),
+            ledger: self.ledger.clone(),
+            requests: self.requests.clone(),
+            policy: self.policy.copy()?,
+            rehearsals: None,
+            planner: self.planner.clone(),
+            slack: self.slack.clone(),
+            shares: self.shares.clone(),
+            lead: self.lead,
+            hungry: self.hungry.clone(),
+            hungry_at: self.hungry_at.clone(),
+            touched: Vec::new(),
+            sequence: self.sequence,
+            now: self.now,
+            learns: false,
+        })
     }
 }
 
@@ -155,8 +310,11 @@ const UNSEEN: u64 = 64;
 /// Something that an imagined device does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct UnderWay {
+    /// When the end is heard of, and when it is.
+    heard_at: Timestamp,
     ends_at: Timestamp,
     action: ActionId,
+    device: DeviceId,
     /// `None` for what comes too late.
     started_at: Option<Timestamp>,
     /// What was done before its start, and what could have been.
@@ -164,7 +322,7 @@ struct UnderWay {
 }
 
 /// Until when an imagined device executes and loads.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Busy {
     exec: Timestamp,
     load: Timestamp,
@@ -172,94 +330,131 @@ struct Busy {
 
 #[derive(Debug)]
 struct Rehearsal {
-    scheduler: Box<Scheduler>,
+    scheduler: Scheduler,
+    /// What a report takes to come back.
+    way: Duration,
     under_way: BinaryHeap<Reverse<UnderWay>>,
     devices: Vec<Busy>,
-    /// Requests have slots of their own: they live longer or shorter than in reality.
+    /// Requests have slots of their own, behind those that were in hand at the beginning.
     free_slots: Vec<u32>,
     slots: u32,
-    /// How many requests were lost lately, and how many since the last look.
-    lost: f64,
-    lost_now: f64,
+    lost: u32,
     commands: Vec<Command>,
 }
 
 impl Rehearsal {
-    fn new(config: &Config, temper: Temper) -> Self {
-        Self {
-            scheduler: Box::new(Scheduler::with_temper(config.clone(), temper)),
+    fn new(span: &Span, temper: Temper) -> Self {
+        let mut scheduler = span.machine.imagined().expect("a copy can be copied");
+        scheduler.policy.adopt(temper);
+        let mut rehearsal = Self {
+            way: scheduler.config.delay.control,
             under_way: BinaryHeap::new(),
             devices: Vec::new(),
             free_slots: Vec::new(),
-            slots: 0,
-            lost: 0.0,
-            lost_now: 0.0,
+            slots: scheduler.requests.slots(),
+            lost: 0,
             commands: Vec::new(),
+            scheduler,
+        };
+        rehearsal.go_on();
+        rehearsal
+    }
+
+    /// What was under way at the beginning ends when it was expected to.
+    fn go_on(&mut self) {
+        let now = self.scheduler.now;
+        let ids: Vec<DeviceId> = self.scheduler.ledger.device_ids().collect();
+        for device in ids {
+            let there = self.scheduler.ledger.device(device);
+            let busy = Busy { exec: there.exec.start_at(now), load: there.load.start_at(now) };
+            let ends: Vec<_> = there.exec.ends(now).chain(there.load.ends(now)).collect();
+            *self.busy(device) = busy;
+            for (action, ends_at) in ends {
+                let started_at = Some(now.min(ends_at));
+                let heard_at = ends_at + self.way;
+                let transfers = Default::default();
+                self.under_way.push(Reverse(UnderWay { heard_at, ends_at, action, device, started_at, transfers }));
+            }
         }
     }
 
-    fn submit(&mut self, now: Timestamp, request: Request, real: &Ledger) {
-        self.advance(now, real);
-        let slot = self.free_slots.pop().unwrap_or_else(|| {
-            self.slots += 1;
-            self.slots - 1
-        });
-        let id = RequestId { slot, generation: 0 };
-        self.step(now, Event::Submitted(Request { id, ..request }), real);
+    /// How many of these requests are lost, and of those that were in hand.
+    fn run(mut self, arrivals: &[(Timestamp, Request)]) -> u32 {
+        for &(now, request) in arrivals {
+            self.advance(now);
+            let slot = self.free_slots.pop().unwrap_or_else(|| {
+                self.slots += 1;
+                self.slots - 1
+            });
+            let id = RequestId { slot, generation: 0 };
+            self.step(now, Event::Submitted(Request { id, ..request }));
+        }
+        let last = arrivals.iter().map(|(_, request)| request.deadline_at).max();
+        self.advance(last.unwrap_or(self.scheduler.now) + Duration::from_secs(1));
+        self.lost
     }
 
     /// Lets everything happen that happens until now.
-    fn advance(&mut self, now: Timestamp, real: &Ledger) {
+    fn advance(&mut self, now: Timestamp) {
         loop {
-            let ended = self.under_way.peek().map(|Reverse(first)| *first);
+            let first = self.under_way.peek().map(|Reverse(first)| *first);
             let wakeup = self.scheduler.next_wakeup().map(|(at, _)| at);
-            match ended {
-                Some(UnderWay { ends_at, action, started_at, transfers: (before, beside) })
-                    if ends_at <= now && wakeup.is_none_or(|at| ends_at <= at) =>
-                {
+            match first {
+                Some(over) if over.heard_at <= now && wakeup.is_none_or(|at| over.heard_at <= at) => {
                     self.under_way.pop();
-                    let transfers = Transfers { before, beside };
-                    let done = |started_at| ActionStatus::Done { started_at, ended_at: ends_at, transfers };
-                    let status = started_at.map_or(ActionStatus::TooLate, done);
-                    self.step(ends_at, Event::Reported(Report { action, status }), real);
+                    self.ended(over);
                 }
                 _ => match wakeup.filter(|&at| at <= now) {
-                    Some(at) => self.step(at, Event::WokeUp, real),
+                    Some(at) => self.step(at.max(self.scheduler.now), Event::WokeUp),
                     None => return,
                 },
             }
         }
     }
 
-    fn step(&mut self, now: Timestamp, event: Event, real: &Ledger) {
+    fn ended(&mut self, over: UnderWay) {
+        let UnderWay { heard_at, ends_at, action, device, started_at, transfers: (before, beside) } = over;
+        if action >= ActionId::DRIVERS {
+            return self.step(heard_at, Event::Returned { device, action });
+        }
+        let transfers = Transfers { before, beside };
+        let done = |started_at| ActionStatus::Done { started_at, ended_at: ends_at, transfers };
+        let status = started_at.map_or(ActionStatus::TooLate, done);
+        self.step(heard_at, Event::Reported(Report { action, status }));
+    }
+
+    fn step(&mut self, now: Timestamp, event: Event) {
         let mut commands = std::mem::take(&mut self.commands);
         self.scheduler.step(now, event, &mut commands);
         for command in commands.drain(..) {
             match command {
                 Command::Execute(order) => {
-                    let (takes, beside) = self.takes(&order, real);
+                    let (takes, beside) = self.takes(&order);
+                    let rows = order.requests.len() as u32;
+                    let here_at = now + self.scheduler.config.delay.of(rows);
                     let busy = &mut self.busy(order.device).exec;
-                    let start_at = order.window.earliest.max(now).max(*busy);
+                    let start_at = order.window.earliest.max(here_at).max(*busy);
                     let in_time = start_at <= order.window.latest;
                     // Inputs come while the batch waits for others.
-                    let transfers = (beside.min(start_at.since(now)), beside);
-                    let ends_at = if in_time { start_at + (takes - transfers.0) } else { start_at };
+                    let transfers = (beside.min(start_at.since(here_at)), beside);
+                    // What is too late takes a moment, so that it can't go on for ever at one instant.
+                    let takes = if in_time { takes - transfers.0 } else { Duration::from_micros(1) };
+                    let ends_at = start_at + takes;
                     *busy = ends_at;
                     let started_at = in_time.then_some(start_at);
-                    let action = order.action;
-                    self.under_way.push(Reverse(UnderWay { ends_at, action, started_at, transfers }));
+                    self.push(order.action, order.device, (started_at, ends_at), transfers);
                 }
                 Command::Load(order) => {
+                    let here_at = now + self.way;
                     let busy = &mut self.busy(order.device).load;
-                    let start_at = order.window.earliest.max(now).max(*busy);
+                    let start_at = order.window.earliest.max(here_at).max(*busy);
                     let ends_at = start_at + order.expected;
                     *busy = ends_at;
-                    let (action, started_at, transfers) = (order.action, Some(start_at), Default::default());
-                    self.under_way.push(Reverse(UnderWay { ends_at, action, started_at, transfers }));
+                    self.push(order.action, order.device, (Some(start_at), ends_at), Default::default());
                 }
                 Command::Finish { request, outcome } => {
                     self.free_slots.push(request.slot);
-                    self.lost_now += f64::from(u8::from(outcome != Outcome::Done));
+                    self.lost += u32::from(outcome != Outcome::Done);
                 }
                 // Windowed policies break nothing off.
                 Command::Unload(_) | Command::Preempt { .. } => {}
@@ -268,13 +463,22 @@ impl Rehearsal {
         self.commands = commands;
     }
 
+    fn push(
+        &mut self,
+        action: ActionId,
+        device: DeviceId,
+        (started_at, ends_at): (Option<Timestamp>, Timestamp),
+        transfers: (Duration, Duration),
+    ) {
+        let heard_at = ends_at + self.way;
+        self.under_way.push(Reverse(UnderWay { heard_at, ends_at, action, device, started_at, transfers }));
+    }
+
     /// What a batch takes in imagination: what is usual, or what its longest request may; and what of it may run beside others.
-    fn takes(&self, order: &Execution, real: &Ledger) -> (Duration, Duration) {
-        let model = real.model(order.model);
+    fn takes(&self, order: &Execution) -> (Duration, Duration) {
+        let model = self.scheduler.ledger.model(order.model);
         let Some(spread) = model.spread.as_ref().filter(|spread| spread.is_dynamic()) else {
-            // A device that is gone in reality may still be there in imagination.
-            let kind = real.devices.get(order.device.index()).and_then(Option::as_ref).map_or(0, |device| device.kind);
-            let class = model.latency_on(kind).class_for(order.batch);
+            let class = self.scheduler.ledger.latency(order.model, order.device).class_for(order.batch);
             let beside = class.beside();
             let unseen = if beside > Duration::ZERO { class.whole() / UNSEEN } else { Duration::ZERO };
             return (class.whole() + unseen, beside);
@@ -293,130 +497,8 @@ impl Rehearsal {
 
     fn busy(&mut self, device: DeviceId) -> &mut Busy {
         if self.devices.len() <= device.index() {
-            self.devices.resize(device.index() + 1, Busy { exec: Timestamp::ZERO, load: Timestamp::ZERO });
+            self.devices.resize(device.index() + 1, Busy::default());
         }
         &mut self.devices[device.index()]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::PolicyKind;
-    use crate::event::{DeviceSpec, ModelSpec};
-    use crate::temper::Start;
-    use base::{ApplicationId, LatencyProfile, ModelId};
-
-    /// A scheduler with one device and one model that takes `alpha` for each row and `beta` for each batch.
-    fn scheduler(alpha: u64, beta: u64) -> Scheduler {
-        let config = Config {
-            policy: PolicyKind::Punctual,
-            schedule_ahead: Duration::ZERO,
-            predict_admission: false,
-            ..Config::default()
-        };
-        let mut scheduler = Scheduler::new(config);
-        let sizes: Vec<u32> = (1..=32).collect();
-        let profile = LatencyProfile::linear(
-            Duration::from_micros(alpha),
-            Duration::from_micros(beta),
-            &sizes,
-            Duration::from_micros(1),
-        );
-        let spec = ModelSpec {
-            model: ModelId(0),
-            pages: 1,
-            profile: profile.unwrap(),
-            elsewhere: Vec::new(),
-            objective: None,
-            fixed: Duration::ZERO,
-        };
-        let mut out = Vec::new();
-        scheduler.step(
-            Timestamp::ZERO,
-            Event::DeviceAdded(DeviceSpec { device: DeviceId(0), pages: 1, kind: 0 }),
-            &mut out,
-        );
-        scheduler.step(Timestamp::ZERO, Event::ModelAdded(spec), &mut out);
-        scheduler
-    }
-
-    /// A request every `gap` with this long to live, all in microseconds. What the real devices do doesn't matter here.
-    fn rehearse(scheduler: &mut Scheduler, count: u32, gap: u64, objective: u64) {
-        rehearse_gaps(scheduler, std::iter::repeat_n(gap, count as usize), objective);
-    }
-
-    fn rehearse_gaps(scheduler: &mut Scheduler, gaps: impl Iterator<Item = u64>, objective: u64) {
-        let mut now = scheduler.now;
-        for (slot, gap) in (0..).zip(gaps) {
-            now += Duration::from_micros(gap);
-            let id = RequestId { slot, generation: 0 };
-            let deadline_at = now + Duration::from_micros(objective);
-            let request = Request {
-                id,
-                model: ModelId(0),
-                deadline_at,
-                priority: 0,
-                rows: 1,
-                application: ApplicationId::DEFAULT,
-                size: None,
-            };
-            let Scheduler { rehearsals, ledger, .. } = scheduler;
-            let rehearsals = rehearsals.as_mut().unwrap();
-            rehearsals.follow(now, &Event::Submitted(request), ledger);
-            rehearsals.catch_up(ledger);
-            scheduler.now = now;
-        }
-    }
-
-    fn lost(scheduler: &Scheduler) -> Vec<f64> {
-        scheduler.rehearsals.as_ref().unwrap().runs.iter().map(|run| run.lost.round()).collect()
-    }
-
-    fn temper(scheduler: &Scheduler) -> Temper {
-        Temper::CHOICE[scheduler.rehearsals.as_ref().unwrap().current]
-    }
-
-    #[test]
-    fn the_temper_that_loses_the_fewest_is_taken_on() {
-        // One device and weak batching: whoever lets it stand still until the last moment, loses.
-        let mut scheduler = scheduler(4_700, 2_000);
-        // From 0.2 to 25.6 ms, in an order without order.
-        let gaps = (0..2_000_u64).map(|index| 200 << (((index * index * 2_654_435_761) >> 20) & 7));
-        rehearse_gaps(&mut scheduler, gaps, 34_000);
-        let lost = lost(&scheduler);
-        let late = Temper::CHOICE.iter().position(|temper| temper.start == Start::Late).unwrap();
-        assert!(lost[late] > 1.3 * lost[0].max(1.0), "{lost:?}");
-        assert_ne!(temper(&scheduler).start, Start::Late);
-        // The one that is in use is within the margin of the best.
-        let current = scheduler.rehearsals.as_ref().unwrap().current;
-        let best = lost.iter().copied().fold(f64::INFINITY, f64::min);
-        assert!(lost[current] <= best + MARGIN + NOISE * best.sqrt() + 1.0, "{lost:?}");
-    }
-
-    #[test]
-    fn when_nothing_is_lost_any_more_it_is_as_usual() {
-        let mut scheduler = scheduler(1_000, 10_000);
-        scheduler.rehearsals.as_mut().unwrap().current = 4;
-        scheduler.rehearsals.as_mut().unwrap().runs[0].lost = 100.0;
-        // Half a minute is remembered for some minutes.
-        rehearse(&mut scheduler, 10, 1_000_000, 50_000);
-        assert_eq!(temper(&scheduler).start, Start::Late);
-        rehearse(&mut scheduler, 300, 1_000_000, 50_000);
-        assert_eq!(temper(&scheduler), Temper::USUAL);
-        assert_eq!(lost(&scheduler), [0.0; 5]);
-    }
-
-    #[test]
-    fn a_dense_stream_is_rehearsed_for_a_part_of_the_time() {
-        let mut scheduler = scheduler(1, 10);
-        rehearse(&mut scheduler, REHEARSED - 1, 20, 1_000);
-        let rehearsals = scheduler.rehearsals.as_ref().unwrap();
-        assert_eq!((rehearsals.rehearsed, rehearsals.since), (REHEARSED - 1, Timestamp::ZERO));
-        // A second has passed; the next span begins after five.
-        rehearse(&mut scheduler, 10_000, 20, 1_000);
-        let rehearsals = scheduler.rehearsals.as_ref().unwrap();
-        assert_eq!((rehearsals.rehearsed, rehearsals.since), (0, Timestamp::ZERO + SPAN));
-        assert_eq!(rehearsals.warm_up, WARM_UP);
     }
 }

@@ -40,7 +40,7 @@ impl Entry {
 }
 
 /// Slots are the driver's, dense and bounded; so is this table.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Requests {
     slots: Vec<Option<Entry>>,
     len: usize,
@@ -69,6 +69,11 @@ impl Requests {
         self.get(id)?;
         self.len -= 1;
         self.slots[id.slot as usize].take()
+    }
+
+    /// How many slots were ever in use at once.
+    pub fn slots(&self) -> u32 {
+        self.slots.len() as u32
     }
 
     pub fn len(&self) -> usize {

@@ -26,7 +26,7 @@ const NO_ROOM_RETRY: Duration = Duration::from_millis(1);
 /// Batch work doesn't push out a model that had a request with a deadline more recently than this.
 const URGENT_PROTECTION: Duration = Duration::from_secs(2);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Planner {
     /// Models with unmet demand that aren't on every device, the most wanting first.
     wanting: BTreeSet<(Reverse<u64>, ModelId)>,

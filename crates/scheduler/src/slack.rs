@@ -36,7 +36,7 @@ impl BatchWorkLimit {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SlackWatch {
     epoch_ends_at: Timestamp,
     /// The least slack seen in this epoch and in the one before.

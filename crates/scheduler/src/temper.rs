@@ -42,12 +42,15 @@ impl Temper {
 
     /// What `punctual` may become. On 48 of the 432 combinations of the experiment `home-ground` the best of these was nowhere more
     /// than 1.1 % below the best of those that were tried of `AtOnce`, `Patient`, `Late` with the four `Keep`s (note 013).
-    pub const CHOICE: [Self; 5] = [
+    pub const CHOICE: [Self; 8] = [
         Self::USUAL,
         Self { start: Start::AtOnce, keep: Keep::Nearly },
         Self { start: Start::Patient, keep: Keep::Full },
         Self { start: Start::Patient, keep: Keep::First },
         Self { start: Start::Late, keep: Keep::Nearly },
+        Self { start: Start::After(0.2), keep: Keep::Nearly },
+        Self { start: Start::AtOnce, keep: Keep::First },
+        Self { start: Start::AtOnce, keep: Keep::Full },
     ];
 
     /// What the temper means for models whose times depend on the input: when their batches start, and which are best. Waiting

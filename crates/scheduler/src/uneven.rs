@@ -43,7 +43,7 @@ struct Waiting {
 }
 
 /// Scratch space for forming batches.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Uneven {
     waiting: Vec<Waiting>,
     /// The kinds that wait, the shortest first.

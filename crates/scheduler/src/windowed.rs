@@ -76,7 +76,7 @@ enum Standing {
     Ready(Rank),
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct ModelEntry {
     standing: Standing,
     /// Whether it is in `changed`.
@@ -88,7 +88,7 @@ struct ModelEntry {
     patience: Patience,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Windowed {
     temper: Temper,
     /// Whether gaps between requests and the use of devices are followed, which patience needs.
@@ -546,6 +546,10 @@ impl Policy for Windowed {
         if let Some((until, _)) = self.busy_until[ended.device.index()].take_if(|(_, last)| *last == ended.action) {
             self.busy.remove(&(until, ended.device));
         }
+    }
+
+    fn copy(&self) -> Option<Box<dyn Policy>> {
+        Some(Box::new(self.clone()))
     }
 
     fn adopt(&mut self, temper: Temper) {

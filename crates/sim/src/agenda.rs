@@ -1,7 +1,7 @@
 //! What is due when, in virtual time. Ties go in the order in which they were written down.
 
 use base::{ActionId, DeviceId, RequestId, Timestamp};
-use scheduler::{Command, Report};
+use scheduler::{Command, Rehearsed, Report};
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
@@ -49,6 +49,8 @@ pub(crate) enum Due {
     Notice(DeviceId),
     /// A device is back, empty.
     Revive(DeviceId),
+    /// A rehearsal is over, and the controller hears of it.
+    Adopt(Rehearsed),
     /// The cluster asks for advice.
     Advise,
     /// A device that was asked for is there.

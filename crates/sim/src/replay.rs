@@ -372,6 +372,7 @@ impl ReplayTally {
             | Event::Borrowed { .. }
             | Event::Returned { .. }
             | Event::Measured(_)
+            | Event::Adopted(_)
             | Event::WokeUp => {}
         }
     }

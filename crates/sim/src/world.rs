@@ -12,7 +12,7 @@ use crate::violation::{Broken, Violation};
 use crate::{Fingerprint, Network, Setup, Traffic};
 use base::{DeviceId, Duration, Timestamp};
 use scheduler::shards::Sharded;
-use scheduler::{Command, DeviceSpec, Event, ModelSpec, PolicyKind, Scheduler};
+use scheduler::{Command, DeviceSpec, Event, ModelSpec, PolicyKind, Scheduler, Span};
 
 /// How long after the last request everything must have ended: longer than any objective, report or downtime.
 const PATIENCE: Duration = Duration::from_secs(3_600);
@@ -33,7 +33,14 @@ pub trait Machine {
     fn promises(&self, setup: &Setup) -> Promises {
         promises_of(setup)
     }
+    /// What it wants to have rehearsed.
+    fn take_span(&mut self) -> Option<Box<Span>> {
+        None
+    }
 }
+
+/// What rehearsing a request takes, in virtual time.
+const REHEARSED_IN: Duration = Duration::from_micros(2);
 
 /// What the scheduler promises with those settings.
 fn promises_of(setup: &Setup) -> Promises {
@@ -69,6 +76,10 @@ impl Machine for Scheduler {
 
     fn free_pages(&self, device: DeviceId) -> Option<u32> {
         Self::free_pages(self, device)
+    }
+
+    fn take_span(&mut self) -> Option<Box<Span>> {
+        Self::take_span(self)
     }
 }
 
@@ -380,6 +391,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
                 self.plant.slow(device, self.now, &mut self.agenda);
                 Ok(())
             }
+            Due::Adopt(rehearsed) => self.tell(Event::Adopted(rehearsed)),
             Due::Advise => self.advise(),
             Due::Come(device) => {
                 self.plant.join(device);
@@ -477,6 +489,10 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
             self.obey(order)?;
         }
         self.orders = orders;
+        if let Some(span) = self.machine.take_span() {
+            let over_at = self.now + REHEARSED_IN * span.work() as u64;
+            self.agenda.add(over_at, Due::Adopt(span.rehearse()));
+        }
         Ok(())
     }
 

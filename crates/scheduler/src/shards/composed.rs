@@ -104,7 +104,7 @@ impl Sharded {
                 }
             }
             // Shards plan with plain estimates, the same for all devices.
-            Event::DeviceChanged { .. } | Event::Measured(_) | Event::WokeUp => {}
+            Event::DeviceChanged { .. } | Event::Measured(_) | Event::Adopted(_) | Event::WokeUp => {}
         }
         self.settle(out);
     }
