@@ -16,21 +16,25 @@
 //! was imagined is left at once, and not taken on again soon.
 
 use crate::event::{ActionStatus, Command, Event, Execution, Outcome, Report, Request};
-use crate::temper::Temper;
+use crate::temper::{Keep, Temper};
 use crate::{Rehearsed, Scheduler};
 use base::{ActionId, DeviceId, Duration, RequestId, Timestamp, Transfers};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
 /// A span is full with so many requests and after so many objectives, but in no case has it more of either than the second.
-const REQUESTS: (usize, usize) = (3_000, 20_000);
-const OBJECTIVES: u64 = 8;
+const REQUESTS: (usize, usize) = (3_000, 40_000);
+const OBJECTIVES: u64 = 16;
 const LONGEST: Duration = Duration::from_secs(5);
 /// So many requests may be rehearsed before others have come: of those that come, one in so many adds one more, and so many a
 /// second in any case.
-const CREDIT: f64 = 40_000.0;
-const SHARE: f64 = 1.0 / 32.0;
-const EACH_SECOND: f64 = 500.0;
+const CREDIT: f64 = 80_000.0;
+const SHARE: f64 = 1.0 / 16.0;
+const EACH_SECOND: f64 = 1_000.0;
+/// The first so many objectives of a span don't count, up to a third of it: at first a temper lives on what the one before left it. Nor do requests that came less than an
+/// objective before its end: nobody comes after them, which flatters whoever puts off.
+const WARM_UP: u64 = 5;
 /// A copy of the machine takes time in proportion to where models are; with more places than this nothing is rehearsed.
 const MOST_PLACES: usize = 100_000;
 /// Losses in rehearsals count for a third after so many more requests, or so much time.
@@ -39,20 +43,25 @@ const MEMORY_TIME: f64 = 120.0;
 /// A temper is left for one that lost fewer by this, and by this part of the root of its losses, which is their noise.
 const MARGIN: f64 = 1.0;
 const NOISE: f64 = 0.5;
-/// The same where times depend on the input: what is imagined is then drawn by chance.
+/// The usual temper is the safest. It is left only where it really loses this part of all requests, and for one that would lose fewer by as much.
+const WORTHWHILE: f64 = 0.003;
+/// The noise where times depend on the input: what is imagined is then drawn by chance.
 const UNEVEN_NOISE: f64 = 1.5;
 /// With fewer real losses than this lately there is nothing to be gained, and the usual temper answers soonest.
 const NOTHING: f64 = 0.5;
 /// Real losses lately at which a span begins.
 const SOMETHING: f64 = 2.0;
 /// "Lately": real losses count for a third after so many seconds. While a temper proves itself, after the second.
-const LATELY: f64 = 10.0;
-const TRIAL: f64 = 0.3;
+const LATELY: f64 = 30.0;
+const TRIAL: f64 = 0.5;
 /// A temper has failed when this part of all requests is lost, and so many times what was imagined.
-const FAILED: f64 = 0.03;
+const FAILED: f64 = 0.1;
 const TIMES_IMAGINED: f64 = 3.0;
+/// With more devices than this a temper that never gives a first request up can fall from losing nothing to losing a third, from one second to the next (37 models on 148 devices at 94 % of the
+/// peak): no rehearsal of half a second sees that coming, so that it isn't taken on there.
+const FEW_DEVICES: usize = 32;
 /// For so long it isn't taken on again.
-const BANNED: Duration = Duration::from_secs(120);
+const BANNED: Duration = Duration::from_secs(60);
 
 /// What is known of a temper.
 #[derive(Clone, Copy, Debug, Default)]
@@ -103,6 +112,8 @@ enum Stage {
 pub(crate) struct Rehearsals {
     stage: Stage,
     records: [Record; Temper::CHOICE.len()],
+    /// How many requests were rehearsed, lately.
+    rehearsed: f64,
     current: usize,
     /// The part of the requests that the current temper was imagined to lose.
     imagined: f64,
@@ -120,6 +131,7 @@ impl Rehearsals {
         Self {
             stage: Stage::Idle,
             records: Default::default(),
+            rehearsed: 0.0,
             current: 0,
             imagined: 0.0,
             credit: CREDIT,
@@ -140,7 +152,7 @@ impl Rehearsals {
         self.lately.note(now, LATELY, lost);
         self.trial.note(now, TRIAL, lost);
         let Losses { lost, all, .. } = self.trial;
-        if self.current != 0 && all >= 50.0 && lost > all * FAILED.max(TIMES_IMAGINED * self.imagined) {
+        if self.current != 0 && all >= 100.0 && lost > all * FAILED.max(TIMES_IMAGINED * self.imagined) {
             self.records[self.current].banned_until = now + BANNED;
             return self.take_on(now, 0);
         }
@@ -193,7 +205,7 @@ impl Rehearsals {
     }
 
     /// What became of a span. Tells which temper to have from now on, if it is another one.
-    pub fn adopt(&mut self, now: Timestamp, rehearsed: &Rehearsed) -> Option<Temper> {
+    pub fn adopt(&mut self, now: Timestamp, rehearsed: &Rehearsed, devices: usize) -> Option<Temper> {
         if !matches!(self.stage, Stage::Full(_)) || rehearsed.lost.len() != self.records.len() {
             return None;
         }
@@ -203,12 +215,17 @@ impl Rehearsals {
         for (record, &lost) in self.records.iter_mut().zip(&rehearsed.lost) {
             record.lost = record.lost * kept + f64::from(lost);
         }
-        let allowed = |index: &usize| *index == 0 || self.records[*index].banned_until <= now;
+        self.rehearsed = self.rehearsed * kept + all;
+        let steady = |index: usize| devices <= FEW_DEVICES || Temper::CHOICE[index].keep != Keep::First;
+        let allowed = |index: &usize| *index == 0 || (self.records[*index].banned_until <= now && steady(*index));
         let lost = |index: usize| self.records[index].lost;
         // The first of equal ones: the usual one.
         let best = (0..self.records.len()).filter(allowed).min_by(|&a, &b| lost(a).total_cmp(&lost(b)))?;
         let noise = if self.uneven { UNEVEN_NOISE } else { NOISE };
-        let better = lost(self.current) > lost(best) + MARGIN + noise * lost(best).sqrt();
+        let gained = lost(self.current) - lost(best);
+        let worthwhile = self.current != 0
+            || (gained > WORTHWHILE * self.rehearsed && self.lately.lost > WORTHWHILE * self.lately.all);
+        let better = worthwhile && gained > MARGIN + noise * lost(best).sqrt();
         let next = if better { best } else { self.current };
         self.imagined = f64::from(rehearsed.lost[next]) / all;
         self.take_on(now, next)
@@ -229,8 +246,20 @@ impl Span {
     /// nobody waits for it, and tells the scheduler the result as [`Event::Adopted`].
     pub fn rehearse(&self) -> Rehearsed {
         let lost = Temper::CHOICE.iter().map(|&temper| Rehearsal::new(self, temper).run(&self.arrivals)).collect();
-        let last_at = self.arrivals.last().map_or(self.began_at, |(at, _)| *at);
-        Rehearsed { requests: self.arrivals.len() as u32, lasted: last_at.since(self.began_at), lost }
+        let counted = self.counted();
+        let requests = self.arrivals.iter().filter(|(at, _)| counted.contains(at)).count();
+        Rehearsed { requests: requests as u32, lasted: self.lasted(), lost }
+    }
+
+    fn lasted(&self) -> Duration {
+        self.arrivals.last().map_or(self.began_at, |(at, _)| *at).since(self.began_at)
+    }
+
+    /// When those came that count.
+    fn counted(&self) -> Range<Timestamp> {
+        let (lasted, third) = (self.lasted(), self.lasted() / 3);
+        let begin = self.began_at + (self.objective * WARM_UP).min(third);
+        begin..self.began_at + lasted - self.objective.min(third)
     }
 
     /// How many requests are run, all tempers together.
@@ -276,7 +305,9 @@ impl Scheduler {
     }
 
     pub(crate) fn adopted(&mut self, rehearsed: &Rehearsed) {
-        if let Some(temper) = self.rehearsals.as_mut().and_then(|rehearsals| rehearsals.adopt(self.now, rehearsed)) {
+        let devices = self.ledger.device_count;
+        let adopt = |rehearsals: &mut Rehearsals| rehearsals.adopt(self.now, rehearsed, devices);
+        if let Some(temper) = self.rehearsals.as_mut().and_then(adopt) {
             self.policy.adopt(temper);
         }
     }
@@ -337,7 +368,9 @@ struct Rehearsal {
     devices: Vec<Busy>,
     /// Requests have slots of their own, behind those that were in hand at the beginning.
     free_slots: Vec<u32>,
-    slots: u32,
+    /// When the request in each slot came.
+    came_at: Vec<Timestamp>,
+    counted: Range<Timestamp>,
     lost: u32,
     commands: Vec<Command>,
 }
@@ -351,7 +384,8 @@ impl Rehearsal {
             under_way: BinaryHeap::new(),
             devices: Vec::new(),
             free_slots: Vec::new(),
-            slots: scheduler.requests.slots(),
+            came_at: vec![Timestamp::ZERO; scheduler.requests.slots() as usize],
+            counted: span.counted(),
             lost: 0,
             commands: Vec::new(),
             scheduler,
@@ -378,14 +412,15 @@ impl Rehearsal {
         }
     }
 
-    /// How many of these requests are lost, and of those that were in hand.
+    /// How many of these requests are lost, of those that count.
     fn run(mut self, arrivals: &[(Timestamp, Request)]) -> u32 {
         for &(now, request) in arrivals {
             self.advance(now);
             let slot = self.free_slots.pop().unwrap_or_else(|| {
-                self.slots += 1;
-                self.slots - 1
+                self.came_at.push(now);
+                self.came_at.len() as u32 - 1
             });
+            self.came_at[slot as usize] = now;
             let id = RequestId { slot, generation: 0 };
             self.step(now, Event::Submitted(Request { id, ..request }));
         }
@@ -454,7 +489,8 @@ impl Rehearsal {
                 }
                 Command::Finish { request, outcome } => {
                     self.free_slots.push(request.slot);
-                    self.lost += u32::from(outcome != Outcome::Done);
+                    let counts = self.counted.contains(&self.came_at[request.slot as usize]);
+                    self.lost += u32::from(counts && outcome != Outcome::Done);
                 }
                 // Windowed policies break nothing off.
                 Command::Unload(_) | Command::Preempt { .. } => {}
