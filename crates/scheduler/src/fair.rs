@@ -18,9 +18,9 @@ use crate::latency::Latency;
 use base::{Duration, ModelId, Timestamp};
 
 /// Shares are computed anew after so much time.
-const PERIOD: Duration = Duration::from_millis(50);
+const PERIOD: Duration = Duration::from_millis(20);
 /// Rates follow what comes with this time constant, in periods.
-const MEMORY: f64 = 8.0;
+const MEMORY: f64 = 10.0;
 /// Of those that were let in, this part may be given up later.
 const GIVEN_UP: f64 = 0.01;
 /// What one request that is given up takes from the ease.
@@ -30,7 +30,7 @@ const EASE: std::ops::RangeInclusive<f64> = 0.3..=1.15;
 /// Devices are short from when they are busy for this part of the time, whatever the demand seems to be; if they are less so while requests are refused, more can be let in.
 const BUSY: f64 = 0.9;
 /// How much more can be let in then, after each period.
-const RELIEF: f64 = 0.02;
+const RELIEF: f64 = 0.01;
 /// They are no longer short when the demand is below this part of what there is.
 const ENOUGH: f64 = 0.9;
 /// The part of its objective that a model's largest batches may take.

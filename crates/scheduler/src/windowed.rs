@@ -48,7 +48,7 @@ const FULL_HOUSE: f64 = 0.93;
 /// How much of the use of devices is new after a second.
 const USE_SPAN: Duration = Duration::from_secs(1);
 /// The same where it is asked whether devices are short.
-const LATELY: Duration = Duration::from_millis(200);
+const LATELY: Duration = Duration::from_millis(50);
 /// How many candidates are looked at for an early start.
 const EARLY_SEARCH: usize = 4;
 /// An entitled candidate is ready so many times before it must start as a device becomes free on average.
@@ -348,7 +348,9 @@ impl Windowed {
                 continue;
             }
             let soon = self.growing.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= ready_at).count();
-            let freed = self.busy.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= full_at);
+            // Nobody knows when one that is overdue will be.
+            let freed = self.busy.range((self.in_use_at, DeviceId(0))..).take(FORESIGHT);
+            let freed = freed.take_while(|&&(at, _)| at <= full_at);
             // Those that are fed ahead are among the hungry already.
             let freed = freed.filter(|(_, device)| !hungry.contains(device)).count();
             // It is itself among those that will need a device soon. Where objectives are tight, one more device is kept for
