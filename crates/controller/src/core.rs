@@ -722,6 +722,7 @@ impl Core {
         let sampled = self.steps.is_multiple_of(STEPS_PER_SAMPLE);
         if sampled {
             inner.metrics.scheduler_step.observe(inner.clock.now().since(now));
+            inner.metrics.temper.set(self.scheduler.temper() as i64);
         }
         for command in commands.drain(..) {
             match command {

@@ -139,7 +139,8 @@ fn a_report_that_cannot_be_true_is_named_with_its_event() {
     });
     let altered = last as u64 + 1;
     let replay = replay(&forged).unwrap();
-    let broken: Vec<_> = replay.broken.iter().map(|broken| (broken.violation.invariant().to_string(), broken.event)).collect();
+    let broken: Vec<_> =
+        replay.broken.iter().map(|broken| (broken.violation.invariant().to_string(), broken.event)).collect();
     assert!(broken.contains(&("P3".to_owned(), altered)), "{broken:?}");
     assert!(broken.contains(&("P4".to_owned(), altered)), "{broken:?}");
 }

@@ -79,8 +79,7 @@ impl Scheduler {
         }
         let queued = self.policy.queues().of(request.model).rows();
         if self.config.predict_admission
-            && let Some(earliest_at) =
-                self.shares.turn(now, request.model, &entry.latency, (queued, request.rows))
+            && let Some(earliest_at) = self.shares.turn(now, request.model, &entry.latency, (queued, request.rows))
             && earliest_at > request.deadline_at
         {
             return Err(Rejection::Overloaded { earliest_at });

@@ -417,12 +417,12 @@ mod tests {
     fn a_stall_of_one_device_is_not_in_the_estimate_of_all_unless_it_comes_again() {
         let mut latency = latency();
         latency.observe_batch(Timestamp::ZERO, 1, Duration::from_secs(1), micros(0));
-        assert_eq!((latency.smallest(), latency.class_for(1).typical()), (micros(100), micros(100)));
+        assert_eq!((latency.class_for(1).expected(), latency.class_for(1).typical()), (micros(100), micros(100)));
         latency.observe_batch(Timestamp::ZERO, 1, micros(100), micros(0));
         latency.observe_batch(Timestamp::ZERO, 1, Duration::from_secs(1), micros(0));
-        assert_eq!(latency.smallest(), micros(100), "long ago");
+        assert_eq!(latency.class_for(1).expected(), micros(100), "long ago");
         latency.observe_batch(Timestamp::ZERO, 1, Duration::from_secs(1), micros(0));
-        assert_eq!(latency.smallest(), Duration::from_secs(1), "it takes that long");
+        assert_eq!(latency.class_for(1).expected(), Duration::from_secs(1), "it takes that long");
     }
 
     #[test]
@@ -457,11 +457,18 @@ mod tests {
         let mut latency = latency();
         latency.observe_batch(at(1), 1, micros(900), micros(0));
         latency.age(at(1));
-        assert_eq!(latency.smallest(), micros(900));
+        assert_eq!(latency.class_for(1).expected(), micros(900));
         for secs in 2..12 {
             latency.age(at(secs));
         }
-        assert!(latency.smallest() < micros(101), "{}", latency.smallest());
+        assert!(latency.class_for(1).expected() < micros(101), "{}", latency.class_for(1).expected());
+    }
+
+    #[test]
+    fn times_that_do_not_ascend_with_the_size_are_all_looked_at() {
+        let mut latency = latency();
+        latency.observe_batch(Timestamp::ZERO, 1, micros(900), micros(0));
+        assert_eq!((latency.smallest(), latency.largest_within(micros(120))), (micros(110), 2));
     }
 
     #[test]

@@ -51,14 +51,14 @@ mod uneven;
 mod usage;
 mod windowed;
 
-pub use rehearsal::Span;
 pub use config::{Config, Delay, Gather, PolicyKind};
 pub use event::{
-    ActionStatus, Command, DeviceSpec, Event, Execution, Load, Measured, ModelSpec, Outcome, Rehearsed, Rejection, Report,
-    Request, Sample, Unload,
+    ActionStatus, Command, DeviceSpec, Event, Execution, Load, Measured, ModelSpec, Outcome, Rehearsed, Rejection,
+    Report, Request, Sample, Unload,
 };
 pub use fingerprint::Fingerprint;
 pub use one_at_a_time::OneAtATime;
+pub use rehearsal::Span;
 
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
 use clipper::Clipper;
@@ -738,8 +738,7 @@ impl Scheduler {
         assert!(residency.loading_until.is_none(), "P6: {model} is still loading on {device}");
         residency.in_use += 1;
         let arrives_at = now + self.config.delay.of(rows);
-        let expected_done_at =
-            self.ledger.device_mut(device).exec.push(arrives_at, action, candidate.expected, beside);
+        let expected_done_at = self.ledger.device_mut(device).exec.push(arrives_at, action, candidate.expected, beside);
         let (expected, done_at) = (candidate.expected, expected_done_at);
         self.shares.started(now, model, expected);
         self.policy.started(Started { device, action, model, rows, expected, done_at });
@@ -809,8 +808,7 @@ impl Scheduler {
     /// Brings a device's place in `hungry` and `hungry_at` up to date.
     fn set_hungry(&mut self, device: DeviceId) {
         let there = self.ledger.devices[device.index()].as_mut().expect("only devices that are there get work");
-        let (is_hungry, at) =
-            (there.exec.is_hungry(self.now, self.lead), there.exec.hungry_at(self.now, self.lead));
+        let (is_hungry, at) = (there.exec.is_hungry(self.now, self.lead), there.exec.hungry_at(self.now, self.lead));
         let wanted = (!is_hungry && at != Timestamp::NEVER).then_some(at);
         let before = std::mem::replace(&mut there.hungry_at, wanted);
         if before != wanted {

@@ -88,8 +88,11 @@ impl Candidate {
         let sizes = latency.classes().iter().enumerate().skip(first);
         let of = |(class, size): (usize, &Class)| {
             let expected = size.expected();
-            (start_at + expected <= earliest_deadline_at)
-                .then(|| Self { class, expected, latest: earliest_deadline_at - expected })
+            (start_at + expected <= earliest_deadline_at).then(|| Self {
+                class,
+                expected,
+                latest: earliest_deadline_at - expected,
+            })
         };
         sizes.map(of).find_map(std::convert::identity)
     }

@@ -538,3 +538,107 @@ impl Rehearsal {
         &mut self.devices[device.index()]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, PolicyKind};
+    use crate::event::{DeviceSpec, ModelSpec};
+    use base::{ApplicationId, LatencyProfile, ModelId};
+
+    fn at(micros: u64) -> Timestamp {
+        Timestamp::ZERO + Duration::from_micros(micros)
+    }
+
+    fn rehearsed(lost: [u32; Temper::CHOICE.len()]) -> Rehearsed {
+        Rehearsed { requests: 1_000, lasted: Duration::from_secs(1), lost: lost.to_vec() }
+    }
+
+    /// With a span that waits for its result, and many real losses.
+    fn waiting(now: Timestamp) -> Rehearsals {
+        let mut rehearsals = Rehearsals::new();
+        (0..100).for_each(|_| _ = rehearsals.settled(now, true));
+        rehearsals.stage = Stage::Full(None);
+        rehearsals
+    }
+
+    #[test]
+    fn the_temper_that_would_have_lost_the_fewest_is_taken_on() {
+        let mut rehearsals = waiting(at(0));
+        let temper = rehearsals.adopt(at(1), &rehearsed([100, 80, 100, 100, 20, 100, 100, 100]), 8);
+        assert_eq!(temper, Some(Temper::CHOICE[4]));
+        assert_eq!(rehearsals.adopt(at(2), &rehearsed([0; 8]), 8), None, "nothing was asked for");
+    }
+
+    #[test]
+    fn a_little_less_is_no_reason_to_leave_the_usual_temper() {
+        let mut rehearsals = waiting(at(0));
+        assert_eq!(rehearsals.adopt(at(1), &rehearsed([12, 10, 10, 10, 10, 10, 10, 10]), 8), None);
+    }
+
+    #[test]
+    fn a_temper_that_fails_in_reality_is_left_at_once_and_not_taken_on_again_soon() {
+        let mut rehearsals = waiting(at(0));
+        let good = rehearsed([100, 80, 100, 100, 0, 100, 100, 100]);
+        assert_eq!(rehearsals.adopt(at(1), &good, 8), Some(Temper::CHOICE[4]));
+        let left = (0..1_000).find_map(|n: u32| rehearsals.settled(at(1 + u64::from(n)), n.is_multiple_of(3)));
+        assert_eq!(left, Some(Temper::USUAL));
+        rehearsals.stage = Stage::Full(None);
+        assert_eq!(rehearsals.adopt(at(2_000), &good, 8), Some(Temper::CHOICE[1]), "the next best");
+    }
+
+    #[test]
+    fn a_temper_that_can_collapse_is_not_taken_on_with_many_devices() {
+        let first = Temper::CHOICE.iter().position(|temper| temper.keep == Keep::First).unwrap();
+        let mut lost = [100; Temper::CHOICE.len()];
+        lost[first] = 0;
+        assert_eq!(waiting(at(0)).adopt(at(1), &rehearsed(lost), 8), Some(Temper::CHOICE[first]));
+        assert_eq!(waiting(at(0)).adopt(at(1), &rehearsed(lost), 148), None);
+    }
+
+    /// One device, one model with l(b) = 1 + 10 ms that is asked for too much; the first span that is full.
+    fn overloaded() -> (Scheduler, Box<Span>) {
+        let config = Config { policy: PolicyKind::Punctual, predict_admission: false, ..Config::default() };
+        let mut scheduler = Scheduler::new(config);
+        let (alpha, beta) = (Duration::from_millis(1), Duration::from_millis(10));
+        let profile = LatencyProfile::linear(alpha, beta, &[1, 2, 4, 8], Duration::ZERO).unwrap();
+        let (model, pages, fixed) = (ModelId(0), 0, Duration::ZERO);
+        let spec = ModelSpec { model, pages, profile, elsewhere: Vec::new(), objective: None, fixed };
+        let mut out = Vec::new();
+        let device = DeviceSpec { device: DeviceId(0), pages: 1, kind: 0 };
+        scheduler.step(at(0), Event::DeviceAdded(device), &mut out);
+        scheduler.step(at(0), Event::ModelAdded(spec), &mut out);
+        // Nothing is ever reported: what is asked for is lost.
+        for slot in 0..100_000 {
+            let now = at(500 * u64::from(slot));
+            let id = RequestId { slot, generation: 0 };
+            let (priority, rows, application, size) = (0, 1, ApplicationId::DEFAULT, None);
+            let deadline_at = now + Duration::from_millis(30);
+            let request = Request { id, model, deadline_at, priority, rows, application, size };
+            scheduler.step(now, Event::Submitted(request), &mut out);
+            if let Some(span) = scheduler.take_span() {
+                return (scheduler, span);
+            }
+        }
+        panic!("no span in 50 s");
+    }
+
+    #[test]
+    fn a_span_is_rehearsed_alike_wherever_it_is() {
+        let (mut scheduler, span) = overloaded();
+        let result = span.rehearse();
+        assert_eq!(result, span.rehearse());
+        assert!(result.requests > 1_000 && result.lost.iter().all(|&lost| lost > 0), "{result:?}");
+        assert!(scheduler.take_span().is_none(), "one at a time");
+        scheduler.step(scheduler.now, Event::Adopted(result), &mut Vec::new());
+    }
+
+    #[test]
+    fn without_losses_nothing_is_copied_or_written_down() {
+        let mut rehearsals = Rehearsals::new();
+        for micros in 0..10_000 {
+            assert!(!rehearsals.wants(at(micros)));
+            assert_eq!(rehearsals.settled(at(micros), false), None);
+        }
+    }
+}

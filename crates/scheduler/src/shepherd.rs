@@ -120,13 +120,7 @@ impl Shepherd {
 
     /// A model's candidate for an opening, with its rows. `floor` is what a device was cleared for: for so many
     /// rows first requests are passed over in any case.
-    fn candidate(
-        &mut self,
-        ledger: &Ledger,
-        model: ModelId,
-        opening: Opening,
-        floor: u32,
-    ) -> Option<(Batch, u32)> {
+    fn candidate(&mut self, ledger: &Ledger, model: ModelId, opening: Opening, floor: u32) -> Option<(Batch, u32)> {
         let (Reverse(rows), _) = self.estimate(ledger, model, opening.now)?;
         let queue = self.queues.of(model);
         let latency = &ledger.model(model).latency;

@@ -197,7 +197,8 @@ impl Windowed {
         let part = now.since(self.in_use_at).as_nanos() as f64 / USE_SPAN.as_nanos() as f64;
         self.in_use += part.min(1.0) * (self.busy.len() as f64 / self.ready.device_count().max(1) as f64 - self.in_use);
         let lately = now.since(self.in_use_at).as_nanos() as f64 / LATELY.as_nanos() as f64;
-        self.busy_lately += lately.min(1.0) * (self.busy.len() as f64 / self.ready.device_count().max(1) as f64 - self.busy_lately);
+        self.busy_lately +=
+            lately.min(1.0) * (self.busy.len() as f64 / self.ready.device_count().max(1) as f64 - self.busy_lately);
         self.in_use_at = now;
         while let Some(model) = self.changed.pop() {
             self.models[model.index()].changed = false;

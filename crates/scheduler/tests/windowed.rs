@@ -199,32 +199,30 @@ fn timeout_waits_for_a_part_of_the_objective() {
 }
 
 #[test]
-fn punctual_starts_early_when_waiting_does_not_pay() {
-    // Nothing is known of the gaps: half of the fixed 5 ms is waited for, though there would be time until 14.
+fn the_first_request_of_a_rare_model_is_not_kept_waiting() {
+    // Nothing is known of the gaps, and nobody is waited for, though there would be time until 14.
     check(
         PolicyKind::Punctual,
-        &format!("{ONE}0 ask 0 21\n0 done 1\n2.5 wake"),
+        &format!("{ONE}0 ask 0 21\n0 done 1"),
         expect![[r#"
-        0     a1 load m0 on d0 by 15
-        2.5   woken for BatchReady
-        2.5   a2 exec m0 on d0 batch 1 [0] by 15
-    "#]],
+            0     a1 load m0 on d0 by 15
+            0     a2 exec m0 on d0 batch 1 [0] by 15
+        "#]],
     );
 }
 
 #[test]
 fn a_request_behind_a_batch_that_runs_too_long_is_refused_at_once() {
-    // Also in good times, when what is queued isn't counted: the device runs until 8.5.
+    // Also in good times, when what is queued isn't counted: the device runs until 6.
     let config = Config { predict_admission: true, ..config(PolicyKind::Punctual) };
     script::check(
         config,
-        &format!("{ONE}0 ask 0 21\n0 done 1\n2.5 wake\n3 ask 0 12\n3 ask 0 30"),
+        &format!("{ONE}0 ask 0 21\n0 done 1\n3 ask 0 11\n3 ask 0 30"),
         expect![[r#"
-        0     a1 load m0 on d0 by 15
-        2.5   woken for BatchReady
-        2.5   a2 exec m0 on d0 batch 1 [0] by 15
-        3        request 1: overloaded until 14.5
-    "#]],
+            0     a1 load m0 on d0 by 15
+            0     a2 exec m0 on d0 batch 1 [0] by 15
+            3        request 1: overloaded until 12
+        "#]],
     );
 }
 
@@ -233,20 +231,18 @@ fn thrifty_punctual_waits_as_long_as_times_are_good() {
     let config = Config { thrift: true, ..config(PolicyKind::Punctual) };
     script::check(
         config,
-        &format!("{ONE}0 ask 0 21\n0 done 1\n2.5 wake\n14 wake"),
+        &format!("{ONE}0 ask 0 21\n0 done 1\n14 wake"),
         expect![[r#"
-        0     a1 load m0 on d0 by 15
-        2.5   woken for BatchReady
-        14    woken for BatchReady
-        14    a2 exec m0 on d0 batch 1 [0] by 15
-    "#]],
+            0     a1 load m0 on d0 by 15
+            14    woken for BatchReady
+            14    a2 exec m0 on d0 batch 1 [0] by 15
+        "#]],
     );
 }
 
 #[test]
-fn punctual_keeps_a_device_that_others_will_need() {
-    // One device, two models. At 2.5 waiting no longer pays for m0, but m1 will be ready at 7, before m0 would be done. m1 may
-    // start early itself: m0 is ready only at 14.
+fn of_two_that_may_start_early_the_more_urgent_has_the_device() {
+    // One device, two models. When it is free at 8, both have waited long enough; m1 must start by 14, m0 has until 34.
     check(
         PolicyKind::Punctual,
         "0 device 10
@@ -255,18 +251,22 @@ fn punctual_keeps_a_device_that_others_will_need() {
          0 ask 0 21
          0 done 1
          2 ask 1 14
-         2 done 2
-         2.5 wake
-         4.5 wake
-         10.5 done 3",
+         2 done 3
+         6 done 2
+         7 ask 0 40
+         8 ask 1 20
+         12 done 4
+         18 done 5",
         expect![[r#"
             0     a1 load m0 on d0 by 15
-            2     a2 load m1 on d0 by 8
-            2.5   woken for BatchReady
-            4.5   woken for BatchReady
-            4.5   a3 exec m1 on d0 batch 1 [1] by 8
-            10.5     request 1: Done
-            10.5  a4 exec m0 on d0 batch 1 [0] by 15
+            0     a2 exec m0 on d0 batch 1 [0] by 15
+            2     a3 load m1 on d0 by 8
+            6        request 0: Done
+            6     a4 exec m1 on d0 batch 1 [1] by 8
+            12       request 1: Done
+            12    a5 exec m1 on d0 batch 1 [3] by 14
+            18       request 3: Done
+            18    a6 exec m0 on d0 batch 1 [2] by 34
         "#]],
     );
 }

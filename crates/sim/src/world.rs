@@ -45,12 +45,9 @@ const REHEARSED_IN: Duration = Duration::from_micros(2);
 /// What the scheduler promises with those settings.
 fn promises_of(setup: &Setup) -> Promises {
     let (exact, idle_devices) = match setup.scheduler.policy {
-        PolicyKind::Punctual
-        | PolicyKind::Clockwork
-        | PolicyKind::Deferred
-        | PolicyKind::Eager
-        | PolicyKind::Timeout => (true, true),
-        PolicyKind::Nexus | PolicyKind::Shepherd => (true, false),
+        PolicyKind::Punctual | PolicyKind::Clockwork | PolicyKind::Eager | PolicyKind::Timeout => (true, true),
+        // Symphony's gives a first request up for a larger batch, also on a device that waited for it.
+        PolicyKind::Deferred | PolicyKind::Nexus | PolicyKind::Shepherd => (true, false),
         PolicyKind::Clipper | PolicyKind::Orloj => (false, false),
     };
     let alike = setup.models.iter().all(|model| model.inputs.is_none());

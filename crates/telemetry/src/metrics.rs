@@ -32,6 +32,8 @@ pub struct Metrics {
     families: Arc<Families>,
     /// Requests that have arrived and aren't answered yet.
     pub in_flight: IntGauge,
+    /// Which temper `punctual` has.
+    pub temper: IntGauge,
     /// Open connections over HTTP.
     pub http_connections: IntGauge,
     /// Open connections over gRPC.
@@ -160,6 +162,7 @@ impl Metrics {
         int_gauge(&registry, &d::BUILD).with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         Self {
             in_flight: int_gauge(&registry, &d::IN_FLIGHT).with_label_values::<&str>(&[]),
+            temper: int_gauge(&registry, &d::TEMPER).with_label_values::<&str>(&[]),
             http_connections: connections.with_label_values(&["http"]),
             grpc_connections: connections.with_label_values(&["grpc"]),
             models_loading: models.with_label_values(&["loading"]),

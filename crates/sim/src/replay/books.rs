@@ -120,7 +120,10 @@ impl Books {
         if executor.ran(started_at, ended_at, transfers) {
             return Ok(());
         }
-        Err((Invariant::P4, format!("on {on} something ran from {started_at} to {ended_at}, beside what ran before it")))
+        Err((
+            Invariant::P4,
+            format!("on {on} something ran from {started_at} to {ended_at}, beside what ran before it"),
+        ))
     }
 
     /// Orders and reports must leave as many pages free as the scheduler counts.

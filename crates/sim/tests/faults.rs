@@ -1,0 +1,122 @@
+//! One test for each fault that was found from outside, with the loads that showed it: A to F of the scheduler's review. All with the server's own settings.
+
+#![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
+
+mod common;
+
+use base::{Duration, LatencyProfile};
+use common::{model, open, world};
+use scheduler::{Config, Delay, PolicyKind};
+use sim::{Faults, Model, Network, Run, Setup, Traffic};
+use workload::{OpenLoop, Process, RateCurve, Stream};
+
+/// A model whose batches of 1 to `largest` take `alpha b + beta`, and whose weights are there at once.
+fn linear(index: u32, (alpha_us, beta_us): (u64, u64), slo_us: u64, largest: u32) -> Model {
+    let sizes: Vec<u32> = (1..=largest).collect();
+    let (alpha, beta) = (Duration::from_micros(alpha_us), Duration::from_micros(beta_us));
+    let profile = LatencyProfile::linear(alpha, beta, &sizes, Duration::ZERO).unwrap();
+    let slo = Some(Duration::from_micros(slo_us));
+    let mut model = model(index, None);
+    (model.spec.profile, model.spec.pages, model.spec.objective, model.slo) = (profile, 0, slo, slo);
+    model
+}
+
+/// A world of so many of these models, with the server's settings.
+fn served(count: u32, times: (u64, u64), slo_us: u64, devices: u32, seconds: u64) -> Setup {
+    let models = (0..count).map(|index| linear(index, times, slo_us, 64)).collect();
+    let mut setup = world(models, devices, 1, seconds);
+    setup.scheduler = Config::default();
+    setup
+}
+
+fn run(setup: &Setup, traffic: Traffic) -> Run {
+    sim::run(setup, traffic).unwrap()
+}
+
+fn bad(run: &Run) -> f64 {
+    let total = run.meter.total();
+    total.bad() as f64 / total.sent as f64
+}
+
+#[test]
+fn fault_a_work_ordered_ahead_loses_nothing_on_idle_devices() {
+    for policy in [PolicyKind::Deferred, PolicyKind::Punctual, PolicyKind::Timeout] {
+        let mut setup = served(10, (570, 14_348), 33_000, 20, 20);
+        setup.scheduler.policy = policy;
+        setup.scheduler.schedule_ahead = Duration::from_millis(5);
+        let traffic = open(&setup, 20.0, 1.0, 1);
+        assert_eq!(bad(&run(&setup, traffic)), 0.0, "{policy:?}");
+    }
+}
+
+#[test]
+fn fault_a_a_way_to_the_devices_costs_no_more_than_itself() {
+    // Three ways of 1 ms out of 33: without them 9,200 requests a second lose less than 1 % with 30 ms.
+    let mut setup = served(10, (570, 14_348), 33_000, 20, 4);
+    let control = Duration::from_millis(1);
+    setup.network = Network { control, ..Network::default() };
+    setup.scheduler.delay = Delay { control, per_row: Duration::ZERO };
+    for (policy, rate) in [(PolicyKind::Deferred, 8_800.0), (PolicyKind::Punctual, 8_500.0)] {
+        setup.scheduler.policy = policy;
+        let bad = bad(&run(&setup, open(&setup, rate, 1.0, 1)));
+        assert!(bad < 0.01, "{policy:?}: {bad}");
+    }
+}
+
+#[test]
+fn fault_b_the_default_policy_does_not_collapse_at_tens_of_thousands() {
+    // 37 strong models, 148 devices, 2 x l(4), bursts, 94 % of the peak: a third was lost.
+    let mut setup = served(37, (1_061, 10_312), 29_112, 148, 3);
+    (setup.checked, setup.max_requests) = (false, 1 << 20);
+    let bad = bad(&run(&setup, open(&setup, 70_000.0, 0.1, 2)));
+    assert!(bad < 0.02, "{bad}");
+}
+
+#[test]
+fn fault_c_who_is_refused_is_refused_at_once() {
+    // Twice of what one model's eight devices can do.
+    let setup = served(1, (4_200, 20_300), 100_000, 8, 10);
+    let run = run(&setup, open(&setup, 2_800.0, 1.0, 1));
+    let total = run.meter.total();
+    assert!(bad(&run) > 0.3, "there is too much to do");
+    let at_once = total.refused_at_once as f64 / total.refusals() as f64;
+    assert!(at_once > 0.9, "{at_once}");
+}
+
+#[test]
+fn fault_d_a_flooded_model_starves_nobody() {
+    let mut setup = served(11, (1_053, 5_072), 25_000, 8, 6);
+    setup.groups = vec!["quiet".into(), "flooded".into()];
+    setup.models[10].group = 1;
+    let stream = |model| Stream {
+        model,
+        process: Process::Gamma { shape: 1.0 },
+        curve: RateCurve::constant(if model == 10 { 16_000.0 } else { 40.0 }),
+        share: 1.0,
+        starts_at: Duration::ZERO,
+    };
+    let traffic = Traffic { open: Some(Box::new(OpenLoop::new((0..11).map(stream), 1))), closed: None };
+    let run = run(&setup, traffic);
+    let quiet = run.meter.groups[0].bad() as f64 / run.meter.groups[0].sent as f64;
+    // One in a hundred once it is known who floods, which takes a tenth of a second.
+    assert!(quiet < 0.03, "{quiet}");
+}
+
+#[test]
+fn fault_e_a_stalled_device_swallows_no_batches() {
+    for policy in [PolicyKind::Punctual, PolicyKind::Deferred, PolicyKind::Clockwork] {
+        let mut setup = served(1, (1_053, 5_072), 25_000, 8, 20);
+        setup.scheduler.policy = policy;
+        setup.faults = Faults { misprediction_probability: 0.0002, misprediction_factor: 1_000.0, ..Faults::default() };
+        let bad = bad(&run(&setup, open(&setup, 2_700.0, 1.0, 1)));
+        assert!(bad < 0.01, "{policy:?}: {bad}");
+    }
+}
+
+#[test]
+fn fault_f_rare_models_wait_for_nobody_on_an_idle_server() {
+    let setup = served(1_000, (570, 14_348), 100_000, 4, 10);
+    let run = run(&setup, open(&setup, 10.0, 1.0, 1));
+    let slowest = run.meter.total().slowest;
+    assert!(slowest < Duration::from_millis(15), "{slowest}");
+}
