@@ -110,9 +110,11 @@ impl Scheduler {
 
     /// When the first of a model's devices has done what was ordered; `None` where it has none, or too many to look at.
     fn first_free(&self, model: &Model) -> Option<Timestamp> {
-        let few = model.residency.len() <= PROBES;
+        if model.residency.len() > PROBES {
+            return None;
+        }
         let free_at = |there: &Residency| self.ledger.device(there.device).exec.start_at(self.now);
-        model.residency.iter().filter(|_| few).map(free_at).min()
+        model.residency.iter().map(free_at).min()
     }
 
     /// What a request adds to the time that its model's queue takes.

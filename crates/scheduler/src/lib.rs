@@ -661,13 +661,18 @@ impl Scheduler {
                 self.feed(device, out);
             }
         }
-        self.feed_ripe(out);
+        if !self.policy.matches() {
+            self.feed_ripe(out);
+        }
         if let Some((device, action)) = self.policy.preempts(&self.ledger, self.now) {
             out.push(Command::Preempt { device, action });
         }
+        let ordered = out.len();
         self.planner.decide(self.now, lead, &mut self.ledger, &mut *self.policy, out);
         // What was unloaded just now may have changed who can run what.
-        self.feed_ripe(out);
+        if out.len() > ordered {
+            self.feed_ripe(out);
+        }
         self.slack.set_batch_work_waits(self.now, self.batch_work_waits());
     }
 

@@ -336,7 +336,7 @@ impl Windowed {
     /// A growing candidate that should start at once on an idle device, because waiting doesn't pay and nobody else will
     /// need the device until it is ready.
     fn early(&self, hungry: &BTreeSet<DeviceId>) -> Option<(ModelId, Timestamp, DeviceId)> {
-        if self.willing.is_empty() || self.spares() {
+        if self.willing.is_empty() || hungry.is_empty() || self.spares() {
             return None;
         }
         // With many more candidates than devices a batch that waits finds no device later, and starting is better.
@@ -348,17 +348,19 @@ impl Windowed {
             if roomy && self.in_use * f64::from(strain) > 1e3 * FULL_HOUSE {
                 continue;
             }
-            let soon = self.growing.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= ready_at).count();
-            // Nobody knows when one that is overdue will be.
-            let freed = self.busy.range((self.in_use_at, DeviceId(0))..).take(FORESIGHT);
-            let freed = freed.take_while(|&&(at, _)| at <= full_at);
-            // Those that are fed ahead are among the hungry already.
-            let freed = freed.filter(|(_, device)| !hungry.contains(device)).count();
             // It is itself among those that will need a device soon. Where objectives are tight, one more device is kept for
             // whoever comes next.
-            if hungry.len() + freed >= soon + usize::from(tight)
-                && let Some(device) = self.first_holding(model, hungry)
-            {
+            let most = self.growing.len() + usize::from(tight);
+            let enough = hungry.len() >= most || {
+                let soon = self.growing.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= ready_at).count();
+                let missing = (soon + usize::from(tight)).saturating_sub(hungry.len());
+                // Nobody knows when a device that is overdue will be free.
+                let freed = self.busy.range((self.in_use_at, DeviceId(0))..).take(FORESIGHT);
+                let freed = freed.take_while(|&&(at, _)| at <= full_at);
+                // Those that are fed ahead are among the hungry already.
+                missing == 0 || freed.filter(|(_, device)| !hungry.contains(device)).nth(missing - 1).is_some()
+            };
+            if enough && let Some(device) = self.first_holding(model, hungry) {
                 return Some((model, latest, device));
             }
         }
