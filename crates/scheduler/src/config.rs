@@ -33,8 +33,8 @@ pub struct Config {
     /// devices are idle says how many of them aren't needed. Otherwise whoever asks is answered as soon as waiting for
     /// company doesn't pay.
     pub thrift: bool,
-    /// Whether `punctual` finds out by rehearsal when batches should start and whom to give up: five imagined schedulers see
-    /// the same requests. Otherwise it keeps the temper that is good for most.
+    /// Whether `punctual` finds out by rehearsal when batches should start and whom to give up. Otherwise it keeps the temper that is
+    /// good for most.
     pub rehearse: bool,
     /// How long `clipper` lets a batch wait for company when it could be larger.
     pub batch_delay: Duration,

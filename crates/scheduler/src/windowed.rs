@@ -34,10 +34,6 @@ use std::collections::BTreeSet;
 const GOOD_TIMES: f64 = 0.001;
 /// From this part on, first requests are given up for the best batch size rather than for most of its efficiency.
 const HARD_TIMES: f64 = 0.03;
-/// From the same part on, requests are refused at once that the work before them seems to leave no time for; until fewer
-/// than this part goes bad. The prediction counts queued work as if it were done as soon as it can be: in good times, when
-/// batches are left to grow, that is too pessimistic; when all devices are busy it is right.
-const RELIEVED: f64 = 0.005;
 /// How much of the best efficiency is kept before.
 const EFFICIENCY: f64 = 0.9;
 /// How far ahead it is counted who will need a device.
@@ -119,8 +115,6 @@ pub(crate) struct Windowed {
     pressure: Pressure,
     /// What a batch takes on average.
     batch_time: Duration,
-    /// Since times were hard, and until they are good again.
-    overloaded: bool,
     uneven: Uneven,
     members: Vec<Queued>,
     skipped: Vec<RequestId>,
@@ -148,7 +142,6 @@ impl Windowed {
             usage: Usage::default(),
             pressure: Pressure::default(),
             batch_time: Duration::ZERO,
-            overloaded: false,
             uneven: Uneven::default(),
             members: Vec::new(),
             skipped: Vec::new(),
@@ -562,12 +555,12 @@ impl Policy for Windowed {
         (0..self.models.len()).for_each(|model| self.mark(ModelId(model as u32)));
     }
 
+    /// Shares of device time say who is refused at once (`fair.rs`).
     fn predicts(&self) -> bool {
         false
     }
 
     fn settled(&mut self, now: Timestamp, _model: ModelId, in_time: bool) {
         self.pressure.note(now, in_time);
-        self.overloaded = self.pressure.bad() >= if self.overloaded { RELIEVED } else { HARD_TIMES };
     }
 }
