@@ -379,6 +379,38 @@ def test_a_full_server_and_one_that_is_gone(punctual, emulated):
             client.infer("blocker", ROW)
 
 
+def test_a_server_that_goes_while_it_is_asked_is_a_broken_connection_though_nobody_listens_any_more(punctual):
+    """The request is sent on a connection that was used before. It is tried anew, and the reason is still what broke."""
+    for asynchronous in (False, True):
+        listener = socket.create_server(("127.0.0.1", 0))
+
+        def serve():
+            connection, _ = listener.accept()
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            connection.recv(65536)
+            listener.close()
+            connection.close()
+
+        server = threading.Thread(target=serve)
+        server.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(punctual.NoConnection, match="the connection to .* broke: .* can't be reached"):
+            if asynchronous:
+
+                async def ask():
+                    async with punctual.AsyncClient(url) as client:
+                        assert await client.live()
+                        await client.server_metadata()
+
+                asyncio.run(ask())
+            else:
+                with punctual.Client(url) as client:
+                    assert client.live()
+                    client.server_metadata()
+        server.join()
+
+
 def test_a_model_that_changes_is_asked_again_and_one_that_fails_says_so(punctual, tmp_path):
     def put(source, name="net"):
         (tmp_path / name / "1").mkdir(parents=True, exist_ok=True)

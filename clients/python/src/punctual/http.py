@@ -11,7 +11,7 @@ from typing import Any
 import httptools
 import numpy as np
 
-from .errors import BadAnswer, PunctualError, refusal
+from .errors import BadAnswer, NoConnection, PunctualError, refusal
 from .messages import Model, ModelMetadata, Request, Result, ServerMetadata, Tensor
 from .tensors import Array, Buffer, from_json, from_wire
 from .transport import Clock
@@ -43,6 +43,12 @@ class Address:
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' if self.tls else ''}://{host}:{self.port}"
+
+    def unreachable(self, error: OSError, broke: OSError | None) -> NoConnection:
+        """Nobody takes a connection; `broke`: what became of the one on which the request was sent before."""
+        if broke is None:
+            return NoConnection(f"{self} can't be reached: {error}")
+        return NoConnection(f"the connection to {self} broke: {broke}; now it can't be reached: {error}")
 
 
 class Writer:

@@ -147,8 +147,9 @@ class AsyncHttpTransport:
             free.release()
 
     async def _on_a_connection(self, asked: list[Buffer] | Request, clock: Clock) -> Reader:
+        broke: OSError | None = None
         while True:
-            connection = self._take() or await self._connect(clock)
+            connection = self._take() or await self._connect(clock, broke)
             answer = Reader()
             try:
                 await connection.exchange(self._writer.pieces(asked, clock), answer, clock)
@@ -162,6 +163,7 @@ class AsyncHttpTransport:
                 connection.close()
                 if connection.used_before and not answer.begun:
                     # The server closes connections that are idle for long; then the request was never seen.
+                    broke = error
                     continue
                 raise NoConnection(f"the connection to {self._address} broke: {error}") from error
             except BaseException:
@@ -182,7 +184,7 @@ class AsyncHttpTransport:
                 return connection
         return None
 
-    async def _connect(self, clock: Clock) -> _Connection:
+    async def _connect(self, clock: Clock, broke: OSError | None) -> _Connection:
         if self._closed:
             raise NoConnection("the client was closed")
         address = self._address
@@ -192,7 +194,7 @@ class AsyncHttpTransport:
         except asyncio.TimeoutError as error:
             raise NoAnswer(f"{self._address} could not be reached in time") from error
         except OSError as error:
-            raise NoConnection(f"{self._address} can't be reached: {error}") from error
+            raise self._address.unreachable(error, broke) from error
         return connection
 
     def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -64,11 +64,12 @@ class HttpTransport:
             self._idle.pop().close()
 
     def _call(self, asked: list[Buffer] | Request, clock: Clock) -> Reader:
+        broke: OSError | None = None
         while True:
             try:
                 connection, used_before = self._idle.pop(), True
             except IndexError:
-                connection, used_before = self._connect(clock), False
+                connection, used_before = self._connect(clock, broke), False
             answer = Reader()
             try:
                 _exchange(connection, self._writer.pieces(asked, clock), answer, clock)
@@ -82,6 +83,7 @@ class HttpTransport:
                 connection.close()
                 if used_before and not answer.begun:
                     # The server closes connections that are idle for long; then the request was never seen.
+                    broke = error
                     continue
                 raise NoConnection(f"the connection to {self._address} broke: {error}") from error
             except BaseException:
@@ -93,7 +95,7 @@ class HttpTransport:
                 connection.close()
             return answer
 
-    def _connect(self, clock: Clock) -> socket.socket:
+    def _connect(self, clock: Clock, broke: OSError | None) -> socket.socket:
         if self._closed:
             raise NoConnection("the client was closed")
         left = clock.left_s()
@@ -106,7 +108,7 @@ class HttpTransport:
         except TimeoutError as error:
             raise NoAnswer(f"{self._address} could not be reached in time") from error
         except OSError as error:
-            raise NoConnection(f"{self._address} can't be reached: {error}") from error
+            raise self._address.unreachable(error, broke) from error
         return connection
 
 
