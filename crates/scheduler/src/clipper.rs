@@ -4,6 +4,7 @@
 //!
 //! Nothing is planned: deadlines matter only after the fact, and to requests whose time has run out, which are dropped.
 
+use crate::bits::DeviceSet;
 use crate::board::Board;
 use crate::config::Config;
 use crate::ledger::Ledger;
@@ -91,12 +92,6 @@ impl Clipper {
         }
     }
 
-    /// Takes a model off the board before the devices that hold it change.
-    fn unlist(&mut self, model: ModelId) {
-        self.stand(model, None, Standing::None);
-        self.mark(model);
-    }
-
     /// Brings the standing of marked models up to date, and notices those that have waited long enough.
     fn settle(&mut self, now: Timestamp) {
         while let Some(&(ready_at, model)) = self.growing.first() {
@@ -133,7 +128,7 @@ impl Clipper {
             self.growing.insert((ready_at, model));
         }
         let key = oldest.filter(|_| standing == Standing::Ready);
-        self.board.set(model, key, self.queues.devices_of(model));
+        self.board.set(model, key);
     }
 }
 
@@ -155,14 +150,10 @@ impl Policy for Clipper {
     }
 
     fn add_device(&mut self, device: DeviceId) {
-        (0..self.models.len()).for_each(|model| self.unlist(ModelId(model as u32)));
         self.queues.add_device(device);
-        self.board.add_device(device);
     }
 
     fn lost(&mut self, device: DeviceId) {
-        (0..self.models.len()).for_each(|model| self.unlist(ModelId(model as u32)));
-        self.board.remove_device(device);
         self.running.retain(|_, (on, _)| *on != device);
     }
 
@@ -177,18 +168,18 @@ impl Policy for Clipper {
     }
 
     fn loaded(&mut self, _ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.unlist(model);
+        self.mark(model);
         self.queues.loaded(model, device);
     }
 
     fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.unlist(model);
+        self.mark(model);
         self.queues.unloaded(ledger, model, device);
     }
 
     fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
         self.settle(opening.now);
-        let (_, model) = self.board.first(device)?;
+        let (_, model) = self.board.first(&self.queues, device)?;
         let latency = ledger.latency(model, device);
         let most = self.models[model.index()].rows().min(latency.max_batch());
         let queue = self.queues.of(model);
@@ -196,9 +187,9 @@ impl Policy for Clipper {
         Some(crate::queues::batch(model, candidate, &self.members))
     }
 
-    fn ripe(&mut self, _ledger: &Ledger, now: Timestamp, hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
+    fn ripe(&mut self, _ledger: &Ledger, now: Timestamp, hungry: &DeviceSet) -> Option<DeviceId> {
         self.settle(now);
-        self.board.first_device(hungry)
+        self.board.first_pair(&self.queues, hungry).map(|(_, device)| device)
     }
 
     fn next_ripe(&self) -> Option<Timestamp> {

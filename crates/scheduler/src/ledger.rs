@@ -2,6 +2,7 @@
 //! actions that are under way. One place; every policy reads it.
 
 use crate::backlog::Backlog;
+use crate::bits::DeviceSet;
 use crate::executor::Executor;
 use crate::latency::Latency;
 use crate::spread::Spread;
@@ -182,6 +183,10 @@ pub(crate) struct Ledger {
     pub models: Vec<Option<Model>>,
     pub actions: BTreeMap<ActionId, Action>,
     pub device_count: usize,
+    /// Devices that load nothing.
+    pub load_idle: DeviceSet,
+    /// How many models there are.
+    pub model_count: usize,
     /// Pages of all models together, and of the smallest device.
     pub all_pages: u64,
     smallest_pages: u64,

@@ -14,11 +14,12 @@
 //! # The cost
 //!
 //! With n requests queued, M models, G devices, R of them holding the model at hand, and B batch sizes up to b: an arrival
-//! takes O(log n + log M), and O(R) when it makes its model more urgent than before; a report takes
-//! O(log M + B (log n + b)) for each batch that it lets go. Only planning a load looks at all G devices.
+//! takes O(log n + log M); a report takes O(log M + B (log n + b)) for each batch that it lets go, and looks at G / R ready
+//! candidates on average until it finds one that its device holds. Planning a load looks at 64 devices at most, rivals that plan for each device at R.
 
 mod admission;
 mod backlog;
+mod bits;
 mod board;
 mod clipper;
 mod clockwork;
@@ -28,6 +29,7 @@ mod event;
 mod executor;
 mod fair;
 mod fingerprint;
+mod heap;
 pub mod hull;
 mod latency;
 mod ledger;
@@ -61,6 +63,7 @@ pub use one_at_a_time::OneAtATime;
 pub use rehearsal::Span;
 
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
+use bits::DeviceSet;
 use clipper::Clipper;
 use clockwork::Clockwork;
 use executor::{Executor, Lead};
@@ -118,7 +121,7 @@ pub struct Scheduler {
     /// How early devices get their batches.
     lead: Lead,
     /// Devices that should be given more work.
-    hungry: BTreeSet<DeviceId>,
+    hungry: DeviceSet,
     /// When devices will be hungry without a report.
     hungry_at: BTreeSet<(Timestamp, DeviceId)>,
     /// Devices that the event at hand may have changed something for.
@@ -164,7 +167,7 @@ impl Scheduler {
             learns: true,
             planner: Planner::default(),
             slack: SlackWatch::default(),
-            hungry: BTreeSet::new(),
+            hungry: DeviceSet::default(),
             hungry_at: BTreeSet::new(),
             touched: Vec::new(),
             sequence: 0,
@@ -195,9 +198,10 @@ impl Scheduler {
             Event::Returned { device, action } => self.returned(device, action),
             Event::Adopted(rehearsed) => self.adopted(&rehearsed),
             Event::Measured(_) => {}
-            // The last one is fed first: the lowest number.
             Event::WokeUp if !self.policy.matches() || self.policy.queues().has_background() => {
-                self.touched.extend(self.hungry.iter().rev());
+                self.touched.extend(self.hungry.iter());
+                // The last one is fed first: the lowest number.
+                self.touched.reverse();
             }
             Event::WokeUp => {}
         }
@@ -253,6 +257,7 @@ impl Scheduler {
         self.note_kinds();
         self.planner.reconsider();
         self.hungry.insert(spec.device);
+        self.ledger.load_idle.insert(spec.device);
         // A model that was on every device no longer is.
         for index in 0..self.ledger.models.len() {
             if self.ledger.models[index].is_some() {
@@ -315,7 +320,8 @@ impl Scheduler {
         self.ledger.device_count -= 1;
         self.ledger.note_devices();
         self.planner.reconsider();
-        self.hungry.remove(&device);
+        self.hungry.remove(device);
+        self.ledger.load_idle.remove(device);
         self.policy.lost(device);
         self.note_kinds();
         for request in stranded {
@@ -370,6 +376,7 @@ impl Scheduler {
         model.plan_with(self.ledger.slowest);
         self.ledger.models[index] = Some(model);
         self.ledger.all_pages += u64::from(spec.pages);
+        self.ledger.model_count += 1;
         self.policy.add_model(spec.model);
         self.shares.add_model(spec.model);
         self.planner.add_model(spec.model);
@@ -400,6 +407,7 @@ impl Scheduler {
             return;
         }
         self.ledger.all_pages -= u64::from(entry.pages);
+        self.ledger.model_count -= 1;
         // Where its weights are, what is queued is still served; no weights are loaded for it any more.
         if self.ledger.model(model).residency.is_empty() {
             self.refuse_removed(model, out);
@@ -474,18 +482,10 @@ impl Scheduler {
 
     /// Marks the hungry device that should look at a model's queue: of those that hold it, the one that is free first.
     fn touch_hungry(&mut self, model: ModelId) {
-        if self.hungry.is_empty() {
-            return;
-        }
-        let now = self.now;
-        let entry = self.ledger.model(model);
-        let ready = |device: &DeviceId| (self.ledger.device(*device).exec.start_at(now), *device);
-        let best = if entry.residency.len() <= self.hungry.len() {
-            entry.loaded_devices().filter(|device| self.hungry.contains(device)).min_by_key(ready)
-        } else {
-            self.hungry.iter().copied().filter(|&device| entry.is_loaded_on(device)).min_by_key(ready)
-        };
-        self.touched.extend(best);
+        let free_at = |device: DeviceId| self.ledger.device(device).exec.start_at(self.now);
+        let holding = || self.policy.queues().devices_of(model).common(&self.hungry);
+        let free = holding().find(|&device| free_at(device) <= self.now);
+        self.touched.extend(free.or_else(|| holding().min_by_key(|&device| (free_at(device), device))));
     }
 
     fn cancelled(&mut self, id: RequestId, out: &mut Vec<Command>) {
@@ -556,7 +556,10 @@ impl Scheduler {
             }
         }
         self.policy.ended(Ended { device, action: report.action, model, in_time });
-        self.planner.reconsider();
+        // What was in use may make room now.
+        if !self.ledger.everything_fits() {
+            self.planner.reconsider();
+        }
         if freed {
             self.policy.freed(&self.ledger, device);
         }
@@ -614,7 +617,11 @@ impl Scheduler {
     fn load_reported(&mut self, report: Report, device: DeviceId, model: ModelId, out: &mut Vec<Command>) {
         let there = self.ledger.device_mut(device);
         there.load.finish(report.ended_at(self.now), report.action);
+        let idle = there.load.is_idle();
         there.loading.remove(&model);
+        if idle {
+            self.ledger.load_idle.insert(device);
+        }
         self.planner.reconsider();
         let learns = self.learns;
         let entry = self.ledger.model_mut(model);
@@ -657,7 +664,7 @@ impl Scheduler {
             self.feed_ripe(out);
         }
         while let Some(device) = self.touched.pop() {
-            if self.hungry.contains(&device) {
+            if self.hungry.contains(device) {
                 self.feed(device, out);
             }
         }
@@ -827,7 +834,7 @@ impl Scheduler {
         if is_hungry {
             self.hungry.insert(device);
         } else {
-            self.hungry.remove(&device);
+            self.hungry.remove(device);
         }
     }
 

@@ -299,7 +299,7 @@ impl Policy for Orloj {
 
     fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
         let start_at = opening.free_at;
-        let here = self.active.iter().filter(|&&model| self.queues.devices_of(model).contains(&device));
+        let here = self.active.iter().filter(|&&model| self.queues.holds(device, model));
         let first = |model: &ModelId| self.models[model.index()].by_deadline.first().map(|(at, _)| *at);
         let mut waiting: Vec<(Option<Timestamp>, ModelId)> = here.map(|model| (first(model), *model)).collect();
         waiting.sort_unstable();

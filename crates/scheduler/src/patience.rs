@@ -17,8 +17,9 @@ use base::{Duration, Timestamp};
 /// Gaps are counted in four bins for each doubling, from a microsecond to some seconds.
 const BINS: usize = 96;
 const FIRST_OCTAVE: u32 = 10;
-/// The table is computed anew after so many gaps.
+/// The table is computed anew after so many gaps, or after one in so many of those that are known, if that is more: of a dense stream little is new.
 const REFRESH: u32 = 32;
+const NEW: u32 = 8;
 /// With fewer gaps than this nothing is known, and nobody is waited for: most models of a platform are rare.
 const KNOWN: u32 = 16;
 /// With so many gaps, all counts are halved: what was counts for less and less.
@@ -30,8 +31,15 @@ pub(crate) struct Patience {
     counts: Box<[u32; BINS]>,
     total: u32,
     stale: u32,
-    /// For a silence as long as the bin: the best chance of company for each nanosecond of waiting.
-    chance: Option<Box<[f64; BINS]>>,
+    chance: Option<Box<Chance>>,
+}
+
+/// For a silence as long as the bin: the best chance of company for each nanosecond of waiting.
+#[derive(Clone, Debug)]
+struct Chance {
+    after: [f64; BINS],
+    /// The least up to each bin.
+    least: [f64; BINS],
 }
 
 impl Default for Patience {
@@ -73,7 +81,7 @@ impl Patience {
                 self.total += *count;
             }
         }
-        let due = if self.chance.is_none() { KNOWN } else { REFRESH };
+        let due = if self.chance.is_none() { KNOWN } else { REFRESH.max(self.total / NEW) };
         if self.stale >= due {
             self.stale = 0;
             self.refresh(objective);
@@ -99,7 +107,7 @@ impl Patience {
             }
         }
         let mut ends = &ends[..count];
-        let mut chance = Box::new([0.0; BINS]);
+        let mut chance = [0.0; BINS];
         for from in 0..BINS {
             if longer[from] == 0 {
                 // Never silent for so long: as after the longest silence that was.
@@ -120,12 +128,14 @@ impl Patience {
             }
             chance[from] = best;
         }
-        self.chance = Some(chance);
+        let mut least = chance;
+        (1..BINS).for_each(|bin| least[bin] = least[bin].min(least[bin - 1]));
+        self.chance = Some(Box::new(Chance { after: chance, least }));
     }
 
     /// The chance of company for each nanosecond of waiting after such a silence.
     pub fn chance_after(&self, silence: Duration) -> f64 {
-        self.chance.as_ref().map_or(0.0, |chance| chance[bin(silence)])
+        self.chance.as_ref().map_or(0.0, |chance| chance.after[bin(silence)])
     }
 
     /// How long after the last request a batch of that size should start if a device has nothing else to do.
@@ -135,8 +145,10 @@ impl Patience {
             None => Duration::ZERO,
             Some(chance) => {
                 let enough = f64::from(rows) / fixed as f64;
-                let over = chance.iter().position(|&chance| chance < enough);
-                over.map_or(Duration::from_secs(3_600), |bin| Duration::from_nanos(BEGIN[bin]))
+                match chance.least.partition_point(|&chance| chance >= enough) {
+                    BINS => Duration::from_secs(3_600),
+                    bin => Duration::from_nanos(BEGIN[bin]),
+                }
             }
         }
     }

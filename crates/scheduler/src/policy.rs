@@ -1,13 +1,13 @@
 //! What a batching policy must answer. Its queues are kept in `Queues`; everything else that it needs to know is in the
 //! ledger.
 
+use crate::bits::DeviceSet;
 use crate::fair::Shares;
 use crate::ledger::Ledger;
 use crate::queue::{Candidate, Opening, Place, Queued};
 use crate::queues::Queues;
 use crate::temper::Temper;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
-use std::collections::BTreeSet;
 
 /// A batch that a policy wants to run now.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
 
     /// A device with time to spare that should be fed now, because a batch has become ready that it can run. Each call is
     /// followed by `next_batch` for that device.
-    fn ripe(&mut self, _ledger: &Ledger, _now: Timestamp, _hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
+    fn ripe(&mut self, _ledger: &Ledger, _now: Timestamp, _hungry: &DeviceSet) -> Option<DeviceId> {
         None
     }
 

@@ -1,12 +1,14 @@
 //! The queues of all models, with what every policy does alike: batch work, and requests whose time has run out.
 
+use crate::bits::{Bits, DeviceSet};
+use crate::board::Board;
 use crate::ledger::Ledger;
 use crate::policy::Batch;
 use crate::queue::{Candidate, ModelQueue, Place, Queued};
 use crate::slack::BatchWorkLimit;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::BinaryHeap;
 
 /// How many models are asked for batch work that is short enough.
 const BACKGROUND_SEARCH: usize = 32;
@@ -15,24 +17,24 @@ const BACKGROUND_SEARCH: usize = 32;
 struct Entry {
     queue: ModelQueue,
     /// The devices on which it is loaded.
-    devices: Vec<DeviceId>,
+    devices: DeviceSet,
     /// The key under which it stands in `expiries`.
     armed_at: Option<Timestamp>,
-    /// The key under which its batch work stands in the devices' lists.
+    /// The key under which its batch work stands in `background`.
     background_key: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queues {
     models: Vec<Entry>,
-    /// For each device its loaded models with batch work, the oldest first.
-    background: Vec<BTreeSet<(u64, ModelId)>>,
+    /// For each device the models that are loaded there.
+    held: Vec<Bits>,
+    /// Models with batch work, the oldest first.
+    background: Board<u64>,
     expiries: BinaryHeap<Reverse<(Timestamp, ModelId)>>,
     /// What starting a batch takes on the way to its device, which a request must still have time for.
     lead: Duration,
     members: Vec<Queued>,
-    /// How many models have batch work.
-    background_models: usize,
 }
 
 impl Queues {
@@ -44,22 +46,28 @@ impl Queues {
         if self.models.len() <= model.index() {
             self.models.resize_with(model.index() + 1, Entry::default);
         }
+        self.background.add_model(model);
     }
 
+    /// Nothing is loaded there.
     pub fn add_device(&mut self, device: DeviceId) {
-        if self.background.len() <= device.index() {
-            self.background.resize_with(device.index() + 1, BTreeSet::new);
+        if self.held.len() <= device.index() {
+            self.held.resize_with(device.index() + 1, Bits::default);
         }
-        self.background[device.index()].clear();
     }
 
     pub fn of(&self, model: ModelId) -> &ModelQueue {
         &self.models[model.index()].queue
     }
 
-    /// The devices on which a model is loaded, by number.
-    pub fn devices_of(&self, model: ModelId) -> &[DeviceId] {
+    /// The devices on which a model is loaded.
+    pub fn devices_of(&self, model: ModelId) -> &DeviceSet {
         &self.models[model.index()].devices
+    }
+
+    /// Whether a model is loaded on a device.
+    pub fn holds(&self, device: DeviceId, model: ModelId) -> bool {
+        self.held[device.index()].contains(model.index())
     }
 
     pub fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
@@ -79,21 +87,14 @@ impl Queues {
     }
 
     pub fn loaded(&mut self, model: ModelId, device: DeviceId) {
-        let entry = &mut self.models[model.index()];
-        if let Err(index) = entry.devices.binary_search(&device) {
-            entry.devices.insert(index, device);
-            if let Some(first) = entry.background_key {
-                self.background[device.index()].insert((first, model));
-            }
-        }
+        self.models[model.index()].devices.insert(device);
+        self.held[device.index()].insert(model.index());
     }
 
     pub fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
         let entry = &mut self.models[model.index()];
-        if let Some(first) = entry.background_key {
-            self.background[device.index()].remove(&(first, model));
-        }
-        entry.devices.retain(|&there| there != device);
+        entry.devices.remove(device);
+        self.held[device.index()].remove(model.index());
         // Without its weights a request expires earlier.
         entry.armed_at = None;
         self.arm(ledger, model);
@@ -101,48 +102,35 @@ impl Queues {
 
     // ---- batch work ----
 
-    /// Makes the devices' lists of batch work agree with the model's queue.
+    /// Makes the list of batch work agree with the model's queue.
     fn list_background(&mut self, model: ModelId) {
         let entry = &mut self.models[model.index()];
         let first = entry.queue.first_background();
-        if first == entry.background_key {
-            return;
-        }
-        let old = std::mem::replace(&mut entry.background_key, first);
-        self.background_models += usize::from(first.is_some());
-        self.background_models -= usize::from(old.is_some());
-        for device in &entry.devices {
-            let background = &mut self.background[device.index()];
-            if let Some(old) = old {
-                background.remove(&(old, model));
-            }
-            if let Some(first) = first {
-                background.insert((first, model));
-            }
+        if std::mem::replace(&mut entry.background_key, first) != first {
+            self.background.set(model, first);
         }
     }
 
     /// Batch work that takes no longer than it may.
     pub fn next_background(&mut self, ledger: &Ledger, device: DeviceId, limit: BatchWorkLimit) -> Option<Batch> {
-        for &(_, model) in self.background[device.index()].iter().take(BACKGROUND_SEARCH) {
-            let queue = &self.models[model.index()].queue;
+        let mut members = std::mem::take(&mut self.members);
+        let batch = self.background.on(self, device).take(BACKGROUND_SEARCH).find_map(|(_, model)| {
             let latency = ledger.latency(model, device);
-            if let Some(candidate) = queue.background_candidate(latency, limit, &mut self.members) {
-                return Some(batch(model, candidate, &self.members));
-            }
-        }
-        None
+            let candidate = self.of(model).background_candidate(latency, limit, &mut members)?;
+            Some(batch(model, candidate, &members))
+        });
+        self.members = members;
+        batch
     }
 
     /// Whether batch work is queued for any model.
     pub fn has_background(&self) -> bool {
-        self.background_models > 0
+        !self.background.is_empty()
     }
 
     /// Whether batch work is queued for a model that is loaded on one of these devices.
-    pub fn background_waits(&self, devices: &BTreeSet<DeviceId>) -> bool {
-        let waits = |device: &DeviceId| !self.background[device.index()].is_empty();
-        self.background_models > 0 && devices.iter().any(waits)
+    pub fn background_waits(&self, devices: &DeviceSet) -> bool {
+        self.background.first_pair(self, devices).is_some()
     }
 
     // ---- requests whose time has run out ----

@@ -21,6 +21,11 @@ const SEARCH_LIMIT: usize = 32;
 const OPPORTUNE: u64 = 1;
 /// A model on no more devices than this is planned for exactly.
 const FEW: usize = 4;
+/// Free memory is used for models that may need it later up to so many places of models on devices, all of them together: with 10,000 models on
+/// 1,000 devices each is on 20, unless its requests want more.
+const PLACES: usize = 200_000;
+/// With more devices than this not all are looked at for a load, but the next ones that load nothing.
+const LOOKED_AT: usize = 64;
 /// When nothing that wants to be loaded fits, the next look is taken after this time.
 const NO_ROOM_RETRY: Duration = Duration::from_millis(1);
 /// Batch work doesn't push out a model that had a request with a deadline more recently than this.
@@ -39,6 +44,8 @@ pub(crate) struct Planner {
     /// Before this there is nothing to decide: the load executors have enough to do, or nothing that wants to be loaded
     /// fits. Reports of loads and changes of devices set it back.
     quiet_until: Timestamp,
+    /// Where many devices are searched next for one that can load.
+    next: u32,
 }
 
 impl Planner {
@@ -52,7 +59,7 @@ impl Planner {
     /// Brings a model's allocations and load priority up to date.
     pub fn update(&mut self, now: Timestamp, ledger: &mut Ledger, policy: &dyn Policy, model: ModelId) {
         let devices = ledger.device_count;
-        let all_fit = ledger.everything_fits();
+        let (all_fit, model_count) = (ledger.everything_fits(), ledger.model_count);
         let (models, all_devices) = (&mut ledger.models, &mut ledger.devices);
         let entry = models[model.index()].as_mut().expect("only models that are there are updated");
         let everywhere = entry.residency.len() >= devices;
@@ -74,6 +81,8 @@ impl Planner {
         } else if entry.residency.len() > FEW && is_near(demand, entry.planned_demand) {
             // On many devices the numbers take time in proportion; small changes don't turn the plan.
             entry.load_priority
+        } else if entry.residency.len() > LOOKED_AT {
+            (demand - horizon * entry.residency.len() as u64).as_nanos()
         } else {
             entry.planned_demand = demand;
             let horizon = horizon.as_secs_f64();
@@ -100,7 +109,8 @@ impl Planner {
         let for_nothing = entry.pages == 0 && entry.latency.load() == Duration::ZERO;
         let for_little = all_fit && entry.last_urgent_at.is_some();
         let asked = entry.missed > Duration::ZERO || policy.queues().of(model).background_len() > 1;
-        let waits = for_nothing || for_little || asked;
+        let scarce = entry.residency.len() >= (PLACES / model_count.max(1)).max(FEW);
+        let waits = asked || ((for_nothing || for_little) && !scarce);
         let priority = if waits && !entry.removed && !everywhere { priority.max(OPPORTUNE) } else { priority };
         let before = std::mem::replace(&mut entry.load_priority, priority);
         if before != priority {
@@ -129,7 +139,8 @@ impl Planner {
     /// The time until a model that is nowhere could be loaded, the others that want to be loaded first.
     pub fn load_wait(&self, ledger: &Ledger, model: ModelId, now: Timestamp) -> Duration {
         let others = self.cold - self.cold_shares[model.index()];
-        let free = ledger.device_ids().map(|device| ledger.device(device).load.start_at(now).since(now)).min();
+        let free_at = || ledger.device_ids().map(|device| ledger.device(device).load.start_at(now)).min();
+        let free = if ledger.load_idle.is_empty() { free_at().map(|at| at.since(now)) } else { None };
         free.unwrap_or(Duration::ZERO) + others / (ledger.device_count.max(1) as u64)
     }
 
@@ -164,6 +175,12 @@ impl Planner {
             return self.reconsider();
         }
         // Something can't be placed: if that is for want of time, look again when an executor has some.
+        if ledger.device_count > LOOKED_AT {
+            if ledger.load_idle.is_empty() {
+                self.quiet_until = Timestamp::NEVER;
+            }
+            return;
+        }
         let hungry = |id: DeviceId| ledger.device(id).load.is_hungry(now, lead);
         if !ledger.device_ids().any(hungry) {
             let hungry_at = ledger.device_ids().map(|id| ledger.device(id).load.hungry_at(now, lead)).min();
@@ -173,21 +190,21 @@ impl Planner {
 
     /// The next model to load, where, and what must go for it.
     fn next_load(
-        &self,
+        &mut self,
         now: Timestamp,
         lead: Lead,
         ledger: &Ledger,
         policy: &dyn Policy,
     ) -> Option<(ModelId, DeviceId, Vec<ModelId>)> {
         for &(_, model) in self.wanting.iter().take(SEARCH_LIMIT) {
-            match place(now, lead, ledger, policy, model, false) {
+            match place(now, (lead, &mut self.next), ledger, policy, model, false) {
                 Placing::On(device, victims) => return Some((model, device, victims)),
                 Placing::NoRoom => {}
                 Placing::Busy => return None,
             }
         }
         let &(_, model) = self.background.first()?;
-        match place(now, Lead { ahead: Duration::ZERO, ..lead }, ledger, policy, model, true) {
+        match place(now, (Lead { ahead: Duration::ZERO, ..lead }, &mut self.next), ledger, policy, model, true) {
             Placing::On(device, victims) => Some((model, device, victims)),
             Placing::NoRoom | Placing::Busy => None,
         }
@@ -226,6 +243,7 @@ impl Planner {
         there.free_pages -= pages;
         there.loading.insert(model);
         let done_at = there.load.push(now + lead.way, action, expected, Duration::ZERO);
+        ledger.load_idle.remove(device);
         let residency = Residency {
             device,
             loading_until: Some(done_at),
@@ -295,22 +313,26 @@ enum Placing {
 /// Finds the device for a model: the one whose load executor is free first, then the one whose batches are.
 fn place(
     now: Timestamp,
-    lead: Lead,
+    (lead, next): (Lead, &mut u32),
     ledger: &Ledger,
     policy: &dyn Policy,
     model: ModelId,
     background: bool,
 ) -> Placing {
     let entry = ledger.model(model);
-    let hungry = |id: &DeviceId| ledger.device(*id).load.is_hungry(now, lead);
-    let mut devices: Vec<DeviceId> = ledger.device_ids().filter(hungry).collect();
-    if devices.is_empty() {
+    let mut devices = if ledger.device_count > LOOKED_AT {
+        ledger.load_idle.without(policy.queues().devices_of(model), *next).take(LOOKED_AT).collect()
+    } else {
+        ledger.device_ids().filter(|&id| ledger.device(id).load.is_hungry(now, lead)).collect::<Vec<_>>()
+    };
+    if ledger.load_idle.is_empty() && devices.is_empty() {
         return Placing::Busy;
     }
     devices.retain(|&id| entry.residency_on(id).is_none());
+    *next = devices.first().map_or(*next, |first| first.0 + 1);
     devices.sort_by_key(|&id| {
         let device = ledger.device(id);
-        (device.load.start_at(now), device.exec.start_at(now), id)
+        (device.load.start_at(now), device.exec.start_at(now))
     });
     for id in devices {
         let device = ledger.device(id);

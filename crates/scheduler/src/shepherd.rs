@@ -60,6 +60,7 @@ pub(crate) struct Shepherd {
     is_changed: Vec<bool>,
     /// Batches under way that may be broken off, the smallest first.
     running: BTreeSet<(u32, ActionId, DeviceId)>,
+    device_count: usize,
     busy_devices: usize,
     /// Batches that are being broken off.
     promises: Vec<Promise>,
@@ -79,6 +80,7 @@ impl Shepherd {
             changed: Vec::new(),
             is_changed: Vec::new(),
             running: BTreeSet::new(),
+            device_count: 0,
             busy_devices: 0,
             promises: Vec::new(),
             members: Vec::new(),
@@ -93,17 +95,11 @@ impl Shepherd {
         }
     }
 
-    /// Takes a model off the board before the devices that hold it change.
-    fn unlist(&mut self, model: ModelId) {
-        self.board.set(model, None, self.queues.devices_of(model));
-        self.mark(model);
-    }
-
     fn settle(&mut self, ledger: &Ledger, now: Timestamp) {
         while let Some(model) = self.changed.pop() {
             self.is_changed[model.index()] = false;
             let rank = self.estimate(ledger, model, now);
-            self.board.set(model, rank, self.queues.devices_of(model));
+            self.board.set(model, rank);
         }
     }
 
@@ -159,17 +155,15 @@ impl Policy for Shepherd {
     }
 
     fn add_device(&mut self, device: DeviceId) {
-        (0..self.is_changed.len()).for_each(|model| self.unlist(ModelId(model as u32)));
         self.queues.add_device(device);
-        self.board.add_device(device);
+        self.device_count += 1;
         if self.devices.len() <= device.index() {
             self.devices.resize_with(device.index() + 1, DeviceEntry::default);
         }
     }
 
     fn lost(&mut self, device: DeviceId) {
-        (0..self.is_changed.len()).for_each(|model| self.unlist(ModelId(model as u32)));
-        self.board.remove_device(device);
+        self.device_count -= 1;
         let entry = std::mem::take(&mut self.devices[device.index()]);
         self.busy_devices -= usize::from(!entry.batches.is_empty());
         for (action, rows) in entry.batches {
@@ -189,12 +183,12 @@ impl Policy for Shepherd {
     }
 
     fn loaded(&mut self, _ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.unlist(model);
+        self.mark(model);
         self.queues.loaded(model, device);
     }
 
     fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.unlist(model);
+        self.mark(model);
         self.queues.unloaded(ledger, model, device);
     }
 
@@ -208,7 +202,7 @@ impl Policy for Shepherd {
             }
         }
         loop {
-            let (rank, model) = self.board.first(device)?;
+            let (rank, model) = self.board.first(&self.queues, device)?;
             match self.candidate(ledger, model, opening, 0) {
                 Some((batch, rows)) => {
                     let closer = (Reverse(rows), batch.candidate.latest);
@@ -216,10 +210,10 @@ impl Policy for Shepherd {
                         return Some(batch);
                     }
                     // It has shrunk since.
-                    self.board.set(model, Some(closer), self.queues.devices_of(model));
+                    self.board.set(model, Some(closer));
                 }
                 // Nothing is in time; its requests expire.
-                None => self.board.set(model, None, self.queues.devices_of(model)),
+                None => self.board.set(model, None),
             }
         }
     }
@@ -246,13 +240,13 @@ impl Policy for Shepherd {
     }
 
     fn preempts(&mut self, ledger: &Ledger, now: Timestamp) -> Option<(DeviceId, ActionId)> {
-        if self.busy_devices < self.board.device_count() {
+        if self.busy_devices < self.device_count {
             return None;
         }
         self.settle(ledger, now);
         let &(smallest, action, device) = self.running.first()?;
         loop {
-            let (rank, model) = self.board.first(device)?;
+            let (rank, model) = self.board.first(&self.queues, device)?;
             let (Reverse(rows), _) = rank;
             // One at a time for each model: what it is promised may be all that it needs.
             if rows < PREEMPTION * smallest || self.promises.iter().any(|promise| promise.model == model) {
@@ -265,7 +259,7 @@ impl Policy for Shepherd {
                 self.promises.push(Promise { device, action, model, rows });
                 return Some((device, action));
             }
-            self.board.set(model, closer, self.queues.devices_of(model));
+            self.board.set(model, closer);
         }
     }
 }

@@ -13,9 +13,11 @@
 //!
 //! Queues only mark their model; candidates are computed once for each event, when they are asked for.
 
+use crate::bits::DeviceSet;
 use crate::board::Board;
 use crate::config::{Config, Delay, PolicyKind};
 use crate::fair::Shares;
+use crate::heap::Heap;
 use crate::latency::Latency;
 use crate::ledger::Ledger;
 use crate::patience::Patience;
@@ -28,7 +30,6 @@ use crate::temper::{Keep, Start, Temper};
 use crate::uneven::Uneven;
 use crate::usage::Usage;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
-use std::collections::BTreeSet;
 
 /// Below this part of bad requests times are good, and batches are left to grow.
 const GOOD_TIMES: f64 = 0.001;
@@ -93,20 +94,23 @@ pub(crate) struct Windowed {
     delay: Delay,
     queues: Queues,
     models: Vec<ModelEntry>,
-    /// For each device, under which key it stands in `busy`, and the last action that it was given.
-    busy_until: Vec<Option<(Timestamp, ActionId)>>,
+    /// For each device the last action that it was given, while it runs something.
+    busy_with: Vec<Option<ActionId>>,
     /// Models whose candidate must be computed.
     changed: Vec<ModelId>,
+    device_count: usize,
     /// Models whose candidate is ready, by when it must start.
     ready: Board<Rank>,
+    /// The hungry devices of which none can run a ready candidate, by their revision; `None` once a candidate or a place has come.
+    stuck: Option<u64>,
     /// Candidates that are left to grow, by when they are ready.
-    growing: BTreeSet<(Timestamp, ModelId)>,
+    growing: Heap,
     /// Those of them that may start early from some time on.
-    early: BTreeSet<(Timestamp, ModelId)>,
+    early: Heap,
     /// Those that may now, by when they must start.
-    willing: BTreeSet<(Timestamp, ModelId)>,
+    willing: Heap,
     /// Devices that run something, by when they will be free.
-    busy: BTreeSet<(Timestamp, DeviceId)>,
+    busy: Heap,
     /// The part of the devices that was busy lately.
     in_use: f64,
     busy_lately: f64,
@@ -129,13 +133,15 @@ impl Windowed {
             delay: config.delay,
             queues: Queues::with_lead(config.delay.of(1)),
             models: Vec::new(),
-            busy_until: Vec::new(),
+            busy_with: Vec::new(),
             changed: Vec::new(),
+            device_count: 0,
             ready: Board::default(),
-            growing: BTreeSet::new(),
-            early: BTreeSet::new(),
-            willing: BTreeSet::new(),
-            busy: BTreeSet::new(),
+            stuck: None,
+            growing: Heap::default(),
+            early: Heap::default(),
+            willing: Heap::default(),
+            busy: Heap::default(),
             in_use: 0.0,
             busy_lately: 0.0,
             in_use_at: Timestamp::ZERO,
@@ -158,7 +164,7 @@ impl Windowed {
     /// The rows that a batch of a model would have if its batches followed each other evenly on the devices that it uses
     /// (Symphony, section 3.3, equation 1).
     fn target(&self, latency: &Latency, model: ModelId, first: &Queued, deadline_at: Timestamp) -> u32 {
-        let devices = self.usage.devices_of(model, self.ready.device_count(), self.models.len());
+        let devices = self.usage.devices_of(model, self.device_count, self.models.len());
         let objective = deadline_at.since(first.arrived_at);
         latency.largest_within(objective.mul_f64(devices / (devices + 1.0))).max(1)
     }
@@ -166,7 +172,7 @@ impl Windowed {
     /// From how many rows on a batch is large enough for its first request to be kept.
     fn floor(&self, latency: &Latency, model: ModelId, first: &Queued, deadline_at: Timestamp) -> u32 {
         // With another device at hand nobody has to be given up: what no longer fits goes there.
-        if self.ready.device_count() > self.busy.len() + 1 {
+        if self.device_count > self.busy.len() + 1 {
             return 0;
         }
         match self.temper.keep {
@@ -188,32 +194,27 @@ impl Windowed {
     /// Brings the candidates of marked models up to date, and notices those that time has made ready.
     fn settle(&mut self, ledger: &Ledger, now: Timestamp) {
         let part = now.since(self.in_use_at).as_nanos() as f64 / USE_SPAN.as_nanos() as f64;
-        self.in_use += part.min(1.0) * (self.busy.len() as f64 / self.ready.device_count().max(1) as f64 - self.in_use);
+        self.in_use += part.min(1.0) * (self.busy.len() as f64 / self.device_count.max(1) as f64 - self.in_use);
         let lately = now.since(self.in_use_at).as_nanos() as f64 / LATELY.as_nanos() as f64;
         self.busy_lately +=
-            lately.min(1.0) * (self.busy.len() as f64 / self.ready.device_count().max(1) as f64 - self.busy_lately);
+            lately.min(1.0) * (self.busy.len() as f64 / self.device_count.max(1) as f64 - self.busy_lately);
         self.in_use_at = now;
         while let Some(model) = self.changed.pop() {
             self.models[model.index()].changed = false;
             let standing = self.standing(ledger, model, now);
             self.stand(model, standing);
         }
-        while let Some(&(ready_at, model)) = self.growing.first() {
-            if ready_at > now {
-                break;
-            }
-            let Standing::Growing { latest, .. } = self.models[model.index()].standing else {
+        while let Some((_, index)) = self.growing.first().filter(|&(ready_at, _)| ready_at <= now) {
+            let Standing::Growing { latest, .. } = self.models[index].standing else {
                 unreachable!("only growing candidates are among the growing")
             };
+            let model = ModelId(index as u32);
             self.stand(model, self.ready(model, latest));
         }
-        while let Some(&(early_at, model)) = self.early.first() {
-            if early_at > now {
-                break;
-            }
-            self.early.remove(&(early_at, model));
-            if let Standing::Growing { latest, .. } = self.models[model.index()].standing {
-                self.willing.insert((latest, model));
+        while let Some((_, index)) = self.early.first().filter(|&(early_at, _)| early_at <= now) {
+            self.early.remove(index);
+            if let Standing::Growing { latest, .. } = self.models[index].standing {
+                self.willing.set(index, latest);
             }
         }
     }
@@ -291,82 +292,104 @@ impl Windowed {
 
     /// Puts a model's candidate where it belongs.
     fn stand(&mut self, model: ModelId, standing: Standing) {
-        let entry = &mut self.models[model.index()];
-        if entry.standing == standing {
+        let index = model.index();
+        let before = std::mem::replace(&mut self.models[index].standing, standing);
+        if before == standing {
             return;
         }
-        match std::mem::replace(&mut entry.standing, standing) {
-            Standing::None | Standing::Ready(_) => {}
-            Standing::Growing { ready_at, latest, early_at, .. } => {
-                self.growing.remove(&(ready_at, model));
-                if let Some(early_at) = early_at
-                    && !self.early.remove(&(early_at, model))
-                {
-                    self.willing.remove(&(latest, model));
-                }
-            }
+        let (early_at, growing) = match standing {
+            Standing::Growing { ready_at, early_at, .. } => (early_at, Some(ready_at)),
+            Standing::None | Standing::Ready(_) => (None, None),
+        };
+        if let Standing::Growing { early_at: Some(_), .. } = before
+            && (early_at.is_none() || !self.early.contains(index))
+        {
+            let _ = self.early.remove(index) || self.willing.remove(index);
         }
-        let mut must_start_at = None;
-        match standing {
-            Standing::None => {}
-            Standing::Growing { ready_at, early_at, .. } => {
-                self.growing.insert((ready_at, model));
-                if let Some(early_at) = early_at {
-                    self.early.insert((early_at, model));
-                }
-            }
-            Standing::Ready(rank) => must_start_at = Some(rank),
+        match growing {
+            Some(ready_at) => self.growing.set(index, ready_at),
+            None => _ = self.growing.remove(index),
         }
-        self.ready.set(model, must_start_at, self.queues.devices_of(model));
-    }
-
-    /// Lets go of the old place of a model's candidate before the devices that hold the model change.
-    fn unlist(&mut self, model: ModelId) {
-        self.stand(model, Standing::None);
-        self.mark(model);
+        if let Some(early_at) = early_at {
+            self.early.set(index, early_at);
+        }
+        match (before, standing) {
+            (_, Standing::Ready(rank)) => {
+                self.ready.set(model, Some(rank));
+                self.stuck = None;
+            }
+            (Standing::Ready(_), _) => self.ready.set(model, None),
+            _ => {}
+        }
     }
 
     /// A growing candidate that should start at once on an idle device, because waiting doesn't pay and nobody else will
     /// need the device until it is ready.
-    fn early(&self, hungry: &BTreeSet<DeviceId>) -> Option<(ModelId, Timestamp, DeviceId)> {
+    fn early(&self, hungry: &DeviceSet) -> Option<(ModelId, Timestamp, DeviceId)> {
         if self.willing.is_empty() || hungry.is_empty() || self.spares() {
             return None;
         }
         // With many more candidates than devices a batch that waits finds no device later, and starting is better.
-        let roomy = 4 * self.growing.len() < 3 * self.ready.device_count();
-        for &(latest, model) in self.willing.iter().take(EARLY_SEARCH) {
-            let Standing::Growing { ready_at, full_at, tight, strain, .. } = self.models[model.index()].standing else {
-                continue;
-            };
-            if roomy && self.in_use * f64::from(strain) > 1e3 * FULL_HOUSE {
-                continue;
-            }
-            // It is itself among those that will need a device soon. Where objectives are tight, one more device is kept for
-            // whoever comes next.
-            let most = self.growing.len() + usize::from(tight);
-            let enough = hungry.len() >= most || {
-                let soon = self.growing.iter().take(FORESIGHT).take_while(|&&(at, _)| at <= ready_at).count();
-                let missing = (soon + usize::from(tight)).saturating_sub(hungry.len());
-                // Nobody knows when a device that is overdue will be free.
-                let freed = self.busy.range((self.in_use_at, DeviceId(0))..).take(FORESIGHT);
-                let freed = freed.take_while(|&&(at, _)| at <= full_at);
-                // Those that are fed ahead are among the hungry already.
-                missing == 0 || freed.filter(|(_, device)| !hungry.contains(device)).nth(missing - 1).is_some()
-            };
-            if enough && let Some(device) = self.first_holding(model, hungry) {
-                return Some((model, latest, device));
-            }
-        }
-        None
+        let roomy = 4 * self.growing.len() < 3 * self.device_count;
+        // Mostly the first one tells; the others are looked for only then.
+        let may = |&(_, index): &(Timestamp, usize)| self.may_start_early(index, hungry, roomy);
+        let found = self.willing.first().filter(may);
+        let found = found.or_else(|| self.willing.firsts::<EARLY_SEARCH>().skip(1).find(may));
+        let (latest, model) = found.map(|(latest, index)| (latest, ModelId(index as u32)))?;
+        let device = self.queues.devices_of(model).common(hungry).next()?;
+        Some((model, latest, device))
     }
 
-    /// The lowest-numbered of these devices that holds a model.
-    fn first_holding(&self, model: ModelId, hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
-        let holding = self.queues.devices_of(model);
-        if holding.len() == self.ready.device_count() {
-            return hungry.first().copied();
+    /// Whether a growing candidate has a hungry device that nobody else will need.
+    fn may_start_early(&self, index: usize, hungry: &DeviceSet, roomy: bool) -> bool {
+        let Standing::Growing { ready_at, full_at, tight, strain, .. } = self.models[index].standing else {
+            return false;
+        };
+        if roomy && self.in_use * f64::from(strain) > 1e3 * FULL_HOUSE {
+            return false;
         }
-        holding.iter().copied().find(|device| hungry.contains(device))
+        // It is itself among those that will need a device soon. Where objectives are tight, one more device is kept for
+        // whoever comes next.
+        let most = self.growing.len() + usize::from(tight);
+        (hungry.len() >= most.min(FORESIGHT + 1) || self.enough(hungry, ready_at, full_at, tight))
+            && self.queues.devices_of(ModelId(index as u32)).common(hungry).next().is_some()
+    }
+
+    /// Whether devices that are hungry now, or free before a candidate is likely to be full, are enough for all that will be ready before it would be.
+    fn enough(&self, hungry: &DeviceSet, ready_at: Timestamp, full_at: Timestamp, tight: bool) -> bool {
+        let mut soon = 0;
+        self.growing.any_until(ready_at, |_, _| {
+            soon += 1;
+            soon == FORESIGHT
+        });
+        let mut missing = (soon + usize::from(tight)).saturating_sub(hungry.len());
+        // Nobody knows when a device that is overdue will be free; those that are fed ahead are among the hungry already.
+        missing == 0
+            || self.busy.any_until(full_at, |at, device| {
+                missing -= usize::from(at >= self.in_use_at && !hungry.contains(DeviceId(device as u32)));
+                missing == 0
+            })
+    }
+
+    /// The device for the most urgent ready candidate that a hungry one can run: of those that are free when an order that leaves now arrives the
+    /// lowest number, else the one that is free soonest.
+    fn device_for_ready(&mut self, ledger: &Ledger, now: Timestamp, hungry: &DeviceSet) -> Option<DeviceId> {
+        if self.ready.is_empty() || self.stuck == Some(hungry.revision()) {
+            return None;
+        }
+        let Some((model, first)) = self.ready.first_pair(&self.queues, hungry) else {
+            self.stuck = Some(hungry.revision());
+            return None;
+        };
+        let free_at = |device: DeviceId| ledger.device(device).exec.start_at(now);
+        let in_time = now + self.delay.control;
+        if free_at(first) <= in_time {
+            return Some(first);
+        }
+        let able = || self.queues.devices_of(model).common(hungry);
+        able()
+            .find(|&device| free_at(device) <= in_time)
+            .or_else(|| able().min_by_key(|&device| (free_at(device), device)))
     }
 }
 
@@ -389,20 +412,17 @@ impl Policy for Windowed {
     }
 
     fn add_device(&mut self, device: DeviceId) {
-        (0..self.models.len()).for_each(|model| self.unlist(ModelId(model as u32)));
         self.queues.add_device(device);
-        self.ready.add_device(device);
-        if self.busy_until.len() <= device.index() {
-            self.busy_until.resize(device.index() + 1, None);
+        self.device_count += 1;
+        if self.busy_with.len() <= device.index() {
+            self.busy_with.resize(device.index() + 1, None);
         }
     }
 
     fn lost(&mut self, device: DeviceId) {
-        (0..self.models.len()).for_each(|model| self.unlist(ModelId(model as u32)));
-        self.ready.remove_device(device);
-        if let Some((until, _)) = self.busy_until[device.index()].take() {
-            self.busy.remove(&(until, device));
-        }
+        self.device_count -= 1;
+        self.busy_with[device.index()] = None;
+        self.busy.remove(device.index());
     }
 
     fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
@@ -428,19 +448,20 @@ impl Policy for Windowed {
     }
 
     fn loaded(&mut self, _ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.unlist(model);
+        self.mark(model);
+        self.stuck = None;
         self.queues.loaded(model, device);
     }
 
     fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.unlist(model);
+        self.mark(model);
         self.queues.unloaded(ledger, model, device);
     }
 
     fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
         self.settle(ledger, opening.now);
         loop {
-            let ((_, key), model) = self.ready.first(device)?;
+            let ((_, key), model) = self.ready.first(&self.queues, device)?;
             let there = ledger.model(model);
             let latency = ledger.latency(model, device);
             let queue = self.queues.of(model);
@@ -487,18 +508,10 @@ impl Policy for Windowed {
         true
     }
 
-    fn ripe(&mut self, ledger: &Ledger, now: Timestamp, hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
+    fn ripe(&mut self, ledger: &Ledger, now: Timestamp, hungry: &DeviceSet) -> Option<DeviceId> {
         self.settle(ledger, now);
-        if let Some(first) = self.ready.first_device(hungry) {
-            // Free when an order that leaves now arrives: of these the lowest number. Else the one that is free soonest.
-            let free_at = |device: &DeviceId| ledger.device(*device).exec.start_at(now);
-            let in_time = now + self.delay.control;
-            if free_at(&first) <= in_time {
-                return Some(first);
-            }
-            let able = || hungry.iter().copied().filter(|&device| self.ready.first(device).is_some());
-            let free = able().find(|device| free_at(device) <= in_time);
-            return free.or_else(|| able().min_by_key(|device| (free_at(device), *device)));
+        if let Some(device) = self.device_for_ready(ledger, now, hungry) {
+            return Some(device);
         }
         let (model, latest, device) = self.early(hungry)?;
         self.stand(model, self.ready(model, latest));
@@ -506,8 +519,8 @@ impl Policy for Windowed {
     }
 
     fn next_ripe(&self) -> Option<Timestamp> {
-        let ready = self.growing.first().map(|&(at, _)| at);
-        let early = self.early.first().map(|&(at, _)| at);
+        let ready = self.growing.first().map(|(at, _)| at);
+        let early = self.early.first().map(|(at, _)| at);
         [ready, early].into_iter().flatten().min()
     }
 
@@ -530,19 +543,16 @@ impl Policy for Windowed {
         self.usage.started(started.model, started.expected);
         let usual = &mut self.models[started.model.index()].usual_rows;
         *usual += (f64::from(started.rows) - *usual) / 16.0;
-        let last = (started.done_at, started.action);
-        if let Some((until, _)) = self.busy_until[started.device.index()].replace(last) {
-            self.busy.remove(&(until, started.device));
-        }
-        self.busy.insert((started.done_at, started.device));
+        self.busy_with[started.device.index()] = Some(started.action);
+        self.busy.set(started.device.index(), started.done_at);
     }
 
     fn ended(&mut self, ended: Ended) {
         // What its batches are expected to take has changed, and with it when they must start.
         self.mark(ended.model);
         // One that was ordered ahead may still be behind it.
-        if let Some((until, _)) = self.busy_until[ended.device.index()].take_if(|(_, last)| *last == ended.action) {
-            self.busy.remove(&(until, ended.device));
+        if self.busy_with[ended.device.index()].take_if(|last| *last == ended.action).is_some() {
+            self.busy.remove(ended.device.index());
         }
     }
 

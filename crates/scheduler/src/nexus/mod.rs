@@ -11,6 +11,7 @@
 
 mod packing;
 
+use crate::bits::DeviceSet;
 use crate::config::Config;
 use crate::ledger::Ledger;
 use crate::policy::{Batch, Policy};
@@ -168,12 +169,12 @@ impl Nexus {
             self.devices[route.device.index()].waiting.remove(&model);
         }
         let loaded = self.queues.devices_of(model);
-        let planned = entry.planned.iter().filter(|(device, _)| loaded.binary_search(device).is_ok());
+        let planned = entry.planned.iter().filter(|(device, _)| loaded.contains(*device));
         let planned = planned.map(|&(device, share)| (device, share.batch..=share.most, share.rate));
         let mut chosen: Vec<(DeviceId, RangeInclusive<u32>, f64)> = planned.collect();
         if chosen.is_empty() {
             let most = entry.planned.iter().map(|(_, share)| share.most).max().unwrap_or(u32::MAX);
-            chosen.extend(loaded.iter().map(|&device| (device, 0..=most, 1.0)));
+            chosen.extend(loaded.iter().map(|device| (device, 0..=most, 1.0)));
         }
         let highest = chosen.iter().map(|&(.., rate)| rate).fold(f64::MIN_POSITIVE, f64::max);
         entry.routes.extend(chosen.into_iter().map(|(device, size, rate)| {
@@ -293,10 +294,10 @@ impl Policy for Nexus {
         None
     }
 
-    fn ripe(&mut self, ledger: &Ledger, now: Timestamp, hungry: &BTreeSet<DeviceId>) -> Option<DeviceId> {
+    fn ripe(&mut self, ledger: &Ledger, now: Timestamp, hungry: &DeviceSet) -> Option<DeviceId> {
         self.settle(ledger, now);
         while let Some(device) = self.called.pop() {
-            if hungry.contains(&device) {
+            if hungry.contains(device) {
                 return Some(device);
             }
         }
