@@ -9,6 +9,9 @@ use crate::spread::Spread;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// How often it is noted that a model was used, where nothing ever has to go.
+const RARELY: Duration = Duration::from_secs(1);
+
 #[derive(Clone, Debug)]
 pub(crate) struct Device {
     /// Differs from that of a device that had the same number before.
@@ -257,11 +260,13 @@ impl Ledger {
         ActionId(self.next_action)
     }
 
-    /// Notes a use of a model on a device, which protects it from being unloaded soon.
+    /// Notes a use of a model on a device, which protects it from being unloaded soon. Where nothing ever has to go, now and then is enough.
     pub fn touch(&mut self, now: Timestamp, model: ModelId, device: DeviceId) {
+        let each = if self.everything_fits() { RARELY } else { Duration::ZERO };
         let residency = self.model_mut(model).residency_on_mut(device).expect("only loaded models are used (P6)");
-        let before = std::mem::replace(&mut residency.last_used_at, now);
-        if before != now {
+        let before = residency.last_used_at;
+        if now.since(before) > each {
+            residency.last_used_at = now;
             let by_last_use = &mut self.device_mut(device).by_last_use;
             by_last_use.remove(&(before, model));
             by_last_use.insert((now, model));

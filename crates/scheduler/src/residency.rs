@@ -24,8 +24,9 @@ const FEW: usize = 4;
 /// Free memory is used for models that may need it later up to so many places of models on devices, all of them together: with 10,000 models on
 /// 1,000 devices each is on 20, unless its requests want more.
 const PLACES: usize = 200_000;
-/// With more devices than this not all are looked at for a load, but the next ones that load nothing.
+/// With more devices than this not all are looked at for a load, but the next few that load nothing.
 const LOOKED_AT: usize = 64;
+const NEXT: usize = 8;
 /// When nothing that wants to be loaded fits, the next look is taken after this time.
 const NO_ROOM_RETRY: Duration = Duration::from_millis(1);
 /// Batch work doesn't push out a model that had a request with a deadline more recently than this.
@@ -81,7 +82,8 @@ impl Planner {
         } else if entry.residency.len() > FEW && is_near(demand, entry.planned_demand) {
             // On many devices the numbers take time in proportion; small changes don't turn the plan.
             entry.load_priority
-        } else if entry.residency.len() > LOOKED_AT {
+        } else if entry.residency.len() > FEW && (all_fit || entry.residency.len() > LOOKED_AT) {
+            // Where nothing has to go for it, which of its devices does how much is nobody's question.
             (demand - horizon * entry.residency.len() as u64).as_nanos()
         } else {
             entry.planned_demand = demand;
@@ -321,7 +323,7 @@ fn place(
 ) -> Placing {
     let entry = ledger.model(model);
     let mut devices = if ledger.device_count > LOOKED_AT {
-        ledger.load_idle.without(policy.queues().devices_of(model), *next).take(LOOKED_AT).collect()
+        ledger.load_idle.without(policy.queues().devices_of(model), *next).take(NEXT).collect()
     } else {
         ledger.device_ids().filter(|&id| ledger.device(id).load.is_hungry(now, lead)).collect::<Vec<_>>()
     };

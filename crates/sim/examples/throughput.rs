@@ -15,8 +15,8 @@
 //! answered in time.
 //!
 //! The profile has the shape of ResNet50's in Symphony's table 2 (beta = 4.817 alpha), with batches of at most 16 in the sizes that the server
-//! measures by default, scaled so that the rate keeps devices busy for 80 % of the time. The objective is 25 ms, or four times what a
-//! batch of 16 takes where that is more.
+//! measures by default, scaled so that the rate keeps devices busy for 80 % of the time in batches of what comes for a model in 12.5 ms. The
+//! objective is 25 ms, or four times what a batch of 16 takes where that is more.
 
 use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Transfers};
 use scheduler::{ActionStatus, Command, Config, DeviceSpec, Event, ModelSpec, Outcome, Report, Request, Scheduler};
@@ -28,6 +28,8 @@ const MAX_BATCH: u32 = 16;
 const SIZES: [u32; 5] = [1, 2, 4, 8, 16];
 const BETA_OVER_ALPHA: f64 = 5.072 / 1.053;
 const BUSY: f64 = 0.8;
+/// Batches are as large as what comes for a model in so many seconds: half of the shortest objective.
+const GATHERED: f64 = 0.0125;
 const MAX_LATE: Duration = Duration::from_millis(2);
 const LATE_PART: f64 = 0.001;
 const MIN_SERVED: f64 = 0.99;
@@ -53,6 +55,8 @@ struct Measured {
     latest: Duration,
     batches: u64,
     rows: u64,
+    /// Weights that were loaded meanwhile.
+    loads: u64,
     inside: Duration,
 }
 
@@ -67,16 +71,20 @@ impl Measured {
 }
 
 impl Plan {
-    fn largest_batch(self) -> Duration {
-        Duration::from_secs_f64(f64::from(MAX_BATCH) * f64::from(self.devices) * BUSY / self.rate)
+    /// What a row takes beyond its batch's fixed cost, in seconds.
+    fn alpha(self) -> f64 {
+        let gathered = self.rate / f64::from(self.models) * GATHERED;
+        let batch = gathered.clamp(1.0, f64::from(MAX_BATCH));
+        batch * f64::from(self.devices) * BUSY / self.rate / (batch + BETA_OVER_ALPHA)
     }
 
     fn objective(self) -> Duration {
-        Duration::from_millis(25).max(self.largest_batch() * 4)
+        let largest = self.alpha() * (f64::from(MAX_BATCH) + BETA_OVER_ALPHA);
+        Duration::from_millis(25).max(Duration::from_secs_f64(4.0 * largest))
     }
 
     fn spec(self, model: u32) -> ModelSpec {
-        let alpha = self.largest_batch().as_secs_f64() / (f64::from(MAX_BATCH) + BETA_OVER_ALPHA);
+        let alpha = self.alpha();
         let (alpha, beta) = (Duration::from_secs_f64(alpha), Duration::from_secs_f64(alpha * BETA_OVER_ALPHA));
         let profile = LatencyProfile::linear(alpha, beta, &SIZES, Duration::from_micros(10)).expect("the sizes ascend");
         ModelSpec {
@@ -181,7 +189,10 @@ impl Harness {
                 }
                 self.run(execution.device, 0, execution.action, execution.expected);
             }
-            Command::Load(load) => self.run(load.device, 1, load.action, load.expected),
+            Command::Load(load) => {
+                self.measured.loads += u64::from(self.counted);
+                self.run(load.device, 1, load.action, load.expected);
+            }
             Command::Unload(_) | Command::Preempt { .. } => {}
             Command::Finish { request, outcome } => {
                 self.measured.served += u64::from(self.counted && outcome == Outcome::Done);
@@ -292,7 +303,8 @@ fn main() {
         let plan = Plan { models, devices, rate: f64::from(rate), requests: u64::from(requests) };
         let measured = Harness::new(plan, 0).run_all();
         let (each, batch) = (measured.each() * 1e9, measured.rows as f64 / measured.batches.max(1) as f64);
-        println!("{} requests, {each:.0} ns each, batches of {batch:.1}", measured.requests);
+        let Measured { requests, served, loads, .. } = measured;
+        println!("{requests} requests, {each:.0} ns each, batches of {batch:.1}, {served} in time, {loads} loads");
         return;
     }
     println!("| models | devices | cells | requests/s | ns/request | mean batch | latest, ms | in time | search |");
