@@ -72,12 +72,16 @@ impl Bits {
         words.flat_map(|word| positions(self.words[word]).map(move |bit| 64 * word + bit))
     }
 
-    /// What is in this one and not in the other, from a number on, then from the lowest on; the number's whole word comes first.
+    /// What is in this one and not in the other, from a number on, then from the lowest on.
     pub fn without<'a>(&'a self, other: &'a Self, first: usize) -> impl Iterator<Item = usize> + use<'a> {
-        let count = self.words.len();
-        let words = (0..count).map(move |offset| (first / 64 + offset) % count);
+        let first = if first < 64 * self.words.len() { first } else { 0 };
         let left = move |word: usize| self.words[word] & !other.words.get(word).copied().unwrap_or(0);
-        words.flat_map(move |word| positions(left(word)).map(move |bit| 64 * word + bit))
+        let (from, high) = (first / 64, u64::MAX << (first % 64));
+        // The first word is in two parts: what is behind the number comes first, what is before it last.
+        let behind = (from..self.words.len()).map(move |word| (word, if word == from { high } else { u64::MAX }));
+        let before = (0..=from).map(move |word| (word, if word == from { !high } else { u64::MAX }));
+        let words = behind.chain(before).take_while(|_| !self.is_empty());
+        words.flat_map(move |(word, mask)| positions(left(word) & mask).map(move |bit| 64 * word + bit))
     }
 
     /// What is in both, the lowest first.
@@ -128,7 +132,7 @@ impl DeviceSet {
         self.0.common(&other.0).map(|index| DeviceId(index as u32))
     }
 
-    /// Those in this one and not in the other, from about a number on, then the others.
+    /// Those in this one and not in the other, from a number on, then the others.
     pub fn without<'a>(&'a self, other: &'a Self, first: u32) -> impl Iterator<Item = DeviceId> + use<'a> {
         self.0.without(&other.0, first as usize).map(|index| DeviceId(index as u32))
     }
@@ -169,7 +173,8 @@ mod tests {
         [1, 65, 70, 300].into_iter().for_each(|device| free.insert(DeviceId(device)));
         holding.insert(DeviceId(70));
         let left = |first| free.without(&holding, first).map(|device| device.0).collect::<Vec<_>>();
-        assert_eq!(left(66), [65, 300, 1]);
+        assert_eq!(left(66), [300, 1, 65]);
+        assert_eq!(left(65), [65, 300, 1]);
         assert_eq!(left(1_000), [1, 65, 300]);
         assert!(DeviceSet::default().without(&holding, 7).next().is_none());
     }

@@ -81,7 +81,7 @@ impl Planner {
             0
         } else if entry.residency.len() > FEW && is_near(demand, entry.planned_demand) {
             // On many devices the numbers take time in proportion; small changes don't turn the plan.
-            entry.load_priority
+            if entry.load_priority > OPPORTUNE { entry.load_priority } else { 0 }
         } else if entry.residency.len() > FEW && (all_fit || entry.residency.len() > LOOKED_AT) {
             // Where nothing has to go for it, which of its devices does how much is nobody's question.
             (demand - horizon * entry.residency.len() as u64).as_nanos()
