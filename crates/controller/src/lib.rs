@@ -47,7 +47,7 @@ pub use worker::{DeviceConfig, Padding, Tensor};
 
 use crate::cell::{Cell, GiveBack, WayIn};
 use crate::core::{Message, Payload};
-use crate::dealing::Rooms;
+use crate::dealing::{Rooms, Wants};
 use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp};
 use crossbeam_queue::ArrayQueue;
 use recording::Recorder;
@@ -246,7 +246,8 @@ impl Controller {
     pub fn add_model(&self, model: NewModel) -> ModelId {
         let pages = self.pages(model.prepared.weight_bytes());
         let metrics = self.inner.metrics.model(&model.name, model.version);
-        let number = self.inner.rooms.lock().unwrap_or_else(PoisonError::into_inner).add(pages);
+        let wants = Wants::new(pages, &model.profile);
+        let number = self.inner.rooms.lock().unwrap_or_else(PoisonError::into_inner).add(wants);
         let (cell, id) = self.inner.home(number);
         self.inner.put(cell, Message::AddModel { id, pages, model: Box::new(model), metrics });
         self.drive();

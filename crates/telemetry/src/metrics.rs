@@ -671,6 +671,7 @@ mod tests {
         let metrics = Metrics::new();
         metrics.model("m", 1);
         metrics.device("cpu:0");
+        metrics.temper(0);
         let text = metrics.render();
         for metric in crate::ALL.iter().chain(crate::TRITON) {
             assert!(text.contains(&format!("# TYPE {} {}", metric.name, metric.kind.name())), "{}", metric.name);
