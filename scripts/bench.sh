@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures the figures that the project promises, on this machine: scripts/bench.sh [--quick] [part ...]
-# Parts: overhead overload isolation many engine scheduler shards simulator placement minilm; `report` writes docs/benchmarks.md from
+# Parts: overhead overload isolation many engine scheduler simulator placement minilm; `report` writes docs/benchmarks.md from
 # what was measured last. Without a part: all of them but placement, which builds a solver first, and minilm, which takes long; then the report.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -16,7 +16,6 @@ PARTS = {
     "many": "500 models in the memory of 50",
     "engine": "what a load and an execution take, against a plain session",
     "scheduler": "events a second, and how their cost grows",
-    "shards": "shards and ranker on two cores: requests a second, instructions for each",
     "placement": "800 models on 20 parts; builds a solver first, so that it is measured only when it is named",
     "minilm": "sentences of different lengths, live and simulated; a quarter of an hour, only when it is named",
     "simulator": "a million simulated requests, the paper's experiments",

@@ -66,21 +66,6 @@ Runtime makes of the model's file; executions of both take turns in one process.
 `cargo run --release -p sim --example throughput`: the pure machine on one core, driven by exact devices; only the time
 inside it counts.
 """,
-    "shards": """## Scheduler on many cores
-
-`cargo run --release -p sim --example shards`: one model shard and the ranker, each on a core of its own, with nothing
-else around them. Requests come in an open loop that was drawn before (Poisson, models equally popular). A rate counts if no request
-was taken in more than 2 ms late, if the run lasted 2 s and ended with all queues empty, and if 99 % of the requests were
-executed before their deadlines. The executors are emulated in the shard's thread and report each end; their profile has
-the shape of ResNet50's in Symphony's paper with batches of at most 16, and is scaled so that all together could do 12
-million requests a second, which is where the search ends. The objective is 25 ms, or four times a batch of 16.
-
-Instructions (`valgrind --tool=callgrind`) are those of both machines, the mailboxes between them and the emulated executors,
-counted in one thread in virtual time. They don't depend on the neighbours; the rates do. Where the system allows it the
-threads run with real-time priority and sleep for a tenth of the time: on a machine that others use, a tick for somebody else is 4 ms. Symphony's own code,
-measured on such a machine with one model thread: about 850,000 requests/s with 1 model, 680,000 with 10 models and 1,024
-executors, 320,000 with 100 models and 1,024 or 4,096.
-""",
     "placement": """## Placement
 
 `make bench ARGS=placement`, which builds the solver first. Symphony's experiment A.2: 800 models on 20 parts, 10 seconds. The
@@ -147,7 +132,7 @@ def table(result):
         figure = Figure(**fields, target=tuple(target) if target else None)
         said = ", ".join(part for part in (verdict.lower(), figure.note) if part)
         lines.append(f"| {figure.name} | {figure.shown()} | {figure.wanted()} | {said} |")
-    rows = {"scheduler": scheduler_rows, "shards": shards_rows, "placement": placement_rows}.get(result["part"])
+    rows = {"scheduler": scheduler_rows, "placement": placement_rows}.get(result["part"])
     extra = rows(result["details"]) if rows else ""
     return "\n".join(lines) + "\n\n" + extra + caption(result)
 
@@ -157,15 +142,6 @@ def scheduler_rows(details):
     for row in details["rows"]:
         names = ("models", "devices", "queued", "events_per_second", "ns")
         lines.append("| " + " | ".join(f"{row[name]:,.0f}" for name in names) + " |")
-    return "\n".join(lines) + "\n\n"
-
-
-def shards_rows(details):
-    lines = ["| models | executors | requests/s | served | latest pick-up | mean batch | instructions | of these the ranker's |",
-             "|---:|---:|---:|---:|---:|---:|---:|---:|"]
-    for row in details["rows"]:
-        lines.append(f"| {row['models']:,} | {row['executors']:,} | {row['requests_per_second']:,} | {row['served']:.2%} | "
-                     f"{row['late_ms']:.2f} ms | {row['batch']:.1f} | {row['instructions']} | {row['of_ranker']} |")
     return "\n".join(lines) + "\n\n"
 
 

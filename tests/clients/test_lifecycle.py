@@ -146,6 +146,8 @@ def test_a_full_plan_refuses_with_a_time_to_come_back(emulated):
         (["--model-repository", ".", "--policy", "fifo"], "clockwork"),
         (["--model-repository", ".", "--devices", "gpu:1"], "cpu:N"),
         (["--model-repository", ".", "--device-memory", "lots"], "2GiB"),
+        (["--model-repository", ".", "--devices", "emulated:2", "--cells", "3"], "--cells 3: at most 2 can be made here"),
+        (["--model-repository", ".", "--devices", "emulated:2", "--shards", "3"], "--cells 3: at most 2 can be made here"),
         (["--model-repository", ".", "--config", "missing.toml"], "missing.toml"),
         (["--model-repository", ".", "--onnxruntime", "missing.so"], "missing.so"),
     ],
@@ -157,6 +159,26 @@ def test_bad_options_are_sentences(options, said, tmp_path):
     )
     assert done.returncode != 0
     assert said in done.stderr and "panicked" not in done.stderr, done.stderr
+
+
+def test_each_of_two_cells_answers_for_its_model_and_records_what_it_was_told(tmp_path):
+    models = ["first", "second"]
+    for model in models:
+        write_model(tmp_path / "models", model, 1)
+    options = ["--devices", "emulated:2", "--cells", "2", "--record", str(tmp_path / "events")]
+    server = conftest.start(tmp_path / "models", *options)
+    try:
+        for model in models * 5:
+            assert infer(server, model)[0] == 200
+        done = 'punctual_actions_total{{action="execution",device="emulated:{}",result="done"}}'
+        for device in range(2):
+            server.until("its reports", lambda: server.metric(done.format(device)) == 5)
+    finally:
+        conftest.stop(server)
+    for cell in range(2):
+        command = [conftest.binary(), "replay", "--json", f"{tmp_path / 'events'}.cell{cell}"]
+        replayed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert replayed.returncode == 0, replayed.stderr
 
 
 def test_a_port_in_use_is_named(tmp_path):

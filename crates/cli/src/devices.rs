@@ -35,6 +35,11 @@ impl Devices {
         Self { kind, count, gpus: Vec::new(), divisions: Vec::new() }
     }
 
+    /// How many devices in a row are shares of one GPU.
+    pub fn shares(&self) -> u32 {
+        self.divisions.first().map_or(1, |shares| shares.len() as u32)
+    }
+
     /// All sizes of shares, ascending.
     pub fn share_sizes(&self) -> Vec<f64> {
         let mut sizes: Vec<f64> = self.divisions.iter().flatten().copied().collect();

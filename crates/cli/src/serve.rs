@@ -9,7 +9,7 @@ use base::Duration;
 use clap::Args;
 use controller::{
     ControlMode, Controller, ControllerConfig, DeviceConfig, Divisions, Effort, Manager, ManagerConfig, ModelState,
-    Progress, Spread,
+    Progress, deal,
 };
 use gateway::Gateway;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -33,8 +33,6 @@ const PAGE_BYTES: u64 = 2 << 20;
 const MAX_POLL_SECONDS: u64 = 86_400;
 /// How often downloads are logged.
 const LINE_EVERY: std::time::Duration = std::time::Duration::from_secs(10);
-/// More threads than this have nothing to share.
-const MAX_SHARDS: u32 = 256;
 
 /// What `serve` may be told. Each can be given as a flag, as an environment variable, or in the file of `--config`; they
 /// count in this order.
@@ -114,11 +112,11 @@ pub struct ServeOptions {
     #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_THRIFT")]
     pub thrift: Option<bool>,
 
-    /// Schedule in threads of their own: so many for the requests, each with some of the models, and one that hands out the
-    /// devices. For more requests than one core can plan. Batches are deferred, and every device holds all models: what
-    /// doesn't fit isn't served. 0: one scheduler, as `--policy` says. [default: 0]
-    #[arg(long, value_name = "N", env = "PUNCTUAL_SHARDS")]
-    pub shards: Option<u32>,
+    /// Divide the devices into so many cells, each with a scheduler and with some of the models: for more requests than one core
+    /// can plan. A model runs on the devices of its cell alone. `--shards` is an older name for it. [default: 1]
+    #[arg(long, value_name = "N", env = "PUNCTUAL_CELLS", alias = "shards")]
+    #[serde(alias = "shards")]
+    pub cells: Option<u32>,
 
     /// The deadline of requests that name none, for models whose configuration names none. Without it such requests are
     /// batch work: they run in time that nobody else needs.
@@ -216,11 +214,11 @@ pub struct ServeOptions {
     pub trace_file: Option<PathBuf>,
 
     /// Record every event that the scheduler is told, so that an incident can be run again with `punctual replay FILE`. A file that
-    /// is there is kept as FILE.1. Not with `--shards`.
+    /// is there is kept as FILE.1. With several cells there is one for each: FILE.cell0, FILE.cell1 and so on.
     #[arg(long, value_name = "FILE", env = "PUNCTUAL_RECORD")]
     pub record: Option<PathBuf>,
 
-    /// The largest recording; at this size it ends, and says so. About 50 bytes for a request. [default: 1GiB]
+    /// The largest recording, of each cell; at this size it ends, and says so. About 50 bytes for a request. [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_RECORD_LIMIT")]
     pub record_limit: Option<ByteSize>,
 
@@ -255,7 +253,7 @@ impl ServeOptions {
         let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
         fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, host, http_port, grpc_port, metrics_port, devices, device_memory, pinned_memory, precision, cpu_fallback,
-            threads_per_device, policy, thrift, shards, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
+            threads_per_device, policy, thrift, cells, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
             online_profile_share, max_requests, max_body, max_held, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
             scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file, record, record_limit);
         Ok(self)
@@ -311,6 +309,7 @@ impl ServeOptions {
             bail!("--online-profile-share {online_profile_share}: a share is between 0 and 1");
         }
         let kinds = devices.kinds(0);
+        let cells = self.cells.unwrap_or(1);
         let device = |index: u32| DeviceConfig {
             name: runtime.names.get(index as usize).cloned().unwrap_or_else(|| format!("{}:{index}", devices.kind)),
             index,
@@ -322,18 +321,19 @@ impl ServeOptions {
             scheduler: self.scheduler()?,
             max_requests: self.max_requests(),
             page_bytes: PAGE_BYTES,
-            devices: (0..devices.count).map(device).collect(),
+            cells: deal((0..devices.count).map(device).collect(), devices.shares(), cells)
+                .map_err(|reason| anyhow!("--cells {cells}: {reason}"))?,
             online_profile_share,
         })
     }
 
-    /// Where the scheduler's events go, if anywhere.
-    fn recorder(&self, config: &ControllerConfig) -> Result<Option<Recorder>> {
+    /// Where the schedulers' events go, if anywhere: a file for each cell.
+    fn recorders(&self, config: &ControllerConfig) -> Result<Vec<Recorder>> {
         let Some(path) = self.record.as_ref() else {
             if self.record_limit.is_some() {
                 bail!("--record-limit without --record: name the file to record into");
             }
-            return Ok(None);
+            return Ok(Vec::new());
         };
         let limits = self.record_limit.map_or_else(Limits::default, |size| Limits { bytes: size.0 });
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -343,36 +343,13 @@ impl ServeOptions {
             max_requests: config.max_requests,
             config: config.scheduler.clone(),
         };
-        let recorder = Recorder::create(path, &header, limits);
-        Ok(Some(recorder.with_context(|| format!("--record {}", path.display()))?))
-    }
-
-    /// How the scheduling is spread over threads, where it is.
-    fn spread(&self, devices: &Devices) -> Result<Option<Spread>> {
-        let shards = self.shards.unwrap_or(0);
-        if shards > MAX_SHARDS {
-            bail!("--shards {shards}: at most {MAX_SHARDS} threads can share the models");
+        let create = |path: PathBuf| {
+            Recorder::create(&path, &header, limits).with_context(|| format!("--record {}", path.display()))
+        };
+        match config.cells.len() {
+            1 => Ok(vec![create(path.clone())?]),
+            cells => (0..cells).map(|cell| create(path.with_added_extension(format!("cell{cell}")))).collect(),
         }
-        if shards > 0 && self.policy.is_some() {
-            bail!(
-                "--shards {shards} and --policy: shards defer batches and know no other policy; leave one of them out"
-            );
-        }
-        if shards > 0 && self.record.is_some() {
-            bail!(
-                "--shards {shards} and --record: only what one scheduler was told can be run again; leave one of them out"
-            );
-        }
-        if shards > 0 && devices.divisions.len() > 1 {
-            bail!(
-                "--shards {shards} and shares that change: shards plan with the same times for all devices; leave one of them out"
-            );
-        }
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        // Executors that keep a core busy have the last ones for themselves; one core at least stays for everything else.
-        let taken = if devices.kind == DeviceKind::Emulated { 0 } else { devices.count as usize };
-        let enough = taken + shards as usize + 1 < cores;
-        Ok((shards > 0).then_some(Spread { shards, pin: enough.then_some(taken) }))
     }
 
     fn max_requests(&self) -> u32 {
@@ -469,14 +446,9 @@ pub fn run(options: ServeOptions) -> Result<()> {
     let runtime = options.runtime(&devices, options.cache(&sources))?;
     let metrics = Metrics::new();
     let config = options.controller(&devices, &runtime)?;
-    let controller = match options.spread(&devices)? {
-        Some(spread) => Controller::start_sharded(config, spread, metrics.clone()),
-        None => {
-            let recorder = options.recorder(&config)?;
-            Controller::start_recorded(config, recorder, metrics.clone())
-        }
-    };
-    let controller = controller.context("the device's threads could not be started")?;
+    let recorders = options.recorders(&config)?;
+    let controller = Controller::start_recorded(config, recorders, metrics.clone())
+        .context("the device's threads could not be started")?;
 
     if devices.divisions.len() > 1 {
         let kinds = (0..devices.divisions.len()).map(|division| devices.kinds(division)).collect();

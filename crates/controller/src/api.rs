@@ -144,4 +144,7 @@ pub struct ServedModel {
 
 /// A request that was handed over: what the gateway needs to take it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket(pub RequestId);
+pub struct Ticket {
+    pub(crate) id: RequestId,
+    pub(crate) cell: usize,
+}

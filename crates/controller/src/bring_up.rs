@@ -53,7 +53,6 @@ impl BringUp {
         self.say_once(&found.name, &config.warnings);
         let source = model_source(found, self.config.cache.clone())?;
         let prepared = self.config.engine.prepare(&source).map_err(|error| error.to_string())?;
-        self.controller.room_for(prepared.weight_bytes())?;
         let wrong = repository::disagreements(config, prepared.signature());
         if !wrong.is_empty() {
             return Err(wrong.join("; "));
@@ -77,24 +76,13 @@ impl BringUp {
         };
         warmup::run(&self.controller, &*prepared, found)?;
         let labels = labels(found, &signature)?;
-        let queueing = self.queueing(config, &profile, &signature);
+        let longest = profile.batches().last().map_or(Duration::ZERO, |batch| batch.p99);
         let objective = config.latency_objective.or(self.config.default_objective);
         let medians: Vec<String> =
             profile.batches().iter().map(|entry| format!("{}: {}", entry.batch, entry.median)).collect();
         let (load, bytes) = (profile.load(), prepared.weight_bytes());
         tracing::info!(model = found.name, version = found.version, %load, weight_bytes = bytes, batches = medians.join(", "), "ready");
-        let all = Arc::new(self.complete(found, &signature));
         let signature = Arc::new(signature);
-        let served = |id| ServedModel {
-            id,
-            signature: Arc::clone(&signature),
-            platform: all.platform.clone(),
-            config: Arc::clone(&all),
-            labels,
-            queueing,
-            objective,
-            metrics: self.controller.metrics().model(&found.name, found.version),
-        };
         let id = self.controller.add_model(NewModel {
             name: found.name.clone(),
             version: found.version,
@@ -106,29 +94,29 @@ impl BringUp {
             fixed,
             objective,
         });
-        Ok((served(id), id))
+        let devices = self.controller.devices_of(id);
+        let all = self.complete(found, &signature, devices);
+        let served = ServedModel {
+            id,
+            platform: all.platform.clone(),
+            config: Arc::new(all),
+            labels,
+            queueing: queueing(config, longest, signature.max_batch, devices),
+            objective,
+            metrics: self.controller.metrics().model(&found.name, found.version),
+            signature,
+        };
+        Ok((served, id))
     }
 
-    /// The configuration as clients see it, with everything filled in.
-    fn complete(&self, found: &Found, signature: &ModelSignature) -> wire::proto::ModelConfig {
+    /// The configuration as clients see it, with everything filled in, of a model on so many devices.
+    fn complete(&self, found: &Found, signature: &ModelSignature, devices: u32) -> wire::proto::ModelConfig {
         let file_name = found.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let engine = self.config.engine.name();
-        let devices = self.controller.devices();
         repository::complete(
             &found.config,
             &Known { name: &found.name, engine, signature, devices, file_name: &file_name },
         )
-    }
-
-    fn queueing(
-        &self,
-        config: &ModelConfig,
-        profile: &LatencyProfile,
-        signature: &ModelSignature,
-    ) -> Option<Arc<Queueing>> {
-        let longest = profile.batches().last().map_or(Duration::ZERO, |batch| batch.p99);
-        let at_once = signature.max_batch.max(1).saturating_mul(self.controller.devices());
-        config.queueing.as_ref().map(|rules| Arc::new(Queueing::new(rules, longest, at_once)))
     }
 
     /// Of the slowest kind of devices and of the others; and what a batch takes whatever its inputs are, on the slowest.
@@ -186,6 +174,12 @@ impl BringUp {
         }
         Ok((profile, fixed))
     }
+}
+
+/// What holds for requests that wait for a model whose largest batch takes so long, on so many devices.
+fn queueing(config: &ModelConfig, longest: Duration, max_batch: u32, devices: u32) -> Option<Arc<Queueing>> {
+    let at_once = max_batch.max(1).saturating_mul(devices);
+    config.queueing.as_ref().map(|rules| Arc::new(Queueing::new(rules, longest, at_once)))
 }
 
 /// What an engine is told of a model.

@@ -6,7 +6,7 @@ mod watch;
 use crate::api::{Refusal, Reply};
 use crate::rest::Rest;
 use crate::sampler::{Kept, Sampler, Who};
-use crate::{Inner, NewModel, fatal};
+use crate::{ControllerConfig, Inner, NewModel, fatal};
 use base::{
     ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp, Window,
 };
@@ -16,7 +16,7 @@ use scheduler::{
 };
 use std::collections::HashMap;
 use std::sync::Arc;
-use telemetry::{BatchTimes, DeviceMetrics, Invariant, ModelMetrics, Trace};
+use telemetry::{BatchTimes, DeviceMetrics, IntGauge, Invariant, Metrics, ModelMetrics, Trace};
 use tokio::sync::oneshot;
 use watch::{Watch, broken};
 use worker::{BatchItem, Device, DeviceConfig, ExecuteOrder, LoadOrder, Padding, Slot, Status, Tensor, UnloadOrder};
@@ -232,7 +232,7 @@ impl Expectation {
     }
 
     /// Counts and logs a failure.
-    pub fn note_failure(&self, metrics: &telemetry::Metrics, model: &str, reason: &str) {
+    pub fn note_failure(&self, metrics: &Metrics, model: &str, reason: &str) {
         note_violation(metrics, reason);
         let what = if self.done_at.is_some() { "an execution" } else { "a load" };
         tracing::error!(model, "{what} failed: {reason}");
@@ -240,7 +240,7 @@ impl Expectation {
 }
 
 /// Counts a broken invariant that a worker's reason names.
-pub(crate) fn note_violation(metrics: &telemetry::Metrics, reason: &str) {
+pub(crate) fn note_violation(metrics: &Metrics, reason: &str) {
     for (name, invariant) in [("P5", Invariant::P5), ("P6", Invariant::P6)] {
         if reason.starts_with(name) {
             metrics.violated(invariant);
@@ -249,6 +249,8 @@ pub(crate) fn note_violation(metrics: &telemetry::Metrics, reason: &str) {
 }
 
 pub(crate) struct Core {
+    /// The number of the cell.
+    cell: usize,
     scheduler: Scheduler,
     /// Keeps what the scheduler is told, where that is wanted.
     recorder: Option<Recorder>,
@@ -274,6 +276,8 @@ pub(crate) struct Core {
     /// Models that are out of service but may still be on a device.
     removed: Vec<ModelId>,
     steps: u64,
+    /// Which temper the scheduler has, for people.
+    temper: IntGauge,
     stopped: bool,
     /// Requests that are queued.
     waiting: usize,
@@ -303,11 +307,14 @@ fn differs(signature: &ModelSignature, profile: &LatencyProfile) -> bool {
 const STEPS_PER_SAMPLE: u64 = 64;
 
 impl Core {
-    pub fn new(config: scheduler::Config, online_profile_share: f64) -> Self {
+    pub fn new(cell: usize, config: &ControllerConfig, metrics: &Metrics) -> Self {
+        let (share, config) = (config.online_profile_share, config.scheduler.clone());
         let learns = config.policy.learns_inputs();
         Self {
+            cell,
+            temper: metrics.temper(cell),
             waiting: 0,
-            sampler: Sampler::new(if learns { online_profile_share } else { 0.0 }),
+            sampler: Sampler::new(if learns { share } else { 0.0 }),
             measuring: None,
             recorder: None,
             watch: Watch::default(),
@@ -445,14 +452,8 @@ impl Core {
     /// Rehearses what the scheduler wants to have rehearsed, on a thread of its own: every few seconds at most, and only while requests are lost.
     pub fn rehearse(&mut self, inner: &Inner) {
         let Some(span) = self.scheduler.take_span().filter(|_| !self.stopped) else { return };
-        let controller = inner.myself.clone();
-        let rehearse = move || {
-            let rehearsed = span.rehearse();
-            if let Some(inner) = controller.upgrade() {
-                inner.inbox.push(Message::Rehearsed(rehearsed));
-                inner.drive();
-            }
-        };
+        let way = inner.way_into(self.cell);
+        let rehearse = move || way.tell(Message::Rehearsed(span.rehearse()));
         // Without a thread nothing is learnt, and everything goes on as it is.
         if let Err(error) = std::thread::Builder::new().name("rehearsal".into()).spawn(rehearse) {
             tracing::warn!("no thread for a rehearsal: {error}");
@@ -515,15 +516,13 @@ impl Core {
             return Timestamp::NEVER;
         };
         let (slot, signature) = (Arc::clone(&record.slots[device.index()]), Arc::clone(&record.signature));
-        let (padding, clock, controller) = (record.padding.clone(), inner.clock, inner.myself.clone());
+        let (padding, clock, way) = (record.padding.clone(), inner.clock, inner.way_into(self.cell));
         let work = move || {
             let Kept { who, inputs, rows } = kept;
             let took = slot.measure(clock, &signature, padding.as_deref(), inputs, rows);
-            if let Some(inner) = controller.upgrade() {
-                inner.inbox.push(Message::Measured { who, took });
-            }
+            way.put(Message::Measured { who, took });
         };
-        let (action, work) = inner.lend(device, Box::new(work));
+        let (action, work) = inner.lend(self.cell, device, Box::new(work));
         self.measuring = Some(action);
         let expected = self.sampler.expected(model);
         self.borrow(inner, now, device, (action, expected), work);
@@ -722,7 +721,7 @@ impl Core {
         let sampled = self.steps.is_multiple_of(STEPS_PER_SAMPLE);
         if sampled {
             inner.metrics.scheduler_step.observe(inner.clock.now().since(now));
-            inner.metrics.temper.set(self.scheduler.temper() as i64);
+            self.temper.set(self.scheduler.temper() as i64);
         }
         for command in commands.drain(..) {
             match command {
@@ -800,7 +799,8 @@ impl Core {
         self.expectations.insert(action, Expectation { device, model, took, done_at, window, rows, bytes: 0, alone });
         if order.items.is_empty() {
             let status = Status::Failed("none of its requests is there any more".into());
-            return inner.inbox.push(Message::Report(worker::Report { action, status, returned: Vec::new() }));
+            let report = worker::Report { action, status, returned: Vec::new() };
+            return inner.put(self.cell, Message::Report(report));
         }
         if self.devices[device.index()].device.execute(order).is_err() {
             self.fatal("an executor is gone, or has more orders than the scheduler ever leaves outstanding");

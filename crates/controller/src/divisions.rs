@@ -3,8 +3,8 @@
 //! Each division has as many shares, and each device of the scheduler is one of them in every division. So weights stay where they are, requests stay in their queues, and
 //! a change is one number for the engine and one event for each device: what begins after it is computed in the new shares and planned with their times.
 
+use crate::Controller;
 use crate::core::Message;
-use crate::{Controller, DeviceConfig};
 use base::DeviceId;
 use engine::Engine;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -59,9 +59,6 @@ impl Controller {
         let Some(divisions) = self.inner.divisions.get() else {
             return Err("the devices of this server can't be divided otherwise: say at the start which shares there may be, as in --devices \"cuda:0:shares=0.5,0.5|0.25,0.75\"".into());
         };
-        if self.inner.hub().is_some() {
-            return Err("shares can't be changed with --shards, which plans with the same times for all devices".into());
-        }
         let same = |known: &[f64]| {
             known.len() == shares.len() && known.iter().zip(shares).all(|(known, share)| (known - share).abs() < 1e-9)
         };
@@ -74,7 +71,8 @@ impl Controller {
         divisions.engine.divide(division);
         *current = division;
         for (device, &kind) in divisions.kinds[division].iter().enumerate() {
-            self.inner.inbox.push(Message::ChangeDevice { device: DeviceId(device as u32), kind });
+            let (cell, device) = self.inner.cell_of(DeviceId(device as u32));
+            self.inner.put(cell, Message::ChangeDevice { device, kind });
         }
         drop(current);
         self.drive();
@@ -105,11 +103,6 @@ impl Controller {
         };
         (0..).map_while(find).collect()
     }
-}
-
-/// The kind of each device.
-pub(crate) fn kinds_of(devices: &[DeviceConfig]) -> Vec<u32> {
-    devices.iter().map(|device| device.kind).collect()
 }
 
 /// Shares as they are given: `0.25,0.75`.

@@ -12,11 +12,16 @@
 //!  executors ───────┼─> inbox ─> scheduler ┤
 //!  timer ───────────┘     (one at a time)  └─> refusals ─────────────> gateway threads
 //! ```
+//!
+//! That is one cell, and usually there is one. More of them share nothing but the slots of requests, and each may be driven by
+//! another thread: n cells use n cores. A device is in one cell, and so is a model.
 
 mod api;
 mod bring_up;
+mod cell;
 mod control;
 mod core;
+mod dealing;
 mod divisions;
 mod manager;
 mod poller;
@@ -25,7 +30,6 @@ mod queueing;
 mod reshape;
 mod rest;
 mod sampler;
-mod sharded;
 mod shelf;
 mod timer;
 mod warmup;
@@ -34,19 +38,21 @@ pub use api::{Catalogue, CatalogueEntry, ModelState, ModelVersions, Refusal, Rep
 
 pub use bring_up::model_source;
 pub use control::{ControlError, ControlMode, LoadOrder, ModelControl};
+pub use dealing::deal;
 pub use divisions::{Division, Divisions};
 pub use manager::{Manager, ManagerConfig, Progress};
 pub use profiler::{Effort, Runs, Samples, measure_alone};
 pub use queueing::{Admitted, QueuePlace, Queueing};
-pub use sharded::Spread;
 pub use worker::{DeviceConfig, Padding, Tensor};
 
-use crate::core::{Core, DeviceRecord, Message, Payload};
+use crate::cell::{Cell, GiveBack, WayIn};
+use crate::core::{Message, Payload};
+use crate::dealing::{Rooms, Wants};
 use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp};
-use crossbeam_queue::{ArrayQueue, SegQueue};
+use crossbeam_queue::ArrayQueue;
 use recording::Recorder;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use telemetry::Metrics;
 use timer::Timer;
 use worker::Clock;
@@ -54,16 +60,15 @@ use worker::Clock;
 /// What a controller is made with.
 #[derive(Clone, Debug)]
 pub struct ControllerConfig {
-    /// The scheduler's settings.
+    /// The schedulers' settings.
     pub scheduler: scheduler::Config,
     /// How many requests may be in hand at once (P9).
     pub max_requests: u32,
     /// Bytes of a page of weights.
     pub page_bytes: u64,
-    /// The devices, in the order of their numbers.
-    pub devices: Vec<DeviceConfig>,
-    /// The share of a device's time in which requests are run again, alone, to learn what they take; 0: none. Not with
-    /// [`Controller::start_sharded`].
+    /// The devices of each cell, in the order of their numbers. There is at least one; [`deal`] makes more.
+    pub cells: Vec<Vec<DeviceConfig>>,
+    /// The share of a device's time in which requests are run again, alone, to learn what they take; 0: none.
     pub online_profile_share: f64,
 }
 
@@ -72,8 +77,6 @@ pub struct ControllerConfig {
 const REPLY_MARGIN: Duration = Duration::from_micros(3500);
 /// Of a short time, plans leave one part in so many.
 const REPLY_SHARE: u64 = 16;
-/// So many messages are worked off before the lock is given up and the timer set.
-const MESSAGES_PER_TURN: usize = 1024;
 
 /// A handle on the controller; cheap to clone, never waits.
 #[derive(Clone, Debug)]
@@ -87,30 +90,25 @@ struct Inner {
     clock: Clock,
     metrics: Metrics,
     page_bytes: u64,
-    inbox: SegQueue<Message>,
-    core: Mutex<Core>,
-    timer: Timer,
+    cells: Box<[Cell]>,
+    /// Where models are.
+    rooms: Mutex<Rooms>,
     /// Slots that were used before and are free again.
     free: ArrayQueue<RequestId>,
     /// Slots from here on were never used: a quiet server touches few of them.
     fresh: AtomicU32,
     max_requests: u32,
     in_hand: AtomicU32,
-    /// Devices that are there: fewer while one is started anew.
-    devices: AtomicU32,
     /// The kind of each device at the start.
     kinds: Vec<u32>,
     /// Where shares may change.
     divisions: OnceLock<Divisions>,
     shutting_down: AtomicBool,
-    next_model: AtomicU32,
     drivers_actions: AtomicU64,
     generation: AtomicU64,
     catalogue: Mutex<Arc<Catalogue>>,
     /// Where loads and unloads go, once there is a manager.
     control: OnceLock<ModelControl>,
-    /// The threads that schedule instead of whoever drives, where there are some.
-    sharded: OnceLock<sharded::Hold>,
 }
 
 /// A model that is prepared and measured, and may be served.
@@ -138,45 +136,31 @@ pub struct NewModel {
 impl Controller {
     /// Starts the devices and the timer. There is no model yet.
     pub fn start(config: ControllerConfig, metrics: Metrics) -> std::io::Result<Self> {
-        Self::start_recorded(config, None, metrics)
+        Self::start_recorded(config, Vec::new(), metrics)
     }
 
-    /// The same, and keeps everything that the scheduler is told, if there is a recorder. It is for a server with this
-    /// configuration, and for nothing else.
+    /// The same, and keeps everything that the schedulers are told: there is a recorder for each cell, or none. They are for a
+    /// server with this configuration, and for nothing else.
     pub fn start_recorded(
         config: ControllerConfig,
-        recorder: Option<Recorder>,
+        recorders: Vec<Recorder>,
         metrics: Metrics,
     ) -> std::io::Result<Self> {
         let inner = Inner::new(&config, metrics);
-        if let Some(recorder) = recorder {
-            inner.core.lock().unwrap_or_else(PoisonError::into_inner).record(recorder);
+        for (cell, recorder) in inner.cells.iter().zip(recorders) {
+            cell.core.lock().unwrap_or_else(PoisonError::into_inner).record(recorder);
         }
-        for device in &config.devices {
-            let started = inner.start_device(device)?;
-            let metrics = inner.metrics.device(&device.name);
-            inner.inbox.push(Message::AddDevice { config: device.clone(), device: started, metrics });
+        for (number, devices) in config.cells.into_iter().enumerate() {
+            for config in devices {
+                let device = inner.start_device(number, &config)?;
+                let metrics = inner.metrics.device(&config.name);
+                inner.put(number, Message::AddDevice { config, device, metrics });
+            }
+            Timer::start(inner.way_into(number))?;
         }
-        Timer::start(&inner)?;
         let controller = Self { inner };
         controller.drive();
         Ok(controller)
-    }
-
-    /// Starts the devices, and model shards and the ranker in threads of their own: deferred batching, with every model on
-    /// every device. There is no model yet.
-    pub fn start_sharded(config: ControllerConfig, spread: Spread, metrics: Metrics) -> std::io::Result<Self> {
-        let inner = Inner::new(&config, metrics);
-        let pages: Vec<u32> = config.devices.iter().map(|device| device.pages).collect();
-        let hub = Arc::new(sharded::Hub::new(spread, &pages, inner.max_requests));
-        let _ = inner.sharded.set(sharded::Hold(Arc::clone(&hub)));
-        let mut devices = Vec::new();
-        for device in &config.devices {
-            let started = inner.start_device(device)?;
-            devices.push(DeviceRecord { device: started, metrics: inner.metrics.device(&device.name) });
-        }
-        hub.start(&inner, spread, &config.scheduler, devices)?;
-        Ok(Self { inner })
     }
 
     /// The server's clock.
@@ -230,6 +214,7 @@ impl Controller {
         self.inner.in_hand.fetch_add(1, Ordering::Relaxed);
         let now = self.now();
         let Submission { model, inputs, rows, deadline_at, priority, application, size, trace, reply } = submission;
+        let (cell, model) = self.inner.home(model);
         let margin = REPLY_MARGIN.min(deadline_at.since(now) / REPLY_SHARE);
         let deadline_at = deadline_at - margin;
         let request = scheduler::Request { id, model, deadline_at, priority, rows, application, size };
@@ -237,22 +222,16 @@ impl Controller {
             trace.queued(now);
         }
         let payload = Payload { id, model, inputs, rows, application, size, trace, reply, submitted_at: now };
-        match self.inner.hub() {
-            Some(hub) => hub.submit(request, payload),
-            None => self.inner.inbox.push(Message::Submit { request, payload }),
-        }
-        Some(Ticket(id))
+        self.inner.put(cell, Message::Submit { request, payload });
+        Some(Ticket { id, cell })
     }
 
     /// The client went away: takes the request out of the plan if it isn't executing. Also looked at by `drive`.
     pub fn cancel(&self, ticket: Ticket) {
-        match self.inner.hub() {
-            Some(hub) => hub.cancel(ticket.0),
-            None => self.inner.inbox.push(Message::Cancel(ticket.0)),
-        }
+        self.inner.put(ticket.cell, Message::Cancel(ticket.id));
     }
 
-    /// Lets the scheduler look at everything that was handed over. Never waits: if another thread is at it, that thread
+    /// Lets the schedulers look at everything that was handed over. Never waits: if another thread is at it, that thread
     /// sees this thread's news too.
     pub fn drive(&self) {
         self.inner.drive();
@@ -265,40 +244,30 @@ impl Controller {
 
     /// Puts a model into service. It may be asked from the moment on that its number is in the catalogue.
     pub fn add_model(&self, model: NewModel) -> ModelId {
-        let id = ModelId(self.inner.next_model.fetch_add(1, Ordering::Relaxed));
         let pages = self.pages(model.prepared.weight_bytes());
         let metrics = self.inner.metrics.model(&model.name, model.version);
-        if let Some(hub) = self.inner.hub() {
-            hub.add_model(id, pages, model, metrics);
-            return id;
-        }
-        self.inner.inbox.push(Message::AddModel { id, pages, model: Box::new(model), metrics });
+        let wants = Wants::new(pages, &model.profile);
+        let number = self.inner.rooms.lock().unwrap_or_else(PoisonError::into_inner).add(wants);
+        let (cell, id) = self.inner.home(number);
+        self.inner.put(cell, Message::AddModel { id, pages, model: Box::new(model), metrics });
         self.drive();
-        id
+        number
     }
 
     /// Takes a model out of service: what is queued for it is refused, what runs is finished.
-    pub fn remove_model(&self, id: ModelId) {
-        match self.inner.hub() {
-            Some(hub) => hub.remove_model(id),
-            None => self.inner.inbox.push(Message::RemoveModel(id)),
-        }
+    pub fn remove_model(&self, number: ModelId) {
+        self.inner.rooms.lock().unwrap_or_else(PoisonError::into_inner).remove(number);
+        let (cell, id) = self.inner.home(number);
+        self.inner.put(cell, Message::RemoveModel(id));
         self.drive();
-    }
-
-    /// Whether a model with so many bytes of weights can be served beside the others; a reason if not.
-    pub(crate) fn room_for(&self, weight_bytes: u64) -> Result<(), String> {
-        self.inner.hub().map_or(Ok(()), |hub| hub.room_for(self.pages(weight_bytes)))
     }
 
     /// Runs something alone on a device when it has no order to carry out, with the scheduler's knowledge. It doesn't run if
     /// the server is going down.
     pub(crate) fn borrow_device(&self, device: DeviceId, expected: Duration, work: Box<dyn FnOnce() + Send>) {
-        let (action, work) = self.inner.lend(device, work);
-        match self.inner.hub() {
-            Some(hub) => hub.borrow_device(device, expected, work),
-            None => self.inner.inbox.push(Message::Borrow { device, action, expected, work }),
-        }
+        let (cell, device) = self.inner.cell_of(device);
+        let (action, work) = self.inner.lend(cell, device, work);
+        self.inner.put(cell, Message::Borrow { device, action, expected, work });
         self.drive();
     }
 
@@ -309,7 +278,12 @@ impl Controller {
 
     /// How many devices there are.
     pub fn devices(&self) -> u32 {
-        self.inner.devices.load(Ordering::Relaxed)
+        self.inner.cells.iter().map(|cell| cell.devices.load(Ordering::Relaxed)).sum()
+    }
+
+    /// How many of them a model may run on.
+    pub(crate) fn devices_of(&self, model: ModelId) -> u32 {
+        self.inner.cells[self.inner.home(model).0].devices.load(Ordering::Relaxed)
     }
 
     /// How many requests are in hand.
@@ -320,31 +294,14 @@ impl Controller {
     /// Ends the devices: what they were given is carried out first, what is queued is refused.
     pub fn stop(&self) {
         self.refuse_new();
-        self.inner.timer.stop();
-        if let Some(hub) = self.inner.hub() {
-            hub.stop();
-        }
-        let devices = self.inner.core.lock().unwrap_or_else(PoisonError::into_inner).stop();
-        // Outside the lock: the executors' last reports want to drive.
+        let stop = |cell: &Cell| {
+            cell.timer.stop();
+            cell.core.lock().unwrap_or_else(PoisonError::into_inner).stop()
+        };
+        let devices: Vec<_> = self.inner.cells.iter().map(stop).collect();
+        // Outside the locks: the executors' last reports want to drive.
         drop(devices);
         self.drive();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn asking_for_the_earliest_deadline_gives_a_plan_for_that_instant() {
-        let now = Timestamp::ZERO + Duration::from_secs(5);
-        for planned_us in [10, 600, 6_000, 10_000, 90_000] {
-            let planned_at = now + Duration::from_micros(planned_us);
-            let asked = Inner::with_margin(now, planned_at);
-            let margin = REPLY_MARGIN.min(asked.since(now) / REPLY_SHARE);
-            assert!(asked - margin >= planned_at, "{planned_us} us");
-            assert!(asked.since(planned_at) <= REPLY_MARGIN + Duration::from_nanos(1), "{planned_us} us");
-        }
     }
 }
 
@@ -353,71 +310,55 @@ impl Inner {
         Arc::new_cyclic(|myself| Self {
             myself: Weak::clone(myself),
             clock: Clock::start(),
-            metrics,
             page_bytes: config.page_bytes,
-            inbox: SegQueue::new(),
-            core: Mutex::new(Core::new(config.scheduler.clone(), config.online_profile_share)),
-            timer: Timer::default(),
+            cells: Cell::all(config, &metrics),
+            metrics,
+            rooms: Mutex::new(Rooms::new(&config.cells)),
             free: ArrayQueue::new(config.max_requests.max(1) as usize),
             fresh: AtomicU32::new(0),
             max_requests: config.max_requests.max(1),
             in_hand: AtomicU32::new(0),
-            devices: AtomicU32::new(config.devices.len() as u32),
-            kinds: divisions::kinds_of(&config.devices),
+            kinds: config.cells.iter().flatten().map(|device| device.kind).collect(),
             divisions: OnceLock::new(),
             shutting_down: AtomicBool::new(false),
-            next_model: AtomicU32::new(0),
             drivers_actions: AtomicU64::new(0),
             generation: AtomicU64::new(0),
             catalogue: Mutex::default(),
             control: OnceLock::new(),
-            sharded: OnceLock::new(),
         })
     }
 
-    fn start_device(&self, config: &DeviceConfig) -> std::io::Result<worker::Device<Payload>> {
-        let reports = Reports(self.myself.clone());
-        worker::Device::start(config, self.clock, move |report| reports.send(report))
+    fn start_device(&self, cell: usize, config: &DeviceConfig) -> std::io::Result<worker::Device<Payload>> {
+        let way = self.way_into(cell);
+        worker::Device::start(config, self.clock, move |report| way.tell(Message::Report(report)))
     }
 
-    fn hub(&self) -> Option<&sharded::Hub> {
-        self.sharded.get().map(|hold| &*hold.0)
+    fn way_into(&self, cell: usize) -> WayIn {
+        WayIn { inner: self.myself.clone(), cell }
+    }
+
+    /// Hands news over. It is looked at when somebody next drives the cell.
+    fn put(&self, cell: usize, message: Message) {
+        self.cells[cell].inbox.push(message);
+    }
+
+    /// Which cell a model is in, and its number there.
+    fn home(&self, model: ModelId) -> (usize, ModelId) {
+        dealing::home(self.cells.len(), model)
+    }
+
+    /// Which cell a device is in, and its number there.
+    fn cell_of(&self, device: DeviceId) -> (usize, DeviceId) {
+        let cell = self.cells.partition_point(|cell| cell.first_device <= device.0) - 1;
+        (cell, DeviceId(device.0 - self.cells[cell].first_device))
     }
 
     fn drive(&self) {
-        if let Some(hub) = self.hub() {
-            return hub.drive();
+        if let [one] = &*self.cells {
+            return one.drive(self);
         }
-        loop {
-            // The news of this thread must be in the inbox before it finds the lock taken, and the lock must be free
-            // before the driver finds the inbox empty: else both could leave it to the other.
-            fence(Ordering::SeqCst);
-            match self.core.try_lock() {
-                Ok(mut core) => {
-                    let wakeup = self.turn(&mut core);
-                    // While the lock is held: an older wish must not overwrite a newer one.
-                    self.timer.set(wakeup);
-                }
-                Err(TryLockError::WouldBlock) => return,
-                // A panic while driving broke an invariant; going on with half of a step would break more.
-                Err(TryLockError::Poisoned(core)) => {
-                    core.into_inner().fatal("the scheduler broke one of its invariants");
-                }
-            }
-            fence(Ordering::SeqCst);
-            if self.inbox.is_empty() {
-                return;
-            }
-        }
-    }
-
-    fn turn(&self, core: &mut Core) -> Timestamp {
-        for _ in 0..MESSAGES_PER_TURN {
-            let Some(message) = self.inbox.pop() else { break };
-            core.handle(self, self.clock.now(), message);
-        }
-        core.rehearse(self);
-        core.wake_if_due(self, self.clock.now())
+        // A turn for each that has news, and then around again: much of it for one must not keep the others waiting.
+        while self.cells.iter().fold(false, |more, cell| (!cell.inbox.is_empty() && cell.turn(self)) | more) {}
     }
 
     /// The deadline that a client must ask for to be planned for that instant.
@@ -428,12 +369,16 @@ impl Inner {
     }
 
     /// Work that gives the device back when it is done, and the number for it.
-    fn lend(&self, device: DeviceId, work: Box<dyn FnOnce() + Send>) -> (ActionId, Box<dyn FnOnce() + Send>) {
-        let action = self.drivers_action();
-        let inner = self.myself.clone();
+    fn lend(
+        &self,
+        cell: usize,
+        device: DeviceId,
+        work: Box<dyn FnOnce() + Send>,
+    ) -> (ActionId, Box<dyn FnOnce() + Send>) {
+        let (action, way) = (self.drivers_action(), self.way_into(cell));
         let work = move || {
             // Also after a panic, which the executor catches, the device must be given back.
-            let _giving_back = GiveBack { inner, device, action };
+            let _giving_back = GiveBack { way, device, action };
             work();
         };
         (action, Box::new(work))
@@ -467,37 +412,19 @@ fn fatal(reason: &str) -> ! {
     std::process::exit(70);
 }
 
-/// Gives a borrowed device back when it is dropped.
-struct GiveBack {
-    inner: Weak<Inner>,
-    device: DeviceId,
-    action: ActionId,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Drop for GiveBack {
-    fn drop(&mut self) {
-        if let Some(inner) = self.inner.upgrade() {
-            match inner.hub() {
-                Some(hub) => hub.give_back(self.device),
-                None => inner.inbox.push(Message::Return { device: self.device, action: self.action }),
-            }
-            inner.drive();
-        }
-    }
-}
-
-/// The way of a report from an executor into the inbox. Weak: the devices belong to the controller.
-#[derive(Clone)]
-struct Reports(Weak<Inner>);
-
-impl Reports {
-    fn send(&self, report: worker::Report<Payload>) {
-        if let Some(inner) = self.0.upgrade() {
-            if let Some(hub) = inner.hub() {
-                return hub.report(report);
-            }
-            inner.inbox.push(Message::Report(report));
-            inner.drive();
+    #[test]
+    fn asking_for_the_earliest_deadline_gives_a_plan_for_that_instant() {
+        let now = Timestamp::ZERO + Duration::from_secs(5);
+        for planned_us in [10, 600, 6_000, 10_000, 90_000] {
+            let planned_at = now + Duration::from_micros(planned_us);
+            let asked = Inner::with_margin(now, planned_at);
+            let margin = REPLY_MARGIN.min(asked.since(now) / REPLY_SHARE);
+            assert!(asked - margin >= planned_at, "{planned_us} us");
+            assert!(asked.since(planned_at) <= REPLY_MARGIN + Duration::from_nanos(1), "{planned_us} us");
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The thread that drives when nobody else does and the scheduler wants to be woken.
 
-use crate::Inner;
+use crate::cell::WayIn;
 use base::Timestamp;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
 /// How long to wait for the one that drives just now.
@@ -29,26 +29,28 @@ impl Default for Timer {
 }
 
 impl Timer {
-    pub fn start(inner: &Arc<Inner>) -> std::io::Result<()> {
-        let weak = Arc::downgrade(inner);
+    pub fn start(of: WayIn) -> std::io::Result<()> {
+        let way = of.clone();
         let handle = std::thread::Builder::new().name("timer".into()).spawn(move || {
-            while let Some(inner) = weak.upgrade() {
-                if inner.timer.stopped.load(Ordering::Relaxed) {
+            while let Some(inner) = way.inner.upgrade() {
+                let cell = &inner.cells[way.cell];
+                let timer = &cell.timer;
+                if timer.stopped.load(Ordering::Relaxed) {
                     return;
                 }
-                let wanted_at = inner.timer.wanted_at.load(Ordering::SeqCst);
+                let wanted_at = timer.wanted_at.load(Ordering::SeqCst);
                 let now = inner.clock.now();
                 if wanted_at <= now.as_nanos() {
-                    inner.drive();
+                    cell.drive(&inner);
                     // Whoever else is driving sets the next instant; until then there is nothing to do here.
-                    if inner.timer.wanted_at.load(Ordering::SeqCst) == wanted_at {
+                    if timer.wanted_at.load(Ordering::SeqCst) == wanted_at {
                         std::thread::park_timeout(DRIVEN_PAUSE.into());
                     }
                     continue;
                 }
-                inner.timer.sleeps_until.store(wanted_at, Ordering::SeqCst);
+                timer.sleeps_until.store(wanted_at, Ordering::SeqCst);
                 // Between the two, an earlier wish may have come that saw the old `sleeps_until`.
-                let still = inner.timer.wanted_at.load(Ordering::SeqCst) == wanted_at;
+                let still = timer.wanted_at.load(Ordering::SeqCst) == wanted_at;
                 // An hour at most, so that a controller that was dropped is noticed.
                 let sleep = Timestamp::from_nanos(wanted_at).since(now).min(base::Duration::from_secs(3600));
                 drop(inner);
@@ -57,7 +59,9 @@ impl Timer {
                 }
             }
         })?;
-        let _ = inner.timer.thread.set(handle.thread().clone());
+        if let Some(inner) = of.inner.upgrade() {
+            let _ = inner.cells[of.cell].timer.thread.set(handle.thread().clone());
+        }
         Ok(())
     }
 

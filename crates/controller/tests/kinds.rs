@@ -6,7 +6,7 @@ use base::{ApplicationId, DataType, Duration, ModelSignature, TensorSpec, Timest
 use bytes::Bytes;
 use controller::{
     Controller, ControllerConfig, DeviceConfig, Divisions, Effort, Manager, ManagerConfig, ModelState, Reply,
-    Submission, Tensor,
+    Submission, Tensor, deal,
 };
 use engine::{Engine, EngineError, Loaded, ModelSource, Prepared, TensorView};
 use std::collections::BTreeSet;
@@ -87,8 +87,8 @@ impl Loaded for OnDevice {
     }
 }
 
-/// Brings the model up on devices of these kinds, by division of which each has as many, with this folder to keep measurements in.
-fn bring_up(echo: &Echo, kinds: &[&[u32]], repository: &Path, cache: &Path) -> (Controller, Manager) {
+/// Brings the model up on devices of these kinds, by division of which each has as many, in so many cells, with this folder to keep measurements in.
+fn bring_up(echo: &Echo, kinds: &[&[u32]], cells: u32, repository: &Path, cache: &Path) -> (Controller, Manager) {
     let device = |(index, &kind): (usize, &u32)| DeviceConfig {
         name: format!("echo:{index}"),
         index: index as u32,
@@ -100,7 +100,7 @@ fn bring_up(echo: &Echo, kinds: &[&[u32]], repository: &Path, cache: &Path) -> (
         scheduler: scheduler::Config::clockwork(),
         max_requests: 4,
         page_bytes: 1,
-        devices: kinds[0].iter().enumerate().map(device).collect(),
+        cells: deal(kinds[0].iter().enumerate().map(device).collect(), 1, cells).unwrap(),
         online_profile_share: 0.0,
     };
     let controller = Controller::start(config, Metrics::new()).unwrap();
@@ -136,22 +136,30 @@ fn all_of(division: usize, devices: &[u32]) -> Vec<(usize, u32)> {
 
 #[test]
 fn a_model_is_measured_on_each_kind_of_device_and_warmed_up_on_all() {
-    let [repository, cache] = folders();
-    let first = Echo::new();
-    // The slowest isn't the first one.
-    bring_up(&first, &[&[1, 1, 0, 2]], repository.path(), cache.path());
-    assert_eq!((first.places(1), first.places(0)), (all_of(0, &[0, 2, 3]), all_of(0, &[0, 1, 2, 3])));
-    // All of it was kept.
-    let second = Echo::new();
-    bring_up(&second, &[&[1, 1, 0, 2]], repository.path(), cache.path());
-    assert_eq!((second.places(1), second.places(0)), (vec![], all_of(0, &[0, 1, 2, 3])));
+    for cells in [1, 3] {
+        let [repository, cache] = folders();
+        let first = Echo::new();
+        // The slowest isn't the first one.
+        bring_up(&first, &[&[1, 1, 0, 2]], cells, repository.path(), cache.path());
+        assert_eq!((first.places(1), first.places(0)), (all_of(0, &[0, 2, 3]), all_of(0, &[0, 1, 2, 3])));
+        // All of it was kept.
+        let second = Echo::new();
+        bring_up(&second, &[&[1, 1, 0, 2]], cells, repository.path(), cache.path());
+        assert_eq!((second.places(1), second.places(0)), (vec![], all_of(0, &[0, 1, 2, 3])));
+    }
 }
 
 #[test]
 fn shares_change_while_a_model_is_served() {
+    for cells in [1, 2] {
+        change_shares(cells);
+    }
+}
+
+fn change_shares(cells: u32) {
     let [repository, cache] = folders();
     let echo = Echo::new();
-    let (controller, _manager) = bring_up(&echo, &[&[1, 1], &[0, 2]], repository.path(), cache.path());
+    let (controller, _manager) = bring_up(&echo, &[&[1, 1], &[0, 2]], cells, repository.path(), cache.path());
     // The sizes that are only in the second division are measured there.
     assert_eq!(echo.places(1), [(0, 0), (1, 0), (1, 1)]);
     let ask = |value: u8| {
@@ -188,7 +196,7 @@ fn shares_change_while_a_model_is_served() {
 #[test]
 fn where_nothing_was_prepared_nothing_can_be_changed() {
     let [repository, cache] = folders();
-    let (controller, _manager) = bring_up(&Echo::new(), &[&[0]], repository.path(), cache.path());
+    let (controller, _manager) = bring_up(&Echo::new(), &[&[0]], 1, repository.path(), cache.path());
     assert_eq!(controller.division(), None);
     assert!(controller.divide(&[1.0]).unwrap_err().contains("--devices"));
 }

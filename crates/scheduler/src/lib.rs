@@ -44,7 +44,6 @@ mod queues;
 mod rehearsal;
 mod requests;
 mod residency;
-pub mod shards;
 mod shepherd;
 mod slack;
 mod spread;

@@ -11,7 +11,6 @@ use crate::plant::Plant;
 use crate::violation::{Broken, Violation};
 use crate::{Fingerprint, Network, Setup, Traffic};
 use base::{DeviceId, Duration, Timestamp};
-use scheduler::shards::Sharded;
 use scheduler::{Command, DeviceSpec, Event, ModelSpec, PolicyKind, Scheduler, Span};
 
 /// How long after the last request everything must have ended: longer than any objective, report or downtime.
@@ -21,7 +20,7 @@ const MAX_WAKEUPS_AT_ONCE: u32 = 1_000;
 /// At most so many models are asked for once more after the faults.
 const MAX_PROBES: usize = 100;
 
-/// What the simulator drives. [`Scheduler`] is one, [`Sharded`] another; tests have others that break promises.
+/// What the simulator drives. [`Scheduler`] is one; tests have others that break promises.
 pub trait Machine {
     /// Takes in one fact and appends the orders that follow from it.
     fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>);
@@ -29,10 +28,6 @@ pub trait Machine {
     fn next_wakeup(&self) -> Option<Timestamp>;
     /// Its count of a device's free pages, where it has one (P5).
     fn free_pages(&self, device: DeviceId) -> Option<u32>;
-    /// What it promises in that world beyond what all do: what the policy of the settings does.
-    fn promises(&self, setup: &Setup) -> Promises {
-        promises_of(setup)
-    }
     /// What it wants to have rehearsed.
     fn take_span(&mut self) -> Option<Box<Span>> {
         None
@@ -42,7 +37,7 @@ pub trait Machine {
 /// What rehearsing a request takes, in virtual time.
 const REHEARSED_IN: Duration = Duration::from_micros(2);
 
-/// What the scheduler promises with those settings.
+/// What the scheduler promises with those settings, beyond what all policies do.
 fn promises_of(setup: &Setup) -> Promises {
     let (exact, idle_devices) = match setup.scheduler.policy {
         PolicyKind::Punctual | PolicyKind::Clockwork | PolicyKind::Eager | PolicyKind::Timeout => (true, true),
@@ -77,25 +72,6 @@ impl Machine for Scheduler {
 
     fn take_span(&mut self) -> Option<Box<Span>> {
         Self::take_span(self)
-    }
-}
-
-impl Machine for Sharded {
-    /// Shards don't know when devices will be free, and their batches are planned by the ranker.
-    fn promises(&self, _setup: &Setup) -> Promises {
-        Promises::default()
-    }
-
-    fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
-        Self::step(self, now, event, out);
-    }
-
-    fn next_wakeup(&self) -> Option<Timestamp> {
-        Self::next_wakeup(self).map(|(at, _)| at)
-    }
-
-    fn free_pages(&self, device: DeviceId) -> Option<u32> {
-        Self::free_pages(self, device)
     }
 }
 
@@ -142,7 +118,7 @@ pub fn run_with<M: Machine, O: Observer>(
         devices: setup.most_devices(),
         pages: setup.pages,
         max_queued_per_model: setup.scheduler.max_queued_per_model,
-        promises: machine.promises(setup),
+        promises: promises_of(setup),
         delay: setup.scheduler.delay,
         hearsay: hearsay(setup),
     };

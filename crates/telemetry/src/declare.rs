@@ -116,9 +116,9 @@ declare! {
     LOSSES = Counter "device_losses_total" DEVICE, &[],
         "Times that the device was given up because its engine panicked, and was started anew, empty.";
 
-    // The scheduler.
-    TEMPER = Gauge "scheduler_temper" &[], &[],
-        "Which of its tempers the policy punctual has now (docs/notes/013); 0 is the usual one.";
+    // The schedulers.
+    TEMPER = Gauge "scheduler_temper" &["cell"], &[],
+        "Which of its tempers the policy punctual has now (docs/notes/013), in each cell; 0 is the usual one.";
 
     // Advice on scaling.
     DEVICES = Gauge "devices" &[], &[],

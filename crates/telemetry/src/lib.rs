@@ -16,6 +16,7 @@ mod triton;
 pub use declare::{ALL, Declaration, Kind, TRITON, reference};
 pub use demand::DemandTotals;
 pub use metrics::{ActionMetrics, DeviceMetrics, ErrorMetrics, Invariant, Metrics, ModelMetrics, Seconds};
+pub use prometheus::IntGauge;
 pub use reason::Reason;
 pub use statistics::{BatchTimes, BatchTotals, LARGEST_TOLD_APART, ModelTotals, Spans, Statistics};
 pub use trace::{Change, Trace, TraceChange, TraceError, TraceSettings, Tracer};

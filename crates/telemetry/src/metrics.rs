@@ -32,8 +32,6 @@ pub struct Metrics {
     families: Arc<Families>,
     /// Requests that have arrived and aren't answered yet.
     pub in_flight: IntGauge,
-    /// Which temper `punctual` has.
-    pub temper: IntGauge,
     /// Open connections over HTTP.
     pub http_connections: IntGauge,
     /// Open connections over gRPC.
@@ -84,6 +82,7 @@ struct Families {
     pages: IntGaugeVec,
     pages_used: IntGaugeVec,
     losses: IntCounterVec,
+    temper: IntGaugeVec,
 }
 
 /// The numbered invariants of ARCHITECTURE.md.
@@ -143,6 +142,7 @@ impl Metrics {
             pages: int_gauge(&registry, &d::PAGES),
             pages_used: int_gauge(&registry, &d::PAGES_USED),
             losses: int_counter(&registry, &d::LOSSES),
+            temper: int_gauge(&registry, &d::TEMPER),
         };
         let models = int_gauge(&registry, &d::MODELS);
         let connections = int_gauge(&registry, &d::CONNECTIONS);
@@ -162,7 +162,6 @@ impl Metrics {
         int_gauge(&registry, &d::BUILD).with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         Self {
             in_flight: int_gauge(&registry, &d::IN_FLIGHT).with_label_values::<&str>(&[]),
-            temper: int_gauge(&registry, &d::TEMPER).with_label_values::<&str>(&[]),
             http_connections: connections.with_label_values(&["http"]),
             grpc_connections: connections.with_label_values(&["grpc"]),
             models_loading: models.with_label_values(&["loading"]),
@@ -263,6 +262,11 @@ impl Metrics {
                 losses: f.losses.with_label_values(&[name]),
             }),
         }
+    }
+
+    /// Which temper `punctual` has in a cell.
+    pub fn temper(&self, cell: usize) -> IntGauge {
+        self.families.temper.with_label_values(&[&cell.to_string()])
     }
 
     /// What says whether there are enough devices.
@@ -667,6 +671,7 @@ mod tests {
         let metrics = Metrics::new();
         metrics.model("m", 1);
         metrics.device("cpu:0");
+        metrics.temper(0);
         let text = metrics.render();
         for metric in crate::ALL.iter().chain(crate::TRITON) {
             assert!(text.contains(&format!("# TYPE {} {}", metric.name, metric.kind.name())), "{}", metric.name);

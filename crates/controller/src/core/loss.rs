@@ -62,7 +62,7 @@ impl Core {
         self.unloads.retain(|_, on| *on != device);
         self.held.retain(|(_, load)| load.device != device);
         self.watch.forget(device);
-        inner.devices.fetch_sub(1, Ordering::Relaxed);
+        inner.cells[self.cell].devices.fetch_sub(1, Ordering::Relaxed);
         let (record, config) = (&mut self.devices[device.index()], &self.configs[device.index()]);
         record.metrics.lost();
         record.metrics.pages(record.device.pages().total(), 0);
@@ -77,7 +77,7 @@ impl Core {
                 std::mem::replace(&mut model.slots[device.index()], empty)
             })
             .collect();
-        let old = match inner.start_device(config) {
+        let old = match inner.start_device(self.cell, config) {
             Ok(fresh) => Some(std::mem::replace(&mut record.device, fresh)),
             Err(error) => {
                 tracing::error!(device = name, "the device stays away: its threads could not be started: {error}");
@@ -85,7 +85,7 @@ impl Core {
             }
         };
         self.step(inner, now, Event::DeviceLost(device));
-        let controller = inner.myself.clone();
+        let way = inner.way_into(self.cell);
         // Not here: to free memory takes time, and the end of the old threads may take longer.
         let burial = std::thread::Builder::new().name(format!("bury {name}")).spawn(move || {
             let comes_back = old.is_some();
@@ -94,9 +94,8 @@ impl Core {
                 // What panicked once may do so again.
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(slot)));
             }
-            if let Some(inner) = controller.upgrade().filter(|_| comes_back) {
-                inner.inbox.push(Message::DeviceBack(device));
-                inner.drive();
+            if comes_back {
+                way.tell(Message::DeviceBack(device));
             }
         });
         if let Err(error) = burial {
@@ -106,7 +105,7 @@ impl Core {
 
     /// A lost device was started anew.
     pub(super) fn come_back(&mut self, inner: &Inner, now: Timestamp, device: DeviceId) {
-        inner.devices.fetch_add(1, Ordering::Relaxed);
+        inner.cells[self.cell].devices.fetch_add(1, Ordering::Relaxed);
         tracing::info!(device = self.configs[device.index()].name, "the device is back, empty");
         self.announce(inner, now, device);
     }

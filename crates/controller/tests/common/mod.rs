@@ -31,6 +31,10 @@ pub struct Faults {
     /// Loads fail on all devices but the first.
     pub load_fails_elsewhere: AtomicBool,
     pub loads: AtomicU32,
+    /// Whoever drives and wants to load it gets no further ...
+    pub holds_the_driver: AtomicBool,
+    /// ... and is there.
+    pub driver_is_held: AtomicBool,
 }
 
 /// An emulated model with faults.
@@ -45,6 +49,10 @@ impl Prepared for Faulty {
     }
 
     fn weight_bytes(&self) -> u64 {
+        while self.faults.holds_the_driver.load(Ordering::Relaxed) {
+            self.faults.driver_is_held.store(true, Ordering::Relaxed);
+            std::thread::yield_now();
+        }
         self.emulated.weight_bytes()
     }
 
@@ -85,11 +93,17 @@ impl Loaded for FaultyOnDevice {
 pub struct Bench {
     pub controller: Controller,
     metrics: Metrics,
+    cells: u32,
     folder: tempfile::TempDir,
 }
 
 impl Bench {
     pub fn new(policy: PolicyKind, devices: u32, pages: u32) -> Self {
+        Self::with_cells(1, policy, devices, pages)
+    }
+
+    /// Models come to the cells in turn, as long as none goes.
+    pub fn with_cells(cells: u32, policy: PolicyKind, devices: u32, pages: u32) -> Self {
         let device = |index| DeviceConfig { name: format!("emulated:{index}"), index, pages, pin: None, kind: 0 };
         let metrics = Metrics::new();
         let config = ControllerConfig {
@@ -98,14 +112,15 @@ impl Bench {
             scheduler: scheduler::Config { policy, ..scheduler::Config::clockwork() },
             max_requests: 4096,
             page_bytes: PAGE,
-            devices: (0..devices).map(device).collect(),
+            cells: controller::deal((0..devices).map(device).collect(), 1, cells).unwrap(),
         };
         let folder = tempfile::tempdir().unwrap();
         let (max_requests, scheduler) = (config.max_requests, config.scheduler.clone());
         let header = Header { version: "test".into(), recorded_at: 0, max_requests, config: scheduler };
-        let recorder = Recorder::create(&folder.path().join("events"), &header, Limits::default()).unwrap();
-        let controller = Controller::start_recorded(config, Some(recorder), metrics.clone()).unwrap();
-        Self { controller, metrics, folder }
+        let recorder = |cell| Recorder::create(&recording(&folder, cell), &header, Limits::default()).unwrap();
+        let recorders = (0..cells).map(recorder).collect();
+        let controller = Controller::start_recorded(config, recorders, metrics.clone()).unwrap();
+        Self { controller, metrics, cells, folder }
     }
 
     /// A model whose batches take 2 ms and more.
@@ -146,6 +161,19 @@ impl Bench {
         rows: u32,
         deadline_at: Timestamp,
     ) -> (Option<Ticket>, oneshot::Receiver<Reply>) {
+        let handed_over = self.hand_over(model, rows, deadline_at, 0);
+        self.controller.drive();
+        handed_over
+    }
+
+    /// The same, without letting anybody look at it yet.
+    pub fn hand_over(
+        &self,
+        model: ModelId,
+        rows: u32,
+        deadline_at: Timestamp,
+        priority: u32,
+    ) -> (Option<Ticket>, oneshot::Receiver<Reply>) {
         let (reply, answer) = oneshot::channel();
         let data = Bytes::from(vec![0; (rows * WIDTH) as usize * 4]);
         let shape = vec![i64::from(rows), i64::from(WIDTH)];
@@ -155,13 +183,12 @@ impl Bench {
             inputs,
             rows,
             deadline_at,
-            priority: 0,
+            priority,
             application: ApplicationId::DEFAULT,
             size: None,
             trace: None,
             reply,
         });
-        self.controller.drive();
         (ticket, answer)
     }
 
@@ -184,7 +211,7 @@ impl Bench {
         self.sum("punctual_invariant_violations_total{")
     }
 
-    fn sum(&self, family: &str) -> u32 {
+    pub fn sum(&self, family: &str) -> u32 {
         let text = self.metrics.render();
         let lines = text.lines().filter(|line| line.starts_with(family));
         lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u32>().unwrap()).sum()
@@ -192,24 +219,34 @@ impl Bench {
 }
 
 impl Bench {
-    /// Ends the server; what it recorded.
+    /// Ends the server; what its first cell recorded.
     pub fn stop(&self) -> PathBuf {
         self.controller.stop();
-        self.folder.path().join("events")
+        self.recording(0)
+    }
+
+    pub fn recording(&self, cell: u32) -> PathBuf {
+        recording(&self.folder, cell)
     }
 }
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        let recorded = self.stop();
+        self.stop();
         if std::thread::panicking() {
             return;
         }
-        let replay = sim::replay(&recorded, &mut |_, _| {}).unwrap();
-        assert!(replay.is_good(), "{replay:#?}");
-        assert_eq!(replay.end.unwrap().ending, recording::Ending::Stopped);
-        assert_eq!(replay.end.unwrap().fingerprint, replay.fingerprint);
+        for cell in 0..self.cells {
+            let replay = sim::replay(&self.recording(cell), &mut |_, _| {}).unwrap();
+            assert!(replay.is_good(), "{replay:#?}");
+            assert_eq!(replay.end.unwrap().ending, recording::Ending::Stopped);
+            assert_eq!(replay.end.unwrap().fingerprint, replay.fingerprint);
+        }
     }
+}
+
+fn recording(folder: &tempfile::TempDir, cell: u32) -> PathBuf {
+    folder.path().join(format!("events.cell{cell}"))
 }
 
 pub fn wait(answer: oneshot::Receiver<Reply>) -> Reply {

@@ -55,7 +55,7 @@ impl Server {
             scheduler: scheduler::Config::clockwork(),
             max_requests: 10_000,
             page_bytes: 1 << 20,
-            devices: vec![device],
+            cells: vec![vec![device]],
         };
         let controller = Controller::start(settings, metrics.clone()).unwrap();
         let settings = ManagerConfig::new(repository.path().to_owned(), Arc::new(EmulatedEngine::default()));

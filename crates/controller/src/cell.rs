@@ -1,0 +1,116 @@
+//! A cell: a scheduler with devices and models of its own, and all that is needed to drive it without the others.
+
+use crate::core::{Core, Message};
+use crate::timer::Timer;
+use crate::{ControllerConfig, Inner};
+use base::{ActionId, DeviceId, Timestamp};
+use crossbeam_queue::SegQueue;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::{Mutex, TryLockError, Weak};
+use telemetry::Metrics;
+
+/// So many messages are worked off before the lock is given up and the timer set.
+const MESSAGES_PER_TURN: usize = 1024;
+
+#[derive(Debug)]
+pub(crate) struct Cell {
+    pub inbox: SegQueue<Message>,
+    pub core: Mutex<Core>,
+    pub timer: Timer,
+    /// The number of its first device among all. In the cell they count from 0.
+    pub first_device: u32,
+    /// Devices that are there: fewer while one is started anew.
+    pub devices: AtomicU32,
+}
+
+impl Cell {
+    /// All cells of a server, with no devices yet.
+    pub fn all(config: &ControllerConfig, metrics: &Metrics) -> Box<[Self]> {
+        let mut first_device = 0;
+        let cell = |(number, devices): (usize, &Vec<_>)| {
+            let devices = devices.len() as u32;
+            let cell = Self {
+                inbox: SegQueue::new(),
+                core: Mutex::new(Core::new(number, config, metrics)),
+                timer: Timer::default(),
+                first_device,
+                devices: AtomicU32::new(devices),
+            };
+            first_device += devices;
+            cell
+        };
+        config.cells.iter().enumerate().map(cell).collect()
+    }
+
+    /// Lets its scheduler look at everything that was handed over. Never waits.
+    pub fn drive(&self, inner: &Inner) {
+        while self.turn(inner) {}
+    }
+
+    /// The same, but only some of it. Whether there is more that nobody looks at.
+    pub fn turn(&self, inner: &Inner) -> bool {
+        // The news of this thread must be in the inbox before it finds the lock taken, and the lock must be free
+        // before the driver finds the inbox empty: else both could leave it to the other.
+        fence(Ordering::SeqCst);
+        match self.core.try_lock() {
+            Ok(mut core) => {
+                let wakeup = self.work_off(inner, &mut core);
+                // While the lock is held: an older wish must not overwrite a newer one.
+                self.timer.set(wakeup);
+            }
+            Err(TryLockError::WouldBlock) => return false,
+            // A panic while driving broke an invariant; going on with half of a step would break more.
+            Err(TryLockError::Poisoned(core)) => {
+                core.into_inner().fatal("the scheduler broke one of its invariants");
+            }
+        }
+        fence(Ordering::SeqCst);
+        !self.inbox.is_empty()
+    }
+
+    fn work_off(&self, inner: &Inner, core: &mut Core) -> Timestamp {
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(message) = self.inbox.pop() else { break };
+            core.handle(inner, inner.clock.now(), message);
+        }
+        core.rehearse(inner);
+        core.wake_if_due(inner, inner.clock.now())
+    }
+}
+
+/// The way into a cell's inbox, for threads of its devices and others that it started. Weak: they belong to the controller.
+#[derive(Clone, Debug)]
+pub(crate) struct WayIn {
+    pub inner: Weak<Inner>,
+    pub cell: usize,
+}
+
+impl WayIn {
+    /// Hands over what needn't be looked at before something else comes.
+    pub fn put(&self, message: Message) {
+        if let Some(inner) = self.inner.upgrade() {
+            inner.put(self.cell, message);
+        }
+    }
+
+    /// Hands over, and drives.
+    pub fn tell(&self, message: Message) {
+        if let Some(inner) = self.inner.upgrade() {
+            inner.put(self.cell, message);
+            inner.cells[self.cell].drive(&inner);
+        }
+    }
+}
+
+/// Gives a borrowed device back when it is dropped.
+pub(crate) struct GiveBack {
+    pub way: WayIn,
+    pub device: DeviceId,
+    pub action: ActionId,
+}
+
+impl Drop for GiveBack {
+    fn drop(&mut self) {
+        self.way.tell(Message::Return { device: self.device, action: self.action });
+    }
+}

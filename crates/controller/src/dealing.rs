@@ -1,0 +1,190 @@
+//! Who goes where: devices are dealt to cells at the start, and each model goes into one of them when it comes.
+
+use crate::DeviceConfig;
+use base::{Duration, LatencyProfile, ModelId};
+
+/// Deals devices to so many cells: neighbours together, as evenly as possible. So many in a row are the shares of one GPU and stay
+/// together, because they are divided otherwise together. A sentence if there are too few.
+pub fn deal(devices: Vec<DeviceConfig>, shares: u32, cells: u32) -> Result<Vec<Vec<DeviceConfig>>, String> {
+    let (shares, cells) = (shares.max(1) as usize, cells.max(1) as usize);
+    let gpus = devices.len().div_ceil(shares);
+    if gpus < cells {
+        let each = if shares > 1 { "GPU, whose shares stay together" } else { "device" };
+        return Err(format!("at most {gpus} can be made here, one for each {each}"));
+    }
+    let mut rest = devices.into_iter();
+    let gpus_of = |cell: usize| gpus / cells + usize::from(cell < gpus % cells);
+    Ok((0..cells).map(|cell| rest.by_ref().take(gpus_of(cell) * shares).collect()).collect())
+}
+
+/// What a model asks of the cell that it is in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wants {
+    pub pages: u32,
+    /// What a request takes of a device.
+    pub work: Duration,
+}
+
+impl Wants {
+    /// Nobody knows yet how large its batches will be: the cheapest is as good a guess for one model as for another.
+    pub fn new(pages: u32, profile: &LatencyProfile) -> Self {
+        let each = profile.batches().iter().map(|batch| batch.median / u64::from(batch.batch));
+        Self { pages, work: each.min().unwrap_or(Duration::ZERO) }
+    }
+}
+
+/// What each cell has room for, and which models are there.
+///
+/// A model's number says where it is: with n cells, number k of cell c is k * n + c. So nobody has to look it up.
+#[derive(Debug)]
+pub(crate) struct Rooms(Vec<Room>);
+
+#[derive(Debug)]
+struct Room {
+    devices: u64,
+    /// Of its devices together.
+    pages: u64,
+    /// Of its largest device.
+    largest: u32,
+    /// By number in the cell; `None` where they have gone.
+    models: Vec<Option<Wants>>,
+}
+
+impl Rooms {
+    pub fn new(cells: &[Vec<DeviceConfig>]) -> Self {
+        Self(cells.iter().map(|devices| Room::new(devices)).collect())
+    }
+
+    /// Finds the cell for a model, and its number.
+    pub fn add(&mut self, wants: Wants) -> ModelId {
+        let best = self.0.iter().enumerate().min_by_key(|(_, room)| room.rank(wants));
+        let cell = best.map_or(0, |(cell, _)| cell);
+        let local = self.0[cell].models.len();
+        self.0[cell].models.push(Some(wants));
+        ModelId((local * self.0.len() + cell) as u32)
+    }
+
+    /// The model is gone, and its room is others'.
+    pub fn remove(&mut self, model: ModelId) {
+        let (cell, local) = home(self.0.len(), model);
+        if let Some(model) = self.0[cell].models.get_mut(local.index()) {
+            *model = None;
+        }
+    }
+}
+
+impl Room {
+    fn new(devices: &[DeviceConfig]) -> Self {
+        Self {
+            devices: devices.len() as u64,
+            pages: devices.iter().map(|device| u64::from(device.pages)).sum(),
+            largest: devices.iter().map(|device| device.pages).max().unwrap_or(0),
+            models: Vec::new(),
+        }
+    }
+
+    /// How good a home it is, the lowest being the best: can a device hold the model at all; how many times over is the memory wanted,
+    /// which is no matter as long as all fit; what is asked of each device, if all models are equally popular.
+    fn rank(&self, new: Wants) -> (bool, u64, u64) {
+        let all = || self.models.iter().flatten().chain([&new]);
+        let pages: u64 = all().map(|model| u64::from(model.pages)).sum();
+        let work: u64 = all().map(|model| model.work.as_nanos()).sum();
+        let thousandths = (pages * 1000 / self.pages.max(1)).max(1000);
+        (new.pages > self.largest, thousandths, work / self.devices.max(1))
+    }
+}
+
+/// Which of so many cells a model is in, and its number there.
+pub(crate) fn home(cells: usize, model: ModelId) -> (usize, ModelId) {
+    let cells = cells as u32;
+    ((model.0 % cells) as usize, ModelId(model.0 / cells))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn devices(pages: &[u32]) -> Vec<DeviceConfig> {
+        let device = |(index, &pages): (usize, &u32)| DeviceConfig {
+            name: format!("emulated:{index}"),
+            index: index as u32,
+            pages,
+            pin: None,
+            kind: 0,
+        };
+        pages.iter().enumerate().map(device).collect()
+    }
+
+    fn dealt(count: usize, shares: u32, cells: u32) -> Vec<Vec<u32>> {
+        let cells = deal(devices(&vec![1; count]), shares, cells).unwrap();
+        cells.iter().map(|cell| cell.iter().map(|device| device.index).collect()).collect()
+    }
+
+    #[test]
+    fn neighbours_come_together_and_no_cell_has_two_more_than_another() {
+        assert_eq!(dealt(3, 1, 1), [vec![0, 1, 2]]);
+        assert_eq!(dealt(5, 1, 2), [vec![0, 1, 2], vec![3, 4]]);
+        assert_eq!(dealt(7, 1, 3), [vec![0, 1, 2], vec![3, 4], vec![5, 6]]);
+        assert_eq!(dealt(2, 1, 0), [vec![0, 1]], "no number is one cell");
+    }
+
+    #[test]
+    fn the_shares_of_a_gpu_stay_in_one_cell() {
+        assert_eq!(dealt(6, 2, 2), [vec![0, 1, 2, 3], vec![4, 5]]);
+    }
+
+    #[test]
+    fn more_cells_than_devices_are_a_sentence() {
+        let refused = |shares| deal(devices(&[1; 4]), shares, 5).unwrap_err();
+        assert_eq!(refused(1), "at most 4 can be made here, one for each device");
+        assert_eq!(refused(2), "at most 2 can be made here, one for each GPU, whose shares stay together");
+    }
+
+    /// The cells that models of these pages and milliseconds go into, one after another.
+    fn cells_of(rooms: &mut Rooms, models: &[(u32, u64)]) -> Vec<usize> {
+        let cells = rooms.0.len();
+        let wants = |&(pages, millis): &(u32, u64)| Wants { pages, work: Duration::from_millis(millis) };
+        models.iter().map(|model| home(cells, rooms.add(wants(model))).0).collect()
+    }
+
+    #[test]
+    fn as_long_as_all_fit_a_model_goes_where_the_least_is_asked_of_each_device() {
+        let mut rooms = Rooms::new(&[devices(&[10]), devices(&[10])]);
+        assert_eq!(cells_of(&mut rooms, &[(1, 6), (5, 2), (1, 3), (1, 2), (1, 1)]), [0, 1, 1, 1, 0]);
+        let mut rooms = Rooms::new(&[devices(&[10]), devices(&[10, 10])]);
+        assert_eq!(cells_of(&mut rooms, &[(1, 2), (1, 2), (1, 2)]), [1, 0, 1]);
+    }
+
+    #[test]
+    fn where_memory_is_short_a_model_goes_where_the_most_is_left() {
+        let mut rooms = Rooms::new(&[devices(&[10]), devices(&[10])]);
+        assert_eq!(cells_of(&mut rooms, &[(8, 1), (4, 9), (4, 9), (4, 9)]), [0, 1, 1, 0]);
+    }
+
+    #[test]
+    fn a_large_model_goes_where_a_device_can_hold_it_however_crowded_that_is() {
+        let mut rooms = Rooms::new(&[devices(&[4, 4, 4]), devices(&[8])]);
+        assert_eq!(cells_of(&mut rooms, &[(8, 1), (8, 1), (1, 1)]), [1, 1, 0]);
+        let home = cells_of(&mut rooms, &[(9, 1)]);
+        assert_eq!(home, [0], "nobody can: it is refused when it is asked for, as with one cell");
+    }
+
+    #[test]
+    fn a_model_that_goes_makes_room_and_no_number_is_given_twice() {
+        let mut rooms = Rooms::new(&[devices(&[10]), devices(&[10])]);
+        let wants = |pages| Wants { pages, work: Duration::from_millis(u64::from(pages)) };
+        let first = rooms.add(wants(9));
+        rooms.remove(first);
+        rooms.remove(ModelId(77));
+        let numbers = [first, rooms.add(wants(9)), rooms.add(wants(1))];
+        assert_eq!(numbers, [ModelId(0), ModelId(2), ModelId(1)]);
+        assert_eq!(numbers.map(|model| home(2, model)), [(0, ModelId(0)), (0, ModelId(1)), (1, ModelId(0))]);
+    }
+
+    #[test]
+    fn what_a_request_takes_is_its_part_of_the_cheapest_batch() {
+        let millis = Duration::from_millis;
+        let profile = LatencyProfile::linear(millis(1), millis(8), &[1, 4], Duration::ZERO).unwrap();
+        assert_eq!(Wants::new(7, &profile).work, millis(3));
+    }
+}
