@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures the figures that the project promises, on this machine: scripts/bench.sh [--quick] [part ...]
-# Parts: overhead overload isolation many engine scheduler simulator placement minilm; `report` writes docs/benchmarks.md from
-# what was measured last. Without a part: all of them but placement, which builds a solver first, and minilm, which takes long; then the report.
+# `scripts/bench.sh --help` lists the parts; `report` writes docs/benchmarks.md from what was measured at this commit. Without a part: all of
+# them but placement, which builds a solver first; then the report. With --quick runs are short, and the page is .cache/bench/quick.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 /// What a run depends on; how results are shown isn't here.
-const WORLD: [&str; 20] = [
+const WORLD: [&str; 21] = [
     "agenda",
     "bound",
     "clients",
@@ -20,6 +20,7 @@ const WORLD: [&str; 20] = [
     "quantiles",
     "resolve",
     "search",
+    "series",
     "setup",
     "summary",
     "tables",

@@ -1,18 +1,20 @@
-"""Writes docs/benchmarks.md from what was measured last."""
+"""Writes docs/benchmarks.md from what was measured at this commit."""
 
 import json
 
-from common import RESULTS, ROOT, Failed, Figure
+from common import BENCH, RESULTS, ROOT, Failed, Figure, machine
 
 PAGE = ROOT / "docs" / "benchmarks.md"
+# A quick look doesn't replace what was measured properly.
+QUICK_PAGE = BENCH / "quick.md"
 
 HEAD = """# Benchmarks
 
-Written by `scripts/bench.sh report` from what `make bench` measured last; numbers are not typed in. `make bench` runs
-everything but the placement (about fifteen minutes, 11 GB below `.cache/bench` for the many models), `make bench
-ARGS=overload` one part, `make bench ARGS="--quick overload"` a short look at it. What wasn't measured on this machine stays
-as it was. Nothing here runs with the tests: times on shared machines are too noisy to fail a build. The target column says
-what the project promises.
+`make bench` measures every figure on this page and writes it; numbers are not typed in. All are of one commit, of `punctual serve`
+without flags that choose a policy; where a rival is shown, it is named. A part that wasn't measured at this commit isn't here.
+`make bench` takes about forty minutes (and 11 GB below `.cache/bench` for the many models), `make bench ARGS="overload report"`
+measures one part and writes the page, `make bench ARGS="--quick overload"` is a short look at it. Nothing here runs with the
+tests: times on shared machines are too noisy to fail a build. The target column says what the project promises.
 
 Each part starts servers of its own on free ports of this machine and loads them from this machine, so that the generator
 and the server share the cores. Where a figure is a ratio, both numbers come from the same run. "Taken by others" is the
@@ -31,8 +33,7 @@ is loaded by `punctual load`, whose own work is part of the latency. Binary tens
 hundredths are noise.
 
 At one connection every step hands over to a thread that could be asleep. In a virtual machine an idle core halts, and
-waking it costs 25 us; without the short look for more work before they sleep, which the server's threads take, the median
-at one connection was 90 to 106 us here on a quiet machine, and 40 us beside other work that kept the cores awake.
+waking it costs 25 us; so the server's threads look for more work for a short while before they sleep.
 """,
     "overload": """## Overload
 
@@ -42,10 +43,30 @@ A server that says yes to everything would have a goodput near zero, because eve
 "The server's view" counts answers that it gave after the deadline; "from the actual send" is what the client saw, with the
 way through the kernel on both sides.
 """,
+    "refusals": """## Overload of eight devices
+
+`--devices emulated:8`: devices that only pretend, so that two cores can carry eight of them, and everything else is the server. A
+batch of b takes 4.2 b + 20.3 ms, requests have 100 ms. Full batches of 16 on all devices would carry 1,463 requests/s. "The server's
+view" is from its recording (`punctual serve --record`, `punctual replay`): from the instant at which its scheduler was told of the
+request to the refusal. The client's is from the actual send, over loopback, with client and server on the same cores. *Simulated* is the
+same load in the simulator, with 3.5 ms less, which is what the server keeps for the answer's way.
+""",
     "isolation": """## Isolation
 
 A model with a deadline at 30 % of the capacity, beside clients without one on four other models of the same shape that ask
 again as soon as they are answered. The paper's Clockwork kept an objective of 11.4 executions there.
+""",
+    "flood": """## A flood beside quiet models
+
+`--devices emulated:8`, models as in the overload of eight devices. Ten quiet ones are asked for a quarter of what their fair share of
+the devices carries; an eleventh is asked three times what all devices carry together. What the quiet ones lose is late, refused and failed
+requests.
+""",
+    "emulated": """## Live and simulated
+
+`--devices emulated:8` with InceptionResNetV2's profile (5.090 b + 18.368 ms), 70 ms deadlines over HTTP, Poisson arrivals. *Simulated*
+is the same load in the simulator, with 3.5 ms less, which is what the server keeps for the answer's way. The two differ by what
+isn't the scheduler: the network, the threads, and neighbours that take the cores.
 """,
     "many": """## Many models
 
@@ -83,66 +104,73 @@ the same is in [note 010](notes/010-placement.md).
 """,
     "minilm": """## Sentences of different lengths
 
-`make bench ARGS=minilm`. MiniLM (all-minilm-l6-v2, its own weights) on one core, with `padding`, 4 to 256 tokens: three applications
+MiniLM (all-minilm-l6-v2, its own weights) on one core, with `padding`, 4 to 256 tokens: three applications
 with lognormal lengths (half of the requests with a median of 12 tokens, 30 % with 40, 20 % with 140), Poisson arrivals at 80 %
 of what would be answered if every sentence ran alone. Objectives are multiples of what 99 of 100 sentences take alone at most.
-*Simulated* is the same load in the simulator, with the times that were measured here.
+*Simulated* is the same load in the simulator, with the times that were measured here. Rivals are policies that `--policy` chooses.
 """,
     "simulator": """## Simulator
 
-`cargo run --release -p sim --example million` (100 models on 16 devices, all checkers on), and the files in `experiments/`
-as `punctual simulate` runs them. What they show is in `docs/experiments`.
+`cargo run --release -p sim --example million` (100 models on 16 devices, all checkers on), and some files of `experiments/`
+as `punctual simulate` runs them. What they show is in [docs/experiments](experiments/README.md).
 """,
 }
 
 
-def write():
-    files = {part: RESULTS / f"{part}.json" for part in PARTS}
+def write(quick=False):
+    """The page of what was measured at this commit; says which parts are missing."""
+    folder, page = (RESULTS / "quick", QUICK_PAGE) if quick else (RESULTS, PAGE)
+    commit = machine()["commit"]
+    files = {part: folder / f"{part}.json" for part in PARTS}
     results = {part: json.loads(file.read_text()) for part, file in files.items() if file.exists()}
+    results = {part: result for part, result in results.items() if result["machine"]["commit"] == commit}
     if not results:
-        raise Failed("nothing was measured yet: run scripts/bench.sh without --quick first")
-    said = said_before()
-    sections = [HEAD]
-    for part, text in PARTS.items():
-        if part in results:
-            sections += [text, table(results[part])]
-        else:
-            # Not measured here: what was measured elsewhere stays.
-            sections.append(said.get(heading(text), text + "\nNot measured yet.\n"))
-    PAGE.write_text("\n".join(sections))
-    return PAGE.relative_to(ROOT)
+        raise Failed(f"nothing was measured at commit {commit}: run scripts/bench.sh {'--quick ' if quick else ''}first")
+    missing = [part for part in PARTS if part not in results]
+    if missing:
+        print(f"not measured at commit {commit}, and so not on the page: {', '.join(missing)}")
+    sections = [HEAD, about(list(results.values()), quick)]
+    for part, result in results.items():
+        sections += [PARTS[part], table(result)]
+    page.write_text("\n".join(sections))
+    return page.relative_to(ROOT)
 
 
-def heading(text):
-    return text.partition("\n")[0]
-
-
-def said_before():
-    """The sections of the page as it is, by their headings."""
-    page = PAGE.read_text() if PAGE.exists() else ""
-    sections = [f"## {section.rstrip()}\n" for section in page.split("\n## ")[1:]]
-    return {heading(section): section for section in sections}
+def about(results, quick):
+    """Which state, where and when."""
+    machines = [result["machine"] for result in results]
+    first, times = machines[0], sorted(machine["measured"] for machine in machines)
+    loads = [result["load_average_before"] for result in results]
+    minutes = sum(result["details"].get("seconds", 0) for result in results) / 60
+    short = "**Quick runs of a few seconds each, which show that the program works; their figures mean little.**\n\n" if quick else ""
+    return (
+        f"{short}Commit {first['commit']}, {times[0]} to {times[-1]}, {minutes:.0f} minutes in all; {first['cores']} cores of "
+        f"{first['cpu']}, {first['memory_gib']:.0f} GiB, Linux {first['kernel']}, ONNX Runtime {first['onnxruntime']}; load average "
+        f"before a part {min(loads)} to {max(loads)}.\n"
+    )
 
 
 def table(result):
-    lines = ["| figure | measured | target | |", "|---|---:|---:|---|"]
-    for fields in result["figures"]:
-        verdict = fields.pop("verdict")
-        target = fields.pop("target")
-        figure = Figure(**fields, target=tuple(target) if target else None)
-        said = ", ".join(part for part in (verdict.lower(), figure.note) if part)
-        lines.append(f"| {figure.name} | {figure.shown()} | {figure.wanted()} | {said} |")
     rows = {"scheduler": scheduler_rows, "placement": placement_rows}.get(result["part"])
     extra = rows(result["details"]) if rows else ""
-    return "\n".join(lines) + "\n\n" + extra + caption(result)
+    return figures_table(result["figures"]) + extra + caption(result)
+
+
+def figures_table(figures):
+    if not figures:
+        return ""
+    lines = ["| figure | measured | target | |", "|---|---:|---:|---|"]
+    for fields in figures:
+        verdict, target = fields["verdict"], fields["target"]
+        known = {key: fields[key] for key in ("name", "value", "unit", "note")}
+        figure = Figure(**known, target=tuple(target) if target else None)
+        said = ", ".join(part for part in (verdict.lower(), figure.note) if part)
+        lines.append(f"| {figure.name} | {figure.shown()} | {figure.wanted()} | {said} |")
+    return "\n".join(lines) + "\n\n"
 
 
 def scheduler_rows(details):
-    lines = ["| models | devices | queued | events/s | ns for each |", "|---:|---:|---:|---:|---:|"]
-    for row in details["rows"]:
-        names = ("models", "devices", "queued", "events_per_second", "ns")
-        lines.append("| " + " | ".join(f"{row[name]:,.0f}" for name in names) + " |")
-    return "\n".join(lines) + "\n\n"
+    return details["markdown"] + "\n"
 
 
 def placement_rows(details):
@@ -159,9 +187,5 @@ def placement_rows(details):
 
 
 def caption(result):
-    about = result["machine"]
-    return (
-        f"{about['cores']} cores of {about['cpu']}, {about['memory_gib']:.0f} GiB, Linux {about['kernel']}, ONNX Runtime "
-        f"{about['onnxruntime']}, commit {about['commit']}; {about['measured']}, load average before it "
-        f"{result['load_average_before']}.\n"
-    )
+    seconds, load = result["details"].get("seconds", 0), result["load_average_before"]
+    return f"Measured {result['machine']['measured']} in {seconds:.0f} s, load average before it {load}.\n"

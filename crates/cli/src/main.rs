@@ -130,7 +130,10 @@ struct SimulateOptions {
     /// With --page: also run the large sweeps whose results are kept beside the page.
     #[arg(long, requires = "page")]
     all: bool,
-    /// With --page: how kept results name the state of the sources.
+    /// With --page: run only these files, named without .toml; the page's other sections stay as they are.
+    #[arg(long = "part", value_name = "NAME,...", requires = "page", value_delimiter = ',')]
+    parts: Vec<String>,
+    /// With --page: how results name the state of the sources.
     #[arg(long, value_name = "TEXT", requires = "page", default_value = "an unnamed state of the sources")]
     commit: String,
 }
@@ -163,6 +166,7 @@ fn simulate(options: SimulateOptions) -> Result<()> {
             folder,
             cache: options.cache,
             all: options.all,
+            parts: options.parts,
             again: options.again,
             commit: options.commit,
             progress: true,

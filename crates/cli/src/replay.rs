@@ -86,6 +86,11 @@ fn to_text(replay: &Replay) -> String {
     let counts = counts.iter().filter(|(_, count)| *count > 0).map(|(name, count)| format!("{count} {name}"));
     let outcomes: Vec<String> = counts.chain(refused).collect();
     line("requests", [vec![tally.requests.to_string()], outcomes].concat().join(", "));
+    if !tally.refusal.is_empty() {
+        let part = |count: u64| 100.0 * count as f64 / tally.refusal.len() as f64;
+        let (once, early) = (part(tally.refused_at_once), part(tally.refused_early));
+        line("refusals", format!("{once:.1} % within 1 ms, {early:.1} % with half of their time left"));
+    }
     match (&replay.difference, &replay.panic) {
         (None, None) => line("orders", format!("the same ({:016x})", replay.fingerprint)),
         (Some(difference), _) => {
@@ -154,6 +159,9 @@ fn to_json(replay: &Replay) -> Value {
             "failed": tally.failed,
             "cancelled": tally.cancelled,
             "refused": refused,
+            "refused_at_once": tally.refused_at_once,
+            "refused_early": tally.refused_early,
+            "refusal_ms": tally.refusal.spread(),
             "open": tally.in_hand,
         },
         "batches": tally.batches,

@@ -54,6 +54,8 @@ pub struct ClassReport {
     pub refused_by_reason: BTreeMap<String, u64>,
     /// The part of the refusals that came with at least half of the deadline left; `None` without deadline or refusal.
     pub refused_early_fraction: Option<f64>,
+    /// The part of the refusals that came within a millisecond of the actual send; `None` without refusal.
+    pub refused_at_once_fraction: Option<f64>,
     /// Refusals after the deadline.
     pub refused_late: u64,
     /// Refusals after the deadline also when counted from the actual send.
@@ -158,6 +160,7 @@ impl ClassReport {
             refused: stats.refusals(),
             refused_by_reason: stats.refused.clone(),
             refused_early_fraction: fraction(stats.refused_early, stats.refusals()).filter(|_| deadline.is_some()),
+            refused_at_once_fraction: fraction(stats.refused_at_once, stats.refusals()),
             refused_late: stats.refused_late,
             refused_late_from_send: stats.refused_late_from_send,
             errors: stats.failures(),
@@ -197,9 +200,12 @@ impl fmt::Display for ClassReport {
         line("good", self.good, format!("{:.1}/s goodput", self.goodput_rps))?;
         let beside = |count: u64| format!("{count} of them also late from the actual send");
         line("late", self.late, if self.late > 0 { beside(self.late_from_send) } else { String::new() })?;
-        let early = self.refused_early_fraction.map_or(String::new(), |early| {
+        let mut when = Vec::new();
+        when.extend(self.refused_at_once_fraction.map(|part| format!("{:.1} % within 1 ms", 100.0 * part)));
+        when.extend(self.refused_early_fraction.map(|early| {
             format!("{:.1} % with half of the deadline left, {} after it", 100.0 * early, self.refused_late)
-        });
+        }));
+        let early = when.join(", ");
         line("refused", self.refused, early)?;
         for (reason, &count) in &self.refused_by_reason {
             line(&format!("  {reason}"), count, String::new())?;
@@ -256,7 +262,7 @@ mod tests {
               requests                       1000 100.00 %  500.0/s
               good                            690  69.00 %  345.0/s goodput
               late                            109  10.90 %  104 of them also late from the actual send
-              refused                         100  10.00 %  41.0 % with half of the deadline left, 13 after it
+              refused                         100  10.00 %  1.0 % within 1 ms, 41.0 % with half of the deadline left, 13 after it
                 overloaded                    100  10.00 %
               errors                          100  10.00 %
                 bad_input                     100  10.00 %

@@ -30,6 +30,9 @@ pub struct Times {
 /// The longest latency that is told apart from longer ones: an hour.
 const MAX_NANOS: u64 = 3_600_000_000_000;
 
+/// A refusal counts as at once if it is there so soon after its request was sent.
+const AT_ONCE: Duration = Duration::from_millis(1);
+
 /// The counts of one class.
 #[derive(Clone, Debug)]
 pub struct Stats {
@@ -48,6 +51,8 @@ pub struct Stats {
     pub refused_late_from_send: u64,
     /// Refusals with at least half of the deadline left, counted from the intended send.
     pub refused_early: u64,
+    /// Refusals within a millisecond, counted from the actual send.
+    pub refused_at_once: u64,
     pub refused: BTreeMap<String, u64>,
     pub errors: BTreeMap<String, u64>,
     /// Latencies in nanoseconds.
@@ -70,6 +75,7 @@ impl Stats {
             refused_late: 0,
             refused_late_from_send: 0,
             refused_early: 0,
+            refused_at_once: 0,
             refused: BTreeMap::new(),
             errors: BTreeMap::new(),
             success_latency: histogram(),
@@ -96,6 +102,7 @@ impl Stats {
                 self.refused_late += u64::from(is_after(latency));
                 self.refused_late_from_send += u64::from(is_after(from_send));
                 self.refused_early += u64::from(self.deadline.is_some_and(|deadline| latency <= deadline / 2));
+                self.refused_at_once += u64::from(from_send <= AT_ONCE);
                 count(&mut self.refused, reason);
                 self.refusal_latency.saturating_record(latency.as_nanos());
             }
@@ -128,6 +135,7 @@ impl Stats {
         self.refused_late += other.refused_late;
         self.refused_late_from_send += other.refused_late_from_send;
         self.refused_early += other.refused_early;
+        self.refused_at_once += other.refused_at_once;
         for (to, from) in [(&mut self.refused, &other.refused), (&mut self.errors, &other.errors)] {
             for (reason, count) in from {
                 *to.entry(reason.clone()).or_default() += count;
@@ -168,11 +176,11 @@ mod tests {
         stats.record(times(0, 0, 10), &Outcome::Success);
         stats.record(times(0, 8, 12), &Outcome::Success);
         stats.record(times(0, 0, 12), &Outcome::Success);
-        stats.record(times(0, 1, 5), &Outcome::Refused("overloaded".into()));
+        stats.record(times(0, 4, 5), &Outcome::Refused("overloaded".into()));
         stats.record(times(0, 3, 12), &Outcome::Refused("overloaded".into()));
         assert_eq!((stats.good, stats.late, stats.late_from_send), (1, 2, 1));
         assert_eq!((stats.refused_early, stats.refused_late, stats.refused_late_from_send), (1, 1, 0));
-        assert_eq!((stats.refusals(), stats.open()), (2, 1));
+        assert_eq!((stats.refused_at_once, stats.refusals(), stats.open()), (1, 2, 1));
         assert!(stats.success_latency.max() >= 12_000_000);
         assert!(stats.send_lag.max() >= 8_000_000);
     }

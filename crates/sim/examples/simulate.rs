@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p sim --example simulate -- FILE [--json] [--bound] [--results FILE] [--only KEY=VALUE]... [--sample N]
-//!     [--page DIR [--cache DIR] [--all] [--commit TEXT]] [--policies A,B] [--again A,B] [--seconds S] [--max-requests N] [--seeds 1,2]
+//!     [--page DIR [--cache DIR] [--all] [--part NAME]... [--commit TEXT]] [--policies A,B] [--again A,B] [--seconds S] [--max-requests N] [--seeds 1,2]
 //! ```
 
 use sim::cli::{Options, PageOptions, parse_only, simulate, write_page};
@@ -35,6 +35,7 @@ fn run() -> Result<(), Box<dyn Error>> {
             "--page" => page.folder = value()?.into(),
             "--cache" => page.cache = Some(value()?.into()),
             "--all" => page.all = true,
+            "--part" => page.parts.extend(names(value()?)),
             "--commit" => page.commit = value()?,
             "--results" => options.reuse.file = Some(value()?.into()),
             "--again" => options.reuse.again = names(value()?),

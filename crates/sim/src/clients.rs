@@ -133,7 +133,7 @@ impl Clients {
         let (group, slo) = (self.models[model as usize].group, self.models[model as usize].slo);
         let deadline_at = slo.map_or(Timestamp::NEVER, |slo| now + self.objective(slo));
         let (rows, priority) = (self.rows(model), self.priority());
-        meter.sent(now, group, cold);
+        meter.sent(now, model as usize, group, cold);
         let (random, number) = &mut self.drawn[model as usize];
         let input = self.models[model as usize].inputs.as_ref().map(|inputs| inputs.draw(*number, random));
         *number += 1;

@@ -85,8 +85,8 @@ pub struct ModelConfig {
     /// What its batches take.
     #[serde(default)]
     pub latency: LatencyConfig,
-    /// A file of comma-separated values with the columns `model`, `alpha_ms`, `beta_ms` and `slo_ms`: one model for each row,
-    /// instead of `latency`. `slo_ms` and `slo_of_l4` of this entry go before the file's.
+    /// A file of comma-separated values with the columns `model`, `alpha_ms`, `beta_ms` and `slo_ms`, or `model`, `b1_ms` and so
+    /// on: one model for each row, instead of `latency`. `slo_ms`, `slo_of_l4` and `weights_mb` of this entry go before the file's.
     pub table: Option<PathBuf>,
     /// Of the table, these rows only.
     pub table_rows: Option<Vec<String>>,

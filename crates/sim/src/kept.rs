@@ -16,13 +16,13 @@ pub(crate) struct KeptResults {
 }
 
 /// The text of the file.
-pub(crate) fn to_text(campaign: &Campaign, outcomes: &[Outcome], commit: &str) -> String {
+pub(crate) fn to_text(campaign: &Campaign, outcomes: &[Outcome], commit: &str, sources: &str) -> String {
     let run = &campaign.experiment.run;
     let hours = outcomes.iter().map(|outcome| outcome.took_s).sum::<f64>() / 3600.0;
     let points = campaign.points();
     let of = if points == campaign.all_points() { String::new() } else { format!(" of {}", campaign.all_points()) };
     let mut text = format!(
-        "# {points}{of} points, {} policies, {} s{} and {} seeds each; found in {hours:.2} hours of one core, at {commit}\n",
+        "# {points}{of} points, {} policies, {} s{} and {} seeds each; found in {hours:.2} hours of one core, at {commit}, sources {sources}\n",
         outcomes.len() / points.max(1),
         campaign.seconds(),
         campaign.max_requests().map_or(String::new(), |most| format!(" (at most {most} requests)")),
@@ -114,7 +114,7 @@ mod tests {
     fn what_is_kept_is_read_back() {
         let campaign = Campaign::parse(FILE, Path::new("e.toml")).unwrap();
         let outcomes = campaign.run(false).unwrap();
-        let text = to_text(&campaign, &outcomes, "abc");
+        let text = to_text(&campaign, &outcomes, "abc", "0123");
         assert!(text.starts_with("# 2 points, 1 policies, 1 s and 1 seeds each; found in"), "{text}");
         let kept = parse(&text, &campaign.experiment.run.kept).unwrap();
         assert_eq!(kept.origin.len(), 1);

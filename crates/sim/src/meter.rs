@@ -83,7 +83,7 @@ impl Count {
 }
 
 /// A refusal counts as at once if it comes so soon after its request.
-const AT_ONCE: Duration = Duration::from_millis(1);
+pub(crate) const AT_ONCE: Duration = Duration::from_millis(1);
 
 /// Counts of one group of models.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -187,7 +187,8 @@ impl Errors {
 
     /// Both sides in numbers.
     pub fn spread(&self) -> ErrorSpread {
-        ErrorSpread { over: self.over.spread(), under: self.under.spread() }
+        let [over, under] = [&self.over, &self.under].map(Quantiles::spread);
+        ErrorSpread { over, under, under_part: ratio(under.count as f64, (over.count + under.count) as f64) }
     }
 }
 
@@ -198,6 +199,8 @@ pub struct ErrorSpread {
     pub over: Spread,
     /// Slower than predicted.
     pub under: Spread,
+    /// The part that was slower.
+    pub under_part: f64,
 }
 
 /// The measurements of one run.
@@ -269,7 +272,8 @@ pub struct TracedBatch {
 
 impl Meter {
     pub(crate) fn new(setup: &crate::Setup) -> Self {
-        let series = setup.series_step.map(|step| Series::new(step, setup.horizon, setup.groups.len(), setup.devices));
+        let [groups, models] = [setup.groups.len(), setup.models.len()];
+        let series = setup.series_step.map(|step| Series::new(step, setup.horizon, groups, models, setup.devices));
         Self {
             counted_from: Timestamp::ZERO + setup.warmup,
             counted_to: Timestamp::ZERO + setup.horizon,
@@ -372,13 +376,13 @@ impl Meter {
         self.counted_from <= at && at < self.counted_to
     }
 
-    pub(crate) fn sent(&mut self, at: Timestamp, group: usize, cold: bool) {
+    pub(crate) fn sent(&mut self, at: Timestamp, model: usize, group: usize, cold: bool) {
         if self.counts(at) {
             self.groups[group].sent += 1;
             self.groups[group].cold += u64::from(cold);
         }
         if let Some(series) = &mut self.series {
-            series.sent(at, group, cold);
+            series.sent(at, model, group, cold);
         }
     }
 
@@ -452,4 +456,22 @@ impl Meter {
 
 pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_predictions_have_two_sides() {
+        let mut errors = Errors::default();
+        [(100, 130), (100, 70), (100, 90), (100, 100)].iter().for_each(|&(predicted, actual)| {
+            errors.record(predicted * 1_000_000, actual * 1_000_000);
+        });
+        let spread = errors.spread();
+        assert_eq!((spread.under.count, spread.over.count, spread.under_part), (1, 3, 0.25));
+        assert_eq!((spread.under.max_ms, spread.over.max_ms), (30.0, 30.0));
+        assert!((spread.over.p50_ms - 10.0).abs() < 0.02, "what was exact is no underprediction: {spread:?}");
+        assert_eq!(Errors::default().spread().under_part, 0.0);
+    }
 }

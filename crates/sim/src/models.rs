@@ -13,7 +13,7 @@ pub(crate) fn expand(experiment: &mut Experiment, folder: &Path) -> Result<(), E
     for (group, mut config) in std::mem::take(&mut experiment.models).into_iter().enumerate() {
         config.group = group;
         match config.table.take() {
-            Some(table) => expanded.extend(rows(&config, &folder.join(table))?),
+            Some(table) => expanded.extend(rows(&config, &table, folder)?),
             None if has_filters(&config) => {
                 let message = format!("model {:?} has filters of a table, but no table", config.name);
                 return Err(Error::Value(message));
@@ -40,12 +40,17 @@ pub(crate) fn expand(experiment: &mut Experiment, folder: &Path) -> Result<(), E
 }
 
 fn has_filters(config: &ModelConfig) -> bool {
-    config.table_rows.is_some() || config.min_beta_over_alpha.is_some() || config.max_beta_over_alpha.is_some()
+    config.table_rows.is_some() || filters_by_slope(config)
+}
+
+fn filters_by_slope(config: &ModelConfig) -> bool {
+    config.min_beta_over_alpha.is_some() || config.max_beta_over_alpha.is_some()
 }
 
 /// One entry for each row that the filters leave.
-fn rows(config: &ModelConfig, path: &Path) -> Result<Vec<ModelConfig>, Error> {
+fn rows(config: &ModelConfig, table: &Path, folder: &Path) -> Result<Vec<ModelConfig>, Error> {
     let name = &config.name;
+    let path = &folder.join(table);
     if config.latency.is_given() {
         return Err(Error::value(format!("model {name:?} must have latency or table, not both")));
     }
@@ -54,21 +59,33 @@ fn rows(config: &ModelConfig, path: &Path) -> Result<Vec<ModelConfig>, Error> {
             "model {name:?} is a table: its models share the workload's rate, or have a rate_wave"
         )));
     }
-    let all = tables::lines(path)?;
+    let all = tables::rows(path)?;
     if let Some(missing) = config.table_rows.iter().flatten().find(|row| all.iter().all(|line| line.model != **row)) {
         return Err(Error::value(format!("{} has no model {missing:?} (table_rows of {name:?})", path.display())));
     }
-    let wanted = |row: &tables::LineRow| {
-        let ratio = row.beta_ms / row.alpha_ms;
+    if let Some(row) = all.iter().find(|row| row.line.is_none() && filters_by_slope(config)) {
+        let message =
+            format!("{} has no line for {:?}, so model {name:?} can't be filtered by it", path.display(), row.model);
+        return Err(Error::Value(message));
+    }
+    let wanted = |row: &tables::Row| {
+        let ratio = row.line.map_or(0.0, |(alpha, beta)| beta / alpha);
         config.table_rows.as_ref().is_none_or(|rows| rows.contains(&row.model))
             && config.min_beta_over_alpha.is_none_or(|least| ratio > least)
             && config.max_beta_over_alpha.is_none_or(|most| ratio < most)
     };
-    let entry = |row: tables::LineRow| {
+    let entry = |row: tables::Row| {
         let own = config.slo_ms.or(config.slo_of_l4).or(config.slo_of_l8).or(config.slo_of_p99).is_some();
+        let latency = match row.line {
+            Some((alpha, beta)) => {
+                LatencyConfig { alpha_ms: Some(alpha), beta_ms: Some(beta), ..LatencyConfig::default() }
+            }
+            None => LatencyConfig { file: Some(table.to_owned()), row: Some(row.model), ..LatencyConfig::default() },
+        };
         ModelConfig {
-            latency: LatencyConfig { alpha_ms: Some(row.alpha_ms), beta_ms: Some(row.beta_ms), ..Default::default() },
-            slo_ms: if own { config.slo_ms } else { Some(row.slo_ms) },
+            latency,
+            slo_ms: if own { config.slo_ms } else { row.slo_ms },
+            weights_mb: config.weights_mb.or(row.weights_mb),
             ..config.clone()
         }
     };
@@ -155,6 +172,8 @@ mod tests {
     fn expanded(models: &str) -> Result<Experiment, String> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("t.csv"), TABLE).unwrap();
+        let sizes = "model,weights_mb,b1_ms,b2_ms\nsmall,31.8,0.5,0.75\nlarge,102,1,2\n";
+        std::fs::write(folder.path().join("sizes.csv"), sizes).unwrap();
         let text = format!("{models}\n[devices]\nper_model = 0.5\n[run]\npolicies = [\"clockwork\"]\nseconds = 1\n");
         let mut experiment: Experiment = toml::from_str(&text).unwrap();
         expand(&mut experiment, folder.path()).map_err(|error| error.to_string())?;
@@ -167,6 +186,17 @@ mod tests {
         let slos: Vec<_> = experiment.models.iter().map(|model| (model.group, model.slo_ms)).collect();
         assert_eq!(slos, [(0, Some(30.0)), (0, Some(25.0)), (0, Some(40.0))]);
         assert_eq!((experiment.devices.count, experiment.groups), (5, vec!["zoo".to_owned()]), "4.5 is rounded");
+    }
+
+    #[test]
+    fn a_table_may_have_a_time_for_each_size() {
+        let model = "[[model]]\nname = \"zoo\"\ntable = \"sizes.csv\"\ncount = 2\nslo_ms = 100";
+        let experiment = expanded(model).unwrap();
+        let found: Vec<_> = experiment.models.iter().map(|model| (model.slo_ms, model.weights_mb)).collect();
+        assert_eq!(found, [(Some(100.0), Some(31.8)), (Some(100.0), Some(102.0))]);
+        assert_eq!(experiment.models[1].latency.row.as_deref(), Some("large"));
+        let filtered = expanded(&format!("{model}\nmin_beta_over_alpha = 2")).unwrap_err();
+        assert!(filtered.contains("has no line for \"small\""), "{filtered}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::campaign::Outcome;
 use crate::claim::matches;
 use crate::compare::Compare;
 use crate::gantt::Gantt;
+use crate::quantiles;
 use crate::svg::{Axis, Chart, Line};
 use crate::table::shown;
 use serde::Deserialize;
@@ -85,6 +86,8 @@ pub enum Kind {
     Bars,
     /// Which part of the points of the sweep has at most that ratio, for each comparison.
     Ratios,
+    /// Spreads, as `exec_error.under`: what one in so many is above, for each policy. The x axis is how many.
+    Quantiles,
     /// The batches of each policy on their devices over time; needs `run.trace_batches`.
     Batches,
 }
@@ -114,6 +117,7 @@ impl PlotConfig {
             Kind::Lines => self.draw_lines(&shown, outcomes),
             Kind::Bars => self.draw_bars(&shown, outcomes),
             Kind::Ratios => self.draw_ratios(outcomes, compares),
+            Kind::Quantiles => self.draw_quantiles(&shown),
             Kind::Batches => self.draw_batches(&shown),
         }
     }
@@ -194,6 +198,29 @@ impl PlotConfig {
         let paper = |paper: &PaperPoints| Line { label: paper.label.clone(), points: paper.points.clone(), dots: true };
         lines.extend(self.paper.iter().map(paper));
         Chart { title: self.title.clone(), x, y, lines }.to_svg()
+    }
+
+    fn draw_quantiles(&self, shown: &[&Outcome]) -> String {
+        let (x, y) = self.axes();
+        let many = shown.iter().any(|outcome| outcome.policy != shown[0].policy);
+        let mut lines = Vec::new();
+        for (index, path) in self.y.iter().enumerate() {
+            for outcome in shown {
+                let label = self.line_label(index, path, outcome, many);
+                lines.push(Line { label, points: self.quantiles(outcome, path), dots: false });
+            }
+        }
+        Chart { title: self.title.clone(), x: Axis { logarithmic: true, ..x }, y, lines }.to_svg()
+    }
+
+    /// The quantiles that there are enough values for. A logarithmic axis has no place for zeros.
+    fn quantiles(&self, outcome: &Outcome, path: &str) -> Vec<(f64, f64)> {
+        let count = outcome.figure(&format!("{path}.count")).unwrap_or(0.0);
+        let point = |&(one_in, name): &(f64, &str)| {
+            let value = outcome.figure(&format!("{path}.{name}"))? * self.y_times;
+            (one_in <= count && (value > 0.0 || !self.y_log)).then_some((one_in, value))
+        };
+        quantiles::ONE_IN.iter().filter_map(point).collect()
     }
 
     fn draw_batches(&self, outcomes: &[&Outcome]) -> String {
@@ -317,6 +344,16 @@ mod tests {
         let lines = plot.over_sweep(&shown, &all);
         let lines: Vec<_> = lines.iter().map(|line| (line.label.as_str(), line.points.clone())).collect();
         assert_eq!(lines, [("a", vec![(10.0, 0.5)]), ("b", vec![(10.0, 1.0)])]);
+    }
+
+    #[test]
+    fn quantiles_are_drawn_where_there_are_enough_values() {
+        let figures = json!({"error": {"count": 150, "p50_ms": 0.0, "p90_ms": 0.5, "p99_ms": 2.0, "p999_ms": 2.5}});
+        let outcome = Outcome { figures, ..outcome("a", 10.0, 50.0) };
+        let logarithmic = plot("kind = 'quantiles'\ny = ['error']\ny_log = true\ny_times = 1000");
+        assert_eq!(logarithmic.quantiles(&outcome, "error"), [(10.0, 500.0), (100.0, 2000.0)]);
+        assert_eq!(plot("kind = 'quantiles'\ny = ['error']").quantiles(&outcome, "error").len(), 3);
+        assert_eq!(logarithmic.draw(&[outcome], &[]).matches("<polyline").count(), 1);
     }
 
     #[test]

@@ -80,13 +80,25 @@ impl Quantiles {
             count: self.len(),
             mean_ms: self.mean().as_millis_f64(),
             p50_ms: at(0.5),
+            p90_ms: at(0.9),
             p99_ms: at(0.99),
             p999_ms: at(0.999),
             p9999_ms: at(0.9999),
+            p99999_ms: at(0.99999),
             max_ms: self.max.as_millis_f64(),
         }
     }
 }
+
+/// One in so many is above the quantile of that name in a [`Spread`].
+pub(crate) const ONE_IN: [(f64, &str); 6] = [
+    (2.0, "p50_ms"),
+    (10.0, "p90_ms"),
+    (100.0, "p99_ms"),
+    (1_000.0, "p999_ms"),
+    (10_000.0, "p9999_ms"),
+    (100_000.0, "p99999_ms"),
+];
 
 /// The usual quantiles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -97,12 +109,16 @@ pub struct Spread {
     pub mean_ms: f64,
     /// Half of them take no longer.
     pub p50_ms: f64,
+    /// 9 of 10 take no longer.
+    pub p90_ms: f64,
     /// 99 of 100 take no longer.
     pub p99_ms: f64,
     /// 999 of 1,000 take no longer.
     pub p999_ms: f64,
     /// 9,999 of 10,000 take no longer.
     pub p9999_ms: f64,
+    /// 99,999 of 100,000 take no longer.
+    pub p99999_ms: f64,
     /// The longest.
     pub max_ms: f64,
 }

@@ -8,10 +8,11 @@
 mod books;
 
 use crate::checkers::{BoundedQueues, Contract, ExactlyOneOutcome, RefusedNeverExecuted, StartInWindow, SuccessInTime};
-use crate::meter::{REASONS, reason_index};
+use crate::meter::{AT_ONCE, REASONS, reason_index};
 use crate::observe::{Facts, Observation, Observer, Promises};
+use crate::quantiles::Quantiles;
 use crate::violation::{Broken, Invariant, Violation};
-use base::{ActionId, BatchLatency, DeviceId, Duration, LatencyProfile, ModelId, Timestamp};
+use base::{ActionId, BatchLatency, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp};
 use books::Books;
 use recording::{End, Error, Header, Recording, Step};
 use scheduler::{ActionStatus, Command, Event, Execution, Fingerprint, Load, ModelSpec, Outcome, Scheduler};
@@ -66,6 +67,12 @@ pub struct ReplayTally {
     pub cancelled: u64,
     /// Refused, by reason (see [`REASONS`]).
     pub refused: [u64; REASONS.len()],
+    /// Of those, within a millisecond of the instant at which the scheduler was told of the request.
+    pub refused_at_once: u64,
+    /// Of those, while at least half of the time was left that the request had then.
+    pub refused_early: u64,
+    /// From that instant to the refusal.
+    pub refusal: Quantiles,
     /// Had no outcome when the recording ended.
     pub in_hand: u64,
     /// Batches that were ordered.
@@ -82,6 +89,8 @@ pub struct ReplayTally {
     pub devices: u64,
     /// Devices that were lost.
     pub losses: u64,
+    /// Since when each request without an outcome is known, and until when it wants its answer.
+    waiting: HashMap<RequestId, (Timestamp, Timestamp)>,
 }
 
 /// A step at which the scheduler ordered something else than when it was recorded.
@@ -257,7 +266,7 @@ impl Run {
         self.event += 1;
         self.first_at.get_or_insert(now);
         self.last_at = now;
-        self.tally.told(&event);
+        self.tally.told(now, &event);
         let reported_on = self.see_report(&event);
         self.see(now, &Observation::Told(&event));
         self.note(now, |books| books.told(&event));
@@ -273,7 +282,7 @@ impl Run {
         }
         for command in &commands {
             self.fingerprint.add(now, command);
-            self.tally.ordered(command);
+            self.tally.ordered(now, command);
             self.see(now, &Observation::Ordered(command));
             self.note(now, |books| books.ordered(command));
         }
@@ -359,9 +368,12 @@ impl Run {
 }
 
 impl ReplayTally {
-    fn told(&mut self, event: &Event) {
+    fn told(&mut self, now: Timestamp, event: &Event) {
         match event {
-            Event::Submitted(_) => self.requests += 1,
+            Event::Submitted(request) => {
+                self.requests += 1;
+                self.waiting.insert(request.id, (now, request.deadline_at));
+            }
             Event::ModelAdded(_) => self.models += 1,
             Event::DeviceAdded(_) => self.devices += 1,
             Event::DeviceLost(_) => self.losses += 1,
@@ -377,7 +389,7 @@ impl ReplayTally {
         }
     }
 
-    fn ordered(&mut self, command: &Command) {
+    fn ordered(&mut self, now: Timestamp, command: &Command) {
         match command {
             Command::Execute(execution) => {
                 self.batches += 1;
@@ -386,14 +398,27 @@ impl ReplayTally {
             Command::Load(_) => self.loads += 1,
             Command::Unload(_) => self.unloads += 1,
             Command::Preempt { .. } => {}
-            Command::Finish { outcome, .. } => match outcome {
-                Outcome::Done => self.done += 1,
-                Outcome::Late => self.late += 1,
-                Outcome::Failed => self.failed += 1,
-                Outcome::Cancelled => self.cancelled += 1,
-                Outcome::Rejected(rejection) => self.refused[reason_index(*rejection)] += 1,
-            },
+            Command::Finish { request, outcome } => {
+                let known = self.waiting.remove(request);
+                match outcome {
+                    Outcome::Done => self.done += 1,
+                    Outcome::Late => self.late += 1,
+                    Outcome::Failed => self.failed += 1,
+                    Outcome::Cancelled => self.cancelled += 1,
+                    Outcome::Rejected(rejection) => {
+                        self.refused[reason_index(*rejection)] += 1;
+                        known.into_iter().for_each(|(since, deadline_at)| self.was_refused(since, deadline_at, now));
+                    }
+                }
+            }
         }
+    }
+
+    fn was_refused(&mut self, since: Timestamp, deadline_at: Timestamp, now: Timestamp) {
+        let took = now.since(since);
+        self.refused_at_once += u64::from(took <= AT_ONCE);
+        self.refused_early += u64::from(deadline_at.since(now) * 2 >= deadline_at.since(since));
+        self.refusal.record(took);
     }
 }
 
@@ -401,4 +426,35 @@ impl ReplayTally {
 fn said(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::ApplicationId;
+    use scheduler::{Rejection, Request};
+
+    #[test]
+    fn refusals_are_timed_from_when_the_scheduler_was_told() {
+        let at = |millis: f64| Timestamp::ZERO + Duration::from_millis_f64(millis);
+        let number = |slot: u32| RequestId { slot, generation: 0 };
+        let mut tally = ReplayTally::default();
+        // Told at 10 ms, with 100 ms to go; refused so long after that.
+        for (id, after) in [(1, 0.0), (2, 0.9), (3, 20.0), (4, 80.0)] {
+            let request = Request {
+                id: number(id),
+                model: ModelId(0),
+                deadline_at: at(110.0),
+                priority: 0,
+                rows: 1,
+                application: ApplicationId::DEFAULT,
+                size: None,
+            };
+            tally.told(at(10.0), &Event::Submitted(request));
+            let outcome = Outcome::Rejected(Rejection::QueueFull);
+            tally.ordered(at(10.0 + after), &Command::Finish { request: number(id), outcome });
+        }
+        assert_eq!((tally.refused.iter().sum::<u64>(), tally.refused_at_once, tally.refused_early), (4, 2, 3));
+        assert_eq!((tally.refusal.max(), tally.waiting.len()), (Duration::from_millis(80), 0));
+    }
 }

@@ -17,6 +17,8 @@ pub struct Series {
     groups: Vec<Vec<Clients>>,
     /// The latencies of the present step, for each group.
     latencies: Vec<Quantiles>,
+    /// For each model, the number of the last step in which it was asked for while it wasn't loaded, counted from 1.
+    cold_in: Vec<usize>,
     present: usize,
 }
 
@@ -35,9 +37,11 @@ struct Machine {
 struct Clients {
     sent: u64,
     cold: u64,
+    cold_models: u64,
     good: u64,
     bad: u64,
     mean: Duration,
+    p50: Duration,
     p99: Duration,
     max: Duration,
 }
@@ -81,8 +85,14 @@ pub struct ClientPoint {
     pub bad: f64,
     /// The part of the requests that were sent while their model was not loaded anywhere.
     pub cold: f64,
+    /// Those, per second.
+    pub cold_rps: f64,
+    /// How many different models they asked for.
+    pub cold_models: f64,
     /// What the good ones took on average; none, nothing.
     pub mean_ms: Option<f64>,
+    /// What half of the good ones did not exceed.
+    pub p50_ms: Option<f64>,
     /// What 99 of 100 good ones did not exceed.
     pub p99_ms: Option<f64>,
     /// What the slowest good one took.
@@ -90,7 +100,7 @@ pub struct ClientPoint {
 }
 
 impl Series {
-    pub(crate) fn new(step: Duration, horizon: Duration, groups: usize, devices: u32) -> Self {
+    pub(crate) fn new(step: Duration, horizon: Duration, groups: usize, models: usize, devices: u32) -> Self {
         let step = step.max(Duration::from_nanos(1));
         let steps = horizon.as_nanos().div_ceil(step.as_nanos()) as usize;
         Self {
@@ -101,6 +111,7 @@ impl Series {
             steps: vec![Machine::default(); steps],
             groups: vec![vec![Clients::default(); steps]; groups],
             latencies: vec![Quantiles::default(); groups],
+            cold_in: vec![0; models],
             present: 0,
         }
     }
@@ -124,6 +135,7 @@ impl Series {
         for (group, latencies) in self.groups.iter_mut().zip(&mut self.latencies) {
             if let Some(clients) = group.get_mut(self.present) {
                 clients.mean = latencies.mean();
+                clients.p50 = latencies.at(0.5);
                 clients.p99 = latencies.at(0.99);
                 clients.max = latencies.max();
             }
@@ -131,10 +143,14 @@ impl Series {
         }
     }
 
-    pub(crate) fn sent(&mut self, at: Timestamp, group: usize, cold: bool) {
-        if let Some(index) = self.enter(at) {
-            self.groups[group][index].sent += 1;
-            self.groups[group][index].cold += u64::from(cold);
+    pub(crate) fn sent(&mut self, at: Timestamp, model: usize, group: usize, cold: bool) {
+        let Some(index) = self.enter(at) else { return };
+        let clients = &mut self.groups[group][index];
+        clients.sent += 1;
+        if cold {
+            clients.cold += 1;
+            clients.cold_models += u64::from(self.cold_in[model] != index + 1);
+            self.cold_in[model] = index + 1;
         }
     }
 
@@ -230,10 +246,14 @@ impl Series {
         for group in 0..self.groups.len() {
             for (index, point) in self.group(group).into_iter().enumerate() {
                 match all.get_mut(index) {
-                    None => all.push(ClientPoint { mean_ms: None, p99_ms: None, max_ms: None, ..point }),
+                    None => {
+                        all.push(ClientPoint { mean_ms: None, p50_ms: None, p99_ms: None, max_ms: None, ..point });
+                    }
                     Some(sum) => {
                         sum.cold =
                             ratio(sum.cold * sum.rate_rps + point.cold * point.rate_rps, sum.rate_rps + point.rate_rps);
+                        sum.cold_rps += point.cold_rps;
+                        sum.cold_models += point.cold_models;
                         sum.rate_rps += point.rate_rps;
                         sum.goodput_rps += point.goodput_rps;
                         sum.bad_rps += point.bad_rps;
@@ -255,7 +275,10 @@ impl Series {
             bad_rps: clients.bad as f64 / seconds,
             bad: ratio(clients.bad as f64, (clients.good + clients.bad) as f64),
             cold: ratio(clients.cold as f64, clients.sent as f64),
+            cold_rps: clients.cold as f64 / seconds,
+            cold_models: clients.cold_models as f64,
             mean_ms: clients.shown(clients.mean),
+            p50_ms: clients.shown(clients.p50),
             p99_ms: clients.shown(clients.p99),
             max_ms: clients.shown(clients.max),
         };
@@ -273,7 +296,7 @@ mod tests {
 
     #[test]
     fn work_is_split_over_the_steps_that_it_touches() {
-        let mut series = Series::new(Duration::from_secs(1), Duration::from_secs(3), 1, 1);
+        let mut series = Series::new(Duration::from_secs(1), Duration::from_secs(3), 1, 1, 1);
         series.executed(4, at(800), at(2100));
         series.set_devices(at(3000), 1);
         let points: Vec<_> = series.machine().iter().map(|point| (point.utilization, point.mean_batch)).collect();
@@ -282,12 +305,12 @@ mod tests {
 
     #[test]
     fn devices_that_come_and_go_are_counted_for_their_time() {
-        let mut series = Series::new(Duration::from_secs(1), Duration::from_secs(3), 1, 4);
+        let mut series = Series::new(Duration::from_secs(1), Duration::from_secs(3), 1, 1, 4);
         series.set_devices(at(500), 8);
         series.advised(at(1200), 3.0);
         series.advised(at(1400), -1.0);
         series.executed(1, at(0), at(500));
-        series.sent(at(2500), 0, false);
+        series.sent(at(2500), 0, 0, false);
         series.close();
         let points: Vec<_> = series.machine().iter().map(|point| (point.devices, point.advised)).collect();
         assert_eq!(points, [(6.0, 0.0), (8.0, 3.0), (8.0, 0.0)]);
@@ -296,8 +319,8 @@ mod tests {
 
     #[test]
     fn requests_count_where_they_are_sent_and_where_they_end() {
-        let mut series = Series::new(Duration::from_secs(1), Duration::from_secs(2), 1, 1);
-        series.sent(at(900), 0, true);
+        let mut series = Series::new(Duration::from_secs(1), Duration::from_secs(2), 1, 1, 1);
+        series.sent(at(900), 0, 0, true);
         let ended = |answered_at, ending| Ended {
             model: 0,
             group: 0,
@@ -314,5 +337,17 @@ mod tests {
         let points = series.group(0);
         assert_eq!((points[0].rate_rps, points[0].cold, points[0].goodput_rps), (1.0, 1.0, 0.0));
         assert_eq!((points[1].goodput_rps, points[1].max_ms, points[1].bad_rps), (1.0, Some(500.0), 0.0));
+    }
+
+    #[test]
+    fn a_model_is_cold_once_in_each_step() {
+        let mut series = Series::new(Duration::from_secs(1), Duration::from_secs(3), 1, 2, 1);
+        let requests =
+            [(100, 0, true), (200, 0, true), (300, 1, true), (400, 1, false), (1500, 0, true), (2500, 0, false)];
+        requests.iter().for_each(|&(millis, model, cold)| series.sent(at(millis), model, 0, cold));
+        series.close();
+        let points: Vec<_> = series.group(0).iter().map(|point| (point.cold_models, point.cold_rps)).collect();
+        assert_eq!(points, [(2.0, 3.0), (1.0, 1.0), (0.0, 0.0)]);
+        assert_eq!(series.all()[0].cold_models, 2.0);
     }
 }

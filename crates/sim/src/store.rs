@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 /// The sources that this program was built from.
-const SOURCES: &str = env!("SIM_SOURCES");
+pub(crate) const SOURCES: &str = env!("SIM_SOURCES");
 
 /// Which of the results in a file are taken over.
 #[derive(Clone, Debug, Default)]

@@ -1,7 +1,7 @@
 //! One file, many experiments: `[sweep]` names keys with lists of values, and every combination is run.
 //!
-//! A key is written with its section (`"devices.count"`, `"model.slo_ms"` for every model, `"workload.arrivals.shape"`), or
-//! alone where the file has it in one section only (`slo_ms`). Where several keys change together, `[[case]]` gives each
+//! A key is written with its section (`"devices.count"`, `"model.slo_ms"` for every model, `"model.NAME.slo_ms"` for one,
+//! `"workload.arrivals.shape"`), or alone where the file has it in one section only (`slo_ms`). Where several keys change together, `[[case]]` gives each
 //! combination a name.
 
 use crate::Error;
@@ -181,10 +181,19 @@ fn set(file: &mut Table, key: &str, value: &Value) -> Result<(), Error> {
     }
     let section = file.entry(path[0]).or_insert_with(|| Value::Table(Table::new()));
     let done = match section {
-        Value::Array(entries) => entries.iter_mut().all(|entry| put(entry, &path[1..], value)),
+        Value::Array(entries) => put_in_entries(entries, &path[1..], value),
         single => put(single, &path[1..], value),
     };
     if done { Ok(()) } else { Err(Error::value(format!("sweep.{key:?} leads through something that isn't a table"))) }
+}
+
+/// Puts a value into every entry, or, where the path begins with the name of one, into that one.
+fn put_in_entries(entries: &mut [Value], path: &[&str], value: &Value) -> bool {
+    let named = |entry: &&mut Value| entry.get("name").and_then(Value::as_str) == path.first().copied();
+    match (path, entries.iter_mut().find(named)) {
+        ([_, rest @ ..], Some(entry)) if !rest.is_empty() => put(entry, rest, value),
+        _ => entries.iter_mut().all(|entry| put(entry, path, value)),
+    }
 }
 
 /// Puts a value at a path, making tables on the way; false where something else is in the way.
@@ -280,6 +289,17 @@ mod tests {
         assert_eq!(points[1].file["devices"]["page_mb"].as_integer(), Some(2));
         assert_eq!(points[2].file["model"].as_array().map(Vec::len), Some(1));
         assert!(points_of(&format!("{FILE}[[case]]\nname = \"x\"\n")).unwrap_err().starts_with("every [[case]]"));
+    }
+
+    #[test]
+    fn a_key_of_one_model_leaves_the_others() {
+        let file = "[[model]]\nname = \"quick\"\nslo_ms = 1\n[[model]]\nname = \"batch\"\n[devices]\n";
+        let points =
+            points_of(&format!("{file}[sweep]\n\"model.quick.slo_ms\" = [10]\n\"model.rows\" = [2]\n")).unwrap();
+        let models = &points[0].file["model"];
+        assert_eq!(models[0]["slo_ms"].as_integer(), Some(10));
+        assert!(models[1].get("slo_ms").is_none() && models[1].get("quick").is_none(), "{models}");
+        assert_eq!((models[0]["rows"].as_integer(), models[1]["rows"].as_integer()), (Some(2), Some(2)));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Files of latencies: one line for each model, with a column `b<size>_ms` for each batch size (and perhaps `b<size>_p99_ms` and `b<size>_beside_ms`), or with
-//! the line `alpha_ms * b + beta_ms`.
+//! the line `alpha_ms * b + beta_ms`; perhaps with columns `slo_ms` and `weights_mb`.
 
 use crate::Error;
 use std::path::Path;
@@ -10,38 +10,46 @@ pub(crate) fn batch_times(path: &Path, model: &str, ending: &str) -> Result<Vec<
     parse(&text, model, ending).map_err(|message| Error::value(format!("{}: {message}", path.display())))
 }
 
-/// One row of a file of lines.
+/// One model of a file.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct LineRow {
+pub(crate) struct Row {
     pub(crate) model: String,
-    pub(crate) alpha_ms: f64,
-    pub(crate) beta_ms: f64,
-    pub(crate) slo_ms: f64,
+    /// `alpha_ms` and `beta_ms`; absent where the file has a time for each batch size instead.
+    pub(crate) line: Option<(f64, f64)>,
+    pub(crate) slo_ms: Option<f64>,
+    pub(crate) weights_mb: Option<f64>,
 }
 
-/// All rows of a file with the columns `model`, `alpha_ms`, `beta_ms` and `slo_ms`, in any order.
-pub(crate) fn lines(path: &Path) -> Result<Vec<LineRow>, Error> {
+/// All models of a file with the columns `model`, `alpha_ms`, `beta_ms` and `slo_ms`, or `model`, `b1_ms` and so on, in any
+/// order.
+pub(crate) fn rows(path: &Path) -> Result<Vec<Row>, Error> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    parse_lines(&text).map_err(|message| Error::value(format!("{}: {message}", path.display())))
+    parse_rows(&text).map_err(|message| Error::value(format!("{}: {message}", path.display())))
 }
 
-fn parse_lines(text: &str) -> Result<Vec<LineRow>, String> {
+fn parse_rows(text: &str) -> Result<Vec<Row>, String> {
     let mut lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
     let header: Vec<&str> = lines.next().unwrap_or_default().split(',').map(str::trim).collect();
-    let column = |name: &str| {
-        let found = header.iter().position(|column| *column == name);
-        found.ok_or_else(|| format!("the first line must name a column `{name}`"))
-    };
-    let [model, alpha, beta, slo] = [column("model")?, column("alpha_ms")?, column("beta_ms")?, column("slo_ms")?];
-    let row = |line: &str| {
-        let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+    let place = |name: &str| header.iter().position(|column| *column == name);
+    let column = |name: &str| place(name).ok_or_else(|| format!("the first line must name a column `{name}`"));
+    let model = column("model")?;
+    // A line is a file's only time, so that its columns must all be there; a file of batch sizes has them anyway.
+    let by_size = place("b1_ms").is_some();
+    let line = if by_size { None } else { Some((column("alpha_ms")?, column("beta_ms")?)) };
+    let slo = if by_size { place("slo_ms") } else { Some(column("slo_ms")?) };
+    let row = |text: &str| {
+        let fields: Vec<&str> = text.split(',').map(str::trim).collect();
         let number = |column: usize| {
             let field = fields.get(column).copied().unwrap_or_default();
             let parsed = field.parse::<f64>().ok().filter(|number| number.is_finite());
-            parsed.ok_or_else(|| format!("{field:?} in column {} of {line:?} is not a number", header[column]))
+            parsed.ok_or_else(|| format!("{field:?} in column {} of {text:?} is not a number", header[column]))
         };
-        let model = fields.get(model).copied().unwrap_or_default().to_owned();
-        Ok(LineRow { model, alpha_ms: number(alpha)?, beta_ms: number(beta)?, slo_ms: number(slo)? })
+        Ok(Row {
+            model: fields.get(model).copied().unwrap_or_default().to_owned(),
+            line: line.map(|(alpha, beta)| Ok::<_, String>((number(alpha)?, number(beta)?))).transpose()?,
+            slo_ms: slo.map(number).transpose()?,
+            weights_mb: place("weights_mb").map(number).transpose()?,
+        })
     };
     lines.map(row).collect()
 }
@@ -83,13 +91,22 @@ mod tests {
     #[test]
     fn lines_are_read_by_the_names_of_their_columns() {
         let text = "# from somewhere\nmodel,beta_ms,alpha_ms,slo_ms\nsmall,2.5,0.5,20\n";
-        let row = LineRow { model: "small".into(), alpha_ms: 0.5, beta_ms: 2.5, slo_ms: 20.0 };
-        assert_eq!(parse_lines(text), Ok(vec![row]));
-        assert_eq!(parse_lines("model,alpha_ms\n").unwrap_err(), "the first line must name a column `beta_ms`");
+        let row = Row { model: "small".into(), line: Some((0.5, 2.5)), slo_ms: Some(20.0), weights_mb: None };
+        assert_eq!(parse_rows(text), Ok(vec![row]));
+        assert_eq!(parse_rows("model,alpha_ms\n").unwrap_err(), "the first line must name a column `beta_ms`");
         assert_eq!(
-            parse_lines("model,alpha_ms,beta_ms,slo_ms\nsmall,1,,3\n").unwrap_err(),
+            parse_rows("model,alpha_ms,beta_ms,slo_ms\nsmall,1,,3\n").unwrap_err(),
             "\"\" in column beta_ms of \"small,1,,3\" is not a number"
         );
+    }
+
+    #[test]
+    fn files_with_a_time_for_each_size_have_rows_too() {
+        let text = "model,weights_mb,b1_ms,b2_ms\nsmall,31.8,0.5,0.75\nlarge,102,1,2\n";
+        let row =
+            |model: &str, weights| Row { model: model.into(), line: None, slo_ms: None, weights_mb: Some(weights) };
+        assert_eq!(parse_rows(text), Ok(vec![row("small", 31.8), row("large", 102.0)]));
+        assert!(parse_rows("model,weights_mb,b1_ms\nsmall,heavy,1\n").unwrap_err().contains("\"heavy\" in column"));
     }
 
     #[test]

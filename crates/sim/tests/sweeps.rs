@@ -205,6 +205,43 @@ fn large_sweeps_are_drawn_from_what_was_kept() {
 }
 
 #[test]
+fn sections_that_are_not_asked_for_stay_and_their_age_is_said() {
+    let (experiments, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let run = "[workload]\nrate_rps = 300\n[run]\npolicies = [\"clockwork\"]\nseconds = 2\n";
+    for name in ["one", "two"] {
+        let text = format!("[about]\ntitle = \"Number {name}\"\n{WORLD}{run}");
+        std::fs::write(experiments.path().join(format!("{name}.toml")), text).unwrap();
+    }
+    let options = |parts: &[&str]| PageOptions {
+        experiments: experiments.path().to_owned(),
+        folder: folder.path().to_owned(),
+        parts: parts.iter().map(|part| (*part).to_owned()).collect(),
+        commit: "commit 1234".into(),
+        ..PageOptions::default()
+    };
+    let page = |parts: &[&str]| std::fs::read_to_string(write_page(&options(parts)).unwrap()).unwrap();
+    let first = page(&["two"]);
+    assert!(
+        first.contains("not run yet: one. ")
+            && first.contains("## Number one\n\n`experiments/one.toml`\n\nNot run yet")
+    );
+    assert!(first.contains("Of commit 1234.") && first.contains("| clockwork |"), "{first}");
+    let both = page(&["one"]);
+    assert_eq!(both.matches("| clockwork |").count(), 2, "{both}");
+    assert!(both.contains("All sections are of the code as it is."), "{both}");
+    // A section of other sources is still there, and named.
+    let path = folder.path().join("README.md");
+    let (before, number) = both.split_once("## Number two").unwrap();
+    let number = number.replace("<!-- sources ", "<!-- sources 0");
+    std::fs::write(&path, format!("{before}## Number two{number}")).unwrap();
+    let aged = page(&["one"]);
+    assert!(aged.contains("Older than the code, or not run yet: two. "), "{aged}");
+    assert_eq!(page(&[]), both);
+    let unknown = write_page(&options(&["three"])).unwrap_err().to_string();
+    assert!(unknown.contains("has no three.toml"), "{unknown}");
+}
+
+#[test]
 fn what_makes_no_sense_is_said() {
     let complaint = |text: &str| Campaign::parse(text, Path::new("e.toml")).unwrap_err().to_string();
     let rate = "[workload]\nrate_rps = 300\n";

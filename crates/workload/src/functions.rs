@@ -175,9 +175,10 @@ impl Iterator for FunctionArrivals {
     }
 }
 
-/// A made-up day with the published character of the real one: about one function in a hundred carries most of the calls
-/// all day long, timers fire on the hour and the quarter, some functions are called in bursts, and half of all functions
-/// are called less than once an hour.
+/// A made-up day with the published character of the real one (Shahrad et al., section 3): four functions in ten are called
+/// at most once an hour and most of the others less than once a minute; one in a hundred carries most of the calls, all day
+/// long; timers are 16 % of the functions and make 2 % of the calls, on the hour, the quarter and every five minutes; some
+/// functions are called in bursts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StandIn {
     /// How many functions.
@@ -190,24 +191,62 @@ pub struct StandIn {
     pub seed: u64,
 }
 
+/// How a function is called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Habit {
+    Steady,
+    Bursty,
+    Timer,
+    /// Between once an hour and once a minute.
+    Occasional,
+    /// At most once an hour.
+    Rare,
+}
+
+/// Of a hundred functions, how many have each habit, and the part of all calls that they make together. What occasional and
+/// rare ones call is their own, whatever the rate is.
+const HABITS: [(Habit, u32, f64); 5] = [
+    (Habit::Steady, 15, 0.85),
+    (Habit::Bursty, 4, 0.13),
+    (Habit::Timer, 16, 0.02),
+    (Habit::Occasional, 25, 0.0),
+    (Habit::Rare, 40, 0.0),
+];
+
 impl StandIn {
     /// The trace. The same settings give the same trace.
     pub fn generate(&self) -> FunctionTrace {
         let minutes = self.minutes.min(MINUTES_PER_DAY);
-        // Steady functions carry 70 % of the calls, bursty ones 15 %, timers 14 %, rare ones what is left.
-        let steady = (self.functions / 100).max(1);
         let per_minute = self.rate * 60.0;
-        let function = |index: u32| {
-            let mut random = Random::new(self.seed, u64::from(index));
-            let rest = f64::from(self.functions.saturating_sub(steady).max(1));
-            match index {
-                _ if index < steady => steady_counts(&mut random, per_minute * 0.7 / f64::from(steady), minutes),
-                _ if index % 10 < 2 => bursty_counts(&mut random, per_minute * 0.15 / (0.2 * rest), minutes),
-                _ if index % 10 < 5 => timer_counts(&mut random, per_minute * 0.14 / (0.3 * rest), minutes),
-                _ => rare_counts(&mut random, minutes),
+        let counts = |habit: Habit, of_calls: f64, mut random: Random, all: u32| {
+            let mean = per_minute * of_calls / f64::from(all.max(1));
+            match habit {
+                Habit::Steady => steady_counts(&mut random, mean, minutes),
+                Habit::Bursty => bursty_counts(&mut random, mean, minutes),
+                Habit::Timer => timer_counts(&mut random, mean, minutes),
+                Habit::Occasional => occasional_counts(&mut random, minutes),
+                Habit::Rare => rare_counts(&mut random, minutes),
             }
         };
-        FunctionTrace { functions: (0..self.functions).map(function).collect(), minutes }
+        let mut functions = Vec::with_capacity(self.functions as usize);
+        for (habit, of_hundred, of_calls) in HABITS {
+            let left = self.functions - functions.len() as u32;
+            // The last habit has what rounding leaves; somebody must carry the calls.
+            let all = if habit == Habit::Rare { left } else { (self.functions * of_hundred / 100).max(1).min(left) };
+            for _ in 0..all {
+                let random = Random::new(self.seed, functions.len() as u64);
+                functions.push(counts(habit, of_calls, random, all));
+            }
+        }
+        shuffle(&mut functions, &mut Random::new(self.seed, u64::from(self.functions)));
+        FunctionTrace { functions, minutes }
+    }
+}
+
+/// Which model a function asks for follows from its place, which must not follow from its habit.
+fn shuffle<T>(items: &mut [T], random: &mut Random) {
+    for last in (1..items.len()).rev() {
+        items.swap(last, random.below(last as u32 + 1) as usize);
     }
 }
 
@@ -215,19 +254,20 @@ fn counted(minutes: u32, mut count: impl FnMut(u32) -> u32) -> Vec<(u32, u32)> {
     (0..minutes).map(|minute| (minute, count(minute))).filter(|&(_, count)| count > 0).collect()
 }
 
-/// Sizes spread by a factor of about e either way, kept at the same mean.
-fn spread(random: &mut Random) -> f64 {
-    random.lognormal(1.0) / libm::exp(0.5)
+/// A size whose logarithm has this deviation, and whose mean is 1.
+fn spread(random: &mut Random, sigma: f64) -> f64 {
+    random.lognormal(sigma) / libm::exp(sigma * sigma / 2.0)
 }
 
 fn steady_counts(random: &mut Random, mean: f64, minutes: u32) -> Vec<(u32, u32)> {
-    let mean = mean * spread(random);
+    // So wide that 1 % of all functions make four fifths of the steady calls.
+    let mean = mean * spread(random, 2.5);
     counted(minutes, |_| random.poisson(mean))
 }
 
 fn bursty_counts(random: &mut Random, mean: f64, minutes: u32) -> Vec<(u32, u32)> {
     // On for about 5 minutes in 100, then 20 times the mean.
-    let mean = mean * spread(random) * 20.0;
+    let mean = mean * spread(random, 1.0) * 20.0;
     let mut on = random.chance(0.05);
     counted(minutes, |_| {
         on = if on { !random.chance(0.2) } else { random.chance(0.2 * 0.05 / 0.95) };
@@ -235,10 +275,21 @@ fn bursty_counts(random: &mut Random, mean: f64, minutes: u32) -> Vec<(u32, u32)
     })
 }
 
+/// How many minutes are between two calls of a timer; half of all fire on the hour only.
+const PERIODS: [u32; 4] = [5, 15, 60, 60];
+
 fn timer_counts(random: &mut Random, mean: f64, minutes: u32) -> Vec<(u32, u32)> {
-    let period = [5, 15, 60, 60][random.below(4) as usize];
-    let mean = mean * spread(random) * f64::from(period);
-    counted(minutes, |minute| if minute % period == 0 { random.poisson(mean) } else { 0 })
+    // What a timer does when it fires doesn't depend on how often it fires.
+    let fires_per_minute = PERIODS.iter().map(|&period| 1.0 / f64::from(period)).sum::<f64>() / PERIODS.len() as f64;
+    let period = PERIODS[random.below(PERIODS.len() as u32) as usize];
+    let calls = mean / fires_per_minute * spread(random, 1.0);
+    counted(minutes, |minute| if minute % period == 0 { random.poisson(calls) } else { 0 })
+}
+
+fn occasional_counts(random: &mut Random, minutes: u32) -> Vec<(u32, u32)> {
+    // From 1/60 to 1 call a minute, every order of magnitude equally often.
+    let mean = libm::pow(60.0, random.unit() - 1.0);
+    counted(minutes, |_| random.poisson(mean))
 }
 
 fn rare_counts(random: &mut Random, minutes: u32) -> Vec<(u32, u32)> {
@@ -280,18 +331,22 @@ mod tests {
     #[test]
     fn the_stand_in_has_the_character_of_the_original() {
         let trace = Arc::new(STAND_IN.generate());
-        assert!((trace.rate() / 500.0 - 1.0).abs() < 0.35, "{} calls a second", trace.rate());
+        assert!((trace.rate() / 500.0 - 1.0).abs() < 0.5, "{} calls a second", trace.rate());
         let mut calls: Vec<u64> = (0..trace.functions()).map(|function| trace.calls(function)).collect();
+        let first: u64 = calls[..300].iter().sum();
         calls.sort_unstable_by_key(|&count| Reverse(count));
-        let top: u64 = calls[..40].iter().sum();
+        let top: u64 = calls[..20].iter().sum();
         let all: u64 = calls.iter().sum();
-        assert!(top as f64 / all as f64 > 0.6, "the top 2 % carry {top} of {all}");
-        assert!(calls[1000] <= 8, "half of the functions are called less than once or twice an hour");
+        assert!(top as f64 / all as f64 > 0.6, "the top 1 % carry {top} of {all}");
+        assert!(first < all / 2, "the busy ones stand among the others: the first 300 carry {first} of {all}");
+        assert!(calls[800] <= 240, "60 % are called less than once a minute: {}", calls[800]);
+        assert!(calls[1200] <= 8, "40 % are called less than once or twice an hour: {}", calls[1200]);
         let per_minute = trace.replay(1, 1.0, 1).fold(vec![0u32; 240], |mut counts, arrival| {
             counts[(arrival.offset.as_nanos() / 60_000_000_000) as usize] += 1;
             counts
         });
-        assert!(per_minute[60] > per_minute[61] * 3 / 2, "{} on the hour, {} after it", per_minute[60], per_minute[61]);
+        let mean = |from: u32| (0..4).map(|hour| f64::from(per_minute[(hour * 60 + from) as usize])).sum::<f64>() / 4.0;
+        assert!(mean(0) > mean(7) * 1.15, "{} on the hour, {} after it", mean(0), mean(7));
     }
 
     #[test]
