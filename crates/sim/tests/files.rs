@@ -199,13 +199,16 @@ fn what_is_wrong_is_said_in_a_sentence() {
 }
 
 #[test]
-fn every_experiment_of_the_project_can_be_read() {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../experiments");
+fn every_experiment_of_the_project_can_be_read_and_has_a_section() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = std::fs::read_to_string(root.join("docs/experiments/README.md")).unwrap();
     let mut count = 0;
-    for entry in std::fs::read_dir(folder).unwrap() {
+    for entry in std::fs::read_dir(root.join("experiments")).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "toml") {
             Campaign::read(&path).unwrap();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            assert!(page.contains(&format!("`experiments/{name}`")), "the page lacks {name}: make experiments");
             count += 1;
         }
     }
