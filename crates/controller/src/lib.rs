@@ -45,6 +45,7 @@ use crate::core::{Core, DeviceRecord, Message, Payload};
 use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp};
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use recording::Recorder;
+use scheduler::Fairness;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError, Weak};
 use telemetry::Metrics;
@@ -133,6 +134,8 @@ pub struct NewModel {
     pub fixed: Duration,
     /// Its latency objective.
     pub objective: Option<Duration>,
+    /// What it may have beside other models when devices are short.
+    pub fairness: Fairness,
 }
 
 impl Controller {

@@ -52,6 +52,7 @@ fn add_model(controller: &Controller, name: &str) -> (ModelId, Arc<dyn Prepared>
         elsewhere: Vec::new(),
         fixed: Duration::ZERO,
         objective: None,
+        fairness: scheduler::Fairness::default(),
     };
     (controller.add_model(model), prepared)
 }

@@ -53,8 +53,8 @@ mod windowed;
 
 pub use config::{Config, Delay, Gather, PolicyKind};
 pub use event::{
-    ActionStatus, Command, DeviceSpec, Event, Execution, Load, Measured, ModelSpec, Outcome, Rehearsed, Rejection,
-    Report, Request, Sample, Unload,
+    ActionStatus, Command, DeviceSpec, Event, Execution, Fairness, Load, Measured, ModelSpec, Outcome, Rehearsed,
+    Rejection, Report, Request, Sample, Unload,
 };
 pub use fingerprint::Fingerprint;
 pub use one_at_a_time::OneAtATime;
@@ -64,7 +64,7 @@ use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
 use clipper::Clipper;
 use clockwork::Clockwork;
 use executor::{Executor, Lead};
-use fair::{Shares, Terms};
+use fair::Shares;
 use latency::Latency;
 use ledger::{Action, Device, Ledger, Model};
 use nexus::Nexus;
@@ -371,7 +371,7 @@ impl Scheduler {
         self.ledger.models[index] = Some(model);
         self.ledger.all_pages += u64::from(spec.pages);
         self.policy.add_model(spec.model);
-        self.shares.add_model(spec.model, Terms::default());
+        self.shares.add_model(spec.model, spec.fairness);
         self.planner.add_model(spec.model);
     }
 
@@ -742,7 +742,7 @@ impl Scheduler {
         let now = self.now;
         self.ledger.touch(now, model, device);
         let class = &self.ledger.latency(model, device).classes()[candidate.class];
-        let (batch, beside) = (class.batch, class.beside());
+        let (batch, beside, keeps) = (class.batch, class.beside(), class.typical());
         let entry = self.ledger.model_mut(model);
         let residency = entry.residency_on_mut(device).expect("batches run where the weights are (P6)");
         assert!(residency.loading_until.is_none(), "P6: {model} is still loading on {device}");
@@ -750,7 +750,7 @@ impl Scheduler {
         let arrives_at = now + self.config.delay.of(rows);
         let expected_done_at = self.ledger.device_mut(device).exec.push(arrives_at, action, candidate.expected, beside);
         let (expected, done_at) = (candidate.expected, expected_done_at);
-        self.shares.started(now, model, expected);
+        self.shares.started(now, model, keeps);
         self.shares.left(model, self.policy.queues().of(model).len());
         self.policy.turn(model, self.shares.turn_at(model));
         self.policy.started(Started { device, action, model, rows, expected, done_at });

@@ -241,6 +241,7 @@ fn spec(model: u32, alpha: Duration, beta: Duration, max_batch: u32) -> ModelSpe
         elsewhere: Vec::new(),
         objective: None,
         fixed: Duration::ZERO,
+        fairness: scheduler::Fairness::default(),
     }
 }
 

@@ -58,6 +58,7 @@ impl Harness {
                 elsewhere: Vec::new(),
                 objective: None,
                 fixed: Duration::ZERO,
+                fairness: scheduler::Fairness::default(),
             };
             harness.step(Event::ModelAdded(spec));
         }

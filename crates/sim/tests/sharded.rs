@@ -37,6 +37,7 @@ fn resnet50() -> Setup {
         elsewhere: Vec::new(),
         objective: slo,
         fixed: Duration::ZERO,
+        fairness: scheduler::Fairness::default(),
     };
     let mut setup = world(vec![Model { spec, slo, rows: 1, group: 0, inputs: None }], 8, 1, 21);
     setup.warmup = Duration::from_secs(1);

@@ -237,11 +237,11 @@ impl Hub {
             return;
         }
         self.pages_of().insert(id, pages);
-        let NewModel { name, prepared, signature, padding, profile, elsewhere, fixed, objective, .. } = model;
+        let NewModel { name, prepared, signature, padding, profile, elsewhere, fixed, objective, fairness, .. } = model;
         let slots = (0..self.device_count).map(|_| Arc::new(Slot::new(Arc::clone(metrics.statistics())))).collect();
         let failure = Mutex::default();
         let served = Arc::new(Served { name, prepared, signature, padding, pages, metrics, slots, failure });
-        let spec = ModelSpec { model: id, pages, profile, elsewhere, objective, fixed };
+        let spec = ModelSpec { model: id, pages, profile, elsewhere, objective, fixed, fairness };
         // The shard first: the ranker's word that the weights are there must find the model known.
         let lane = &self.shards[Shard::of(id, self.shard_count()) as usize];
         lane.send(ShardMessage::AddModel { spec: spec.clone(), served: Arc::clone(&served) });
