@@ -8,6 +8,7 @@ use crate::{Controller, NewModel, profiler, reshape, warmup};
 use base::{DeviceId, Duration, LatencyProfile, ModelId, ModelSignature};
 use engine::{Emulation, FileHashes, ModelSource, Prepared};
 use repository::{Found, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile, TensorConfig};
+use scheduler::Fairness;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
@@ -93,6 +94,7 @@ impl BringUp {
             elsewhere,
             fixed,
             objective,
+            fairness: fairness(config),
         });
         let devices = self.controller.devices_of(id);
         let all = self.complete(found, &signature, devices);
@@ -212,6 +214,11 @@ fn choices(config: &ModelConfig) -> String {
     let precision = config.precision.map_or_else(String::new, |precision| format!(", {}", precision.name()));
     let lengths = if config.lengths.is_empty() { String::new() } else { format!(", lengths {:?}", config.lengths) };
     precision + &lengths
+}
+
+fn fairness(config: &ModelConfig) -> Fairness {
+    let usual = Fairness::default();
+    Fairness { weight: config.fair_weight.unwrap_or(usual.weight), floor: config.fair_floor.unwrap_or(usual.floor) }
 }
 
 /// The dimensions of inputs as the model itself has them, where the configuration says so.

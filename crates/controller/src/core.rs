@@ -564,7 +564,7 @@ impl Core {
             self.models.resize_with(id.index() + 1, || None);
         }
         let slots = self.devices.iter().map(|_| Arc::new(Slot::new(Arc::clone(metrics.statistics())))).collect();
-        let NewModel { name, prepared, signature, padding, profile, elsewhere, fixed, objective, .. } = model;
+        let NewModel { name, prepared, signature, padding, profile, elsewhere, fixed, objective, fairness, .. } = model;
         if differs(&signature, &profile) {
             self.sampler.watch(id, profile.batches()[0].p99);
         }
@@ -583,7 +583,11 @@ impl Core {
             queued: 0,
         };
         self.models[id.index()] = Some(record);
-        self.step(inner, now, Event::ModelAdded(ModelSpec { model: id, pages, profile, elsewhere, objective, fixed }));
+        self.step(
+            inner,
+            now,
+            Event::ModelAdded(ModelSpec { model: id, pages, profile, elsewhere, objective, fixed, fairness }),
+        );
     }
 
     fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {

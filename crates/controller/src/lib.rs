@@ -51,6 +51,7 @@ use crate::dealing::{Rooms, Wants};
 use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp};
 use crossbeam_queue::ArrayQueue;
 use recording::Recorder;
+use scheduler::Fairness;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use telemetry::Metrics;
@@ -131,6 +132,8 @@ pub struct NewModel {
     pub fixed: Duration,
     /// Its latency objective.
     pub objective: Option<Duration>,
+    /// What it may have beside other models when devices are short.
+    pub fairness: Fairness,
 }
 
 impl Controller {

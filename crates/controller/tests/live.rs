@@ -243,6 +243,7 @@ fn a_removed_model_leaves_nothing_behind() {
         elsewhere: Vec::new(),
         fixed: Duration::ZERO,
         objective: None,
+        fairness: scheduler::Fairness::default(),
     };
     let id = controller.add_model(new);
     let (reply, answer) = oneshot::channel();

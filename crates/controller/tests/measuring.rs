@@ -82,6 +82,7 @@ impl Bench {
             elsewhere: Vec::new(),
             fixed: Duration::ZERO,
             objective: None,
+            fairness: scheduler::Fairness::default(),
         });
         Self { controller, metrics, model, sequences }
     }

@@ -33,6 +33,10 @@ pub struct ModelConfig {
     pub batch_sizes: Option<Vec<u32>>,
     /// The deadline of a request that brings none, counted from its arrival.
     pub latency_objective: Option<Duration>,
+    /// How many times the device time of other models it may have when devices are short, from the parameter `fair_weight`.
+    pub fair_weight: Option<f64>,
+    /// The part of all device time that it gets in any case, from the parameter `fair_floor`.
+    pub fair_floor: Option<f64>,
     /// What an emulated device pretends.
     pub emulation: Option<Emulation>,
     /// What to measure the model with where its file leaves it open, by input, from the parameter `profile_inputs`.
@@ -267,6 +271,8 @@ mod tests {
             instance_group [ { count: 2 kind: KIND_CPU } ]
             default_model_filename: "net.onnx"
             parameters { key: "latency_objective_ms" value: { string_value: "12.5" } }
+            parameters { key: "fair_weight" value: { string_value: "2" } }
+            parameters { key: "fair_floor" value: { string_value: "0.1" } }
             parameters { key: "batch_sizes" value: { string_value: "4, 1,2" } }
             parameters { key: "emulated_latency" value: { string_value: "alpha_ms=1.0,beta_ms=5.0" } }
             parameters { key: "weights_mb" value: { string_value: "102.3" } }
@@ -289,6 +295,7 @@ mod tests {
         assert_eq!(config.preferred_batch_sizes, [4, 8]);
         assert_eq!(config.batch_sizes, Some(vec![1, 2, 4]));
         assert_eq!(config.latency_objective, Some(Duration::from_micros(12_500)));
+        assert_eq!((config.fair_weight, config.fair_floor), (Some(2.0), Some(0.1)));
         assert_eq!(config.file_name.as_deref(), Some("net.onnx"));
         assert_eq!(config.emulation.unwrap().weight_bytes, 102_300_000);
         assert_eq!((&config.lengths[..], config.precision), (&[32, 128][..], Some(Precision::Fp16)));
@@ -413,6 +420,8 @@ mod tests {
             (parameter("batch_sizes", "0"), "is 0: it must be from 1"),
             (parameter("latency_objective_ms", "-4"), "is \"-4\": write a number from 0.001 up"),
             (parameter("latency_objective_ms", "NaN"), "is \"NaN\""),
+            (parameter("fair_weight", "0"), "is \"0\": write a number from 0.001 up"),
+            (parameter("fair_floor", "1.5"), "is \"1.5\": write a number from 0 to 1"),
             (parameter("sequence_lengths", "16,0"), "is 0: it must be from 1"),
             (parameter("precision", "half"), "is \"half\": write fp32, tf32 or fp16"),
             (parameter("emulated_latency", "alpha_ms=1"), "needs both alpha_ms and beta_ms"),

@@ -17,6 +17,8 @@ const PROFILE_INPUTS: &str = "profile_inputs";
 const SEQUENCE_LENGTHS: &str = "sequence_lengths";
 const PRECISION: &str = "precision";
 const PADDING: &str = "padding";
+const FAIR_WEIGHT: &str = "fair_weight";
+const FAIR_FLOOR: &str = "fair_floor";
 
 /// By name: the text, and where it stands.
 pub type Parameters = BTreeMap<String, (Place, String)>;
@@ -64,6 +66,8 @@ pub fn apply_parameters(
             EMULATED_LATENCY => emulation(text).map(|emulation| config.emulation = Some(emulation)),
             WEIGHTS_MB => Ok(()),
             PROFILE_INPUTS => profile_inputs(text).map(|inputs| config.profile_inputs = inputs),
+            FAIR_WEIGHT => number(name, text, 0.001).map(|weight| config.fair_weight = Some(weight)),
+            FAIR_FLOOR => part(name, text).map(|floor| config.fair_floor = Some(floor)),
             PADDING => padding(text).map(|padding| config.padding = padding),
             _ => {
                 warnings.push(problem(*place, format!("parameter `{name}` isn't known and is ignored")));
@@ -142,6 +146,12 @@ fn precision(text: &str) -> Result<Precision, String> {
 fn number(parameter: &str, text: &str, least: f64) -> Result<f64, String> {
     let parsed = text.trim().parse::<f64>().ok().filter(|value| (least..1e12).contains(value));
     parsed.ok_or_else(|| format!("parameter `{parameter}` is {text:?}: write a number from {least} up, as in \"25\""))
+}
+
+/// A part of a whole, from 0 to 1.
+fn part(parameter: &str, text: &str) -> Result<f64, String> {
+    let parsed = text.trim().parse::<f64>().ok().filter(|value| (0.0..=1.0).contains(value));
+    parsed.ok_or_else(|| format!("parameter `{parameter}` is {text:?}: write a number from 0 to 1, as in \"0.1\""))
 }
 
 fn emulation(text: &str) -> Result<Emulation, String> {

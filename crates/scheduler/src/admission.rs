@@ -32,7 +32,9 @@ impl Scheduler {
         let Some(busy) = self.policy.in_use() else { return };
         let Self { shares, ledger, now, policy, .. } = self;
         let short = shares.is_short();
-        shares.compute(*now, ledger.device_count as f64, busy, |model| {
+        let devices = ledger.devices.iter().flatten();
+        let free_at: Vec<Timestamp> = devices.map(|device| device.exec.start_at(*now)).collect();
+        shares.compute(*now, &free_at, busy, |model| {
             Some(&ledger.models.get(model.index())?.as_ref().filter(|model| !model.removed)?.latency)
         });
         if short || shares.is_short() {
@@ -77,11 +79,9 @@ impl Scheduler {
         if alone_at > request.deadline_at {
             return Err(Rejection::DeadlineUnreachable { earliest_at: alone_at });
         }
-        let queued = self.policy.queues().of(request.model).rows();
-        if self.config.predict_admission
-            && let Some(earliest_at) = self.shares.turn(now, request.model, &entry.latency, (queued, request.rows))
-            && earliest_at > request.deadline_at
-        {
+        let (queued, time) = (self.policy.queues().of(request.model).rows(), request.deadline_at.since(now));
+        let done_at = self.shares.done_at(now, request.model, &entry.latency, (queued, request.rows), time);
+        if let Some(earliest_at) = done_at.filter(|&done_at| done_at > request.deadline_at) {
             return Err(Rejection::Overloaded { earliest_at });
         }
         if !self.config.predict_admission || !self.policy.predicts() {

@@ -119,6 +119,25 @@ pub struct ModelSpec {
     /// What a batch takes whatever its inputs are; the rest of its time is in proportion to its longest input. Only matters
     /// where inputs differ.
     pub fixed: Duration,
+    /// What it may have beside other models when devices are short.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub fairness: Fairness,
+}
+
+/// What a model may have beside others when devices are short.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Fairness {
+    /// How many times the time of a model with weight 1; above 0.
+    pub weight: f64,
+    /// The part of all device time that it gets in any case if it asks for it, from 0 to 1. Floors of more than nine tenths together are made smaller in proportion.
+    pub floor: f64,
+}
+
+impl Default for Fairness {
+    fn default() -> Self {
+        Self { weight: 1.0, floor: 0.0 }
+    }
 }
 
 /// A request, without its tensors.

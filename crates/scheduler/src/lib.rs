@@ -54,8 +54,8 @@ mod windowed;
 
 pub use config::{Config, Delay, Gather, PolicyKind};
 pub use event::{
-    ActionStatus, Command, DeviceSpec, Event, Execution, Load, Measured, ModelSpec, Outcome, Rehearsed, Rejection,
-    Report, Request, Sample, Unload,
+    ActionStatus, Command, DeviceSpec, Event, Execution, Fairness, Load, Measured, ModelSpec, Outcome, Rehearsed,
+    Rejection, Report, Request, Sample, Unload,
 };
 pub use fingerprint::Fingerprint;
 pub use one_at_a_time::OneAtATime;
@@ -377,7 +377,7 @@ impl Scheduler {
         self.ledger.all_pages += u64::from(spec.pages);
         self.ledger.model_count += 1;
         self.policy.add_model(spec.model);
-        self.shares.add_model(spec.model);
+        self.shares.add_model(spec.model, spec.fairness);
         self.planner.add_model(spec.model);
     }
 
@@ -466,7 +466,12 @@ impl Scheduler {
         let state = State::Queued;
         self.requests.insert(Entry { request, place, arrived_at, state, work, booking, stranded: false });
         let queued = Queued { id: request.id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
+        let before = self.policy.queues().of(request.model).rows();
         self.policy.insert(&self.ledger, request.model, place, queued);
+        if urgent {
+            self.shares.entered(self.now, request.model, &self.ledger.model(request.model).latency, before);
+            self.policy.turn(request.model, self.shares.turn_at(request.model));
+        }
         self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
         if !urgent || !self.policy.matches() {
             self.touch_hungry(request.model);
@@ -573,7 +578,7 @@ impl Scheduler {
         let in_time = ended_at <= entry.request.deadline_at;
         if entry.request.deadline_at != Timestamp::NEVER {
             self.policy.settled(self.now, entry.request.model, in_time);
-            self.shares.settled(in_time);
+            self.shares.settled(entry.request.model, entry.arrived_at, in_time);
             self.note_settled(in_time);
         }
         self.finish_running(id, if in_time { Outcome::Done } else { Outcome::Late }, out);
@@ -743,7 +748,7 @@ impl Scheduler {
         let now = self.now;
         self.ledger.touch(now, model, device);
         let class = &self.ledger.latency(model, device).classes()[candidate.class];
-        let (batch, beside) = (class.batch, class.beside());
+        let (batch, beside, keeps) = (class.batch, class.beside(), class.typical());
         let entry = self.ledger.model_mut(model);
         let residency = entry.residency_on_mut(device).expect("batches run where the weights are (P6)");
         assert!(residency.loading_until.is_none(), "P6: {model} is still loading on {device}");
@@ -751,7 +756,9 @@ impl Scheduler {
         let arrives_at = now + self.config.delay.of(rows);
         let expected_done_at = self.ledger.device_mut(device).exec.push(arrives_at, action, candidate.expected, beside);
         let (expected, done_at) = (candidate.expected, expected_done_at);
-        self.shares.started(now, model, expected);
+        self.shares.started(now, model, keeps);
+        self.shares.left(model, self.policy.queues().of(model).len());
+        self.policy.turn(model, self.shares.turn_at(model));
         self.policy.started(Started { device, action, model, rows, expected, done_at });
         self.planner.update(self.now, &mut self.ledger, &*self.policy, model);
         let kind = self.ledger.device(device).kind;
@@ -785,6 +792,7 @@ impl Scheduler {
     fn finish_queued(&mut self, id: RequestId, outcome: Outcome, out: &mut Vec<Command>) {
         let entry = *self.requests.get(id).expect("queued requests are in hand");
         self.policy.remove(entry.request.model, entry.place);
+        self.shares.left(entry.request.model, self.policy.queues().of(entry.request.model).len());
         self.release(id);
         self.requests.remove(id);
         self.planner.update(self.now, &mut self.ledger, &*self.policy, entry.request.model);
@@ -801,10 +809,10 @@ impl Scheduler {
 
     /// Refuses a queued request for which there is no time.
     fn give_up(&mut self, id: RequestId, out: &mut Vec<Command>) {
-        let request = self.requests.get(id).expect("queued requests are in hand").request;
+        let &Entry { request, arrived_at, .. } = self.requests.get(id).expect("queued requests are in hand");
         let rejection = Rejection::Overloaded { earliest_at: self.earliest_after_queue(&request) };
         self.policy.settled(self.now, request.model, false);
-        self.shares.settled(false);
+        self.shares.settled(request.model, arrived_at, false);
         self.note_settled(false);
         self.finish_queued(id, Outcome::Rejected(rejection), out);
     }

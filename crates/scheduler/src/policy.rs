@@ -110,6 +110,9 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
     /// Shares of device time have changed, and with them which models go first.
     fn entitle(&mut self, _shares: &Shares) {}
 
+    /// When a model has its turn, if it has to wait for it.
+    fn turn(&mut self, _model: ModelId, _at: Option<Timestamp>) {}
+
     /// A copy for rehearsals, where there are any.
     fn copy(&self) -> Option<Box<dyn Policy>> {
         None

@@ -543,7 +543,7 @@ impl Rehearsal {
 mod tests {
     use super::*;
     use crate::config::{Config, PolicyKind};
-    use crate::event::{DeviceSpec, ModelSpec};
+    use crate::event::{DeviceSpec, Fairness, ModelSpec};
     use base::{ApplicationId, LatencyProfile, ModelId};
 
     fn at(micros: u64) -> Timestamp {
@@ -603,7 +603,15 @@ mod tests {
         let (alpha, beta) = (Duration::from_millis(1), Duration::from_millis(10));
         let profile = LatencyProfile::linear(alpha, beta, &[1, 2, 4, 8], Duration::ZERO).unwrap();
         let (model, pages, fixed) = (ModelId(0), 0, Duration::ZERO);
-        let spec = ModelSpec { model, pages, profile, elsewhere: Vec::new(), objective: None, fixed };
+        let spec = ModelSpec {
+            model,
+            pages,
+            profile,
+            elsewhere: Vec::new(),
+            objective: None,
+            fixed,
+            fairness: Fairness::default(),
+        };
         let mut out = Vec::new();
         let device = DeviceSpec { device: DeviceId(0), pages: 1, kind: 0 };
         scheduler.step(at(0), Event::DeviceAdded(device), &mut out);

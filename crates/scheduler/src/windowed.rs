@@ -51,7 +51,7 @@ const EARLY_SEARCH: usize = 4;
 /// An entitled candidate is ready so many times before it must start as a device becomes free on average.
 const TURNS: u64 = 4;
 
-/// Ready candidates go by whether they aren't entitled to go first, then by when they must start.
+/// Ready candidates go by whether they aren't entitled to go first, then by when they have their turn, or must start where there are no turns.
 type Rank = (bool, Timestamp);
 
 /// Where a model's candidate is.
@@ -80,6 +80,11 @@ struct ModelEntry {
     changed: bool,
     /// Whether it goes before others.
     entitled: bool,
+    /// Where it is let in by turns: the size of its batches, and when it has its turn.
+    turn_rows: Option<u32>,
+    turn_at: Option<Timestamp>,
+    /// By how much it may start later than that.
+    turn_delay: Duration,
     /// Rows of its batches lately.
     usual_rows: f64,
     patience: Patience,
@@ -164,6 +169,9 @@ impl Windowed {
     /// The rows that a batch of a model would have if its batches followed each other evenly on the devices that it uses
     /// (Symphony, section 3.3, equation 1).
     fn target(&self, latency: &Latency, model: ModelId, first: &Queued, deadline_at: Timestamp) -> u32 {
+        if let Some(rows) = self.models[model.index()].turn_rows {
+            return rows;
+        }
         let devices = self.usage.devices_of(model, self.device_count, self.models.len());
         let objective = deadline_at.since(first.arrived_at);
         latency.largest_within(objective.mul_f64(devices / (devices + 1.0))).max(1)
@@ -249,10 +257,17 @@ impl Windowed {
             Start::AtOnce | Start::Patient | Start::Late => deadline_at - with_one_more,
         };
         let ready_at = ready_at.min(latest) - delay;
+        let entry = &self.models[model.index()];
+        let patience = &entry.patience;
+        let wait = patience.wait(rows, latency.fixed());
+        let early_from = (patience.last_at().unwrap_or(now) + wait).max(now);
         // Who goes first is ready so early that a device will be free in time.
-        let ready_at = if self.models[model.index()].entitled {
+        let ready_at = if entry.entitled {
             let soon = self.batch_time * TURNS / self.queues.devices_of(model).len().max(1) as u64;
             ready_at.min(latest - delay - soon)
+        } else if let Some(turn_at) = entry.turn_at {
+            // At its turn a device is kept for it, which waits for company only as long as that pays.
+            ready_at.min(turn_at.max(early_from.min(latest - entry.turn_delay)) - delay)
         } else {
             ready_at
         };
@@ -260,18 +275,15 @@ impl Windowed {
             return self.ready(model, latest);
         }
         // What a row would take, in thousandths of what one usually takes.
-        let usual = self.models[model.index()].usual_rows.max(1.0);
+        let usual = entry.usual_rows.max(1.0);
         let usual_takes = latency.class_for(usual as u32).expected().as_nanos() as f64 / usual;
         let strain = (1e3 * takes.as_nanos() as f64 / f64::from(rows) / usual_takes.max(1.0)) as u32;
-        let patience = &self.models[model.index()].patience;
         let (mut early_at, mut full_at) = (None, ready_at);
         if start == Start::Patient {
-            let wait = patience.wait(rows, latency.fixed());
-            let from = (patience.last_at().unwrap_or(now) + wait).max(now);
             // Each request that comes makes it ready earlier, by what one more row takes.
             let pull = patience.chance_after(wait) * (with_one_more - takes).as_nanos() as f64;
-            full_at = from + ready_at.since(from).mul_f64(1.0 / (1.0 + pull));
-            early_at = Some(from);
+            full_at = early_from + ready_at.since(early_from).mul_f64(1.0 / (1.0 + pull));
+            early_at = Some(early_from);
         }
         // A device that starts now would be back too late for a request that comes next.
         let tight = takes + latency.smallest() > deadline_at.since(first.arrived_at);
@@ -287,7 +299,8 @@ impl Windowed {
 
     /// A candidate that is ready.
     fn ready(&self, model: ModelId, latest: Timestamp) -> Standing {
-        Standing::Ready((!self.models[model.index()].entitled, latest))
+        let entry = &self.models[model.index()];
+        Standing::Ready((!entry.entitled, entry.turn_at.unwrap_or(latest)))
     }
 
     /// Puts a model's candidate where it belongs.
@@ -488,7 +501,7 @@ impl Policy for Windowed {
                 queue.window(latency, opening, floor, &mut self.members, &mut self.skipped)
             };
             match candidate {
-                Some(candidate) if candidate.latest <= key => {
+                Some(candidate) if candidate.latest <= key || self.models[model.index()].turn_at.is_some() => {
                     return Some(Batch {
                         model,
                         candidate,
@@ -532,10 +545,17 @@ impl Policy for Windowed {
         for index in 0..self.models.len() {
             let model = ModelId(index as u32);
             let entitled = shares.is_entitled(model);
+            self.models[index].turn_delay = shares.delays(model);
+            (self.models[index].turn_rows, self.models[index].turn_at) =
+                (shares.batch_of(model), shares.turn_at(model));
             if std::mem::replace(&mut self.models[index].entitled, entitled) != entitled {
                 self.mark(model);
             }
         }
+    }
+
+    fn turn(&mut self, model: ModelId, at: Option<Timestamp>) {
+        self.models[model.index()].turn_at = at;
     }
 
     fn started(&mut self, started: Started) {

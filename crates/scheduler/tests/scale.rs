@@ -1,6 +1,7 @@
 //! Thousands of models on many devices: weights go to as many devices as are needed, not everywhere.
 
 #![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
+
 use base::{ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Transfers};
 use scheduler::{ActionStatus, Command, Config, DeviceSpec, Event, ModelSpec, Report, Request, Scheduler};
 
@@ -31,6 +32,7 @@ impl World {
                 elsewhere: Vec::new(),
                 objective: Some(millis(100)),
                 fixed: Duration::ZERO,
+                fairness: scheduler::Fairness::default(),
             }));
         }
         world

@@ -501,6 +501,7 @@ fn each_kind_of_device_has_its_own_measurements_and_a_device_may_change_its_kind
         elsewhere: vec![profile(4)],
         objective: None,
         fixed: Duration::ZERO,
+        fairness: scheduler::Fairness::default(),
     };
     let request = Request {
         id: RequestId { slot: 0, generation: 0 },

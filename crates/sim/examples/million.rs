@@ -58,6 +58,7 @@ fn setup() -> Setup {
             elsewhere: Vec::new(),
             objective: Some(slo),
             fixed: Duration::ZERO,
+            fairness: scheduler::Fairness::default(),
         },
         slo: Some(slo),
         rows: 1,

@@ -94,6 +94,7 @@ impl Plan {
             elsewhere: Vec::new(),
             objective: Some(self.objective()),
             fixed: Duration::ZERO,
+            fairness: scheduler::Fairness::default(),
         }
     }
 }

@@ -118,6 +118,10 @@ pub struct ModelConfig {
     /// Rows of each request.
     #[serde(default = "one")]
     pub rows: u32,
+    /// How many times the device time of other models each of them may have when devices are short.
+    pub fair_weight: Option<f64>,
+    /// The part of all device time that each of them gets in any case.
+    pub fair_floor: Option<f64>,
     /// A rate of its own, for all `count` together, instead of a share of the workload's.
     pub rate_rps: Option<f64>,
     /// `[second, rate]` pairs: the rate from each second on.

@@ -15,7 +15,7 @@ use crate::violation::{Broken, Invariant, Violation};
 use base::{ActionId, BatchLatency, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp};
 use books::Books;
 use recording::{End, Error, Header, Recording, Step};
-use scheduler::{ActionStatus, Command, Event, Execution, Fingerprint, Load, ModelSpec, Outcome, Scheduler};
+use scheduler::{ActionStatus, Command, Event, Execution, Fairness, Fingerprint, Load, ModelSpec, Outcome, Scheduler};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -190,7 +190,15 @@ fn absent(model: ModelId) -> ModelSpec {
     let [median, p99, beside] = [Duration::ZERO; 3];
     let one = BatchLatency { batch: 1, median, p99, beside };
     let profile = LatencyProfile::new(vec![one], Duration::ZERO).expect("one batch size is a profile");
-    ModelSpec { model, pages: 0, profile, elsewhere: Vec::new(), objective: None, fixed: Duration::ZERO }
+    ModelSpec {
+        model,
+        pages: 0,
+        profile,
+        elsewhere: Vec::new(),
+        objective: None,
+        fixed: Duration::ZERO,
+        fairness: Fairness::default(),
+    }
 }
 
 /// What was ordered and not reported yet.

@@ -6,7 +6,7 @@ use crate::setup::{Elastic, Faults, Model, Network, Noise, Setup, Variety};
 use crate::variant::Variant;
 use crate::{Error, tables};
 use base::{BatchLatency, Duration, LatencyProfile, ModelId};
-use scheduler::ModelSpec;
+use scheduler::{Fairness, ModelSpec};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -141,10 +141,11 @@ fn models(experiment: &Experiment, folder: &Path) -> Result<Vec<Model>, Error> {
             None => 0,
         };
         let fixed = millis(&format!("latency.fixed_ms of model {name:?}"), config.latency.fixed_ms.unwrap_or(0.0))?;
+        let fairness = fairness(name, config)?;
         for _ in 0..config.count {
             let model = ModelId(models.len() as u32);
-            let spec =
-                ModelSpec { model, pages, profile: profile.clone(), elsewhere: Vec::new(), objective: slo, fixed };
+            let (profile, elsewhere) = (profile.clone(), Vec::new());
+            let spec = ModelSpec { model, pages, profile, elsewhere, objective: slo, fixed, fairness };
             models.push(Model { spec, slo, rows: config.rows, group: config.group, inputs: inputs.clone() });
         }
     }
@@ -281,6 +282,16 @@ pub(crate) fn not_negative(key: &str, value: f64) -> Result<f64, Error> {
     } else {
         Err(Error::value(format!("{key} is {value}: give 0 or more")))
     }
+}
+
+fn fairness(name: &str, config: &ModelConfig) -> Result<Fairness, Error> {
+    let usual = Fairness::default();
+    let weight = config.fair_weight.unwrap_or(usual.weight);
+    if !(weight > 0.0 && weight.is_finite()) {
+        return Err(Error::value(format!("fair_weight of model {name:?} is {weight}: give a number above 0")));
+    }
+    let floor = probability(&format!("fair_floor of model {name:?}"), config.fair_floor.unwrap_or(usual.floor))?;
+    Ok(Fairness { weight, floor })
 }
 
 fn probability(key: &str, value: f64) -> Result<f64, Error> {

@@ -145,6 +145,7 @@ impl Bench {
             elsewhere: Vec::new(),
             fixed,
             objective,
+            fairness: scheduler::Fairness::default(),
         };
         (self.controller.add_model(model), faults)
     }

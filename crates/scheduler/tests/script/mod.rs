@@ -74,6 +74,7 @@ impl World {
                     elsewhere: Vec::new(),
                     objective: None,
                     fixed: Duration::ZERO,
+                    fairness: scheduler::Fairness::default(),
                 })
             }
             "ask" => {

@@ -24,6 +24,7 @@ pub fn model(index: u32, slo_ms: Option<u64>) -> Model {
             elsewhere: Vec::new(),
             objective: slo,
             fixed: Duration::ZERO,
+            fairness: scheduler::Fairness::default(),
         },
         slo,
         rows: 1,

@@ -123,6 +123,7 @@ impl Plan {
                 elsewhere: Vec::new(),
                 objective: Some(self.slo),
                 fixed: Duration::ZERO,
+                fairness: scheduler::Fairness::default(),
             },
             slo: Some(self.slo),
             rows: 1,

@@ -137,6 +137,7 @@ impl Plan {
                 elsewhere,
                 objective: slo,
                 fixed: Duration::ZERO,
+                fairness: scheduler::Fairness::default(),
             },
             slo,
             rows: 1,
