@@ -24,6 +24,7 @@ mod board;
 mod clipper;
 mod clockwork;
 mod config;
+mod demand;
 mod distribution;
 mod event;
 mod executor;

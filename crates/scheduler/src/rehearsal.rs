@@ -16,7 +16,7 @@
 //! was imagined is left at once, and not taken on again soon.
 
 use crate::event::{ActionStatus, Command, Event, Execution, Outcome, Report, Request};
-use crate::temper::{Keep, Temper};
+use crate::temper::Temper;
 use crate::{Rehearsed, Scheduler};
 use base::{ActionId, DeviceId, Duration, RequestId, Timestamp, Transfers};
 use std::cmp::Reverse;
@@ -57,9 +57,6 @@ const TRIAL: f64 = 0.5;
 /// A temper has failed when this part of all requests is lost, and so many times what was imagined.
 const FAILED: f64 = 0.1;
 const TIMES_IMAGINED: f64 = 3.0;
-/// With more devices than this a temper that never gives a first request up can fall from losing nothing to losing a third, from one second to the next (37 models on 148 devices at 94 % of the
-/// peak): no rehearsal of half a second sees that coming, so that it isn't taken on there.
-const FEW_DEVICES: usize = 32;
 /// For so long it isn't taken on again.
 const BANNED: Duration = Duration::from_secs(60);
 
@@ -205,7 +202,7 @@ impl Rehearsals {
     }
 
     /// What became of a span. Tells which temper to have from now on, if it is another one.
-    pub fn adopt(&mut self, now: Timestamp, rehearsed: &Rehearsed, devices: usize) -> Option<Temper> {
+    pub fn adopt(&mut self, now: Timestamp, rehearsed: &Rehearsed) -> Option<Temper> {
         if !matches!(self.stage, Stage::Full(_)) || rehearsed.lost.len() != self.records.len() {
             return None;
         }
@@ -216,8 +213,7 @@ impl Rehearsals {
             record.lost = record.lost * kept + f64::from(lost);
         }
         self.rehearsed = self.rehearsed * kept + all;
-        let steady = |index: usize| devices <= FEW_DEVICES || Temper::CHOICE[index].keep != Keep::First;
-        let allowed = |index: &usize| *index == 0 || (self.records[*index].banned_until <= now && steady(*index));
+        let allowed = |index: &usize| *index == 0 || self.records[*index].banned_until <= now;
         let lost = |index: usize| self.records[index].lost;
         // The first of equal ones: the usual one.
         let best = (0..self.records.len()).filter(allowed).min_by(|&a, &b| lost(a).total_cmp(&lost(b)))?;
@@ -305,8 +301,7 @@ impl Scheduler {
     }
 
     pub(crate) fn adopted(&mut self, rehearsed: &Rehearsed) {
-        let devices = self.ledger.device_count;
-        let adopt = |rehearsals: &mut Rehearsals| rehearsals.adopt(self.now, rehearsed, devices);
+        let adopt = |rehearsals: &mut Rehearsals| rehearsals.adopt(self.now, rehearsed);
         if let Some(temper) = self.rehearsals.as_mut().and_then(adopt) {
             self.policy.adopt(temper);
         }
@@ -565,35 +560,26 @@ mod tests {
     #[test]
     fn the_temper_that_would_have_lost_the_fewest_is_taken_on() {
         let mut rehearsals = waiting(at(0));
-        let temper = rehearsals.adopt(at(1), &rehearsed([100, 80, 100, 100, 20, 100, 100, 100]), 8);
+        let temper = rehearsals.adopt(at(1), &rehearsed([100, 80, 100, 100, 20, 100, 100, 100]));
         assert_eq!(temper, Some(Temper::CHOICE[4]));
-        assert_eq!(rehearsals.adopt(at(2), &rehearsed([0; 8]), 8), None, "nothing was asked for");
+        assert_eq!(rehearsals.adopt(at(2), &rehearsed([0; 8])), None, "nothing was asked for");
     }
 
     #[test]
     fn a_little_less_is_no_reason_to_leave_the_usual_temper() {
         let mut rehearsals = waiting(at(0));
-        assert_eq!(rehearsals.adopt(at(1), &rehearsed([12, 10, 10, 10, 10, 10, 10, 10]), 8), None);
+        assert_eq!(rehearsals.adopt(at(1), &rehearsed([12, 10, 10, 10, 10, 10, 10, 10])), None);
     }
 
     #[test]
     fn a_temper_that_fails_in_reality_is_left_at_once_and_not_taken_on_again_soon() {
         let mut rehearsals = waiting(at(0));
         let good = rehearsed([100, 80, 100, 100, 0, 100, 100, 100]);
-        assert_eq!(rehearsals.adopt(at(1), &good, 8), Some(Temper::CHOICE[4]));
+        assert_eq!(rehearsals.adopt(at(1), &good), Some(Temper::CHOICE[4]));
         let left = (0..1_000).find_map(|n: u32| rehearsals.settled(at(1 + u64::from(n)), n.is_multiple_of(3)));
         assert_eq!(left, Some(Temper::USUAL));
         rehearsals.stage = Stage::Full(None);
-        assert_eq!(rehearsals.adopt(at(2_000), &good, 8), Some(Temper::CHOICE[1]), "the next best");
-    }
-
-    #[test]
-    fn a_temper_that_can_collapse_is_not_taken_on_with_many_devices() {
-        let first = Temper::CHOICE.iter().position(|temper| temper.keep == Keep::First).unwrap();
-        let mut lost = [100; Temper::CHOICE.len()];
-        lost[first] = 0;
-        assert_eq!(waiting(at(0)).adopt(at(1), &rehearsed(lost), 8), Some(Temper::CHOICE[first]));
-        assert_eq!(waiting(at(0)).adopt(at(1), &rehearsed(lost), 148), None);
+        assert_eq!(rehearsals.adopt(at(2_000), &good), Some(Temper::CHOICE[1]), "the next best");
     }
 
     /// One device, one model with l(b) = 1 + 10 ms that is asked for too much; the first span that is full.

@@ -8,14 +8,15 @@
 //! `punctual` adds three things. A growing candidate may start early on a device that nobody else will need before it is
 //! ready, once waiting for company no longer pays (`Patience`); with `thrift` only in bad times, because in good times fewer
 //! and larger batches keep devices free. When a candidate had to wait for a device, so that its first requests leave no time
-//! for a large batch, they are given up for as much efficiency as the times demand. And it changes its temper when another
-//! one would lose fewer requests (`rehearsal.rs`).
+//! for a large batch, they are given up for as much efficiency as the times demand and devices need to keep up (`Demand`). And it
+//! changes its temper when another one would lose fewer requests (`rehearsal.rs`).
 //!
 //! Queues only mark their model; candidates are computed once for each event, when they are asked for.
 
 use crate::bits::DeviceSet;
 use crate::board::Board;
 use crate::config::{Config, Delay, PolicyKind};
+use crate::demand::Demand;
 use crate::fair::Shares;
 use crate::heap::Heap;
 use crate::latency::Latency;
@@ -37,6 +38,8 @@ const GOOD_TIMES: f64 = 0.001;
 const HARD_TIMES: f64 = 0.03;
 /// How much of the best efficiency is kept before.
 const EFFICIENCY: f64 = 0.9;
+/// No more of it than devices need to keep up, and a tenth more than that, so that what is late is made up for.
+const KEEPS_UP: f64 = 1.1;
 /// How far ahead it is counted who will need a device.
 const FORESIGHT: usize = 64;
 /// Where there are more devices than candidates, batches start early only as far as devices would be busy for no more than
@@ -121,6 +124,7 @@ pub(crate) struct Windowed {
     busy_lately: f64,
     in_use_at: Timestamp,
     usage: Usage,
+    demand: Demand,
     pressure: Pressure,
     /// What a batch takes on average.
     batch_time: Duration,
@@ -151,6 +155,7 @@ impl Windowed {
             busy_lately: 0.0,
             in_use_at: Timestamp::ZERO,
             usage: Usage::default(),
+            demand: Demand::default(),
             pressure: Pressure::default(),
             batch_time: Duration::ZERO,
             uneven: Uneven::default(),
@@ -177,6 +182,14 @@ impl Windowed {
         latency.largest_within(objective.mul_f64(devices / (devices + 1.0))).max(1)
     }
 
+    /// A request came. Models that are on some devices only count as if these were all: rather too much is asked than too little.
+    fn note_demand(&mut self, latency: &Latency, model: ModelId, deadline_at: Timestamp, queued: &Queued) {
+        let target = self.target(latency, model, queued, deadline_at);
+        let row = latency.class_for(target).expected().as_secs_f64() / f64::from(target);
+        let devices = self.queues.devices_of(model).len().max(1);
+        self.demand.came(queued.arrived_at, row * f64::from(queued.rows) / devices as f64);
+    }
+
     /// From how many rows on a batch is large enough for its first request to be kept.
     fn floor(&self, latency: &Latency, model: ModelId, first: &Queued, deadline_at: Timestamp) -> u32 {
         // With another device at hand nobody has to be given up: what no longer fits goes there.
@@ -187,7 +200,8 @@ impl Windowed {
             Keep::Nearly => {
                 let target = self.target(latency, model, first, deadline_at);
                 let hardship = (self.pressure.bad() / HARD_TIMES).min(1.0);
-                latency.nearly_as_good(target, EFFICIENCY + (1.0 - EFFICIENCY) * hardship)
+                let nearly = EFFICIENCY + (1.0 - EFFICIENCY) * hardship;
+                latency.nearly_as_good(target, nearly.min(KEEPS_UP * self.demand.load()))
             }
             Keep::Target => self.target(latency, model, first, deadline_at),
             Keep::First | Keep::Full => 0,
@@ -448,6 +462,7 @@ impl Policy for Windowed {
             // Requests whose batch came to nothing come back with the time of their first arrival.
             if patience.last_at().is_none_or(|last_at| last_at <= queued.arrived_at) {
                 patience.arrived(queued.arrived_at, place.deadline_at.since(queued.arrived_at));
+                self.note_demand(&ledger.model(model).latency, model, place.deadline_at, &queued);
             }
         }
         self.mark(model);
