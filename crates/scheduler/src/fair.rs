@@ -86,27 +86,29 @@ impl Book {
         self.order.first().copied().unwrap_or_default()
     }
 
-    fn set(&mut self, line: usize, until: Timestamp) {
-        let before = std::mem::replace(&mut self.lines[line], until);
-        self.order.remove(&(before, line));
-        self.order.insert((until, line));
+    /// Nothing where the line is gone: devices can be lost between two looks at them, all of them even.
+    fn change(&mut self, line: usize, until: impl FnOnce(Timestamp) -> Timestamp) {
+        let Some(there) = self.lines.get_mut(line) else { return };
+        self.order.remove(&(*there, line));
+        *there = until(*there);
+        self.order.insert((*there, line));
     }
 
     fn take(&mut self, now: Timestamp, takes: Duration) -> Turn {
         let (free_at, line) = self.next();
         let start_at = free_at.max(now);
-        self.set(line, start_at + takes);
+        self.change(line, |_| start_at + takes);
         Turn { start_at, takes, line }
     }
 
     fn give_back(&mut self, turn: Turn) {
-        self.set(turn.line, self.lines[turn.line] - turn.takes);
+        self.change(turn.line, |until| until - turn.takes);
     }
 
     /// A turn's batch starts now and takes so long: what is behind it is as much earlier or later.
     fn start(&mut self, turn: Turn, now: Timestamp, takes: Duration) {
-        let until = self.lines[turn.line] + now.since(turn.start_at) + takes;
-        self.set(turn.line, until - turn.start_at.since(now) - turn.takes);
+        let (late, early) = (now.since(turn.start_at), turn.start_at.since(now));
+        self.change(turn.line, |until| until + late + takes - early - turn.takes);
     }
 }
 
