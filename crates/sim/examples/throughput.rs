@@ -239,7 +239,11 @@ impl Harness {
                 self.now = next_at;
                 next_at += Duration::from_secs_f64(-gap * self.chance().ln());
                 sent += 1;
-                self.counted = sent > WARM_UP;
+                if sent == WARM_UP + 1 {
+                    // What loading the weights at the start took is over.
+                    self.core_free_at = self.now;
+                    self.counted = true;
+                }
                 wakeup = self.submit();
             } else if ends_at <= wakes_at {
                 let Reverse((ended_at, action, started_at)) = self.agenda.pop().expect("it was looked at");
