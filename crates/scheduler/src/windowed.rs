@@ -190,6 +190,16 @@ impl Windowed {
         self.demand.came(queued.arrived_at, row * f64::from(queued.rows) / devices as f64);
     }
 
+    /// For which part of the time devices would be busy with batches of the best size. Who is overdue does nothing for it.
+    fn load(&self) -> f64 {
+        let mut overdue = 0;
+        self.busy.any_until(self.in_use_at, |at, _| {
+            overdue += usize::from(at < self.in_use_at);
+            false
+        });
+        self.demand.load() * self.device_count as f64 / self.device_count.saturating_sub(overdue).max(1) as f64
+    }
+
     /// From how many rows on a batch is large enough for its first request to be kept.
     fn floor(&self, latency: &Latency, model: ModelId, first: &Queued, deadline_at: Timestamp) -> u32 {
         // With another device at hand nobody has to be given up: what no longer fits goes there.
@@ -201,7 +211,7 @@ impl Windowed {
                 let target = self.target(latency, model, first, deadline_at);
                 let hardship = (self.pressure.bad() / HARD_TIMES).min(1.0);
                 let nearly = EFFICIENCY + (1.0 - EFFICIENCY) * hardship;
-                latency.nearly_as_good(target, nearly.min(KEEPS_UP * self.demand.load()))
+                latency.nearly_as_good(target, nearly.min(KEEPS_UP * self.load()))
             }
             Keep::Target => self.target(latency, model, first, deadline_at),
             Keep::First | Keep::Full => 0,

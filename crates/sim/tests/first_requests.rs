@@ -65,3 +65,27 @@ fn where_only_large_batches_keep_up_first_requests_are_given_up() {
     ");
     assert!(usual < 1.5 * deferred && usual < 0.1 * eager, "{usual} {eager} {deferred}");
 }
+
+#[test]
+fn where_devices_stall_those_that_are_left_are_what_must_keep_up() {
+    let [usual, eager, deferred] = bad("
+        [[model]]
+        name = \"resnet50\"
+        latency = { alpha_ms = 1.053, beta_ms = 5.072 }
+        slo_ms = 25
+        batch_sizes = \"all\"
+        max_batch = 64
+        [devices]
+        count = 8
+        [workload]
+        rate_rps = 2740
+        [faults]
+        misprediction_probability = 0.0002
+        misprediction_factor = 1000
+        [run]
+        policies = [\"usual\", \"eager\", \"deferred\"]
+        seconds = 60
+        seeds = [1]
+    ");
+    assert!(usual < deferred && usual < 0.5 * eager, "{usual} {eager} {deferred}");
+}
