@@ -132,6 +132,8 @@ pub(crate) struct Class {
     /// Rows.
     pub batch: u32,
     rolling: Rolling,
+    /// The least that this size or a larger one is expected to take: rows fit into larger ones too.
+    least: Duration,
     /// What of it runs beside other batches on a busy device, on average.
     beside: Duration,
     /// Whether a row takes less time in it than in every smaller size that pays. A batch is filled up to this size only then: on one
@@ -140,8 +142,14 @@ pub(crate) struct Class {
 }
 
 impl Class {
-    /// What to plan with: the configured quantile, with its transfers.
+    /// What to plan with for so many rows: the configured quantile, with its transfers, of this size or of a larger one that takes less. Measured times
+    /// needn't ascend with the size; these do.
     pub fn expected(&self) -> Duration {
+        self.least
+    }
+
+    /// The same of this very size.
+    pub fn itself(&self) -> Duration {
         self.rolling.quantile
     }
 
@@ -175,10 +183,6 @@ pub(crate) struct Latency {
     /// What the quickest request takes, where times depend on the input: then estimates come from a distribution, and
     /// single batches change nothing.
     soonest: Option<Duration>,
-    /// What the quickest size is expected to take.
-    quickest: Duration,
-    /// Whether larger sizes take longer.
-    ascends: bool,
 }
 
 impl Latency {
@@ -189,12 +193,13 @@ impl Latency {
             .map(|entry| Class {
                 batch: entry.batch,
                 rolling: Rolling::seeded(entry.median, entry.p99),
+                least: entry.p99,
                 beside: entry.beside,
                 pays: true,
             })
             .collect();
         let load = Rolling::seeded(profile.load(), profile.load());
-        let mut latency = Self { window, classes, load, soonest: None, quickest: Duration::ZERO, ascends: true };
+        let mut latency = Self { window, classes, load, soonest: None };
         latency.update_pays();
         latency
     }
@@ -212,14 +217,8 @@ impl Latency {
 
     /// The largest size that pays and takes no longer than this; 0 when not even the smallest one does.
     pub fn largest_within(&self, span: Duration) -> u32 {
-        // Measured times needn't ascend with the size.
-        let within = if self.ascends {
-            self.classes.partition_point(|class| class.expected() <= span)
-        } else {
-            self.classes.len()
-        };
-        let fits = |class: &&Class| class.pays && class.expected() <= span;
-        self.classes[..within].iter().rev().find(fits).map_or(0, |class| class.batch)
+        let within = self.classes.partition_point(|class| class.expected() <= span);
+        self.classes[..within].iter().rev().find(|class| class.pays).map_or(0, |class| class.batch)
     }
 
     /// The smallest size up to `size` that has this part of its rows per time.
@@ -246,9 +245,9 @@ impl Latency {
         }
     }
 
-    /// What the quickest batch takes: mostly the smallest one, but measured times needn't ascend with the size.
+    /// What the quickest batch takes.
     pub fn smallest(&self) -> Duration {
-        self.soonest.unwrap_or(self.quickest)
+        self.soonest.unwrap_or(self.classes[0].expected())
     }
 
     /// Whether estimates come from a distribution.
@@ -330,8 +329,11 @@ impl Latency {
     }
 
     fn update_pays(&mut self) {
-        self.quickest = self.classes.iter().map(Class::expected).min().expect("a model has batch sizes");
-        self.ascends = self.classes.is_sorted_by_key(Class::expected);
+        let mut least = Duration::MAX;
+        for class in self.classes.iter_mut().rev() {
+            least = least.min(class.rolling.quantile);
+            class.least = least;
+        }
         // Of those that pay: where sizes lie close together each gains little over the one before, and all of them much.
         let mut best = Duration::MAX;
         for class in &mut self.classes {
@@ -395,11 +397,11 @@ mod tests {
     fn a_slow_run_counts_at_once_and_is_forgotten_after_the_window() {
         let mut latency = latency();
         latency.observe_batch(Timestamp::ZERO, 2, micros(900), micros(0));
-        assert_eq!(latency.class_for(2).expected(), micros(900));
+        assert_eq!(latency.class_for(2).itself(), micros(900));
         for _ in 0..4 {
             latency.observe_batch(Timestamp::ZERO, 2, micros(120), micros(0));
         }
-        assert_eq!(latency.class_for(2).expected(), micros(120));
+        assert_eq!(latency.class_for(2).itself(), micros(120));
     }
 
     #[test]
@@ -417,12 +419,12 @@ mod tests {
     fn a_stall_of_one_device_is_not_in_the_estimate_of_all_unless_it_comes_again() {
         let mut latency = latency();
         latency.observe_batch(Timestamp::ZERO, 1, Duration::from_secs(1), micros(0));
-        assert_eq!((latency.class_for(1).expected(), latency.class_for(1).typical()), (micros(100), micros(100)));
+        assert_eq!((latency.class_for(1).itself(), latency.class_for(1).typical()), (micros(100), micros(100)));
         latency.observe_batch(Timestamp::ZERO, 1, micros(100), micros(0));
         latency.observe_batch(Timestamp::ZERO, 1, Duration::from_secs(1), micros(0));
-        assert_eq!(latency.class_for(1).expected(), micros(100), "long ago");
+        assert_eq!(latency.class_for(1).itself(), micros(100), "long ago");
         latency.observe_batch(Timestamp::ZERO, 1, Duration::from_secs(1), micros(0));
-        assert_eq!(latency.class_for(1).expected(), Duration::from_secs(1), "it takes that long");
+        assert_eq!(latency.class_for(1).itself(), Duration::from_secs(1), "it takes that long");
     }
 
     #[test]
@@ -457,18 +459,20 @@ mod tests {
         let mut latency = latency();
         latency.observe_batch(at(1), 1, micros(900), micros(0));
         latency.age(at(1));
-        assert_eq!(latency.class_for(1).expected(), micros(900));
+        assert_eq!(latency.class_for(1).itself(), micros(900));
         for secs in 2..12 {
             latency.age(at(secs));
         }
-        assert!(latency.class_for(1).expected() < micros(101), "{}", latency.class_for(1).expected());
+        assert!(latency.class_for(1).itself() < micros(101), "{}", latency.class_for(1).itself());
     }
 
     #[test]
-    fn times_that_do_not_ascend_with_the_size_are_all_looked_at() {
+    fn rows_are_planned_with_a_larger_size_that_takes_less() {
         let mut latency = latency();
         latency.observe_batch(Timestamp::ZERO, 1, micros(900), micros(0));
         assert_eq!((latency.smallest(), latency.largest_within(micros(120))), (micros(110), 2));
+        assert_eq!([1, 2, 4].map(|rows| latency.class_for(rows).expected()), [110, 110, 130].map(micros));
+        assert_eq!(latency.class_for(1).itself(), micros(900));
     }
 
     #[test]

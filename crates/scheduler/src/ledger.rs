@@ -193,6 +193,8 @@ pub(crate) struct Ledger {
     /// Pages of all models together, and of the smallest device.
     pub all_pages: u64,
     smallest_pages: u64,
+    /// The kinds of devices that are there.
+    kinds: Vec<u32>,
     /// The slowest kind of device that is there; that of the last ones where there is none.
     pub slowest: u32,
     next_action: u64,
@@ -213,7 +215,11 @@ impl Ledger {
 
     /// Plans with another kind of device where it isn't decided which it will be, if another is the slowest. Whether that is so.
     pub fn note_kinds(&mut self) -> bool {
-        let slowest = self.devices.iter().flatten().map(|device| device.kind).min().unwrap_or(self.slowest);
+        self.kinds.clear();
+        self.kinds.extend(self.devices.iter().flatten().map(|device| device.kind));
+        self.kinds.sort_unstable();
+        self.kinds.dedup();
+        let slowest = self.kinds.first().copied().unwrap_or(self.slowest);
         if slowest == self.slowest {
             return false;
         }
@@ -239,6 +245,12 @@ impl Ledger {
     /// What batches of a model take on a device; both are there.
     pub fn latency(&self, model: ModelId, device: DeviceId) -> &Latency {
         self.model(model).latency_on(self.device(device).kind)
+    }
+
+    /// The longest that a batch is expected to take, whichever device it will be: what was measured needn't agree with which kind is said to be the slowest.
+    pub fn longest(&self, model: &Model, rows: u32) -> Duration {
+        let takes = |&kind: &u32| model.latency_on(kind).class_for(rows).expected();
+        self.kinds.iter().map(takes).max().unwrap_or_else(|| takes(&model.slowest))
     }
 
     /// A model that is known to be there.
@@ -319,13 +331,16 @@ mod tests {
             last_urgent_at: None,
             removed: false,
         };
-        let expected = |model: &Model, kind| model.latency_on(kind).class_for(2).expected();
+        let expected = |model: &Model, kind| model.latency_on(kind).class_for(2).itself();
         assert_eq!(expected(&model, 3), micros(110), "nothing is known of it");
         for _ in 0..4 {
             model.latency_on_mut(2).observe_batch(Timestamp::ZERO, 2, micros(40), Duration::ZERO);
             model.latency_on_mut(0).observe_batch(Timestamp::ZERO, 2, micros(120), Duration::ZERO);
         }
         assert_eq!([0, 1, 2, 3].map(|kind| expected(&model, kind)), [120, 120, 40, 120].map(micros));
+        let among = |kinds: &[u32]| Ledger { kinds: kinds.to_vec(), ..Ledger::default() };
+        let longest = |kinds: &[u32]| among(kinds).longest(&model, 2);
+        assert_eq!([longest(&[]), longest(&[0, 2]), longest(&[2])], [120, 120, 40].map(micros));
         model.plan_with(2);
         assert_eq!([0, 1, 2, 3].map(|kind| expected(&model, kind)), [120, 40, 40, 40].map(micros));
         model.plan_with(0);

@@ -230,15 +230,15 @@ impl Planner {
         let action = ledger.next_action();
         let entry = ledger.model(model);
         let expected = entry.latency.load();
-        // A load that starts when no queued request could still gain from it is pointless.
-        let latest = match policy.queues().of(model).last_deadline() {
-            Some(deadline_at)
-                if policy.queues().of(model).first_background().is_none() && entry.missed == Duration::ZERO =>
-            {
-                (deadline_at - entry.latency.smallest() - expected).max(now)
-            }
-            _ => Timestamp::NEVER,
-        };
+        // A load that starts when no queued request could still gain from it is pointless. One that is too late for all of them already when it is ordered is for those that
+        // come next: with a window that its order can't reach it would be refused there, and ordered again, for ever.
+        let gains_until = policy
+            .queues()
+            .of(model)
+            .last_deadline()
+            .filter(|_| policy.queues().of(model).first_background().is_none() && entry.missed == Duration::ZERO)
+            .map(|deadline_at| deadline_at - entry.latency.smallest() - expected);
+        let latest = gains_until.filter(|&at| at > now + lead.way * 2).unwrap_or(Timestamp::NEVER);
         let pages = entry.pages;
         let there = ledger.device_mut(device);
         assert!(there.free_pages >= pages, "P5: {model} is loaded on {device} without free pages");

@@ -265,22 +265,20 @@ impl Windowed {
         let queued = u32::try_from(queue.rows()).unwrap_or(u32::MAX);
         let most = latency.best_batch().max(first.rows);
         let rows = queued.min(most);
-        let takes = latency.class_for(rows).expected();
+        let takes = ledger.longest(there, rows);
         let delay = self.delay.of(rows);
         let latest = deadline_at - takes;
         // Not all of them fit, or no more would: it gets no better.
         if rows >= most || now + delay > latest {
             return self.ready(model, latest);
         }
-        let with_one_more = latency.class_for(rows + 1).expected();
+        let with_one_more = ledger.longest(there, rows + 1);
         let ready_at = match start {
             Start::AtOnce if !self.spares() => now,
-            Start::After(part) => first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(part),
-            // A larger batch that seems to take less: what is known of this size is of a bad moment. Waiting would end behind `latest`; running it shows what it takes.
-            Start::AtOnce | Start::Patient | Start::Late if with_one_more < takes => now,
-            Start::AtOnce | Start::Patient | Start::Late => deadline_at - with_one_more,
+            Start::After(part) => first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(part) - delay,
+            Start::AtOnce | Start::Patient | Start::Late => deadline_at - with_one_more - self.delay.of(rows + 1),
         };
-        let ready_at = ready_at.min(latest) - delay;
+        let ready_at = ready_at.min(latest - delay);
         let entry = &self.models[model.index()];
         let patience = &entry.patience;
         let wait = patience.wait(rows, latency.fixed());
