@@ -10,7 +10,7 @@ use base::Timestamp;
 /// What is so many requests old counts for a third. Requests, not seconds: with few of them a second says little, with many
 /// a burst must be noticed before it has made all batches small.
 const MEMORY: f64 = 1_000.0;
-/// Before so many have come nothing is known, and devices count as short.
+/// Before so many have come nothing is known.
 const KNOWN: u32 = 64;
 
 /// What was asked of the devices lately.
@@ -34,9 +34,9 @@ impl Demand {
         self.came = self.came.saturating_add(1);
     }
 
-    /// The part of the time for which all devices would be busy; above 1 where they can't keep up.
-    pub fn load(&self) -> f64 {
-        if self.came < KNOWN { 1.0 } else { self.work / self.time.max(1e-9) }
+    /// The part of the time for which all devices would be busy; above 1 where they can't keep up. `None` while nothing is known.
+    pub fn load(&self) -> Option<f64> {
+        (self.came >= KNOWN).then(|| self.work / self.time.max(1e-9))
     }
 }
 
@@ -48,19 +48,19 @@ mod tests {
     fn after(demand: &mut Demand, requests: u64, gap_us: u64, work: f64) -> f64 {
         let from = demand.last_at;
         (1..=requests).for_each(|n| demand.came(from + Duration::from_micros(gap_us) * n, work));
-        demand.load()
+        demand.load().unwrap_or(f64::NAN)
     }
 
     #[test]
     fn the_load_is_the_work_that_comes_in_a_second() {
         let mut demand = Demand::default();
-        assert_eq!(after(&mut demand, 63, 1_000, 5e-4), 1.0, "nothing is known");
+        assert!(after(&mut demand, 63, 1_000, 5e-4).is_nan(), "nothing is known");
         assert!((after(&mut demand, 1, 1_000, 5e-4) - 0.5).abs() < 1e-9);
         assert!((after(&mut demand, 10_000, 1_000, 5e-4) - 0.5).abs() < 1e-9);
         // Twice as many in a second.
         assert!((after(&mut demand, 5_000, 500, 5e-4) - 1.0).abs() < 0.01);
         // Silence counts.
-        let busy = demand.load();
+        let busy = demand.load().unwrap();
         assert!(after(&mut demand, 1, 1_000_000, 5e-4) < busy / 2.0);
     }
 }

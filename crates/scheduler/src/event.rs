@@ -63,7 +63,7 @@ pub struct Rehearsed {
     pub requests: u32,
     /// In how much time.
     pub lasted: Duration,
-    /// How many were lost, for each temper.
+    /// How many were lost, for each temper, and last for the one in force with everybody let in, or not if everybody was.
     pub lost: Vec<u32>,
 }
 

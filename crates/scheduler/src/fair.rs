@@ -20,7 +20,11 @@
 //!                                now                        └── c waits ──┴── l(b) ──┤ at most c's deadline
 //! ```
 //!
-//! Batches make debts of device time, which are paid back at a little more than the model's share; who is in debt has no turn before they are paid.
+//! Batches make debts of device time, which are paid back at a little more than the model's share; who has more than a burst's has no turn before they are paid.
+//!
+//! What models ask for is known roughly: bursts are run in larger batches than their mean rate lets expect. So devices count as short only when a good part of all requests is really lost, and
+//! no longer when few are, or devices are idle. And turns are given only where they answer about as many as letting everybody in would, which is rehearsed (`rehearsal.rs`); who
+//! goes first, goes first in any case.
 
 use crate::event::Fairness;
 use crate::latency::{Class, Latency};
@@ -44,11 +48,17 @@ const MOST_KEPT: f64 = 0.3;
 const FORGET: f64 = 0.01;
 /// Devices are short when so many times of what there is are asked for: with less, who lets everybody in answers more.
 const SHORT: f64 = 1.05;
-/// And from when they are busy for this part of the time, whatever the demand seems to be.
+/// And while they are busy for this part of the time, whatever the demand seems to be ...
 const BUSY: f64 = 0.9;
-/// Debts are paid back so much faster than at the share. It is devices that limit: if debts did, turns would be taken late, and their batches would have less time to fill. With 1.1 there are 6 % fewer
-/// answers where 20 models ask for 1.3 times of what there is; above 1.3 it gets no better.
-const HASTE: f64 = 1.3;
+/// ... and this part of the requests is lost, lately; no longer when it is less than the second. Below, who lets everybody in answers more.
+const LOSSES: (f64, f64) = (0.1, 0.05);
+/// "Lately": what is so many seconds old counts for a third. With fewer requests than the second nothing is known.
+const LATELY: f64 = 1.0;
+const KNOWN: f64 = 20.0;
+/// Debts of what a model's share is in so many seconds are a burst's, and don't count.
+const BURST: f64 = 0.25;
+/// Debts are paid back so much faster than at the share. It is devices that limit: if debts did, turns would be taken late, and their batches would have less time to fill.
+const HASTE: f64 = 1.1;
 /// A model is entitled to go first while it asks for less than this part of its share, and let in by turns from there on: what it asks for is known to a tenth or two only, and turns harm nobody who
 /// stays below the share.
 const MODEST: f64 = 0.5;
@@ -140,7 +150,7 @@ struct Share {
 impl Share {
     /// When its debts are paid.
     fn paid_at(&self) -> Timestamp {
-        self.since + Duration::from_secs_f64(self.debt / (HASTE * self.allowed))
+        self.since + Duration::from_secs_f64((self.debt / self.allowed - BURST).max(0.0) / HASTE)
     }
 
     fn borrow(&mut self, now: Timestamp, takes: Duration) {
@@ -183,6 +193,13 @@ pub(crate) struct Shares {
     book: Book,
     period_ends_at: Timestamp,
     order: Vec<Demand>,
+    /// Requests that had their end lately, and those of them that were lost.
+    ended: f64,
+    lost: f64,
+    /// The part of the time for which devices were busy, since they are short.
+    busy: f64,
+    /// Whether nobody has turns, because too few would be answered.
+    open: bool,
 }
 
 /// What a model asks for.
@@ -282,8 +299,26 @@ impl Shares {
         }
     }
 
-    /// A request that was let in had its end: in time, or given up. Only those count that were let in by turns.
+    /// Whether everybody is let in though devices are short.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Lets everybody in from now on, or not.
+    pub fn set_open(&mut self, open: bool) {
+        self.open = open;
+    }
+
+    /// A request was refused when it came.
+    pub fn refused(&mut self) {
+        self.ended += 1.0;
+        self.lost += 1.0;
+    }
+
+    /// A request that was let in had its end: in time, or given up. Only those that were let in by turns show what is to be kept for delays.
     pub fn settled(&mut self, model: ModelId, arrived_at: Timestamp, in_time: bool) {
+        self.ended += 1.0;
+        self.lost += f64::from(u8::from(!in_time));
         if self.models[model.index()].limited_at.is_some_and(|limited_at| arrived_at >= limited_at) {
             let change = if in_time { -STEP * GIVEN_UP } else { STEP };
             self.kept = (self.kept + change).clamp(0.0, MOST_KEPT);
@@ -304,9 +339,10 @@ impl Shares {
         latency_of: impl Fn(ModelId) -> Option<&'a Latency>,
     ) {
         let devices = free_at.len() as f64;
-        let total = self.ask(now, devices, latency_of);
+        let passed = (now.since(self.period_ends_at) + PERIOD).as_secs_f64();
+        let total = self.ask(now, devices, passed / PERIOD.as_secs_f64(), latency_of);
         let was_short = self.short;
-        self.short = if was_short { total > devices } else { total > SHORT * devices && busy >= BUSY };
+        self.short = self.runs_short(total / devices.max(1.0), busy, passed);
         if !self.short {
             self.kept *= 1.0 - FORGET;
         } else if !was_short || self.book.lines.len() != free_at.len() {
@@ -318,7 +354,7 @@ impl Shares {
             let share = &mut self.models[demand.model.index()];
             share.allowed = demand.fairness.allows(level, devices);
             share.modest = demand.wants < MODEST * share.allowed;
-            if share.modest {
+            if share.modest || self.open {
                 share.limited_at = None;
                 share.turns.drain(..).for_each(|turn| self.book.give_back(turn));
             } else if share.limited_at.is_none() {
@@ -327,9 +363,28 @@ impl Shares {
         }
     }
 
+    /// Whether devices are short now, where so many times their time is asked for and so much time has passed.
+    fn runs_short(&mut self, asked: f64, busy: f64, passed: f64) -> bool {
+        let new = (passed / LATELY).min(1.0);
+        self.ended *= 1.0 - new;
+        self.lost *= 1.0 - new;
+        let lost = if self.ended < KNOWN { 0.0 } else { self.lost / self.ended };
+        if self.short {
+            self.busy += (busy - self.busy) * new;
+            return asked > 1.0 && lost > LOSSES.1 && self.busy > BUSY;
+        }
+        self.busy = 1.0;
+        asked > SHORT && lost >= LOSSES.0 && busy >= BUSY
+    }
+
     /// Brings the demands up to date, and adds them up.
-    fn ask<'a>(&mut self, now: Timestamp, devices: f64, latency_of: impl Fn(ModelId) -> Option<&'a Latency>) -> f64 {
-        let periods = (now.since(self.period_ends_at) + PERIOD).as_secs_f64() / PERIOD.as_secs_f64();
+    fn ask<'a>(
+        &mut self,
+        now: Timestamp,
+        devices: f64,
+        periods: f64,
+        latency_of: impl Fn(ModelId) -> Option<&'a Latency>,
+    ) -> f64 {
         self.period_ends_at = now + PERIOD;
         self.order.clear();
         let Self { models, active, order, book, kept, .. } = self;
@@ -422,6 +477,10 @@ mod tests {
             came.into_iter()
                 .filter(|(_, rows)| *rows > 0)
                 .for_each(|(model, rows)| shares.came(model, rows, OBJECTIVE));
+            // Where all devices are busy some are lost.
+            if busy == 1.0 {
+                shares.refused();
+            }
             if shares.is_due(at(millis)) {
                 shares.compute(at(millis), &[at(millis); 4], busy, |_| Some(&latency));
             }
@@ -513,6 +572,39 @@ mod tests {
         ask(&mut shares, 1_000..5_000, |_| 0, 1, 0.6);
         assert!(!shares.is_short());
         assert_eq!(shares.done_at(at(5_000), FLOOD, &latency(), (100, 1), OBJECTIVE), None);
+    }
+
+    #[test]
+    fn devices_are_not_short_while_nobody_is_lost_whatever_the_demand_seems_to_be() {
+        let mut shares = Shares::default();
+        shares.add_model(FLOOD, Fairness::default());
+        ask(&mut shares, 0..1_000, |_| 0, 10, 0.99);
+        assert!(!shares.is_short(), "bursts are run in larger batches than their mean rate lets expect");
+        ask(&mut shares, 1_000..1_200, |_| 0, 10, 1.0);
+        assert!(shares.is_short());
+        ask(&mut shares, 1_200..1_800, |_| 0, 10, 0.5);
+        assert!(!shares.is_short(), "devices are idle, so that it must be turns that lose");
+    }
+
+    #[test]
+    fn debts_of_a_burst_do_not_count() {
+        let mut shares = flooded();
+        let share = &mut shares.models[FLOOD.index()];
+        let seconds = |part: f64| Duration::from_secs_f64(part * BURST * share.allowed);
+        let (half, twice) = (seconds(0.5), seconds(2.0));
+        share.borrow(at(1_000), half);
+        assert!(share.paid_at() <= at(1_000));
+        share.borrow(at(1_000), twice);
+        assert!(share.paid_at() > at(1_000));
+    }
+
+    #[test]
+    fn where_everybody_is_let_in_nobody_has_turns_and_the_quiet_still_go_first() {
+        let mut shares = flooded();
+        shares.set_open(true);
+        ask(&mut shares, 1_000..1_100, |millis| u32::from(millis % 25 == 0), 10, 1.0);
+        assert!(shares.is_short() && shares.is_entitled(QUIET) && shares.is_open());
+        assert_eq!(shares.done_at(at(1_100), FLOOD, &latency(), (100, 1), OBJECTIVE), None);
     }
 
     #[test]

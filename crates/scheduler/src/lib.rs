@@ -436,6 +436,7 @@ impl Scheduler {
         match self.admit(&request) {
             Err(rejection) => {
                 if matches!(rejection, Rejection::Overloaded { .. }) {
+                    self.shares.refused();
                     self.note_settled(false);
                 }
                 self.note_missed(&request, rejection);

@@ -32,7 +32,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 const CREDIT: f64 = 80_000.0;
 const SHARE: f64 = 1.0 / 16.0;
 const EACH_SECOND: f64 = 1_000.0;
-/// The first so many objectives of a span don't count, up to a third of it: at first a temper lives on what the one before left it. Nor do requests that came less than an
+/// The first so many objectives of a span don't count, up to a third of it, nor those of a trial: at first a temper lives on what the one before left it. Nor do requests that came less than an
 /// objective before its end: nobody comes after them, which flatters whoever puts off.
 const WARM_UP: u64 = 5;
 /// A copy of the machine takes time in proportion to where models are; with more places than this nothing is rehearsed.
@@ -59,6 +59,8 @@ const FAILED: f64 = 0.1;
 const TIMES_IMAGINED: f64 = 3.0;
 /// For so long it isn't taken on again.
 const BANNED: Duration = Duration::from_secs(60);
+/// Requests are let in by turns while no more are lost than so many times what is lost with everybody let in; once it was more, from the second on.
+const TURNS_LOSE: (f64, f64) = (1.15, 1.1);
 
 /// What is known of a temper.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,14 +113,19 @@ pub(crate) struct Rehearsals {
     records: [Record; Temper::CHOICE.len()],
     /// How many requests were rehearsed, lately.
     rehearsed: f64,
+    /// How many of them were lost with turns and with everybody let in.
+    admitted: (f64, f64),
     current: usize,
     /// The part of the requests that the current temper was imagined to lose.
     imagined: f64,
     credit: f64,
     credit_at: Timestamp,
     lately: Losses,
-    /// Since the current temper was taken on.
+    /// Since the current temper was taken on and what the one before left is over.
     trial: Losses,
+    trial_from: Timestamp,
+    /// The longest that a request of the last span had.
+    objective: Duration,
     /// Whether some model's times depend on the input.
     pub uneven: bool,
 }
@@ -129,12 +136,15 @@ impl Rehearsals {
             stage: Stage::Idle,
             records: Default::default(),
             rehearsed: 0.0,
+            admitted: (0.0, 0.0),
             current: 0,
             imagined: 0.0,
             credit: CREDIT,
             credit_at: Timestamp::ZERO,
             lately: Losses::default(),
             trial: Losses::default(),
+            trial_from: Timestamp::ZERO,
+            objective: Duration::ZERO,
             uneven: false,
         }
     }
@@ -147,7 +157,9 @@ impl Rehearsals {
     /// A request with a deadline had its end. Tells which temper to have from now on, if it is another one.
     pub fn settled(&mut self, now: Timestamp, lost: bool) -> Option<Temper> {
         self.lately.note(now, LATELY, lost);
-        self.trial.note(now, TRIAL, lost);
+        if now >= self.trial_from {
+            self.trial.note(now, TRIAL, lost);
+        }
         let Losses { lost, all, .. } = self.trial;
         if self.current != 0 && all >= 100.0 && lost > all * FAILED.max(TIMES_IMAGINED * self.imagined) {
             self.records[self.current].banned_until = now + BANNED;
@@ -164,7 +176,8 @@ impl Rehearsals {
             return None;
         }
         self.current = next;
-        self.trial = Losses { at: now, ..Losses::default() };
+        self.trial_from = now + self.objective * WARM_UP;
+        self.trial = Losses { at: self.trial_from, ..Losses::default() };
         Some(Temper::CHOICE[next])
     }
 
@@ -187,6 +200,7 @@ impl Rehearsals {
         let Stage::Writing(span) = &mut self.stage else { return };
         span.arrivals.push((now, *request));
         span.objective = span.objective.max(request.deadline_at.since(now));
+        self.objective = span.objective;
         let (count, passed) = (span.arrivals.len(), now.since(span.began_at));
         let enough = count >= REQUESTS.0 && passed >= span.objective * OBJECTIVES;
         if enough || count >= REQUESTS.1 || passed >= LONGEST {
@@ -203,7 +217,7 @@ impl Rehearsals {
 
     /// What became of a span. Tells which temper to have from now on, if it is another one.
     pub fn adopt(&mut self, now: Timestamp, rehearsed: &Rehearsed) -> Option<Temper> {
-        if !matches!(self.stage, Stage::Full(_)) || rehearsed.lost.len() != self.records.len() {
+        if !matches!(self.stage, Stage::Full(_)) || rehearsed.lost.len() != self.records.len() + 1 {
             return None;
         }
         let Stage::Full(_) = std::mem::replace(&mut self.stage, Stage::Idle) else { return None };
@@ -228,6 +242,19 @@ impl Rehearsals {
     }
 }
 
+impl Rehearsals {
+    /// Whether everybody should be let in, where that was so, or not so, in the rehearsals.
+    pub fn should_open(&mut self, open: bool, rehearsed: &Rehearsed) -> bool {
+        let lost = |index: usize| f64::from(*rehearsed.lost.get(index).unwrap_or(&0));
+        let (as_it_was, otherwise) = (lost(self.current), lost(self.records.len()));
+        let (turns, everybody) = if open { (otherwise, as_it_was) } else { (as_it_was, otherwise) };
+        let kept = libm::exp(-f64::from(rehearsed.requests) / MEMORY);
+        self.admitted = (self.admitted.0 * kept + turns, self.admitted.1 * kept + everybody);
+        let most = if open { TURNS_LOSE.1 } else { TURNS_LOSE.0 };
+        self.admitted.0 > most * self.admitted.1 + MARGIN + NOISE * self.admitted.1.sqrt()
+    }
+}
+
 /// What came in a while, and the machine as it was before: all that a rehearsal needs.
 #[derive(Debug)]
 pub struct Span {
@@ -238,10 +265,12 @@ pub struct Span {
 }
 
 impl Span {
-    /// Runs the requests once with each temper. A pure function that may take a while: the scheduler's driver calls it where
-    /// nobody waits for it, and tells the scheduler the result as [`Event::Adopted`].
+    /// Runs the requests once with each temper, and once with the one in force and everybody let in, or not if everybody is. A pure function that may take a while: the scheduler's
+    /// driver calls it where nobody waits for it, and tells the scheduler the result as [`Event::Adopted`].
     pub fn rehearse(&self) -> Rehearsed {
-        let lost = Temper::CHOICE.iter().map(|&temper| Rehearsal::new(self, temper).run(&self.arrivals)).collect();
+        let tempers = Temper::CHOICE.iter().map(|&temper| Rehearsal::new(self, |machine| machine.policy.adopt(temper)));
+        let otherwise = Rehearsal::new(self, |machine| machine.shares.set_open(!machine.shares.is_open()));
+        let lost = tempers.chain([otherwise]).map(|rehearsal| rehearsal.run(&self.arrivals)).collect();
         let counted = self.counted();
         let requests = self.arrivals.iter().filter(|(at, _)| counted.contains(at)).count();
         Rehearsed { requests: requests as u32, lasted: self.lasted(), lost }
@@ -301,8 +330,11 @@ impl Scheduler {
     }
 
     pub(crate) fn adopted(&mut self, rehearsed: &Rehearsed) {
-        let adopt = |rehearsals: &mut Rehearsals| rehearsals.adopt(self.now, rehearsed);
-        if let Some(temper) = self.rehearsals.as_mut().and_then(adopt) {
+        let Some(rehearsals) = &mut self.rehearsals else { return };
+        if self.shares.is_short() {
+            self.shares.set_open(rehearsals.should_open(self.shares.is_open(), rehearsed));
+        }
+        if let Some(temper) = rehearsals.adopt(self.now, rehearsed) {
             self.policy.adopt(temper);
         }
     }
@@ -371,9 +403,9 @@ struct Rehearsal {
 }
 
 impl Rehearsal {
-    fn new(span: &Span, temper: Temper) -> Self {
+    fn new(span: &Span, change: impl FnOnce(&mut Scheduler)) -> Self {
         let mut scheduler = span.machine.imagined().expect("a copy can be copied");
-        scheduler.policy.adopt(temper);
+        change(&mut scheduler);
         let mut rehearsal = Self {
             way: scheduler.config.delay.control,
             under_way: BinaryHeap::new(),
@@ -546,7 +578,13 @@ mod tests {
     }
 
     fn rehearsed(lost: [u32; Temper::CHOICE.len()]) -> Rehearsed {
-        Rehearsed { requests: 1_000, lasted: Duration::from_secs(1), lost: lost.to_vec() }
+        otherwise(lost, lost[0])
+    }
+
+    /// With so many lost if everybody is let in, or not.
+    fn otherwise(lost: [u32; Temper::CHOICE.len()], otherwise: u32) -> Rehearsed {
+        let lost = lost.into_iter().chain([otherwise]).collect();
+        Rehearsed { requests: 1_000, lasted: Duration::from_secs(1), lost }
     }
 
     /// With a span that waits for its result, and many real losses.
@@ -580,6 +618,30 @@ mod tests {
         assert_eq!(left, Some(Temper::USUAL));
         rehearsals.stage = Stage::Full(None);
         assert_eq!(rehearsals.adopt(at(2_000), &good), Some(Temper::CHOICE[1]), "the next best");
+    }
+
+    #[test]
+    fn a_temper_is_not_judged_by_what_the_one_before_left_it() {
+        let mut rehearsals = waiting(at(0));
+        rehearsals.objective = Duration::from_millis(10);
+        let good = rehearsed([100, 80, 100, 100, 0, 100, 100, 100]);
+        assert_eq!(rehearsals.adopt(at(1), &good), Some(Temper::CHOICE[4]));
+        let lost = |rehearsals: &mut Rehearsals, micros| rehearsals.settled(at(micros), true);
+        assert_eq!((1..50_000).find_map(|micros| lost(&mut rehearsals, micros)), None, "five objectives");
+        assert_eq!((50_001..51_000).find_map(|micros| lost(&mut rehearsals, micros)), Some(Temper::USUAL));
+    }
+
+    #[test]
+    fn everybody_is_let_in_where_turns_lose_more() {
+        let mut rehearsals = Rehearsals::new();
+        assert!(
+            !rehearsals.should_open(false, &otherwise([110; 8], 100)),
+            "a little more is the price of knowing at once"
+        );
+        assert!(rehearsals.should_open(false, &otherwise([200; 8], 100)));
+        assert!(rehearsals.should_open(true, &otherwise([100; 8], 130)));
+        let mut tries = (0..40).map(|_| rehearsals.should_open(true, &otherwise([100; 8], 100)));
+        assert!(tries.any(|open| !open), "until they no longer do");
     }
 
     /// One device, one model with l(b) = 1 + 10 ms that is asked for too much; the first span that is full.
