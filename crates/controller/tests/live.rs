@@ -168,7 +168,7 @@ fn broken_models_are_named_and_the_others_go_on() {
     let catalogue = controller.catalogue();
     for name in ["unreadable", "nothing"] {
         let entry = catalogue.models[name].default_version().unwrap();
-        let ModelState::Broken(reason) = &entry.state else { panic!("{name} is not broken") };
+        let ModelState::Broken(reason) = entry.state() else { panic!("{name} is not broken") };
         assert!(reason.len() > 20, "{name}: {reason}");
     }
     let answer = ask(&controller, "good", Some(Duration::from_secs(60)));
