@@ -316,6 +316,7 @@ impl ServeOptions {
             pages,
             pin: enough.then_some(index as usize),
             kind: kinds[index as usize],
+            only_waits: devices.kind == DeviceKind::Emulated,
         };
         Ok(ControllerConfig {
             scheduler: self.scheduler()?,

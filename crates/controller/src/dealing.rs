@@ -133,6 +133,7 @@ mod tests {
             pages,
             pin: None,
             kind: 0,
+            only_waits: true,
         };
         pages.iter().enumerate().map(device).collect()
     }

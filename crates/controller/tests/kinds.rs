@@ -95,6 +95,7 @@ fn bring_up(echo: &Echo, kinds: &[&[u32]], cells: u32, repository: &Path, cache:
         pages: 4,
         pin: None,
         kind,
+        only_waits: false,
     };
     let config = ControllerConfig {
         scheduler: scheduler::Config::clockwork(),

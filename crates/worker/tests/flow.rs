@@ -173,7 +173,7 @@ impl Bench {
     fn new() -> Self {
         let (sender, reports) = unbounded();
         let clock = Clock::start();
-        let config = DeviceConfig { name: "test:0".into(), index: 0, pages: 1, pin: None, kind: 0 };
+        let config = DeviceConfig { name: "test:0".into(), index: 0, pages: 1, pin: None, kind: 0, only_waits: false };
         let device = Device::start(&config, clock, move |report| sender.send(report).unwrap()).unwrap();
         let (slot, script) = (Arc::new(Slot::default()), Script::default());
         let window = Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER };
