@@ -18,7 +18,8 @@ const PAGE: u64 = 1 << 20;
 
 fn start(pages: u32, max_requests: u32) -> Controller {
     let scheduler = scheduler::Config { schedule_ahead: Duration::ZERO, ..scheduler::Config::clockwork() };
-    let cells = vec![vec![DeviceConfig { name: "emulated:0".into(), index: 0, pages, pin: None, kind: 0, only_waits: true }]];
+    let cells =
+        vec![vec![DeviceConfig { name: "emulated:0".into(), index: 0, pages, pin: None, kind: 0, only_waits: true }]];
     Controller::start(
         ControllerConfig { scheduler, max_requests, page_bytes: PAGE, cells, online_profile_share: 1.0 },
         Metrics::new(),

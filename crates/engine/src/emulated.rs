@@ -93,7 +93,6 @@ impl Pretence {
         vec![0; self.row_bytes * rows as usize]
     }
 
-
     /// The rows of a batch, if it is one that the model takes.
     fn rows(&self, inputs: &[TensorView<'_>]) -> Result<u32, String> {
         let [input] = inputs else { return Err(format!("{} inputs were given, the model has 1", inputs.len())) };

@@ -108,9 +108,11 @@ impl<I: BatchItem> Executor<I> {
         };
         let done_at = [running, arriving].into_iter().flatten().map(known_at).min().unwrap_or(Timestamp::NEVER);
         let room = staged.is_none() && self.flow.alone.is_none() && (self.alone.is_empty() || self.flow.is_empty());
-        let next_at = self.heap.peek().filter(|_| room).map_or(Timestamp::NEVER, |first| {
-            if self.retired { Timestamp::ZERO } else { first.0.window.earliest }
-        });
+        let next_at = self
+            .heap
+            .peek()
+            .filter(|_| room)
+            .map_or(Timestamp::NEVER, |first| if self.retired { Timestamp::ZERO } else { first.0.window.earliest });
         done_at.min(next_at)
     }
 

@@ -5,8 +5,8 @@
 //! waiting happens here one after another, so that a device that computes has no place here.
 
 use super::{Device, DeviceConfig, Executor, Loader, Report};
-use crate::batch::BatchItem;
 use crate::Clock;
+use crate::batch::BatchItem;
 use base::{Duration, Timestamp};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use std::cmp::Reverse;
