@@ -8,7 +8,9 @@ use crate::triton::{self, Models, TritonCollector};
 use base::{Duration, Transfers};
 use prometheus::{
     Counter, CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder, core::Collector, proto::MetricType,
+    IntGaugeVec, Opts, Registry, TextEncoder,
+    core::Collector,
+    proto::{Metric, MetricType},
 };
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -292,12 +294,15 @@ impl Metrics {
         self.invariants[invariant as usize].inc();
     }
 
-    /// Everything, in Prometheus' text format. A histogram is there from its first observation on: most of a page with thousands of models
-    /// would be empty ones.
+    /// Everything, in Prometheus' text format. A histogram of a model or a device is there from its first observation on: most of a page with
+    /// thousands of them would be empty ones.
     pub fn render(&self) -> String {
         let mut families = self.registry.gather();
         for family in families.iter_mut().filter(|family| family.get_field_type() == MetricType::HISTOGRAM) {
-            family.mut_metric().retain(|series| series.get_histogram().get_sample_count() > 0);
+            let is_one_of_many =
+                |series: &Metric| series.get_label().iter().any(|label| matches!(label.name(), "model" | "device"));
+            let is_empty = |series: &Metric| series.get_histogram().get_sample_count() == 0;
+            family.mut_metric().retain(|series| !(is_one_of_many(series) && is_empty(series)));
         }
         families.retain(|family| !family.get_metric().is_empty());
         let mut text = String::new();
