@@ -40,9 +40,11 @@ def run(quick):
             law = f"Zipf {exponent}" if exponent else "all alike"
             options = ("--zipf", exponent) if exponent else ()
             with step(f"{rate} requests/s, {law}"), watch(server) as view:
+                used, began = processor_seconds(server.pid), time.monotonic()
                 report = load(server, "--model", pattern, "--rate", rate, "--deadline-ms", DEADLINE_MS, "--duration", seconds,
                               *options)["total"]
-            found["loads"].append({"rate": rate, "law": law, "client": report, "server": view})
+                cores = (processor_seconds(server.pid) - used) / (time.monotonic() - began)
+            found["loads"].append({"rate": rate, "law": law, "cores": cores, "client": report, "server": view})
         with step("the page of metrics"):
             used = processor_seconds(server.pid)
             page = server.metrics()
@@ -83,7 +85,7 @@ def figures(models, devices, found):
     for run in found["loads"]:
         client, server = run["client"], run["server"]
         lost = client["requests"] - client["good"]
-        shown.append(Figure(f"{run['rate']:,} requests/s, {run['law']}: cores", server["server_cores"], "", None,
+        shown.append(Figure(f"{run['rate']:,} requests/s, {run['law']}: cores", run["cores"], "", None,
                             f"p50 {client['latency_ms']['p50']:.1f} ms, p99 {client['latency_ms']['p99']:.1f} ms; cores taken by "
                             f"others {taken(server)}"))
         shown.append(Figure(f"{run['rate']:,} requests/s, {run['law']}: lost", lost / max(1, client["requests"]), "",
