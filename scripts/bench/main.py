@@ -17,6 +17,7 @@ PARTS = {
     "flood": "ten quiet models beside a flooded one, on eight emulated devices",
     "emulated": "eight emulated devices, live and in the simulator",
     "many": "500 models in the memory of 50",
+    "fleet": "10,000 models on 1,000 emulated devices: start, memory, processor time",
     "engine": "what a load and an execution take, against a plain session",
     "scheduler": "events a second, and how their cost grows",
     "placement": "800 models on 20 parts; builds a solver first, so that it is measured only when it is named",

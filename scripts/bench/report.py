@@ -78,6 +78,12 @@ are asked one at a time: the first one of a model finds it unloaded, the second 
 The hot model is measured three times: alone, with as many others as fit into memory, and with all of them. From the first
 to the second it shares the device; from the second to the third come the loads.
 """,
+    "fleet": """## Ten thousand models on a thousand devices
+
+`--devices emulated:1000` and 10,000 models, each with a profile of b + 4 ms and weights of 100 MB that take 10 ms to load; 2 GB on each device.
+Requests have 100 ms and go to all models alike or by Zipf's law (exponent 0.9), Poisson, over HTTP. Lost is everything that wasn't answered by its
+deadline. The page of metrics is read when every model has been asked.
+""",
     "engine": """## Engine
 
 `cargo run --release -p engine-ort --example load_bench`, ResNet-50 (102 MB) on one thread. A plain session is what ONNX

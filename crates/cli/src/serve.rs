@@ -316,6 +316,7 @@ impl ServeOptions {
             pages,
             pin: enough.then_some(index as usize),
             kind: kinds[index as usize],
+            only_waits: devices.kind == DeviceKind::Emulated,
         };
         Ok(ControllerConfig {
             scheduler: self.scheduler()?,
@@ -594,7 +595,7 @@ fn wait_until_started(
     let ready = versions().filter(|entry| entry.serving().is_some()).count();
     println!("punctual serves {ready} of {} models", versions().count());
     for entry in versions() {
-        if let ModelState::Broken(reason) = &entry.state {
+        if let ModelState::Broken(reason) = entry.state() {
             println!("  not served: {} {}: {reason}", entry.name, entry.version);
         }
     }

@@ -3,7 +3,7 @@
 use crate::queueing::Queueing;
 use base::{ApplicationId, Duration, ModelId, ModelSignature, RequestId, Timestamp};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tokio::sync::oneshot;
 use worker::Tensor;
 
@@ -66,7 +66,8 @@ pub enum Refusal {
     ShuttingDown,
 }
 
-/// Every model that the server knows, by name and version. Immutable: changes make a new one.
+/// Every model that the server knows, by name and version. Changes make a new one, with one exception: an entry that is loading is
+/// settled where it is, so that a start with n models doesn't make n catalogues of n models.
 #[derive(Debug, Default)]
 pub struct Catalogue {
     /// By name.
@@ -94,8 +95,8 @@ pub struct CatalogueEntry {
     pub name: String,
     /// The version: the name of its folder.
     pub version: u64,
-    /// How far it is.
-    pub state: ModelState,
+    /// Empty while it is loading.
+    settled: OnceLock<ModelState>,
 }
 
 /// How far a model is on its way to being served.
@@ -111,10 +112,32 @@ pub enum ModelState {
     Unloaded(String),
 }
 
+static LOADING: ModelState = ModelState::Loading;
+
 impl CatalogueEntry {
+    /// One that is being prepared.
+    pub(crate) fn loading(name: &str, version: u64) -> Self {
+        Self { name: name.to_owned(), version, settled: OnceLock::new() }
+    }
+
+    /// One of which it is known what became of it.
+    pub(crate) fn settled(name: &str, version: u64, state: ModelState) -> Self {
+        Self { name: name.to_owned(), version, settled: OnceLock::from(state) }
+    }
+
+    /// Says what became of one that is loading, to everybody who has it. Gives the state back if that was known before.
+    pub(crate) fn settle(&self, state: ModelState) -> Result<(), ModelState> {
+        self.settled.set(state)
+    }
+
+    /// How far it is.
+    pub fn state(&self) -> &ModelState {
+        self.settled.get().unwrap_or(&LOADING)
+    }
+
     /// What is needed to ask it, when it is ready.
     pub fn serving(&self) -> Option<&ServedModel> {
-        match &self.state {
+        match self.state() {
             ModelState::Ready(served) => Some(served),
             ModelState::Loading | ModelState::Broken(_) | ModelState::Unloaded(_) => None,
         }

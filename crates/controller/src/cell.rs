@@ -1,12 +1,12 @@
 //! A cell: a scheduler with devices and models of its own, and all that is needed to drive it without the others.
 
-use crate::core::{Core, Message};
+use crate::core::{Core, Message, Payload};
 use crate::timer::Timer;
 use crate::{ControllerConfig, Inner};
 use base::{ActionId, DeviceId, Timestamp};
 use crossbeam_queue::SegQueue;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Mutex, TryLockError, Weak};
+use std::sync::{Mutex, OnceLock, TryLockError, Weak};
 use telemetry::Metrics;
 
 /// So many messages are worked off before the lock is given up and the timer set.
@@ -17,6 +17,8 @@ pub(crate) struct Cell {
     pub inbox: SegQueue<Message>,
     pub core: Mutex<Core>,
     pub timer: Timer,
+    /// The thread of its devices that only wait, once there is one.
+    pub shared: OnceLock<worker::Shared<Payload>>,
     /// The number of its first device among all. In the cell they count from 0.
     pub first_device: u32,
     /// Devices that are there: fewer while one is started anew.
@@ -33,6 +35,7 @@ impl Cell {
                 inbox: SegQueue::new(),
                 core: Mutex::new(Core::new(number, config, metrics)),
                 timer: Timer::default(),
+                shared: OnceLock::new(),
                 first_device,
                 devices: AtomicU32::new(devices),
             };

@@ -172,8 +172,8 @@ struct ModelRecord {
     padding: Option<Arc<Padding>>,
     pages: u32,
     metrics: ModelMetrics,
-    /// By device.
-    slots: Vec<Arc<Slot>>,
+    /// Where its weights are or are to come. Not one for each device: there may be 10,000 models and 1,000 devices.
+    slots: HashMap<DeviceId, Arc<Slot>>,
     name: String,
     /// Why an action failed the last time that one did.
     failure: String,
@@ -183,6 +183,15 @@ struct ModelRecord {
     panicked: bool,
     /// Requests that are queued.
     queued: usize,
+}
+
+impl ModelRecord {
+    /// The place for its weights on a device.
+    fn slot(&mut self, device: DeviceId) -> Arc<Slot> {
+        let statistics = self.metrics.statistics();
+        let slot = self.slots.entry(device).or_insert_with(|| Arc::new(Slot::new(Arc::clone(statistics))));
+        Arc::clone(slot)
+    }
 }
 
 #[derive(Debug)]
@@ -509,13 +518,13 @@ impl Core {
         let idle = |device: &DeviceId| {
             !self.broken.contains(device)
                 && self.expectations.values().all(|expected| expected.device != *device)
-                && record.slots[device.index()].has_weights()
+                && record.slots.get(device).is_some_and(|slot| slot.has_weights())
         };
         let device = (0..self.devices.len() as u32).map(DeviceId).find(idle);
         let Some((device, kept)) = device.and_then(|device| Some((device, self.sampler.take()?))) else {
             return Timestamp::NEVER;
         };
-        let (slot, signature) = (Arc::clone(&record.slots[device.index()]), Arc::clone(&record.signature));
+        let (slot, signature) = (Arc::clone(&record.slots[&device]), Arc::clone(&record.signature));
         let (padding, clock, way) = (record.padding.clone(), inner.clock, inner.way_into(self.cell));
         let work = move || {
             let Kept { who, inputs, rows } = kept;
@@ -563,7 +572,6 @@ impl Core {
         if self.models.len() <= id.index() {
             self.models.resize_with(id.index() + 1, || None);
         }
-        let slots = self.devices.iter().map(|_| Arc::new(Slot::new(Arc::clone(metrics.statistics())))).collect();
         let NewModel { name, prepared, signature, padding, profile, elsewhere, fixed, objective, fairness, .. } = model;
         if differs(&signature, &profile) {
             self.sampler.watch(id, profile.batches()[0].p99);
@@ -575,7 +583,7 @@ impl Core {
             padding,
             pages,
             metrics,
-            slots,
+            slots: HashMap::new(),
             name,
             failure,
             rest,
@@ -793,7 +801,7 @@ impl Core {
         let order = ExecuteOrder {
             action,
             window,
-            slot: Arc::clone(&record.slots[device.index()]),
+            slot: record.slot(device),
             signature: Arc::clone(&record.signature),
             padding: record.padding.clone(),
             items,
@@ -820,11 +828,11 @@ impl Core {
     }
 
     fn hand_over(&mut self, load: &scheduler::Load) {
-        let record = self.models[load.model.index()].as_ref().expect("the scheduler loads models that were added");
+        let record = self.models[load.model.index()].as_mut().expect("the scheduler loads models that were added");
         let order = LoadOrder {
             action: load.action,
             window: load.window,
-            slot: Arc::clone(&record.slots[load.device.index()]),
+            slot: record.slot(load.device),
             prepared: Arc::clone(&record.prepared),
             pages: record.pages,
         };
@@ -848,8 +856,9 @@ impl Core {
                 &format!("{model} is unloaded from {device}, where a batch needs it"),
             );
         }
-        let record = self.models[model.index()].as_ref().expect("the scheduler unloads models that were added");
-        let slot = Arc::clone(&record.slots[device.index()]);
+        let record = self.models[model.index()].as_mut().expect("the scheduler unloads models that were added");
+        // If it is loaded there again, that is into another place.
+        let slot = record.slots.remove(&device).unwrap_or_default();
         let there = &self.devices[device.index()];
         record.metrics.unloaded(there.metrics.name(), record.prepared.weight_bytes());
         let action = inner.drivers_action();

@@ -33,6 +33,25 @@ impl Wants {
     }
 }
 
+/// What all models of a cell ask for: sums, so that a model that comes isn't compared with all that are there.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wanted {
+    pages: u64,
+    work_nanos: u64,
+}
+
+impl Wanted {
+    fn with(self, model: Wants) -> Self {
+        let (pages, work_nanos) = (u64::from(model.pages), model.work.as_nanos());
+        Self { pages: self.pages + pages, work_nanos: self.work_nanos + work_nanos }
+    }
+
+    fn without(self, model: Wants) -> Self {
+        let (pages, work_nanos) = (u64::from(model.pages), model.work.as_nanos());
+        Self { pages: self.pages - pages, work_nanos: self.work_nanos - work_nanos }
+    }
+}
+
 /// What each cell has room for, and which models are there.
 ///
 /// A model's number says where it is: with n cells, number k of cell c is k * n + c. So nobody has to look it up.
@@ -48,6 +67,8 @@ struct Room {
     largest: u32,
     /// By number in the cell; `None` where they have gone.
     models: Vec<Option<Wants>>,
+    /// What they ask for together.
+    wanted: Wanted,
 }
 
 impl Rooms {
@@ -61,14 +82,16 @@ impl Rooms {
         let cell = best.map_or(0, |(cell, _)| cell);
         let local = self.0[cell].models.len();
         self.0[cell].models.push(Some(wants));
+        self.0[cell].wanted = self.0[cell].wanted.with(wants);
         ModelId((local * self.0.len() + cell) as u32)
     }
 
     /// The model is gone, and its room is others'.
     pub fn remove(&mut self, model: ModelId) {
         let (cell, local) = home(self.0.len(), model);
-        if let Some(model) = self.0[cell].models.get_mut(local.index()) {
-            *model = None;
+        let room = &mut self.0[cell];
+        if let Some(gone) = room.models.get_mut(local.index()).and_then(Option::take) {
+            room.wanted = room.wanted.without(gone);
         }
     }
 }
@@ -80,17 +103,16 @@ impl Room {
             pages: devices.iter().map(|device| u64::from(device.pages)).sum(),
             largest: devices.iter().map(|device| device.pages).max().unwrap_or(0),
             models: Vec::new(),
+            wanted: Wanted::default(),
         }
     }
 
     /// How good a home it is, the lowest being the best: can a device hold the model at all; how many times over is the memory wanted,
     /// which is no matter as long as all fit; what is asked of each device, if all models are equally popular.
     fn rank(&self, new: Wants) -> (bool, u64, u64) {
-        let all = || self.models.iter().flatten().chain([&new]);
-        let pages: u64 = all().map(|model| u64::from(model.pages)).sum();
-        let work: u64 = all().map(|model| model.work.as_nanos()).sum();
-        let thousandths = (pages * 1000 / self.pages.max(1)).max(1000);
-        (new.pages > self.largest, thousandths, work / self.devices.max(1))
+        let wanted = self.wanted.with(new);
+        let thousandths = (wanted.pages * 1000 / self.pages.max(1)).max(1000);
+        (new.pages > self.largest, thousandths, wanted.work_nanos / self.devices.max(1))
     }
 }
 
@@ -111,6 +133,7 @@ mod tests {
             pages,
             pin: None,
             kind: 0,
+            only_waits: true,
         };
         pages.iter().enumerate().map(device).collect()
     }

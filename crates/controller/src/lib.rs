@@ -333,7 +333,17 @@ impl Inner {
 
     fn start_device(&self, cell: usize, config: &DeviceConfig) -> std::io::Result<worker::Device<Payload>> {
         let way = self.way_into(cell);
-        worker::Device::start(config, self.clock, move |report| way.tell(Message::Report(report)))
+        let report = move |report| way.tell(Message::Report(report));
+        if !config.only_waits {
+            return worker::Device::start(config, self.clock, report);
+        }
+        let shared = &self.cells[cell].shared;
+        if shared.get().is_none() {
+            // Devices are started one after another, the first of them at the start: nobody else does this now.
+            let _ = shared.set(worker::Shared::start(self.clock)?);
+        }
+        let shared = shared.get().expect("it was set just now");
+        Ok(shared.device(config, report))
     }
 
     fn way_into(&self, cell: usize) -> WayIn {

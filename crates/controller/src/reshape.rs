@@ -4,6 +4,7 @@ use base::{Duration, ModelSignature, TensorSpec};
 use engine::{EngineError, Input, Loaded, Moved, Prepared, Staged, TensorView};
 use repository::{ModelConfig, TensorConfig};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The model with the shapes that its configuration shows to clients.
 pub(crate) fn with_shapes(prepared: Arc<dyn Prepared>, config: &ModelConfig) -> Arc<dyn Prepared> {
@@ -119,6 +120,10 @@ struct ReshapedLoaded {
 }
 
 impl Loaded for ReshapedLoaded {
+    fn there_at(&self) -> Option<Instant> {
+        self.inner.there_at()
+    }
+
     fn execute(
         &mut self,
         inputs: &[TensorView<'_>],
@@ -166,6 +171,10 @@ impl Staged for ReshapedStaged {
 
     fn is_computed(&mut self) -> Result<bool, EngineError> {
         self.inner.is_computed()
+    }
+
+    fn due_at(&self) -> Option<Instant> {
+        self.inner.due_at()
     }
 
     fn has_arrived(&mut self) -> Result<bool, EngineError> {

@@ -40,6 +40,12 @@ struct Version {
     source: Option<Entry>,
 }
 
+impl Version {
+    fn is_loading(&self) -> bool {
+        matches!(self.entry.state(), ModelState::Loading)
+    }
+}
+
 /// What holds for a model, by its name.
 #[derive(Default)]
 enum Wish {
@@ -114,7 +120,7 @@ impl Shelf {
                 }
                 let reason = "--load-model names it, but it isn't in the model repository".to_owned();
                 tracing::error!(model = name, "the model can't be served: {reason}");
-                self.set(name, 0, ModelState::Broken(reason), None);
+                self.set(CatalogueEntry::settled(name, 0, ModelState::Broken(reason)));
             }
             self.publish();
         }
@@ -134,7 +140,7 @@ impl Shelf {
             self.set_unloaded(entry, "not loaded");
         }
         for entry in &wanted {
-            self.set(entry.name(), entry.version().unwrap_or(0), ModelState::Loading, None);
+            self.set_loading(entry);
             if self.mode() == ControlMode::Explicit {
                 self.wishes.insert(entry.name().to_owned(), Wish::Frozen(None));
             }
@@ -163,6 +169,18 @@ impl Shelf {
         // A configuration that can't be read makes the whole model unreadable: versions that are served stay.
         let unreadable = names(&|entry| entry.version().is_none());
         let readable = names(&|entry| entry.version().is_some());
+        // All that is new is listed at once: each catalogue is made of all models.
+        let new: Vec<&Entry> = (followed.iter())
+            .filter_map(|change| match change {
+                Change::Added(entry) if !self.versions.contains_key(&key_of(entry)) => Some(entry),
+                Change::Added(_) | Change::Changed(_) | Change::Removed { .. } => None,
+            })
+            .filter(|entry| entry.version().is_some())
+            .collect();
+        if !new.is_empty() {
+            new.into_iter().for_each(|entry| self.set_loading(entry));
+            self.publish();
+        }
         for change in followed {
             match change {
                 Change::Added(entry) | Change::Changed(entry) => self.change(entry),
@@ -209,23 +227,23 @@ impl Shelf {
             tracing::error!(model = name, "the change can't be served, the model stays as it was: {}", broken.reason);
             return;
         }
-        self.set_loading(&entry);
+        self.list_loading(&entry);
         let _ = self.take_in(entry);
     }
 
-    /// One that is served already serves until its successor is ready.
-    fn set_loading(&mut self, entry: &Entry) {
-        let key = (entry.name().to_owned(), entry.version().unwrap_or(0));
-        if self.versions.get(&key).is_none_or(|version| version.id.is_none()) {
-            self.set(&key.0, key.1, ModelState::Loading, None);
+    /// One that is served already serves until its successor is ready, and one that is loading is listed.
+    fn list_loading(&mut self, entry: &Entry) {
+        let known = self.versions.get(&key_of(entry));
+        if known.is_none_or(|version| version.id.is_none() && !version.is_loading()) {
+            self.set_loading(entry);
             self.publish();
         }
     }
 
     /// Whether exactly this is in service.
     fn serves(&self, entry: &Entry) -> bool {
-        let key = (entry.name().to_owned(), entry.version().unwrap_or(0));
-        self.versions.get(&key).is_some_and(|version| version.id.is_some() && version.source.as_ref() == Some(entry))
+        let known = self.versions.get(&key_of(entry));
+        known.is_some_and(|version| version.id.is_some() && version.source.as_ref() == Some(entry))
     }
 
     fn remove(&mut self, name: &str, version: u64) {
@@ -257,10 +275,7 @@ impl Shelf {
         let key = (name.clone(), version);
         match outcome {
             Ok((served, id)) => {
-                let old = self.versions.remove(&key);
-                self.set(&name, version, ModelState::Ready(served), Some((id, entry)));
-                self.publish();
-                if let Some(old) = old {
+                if let Some(old) = self.settle(key, ModelState::Ready(served), Some((id, entry))) {
                     self.retire(&old);
                 }
                 Ok(())
@@ -275,8 +290,7 @@ impl Shelf {
             }
             Err(reason) => {
                 tracing::error!(model = name, version, "the model can't be served: {reason}");
-                self.set(&name, version, ModelState::Broken(reason.clone()), None);
-                self.publish();
+                self.settle(key, ModelState::Broken(reason.clone()), None);
                 Err(reason)
             }
         }
@@ -288,21 +302,44 @@ impl Shelf {
         }
     }
 
-    fn set(&mut self, name: &str, version: u64, state: ModelState, served: Option<(ModelId, Entry)>) {
-        let entry = Arc::new(CatalogueEntry { name: name.to_owned(), version, state });
+    /// Says what became of a version: in place if it is listed as loading, else in a new catalogue. Gives what was there in its stead.
+    fn settle(&mut self, key: (String, u64), state: ModelState, served: Option<(ModelId, Entry)>) -> Option<Version> {
         let (id, source) = served.unzip();
-        self.versions.insert((name.to_owned(), version), Version { entry, id, source });
+        let metrics = self.bring_up.controller.metrics();
+        if let Some(listed) = self.versions.get_mut(&key).filter(|version| version.is_loading()) {
+            listed.entry.settle(state).expect("only this thread settles entries, and it was loading");
+            let counted = if id.is_some() { &metrics.models_ready } else { &metrics.models_broken };
+            (listed.id, listed.source) = (id, source);
+            metrics.models_loading.dec();
+            counted.inc();
+            return None;
+        }
+        let entry = Arc::new(CatalogueEntry::settled(&key.0, key.1, state));
+        let old = self.versions.insert(key, Version { entry, id, source });
+        self.publish();
+        old
+    }
+
+    fn set(&mut self, entry: CatalogueEntry) {
+        let key = (entry.name.clone(), entry.version);
+        self.versions.insert(key, Version { entry: Arc::new(entry), id: None, source: None });
+    }
+
+    fn set_loading(&mut self, entry: &Entry) {
+        let (name, version) = key_of(entry);
+        self.set(CatalogueEntry::loading(&name, version));
     }
 
     fn set_unloaded(&mut self, entry: &Entry, why: &str) {
-        self.set(entry.name(), entry.version().unwrap_or(0), ModelState::Unloaded(why.to_owned()), None);
+        let (name, version) = key_of(entry);
+        self.set(CatalogueEntry::settled(&name, version, ModelState::Unloaded(why.to_owned())));
     }
 
     fn publish(&self) {
         let mut catalogue = Catalogue::default();
         let (mut loading, mut ready, mut broken) = (0, 0, 0);
         for ((name, number), version) in &self.versions {
-            match version.entry.state {
+            match version.entry.state() {
                 ModelState::Loading => loading += 1,
                 ModelState::Ready(_) => ready += 1,
                 ModelState::Broken(_) => broken += 1,
@@ -358,7 +395,7 @@ impl Shelf {
             if self.serves(&entry) {
                 continue;
             }
-            self.set_loading(&entry);
+            self.list_loading(&entry);
             if let Err(reason) = self.take_in(entry) {
                 reasons.push(reason);
             }
@@ -427,6 +464,11 @@ impl Shelf {
         self.wishes.insert(model.to_owned(), Wish::Unloaded);
         Ok(())
     }
+}
+
+/// Where a version is on the shelf.
+fn key_of(entry: &Entry) -> (String, u64) {
+    (entry.name().to_owned(), entry.version().unwrap_or(0))
 }
 
 fn name_of(change: &Change) -> &str {

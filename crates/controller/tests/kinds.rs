@@ -95,6 +95,7 @@ fn bring_up(echo: &Echo, kinds: &[&[u32]], cells: u32, repository: &Path, cache:
         pages: 4,
         pin: None,
         kind,
+        only_waits: false,
     };
     let config = ControllerConfig {
         scheduler: scheduler::Config::clockwork(),
@@ -115,7 +116,7 @@ fn bring_up(echo: &Echo, kinds: &[&[u32]], cells: u32, repository: &Path, cache:
     let manager = Manager::start(controller.clone(), config).unwrap();
     manager.wait_until_started();
     let catalogue = controller.catalogue();
-    let state = &catalogue.models["echo"].default_version().unwrap().state;
+    let state = catalogue.models["echo"].default_version().unwrap().state();
     assert!(matches!(state, ModelState::Ready(_)), "it must be ready");
     (controller, manager)
 }

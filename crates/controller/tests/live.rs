@@ -18,7 +18,8 @@ const PAGE: u64 = 1 << 20;
 
 fn start(pages: u32, max_requests: u32) -> Controller {
     let scheduler = scheduler::Config { schedule_ahead: Duration::ZERO, ..scheduler::Config::clockwork() };
-    let cells = vec![vec![DeviceConfig { name: "emulated:0".into(), index: 0, pages, pin: None, kind: 0 }]];
+    let cells =
+        vec![vec![DeviceConfig { name: "emulated:0".into(), index: 0, pages, pin: None, kind: 0, only_waits: true }]];
     Controller::start(
         ControllerConfig { scheduler, max_requests, page_bytes: PAGE, cells, online_profile_share: 1.0 },
         Metrics::new(),
@@ -168,7 +169,7 @@ fn broken_models_are_named_and_the_others_go_on() {
     let catalogue = controller.catalogue();
     for name in ["unreadable", "nothing"] {
         let entry = catalogue.models[name].default_version().unwrap();
-        let ModelState::Broken(reason) = &entry.state else { panic!("{name} is not broken") };
+        let ModelState::Broken(reason) = entry.state() else { panic!("{name} is not broken") };
         assert!(reason.len() > 20, "{name}: {reason}");
     }
     let answer = ask(&controller, "good", Some(Duration::from_secs(60)));

@@ -67,7 +67,14 @@ impl Bench {
             },
             max_requests: 64,
             page_bytes: 1,
-            cells: vec![vec![DeviceConfig { name: "test:0".into(), index: 0, pages: 4, pin: None, kind: 0 }]],
+            cells: vec![vec![DeviceConfig {
+                name: "test:0".into(),
+                index: 0,
+                pages: 4,
+                pin: None,
+                kind: 0,
+                only_waits: false,
+            }]],
             online_profile_share: share,
         };
         let controller = Controller::start(config, metrics.clone()).unwrap();

@@ -1,4 +1,6 @@
 //! A runtime that computes nothing and takes as long as a profile says. For devices that nobody has.
+//!
+//! It says when a batch or a load will be done, and doesn't wait itself: one thread is enough for all of its devices.
 
 use crate::{Emulation, Engine, EngineError, Input, Loaded, ModelSource, Moved, Prepared, Staged, TensorView};
 use base::{BatchLatency, DataType, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
@@ -46,11 +48,16 @@ impl Engine for EmulatedEngine {
         let allowed = source.max_batch.unwrap_or(u32::MAX).max(1);
         let max_batch = emulation.profile.max_batch().min(allowed);
         let signature = ModelSignature { inputs: vec![spec("input")], outputs: vec![spec("output")], max_batch };
-        Ok(Arc::new(Emulated { emulation, signature, row_bytes: 4 * self.width as usize }))
+        let pretence = Pretence { emulation, signature, row_bytes: 4 * self.width as usize };
+        Ok(Arc::new(Emulated(Arc::new(pretence))))
     }
 }
 
-struct Emulated {
+/// A model in host memory.
+struct Emulated(Arc<Pretence>);
+
+/// What all places of a model share: with many devices there are many of them.
+struct Pretence {
     emulation: Emulation,
     signature: ModelSignature,
     row_bytes: usize,
@@ -58,30 +65,34 @@ struct Emulated {
 
 impl Prepared for Emulated {
     fn signature(&self) -> &ModelSignature {
-        &self.signature
+        &self.0.signature
     }
 
     fn weight_bytes(&self) -> u64 {
-        self.emulation.weight_bytes
+        self.0.emulation.weight_bytes
     }
 
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
-        let started = Instant::now();
-        let zeros = vec![0; self.row_bytes * self.signature.max_batch as usize];
-        let profile = self.emulation.profile.clone();
-        wait_until(started, profile.load());
-        Ok(Box::new(EmulatedModel { profile, max_batch: self.signature.max_batch, row_bytes: self.row_bytes, zeros }))
+        let there_at = Instant::now().checked_add(self.0.emulation.profile.load().into());
+        Ok(Box::new(EmulatedModel { of: Arc::clone(&self.0), there_at }))
     }
 }
 
 struct EmulatedModel {
-    profile: LatencyProfile,
-    max_batch: u32,
-    row_bytes: usize,
-    zeros: Vec<u8>,
+    of: Arc<Pretence>,
+    there_at: Option<Instant>,
 }
 
-impl EmulatedModel {
+impl Pretence {
+    /// What that many rows take.
+    fn latency(&self, rows: u32) -> BatchLatency {
+        latency(&self.emulation.profile, rows)
+    }
+
+    fn zeros(&self, rows: u32) -> Vec<u8> {
+        vec![0; self.row_bytes * rows as usize]
+    }
+
     /// The rows of a batch, if it is one that the model takes.
     fn rows(&self, inputs: &[TensorView<'_>]) -> Result<u32, String> {
         let [input] = inputs else { return Err(format!("{} inputs were given, the model has 1", inputs.len())) };
@@ -93,8 +104,9 @@ impl EmulatedModel {
                     let (found, shape) = (input.data.len(), input.shape);
                     return Err(format!("input has {found} bytes, which is not what the shape {shape:?} takes"));
                 }
-                let rows = u32::try_from(rows).ok().filter(|rows| (1..=self.max_batch).contains(rows));
-                rows.ok_or_else(|| format!("a batch of {} rows, expected 1 to {}", input.shape[0], self.max_batch))
+                let max_batch = self.signature.max_batch;
+                let rows = u32::try_from(rows).ok().filter(|rows| (1..=max_batch).contains(rows));
+                rows.ok_or_else(|| format!("a batch of {} rows, expected 1 to {max_batch}", input.shape[0]))
             }
             _ => Err(format!("input is {} {:?}, expected FP32 [-1, {width}]", input.datatype, input.shape)),
         }
@@ -102,21 +114,25 @@ impl EmulatedModel {
 }
 
 impl Loaded for EmulatedModel {
+    fn there_at(&self) -> Option<Instant> {
+        self.there_at
+    }
+
+    /// Waits here, unlike a batch that is staged: for measurements, and for batches that the worker can't stage.
     fn execute(
         &mut self,
         inputs: &[TensorView<'_>],
         sink: &mut dyn FnMut(usize, TensorView<'_>),
     ) -> Result<(), EngineError> {
         let started = Instant::now();
-        let rows = self.rows(inputs).map_err(EngineError::Execute)?;
-        wait_until(started, latency(&self.profile, rows).median);
-        let data = &self.zeros[..self.row_bytes * rows as usize];
-        sink(0, TensorView { datatype: DataType::Fp32, shape: inputs[0].shape, data });
+        let rows = self.of.rows(inputs).map_err(EngineError::Execute)?;
+        wait_until(started, self.of.latency(rows).median);
+        sink(0, TensorView { datatype: DataType::Fp32, shape: inputs[0].shape, data: &self.of.zeros(rows) });
         Ok(())
     }
 
     fn stages(&self) -> bool {
-        self.profile.batches().iter().any(|entry| entry.beside > Duration::ZERO)
+        true
     }
 
     fn stage(&mut self, inputs: Vec<Input>) -> Result<Box<dyn Staged>, EngineError> {
@@ -125,9 +141,8 @@ impl Loaded for EmulatedModel {
         let views = inputs.iter().zip(&whole);
         let views: Vec<TensorView<'_>> =
             views.map(|(input, data)| TensorView { datatype: input.datatype, shape: &input.shape, data }).collect();
-        let rows = self.rows(&views).map_err(EngineError::Execute)?;
-        let (shape, zeros) = (inputs[0].shape.clone(), vec![0; self.row_bytes * rows as usize]);
-        let latency = latency(&self.profile, rows);
+        let rows = self.of.rows(&views).map_err(EngineError::Execute)?;
+        let (shape, zeros, latency) = (inputs[0].shape.clone(), self.of.zeros(rows), self.of.latency(rows));
         Ok(Box::new(EmulatedBatch { latency, shape, zeros, staged_at, early: Duration::ZERO, computed_at: staged_at }))
     }
 }
@@ -154,6 +169,10 @@ impl Staged for EmulatedBatch {
 
     fn is_computed(&mut self) -> Result<bool, EngineError> {
         Ok(Instant::now() >= self.computed_at)
+    }
+
+    fn due_at(&self) -> Option<Instant> {
+        Some(self.computed_at)
     }
 
     fn has_arrived(&mut self) -> Result<bool, EngineError> {
@@ -213,7 +232,7 @@ mod tests {
         assert_eq!(prepared.weight_bytes(), 1000);
         let started = Instant::now();
         let mut loaded = prepared.load(0).unwrap();
-        assert!(started.elapsed().as_millis() >= 2);
+        assert!((loaded.there_at().unwrap() - started).as_millis() >= 2, "it says so, and doesn't wait");
         let input = [1u8; 36];
         let view = |shape, data| TensorView { datatype: DataType::Fp32, shape, data };
         let started = Instant::now();

@@ -23,6 +23,7 @@ use base::{DataType, Duration, LatencyProfile, ModelSignature, Precision};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A runtime. One value serves all of its devices.
 pub trait Engine: Send + Sync {
@@ -83,7 +84,7 @@ pub trait Prepared: Send + Sync {
     /// What its weights take on a device.
     fn weight_bytes(&self) -> u64;
 
-    /// Copies the weights onto a device. Blocks until they are there.
+    /// Copies the weights onto a device. Blocks until they are there, unless [`Loaded::there_at`] says when they will be.
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError>;
 
     /// The same for measurements: batches are computed as in that division, whichever there is ([`Engine::divide`]).
@@ -94,6 +95,11 @@ pub trait Prepared: Send + Sync {
 
 /// A model on a device. Dropping it frees what it holds there.
 pub trait Loaded: Send {
+    /// From when on the weights are there, where the engine only says so instead of waiting for them.
+    fn there_at(&self) -> Option<Instant> {
+        None
+    }
+
     /// Runs one batch and hands each output to `sink`, by its position in the signature. Inputs come in the signature's
     /// order, one tensor each, the rows of all requests of the batch behind one another.
     fn execute(

@@ -9,6 +9,7 @@
 use crate::{EngineError, TensorView};
 use base::{DataType, Duration};
 use bytes::Bytes;
+use std::time::Instant;
 
 /// An input in several pieces, which the engine may keep for as long as the device needs them.
 #[derive(Clone, Debug)]
@@ -39,6 +40,11 @@ pub trait Staged: Send {
 
     /// Whether it is computed, so that the next one may start. Doesn't wait.
     fn is_computed(&mut self) -> Result<bool, EngineError>;
+
+    /// When it will be computed and its outputs will be there, where the engine knows: nobody needs to ask before.
+    fn due_at(&self) -> Option<Instant> {
+        None
+    }
 
     /// Whether its outputs are there. Doesn't wait.
     fn has_arrived(&mut self) -> Result<bool, EngineError>;

@@ -84,8 +84,8 @@ impl Models {
 
 /// What is needed to ask a model, or the sentence that says why it can't be asked.
 pub(crate) fn serving(entry: &CatalogueEntry) -> Result<&ServedModel, Fault> {
-    let CatalogueEntry { name, version, state } = entry;
-    match state {
+    let (name, version) = (&entry.name, entry.version);
+    match entry.state() {
         ModelState::Ready(served) => Ok(served),
         ModelState::Loading => Err(Fault::new(
             Reason::ModelLoading,

@@ -38,7 +38,7 @@ pub(crate) fn index(shard: &Shard, request: &RepositoryIndexRequest) -> Result<R
     let models = shard.models.with(|catalogue| {
         let versions = catalogue.models.values().flat_map(|model| model.versions.values());
         let entries = versions.map(|entry| {
-            let (state, reason) = match &entry.state {
+            let (state, reason) = match entry.state() {
                 ModelState::Ready(_) => ("READY", ""),
                 ModelState::Loading => ("LOADING", ""),
                 ModelState::Broken(reason) | ModelState::Unloaded(reason) => ("UNAVAILABLE", reason.as_str()),

@@ -196,6 +196,7 @@ pub fn reference() -> String {
     let mut page = String::from(
         "# Metrics\n\n\
          Served in Prometheus' text format at `/metrics` on the metrics port (8002). Times are in seconds.\n\
+         A histogram of a model or a device is there from its first observation on, everything else from the start.\n\
          This page is generated from `crates/telemetry/src/declare.rs`; a test compares the two, and\n\
          `UPDATE_EXPECT=1 cargo test -p telemetry` writes it anew.\n\n\
          | metric | kind | labels | meaning |\n|---|---|---|---|\n",

@@ -8,7 +8,9 @@ use crate::triton::{self, Models, TritonCollector};
 use base::{Duration, Transfers};
 use prometheus::{
     Counter, CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
+    IntGaugeVec, Opts, Registry, TextEncoder,
+    core::Collector,
+    proto::{Metric, MetricType},
 };
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -292,11 +294,20 @@ impl Metrics {
         self.invariants[invariant as usize].inc();
     }
 
-    /// Everything, in Prometheus' text format.
+    /// Everything, in Prometheus' text format. A histogram of a model or a device is there from its first observation on: most of a page with
+    /// thousands of them would be empty ones.
     pub fn render(&self) -> String {
+        let mut families = self.registry.gather();
+        for family in families.iter_mut().filter(|family| family.get_field_type() == MetricType::HISTOGRAM) {
+            let is_one_of_many =
+                |series: &Metric| series.get_label().iter().any(|label| matches!(label.name(), "model" | "device"));
+            let is_empty = |series: &Metric| series.get_histogram().get_sample_count() == 0;
+            family.mut_metric().retain(|series| !(is_one_of_many(series) && is_empty(series)));
+        }
+        families.retain(|family| !family.get_metric().is_empty());
         let mut text = String::new();
         TextEncoder::new()
-            .encode_utf8(&self.registry.gather(), &mut text)
+            .encode_utf8(&families, &mut text)
             .expect("writing to a string doesn't fail, and every family was registered with a name");
         text
     }
@@ -548,6 +559,23 @@ mod tests {
     }
 
     #[test]
+    fn a_model_that_was_never_asked_has_counters_on_the_page_but_no_empty_histograms() {
+        let metrics = Metrics::new();
+        let (asked, idle) = (metrics.model("asked", 1), metrics.model("idle", 1));
+        asked.answered(Duration::from_millis(3));
+        let text = metrics.render();
+        let buckets = |model: &str| {
+            let of_model = format!("model=\"{model}\"");
+            text.lines().filter(|line| line.contains("_bucket{") && line.contains(&of_model)).count()
+        };
+        assert!(buckets("asked") > 0);
+        assert_eq!(buckets("idle"), 0);
+        assert_eq!(value(&text, "punctual_goodput_total{model=\"idle\",version=\"1\"}"), Some(0.0));
+        idle.answered(Duration::from_millis(3));
+        assert!(metrics.render().contains("punctual_request_seconds_count{model=\"idle\",version=\"1\"} 1"));
+    }
+
+    #[test]
     fn what_is_counted_is_rendered() {
         let metrics = Metrics::new();
         let model = metrics.model("resnet", 2);
@@ -672,9 +700,16 @@ mod tests {
         metrics.model("m", 1);
         metrics.device("cpu:0");
         metrics.temper(0);
-        let text = metrics.render();
+        // Not the page: what wasn't observed yet isn't there.
+        let families = metrics.registry.gather();
+        let types: Vec<_> = families.iter().map(|family| (family.name(), family.get_field_type())).collect();
         for metric in crate::ALL.iter().chain(crate::TRITON) {
-            assert!(text.contains(&format!("# TYPE {} {}", metric.name, metric.kind.name())), "{}", metric.name);
+            let kind = match metric.kind {
+                d::Kind::Counter => MetricType::COUNTER,
+                d::Kind::Gauge => MetricType::GAUGE,
+                d::Kind::Histogram => MetricType::HISTOGRAM,
+            };
+            assert!(types.contains(&(metric.name, kind)), "{}", metric.name);
         }
     }
 }

@@ -17,6 +17,11 @@ impl Clock {
 
     /// This moment.
     pub fn now(&self) -> Timestamp {
-        Timestamp::ZERO + Duration::from_secs(1) + Duration::from(self.origin.elapsed())
+        self.at(Instant::now())
+    }
+
+    /// That moment, which isn't before the clock was made.
+    pub fn at(&self, instant: Instant) -> Timestamp {
+        Timestamp::ZERO + Duration::from_secs(1) + Duration::from(instant.saturating_duration_since(self.origin))
     }
 }

@@ -1,16 +1,23 @@
-//! The two threads of a device.
+//! A device: what executes on it and what loads onto it, each with a thread of its own or both on one that devices share.
 
 mod flow;
+mod loader;
+mod shared;
+
+pub use shared::Shared;
 
 use crate::batch::{self, BatchItem, IoCache, Tensor};
 use crate::pin;
 use crate::{Clock, Padding, Pages};
 use base::{ActionId, Duration, ModelSignature, Timestamp, Transfers, Window};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 use engine::{Loaded, Prepared};
+use flow::Flow;
+use loader::Loader;
+use shared::Membership;
 use std::collections::{BinaryHeap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 use telemetry::Statistics;
 
@@ -37,6 +44,8 @@ pub struct DeviceConfig {
     pub pin: Option<usize>,
     /// Devices of one kind take the same for the same batch; 0 is the slowest.
     pub kind: u32,
+    /// Its engine never computes, but says when something will be done: it shares one thread with others ([`Shared`]).
+    pub only_waits: bool,
 }
 
 /// Where a model's weights are while they are on a device. One for each model and device.
@@ -50,11 +59,6 @@ impl Slot {
     /// A place without weights; what is computed there is counted with the others of the model.
     pub fn new(statistics: Arc<Statistics>) -> Self {
         Self { loaded: Mutex::default(), statistics }
-    }
-
-    /// Whether batches may be staged here while others run.
-    fn stages(&self) -> bool {
-        self.weights().is_ok_and(|weights| weights.as_ref().is_some_and(|loaded| loaded.stages()))
     }
 
     /// Whether weights are here and nobody is at them.
@@ -207,39 +211,30 @@ enum ExecuteMessage<I> {
     Retire,
 }
 
-/// A device with its two threads. Dropping it lets both finish what they were given, and ends them.
+/// A device with its executor and its loader. Dropping it lets both finish what they were given, and ends them.
 #[derive(Debug)]
 pub struct Device<I> {
     execute: Option<Sender<ExecuteMessage<I>>>,
     load: Option<Sender<LoadMessage>>,
     pages: Arc<Pages>,
     kind: u32,
+    /// Where it is on a thread that devices share.
+    membership: Option<Membership<I>>,
+    /// Its own threads, where it isn't.
     threads: Vec<JoinHandle<()>>,
 }
 
 impl<I: BatchItem> Device<I> {
-    /// Starts the threads. Each end of an order is given to `report`, on the thread that carried it out.
+    /// Starts a device with two threads of its own. Each end of an order is given to `report`, on the thread that carried it out.
     pub fn start(
         config: &DeviceConfig,
         clock: Clock,
         report: impl Fn(Report<I>) + Clone + Send + 'static,
     ) -> std::io::Result<Self> {
-        let (execute, execute_orders) = bounded(MAX_ORDERS);
-        let (load, load_orders) = bounded(MAX_ORDERS);
-        let pages = Arc::new(Pages::new(config.pages));
+        let (mut device, executor, loader) = Self::parts(config, clock);
         let named = |role: &str| std::thread::Builder::new().name(format!("{role} {}", config.name));
-        let executor = Executor {
-            clock,
-            orders: execute_orders,
-            heap: BinaryHeap::new(),
-            alone: VecDeque::new(),
-            cache: IoCache::default(),
-            lingers_until: Timestamp::ZERO,
-            retired: false,
-        };
-        let loader = Loader { clock, orders: load_orders, pages: Arc::clone(&pages), device: config.index };
         let (pin, name, load_report) = (config.pin, config.name.clone(), report.clone());
-        let threads = vec![
+        device.threads = vec![
             named("exec").spawn(move || {
                 if let Some(position) = pin {
                     match pin::pin_from_last(position) {
@@ -253,43 +248,74 @@ impl<I: BatchItem> Device<I> {
             })?,
             named("load").spawn(move || loader.run(&load_report))?,
         ];
-        Ok(Self { execute: Some(execute), load: Some(load), pages, kind: config.kind, threads })
+        Ok(device)
+    }
+
+    /// A device whose executor and loader nobody runs yet.
+    fn parts(config: &DeviceConfig, clock: Clock) -> (Self, Executor<I>, Loader) {
+        let (execute, execute_orders) = unbounded();
+        let (load, load_orders) = unbounded();
+        let pages = Arc::new(Pages::new(config.pages));
+        let executor = Executor {
+            clock,
+            orders: execute_orders,
+            closed: false,
+            heap: BinaryHeap::new(),
+            alone: VecDeque::new(),
+            flow: Flow::default(),
+            cache: IoCache::default(),
+            lingers_until: Timestamp::ZERO,
+            retired: false,
+        };
+        let loader = Loader::new(clock, load_orders, Arc::clone(&pages), config.index);
+        let (execute, load) = (Some(execute), Some(load));
+        let device = Self { execute, load, pages, kind: config.kind, membership: None, threads: Vec::new() };
+        (device, executor, loader)
+    }
+
+    fn send_execute(&self, message: ExecuteMessage<I>) -> Result<(), ExecuteMessage<I>> {
+        let sender = self.execute.as_ref().expect("only dropping takes the senders");
+        send(sender, message)?;
+        self.ring();
+        Ok(())
+    }
+
+    fn send_load(&self, message: LoadMessage) -> bool {
+        let sender = self.load.as_ref().expect("only dropping takes the senders");
+        let sent = send(sender, message).is_ok();
+        self.ring();
+        sent
     }
 
     /// Hands over a batch. `Err` gives it back when the executor is gone or its queue full.
     pub fn execute(&self, order: ExecuteOrder<I>) -> Result<(), ExecuteOrder<I>> {
-        let sender = self.execute.as_ref().expect("only dropping takes the senders");
-        sender.try_send(ExecuteMessage::Execute(order)).map_err(|error| match error.into_inner() {
+        self.send_execute(ExecuteMessage::Execute(order)).map_err(|message| match message {
             ExecuteMessage::Execute(order) => order,
             ExecuteMessage::Alone(_) | ExecuteMessage::Retire => unreachable!("what was sent comes back"),
         })
     }
 
-    /// Runs something alone on the EXEC thread, when no order is there to be carried out. `false`: the executor is gone or its queue
-    /// full, and it won't run.
+    /// Runs something alone on the executor's thread, when no order is there to be carried out. `false`: the executor is gone or its
+    /// queue full, and it won't run.
     pub fn run_alone(&self, work: Box<dyn FnOnce() + Send>) -> bool {
-        let sender = self.execute.as_ref().expect("only dropping takes the senders");
-        sender.try_send(ExecuteMessage::Alone(work)).is_ok()
+        self.send_execute(ExecuteMessage::Alone(work)).is_ok()
     }
 
     /// Lets the executor start nothing any more: what runs is finished, batches that wait come back as too late, and so do those
     /// that are ordered from now on. `false`: the executor is gone or its queue full.
     pub fn retire(&self) -> bool {
-        let sender = self.execute.as_ref().expect("only dropping takes the senders");
-        sender.try_send(ExecuteMessage::Retire).is_ok()
+        self.send_execute(ExecuteMessage::Retire).is_ok()
     }
 
     /// Hands over a load. `false`: the executor is gone or its queue full, and nothing will be reported.
     pub fn load(&self, order: LoadOrder) -> bool {
-        let sender = self.load.as_ref().expect("only dropping takes the senders");
-        sender.try_send(LoadMessage::Load(order)).is_ok()
+        self.send_load(LoadMessage::Load(order))
     }
 
     /// Hands over an unload; LOAD and UNLOAD are obeyed in the order in which they were given. `false`: the executor is gone or
     /// its queue full, and nothing will be reported.
     pub fn unload(&self, order: UnloadOrder) -> bool {
-        let sender = self.load.as_ref().expect("only dropping takes the senders");
-        sender.try_send(LoadMessage::Unload(order)).is_ok()
+        self.send_load(LoadMessage::Unload(order))
     }
 
     /// Of which kind it is.
@@ -303,10 +329,23 @@ impl<I: BatchItem> Device<I> {
     }
 }
 
+impl<I> Device<I> {
+    /// Tells a thread that devices share that there is something for this one.
+    fn ring(&self) {
+        if let Some(membership) = &self.membership {
+            membership.ring();
+        }
+    }
+}
+
 impl<I> Drop for Device<I> {
     fn drop(&mut self) {
         self.execute = None;
         self.load = None;
+        self.ring();
+        if let Some(membership) = self.membership.take() {
+            membership.wait_for_the_end();
+        }
         for thread in self.threads.drain(..) {
             // The last handle may be dropped on one of these threads itself, which can't wait for its own end.
             if thread.thread().id() != std::thread::current().id() {
@@ -316,13 +355,24 @@ impl<I> Drop for Device<I> {
     }
 }
 
-/// The EXEC thread.
+/// Hands a message over, unless there are too many already.
+fn send<T>(sender: &Sender<T>, message: T) -> Result<(), T> {
+    if sender.len() >= MAX_ORDERS {
+        return Err(message);
+    }
+    sender.send(message).map_err(|error| error.0)
+}
+
+/// What carries out batches, in turns that don't wait: whoever runs it does that in between.
 struct Executor<I> {
     clock: Clock,
     orders: Receiver<ExecuteMessage<I>>,
+    /// No more orders will come.
+    closed: bool,
     heap: BinaryHeap<ByEarliest<I>>,
     /// What runs when no order is there.
     alone: VecDeque<Box<dyn FnOnce() + Send>>,
+    flow: Flow<I>,
     cache: IoCache,
     /// Until then it looks for orders without sleeping.
     lingers_until: Timestamp,
@@ -357,12 +407,29 @@ impl<I> Ord for ByEarliest<I> {
 }
 
 impl<I: BatchItem> Executor<I> {
+    /// Runs it on a thread of its own, until no more orders come and all are carried out.
     fn run(mut self, report: &impl Fn(Report<I>)) {
-        while let Some(order) = self.next() {
-            if order.slot.stages() {
-                self.flow(order, report);
-            } else {
-                self.carry_out(order, report);
+        loop {
+            let wants_at = self.turn(report);
+            let now = self.clock.now();
+            if wants_at <= now {
+                continue;
+            }
+            if wants_at == Timestamp::NEVER {
+                if self.lingers_until != Timestamp::ZERO && now < self.lingers_until {
+                    std::thread::yield_now();
+                    continue;
+                }
+                let Ok(message) = self.orders.recv() else { return };
+                self.take(message);
+                continue;
+            }
+            let wait = wants_at.since(now);
+            match self.orders.recv_timeout(wait.into()) {
+                Ok(message) => self.take(message),
+                Err(RecvTimeoutError::Timeout) => {}
+                // No more orders will come, but those that are here are carried out in their time.
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(wait.into()),
             }
         }
     }
@@ -395,47 +462,22 @@ impl<I: BatchItem> Executor<I> {
 
     /// An order whose time has come, if there is one.
     fn due(&mut self) -> Option<ExecuteOrder<I>> {
-        self.look();
         let first = self.heap.peek()?;
         let due = self.retired || first.0.window.earliest <= self.clock.now();
         if due { self.heap.pop().map(|first| first.0) } else { None }
     }
 
-    /// The next order whose time has come; `None` when there will be no more.
-    fn next(&mut self) -> Option<ExecuteOrder<I>> {
-        loop {
-            self.look();
-            let Some(first) = self.heap.peek() else {
-                if let Some(work) = self.alone.pop_front() {
-                    // Whoever sent it learns of a panic by the end of its channel.
-                    let _ = catch_unwind(AssertUnwindSafe(work));
-                    continue;
-                }
-                if self.lingers_until != Timestamp::ZERO && self.clock.now() < self.lingers_until {
-                    std::thread::yield_now();
-                    continue;
-                }
-                let message = self.orders.recv().ok()?;
-                self.take(message);
-                continue;
-            };
-            let wait = first.0.window.earliest.since(self.clock.now());
-            if wait == Duration::ZERO || self.retired {
-                return self.heap.pop().map(|first| first.0);
-            }
-            match self.orders.recv_timeout(wait.into()) {
-                Ok(message) => self.take(message),
-                Err(RecvTimeoutError::Timeout) => {}
-                // No more orders will come, but those that are here are carried out in their time.
-                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(wait.into()),
-            }
-        }
-    }
-
     /// Takes in what has come.
     fn look(&mut self) {
-        while let Ok(message) = self.orders.try_recv() {
-            self.take(message);
+        loop {
+            match self.orders.try_recv() {
+                Ok(message) => self.take(message),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    self.closed = true;
+                    return;
+                }
+            }
         }
     }
 
@@ -483,69 +525,6 @@ enum Failure {
     Refused(String),
     /// The engine panicked.
     Panic(String),
-}
-
-/// The LOAD thread.
-struct Loader {
-    clock: Clock,
-    orders: Receiver<LoadMessage>,
-    pages: Arc<Pages>,
-    device: u32,
-}
-
-impl Loader {
-    fn run<I>(self, report: &impl Fn(Report<I>)) {
-        while let Ok(message) = self.orders.recv() {
-            match message {
-                LoadMessage::Load(order) => {
-                    let status = self.load(&order);
-                    report(Report { action: order.action, status, returned: Vec::new() });
-                }
-                LoadMessage::Unload(order) => {
-                    let status = self.unload(&order);
-                    report(Report { action: order.action, status, returned: Vec::new() });
-                }
-            }
-        }
-    }
-
-    /// The slot is empty and the pages are free in any case: that much can be relied on until the driver knows of a panic.
-    fn unload(&self, order: &UnloadOrder) -> Status {
-        let started_at = self.clock.now();
-        let loaded = order.slot.loaded.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let outcome = catch_unwind(AssertUnwindSafe(|| drop(loaded)));
-        self.pages.give_back(order.pages);
-        match outcome {
-            Ok(()) => Status::Done { started_at, ended_at: self.clock.now(), transfers: Transfers::default() },
-            Err(panic) => Status::Panicked(said(&*panic)),
-        }
-    }
-
-    fn load(&self, order: &LoadOrder) -> Status {
-        let wait = order.window.earliest.since(self.clock.now());
-        if wait > Duration::ZERO {
-            std::thread::sleep(wait.into());
-        }
-        let started_at = self.clock.now();
-        if started_at > order.window.latest {
-            return Status::TooLate;
-        }
-        if !self.pages.take(order.pages) {
-            let (used, total) = (self.pages.used(), self.pages.total());
-            return Status::Failed(format!("P5: {} pages wanted, {used} of {total} are in use", order.pages));
-        }
-        let outcome = catch_unwind(AssertUnwindSafe(|| order.prepared.load(self.device)));
-        let status = match outcome {
-            Ok(Ok(loaded)) => {
-                *order.slot.loaded.lock().unwrap_or_else(PoisonError::into_inner) = Some(loaded);
-                return Status::Done { started_at, ended_at: self.clock.now(), transfers: Transfers::default() };
-            }
-            Ok(Err(error)) => Status::Failed(error.to_string()),
-            Err(panic) => Status::Panicked(said(&*panic)),
-        };
-        self.pages.give_back(order.pages);
-        status
-    }
 }
 
 /// A panic as a sentence.

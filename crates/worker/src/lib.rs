@@ -1,4 +1,5 @@
-//! Executors that follow windows strictly: LOAD and UNLOAD on one thread of a device, EXEC on another.
+//! Executors that follow windows strictly: LOAD and UNLOAD on one thread of a device, EXEC on another. Devices whose engine only waits share one
+//! thread for everything.
 //!
 //! ```text
 //!  orders ──> heap by `earliest` ──> wait ──> past `latest`? ──yes──> report TooLate, inputs go back
@@ -18,7 +19,7 @@ mod pin;
 
 pub use batch::{BatchItem, Tensor};
 pub use clock::Clock;
-pub use executor::{Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Slot, Status, UnloadOrder};
+pub use executor::{Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Shared, Slot, Status, UnloadOrder};
 pub use padding::Padding;
 pub use pages::Pages;
 pub use pin::pin_from_last;

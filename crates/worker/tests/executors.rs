@@ -153,7 +153,7 @@ impl Bench {
     fn new(pages: u32) -> Self {
         let (sender, reports) = unbounded();
         let clock = Clock::start();
-        let config = DeviceConfig { name: "test:0".into(), index: 0, pages, pin: None, kind: 0 };
+        let config = DeviceConfig { name: "test:0".into(), index: 0, pages, pin: None, kind: 0, only_waits: false };
         let report = move |report| sender.send(report).unwrap();
         let device = Device::start(&config, clock, report).unwrap();
         Self { clock, device, reports, answers: unbounded(), next: 0, statistics: Arc::default() }
@@ -432,7 +432,7 @@ fn loads_take_pages_and_unloads_give_them_back() {
 fn a_pinned_executor_runs_on_its_core_alone() {
     let allowed = rustix::thread::sched_getaffinity(None).unwrap();
     let last = (0..rustix::thread::CpuSet::MAX_CPU).rfind(|&core| allowed.is_set(core)).unwrap();
-    let config = DeviceConfig { name: "test:0".into(), index: 0, pages: 1, pin: Some(0), kind: 0 };
+    let config = DeviceConfig { name: "test:0".into(), index: 0, pages: 1, pin: Some(0), kind: 0, only_waits: false };
     let device = Device::<Item>::start(&config, Clock::start(), |_| {}).unwrap();
     let (sender, receiver) = unbounded();
     assert!(device.run_alone(Box::new(move || sender.send(rustix::thread::sched_getaffinity(None).unwrap()).unwrap())));

@@ -8,7 +8,8 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::{EngineError, Input, Loaded, Moved, Prepared, Staged, TensorView};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use worker::{BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Slot, Status, Tensor};
+use std::time::Instant;
+use worker::{BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Shared, Slot, Status, Tensor};
 
 type Answer = Result<f32, String>;
 
@@ -160,6 +161,41 @@ impl Drop for OnItsWay {
     }
 }
 
+fn config() -> DeviceConfig {
+    DeviceConfig { name: "test:0".into(), index: 0, pages: 1, pin: None, kind: 0, only_waits: false }
+}
+
+/// Weights that take an hour to come.
+struct Heavy(Script);
+
+impl Prepared for Heavy {
+    fn signature(&self) -> &ModelSignature {
+        unreachable!("nobody gets to run it")
+    }
+    fn weight_bytes(&self) -> u64 {
+        1
+    }
+    fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        self.0.note("load", 0);
+        Ok(Box::new(Coming))
+    }
+}
+
+struct Coming;
+
+impl Loaded for Coming {
+    fn there_at(&self) -> Option<Instant> {
+        Instant::now().checked_add(std::time::Duration::from_secs(3600))
+    }
+    fn execute(
+        &mut self,
+        _inputs: &[TensorView<'_>],
+        _sink: &mut dyn FnMut(usize, TensorView<'_>),
+    ) -> Result<(), EngineError> {
+        unreachable!("it isn't there yet")
+    }
+}
+
 struct Bench {
     clock: Clock,
     device: Device<Item>,
@@ -170,11 +206,21 @@ struct Bench {
 }
 
 impl Bench {
+    /// A device with threads of its own.
     fn new() -> Self {
         let (sender, reports) = unbounded();
         let clock = Clock::start();
-        let config = DeviceConfig { name: "test:0".into(), index: 0, pages: 1, pin: None, kind: 0 };
-        let device = Device::start(&config, clock, move |report| sender.send(report).unwrap()).unwrap();
+        let device = Device::start(&config(), clock, move |report| sender.send(report).unwrap()).unwrap();
+        Self::with(clock, device, reports)
+    }
+
+    /// A device on a thread that others are on, too.
+    fn on(clock: Clock, shared: &Shared<Item>) -> Self {
+        let (sender, reports) = unbounded();
+        Self::with(clock, shared.device(&config(), move |report| sender.send(report).unwrap()), reports)
+    }
+
+    fn with(clock: Clock, device: Device<Item>, reports: Receiver<Report<Item>>) -> Self {
         let (slot, script) = (Arc::new(Slot::default()), Script::default());
         let window = Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER };
         let prepared = Arc::new(Net::new(&script));
@@ -303,4 +349,55 @@ fn what_is_to_run_alone_has_its_turn_though_orders_keep_coming() {
     assert_eq!(bench.answers(3), [Ok(2.0), Ok(4.0), Ok(6.0)]);
     assert!(bench.script.position("measured 0") > bench.script.position("gone 2"), "nothing was under way");
     assert!(bench.script.position("measured 0") < bench.script.position("stage 3"));
+}
+
+#[test]
+fn on_a_shared_thread_a_device_goes_on_while_others_compute_and_load() {
+    let clock = Clock::start();
+    let shared = Shared::start(clock).unwrap();
+    let (one, other) = (Bench::on(clock, &shared), Bench::on(clock, &shared));
+    one.order(1, &[1.0], Timestamp::NEVER);
+    one.script.until("start 1");
+    let (sender, loads) = unbounded();
+    let loading = shared.device(&config(), move |report: Report<Item>| sender.send(report).unwrap());
+    let (slot, script) = (Arc::new(Slot::default()), Script::default());
+    let window = Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER };
+    let prepared = Arc::new(Heavy(script.clone()));
+    assert!(loading.load(LoadOrder { action: ActionId(9), window, slot: Arc::clone(&slot), prepared, pages: 1 }));
+    script.until("load 0");
+    for batch in 2..5 {
+        other.script.allow(batch, 2);
+        other.order(batch as u64, &[batch as f32], Timestamp::NEVER);
+        assert_eq!(other.answers(1), [Ok(2.0 * batch as f32)]);
+        assert!(matches!(other.report(), (action, Status::Done { .. }, 0) if action == batch as u64));
+    }
+    assert!(one.reports.is_empty(), "it wasn't allowed to end");
+    assert!(loads.is_empty() && !slot.has_weights(), "the hour isn't over");
+    one.script.allow(1, 2);
+    assert!(matches!(one.report(), (1, Status::Done { .. }, 0)));
+    // Dropping it would wait for the hour.
+    std::mem::forget(loading);
+}
+
+#[test]
+fn a_device_on_a_shared_thread_carries_out_what_it_was_given_before_it_is_gone() {
+    let clock = Clock::start();
+    let shared = Shared::start(clock).unwrap();
+    let Bench { device, reports, slot, script, answers, .. } = {
+        let bench = Bench::on(clock, &shared);
+        (1..4).for_each(|batch| bench.script.allow(batch, 2));
+        (1..4).for_each(|batch| bench.order(batch as u64, &[batch as f32], Timestamp::NEVER));
+        bench
+    };
+    drop(device);
+    let ended: Vec<u64> = reports.try_iter().map(|report| report.action.0).collect();
+    assert_eq!(ended, [1, 2, 3]);
+    assert_eq!(answers.1.try_iter().count(), 3);
+    drop((slot, script));
+    assert!(reports.recv().is_err(), "nothing of it is left on the thread");
+    // The thread goes on for others.
+    let next = Bench::on(clock, &shared);
+    next.script.allow(5, 2);
+    next.order(5, &[5.0], Timestamp::NEVER);
+    assert_eq!(next.answers(1), [Ok(10.0)]);
 }

@@ -147,7 +147,7 @@ fn inputs(number: usize, rows: i64, length: i64, width: i64) -> Vec<Tensor> {
 /// back the batches that were computed.
 fn run(model: &Masking, padding: Option<Padding>, requests: &[(i64, i64, i64)]) -> Vec<(i64, i64, i64)> {
     let (sender, reports) = unbounded::<Report<Item>>();
-    let config = DeviceConfig { name: "test:0".into(), index: 0, pages: 4, pin: None, kind: 0 };
+    let config = DeviceConfig { name: "test:0".into(), index: 0, pages: 4, pin: None, kind: 0, only_waits: false };
     let device = Device::start(&config, Clock::start(), move |report| sender.send(report).unwrap()).unwrap();
     let slot = Arc::new(Slot::new(Arc::<Statistics>::default()));
     let window = Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER };

@@ -14,9 +14,7 @@ use crate::{Inner, Message};
 use base::{DeviceId, Timestamp};
 use scheduler::{DeviceSpec, Event};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use worker::Slot;
 
 impl Core {
     /// Tells the scheduler of a device that is there and empty.
@@ -71,12 +69,8 @@ impl Core {
             device = name,
             "the device is lost: its engine panicked; what it held is loaded anew where it is needed"
         );
-        let weights: Vec<_> = (self.models.iter_mut().flatten())
-            .map(|model| {
-                let empty = Arc::new(Slot::new(Arc::clone(model.metrics.statistics())));
-                std::mem::replace(&mut model.slots[device.index()], empty)
-            })
-            .collect();
+        let weights: Vec<_> =
+            self.models.iter_mut().flatten().filter_map(|model| model.slots.remove(&device)).collect();
         let old = match inner.start_device(self.cell, config) {
             Ok(fresh) => Some(std::mem::replace(&mut record.device, fresh)),
             Err(error) => {

@@ -104,7 +104,14 @@ impl Bench {
 
     /// Models come to the cells in turn, as long as none goes.
     pub fn with_cells(cells: u32, policy: PolicyKind, devices: u32, pages: u32) -> Self {
-        let device = |index| DeviceConfig { name: format!("emulated:{index}"), index, pages, pin: None, kind: 0 };
+        let device = |index| DeviceConfig {
+            name: format!("emulated:{index}"),
+            index,
+            pages,
+            pin: None,
+            kind: 0,
+            only_waits: false,
+        };
         let metrics = Metrics::new();
         let config = ControllerConfig {
             online_profile_share: 0.0,

@@ -49,7 +49,8 @@ impl Server {
             std::fs::write(repository.path().join(name).join("config.pbtxt"), text).unwrap();
         }
         let metrics = Metrics::new();
-        let device = DeviceConfig { name: "emulated:0".into(), index: 0, pages: 64, pin: None, kind: 0 };
+        let device =
+            DeviceConfig { name: "emulated:0".into(), index: 0, pages: 64, pin: None, kind: 0, only_waits: true };
         let settings = ControllerConfig {
             online_profile_share: 0.0,
             scheduler: scheduler::Config::clockwork(),

@@ -1,8 +1,9 @@
 //! Batches one after another on a device whose transfers run beside its computing: while one is computed, the inputs of the next are on
 //! their way, and so are the outputs of the one before.
 //!
-//! One thread does it all. It asks instead of waiting, since it has to look for orders, too; what it asks is whether an event on the device has
-//! happened. A batch starts when the one before is computed, not earlier, so that its window is checked when it starts.
+//! One thread does it all, in turns. It asks instead of waiting, since it has to look for orders, too; what it asks is whether an event on the device has
+//! happened. A batch starts when the one before is computed, not earlier, so that its window is checked when it starts. Batches of engines
+//! that don't work so are carried out alone, one after another.
 
 use super::{ExecuteOrder, Executor, Failure, Report, Status, guarded};
 use crate::batch::{self, BatchItem};
@@ -21,12 +22,18 @@ struct UnderWay<I> {
 }
 
 /// The batches under way, at most one in each place.
-struct Flow<I> {
+pub(super) struct Flow<I> {
     staged: Option<UnderWay<I>>,
     running: Option<UnderWay<I>>,
     arriving: Option<UnderWay<I>>,
     /// Could not be staged, or failed: is carried out by itself once nothing else is under way.
     alone: Option<ExecuteOrder<I>>,
+}
+
+impl<I> Default for Flow<I> {
+    fn default() -> Self {
+        Self { staged: None, running: None, arriving: None, alone: None }
+    }
 }
 
 impl<I> Flow<I> {
@@ -36,56 +43,82 @@ impl<I> Flow<I> {
 }
 
 impl<I: BatchItem> Executor<I> {
-    /// Carries an order out, and those that come meanwhile. Comes back when nothing is under way.
-    pub(super) fn flow(&mut self, first: ExecuteOrder<I>, report: &impl Fn(Report<I>)) {
-        let mut flow = Flow { staged: None, running: None, arriving: None, alone: None };
-        let mut next = Some(first);
-        loop {
-            // What is to run alone waits for the end of what is under way, and what comes waits for it.
-            let room = flow.staged.is_none() && flow.alone.is_none() && self.alone.is_empty();
-            if let Some(order) = room.then(|| next.take().or_else(|| self.due())).flatten() {
-                self.stage(order, &mut flow, report);
-            }
-            if flow.running.is_none() {
-                self.start(&mut flow, report);
-            }
-            if flow.arriving.is_none() {
-                match has(&mut flow.running, |batch| batch.is_computed()) {
-                    Ok(false) => {}
-                    Ok(true) => {
-                        flow.arriving = flow.running.take();
-                        // The device waits for the next one: that goes first.
-                        self.start(&mut flow, report);
-                        let now = self.clock.now();
-                        flow.arriving.iter_mut().for_each(|computed| computed.computed_at = now);
-                    }
-                    Err(failure) => settle(flow.running.take(), failure, &mut flow, report),
-                }
-            }
-            match has(&mut flow.arriving, |batch| batch.has_arrived()) {
+    /// Does what can be done now, and says when there will be more: never, unless an order comes.
+    pub(super) fn turn(&mut self, report: &impl Fn(Report<I>)) -> Timestamp {
+        self.look();
+        let mut flow = std::mem::take(&mut self.flow);
+        let flowed = !flow.is_empty();
+        // What is to run alone waits for the end of what is under way, and what comes waits for it.
+        let room = flow.staged.is_none() && flow.alone.is_none() && (self.alone.is_empty() || !flowed);
+        if let Some(order) = room.then(|| self.due()).flatten() {
+            self.stage(order, &mut flow, report);
+        }
+        if flow.running.is_none() {
+            self.start(&mut flow, report);
+        }
+        if flow.arriving.is_none() {
+            match has(&mut flow.running, |batch| batch.is_computed()) {
                 Ok(false) => {}
-                Ok(true) => self.finish(&mut flow, report),
-                Err(failure) => settle(flow.arriving.take(), failure, &mut flow, report),
-            }
-            if flow.is_empty() {
-                if let Some(work) = self.alone.pop_front() {
-                    let _ = guarded(|| {
-                        work();
-                        Ok(())
-                    });
-                    continue;
+                Ok(true) => {
+                    flow.arriving = flow.running.take();
+                    // The device waits for the next one: that goes first.
+                    self.start(&mut flow, report);
+                    let now = self.clock.now();
+                    flow.arriving.iter_mut().for_each(|computed| computed.computed_at = now);
                 }
-                match flow.alone.take() {
-                    Some(order) => self.carry_out(order, report),
-                    // Orders whose time hasn't come are waited for elsewhere.
-                    None => match next.take().or_else(|| self.due()) {
-                        Some(order) => next = Some(order),
-                        None if self.alone.is_empty() => return,
-                        None => {}
-                    },
-                }
+                Err(failure) => settle(flow.running.take(), failure, &mut flow, report),
             }
         }
+        match has(&mut flow.arriving, |batch| batch.has_arrived()) {
+            Ok(false) => {}
+            Ok(true) => self.finish(&mut flow, report),
+            Err(failure) => settle(flow.arriving.take(), failure, &mut flow, report),
+        }
+        self.flow = flow;
+        if self.flow.is_empty() && self.do_one_alone(flowed, report) {
+            return Timestamp::ZERO;
+        }
+        self.wants_at()
+    }
+
+    /// With nothing under way: does something that has to be done alone, if there is something.
+    fn do_one_alone(&mut self, flowed: bool, report: &impl Fn(Report<I>)) -> bool {
+        // Orders go first, but those that came behind it while others were under way have waited for it.
+        let idle = self.heap.is_empty() && self.flow.alone.is_none();
+        if let Some(work) = (flowed || idle).then(|| self.alone.pop_front()).flatten() {
+            // Whoever sent it learns of a panic by the end of its channel.
+            let _ = guarded(|| {
+                work();
+                Ok(())
+            });
+            return true;
+        }
+        let Some(order) = self.flow.alone.take() else { return false };
+        self.carry_out(order, report);
+        true
+    }
+
+    /// When there will be something to do, if nothing comes before.
+    fn wants_at(&self) -> Timestamp {
+        let Flow { staged, running, arriving, .. } = &self.flow;
+        // Where an engine doesn't know when something will be done, it is asked again and again.
+        let known_at = |batch: &UnderWay<I>| match batch.staged.due_at() {
+            Some(instant) => self.clock.at(instant),
+            None => Timestamp::ZERO,
+        };
+        let done_at = [running, arriving].into_iter().flatten().map(known_at).min().unwrap_or(Timestamp::NEVER);
+        let room = staged.is_none() && self.flow.alone.is_none() && (self.alone.is_empty() || self.flow.is_empty());
+        let next_at = self
+            .heap
+            .peek()
+            .filter(|_| room)
+            .map_or(Timestamp::NEVER, |first| if self.retired { Timestamp::ZERO } else { first.0.window.earliest });
+        done_at.min(next_at)
+    }
+
+    /// Whether nothing is left to do and nothing will come.
+    pub(super) fn has_ended(&self) -> bool {
+        self.closed && self.heap.is_empty() && self.alone.is_empty() && self.flow.is_empty()
     }
 
     /// Lets the inputs of an order go to the device.
