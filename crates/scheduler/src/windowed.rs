@@ -187,10 +187,10 @@ impl Windowed {
         (self.batch_time / self.queues.devices_of(model).len().max(1) as u64).mul_f64(LEAD)
     }
 
-    /// The part of the devices that other models use: a model alone finds the device that its last batch leaves.
+    /// The part of the devices that other models use: a model alone finds the device that its last batch leaves, or the next one.
     fn used_by_others(&self, model: ModelId) -> f64 {
         let own = self.usage.devices_of(model, self.device_count, self.models.len());
-        (1.0 - own / self.device_count.max(1) as f64).max(0.0)
+        (1.0 - own / self.device_count.max(1) as f64).max(1.0 / LEAD)
     }
 
     /// A request came. Models that are on some devices only count as if these were all: rather too much is asked than too little.
