@@ -207,6 +207,13 @@ impl ModelQueue {
         None
     }
 
+    /// The batch where `candidate` finds none: that counts each size with the inputs of as many rows as it holds, and requests of several rows may be in time in a size that they don't
+    /// fill, because fewer inputs are sent. O(n).
+    pub fn unfilled(&self, latency: &Latency, opening: Opening, members: &mut Vec<Queued>) -> Option<Candidate> {
+        let sends_less = self.with_many_rows > 0 && opening.delay.per_row > Duration::ZERO;
+        if sends_less { self.gather_each(latency, opening, u32::MAX, members) } else { None }
+    }
+
     /// Fills a batch with the most urgent requests whose deadline is `due_at` or later.
     fn gather(&self, due_at: Timestamp, class: &Class, smaller: u32, members: &mut Vec<Queued>) -> Option<Timestamp> {
         let in_time = self.levels.iter().flat_map(|(_, level)| level.range((due_at, 0)..));
@@ -435,6 +442,23 @@ mod tests {
         let (mut members, mut skipped) = (Vec::new(), Vec::new());
         let candidate = queue(&[(12, 1), (20, 1), (21, 1)]).window(&latency(), opening, 3, &mut members, &mut skipped);
         assert_eq!((candidate.unwrap().latest, members.len(), skipped.len()), (at(3), 3, 0));
+    }
+
+    #[test]
+    fn inputs_that_are_not_sent_do_not_make_a_request_of_several_rows_late() {
+        // With three rows' inputs it is done at 12 ms, with the four that its size holds at 13.
+        let delay = Delay { per_row: Duration::from_millis(1), ..Delay::default() };
+        let opening = Opening { free_at: at(0), now: at(0), delay };
+        let mut members = Vec::new();
+        let mut choose = |requests: &[(u64, u32)]| {
+            let queue = queue(requests);
+            assert_eq!(queue.candidate(&latency(), opening, &mut members), None);
+            let candidate = queue.unfilled(&latency(), opening, &mut members)?;
+            Some((candidate.latest, members.iter().map(|member| member.id.slot).collect::<Vec<_>>()))
+        };
+        assert_eq!(choose(&[(12, 3)]), Some((at(3), vec![0])));
+        assert_eq!(choose(&[(11, 3), (12, 3), (12, 3)]), Some((at(3), vec![1])));
+        assert_eq!(choose(&[(11, 3)]), None);
     }
 
     #[test]

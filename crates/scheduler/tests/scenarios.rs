@@ -489,6 +489,33 @@ fn where_all_models_fit_one_that_is_asked_for_goes_everywhere() {
 }
 
 #[test]
+fn an_overdue_device_is_not_asked_in_the_place_of_one_that_is_idle() {
+    // a4 should have been over at 16 ms. Until then d0 wanted more, and nobody has looked at it since.
+    check(
+        5,
+        "0 device 10
+         0 device 10
+         0 model 1 1 5 2
+         0 ask 0 100
+         2 done 1
+         2 done 2
+         8 done 3
+         10 ask 0 100
+         15 wake
+         20 ask 0 30",
+        expect![[r#"
+            0     a1 load m0 on d0 by 92
+            0     a2 load m0 on d1 by 92
+            2     a3 exec m0 on d0 batch 1 [0] by 94
+            8        request 0: Done
+            10    a4 exec m0 on d0 batch 1 [1] by 94
+            15    woken for ExecutorHungry
+            20    a5 exec m0 on d1 batch 1 [2] by 24
+        "#]],
+    );
+}
+
+#[test]
 fn each_kind_of_device_has_its_own_measurements_and_a_device_may_change_its_kind() {
     let (millis, now) = (Duration::from_millis(1), Timestamp::ZERO);
     let profile = |per_row: u64| LatencyProfile::linear(millis * per_row, Duration::ZERO, &[1], millis).unwrap();
