@@ -141,8 +141,7 @@ impl Policy for Clockwork {
             let &(key, model) = self.devices[device.index()].candidates.first()?;
             let latency = ledger.latency(model, device);
             let queue = self.queues.of(model);
-            let full = queue.candidate(latency, opening, &mut self.members);
-            match full.or_else(|| queue.unfilled(latency, opening, &mut self.members)) {
+            match queue.candidate(latency, opening, &mut self.members) {
                 Some(candidate) if candidate.latest <= key => {
                     return Some(queues::batch(model, candidate, &self.members));
                 }

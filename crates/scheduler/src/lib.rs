@@ -490,10 +490,9 @@ impl Scheduler {
     fn touch_hungry(&mut self, model: ModelId) {
         let exec = |device: DeviceId| &self.ledger.device(device).exec;
         let free_at = |device: DeviceId| exec(device).start_at(self.now);
-        // Time alone makes a device overdue, which `hungry` hears of only when it is looked at: it would be marked in vain, in the place of an idle one. Of the policies that feed
-        // marked devices only this one promises that idle devices serve (P10); the others are left as they were compared.
-        let passes_overdue = self.config.policy == PolicyKind::Clockwork;
-        let takes = |&device: &DeviceId| !passes_overdue || exec(device).is_hungry(self.now, self.lead);
+        // Time alone makes a device overdue, which `hungry` hears of only when it is looked at: it would be marked in vain, in the place of an idle one. So would one that is marked already,
+        // where the requests of a lost device come back one after another.
+        let takes = |device: &DeviceId| exec(*device).is_hungry(self.now, self.lead) && !self.touched.contains(device);
         let holding = || self.policy.queues().devices_of(model).common(&self.hungry).filter(takes);
         let free = holding().find(|&device| free_at(device) <= self.now);
         self.touched.extend(free.or_else(|| holding().min_by_key(|&device| (free_at(device), device))));

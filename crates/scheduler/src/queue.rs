@@ -204,12 +204,7 @@ impl ModelQueue {
                 return Candidate::holding(members, latency, Some(opening), earliest);
             }
         }
-        None
-    }
-
-    /// The batch where `candidate` finds none: that counts each size with the inputs of as many rows as it holds, and requests of several rows may be in time in a size that they don't
-    /// fill, because fewer inputs are sent. O(n).
-    pub fn unfilled(&self, latency: &Latency, opening: Opening, members: &mut Vec<Queued>) -> Option<Candidate> {
+        // Each size was counted with the inputs of as many rows as it holds. Requests of several rows may be in time in one that they don't fill, because fewer inputs are sent.
         let sends_less = self.with_many_rows > 0 && opening.delay.per_row > Duration::ZERO;
         if sends_less { self.gather_each(latency, opening, u32::MAX, members) } else { None }
     }
@@ -451,9 +446,7 @@ mod tests {
         let opening = Opening { free_at: at(0), now: at(0), delay };
         let mut members = Vec::new();
         let mut choose = |requests: &[(u64, u32)]| {
-            let queue = queue(requests);
-            assert_eq!(queue.candidate(&latency(), opening, &mut members), None);
-            let candidate = queue.unfilled(&latency(), opening, &mut members)?;
+            let candidate = queue(requests).candidate(&latency(), opening, &mut members)?;
             Some((candidate.latest, members.iter().map(|member| member.id.slot).collect::<Vec<_>>()))
         };
         assert_eq!(choose(&[(12, 3)]), Some((at(3), vec![0])));

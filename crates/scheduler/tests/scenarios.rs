@@ -516,6 +516,43 @@ fn an_overdue_device_is_not_asked_in_the_place_of_one_that_is_idle() {
 }
 
 #[test]
+fn requests_that_come_back_from_a_lost_device_go_to_all_that_are_idle() {
+    // d0 is lost with two batches; d1 and d2 are idle and hold the model.
+    check(
+        5,
+        "0 device 10
+         0 device 10
+         0 device 10
+         0 model 1 1 5 2
+         0 ask 0 100
+         2 done 1
+         2 done 2
+         2 done 3
+         8 done 4
+         8 borrow 1 1
+         8 borrow 2 1
+         8 ask 0 60 4
+         12.1 wake
+         12.5 ask 0 60 4
+         13 return 1
+         13 return 2
+         15 lose 0",
+        expect![[r#"
+            0     a1 load m0 on d0 by 92
+            0     a2 load m0 on d1 by 92
+            0     a3 load m0 on d2 by 92
+            2     a4 exec m0 on d0 batch 1 [0] by 94
+            8        request 0: Done
+            8     a5 exec m0 on d0 batch 4 [1] by 51
+            12.1  woken for ExecutorHungry
+            12.5  a6 exec m0 on d0 batch 4 [2] by 51
+            15    a7 exec m0 on d2 batch 4 [1] by 51
+            15    a8 exec m0 on d1 batch 4 [2] by 51
+        "#]],
+    );
+}
+
+#[test]
 fn each_kind_of_device_has_its_own_measurements_and_a_device_may_change_its_kind() {
     let (millis, now) = (Duration::from_millis(1), Timestamp::ZERO);
     let profile = |per_row: u64| LatencyProfile::linear(millis * per_row, Duration::ZERO, &[1], millis).unwrap();
