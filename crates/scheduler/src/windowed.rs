@@ -201,16 +201,15 @@ impl Windowed {
         self.demand.came(queued.arrived_at, row * f64::from(queued.rows) / devices as f64);
     }
 
-    /// For which part of the time devices would be busy with batches of the best size. Who is overdue does nothing for it.
-    fn load(&self) -> f64 {
+    /// For which part of the time devices would be busy with batches of the best size, once that is known. Who is overdue does nothing for it.
+    fn load(&self) -> Option<f64> {
         let mut overdue = 0;
         self.busy.any_until(self.in_use_at, |at, _| {
             overdue += usize::from(at < self.in_use_at);
             false
         });
-        // Before anything is known devices count as short.
-        self.demand.load().unwrap_or(1.0) * self.device_count as f64
-            / self.device_count.saturating_sub(overdue).max(1) as f64
+        let there = self.device_count.saturating_sub(overdue).max(1);
+        self.demand.load().map(|load| load * self.device_count as f64 / there as f64)
     }
 
     /// From how many rows on a batch is large enough for its first request to be kept.
@@ -224,7 +223,8 @@ impl Windowed {
                 let target = self.target(latency, model, first, deadline_at);
                 let hardship = (self.pressure.bad() / HARD_TIMES).min(1.0);
                 let nearly = EFFICIENCY + (1.0 - EFFICIENCY) * hardship;
-                latency.nearly_as_good(target, nearly.min(KEEPS_UP * self.load()))
+                // Before anything is known devices count as short.
+                latency.nearly_as_good(target, nearly.min(KEEPS_UP * self.load().unwrap_or(1.0)))
             }
             Keep::Target => self.target(latency, model, first, deadline_at),
             Keep::First | Keep::Full => 0,
@@ -398,7 +398,7 @@ impl Windowed {
         let Standing::Growing { ready_at, full_at, tight, strain, .. } = self.models[index].standing else {
             return false;
         };
-        if roomy && self.demand.load().unwrap_or(0.0) * f64::from(strain) > 1e3 * FULL_HOUSE {
+        if roomy && self.load().unwrap_or(0.0) * f64::from(strain) > 1e3 * FULL_HOUSE {
             return false;
         }
         // It is itself among those that will need a device soon. Where objectives are tight, one more device is kept for
