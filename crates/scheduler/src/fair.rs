@@ -340,7 +340,7 @@ impl Shares {
     ) {
         let devices = free_at.len() as f64;
         let passed = (now.since(self.period_ends_at) + PERIOD).as_secs_f64();
-        let total = self.ask(now, devices, passed / PERIOD.as_secs_f64(), latency_of);
+        let total = self.ask(now, passed / PERIOD.as_secs_f64(), latency_of);
         let was_short = self.short;
         self.short = self.runs_short(total / devices.max(1.0), busy, passed);
         if !self.short {
@@ -378,13 +378,7 @@ impl Shares {
     }
 
     /// Brings the demands up to date, and adds them up.
-    fn ask<'a>(
-        &mut self,
-        now: Timestamp,
-        devices: f64,
-        periods: f64,
-        latency_of: impl Fn(ModelId) -> Option<&'a Latency>,
-    ) -> f64 {
+    fn ask<'a>(&mut self, now: Timestamp, periods: f64, latency_of: impl Fn(ModelId) -> Option<&'a Latency>) -> f64 {
         self.period_ends_at = now + PERIOD;
         self.order.clear();
         let Self { models, active, order, book, kept, .. } = self;
@@ -396,7 +390,7 @@ impl Shares {
                 *share = Share { fairness: share.fairness, ..Share::default() };
                 return false;
             };
-            (share.cost, share.batch) = cheapest(latency, share.rate, share.objective, *kept, devices);
+            (share.cost, share.batch) = cheapest(latency, share.rate, share.objective, *kept);
             order.push(Demand { model, wants: share.rate * share.cost, fairness: share.fairness });
             true
         });
@@ -431,11 +425,11 @@ fn pour(demands: &[Demand], there: f64) -> f64 {
 }
 
 /// Seconds of a device for a row of a model with that rate and objective, in seconds, and the size of its batches, if they are filled for as long as a first request can wait.
-fn cheapest(latency: &Latency, rate: f64, objective: f64, kept: f64, devices: f64) -> (f64, u32) {
+fn cheapest(latency: &Latency, rate: f64, objective: f64, kept: f64) -> (f64, u32) {
     let mut best = (f64::INFINITY, 1);
     for class in latency.classes().iter().filter(|class| class.pays) {
         let takes = class.expected().as_secs_f64();
-        if best.0.is_finite() && takes * (1.0 + 1.0 / devices) > objective {
+        if best.0.is_finite() && takes > objective {
             break;
         }
         let gathered = 1.0 + rate * (objective * (1.0 - kept) - takes).max(0.0);
@@ -584,6 +578,13 @@ mod tests {
         assert!(shares.is_short());
         ask(&mut shares, 1_200..1_800, |_| 0, 10, 0.5);
         assert!(!shares.is_short(), "devices are idle, so that it must be turns that lose");
+    }
+
+    #[test]
+    fn batches_are_planned_as_large_as_what_comes_fills_them() {
+        // 18 take 23 of 25 ms, and in the 2 that are left 20 come. That four devices can't follow each other so evenly that everybody finds one is no reason to plan with 15.
+        assert_eq!(cheapest(&latency(), 1e4, 25e-3, 0.0).1, 18);
+        assert_eq!(flooded().batch_of(FLOOD), Some(18));
     }
 
     #[test]
