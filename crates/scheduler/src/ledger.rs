@@ -247,9 +247,10 @@ impl Ledger {
         self.model(model).latency_on(self.device(device).kind)
     }
 
-    /// The longest that a batch is expected to take, whichever device it will be: what was measured needn't agree with which kind is said to be the slowest.
+    /// The longest that a batch is expected to take in its own size, whichever device it will be: what was measured needn't agree with which kind is said to be the slowest. Who waits
+    /// relies on this: a larger size that seems to take less may turn out to be as slow, when it is too late.
     pub fn longest(&self, model: &Model, rows: u32) -> Duration {
-        let takes = |&kind: &u32| model.latency_on(kind).class_for(rows).expected();
+        let takes = |&kind: &u32| model.latency_on(kind).class_for(rows).itself();
         self.kinds.iter().map(takes).max().unwrap_or_else(|| takes(&model.slowest))
     }
 

@@ -286,6 +286,8 @@ impl Windowed {
         let ready_at = match start {
             Start::AtOnce if !self.spares() => now,
             Start::After(part) => first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(part) - delay,
+            // A larger batch that seems to take less: what is known of this size is of a bad moment. Waiting would end behind `latest`; running it shows what it takes.
+            Start::AtOnce | Start::Patient | Start::Late if with_one_more < takes => now,
             Start::AtOnce | Start::Patient | Start::Late => deadline_at - with_one_more - self.delay.of(rows + 1),
         };
         let ready_at = ready_at.min(latest - delay);

@@ -53,19 +53,18 @@ fn deferred_waits_for_its_time_when_nobody_comes() {
 }
 
 #[test]
-fn rows_whose_size_was_slow_once_are_run_in_a_larger_one_and_not_kept_until_it_is_too_late() {
-    // l(1) is taken for 35 since the first run, l(2) is 7: alone in a batch of two the request may wait until 143, in one of one until 115.
+fn a_size_that_was_slow_once_is_run_at_once_and_not_kept_until_it_is_too_late() {
+    // l(1) is taken for 35 since the first run, l(2) is 7: waiting for a second request would end at 143, when the first would have had to start by 115.
     check(
         PolicyKind::Deferred,
-        &format!("{ONE}0 ask 0 12\n0 done 1\n5 wake\n40 done 2\n100 ask 0 150\n143 wake\n150 done 3"),
+        &format!("{ONE}0 ask 0 12\n0 done 1\n5 wake\n40 done 2\n100 ask 0 150\n106 done 3"),
         expect![[r#"
             0     a1 load m0 on d0 by 6
             5     woken for BatchReady
             5     a2 exec m0 on d0 batch 1 [0] by 6
             40       request 0: Late
-            143   woken for BatchReady
-            143   a3 exec m0 on d0 batch 2 [1] by 143
-            150      request 1: Done
+            100   a3 exec m0 on d0 batch 1 [1] by 115
+            106      request 1: Done
         "#]],
     );
 }

@@ -16,9 +16,9 @@ use std::collections::{BTreeSet, HashMap};
 ///
 /// The last chance is `deadline - l(rows) - delay(rows)`, with the longest `l(rows)` that the scheduler can believe in: the
 /// profile on the slowest kind of device, times the largest factor by which any batch of the model that was reported took
-/// longer than that. It counts only if the request was queued before it, and if since then no batch took longer than the last one of its size did and the kinds of
-/// devices have been the same: a scheduler that defers a batch by design, until one more request wouldn't fit, can be
-/// overtaken by what it learns meanwhile, be it of a larger size that it wanted to run instead.
+/// longer than that. It counts only if the request was queued before it, and if that factor and the kinds of devices have been
+/// the same since: a scheduler that defers a batch by design, until one more request wouldn't fit, can be overtaken by what it
+/// learns meanwhile.
 ///
 /// ```text
 ///  queued ──┐      last chance                 refused
@@ -53,9 +53,7 @@ struct Believed {
     takes: Vec<(u32, Duration)>,
     /// The largest factor by which one took longer.
     stretch: f64,
-    /// That of the last one of each size.
-    last: Vec<f64>,
-    /// When one last took longer than the one before it: what a scheduler believes in has hardly grown since.
+    /// Since when that is so.
     since: Timestamp,
 }
 
@@ -65,25 +63,24 @@ impl Believed {
             let elsewhere = spec.elsewhere.iter().filter_map(|profile| profile.batches().get(index));
             (entry.batch, elsewhere.map(|other| other.p99).fold(entry.p99, Duration::max))
         };
-        let takes: Vec<_> = spec.profile.batches().iter().enumerate().map(takes).collect();
-        Self { stretch: 1.0, last: vec![1.0; takes.len()], takes, since: Timestamp::ZERO }
+        let takes = spec.profile.batches().iter().enumerate().map(takes).collect();
+        Self { takes, stretch: 1.0, since: Timestamp::ZERO }
     }
 
-    fn size(&self, rows: u32) -> usize {
-        self.takes.partition_point(|&(size, _)| size < rows).min(self.takes.len() - 1)
+    fn takes(&self, rows: u32) -> Duration {
+        let index = self.takes.partition_point(|&(size, _)| size < rows).min(self.takes.len() - 1);
+        self.takes[index].1
     }
 
     fn learn(&mut self, at: Timestamp, batch: u32, took: Duration) {
-        let size = self.size(batch);
-        let stretch = took.as_nanos() as f64 / self.takes[size].1.as_nanos().max(1) as f64;
-        self.stretch = self.stretch.max(stretch);
-        if stretch > std::mem::replace(&mut self.last[size], stretch) {
-            self.since = at;
+        let stretch = took.as_nanos() as f64 / self.takes(batch).as_nanos().max(1) as f64;
+        if stretch > self.stretch {
+            (self.stretch, self.since) = (stretch, at);
         }
     }
 
     fn longest(&self, rows: u32) -> Duration {
-        self.takes[self.size(rows)].1.mul_f64(self.stretch)
+        self.takes(rows).mul_f64(self.stretch)
     }
 }
 
