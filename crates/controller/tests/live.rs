@@ -2,17 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
-use base::{ApplicationId, DataType, Duration, LatencyProfile, Timestamp};
+mod served;
+
+use base::{ApplicationId, DataType, Duration, LatencyProfile};
 use bytes::Bytes;
 use controller::{
-    Controller, ControllerConfig, DeviceConfig, Manager, ManagerConfig, ModelState, NewModel, Refusal, Reply,
-    Submission, Tensor,
+    Controller, ControllerConfig, DeviceConfig, ModelState, NewModel, Refusal, Reply, Submission, Tensor,
 };
 use engine::{EmulatedEngine, Emulation, Engine, ModelSource};
-use std::path::Path;
 use std::sync::Arc;
 use telemetry::Metrics;
 use tokio::sync::oneshot;
+
+use served::{ask, manage, write_model};
 
 const PAGE: u64 = 1 << 20;
 
@@ -27,11 +29,6 @@ fn start(pages: u32, max_requests: u32) -> Controller {
     .unwrap()
 }
 
-fn write_model(repository: &Path, name: &str, config: &str) {
-    std::fs::create_dir_all(repository.join(name).join("1")).unwrap();
-    std::fs::write(repository.join(name).join("config.pbtxt"), config).unwrap();
-}
-
 /// A model of 5 MB whose batches take `alpha * b + beta` ms.
 fn emulated(alpha: u32, beta: u32) -> String {
     format!(
@@ -39,37 +36,6 @@ fn emulated(alpha: u32, beta: u32) -> String {
          parameters {{ key: \"emulated_latency\" value {{ string_value: \"alpha_ms={alpha},beta_ms={beta},load_ms=1\" }} }}
          parameters {{ key: \"weights_mb\" value {{ string_value: \"5\" }} }}"
     )
-}
-
-fn manage(controller: &Controller, repository: &Path) -> Manager {
-    let manager = Manager::start(
-        controller.clone(),
-        ManagerConfig::new(repository.to_owned(), Arc::new(EmulatedEngine::default())),
-    )
-    .unwrap();
-    manager.wait_until_started();
-    manager
-}
-
-/// A request of one row of the right width.
-fn ask(controller: &Controller, model: &str, within: Option<Duration>) -> oneshot::Receiver<Reply> {
-    let (reply, receiver) = oneshot::channel();
-    let catalogue = controller.catalogue();
-    let served = catalogue.models[model].default_version().unwrap().serving().unwrap();
-    let width = served.signature.inputs[0].dims[1];
-    let data = Bytes::from(vec![0; width as usize * 4]);
-    controller.submit(Submission {
-        model: served.id,
-        inputs: vec![Tensor { datatype: DataType::Fp32, shape: vec![1, width], data }],
-        rows: 1,
-        deadline_at: within.map_or(Timestamp::NEVER, |span| controller.now() + span),
-        priority: 0,
-        application: ApplicationId::DEFAULT,
-        size: None,
-        trace: None,
-        reply,
-    });
-    receiver
 }
 
 fn wait(receiver: oneshot::Receiver<Reply>) -> Reply {
