@@ -52,6 +52,8 @@ const SHORT: f64 = 1.05;
 const BUSY: f64 = 0.9;
 /// ... and this part of the requests is lost, lately; no longer when it is less than the second. Below, who lets everybody in answers more.
 const LOSSES: (f64, f64) = (0.1, 0.05);
+/// Until it was rehearsed whether turns answer enough, they are given where so many are lost: a burst loses fewer, and there turns may lose three times as many as letting everybody in.
+const SURELY: f64 = 0.2;
 /// "Lately": what is so many seconds old counts for a third. With fewer requests than the second nothing is known.
 const LATELY: f64 = 1.0;
 const KNOWN: f64 = 20.0;
@@ -198,8 +200,9 @@ pub(crate) struct Shares {
     lost: f64,
     /// The part of the time for which devices were busy, since they are short.
     busy: f64,
-    /// Whether nobody has turns, because too few would be answered.
+    /// Whether nobody has turns, because too few would be answered; and whether that was rehearsed.
     open: bool,
+    rehearsed: bool,
 }
 
 /// What a model asks for.
@@ -304,9 +307,9 @@ impl Shares {
         self.open
     }
 
-    /// Lets everybody in from now on, or not.
+    /// Lets everybody in from now on, or not, as rehearsals have it.
     pub fn set_open(&mut self, open: bool) {
-        self.open = open;
+        (self.open, self.rehearsed) = (open, true);
     }
 
     /// A request was refused when it came.
@@ -369,6 +372,10 @@ impl Shares {
         self.ended *= 1.0 - new;
         self.lost *= 1.0 - new;
         let lost = if self.ended < KNOWN { 0.0 } else { self.lost / self.ended };
+        if !self.rehearsed {
+            // Once there are turns, they stay while devices are short: with them fewer may be lost.
+            self.open = lost < SURELY && (self.open || !self.short);
+        }
         if self.short {
             self.busy += (busy - self.busy) * new;
             return asked > 1.0 && lost > LOSSES.1 && self.busy > BUSY;
@@ -597,6 +604,29 @@ mod tests {
         assert!(share.paid_at() <= at(1_000));
         share.borrow(at(1_000), twice);
         assert!(share.paid_at() > at(1_000));
+    }
+
+    #[test]
+    fn a_burst_gives_nobody_turns_until_it_was_rehearsed_what_they_cost() {
+        let mut shares = Shares::default();
+        shares.add_model(FLOOD, Fairness::default());
+        let mut lose = |shares: &mut Shares, millis: std::ops::Range<u64>, one_in| {
+            for now in millis.clone() {
+                (0..100).for_each(|k| {
+                    if k % one_in == 0 { shares.refused() } else { shares.settled(FLOOD, at(now), true) }
+                });
+            }
+            ask(shares, millis, |_| 0, 10, 0.99);
+        };
+        lose(&mut shares, 0..1_000, 7);
+        assert!(shares.is_short() && shares.is_open(), "one in seven");
+        lose(&mut shares, 1_000..2_000, 3);
+        assert!(shares.is_short() && !shares.is_open(), "one in three");
+        lose(&mut shares, 2_000..4_000, 7);
+        assert!(shares.is_short() && !shares.is_open(), "turns lose fewer, and stay");
+        shares.set_open(true);
+        lose(&mut shares, 4_000..5_000, 3);
+        assert!(shares.is_open(), "rehearsals know better");
     }
 
     #[test]

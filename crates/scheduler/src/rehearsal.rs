@@ -25,7 +25,7 @@ use std::ops::Range;
 
 /// A span is full with so many requests and after so many objectives, but in no case has it more of either than the second.
 const REQUESTS: (usize, usize) = (3_000, 40_000);
-const OBJECTIVES: u64 = 16;
+const OBJECTIVES: u64 = 8;
 const LONGEST: Duration = Duration::from_secs(5);
 /// So many requests may be rehearsed before others have come: of those that come, one in so many adds one more, and so many a
 /// second in any case.
@@ -54,9 +54,13 @@ const SOMETHING: f64 = 2.0;
 /// "Lately": real losses count for a third after so many seconds. While a temper proves itself, after the second.
 const LATELY: f64 = 30.0;
 const TRIAL: f64 = 0.5;
-/// A temper has failed when this part of all requests is lost, and so many times what was imagined.
+/// A temper has failed when this part of all requests is lost, so many times what was imagined, and so many times what the usual one lost in its worst moment lately: in a burst every temper
+/// loses more than on average.
 const FAILED: f64 = 0.1;
 const TIMES_IMAGINED: f64 = 3.0;
+const TIMES_WORST: f64 = 1.5;
+/// Moments with fewer requests tell nothing.
+const MOMENT: f64 = 100.0;
 /// For so long it isn't taken on again.
 const BANNED: Duration = Duration::from_secs(60);
 /// Requests are let in by turns while no more are lost than so many times what is lost with everybody let in; once it was more, from the second on.
@@ -96,6 +100,25 @@ impl Losses {
     }
 }
 
+/// The largest part of the requests that was lost in a moment, with what is older counting for less.
+#[derive(Clone, Copy, Debug, Default)]
+struct Worst {
+    at: Timestamp,
+    part: f64,
+}
+
+impl Worst {
+    /// Takes what is lost now in, if it counts, and tells the largest.
+    fn follow(&mut self, now: Timestamp, part: Option<f64>) -> f64 {
+        let passed = now.since(self.at).as_secs_f64();
+        if passed >= LATELY / 1e3 {
+            (self.at, self.part) = (now, self.part * libm::exp(-passed / LATELY));
+        }
+        self.part = self.part.max(part.unwrap_or(0.0));
+        self.part
+    }
+}
+
 #[derive(Debug)]
 enum Stage {
     /// Nothing is rehearsed.
@@ -124,6 +147,11 @@ pub(crate) struct Rehearsals {
     /// Since the current temper was taken on and what the one before left is over.
     trial: Losses,
     trial_from: Timestamp,
+    /// What the usual temper lost in its worst moment.
+    worst: Worst,
+    /// Whether devices were short, and whether everybody was let in, when the span began.
+    short: bool,
+    open: bool,
     /// The longest that a request of the last span had.
     objective: Duration,
     /// Whether some model's times depend on the input.
@@ -144,6 +172,9 @@ impl Rehearsals {
             lately: Losses::default(),
             trial: Losses::default(),
             trial_from: Timestamp::ZERO,
+            worst: Worst::default(),
+            short: false,
+            open: false,
             objective: Duration::ZERO,
             uneven: false,
         }
@@ -161,7 +192,11 @@ impl Rehearsals {
             self.trial.note(now, TRIAL, lost);
         }
         let Losses { lost, all, .. } = self.trial;
-        if self.current != 0 && all >= 100.0 && lost > all * FAILED.max(TIMES_IMAGINED * self.imagined) {
+        let mut bearable = FAILED.max(TIMES_IMAGINED * self.imagined);
+        if all >= MOMENT {
+            bearable = bearable.max(TIMES_WORST * self.worst.follow(now, (self.current == 0).then_some(lost / all)));
+        }
+        if self.current != 0 && all >= MOMENT && lost > all * bearable {
             self.records[self.current].banned_until = now + BANNED;
             return self.take_on(now, 0);
         }
@@ -191,6 +226,7 @@ impl Rehearsals {
     }
 
     pub fn begin(&mut self, now: Timestamp, machine: Scheduler) {
+        (self.short, self.open) = (machine.shares.is_short(), machine.shares.is_open());
         let span = Span { machine, began_at: now, arrivals: Vec::new(), objective: Duration::ZERO };
         self.stage = Stage::Writing(Box::new(span));
     }
@@ -243,15 +279,18 @@ impl Rehearsals {
 }
 
 impl Rehearsals {
-    /// Whether everybody should be let in, where that was so, or not so, in the rehearsals.
-    pub fn should_open(&mut self, open: bool, rehearsed: &Rehearsed) -> bool {
+    /// Whether everybody should be let in, or not, if that span tells.
+    fn should_open(&mut self, rehearsed: &Rehearsed) -> Option<bool> {
+        let open = self.open;
         let lost = |index: usize| f64::from(*rehearsed.lost.get(index).unwrap_or(&0));
         let (as_it_was, otherwise) = (lost(self.current), lost(self.records.len()));
         let (turns, everybody) = if open { (otherwise, as_it_was) } else { (as_it_was, otherwise) };
         let kept = libm::exp(-f64::from(rehearsed.requests) / MEMORY);
         self.admitted = (self.admitted.0 * kept + turns, self.admitted.1 * kept + everybody);
         let most = if open { TURNS_LOSE.1 } else { TURNS_LOSE.0 };
-        self.admitted.0 > most * self.admitted.1 + MARGIN + NOISE * self.admitted.1.sqrt()
+        let opens = self.admitted.0 > most * self.admitted.1 + MARGIN + NOISE * self.admitted.1.sqrt();
+        // Where devices weren't short yet turns made no difference, and say nothing for themselves.
+        (opens || self.short).then_some(opens)
     }
 }
 
@@ -268,8 +307,15 @@ impl Span {
     /// Runs the requests once with each temper, and once with the one in force and everybody let in, or not if everybody is. A pure function that may take a while: the scheduler's
     /// driver calls it where nobody waits for it, and tells the scheduler the result as [`Event::Adopted`].
     pub fn rehearse(&self) -> Rehearsed {
-        let tempers = Temper::CHOICE.iter().map(|&temper| Rehearsal::new(self, |machine| machine.policy.adopt(temper)));
-        let otherwise = Rehearsal::new(self, |machine| machine.shares.set_open(!machine.shares.is_open()));
+        let open = self.machine.shares.is_open();
+        let temper = |&temper| {
+            Rehearsal::new(self, |machine| {
+                machine.shares.set_open(open);
+                machine.policy.adopt(temper);
+            })
+        };
+        let tempers = Temper::CHOICE.iter().map(temper);
+        let otherwise = Rehearsal::new(self, |machine| machine.shares.set_open(!open));
         let lost = tempers.chain([otherwise]).map(|rehearsal| rehearsal.run(&self.arrivals)).collect();
         let counted = self.counted();
         let requests = self.arrivals.iter().filter(|(at, _)| counted.contains(at)).count();
@@ -331,8 +377,10 @@ impl Scheduler {
 
     pub(crate) fn adopted(&mut self, rehearsed: &Rehearsed) {
         let Some(rehearsals) = &mut self.rehearsals else { return };
-        if self.shares.is_short() {
-            self.shares.set_open(rehearsals.should_open(self.shares.is_open(), rehearsed));
+        if self.shares.is_short()
+            && let Some(open) = rehearsals.should_open(rehearsed)
+        {
+            self.shares.set_open(open);
         }
         if let Some(temper) = rehearsals.adopt(self.now, rehearsed) {
             self.policy.adopt(temper);
@@ -587,10 +635,10 @@ mod tests {
         Rehearsed { requests: 1_000, lasted: Duration::from_secs(1), lost }
     }
 
-    /// With a span that waits for its result, and many real losses.
+    /// With a span that waits for its result, and many real losses: one in a hundred requests.
     fn waiting(now: Timestamp) -> Rehearsals {
         let mut rehearsals = Rehearsals::new();
-        (0..100).for_each(|_| _ = rehearsals.settled(now, true));
+        (1..=10_000_u32).for_each(|n| _ = rehearsals.settled(now, n.is_multiple_of(100)));
         rehearsals.stage = Stage::Full(None);
         rehearsals
     }
@@ -633,15 +681,37 @@ mod tests {
 
     #[test]
     fn everybody_is_let_in_where_turns_lose_more() {
-        let mut rehearsals = Rehearsals::new();
-        assert!(
-            !rehearsals.should_open(false, &otherwise([110; 8], 100)),
-            "a little more is the price of knowing at once"
-        );
-        assert!(rehearsals.should_open(false, &otherwise([200; 8], 100)));
-        assert!(rehearsals.should_open(true, &otherwise([100; 8], 130)));
-        let mut tries = (0..40).map(|_| rehearsals.should_open(true, &otherwise([100; 8], 100)));
-        assert!(tries.any(|open| !open), "until they no longer do");
+        let mut rehearsals = Rehearsals { short: true, ..Rehearsals::new() };
+        let mut tell = |open, lost, otherwise_lost| {
+            rehearsals.open = open;
+            rehearsals.should_open(&otherwise([lost; 8], otherwise_lost))
+        };
+        assert_eq!(tell(false, 110, 100), Some(false), "a little more is the price of knowing at once");
+        assert_eq!(tell(false, 200, 100), Some(true));
+        assert_eq!(tell(true, 100, 130), Some(true));
+        let mut tries = (0..40).map(|_| tell(true, 100, 100));
+        assert!(tries.any(|open| open == Some(false)), "until they no longer do");
+    }
+
+    #[test]
+    fn a_span_before_devices_were_short_says_nothing_for_turns() {
+        let mut rehearsals = Rehearsals { open: true, ..Rehearsals::new() };
+        assert_eq!(rehearsals.should_open(&otherwise([100; 8], 100)), None);
+        assert_eq!(rehearsals.should_open(&otherwise([100; 8], 500)), Some(true));
+    }
+
+    #[test]
+    fn a_burst_that_the_usual_temper_would_lose_too_is_no_failure() {
+        let burst = |rehearsals: &mut Rehearsals, from| {
+            (from..from + 1_000).find_map(|n: u64| rehearsals.settled(at(n), n.is_multiple_of(4)))
+        };
+        let mut rehearsals = waiting(at(0));
+        assert_eq!(burst(&mut rehearsals, 9_000_000), None, "under the usual temper");
+        let good = rehearsed([100, 80, 100, 100, 20, 100, 100, 100]);
+        assert_eq!(rehearsals.adopt(at(9_001_001), &good), Some(Temper::CHOICE[4]));
+        assert_eq!(burst(&mut rehearsals, 9_001_001), None);
+        let collapse = (9_002_001..9_004_000).find_map(|micros| rehearsals.settled(at(micros), true));
+        assert_eq!(collapse, Some(Temper::USUAL));
     }
 
     /// One device, one model with l(b) = 1 + 10 ms that is asked for too much; the first span that is full.
