@@ -1,10 +1,11 @@
-//! The queues of all models, with what every policy does alike: batch work, and requests whose time has run out.
+//! The queues of all models, and where each is loaded, with what all policies have in common: batch work, and requests whose time
+//! has run out. The skeleton changes them; policies look at them.
 
 use crate::bits::{Bits, DeviceSet};
 use crate::board::Board;
 use crate::ledger::Ledger;
 use crate::policy::Batch;
-use crate::queue::{Candidate, ModelQueue, Place, Queued};
+use crate::queue::{ModelQueue, Place, Queued};
 use crate::slack::BatchWorkLimit;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::cmp::Reverse;
@@ -117,7 +118,7 @@ impl Queues {
         let batch = self.background.on(self, device).take(BACKGROUND_SEARCH).find_map(|(_, model)| {
             let latency = ledger.latency(model, device);
             let candidate = self.of(model).background_candidate(latency, limit, &mut members)?;
-            Some(batch(model, candidate, &members))
+            Some(Batch::of(model, candidate, &members))
         });
         self.members = members;
         batch
@@ -181,10 +182,4 @@ impl Queues {
         // One past: a request may start at the very last instant.
         self.expiries.peek().map(|&Reverse((at, _))| at + Duration::from_nanos(1))
     }
-}
-
-/// A batch of these members, for which nothing is given up.
-pub(crate) fn batch(model: ModelId, candidate: Candidate, members: &[Queued]) -> Batch {
-    let members = members.iter().map(|member| member.id).collect();
-    Batch { model, candidate, members, dropped: Vec::new() }
 }

@@ -16,6 +16,7 @@
 //! was imagined is left at once, and not taken on again soon.
 
 use crate::event::{ActionStatus, Command, Event, Execution, Outcome, Report, Request};
+use crate::policy::Fact;
 use crate::temper::Temper;
 use crate::{Rehearsed, Scheduler};
 use base::{ActionId, DeviceId, Duration, RequestId, Timestamp, Transfers};
@@ -268,7 +269,8 @@ impl Span {
     /// Runs the requests once with each temper, and once with the one in force and everybody let in, or not if everybody is. A pure function that may take a while: the scheduler's
     /// driver calls it where nobody waits for it, and tells the scheduler the result as [`Event::Adopted`].
     pub fn rehearse(&self) -> Rehearsed {
-        let tempers = Temper::CHOICE.iter().map(|&temper| Rehearsal::new(self, |machine| machine.policy.adopt(temper)));
+        let tempers =
+            Temper::CHOICE.iter().map(|&temper| Rehearsal::new(self, |machine| machine.tell(Fact::Adopted(temper))));
         let otherwise = Rehearsal::new(self, |machine| machine.shares.set_open(!machine.shares.is_open()));
         let lost = tempers.chain([otherwise]).map(|rehearsal| rehearsal.run(&self.arrivals)).collect();
         let counted = self.counted();
@@ -297,25 +299,19 @@ impl Scheduler {
     /// Notes that a request with a deadline was answered in time, or not.
     pub(crate) fn note_settled(&mut self, in_time: bool) {
         if let Some(temper) = self.rehearsals.as_mut().and_then(|rehearsals| rehearsals.settled(self.now, !in_time)) {
-            self.policy.adopt(temper);
+            self.tell(Fact::Adopted(temper));
         }
     }
 
     /// Writes a request down for a rehearsal, if there is one.
     pub(crate) fn write_down(&mut self, request: &Request) {
+        let urgent = request.deadline_at != Timestamp::NEVER;
+        let Some(rehearsals) = self.rehearsals.as_mut().filter(|_| urgent) else { return };
+        let begins = rehearsals.wants(self.now) && self.ledger.places() <= MOST_PLACES;
+        let copy = begins.then(|| self.imagined());
         let Some(rehearsals) = &mut self.rehearsals else { return };
-        if request.deadline_at == Timestamp::NEVER {
-            return;
-        }
-        if rehearsals.wants(self.now) && self.ledger.places() <= MOST_PLACES {
-            let copy = self.imagined();
-            if let (Some(rehearsals), Some(copy)) = (&mut self.rehearsals, copy) {
-                rehearsals.begin(self.now, copy);
-            }
-        }
-        if let Some(rehearsals) = &mut self.rehearsals {
-            rehearsals.came(self.now, request);
-        }
+        copy.into_iter().for_each(|copy| rehearsals.begin(self.now, copy));
+        rehearsals.came(self.now, request);
     }
 
     /// What should be rehearsed, when there is something: call it after steps, rehearse the span where nobody waits for it, and tell the
@@ -335,17 +331,18 @@ impl Scheduler {
             self.shares.set_open(rehearsals.should_open(self.shares.is_open(), rehearsed));
         }
         if let Some(temper) = rehearsals.adopt(self.now, rehearsed) {
-            self.policy.adopt(temper);
+            self.tell(Fact::Adopted(temper));
         }
     }
 
     /// A copy that knows what this one knows and learns nothing.
-    fn imagined(&self) -> Option<Self> {
-        Some(Self {
+    fn imagined(&self) -> Self {
+        Self {
             config: self.config.clone(),
             ledger: self.ledger.clone(),
             requests: self.requests.clone(),
-            policy: self.policy.copy()?,
+            queues: self.queues.clone(),
+            policy: self.policy.copy(),
             rehearsals: None,
             planner: self.planner.clone(),
             slack: self.slack.clone(),
@@ -357,7 +354,7 @@ impl Scheduler {
             sequence: self.sequence,
             now: self.now,
             learns: false,
-        })
+        }
     }
 }
 
@@ -404,7 +401,7 @@ struct Rehearsal {
 
 impl Rehearsal {
     fn new(span: &Span, change: impl FnOnce(&mut Scheduler)) -> Self {
-        let mut scheduler = span.machine.imagined().expect("a copy can be copied");
+        let mut scheduler = span.machine.imagined();
         change(&mut scheduler);
         let mut rehearsal = Self {
             way: scheduler.config.delay.control,
@@ -519,7 +516,7 @@ impl Rehearsal {
                     let counts = self.counted.contains(&self.came_at[request.slot as usize]);
                     self.lost += u32::from(counts && outcome != Outcome::Done);
                 }
-                // Windowed policies break nothing off.
+                // `punctual` breaks nothing off.
                 Command::Unload(_) | Command::Preempt { .. } => {}
             }
         }
