@@ -150,9 +150,10 @@ impl Policy for Clipper {
                 }
             }
             Fact::DeviceLost(device) => self.running.retain(|_, (on, _)| *on != device),
-            Fact::Queued(model, ..) | Fact::Dequeued(model, _) | Fact::Loaded(model, _) | Fact::Unloaded(model, _) => {
-                self.mark(model)
-            }
+            Fact::Queued { model, .. }
+            | Fact::Dequeued(model, _)
+            | Fact::Loaded(model, _)
+            | Fact::Unloaded(model, _) => self.mark(model),
             Fact::Started(started) => {
                 let full = started.rows >= self.models[started.model.index()].rows();
                 self.running.insert(started.action, (started.device, full));

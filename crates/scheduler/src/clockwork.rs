@@ -103,7 +103,7 @@ impl Policy for Clockwork {
                 self.devices[device.index()] = DeviceEntry::default();
             }
             // When one leaves, keys stay: they are lower bounds, and taking a request away only raises the true ones.
-            Fact::Queued(model, place, _) if place.deadline_at != Timestamp::NEVER => self.list(view, model),
+            Fact::Queued { model, place, .. } if place.deadline_at != Timestamp::NEVER => self.list(view, model),
             Fact::Loaded(model, device) => self.loaded(view, model, device),
             Fact::Unloaded(model, device) => {
                 self.rekey(model, device, None);

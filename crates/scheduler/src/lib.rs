@@ -260,11 +260,6 @@ impl Scheduler {
         policy.next_batch(&view, device, opening)
     }
 
-    fn put(&mut self, model: ModelId, place: Place, queued: Queued) {
-        self.queues.insert(&self.ledger, model, place, queued);
-        self.tell(Fact::Queued(model, place, queued));
-    }
-
     fn take_out(&mut self, model: ModelId, place: Place) {
         self.queues.remove(model, place);
         self.tell(Fact::Dequeued(model, place));
@@ -519,11 +514,11 @@ impl Scheduler {
         self.requests.insert(Entry { request, place, arrived_at, state, work, booking, stranded: false });
         let queued = Queued { id: request.id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
         let before = self.queues.of(request.model).rows();
-        self.put(request.model, place, queued);
+        self.queues.insert(&self.ledger, request.model, place, queued);
         if urgent {
             self.shares.entered(self.now, request.model, &self.ledger.model(request.model).latency, before);
-            self.tell(Fact::Turn(request.model));
         }
+        self.tell(Fact::Queued { model: request.model, place, queued, again: false });
         self.planner.update(self.now, &mut self.ledger, &self.queues, request.model);
         if !urgent || !self.config.policy.matches() {
             self.touch_hungry(request.model);
@@ -667,7 +662,8 @@ impl Scheduler {
         entry.state = State::Queued;
         model.demand += work;
         let queued = Queued { id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
-        self.put(request.model, place, queued);
+        self.queues.insert(&self.ledger, request.model, place, queued);
+        self.tell(Fact::Queued { model: request.model, place, queued, again: true });
         self.planner.update(self.now, &mut self.ledger, &self.queues, request.model);
         if request.deadline_at == Timestamp::NEVER || !self.config.policy.matches() {
             self.touch_hungry(request.model);
@@ -831,7 +827,6 @@ impl Scheduler {
         self.ledger.batch_started(device, action, expected_done_at);
         self.shares.started(now, model, keeps);
         self.shares.left(model, self.queues.of(model).len());
-        self.tell(Fact::Turn(model));
         self.tell(Fact::Started(Started { device, action, model, rows, expected: candidate.expected }));
         self.planner.update(self.now, &mut self.ledger, &self.queues, model);
         let kind = self.ledger.device(device).kind;

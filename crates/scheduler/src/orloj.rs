@@ -252,7 +252,7 @@ impl Policy for Orloj {
             Fact::ModelAdded(model) if self.models.len() <= model.index() => {
                 self.models.resize_with(model.index() + 1, ModelEntry::default);
             }
-            Fact::Queued(model, place, queued) if place.deadline_at != Timestamp::NEVER => {
+            Fact::Queued { model, place, queued, .. } if place.deadline_at != Timestamp::NEVER => {
                 self.models[model.index()].insert(place, queued);
                 self.active.insert(model);
             }

@@ -34,11 +34,16 @@ pub(crate) enum Fact {
     Loaded(ModelId, DeviceId),
     /// A model's weights are gone from a device, or will never come.
     Unloaded(ModelId, DeviceId),
-    /// A request is in its model's queue.
-    Queued(ModelId, Place, Queued),
+    /// A request is in its model's queue; whether it comes back there, because its batch came to nothing.
+    Queued {
+        model: ModelId,
+        place: Place,
+        queued: Queued,
+        again: bool,
+    },
     /// It no longer is: it runs, or had its end.
     Dequeued(ModelId, Place),
-    /// An execution was ordered.
+    /// An execution was ordered, and its model's turn is over.
     Started(Started),
     /// An execution is over.
     Ended(Ended),
@@ -48,8 +53,6 @@ pub(crate) enum Fact {
     },
     /// Shares of device time were computed anew, and with them who goes first and who is let in by turns.
     Shared,
-    /// A model that is let in by turns may have another one next.
-    Turn(ModelId),
     /// Another temper is in force (`rehearsal.rs`).
     Adopted(Temper),
 }

@@ -95,7 +95,8 @@ impl Punctual {
 
     // ---- what comes ----
 
-    /// A request with a deadline is queued.
+    /// A request with a deadline is queued. Not inlined: the registers that it needs would be saved for every fact.
+    #[inline(never)]
     fn came(&mut self, view: &View<'_>, model: ModelId, place: Place, queued: &Queued) {
         let patience = &mut self.models[model.index()].patience;
         let objective = place.deadline_at.since(queued.arrived_at);
@@ -302,7 +303,7 @@ impl Policy for Punctual {
             Fact::ModelAdded(model) if self.models.len() <= model.index() => {
                 self.models.resize_with(model.index() + 1, ModelEntry::default);
             }
-            Fact::Queued(model, place, queued) if place.deadline_at != Timestamp::NEVER => {
+            Fact::Queued { model, place, queued, .. } if place.deadline_at != Timestamp::NEVER => {
                 self.came(view, model, place, &queued);
             }
             Fact::Adopted(temper) => {

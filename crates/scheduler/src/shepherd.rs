@@ -175,9 +175,10 @@ impl Policy for Shepherd {
                 self.devices.resize_with(device.index() + 1, DeviceEntry::default);
             }
             Fact::DeviceLost(device) => self.lost(device),
-            Fact::Queued(model, ..) | Fact::Dequeued(model, _) | Fact::Loaded(model, _) | Fact::Unloaded(model, _) => {
-                self.mark(model)
-            }
+            Fact::Queued { model, .. }
+            | Fact::Dequeued(model, _)
+            | Fact::Loaded(model, _)
+            | Fact::Unloaded(model, _) => self.mark(model),
             Fact::Started(started) => self.started(started),
             Fact::Ended(ended) => self.ended(ended),
             _ => {}

@@ -115,6 +115,8 @@ impl Matching {
         Self { thrift: config.thrift, delay: config.delay, ..Self::default() }
     }
 
+    /// Takes a fact in. Inlined: a request makes several, and each would be looked at twice.
+    #[inline(always)]
     pub fn learn(&mut self, view: &View<'_>, fact: Fact) {
         match fact {
             Fact::ModelAdded(model) => {
@@ -124,9 +126,14 @@ impl Matching {
                     self.models.resize_with(model.index() + 1, ModelEntry::default);
                 }
             }
-            Fact::Queued(model, place, _) | Fact::Dequeued(model, place) if place.deadline_at != Timestamp::NEVER => {
+            Fact::Queued { model, place, again, .. } if place.deadline_at != Timestamp::NEVER => {
+                // Who comes back takes no turn.
+                if !again {
+                    self.models[model.index()].turn_at = view.shares.turn_at(model);
+                }
                 self.mark(model);
             }
+            Fact::Dequeued(model, place) if place.deadline_at != Timestamp::NEVER => self.mark(model),
             Fact::Loaded(model, _) => {
                 self.mark(model);
                 self.stuck = None;
@@ -135,12 +142,12 @@ impl Matching {
             Fact::Started(started) => {
                 self.batch_time = (self.batch_time * 15 + started.expected) / 16;
                 self.usage.started(started.model, started.expected);
+                self.models[started.model.index()].turn_at = view.shares.turn_at(started.model);
             }
             // What its batches are expected to take has changed, and with it when they must start.
             Fact::Ended(ended) => self.mark(ended.model),
             Fact::Settled { in_time } => self.pressure.note(view.now, in_time),
             Fact::Shared => (0..self.models.len()).for_each(|model| self.entitle(view, ModelId(model as u32))),
-            Fact::Turn(model) => self.models[model.index()].turn_at = view.shares.turn_at(model),
             _ => {}
         }
     }
@@ -211,7 +218,8 @@ impl Matching {
         Some((model, self.ready(model, latest)))
     }
 
-    /// What a model's queue makes now; where it is if that can't grow.
+    /// What a model's queue makes now; where it is if that can't grow. Inlined, as `in_turn` is: computed anew with every request.
+    #[inline(always)]
     pub fn outlook<'a>(&self, view: &View<'a>, model: ModelId) -> Result<Outlook<'a>, Standing> {
         let queue = view.queues.of(model);
         let (deadline_at, first) = queue.first().ok_or(Standing::None)?;
@@ -247,6 +255,7 @@ impl Matching {
 
     /// Where a candidate is that would be ready then: with shares of device time perhaps earlier. At its turn a device is kept for it, which waits for company no
     /// longer than until `waits_until`.
+    #[inline(always)]
     pub fn in_turn(
         &self,
         view: &View<'_>,
@@ -274,6 +283,7 @@ impl Matching {
     }
 
     /// Puts a model's candidate where it belongs; whether that is elsewhere than before.
+    #[inline]
     pub fn stand(&mut self, model: ModelId, standing: Standing) -> bool {
         let index = model.index();
         let before = std::mem::replace(&mut self.models[index].standing, standing);

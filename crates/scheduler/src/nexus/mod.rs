@@ -229,7 +229,7 @@ impl Policy for Nexus {
                 self.plan_at = None;
             }
             Fact::DeviceLost(_) => self.plan_at = None,
-            Fact::Queued(model, place, queued) if place.deadline_at != Timestamp::NEVER => {
+            Fact::Queued { model, place, queued, .. } if place.deadline_at != Timestamp::NEVER => {
                 self.came(view, model, place, queued);
             }
             Fact::Dequeued(model, place) => self.left(model, place),
