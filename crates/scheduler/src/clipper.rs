@@ -8,6 +8,7 @@ use crate::board::Board;
 use crate::config::Config;
 use crate::policy::{Batch, Ended, Fact, Next, Policy, View};
 use crate::queue::{Opening, Queued};
+use crate::table::{Marked, grown};
 use base::{ActionId, DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,13 +38,11 @@ struct ModelEntry {
     /// Whether it has ever been too large.
     probed: bool,
     standing: Standing,
-    /// Whether it is in `changed`.
-    changed: bool,
 }
 
 impl Default for ModelEntry {
     fn default() -> Self {
-        Self { limit: 1.0, probed: false, standing: Standing::None, changed: false }
+        Self { limit: 1.0, probed: false, standing: Standing::None }
     }
 }
 
@@ -53,13 +52,13 @@ impl ModelEntry {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Clipper {
     wait: Duration,
     models: Vec<ModelEntry>,
     /// Models whose batch is ready, by the arrival of their oldest request.
     board: Board<Timestamp>,
-    changed: Vec<ModelId>,
+    changed: Marked,
     /// Models whose batch waits for company, by when that is over.
     growing: BTreeSet<(Timestamp, ModelId)>,
     /// Batches under way: where, and whether they were as large as they may be.
@@ -69,22 +68,7 @@ pub(crate) struct Clipper {
 
 impl Clipper {
     pub fn new(config: &Config) -> Self {
-        Self {
-            wait: config.batch_delay,
-            models: Vec::new(),
-            board: Board::default(),
-            changed: Vec::new(),
-            growing: BTreeSet::new(),
-            running: BTreeMap::new(),
-            members: Vec::new(),
-        }
-    }
-
-    fn mark(&mut self, model: ModelId) {
-        let entry = &mut self.models[model.index()];
-        if !std::mem::replace(&mut entry.changed, true) {
-            self.changed.push(model);
-        }
+        Self { wait: config.batch_delay, ..Self::default() }
     }
 
     /// Brings the standing of marked models up to date, and notices those that have waited long enough.
@@ -95,18 +79,16 @@ impl Clipper {
             }
             self.growing.remove(&(ready_at, model));
             self.models[model.index()].standing = Standing::None;
-            self.mark(model);
+            self.changed.add(model);
         }
         while let Some(model) = self.changed.pop() {
-            let entry = &mut self.models[model.index()];
-            entry.changed = false;
             let queue = view.queues.of(model);
             let Some((_, first)) = queue.first() else {
                 self.stand(model, None, Standing::None);
                 continue;
             };
             let ready_at = first.arrived_at + self.wait;
-            let ready = queue.rows() >= u64::from(entry.rows()) || ready_at <= view.now;
+            let ready = queue.rows() >= u64::from(self.models[model.index()].rows()) || ready_at <= view.now;
             let standing = if ready { Standing::Ready } else { Standing::Growing { ready_at } };
             self.stand(model, Some(first.arrived_at), standing);
         }
@@ -131,11 +113,11 @@ impl Clipper {
         let entry = &mut self.models[ended.model.index()];
         if !ended.in_time {
             (entry.limit, entry.probed) = ((entry.limit * DECREASE).max(1.0), true);
-            self.mark(ended.model);
+            self.changed.add(ended.model);
         } else if full {
             // A batch that had room says nothing about a larger one.
             entry.limit = entry.limit.min(1e6) + if entry.probed { INCREASE } else { FIRST_INCREASE };
-            self.mark(ended.model);
+            self.changed.add(ended.model);
         }
     }
 }
@@ -143,17 +125,12 @@ impl Clipper {
 impl Policy for Clipper {
     fn learn(&mut self, _view: &View<'_>, fact: Fact) {
         match fact {
-            Fact::ModelAdded(model) => {
-                self.board.add_model(model);
-                if self.models.len() <= model.index() {
-                    self.models.resize_with(model.index() + 1, ModelEntry::default);
-                }
-            }
+            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
             Fact::DeviceLost(device) => self.running.retain(|_, (on, _)| *on != device),
             Fact::Queued { model, .. }
             | Fact::Dequeued(model, _)
             | Fact::Loaded(model, _)
-            | Fact::Unloaded(model, _) => self.mark(model),
+            | Fact::Unloaded(model, _) => self.changed.add(model),
             Fact::Started(started) => {
                 let full = started.rows >= self.models[started.model.index()].rows();
                 self.running.insert(started.action, (started.device, full));

@@ -8,6 +8,7 @@
 
 use crate::policy::{Batch, Fact, Policy, View};
 use crate::queue::{Opening, Queued};
+use crate::table::grown;
 use base::{DeviceId, ModelId, Timestamp};
 use std::collections::BTreeSet;
 
@@ -93,15 +94,8 @@ impl Clockwork {
 impl Policy for Clockwork {
     fn learn(&mut self, view: &View<'_>, fact: Fact) {
         match fact {
-            Fact::ModelAdded(model) if self.models.len() <= model.index() => {
-                self.models.resize_with(model.index() + 1, ModelEntry::default);
-            }
-            Fact::DeviceAdded(device) => {
-                if self.devices.len() <= device.index() {
-                    self.devices.resize_with(device.index() + 1, DeviceEntry::default);
-                }
-                self.devices[device.index()] = DeviceEntry::default();
-            }
+            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
+            Fact::DeviceAdded(device) => *grown(&mut self.devices, device.index()) = DeviceEntry::default(),
             // When one leaves, keys stay: they are lower bounds, and taking a request away only raises the true ones.
             Fact::Queued { model, place, .. } if place.deadline_at != Timestamp::NEVER => self.list(view, model),
             Fact::Loaded(model, device) => self.loaded(view, model, device),

@@ -7,6 +7,7 @@ use crate::executor::Executor;
 use crate::heap::Heap;
 use crate::latency::Latency;
 use crate::spread::Spread;
+use crate::table::grown;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -118,7 +119,7 @@ impl Model {
             return &mut self.latency;
         }
         let latency = &self.latency;
-        other(&mut self.elsewhere, kind).get_or_insert_with(|| latency.clone())
+        grown(&mut self.elsewhere, kind as usize).get_or_insert_with(|| latency.clone())
     }
 
     /// Another kind is the slowest that is there.
@@ -126,10 +127,10 @@ impl Model {
         if kind == self.slowest || self.latency.is_followed() {
             return;
         }
-        let mut latency = other(&mut self.elsewhere, kind).take().unwrap_or_else(|| self.latency.clone());
+        let mut latency = grown(&mut self.elsewhere, kind as usize).take().unwrap_or_else(|| self.latency.clone());
         latency.load_as(&self.latency);
         let before = std::mem::replace(&mut self.latency, latency);
-        *other(&mut self.elsewhere, self.slowest) = Some(before);
+        *grown(&mut self.elsewhere, self.slowest as usize) = Some(before);
         self.slowest = kind;
     }
 
@@ -173,15 +174,6 @@ pub(crate) enum Action {
         device: DeviceId,
         model: ModelId,
     },
-}
-
-/// The place of a kind.
-fn other(elsewhere: &mut Vec<Option<Latency>>, kind: u32) -> &mut Option<Latency> {
-    let kind = kind as usize;
-    if elsewhere.len() <= kind {
-        elsewhere.resize_with(kind + 1, || None);
-    }
-    &mut elsewhere[kind]
 }
 
 #[derive(Clone, Debug, Default)]

@@ -49,6 +49,7 @@ mod residency;
 mod shepherd;
 mod slack;
 mod spread;
+mod table;
 mod temper;
 mod uneven;
 mod usage;
@@ -84,6 +85,7 @@ use shepherd::Shepherd;
 use slack::SlackWatch;
 use spread::Spread;
 use std::collections::BTreeSet;
+use table::grown;
 use windowed::Windowed;
 
 /// Levels of urgency within one model; higher numbers count as this one.
@@ -285,12 +287,9 @@ impl Scheduler {
     // ---- facts ----
 
     fn device_added(&mut self, spec: DeviceSpec) {
-        let index = spec.device.index();
-        if self.ledger.devices.len() <= index {
-            self.ledger.devices.resize_with(index + 1, || None);
-        }
-        assert!(self.ledger.devices[index].is_none(), "{} was added while it is there", spec.device);
-        self.ledger.devices[index] = Some(Device::new(spec.pages, spec.kind, self.ledger.next_epoch));
+        let there = grown(&mut self.ledger.devices, spec.device.index());
+        assert!(there.is_none(), "{} was added while it is there", spec.device);
+        *there = Some(Device::new(spec.pages, spec.kind, self.ledger.next_epoch));
         self.ledger.next_epoch += 1;
         self.ledger.device_count += 1;
         self.ledger.note_devices();
@@ -390,11 +389,7 @@ impl Scheduler {
     }
 
     fn model_added(&mut self, spec: ModelSpec) {
-        let index = spec.model.index();
-        if self.ledger.models.len() <= index {
-            self.ledger.models.resize_with(index + 1, || None);
-        }
-        assert!(self.ledger.models[index].is_none(), "{} was added twice", spec.model);
+        assert!(grown(&mut self.ledger.models, spec.model.index()).is_none(), "{} was added twice", spec.model);
         let window =
             latency::Window { size: self.config.profile_window.max(1), quantile: self.config.profile_quantile };
         let elsewhere = spec.elsewhere.iter().map(|profile| Some(Latency::new(profile, window)));
@@ -417,7 +412,7 @@ impl Scheduler {
             removed: false,
         };
         model.plan_with(self.ledger.slowest);
-        self.ledger.models[index] = Some(model);
+        self.ledger.models[spec.model.index()] = Some(model);
         self.ledger.all_pages += u64::from(spec.pages);
         self.ledger.model_count += 1;
         self.queues.add_model(spec.model);
@@ -715,7 +710,9 @@ impl Scheduler {
     fn decide(&mut self, out: &mut Vec<Command>) {
         self.ledger.note_use(self.now);
         // Before the devices are fed: a model that is always busy is free for a moment now, and may have to go.
-        self.plan_loads(out);
+        if self.planner.is_due(self.now) {
+            self.plan_loads(out);
+        }
         let matches = self.config.policy.matches();
         if matches {
             self.follow(out);
@@ -729,7 +726,7 @@ impl Scheduler {
             self.follow(out);
         }
         // What was unloaded just now may have changed who can run what.
-        if self.plan_loads(out) && !self.config.policy.breaks_off() {
+        if self.planner.is_due(self.now) && self.plan_loads(out) && !self.config.policy.breaks_off() {
             self.follow(out);
         }
         self.slack.set_batch_work_waits(self.now, self.batch_work_waits());

@@ -25,6 +25,7 @@ use crate::hull::{Hull, Point};
 use crate::ledger::Model;
 use crate::policy::{Batch, Fact, Policy, View};
 use crate::queue::{Candidate, Opening, Place, Queued};
+use crate::table::grown;
 use base::{DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,7 +70,7 @@ struct ModelEntry {
     base: Timestamp,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Orloj {
     /// The rate of the anticipated delay, per nanosecond.
     rate: f64,
@@ -81,7 +82,7 @@ pub(crate) struct Orloj {
 
 impl Orloj {
     pub fn new(config: &Config) -> Self {
-        Self { rate: config.anticipated_delay / 1e6, models: Vec::new(), active: BTreeSet::new(), members: Vec::new() }
+        Self { rate: config.anticipated_delay / 1e6, ..Self::default() }
     }
 }
 
@@ -249,9 +250,7 @@ impl ModelEntry {
 impl Policy for Orloj {
     fn learn(&mut self, _view: &View<'_>, fact: Fact) {
         match fact {
-            Fact::ModelAdded(model) if self.models.len() <= model.index() => {
-                self.models.resize_with(model.index() + 1, ModelEntry::default);
-            }
+            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
             Fact::Queued { model, place, queued, .. } if place.deadline_at != Timestamp::NEVER => {
                 self.models[model.index()].insert(place, queued);
                 self.active.insert(model);

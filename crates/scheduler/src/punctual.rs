@@ -16,6 +16,7 @@ use crate::patience::Patience;
 use crate::policy::{Batch, Fact, Next, Policy, View};
 use crate::queue::{Candidate, Opening, Place, Queued};
 use crate::spread::Spread;
+use crate::table::grown;
 use crate::temper::{Keep, Temper};
 use crate::uneven::Uneven;
 use crate::windowed::{LEAD, Matching, Outlook, Standing, Start};
@@ -63,7 +64,7 @@ struct ModelEntry {
     hope: Option<Hope>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Punctual {
     temper: Temper,
     matching: Matching,
@@ -80,17 +81,7 @@ pub(crate) struct Punctual {
 
 impl Punctual {
     pub fn new(config: &Config) -> Self {
-        Self {
-            temper: Temper::USUAL,
-            matching: Matching::new(config),
-            models: Vec::new(),
-            early: Heap::default(),
-            willing: Heap::default(),
-            demand: Demand::default(),
-            uneven: Uneven::default(),
-            members: Vec::new(),
-            skipped: Vec::new(),
-        }
+        Self { matching: Matching::new(config), ..Self::default() }
     }
 
     // ---- what comes ----
@@ -128,7 +119,7 @@ impl Punctual {
 
     /// Brings the candidates of marked models up to date, and notices those that time has made ready, or willing to start early.
     fn settle(&mut self, view: &View<'_>) {
-        while let Some(model) = self.matching.next_changed() {
+        while let Some(model) = self.matching.changed.pop() {
             let (standing, hope) = self.standing(view, model);
             self.stand(model, standing, hope);
         }
@@ -152,15 +143,15 @@ impl Punctual {
         let (start, patient) = if differ { (Start::AtOnce, false) } else { (self.temper.start, self.temper.patient) };
         let mut ready_at = self.matching.ready_at(view.now, &outlook, start);
         if patient {
-            ready_at = ready_at.min(self.ready_before(view, model, &outlook));
+            ready_at = ready_at.min(self.ready_before(view, &outlook));
         }
         let patience = &self.models[model.index()].patience;
         let wait = patience.wait(outlook.rows, outlook.there.latency.fixed());
         let early_at = (patience.last_at().unwrap_or(view.now) + wait).max(view.now);
-        let standing = self.matching.in_turn(view, model, &outlook, ready_at, early_at);
+        let standing = self.matching.in_turn(view, &outlook, ready_at, early_at);
         let hope = match standing {
             Standing::Growing { ready_at, .. } if patient && early_at < ready_at => {
-                Some(self.hope(view, model, &outlook, wait, early_at..ready_at))
+                Some(self.hope(view, &outlook, wait, early_at..ready_at))
             }
             Standing::None | Standing::Growing { .. } | Standing::Ready(_) => None,
         };
@@ -168,15 +159,9 @@ impl Punctual {
     }
 
     /// What speaks for an early start of a candidate, that may from such a silence on.
-    fn hope(
-        &self,
-        view: &View<'_>,
-        model: ModelId,
-        outlook: &Outlook<'_>,
-        silence: Duration,
-        Range { start: early_at, end: ready_at }: Range<Timestamp>,
-    ) -> Hope {
-        let &Outlook { there, rows, takes, with_one_more, latest, .. } = outlook;
+    fn hope(&self, view: &View<'_>, outlook: &Outlook<'_>, silence: Duration, early: Range<Timestamp>) -> Hope {
+        let Range { start: early_at, end: ready_at } = early;
+        let &Outlook { model, there, rows, takes, with_one_more, latest, .. } = outlook;
         // Each request that comes makes it ready earlier, by what one more row takes.
         let chance = self.models[model.index()].patience.chance_after(silence);
         let pull = chance * (with_one_more - takes).as_nanos() as f64;
@@ -190,8 +175,9 @@ impl Punctual {
 
     /// When a patient candidate is ready so that it finds a device: as much earlier than it must start as others may come before it. Rows that its
     /// size has room for are run for nothing, which devices must have time for.
-    fn ready_before(&self, view: &View<'_>, model: ModelId, outlook: &Outlook<'_>) -> Timestamp {
-        let room = f64::from(outlook.there.latency.class_for(outlook.rows).batch) / f64::from(outlook.rows);
+    fn ready_before(&self, view: &View<'_>, outlook: &Outlook<'_>) -> Timestamp {
+        let &Outlook { model, there, rows, .. } = outlook;
+        let room = f64::from(there.latency.class_for(rows).batch) / f64::from(rows);
         if self.demand.load().unwrap_or(0.0) * room > FULLER_HOUSE {
             return Timestamp::NEVER;
         }
@@ -300,9 +286,7 @@ impl Punctual {
 impl Policy for Punctual {
     fn learn(&mut self, view: &View<'_>, fact: Fact) {
         match fact {
-            Fact::ModelAdded(model) if self.models.len() <= model.index() => {
-                self.models.resize_with(model.index() + 1, ModelEntry::default);
-            }
+            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
             Fact::Queued { model, place, queued, .. } if place.deadline_at != Timestamp::NEVER => {
                 self.came(view, model, place, &queued);
             }

@@ -7,6 +7,7 @@ use crate::ledger::Ledger;
 use crate::policy::Batch;
 use crate::queue::{ModelQueue, Place, Queued};
 use crate::slack::BatchWorkLimit;
+use crate::table::grown;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -44,17 +45,12 @@ impl Queues {
     }
 
     pub fn add_model(&mut self, model: ModelId) {
-        if self.models.len() <= model.index() {
-            self.models.resize_with(model.index() + 1, Entry::default);
-        }
-        self.background.add_model(model);
+        grown(&mut self.models, model.index());
     }
 
     /// Nothing is loaded there.
     pub fn add_device(&mut self, device: DeviceId) {
-        if self.held.len() <= device.index() {
-            self.held.resize_with(device.index() + 1, Bits::default);
-        }
+        grown(&mut self.held, device.index());
     }
 
     pub fn of(&self, model: ModelId) -> &ModelQueue {

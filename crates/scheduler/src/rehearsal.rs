@@ -17,6 +17,7 @@
 
 use crate::event::{ActionStatus, Command, Event, Execution, Outcome, Report, Request};
 use crate::policy::Fact;
+use crate::table::grown;
 use crate::temper::Temper;
 use crate::{Rehearsed, Scheduler};
 use base::{ActionId, DeviceId, Duration, RequestId, Timestamp, Transfers};
@@ -97,9 +98,10 @@ impl Losses {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Stage {
     /// Nothing is rehearsed.
+    #[default]
     Idle,
     /// A span is being written down.
     Writing(Box<Span>),
@@ -108,7 +110,7 @@ enum Stage {
 }
 
 /// Which temper is in force, and why.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Rehearsals {
     stage: Stage,
     records: [Record; Temper::CHOICE.len()],
@@ -133,21 +135,7 @@ pub(crate) struct Rehearsals {
 
 impl Rehearsals {
     pub fn new() -> Self {
-        Self {
-            stage: Stage::Idle,
-            records: Default::default(),
-            rehearsed: 0.0,
-            admitted: (0.0, 0.0),
-            current: 0,
-            imagined: 0.0,
-            credit: CREDIT,
-            credit_at: Timestamp::ZERO,
-            lately: Losses::default(),
-            trial: Losses::default(),
-            trial_from: Timestamp::ZERO,
-            objective: Duration::ZERO,
-            uneven: false,
-        }
+        Self { credit: CREDIT, ..Self::default() }
     }
 
     /// The position of the temper in force among those that can be.
@@ -556,10 +544,7 @@ impl Rehearsal {
     }
 
     fn busy(&mut self, device: DeviceId) -> &mut Busy {
-        if self.devices.len() <= device.index() {
-            self.devices.resize(device.index() + 1, Busy::default());
-        }
-        &mut self.devices[device.index()]
+        grown(&mut self.devices, device.index())
     }
 }
 

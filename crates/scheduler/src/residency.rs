@@ -7,6 +7,7 @@
 use crate::executor::Lead;
 use crate::ledger::{Action, Ledger, Residency};
 use crate::queues::Queues;
+use crate::table::grown;
 use crate::{Command, Load, Unload};
 use base::{DeviceId, Duration, ModelId, Timestamp, Window};
 use std::cmp::Reverse;
@@ -51,10 +52,8 @@ pub(crate) struct Planner {
 
 impl Planner {
     pub fn add_model(&mut self, model: ModelId) {
-        if self.background_keys.len() <= model.index() {
-            self.background_keys.resize(model.index() + 1, None);
-            self.cold_shares.resize(model.index() + 1, Duration::ZERO);
-        }
+        grown(&mut self.background_keys, model.index());
+        grown(&mut self.cold_shares, model.index());
     }
 
     /// Brings a model's allocations and load priority up to date.
@@ -148,8 +147,17 @@ impl Planner {
 
     /// When to decide again, if something wants to be loaded.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
-        let wanting = !self.wanting.is_empty() || !self.background.is_empty();
-        (wanting && self.quiet_until != Timestamp::NEVER).then_some(self.quiet_until)
+        (self.wants() && self.quiet_until != Timestamp::NEVER).then_some(self.quiet_until)
+    }
+
+    /// Whether something wants to be loaded.
+    fn wants(&self) -> bool {
+        !self.wanting.is_empty() || !self.background.is_empty()
+    }
+
+    /// Whether there may be something to decide.
+    pub fn is_due(&self, now: Timestamp) -> bool {
+        now >= self.quiet_until && self.wants()
     }
 
     /// Something has changed that may let a model be loaded.
@@ -167,14 +175,11 @@ impl Planner {
         queues: &mut Queues,
         out: &mut Vec<Command>,
     ) {
-        if now < self.quiet_until || (self.wanting.is_empty() && self.background.is_empty()) {
-            return;
-        }
         self.quiet_until = now + NO_ROOM_RETRY;
         while let Some((model, device, victims)) = self.next_load(now, lead, ledger, queues) {
             self.load(now, lead, ledger, queues, model, device, &victims, out);
         }
-        if self.wanting.is_empty() && self.background.is_empty() {
+        if !self.wants() {
             return self.reconsider();
         }
         // Something can't be placed: if that is for want of time, look again when an executor has some.

@@ -14,6 +14,7 @@ use crate::board::Board;
 use crate::config::{Config, Delay, Gather};
 use crate::policy::{Batch, Ended, Fact, Next, Policy, Started, View};
 use crate::queue::{Opening, Queued};
+use crate::table::{Marked, grown};
 use base::{ActionId, DeviceId, ModelId, RequestId, Timestamp};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -45,16 +46,15 @@ struct DeviceEntry {
     spared: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Shepherd {
     /// Whether every batch begins with its model's first request.
     head_first: bool,
     delay: Delay,
     board: Board<Rank>,
     devices: Vec<DeviceEntry>,
-    /// Models whose candidate has changed, each once.
-    changed: Vec<ModelId>,
-    is_changed: Vec<bool>,
+    /// Models whose candidate has changed.
+    changed: Marked,
     /// Batches under way that may be broken off, the smallest first.
     running: BTreeSet<(u32, ActionId, DeviceId)>,
     busy_devices: usize,
@@ -67,31 +67,11 @@ pub(crate) struct Shepherd {
 
 impl Shepherd {
     pub fn new(config: &Config) -> Self {
-        Self {
-            head_first: config.gather == Gather::HeadFirst,
-            delay: config.delay,
-            board: Board::default(),
-            devices: Vec::new(),
-            changed: Vec::new(),
-            is_changed: Vec::new(),
-            running: BTreeSet::new(),
-            busy_devices: 0,
-            promises: Vec::new(),
-            members: Vec::new(),
-            others: Vec::new(),
-            skipped: Vec::new(),
-        }
-    }
-
-    fn mark(&mut self, model: ModelId) {
-        if !std::mem::replace(&mut self.is_changed[model.index()], true) {
-            self.changed.push(model);
-        }
+        Self { head_first: config.gather == Gather::HeadFirst, delay: config.delay, ..Self::default() }
     }
 
     fn settle(&mut self, view: &View<'_>) {
         while let Some(model) = self.changed.pop() {
-            self.is_changed[model.index()] = false;
             let rank = self.estimate(view, model);
             self.board.set(model, rank);
         }
@@ -165,20 +145,12 @@ fn rows_of(members: &[Queued]) -> u32 {
 impl Policy for Shepherd {
     fn learn(&mut self, _view: &View<'_>, fact: Fact) {
         match fact {
-            Fact::ModelAdded(model) => {
-                self.board.add_model(model);
-                if self.is_changed.len() <= model.index() {
-                    self.is_changed.resize(model.index() + 1, false);
-                }
-            }
-            Fact::DeviceAdded(device) if self.devices.len() <= device.index() => {
-                self.devices.resize_with(device.index() + 1, DeviceEntry::default);
-            }
+            Fact::DeviceAdded(device) => _ = grown(&mut self.devices, device.index()),
             Fact::DeviceLost(device) => self.lost(device),
             Fact::Queued { model, .. }
             | Fact::Dequeued(model, _)
             | Fact::Loaded(model, _)
-            | Fact::Unloaded(model, _) => self.mark(model),
+            | Fact::Unloaded(model, _) => self.changed.add(model),
             Fact::Started(started) => self.started(started),
             Fact::Ended(ended) => self.ended(ended),
             _ => {}

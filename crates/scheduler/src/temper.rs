@@ -22,6 +22,12 @@ pub(crate) enum Keep {
     Full,
 }
 
+impl Default for Temper {
+    fn default() -> Self {
+        Self::USUAL
+    }
+}
+
 impl Temper {
     /// What `punctual` begins with, and comes back to when nothing is lost.
     pub const USUAL: Self = Self::patient(Keep::Nearly);

@@ -17,6 +17,7 @@ use crate::ledger::Model;
 use crate::policy::{Batch, Fact, Next, Policy, View};
 use crate::pressure::Pressure;
 use crate::queue::{Candidate, Opening, Queued};
+use crate::table::{Marked, grown};
 use crate::usage::Usage;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 
@@ -55,6 +56,7 @@ pub(crate) enum Standing {
 /// A candidate that may still grow, before it is known which device it will be for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outlook<'a> {
+    pub model: ModelId,
     pub there: &'a Model,
     pub deadline_at: Timestamp,
     pub first: Queued,
@@ -78,8 +80,6 @@ impl Outlook<'_> {
 #[derive(Clone, Debug, Default)]
 struct ModelEntry {
     standing: Standing,
-    /// Whether it is in `changed`.
-    changed: bool,
     /// Whether it goes before others.
     entitled: bool,
     /// Where it is let in by turns: the size of its batches, and when it has its turn.
@@ -97,7 +97,7 @@ pub(crate) struct Matching {
     delay: Delay,
     models: Vec<ModelEntry>,
     /// Models whose candidate must be computed.
-    changed: Vec<ModelId>,
+    pub changed: Marked,
     /// Models whose candidate is ready, by when it must start.
     ready: Board<Rank>,
     /// The hungry devices of which none can run a ready candidate, by their revision; `None` once a candidate or a place has come.
@@ -121,47 +121,37 @@ impl Matching {
         match fact {
             Fact::ModelAdded(model) => {
                 self.usage.add_model(model);
-                self.ready.add_model(model);
-                if self.models.len() <= model.index() {
-                    self.models.resize_with(model.index() + 1, ModelEntry::default);
-                }
+                grown(&mut self.models, model.index());
             }
             Fact::Queued { model, place, again, .. } if place.deadline_at != Timestamp::NEVER => {
                 // Who comes back takes no turn.
                 if !again {
                     self.models[model.index()].turn_at = view.shares.turn_at(model);
                 }
-                self.mark(model);
+                self.changed.add(model);
             }
-            Fact::Dequeued(model, place) if place.deadline_at != Timestamp::NEVER => self.mark(model),
+            Fact::Dequeued(model, place) if place.deadline_at != Timestamp::NEVER => self.changed.add(model),
             Fact::Loaded(model, _) => {
-                self.mark(model);
+                self.changed.add(model);
                 self.stuck = None;
             }
-            Fact::Unloaded(model, _) => self.mark(model),
+            Fact::Unloaded(model, _) => self.changed.add(model),
             Fact::Started(started) => {
                 self.batch_time = (self.batch_time * 15 + started.expected) / 16;
                 self.usage.started(started.model, started.expected);
                 self.models[started.model.index()].turn_at = view.shares.turn_at(started.model);
             }
             // What its batches are expected to take has changed, and with it when they must start.
-            Fact::Ended(ended) => self.mark(ended.model),
+            Fact::Ended(ended) => self.changed.add(ended.model),
             Fact::Settled { in_time } => self.pressure.note(view.now, in_time),
             Fact::Shared => (0..self.models.len()).for_each(|model| self.entitle(view, ModelId(model as u32))),
             _ => {}
         }
     }
 
-    fn mark(&mut self, model: ModelId) {
-        let entry = &mut self.models[model.index()];
-        if !std::mem::replace(&mut entry.changed, true) {
-            self.changed.push(model);
-        }
-    }
-
     /// Every candidate must be computed.
     pub fn mark_all(&mut self) {
-        (0..self.models.len()).for_each(|model| self.mark(ModelId(model as u32)));
+        (0..self.models.len()).for_each(|model| self.changed.add(ModelId(model as u32)));
     }
 
     fn entitle(&mut self, view: &View<'_>, model: ModelId) {
@@ -170,7 +160,7 @@ impl Matching {
         entry.turn_delay = shares.delays(model);
         (entry.turn_rows, entry.turn_at) = (shares.batch_of(model), shares.turn_at(model));
         if std::mem::replace(&mut entry.entitled, entitled) != entitled {
-            self.mark(model);
+            self.changed.add(model);
         }
     }
 
@@ -201,13 +191,6 @@ impl Matching {
 
     // ---- when a candidate is ready ----
 
-    /// A model whose candidate must be computed.
-    pub fn next_changed(&mut self) -> Option<ModelId> {
-        let model = self.changed.pop()?;
-        self.models[model.index()].changed = false;
-        Some(model)
-    }
-
     /// A growing candidate that time has made ready.
     pub fn next_ripe(&self, now: Timestamp) -> Option<(ModelId, Standing)> {
         let (_, index) = self.growing.first().filter(|&(ready_at, _)| ready_at <= now)?;
@@ -237,7 +220,7 @@ impl Matching {
             return Err(self.ready(model, latest));
         }
         let with_one_more = view.ledger.longest(there, rows + 1);
-        Ok(Outlook { there, deadline_at, first, rows, takes, with_one_more, delay, latest })
+        Ok(Outlook { model, there, deadline_at, first, rows, takes, with_one_more, delay, latest })
     }
 
     /// When a candidate is ready that starts so.
@@ -253,23 +236,17 @@ impl Matching {
         ready_at.min(latest - delay)
     }
 
-    /// Where a candidate is that would be ready then: with shares of device time perhaps earlier. At its turn a device is kept for it, which waits for company no
-    /// longer than until `waits_until`.
+    /// Where a candidate is that would be ready then: with shares of device time perhaps earlier. At its turn a device is kept for it, and waits for
+    /// company no longer than until the second instant.
     #[inline(always)]
-    pub fn in_turn(
-        &self,
-        view: &View<'_>,
-        model: ModelId,
-        outlook: &Outlook<'_>,
-        ready_at: Timestamp,
-        waits_until: Timestamp,
-    ) -> Standing {
-        let (entry, &Outlook { delay, latest, .. }) = (&self.models[model.index()], outlook);
+    pub fn in_turn(&self, view: &View<'_>, outlook: &Outlook<'_>, ready_at: Timestamp, until: Timestamp) -> Standing {
+        let &Outlook { model, delay, latest, .. } = outlook;
+        let entry = &self.models[model.index()];
         let ready_at = if entry.entitled {
             // Who goes first is ready so early that a device will be free in time.
             ready_at.min(latest - delay - self.lead(view, model))
         } else if let Some(turn_at) = entry.turn_at {
-            ready_at.min(turn_at.max(waits_until.min(latest - entry.turn_delay)) - delay)
+            ready_at.min(turn_at.max(until.min(latest - entry.turn_delay)) - delay)
         } else {
             ready_at
         };
@@ -374,7 +351,7 @@ impl Windowed {
 
     /// Brings the candidates of marked models up to date, and notices those that time has made ready.
     fn settle(&mut self, view: &View<'_>) {
-        while let Some(model) = self.matching.next_changed() {
+        while let Some(model) = self.matching.changed.pop() {
             let standing = self.standing(view, model);
             self.matching.stand(model, standing);
         }
@@ -385,12 +362,13 @@ impl Windowed {
 
     /// What has become of a model's candidate.
     fn standing(&self, view: &View<'_>, model: ModelId) -> Standing {
-        let outlook = match self.matching.outlook(view, model) {
-            Ok(outlook) => outlook,
-            Err(standing) => return standing,
-        };
-        let ready_at = self.matching.ready_at(view.now, &outlook, self.start);
-        self.matching.in_turn(view, model, &outlook, ready_at, view.now)
+        match self.matching.outlook(view, model) {
+            Ok(outlook) => {
+                let ready_at = self.matching.ready_at(view.now, &outlook, self.start);
+                self.matching.in_turn(view, &outlook, ready_at, view.now)
+            }
+            Err(standing) => standing,
+        }
     }
 
     /// From how many rows on a batch is large enough for its first request to be kept.

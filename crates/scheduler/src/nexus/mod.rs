@@ -15,6 +15,7 @@ use crate::ledger::Ledger;
 use crate::policy::{Batch, Fact, Next, Policy, View};
 use crate::queue::{ModelQueue, Opening, Place, Queued};
 use crate::queues::Queues;
+use crate::table::{Marked, grown};
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use packing::{Demand, Share};
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,8 +51,6 @@ struct ModelEntry {
     turns: BTreeSet<(u64, usize)>,
     /// Queued requests by their sequence, and the index of their route if there is one.
     requests: BTreeMap<u64, (Place, Queued, Option<usize>)>,
-    /// Whether it is in `stale`.
-    is_stale: bool,
     /// Rows that came since the observation began.
     rows: u64,
     /// What was seen of its rate, in rows a second.
@@ -78,7 +77,7 @@ pub(crate) struct Nexus {
     /// Whether rates have been seen at all.
     rates_known: bool,
     /// Models whose routes must be made anew.
-    stale: Vec<ModelId>,
+    stale: Marked,
     /// Devices that a request was sent to since they were last asked.
     called: Vec<DeviceId>,
     members: Vec<Queued>,
@@ -97,7 +96,6 @@ impl Nexus {
             self.plan_at = Some(view.now + known);
         }
         while let Some(model) = self.stale.pop() {
-            self.models[model.index()].is_stale = false;
             self.reroute(view.queues, model);
         }
     }
@@ -132,17 +130,10 @@ impl Nexus {
                 self.models[share.model.index()].planned.push((device, *share));
             }
         }
-        (0..self.models.len()).for_each(|model| self.mark(ModelId(model as u32)));
+        (0..self.models.len()).for_each(|model| self.stale.add(ModelId(model as u32)));
     }
 
     // ---- routes ----
-
-    fn mark(&mut self, model: ModelId) {
-        let entry = &mut self.models[model.index()];
-        if !std::mem::replace(&mut entry.is_stale, true) {
-            self.stale.push(model);
-        }
-    }
 
     /// Makes a model's routes anew, and sends its requests along them.
     fn reroute(&mut self, queues: &Queues, model: ModelId) {
@@ -218,14 +209,9 @@ impl Nexus {
 impl Policy for Nexus {
     fn learn(&mut self, view: &View<'_>, fact: Fact) {
         match fact {
-            Fact::ModelAdded(model) if self.models.len() <= model.index() => {
-                self.models.resize_with(model.index() + 1, ModelEntry::default);
-            }
+            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
             Fact::DeviceAdded(device) => {
-                if self.devices.len() <= device.index() {
-                    self.devices.resize_with(device.index() + 1, DeviceEntry::default);
-                }
-                self.devices[device.index()] = DeviceEntry::default();
+                *grown(&mut self.devices, device.index()) = DeviceEntry::default();
                 self.plan_at = None;
             }
             Fact::DeviceLost(_) => self.plan_at = None,
@@ -233,7 +219,7 @@ impl Policy for Nexus {
                 self.came(view, model, place, queued);
             }
             Fact::Dequeued(model, place) => self.left(model, place),
-            Fact::Loaded(model, _) | Fact::Unloaded(model, _) => self.mark(model),
+            Fact::Loaded(model, _) | Fact::Unloaded(model, _) => self.stale.add(model),
             _ => {}
         }
     }
