@@ -1,6 +1,7 @@
 //! Admission by prediction: can this request be served in time, behind what is due before it?
 
 use crate::ledger::{Model, Residency};
+use crate::policy::Fact;
 use crate::{Rejection, Request, Scheduler};
 use base::{DeviceId, Duration, Timestamp};
 
@@ -26,19 +27,18 @@ impl Scheduler {
 
     /// Computes anew who may have how much, now and then.
     pub(crate) fn share_out(&mut self) {
-        if !self.config.predict_admission || !self.shares.is_due(self.now) {
+        if !self.config.predict_admission || !self.config.policy.heeds_shares() || !self.shares.is_due(self.now) {
             return;
         }
-        let Some(busy) = self.policy.in_use() else { return };
-        let Self { shares, ledger, now, policy, .. } = self;
+        let Self { shares, ledger, now, .. } = self;
         let short = shares.is_short();
         let devices = ledger.devices.iter().flatten();
         let free_at: Vec<Timestamp> = devices.map(|device| device.exec.start_at(*now)).collect();
-        shares.compute(*now, &free_at, busy, |model| {
+        shares.compute(*now, &free_at, ledger.in_use, |model| {
             Some(&ledger.models.get(model.index())?.as_ref().filter(|model| !model.removed)?.latency)
         });
         if short || shares.is_short() {
-            policy.entitle(shares);
+            self.tell(Fact::Shared);
         }
     }
 
@@ -52,7 +52,7 @@ impl Scheduler {
         let takes = entry.latency.class_for(request.rows).expected();
         if self.now + takes <= request.deadline_at {
             entry.missed += entry.latency.time_for(u64::from(request.rows));
-            self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
+            self.planner.update(self.now, &mut self.ledger, &self.queues, request.model);
         }
     }
 
@@ -64,7 +64,7 @@ impl Scheduler {
         if request.rows > entry.latency.max_batch() {
             return Err(Rejection::ModelUnavailable);
         }
-        if self.policy.queues().of(request.model).len() >= self.config.max_queued_per_model {
+        if self.queues.of(request.model).len() >= self.config.max_queued_per_model {
             return Err(Rejection::QueueFull);
         }
         if self.ledger.device_ids().all(|device| self.ledger.device(device).pages < entry.pages) {
@@ -79,12 +79,12 @@ impl Scheduler {
         if alone_at > request.deadline_at {
             return Err(Rejection::DeadlineUnreachable { earliest_at: alone_at });
         }
-        let (queued, time) = (self.policy.queues().of(request.model).rows(), request.deadline_at.since(now));
+        let (queued, time) = (self.queues.of(request.model).rows(), request.deadline_at.since(now));
         let done_at = self.shares.done_at(now, request.model, &entry.latency, (queued, request.rows), time);
         if let Some(earliest_at) = done_at.filter(|&done_at| done_at > request.deadline_at) {
             return Err(Rejection::Overloaded { earliest_at });
         }
-        if !self.config.predict_admission || !self.policy.predicts() {
+        if !self.config.predict_admission || self.config.policy.heeds_shares() {
             // Whatever becomes of what is queued: what is running is certain.
             let free_at = self.first_free(entry).filter(|_| self.config.predict_admission);
             if let Some(earliest_at) = free_at.map(|at| at + takes).filter(|&at| at > request.deadline_at) {
@@ -119,7 +119,7 @@ impl Scheduler {
 
     /// What a request adds to the time that its model's queue takes.
     pub(crate) fn added_work(&self, model: &Model, request: &Request) -> Duration {
-        let queued = self.policy.queues().of(request.model).rows();
+        let queued = self.queues.of(request.model).rows();
         model.latency.time_for(queued + u64::from(request.rows)) - model.latency.time_for(queued)
     }
 

@@ -6,6 +6,7 @@
 
 use crate::bits::DeviceSet;
 use crate::queues::Queues;
+use crate::table::grown;
 use base::{DeviceId, ModelId};
 use std::collections::BTreeSet;
 
@@ -23,19 +24,13 @@ impl<K: Copy + Ord> Default for Board<K> {
 }
 
 impl<K: Copy + Ord> Board<K> {
-    pub fn add_model(&mut self, model: ModelId) {
-        if self.keys.len() <= model.index() {
-            self.keys.resize(model.index() + 1, None);
-        }
-    }
-
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
     /// Takes a model off, or changes its key.
     pub fn set(&mut self, model: ModelId, key: Option<K>) {
-        if let Some(before) = std::mem::replace(&mut self.keys[model.index()], key) {
+        if let Some(before) = std::mem::replace(grown(&mut self.keys, model.index()), key) {
             self.list.remove(&(before, model));
         }
         if let Some(key) = key {
@@ -73,7 +68,6 @@ mod tests {
         let (mut board, mut queues) = (Board::<u32>::default(), Queues::default());
         DEVICES.iter().for_each(|&device| queues.add_device(device));
         for model in (0..2).map(ModelId) {
-            board.add_model(model);
             queues.add_model(model);
         }
         let mut free = DeviceSet::default();

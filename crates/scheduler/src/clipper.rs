@@ -4,13 +4,11 @@
 //!
 //! Nothing is planned: deadlines matter only after the fact, and to requests whose time has run out, which are dropped.
 
-use crate::bits::DeviceSet;
 use crate::board::Board;
 use crate::config::Config;
-use crate::ledger::Ledger;
-use crate::policy::{Batch, Ended, Policy, Started};
-use crate::queue::{Opening, Place, Queued};
-use crate::queues::Queues;
+use crate::policy::{Batch, Ended, Fact, Next, Policy, View};
+use crate::queue::{Opening, Queued};
+use crate::table::{Marked, grown};
 use base::{ActionId, DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,20 +31,18 @@ enum Standing {
     Ready,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct ModelEntry {
     /// The largest batch size, in rows.
     limit: f64,
     /// Whether it has ever been too large.
     probed: bool,
     standing: Standing,
-    /// Whether it is in `changed`.
-    changed: bool,
 }
 
 impl Default for ModelEntry {
     fn default() -> Self {
-        Self { limit: 1.0, probed: false, standing: Standing::None, changed: false }
+        Self { limit: 1.0, probed: false, standing: Standing::None }
     }
 }
 
@@ -56,14 +52,13 @@ impl ModelEntry {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Clipper {
     wait: Duration,
-    queues: Queues,
     models: Vec<ModelEntry>,
     /// Models whose batch is ready, by the arrival of their oldest request.
     board: Board<Timestamp>,
-    changed: Vec<ModelId>,
+    changed: Marked,
     /// Models whose batch waits for company, by when that is over.
     growing: BTreeSet<(Timestamp, ModelId)>,
     /// Batches under way: where, and whether they were as large as they may be.
@@ -73,45 +68,27 @@ pub(crate) struct Clipper {
 
 impl Clipper {
     pub fn new(config: &Config) -> Self {
-        Self {
-            wait: config.batch_delay,
-            queues: Queues::with_lead(config.delay.of(1)),
-            models: Vec::new(),
-            board: Board::default(),
-            changed: Vec::new(),
-            growing: BTreeSet::new(),
-            running: BTreeMap::new(),
-            members: Vec::new(),
-        }
-    }
-
-    fn mark(&mut self, model: ModelId) {
-        let entry = &mut self.models[model.index()];
-        if !std::mem::replace(&mut entry.changed, true) {
-            self.changed.push(model);
-        }
+        Self { wait: config.batch_delay, ..Self::default() }
     }
 
     /// Brings the standing of marked models up to date, and notices those that have waited long enough.
-    fn settle(&mut self, now: Timestamp) {
+    fn settle(&mut self, view: &View<'_>) {
         while let Some(&(ready_at, model)) = self.growing.first() {
-            if ready_at > now {
+            if ready_at > view.now {
                 break;
             }
             self.growing.remove(&(ready_at, model));
             self.models[model.index()].standing = Standing::None;
-            self.mark(model);
+            self.changed.add(model);
         }
         while let Some(model) = self.changed.pop() {
-            let entry = &mut self.models[model.index()];
-            entry.changed = false;
-            let queue = self.queues.of(model);
+            let queue = view.queues.of(model);
             let Some((_, first)) = queue.first() else {
                 self.stand(model, None, Standing::None);
                 continue;
             };
             let ready_at = first.arrived_at + self.wait;
-            let ready = queue.rows() >= u64::from(entry.rows()) || ready_at <= now;
+            let ready = queue.rows() >= u64::from(self.models[model.index()].rows()) || ready_at <= view.now;
             let standing = if ready { Standing::Ready } else { Standing::Growing { ready_at } };
             self.stand(model, Some(first.arrived_at), standing);
         }
@@ -130,87 +107,55 @@ impl Clipper {
         let key = oldest.filter(|_| standing == Standing::Ready);
         self.board.set(model, key);
     }
-}
-
-impl Policy for Clipper {
-    fn queues(&self) -> &Queues {
-        &self.queues
-    }
-
-    fn queues_mut(&mut self) -> &mut Queues {
-        &mut self.queues
-    }
-
-    fn add_model(&mut self, model: ModelId) {
-        self.queues.add_model(model);
-        self.board.add_model(model);
-        if self.models.len() <= model.index() {
-            self.models.resize_with(model.index() + 1, ModelEntry::default);
-        }
-    }
-
-    fn add_device(&mut self, device: DeviceId) {
-        self.queues.add_device(device);
-    }
-
-    fn lost(&mut self, device: DeviceId) {
-        self.running.retain(|_, (on, _)| *on != device);
-    }
-
-    fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
-        self.queues.insert(ledger, model, place, queued);
-        self.mark(model);
-    }
-
-    fn remove(&mut self, model: ModelId, place: Place) {
-        self.queues.remove(model, place);
-        self.mark(model);
-    }
-
-    fn loaded(&mut self, _ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.mark(model);
-        self.queues.loaded(model, device);
-    }
-
-    fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.mark(model);
-        self.queues.unloaded(ledger, model, device);
-    }
-
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
-        self.settle(opening.now);
-        let (_, model) = self.board.first(&self.queues, device)?;
-        let latency = ledger.latency(model, device);
-        let most = self.models[model.index()].rows().min(latency.max_batch());
-        let queue = self.queues.of(model);
-        let candidate = queue.front(latency, most, &mut self.members).expect("models on the board have requests");
-        Some(crate::queues::batch(model, candidate, &self.members))
-    }
-
-    fn ripe(&mut self, _ledger: &Ledger, now: Timestamp, hungry: &DeviceSet) -> Option<DeviceId> {
-        self.settle(now);
-        self.board.first_pair(&self.queues, hungry).map(|(_, device)| device)
-    }
-
-    fn next_ripe(&self) -> Option<Timestamp> {
-        self.growing.first().map(|&(at, _)| at)
-    }
-
-    fn started(&mut self, started: Started) {
-        let full = started.rows >= self.models[started.model.index()].rows();
-        self.running.insert(started.action, (started.device, full));
-    }
 
     fn ended(&mut self, ended: Ended) {
         let Some((_, full)) = self.running.remove(&ended.action) else { return };
         let entry = &mut self.models[ended.model.index()];
         if !ended.in_time {
             (entry.limit, entry.probed) = ((entry.limit * DECREASE).max(1.0), true);
-            self.mark(ended.model);
+            self.changed.add(ended.model);
         } else if full {
             // A batch that had room says nothing about a larger one.
             entry.limit = entry.limit.min(1e6) + if entry.probed { INCREASE } else { FIRST_INCREASE };
-            self.mark(ended.model);
+            self.changed.add(ended.model);
         }
+    }
+}
+
+impl Policy for Clipper {
+    fn learn(&mut self, _view: &View<'_>, fact: Fact) {
+        match fact {
+            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
+            Fact::DeviceLost(device) => self.running.retain(|_, (on, _)| *on != device),
+            Fact::Queued { model, .. }
+            | Fact::Dequeued(model, _)
+            | Fact::Loaded(model, _)
+            | Fact::Unloaded(model, _) => self.changed.add(model),
+            Fact::Started(started) => {
+                let full = started.rows >= self.models[started.model.index()].rows();
+                self.running.insert(started.action, (started.device, full));
+            }
+            Fact::Ended(ended) => self.ended(ended),
+            _ => {}
+        }
+    }
+
+    fn next(&mut self, view: &View<'_>) -> Option<Next> {
+        self.settle(view);
+        self.board.first_pair(view.queues, view.hungry).map(|(_, device)| Next::Feed(device))
+    }
+
+    fn next_at(&self) -> Option<Timestamp> {
+        self.growing.first().map(|&(at, _)| at)
+    }
+
+    fn next_batch(&mut self, view: &View<'_>, device: DeviceId, _opening: Opening) -> Option<Batch> {
+        self.settle(view);
+        let (_, model) = self.board.first(view.queues, device)?;
+        let latency = view.ledger.latency(model, device);
+        let most = self.models[model.index()].rows().min(latency.max_batch());
+        let queue = view.queues.of(model);
+        let candidate = queue.front(latency, most, &mut self.members).expect("models on the board have requests");
+        Some(Batch::of(model, candidate, &self.members))
     }
 }

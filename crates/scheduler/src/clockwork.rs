@@ -6,14 +6,13 @@
 //! start, and asks the first one only. The start moves on, which changes the strategy, but only ever to a later required
 //! start: what the list holds is a lower bound, and is corrected when the model comes to the front.
 
-use crate::ledger::Ledger;
-use crate::policy::{Batch, Policy};
-use crate::queue::{Opening, Place, Queued};
-use crate::queues::{self, Queues};
+use crate::policy::{Batch, Fact, Policy, View};
+use crate::queue::{Opening, Queued};
+use crate::table::grown;
 use base::{DeviceId, ModelId, Timestamp};
 use std::collections::BTreeSet;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct ModelEntry {
     /// The devices on which it is loaded, each with its key in that device's list if it is there.
     devices: Vec<(DeviceId, Option<Timestamp>)>,
@@ -21,7 +20,7 @@ struct ModelEntry {
     ceiling: Option<Timestamp>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct DeviceEntry {
     /// Loaded models with urgent requests, by a lower bound of their required start.
     candidates: BTreeSet<(Timestamp, ModelId)>,
@@ -29,9 +28,8 @@ struct DeviceEntry {
     parked: Vec<ModelId>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Clockwork {
-    queues: Queues,
     models: Vec<ModelEntry>,
     devices: Vec<DeviceEntry>,
     members: Vec<Queued>,
@@ -39,9 +37,9 @@ pub(crate) struct Clockwork {
 
 impl Clockwork {
     /// Puts a model into the lists of the devices where its key is missing or too high.
-    fn list(&mut self, ledger: &Ledger, model: ModelId) {
+    fn list(&mut self, view: &View<'_>, model: ModelId) {
         let entry = &mut self.models[model.index()];
-        let Some(bound) = self.queues.of(model).lower_bound(&ledger.model(model).latency) else { return };
+        let Some(bound) = view.queues.of(model).lower_bound(&view.ledger.model(model).latency) else { return };
         if entry.ceiling.is_some_and(|ceiling| ceiling <= bound) {
             return;
         }
@@ -73,83 +71,55 @@ impl Clockwork {
             _ => None,
         };
     }
-}
 
-impl Policy for Clockwork {
-    fn queues(&self) -> &Queues {
-        &self.queues
-    }
-
-    fn queues_mut(&mut self) -> &mut Queues {
-        &mut self.queues
-    }
-
-    fn add_model(&mut self, model: ModelId) {
-        self.queues.add_model(model);
-        if self.models.len() <= model.index() {
-            self.models.resize_with(model.index() + 1, ModelEntry::default);
-        }
-    }
-
-    fn add_device(&mut self, device: DeviceId) {
-        self.queues.add_device(device);
-        if self.devices.len() <= device.index() {
-            self.devices.resize_with(device.index() + 1, DeviceEntry::default);
-        }
-        self.devices[device.index()] = DeviceEntry::default();
-    }
-
-    fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
-        self.queues.insert(ledger, model, place, queued);
-        if place.deadline_at != Timestamp::NEVER {
-            self.list(ledger, model);
-        }
-    }
-
-    fn remove(&mut self, model: ModelId, place: Place) {
-        // Keys stay: they are lower bounds, and taking a request away only raises the true ones.
-        self.queues.remove(model, place);
-    }
-
-    fn loaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.queues.loaded(model, device);
+    fn loaded(&mut self, view: &View<'_>, model: ModelId, device: DeviceId) {
         let entry = &mut self.models[model.index()];
         if let Err(index) = entry.devices.binary_search_by_key(&device, |&(device, _)| device) {
             entry.devices.insert(index, (device, None));
             entry.ceiling = None;
         }
-        self.list(ledger, model);
+        self.list(view, model);
     }
 
-    fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.rekey(model, device, None);
-        self.models[model.index()].devices.retain(|&(there, _)| there != device);
-        self.queues.unloaded(ledger, model, device);
-    }
-
-    fn freed(&mut self, ledger: &Ledger, device: DeviceId) {
+    fn freed(&mut self, view: &View<'_>, device: DeviceId) {
         while let Some(model) = self.devices[device.index()].parked.pop() {
-            if ledger.model(model).is_loaded_on(device) {
+            if view.ledger.model(model).is_loaded_on(device) {
                 self.models[model.index()].ceiling = None;
-                self.list(ledger, model);
+                self.list(view, model);
             }
         }
     }
+}
 
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
+impl Policy for Clockwork {
+    fn learn(&mut self, view: &View<'_>, fact: Fact) {
+        match fact {
+            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
+            Fact::DeviceAdded(device) => *grown(&mut self.devices, device.index()) = DeviceEntry::default(),
+            // When one leaves, keys stay: they are lower bounds, and taking a request away only raises the true ones.
+            Fact::Queued { model, place, .. } if place.deadline_at != Timestamp::NEVER => self.list(view, model),
+            Fact::Loaded(model, device) => self.loaded(view, model, device),
+            Fact::Unloaded(model, device) => {
+                self.rekey(model, device, None);
+                self.models[model.index()].devices.retain(|&(there, _)| there != device);
+            }
+            Fact::DeviceFreed(device) => self.freed(view, device),
+            _ => {}
+        }
+    }
+
+    fn next_batch(&mut self, view: &View<'_>, device: DeviceId, opening: Opening) -> Option<Batch> {
         loop {
             let &(key, model) = self.devices[device.index()].candidates.first()?;
-            let latency = ledger.latency(model, device);
-            let queue = self.queues.of(model);
-            match queue.candidate(latency, opening, &mut self.members) {
+            let queue = view.queues.of(model);
+            match queue.candidate(view.ledger.latency(model, device), opening, &mut self.members) {
                 Some(candidate) if candidate.latest <= key => {
-                    return Some(queues::batch(model, candidate, &self.members));
+                    return Some(Batch::of(model, candidate, &self.members));
                 }
                 Some(candidate) => self.rekey(model, device, Some(candidate.latest)),
                 None => {
-                    let parked = queue.has_urgent();
                     self.rekey(model, device, None);
-                    if parked {
+                    if queue.has_urgent() {
                         self.devices[device.index()].parked.push(model);
                     }
                 }

@@ -146,6 +146,29 @@ impl PolicyKind {
         matches!(self, Self::Punctual | Self::Orloj)
     }
 
+    /// Whether it brings ready batches and devices together itself, so that no device is asked for a batch with deadlines that it
+    /// hasn't named. An order then leaves as late as its way allows: what isn't ordered can still grow, or make room.
+    pub(crate) fn matches(self) -> bool {
+        matches!(self, Self::Deferred | Self::Eager | Self::Timeout | Self::Punctual)
+    }
+
+    /// Whether shares of device time say who is refused when devices are short (`fair.rs`), which needs a policy that heeds them.
+    /// With the others, requests are refused at once that the work before them seems to leave no time for.
+    pub(crate) fn heeds_shares(self) -> bool {
+        self.matches()
+    }
+
+    /// Whether it breaks running batches off: one for each event at most, and before what was unloaded makes it look again.
+    pub(crate) fn breaks_off(self) -> bool {
+        matches!(self, Self::Shepherd)
+    }
+
+    /// Whether a queued request needs time for the way to a device, too. In Clockwork's paper it is given up only when it couldn't be
+    /// in time where it runs.
+    pub(crate) fn counts_the_way(self) -> bool {
+        !matches!(self, Self::Clockwork)
+    }
+
     /// All of them.
     pub const ALL: &'static [Self] = &[
         Self::Punctual,

@@ -28,6 +28,7 @@
 
 use crate::event::Fairness;
 use crate::latency::{Class, Latency};
+use crate::table::grown;
 use base::{Duration, ModelId, Timestamp};
 use std::collections::{BTreeSet, VecDeque};
 
@@ -215,10 +216,7 @@ struct Demand {
 
 impl Shares {
     pub fn add_model(&mut self, model: ModelId, fairness: Fairness) {
-        if self.models.len() <= model.index() {
-            self.models.resize_with(model.index() + 1, Share::default);
-        }
-        self.models[model.index()].fairness = fairness;
+        grown(&mut self.models, model.index()).fairness = fairness;
     }
 
     /// Whether devices are short.

@@ -85,7 +85,8 @@ impl Rolling {
         }
     }
 
-    /// Whether the estimate was due to come back towards its seed.
+    /// Whether the estimate was due to come back towards its seed. Asked for every size at each arrival.
+    #[inline]
     fn age(&mut self, now: Timestamp) -> bool {
         let stale = now.since(self.seen_at) >= STALE;
         if stale {

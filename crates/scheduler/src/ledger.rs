@@ -4,13 +4,17 @@
 use crate::backlog::Backlog;
 use crate::bits::DeviceSet;
 use crate::executor::Executor;
+use crate::heap::Heap;
 use crate::latency::Latency;
 use crate::spread::Spread;
+use crate::table::grown;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How often it is noted that a model was used, where nothing ever has to go.
 const RARELY: Duration = Duration::from_secs(1);
+/// How fast the use of devices is followed.
+const LATELY: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Device {
@@ -34,6 +38,8 @@ pub(crate) struct Device {
     pub allocated: Duration,
     /// When a wakeup is set for its hunger.
     pub hungry_at: Option<Timestamp>,
+    /// The last batch that it was given, while it runs something.
+    busy_with: Option<ActionId>,
 }
 
 impl Device {
@@ -50,6 +56,7 @@ impl Device {
             backlog: Backlog::new(),
             allocated: Duration::ZERO,
             hungry_at: None,
+            busy_with: None,
         }
     }
 }
@@ -112,7 +119,7 @@ impl Model {
             return &mut self.latency;
         }
         let latency = &self.latency;
-        other(&mut self.elsewhere, kind).get_or_insert_with(|| latency.clone())
+        grown(&mut self.elsewhere, kind as usize).get_or_insert_with(|| latency.clone())
     }
 
     /// Another kind is the slowest that is there.
@@ -120,10 +127,10 @@ impl Model {
         if kind == self.slowest || self.latency.is_followed() {
             return;
         }
-        let mut latency = other(&mut self.elsewhere, kind).take().unwrap_or_else(|| self.latency.clone());
+        let mut latency = grown(&mut self.elsewhere, kind as usize).take().unwrap_or_else(|| self.latency.clone());
         latency.load_as(&self.latency);
         let before = std::mem::replace(&mut self.latency, latency);
-        *other(&mut self.elsewhere, self.slowest) = Some(before);
+        *grown(&mut self.elsewhere, self.slowest as usize) = Some(before);
         self.slowest = kind;
     }
 
@@ -169,15 +176,6 @@ pub(crate) enum Action {
     },
 }
 
-/// The place of a kind.
-fn other(elsewhere: &mut Vec<Option<Latency>>, kind: u32) -> &mut Option<Latency> {
-    let kind = kind as usize;
-    if elsewhere.len() <= kind {
-        elsewhere.resize_with(kind + 1, || None);
-    }
-    &mut elsewhere[kind]
-}
-
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger {
     /// By `DeviceId`; `None` where a device was lost.
@@ -199,6 +197,11 @@ pub(crate) struct Ledger {
     pub slowest: u32,
     next_action: u64,
     pub next_epoch: u32,
+    /// Devices that run batches, by when they will be free.
+    pub busy: Heap,
+    /// The part of the devices that was busy lately.
+    pub in_use: f64,
+    in_use_at: Timestamp,
 }
 
 impl Ledger {
@@ -271,6 +274,26 @@ impl Ledger {
     pub fn next_action(&mut self) -> ActionId {
         self.next_action += 1;
         ActionId(self.next_action)
+    }
+
+    /// A batch was ordered.
+    pub fn batch_started(&mut self, device: DeviceId, action: ActionId, done_at: Timestamp) {
+        self.device_mut(device).busy_with = Some(action);
+        self.busy.set(device.index(), done_at);
+    }
+
+    /// A batch is over. One that was ordered ahead may still be behind it.
+    pub fn batch_ended(&mut self, device: DeviceId, action: ActionId) {
+        if self.device_mut(device).busy_with.take_if(|last| *last == action).is_some() {
+            self.busy.remove(device.index());
+        }
+    }
+
+    /// Follows how many devices are busy.
+    pub fn note_use(&mut self, now: Timestamp) {
+        let part = now.since(self.in_use_at).as_nanos() as f64 / LATELY.as_nanos() as f64;
+        self.in_use += part.min(1.0) * (self.busy.len() as f64 / self.device_count.max(1) as f64 - self.in_use);
+        self.in_use_at = now;
     }
 
     /// Notes a use of a model on a device, which protects it from being unloaded soon. Where nothing ever has to go, now and then is enough.

@@ -40,6 +40,7 @@ mod orloj;
 mod patience;
 mod policy;
 mod pressure;
+mod punctual;
 mod queue;
 mod queues;
 mod rehearsal;
@@ -48,6 +49,7 @@ mod residency;
 mod shepherd;
 mod slack;
 mod spread;
+mod table;
 mod temper;
 mod uneven;
 mod usage;
@@ -72,8 +74,10 @@ use latency::Latency;
 use ledger::{Action, Device, Ledger, Model};
 use nexus::Nexus;
 use orloj::Orloj;
-use policy::{Batch, Ended, Policy, Started};
+use policy::{Batch, Ended, Fact, Next, Policy, Started, View};
+use punctual::Punctual;
 use queue::{Opening, Place, Queued};
+use queues::Queues;
 use rehearsal::Rehearsals;
 use requests::{Entry, Requests, State};
 use residency::Planner;
@@ -81,7 +85,7 @@ use shepherd::Shepherd;
 use slack::SlackWatch;
 use spread::Spread;
 use std::collections::BTreeSet;
-use temper::Temper;
+use table::grown;
 use windowed::Windowed;
 
 /// Levels of urgency within one model; higher numbers count as this one.
@@ -111,6 +115,7 @@ pub struct Scheduler {
     config: Config,
     ledger: Ledger,
     requests: Requests,
+    queues: Queues,
     policy: Box<dyn Policy>,
     /// What `punctual` learns its temper from.
     rehearsals: Option<Rehearsals>,
@@ -135,35 +140,28 @@ pub struct Scheduler {
 impl Scheduler {
     /// A scheduler with no device and no model.
     pub fn new(config: Config) -> Self {
-        let rehearses = config.policy == PolicyKind::Punctual && config.rehearse;
-        let rehearsals = rehearses.then(Rehearsals::new);
-        let temper = Temper::of(&config);
-        Self { rehearsals, ..Self::with_temper(config, temper) }
-    }
-
-    /// One that has a given temper, if its policy is one that has any, and keeps it.
-    fn with_temper(config: Config, temper: Temper) -> Self {
-        let policy: Box<dyn Policy> = match config.policy {
+        let kind = config.policy;
+        let policy: Box<dyn Policy> = match kind {
             PolicyKind::Clockwork => Box::<Clockwork>::default(),
-            PolicyKind::Nexus => Box::new(Nexus::new(&config)),
+            PolicyKind::Nexus => Box::<Nexus>::default(),
             PolicyKind::Shepherd => Box::new(Shepherd::new(&config)),
             PolicyKind::Clipper => Box::new(Clipper::new(&config)),
             PolicyKind::Orloj => Box::new(Orloj::new(&config)),
-            PolicyKind::Deferred | PolicyKind::Eager | PolicyKind::Timeout | PolicyKind::Punctual => {
-                Box::new(Windowed::new(&config, temper))
-            }
+            PolicyKind::Deferred | PolicyKind::Eager | PolicyKind::Timeout => Box::new(Windowed::new(&config)),
+            PolicyKind::Punctual => Box::new(Punctual::new(&config)),
         };
-        // Where ready batches and devices are brought together, an order leaves as late as its way allows: what isn't ordered can still grow, or make room.
-        let ahead = if policy.matches() { config.delay.control } else { config.schedule_ahead };
-        let lead = Lead { ahead, way: config.delay.control };
+        let ahead = if kind.matches() { config.delay.control } else { config.schedule_ahead };
+        let way = if kind.counts_the_way() { config.delay.of(1) } else { Duration::ZERO };
+        let rehearses = kind == PolicyKind::Punctual && config.rehearse;
         Self {
-            lead,
+            lead: Lead { ahead, way: config.delay.control },
             shares: Shares::default(),
             config,
             ledger: Ledger::default(),
             requests: Requests::default(),
+            queues: Queues::with_lead(way),
             policy,
-            rehearsals: None,
+            rehearsals: rehearses.then(Rehearsals::new),
             learns: true,
             planner: Planner::default(),
             slack: SlackWatch::default(),
@@ -198,7 +196,7 @@ impl Scheduler {
             Event::Returned { device, action } => self.returned(device, action),
             Event::Adopted(rehearsed) => self.adopted(&rehearsed),
             Event::Measured(_) => {}
-            Event::WokeUp if !self.policy.matches() || self.policy.queues().has_background() => {
+            Event::WokeUp if !self.config.policy.matches() || self.queues.has_background() => {
                 self.touched.extend(self.hungry.iter());
                 // The last one is fed first: the lowest number.
                 self.touched.reverse();
@@ -210,12 +208,12 @@ impl Scheduler {
 
     /// When to call `step` with [`Event::WokeUp`] if nothing else happens before, and why.
     pub fn next_wakeup(&self) -> Option<(Timestamp, WakeReason)> {
-        let expires = self.policy.queues().next_expiry().map(|at| (at, WakeReason::RequestExpires));
+        let expires = self.queues.next_expiry().map(|at| (at, WakeReason::RequestExpires));
         let hungry = self.hungry_at.first().map(|&(at, _)| (at, WakeReason::ExecutorHungry));
         let load = self.planner.next_wakeup();
         let load = load.map(|at| (at, WakeReason::ExecutorHungry));
         let quiet = self.slack.batch_work_waits_until().map(|at| (at, WakeReason::BatchWorkWaits));
-        let ready = self.policy.next_ripe().map(|at| (at, WakeReason::BatchReady));
+        let ready = self.policy.next_at().map(|at| (at, WakeReason::BatchReady));
         [expires, hungry, load, quiet, ready].into_iter().flatten().min()
     }
 
@@ -241,19 +239,62 @@ impl Scheduler {
         entry.is_some_and(|entry| entry.loaded_devices().next().is_some())
     }
 
+    // ---- the policy ----
+
+    /// The policy, and what it may look at.
+    fn consult(&mut self) -> (View<'_>, &mut dyn Policy) {
+        let Self { now, ledger, queues, hungry, shares, policy, .. } = self;
+        (View { now: *now, ledger, queues, hungry, shares }, &mut **policy)
+    }
+
+    fn tell(&mut self, fact: Fact) {
+        let (view, policy) = self.consult();
+        policy.learn(&view, fact);
+    }
+
+    fn next(&mut self) -> Option<Next> {
+        let (view, policy) = self.consult();
+        policy.next(&view)
+    }
+
+    fn next_batch(&mut self, device: DeviceId, opening: Opening) -> Option<Batch> {
+        let (view, policy) = self.consult();
+        policy.next_batch(&view, device, opening)
+    }
+
+    fn take_out(&mut self, model: ModelId, place: Place) {
+        self.queues.remove(model, place);
+        self.tell(Fact::Dequeued(model, place));
+    }
+
+    fn loaded(&mut self, model: ModelId, device: DeviceId) {
+        self.queues.loaded(model, device);
+        self.tell(Fact::Loaded(model, device));
+    }
+
+    fn unloaded(&mut self, model: ModelId, device: DeviceId) {
+        self.queues.unloaded(&self.ledger, model, device);
+        self.tell(Fact::Unloaded(model, device));
+    }
+
+    /// A request with a deadline that was let in has its outcome.
+    fn settled(&mut self, model: ModelId, arrived_at: Timestamp, in_time: bool) {
+        self.tell(Fact::Settled { in_time });
+        self.shares.settled(model, arrived_at, in_time);
+        self.note_settled(in_time);
+    }
+
     // ---- facts ----
 
     fn device_added(&mut self, spec: DeviceSpec) {
-        let index = spec.device.index();
-        if self.ledger.devices.len() <= index {
-            self.ledger.devices.resize_with(index + 1, || None);
-        }
-        assert!(self.ledger.devices[index].is_none(), "{} was added while it is there", spec.device);
-        self.ledger.devices[index] = Some(Device::new(spec.pages, spec.kind, self.ledger.next_epoch));
+        let there = grown(&mut self.ledger.devices, spec.device.index());
+        assert!(there.is_none(), "{} was added while it is there", spec.device);
+        *there = Some(Device::new(spec.pages, spec.kind, self.ledger.next_epoch));
         self.ledger.next_epoch += 1;
         self.ledger.device_count += 1;
         self.ledger.note_devices();
-        self.policy.add_device(spec.device);
+        self.queues.add_device(spec.device);
+        self.tell(Fact::DeviceAdded(spec.device));
         self.note_kinds();
         self.planner.reconsider();
         self.hungry.insert(spec.device);
@@ -261,7 +302,7 @@ impl Scheduler {
         // A model that was on every device no longer is.
         for index in 0..self.ledger.models.len() {
             if self.ledger.models[index].is_some() {
-                self.planner.update(self.now, &mut self.ledger, &*self.policy, ModelId(index as u32));
+                self.planner.update(self.now, &mut self.ledger, &self.queues, ModelId(index as u32));
             }
         }
     }
@@ -291,8 +332,8 @@ impl Scheduler {
     fn list_anew(&mut self, device: DeviceId) {
         let models: Vec<ModelId> = self.ledger.device(device).by_last_use.iter().map(|&(_, model)| model).collect();
         for model in models {
-            self.policy.unloaded(&self.ledger, model, device);
-            self.policy.loaded(&self.ledger, model, device);
+            self.unloaded(model, device);
+            self.loaded(model, device);
         }
     }
 
@@ -311,7 +352,7 @@ impl Scheduler {
         let models = there.by_last_use.iter().map(|&(_, model)| model).chain(there.loading.iter().copied());
         for model in models.collect::<Vec<_>>() {
             self.ledger.evict(model, device);
-            self.policy.unloaded(&self.ledger, model, device);
+            self.unloaded(model, device);
         }
         if let Some(at) = self.ledger.device(device).hungry_at {
             self.hungry_at.remove(&(at, device));
@@ -322,7 +363,8 @@ impl Scheduler {
         self.planner.reconsider();
         self.hungry.remove(device);
         self.ledger.load_idle.remove(device);
-        self.policy.lost(device);
+        self.ledger.busy.remove(device.index());
+        self.tell(Fact::DeviceLost(device));
         self.note_kinds();
         for request in stranded {
             if let Some(entry) = self.requests.get_mut(request) {
@@ -335,23 +377,19 @@ impl Scheduler {
             if model.removed && model.residency.is_empty() {
                 self.refuse_removed(ModelId(index as u32), out);
             }
-            self.planner.update(self.now, &mut self.ledger, &*self.policy, ModelId(index as u32));
+            self.planner.update(self.now, &mut self.ledger, &self.queues, ModelId(index as u32));
         }
     }
 
     /// No weights are loaded any more for a removed model: where it is nowhere, what is queued for it can't be served.
     fn refuse_removed(&mut self, model: ModelId, out: &mut Vec<Command>) {
-        for request in self.policy.queues().of(model).ids() {
+        for request in self.queues.of(model).ids() {
             self.finish_queued(request, Outcome::Rejected(Rejection::ModelUnavailable), out);
         }
     }
 
     fn model_added(&mut self, spec: ModelSpec) {
-        let index = spec.model.index();
-        if self.ledger.models.len() <= index {
-            self.ledger.models.resize_with(index + 1, || None);
-        }
-        assert!(self.ledger.models[index].is_none(), "{} was added twice", spec.model);
+        assert!(grown(&mut self.ledger.models, spec.model.index()).is_none(), "{} was added twice", spec.model);
         let window =
             latency::Window { size: self.config.profile_window.max(1), quantile: self.config.profile_quantile };
         let elsewhere = spec.elsewhere.iter().map(|profile| Some(Latency::new(profile, window)));
@@ -374,12 +412,13 @@ impl Scheduler {
             removed: false,
         };
         model.plan_with(self.ledger.slowest);
-        self.ledger.models[index] = Some(model);
+        self.ledger.models[spec.model.index()] = Some(model);
         self.ledger.all_pages += u64::from(spec.pages);
         self.ledger.model_count += 1;
-        self.policy.add_model(spec.model);
+        self.queues.add_model(spec.model);
         self.shares.add_model(spec.model, spec.fairness);
         self.planner.add_model(spec.model);
+        self.tell(Fact::ModelAdded(spec.model));
     }
 
     /// Takes measurements of single requests in; whether that may change a decision.
@@ -413,18 +452,19 @@ impl Scheduler {
             self.refuse_removed(model, out);
         }
         self.unload_removed(model, out);
-        self.planner.update(self.now, &mut self.ledger, &*self.policy, model);
+        self.planner.update(self.now, &mut self.ledger, &self.queues, model);
     }
 
     /// Frees what a removed model holds, where nothing of it is under way.
     fn unload_removed(&mut self, model: ModelId, out: &mut Vec<Command>) {
         let entry = self.ledger.model(model);
-        if !entry.removed || self.policy.queues().of(model).len() > 0 {
+        if !entry.removed || self.queues.of(model).len() > 0 {
             return;
         }
         let idle = entry.residency.iter().filter(|there| there.in_use == 0 && there.loading_until.is_none());
         for device in idle.map(|there| there.device).collect::<Vec<_>>() {
-            self.planner.unload(self.now, &mut self.ledger, &mut *self.policy, model, device, out);
+            self.planner.unload(self.now, &mut self.ledger, &mut self.queues, model, device, out);
+            self.tell(Fact::Unloaded(model, device));
         }
     }
 
@@ -468,14 +508,14 @@ impl Scheduler {
         let state = State::Queued;
         self.requests.insert(Entry { request, place, arrived_at, state, work, booking, stranded: false });
         let queued = Queued { id: request.id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
-        let before = self.policy.queues().of(request.model).rows();
-        self.policy.insert(&self.ledger, request.model, place, queued);
+        let before = self.queues.of(request.model).rows();
+        self.queues.insert(&self.ledger, request.model, place, queued);
         if urgent {
             self.shares.entered(self.now, request.model, &self.ledger.model(request.model).latency, before);
-            self.policy.turn(request.model, self.shares.turn_at(request.model));
         }
-        self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
-        if !urgent || !self.policy.matches() {
+        self.tell(Fact::Queued { model: request.model, place, queued, again: false });
+        self.planner.update(self.now, &mut self.ledger, &self.queues, request.model);
+        if !urgent || !self.config.policy.matches() {
             self.touch_hungry(request.model);
         }
     }
@@ -493,7 +533,7 @@ impl Scheduler {
         // Time alone makes a device overdue, which `hungry` hears of only when it is looked at: it would be marked in vain, in the place of an idle one. So would one that is marked already,
         // where the requests of a lost device come back one after another.
         let takes = |device: &DeviceId| exec(*device).is_hungry(self.now, self.lead) && !self.touched.contains(device);
-        let holding = || self.policy.queues().devices_of(model).common(&self.hungry).filter(takes);
+        let holding = || self.queues.devices_of(model).common(&self.hungry).filter(takes);
         let free = holding().find(|&device| free_at(device) <= self.now);
         self.touched.extend(free.or_else(|| holding().min_by_key(|&device| (free_at(device), device))));
     }
@@ -526,7 +566,7 @@ impl Scheduler {
     fn returned(&mut self, device: DeviceId, action: ActionId) {
         if let Some(Some(there)) = self.ledger.devices.get_mut(device.index()) {
             there.exec.finish(self.now, action);
-            self.policy.freed(&self.ledger, device);
+            self.tell(Fact::DeviceFreed(device));
             self.set_hungry(device);
             self.touched.push(device);
         }
@@ -565,13 +605,14 @@ impl Scheduler {
                 ActionStatus::Failed => self.finish_running(request, Outcome::Failed, out),
             }
         }
-        self.policy.ended(Ended { device, action: report.action, model, in_time });
+        self.ledger.batch_ended(device, report.action);
+        self.tell(Fact::Ended(Ended { device, action: report.action, model, in_time }));
         // What was in use may make room now.
         if !self.ledger.everything_fits() {
             self.planner.reconsider();
         }
         if freed {
-            self.policy.freed(&self.ledger, device);
+            self.tell(Fact::DeviceFreed(device));
         }
         self.unload_removed(model, out);
         self.set_hungry(device);
@@ -583,9 +624,8 @@ impl Scheduler {
         let Some(entry) = self.requests.get(id) else { return true };
         let in_time = ended_at <= entry.request.deadline_at;
         if entry.request.deadline_at != Timestamp::NEVER {
-            self.policy.settled(self.now, entry.request.model, in_time);
-            self.shares.settled(entry.request.model, entry.arrived_at, in_time);
-            self.note_settled(in_time);
+            let (model, arrived_at) = (entry.request.model, entry.arrived_at);
+            self.settled(model, arrived_at, in_time);
         }
         self.finish_running(id, if in_time { Outcome::Done } else { Outcome::Late }, out);
         in_time
@@ -617,9 +657,10 @@ impl Scheduler {
         entry.state = State::Queued;
         model.demand += work;
         let queued = Queued { id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
-        self.policy.insert(&self.ledger, request.model, place, queued);
-        self.planner.update(self.now, &mut self.ledger, &*self.policy, request.model);
-        if request.deadline_at == Timestamp::NEVER || !self.policy.matches() {
+        self.queues.insert(&self.ledger, request.model, place, queued);
+        self.tell(Fact::Queued { model: request.model, place, queued, again: true });
+        self.planner.update(self.now, &mut self.ledger, &self.queues, request.model);
+        if request.deadline_at == Timestamp::NEVER || !self.config.policy.matches() {
             self.touch_hungry(request.model);
         }
     }
@@ -645,21 +686,21 @@ impl Scheduler {
                 let last_used_at = residency.last_used_at;
                 self.ledger.device_mut(device).by_last_use.insert((last_used_at, model));
                 self.ledger.touch(self.now, model, device);
-                self.policy.loaded(&self.ledger, model, device);
+                self.loaded(model, device);
                 self.unload_removed(model, out);
                 self.touched.push(device);
             }
             ActionStatus::TooLate | ActionStatus::Preempted | ActionStatus::Failed => {
                 self.ledger.evict(model, device);
-                self.policy.unloaded(&self.ledger, model, device);
+                self.unloaded(model, device);
                 // Trying again would fail again, and take the others' time.
                 let hopeless = report.status == ActionStatus::Failed || self.ledger.model(model).removed;
                 if hopeless && self.ledger.model(model).residency.is_empty() {
-                    for request in self.policy.queues().of(model).ids() {
+                    for request in self.queues.of(model).ids() {
                         self.finish_queued(request, Outcome::Failed, out);
                     }
                 }
-                self.planner.update(self.now, &mut self.ledger, &*self.policy, model);
+                self.planner.update(self.now, &mut self.ledger, &self.queues, model);
             }
         }
     }
@@ -667,65 +708,84 @@ impl Scheduler {
     // ---- decisions ----
 
     fn decide(&mut self, out: &mut Vec<Command>) {
+        self.ledger.note_use(self.now);
         // Before the devices are fed: a model that is always busy is free for a moment now, and may have to go.
-        let lead = Lead { ahead: self.config.schedule_ahead, way: self.lead.way };
-        self.planner.decide(self.now, lead, &mut self.ledger, &mut *self.policy, out);
-        if self.policy.matches() {
-            self.feed_ripe(out);
+        if self.planner.is_due(self.now) {
+            self.plan_loads(out);
+        }
+        let matches = self.config.policy.matches();
+        if matches {
+            self.follow(out);
         }
         while let Some(device) = self.touched.pop() {
             if self.hungry.contains(device) {
                 self.feed(device, out);
             }
         }
-        if !self.policy.matches() {
-            self.feed_ripe(out);
+        if !matches {
+            self.follow(out);
         }
-        if let Some((device, action)) = self.policy.preempts(&self.ledger, self.now) {
-            out.push(Command::Preempt { device, action });
-        }
-        let ordered = out.len();
-        self.planner.decide(self.now, lead, &mut self.ledger, &mut *self.policy, out);
         // What was unloaded just now may have changed who can run what.
-        if out.len() > ordered {
-            self.feed_ripe(out);
+        if self.planner.is_due(self.now) && self.plan_loads(out) && !self.config.policy.breaks_off() {
+            self.follow(out);
         }
         self.slack.set_batch_work_waits(self.now, self.batch_work_waits());
     }
 
-    /// Starts the batches that are ready, wherever a device has time for them.
-    fn feed_ripe(&mut self, out: &mut Vec<Command>) {
-        while let Some(device) = self.policy.ripe(&self.ledger, self.now, &self.hungry) {
-            let exec = &self.ledger.device(device).exec;
-            let opening = self.opening(exec);
-            if exec.is_hungry(self.now, self.lead)
-                && let Some(batch) = self.policy.next_batch(&self.ledger, device, opening)
-            {
-                self.execute(device, batch, out);
+    /// Orders what should be loaded and unloaded; whether there was something.
+    fn plan_loads(&mut self, out: &mut Vec<Command>) -> bool {
+        let before = out.len();
+        let lead = Lead { ahead: self.config.schedule_ahead, way: self.lead.way };
+        self.planner.decide(self.now, lead, &mut self.ledger, &mut self.queues, out);
+        for order in &out[before..] {
+            if let &Command::Unload(Unload { device, model }) = order {
+                self.tell(Fact::Unloaded(model, device));
             }
-            self.set_hungry(device);
         }
+        out.len() > before
+    }
+
+    /// Does what the policy wants of its own accord: starts batches that are ready, or breaks one off.
+    fn follow(&mut self, out: &mut Vec<Command>) {
+        while let Some(next) = self.next() {
+            match next {
+                Next::Feed(device) => self.give(device, out),
+                Next::BreakOff(device, action) => return out.push(Command::Preempt { device, action }),
+            }
+        }
+    }
+
+    /// Gives a device the batch that is ready for it, if it still has time for one.
+    fn give(&mut self, device: DeviceId, out: &mut Vec<Command>) {
+        let exec = &self.ledger.device(device).exec;
+        let opening = self.opening(exec);
+        if exec.is_hungry(self.now, self.lead)
+            && let Some(batch) = self.next_batch(device, opening)
+        {
+            self.execute(device, batch, out);
+        }
+        self.set_hungry(device);
     }
 
     fn opening(&self, exec: &Executor) -> Opening {
         Opening { free_at: exec.surely_at(self.now), now: self.now, delay: self.config.delay }
     }
 
-    /// Gives a device batches until it has enough ahead or nothing is in time. Where `ripe` names the devices for urgent batches, only batch work.
+    /// Gives a device batches until it has enough ahead or nothing is in time. Where the policy names the devices for urgent batches, only batch work.
     fn feed(&mut self, device: DeviceId, out: &mut Vec<Command>) {
-        let matched = self.policy.matches();
+        let matched = self.config.policy.matches();
         loop {
             let exec = &self.ledger.device(device).exec;
             if !exec.is_hungry(self.now, self.lead) {
                 break;
             }
-            let opening = self.opening(exec);
-            if !matched && let Some(batch) = self.policy.next_batch(&self.ledger, device, opening) {
+            let (opening, idle) = (self.opening(exec), exec.is_idle());
+            if !matched && let Some(batch) = self.next_batch(device, opening) {
                 self.execute(device, batch, out);
-            } else if exec.is_idle() {
+            } else if idle {
                 // Batch work isn't queued ahead: whoever comes next should wait for one batch of it at most.
                 let limit = self.slack.batch_work_limit(self.now);
-                let Some(batch) = self.policy.queues_mut().next_background(&self.ledger, device, limit) else { break };
+                let Some(batch) = self.queues.next_background(&self.ledger, device, limit) else { break };
                 self.execute(device, batch, out);
                 break;
             } else {
@@ -747,7 +807,7 @@ impl Scheduler {
             entry.state = State::Running;
             let place = entry.place;
             rows += entry.request.rows;
-            self.policy.remove(model, place);
+            self.take_out(model, place);
             self.release(id);
         }
         let action = self.ledger.next_action();
@@ -761,12 +821,11 @@ impl Scheduler {
         residency.in_use += 1;
         let arrives_at = now + self.config.delay.of(rows);
         let expected_done_at = self.ledger.device_mut(device).exec.push(arrives_at, action, candidate.expected, beside);
-        let (expected, done_at) = (candidate.expected, expected_done_at);
+        self.ledger.batch_started(device, action, expected_done_at);
         self.shares.started(now, model, keeps);
-        self.shares.left(model, self.policy.queues().of(model).len());
-        self.policy.turn(model, self.shares.turn_at(model));
-        self.policy.started(Started { device, action, model, rows, expected, done_at });
-        self.planner.update(self.now, &mut self.ledger, &*self.policy, model);
+        self.shares.left(model, self.queues.of(model).len());
+        self.tell(Fact::Started(Started { device, action, model, rows, expected: candidate.expected }));
+        self.planner.update(self.now, &mut self.ledger, &self.queues, model);
         let kind = self.ledger.device(device).kind;
         self.ledger.actions.insert(action, Action::Execute { device, kind, model, batch, requests: members.clone() });
         out.push(Command::Execute(Execution {
@@ -797,18 +856,18 @@ impl Scheduler {
     /// Ends a request that is still queued.
     fn finish_queued(&mut self, id: RequestId, outcome: Outcome, out: &mut Vec<Command>) {
         let entry = *self.requests.get(id).expect("queued requests are in hand");
-        self.policy.remove(entry.request.model, entry.place);
-        self.shares.left(entry.request.model, self.policy.queues().of(entry.request.model).len());
+        self.take_out(entry.request.model, entry.place);
+        self.shares.left(entry.request.model, self.queues.of(entry.request.model).len());
         self.release(id);
         self.requests.remove(id);
-        self.planner.update(self.now, &mut self.ledger, &*self.policy, entry.request.model);
+        self.planner.update(self.now, &mut self.ledger, &self.queues, entry.request.model);
         out.push(Command::Finish { request: id, outcome: entry.possible(outcome) });
         self.unload_removed(entry.request.model, out);
     }
 
     /// Refuses what can no longer be in time.
     fn expire(&mut self, out: &mut Vec<Command>) {
-        while let Some(id) = self.policy.queues_mut().expired(&self.ledger, self.now) {
+        while let Some(id) = self.queues.expired(&self.ledger, self.now) {
             self.give_up(id, out);
         }
     }
@@ -817,15 +876,13 @@ impl Scheduler {
     fn give_up(&mut self, id: RequestId, out: &mut Vec<Command>) {
         let &Entry { request, arrived_at, .. } = self.requests.get(id).expect("queued requests are in hand");
         let rejection = Rejection::Overloaded { earliest_at: self.earliest_after_queue(&request) };
-        self.policy.settled(self.now, request.model, false);
-        self.shares.settled(request.model, arrived_at, false);
-        self.note_settled(false);
+        self.settled(request.model, arrived_at, false);
         self.finish_queued(id, Outcome::Rejected(rejection), out);
     }
 
     /// Batch work is queued where a device is idle: only the wish to stay available keeps it waiting.
     fn batch_work_waits(&self) -> bool {
-        self.policy.queues().background_waits(&self.hungry)
+        self.queues.background_waits(&self.hungry)
     }
 
     // ---- hunger ----

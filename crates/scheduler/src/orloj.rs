@@ -22,10 +22,10 @@
 use crate::config::Config;
 use crate::distribution::Piece;
 use crate::hull::{Hull, Point};
-use crate::ledger::{Ledger, Model};
-use crate::policy::{Batch, Policy};
+use crate::ledger::Model;
+use crate::policy::{Batch, Fact, Policy, View};
 use crate::queue::{Candidate, Opening, Place, Queued};
-use crate::queues::{self, Queues};
+use crate::table::grown;
 use base::{DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,7 +40,7 @@ struct Standing {
     milestone: Timestamp,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Member {
     deadline_at: Timestamp,
     queued: Queued,
@@ -49,14 +49,14 @@ struct Member {
 }
 
 /// The requests that may be in a batch of one size.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct SizeQueue {
     hull: Hull,
     by_deadline: BTreeSet<(Timestamp, u64)>,
     rows: u64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct ModelEntry {
     /// Queued requests with a deadline, by their place's sequence.
     members: BTreeMap<u64, Member>,
@@ -70,11 +70,10 @@ struct ModelEntry {
     base: Timestamp,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Orloj {
     /// The rate of the anticipated delay, per nanosecond.
     rate: f64,
-    queues: Queues,
     models: Vec<ModelEntry>,
     /// Models with queued requests that have a deadline.
     active: BTreeSet<ModelId>,
@@ -83,13 +82,7 @@ pub(crate) struct Orloj {
 
 impl Orloj {
     pub fn new(config: &Config) -> Self {
-        Self {
-            rate: config.anticipated_delay / 1e6,
-            queues: Queues::with_lead(config.delay.of(1)),
-            models: Vec::new(),
-            active: BTreeSet::new(),
-            members: Vec::new(),
-        }
+        Self { rate: config.anticipated_delay / 1e6, ..Self::default() }
     }
 }
 
@@ -195,7 +188,14 @@ impl ModelEntry {
         member.standings[class] = Some(Standing { point, milestone });
     }
 
-    fn remove(&mut self, deadline_at: Timestamp, sequence: u64) {
+    fn insert(&mut self, place: Place, queued: Queued) {
+        let member = Member { deadline_at: place.deadline_at, queued, standings: Vec::new() };
+        self.members.insert(place.sequence, member);
+        self.by_deadline.insert((place.deadline_at, place.sequence));
+        self.fresh.push(place.sequence);
+    }
+
+    fn remove(&mut self, Place { deadline_at, sequence, .. }: Place) {
         let Some(member) = self.members.remove(&sequence) else { return };
         self.by_deadline.remove(&(deadline_at, sequence));
         for (class, standing) in member.standings.iter().enumerate() {
@@ -248,63 +248,32 @@ impl ModelEntry {
 }
 
 impl Policy for Orloj {
-    fn queues(&self) -> &Queues {
-        &self.queues
-    }
-
-    fn queues_mut(&mut self) -> &mut Queues {
-        &mut self.queues
-    }
-
-    fn add_model(&mut self, model: ModelId) {
-        self.queues.add_model(model);
-        if self.models.len() <= model.index() {
-            self.models.resize_with(model.index() + 1, ModelEntry::default);
+    fn learn(&mut self, _view: &View<'_>, fact: Fact) {
+        match fact {
+            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
+            Fact::Queued { model, place, queued, .. } if place.deadline_at != Timestamp::NEVER => {
+                self.models[model.index()].insert(place, queued);
+                self.active.insert(model);
+            }
+            Fact::Dequeued(model, place) => {
+                let entry = &mut self.models[model.index()];
+                entry.remove(place);
+                if entry.members.is_empty() {
+                    self.active.remove(&model);
+                }
+            }
+            _ => {}
         }
     }
 
-    fn add_device(&mut self, device: DeviceId) {
-        self.queues.add_device(device);
-    }
-
-    fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
-        self.queues.insert(ledger, model, place, queued);
-        if place.deadline_at == Timestamp::NEVER {
-            return;
-        }
-        let entry = &mut self.models[model.index()];
-        let member = Member { deadline_at: place.deadline_at, queued, standings: Vec::new() };
-        entry.members.insert(place.sequence, member);
-        entry.by_deadline.insert((place.deadline_at, place.sequence));
-        entry.fresh.push(place.sequence);
-        self.active.insert(model);
-    }
-
-    fn remove(&mut self, model: ModelId, place: Place) {
-        self.queues.remove(model, place);
-        let entry = &mut self.models[model.index()];
-        entry.remove(place.deadline_at, place.sequence);
-        if entry.members.is_empty() {
-            self.active.remove(&model);
-        }
-    }
-
-    fn loaded(&mut self, _ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.queues.loaded(model, device);
-    }
-
-    fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.queues.unloaded(ledger, model, device);
-    }
-
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
+    fn next_batch(&mut self, view: &View<'_>, device: DeviceId, opening: Opening) -> Option<Batch> {
         let start_at = opening.free_at;
-        let here = self.active.iter().filter(|&&model| self.queues.holds(device, model));
+        let here = self.active.iter().filter(|&&model| view.queues.holds(device, model));
         let first = |model: &ModelId| self.models[model.index()].by_deadline.first().map(|(at, _)| *at);
         let mut waiting: Vec<(Option<Timestamp>, ModelId)> = here.map(|model| (first(model), *model)).collect();
         waiting.sort_unstable();
         for (_, model) in waiting {
-            let there = ledger.model(model);
+            let there = view.ledger.model(model);
             let entry = &mut self.models[model.index()];
             entry.settle(there, self.rate, start_at);
             let Some(class) = entry.size(there) else { continue };
@@ -315,7 +284,7 @@ impl Policy for Orloj {
                 continue;
             }
             let candidate = Candidate { class, expected: size.typical(), latest };
-            return Some(queues::batch(model, candidate, &self.members));
+            return Some(Batch::of(model, candidate, &self.members));
         }
         None
     }

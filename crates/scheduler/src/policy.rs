@@ -1,5 +1,5 @@
-//! What a batching policy must answer. Its queues are kept in `Queues`; everything else that it needs to know is in the
-//! ledger.
+//! What a batching policy is told, what it may look at, and what it answers. The skeleton (`Scheduler`) keeps all books: queues,
+//! places and shares are brought up to date before a policy is told.
 
 use crate::bits::DeviceSet;
 use crate::fair::Shares;
@@ -9,14 +9,52 @@ use crate::queues::Queues;
 use crate::temper::Temper;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 
-/// A batch that a policy wants to run now.
-#[derive(Debug)]
-pub(crate) struct Batch {
-    pub model: ModelId,
-    pub candidate: Candidate,
-    pub members: Vec<RequestId>,
-    /// Requests that are given up for it: with them it would have been smaller.
-    pub dropped: Vec<RequestId>,
+/// All that a policy may look at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a> {
+    pub now: Timestamp,
+    pub ledger: &'a Ledger,
+    pub queues: &'a Queues,
+    /// Devices with time to spare.
+    pub hungry: &'a DeviceSet,
+    pub shares: &'a Shares,
+}
+
+/// What has happened. Each policy takes from it what it cares about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fact {
+    ModelAdded(ModelId),
+    /// Nothing is loaded there.
+    DeviceAdded(DeviceId),
+    /// A device is gone with everything that was on it; `Unloaded` was told before.
+    DeviceLost(DeviceId),
+    /// A device turned out to be free earlier than was planned.
+    DeviceFreed(DeviceId),
+    /// A model's weights have arrived on a device.
+    Loaded(ModelId, DeviceId),
+    /// A model's weights are gone from a device, or will never come.
+    Unloaded(ModelId, DeviceId),
+    /// A request is in its model's queue; whether it comes back there, because its batch came to nothing.
+    Queued {
+        model: ModelId,
+        place: Place,
+        queued: Queued,
+        again: bool,
+    },
+    /// It no longer is: it runs, or had its end.
+    Dequeued(ModelId, Place),
+    /// An execution was ordered, and its model's turn is over.
+    Started(Started),
+    /// An execution is over.
+    Ended(Ended),
+    /// A request with a deadline has its outcome.
+    Settled {
+        in_time: bool,
+    },
+    /// Shares of device time were computed anew, and with them who goes first and who is let in by turns.
+    Shared,
+    /// Another temper is in force (`rehearsal.rs`).
+    Adopted(Temper),
 }
 
 /// An execution that has begun or is about to.
@@ -29,8 +67,6 @@ pub(crate) struct Started {
     pub rows: u32,
     /// What it is expected to take.
     pub expected: Duration,
-    /// When it is expected to be over.
-    pub done_at: Timestamp,
 }
 
 /// An execution that is over.
@@ -43,86 +79,64 @@ pub(crate) struct Ended {
     pub in_time: bool,
 }
 
-pub(crate) trait Policy: std::fmt::Debug + Send {
-    fn queues(&self) -> &Queues;
+/// A batch that a policy wants to run now.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub model: ModelId,
+    pub candidate: Candidate,
+    pub members: Vec<RequestId>,
+    /// Requests that are given up for it: with them it would have been smaller.
+    pub dropped: Vec<RequestId>,
+}
 
-    fn queues_mut(&mut self) -> &mut Queues;
+impl Batch {
+    /// One for which nothing is given up.
+    pub fn of(model: ModelId, candidate: Candidate, members: &[Queued]) -> Self {
+        Self::without(model, candidate, members, &[])
+    }
 
-    fn add_model(&mut self, model: ModelId);
+    /// One for which these are given up.
+    pub fn without(model: ModelId, candidate: Candidate, members: &[Queued], dropped: &[RequestId]) -> Self {
+        let members = members.iter().map(|member| member.id).collect();
+        Self { model, candidate, members, dropped: dropped.to_vec() }
+    }
+}
 
-    fn add_device(&mut self, device: DeviceId);
+/// What a policy wants to be done of its own accord.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Next {
+    /// A device with time to spare should be fed, because a batch is ready that it can run. `next_batch` is asked for it.
+    Feed(DeviceId),
+    /// A running batch should be broken off for a better one. Its requests are queued again.
+    BreakOff(DeviceId, ActionId),
+}
 
-    fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued);
+/// A maker of candidates. What is the same for all policies of a kind is on `PolicyKind`.
+pub(crate) trait Policy: std::fmt::Debug + Send + Copied {
+    /// Takes a fact in. Decides nothing.
+    fn learn(&mut self, view: &View<'_>, fact: Fact);
 
-    /// Takes a request out of its queue; does nothing when it isn't there.
-    fn remove(&mut self, model: ModelId, place: Place);
-
-    /// A model's weights have arrived on a device.
-    fn loaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId);
-
-    /// A model's weights are gone from a device.
-    fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId);
-
-    /// A device is gone with everything that was on it; `unloaded` was told before.
-    fn lost(&mut self, _device: DeviceId) {}
-
-    /// A device turned out to be free earlier than was planned.
-    fn freed(&mut self, _ledger: &Ledger, _device: DeviceId) {}
-
-    /// The batch that should start on a device. The caller removes its members.
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch>;
-
-    /// A device with time to spare that should be fed now, because a batch has become ready that it can run. Each call is
-    /// followed by `next_batch` for that device.
-    fn ripe(&mut self, _ledger: &Ledger, _now: Timestamp, _hungry: &DeviceSet) -> Option<DeviceId> {
+    /// What is to be done next; asked until there is nothing more, at each event.
+    fn next(&mut self, _view: &View<'_>) -> Option<Next> {
         None
     }
 
-    /// Whether `ripe` names every device that should be given a batch with deadlines: then no other is asked for one.
-    fn matches(&self) -> bool {
-        false
-    }
-
-    /// When `ripe` should be asked next if nothing happens before.
-    fn next_ripe(&self) -> Option<Timestamp> {
+    /// When `next` should be asked if nothing happens before.
+    fn next_at(&self) -> Option<Timestamp> {
         None
     }
 
-    /// An execution was ordered.
-    fn started(&mut self, _started: Started) {}
+    /// The batch that should start on a device. The skeleton takes its members out of their queue.
+    fn next_batch(&mut self, view: &View<'_>, device: DeviceId, opening: Opening) -> Option<Batch>;
+}
 
-    /// An execution is over.
-    fn ended(&mut self, _ended: Ended) {}
+/// Copies of policies, for rehearsals.
+pub(crate) trait Copied {
+    fn copy(&self) -> Box<dyn Policy>;
+}
 
-    /// A request with a deadline has its outcome: in time, or not.
-    fn settled(&mut self, _now: Timestamp, _model: ModelId, _in_time: bool) {}
-
-    /// Whether requests should be refused at once that the work before them seems to leave no time for.
-    fn predicts(&self) -> bool {
-        true
-    }
-
-    /// The part of the devices that was busy lately, where the policy lets shares of device time be given out.
-    fn in_use(&self) -> Option<f64> {
-        None
-    }
-
-    /// Shares of device time have changed, and with them which models go first.
-    fn entitle(&mut self, _shares: &Shares) {}
-
-    /// When a model has its turn, if it has to wait for it.
-    fn turn(&mut self, _model: ModelId, _at: Option<Timestamp>) {}
-
-    /// A copy for rehearsals, where there are any.
-    fn copy(&self) -> Option<Box<dyn Policy>> {
-        None
-    }
-
-    /// Has another temper from now on.
-    fn adopt(&mut self, _temper: Temper) {}
-
-    /// A running batch that should be broken off for a better one. Its requests are queued again.
-    fn preempts(&mut self, _ledger: &Ledger, _now: Timestamp) -> Option<(DeviceId, ActionId)> {
-        None
+impl<P: Policy + Clone + 'static> Copied for P {
+    fn copy(&self) -> Box<dyn Policy> {
+        Box::new(self.clone())
     }
 }

@@ -1,11 +1,13 @@
-//! The queues of all models, with what every policy does alike: batch work, and requests whose time has run out.
+//! The queues of all models, and where each is loaded, with what all policies have in common: batch work, and requests whose time
+//! has run out. The skeleton changes them; policies look at them.
 
 use crate::bits::{Bits, DeviceSet};
 use crate::board::Board;
 use crate::ledger::Ledger;
 use crate::policy::Batch;
-use crate::queue::{Candidate, ModelQueue, Place, Queued};
+use crate::queue::{ModelQueue, Place, Queued};
 use crate::slack::BatchWorkLimit;
+use crate::table::grown;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -43,17 +45,12 @@ impl Queues {
     }
 
     pub fn add_model(&mut self, model: ModelId) {
-        if self.models.len() <= model.index() {
-            self.models.resize_with(model.index() + 1, Entry::default);
-        }
-        self.background.add_model(model);
+        grown(&mut self.models, model.index());
     }
 
     /// Nothing is loaded there.
     pub fn add_device(&mut self, device: DeviceId) {
-        if self.held.len() <= device.index() {
-            self.held.resize_with(device.index() + 1, Bits::default);
-        }
+        grown(&mut self.held, device.index());
     }
 
     pub fn of(&self, model: ModelId) -> &ModelQueue {
@@ -117,7 +114,7 @@ impl Queues {
         let batch = self.background.on(self, device).take(BACKGROUND_SEARCH).find_map(|(_, model)| {
             let latency = ledger.latency(model, device);
             let candidate = self.of(model).background_candidate(latency, limit, &mut members)?;
-            Some(batch(model, candidate, &members))
+            Some(Batch::of(model, candidate, &members))
         });
         self.members = members;
         batch
@@ -181,10 +178,4 @@ impl Queues {
         // One past: a request may start at the very last instant.
         self.expiries.peek().map(|&Reverse((at, _))| at + Duration::from_nanos(1))
     }
-}
-
-/// A batch of these members, for which nothing is given up.
-pub(crate) fn batch(model: ModelId, candidate: Candidate, members: &[Queued]) -> Batch {
-    let members = members.iter().map(|member| member.id).collect();
-    Batch { model, candidate, members, dropped: Vec::new() }
 }

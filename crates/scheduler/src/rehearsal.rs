@@ -16,6 +16,8 @@
 //! was imagined is left at once, and not taken on again soon.
 
 use crate::event::{ActionStatus, Command, Event, Execution, Outcome, Report, Request};
+use crate::policy::Fact;
+use crate::table::grown;
 use crate::temper::Temper;
 use crate::{Rehearsed, Scheduler};
 use base::{ActionId, DeviceId, Duration, RequestId, Timestamp, Transfers};
@@ -119,9 +121,10 @@ impl Worst {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Stage {
     /// Nothing is rehearsed.
+    #[default]
     Idle,
     /// A span is being written down.
     Writing(Box<Span>),
@@ -130,7 +133,7 @@ enum Stage {
 }
 
 /// Which temper is in force, and why.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Rehearsals {
     stage: Stage,
     records: [Record; Temper::CHOICE.len()],
@@ -160,24 +163,7 @@ pub(crate) struct Rehearsals {
 
 impl Rehearsals {
     pub fn new() -> Self {
-        Self {
-            stage: Stage::Idle,
-            records: Default::default(),
-            rehearsed: 0.0,
-            admitted: (0.0, 0.0),
-            current: 0,
-            imagined: 0.0,
-            credit: CREDIT,
-            credit_at: Timestamp::ZERO,
-            lately: Losses::default(),
-            trial: Losses::default(),
-            trial_from: Timestamp::ZERO,
-            worst: Worst::default(),
-            short: false,
-            open: false,
-            objective: Duration::ZERO,
-            uneven: false,
-        }
+        Self { credit: CREDIT, ..Self::default() }
     }
 
     /// The position of the temper in force among those that can be.
@@ -311,7 +297,7 @@ impl Span {
         let temper = |&temper| {
             Rehearsal::new(self, |machine| {
                 machine.shares.set_open(open);
-                machine.policy.adopt(temper);
+                machine.tell(Fact::Adopted(temper));
             })
         };
         let tempers = Temper::CHOICE.iter().map(temper);
@@ -343,25 +329,19 @@ impl Scheduler {
     /// Notes that a request with a deadline was answered in time, or not.
     pub(crate) fn note_settled(&mut self, in_time: bool) {
         if let Some(temper) = self.rehearsals.as_mut().and_then(|rehearsals| rehearsals.settled(self.now, !in_time)) {
-            self.policy.adopt(temper);
+            self.tell(Fact::Adopted(temper));
         }
     }
 
     /// Writes a request down for a rehearsal, if there is one.
     pub(crate) fn write_down(&mut self, request: &Request) {
+        let urgent = request.deadline_at != Timestamp::NEVER;
+        let Some(rehearsals) = self.rehearsals.as_mut().filter(|_| urgent) else { return };
+        let begins = rehearsals.wants(self.now) && self.ledger.places() <= MOST_PLACES;
+        let copy = begins.then(|| self.imagined());
         let Some(rehearsals) = &mut self.rehearsals else { return };
-        if request.deadline_at == Timestamp::NEVER {
-            return;
-        }
-        if rehearsals.wants(self.now) && self.ledger.places() <= MOST_PLACES {
-            let copy = self.imagined();
-            if let (Some(rehearsals), Some(copy)) = (&mut self.rehearsals, copy) {
-                rehearsals.begin(self.now, copy);
-            }
-        }
-        if let Some(rehearsals) = &mut self.rehearsals {
-            rehearsals.came(self.now, request);
-        }
+        copy.into_iter().for_each(|copy| rehearsals.begin(self.now, copy));
+        rehearsals.came(self.now, request);
     }
 
     /// What should be rehearsed, when there is something: call it after steps, rehearse the span where nobody waits for it, and tell the
@@ -383,17 +363,18 @@ impl Scheduler {
             self.shares.set_open(open);
         }
         if let Some(temper) = rehearsals.adopt(self.now, rehearsed) {
-            self.policy.adopt(temper);
+            self.tell(Fact::Adopted(temper));
         }
     }
 
     /// A copy that knows what this one knows and learns nothing.
-    fn imagined(&self) -> Option<Self> {
-        Some(Self {
+    fn imagined(&self) -> Self {
+        Self {
             config: self.config.clone(),
             ledger: self.ledger.clone(),
             requests: self.requests.clone(),
-            policy: self.policy.copy()?,
+            queues: self.queues.clone(),
+            policy: self.policy.copy(),
             rehearsals: None,
             planner: self.planner.clone(),
             slack: self.slack.clone(),
@@ -405,7 +386,7 @@ impl Scheduler {
             sequence: self.sequence,
             now: self.now,
             learns: false,
-        })
+        }
     }
 }
 
@@ -452,7 +433,7 @@ struct Rehearsal {
 
 impl Rehearsal {
     fn new(span: &Span, change: impl FnOnce(&mut Scheduler)) -> Self {
-        let mut scheduler = span.machine.imagined().expect("a copy can be copied");
+        let mut scheduler = span.machine.imagined();
         change(&mut scheduler);
         let mut rehearsal = Self {
             way: scheduler.config.delay.control,
@@ -567,7 +548,7 @@ impl Rehearsal {
                     let counts = self.counted.contains(&self.came_at[request.slot as usize]);
                     self.lost += u32::from(counts && outcome != Outcome::Done);
                 }
-                // Windowed policies break nothing off.
+                // `punctual` breaks nothing off.
                 Command::Unload(_) | Command::Preempt { .. } => {}
             }
         }
@@ -607,10 +588,7 @@ impl Rehearsal {
     }
 
     fn busy(&mut self, device: DeviceId) -> &mut Busy {
-        if self.devices.len() <= device.index() {
-            self.devices.resize(device.index() + 1, Busy::default());
-        }
-        &mut self.devices[device.index()]
+        grown(&mut self.devices, device.index())
     }
 }
 

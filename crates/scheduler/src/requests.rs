@@ -3,6 +3,7 @@
 use crate::backlog::Booking;
 use crate::event::{Outcome, Request};
 use crate::queue::Place;
+use crate::table::grown;
 use base::{DeviceId, Duration, RequestId, Timestamp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,10 +50,7 @@ pub(crate) struct Requests {
 impl Requests {
     pub fn insert(&mut self, entry: Entry) {
         let slot = entry.request.id.slot as usize;
-        if self.slots.len() <= slot {
-            self.slots.resize(slot + 1, None);
-        }
-        let before = self.slots[slot].replace(entry);
+        let before = grown(&mut self.slots, slot).replace(entry);
         assert!(before.is_none(), "P1: {} was submitted while its slot is in use", entry.request.id);
         self.len += 1;
     }

@@ -6,7 +6,8 @@
 
 use crate::executor::Lead;
 use crate::ledger::{Action, Ledger, Residency};
-use crate::policy::Policy;
+use crate::queues::Queues;
+use crate::table::grown;
 use crate::{Command, Load, Unload};
 use base::{DeviceId, Duration, ModelId, Timestamp, Window};
 use std::cmp::Reverse;
@@ -51,14 +52,12 @@ pub(crate) struct Planner {
 
 impl Planner {
     pub fn add_model(&mut self, model: ModelId) {
-        if self.background_keys.len() <= model.index() {
-            self.background_keys.resize(model.index() + 1, None);
-            self.cold_shares.resize(model.index() + 1, Duration::ZERO);
-        }
+        grown(&mut self.background_keys, model.index());
+        grown(&mut self.cold_shares, model.index());
     }
 
     /// Brings a model's allocations and load priority up to date.
-    pub fn update(&mut self, now: Timestamp, ledger: &mut Ledger, policy: &dyn Policy, model: ModelId) {
+    pub fn update(&mut self, now: Timestamp, ledger: &mut Ledger, queues: &Queues, model: ModelId) {
         let devices = ledger.device_count;
         let (all_fit, model_count) = (ledger.everything_fits(), ledger.model_count);
         let (models, all_devices) = (&mut ledger.models, &mut ledger.devices);
@@ -110,7 +109,7 @@ impl Planner {
         // where there is room for all models.
         let for_nothing = entry.pages == 0 && entry.latency.load() == Duration::ZERO;
         let for_little = all_fit && entry.last_urgent_at.is_some();
-        let asked = entry.missed > Duration::ZERO || policy.queues().of(model).background_len() > 1;
+        let asked = entry.missed > Duration::ZERO || queues.of(model).background_len() > 1;
         let scarce = entry.residency.len() >= (PLACES / model_count.max(1)).max(FEW);
         let waits = asked || ((for_nothing || for_little) && !scarce);
         let priority = if waits && !entry.removed && !everywhere { priority.max(OPPORTUNE) } else { priority };
@@ -126,7 +125,7 @@ impl Planner {
         let share = &mut self.cold_shares[model.index()];
         self.cold = self.cold - *share + cold;
         *share = cold;
-        let key = if nowhere && !entry.removed { policy.queues().of(model).first_background() } else { None };
+        let key = if nowhere && !entry.removed { queues.of(model).first_background() } else { None };
         let before = std::mem::replace(&mut self.background_keys[model.index()], key);
         if before != key {
             if let Some(before) = before {
@@ -148,8 +147,17 @@ impl Planner {
 
     /// When to decide again, if something wants to be loaded.
     pub fn next_wakeup(&self) -> Option<Timestamp> {
-        let wanting = !self.wanting.is_empty() || !self.background.is_empty();
-        (wanting && self.quiet_until != Timestamp::NEVER).then_some(self.quiet_until)
+        (self.wants() && self.quiet_until != Timestamp::NEVER).then_some(self.quiet_until)
+    }
+
+    /// Whether something wants to be loaded.
+    fn wants(&self) -> bool {
+        !self.wanting.is_empty() || !self.background.is_empty()
+    }
+
+    /// Whether there may be something to decide.
+    pub fn is_due(&self, now: Timestamp) -> bool {
+        now >= self.quiet_until && self.wants()
     }
 
     /// Something has changed that may let a model be loaded.
@@ -157,23 +165,21 @@ impl Planner {
         self.quiet_until = Timestamp::ZERO;
     }
 
-    /// Gives the load executors work until each has enough to do or nothing wants to be loaded.
+    /// Gives the load executors work until each has enough to do or nothing wants to be loaded. The caller tells the policy what was
+    /// unloaded.
     pub fn decide(
         &mut self,
         now: Timestamp,
         lead: Lead,
         ledger: &mut Ledger,
-        policy: &mut dyn Policy,
+        queues: &mut Queues,
         out: &mut Vec<Command>,
     ) {
-        if now < self.quiet_until || (self.wanting.is_empty() && self.background.is_empty()) {
-            return;
-        }
         self.quiet_until = now + NO_ROOM_RETRY;
-        while let Some((model, device, victims)) = self.next_load(now, lead, ledger, policy) {
-            self.load(now, lead, ledger, policy, model, device, &victims, out);
+        while let Some((model, device, victims)) = self.next_load(now, lead, ledger, queues) {
+            self.load(now, lead, ledger, queues, model, device, &victims, out);
         }
-        if self.wanting.is_empty() && self.background.is_empty() {
+        if !self.wants() {
             return self.reconsider();
         }
         // Something can't be placed: if that is for want of time, look again when an executor has some.
@@ -196,17 +202,17 @@ impl Planner {
         now: Timestamp,
         lead: Lead,
         ledger: &Ledger,
-        policy: &dyn Policy,
+        queues: &Queues,
     ) -> Option<(ModelId, DeviceId, Vec<ModelId>)> {
         for &(_, model) in self.wanting.iter().take(SEARCH_LIMIT) {
-            match place(now, (lead, &mut self.next), ledger, policy, model, false) {
+            match place(now, (lead, &mut self.next), ledger, queues, model, false) {
                 Placing::On(device, victims) => return Some((model, device, victims)),
                 Placing::NoRoom => {}
                 Placing::Busy => return None,
             }
         }
         let &(_, model) = self.background.first()?;
-        match place(now, (Lead { ahead: Duration::ZERO, ..lead }, &mut self.next), ledger, policy, model, true) {
+        match place(now, (Lead { ahead: Duration::ZERO, ..lead }, &mut self.next), ledger, queues, model, true) {
             Placing::On(device, victims) => Some((model, device, victims)),
             Placing::NoRoom | Placing::Busy => None,
         }
@@ -218,25 +224,24 @@ impl Planner {
         now: Timestamp,
         lead: Lead,
         ledger: &mut Ledger,
-        policy: &mut dyn Policy,
+        queues: &mut Queues,
         model: ModelId,
         device: DeviceId,
         victims: &[ModelId],
         out: &mut Vec<Command>,
     ) {
         for &victim in victims {
-            self.unload(now, ledger, policy, victim, device, out);
+            self.unload(now, ledger, queues, victim, device, out);
         }
         let action = ledger.next_action();
         let entry = ledger.model(model);
         let expected = entry.latency.load();
         // A load that starts when no queued request could still gain from it is pointless. One that is too late for all of them already when it is ordered is for those that
         // come next: with a window that its order can't reach it would be refused there, and ordered again, for ever.
-        let gains_until = policy
-            .queues()
+        let gains_until = queues
             .of(model)
             .last_deadline()
-            .filter(|_| policy.queues().of(model).first_background().is_none() && entry.missed == Duration::ZERO)
+            .filter(|_| queues.of(model).first_background().is_none() && entry.missed == Duration::ZERO)
             .map(|deadline_at| deadline_at - entry.latency.smallest() - expected);
         let latest = gains_until.filter(|&at| at > now + lead.way * 2).unwrap_or(Timestamp::NEVER);
         let pages = entry.pages;
@@ -259,23 +264,23 @@ impl Planner {
         entry.residency.insert(index, residency);
         ledger.actions.insert(action, Action::Load { device, model });
         out.push(Command::Load(Load { action, device, model, window: Window { earliest: now, latest }, expected }));
-        self.update(now, ledger, policy, model);
+        self.update(now, ledger, queues, model);
     }
 
-    /// Takes a model off a device, at once.
+    /// Takes a model off a device, at once. The caller tells the policy.
     pub fn unload(
         &mut self,
         now: Timestamp,
         ledger: &mut Ledger,
-        policy: &mut dyn Policy,
+        queues: &mut Queues,
         model: ModelId,
         device: DeviceId,
         out: &mut Vec<Command>,
     ) {
         ledger.evict(model, device);
-        policy.unloaded(ledger, model, device);
+        queues.unloaded(ledger, model, device);
         out.push(Command::Unload(Unload { device, model }));
-        self.update(now, ledger, policy, model);
+        self.update(now, ledger, queues, model);
     }
 }
 
@@ -288,17 +293,16 @@ fn is_near(a: Duration, b: Duration) -> bool {
 /// deadline, and not while its own batch work is older.
 fn may_give_way(
     now: Timestamp,
-    policy: &dyn Policy,
+    queues: &Queues,
     last_urgent_at: Option<Timestamp>,
     victim: ModelId,
     newcomer: ModelId,
 ) -> bool {
     let quiet = last_urgent_at.is_none_or(|at| now.since(at) >= URGENT_PROTECTION);
-    let older = policy
-        .queues()
+    let older = queues
         .of(victim)
         .first_background()
-        .is_some_and(|oldest| Some(oldest) < policy.queues().of(newcomer).first_background());
+        .is_some_and(|oldest| Some(oldest) < queues.of(newcomer).first_background());
     quiet && !older
 }
 
@@ -317,13 +321,13 @@ fn place(
     now: Timestamp,
     (lead, next): (Lead, &mut u32),
     ledger: &Ledger,
-    policy: &dyn Policy,
+    queues: &Queues,
     model: ModelId,
     background: bool,
 ) -> Placing {
     let entry = ledger.model(model);
     let mut devices = if ledger.device_count > LOOKED_AT {
-        ledger.load_idle.without(policy.queues().devices_of(model), *next).take(NEXT).collect()
+        ledger.load_idle.without(queues.devices_of(model), *next).take(NEXT).collect()
     } else {
         ledger.device_ids().filter(|&id| ledger.device(id).load.is_hungry(now, lead)).collect::<Vec<_>>()
     };
@@ -352,9 +356,9 @@ fn place(
             let busy = other.residency_on(id).is_none_or(|residency| residency.in_use > 0);
             // One that requests wait for gives way only to more unmet work than its own: else whoever is loaded and never
             // has an empty queue would keep all others out for ever.
-            let wanted = policy.queues().of(victim).has_urgent() && other.demand.as_nanos() >= entry.load_priority;
+            let wanted = queues.of(victim).has_urgent() && other.demand.as_nanos() >= entry.load_priority;
             let used = busy || wanted || other.removed;
-            if used || (background && !may_give_way(now, policy, other.last_urgent_at, victim, model)) {
+            if used || (background && !may_give_way(now, queues, other.last_urgent_at, victim, model)) {
                 continue;
             }
             victims.push(victim);

@@ -12,10 +12,9 @@
 
 use crate::board::Board;
 use crate::config::{Config, Delay, Gather};
-use crate::ledger::Ledger;
-use crate::policy::{Batch, Ended, Policy, Started};
-use crate::queue::{Opening, Place, Queued};
-use crate::queues::{self, Queues};
+use crate::policy::{Batch, Ended, Fact, Next, Policy, Started, View};
+use crate::queue::{Opening, Queued};
+use crate::table::{Marked, grown};
 use base::{ActionId, DeviceId, ModelId, RequestId, Timestamp};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -37,7 +36,7 @@ struct Promise {
     rows: u32,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct DeviceEntry {
     /// Batches under way, with their rows.
     batches: Vec<(ActionId, u32)>,
@@ -47,20 +46,17 @@ struct DeviceEntry {
     spared: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Shepherd {
     /// Whether every batch begins with its model's first request.
     head_first: bool,
     delay: Delay,
-    queues: Queues,
     board: Board<Rank>,
     devices: Vec<DeviceEntry>,
-    /// Models whose candidate has changed, each once.
-    changed: Vec<ModelId>,
-    is_changed: Vec<bool>,
+    /// Models whose candidate has changed.
+    changed: Marked,
     /// Batches under way that may be broken off, the smallest first.
     running: BTreeSet<(u32, ActionId, DeviceId)>,
-    device_count: usize,
     busy_devices: usize,
     /// Batches that are being broken off.
     promises: Vec<Promise>,
@@ -71,44 +67,23 @@ pub(crate) struct Shepherd {
 
 impl Shepherd {
     pub fn new(config: &Config) -> Self {
-        Self {
-            head_first: config.gather == Gather::HeadFirst,
-            delay: config.delay,
-            queues: Queues::with_lead(config.delay.of(1)),
-            board: Board::default(),
-            devices: Vec::new(),
-            changed: Vec::new(),
-            is_changed: Vec::new(),
-            running: BTreeSet::new(),
-            device_count: 0,
-            busy_devices: 0,
-            promises: Vec::new(),
-            members: Vec::new(),
-            others: Vec::new(),
-            skipped: Vec::new(),
-        }
+        Self { head_first: config.gather == Gather::HeadFirst, delay: config.delay, ..Self::default() }
     }
 
-    fn mark(&mut self, model: ModelId) {
-        if !std::mem::replace(&mut self.is_changed[model.index()], true) {
-            self.changed.push(model);
-        }
-    }
-
-    fn settle(&mut self, ledger: &Ledger, now: Timestamp) {
+    fn settle(&mut self, view: &View<'_>) {
         while let Some(model) = self.changed.pop() {
-            self.is_changed[model.index()] = false;
-            let rank = self.estimate(ledger, model, now);
+            let rank = self.estimate(view, model);
             self.board.set(model, rank);
         }
     }
 
     /// A model's rank if its candidate started now, or a better one.
-    fn estimate(&self, ledger: &Ledger, model: ModelId, now: Timestamp) -> Option<Rank> {
-        let queue = self.queues.of(model);
+    fn estimate(&self, view: &View<'_>, model: ModelId) -> Option<Rank> {
+        let queue = view.queues.of(model);
         let (deadline_at, first) = queue.first()?;
-        let latency = &ledger.model(model).latency;
-        let fits = if self.head_first { latency.largest_within(deadline_at.since(now)) } else { latency.best_batch() };
+        let latency = &view.ledger.model(model).latency;
+        let fits =
+            if self.head_first { latency.largest_within(deadline_at.since(view.now)) } else { latency.best_batch() };
         let fits = fits.max(first.rows);
         let rows = fits.min(u32::try_from(queue.rows()).unwrap_or(u32::MAX));
         Some((Reverse(rows), deadline_at - latency.class_for(rows).expected()))
@@ -116,10 +91,10 @@ impl Shepherd {
 
     /// A model's candidate for an opening, with its rows. `floor` is what a device was cleared for: for so many
     /// rows first requests are passed over in any case.
-    fn candidate(&mut self, ledger: &Ledger, model: ModelId, opening: Opening, floor: u32) -> Option<(Batch, u32)> {
-        let (Reverse(rows), _) = self.estimate(ledger, model, opening.now)?;
-        let queue = self.queues.of(model);
-        let latency = &ledger.model(model).latency;
+    fn candidate(&mut self, view: &View<'_>, model: ModelId, opening: Opening, floor: u32) -> Option<(Batch, u32)> {
+        let (Reverse(rows), _) = self.estimate(view, model)?;
+        let queue = view.queues.of(model);
+        let latency = &view.ledger.model(model).latency;
         let candidate = queue.window(latency, opening, floor, &mut self.members, &mut self.skipped)?;
         let held = rows_of(&self.members);
         if !self.head_first
@@ -127,95 +102,18 @@ impl Shepherd {
             && let Some(candidate) = queue.candidate(latency, opening, &mut self.others)
             && rows_of(&self.others) > held
         {
-            return Some((queues::batch(model, candidate, &self.others), rows_of(&self.others)));
+            return Some((Batch::of(model, candidate, &self.others), rows_of(&self.others)));
         }
-        Some((queues::batch(model, candidate, &self.members), held))
-    }
-}
-
-fn rows_of(members: &[Queued]) -> u32 {
-    members.iter().map(|member| member.rows).sum()
-}
-
-impl Policy for Shepherd {
-    fn queues(&self) -> &Queues {
-        &self.queues
-    }
-
-    fn queues_mut(&mut self) -> &mut Queues {
-        &mut self.queues
-    }
-
-    fn add_model(&mut self, model: ModelId) {
-        self.queues.add_model(model);
-        self.board.add_model(model);
-        if self.is_changed.len() <= model.index() {
-            self.is_changed.resize(model.index() + 1, false);
-        }
-    }
-
-    fn add_device(&mut self, device: DeviceId) {
-        self.queues.add_device(device);
-        self.device_count += 1;
-        if self.devices.len() <= device.index() {
-            self.devices.resize_with(device.index() + 1, DeviceEntry::default);
-        }
+        Some((Batch::of(model, candidate, &self.members), held))
     }
 
     fn lost(&mut self, device: DeviceId) {
-        self.device_count -= 1;
         let entry = std::mem::take(&mut self.devices[device.index()]);
         self.busy_devices -= usize::from(!entry.batches.is_empty());
         for (action, rows) in entry.batches {
             self.running.remove(&(rows, action, device));
         }
         self.promises.retain(|promise| promise.device != device);
-    }
-
-    fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
-        self.queues.insert(ledger, model, place, queued);
-        self.mark(model);
-    }
-
-    fn remove(&mut self, model: ModelId, place: Place) {
-        self.queues.remove(model, place);
-        self.mark(model);
-    }
-
-    fn loaded(&mut self, _ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.mark(model);
-        self.queues.loaded(model, device);
-    }
-
-    fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.mark(model);
-        self.queues.unloaded(ledger, model, device);
-    }
-
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
-        self.settle(ledger, opening.now);
-        if let Some((model, floor)) = self.devices[device.index()].cleared_for.take() {
-            let here = ledger.model(model).is_loaded_on(device);
-            match self.candidate(ledger, model, opening, floor).filter(|&(_, rows)| here && rows >= floor) {
-                Some((batch, _)) => return Some(batch),
-                None => self.devices[device.index()].spared = true,
-            }
-        }
-        loop {
-            let (rank, model) = self.board.first(&self.queues, device)?;
-            match self.candidate(ledger, model, opening, 0) {
-                Some((batch, rows)) => {
-                    let closer = (Reverse(rows), batch.candidate.latest);
-                    if closer <= rank {
-                        return Some(batch);
-                    }
-                    // It has shrunk since.
-                    self.board.set(model, Some(closer));
-                }
-                // Nothing is in time; its requests expire.
-                None => self.board.set(model, None),
-            }
-        }
     }
 
     fn started(&mut self, started: Started) {
@@ -238,28 +136,75 @@ impl Policy for Shepherd {
             entry.cleared_for = Some((promise.model, promise.rows));
         }
     }
+}
 
-    fn preempts(&mut self, ledger: &Ledger, now: Timestamp) -> Option<(DeviceId, ActionId)> {
-        if self.busy_devices < self.device_count {
+fn rows_of(members: &[Queued]) -> u32 {
+    members.iter().map(|member| member.rows).sum()
+}
+
+impl Policy for Shepherd {
+    fn learn(&mut self, _view: &View<'_>, fact: Fact) {
+        match fact {
+            Fact::DeviceAdded(device) => _ = grown(&mut self.devices, device.index()),
+            Fact::DeviceLost(device) => self.lost(device),
+            Fact::Queued { model, .. }
+            | Fact::Dequeued(model, _)
+            | Fact::Loaded(model, _)
+            | Fact::Unloaded(model, _) => self.changed.add(model),
+            Fact::Started(started) => self.started(started),
+            Fact::Ended(ended) => self.ended(ended),
+            _ => {}
+        }
+    }
+
+    fn next(&mut self, view: &View<'_>) -> Option<Next> {
+        if self.busy_devices < view.ledger.device_count {
             return None;
         }
-        self.settle(ledger, now);
+        self.settle(view);
         let &(smallest, action, device) = self.running.first()?;
         loop {
-            let (rank, model) = self.board.first(&self.queues, device)?;
+            let (rank, model) = self.board.first(view.queues, device)?;
             let (Reverse(rows), _) = rank;
             // One at a time for each model: what it is promised may be all that it needs.
             if rows < PREEMPTION * smallest || self.promises.iter().any(|promise| promise.model == model) {
                 return None;
             }
-            let closer = self.candidate(ledger, model, Opening { free_at: now, now, delay: self.delay }, 0);
+            let opening = Opening { free_at: view.now, now: view.now, delay: self.delay };
+            let closer = self.candidate(view, model, opening, 0);
             let closer = closer.map(|(batch, rows)| (Reverse(rows), batch.candidate.latest));
             if closer.is_some_and(|closer| closer <= rank) {
                 self.running.remove(&(smallest, action, device));
                 self.promises.push(Promise { device, action, model, rows });
-                return Some((device, action));
+                return Some(Next::BreakOff(device, action));
             }
             self.board.set(model, closer);
+        }
+    }
+
+    fn next_batch(&mut self, view: &View<'_>, device: DeviceId, opening: Opening) -> Option<Batch> {
+        self.settle(view);
+        if let Some((model, floor)) = self.devices[device.index()].cleared_for.take() {
+            let here = view.ledger.model(model).is_loaded_on(device);
+            match self.candidate(view, model, opening, floor).filter(|&(_, rows)| here && rows >= floor) {
+                Some((batch, _)) => return Some(batch),
+                None => self.devices[device.index()].spared = true,
+            }
+        }
+        loop {
+            let (rank, model) = self.board.first(view.queues, device)?;
+            match self.candidate(view, model, opening, 0) {
+                Some((batch, rows)) => {
+                    let closer = (Reverse(rows), batch.candidate.latest);
+                    if closer <= rank {
+                        return Some(batch);
+                    }
+                    // It has shrunk since.
+                    self.board.set(model, Some(closer));
+                }
+                // Nothing is in time; its requests expire.
+                None => self.board.set(model, None),
+            }
         }
     }
 }

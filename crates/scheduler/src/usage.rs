@@ -1,5 +1,6 @@
 //! How many devices does each model use?
 
+use crate::table::grown;
 use base::{Duration, ModelId};
 
 /// All times are halved when their sum reaches this many times what one batch takes on average: what was counts for less.
@@ -15,9 +16,7 @@ pub(crate) struct Usage {
 
 impl Usage {
     pub fn add_model(&mut self, model: ModelId) {
-        if self.times.len() <= model.index() {
-            self.times.resize(model.index() + 1, Duration::ZERO);
-        }
+        grown(&mut self.times, model.index());
     }
 
     pub fn started(&mut self, model: ModelId, expected: Duration) {

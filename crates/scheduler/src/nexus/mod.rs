@@ -11,12 +11,11 @@
 
 mod packing;
 
-use crate::bits::DeviceSet;
-use crate::config::Config;
 use crate::ledger::Ledger;
-use crate::policy::{Batch, Policy};
+use crate::policy::{Batch, Fact, Next, Policy, View};
 use crate::queue::{ModelQueue, Opening, Place, Queued};
 use crate::queues::Queues;
+use crate::table::{Marked, grown};
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use packing::{Demand, Share};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +31,7 @@ const LEAST_RATE: f64 = 0.1;
 const STRIDE: f64 = 1e9;
 
 /// A device that a model's requests may go to.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Route {
     device: DeviceId,
     /// The planned batch, and the largest.
@@ -42,7 +41,7 @@ struct Route {
     queue: ModelQueue,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct ModelEntry {
     /// What is planned, and where.
     planned: Vec<(DeviceId, Share)>,
@@ -52,8 +51,6 @@ struct ModelEntry {
     turns: BTreeSet<(u64, usize)>,
     /// Queued requests by their sequence, and the index of their route if there is one.
     requests: BTreeMap<u64, (Place, Queued, Option<usize>)>,
-    /// Whether it is in `stale`.
-    is_stale: bool,
     /// Rows that came since the observation began.
     rows: u64,
     /// What was seen of its rate, in rows a second.
@@ -70,9 +67,8 @@ struct DeviceEntry {
     last: Option<ModelId>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Nexus {
-    queues: Queues,
     models: Vec<ModelEntry>,
     devices: Vec<DeviceEntry>,
     /// When the next plan is due; `None` when the plan is out of date.
@@ -81,7 +77,7 @@ pub(crate) struct Nexus {
     /// Whether rates have been seen at all.
     rates_known: bool,
     /// Models whose routes must be made anew.
-    stale: Vec<ModelId>,
+    stale: Marked,
     /// Devices that a request was sent to since they were last asked.
     called: Vec<DeviceId>,
     members: Vec<Queued>,
@@ -89,34 +85,18 @@ pub(crate) struct Nexus {
 }
 
 impl Nexus {
-    pub fn new(config: &Config) -> Self {
-        Self {
-            queues: Queues::with_lead(config.delay.of(1)),
-            models: Vec::new(),
-            devices: Vec::new(),
-            plan_at: None,
-            observed_since: None,
-            rates_known: false,
-            stale: Vec::new(),
-            called: Vec::new(),
-            members: Vec::new(),
-            skipped: Vec::new(),
-        }
-    }
-
     // ---- the plan ----
 
     /// Brings the plan and the routes up to date.
-    fn settle(&mut self, ledger: &Ledger, now: Timestamp) {
-        if self.plan_at.is_none_or(|plan_at| plan_at <= now) {
-            self.observe(now);
-            self.plan(ledger);
+    fn settle(&mut self, view: &View<'_>) {
+        if self.plan_at.is_none_or(|plan_at| plan_at <= view.now) {
+            self.observe(view.now);
+            self.plan(view.ledger);
             let known = if self.rates_known { EPOCH } else { OBSERVATION };
-            self.plan_at = Some(now + known);
+            self.plan_at = Some(view.now + known);
         }
         while let Some(model) = self.stale.pop() {
-            self.models[model.index()].is_stale = false;
-            self.reroute(model);
+            self.reroute(view.queues, model);
         }
     }
 
@@ -150,25 +130,18 @@ impl Nexus {
                 self.models[share.model.index()].planned.push((device, *share));
             }
         }
-        (0..self.models.len()).for_each(|model| self.mark(ModelId(model as u32)));
+        (0..self.models.len()).for_each(|model| self.stale.add(ModelId(model as u32)));
     }
 
     // ---- routes ----
 
-    fn mark(&mut self, model: ModelId) {
-        let entry = &mut self.models[model.index()];
-        if !std::mem::replace(&mut entry.is_stale, true) {
-            self.stale.push(model);
-        }
-    }
-
     /// Makes a model's routes anew, and sends its requests along them.
-    fn reroute(&mut self, model: ModelId) {
+    fn reroute(&mut self, queues: &Queues, model: ModelId) {
         let entry = &mut self.models[model.index()];
         for route in entry.routes.drain(..) {
             self.devices[route.device.index()].waiting.remove(&model);
         }
-        let loaded = self.queues.devices_of(model);
+        let loaded = queues.devices_of(model);
         let planned = entry.planned.iter().filter(|(device, _)| loaded.contains(*device));
         let planned = planned.map(|&(device, share)| (device, share.batch..=share.most, share.rate));
         let mut chosen: Vec<(DeviceId, RangeInclusive<u32>, f64)> = planned.collect();
@@ -208,55 +181,21 @@ impl Nexus {
         let after = waiting.range((Bound::Excluded(last), Bound::Unbounded));
         after.chain(waiting.range(..=last)).copied().collect()
     }
-}
 
-impl Policy for Nexus {
-    fn queues(&self) -> &Queues {
-        &self.queues
-    }
-
-    fn queues_mut(&mut self) -> &mut Queues {
-        &mut self.queues
-    }
-
-    fn add_model(&mut self, model: ModelId) {
-        self.queues.add_model(model);
-        if self.models.len() <= model.index() {
-            self.models.resize_with(model.index() + 1, ModelEntry::default);
-        }
-    }
-
-    fn add_device(&mut self, device: DeviceId) {
-        self.queues.add_device(device);
-        if self.devices.len() <= device.index() {
-            self.devices.resize_with(device.index() + 1, DeviceEntry::default);
-        }
-        self.devices[device.index()] = DeviceEntry::default();
-        self.plan_at = None;
-    }
-
-    fn lost(&mut self, _device: DeviceId) {
-        self.plan_at = None;
-    }
-
-    fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
-        self.queues.insert(ledger, model, place, queued);
-        if place.deadline_at == Timestamp::NEVER {
-            return;
-        }
+    fn came(&mut self, view: &View<'_>, model: ModelId, place: Place, queued: Queued) {
         let entry = &mut self.models[model.index()];
         // A model that is new to us has no place yet.
         if entry.objective == Duration::ZERO {
             self.plan_at = None;
         }
-        entry.objective = ledger.model(model).objective.unwrap_or(place.deadline_at.since(queued.arrived_at));
+        let objective = view.ledger.model(model).objective;
+        entry.objective = objective.unwrap_or(place.deadline_at.since(queued.arrived_at));
         entry.rows += u64::from(queued.rows);
         entry.requests.insert(place.sequence, (place, queued, None));
         self.send(model, place.sequence);
     }
 
-    fn remove(&mut self, model: ModelId, place: Place) {
-        self.queues.remove(model, place);
+    fn left(&mut self, model: ModelId, place: Place) {
         let entry = &mut self.models[model.index()];
         let Some((_, _, Some(index))) = entry.requests.remove(&place.sequence) else { return };
         let route = &mut entry.routes[index];
@@ -265,21 +204,40 @@ impl Policy for Nexus {
             self.devices[route.device.index()].waiting.remove(&model);
         }
     }
+}
 
-    fn loaded(&mut self, _ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.queues.loaded(model, device);
-        self.mark(model);
+impl Policy for Nexus {
+    fn learn(&mut self, view: &View<'_>, fact: Fact) {
+        match fact {
+            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
+            Fact::DeviceAdded(device) => {
+                *grown(&mut self.devices, device.index()) = DeviceEntry::default();
+                self.plan_at = None;
+            }
+            Fact::DeviceLost(_) => self.plan_at = None,
+            Fact::Queued { model, place, queued, .. } if place.deadline_at != Timestamp::NEVER => {
+                self.came(view, model, place, queued);
+            }
+            Fact::Dequeued(model, place) => self.left(model, place),
+            Fact::Loaded(model, _) | Fact::Unloaded(model, _) => self.stale.add(model),
+            _ => {}
+        }
     }
 
-    fn unloaded(&mut self, ledger: &Ledger, model: ModelId, device: DeviceId) {
-        self.queues.unloaded(ledger, model, device);
-        self.mark(model);
+    fn next(&mut self, view: &View<'_>) -> Option<Next> {
+        self.settle(view);
+        while let Some(device) = self.called.pop() {
+            if view.hungry.contains(device) {
+                return Some(Next::Feed(device));
+            }
+        }
+        None
     }
 
-    fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
-        self.settle(ledger, opening.now);
+    fn next_batch(&mut self, view: &View<'_>, device: DeviceId, opening: Opening) -> Option<Batch> {
+        self.settle(view);
         for model in self.in_turn(device) {
-            let latency = ledger.latency(model, device);
+            let latency = view.ledger.latency(model, device);
             let routes = &self.models[model.index()].routes;
             let route = routes.iter().find(|route| route.device == device).expect("who waits here has a route here");
             let size = route.size.clone();
@@ -288,18 +246,7 @@ impl Policy for Nexus {
                 continue;
             };
             self.devices[device.index()].last = Some(model);
-            let members = self.members.iter().map(|member| member.id).collect();
-            return Some(Batch { model, candidate, members, dropped: self.skipped.clone() });
-        }
-        None
-    }
-
-    fn ripe(&mut self, ledger: &Ledger, now: Timestamp, hungry: &DeviceSet) -> Option<DeviceId> {
-        self.settle(ledger, now);
-        while let Some(device) = self.called.pop() {
-            if hungry.contains(device) {
-                return Some(device);
-            }
+            return Some(Batch::without(model, candidate, &self.members, &self.skipped));
         }
         None
     }

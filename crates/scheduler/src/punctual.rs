@@ -1,0 +1,338 @@
+//! `punctual`: deferred where waiting pays, eager where it doesn't.
+//!
+//! It adds three things to the candidates and devices of `Matching` (`windowed.rs`). A growing candidate may start early on a device that
+//! nobody else will need before it is ready, once waiting for company no longer pays (`Patience`); with `thrift` only in bad
+//! times, because in good times fewer and larger batches keep devices free. When a candidate had to wait for a device, so that its
+//! first requests leave no time for a large batch, they are given up for as much efficiency as the times demand and devices need to keep up (`Demand`). And it
+//! changes its temper when another one would lose fewer requests (`rehearsal.rs`).
+//!
+//! Where a model's times depend on the input, its batches start at once, and `Uneven` says who goes together.
+
+use crate::config::Config;
+use crate::demand::Demand;
+use crate::heap::Heap;
+use crate::latency::Latency;
+use crate::patience::Patience;
+use crate::policy::{Batch, Fact, Next, Policy, View};
+use crate::queue::{Candidate, Opening, Place, Queued};
+use crate::spread::Spread;
+use crate::table::grown;
+use crate::temper::{Keep, Temper};
+use crate::uneven::Uneven;
+use crate::windowed::{LEAD, Matching, Outlook, Standing, Start};
+use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
+use std::ops::Range;
+
+/// From this part of bad requests on, first requests are given up for the best batch size rather than for most of its efficiency.
+const HARD_TIMES: f64 = 0.03;
+/// How much of the best efficiency is kept before.
+const EFFICIENCY: f64 = 0.9;
+/// No more of it than devices need to keep up, and a tenth more than that, so that what is late is made up for.
+const KEEPS_UP: f64 = 1.1;
+/// How far ahead it is counted who will need a device.
+const FORESIGHT: usize = 64;
+/// Where there are more devices than candidates, batches start early only as far as devices would be busy for no more than
+/// this part of the time with what comes if all batches were so small. What comes, not what devices did lately: small batches make themselves usual, and devices that are full of them stay
+/// full.
+const FULL_HOUSE: f64 = 0.93;
+/// Batches that aren't full are ready early, so that they find a device, only as far as devices would be busy for no more than this part of the time if all had so much room left.
+const FULLER_HOUSE: f64 = 1.15;
+/// How many candidates are looked at for an early start.
+const EARLY_SEARCH: usize = 4;
+/// A patient candidate is ready no earlier than by this part of the objective before it must start.
+const MOST_LEAD: f64 = 0.25;
+
+/// What a growing candidate that may start early is judged by.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Hope {
+    /// From when on it may.
+    early_at: Timestamp,
+    ready_at: Timestamp,
+    latest: Timestamp,
+    /// When it is likely to be ready with those that come.
+    full_at: Timestamp,
+    /// Whether a device that starts it now would be back too late for a request that comes next.
+    tight: bool,
+    /// What a row would take, in thousandths of what one takes in the best batch.
+    strain: u32,
+}
+
+#[derive(Clone, Debug, Default)]
+struct ModelEntry {
+    patience: Patience,
+    /// While its candidate is in `early` or `willing`.
+    hope: Option<Hope>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Punctual {
+    temper: Temper,
+    matching: Matching,
+    models: Vec<ModelEntry>,
+    /// Growing candidates that may start early from some time on.
+    early: Heap,
+    /// Those that may now, by when they must start.
+    willing: Heap,
+    demand: Demand,
+    uneven: Uneven,
+    members: Vec<Queued>,
+    skipped: Vec<RequestId>,
+}
+
+impl Punctual {
+    pub fn new(config: &Config) -> Self {
+        Self { matching: Matching::new(config), ..Self::default() }
+    }
+
+    // ---- what comes ----
+
+    /// A request with a deadline is queued. Not inlined: the registers that it needs would be saved for every fact.
+    #[inline(never)]
+    fn came(&mut self, view: &View<'_>, model: ModelId, place: Place, queued: &Queued) {
+        let patience = &mut self.models[model.index()].patience;
+        let objective = place.deadline_at.since(queued.arrived_at);
+        // Requests whose batch came to nothing come back with the time of their first arrival.
+        if patience.last_at().is_some_and(|last_at| last_at > queued.arrived_at) {
+            return;
+        }
+        patience.arrived(queued.arrived_at, objective);
+        let latency = &view.ledger.model(model).latency;
+        let target = self.matching.target(view, latency, model, objective);
+        let row = latency.class_for(target).expected().as_secs_f64() / f64::from(target);
+        // Models that are on some devices only count as if these were all: rather too much is asked than too little.
+        let devices = view.queues.devices_of(model).len().max(1);
+        self.demand.came(queued.arrived_at, row * f64::from(queued.rows) / devices as f64);
+    }
+
+    /// For which part of the time devices would be busy with batches of the best size, once that is known. Who is overdue does nothing for it.
+    fn load(&self, view: &View<'_>) -> Option<f64> {
+        let (devices, mut overdue) = (view.ledger.device_count, 0);
+        view.ledger.busy.any_until(view.now, |at, _| {
+            overdue += usize::from(at < view.now);
+            false
+        });
+        let there = devices.saturating_sub(overdue).max(1);
+        self.demand.load().map(|load| load * devices as f64 / there as f64)
+    }
+
+    // ---- when a candidate is ready, and from when on it may start early ----
+
+    /// Brings the candidates of marked models up to date, and notices those that time has made ready, or willing to start early.
+    fn settle(&mut self, view: &View<'_>) {
+        while let Some(model) = self.matching.changed.pop() {
+            let (standing, hope) = self.standing(view, model);
+            self.stand(model, standing, hope);
+        }
+        while let Some((model, standing)) = self.matching.next_ripe(view.now) {
+            self.stand(model, standing, None);
+        }
+        while let Some((_, index)) = self.early.first().filter(|&(early_at, _)| early_at <= view.now) {
+            self.early.remove(index);
+            let hope = self.models[index].hope.expect("who may start early has hope");
+            self.willing.set(index, hope.latest);
+        }
+    }
+
+    /// What has become of a model's candidate.
+    fn standing(&self, view: &View<'_>, model: ModelId) -> (Standing, Option<Hope>) {
+        let outlook = match self.matching.outlook(view, model) {
+            Ok(outlook) => outlook,
+            Err(standing) => return (standing, None),
+        };
+        let differ = outlook.there.spread.as_ref().is_some_and(Spread::is_dynamic);
+        let (start, patient) = if differ { (Start::AtOnce, false) } else { (self.temper.start, self.temper.patient) };
+        let mut ready_at = self.matching.ready_at(view.now, &outlook, start);
+        if patient {
+            ready_at = ready_at.min(self.ready_before(view, &outlook));
+        }
+        let patience = &self.models[model.index()].patience;
+        let wait = patience.wait(outlook.rows, outlook.there.latency.fixed());
+        let early_at = (patience.last_at().unwrap_or(view.now) + wait).max(view.now);
+        let standing = self.matching.in_turn(view, &outlook, ready_at, early_at);
+        let hope = match standing {
+            Standing::Growing { ready_at, .. } if patient && early_at < ready_at => {
+                Some(self.hope(view, &outlook, wait, early_at..ready_at))
+            }
+            Standing::None | Standing::Growing { .. } | Standing::Ready(_) => None,
+        };
+        (standing, hope)
+    }
+
+    /// What speaks for an early start of a candidate, that may from such a silence on.
+    fn hope(&self, view: &View<'_>, outlook: &Outlook<'_>, silence: Duration, early: Range<Timestamp>) -> Hope {
+        let Range { start: early_at, end: ready_at } = early;
+        let &Outlook { model, there, rows, takes, with_one_more, latest, .. } = outlook;
+        // Each request that comes makes it ready earlier, by what one more row takes.
+        let chance = self.models[model.index()].patience.chance_after(silence);
+        let pull = chance * (with_one_more - takes).as_nanos() as f64;
+        let full_at = early_at + ready_at.since(early_at).mul_f64(1.0 / (1.0 + pull));
+        let tight = takes + there.latency.smallest() > outlook.objective();
+        let target = self.matching.target(view, &there.latency, model, outlook.objective());
+        let best = there.latency.class_for(target).expected().as_nanos() as f64 / f64::from(target);
+        let strain = (1e3 * takes.as_nanos() as f64 / f64::from(rows) / best.max(1.0)) as u32;
+        Hope { early_at, ready_at, latest, full_at, tight, strain }
+    }
+
+    /// When a patient candidate is ready so that it finds a device: as much earlier than it must start as others may come before it. Rows that its
+    /// size has room for are run for nothing, which devices must have time for.
+    fn ready_before(&self, view: &View<'_>, outlook: &Outlook<'_>) -> Timestamp {
+        let &Outlook { model, there, rows, .. } = outlook;
+        let room = f64::from(there.latency.class_for(rows).batch) / f64::from(rows);
+        if self.demand.load().unwrap_or(0.0) * room > FULLER_HOUSE {
+            return Timestamp::NEVER;
+        }
+        let lead = self.matching.lead(view, model).mul_f64(self.used_by_others(view, model));
+        outlook.latest - outlook.delay - lead.min(outlook.objective().mul_f64(MOST_LEAD))
+    }
+
+    /// The part of the devices that other models use: a model alone finds the device that its last batch leaves, or the next one.
+    fn used_by_others(&self, view: &View<'_>, model: ModelId) -> f64 {
+        let own = self.matching.devices_used(view, model);
+        (1.0 - own / view.ledger.device_count.max(1) as f64).max(1.0 / LEAD)
+    }
+
+    /// Puts a model's candidate where it belongs.
+    fn stand(&mut self, model: ModelId, standing: Standing, hope: Option<Hope>) {
+        let index = model.index();
+        let before = std::mem::replace(&mut self.models[index].hope, hope);
+        if !self.matching.stand(model, standing) && before == hope {
+            return;
+        }
+        if before.is_some() && (hope.is_none() || !self.early.contains(index)) {
+            let _ = self.early.remove(index) || self.willing.remove(index);
+        }
+        if let Some(hope) = hope {
+            self.early.set(index, hope.early_at);
+        }
+    }
+
+    // ---- early starts ----
+
+    /// A growing candidate that should start at once on an idle device, because waiting doesn't pay and nobody else will
+    /// need the device until it is ready.
+    fn early(&self, view: &View<'_>) -> Option<(ModelId, Timestamp, DeviceId)> {
+        if self.willing.is_empty() || view.hungry.is_empty() || self.matching.spares() {
+            return None;
+        }
+        // Mostly the first one tells; the others are looked for only then.
+        let may = |&(_, index): &(Timestamp, usize)| self.may_start_early(view, index);
+        let found = self.willing.first().filter(may);
+        let found = found.or_else(|| self.willing.firsts::<EARLY_SEARCH>().skip(1).find(may));
+        let (latest, model) = found.map(|(latest, index)| (latest, ModelId(index as u32)))?;
+        let device = view.queues.devices_of(model).common(view.hungry).next()?;
+        Some((model, latest, device))
+    }
+
+    /// Whether a growing candidate has a hungry device that nobody else will need.
+    fn may_start_early(&self, view: &View<'_>, index: usize) -> bool {
+        let Some(hope) = &self.models[index].hope else { return false };
+        let growing = self.matching.growing.len();
+        // With many more candidates than devices a batch that waits finds no device later, and starting is better.
+        let roomy = 4 * growing < 3 * view.ledger.device_count;
+        if roomy && self.load(view).unwrap_or(0.0) * f64::from(hope.strain) > 1e3 * FULL_HOUSE {
+            return false;
+        }
+        // It is itself among those that will need a device soon. Where objectives are tight, one more device is kept for
+        // whoever comes next.
+        let most = growing + usize::from(hope.tight);
+        (view.hungry.len() >= most.min(FORESIGHT + 1) || self.enough(view, hope))
+            && view.queues.devices_of(ModelId(index as u32)).common(view.hungry).next().is_some()
+    }
+
+    /// Whether devices that are hungry now, or free before a candidate is likely to be full, are enough for all that will be ready before it would be.
+    fn enough(&self, view: &View<'_>, hope: &Hope) -> bool {
+        let mut soon = 0;
+        self.matching.growing.any_until(hope.ready_at, |_, _| {
+            soon += 1;
+            soon == FORESIGHT
+        });
+        let mut missing = (soon + usize::from(hope.tight)).saturating_sub(view.hungry.len());
+        // Nobody knows when a device that is overdue will be free; those that are fed ahead are among the hungry already.
+        missing == 0
+            || view.ledger.busy.any_until(hope.full_at, |at, device| {
+                missing -= usize::from(at >= view.now && !view.hungry.contains(DeviceId(device as u32)));
+                missing == 0
+            })
+    }
+
+    // ---- whom to give up ----
+
+    /// The batch that a ready candidate has become on a device that has time for it.
+    fn form(&mut self, view: &View<'_>, latency: &Latency, model: ModelId, opening: Opening) -> Option<Candidate> {
+        let queue = view.queues.of(model);
+        if self.temper.keep == Keep::Full {
+            self.skipped.clear();
+            return queue.candidate(latency, opening, &mut self.members);
+        }
+        let floor = self.floor(view, latency, model);
+        queue.window(latency, opening, floor, &mut self.members, &mut self.skipped)
+    }
+
+    /// From how many rows on a batch is large enough for its first request to be kept.
+    fn floor(&self, view: &View<'_>, latency: &Latency, model: ModelId) -> u32 {
+        // With another device at hand nobody has to be given up: what no longer fits goes there.
+        if view.ledger.device_count > view.ledger.busy.len() + 1 {
+            return 0;
+        }
+        let Some((deadline_at, first)) = view.queues.of(model).first() else { return 0 };
+        let target = self.matching.target(view, latency, model, deadline_at.since(first.arrived_at));
+        let hardship = (self.matching.pressure.bad() / HARD_TIMES).min(1.0);
+        let nearly = EFFICIENCY + (1.0 - EFFICIENCY) * hardship;
+        // Before anything is known devices count as short.
+        latency.nearly_as_good(target, nearly.min(KEEPS_UP * self.load(view).unwrap_or(1.0)))
+    }
+}
+
+impl Policy for Punctual {
+    fn learn(&mut self, view: &View<'_>, fact: Fact) {
+        match fact {
+            Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
+            Fact::Queued { model, place, queued, .. } if place.deadline_at != Timestamp::NEVER => {
+                self.came(view, model, place, &queued);
+            }
+            Fact::Adopted(temper) => {
+                self.temper = temper;
+                self.matching.mark_all();
+            }
+            _ => {}
+        }
+        self.matching.learn(view, fact);
+    }
+
+    fn next(&mut self, view: &View<'_>) -> Option<Next> {
+        self.settle(view);
+        if let Some(device) = self.matching.device_for_ready(view) {
+            return Some(Next::Feed(device));
+        }
+        let (model, latest, device) = self.early(view)?;
+        self.stand(model, self.matching.ready(model, latest), None);
+        Some(Next::Feed(device))
+    }
+
+    fn next_at(&self) -> Option<Timestamp> {
+        let ready = self.matching.growing.first().map(|(at, _)| at);
+        let early = self.early.first().map(|(at, _)| at);
+        [ready, early].into_iter().flatten().min()
+    }
+
+    fn next_batch(&mut self, view: &View<'_>, device: DeviceId, opening: Opening) -> Option<Batch> {
+        self.settle(view);
+        loop {
+            let (key, model) = self.matching.first_on(view, device)?;
+            let latency = view.ledger.latency(model, device);
+            let spread = view.ledger.model(model).spread.as_ref().filter(|spread| spread.is_dynamic());
+            if let Some(spread) = spread {
+                let (queue, start_at, aim) = (view.queues.of(model), opening.with(1), self.temper.aim());
+                match self.uneven.form((latency, spread), queue, start_at, aim, &mut self.members) {
+                    Some(candidate) => return Some(Batch::of(model, candidate, &self.members)),
+                    None => _ = self.matching.stand(model, Standing::None),
+                }
+                continue;
+            }
+            let candidate = self.form(view, latency, model, opening);
+            if let Some(candidate) = self.matching.confirm((key, model), candidate) {
+                return Some(Batch::without(model, candidate, &self.members, &self.skipped));
+            }
+        }
+    }
+}
