@@ -236,6 +236,7 @@ fn faults(d: &mut Random) -> Faults {
         slows_every: seldom(d),
         slow: Duration::from_millis(200),
         slow_factor: 1.0 + 4.0 * d.unit(),
+        slowdown: None,
     }
 }
 
