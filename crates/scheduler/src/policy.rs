@@ -66,6 +66,9 @@ pub(crate) trait Policy: std::fmt::Debug + Send {
     /// A device is gone with everything that was on it; `unloaded` was told before.
     fn lost(&mut self, _device: DeviceId) {}
 
+    /// A device is slower than its kind from now on, or no longer.
+    fn set_slow(&mut self, _device: DeviceId, _slow: bool) {}
+
     /// A device turned out to be free earlier than was planned.
     fn freed(&mut self, _ledger: &Ledger, _device: DeviceId) {}
 

@@ -19,12 +19,13 @@ use crate::config::{Config, Delay, PolicyKind};
 use crate::demand::Demand;
 use crate::fair::Shares;
 use crate::heap::Heap;
+use crate::last_chances::LastChances;
 use crate::latency::Latency;
 use crate::ledger::Ledger;
 use crate::patience::Patience;
 use crate::policy::{Batch, Ended, Policy, Started};
 use crate::pressure::Pressure;
-use crate::queue::{Opening, Place, Queued};
+use crate::queue::{Candidate, Opening, Place, Queued};
 use crate::queues::Queues;
 use crate::spread::Spread;
 use crate::temper::{Keep, Start, Temper};
@@ -108,7 +109,12 @@ pub(crate) struct Windowed {
     busy_with: Vec<Option<ActionId>>,
     /// Models whose candidate must be computed.
     changed: Vec<ModelId>,
+    /// Those that aren't slower than their kind.
     device_count: usize,
+    /// The others: batches don't count on them.
+    slow: DeviceSet,
+    /// When these could serve what is queued at the latest.
+    last_chances: LastChances,
     /// Models whose candidate is ready, by when it must start.
     ready: Board<Rank>,
     /// The hungry devices of which none can run a ready candidate, by their revision; `None` once a candidate or a place has come.
@@ -146,6 +152,8 @@ impl Windowed {
             busy_with: Vec::new(),
             changed: Vec::new(),
             device_count: 0,
+            slow: DeviceSet::default(),
+            last_chances: LastChances::default(),
             ready: Board::default(),
             stuck: None,
             growing: Heap::default(),
@@ -245,6 +253,11 @@ impl Windowed {
             self.models[model.index()].changed = false;
             let standing = self.standing(ledger, model, now);
             self.stand(model, standing);
+            self.last_chances.update(ledger, &self.queues, self.delay, model, now);
+            if !ledger.is_uniform() {
+                // What came may be for a device that has no time for the others.
+                self.stuck = None;
+            }
         }
         while let Some((_, index)) = self.growing.first().filter(|&(ready_at, _)| ready_at <= now) {
             let Standing::Growing { latest, .. } = self.models[index].standing else {
@@ -275,14 +288,15 @@ impl Windowed {
         let queued = u32::try_from(queue.rows()).unwrap_or(u32::MAX);
         let most = latency.best_batch().max(first.rows);
         let rows = queued.min(most);
-        let takes = ledger.longest(there, rows);
+        let first_within = (first.rows, deadline_at.since(now + self.delay.of(first.rows)));
+        let takes = ledger.longest(there, rows, first_within);
         let delay = self.delay.of(rows);
         let latest = deadline_at - takes;
         // Not all of them fit, or no more would: it gets no better.
         if rows >= most || now + delay > latest {
             return self.ready(model, latest);
         }
-        let with_one_more = ledger.longest(there, rows + 1);
+        let with_one_more = ledger.longest(there, rows + 1, first_within);
         let ready_at = match start {
             Start::AtOnce if !self.spares() => now,
             Start::After(part) => first.arrived_at + deadline_at.since(first.arrived_at).mul_f64(part) - delay,
@@ -386,17 +400,23 @@ impl Windowed {
         }
         // With many more candidates than devices a batch that waits finds no device later, and starting is better.
         let roomy = 4 * self.growing.len() < 3 * self.device_count;
+        let free = hungry.len() - self.slow.common(hungry).count();
         // Mostly the first one tells; the others are looked for only then.
-        let may = |&(_, index): &(Timestamp, usize)| self.may_start_early(index, hungry, roomy);
+        let may = |&(_, index): &(Timestamp, usize)| self.may_start_early(index, (hungry, free), roomy);
         let found = self.willing.first().filter(may);
         let found = found.or_else(|| self.willing.firsts::<EARLY_SEARCH>().skip(1).find(may));
         let (latest, model) = found.map(|(latest, index)| (latest, ModelId(index as u32)))?;
-        let device = self.queues.devices_of(model).common(hungry).next()?;
+        let device = self.quick_device(model, hungry)?;
         Some((model, latest, device))
     }
 
+    /// A hungry device that holds a model and isn't slower than its kind.
+    fn quick_device(&self, model: ModelId, hungry: &DeviceSet) -> Option<DeviceId> {
+        self.queues.devices_of(model).common(hungry).find(|&device| !self.slow.contains(device))
+    }
+
     /// Whether a growing candidate has a hungry device that nobody else will need.
-    fn may_start_early(&self, index: usize, hungry: &DeviceSet, roomy: bool) -> bool {
+    fn may_start_early(&self, index: usize, (hungry, free): (&DeviceSet, usize), roomy: bool) -> bool {
         let Standing::Growing { ready_at, full_at, tight, strain, .. } = self.models[index].standing else {
             return false;
         };
@@ -406,18 +426,18 @@ impl Windowed {
         // It is itself among those that will need a device soon. Where objectives are tight, one more device is kept for
         // whoever comes next.
         let most = self.growing.len() + usize::from(tight);
-        (hungry.len() >= most.min(FORESIGHT + 1) || self.enough(hungry, ready_at, full_at, tight))
-            && self.queues.devices_of(ModelId(index as u32)).common(hungry).next().is_some()
+        (free >= most.min(FORESIGHT + 1) || self.enough((hungry, free), ready_at, full_at, tight))
+            && self.quick_device(ModelId(index as u32), hungry).is_some()
     }
 
     /// Whether devices that are hungry now, or free before a candidate is likely to be full, are enough for all that will be ready before it would be.
-    fn enough(&self, hungry: &DeviceSet, ready_at: Timestamp, full_at: Timestamp, tight: bool) -> bool {
+    fn enough(&self, (hungry, free): (&DeviceSet, usize), ready_at: Timestamp, full_at: Timestamp, tight: bool) -> bool {
         let mut soon = 0;
         self.growing.any_until(ready_at, |_, _| {
             soon += 1;
             soon == FORESIGHT
         });
-        let mut missing = (soon + usize::from(tight)).saturating_sub(hungry.len());
+        let mut missing = (soon + usize::from(tight)).saturating_sub(free);
         // Nobody knows when a device that is overdue will be free; those that are fed ahead are among the hungry already.
         missing == 0
             || self.busy.any_until(full_at, |at, device| {
@@ -432,10 +452,18 @@ impl Windowed {
         if self.ready.is_empty() || self.stuck == Some(hungry.revision()) {
             return None;
         }
-        let Some((model, first)) = self.ready.first_pair(&self.queues, hungry) else {
+        let found = if ledger.is_uniform() {
+            self.ready.first_pair(&self.queues, hungry)
+        } else {
+            self.first_able_pair(ledger, now, hungry)
+        };
+        let Some((model, first)) = found else {
             self.stuck = Some(hungry.revision());
             return None;
         };
+        if !ledger.is_uniform() {
+            return Some(first);
+        }
         let free_at = |device: DeviceId| ledger.device(device).exec.start_at(now);
         let in_time = now + self.delay.control;
         if free_at(first) <= in_time {
@@ -445,6 +473,70 @@ impl Windowed {
         able()
             .find(|&device| free_at(device) <= in_time)
             .or_else(|| able().min_by_key(|&device| (free_at(device), device)))
+    }
+}
+
+impl Windowed {
+    /// Where devices differ: the most urgent ready candidate that a hungry one has time for, and of these the one that is free first, is no slower than its kind, and has the lowest number.
+    fn first_able_pair(&self, ledger: &Ledger, now: Timestamp, hungry: &DeviceSet) -> Option<(ModelId, DeviceId)> {
+        let in_time = now + self.delay.control;
+        let free_at = |device: DeviceId| ledger.device(device).exec.start_at(now).max(in_time);
+        self.ready.models().find_map(|model| {
+            let able = self.queues.devices_of(model).common(hungry).filter(|&it| self.is_able(ledger, now, model, it));
+            let device = able.min_by_key(|&device| (free_at(device), self.slow.contains(device), device))?;
+            Some((model, device))
+        })
+    }
+
+    /// Whether a device has time for a batch of a model.
+    fn is_able(&self, ledger: &Ledger, now: Timestamp, model: ModelId, device: DeviceId) -> bool {
+        let free_at = ledger.device(device).exec.surely_at(now);
+        let opening = Opening { free_at, now, delay: self.delay };
+        let (mut members, mut skipped) = (Vec::new(), Vec::new());
+        // Where times depend on the input, they are the same on all devices.
+        ledger.model(model).spread.as_ref().is_some_and(Spread::is_dynamic)
+            || self.form(ledger, (model, device), opening, &mut members, &mut skipped).is_some()
+    }
+
+    /// A growing candidate whose last chance on a device that idles is now.
+    fn at_last_chance(
+        &mut self,
+        ledger: &Ledger,
+        now: Timestamp,
+        hungry: &DeviceSet,
+    ) -> Option<(ModelId, Timestamp, DeviceId)> {
+        let mut chances = std::mem::take(&mut self.last_chances);
+        let able = |model, device| self.is_able(ledger, now, model, device);
+        let found = chances.next((ledger, &self.queues, self.delay), now, hungry, able);
+        self.last_chances = chances;
+        found.map(|(model, device)| (model, now, device))
+    }
+
+    /// The most urgent ready candidate that a device has time for.
+    fn first_ready(&self, ledger: &Ledger, device: DeviceId, now: Timestamp) -> Option<(Rank, ModelId)> {
+        let able = |&(_, model): &(Rank, ModelId)| ledger.is_uniform() || self.is_able(ledger, now, model, device);
+        self.ready.on(&self.queues, device).find(able)
+    }
+
+    /// The batch of a model that a device would run.
+    fn form(
+        &self,
+        ledger: &Ledger,
+        (model, device): (ModelId, DeviceId),
+        opening: Opening,
+        members: &mut Vec<Queued>,
+        skipped: &mut Vec<RequestId>,
+    ) -> Option<Candidate> {
+        let (latency, queue) = (ledger.latency(model, device), self.queues.of(model));
+        let (deadline_at, first) = queue.first()?;
+        if self.temper.keep == Keep::Full {
+            skipped.clear();
+            return queue.candidate(latency, opening, members);
+        }
+        // Nobody is given up for a device that is slow: those that it has no time for others may have.
+        let slow = self.slow.contains(device);
+        let floor = if slow { 0 } else { self.floor(latency, model, &first, deadline_at) };
+        queue.window(latency, opening, floor, members, skipped)
     }
 }
 
@@ -475,9 +567,25 @@ impl Policy for Windowed {
     }
 
     fn lost(&mut self, device: DeviceId) {
-        self.device_count -= 1;
+        self.device_count -= usize::from(!self.slow.contains(device));
+        self.slow.remove(device);
         self.busy_with[device.index()] = None;
         self.busy.remove(device.index());
+    }
+
+    fn set_slow(&mut self, device: DeviceId, slow: bool) {
+        match (slow, self.slow.contains(device)) {
+            (true, false) => {
+                self.slow.insert(device);
+                self.busy.remove(device.index());
+                self.device_count -= 1;
+            }
+            (false, true) => {
+                self.slow.remove(device);
+                self.device_count += 1;
+            }
+            (true, true) | (false, false) => {}
+        }
     }
 
     fn insert(&mut self, ledger: &Ledger, model: ModelId, place: Place, queued: Queued) {
@@ -517,14 +625,14 @@ impl Policy for Windowed {
     fn next_batch(&mut self, ledger: &Ledger, device: DeviceId, opening: Opening) -> Option<Batch> {
         self.settle(ledger, opening.now);
         loop {
-            let ((_, key), model) = self.ready.first(&self.queues, device)?;
+            let ((_, key), model) = self.first_ready(ledger, device, opening.now)?;
             let there = ledger.model(model);
             let latency = ledger.latency(model, device);
             let queue = self.queues.of(model);
-            let Some((deadline_at, first)) = queue.first() else {
+            if !queue.has_urgent() {
                 self.stand(model, Standing::None);
                 continue;
-            };
+            }
             if let Some(spread) = there.spread.as_ref().filter(|spread| spread.is_dynamic()) {
                 let start_at = opening.with(1);
                 let aim = self.temper.where_times_differ().1;
@@ -536,15 +644,13 @@ impl Policy for Windowed {
                     }
                 }
             }
-            let candidate = if self.temper.keep == Keep::Full {
-                self.skipped.clear();
-                queue.candidate(latency, opening, &mut self.members)
-            } else {
-                let floor = self.floor(latency, model, &first, deadline_at);
-                queue.window(latency, opening, floor, &mut self.members, &mut self.skipped)
-            };
+            let (mut members, mut skipped) = (std::mem::take(&mut self.members), std::mem::take(&mut self.skipped));
+            let candidate = self.form(ledger, (model, device), opening, &mut members, &mut skipped);
+            (self.members, self.skipped) = (members, skipped);
+            // Where devices differ, how long one of them could still wait says nothing of the others.
+            let at_once = self.models[model.index()].turn_at.is_some() || !ledger.is_uniform();
             match candidate {
-                Some(candidate) if candidate.latest <= key || self.models[model.index()].turn_at.is_some() => {
+                Some(candidate) if candidate.latest <= key || at_once => {
                     return Some(Batch {
                         model,
                         candidate,
@@ -569,7 +675,7 @@ impl Policy for Windowed {
         if let Some(device) = self.device_for_ready(ledger, now, hungry) {
             return Some(device);
         }
-        let (model, latest, device) = self.early(hungry)?;
+        let (model, latest, device) = self.at_last_chance(ledger, now, hungry).or_else(|| self.early(hungry))?;
         self.stand(model, self.ready(model, latest));
         Some(device)
     }
@@ -577,7 +683,7 @@ impl Policy for Windowed {
     fn next_ripe(&self) -> Option<Timestamp> {
         let ready = self.growing.first().map(|(at, _)| at);
         let early = self.early.first().map(|(at, _)| at);
-        [ready, early].into_iter().flatten().min()
+        [ready, early, self.last_chances.next_at()].into_iter().flatten().min()
     }
 
     fn in_use(&self) -> Option<f64> {
@@ -602,9 +708,12 @@ impl Policy for Windowed {
     }
 
     fn started(&mut self, started: Started) {
+        self.busy_with[started.device.index()] = Some(started.action);
+        if self.slow.contains(started.device) {
+            return;
+        }
         self.batch_time = (self.batch_time * 15 + started.expected) / 16;
         self.usage.started(started.model, started.expected);
-        self.busy_with[started.device.index()] = Some(started.action);
         self.busy.set(started.device.index(), started.done_at);
     }
 
