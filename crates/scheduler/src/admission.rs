@@ -129,7 +129,8 @@ impl Scheduler {
         self.added_to(&model.latency, request)
     }
 
-    fn added_to(&self, latency: &Latency, request: &Request) -> Duration {
+    /// The same on devices that take what `latency` says.
+    pub(crate) fn added_to(&self, latency: &Latency, request: &Request) -> Duration {
         let queued = self.policy.queues().of(request.model).rows();
         latency.time_for(queued + u64::from(request.rows)) - latency.time_for(queued)
     }

@@ -146,23 +146,22 @@ impl Rolling {
         self.median = sorted[half.min(below)];
     }
 
-    /// Takes a measurement out again, as if it had not been made: it says nothing of what this is about.
+    /// Takes a measurement out again, as if it had not been made: it says nothing of what this is about. What became of it when the estimate aged goes, too.
     fn forget(&mut self, window: Window, took: Duration) {
         let full = self.seen.recent.len() == window.size;
-        if !Arc::make_mut(&mut self.seen).forget(took) {
-            return;
-        }
+        let known = Arc::make_mut(&mut self.seen).forget(took);
         let sorted = &self.seen.sorted;
+        self.unseen = self.unseen.min(self.seed.1);
         let Some(&quantile) = sorted.get(window.place_in(sorted.len())) else {
-            (self.mean, self.quantile) = (self.seed.0, self.unseen);
+            (self.mean, self.median, self.quantile) = (self.seed.0, self.seed.0, self.unseen);
             return;
         };
-        self.mean = sorted.iter().fold(Duration::ZERO, |sum, &it| sum + it) / sorted.len() as u64;
         // What a full window said doesn't become the seed's say again.
-        if full {
+        if full && known {
             (self.unseen, self.median) = (quantile, sorted[sorted.len() / 2]);
         }
-        self.quantile = quantile.max(self.unseen);
+        self.mean = sorted.iter().fold(Duration::ZERO, |sum, &it| sum + it) / sorted.len() as u64;
+        self.quantile = if full { quantile } else { quantile.max(self.unseen) };
     }
 
     /// The estimate for what takes so many times as long.
@@ -580,7 +579,11 @@ mod tests {
         assert_eq!(latency.class_for(1).itself(), micros(90), "the window was full: the seed has no say any more");
         [61, 62, 63].into_iter().for_each(|took| take(&mut latency, took));
         assert_eq!(latency.class_for(1).itself(), micros(75), "of the last four");
-        latency.forget_batch(1, micros(1));
+        [80, 300].into_iter().for_each(|took| latency.observe_batch(Timestamp::ZERO, 2, micros(took), micros(0)));
+        latency.age(Timestamp::ZERO + STALE);
+        assert_eq!(latency.class_for(2).itself(), micros(205));
+        latency.forget_batch(2, micros(300));
+        assert_eq!(latency.class_for(2).itself(), micros(110), "also of what it left when it was old");
     }
 
     #[test]

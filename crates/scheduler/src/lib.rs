@@ -498,7 +498,9 @@ impl Scheduler {
             entry.demand += work;
         }
         let booking = device.map(|device| {
+            let takes = self.added_to(self.ledger.latency(request.model, device), &request);
             let there = self.ledger.device_mut(device);
+            let work = if urgent { takes } else { Duration::ZERO };
             (device, there.epoch, there.backlog.book(self.now, request.deadline_at, work))
         });
         if let Some(spread) = &mut self.ledger.model_mut(request.model).spread {

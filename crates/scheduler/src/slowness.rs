@@ -22,6 +22,8 @@ const RUNS: usize = 16;
 /// All but so many of them must say that it is slower, or quicker: runs that stall say nothing of a device, and chance, with times that deviate by 30 %, says so once in 25,000
 /// times.
 const EXCEPTIONS: usize = 4;
+/// One that takes more than the second times as long is known as slow after so many runs in a row: each of them may make others wait that are planned with it.
+const CLEARLY: (usize, f64) = (4, 2.0);
 /// It must be quicker by this much more than a step begins, so that it doesn't go to and fro.
 const REST: f64 = 0.95;
 /// A slow device that nothing can be run on in time isn't measured. After so much time it is tried again with one batch, which is lost if it is still slow.
@@ -79,7 +81,13 @@ impl Slowness {
             self.runs.drain(..RUNS);
         }
         self.runs.push(ran);
-        self.on_trial || self.runs.len().is_multiple_of(RUNS)
+        self.on_trial || self.runs.len().is_multiple_of(RUNS) || (self.step == 0 && self.clearly() > CLEARLY.1)
+    }
+
+    /// How many times as long as usual it took at least, in its last few runs.
+    fn clearly(&self) -> f64 {
+        let last = self.runs.iter().rev().take(CLEARLY.0).map(Ran::ratio);
+        if self.runs.len() < CLEARLY.0 { 1.0 } else { last.fold(f64::INFINITY, f64::min) }
     }
 
     /// How many steps slower than its kind it is by what it did, where the others take so many times of what is usual.
@@ -88,6 +96,12 @@ impl Slowness {
         if std::mem::take(&mut self.on_trial) {
             let last = self.runs.last().map_or(1.0, Ran::ratio);
             return steps(last / others);
+        }
+        if self.clearly() > CLEARLY.1 * others {
+            return self.step.max(steps(self.clearly() / others));
+        }
+        if !self.runs.len().is_multiple_of(RUNS) {
+            return self.step;
         }
         let mut ratios = [1.0; RUNS];
         ratios.iter_mut().zip(self.runs.iter().rev()).for_each(|(ratio, ran)| *ratio = ran.ratio());
@@ -148,8 +162,16 @@ mod tests {
     #[test]
     fn a_device_is_slow_when_nearly_all_of_its_runs_are() {
         let mut slowness = Slowness::default();
-        assert_eq!(judged(&mut slowness, (0..16).map(|run| if run < 11 { 300 } else { 100 })), 0);
-        assert_eq!(judged(&mut slowness, (0..16).map(|run| if run < 12 { 300 } else { 100 })), 5);
+        assert_eq!(judged(&mut slowness, (0..16).map(|run| if run % 3 > 0 { 170 } else { 100 })), 0);
+        assert_eq!(judged(&mut slowness, (0..16).map(|run| if run % 4 > 0 { 170 } else { 100 })), 2);
+        assert!((1.7..1.8).contains(&factor(2)), "{}", factor(2));
+    }
+
+    #[test]
+    fn a_device_that_is_much_slower_is_known_after_a_few_runs_in_a_row() {
+        let mut slowness = Slowness::default();
+        assert_eq!(judged(&mut slowness, [300, 300, 300, 100, 300, 300, 300].into_iter()), 0);
+        assert_eq!(judged(&mut slowness, [310].into_iter()), 5);
         assert!((2.9..3.6).contains(&factor(5)), "{}", factor(5));
     }
 
@@ -162,8 +184,8 @@ mod tests {
     fn a_device_that_recovers_is_quick_again() {
         let mut slowness = Slowness::default();
         assert_eq!(judged(&mut slowness, [300; 16].into_iter()), 5);
-        assert_eq!(judged(&mut slowness, [180; 16].into_iter()), 3);
-        assert_eq!(judged(&mut slowness, [101; 16].into_iter()), 0);
+        assert_eq!(judged(&mut slowness, [180; 32].into_iter()), 3);
+        assert_eq!(judged(&mut slowness, [101; 32].into_iter()), 0);
     }
 
     #[test]
