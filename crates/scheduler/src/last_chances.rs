@@ -26,7 +26,14 @@ pub(crate) struct LastChances {
 }
 
 /// The next last chance of a model's requests on devices of a speed.
-fn at(ledger: &Ledger, queues: &Queues, delay: Delay, model: ModelId, speed: Speed, from: Timestamp) -> Option<Timestamp> {
+fn at(
+    ledger: &Ledger,
+    queues: &Queues,
+    delay: Delay,
+    model: ModelId,
+    speed: Speed,
+    from: Timestamp,
+) -> Option<Timestamp> {
     queues.of(model).last_chance(ledger.model(model).latency_at(speed), delay, from)
 }
 

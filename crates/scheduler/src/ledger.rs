@@ -320,12 +320,22 @@ impl Ledger {
             }
         }
         there.slowness.set(now, step);
-        if step > 0 { self.slow.insert(device) } else { self.slow.remove(device) }
+        if step > 0 {
+            self.slow.insert(device)
+        } else {
+            self.slow.remove(device)
+        }
         self.note_speeds();
     }
 
     /// Takes in what a batch took on a device, and says how many steps slower than its kind that is, if that is something else than was known.
-    pub fn learn(&mut self, now: Timestamp, device: DeviceId, model: ModelId, run: (u32, Duration, Duration)) -> Option<u32> {
+    pub fn learn(
+        &mut self,
+        now: Timestamp,
+        device: DeviceId,
+        model: ModelId,
+        run: (u32, Duration, Duration),
+    ) -> Option<u32> {
         let (batch, took, beside) = run;
         let speed = self.device(device).speed();
         let entry = self.model_mut(model);
@@ -366,6 +376,11 @@ impl Ledger {
     /// Whether all devices have their estimates in common.
     pub fn is_uniform(&self) -> bool {
         self.speeds.len() <= 1
+    }
+
+    /// Whether there are devices of several kinds.
+    pub fn has_kinds(&self) -> bool {
+        self.kinds.len() > 1
     }
 
     /// The speeds of the devices where a model is or will soon be; of all devices where it is nowhere.

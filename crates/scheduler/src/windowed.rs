@@ -190,9 +190,15 @@ impl Windowed {
         latency.largest_within(objective.mul_f64(devices / (devices + 1.0))).max(1)
     }
 
+    /// On how many devices a model is that aren't slower than their kind, at least one.
+    fn places_of(&self, model: ModelId) -> usize {
+        let devices = self.queues.devices_of(model);
+        (devices.len() - self.slow.common(devices).count()).max(1)
+    }
+
     /// In how much time enough devices become free for a candidate that all others may come before.
     fn lead(&self, model: ModelId) -> Duration {
-        (self.batch_time / self.queues.devices_of(model).len().max(1) as u64).mul_f64(LEAD)
+        (self.batch_time / self.places_of(model) as u64).mul_f64(LEAD)
     }
 
     /// The part of the devices that other models use: a model alone finds the device that its last batch leaves, or the next one.
@@ -205,7 +211,7 @@ impl Windowed {
     fn note_demand(&mut self, latency: &Latency, model: ModelId, deadline_at: Timestamp, queued: &Queued) {
         let target = self.target(latency, model, queued, deadline_at);
         let row = latency.class_for(target).expected().as_secs_f64() / f64::from(target);
-        let devices = self.queues.devices_of(model).len().max(1);
+        let devices = self.places_of(model);
         self.demand.came(queued.arrived_at, row * f64::from(queued.rows) / devices as f64);
     }
 
@@ -431,7 +437,13 @@ impl Windowed {
     }
 
     /// Whether devices that are hungry now, or free before a candidate is likely to be full, are enough for all that will be ready before it would be.
-    fn enough(&self, (hungry, free): (&DeviceSet, usize), ready_at: Timestamp, full_at: Timestamp, tight: bool) -> bool {
+    fn enough(
+        &self,
+        (hungry, free): (&DeviceSet, usize),
+        ready_at: Timestamp,
+        full_at: Timestamp,
+        tight: bool,
+    ) -> bool {
         let mut soon = 0;
         self.growing.any_until(ready_at, |_, _| {
             soon += 1;
@@ -647,8 +659,9 @@ impl Policy for Windowed {
             let (mut members, mut skipped) = (std::mem::take(&mut self.members), std::mem::take(&mut self.skipped));
             let candidate = self.form(ledger, (model, device), opening, &mut members, &mut skipped);
             (self.members, self.skipped) = (members, skipped);
-            // Where devices differ, how long one of them could still wait says nothing of the others.
-            let at_once = self.models[model.index()].turn_at.is_some() || !ledger.is_uniform();
+            // How long a device that differs could still wait says nothing of the others.
+            let differs = self.slow.contains(device) || ledger.has_kinds();
+            let at_once = self.models[model.index()].turn_at.is_some() || differs;
             match candidate {
                 Some(candidate) if candidate.latest <= key || at_once => {
                     return Some(Batch {

@@ -32,7 +32,8 @@ struct World {
 impl World {
     /// One model of one size, which takes so long by its profiles, one for each kind; and devices of these kinds that really take so long.
     fn new(policy: PolicyKind, profiles: &[u64], devices: &[(u32, u64)]) -> Self {
-        let profile = |&millis: &u64| LatencyProfile::linear(Duration::ZERO, MILLI * millis, &[1], Duration::ZERO).unwrap();
+        let profile =
+            |&millis: &u64| LatencyProfile::linear(Duration::ZERO, MILLI * millis, &[1], Duration::ZERO).unwrap();
         let mut world = Self {
             scheduler: Scheduler::new(Config { policy, rehearse: false, ..Config::default() }),
             now: Timestamp::ZERO,
@@ -174,7 +175,11 @@ fn one_slow_device_is_known_as_slow_and_only_it() {
         for execution in &world.executions {
             let takes = if execution.device == DeviceId(1) { MILLI * 30 } else { MILLI * 10 };
             let expected = execution.expected;
-            assert!(expected >= takes && expected < takes.mul_f64(1.2), "{policy:?}: {expected} on {}", execution.device);
+            assert!(
+                expected >= takes && expected < takes.mul_f64(1.2),
+                "{policy:?}: {expected} on {}",
+                execution.device
+            );
         }
     }
 }

@@ -40,13 +40,15 @@ fn main() {
         for part in [0.5, 0.8] {
             let rate = part * peak;
             let bad = |devices, factor: f64| {
-                let slow = |factor| Slowdown { device: 3, factor, from: Duration::ZERO, until: Duration::from_secs(99) };
+                let slow =
+                    |factor| Slowdown { device: 3, factor, from: Duration::ZERO, until: Duration::from_secs(99) };
                 let setup = setup(policy, devices, (factor > 1.0).then(|| slow(factor)), sigma, slo);
                 let run = sim::run(&setup, open(&setup, rate, 1.0, 1)).expect("nothing breaks");
                 let total = run.meter.total();
                 100.0 * total.bad() as f64 / total.sent as f64
             };
-            let cells = [(8, 1.0), (7, 1.0), (8, 1.5), (8, 3.0), (8, 6.0)].map(|(devices, factor)| bad(devices, factor));
+            let cells =
+                [(8, 1.0), (7, 1.0), (8, 1.5), (8, 3.0), (8, 6.0)].map(|(devices, factor)| bad(devices, factor));
             let [all, seven, half, three, six] = cells;
             println!(
                 "{:9} {part:.1}: 8 healthy {all:7.3} %  7 healthy {seven:7.3} %  one x1.5 {half:7.3} %  one x3 {three:7.3} %  one x6 {six:7.3} %",

@@ -118,7 +118,12 @@ impl IdleDevicesServe {
     /// Before the first device.
     pub fn new(facts: &Facts<'_>) -> Self {
         let models = facts.models.len();
-        let seen = Seen { outstanding: 0, idle_since: Timestamp::ZERO, slowness: (1.0, Timestamp::ZERO), held_since: vec![None; models] };
+        let seen = Seen {
+            outstanding: 0,
+            idle_since: Timestamp::ZERO,
+            slowness: (1.0, Timestamp::ZERO),
+            held_since: vec![None; models],
+        };
         Self {
             promised: facts.promises.idle_devices,
             delay: facts.delay,
@@ -150,7 +155,12 @@ impl IdleDevicesServe {
         match event {
             Event::DeviceAdded(spec) => {
                 let seen = &mut self.devices[spec.device.index()];
-                *seen = Seen { outstanding: 0, idle_since: at, slowness: (1.0, at), held_since: vec![None; self.models.len()] };
+                *seen = Seen {
+                    outstanding: 0,
+                    idle_since: at,
+                    slowness: (1.0, at),
+                    held_since: vec![None; self.models.len()],
+                };
                 self.idle.insert(spec.device);
                 self.kinds_at = at;
             }
