@@ -321,9 +321,9 @@ impl Ledger {
         }
         there.slowness.set(now, step);
         if step > 0 {
-            self.slow.insert(device)
+            self.slow.insert(device);
         } else {
-            self.slow.remove(device)
+            self.slow.remove(device);
         }
         self.note_speeds();
     }

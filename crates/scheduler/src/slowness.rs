@@ -12,7 +12,7 @@
 
 use base::{Duration, ModelId, Timestamp};
 
-/// Each step is so many times as slow as the one before. Seven healthy devices of eight lose nothing to one that is slower by half a step; with larger steps it costs, with smaller ones noise looks like
+/// Each step is so many times as slow as the one before. What is slower by less than half a step stays in its kind's estimates, which are longer by as much; with smaller steps chance looks like
 /// slowness.
 const RATIO: f64 = 1.25;
 /// The last step stands for all that is slower: 18 times, when nothing can be done in time anyway.
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn what_lies_between_two_steps_stays_where_it_is() {
         let mut slowness = Slowness::default();
-        let between = |run: u64| if run % 2 == 0 { 138 } else { 141 };
+        let between = |run: u64| if run.is_multiple_of(2) { 138 } else { 141 };
         assert_eq!(judged(&mut slowness, (0..16).map(between)), 1);
         assert_eq!(judged(&mut slowness, [150; 16].into_iter()), 2);
         assert_eq!(judged(&mut slowness, (0..160).map(between)), 2);
