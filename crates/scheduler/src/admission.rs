@@ -1,5 +1,6 @@
 //! Admission by prediction: can this request be served in time, behind what is due before it?
 
+use crate::latency::Latency;
 use crate::ledger::{Model, Residency};
 use crate::policy::Fact;
 use crate::{Rejection, Request, Scheduler};
@@ -17,7 +18,7 @@ impl Scheduler {
     pub(crate) fn prepare_for(&mut self, request: &Request) {
         let Some(Some(entry)) = self.ledger.models.get_mut(request.model.index()) else { return };
         entry.age(self.now);
-        let takes = entry.latency.class_for(request.rows).expected();
+        let takes = self.ledger.quickest(self.ledger.model(request.model), request.rows);
         if request.deadline_at != Timestamp::NEVER && self.now + takes <= request.deadline_at {
             self.shares.came(request.model, request.rows, request.deadline_at.since(self.now));
             // Also if it is refused: the next one like it should find the device free.
@@ -32,7 +33,8 @@ impl Scheduler {
         }
         let Self { shares, ledger, now, .. } = self;
         let short = shares.is_short();
-        let devices = ledger.devices.iter().flatten();
+        // Turns are planned for devices that aren't slow.
+        let devices = ledger.devices.iter().flatten().filter(|device| device.slowness.step() == 0);
         let free_at: Vec<Timestamp> = devices.map(|device| device.exec.start_at(*now)).collect();
         shares.compute(*now, &free_at, ledger.in_use, |model| {
             Some(&ledger.models.get(model.index())?.as_ref().filter(|model| !model.removed)?.latency)
@@ -48,8 +50,8 @@ impl Scheduler {
             Rejection::DeadlineUnreachable { .. } | Rejection::Overloaded { .. } => {}
             Rejection::QueueFull | Rejection::ModelUnavailable | Rejection::NoDevice => return,
         }
+        let takes = self.ledger.quickest(self.ledger.model(request.model), request.rows);
         let entry = self.ledger.model_mut(request.model);
-        let takes = entry.latency.class_for(request.rows).expected();
         if self.now + takes <= request.deadline_at {
             entry.missed += entry.latency.time_for(u64::from(request.rows));
             self.planner.update(self.now, &mut self.ledger, &self.queues, request.model);
@@ -73,7 +75,7 @@ impl Scheduler {
         if request.deadline_at == Timestamp::NEVER {
             return Ok(None);
         }
-        let takes = entry.latency.class_for(request.rows).expected();
+        let takes = self.ledger.quickest(entry, request.rows);
         let cold = entry.residency.is_empty();
         let alone_at = now + takes + if cold { entry.latency.load() } else { Duration::ZERO };
         if alone_at > request.deadline_at {
@@ -86,8 +88,8 @@ impl Scheduler {
         }
         if !self.config.predict_admission || self.config.policy.heeds_shares() {
             // Whatever becomes of what is queued: what is running is certain.
-            let free_at = self.first_free(entry).filter(|_| self.config.predict_admission);
-            if let Some(earliest_at) = free_at.map(|at| at + takes).filter(|&at| at > request.deadline_at) {
+            let done_at = self.first_done(entry, request.rows).filter(|_| self.config.predict_admission);
+            if let Some(earliest_at) = done_at.filter(|&at| at > request.deadline_at) {
                 return Err(Rejection::Overloaded { earliest_at });
             }
             return Ok(entry.residency.first().map(|residency| residency.device));
@@ -96,35 +98,45 @@ impl Scheduler {
             let wait = self.planner.load_wait(&self.ledger, request.model, now);
             (None, now + wait + entry.latency.load())
         } else {
-            let (device, start_at) = self.least_busy(entry, request.deadline_at);
+            let (device, start_at) = self.least_busy(entry, request.rows, request.deadline_at);
             (Some(device), start_at)
         };
+        let latency = device.map_or(&entry.latency, |device| self.ledger.latency(request.model, device));
+        let class = latency.class_for(request.rows);
         // Behind others of its model it only makes their batch larger; what it takes beyond the average stays its own risk.
-        let risk = takes - entry.latency.class_for(request.rows).typical();
-        let earliest_at = start_at + self.added_work(entry, request) + risk;
+        let risk = class.expected() - class.typical();
+        let earliest_at = start_at + self.added_to(latency, request) + risk;
         if earliest_at > request.deadline_at {
             return Err(Rejection::Overloaded { earliest_at });
         }
         Ok(device)
     }
 
-    /// When the first of a model's devices has done what was ordered; `None` where it has none, or too many to look at.
-    fn first_free(&self, model: &Model) -> Option<Timestamp> {
+    /// When the first of a model's devices would have done so many rows behind what was ordered; `None` where it has none, or too many to look at.
+    fn first_done(&self, model: &Model, rows: u32) -> Option<Timestamp> {
         if model.residency.len() > PROBES {
             return None;
         }
-        let free_at = |there: &Residency| self.ledger.device(there.device).exec.start_at(self.now);
-        model.residency.iter().map(free_at).min()
+        let done_at = |there: &Residency| {
+            let device = self.ledger.device(there.device);
+            device.exec.start_at(self.now) + model.latency_at(device.speed()).class_for(rows).expected()
+        };
+        model.residency.iter().map(done_at).min()
     }
 
     /// What a request adds to the time that its model's queue takes.
     pub(crate) fn added_work(&self, model: &Model, request: &Request) -> Duration {
-        let queued = self.queues.of(request.model).rows();
-        model.latency.time_for(queued + u64::from(request.rows)) - model.latency.time_for(queued)
+        self.added_to(&model.latency, request)
     }
 
-    /// Of a few of the devices that hold a model, the one where a request could start first behind what is due before it.
-    fn least_busy(&self, model: &Model, deadline_at: Timestamp) -> (DeviceId, Timestamp) {
+    /// The same on devices that take what `latency` says.
+    pub(crate) fn added_to(&self, latency: &Latency, request: &Request) -> Duration {
+        let queued = self.queues.of(request.model).rows();
+        latency.time_for(queued + u64::from(request.rows)) - latency.time_for(queued)
+    }
+
+    /// Of a few of the devices that hold a model, the one where a request could be done first behind what is due before it, and when it could start there.
+    fn least_busy(&self, model: &Model, rows: u32, deadline_at: Timestamp) -> (DeviceId, Timestamp) {
         let count = model.residency.len();
         let first = if count <= PROBES { 0 } else { self.sequence as usize * PROBES % count };
         let probed = (0..count.min(PROBES)).map(|offset| {
@@ -133,20 +145,21 @@ impl Scheduler {
             let free_at = device.exec.start_at(self.now).max(residency.loading_until.unwrap_or(self.now));
             let before = device.backlog.due_by(self.now, deadline_at);
             // A little more than the sum: at the edge, one request fewer costs nothing, one more is refused late.
-            (free_at + before + before / BACKLOG_RESERVE, residency.device)
+            let start_at = free_at + before + before / BACKLOG_RESERVE;
+            (start_at + model.latency_at(device.speed()).class_for(rows).expected(), start_at, residency.device)
         });
-        let (start_at, device) = probed.min().expect("a model that isn't cold is on a device");
+        let (_, start_at, device) = probed.min().expect("a model that isn't cold is on a device");
         (device, start_at)
     }
 
     /// When a request would be done if it came now and had all the time that it needs.
     pub(crate) fn earliest_after_queue(&self, request: &Request) -> Timestamp {
         let entry = self.ledger.model(request.model);
-        let start_at = if entry.residency.is_empty() {
-            self.now + self.planner.load_wait(&self.ledger, request.model, self.now) + entry.latency.load()
-        } else {
-            self.least_busy(entry, self.now + PATIENCE).1
-        };
-        start_at + entry.latency.class_for(request.rows).expected()
+        if entry.residency.is_empty() {
+            let load_at = self.now + self.planner.load_wait(&self.ledger, request.model, self.now);
+            return load_at + entry.latency.load() + self.ledger.quickest(entry, request.rows);
+        }
+        let (device, start_at) = self.least_busy(entry, request.rows, self.now + PATIENCE);
+        start_at + self.ledger.latency(request.model, device).class_for(request.rows).expected()
     }
 }

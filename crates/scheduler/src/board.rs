@@ -48,6 +48,11 @@ impl<K: Copy + Ord> Board<K> {
         self.on(queues, device).next()
     }
 
+    /// All of them, in their order.
+    pub fn models(&self) -> impl Iterator<Item = ModelId> {
+        self.list.iter().map(|&(_, model)| model)
+    }
+
     /// The first model that one of these devices can run, with the lowest-numbered of them.
     pub fn first_pair(&self, queues: &Queues, devices: &DeviceSet) -> Option<(ModelId, DeviceId)> {
         if devices.is_empty() {

@@ -98,7 +98,7 @@ pub struct DeviceSpec {
     /// Pages for weights, all free at first.
     pub pages: u32,
     /// Devices of one kind take the same for the same; kinds are numbered from the slowest, 0, whether such a device is there or not. Where it isn't decided yet which device it
-    /// will be, the slowest that is there is planned with.
+    /// will be, the slowest that is there is planned with. One that turns out to be slower than its kind is planned with by itself.
     pub kind: u32,
 }
 

@@ -608,7 +608,7 @@ mod tests {
     fn a_burst_gives_nobody_turns_until_it_was_rehearsed_what_they_cost() {
         let mut shares = Shares::default();
         shares.add_model(FLOOD, Fairness::default());
-        let mut lose = |shares: &mut Shares, millis: std::ops::Range<u64>, one_in| {
+        let lose = |shares: &mut Shares, millis: std::ops::Range<u64>, one_in| {
             for now in millis.clone() {
                 (0..100).for_each(|k| {
                     if k % one_in == 0 { shares.refused() } else { shares.settled(FLOOD, at(now), true) }

@@ -53,6 +53,20 @@ impl Seen {
             self.sorted[to] = took;
         }
     }
+
+    /// Takes one out again; whether it was there.
+    fn forget(&mut self, took: Duration) -> bool {
+        let Some(place) = self.recent.iter().position(|&known| known == took) else { return false };
+        // What comes next is put at the end again, behind the newest.
+        let newest = self.next;
+        self.recent.rotate_left(newest);
+        let place = (place + self.recent.len() - newest) % self.recent.len();
+        self.recent.remove(place);
+        self.next = 0;
+        let from = self.sorted.partition_point(|&known| known < took);
+        self.sorted.remove(from);
+        true
+    }
 }
 
 /// An average gives the newest measurement this share: one in so many.
@@ -69,6 +83,15 @@ const STALL: u64 = 50;
 pub(crate) struct Window {
     pub size: usize,
     pub quantile: f64,
+}
+
+impl Window {
+    /// The place of the quantile among so many measurements, the shortest first.
+    fn place_in(self, count: usize) -> usize {
+        let rank = (self.size as f64 * self.quantile).ceil() as usize;
+        let slower = self.size - rank.clamp(1, self.size);
+        count.saturating_sub(slower + 1)
+    }
 }
 
 impl Rolling {
@@ -111,9 +134,7 @@ impl Rolling {
         self.mean = (self.mean * (MEAN_SHARE - 1) + took) / MEAN_SHARE;
         Arc::make_mut(&mut self.seen).take(window.size, took);
         let Seen { recent, sorted, .. } = &*self.seen;
-        let rank = (window.size as f64 * window.quantile).ceil() as usize;
-        let slower = window.size - rank.clamp(1, window.size);
-        let below = sorted.len().saturating_sub(slower + 1);
+        let below = window.place_in(sorted.len());
         self.quantile = sorted[below];
         // Until the window is full the seed keeps its say: one fast first run must not make the plan rash. A slow one counts until others say that it was an exception: so
         // many slower ones as the quantile leaves out.
@@ -124,6 +145,30 @@ impl Rolling {
         let half = window.size / 2;
         // Nothing is usual that is above the quantile.
         self.median = sorted[half.min(below)];
+    }
+
+    /// Takes a measurement out again, as if it had not been made: it says nothing of what this is about. What became of it when the estimate aged goes, too.
+    fn forget(&mut self, window: Window, took: Duration) {
+        let full = self.seen.recent.len() == window.size;
+        let known = Arc::make_mut(&mut self.seen).forget(took);
+        let sorted = &self.seen.sorted;
+        self.unseen = self.unseen.min(self.seed.1);
+        let Some(&quantile) = sorted.get(window.place_in(sorted.len())) else {
+            (self.mean, self.median, self.quantile) = (self.seed.0, self.seed.0, self.unseen);
+            return;
+        };
+        // What a full window said doesn't become the seed's say again.
+        if full && known {
+            (self.unseen, self.median) = (quantile, sorted[sorted.len() / 2]);
+        }
+        self.mean = sorted.iter().fold(Duration::ZERO, |sum, &it| sum + it) / sorted.len() as u64;
+        self.quantile = if full { quantile } else { quantile.max(self.unseen) };
+    }
+
+    /// The estimate for what takes so many times as long.
+    fn times(&self, factor: f64) -> Self {
+        let median = self.median.mul_f64(factor);
+        Self { median, ..Self::seeded(self.mean.mul_f64(factor), self.quantile.mul_f64(factor)) }
     }
 }
 
@@ -162,6 +207,11 @@ impl Class {
     /// The same on average: what to add up.
     pub fn typical(&self) -> Duration {
         self.rolling.mean - self.beside
+    }
+
+    /// What it mostly takes, its transfers included.
+    pub fn middle(&self) -> Duration {
+        self.rolling.median
     }
 
     /// What it takes on average, its transfers included.
@@ -318,6 +368,23 @@ impl Latency {
             class.rolling.observe(now, self.window, took);
             self.update_pays();
         }
+    }
+
+    /// Takes a batch out again that was measured.
+    pub fn forget_batch(&mut self, batch: u32, took: Duration) {
+        let index = self.classes.partition_point(|class| class.batch < batch);
+        if let Some(class) = self.classes.get_mut(index).filter(|_| self.soonest.is_none()) {
+            class.rolling.forget(self.window, took);
+            self.update_pays();
+        }
+    }
+
+    /// The estimates for a device on which batches take so many times as long.
+    pub fn times(&self, factor: f64) -> Self {
+        let mut slower = self.clone();
+        slower.classes.iter_mut().for_each(|class| class.rolling = class.rolling.times(factor));
+        slower.update_pays();
+        slower
     }
 
     /// Loads take what they took with the other estimates: they are the same for all kinds of devices.
@@ -497,6 +564,34 @@ mod tests {
         assert_eq!(four.expected(), micros(260));
         assert!(four.typical() <= micros(132) && four.usual() <= micros(132), "{} {}", four.typical(), four.usual());
         assert!(latency.time_for(8) <= micros(264) && four.pays);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_as_if_it_had_not_been_measured() {
+        let mut latency = latency();
+        let take = |latency: &mut Latency, took| latency.observe_batch(Timestamp::ZERO, 1, micros(took), micros(0));
+        [60, 300, 80].into_iter().for_each(|took| take(&mut latency, took));
+        assert_eq!(latency.class_for(1).itself(), micros(300));
+        latency.forget_batch(1, micros(300));
+        assert_eq!((latency.class_for(1).itself(), latency.class_for(1).whole()), (micros(100), micros(70)));
+        [90, 70, 310, 75].into_iter().for_each(|took| take(&mut latency, took));
+        assert_eq!(latency.class_for(1).itself(), micros(310));
+        latency.forget_batch(1, micros(310));
+        assert_eq!(latency.class_for(1).itself(), micros(90), "the window was full: the seed has no say any more");
+        [61, 62, 63].into_iter().for_each(|took| take(&mut latency, took));
+        assert_eq!(latency.class_for(1).itself(), micros(75), "of the last four");
+        [80, 300].into_iter().for_each(|took| latency.observe_batch(Timestamp::ZERO, 2, micros(took), micros(0)));
+        latency.age(Timestamp::ZERO + STALE);
+        assert_eq!(latency.class_for(2).itself(), micros(205));
+        latency.forget_batch(2, micros(300));
+        assert_eq!(latency.class_for(2).itself(), micros(110), "also of what it left when it was old");
+    }
+
+    #[test]
+    fn estimates_of_a_slower_device_begin_as_many_times_the_kinds() {
+        let slower = latency().times(3.0);
+        assert_eq!([1, 2, 4].map(|rows| slower.class_for(rows).itself()), [300, 330, 390].map(micros));
+        assert_eq!(slower.class_for(4).middle(), micros(390));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::bits::DeviceSet;
 use crate::executor::Executor;
 use crate::heap::Heap;
 use crate::latency::Latency;
+use crate::slowness::{self, Ran, Slowness};
 use crate::spread::Spread;
 use crate::table::grown;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
@@ -16,12 +17,21 @@ const RARELY: Duration = Duration::from_secs(1);
 /// How fast the use of devices is followed.
 const LATELY: Duration = Duration::from_millis(50);
 
+/// Whose estimates hold for a device: those of its kind, or of those that are so many steps slower.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Speed {
+    pub kind: u32,
+    pub step: u32,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Device {
     /// Differs from that of a device that had the same number before.
     pub epoch: u32,
     /// Devices of one kind have their estimates in common.
     pub kind: u32,
+    /// How slow it is beside its kind.
+    pub slowness: Slowness,
     pub pages: u32,
     pub free_pages: u32,
     /// Runs batches.
@@ -47,6 +57,7 @@ impl Device {
         Self {
             epoch,
             kind,
+            slowness: Slowness::default(),
             pages,
             free_pages: pages,
             exec: Executor::default(),
@@ -58,6 +69,10 @@ impl Device {
             hungry_at: None,
             busy_with: None,
         }
+    }
+
+    pub fn speed(&self) -> Speed {
+        Speed { kind: self.kind, step: self.slowness.step() }
     }
 }
 
@@ -83,6 +98,10 @@ pub(crate) struct Model {
     pub slowest: u32,
     /// On devices of the other kinds, as far as it was measured or ran there; by kind.
     pub elsewhere: Vec<Option<Latency>>,
+    /// On devices that are slower than their kind and hold it, or held it.
+    pub slower: Vec<(Speed, Latency)>,
+    /// The speeds of the devices where it is or will soon be, if devices differ.
+    pub held: Vec<Speed>,
     /// How its requests differ, where the policy wants to know.
     pub spread: Option<Spread>,
     pub objective: Option<Duration>,
@@ -122,6 +141,28 @@ impl Model {
         grown(&mut self.elsewhere, kind as usize).get_or_insert_with(|| latency.clone())
     }
 
+    /// What its batches take on devices of that speed.
+    pub fn latency_at(&self, speed: Speed) -> &Latency {
+        let apart = self.slower.iter().find(|(other, _)| *other == speed).filter(|_| !self.latency.is_followed());
+        apart.map_or_else(|| self.latency_on(speed.kind), |(_, latency)| latency)
+    }
+
+    /// The same, for what is measured there.
+    pub fn latency_at_mut(&mut self, speed: Speed) -> &mut Latency {
+        match self.slower.iter().position(|(other, _)| *other == speed) {
+            Some(index) => &mut self.slower[index].1,
+            None => self.latency_on_mut(speed.kind),
+        }
+    }
+
+    /// Has estimates for devices of that speed, if it is a slow one: at first the kind's, as many times as long.
+    fn begin_at(&mut self, speed: Speed) {
+        if speed.step > 0 && self.slower.iter().all(|(other, _)| *other != speed) {
+            let latency = self.latency_on(speed.kind).times(slowness::factor(speed.step));
+            self.slower.push((speed, latency));
+        }
+    }
+
     /// Another kind is the slowest that is there.
     pub fn plan_with(&mut self, kind: u32) {
         if kind == self.slowest || self.latency.is_followed() {
@@ -138,6 +179,7 @@ impl Model {
     pub fn age(&mut self, now: Timestamp) {
         self.latency.age(now);
         self.elsewhere.iter_mut().flatten().for_each(|latency| latency.age(now));
+        self.slower.iter_mut().for_each(|(_, latency)| latency.age(now));
     }
 
     pub fn residency_on(&self, device: DeviceId) -> Option<&Residency> {
@@ -162,10 +204,10 @@ impl Model {
 /// An action that was ordered and not yet reported.
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
-    /// With the kind that the device was of.
+    /// With the speed that the device had.
     Execute {
         device: DeviceId,
-        kind: u32,
+        speed: Speed,
         model: ModelId,
         batch: u32,
         requests: Vec<RequestId>,
@@ -195,11 +237,17 @@ pub(crate) struct Ledger {
     kinds: Vec<u32>,
     /// The slowest kind of device that is there; that of the last ones where there is none.
     pub slowest: u32,
+    /// The speeds of the devices that are there.
+    speeds: Vec<Speed>,
+    /// Devices that are slower than their kind.
+    pub slow: DeviceSet,
+    /// When one of them should be tried again, if it does nothing until then.
+    pub next_trial_at: Timestamp,
     next_action: u64,
     pub next_epoch: u32,
-    /// Devices that run batches, by when they will be free.
+    /// Devices that run batches and aren't slower than their kind, by when they will be free.
     pub busy: Heap,
-    /// The part of the devices that was busy lately.
+    /// The part of them that was busy lately.
     pub in_use: f64,
     in_use_at: Timestamp,
 }
@@ -222,6 +270,7 @@ impl Ledger {
         self.kinds.extend(self.devices.iter().flatten().map(|device| device.kind));
         self.kinds.sort_unstable();
         self.kinds.dedup();
+        self.note_speeds();
         let slowest = self.kinds.first().copied().unwrap_or(self.slowest);
         if slowest == self.slowest {
             return false;
@@ -229,6 +278,155 @@ impl Ledger {
         self.slowest = slowest;
         self.models.iter_mut().flatten().for_each(|model| model.plan_with(slowest));
         true
+    }
+
+    /// Notes which speeds there are, and forgets what was known of others.
+    fn note_speeds(&mut self) {
+        self.speeds.clear();
+        self.speeds.extend(self.devices.iter().flatten().map(Device::speed));
+        self.speeds.sort_unstable();
+        self.speeds.dedup();
+        self.note_trials();
+        let Self { models, speeds, devices, .. } = self;
+        for model in models.iter_mut().flatten() {
+            model.slower.retain(|(speed, _)| speeds.contains(speed));
+            model.held.clear();
+            if speeds.len() > 1 {
+                let speed = |there: &Residency| devices[there.device.index()].as_ref().map(Device::speed);
+                model.held.extend(model.residency.iter().filter_map(speed));
+                model.held.sort_unstable();
+                model.held.dedup();
+                (0..model.held.len()).for_each(|index| model.begin_at(model.held[index]));
+            }
+        }
+    }
+
+    /// Notes when a slow device should be tried again.
+    pub fn note_trials(&mut self) {
+        let trials = self.slow.iter().map(|device| self.device(device).slowness.trial_at());
+        self.next_trial_at = trials.min().unwrap_or(Timestamp::NEVER);
+    }
+
+    /// Whether no other device of its kind is there that isn't slow.
+    pub fn is_alone(&self, device: DeviceId) -> bool {
+        let kind = self.device(device).kind;
+        self.device_ids().all(|other| other == device || self.device(other).kind != kind || self.slow.contains(other))
+    }
+
+    /// A device is so many steps slower than its kind from now on. What it did before goes out of its kind's estimates: that was not the kind.
+    pub fn set_step(&mut self, now: Timestamp, device: DeviceId, step: u32) {
+        let Some(there) = &mut self.devices[device.index()] else { return };
+        let (kind, before) = (there.kind, there.slowness.step());
+        for run in there.slowness.long_runs().filter(|_| before == 0 && step > 0) {
+            if let Some(Some(model)) = self.models.get_mut(run.model.index()) {
+                model.latency_on_mut(kind).forget_batch(run.batch, run.took);
+            }
+        }
+        there.slowness.set(now, step);
+        if step > 0 {
+            self.slow.insert(device);
+            self.busy.remove(device.index());
+        } else {
+            self.slow.remove(device);
+        }
+        self.note_speeds();
+    }
+
+    /// Takes in what a batch took on a device, and says how many steps slower than its kind that is, if that is something else than was known.
+    pub fn learn(
+        &mut self,
+        now: Timestamp,
+        device: DeviceId,
+        model: ModelId,
+        run: (u32, Duration, Duration),
+    ) -> Option<u32> {
+        let (batch, took, beside) = run;
+        let speed = self.device(device).speed();
+        let entry = self.model_mut(model);
+        let usual = entry.latency_on(speed.kind).class_for(batch).middle();
+        entry.latency_at_mut(speed).observe_batch(now, batch, took, beside);
+        // Where times depend on the input, a long one says nothing of the device.
+        if entry.latency.is_followed() {
+            return None;
+        }
+        let there = self.device_mut(device);
+        if !there.slowness.note(now, Ran { model, batch, took, usual }) {
+            return None;
+        }
+        let others = self.others(device);
+        let step = self.device_mut(device).slowness.judge(others.unwrap_or(1.0));
+        // Nobody is slow alone.
+        let step = others.map_or(0, |_| step);
+        (step != speed.step).then_some(step)
+    }
+
+    /// How many times as long as usual other devices of a device's kind take, the middle one of them; `None` where there are none.
+    fn others(&self, device: DeviceId) -> Option<f64> {
+        let kind = self.device(device).kind;
+        let ids = self.device_ids().filter(|&other| other != device && self.device(other).kind == kind);
+        let known = |id: DeviceId| self.device(id).slowness.middle();
+        let mut middles: Vec<f64> = Vec::new();
+        let mut alone = true;
+        for id in ids {
+            alone = false;
+            middles.extend(known(id));
+        }
+        middles.sort_unstable_by(f64::total_cmp);
+        // Of two, the quicker one: it can't be slower than its kind that the kind is.
+        let middle = middles.get(middles.len().saturating_sub(1) / 2).copied().unwrap_or(1.0);
+        (!alone).then_some(middle)
+    }
+
+    /// How many devices are there that aren't slower than their kind.
+    pub fn quick_count(&self) -> usize {
+        self.device_count - self.slow.len()
+    }
+
+    /// Whether all devices have their estimates in common.
+    pub fn is_uniform(&self) -> bool {
+        self.speeds.len() <= 1
+    }
+
+    /// Whether there are devices of several kinds.
+    pub fn has_kinds(&self) -> bool {
+        self.kinds.len() > 1
+    }
+
+    /// The speeds of the devices where a model is or will soon be; of all devices where it is nowhere.
+    pub fn speeds_of<'a>(&'a self, model: &'a Model) -> &'a [Speed] {
+        if model.held.is_empty() { &self.speeds } else { &model.held }
+    }
+
+    /// What the quickest device takes for so many rows, of those where a model is or will soon be: with less time nobody can be served.
+    pub fn quickest(&self, model: &Model, rows: u32) -> Duration {
+        let takes = |latency: &Latency| latency.class_for(rows).expected();
+        self.least(model, takes)
+    }
+
+    /// The same for the quickest batch.
+    pub fn smallest(&self, model: &Model) -> Duration {
+        self.least(model, Latency::smallest)
+    }
+
+    fn least(&self, model: &Model, takes: impl Fn(&Latency) -> Duration) -> Duration {
+        if self.is_uniform() {
+            return takes(&model.latency);
+        }
+        let speeds = self.speeds_of(model).iter();
+        speeds.map(|&speed| takes(model.latency_at(speed))).min().unwrap_or_else(|| takes(&model.latency))
+    }
+
+    /// A model is on its way to a device, or on it.
+    pub fn note_held(&mut self, model: ModelId, device: DeviceId) {
+        if self.is_uniform() {
+            return;
+        }
+        let speed = self.device(device).speed();
+        let entry = self.model_mut(model);
+        entry.begin_at(speed);
+        if !entry.held.contains(&speed) {
+            entry.held.push(speed);
+        }
     }
 
     /// On how many devices models are, all of them together.
@@ -247,14 +445,20 @@ impl Ledger {
 
     /// What batches of a model take on a device; both are there.
     pub fn latency(&self, model: ModelId, device: DeviceId) -> &Latency {
-        self.model(model).latency_on(self.device(device).kind)
+        self.model(model).latency_at(self.device(device).speed())
     }
 
     /// The longest that a batch is expected to take in its own size, whichever device it will be: what was measured needn't agree with which kind is said to be the slowest. Who waits
-    /// relies on this: a larger size that seems to take less may turn out to be as slow, when it is too late.
-    pub fn longest(&self, model: &Model, rows: u32) -> Duration {
-        let takes = |&kind: &u32| model.latency_on(kind).class_for(rows).itself();
-        self.kinds.iter().map(takes).max().unwrap_or_else(|| takes(&model.slowest))
+    /// relies on this: a larger size that seems to take less may turn out to be as slow, when it is too late. Devices that are slower than their kind don't count, nor kinds on which its
+    /// first request, of so many rows, would take more time than it has: nobody waits for them (`LastChances`).
+    pub fn longest(&self, model: &Model, rows: u32, (first, within): (u32, Duration)) -> Duration {
+        let takes = |kind: u32| model.latency_on(kind).class_for(rows).itself();
+        if self.kinds.len() <= 1 {
+            return takes(self.kinds.first().copied().unwrap_or(model.slowest));
+        }
+        let in_time = |kind: &u32| model.latency_on(*kind).class_for(first).expected() <= within;
+        let able = self.kinds.iter().copied().filter(in_time).map(takes).max();
+        able.or_else(|| self.kinds.iter().copied().map(takes).min()).unwrap_or_else(|| takes(model.slowest))
     }
 
     /// A model that is known to be there.
@@ -279,7 +483,9 @@ impl Ledger {
     /// A batch was ordered.
     pub fn batch_started(&mut self, device: DeviceId, action: ActionId, done_at: Timestamp) {
         self.device_mut(device).busy_with = Some(action);
-        self.busy.set(device.index(), done_at);
+        if !self.slow.contains(device) {
+            self.busy.set(device.index(), done_at);
+        }
     }
 
     /// A batch is over. One that was ordered ahead may still be behind it.
@@ -292,7 +498,7 @@ impl Ledger {
     /// Follows how many devices are busy.
     pub fn note_use(&mut self, now: Timestamp) {
         let part = now.since(self.in_use_at).as_nanos() as f64 / LATELY.as_nanos() as f64;
-        self.in_use += part.min(1.0) * (self.busy.len() as f64 / self.device_count.max(1) as f64 - self.in_use);
+        self.in_use += part.min(1.0) * (self.busy.len() as f64 / self.quick_count().max(1) as f64 - self.in_use);
         self.in_use_at = now;
     }
 
@@ -318,6 +524,9 @@ impl Ledger {
             .expect("only resident models are evicted");
         let residency = entry.residency.remove(index);
         let pages = entry.pages;
+        let mut held = std::mem::take(&mut entry.held);
+        held.retain(|&speed| self.model(model).residency.iter().any(|it| self.device(it.device).speed() == speed));
+        self.model_mut(model).held = held;
         assert_eq!(residency.in_use, 0, "P6: {model} was unloaded from {device} while in use");
         let there = self.device_mut(device);
         there.by_last_use.remove(&(residency.last_used_at, model));
@@ -344,6 +553,8 @@ mod tests {
             latency,
             slowest: 0,
             elsewhere: Vec::new(),
+            slower: Vec::new(),
+            held: Vec::new(),
             spread: None,
             objective: None,
             residency: Vec::new(),
@@ -363,7 +574,7 @@ mod tests {
         }
         assert_eq!([0, 1, 2, 3].map(|kind| expected(&model, kind)), [120, 120, 40, 120].map(micros));
         let among = |kinds: &[u32]| Ledger { kinds: kinds.to_vec(), ..Ledger::default() };
-        let longest = |kinds: &[u32]| among(kinds).longest(&model, 2);
+        let longest = |kinds: &[u32]| among(kinds).longest(&model, 2, (1, Duration::MAX));
         assert_eq!([longest(&[]), longest(&[0, 2]), longest(&[2])], [120, 120, 40].map(micros));
         model.plan_with(2);
         assert_eq!([0, 1, 2, 3].map(|kind| expected(&model, kind)), [120, 40, 40, 40].map(micros));

@@ -32,6 +32,7 @@ mod fair;
 mod fingerprint;
 mod heap;
 pub mod hull;
+mod last_chances;
 mod latency;
 mod ledger;
 mod nexus;
@@ -48,6 +49,7 @@ mod requests;
 mod residency;
 mod shepherd;
 mod slack;
+mod slowness;
 mod spread;
 mod table;
 mod temper;
@@ -71,7 +73,7 @@ use clockwork::Clockwork;
 use executor::{Executor, Lead};
 use fair::Shares;
 use latency::Latency;
-use ledger::{Action, Device, Ledger, Model};
+use ledger::{Action, Device, Ledger, Model, Speed};
 use nexus::Nexus;
 use orloj::Orloj;
 use policy::{Batch, Ended, Fact, Next, Policy, Started, View};
@@ -182,6 +184,7 @@ impl Scheduler {
         }
         self.now = self.now.max(now);
         self.note_hunger();
+        self.try_slow_devices();
         self.expire(out);
         match event {
             Event::DeviceAdded(spec) => self.device_added(spec),
@@ -311,11 +314,39 @@ impl Scheduler {
     fn device_changed(&mut self, device: DeviceId, kind: u32) {
         let Some(Some(there)) = self.ledger.devices.get_mut(device.index()) else { return };
         there.kind = kind;
+        self.slowed(device, 0);
         if !self.note_kinds() {
             self.list_anew(device);
         }
         self.planner.reconsider();
         self.touched.push(device);
+    }
+
+    /// A device is so many steps slower than its kind from now on.
+    fn slowed(&mut self, device: DeviceId, step: u32) {
+        self.ledger.set_step(self.now, device, step);
+        self.list_anew(device);
+        self.touched.push(device);
+    }
+
+    /// Finds out whether devices are still slow that did nothing for long.
+    fn try_slow_devices(&mut self) {
+        if self.now < self.ledger.next_trial_at || self.ledger.slow.is_empty() || !self.learns {
+            return;
+        }
+        let now = self.now;
+        let due = |device: &DeviceId| self.ledger.device(*device).slowness.trial_at() <= now;
+        for device in self.ledger.slow.iter().filter(due).collect::<Vec<_>>() {
+            self.slowed(device, 0);
+            self.ledger.device_mut(device).slowness.try_again(now);
+        }
+        self.ledger.note_trials();
+    }
+
+    /// How many times as long as on others of its kind batches are expected to take on a device, at most: 1 where it isn't known to be slower.
+    pub fn slowness(&self, device: DeviceId) -> f64 {
+        let there = self.ledger.devices.get(device.index()).and_then(Option::as_ref);
+        there.map_or(1.0, |there| slowness::factor(there.slowness.step()))
     }
 
     /// Notes which kind of device is the slowest now. Whether that is another one.
@@ -359,6 +390,7 @@ impl Scheduler {
         }
         self.ledger.devices[device.index()] = None;
         self.ledger.device_count -= 1;
+        self.ledger.slow.remove(device);
         self.ledger.note_devices();
         self.planner.reconsider();
         self.hungry.remove(device);
@@ -366,6 +398,11 @@ impl Scheduler {
         self.ledger.busy.remove(device.index());
         self.tell(Fact::DeviceLost(device));
         self.note_kinds();
+        // Nobody is slow alone.
+        let alone = |device: &DeviceId| self.ledger.is_alone(*device);
+        for device in self.ledger.slow.iter().filter(alone).collect::<Vec<_>>() {
+            self.slowed(device, 0);
+        }
         for request in stranded {
             if let Some(entry) = self.requests.get_mut(request) {
                 entry.stranded = true;
@@ -401,6 +438,8 @@ impl Scheduler {
             latency,
             slowest: 0,
             elsewhere: std::iter::once(None).chain(elsewhere).collect(),
+            slower: Vec::new(),
+            held: Vec::new(),
             objective: spec.objective,
             residency: Vec::new(),
             demand: Duration::ZERO,
@@ -498,7 +537,9 @@ impl Scheduler {
             entry.demand += work;
         }
         let booking = device.map(|device| {
+            let takes = self.added_to(self.ledger.latency(request.model, device), &request);
             let there = self.ledger.device_mut(device);
+            let work = if urgent { takes } else { Duration::ZERO };
             (device, there.epoch, there.backlog.book(self.now, request.deadline_at, work))
         });
         if let Some(spread) = &mut self.ledger.model_mut(request.model).spread {
@@ -534,8 +575,12 @@ impl Scheduler {
         // where the requests of a lost device come back one after another.
         let takes = |device: &DeviceId| exec(*device).is_hungry(self.now, self.lead) && !self.touched.contains(device);
         let holding = || self.queues.devices_of(model).common(&self.hungry).filter(takes);
-        let free = holding().find(|&device| free_at(device) <= self.now);
-        self.touched.extend(free.or_else(|| holding().min_by_key(|&device| (free_at(device), device))));
+        let uniform = self.ledger.is_uniform();
+        let free = holding().find(|&device| uniform && free_at(device) <= self.now);
+        let smallest = |device: DeviceId| self.ledger.latency(model, device).smallest();
+        // Where devices differ, the quickest: others may have no time for it.
+        let quickest = |device: DeviceId| (free_at(device).max(self.now), smallest(device), device);
+        self.touched.extend(free.or_else(|| holding().min_by_key(|&device| quickest(device))));
     }
 
     fn cancelled(&mut self, id: RequestId, out: &mut Vec<Command>) {
@@ -548,8 +593,8 @@ impl Scheduler {
 
     fn reported(&mut self, report: Report, out: &mut Vec<Command>) {
         match self.ledger.actions.remove(&report.action) {
-            Some(Action::Execute { device, kind, model, batch, requests }) => {
-                self.executed(report, (device, kind), model, batch, &requests, out);
+            Some(Action::Execute { device, speed, model, batch, requests }) => {
+                self.executed(report, (device, speed), model, batch, &requests, out);
             }
             Some(Action::Load { device, model }) => self.load_reported(report, device, model, out),
             None => {}
@@ -575,7 +620,7 @@ impl Scheduler {
     fn executed(
         &mut self,
         report: Report,
-        (device, kind): (DeviceId, u32),
+        (device, speed): (DeviceId, Speed),
         model: ModelId,
         batch: u32,
         requests: &[RequestId],
@@ -585,15 +630,15 @@ impl Scheduler {
         let planned_at = there.exec.start_at(self.now);
         there.exec.finish(report.ended_at(self.now), report.action);
         let freed = there.exec.start_at(self.now) < planned_at;
-        let unchanged = there.kind == kind;
-        let learns = self.learns;
+        // Nobody knows as which kind a device computed a batch meanwhile that it was changed.
+        let learns = self.learns && there.speed() == speed;
         let entry = self.ledger.model_mut(model);
         entry.residency_on_mut(device).expect("weights in use stay (P6)").in_use -= 1;
+        let mut step = None;
         if let ActionStatus::Done { started_at, ended_at, transfers } = report.status {
             let took = ended_at.since(started_at) + transfers.before;
-            // Nobody knows as which kind a device computed a batch meanwhile that it was changed.
-            if unchanged && learns {
-                entry.latency_on_mut(kind).observe_batch(ended_at, batch, took, transfers.beside);
+            if learns {
+                step = self.ledger.learn(ended_at, device, model, (batch, took, transfers.beside));
             }
             self.ledger.device_mut(device).exec.note_beside(transfers.beside);
         }
@@ -607,6 +652,9 @@ impl Scheduler {
         }
         self.ledger.batch_ended(device, report.action);
         self.tell(Fact::Ended(Ended { device, action: report.action, model, in_time }));
+        if let Some(step) = step {
+            self.slowed(device, step);
+        }
         // What was in use may make room now.
         if !self.ledger.everything_fits() {
             self.planner.reconsider();
@@ -645,17 +693,18 @@ impl Scheduler {
             return self.finish_running(id, Outcome::Cancelled, out);
         }
         let (request, place, work, arrived_at) = (entry.request, entry.place, entry.work, entry.arrived_at);
-        let model = self.ledger.model_mut(request.model);
+        let model = self.ledger.model(request.model);
         if model.removed {
             return self.finish_running(id, Outcome::Rejected(Rejection::ModelUnavailable), out);
         }
         let cold = if model.residency.is_empty() { model.latency.load() } else { Duration::ZERO };
-        let earliest_at = self.now + cold + model.latency.class_for(request.rows).expected();
+        let takes = self.ledger.quickest(self.ledger.model(request.model), request.rows);
+        let earliest_at = self.now + cold + takes;
         if earliest_at > request.deadline_at {
             return self.finish_running(id, Outcome::Rejected(Rejection::Overloaded { earliest_at }), out);
         }
         entry.state = State::Queued;
-        model.demand += work;
+        self.ledger.model_mut(request.model).demand += work;
         let queued = Queued { id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
         self.queues.insert(&self.ledger, request.model, place, queued);
         self.tell(Fact::Queued { model: request.model, place, queued, again: true });
@@ -822,12 +871,15 @@ impl Scheduler {
         let arrives_at = now + self.config.delay.of(rows);
         let expected_done_at = self.ledger.device_mut(device).exec.push(arrives_at, action, candidate.expected, beside);
         self.ledger.batch_started(device, action, expected_done_at);
-        self.shares.started(now, model, keeps);
+        // Shares are of what devices give that aren't slow.
+        if !self.ledger.slow.contains(device) {
+            self.shares.started(now, model, keeps);
+        }
         self.shares.left(model, self.queues.of(model).len());
         self.tell(Fact::Started(Started { device, action, model, rows, expected: candidate.expected }));
         self.planner.update(self.now, &mut self.ledger, &self.queues, model);
-        let kind = self.ledger.device(device).kind;
-        self.ledger.actions.insert(action, Action::Execute { device, kind, model, batch, requests: members.clone() });
+        let speed = self.ledger.device(device).speed();
+        self.ledger.actions.insert(action, Action::Execute { device, speed, model, batch, requests: members.clone() });
         out.push(Command::Execute(Execution {
             action,
             device,

@@ -20,6 +20,19 @@ pub(crate) struct View<'a> {
     pub shares: &'a Shares,
 }
 
+impl View<'_> {
+    /// On how many devices a model is that aren't slower than their kind, at least one.
+    pub fn places_of(&self, model: ModelId) -> usize {
+        let devices = self.queues.devices_of(model);
+        (devices.len() - self.ledger.slow.common(devices).count()).max(1)
+    }
+
+    /// How many devices have time to spare and aren't slower than their kind.
+    pub fn quick_hungry(&self) -> usize {
+        self.hungry.len() - self.ledger.slow.common(self.hungry).count()
+    }
+}
+
 /// What has happened. Each policy takes from it what it cares about.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fact {

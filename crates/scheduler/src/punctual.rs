@@ -100,13 +100,13 @@ impl Punctual {
         let target = self.matching.target(view, latency, model, objective);
         let row = latency.class_for(target).expected().as_secs_f64() / f64::from(target);
         // Models that are on some devices only count as if these were all: rather too much is asked than too little.
-        let devices = view.queues.devices_of(model).len().max(1);
+        let devices = view.places_of(model);
         self.demand.came(queued.arrived_at, row * f64::from(queued.rows) / devices as f64);
     }
 
     /// For which part of the time devices would be busy with batches of the best size, once that is known. Who is overdue does nothing for it.
     fn load(&self, view: &View<'_>) -> Option<f64> {
-        let (devices, mut overdue) = (view.ledger.device_count, 0);
+        let (devices, mut overdue) = (view.ledger.quick_count(), 0);
         view.ledger.busy.any_until(view.now, |at, _| {
             overdue += usize::from(at < view.now);
             false
@@ -119,7 +119,7 @@ impl Punctual {
 
     /// Brings the candidates of marked models up to date, and notices those that time has made ready, or willing to start early.
     fn settle(&mut self, view: &View<'_>) {
-        while let Some(model) = self.matching.changed.pop() {
+        while let Some(model) = self.matching.next_changed(view) {
             let (standing, hope) = self.standing(view, model);
             self.stand(model, standing, hope);
         }
@@ -188,7 +188,7 @@ impl Punctual {
     /// The part of the devices that other models use: a model alone finds the device that its last batch leaves, or the next one.
     fn used_by_others(&self, view: &View<'_>, model: ModelId) -> f64 {
         let own = self.matching.devices_used(view, model);
-        (1.0 - own / view.ledger.device_count.max(1) as f64).max(1.0 / LEAD)
+        (1.0 - own / view.ledger.quick_count().max(1) as f64).max(1.0 / LEAD)
     }
 
     /// Puts a model's candidate where it belongs.
@@ -219,7 +219,7 @@ impl Punctual {
         let found = self.willing.first().filter(may);
         let found = found.or_else(|| self.willing.firsts::<EARLY_SEARCH>().skip(1).find(may));
         let (latest, model) = found.map(|(latest, index)| (latest, ModelId(index as u32)))?;
-        let device = view.queues.devices_of(model).common(view.hungry).next()?;
+        let device = quick_device(view, model)?;
         Some((model, latest, device))
     }
 
@@ -228,15 +228,15 @@ impl Punctual {
         let Some(hope) = &self.models[index].hope else { return false };
         let growing = self.matching.growing.len();
         // With many more candidates than devices a batch that waits finds no device later, and starting is better.
-        let roomy = 4 * growing < 3 * view.ledger.device_count;
+        let roomy = 4 * growing < 3 * view.ledger.quick_count();
         if roomy && self.load(view).unwrap_or(0.0) * f64::from(hope.strain) > 1e3 * FULL_HOUSE {
             return false;
         }
         // It is itself among those that will need a device soon. Where objectives are tight, one more device is kept for
         // whoever comes next.
         let most = growing + usize::from(hope.tight);
-        (view.hungry.len() >= most.min(FORESIGHT + 1) || self.enough(view, hope))
-            && view.queues.devices_of(ModelId(index as u32)).common(view.hungry).next().is_some()
+        (view.quick_hungry() >= most.min(FORESIGHT + 1) || self.enough(view, hope))
+            && quick_device(view, ModelId(index as u32)).is_some()
     }
 
     /// Whether devices that are hungry now, or free before a candidate is likely to be full, are enough for all that will be ready before it would be.
@@ -246,7 +246,7 @@ impl Punctual {
             soon += 1;
             soon == FORESIGHT
         });
-        let mut missing = (soon + usize::from(hope.tight)).saturating_sub(view.hungry.len());
+        let mut missing = (soon + usize::from(hope.tight)).saturating_sub(view.quick_hungry());
         // Nobody knows when a device that is overdue will be free; those that are fed ahead are among the hungry already.
         missing == 0
             || view.ledger.busy.any_until(hope.full_at, |at, device| {
@@ -258,20 +258,21 @@ impl Punctual {
     // ---- whom to give up ----
 
     /// The batch that a ready candidate has become on a device that has time for it.
-    fn form(&mut self, view: &View<'_>, latency: &Latency, model: ModelId, opening: Opening) -> Option<Candidate> {
-        let queue = view.queues.of(model);
+    fn form(&mut self, view: &View<'_>, (model, device): (ModelId, DeviceId), opening: Opening) -> Option<Candidate> {
+        let (queue, latency) = (view.queues.of(model), view.ledger.latency(model, device));
         if self.temper.keep == Keep::Full {
             self.skipped.clear();
             return queue.candidate(latency, opening, &mut self.members);
         }
-        let floor = self.floor(view, latency, model);
+        // Nobody is given up for a device that is slow: those that it has no time for others may have.
+        let floor = if view.ledger.slow.contains(device) { 0 } else { self.floor(view, latency, model) };
         queue.window(latency, opening, floor, &mut self.members, &mut self.skipped)
     }
 
     /// From how many rows on a batch is large enough for its first request to be kept.
     fn floor(&self, view: &View<'_>, latency: &Latency, model: ModelId) -> u32 {
         // With another device at hand nobody has to be given up: what no longer fits goes there.
-        if view.ledger.device_count > view.ledger.busy.len() + 1 {
+        if view.ledger.quick_count() > view.ledger.busy.len() + 1 {
             return 0;
         }
         let Some((deadline_at, first)) = view.queues.of(model).first() else { return 0 };
@@ -281,6 +282,11 @@ impl Punctual {
         // Before anything is known devices count as short.
         latency.nearly_as_good(target, nearly.min(KEEPS_UP * self.load(view).unwrap_or(1.0)))
     }
+}
+
+/// A hungry device that holds a model and isn't slower than its kind.
+fn quick_device(view: &View<'_>, model: ModelId) -> Option<DeviceId> {
+    view.queues.devices_of(model).common(view.hungry).find(|&device| !view.ledger.slow.contains(device))
 }
 
 impl Policy for Punctual {
@@ -304,15 +310,15 @@ impl Policy for Punctual {
         if let Some(device) = self.matching.device_for_ready(view) {
             return Some(Next::Feed(device));
         }
-        let (model, latest, device) = self.early(view)?;
+        let at_last_chance = self.matching.at_last_chance(view).map(|(model, device)| (model, view.now, device));
+        let (model, latest, device) = at_last_chance.or_else(|| self.early(view))?;
         self.stand(model, self.matching.ready(model, latest), None);
         Some(Next::Feed(device))
     }
 
     fn next_at(&self) -> Option<Timestamp> {
-        let ready = self.matching.growing.first().map(|(at, _)| at);
         let early = self.early.first().map(|(at, _)| at);
-        [ready, early].into_iter().flatten().min()
+        [self.matching.next_at(), early].into_iter().flatten().min()
     }
 
     fn next_batch(&mut self, view: &View<'_>, device: DeviceId, opening: Opening) -> Option<Batch> {
@@ -329,8 +335,8 @@ impl Policy for Punctual {
                 }
                 continue;
             }
-            let candidate = self.form(view, latency, model, opening);
-            if let Some(candidate) = self.matching.confirm((key, model), candidate) {
+            let candidate = self.form(view, (model, device), opening);
+            if let Some(candidate) = self.matching.confirm((view, device), (key, model), candidate) {
                 return Some(Batch::without(model, candidate, &self.members, &self.skipped));
             }
         }

@@ -180,6 +180,24 @@ impl ModelQueue {
         self.levels.iter().flat_map(|(_, level)| level).map(|(key, &queued)| (key.0, queued))
     }
 
+    /// The next instant from `from` on that is the last one at which a device that takes what `latency` says can begin with one of the requests: in its own size, and if that is
+    /// over, in a larger one that takes less.
+    ///
+    /// O(log n), or O(n) where requests have several rows.
+    pub fn last_chance(&self, latency: &Latency, delay: Delay, from: Timestamp) -> Option<Timestamp> {
+        let leads = |rows: u32| {
+            let class = latency.class_for(rows);
+            [class.itself(), class.expected()].map(|takes| takes + delay.of(rows))
+        };
+        if self.with_many_rows > 0 {
+            let chances = self.by_urgency().flat_map(|(at, queued)| leads(queued.rows).map(|lead| at - lead));
+            return chances.filter(|&at| at >= from).min();
+        }
+        let first = |level: &Level, lead| level.range((from + lead, 0)..).next().map(|(key, _)| key.0 - lead);
+        let levels = self.levels.iter().flat_map(|(_, level)| leads(1).map(|lead| first(level, lead)));
+        levels.flatten().min()
+    }
+
     /// No batch of this queue needs to start earlier than this, wherever and whenever it is formed: the key under which
     /// the model waits in a device's list until it is looked at closely.
     pub fn lower_bound(&self, latency: &Latency) -> Option<Timestamp> {

@@ -138,7 +138,7 @@ impl Queues {
         let (deadline_at, queued) = self.models[model.index()].queue.first()?;
         let there = ledger.model(model);
         let load = if there.residency.is_empty() { there.latency.load() } else { Duration::ZERO };
-        Some((deadline_at - there.latency.smallest() - load - self.lead, queued))
+        Some((deadline_at - ledger.smallest(there) - load - self.lead, queued))
     }
 
     fn arm(&mut self, ledger: &Ledger, model: ModelId) {

@@ -242,7 +242,7 @@ impl Planner {
             .of(model)
             .last_deadline()
             .filter(|_| queues.of(model).first_background().is_none() && entry.missed == Duration::ZERO)
-            .map(|deadline_at| deadline_at - entry.latency.smallest() - expected);
+            .map(|deadline_at| deadline_at - ledger.smallest(entry) - expected);
         let latest = gains_until.filter(|&at| at > now + lead.way * 2).unwrap_or(Timestamp::NEVER);
         let pages = entry.pages;
         let there = ledger.device_mut(device);
@@ -262,6 +262,7 @@ impl Planner {
         entry.missed = Duration::ZERO;
         let index = entry.residency.partition_point(|residency| residency.device < device);
         entry.residency.insert(index, residency);
+        ledger.note_held(model, device);
         ledger.actions.insert(action, Action::Load { device, model });
         out.push(Command::Load(Load { action, device, model, window: Window { earliest: now, latest }, expected }));
         self.update(now, ledger, queues, model);

@@ -12,11 +12,13 @@
 use crate::board::Board;
 use crate::config::{Config, Delay, Gather, PolicyKind};
 use crate::heap::Heap;
+use crate::last_chances::LastChances;
 use crate::latency::Latency;
 use crate::ledger::Model;
 use crate::policy::{Batch, Fact, Next, Policy, View};
 use crate::pressure::Pressure;
 use crate::queue::{Candidate, Opening, Queued};
+use crate::spread::Spread;
 use crate::table::{Marked, grown};
 use crate::usage::Usage;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
@@ -97,13 +99,15 @@ pub(crate) struct Matching {
     delay: Delay,
     models: Vec<ModelEntry>,
     /// Models whose candidate must be computed.
-    pub changed: Marked,
+    changed: Marked,
     /// Models whose candidate is ready, by when it must start.
     ready: Board<Rank>,
     /// The hungry devices of which none can run a ready candidate, by their revision; `None` once a candidate or a place has come.
     stuck: Option<u64>,
     /// Candidates that are left to grow, by when they are ready.
     pub growing: Heap,
+    /// When devices that nobody plans with could serve what is queued at the latest.
+    last_chances: LastChances,
     usage: Usage,
     pub pressure: Pressure,
     /// What a batch takes on average.
@@ -137,8 +141,11 @@ impl Matching {
             }
             Fact::Unloaded(model, _) => self.changed.add(model),
             Fact::Started(started) => {
-                self.batch_time = (self.batch_time * 15 + started.expected) / 16;
-                self.usage.started(started.model, started.expected);
+                // Nobody plans with a device that is slow.
+                if !view.ledger.slow.contains(started.device) {
+                    self.batch_time = (self.batch_time * 15 + started.expected) / 16;
+                    self.usage.started(started.model, started.expected);
+                }
                 self.models[started.model.index()].turn_at = view.shares.turn_at(started.model);
             }
             // What its batches are expected to take has changed, and with it when they must start.
@@ -166,7 +173,7 @@ impl Matching {
 
     /// How many of the devices a model uses when all are busy.
     pub fn devices_used(&self, view: &View<'_>, model: ModelId) -> f64 {
-        self.usage.devices_of(model, view.ledger.device_count, self.models.len())
+        self.usage.devices_of(model, view.ledger.quick_count(), self.models.len())
     }
 
     /// The rows that a batch of a model would have if its batches followed each other evenly on the devices that it uses
@@ -181,7 +188,7 @@ impl Matching {
 
     /// In how much time enough devices become free for a candidate that all others may come before.
     pub fn lead(&self, view: &View<'_>, model: ModelId) -> Duration {
-        (self.batch_time / view.queues.devices_of(model).len().max(1) as u64).mul_f64(LEAD)
+        (self.batch_time / view.places_of(model) as u64).mul_f64(LEAD)
     }
 
     /// Whether devices are left idle for larger batches later.
@@ -190,6 +197,23 @@ impl Matching {
     }
 
     // ---- when a candidate is ready ----
+
+    /// A model whose candidate must be computed.
+    pub fn next_changed(&mut self, view: &View<'_>) -> Option<ModelId> {
+        let model = self.changed.pop()?;
+        if !view.ledger.is_uniform() {
+            self.last_chances.update(view.ledger, view.queues, self.delay, model, view.now);
+            // What came may be for a device that has no time for the others.
+            self.stuck = None;
+        }
+        Some(model)
+    }
+
+    /// When something is to be done for a candidate if nothing happens before.
+    pub fn next_at(&self) -> Option<Timestamp> {
+        let ready = self.growing.first().map(|(at, _)| at);
+        [ready, self.last_chances.next_at()].into_iter().flatten().min()
+    }
 
     /// A growing candidate that time has made ready.
     pub fn next_ripe(&self, now: Timestamp) -> Option<(ModelId, Standing)> {
@@ -213,13 +237,14 @@ impl Matching {
         let queued = u32::try_from(queue.rows()).unwrap_or(u32::MAX);
         let most = there.latency.best_batch().max(first.rows);
         let rows = queued.min(most);
-        let takes = view.ledger.longest(there, rows);
+        let first_within = (first.rows, deadline_at.since(view.now + self.delay.of(first.rows)));
+        let takes = view.ledger.longest(there, rows, first_within);
         let (delay, latest) = (self.delay.of(rows), deadline_at - takes);
         // Not all of them fit, or no more would: it gets no better.
         if rows >= most || view.now + delay > latest {
             return Err(self.ready(model, latest));
         }
-        let with_one_more = view.ledger.longest(there, rows + 1);
+        let with_one_more = view.ledger.longest(there, rows + 1, first_within);
         Ok(Outlook { model, there, deadline_at, first, rows, takes, with_one_more, delay, latest })
     }
 
@@ -290,10 +315,15 @@ impl Matching {
         if self.ready.is_empty() || self.stuck == Some(view.hungry.revision()) {
             return None;
         }
-        let Some((model, first)) = self.ready.first_pair(view.queues, view.hungry) else {
+        let uniform = view.ledger.is_uniform();
+        let found = if uniform { self.ready.first_pair(view.queues, view.hungry) } else { self.first_able_pair(view) };
+        let Some((model, first)) = found else {
             self.stuck = Some(view.hungry.revision());
             return None;
         };
+        if !uniform {
+            return Some(first);
+        }
         let free_at = |device: DeviceId| view.ledger.device(device).exec.start_at(view.now);
         let in_time = view.now + self.delay.control;
         if free_at(first) <= in_time {
@@ -305,15 +335,61 @@ impl Matching {
             .or_else(|| able().min_by_key(|&device| (free_at(device), device)))
     }
 
-    /// The most urgent ready candidate that a device can run, and when it should start.
-    pub fn first_on(&self, view: &View<'_>, device: DeviceId) -> Option<(Timestamp, ModelId)> {
-        self.ready.first(view.queues, device).map(|((_, key), model)| (key, model))
+    /// Where devices differ: the most urgent ready candidate that a hungry one has time for, and of these the one that is free first, is no slower than its kind, and has the
+    /// lowest number.
+    fn first_able_pair(&self, view: &View<'_>) -> Option<(ModelId, DeviceId)> {
+        let in_time = view.now + self.delay.control;
+        let free_at = |device: DeviceId| view.ledger.device(device).exec.start_at(view.now).max(in_time);
+        self.ready.models().find_map(|model| {
+            let able = view.queues.devices_of(model).common(view.hungry).filter(|&it| self.is_able(view, model, it));
+            let device = able.min_by_key(|&device| (free_at(device), view.ledger.slow.contains(device), device))?;
+            Some((model, device))
+        })
     }
 
-    /// The batch that a candidate has become, if it is still the most urgent one.
-    pub fn confirm(&mut self, (key, model): (Timestamp, ModelId), candidate: Option<Candidate>) -> Option<Candidate> {
+    /// Whether a device has time for a batch of a model.
+    fn is_able(&self, view: &View<'_>, model: ModelId, device: DeviceId) -> bool {
+        let there = view.ledger.model(model);
+        // Where times depend on the input, they are the same on all devices.
+        if there.spread.as_ref().is_some_and(Spread::is_dynamic) {
+            return true;
+        }
+        let free_at = view.ledger.device(device).exec.surely_at(view.now);
+        let opening = Opening { free_at, now: view.now, delay: self.delay };
+        let (queue, latency) = (view.queues.of(model), view.ledger.latency(model, device));
+        queue.window(latency, opening, 0, &mut Vec::new(), &mut Vec::new()).is_some()
+    }
+
+    /// A growing candidate whose last chance on a device that idles is now.
+    pub fn at_last_chance(&mut self, view: &View<'_>) -> Option<(ModelId, DeviceId)> {
+        if view.ledger.is_uniform() {
+            return None;
+        }
+        let mut chances = std::mem::take(&mut self.last_chances);
+        let able = |model, device| self.is_able(view, model, device);
+        let found = chances.next((view.ledger, view.queues, self.delay), view.now, view.hungry, able);
+        self.last_chances = chances;
+        found
+    }
+
+    /// The most urgent ready candidate that a device has time for, and when it should start.
+    pub fn first_on(&self, view: &View<'_>, device: DeviceId) -> Option<(Timestamp, ModelId)> {
+        let able = |&(_, model): &(Rank, ModelId)| view.ledger.is_uniform() || self.is_able(view, model, device);
+        self.ready.on(view.queues, device).find(able).map(|((_, key), model)| (key, model))
+    }
+
+    /// The batch that a candidate has become on a device, if it is still the most urgent one.
+    pub fn confirm(
+        &mut self,
+        (view, device): (&View<'_>, DeviceId),
+        (key, model): (Timestamp, ModelId),
+        candidate: Option<Candidate>,
+    ) -> Option<Candidate> {
+        // How long a device that differs could still wait says nothing of the others.
+        let differs = view.ledger.slow.contains(device) || view.ledger.has_kinds();
+        let at_once = self.models[model.index()].turn_at.is_some() || differs;
         let standing = match candidate {
-            Some(candidate) if candidate.latest <= key || self.models[model.index()].turn_at.is_some() => {
+            Some(candidate) if candidate.latest <= key || at_once => {
                 return Some(candidate);
             }
             // It has shrunk since, and can wait longer than was thought.
@@ -351,7 +427,7 @@ impl Windowed {
 
     /// Brings the candidates of marked models up to date, and notices those that time has made ready.
     fn settle(&mut self, view: &View<'_>) {
-        while let Some(model) = self.matching.changed.pop() {
+        while let Some(model) = self.matching.next_changed(view) {
             let standing = self.standing(view, model);
             self.matching.stand(model, standing);
         }
@@ -374,7 +450,7 @@ impl Windowed {
     /// From how many rows on a batch is large enough for its first request to be kept.
     fn floor(&self, view: &View<'_>, latency: &Latency, model: ModelId) -> u32 {
         // With another device at hand nobody has to be given up: what no longer fits goes there.
-        if !self.keeps_target || view.ledger.device_count > view.ledger.busy.len() + 1 {
+        if !self.keeps_target || view.ledger.quick_count() > view.ledger.busy.len() + 1 {
             return 0;
         }
         let first = view.queues.of(model).first();
@@ -391,11 +467,16 @@ impl Policy for Windowed {
 
     fn next(&mut self, view: &View<'_>) -> Option<Next> {
         self.settle(view);
-        self.matching.device_for_ready(view).map(Next::Feed)
+        if let Some(device) = self.matching.device_for_ready(view) {
+            return Some(Next::Feed(device));
+        }
+        let (model, device) = self.matching.at_last_chance(view)?;
+        self.matching.stand(model, self.matching.ready(model, view.now));
+        Some(Next::Feed(device))
     }
 
     fn next_at(&self) -> Option<Timestamp> {
-        self.matching.growing.first().map(|(at, _)| at)
+        self.matching.next_at()
     }
 
     fn next_batch(&mut self, view: &View<'_>, device: DeviceId, opening: Opening) -> Option<Batch> {
@@ -403,10 +484,11 @@ impl Policy for Windowed {
         loop {
             let (key, model) = self.matching.first_on(view, device)?;
             let latency = view.ledger.latency(model, device);
-            let floor = self.floor(view, latency, model);
+            // Nobody is given up for a device that is slow: those that it has no time for others may have.
+            let floor = if view.ledger.slow.contains(device) { 0 } else { self.floor(view, latency, model) };
             let queue = view.queues.of(model);
             let candidate = queue.window(latency, opening, floor, &mut self.members, &mut self.skipped);
-            if let Some(candidate) = self.matching.confirm((key, model), candidate) {
+            if let Some(candidate) = self.matching.confirm((view, device), (key, model), candidate) {
                 return Some(Batch::without(model, candidate, &self.members, &self.skipped));
             }
         }

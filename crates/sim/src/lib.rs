@@ -74,7 +74,7 @@ pub use quantiles::{Quantiles, Spread};
 pub use replay::{Difference, Found, Panic, Replay, ReplayProgress, ReplayTally, replay};
 pub use scheduler::Fingerprint;
 pub use series::{ClientPoint, MachinePoint, Series};
-pub use setup::{Elastic, Faults, Model, Network, Noise, Setup, Traffic, Variety};
+pub use setup::{Elastic, Faults, Model, Network, Noise, Setup, Slowdown, Traffic, Variety};
 pub use store::Reuse;
 pub use sweep::Selection;
 pub use violation::{Broken, Invariant, Violation};

@@ -589,5 +589,7 @@ impl Plant {
 
 /// How many times as long everything takes on a device now.
 fn slowness(site: &Site, faults: &Faults, now: Timestamp) -> f64 {
-    if now < site.slow_until { faults.slow_factor.max(1.0) } else { 1.0 }
+    let briefly = if now < site.slow_until { faults.slow_factor.max(1.0) } else { 1.0 };
+    let since = now.since(Timestamp::ZERO);
+    briefly * faults.slowdown.map_or(1.0, |slowdown| slowdown.of(site.device.id.0, since))
 }

@@ -148,6 +148,29 @@ pub struct Faults {
     pub slow: Duration,
     /// How much longer everything takes meanwhile.
     pub slow_factor: f64,
+    /// A device that is slower than its kind for longer.
+    pub slowdown: Option<Slowdown>,
+}
+
+/// One device takes longer for everything than others of its kind do: too hot, a bad card, somebody else on it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Slowdown {
+    /// Which device.
+    pub device: u32,
+    /// How many times as long.
+    pub factor: f64,
+    /// From when on.
+    pub from: Duration,
+    /// Until when.
+    pub until: Duration,
+}
+
+impl Slowdown {
+    /// How many times as long everything takes on a device so long after the beginning.
+    pub fn of(&self, device: u32, since: Duration) -> f64 {
+        let slow = device == self.device && since >= self.from && since < self.until;
+        if slow { self.factor.max(1.0) } else { 1.0 }
+    }
 }
 
 impl Faults {

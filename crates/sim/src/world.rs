@@ -28,6 +28,10 @@ pub trait Machine {
     fn next_wakeup(&self) -> Option<Timestamp>;
     /// Its count of a device's free pages, where it has one (P5).
     fn free_pages(&self, device: DeviceId) -> Option<u32>;
+    /// How many times as long as on others of its kind it takes batches to run on a device, at most (P10).
+    fn slowness(&self, _device: DeviceId) -> f64 {
+        1.0
+    }
     /// What it wants to have rehearsed.
     fn take_span(&mut self) -> Option<Box<Span>> {
         None
@@ -68,6 +72,10 @@ impl Machine for Scheduler {
 
     fn free_pages(&self, device: DeviceId) -> Option<u32> {
         Self::free_pages(self, device)
+    }
+
+    fn slowness(&self, device: DeviceId) -> f64 {
+        Self::slowness(self, device)
     }
 
     fn take_span(&mut self) -> Option<Box<Span>> {
@@ -137,6 +145,7 @@ pub fn run_with<M: Machine, O: Observer>(
         changes,
         watch,
         fingerprint: Fingerprint::default(),
+        slowness: vec![1.0; setup.most_devices() as usize],
         events: 0,
         wakeups_at_once: 0,
         probed: false,
@@ -182,6 +191,8 @@ struct World<'a, M, O> {
     changes: Changes,
     watch: Watch<'a, O>,
     fingerprint: Fingerprint,
+    /// For each device, how slow the scheduler takes it to be.
+    slowness: Vec<f64>,
     events: u64,
     wakeups_at_once: u32,
     probed: bool,
@@ -458,6 +469,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
         self.watch.see(&Observation::Told(&event))?;
         let mut orders = std::mem::take(&mut self.orders);
         self.machine.step(self.now, event, &mut orders);
+        self.note_slowness()?;
         for order in orders.drain(..) {
             self.obey(order)?;
         }
@@ -465,6 +477,19 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
         if let Some(span) = self.machine.take_span() {
             let over_at = self.now + REHEARSED_IN * span.work() as u64;
             self.agenda.add(over_at, Due::Adopt(span.rehearse()));
+        }
+        Ok(())
+    }
+
+    /// Shows which devices the scheduler takes for slower than their kind, where somebody looks at it.
+    fn note_slowness(&mut self) -> Result<(), Violation> {
+        let watched = if self.setup.checked && self.setup.strict { self.slowness.len() } else { 0 };
+        for index in 0..watched {
+            let device = DeviceId(index as u32);
+            let factor = self.machine.slowness(device);
+            if std::mem::replace(&mut self.slowness[index], factor) != factor {
+                self.watch.see(&Observation::Slowed { device, factor })?;
+            }
         }
         Ok(())
     }

@@ -285,6 +285,16 @@ fn p2_a_success_is_of_the_request_that_ran() {
 }
 
 #[test]
+fn p10_a_device_that_is_known_as_slow_has_an_earlier_last_chance() {
+    let slow = |factor| Log::new().loaded(1, 0).see(8, &Observation::Slowed { device: DEVICE, factor }).submitted(9, 0);
+    // l(1) is 2.5 ms: 50 ms on it.
+    assert!(slow(20.0).finished(57, 0, OVERLOADED).broken.is_none(), "it was known to take too long when it came");
+    slow(4.0).finished(57, 0, OVERLOADED).breaks(Invariant::P10, "its last chance was @49ms");
+    let meanwhile = slow(1.0).see(50, &Observation::Slowed { device: DEVICE, factor: 4.0 });
+    assert!(meanwhile.finished(57, 0, OVERLOADED).broken.is_none(), "its last chance was over when it became slow");
+}
+
+#[test]
 fn p10_no_request_is_given_up_beside_an_idle_device() {
     // A batch of one takes 2.5 ms, so that 56.5 ms is the last chance.
     let waiting = || Log::new().loaded(1, 0).submitted(9, 0);

@@ -20,6 +20,9 @@ use std::collections::{BTreeSet, HashMap};
 /// the same since: a scheduler that defers a batch by design, until one more request wouldn't fit, can be overtaken by what it
 /// learns meanwhile.
 ///
+/// A device that the scheduler knows as slower than its kind has a last chance of its own, earlier by as much as it is slower: what was measured of one model there holds for all, so that the scheduler believes
+/// things of a model there that no batch of it has shown. Other devices' last chances are not earlier for that.
+///
 /// ```text
 ///  queued ──┐      last chance                 refused
 ///           ▼          ▼                          ▼
@@ -88,6 +91,8 @@ impl Believed {
 struct Seen {
     outstanding: u32,
     idle_since: Timestamp,
+    /// How many times as long as on others of its kind batches take, and since when that is thought.
+    slowness: (f64, Timestamp),
     /// For each model, since when it is there.
     held_since: Vec<Option<Timestamp>>,
 }
@@ -113,7 +118,12 @@ impl IdleDevicesServe {
     /// Before the first device.
     pub fn new(facts: &Facts<'_>) -> Self {
         let models = facts.models.len();
-        let seen = Seen { outstanding: 0, idle_since: Timestamp::ZERO, held_since: vec![None; models] };
+        let seen = Seen {
+            outstanding: 0,
+            idle_since: Timestamp::ZERO,
+            slowness: (1.0, Timestamp::ZERO),
+            held_since: vec![None; models],
+        };
         Self {
             promised: facts.promises.idle_devices,
             delay: facts.delay,
@@ -145,7 +155,12 @@ impl IdleDevicesServe {
         match event {
             Event::DeviceAdded(spec) => {
                 let seen = &mut self.devices[spec.device.index()];
-                *seen = Seen { outstanding: 0, idle_since: at, held_since: vec![None; self.models.len()] };
+                *seen = Seen {
+                    outstanding: 0,
+                    idle_since: at,
+                    slowness: (1.0, at),
+                    held_since: vec![None; self.models.len()],
+                };
                 self.idle.insert(spec.device);
                 self.kinds_at = at;
             }
@@ -210,16 +225,15 @@ impl IdleDevicesServe {
         let Some(waiting) = *entry(&mut self.requests, request.slot) else { return Ok(()) };
         let Waiting { model, rows, deadline_at, queued_at, .. } = waiting;
         let Some(believed) = self.models.get(model.index()) else { return Ok(()) };
-        let last_chance_at = (deadline_at - believed.longest(rows) - self.delay.of(rows)).min(at);
         let knew = believed.since.max(self.kinds_at).max(queued_at);
-        if knew >= last_chance_at {
-            return Ok(());
-        }
         for &device in &self.idle {
             let seen = &self.devices[device.index()];
             let Some(held_since) = seen.held_since[model.index()] else { continue };
+            let (factor, since) = seen.slowness;
+            let takes = believed.longest(rows).mul_f64(factor);
+            let last_chance_at = (deadline_at - takes - self.delay.of(rows)).min(at);
             let idle_since = seen.idle_since.max(held_since);
-            if idle_since < last_chance_at {
+            if idle_since.max(knew).max(since) < last_chance_at {
                 return Err(Broken::IdleWhileExpired { request, model, device, idle_since, last_chance_at });
             }
         }
@@ -245,6 +259,7 @@ impl Observer for IdleDevicesServe {
                 request,
                 outcome: Outcome::Rejected(Rejection::Overloaded { .. } | Rejection::DeadlineUnreachable { .. }),
             }) => self.refused(at, *request).map_err(|broken| broken.at(at))?,
+            Observation::Slowed { device, factor } => self.devices[device.index()].slowness = (*factor, at),
             _ => {}
         }
         Ok(())

@@ -4,7 +4,7 @@
 
 use base::{Duration, LatencyProfile, ModelId};
 use scheduler::{Delay, ModelSpec, PolicyKind};
-use sim::{Faults, Model, Network, Noise, Setup, Traffic, Variety};
+use sim::{Faults, Model, Network, Noise, Setup, Slowdown, Traffic, Variety};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use workload::{ClosedLoop, OpenLoop, Popularity, Process, Random, RateCurve, Stream, Think};
 
@@ -40,6 +40,7 @@ const MOST_REQUESTS: f64 = 6_000.0;
 /// The streams of random numbers.
 const PLAN: u64 = 11 << 40;
 const MODELS: u64 = 12 << 40;
+const SLOWDOWN: u64 = 14 << 40;
 
 impl Plan {
     /// The world of that number.
@@ -76,7 +77,7 @@ impl Plan {
             rehearse: d.chance(0.5),
             network: if d.chance(0.5) { network(d) } else { Network::default() },
             noise: if d.chance(0.5) { noise(d) } else { Noise::default() },
-            faults: if faulty { faults(d) } else { Faults::default() },
+            faults: if faulty { Faults { slowdown: slowdown(seed, devices), ..faults(d) } } else { Faults::default() },
             variety: if various { variety(d) } else { Variety::default() },
         }
     }
@@ -236,7 +237,16 @@ fn faults(d: &mut Random) -> Faults {
         slows_every: seldom(d),
         slow: Duration::from_millis(200),
         slow_factor: 1.0 + 4.0 * d.unit(),
+        slowdown: None,
     }
+}
+
+/// From numbers of its own: worlds that have none are as they were before there were any.
+fn slowdown(seed: u64, devices: u32) -> Option<Slowdown> {
+    let d = &mut Random::new(seed, SLOWDOWN);
+    let (from, lasts) = (Duration::from_secs_f64(0.5 * d.unit()), Duration::from_secs_f64(0.1 + d.unit()));
+    let slowdown = Slowdown { device: d.below(devices), factor: 1.0 + 5.0 * d.unit(), from, until: from + lasts };
+    d.chance(0.5).then_some(slowdown)
 }
 
 fn variety(d: &mut Random) -> Variety {

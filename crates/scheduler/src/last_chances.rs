@@ -1,0 +1,79 @@
+//! Until when can devices still serve a queue that nobody plans with for it?
+//!
+//! A batch is left to grow until devices that are as quick as their kind should start it. One that is slower, or of a kind on which its first request would be too late, would have to start
+//! earlier. If it idles at that instant, the batch goes to it then: nobody knows whether a quicker one will be free later (P10).
+//!
+//! ```text
+//!   last chance on a slow device     ready          deadline
+//! ──────────┬─────────────────────────┬─────────────────┤
+//!           ├──────────── slow ───────┼──────────────▶│
+//!                                     ├──── quick ───▶│
+//! ```
+
+use crate::bits::DeviceSet;
+use crate::config::Delay;
+use crate::heap::Heap;
+use crate::ledger::{Ledger, Speed};
+use crate::queues::Queues;
+use base::{DeviceId, Duration, ModelId, Timestamp};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LastChances {
+    /// Models by the next last chance of one of their requests.
+    heap: Heap,
+    /// Whether a device waits for one.
+    awaited: bool,
+}
+
+/// The next last chance of a model's requests on devices of a speed.
+fn at(
+    ledger: &Ledger,
+    queues: &Queues,
+    delay: Delay,
+    model: ModelId,
+    speed: Speed,
+    from: Timestamp,
+) -> Option<Timestamp> {
+    queues.of(model).last_chance(ledger.model(model).latency_at(speed), delay, from)
+}
+
+impl LastChances {
+    /// Brings a model's next last chance up to date.
+    pub fn update(&mut self, ledger: &Ledger, queues: &Queues, delay: Delay, model: ModelId, from: Timestamp) {
+        let uniform = ledger.is_uniform() || queues.devices_of(model).is_empty();
+        let speeds = ledger.speeds_of(ledger.model(model)).iter().filter(|_| !uniform);
+        match speeds.filter_map(|&speed| at(ledger, queues, delay, model, speed, from)).min() {
+            Some(at) => self.heap.set(model.index(), at),
+            None => _ = self.heap.remove(model.index()),
+        }
+    }
+
+    /// A model whose last chance on a device that waits is now.
+    pub fn next(
+        &mut self,
+        (ledger, queues, delay): (&Ledger, &Queues, Delay),
+        now: Timestamp,
+        hungry: &DeviceSet,
+        able: impl Fn(ModelId, DeviceId) -> bool,
+    ) -> Option<(ModelId, DeviceId)> {
+        self.awaited = !hungry.is_empty();
+        while let Some((_, index)) = self.heap.first().filter(|&(at, _)| at <= now && self.awaited) {
+            let model = ModelId(index as u32);
+            let due = |device: &DeviceId| {
+                let speed = ledger.device(*device).speed();
+                at(ledger, queues, delay, model, speed, now).is_some_and(|at| at <= now) && able(model, *device)
+            };
+            let found = queues.devices_of(model).common(hungry).find(due);
+            self.update(ledger, queues, delay, model, now + Duration::from_nanos(1));
+            if let Some(device) = found {
+                return Some((model, device));
+            }
+        }
+        None
+    }
+
+    /// When the next one is, if a device waits for it.
+    pub fn next_at(&self) -> Option<Timestamp> {
+        self.heap.first().filter(|_| self.awaited).map(|(at, _)| at)
+    }
+}
