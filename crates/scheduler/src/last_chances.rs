@@ -38,10 +38,17 @@ fn at(
 }
 
 impl LastChances {
+    /// Devices no longer differ.
+    pub fn clear(&mut self) {
+        if !self.heap.is_empty() {
+            self.heap = Heap::default();
+        }
+    }
+
     /// Brings a model's next last chance up to date.
     pub fn update(&mut self, ledger: &Ledger, queues: &Queues, delay: Delay, model: ModelId, from: Timestamp) {
-        let uniform = ledger.is_uniform() || queues.devices_of(model).is_empty();
-        let speeds = ledger.speeds_of(ledger.model(model)).iter().filter(|_| !uniform);
+        let held = !queues.devices_of(model).is_empty();
+        let speeds = ledger.speeds_of(ledger.model(model)).iter().filter(|_| held);
         match speeds.filter_map(|&speed| at(ledger, queues, delay, model, speed, from)).min() {
             Some(at) => self.heap.set(model.index(), at),
             None => _ = self.heap.remove(model.index()),

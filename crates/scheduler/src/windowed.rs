@@ -363,6 +363,7 @@ impl Matching {
     /// A growing candidate whose last chance on a device that idles is now.
     pub fn at_last_chance(&mut self, view: &View<'_>) -> Option<(ModelId, DeviceId)> {
         if view.ledger.is_uniform() {
+            self.last_chances.clear();
             return None;
         }
         let mut chances = std::mem::take(&mut self.last_chances);
