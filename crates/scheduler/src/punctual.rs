@@ -185,10 +185,12 @@ impl Punctual {
         outlook.latest - outlook.delay - lead.min(outlook.objective().mul_f64(MOST_LEAD))
     }
 
-    /// The part of the devices that other models use: a model alone finds the device that its last batch leaves, or the next one.
+    /// The part of the devices that other models use: a model alone finds the device that its last batch leaves, or the next one, unless devices are busy all the time. Where they
+    /// mostly idle, a burst is better gathered than met half.
     fn used_by_others(&self, view: &View<'_>, model: ModelId) -> f64 {
         let own = self.matching.devices_used(view, model);
-        (1.0 - own / view.ledger.quick_count().max(1) as f64).max(1.0 / LEAD)
+        let busy = (2.0 * self.demand.load().unwrap_or(0.0) - 1.0).clamp(0.0, 1.0);
+        (1.0 - own / view.ledger.quick_count().max(1) as f64).max(busy / LEAD)
     }
 
     /// Puts a model's candidate where it belongs.
