@@ -95,10 +95,13 @@ impl Slowness {
         let others = others.max(1.0);
         if std::mem::take(&mut self.on_trial) {
             let last = self.runs.last().map_or(1.0, Ran::ratio);
+            self.middle = Some(last);
             return steps(last / others);
         }
-        if self.clearly() > CLEARLY.1 * others {
-            return self.step.max(steps(self.clearly() / others));
+        let clearly = self.clearly();
+        if clearly > CLEARLY.1 * others {
+            self.middle = Some(clearly);
+            return self.step.max(steps(clearly / others));
         }
         if !self.runs.len().is_multiple_of(RUNS) {
             return self.step;
