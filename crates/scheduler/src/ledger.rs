@@ -354,27 +354,20 @@ impl Ledger {
             return None;
         }
         let others = self.others(device);
-        let step = self.device_mut(device).slowness.judge(others.unwrap_or(1.0));
-        // Nobody is slow alone.
-        let step = others.map_or(0, |_| step);
+        let step = self.device_mut(device).slowness.judge(others);
+        // Nobody is slow alone: the last one that isn't is its kind.
+        let step = if self.is_alone(device) { 0 } else { step };
         (step != speed.step).then_some(step)
     }
 
-    /// How many times as long as usual other devices of a device's kind take, the middle one of them; `None` where there are none.
-    fn others(&self, device: DeviceId) -> Option<f64> {
+    /// How many times as long as usual other devices of a device's kind take, the middle one of them.
+    fn others(&self, device: DeviceId) -> f64 {
         let kind = self.device(device).kind;
-        let ids = self.device_ids().filter(|&other| other != device && self.device(other).kind == kind);
-        let known = |id: DeviceId| self.device(id).slowness.middle();
-        let mut middles: Vec<f64> = Vec::new();
-        let mut alone = true;
-        for id in ids {
-            alone = false;
-            middles.extend(known(id));
-        }
+        let others = self.device_ids().filter(|&other| other != device && self.device(other).kind == kind);
+        let mut middles: Vec<f64> = others.filter_map(|other| self.device(other).slowness.middle()).collect();
         middles.sort_unstable_by(f64::total_cmp);
-        // Of two, the quicker one: it can't be slower than its kind that the kind is.
-        let middle = middles.get(middles.len().saturating_sub(1) / 2).copied().unwrap_or(1.0);
-        (!alone).then_some(middle)
+        // Of two, the quicker one: the slower may be slower than its kind itself.
+        middles.get(middles.len().saturating_sub(1) / 2).copied().unwrap_or(1.0)
     }
 
     /// How many devices are there that aren't slower than their kind.
@@ -384,7 +377,7 @@ impl Ledger {
 
     /// Whether all devices have their estimates in common.
     pub fn is_uniform(&self) -> bool {
-        self.speeds.len() <= 1
+        self.speeds.len() <= 1 && self.slow.is_empty()
     }
 
     /// Whether there are devices of several kinds.

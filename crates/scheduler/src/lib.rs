@@ -351,6 +351,12 @@ impl Scheduler {
 
     /// Notes which kind of device is the slowest now. Whether that is another one.
     fn note_kinds(&mut self) -> bool {
+        // Nobody is slow alone.
+        for device in self.ledger.slow.iter().collect::<Vec<_>>() {
+            if self.ledger.is_alone(device) {
+                self.slowed(device, 0);
+            }
+        }
         let changed = self.ledger.note_kinds();
         if changed {
             let devices = (0..self.ledger.devices.len()).filter(|&device| self.ledger.devices[device].is_some());
@@ -398,11 +404,6 @@ impl Scheduler {
         self.ledger.busy.remove(device.index());
         self.tell(Fact::DeviceLost(device));
         self.note_kinds();
-        // Nobody is slow alone.
-        let alone = |device: &DeviceId| self.ledger.is_alone(*device);
-        for device in self.ledger.slow.iter().filter(alone).collect::<Vec<_>>() {
-            self.slowed(device, 0);
-        }
         for request in stranded {
             if let Some(entry) = self.requests.get_mut(request) {
                 entry.stranded = true;

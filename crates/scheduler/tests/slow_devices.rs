@@ -237,6 +237,16 @@ fn nobody_is_slow_alone() {
 }
 
 #[test]
+fn what_slows_all_devices_down_makes_none_of_them_slow() {
+    let mut world = World::new(PolicyKind::Punctual, &[10], &[(0, 10), (0, 30), (0, 10)]);
+    world.serve(40, 3, 50);
+    assert!(world.slowness()[1] > 1.0);
+    world.takes = vec![MILLI * 30; 3];
+    world.serve(200, 6, 100);
+    assert_eq!(world.slowness(), [1.0; 3]);
+}
+
+#[test]
 fn a_kind_that_takes_longer_than_its_profile_has_no_slow_devices() {
     let mut world = World::new(PolicyKind::Punctual, &[10], &[(0, 20), (0, 20), (0, 20)]);
     world.serve(100, 3, 100);
