@@ -194,6 +194,8 @@ pub(crate) struct Shares {
     /// The part of its objective by which a batch of a limited model may start later than it was promised. It follows what becomes of those that were let in, so that fewer than 1 % are given up.
     kept: f64,
     book: Book,
+    /// Whether turns are given.
+    turns: bool,
     period_ends_at: Timestamp,
     order: Vec<Demand>,
     /// Requests that had their end lately, and those of them that were lost.
@@ -342,11 +344,13 @@ impl Shares {
         let devices = free_at.len() as f64;
         let passed = (now.since(self.period_ends_at) + PERIOD).as_secs_f64();
         let total = self.ask(now, passed / PERIOD.as_secs_f64(), latency_of);
-        let was_short = self.short;
         self.short = self.runs_short(total / devices.max(1.0), busy, passed);
         if !self.short {
             self.kept *= 1.0 - FORGET;
-        } else if !was_short || self.book.lines.len() != free_at.len() {
+        }
+        let turns = self.short && !self.open;
+        let had_turns = std::mem::replace(&mut self.turns, turns);
+        if turns && (!had_turns || self.book.lines.len() != free_at.len()) {
             self.active.iter().for_each(|model| self.models[model.index()].turns.clear());
             self.book.begin(free_at);
         }

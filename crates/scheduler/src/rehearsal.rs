@@ -26,7 +26,7 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 /// A span is full with so many requests and after so many objectives, but in no case has it more of either than the second.
-const REQUESTS: (usize, usize) = (3_000, 40_000);
+const REQUESTS: (usize, usize) = (4_500, 40_000);
 const OBJECTIVES: u64 = 8;
 const LONGEST: Duration = Duration::from_secs(5);
 /// So many requests may be rehearsed before others have come: of those that come, one in so many adds one more, and so many a
@@ -293,15 +293,9 @@ impl Span {
     /// Runs the requests once with each temper, and once with the one in force and everybody let in, or not if everybody is. A pure function that may take a while: the scheduler's
     /// driver calls it where nobody waits for it, and tells the scheduler the result as [`Event::Adopted`].
     pub fn rehearse(&self) -> Rehearsed {
-        let open = self.machine.shares.is_open();
-        let temper = |&temper| {
-            Rehearsal::new(self, |machine| {
-                machine.shares.set_open(open);
-                machine.tell(Fact::Adopted(temper));
-            })
-        };
+        let temper = |&temper| Rehearsal::new(self, |machine| machine.tell(Fact::Adopted(temper)));
         let tempers = Temper::CHOICE.iter().map(temper);
-        let otherwise = Rehearsal::new(self, |machine| machine.shares.set_open(!open));
+        let otherwise = Rehearsal::new(self, |machine| machine.shares.set_open(!machine.shares.is_open()));
         let lost = tempers.chain([otherwise]).map(|rehearsal| rehearsal.run(&self.arrivals)).collect();
         let counted = self.counted();
         let requests = self.arrivals.iter().filter(|(at, _)| counted.contains(at)).count();
