@@ -632,6 +632,18 @@ mod tests {
     }
 
     #[test]
+    fn the_book_begins_when_turns_do_and_not_when_devices_ran_short() {
+        let mut shares = flooded();
+        shares.set_open(true);
+        ask(&mut shares, 1_000..1_100, |_| 0, 10, 1.0);
+        shares.set_open(false);
+        let free_at = [at(1_130), at(1_140), at(1_150), at(1_160)];
+        let latency = latency();
+        shares.compute(at(1_120), &free_at, 1.0, |_| Some(&latency));
+        assert_eq!(shares.book.lines, free_at, "a turn is promised on a device that will be free");
+    }
+
+    #[test]
     fn where_everybody_is_let_in_nobody_has_turns_and_the_quiet_still_go_first() {
         let mut shares = flooded();
         shares.set_open(true);
