@@ -642,6 +642,9 @@ impl Core {
         };
         self.step(inner, now, Event::Reported(scheduler::Report { action: report.action, status }));
         self.ended_at = None;
+        if let Some(device) = device {
+            self.devices[device.index()].metrics.slowness(self.scheduler.slowness(device));
+        }
         if let Some(expectation) = expectation.filter(|expectation| expectation.done_at.is_none()) {
             self.check_pages(inner, expectation.device);
         }

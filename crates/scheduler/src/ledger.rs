@@ -353,10 +353,11 @@ impl Ledger {
         if !there.slowness.note(now, Ran { model, batch, took, usual }) {
             return None;
         }
-        let others = self.others(device);
+        // The others are many: they are looked at only where that makes a difference.
+        let others = if there.slowness.is_suspect() { self.others(device) } else { 1.0 };
         let step = self.device_mut(device).slowness.judge(others);
         // Nobody is slow alone: the last one that isn't is its kind.
-        let step = if self.is_alone(device) { 0 } else { step };
+        let step = if step > 0 && self.is_alone(device) { 0 } else { step };
         (step != speed.step).then_some(step)
     }
 

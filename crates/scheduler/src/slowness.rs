@@ -90,6 +90,12 @@ impl Slowness {
         if self.runs.len() < CLEARLY.0 { 1.0 } else { last.fold(f64::INFINITY, f64::min) }
     }
 
+    /// Whether what others do makes a difference: it is slow, or looks so.
+    pub fn is_suspect(&self) -> bool {
+        let slower = self.runs.iter().rev().take(RUNS).filter(|ran| steps(ran.ratio()) > 0).count();
+        self.step > 0 || self.on_trial || slower >= RUNS - EXCEPTIONS || self.clearly() > CLEARLY.1
+    }
+
     /// How many steps slower than its kind it is by what it did, where the others take so many times of what is usual.
     pub fn judge(&mut self, others: f64) -> u32 {
         let others = others.max(1.0);

@@ -113,6 +113,8 @@ declare! {
         "Pages that the device has for weights.";
     PAGES_USED = Gauge "device_pages_used" DEVICE, &[],
         "Pages that hold weights now.";
+    SLOWNESS = Gauge "device_slowness" DEVICE, &[],
+        "How many times as long as on others of its kind batches are expected to take on the device, at most; 1 where it is as quick as they are (docs/notes/030).";
     LOSSES = Counter "device_losses_total" DEVICE, &[],
         "Times that the device was given up because its engine panicked, and was started anew, empty.";
 

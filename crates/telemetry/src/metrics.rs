@@ -7,7 +7,7 @@ use crate::statistics::{ModelTotals, Spans, Statistics};
 use crate::triton::{self, Models, TritonCollector};
 use base::{Duration, Transfers};
 use prometheus::{
-    Counter, CounterVec, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry, TextEncoder,
     core::Collector,
     proto::{Metric, MetricType},
@@ -83,6 +83,7 @@ struct Families {
     transfer_seconds: CounterVec,
     pages: IntGaugeVec,
     pages_used: IntGaugeVec,
+    slowness: GaugeVec,
     losses: IntCounterVec,
     temper: IntGaugeVec,
 }
@@ -143,6 +144,7 @@ impl Metrics {
             ),
             pages: int_gauge(&registry, &d::PAGES),
             pages_used: int_gauge(&registry, &d::PAGES_USED),
+            slowness: gauge(&registry, &d::SLOWNESS),
             losses: int_counter(&registry, &d::LOSSES),
             temper: int_gauge(&registry, &d::TEMPER),
         };
@@ -261,6 +263,7 @@ impl Metrics {
                 seen: f.transfer_seconds.with_label_values(&[name, "no"]),
                 pages: f.pages.with_label_values(&[name]),
                 pages_used: f.pages_used.with_label_values(&[name]),
+                slowness: f.slowness.with_label_values(&[name]),
                 losses: f.losses.with_label_values(&[name]),
             }),
         }
@@ -428,6 +431,7 @@ struct DeviceSeries {
     seen: Counter,
     pages: IntGauge,
     pages_used: IntGauge,
+    slowness: Gauge,
     losses: IntCounter,
 }
 
@@ -524,6 +528,11 @@ impl DeviceMetrics {
         self.inner.pages.set(i64::from(total));
         self.inner.pages_used.set(i64::from(used));
     }
+
+    /// How many times as long as on others of its kind batches take.
+    pub fn slowness(&self, factor: f64) {
+        self.inner.slowness.set(factor);
+    }
 }
 
 fn opts(metric: &Declaration) -> Opts {
@@ -538,6 +547,10 @@ fn registered<C: Collector + Clone + 'static>(registry: &Registry, made: prometh
 
 fn int_counter(registry: &Registry, metric: &Declaration) -> IntCounterVec {
     registered(registry, IntCounterVec::new(opts(metric), metric.labels))
+}
+
+fn gauge(registry: &Registry, metric: &Declaration) -> GaugeVec {
+    registered(registry, GaugeVec::new(opts(metric), metric.labels))
 }
 
 fn int_gauge(registry: &Registry, metric: &Declaration) -> IntGaugeVec {
@@ -639,6 +652,7 @@ mod tests {
         device.completed(Timestamp::from_nanos(10), Timestamp::from_nanos(4_000_000_010));
         device.loads().done(Duration::from_millis(8), Duration::from_millis(8), Duration::from_millis(8));
         device.pages(100, 7);
+        device.slowness(1.25);
         let text = metrics.render();
         let error = |direction: &str| {
             let labels = format!(r#"{{action="execution",device="cpu:0",direction="{direction}"}}"#);
@@ -658,6 +672,7 @@ mod tests {
         };
         assert!((transfers("yes") - 0.001).abs() < 1e-9 && (transfers("no") - 0.002).abs() < 1e-9);
         assert_eq!(value(&text, r#"punctual_device_pages_used{device="cpu:0"}"#), Some(7.0));
+        assert_eq!(value(&text, r#"punctual_device_slowness{device="cpu:0"}"#), Some(1.25));
     }
 
     #[test]
