@@ -1,6 +1,6 @@
 //! Admission by prediction: can this request be served in time, behind what is due before it?
 
-use crate::latency::Latency;
+use crate::batch_times::BatchTimes;
 use crate::ledger::{Model, Residency};
 use crate::policy::Fact;
 use crate::{Rejection, Request, Scheduler};
@@ -17,7 +17,7 @@ impl Scheduler {
     /// Brings what a request is judged by up to date: its model's estimates, and the slack that batch work must leave.
     pub(crate) fn prepare_for(&mut self, request: &Request) {
         let Some(Some(entry)) = self.ledger.models.get_mut(request.model.index()) else { return };
-        entry.age(self.now);
+        entry.estimates.age(self.now);
         let takes = self.ledger.quickest(self.ledger.model(request.model), request.rows);
         if request.deadline_at != Timestamp::NEVER && self.now + takes <= request.deadline_at {
             self.shares.came(request.model, request.rows, request.deadline_at.since(self.now));
@@ -37,7 +37,7 @@ impl Scheduler {
         let devices = ledger.devices.iter().flatten().filter(|device| device.slowness.step() == 0);
         let free_at: Vec<Timestamp> = devices.map(|device| device.exec.start_at(*now)).collect();
         shares.compute(*now, &free_at, ledger.in_use, |model| {
-            Some(&ledger.models.get(model.index())?.as_ref().filter(|model| !model.removed)?.latency)
+            Some(ledger.models.get(model.index())?.as_ref().filter(|model| !model.removed)?.estimates.planned())
         });
         if short || shares.is_short() {
             self.tell(Fact::Shared);
@@ -53,7 +53,7 @@ impl Scheduler {
         let takes = self.ledger.quickest(self.ledger.model(request.model), request.rows);
         let entry = self.ledger.model_mut(request.model);
         if self.now + takes <= request.deadline_at {
-            entry.missed += entry.latency.time_for(u64::from(request.rows));
+            entry.missed += entry.estimates.planned().time_for(u64::from(request.rows));
             self.planner.update(self.now, &mut self.ledger, &self.queues, request.model);
         }
     }
@@ -63,7 +63,7 @@ impl Scheduler {
         let now = self.now;
         let entry = self.ledger.models.get(request.model.index()).and_then(Option::as_ref);
         let entry = entry.filter(|entry| !entry.removed).ok_or(Rejection::ModelUnavailable)?;
-        if request.rows > entry.latency.max_batch() {
+        if request.rows > entry.estimates.planned().max_batch() {
             return Err(Rejection::ModelUnavailable);
         }
         if self.queues.of(request.model).len() >= self.config.max_queued_per_model {
@@ -77,12 +77,12 @@ impl Scheduler {
         }
         let takes = self.ledger.quickest(entry, request.rows);
         let cold = entry.residency.is_empty();
-        let alone_at = now + takes + if cold { entry.latency.load() } else { Duration::ZERO };
+        let alone_at = now + takes + if cold { entry.estimates.load() } else { Duration::ZERO };
         if alone_at > request.deadline_at {
             return Err(Rejection::DeadlineUnreachable { earliest_at: alone_at });
         }
         let (queued, time) = (self.queues.of(request.model).rows(), request.deadline_at.since(now));
-        let done_at = self.shares.done_at(now, request.model, &entry.latency, (queued, request.rows), time);
+        let done_at = self.shares.done_at(now, request.model, entry.estimates.planned(), (queued, request.rows), time);
         if let Some(earliest_at) = done_at.filter(|&done_at| done_at > request.deadline_at) {
             return Err(Rejection::Overloaded { earliest_at });
         }
@@ -96,16 +96,16 @@ impl Scheduler {
         }
         let (device, start_at) = if cold {
             let wait = self.planner.load_wait(&self.ledger, request.model, now);
-            (None, now + wait + entry.latency.load())
+            (None, now + wait + entry.estimates.load())
         } else {
             let (device, start_at) = self.least_busy(entry, request.rows, request.deadline_at);
             (Some(device), start_at)
         };
-        let latency = device.map_or(&entry.latency, |device| self.ledger.latency(request.model, device));
-        let class = latency.class_for(request.rows);
+        let times = device.map_or(entry.estimates.planned(), |device| self.ledger.times(request.model, device));
+        let class = times.class_for(request.rows);
         // Behind others of its model it only makes their batch larger; what it takes beyond the average stays its own risk.
-        let risk = class.expected() - class.typical();
-        let earliest_at = start_at + self.added_to(latency, request) + risk;
+        let risk = class.least_quantile() - class.busy_mean();
+        let earliest_at = start_at + self.added_to(times, request) + risk;
         if earliest_at > request.deadline_at {
             return Err(Rejection::Overloaded { earliest_at });
         }
@@ -119,20 +119,20 @@ impl Scheduler {
         }
         let done_at = |there: &Residency| {
             let device = self.ledger.device(there.device);
-            device.exec.start_at(self.now) + model.latency_at(device.speed()).class_for(rows).expected()
+            device.exec.start_at(self.now) + model.estimates.at(device.speed()).class_for(rows).least_quantile()
         };
         model.residency.iter().map(done_at).min()
     }
 
     /// What a request adds to the time that its model's queue takes.
     pub(crate) fn added_work(&self, model: &Model, request: &Request) -> Duration {
-        self.added_to(&model.latency, request)
+        self.added_to(model.estimates.planned(), request)
     }
 
-    /// The same on devices that take what `latency` says.
-    pub(crate) fn added_to(&self, latency: &Latency, request: &Request) -> Duration {
+    /// The same on devices that take what `times` says.
+    pub(crate) fn added_to(&self, times: &BatchTimes, request: &Request) -> Duration {
         let queued = self.queues.of(request.model).rows();
-        latency.time_for(queued + u64::from(request.rows)) - latency.time_for(queued)
+        times.time_for(queued + u64::from(request.rows)) - times.time_for(queued)
     }
 
     /// Of a few of the devices that hold a model, the one where a request could be done first behind what is due before it, and when it could start there.
@@ -146,7 +146,7 @@ impl Scheduler {
             let before = device.backlog.due_by(self.now, deadline_at);
             // A little more than the sum: at the edge, one request fewer costs nothing, one more is refused late.
             let start_at = free_at + before + before / BACKLOG_RESERVE;
-            (start_at + model.latency_at(device.speed()).class_for(rows).expected(), start_at, residency.device)
+            (start_at + model.estimates.at(device.speed()).class_for(rows).least_quantile(), start_at, residency.device)
         });
         let (_, start_at, device) = probed.min().expect("a model that isn't cold is on a device");
         (device, start_at)
@@ -157,9 +157,9 @@ impl Scheduler {
         let entry = self.ledger.model(request.model);
         if entry.residency.is_empty() {
             let load_at = self.now + self.planner.load_wait(&self.ledger, request.model, self.now);
-            return load_at + entry.latency.load() + self.ledger.quickest(entry, request.rows);
+            return load_at + entry.estimates.load() + self.ledger.quickest(entry, request.rows);
         }
         let (device, start_at) = self.least_busy(entry, request.rows, self.now + PATIENCE);
-        start_at + self.ledger.latency(request.model, device).class_for(request.rows).expected()
+        start_at + self.ledger.times(request.model, device).class_for(request.rows).least_quantile()
     }
 }

@@ -152,10 +152,10 @@ impl Policy for Clipper {
     fn next_batch(&mut self, view: &View<'_>, device: DeviceId, _opening: Opening) -> Option<Batch> {
         self.settle(view);
         let (_, model) = self.board.first(view.queues, device)?;
-        let latency = view.ledger.latency(model, device);
-        let most = self.models[model.index()].rows().min(latency.max_batch());
+        let times = view.ledger.times(model, device);
+        let most = self.models[model.index()].rows().min(times.max_batch());
         let queue = view.queues.of(model);
-        let candidate = queue.front(latency, most, &mut self.members).expect("models on the board have requests");
+        let candidate = queue.front(times, most, &mut self.members).expect("models on the board have requests");
         Some(Batch::of(model, candidate, &self.members))
     }
 }

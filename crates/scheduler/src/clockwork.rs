@@ -39,7 +39,9 @@ impl Clockwork {
     /// Puts a model into the lists of the devices where its key is missing or too high.
     fn list(&mut self, view: &View<'_>, model: ModelId) {
         let entry = &mut self.models[model.index()];
-        let Some(bound) = view.queues.of(model).lower_bound(&view.ledger.model(model).latency) else { return };
+        let Some(bound) = view.queues.of(model).lower_bound(view.ledger.model(model).estimates.planned()) else {
+            return;
+        };
         if entry.ceiling.is_some_and(|ceiling| ceiling <= bound) {
             return;
         }
@@ -112,7 +114,7 @@ impl Policy for Clockwork {
         loop {
             let &(key, model) = self.devices[device.index()].candidates.first()?;
             let queue = view.queues.of(model);
-            match queue.candidate(view.ledger.latency(model, device), opening, &mut self.members) {
+            match queue.candidate(view.ledger.times(model, device), opening, &mut self.members) {
                 Some(candidate) if candidate.latest <= key => {
                     return Some(Batch::of(model, candidate, &self.members));
                 }

@@ -26,8 +26,8 @@
 //! no longer when few are, or devices are idle. And turns are given only where they answer about as many as letting everybody in would, which is rehearsed (`rehearsal.rs`); who
 //! goes first, goes first in any case.
 
+use crate::batch_times::{BatchTimes, Class};
 use crate::event::Fairness;
-use crate::latency::{Class, Latency};
 use crate::table::grown;
 use base::{Duration, ModelId, Timestamp};
 use std::collections::{BTreeSet, VecDeque};
@@ -173,13 +173,13 @@ impl Share {
     }
 
     /// The size of batch that a request with so much time can wait for.
-    fn class_within<'a>(&self, latency: &'a Latency, rows: u32, time: Duration) -> &'a Class {
-        let usual = latency.class_for(self.batch.max(rows));
+    fn class_within<'a>(&self, times: &'a BatchTimes, rows: u32, time: Duration) -> &'a Class {
+        let usual = times.class_for(self.batch.max(rows));
         let part = time.as_secs_f64() / self.objective;
         if part >= HURRIED {
             return usual;
         }
-        latency.class_for(latency.largest_within(usual.expected().mul_f64(part)).max(rows))
+        times.class_for(times.largest_within(usual.least_quantile().mul_f64(part)).max(rows))
     }
 }
 
@@ -264,7 +264,7 @@ impl Shares {
         &self,
         now: Timestamp,
         model: ModelId,
-        latency: &Latency,
+        times: &BatchTimes,
         (queued, rows): (u64, u32),
         time: Duration,
     ) -> Option<Timestamp> {
@@ -274,14 +274,14 @@ impl Shares {
             Some(turn) => turn.start_at,
             None => self.book.next().0.max(share.paid_at()),
         };
-        Some(start_at.max(now) + self.delays(model) + share.class_within(latency, rows, time).expected())
+        Some(start_at.max(now) + self.delays(model) + share.class_within(times, rows, time).least_quantile())
     }
 
     /// A request was let in behind so many rows of its model. It takes a turn if those that were promised don't hold it.
-    pub fn entered(&mut self, now: Timestamp, model: ModelId, latency: &Latency, queued: u64) {
+    pub fn entered(&mut self, now: Timestamp, model: ModelId, times: &BatchTimes, queued: u64) {
         let share = &mut self.models[model.index()];
         if share.limited_at.is_some() && queued / u64::from(share.batch) >= share.turns.len() as u64 {
-            share.turns.push_back(self.book.take(now, latency.class_for(share.batch).typical()));
+            share.turns.push_back(self.book.take(now, times.class_for(share.batch).busy_mean()));
         }
     }
 
@@ -339,11 +339,11 @@ impl Shares {
         now: Timestamp,
         free_at: &[Timestamp],
         busy: f64,
-        latency_of: impl Fn(ModelId) -> Option<&'a Latency>,
+        times_of: impl Fn(ModelId) -> Option<&'a BatchTimes>,
     ) {
         let devices = free_at.len() as f64;
         let passed = (now.since(self.period_ends_at) + PERIOD).as_secs_f64();
-        let total = self.ask(now, passed / PERIOD.as_secs_f64(), latency_of);
+        let total = self.ask(now, passed / PERIOD.as_secs_f64(), times_of);
         self.short = self.runs_short(total / devices.max(1.0), busy, passed);
         if !self.short {
             self.kept *= 1.0 - FORGET;
@@ -387,19 +387,19 @@ impl Shares {
     }
 
     /// Brings the demands up to date, and adds them up.
-    fn ask<'a>(&mut self, now: Timestamp, periods: f64, latency_of: impl Fn(ModelId) -> Option<&'a Latency>) -> f64 {
+    fn ask<'a>(&mut self, now: Timestamp, periods: f64, times_of: impl Fn(ModelId) -> Option<&'a BatchTimes>) -> f64 {
         self.period_ends_at = now + PERIOD;
         self.order.clear();
         let Self { models, active, order, book, kept, .. } = self;
         active.retain(|&model| {
             let share = &mut models[model.index()];
             share.follow(periods);
-            let Some(latency) = latency_of(model).filter(|_| share.listed) else {
+            let Some(times) = times_of(model).filter(|_| share.listed) else {
                 share.turns.drain(..).for_each(|turn| book.give_back(turn));
                 *share = Share { fairness: share.fairness, ..Share::default() };
                 return false;
             };
-            (share.cost, share.batch) = cheapest(latency, share.rate, share.objective, *kept);
+            (share.cost, share.batch) = cheapest(times, share.rate, share.objective, *kept);
             order.push(Demand { model, wants: share.rate * share.cost, fairness: share.fairness });
             true
         });
@@ -434,15 +434,15 @@ fn pour(demands: &[Demand], there: f64) -> f64 {
 }
 
 /// Seconds of a device for a row of a model with that rate and objective, in seconds, and the size of its batches, if they are filled for as long as a first request can wait.
-fn cheapest(latency: &Latency, rate: f64, objective: f64, kept: f64) -> (f64, u32) {
+fn cheapest(times: &BatchTimes, rate: f64, objective: f64, kept: f64) -> (f64, u32) {
     let mut best = (f64::INFINITY, 1);
-    for class in latency.classes().iter().filter(|class| class.pays) {
-        let takes = class.expected().as_secs_f64();
+    for class in times.classes().iter().filter(|class| class.pays) {
+        let takes = class.least_quantile().as_secs_f64();
         if best.0.is_finite() && takes > objective {
             break;
         }
         let gathered = 1.0 + rate * (objective * (1.0 - kept) - takes).max(0.0);
-        let cost = class.typical().as_secs_f64() / gathered.min(f64::from(class.batch));
+        let cost = class.busy_mean().as_secs_f64() / gathered.min(f64::from(class.batch));
         if cost < best.0 {
             best = (cost, class.batch);
         }
@@ -453,7 +453,7 @@ fn cheapest(latency: &Latency, rate: f64, objective: f64, kept: f64) -> (f64, u3
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::latency::Window;
+    use crate::rolling::History;
     use base::LatencyProfile;
 
     const QUIET: ModelId = ModelId(0);
@@ -465,16 +465,16 @@ mod tests {
     }
 
     /// l(b) = b + 5 ms.
-    fn latency() -> Latency {
+    fn times() -> BatchTimes {
         let sizes: Vec<u32> = (1..=32).collect();
         let (alpha, beta) = (Duration::from_millis(1), Duration::from_millis(5));
         let profile = LatencyProfile::linear(alpha, beta, &sizes, Duration::from_millis(1)).unwrap();
-        Latency::new(&profile, Window { size: 10, quantile: 0.99 })
+        BatchTimes::new(&profile, History { size: 10, quantile: 0.99 })
     }
 
     /// Two models that are asked so many times in each of these milliseconds, on four devices.
     fn ask(shares: &mut Shares, millis: std::ops::Range<u64>, quiet: impl Fn(u64) -> u32, flood: u32, busy: f64) {
-        let latency = latency();
+        let times = times();
         for millis in millis {
             let came = [(QUIET, quiet(millis)), (FLOOD, flood)];
             came.into_iter()
@@ -485,7 +485,7 @@ mod tests {
                 shares.refused();
             }
             if shares.is_due(at(millis)) {
-                shares.compute(at(millis), &[at(millis); 4], busy, |_| Some(&latency));
+                shares.compute(at(millis), &[at(millis); 4], busy, |_| Some(&times));
             }
         }
     }
@@ -500,14 +500,14 @@ mod tests {
 
     /// Lets requests of the flooded model in while they would be in time, and says how many that were and when the next one would be done.
     fn fill(shares: &mut Shares, now: Timestamp) -> (u64, Timestamp) {
-        let latency = latency();
+        let times = times();
         let mut queued = 0;
         loop {
-            let done_at = shares.done_at(now, FLOOD, &latency, (queued, 1), OBJECTIVE).unwrap();
+            let done_at = shares.done_at(now, FLOOD, &times, (queued, 1), OBJECTIVE).unwrap();
             if done_at > now + OBJECTIVE {
                 return (queued, done_at);
             }
-            shares.entered(now, FLOOD, &latency, queued);
+            shares.entered(now, FLOOD, &times, queued);
             queued += 1;
         }
     }
@@ -516,8 +516,8 @@ mod tests {
     fn who_asks_for_little_is_not_limited_beside_a_flood() {
         let shares = flooded();
         assert!(shares.is_short() && shares.is_entitled(QUIET) && !shares.is_entitled(FLOOD));
-        assert_eq!(shares.done_at(at(1_000), QUIET, &latency(), (0, 1), OBJECTIVE), None);
-        assert!(shares.done_at(at(1_000), FLOOD, &latency(), (0, 1), OBJECTIVE).is_some());
+        assert_eq!(shares.done_at(at(1_000), QUIET, &times(), (0, 1), OBJECTIVE), None);
+        assert!(shares.done_at(at(1_000), FLOOD, &times(), (0, 1), OBJECTIVE).is_some());
     }
 
     #[test]
@@ -539,14 +539,14 @@ mod tests {
     fn whoever_is_refused_is_told_when_its_turn_is() {
         let mut shares = flooded();
         let (_, done_at) = fill(&mut shares, at(1_000));
-        let takes = latency().class_for(shares.batch_of(FLOOD).unwrap()).expected();
+        let takes = times().class_for(shares.batch_of(FLOOD).unwrap()).least_quantile();
         for _ in 0..4 {
             shares.started(at(1_000), FLOOD, takes);
         }
-        let next_at = shares.done_at(at(1_000), FLOOD, &latency(), (0, 1), OBJECTIVE).unwrap();
+        let next_at = shares.done_at(at(1_000), FLOOD, &times(), (0, 1), OBJECTIVE).unwrap();
         assert!(next_at.max(done_at).since(next_at.min(done_at)) < Duration::from_millis(1), "{next_at:?} {done_at:?}");
         let late = next_at - OBJECTIVE;
-        assert_eq!(shares.done_at(late, FLOOD, &latency(), (0, 1), OBJECTIVE), Some(next_at), "it can come back then");
+        assert_eq!(shares.done_at(late, FLOOD, &times(), (0, 1), OBJECTIVE), Some(next_at), "it can come back then");
     }
 
     #[test]
@@ -564,9 +564,9 @@ mod tests {
     fn a_request_in_a_hurry_is_let_in_for_a_smaller_batch() {
         let shares = flooded();
         let hurried = Duration::from_millis(12);
-        let done_at = shares.done_at(at(1_000), FLOOD, &latency(), (0, 1), hurried).unwrap();
+        let done_at = shares.done_at(at(1_000), FLOOD, &times(), (0, 1), hurried).unwrap();
         assert!(done_at <= at(1_012), "{done_at:?}");
-        assert!(shares.done_at(at(1_000), FLOOD, &latency(), (0, 1), OBJECTIVE).unwrap() > at(1_012));
+        assert!(shares.done_at(at(1_000), FLOOD, &times(), (0, 1), OBJECTIVE).unwrap() > at(1_012));
     }
 
     #[test]
@@ -574,7 +574,7 @@ mod tests {
         let mut shares = flooded();
         ask(&mut shares, 1_000..5_000, |_| 0, 1, 0.6);
         assert!(!shares.is_short());
-        assert_eq!(shares.done_at(at(5_000), FLOOD, &latency(), (100, 1), OBJECTIVE), None);
+        assert_eq!(shares.done_at(at(5_000), FLOOD, &times(), (100, 1), OBJECTIVE), None);
     }
 
     #[test]
@@ -592,7 +592,7 @@ mod tests {
     #[test]
     fn batches_are_planned_as_large_as_what_comes_fills_them() {
         // 18 take 23 of 25 ms, and in the 2 that are left 20 come. That four devices can't follow each other so evenly that everybody finds one is no reason to plan with 15.
-        assert_eq!(cheapest(&latency(), 1e4, 25e-3, 0.0).1, 18);
+        assert_eq!(cheapest(&times(), 1e4, 25e-3, 0.0).1, 18);
         assert_eq!(flooded().batch_of(FLOOD), Some(18));
     }
 
@@ -638,8 +638,8 @@ mod tests {
         ask(&mut shares, 1_000..1_100, |_| 0, 10, 1.0);
         shares.set_open(false);
         let free_at = [at(1_130), at(1_140), at(1_150), at(1_160)];
-        let latency = latency();
-        shares.compute(at(1_120), &free_at, 1.0, |_| Some(&latency));
+        let times = times();
+        shares.compute(at(1_120), &free_at, 1.0, |_| Some(&times));
         assert_eq!(shares.book.lines, free_at, "a turn is promised on a device that will be free");
     }
 
@@ -649,7 +649,7 @@ mod tests {
         shares.set_open(true);
         ask(&mut shares, 1_000..1_100, |millis| u32::from(millis % 25 == 0), 10, 1.0);
         assert!(shares.is_short() && shares.is_entitled(QUIET) && shares.is_open());
-        assert_eq!(shares.done_at(at(1_100), FLOOD, &latency(), (100, 1), OBJECTIVE), None);
+        assert_eq!(shares.done_at(at(1_100), FLOOD, &times(), (100, 1), OBJECTIVE), None);
     }
 
     #[test]
@@ -665,11 +665,11 @@ mod tests {
     #[test]
     fn those_that_were_let_in_and_given_up_leave_more_time_for_delays() {
         let mut shares = flooded();
-        let before = shares.done_at(at(1_000), FLOOD, &latency(), (0, 1), OBJECTIVE).unwrap();
+        let before = shares.done_at(at(1_000), FLOOD, &times(), (0, 1), OBJECTIVE).unwrap();
         (0..100).for_each(|_| shares.settled(FLOOD, at(0), false));
         assert_eq!(shares.kept, 0.0, "they came before anyone was limited");
         (0..100).for_each(|_| shares.settled(FLOOD, at(999), false));
-        assert!(shares.done_at(at(1_000), FLOOD, &latency(), (0, 1), OBJECTIVE).unwrap() > before);
+        assert!(shares.done_at(at(1_000), FLOOD, &times(), (0, 1), OBJECTIVE).unwrap() > before);
         let answered = (100.0 / GIVEN_UP) as usize - 100;
         (0..answered).for_each(|_| shares.settled(FLOOD, at(999), true));
         assert!(shares.kept > 0.0 && shares.kept < STEP * 2.0, "so many are as it should be: {}", shares.kept);

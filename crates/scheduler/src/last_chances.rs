@@ -34,7 +34,7 @@ fn at(
     speed: Speed,
     from: Timestamp,
 ) -> Option<Timestamp> {
-    queues.of(model).last_chance(ledger.model(model).latency_at(speed), delay, from)
+    queues.of(model).last_chance(ledger.model(model).estimates.at(speed), delay, from)
 }
 
 impl LastChances {

@@ -2,13 +2,12 @@
 //! actions that are under way. One place; every policy reads it.
 
 use crate::backlog::Backlog;
+use crate::batch_times::BatchTimes;
 use crate::bits::DeviceSet;
+use crate::estimates::Estimates;
 use crate::executor::Executor;
 use crate::heap::Heap;
-use crate::latency::Latency;
-use crate::slowness::{self, Ran, Slowness};
-use crate::spread::Spread;
-use crate::table::grown;
+use crate::slowness::{Ran, Slowness};
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -92,18 +91,9 @@ pub(crate) struct Residency {
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     pub pages: u32,
-    /// On devices of the slowest kind that is there: what to plan with where it isn't decided yet which device it will be.
-    pub latency: Latency,
-    /// That kind.
-    pub slowest: u32,
-    /// On devices of the other kinds, as far as it was measured or ran there; by kind.
-    pub elsewhere: Vec<Option<Latency>>,
-    /// On devices that are slower than their kind and hold it, or held it.
-    pub slower: Vec<(Speed, Latency)>,
+    pub estimates: Estimates,
     /// The speeds of the devices where it is or will soon be, if devices differ.
     pub held: Vec<Speed>,
-    /// How its requests differ, where the policy wants to know.
-    pub spread: Option<Spread>,
     pub objective: Option<Duration>,
     /// Where it is or will soon be, by device.
     pub residency: Vec<Residency>,
@@ -123,65 +113,6 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// What its batches take on devices of a kind.
-    pub fn latency_on(&self, kind: u32) -> &Latency {
-        // Where times come from a distribution, single batches change nothing, on no device.
-        if kind == self.slowest || self.latency.is_followed() {
-            return &self.latency;
-        }
-        self.elsewhere.get(kind as usize).and_then(Option::as_ref).unwrap_or(&self.latency)
-    }
-
-    /// The same, for what is measured there. Where nothing was before, it begins as the slowest kind's.
-    pub fn latency_on_mut(&mut self, kind: u32) -> &mut Latency {
-        if kind == self.slowest {
-            return &mut self.latency;
-        }
-        let latency = &self.latency;
-        grown(&mut self.elsewhere, kind as usize).get_or_insert_with(|| latency.clone())
-    }
-
-    /// What its batches take on devices of that speed.
-    pub fn latency_at(&self, speed: Speed) -> &Latency {
-        let apart = self.slower.iter().find(|(other, _)| *other == speed).filter(|_| !self.latency.is_followed());
-        apart.map_or_else(|| self.latency_on(speed.kind), |(_, latency)| latency)
-    }
-
-    /// The same, for what is measured there.
-    pub fn latency_at_mut(&mut self, speed: Speed) -> &mut Latency {
-        match self.slower.iter().position(|(other, _)| *other == speed) {
-            Some(index) => &mut self.slower[index].1,
-            None => self.latency_on_mut(speed.kind),
-        }
-    }
-
-    /// Has estimates for devices of that speed, if it is a slow one: at first the kind's, as many times as long.
-    fn begin_at(&mut self, speed: Speed) {
-        if speed.step > 0 && self.slower.iter().all(|(other, _)| *other != speed) {
-            let latency = self.latency_on(speed.kind).times(slowness::factor(speed.step));
-            self.slower.push((speed, latency));
-        }
-    }
-
-    /// Another kind is the slowest that is there.
-    pub fn plan_with(&mut self, kind: u32) {
-        if kind == self.slowest || self.latency.is_followed() {
-            return;
-        }
-        let mut latency = grown(&mut self.elsewhere, kind as usize).take().unwrap_or_else(|| self.latency.clone());
-        latency.load_as(&self.latency);
-        let before = std::mem::replace(&mut self.latency, latency);
-        *grown(&mut self.elsewhere, self.slowest as usize) = Some(before);
-        self.slowest = kind;
-    }
-
-    /// Brings estimates that nothing has confirmed lately back towards their seeds.
-    pub fn age(&mut self, now: Timestamp) {
-        self.latency.age(now);
-        self.elsewhere.iter_mut().flatten().for_each(|latency| latency.age(now));
-        self.slower.iter_mut().for_each(|(_, latency)| latency.age(now));
-    }
-
     pub fn residency_on(&self, device: DeviceId) -> Option<&Residency> {
         let index = self.residency.binary_search_by_key(&device, |residency| residency.device).ok()?;
         Some(&self.residency[index])
@@ -276,7 +207,7 @@ impl Ledger {
             return false;
         }
         self.slowest = slowest;
-        self.models.iter_mut().flatten().for_each(|model| model.plan_with(slowest));
+        self.models.iter_mut().flatten().for_each(|model| model.estimates.plan_with(slowest));
         true
     }
 
@@ -289,14 +220,14 @@ impl Ledger {
         self.note_trials();
         let Self { models, speeds, devices, .. } = self;
         for model in models.iter_mut().flatten() {
-            model.slower.retain(|(speed, _)| speeds.contains(speed));
+            model.estimates.keep_only(speeds);
             model.held.clear();
             if speeds.len() > 1 {
                 let speed = |there: &Residency| devices[there.device.index()].as_ref().map(Device::speed);
                 model.held.extend(model.residency.iter().filter_map(speed));
                 model.held.sort_unstable();
                 model.held.dedup();
-                (0..model.held.len()).for_each(|index| model.begin_at(model.held[index]));
+                (0..model.held.len()).for_each(|index| model.estimates.begin_at(model.held[index]));
             }
         }
     }
@@ -319,7 +250,7 @@ impl Ledger {
         let (kind, before) = (there.kind, there.slowness.step());
         for run in there.slowness.long_runs().filter(|_| before == 0 && step > 0) {
             if let Some(Some(model)) = self.models.get_mut(run.model.index()) {
-                model.latency_on_mut(kind).forget_batch(run.batch, run.took);
+                model.estimates.on_mut(kind).forget(run.batch, run.took);
             }
         }
         there.slowness.set(now, step);
@@ -343,10 +274,10 @@ impl Ledger {
         let (batch, took, beside) = run;
         let speed = self.device(device).speed();
         let entry = self.model_mut(model);
-        let usual = entry.latency_on(speed.kind).class_for(batch).middle();
-        entry.latency_at_mut(speed).observe_batch(now, batch, took, beside);
+        let usual = entry.estimates.on(speed.kind).class_for(batch).median();
+        entry.estimates.at_mut(speed).observe(now, batch, took, beside);
         // Where times depend on the input, a long one says nothing of the device.
-        if entry.latency.is_followed() {
+        if entry.estimates.planned().is_distributed() {
             return None;
         }
         let there = self.device_mut(device);
@@ -393,21 +324,21 @@ impl Ledger {
 
     /// What the quickest device takes for so many rows, of those where a model is or will soon be: with less time nobody can be served.
     pub fn quickest(&self, model: &Model, rows: u32) -> Duration {
-        let takes = |latency: &Latency| latency.class_for(rows).expected();
+        let takes = |times: &BatchTimes| times.class_for(rows).least_quantile();
         self.least(model, takes)
     }
 
     /// The same for the quickest batch.
     pub fn smallest(&self, model: &Model) -> Duration {
-        self.least(model, Latency::smallest)
+        self.least(model, BatchTimes::smallest)
     }
 
-    fn least(&self, model: &Model, takes: impl Fn(&Latency) -> Duration) -> Duration {
+    fn least(&self, model: &Model, takes: impl Fn(&BatchTimes) -> Duration) -> Duration {
         if self.is_uniform() {
-            return takes(&model.latency);
+            return takes(model.estimates.planned());
         }
         let speeds = self.speeds_of(model).iter();
-        speeds.map(|&speed| takes(model.latency_at(speed))).min().unwrap_or_else(|| takes(&model.latency))
+        speeds.map(|&speed| takes(model.estimates.at(speed))).min().unwrap_or_else(|| takes(model.estimates.planned()))
     }
 
     /// A model is on its way to a device, or on it.
@@ -417,7 +348,7 @@ impl Ledger {
         }
         let speed = self.device(device).speed();
         let entry = self.model_mut(model);
-        entry.begin_at(speed);
+        entry.estimates.begin_at(speed);
         if !entry.held.contains(&speed) {
             entry.held.push(speed);
         }
@@ -438,21 +369,13 @@ impl Ledger {
     }
 
     /// What batches of a model take on a device; both are there.
-    pub fn latency(&self, model: ModelId, device: DeviceId) -> &Latency {
-        self.model(model).latency_at(self.device(device).speed())
+    pub fn times(&self, model: ModelId, device: DeviceId) -> &BatchTimes {
+        self.model(model).estimates.at(self.device(device).speed())
     }
 
-    /// The longest that a batch is expected to take in its own size, whichever device it will be: what was measured needn't agree with which kind is said to be the slowest. Who waits
-    /// relies on this: a larger size that seems to take less may turn out to be as slow, when it is too late. Devices that are slower than their kind don't count, nor kinds on which its
-    /// first request, of so many rows, would take more time than it has: nobody waits for them (`LastChances`).
-    pub fn longest(&self, model: &Model, rows: u32, (first, within): (u32, Duration)) -> Duration {
-        let takes = |kind: u32| model.latency_on(kind).class_for(rows).itself();
-        if self.kinds.len() <= 1 {
-            return takes(self.kinds.first().copied().unwrap_or(model.slowest));
-        }
-        let in_time = |kind: &u32| model.latency_on(*kind).class_for(first).expected() <= within;
-        let able = self.kinds.iter().copied().filter(in_time).map(takes).max();
-        able.or_else(|| self.kinds.iter().copied().map(takes).min()).unwrap_or_else(|| takes(model.slowest))
+    /// The longest that a batch takes in its own size, whichever device it will be, if its first request, of so many rows, has so much time.
+    pub fn longest(&self, model: &Model, rows: u32, first: (u32, Duration)) -> Duration {
+        model.estimates.longest(&self.kinds, rows, first)
     }
 
     /// A model that is known to be there.
@@ -528,54 +451,5 @@ impl Ledger {
         there.allocated -= residency.allocation;
         there.free_pages += pages;
         assert!(there.free_pages <= there.pages, "P5: more free pages on {device} than there are");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::latency::Window;
-    use base::LatencyProfile;
-
-    #[test]
-    fn each_kind_of_device_has_its_own_estimates() {
-        let micros = Duration::from_micros;
-        let profile = LatencyProfile::linear(micros(10), micros(90), &[1, 2, 4], micros(500)).unwrap();
-        let latency = Latency::new(&profile, Window { size: 4, quantile: 0.99 });
-        let mut model = Model {
-            pages: 1,
-            latency,
-            slowest: 0,
-            elsewhere: Vec::new(),
-            slower: Vec::new(),
-            held: Vec::new(),
-            spread: None,
-            objective: None,
-            residency: Vec::new(),
-            demand: Duration::ZERO,
-            missed: Duration::ZERO,
-            missed_since: Timestamp::ZERO,
-            planned_demand: Duration::ZERO,
-            load_priority: 0,
-            last_urgent_at: None,
-            removed: false,
-        };
-        let expected = |model: &Model, kind| model.latency_on(kind).class_for(2).itself();
-        assert_eq!(expected(&model, 3), micros(110), "nothing is known of it");
-        for _ in 0..4 {
-            model.latency_on_mut(2).observe_batch(Timestamp::ZERO, 2, micros(40), Duration::ZERO);
-            model.latency_on_mut(0).observe_batch(Timestamp::ZERO, 2, micros(120), Duration::ZERO);
-        }
-        assert_eq!([0, 1, 2, 3].map(|kind| expected(&model, kind)), [120, 120, 40, 120].map(micros));
-        let among = |kinds: &[u32]| Ledger { kinds: kinds.to_vec(), ..Ledger::default() };
-        let longest = |kinds: &[u32]| among(kinds).longest(&model, 2, (1, Duration::MAX));
-        assert_eq!([longest(&[]), longest(&[0, 2]), longest(&[2])], [120, 120, 40].map(micros));
-        model.plan_with(2);
-        assert_eq!([0, 1, 2, 3].map(|kind| expected(&model, kind)), [120, 40, 40, 40].map(micros));
-        model.plan_with(0);
-        assert_eq!([0, 1, 2, 3].map(|kind| expected(&model, kind)), [120, 120, 40, 120].map(micros));
-        let differ = vec![(micros(50), micros(60)), (micros(70), micros(80)), (micros(90), micros(100))];
-        model.latency.follow(Some((differ, micros(30))));
-        assert_eq!(expected(&model, 2), micros(80), "times depend on the input, on all devices alike");
     }
 }

@@ -19,6 +19,7 @@
 
 mod admission;
 mod backlog;
+mod batch_times;
 mod bits;
 mod board;
 mod clipper;
@@ -27,6 +28,7 @@ mod config;
 mod demand;
 mod devices;
 mod distribution;
+mod estimates;
 mod event;
 mod executor;
 mod fair;
@@ -34,7 +36,6 @@ mod fingerprint;
 mod heap;
 pub mod hull;
 mod last_chances;
-mod latency;
 mod ledger;
 mod nexus;
 mod one_at_a_time;
@@ -48,6 +49,7 @@ mod queues;
 mod rehearsal;
 mod requests;
 mod residency;
+mod rolling;
 mod shepherd;
 mod slack;
 mod slowness;
@@ -71,9 +73,9 @@ use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Window};
 use bits::DeviceSet;
 use clipper::Clipper;
 use clockwork::Clockwork;
+use estimates::Estimates;
 use executor::{Executor, Lead};
 use fair::Shares;
-use latency::Latency;
 use ledger::{Action, Ledger, Model, Speed};
 use nexus::Nexus;
 use orloj::Orloj;
@@ -84,9 +86,9 @@ use queues::Queues;
 use rehearsal::Rehearsals;
 use requests::{Entry, Requests, State};
 use residency::Planner;
+use rolling::History;
 use shepherd::Shepherd;
 use slack::SlackWatch;
-use spread::Spread;
 use std::collections::BTreeSet;
 use table::grown;
 use windowed::Windowed;
@@ -95,9 +97,6 @@ use windowed::Windowed;
 const MAX_PRIORITY: u32 = 16;
 /// The level of requests that name no priority: behind all that name one.
 const DEFAULT_PRIORITY: u32 = MAX_PRIORITY + 1;
-
-/// Which quantile of a batch's time is planned with, where it depends on the input.
-const PLANNED: f64 = 0.5;
 
 /// Why the scheduler wants to be woken.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -299,18 +298,12 @@ impl Scheduler {
 
     fn model_added(&mut self, spec: ModelSpec) {
         assert!(grown(&mut self.ledger.models, spec.model.index()).is_none(), "{} was added twice", spec.model);
-        let window =
-            latency::Window { size: self.config.profile_window.max(1), quantile: self.config.profile_quantile };
-        let elsewhere = spec.elsewhere.iter().map(|profile| Some(Latency::new(profile, window)));
-        let latency = Latency::new(&spec.profile, window);
-        let differs = self.config.policy.learns_inputs();
-        let mut model = Model {
+        let history = History { size: self.config.profile_window.max(1), quantile: self.config.profile_quantile };
+        let mut estimates = Estimates::new(&spec, history, self.config.policy.learns_inputs());
+        estimates.plan_with(self.ledger.slowest);
+        let model = Model {
             pages: spec.pages,
-            spread: differs.then(|| Spread::new(&latency, spec.fixed)),
-            latency,
-            slowest: 0,
-            elsewhere: std::iter::once(None).chain(elsewhere).collect(),
-            slower: Vec::new(),
+            estimates,
             held: Vec::new(),
             objective: spec.objective,
             residency: Vec::new(),
@@ -322,7 +315,6 @@ impl Scheduler {
             last_urgent_at: None,
             removed: false,
         };
-        model.plan_with(self.ledger.slowest);
         self.ledger.models[spec.model.index()] = Some(model);
         self.ledger.all_pages += u64::from(spec.pages);
         self.ledger.model_count += 1;
@@ -336,19 +328,11 @@ impl Scheduler {
     fn measured(&mut self, measured: &Measured) -> bool {
         let slowest = self.ledger.slowest;
         let Some(Some(entry)) = self.ledger.models.get_mut(measured.model.index()) else { return false };
-        let Some(spread) = &mut entry.spread else { return false };
-        let was_dynamic = spread.is_dynamic();
-        let renewed = spread.measured(measured);
-        let dynamic = spread.is_dynamic();
-        if renewed && (dynamic || was_dynamic) {
-            entry.latency.follow(dynamic.then(|| spread.estimates(PLANNED)));
-            // Devices may have changed while it was followed, when their kinds made no difference.
-            entry.plan_with(slowest);
-        }
+        let changed = entry.estimates.measured(self.now, measured, slowest);
         if let Some(rehearsals) = &mut self.rehearsals {
-            rehearsals.uneven |= dynamic;
+            rehearsals.uneven |= entry.estimates.distribution().is_some();
         }
-        renewed && (dynamic || was_dynamic)
+        changed
     }
 
     fn model_removed(&mut self, model: ModelId, out: &mut Vec<Command>) {
@@ -409,14 +393,12 @@ impl Scheduler {
             entry.demand += work;
         }
         let booking = device.map(|device| {
-            let takes = self.added_to(self.ledger.latency(request.model, device), &request);
+            let takes = self.added_to(self.ledger.times(request.model, device), &request);
             let there = self.ledger.device_mut(device);
             let work = if urgent { takes } else { Duration::ZERO };
             (device, there.epoch, there.backlog.book(self.now, request.deadline_at, work))
         });
-        if let Some(spread) = &mut self.ledger.model_mut(request.model).spread {
-            spread.arrived(request.application);
-        }
+        self.ledger.model_mut(request.model).estimates.arrived(request.application);
         let arrived_at = self.now;
         let state = State::Queued;
         self.requests.insert(Entry { request, place, arrived_at, state, work, booking, stranded: false });
@@ -424,7 +406,7 @@ impl Scheduler {
         let before = self.queues.of(request.model).rows();
         self.queues.insert(&self.ledger, request.model, place, queued);
         if urgent {
-            self.shares.entered(self.now, request.model, &self.ledger.model(request.model).latency, before);
+            self.shares.entered(self.now, request.model, self.ledger.model(request.model).estimates.planned(), before);
         }
         self.tell(Fact::Queued { model: request.model, place, queued, again: false });
         self.planner.update(self.now, &mut self.ledger, &self.queues, request.model);
@@ -435,8 +417,7 @@ impl Scheduler {
 
     fn kind_of(&self, request: &Request) -> u32 {
         let hinted = self.config.policy == PolicyKind::Punctual && self.config.size_hints;
-        let spread = self.ledger.model(request.model).spread.as_ref();
-        spread.map_or(spread::ANY, |spread| spread.kind_of(request, hinted))
+        self.ledger.model(request.model).estimates.kind_of(request, hinted)
     }
 
     /// Marks the hungry device that should look at a model's queue: of those that hold it, the one that is free first.
@@ -449,7 +430,7 @@ impl Scheduler {
         let holding = || self.queues.devices_of(model).common(&self.hungry).filter(takes);
         let uniform = self.ledger.is_uniform();
         let free = holding().find(|&device| uniform && free_at(device) <= self.now);
-        let smallest = |device: DeviceId| self.ledger.latency(model, device).smallest();
+        let smallest = |device: DeviceId| self.ledger.times(model, device).smallest();
         // Where devices differ, the quickest: others may have no time for it.
         let quickest = |device: DeviceId| (free_at(device).max(self.now), smallest(device), device);
         self.touched.extend(free.or_else(|| holding().min_by_key(|&device| quickest(device))));
@@ -569,7 +550,7 @@ impl Scheduler {
         if model.removed {
             return self.finish_running(id, Outcome::Rejected(Rejection::ModelUnavailable), out);
         }
-        let cold = if model.residency.is_empty() { model.latency.load() } else { Duration::ZERO };
+        let cold = if model.residency.is_empty() { model.estimates.load() } else { Duration::ZERO };
         let takes = self.ledger.quickest(self.ledger.model(request.model), request.rows);
         let earliest_at = self.now + cold + takes;
         if earliest_at > request.deadline_at {
@@ -600,7 +581,7 @@ impl Scheduler {
         match report.status {
             ActionStatus::Done { started_at, ended_at, .. } => {
                 if learns {
-                    entry.latency.observe_load(ended_at, ended_at.since(started_at));
+                    entry.estimates.observe_load(ended_at, ended_at.since(started_at));
                 }
                 let residency = entry.residency_on_mut(device).expect("a model that is loading is resident");
                 residency.loading_until = None;
@@ -734,8 +715,8 @@ impl Scheduler {
         let action = self.ledger.next_action();
         let now = self.now;
         self.ledger.touch(now, model, device);
-        let class = &self.ledger.latency(model, device).classes()[candidate.class];
-        let (batch, beside, keeps) = (class.batch, class.beside(), class.typical());
+        let class = &self.ledger.times(model, device).classes()[candidate.class];
+        let (batch, beside, keeps) = (class.batch, class.overlap(), class.busy_mean());
         let entry = self.ledger.model_mut(model);
         let residency = entry.residency_on_mut(device).expect("batches run where the weights are (P6)");
         assert!(residency.loading_until.is_none(), "P6: {model} is still loading on {device}");

@@ -88,12 +88,12 @@ impl Orloj {
 
 /// What a batch of some size takes for a request of some kind.
 fn batch_time(model: &Model, kind: u32, class: usize) -> (Duration, &[Piece]) {
-    match &model.spread {
-        Some(spread) if spread.is_dynamic() => {
+    match model.estimates.distribution() {
+        Some(spread) => {
             let time = spread.batch_time(kind, class);
             (time.mean, &time.pieces)
         }
-        _ => (model.latency.classes()[class].expected(), &[]),
+        None => (model.estimates.planned().classes()[class].least_quantile(), &[]),
     }
 }
 
@@ -120,7 +120,7 @@ fn score(rate: f64, takes: Duration, pieces: &[Piece], due: f64, now: f64) -> (f
 impl ModelEntry {
     /// Brings scores and queues up to date.
     fn settle(&mut self, model: &Model, rate: f64, now: Timestamp) {
-        let classes = model.latency.classes().len();
+        let classes = model.estimates.planned().classes().len();
         if self.sizes.len() < classes {
             self.sizes.resize_with(classes, SizeQueue::default);
         }
@@ -140,7 +140,7 @@ impl ModelEntry {
             member.standings = vec![None; classes];
             let (deadline_at, rows) = (member.deadline_at, member.queued.rows);
             for class in 0..classes {
-                if model.latency.classes()[class].batch < rows {
+                if model.estimates.planned().classes()[class].batch < rows {
                     continue;
                 }
                 self.sizes[class].by_deadline.insert((deadline_at, sequence));
@@ -211,7 +211,7 @@ impl ModelEntry {
     /// The size of the next batch: of those that enough requests are in time for, the one whose first deadline is last; of
     /// equal ones the largest.
     fn size(&self, model: &Model) -> Option<usize> {
-        let classes = model.latency.classes();
+        let classes = model.estimates.planned().classes();
         let full = |class: &usize| {
             let size = &self.sizes[*class];
             // A request of 3 rows alone fills no size of 1, 2, 4, but needs the 4.
@@ -278,12 +278,12 @@ impl Policy for Orloj {
             entry.settle(there, self.rate, start_at);
             let Some(class) = entry.size(there) else { continue };
             let slope = libm::exp(self.rate * start_at.since(entry.base).as_nanos() as f64);
-            let size = &there.latency.classes()[class];
+            let size = &there.estimates.planned().classes()[class];
             let latest = entry.pop(class, size.batch, slope, &mut self.members);
             if self.members.is_empty() {
                 continue;
             }
-            let candidate = Candidate { class, expected: size.typical(), latest };
+            let candidate = Candidate { class, expected: size.busy_mean(), latest };
             return Some(Batch::of(model, candidate, &self.members));
         }
         None

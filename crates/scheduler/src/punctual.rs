@@ -8,14 +8,13 @@
 //!
 //! Where a model's times depend on the input, its batches start at once, and `Uneven` says who goes together.
 
+use crate::batch_times::BatchTimes;
 use crate::config::Config;
 use crate::demand::Demand;
 use crate::heap::Heap;
-use crate::latency::Latency;
 use crate::patience::Patience;
 use crate::policy::{Batch, Fact, Next, Policy, View};
 use crate::queue::{Candidate, Opening, Place, Queued};
-use crate::spread::Spread;
 use crate::table::grown;
 use crate::temper::{Keep, Temper};
 use crate::uneven::Uneven;
@@ -96,9 +95,9 @@ impl Punctual {
             return;
         }
         patience.arrived(queued.arrived_at, objective);
-        let latency = &view.ledger.model(model).latency;
-        let target = self.matching.target(view, latency, model, objective);
-        let row = latency.class_for(target).expected().as_secs_f64() / f64::from(target);
+        let times = view.ledger.model(model).estimates.planned();
+        let target = self.matching.target(view, times, model, objective);
+        let row = times.class_for(target).least_quantile().as_secs_f64() / f64::from(target);
         // Models that are on some devices only count as if these were all: rather too much is asked than too little.
         let devices = view.places_of(model);
         self.demand.came(queued.arrived_at, row * f64::from(queued.rows) / devices as f64);
@@ -139,14 +138,14 @@ impl Punctual {
             Ok(outlook) => outlook,
             Err(standing) => return (standing, None),
         };
-        let differ = outlook.there.spread.as_ref().is_some_and(Spread::is_dynamic);
+        let differ = outlook.there.estimates.distribution().is_some();
         let (start, patient) = if differ { (Start::AtOnce, false) } else { (self.temper.start, self.temper.patient) };
         let mut ready_at = self.matching.ready_at(view.now, &outlook, start);
         if patient {
             ready_at = ready_at.min(self.ready_before(view, &outlook));
         }
         let patience = &self.models[model.index()].patience;
-        let wait = patience.wait(outlook.rows, outlook.there.latency.fixed());
+        let wait = patience.wait(outlook.rows, outlook.there.estimates.planned().fixed());
         let early_at = (patience.last_at().unwrap_or(view.now) + wait).max(view.now);
         let standing = self.matching.in_turn(view, &outlook, ready_at, early_at);
         let hope = match standing {
@@ -166,9 +165,9 @@ impl Punctual {
         let chance = self.models[model.index()].patience.chance_after(silence);
         let pull = chance * (with_one_more - takes).as_nanos() as f64;
         let full_at = early_at + ready_at.since(early_at).mul_f64(1.0 / (1.0 + pull));
-        let tight = takes + there.latency.smallest() > outlook.objective();
-        let target = self.matching.target(view, &there.latency, model, outlook.objective());
-        let best = there.latency.class_for(target).expected().as_nanos() as f64 / f64::from(target);
+        let tight = takes + there.estimates.planned().smallest() > outlook.objective();
+        let target = self.matching.target(view, there.estimates.planned(), model, outlook.objective());
+        let best = there.estimates.planned().class_for(target).least_quantile().as_nanos() as f64 / f64::from(target);
         let strain = (1e3 * takes.as_nanos() as f64 / f64::from(rows) / best.max(1.0)) as u32;
         Hope { early_at, ready_at, latest, full_at, tight, strain }
     }
@@ -177,7 +176,7 @@ impl Punctual {
     /// size has room for are run for nothing, which devices must have time for.
     fn ready_before(&self, view: &View<'_>, outlook: &Outlook<'_>) -> Timestamp {
         let &Outlook { model, there, rows, .. } = outlook;
-        let room = f64::from(there.latency.class_for(rows).batch) / f64::from(rows);
+        let room = f64::from(there.estimates.planned().class_for(rows).batch) / f64::from(rows);
         if self.demand.load().unwrap_or(0.0) * room > FULLER_HOUSE {
             return Timestamp::NEVER;
         }
@@ -261,28 +260,28 @@ impl Punctual {
 
     /// The batch that a ready candidate has become on a device that has time for it.
     fn form(&mut self, view: &View<'_>, (model, device): (ModelId, DeviceId), opening: Opening) -> Option<Candidate> {
-        let (queue, latency) = (view.queues.of(model), view.ledger.latency(model, device));
+        let (queue, times) = (view.queues.of(model), view.ledger.times(model, device));
         if self.temper.keep == Keep::Full {
             self.skipped.clear();
-            return queue.candidate(latency, opening, &mut self.members);
+            return queue.candidate(times, opening, &mut self.members);
         }
         // Nobody is given up for a device that is slow: those that it has no time for others may have.
-        let floor = if view.ledger.slow.contains(device) { 0 } else { self.floor(view, latency, model) };
-        queue.window(latency, opening, floor, &mut self.members, &mut self.skipped)
+        let floor = if view.ledger.slow.contains(device) { 0 } else { self.floor(view, times, model) };
+        queue.window(times, opening, floor, &mut self.members, &mut self.skipped)
     }
 
     /// From how many rows on a batch is large enough for its first request to be kept.
-    fn floor(&self, view: &View<'_>, latency: &Latency, model: ModelId) -> u32 {
+    fn floor(&self, view: &View<'_>, times: &BatchTimes, model: ModelId) -> u32 {
         // With another device at hand nobody has to be given up: what no longer fits goes there.
         if view.ledger.quick_count() > view.ledger.busy.len() + 1 {
             return 0;
         }
         let Some((deadline_at, first)) = view.queues.of(model).first() else { return 0 };
-        let target = self.matching.target(view, latency, model, deadline_at.since(first.arrived_at));
+        let target = self.matching.target(view, times, model, deadline_at.since(first.arrived_at));
         let hardship = (self.matching.pressure.bad() / HARD_TIMES).min(1.0);
         let nearly = EFFICIENCY + (1.0 - EFFICIENCY) * hardship;
         // Before anything is known devices count as short.
-        latency.nearly_as_good(target, nearly.min(KEEPS_UP * self.load(view).unwrap_or(1.0)))
+        times.nearly_as_good(target, nearly.min(KEEPS_UP * self.load(view).unwrap_or(1.0)))
     }
 }
 
@@ -327,11 +326,11 @@ impl Policy for Punctual {
         self.settle(view);
         loop {
             let (key, model) = self.matching.first_on(view, device)?;
-            let latency = view.ledger.latency(model, device);
-            let spread = view.ledger.model(model).spread.as_ref().filter(|spread| spread.is_dynamic());
+            let times = view.ledger.times(model, device);
+            let spread = view.ledger.model(model).estimates.distribution();
             if let Some(spread) = spread {
                 let (queue, start_at, aim) = (view.queues.of(model), opening.with(1), self.temper.aim());
-                match self.uneven.form((latency, spread), queue, start_at, aim, &mut self.members) {
+                match self.uneven.form((times, spread), queue, start_at, aim, &mut self.members) {
                     Some(candidate) => return Some(Batch::of(model, candidate, &self.members)),
                     None => _ = self.matching.stand(model, Standing::None),
                 }

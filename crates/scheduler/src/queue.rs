@@ -1,7 +1,7 @@
 //! The queued requests of one model: those with a deadline by urgency level and deadline, batch work by level and age.
 
+use crate::batch_times::{BatchTimes, Class};
 use crate::config::Delay;
-use crate::latency::{Class, Latency};
 use crate::slack::BatchWorkLimit;
 use base::{Duration, RequestId, Timestamp};
 use std::collections::BTreeMap;
@@ -43,15 +43,17 @@ impl Opening {
     }
 
     /// The largest size that pays and would be done by then with the rows that there are; 0 when none is.
-    fn largest_by(self, latency: &Latency, deadline_at: Timestamp, rows: u32) -> u32 {
-        let largest = latency.largest_within(deadline_at.since(self.with(1)));
+    fn largest_by(self, times: &BatchTimes, deadline_at: Timestamp, rows: u32) -> u32 {
+        let largest = times.largest_within(deadline_at.since(self.with(1)));
         if self.delay.per_row == Duration::ZERO {
             return largest;
         }
         let in_time = |class: &&Class| {
-            class.batch <= largest && class.pays && self.with(class.batch.min(rows)) + class.expected() <= deadline_at
+            class.batch <= largest
+                && class.pays
+                && self.with(class.batch.min(rows)) + class.least_quantile() <= deadline_at
         };
-        latency.classes().iter().rev().find(in_time).map_or(0, |class| class.batch)
+        times.classes().iter().rev().find(in_time).map_or(0, |class| class.batch)
     }
 }
 
@@ -78,16 +80,16 @@ impl Candidate {
     /// larger one may be known to take less.
     fn holding(
         members: &[Queued],
-        latency: &Latency,
+        times: &BatchTimes,
         opening: Option<Opening>,
         earliest_deadline_at: Timestamp,
     ) -> Option<Self> {
         let rows: u32 = members.iter().map(|member| member.rows).sum();
         let start_at = opening.map_or(Timestamp::ZERO, |opening| opening.with(rows));
-        let first = latency.classes().partition_point(|class| class.batch < rows);
-        let sizes = latency.classes().iter().enumerate().skip(first);
+        let first = times.classes().partition_point(|class| class.batch < rows);
+        let sizes = times.classes().iter().enumerate().skip(first);
         let of = |(class, size): (usize, &Class)| {
-            let expected = size.itself();
+            let expected = size.quantile();
             (start_at + expected <= earliest_deadline_at).then(|| Self {
                 class,
                 expected,
@@ -180,14 +182,14 @@ impl ModelQueue {
         self.levels.iter().flat_map(|(_, level)| level).map(|(key, &queued)| (key.0, queued))
     }
 
-    /// The next instant from `from` on that is the last one at which a device that takes what `latency` says can begin with one of the requests: in its own size, and if that is
+    /// The next instant from `from` on that is the last one at which a device that takes what `times` says can begin with one of the requests: in its own size, and if that is
     /// over, in a larger one that takes less.
     ///
     /// O(log n), or O(n) where requests have several rows.
-    pub fn last_chance(&self, latency: &Latency, delay: Delay, from: Timestamp) -> Option<Timestamp> {
+    pub fn last_chance(&self, times: &BatchTimes, delay: Delay, from: Timestamp) -> Option<Timestamp> {
         let leads = |rows: u32| {
-            let class = latency.class_for(rows);
-            [class.itself(), class.expected()].map(|takes| takes + delay.of(rows))
+            let class = times.class_for(rows);
+            [class.quantile(), class.least_quantile()].map(|takes| takes + delay.of(rows))
         };
         if self.with_many_rows > 0 {
             let chances = self.by_urgency().flat_map(|(at, queued)| leads(queued.rows).map(|lead| at - lead));
@@ -200,9 +202,9 @@ impl ModelQueue {
 
     /// No batch of this queue needs to start earlier than this, wherever and whenever it is formed: the key under which
     /// the model waits in a device's list until it is looked at closely.
-    pub fn lower_bound(&self, latency: &Latency) -> Option<Timestamp> {
+    pub fn lower_bound(&self, times: &BatchTimes) -> Option<Timestamp> {
         let rows = u32::try_from(self.rows).unwrap_or(u32::MAX);
-        Some(self.first_deadline()? - latency.class_for(rows).expected())
+        Some(self.first_deadline()? - times.class_for(rows).least_quantile())
     }
 
     /// The batch that Clockwork's rules choose for an opening (appendix B): of the batch sizes for which there
@@ -211,20 +213,20 @@ impl ModelQueue {
     /// earlier request").
     ///
     /// O(B * (log n + b)) for B batch sizes up to b and n queued requests. The members are left in `members`.
-    pub fn candidate(&self, latency: &Latency, opening: Opening, members: &mut Vec<Queued>) -> Option<Candidate> {
-        for (index, class) in latency.classes().iter().enumerate().rev() {
+    pub fn candidate(&self, times: &BatchTimes, opening: Opening, members: &mut Vec<Queued>) -> Option<Candidate> {
+        for (index, class) in times.classes().iter().enumerate().rev() {
             if self.with_many_rows == 0 && (self.rows < u64::from(class.batch) || !class.pays) {
                 continue;
             }
-            let smaller = if index == 0 { 0 } else { latency.classes()[index - 1].batch };
-            let expected = class.expected();
+            let smaller = if index == 0 { 0 } else { times.classes()[index - 1].batch };
+            let expected = class.least_quantile();
             if let Some(earliest) = self.gather(opening.with(class.batch) + expected, class, smaller, members) {
-                return Candidate::holding(members, latency, Some(opening), earliest);
+                return Candidate::holding(members, times, Some(opening), earliest);
             }
         }
         // Each size was counted with the inputs of as many rows as it holds. Requests of several rows may be in time in one that they don't fill, because fewer inputs are sent.
         let sends_less = self.with_many_rows > 0 && opening.delay.per_row > Duration::ZERO;
-        if sends_less { self.gather_each(latency, opening, u32::MAX, members) } else { None }
+        if sends_less { self.gather_each(times, opening, u32::MAX, members) } else { None }
     }
 
     /// Fills a batch with the most urgent requests whose deadline is `due_at` or later.
@@ -240,19 +242,19 @@ impl ModelQueue {
     /// O(b + s log n) for a batch of b with s requests left out.
     pub fn window(
         &self,
-        latency: &Latency,
+        times: &BatchTimes,
         opening: Opening,
         floor: u32,
         members: &mut Vec<Queued>,
         skipped: &mut Vec<RequestId>,
     ) -> Option<Candidate> {
-        self.window_within(latency, opening, floor..=u32::MAX, members, skipped)
+        self.window_within(times, opening, floor..=u32::MAX, members, skipped)
     }
 
     /// As `window`, with a largest size as well.
     pub fn window_within(
         &self,
-        latency: &Latency,
+        times: &BatchTimes,
         opening: Opening,
         size: RangeInclusive<u32>,
         members: &mut Vec<Queued>,
@@ -261,17 +263,17 @@ impl ModelQueue {
         let (floor, most) = (*size.start(), *size.end());
         skipped.clear();
         if self.levels.len() > 1 || self.with_many_rows > 0 {
-            return self.gather_each(latency, opening, most, members);
+            return self.gather_each(times, opening, most, members);
         }
         let (_, level) = self.levels.first()?;
-        let first = (opening.with(1) + latency.smallest(), 0);
+        let first = (opening.with(1) + times.smallest(), 0);
         // Which request to begin with, and how many rows that gives.
         let mut best: Option<((Timestamp, u64), u32)> = None;
         let mut left = if level.first_key_value()?.0 < &first { level.range(first..).count() } else { level.len() };
         for (&key, _) in level.range(first..) {
             // One is in time with the quickest size, whether that pays or not.
             let queued = u32::try_from(left).unwrap_or(u32::MAX);
-            let rows = opening.largest_by(latency, key.0, queued).max(1).min(queued).min(most);
+            let rows = opening.largest_by(times, key.0, queued).max(1).min(queued).min(most);
             if best.is_none_or(|(_, most)| rows > most) {
                 best = Some((key, rows));
             }
@@ -284,12 +286,12 @@ impl ModelQueue {
         skipped.extend(level.range(first..begin).map(|(_, queued)| queued.id));
         members.clear();
         members.extend(level.range(begin..).take(rows as usize).map(|(_, &queued)| queued));
-        Candidate::holding(members, latency, Some(opening), begin.0)
+        Candidate::holding(members, times, Some(opening), begin.0)
     }
 
     /// The first requests, up to so many rows (and at least one), whatever their deadlines. It may start until the first of
     /// these has passed. O(b).
-    pub fn front(&self, latency: &Latency, most: u32, members: &mut Vec<Queued>) -> Option<Candidate> {
+    pub fn front(&self, times: &BatchTimes, most: u32, members: &mut Vec<Queued>) -> Option<Candidate> {
         members.clear();
         let (mut earliest, mut rows) = (Timestamp::NEVER, 0);
         for (&(deadline_at, _), &queued) in self.levels.iter().flat_map(|(_, level)| level) {
@@ -299,33 +301,33 @@ impl ModelQueue {
             (earliest, rows) = (earliest.min(deadline_at), rows + queued.rows);
             members.push(queued);
         }
-        let candidate = Candidate::holding(members, latency, None, Timestamp::NEVER)?;
+        let candidate = Candidate::holding(members, times, None, Timestamp::NEVER)?;
         (!members.is_empty()).then_some(Candidate { latest: earliest, ..candidate })
     }
 
     /// In the order of urgency, each request that leaves the batch in time for all of its members.
     fn gather_each(
         &self,
-        latency: &Latency,
+        times: &BatchTimes,
         opening: Opening,
         most: u32,
         members: &mut Vec<Queued>,
     ) -> Option<Candidate> {
         members.clear();
         let (mut earliest, mut rows) = (Timestamp::NEVER, 0);
-        let most = latency.best_batch().min(most).max(self.first()?.1.rows);
+        let most = times.best_batch().min(most).max(self.first()?.1.rows);
         for (&(deadline_at, _), &queued) in self.levels.iter().flat_map(|(_, level)| level) {
             let with = rows + queued.rows;
             let due = earliest.min(deadline_at);
             if with > most && !members.is_empty() {
                 break;
             }
-            if opening.with(with) + latency.class_for(with).expected() <= due {
+            if opening.with(with) + times.class_for(with).least_quantile() <= due {
                 (earliest, rows) = (due, with);
                 members.push(queued);
             }
         }
-        if members.is_empty() { None } else { Candidate::holding(members, latency, Some(opening), earliest) }
+        if members.is_empty() { None } else { Candidate::holding(members, times, Some(opening), earliest) }
     }
 
     /// How much batch work is queued.
@@ -343,7 +345,7 @@ impl ModelQueue {
     /// and one. Members are left in `members`. O(b + B).
     pub fn background_candidate(
         &self,
-        latency: &Latency,
+        times: &BatchTimes,
         limit: BatchWorkLimit,
         members: &mut Vec<Queued>,
     ) -> Option<Candidate> {
@@ -351,14 +353,14 @@ impl ModelQueue {
         members.clear();
         let mut waiting = self.background.values().peekable();
         let (mut rows, mut best) = (0, (0.0, 0));
-        for class in latency.classes() {
+        for class in times.classes() {
             while let Some(&&next) = waiting.peek().filter(|next| rows + next.rows <= class.batch) {
                 rows += next.rows;
                 members.push(next);
                 waiting.next();
             }
-            let speed = f64::from(rows) / class.usual().as_nanos().max(1) as f64;
-            if class.expected() <= limit && rows > 0 && speed >= best.0 {
+            let speed = f64::from(rows) / class.busy_median().as_nanos().max(1) as f64;
+            if class.least_quantile() <= limit && rows > 0 && speed >= best.0 {
                 best = (speed, members.len());
             }
         }
@@ -366,7 +368,7 @@ impl ModelQueue {
         if members.is_empty() {
             return None;
         }
-        Candidate::holding(members, latency, None, Timestamp::NEVER)
+        Candidate::holding(members, times, None, Timestamp::NEVER)
     }
 
     /// Every queued request. Only for removing a whole model.
@@ -410,7 +412,7 @@ fn fill(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::latency::Window;
+    use crate::rolling::History;
     use base::LatencyProfile;
     use proptest::prelude::*;
 
@@ -419,14 +421,14 @@ mod tests {
     }
 
     /// l(b) = b + 5 ms at 1, 2, 4, 8.
-    fn latency() -> Latency {
+    fn times() -> BatchTimes {
         let profile = LatencyProfile::linear(
             Duration::from_millis(1),
             Duration::from_millis(5),
             &[1, 2, 4, 8],
             Duration::from_millis(10),
         );
-        Latency::new(&profile.unwrap(), Window { size: 10, quantile: 0.99 })
+        BatchTimes::new(&profile.unwrap(), History { size: 10, quantile: 0.99 })
     }
 
     fn queue(requests: &[(u64, u32)]) -> ModelQueue {
@@ -440,11 +442,11 @@ mod tests {
     }
 
     fn choose(requests: &[(u64, u32)], start: u64) -> Option<(u32, Vec<u32>, Timestamp)> {
-        let latency = latency();
+        let times = times();
         let mut members = Vec::new();
-        let candidate = queue(requests).candidate(&latency, at(start).into(), &mut members)?;
+        let candidate = queue(requests).candidate(&times, at(start).into(), &mut members)?;
         let slots = members.iter().map(|member| member.id.slot).collect();
-        Some((latency.classes()[candidate.class].batch, slots, candidate.latest))
+        Some((times.classes()[candidate.class].batch, slots, candidate.latest))
     }
 
     #[test]
@@ -453,7 +455,7 @@ mod tests {
         let delay = Delay { per_row: Duration::from_millis(1), ..Delay::default() };
         let opening = Opening { free_at: at(0), now: at(0), delay };
         let (mut members, mut skipped) = (Vec::new(), Vec::new());
-        let candidate = queue(&[(12, 1), (20, 1), (21, 1)]).window(&latency(), opening, 3, &mut members, &mut skipped);
+        let candidate = queue(&[(12, 1), (20, 1), (21, 1)]).window(&times(), opening, 3, &mut members, &mut skipped);
         assert_eq!((candidate.unwrap().latest, members.len(), skipped.len()), (at(3), 3, 0));
     }
 
@@ -464,7 +466,7 @@ mod tests {
         let opening = Opening { free_at: at(0), now: at(0), delay };
         let mut members = Vec::new();
         let mut choose = |requests: &[(u64, u32)]| {
-            let candidate = queue(requests).candidate(&latency(), opening, &mut members)?;
+            let candidate = queue(requests).candidate(&times(), opening, &mut members)?;
             Some((candidate.latest, members.iter().map(|member| member.id.slot).collect::<Vec<_>>()))
         };
         assert_eq!(choose(&[(12, 3)]), Some((at(3), vec![0])));
@@ -509,8 +511,8 @@ mod tests {
             }
             let limit = BatchWorkLimit::of(Duration::from_millis(limit));
             let mut members = Vec::new();
-            let candidate = queue.background_candidate(&latency(), limit, &mut members)?;
-            Some((latency().classes()[candidate.class].batch, members.len()))
+            let candidate = queue.background_candidate(&times(), limit, &mut members)?;
+            Some((times().classes()[candidate.class].batch, members.len()))
         };
         // Seven rows in 13 ms, not four in 9 ms.
         assert_eq!(rows(&[1; 7], 100), Some((8, 7)));
@@ -530,7 +532,7 @@ mod tests {
         let urgent = Place { priority: 0, deadline_at: at(50), sequence: 9 };
         queue.insert(urgent, Queued { id: RequestId { slot: 9, generation: 0 }, rows: 1, arrived_at: at(0), kind: 0 });
         let mut members = Vec::new();
-        queue.candidate(&latency(), at(0).into(), &mut members).unwrap();
+        queue.candidate(&times(), at(0).into(), &mut members).unwrap();
         assert_eq!(members.iter().map(|m| m.id.slot).collect::<Vec<_>>(), [9, 0]);
         queue.remove(urgent).unwrap();
         assert_eq!(queue.remove(urgent), None);
@@ -545,9 +547,9 @@ mod tests {
             start in 0u64..60,
         ) {
             let queue = queue(&requests);
-            let latency = latency();
-            if let Some(candidate) = queue.candidate(&latency, at(start).into(), &mut Vec::new()) {
-                prop_assert!(queue.lower_bound(&latency).unwrap() <= candidate.latest);
+            let times = times();
+            if let Some(candidate) = queue.candidate(&times, at(start).into(), &mut Vec::new()) {
+                prop_assert!(queue.lower_bound(&times).unwrap() <= candidate.latest);
                 prop_assert!(at(start) <= candidate.latest);
             }
         }

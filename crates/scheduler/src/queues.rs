@@ -112,8 +112,8 @@ impl Queues {
     pub fn next_background(&mut self, ledger: &Ledger, device: DeviceId, limit: BatchWorkLimit) -> Option<Batch> {
         let mut members = std::mem::take(&mut self.members);
         let batch = self.background.on(self, device).take(BACKGROUND_SEARCH).find_map(|(_, model)| {
-            let latency = ledger.latency(model, device);
-            let candidate = self.of(model).background_candidate(latency, limit, &mut members)?;
+            let times = ledger.times(model, device);
+            let candidate = self.of(model).background_candidate(times, limit, &mut members)?;
             Some(Batch::of(model, candidate, &members))
         });
         self.members = members;
@@ -137,7 +137,7 @@ impl Queues {
     fn expiry(&self, ledger: &Ledger, model: ModelId) -> Option<(Timestamp, Queued)> {
         let (deadline_at, queued) = self.models[model.index()].queue.first()?;
         let there = ledger.model(model);
-        let load = if there.residency.is_empty() { there.latency.load() } else { Duration::ZERO };
+        let load = if there.residency.is_empty() { there.estimates.load() } else { Duration::ZERO };
         Some((deadline_at - ledger.smallest(there) - load - self.lead, queued))
     }
 

@@ -563,11 +563,11 @@ impl Rehearsal {
     /// What a batch takes in imagination: what is usual, or what its longest request may; and what of it may run beside others.
     fn takes(&self, order: &Execution) -> (Duration, Duration) {
         let model = self.scheduler.ledger.model(order.model);
-        let Some(spread) = model.spread.as_ref().filter(|spread| spread.is_dynamic()) else {
-            let class = self.scheduler.ledger.latency(order.model, order.device).class_for(order.batch);
-            let beside = class.beside();
-            let unseen = if beside > Duration::ZERO { class.whole() / UNSEEN } else { Duration::ZERO };
-            return (class.whole() + unseen, beside);
+        let Some(spread) = model.estimates.distribution() else {
+            let class = self.scheduler.ledger.times(order.model, order.device).class_for(order.batch);
+            let beside = class.overlap();
+            let unseen = if beside > Duration::ZERO { class.mean() / UNSEEN } else { Duration::ZERO };
+            return (class.mean() + unseen, beside);
         };
         let work = |id: &RequestId| {
             let entry = self.scheduler.requests.get(*id)?;
@@ -577,7 +577,7 @@ impl Rehearsal {
             Some(spread.kind(self.scheduler.kind_of(&entry.request)).work.quantile(chance))
         };
         let longest = order.requests.iter().filter_map(work).fold(1.0, f64::max);
-        let class = model.latency.classes().partition_point(|class| class.batch < order.batch);
+        let class = model.estimates.planned().classes().partition_point(|class| class.batch < order.batch);
         (spread.time(class, longest), Duration::ZERO)
     }
 

@@ -107,7 +107,7 @@ impl Planner {
         // Free memory is there to be used: one request that was refused, or that waits behind others, is reason enough.
         // Weights that take neither room nor time may as well be everywhere, and so may those of a model that was asked for
         // where there is room for all models.
-        let for_nothing = entry.pages == 0 && entry.latency.load() == Duration::ZERO;
+        let for_nothing = entry.pages == 0 && entry.estimates.load() == Duration::ZERO;
         let for_little = all_fit && entry.last_urgent_at.is_some();
         let asked = entry.missed > Duration::ZERO || queues.of(model).background_len() > 1;
         let scarce = entry.residency.len() >= (PLACES / model_count.max(1)).max(FEW);
@@ -121,7 +121,7 @@ impl Planner {
             }
         }
         let nowhere = entry.residency.is_empty();
-        let cold = if nowhere && priority > 0 { entry.latency.load() } else { Duration::ZERO };
+        let cold = if nowhere && priority > 0 { entry.estimates.load() } else { Duration::ZERO };
         let share = &mut self.cold_shares[model.index()];
         self.cold = self.cold - *share + cold;
         *share = cold;
@@ -235,7 +235,7 @@ impl Planner {
         }
         let action = ledger.next_action();
         let entry = ledger.model(model);
-        let expected = entry.latency.load();
+        let expected = entry.estimates.load();
         // A load that starts when no queued request could still gain from it is pointless. One that is too late for all of them already when it is ordered is for those that
         // come next: with a window that its order can't reach it would be refused there, and ordered again, for ever.
         let gains_until = queues

@@ -81,12 +81,11 @@ impl Shepherd {
     fn estimate(&self, view: &View<'_>, model: ModelId) -> Option<Rank> {
         let queue = view.queues.of(model);
         let (deadline_at, first) = queue.first()?;
-        let latency = &view.ledger.model(model).latency;
-        let fits =
-            if self.head_first { latency.largest_within(deadline_at.since(view.now)) } else { latency.best_batch() };
+        let times = view.ledger.model(model).estimates.planned();
+        let fits = if self.head_first { times.largest_within(deadline_at.since(view.now)) } else { times.best_batch() };
         let fits = fits.max(first.rows);
         let rows = fits.min(u32::try_from(queue.rows()).unwrap_or(u32::MAX));
-        Some((Reverse(rows), deadline_at - latency.class_for(rows).expected()))
+        Some((Reverse(rows), deadline_at - times.class_for(rows).least_quantile()))
     }
 
     /// A model's candidate for an opening, with its rows. `floor` is what a device was cleared for: for so many
@@ -94,12 +93,12 @@ impl Shepherd {
     fn candidate(&mut self, view: &View<'_>, model: ModelId, opening: Opening, floor: u32) -> Option<(Batch, u32)> {
         let (Reverse(rows), _) = self.estimate(view, model)?;
         let queue = view.queues.of(model);
-        let latency = &view.ledger.model(model).latency;
-        let candidate = queue.window(latency, opening, floor, &mut self.members, &mut self.skipped)?;
+        let times = view.ledger.model(model).estimates.planned();
+        let candidate = queue.window(times, opening, floor, &mut self.members, &mut self.skipped)?;
         let held = rows_of(&self.members);
         if !self.head_first
             && held < rows
-            && let Some(candidate) = queue.candidate(latency, opening, &mut self.others)
+            && let Some(candidate) = queue.candidate(times, opening, &mut self.others)
             && rows_of(&self.others) > held
         {
             return Some((Batch::of(model, candidate, &self.others), rows_of(&self.others)));

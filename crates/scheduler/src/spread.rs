@@ -8,9 +8,10 @@
 //!
 //! What is asked often is worked out when measurements come, not when requests do.
 
+use crate::batch_times::BatchTimes;
 use crate::distribution::{BINS, Distribution, Piece, bin_of};
 use crate::event::{Measured, Request};
-use crate::latency::Latency;
+use crate::rolling::Statistics;
 use base::{ApplicationId, Duration};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -153,18 +154,18 @@ pub(crate) struct Spread {
 
 impl Spread {
     /// Nothing is known but the profile, and what a batch takes whatever its inputs are.
-    pub fn new(latency: &Latency, fixed: Duration) -> Self {
+    pub fn new(times: &BatchTimes, fixed: Duration) -> Self {
         let fixed = fixed.as_nanos() as f64;
-        let one = (latency.classes()[0].typical().as_nanos() as f64 - fixed).max(1.0);
-        let least = f64::from(latency.classes()[0].batch);
-        let size = |class: &crate::latency::Class| Size {
+        let one = (times.classes()[0].busy_mean().as_nanos() as f64 - fixed).max(1.0);
+        let least = f64::from(times.classes()[0].batch);
+        let size = |class: &crate::batch_times::Class| Size {
             rows: class.batch,
-            times: ((class.typical().as_nanos() as f64 - fixed) / one * least).max(1.0),
+            times: ((class.busy_mean().as_nanos() as f64 - fixed) / one * least).max(1.0),
             pays: true,
         };
         let mut kind = Kind::new();
         kind.work = Distribution::point(one as u64);
-        let sizes = latency.classes().iter().map(size).collect();
+        let sizes = times.classes().iter().map(size).collect();
         let mut spread = Self {
             fixed,
             sizes,
@@ -253,11 +254,6 @@ impl Spread {
         &self.kinds[kind as usize]
     }
 
-    /// Whether batches of that size are worth it, even if all in them are alike.
-    pub fn pays(&self, class: usize) -> bool {
-        self.sizes[class].pays
-    }
-
     fn update_pays(&mut self) {
         let work = self.kinds[ANY as usize].work.mean();
         let mut best = f64::INFINITY;
@@ -286,13 +282,15 @@ impl Spread {
         &self.kinds[kind as usize].batches[class]
     }
 
-    /// The mean and the given quantile of the time of each batch size, whoever is in it, and what the quickest request takes
+    /// What each batch size takes, whoever is in it, with the given quantile, or the mean where that is more; whether it is worth it, even if all in it are alike; and what the quickest request takes
     /// alone.
-    pub fn estimates(&self, quantile: f64) -> (Vec<(Duration, Duration)>, Duration) {
+    pub fn estimates(&self, quantile: f64) -> (Vec<(Statistics, bool)>, Duration) {
         let any = &self.kinds[ANY as usize].work;
         let estimate = |(class, size): (usize, &Size)| {
             let largest = Distribution::maximum(&[(any, size.rows)]);
-            (self.time(class, largest.mean()), self.time(class, largest.quantile(quantile)))
+            let takes = |work: f64| self.time(class, work);
+            let (mean, median) = (takes(largest.mean()), takes(largest.quantile(0.5)));
+            (Statistics { mean, median, quantile: takes(largest.quantile(quantile)).max(mean) }, size.pays)
         };
         (self.sizes.iter().enumerate().map(estimate).collect(), self.time(0, any.quantile(QUICK)))
     }
@@ -355,7 +353,7 @@ fn bucket(size: u32) -> u64 {
 mod tests {
     use super::*;
     use crate::event::Sample;
-    use crate::latency::Window;
+    use crate::rolling::History;
     use base::{LatencyProfile, ModelId, RequestId, Timestamp};
 
     fn millis(millis: u64) -> Duration {
@@ -365,7 +363,7 @@ mod tests {
     /// `l(b) = 8 b + 2` ms for the input that the profile was measured with.
     fn spread() -> Spread {
         let profile = LatencyProfile::linear(millis(8), millis(2), &[1, 2, 4], millis(1)).unwrap();
-        Spread::new(&Latency::new(&profile, Window { size: 10, quantile: 0.99 }), millis(2))
+        Spread::new(&BatchTimes::new(&profile, History { size: 10, quantile: 0.99 }), millis(2))
     }
 
     fn measure(spread: &mut Spread, application: u32, samples: impl Iterator<Item = (u64, Option<u32>)>) {
@@ -390,8 +388,13 @@ mod tests {
     fn sizes_that_lie_close_together_pay_as_those_far_apart_do() {
         let pays = |sizes: &[u32]| {
             let profile = LatencyProfile::linear(millis(1), millis(10), sizes, millis(1)).unwrap();
-            let spread = Spread::new(&Latency::new(&profile, Window { size: 10, quantile: 0.99 }), Duration::ZERO);
-            sizes.iter().enumerate().filter(|&(class, _)| spread.pays(class)).map(|(_, size)| *size).collect::<Vec<_>>()
+            let spread = Spread::new(&BatchTimes::new(&profile, History { size: 10, quantile: 0.99 }), Duration::ZERO);
+            sizes
+                .iter()
+                .enumerate()
+                .filter(|&(class, _)| spread.sizes[class].pays)
+                .map(|(_, size)| *size)
+                .collect::<Vec<_>>()
         };
         assert_eq!(pays(&[1, 8, 64]), [1, 8, 64]);
         // 64 gain two thousandths over 63, and a fortieth over 54.
@@ -431,8 +434,8 @@ mod tests {
         near(spread.batch_time(kind(1), 1).mean, (18 + 82) / 2);
         near(spread.batch_time(kind(2), 1).mean, 82);
         let (estimates, soonest) = spread.estimates(0.99);
-        near(estimates[1].0, 18 / 4 + 82 * 3 / 4);
-        near(estimates[1].1, 82);
+        near(estimates[1].0.mean, 18 / 4 + 82 * 3 / 4);
+        near(estimates[1].0.quantile, 82);
         near(soonest, 10);
     }
 

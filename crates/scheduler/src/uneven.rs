@@ -4,8 +4,8 @@
 //! kinds are put together. For each kind as the longest, and each batch size, there is one candidate: the most urgent requests of this kind
 //! and shorter ones that are likely to be in time. Of all these the best is taken, by what is best at the time (`Aim`).
 
+use crate::batch_times::BatchTimes;
 use crate::distribution::power;
-use crate::latency::Latency;
 use crate::queue::{Candidate, ModelQueue, Queued};
 use crate::spread::Spread;
 use base::{Duration, Timestamp};
@@ -68,7 +68,7 @@ impl Uneven {
     /// The best batch that starts at `start_at`. Its members are left in `members`. O(kinds * sizes * SEARCH).
     pub fn form(
         &mut self,
-        (latency, spread): (&Latency, &Spread),
+        (times, spread): (&BatchTimes, &Spread),
         queue: &ModelQueue,
         start_at: Timestamp,
         aim: Aim,
@@ -85,19 +85,19 @@ impl Uneven {
         }
         self.kinds.sort_by(|a, b| a.0.total_cmp(&b.0));
         // What another batch in between would take: one of the usual size.
-        let delay = latency.class_for(1).typical();
+        let delay = times.class_for(1).busy_mean();
         let mut best: Option<Found> = None;
         // A request of many rows goes into a size that holds it, whether that pays or not.
-        let holds = |rows: u32| latency.classes().partition_point(|class| class.batch < rows);
+        let holds = |rows: u32| times.classes().partition_point(|class| class.batch < rows);
         let needed = |class: usize| self.waiting.iter().any(|waiting| holds(waiting.queued.rows) == class);
         self.classes.clear();
-        self.classes.extend((0..latency.classes().len()).filter(|&class| spread.pays(class) || needed(class)));
+        self.classes.extend((0..times.classes().len()).filter(|&class| times.classes()[class].pays || needed(class)));
         let count = self.classes.len();
         for (index, at) in (0..self.kinds.len()).flat_map(|index| (0..count).map(move |at| (index, at))) {
             let (longest, class) = (self.kinds[index], self.classes[at]);
             for chance in CHANCES {
                 let with = (longest, class, chance);
-                let Some(found) = self.candidate((latency, spread), start_at, with, (aim, delay)) else {
+                let Some(found) = self.candidate((times, spread), start_at, with, (aim, delay)) else {
                     continue;
                 };
                 if best.is_none_or(|best| found.worth > best.worth) {
@@ -110,20 +110,20 @@ impl Uneven {
         let Found { class, takes, earliest, .. } = best?;
         // The smallest size that holds it: a request that didn't fit may have left a larger one nearly empty.
         let rows: u32 = members.iter().map(|member| member.rows).sum();
-        let class = class.min(latency.classes().partition_point(|class| class.batch < rows));
+        let class = class.min(times.classes().partition_point(|class| class.batch < rows));
         Some(Candidate { class, expected: takes, latest: earliest })
     }
 
     /// The most urgent requests of at most that much work that are likely to be in time together.
     fn candidate(
         &mut self,
-        (latency, spread): (&Latency, &Spread),
+        (times, spread): (&BatchTimes, &Spread),
         start_at: Timestamp,
         (longest, class, chance): ((f64, u32), usize, f64),
         (aim, delay): (Aim, Duration),
     ) -> Option<Found> {
-        let batch = latency.classes()[class].batch;
-        let smaller = if class == 0 { 0 } else { latency.classes()[class - 1].batch };
+        let batch = times.classes()[class].batch;
+        let smaller = if class == 0 { 0 } else { times.classes()[class - 1].batch };
         // In so many of all cases as long as the longest of a full batch.
         let count = f64::from(batch.min(self.waiting.len() as u32));
         let takes = spread.time(class, spread.kind(longest.1).work.quantile(libm::pow(chance, 1.0 / count)));

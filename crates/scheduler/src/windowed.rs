@@ -9,16 +9,15 @@
 //!
 //! Facts only mark their model; candidates are computed once for each event, when they are asked for.
 
+use crate::batch_times::BatchTimes;
 use crate::board::Board;
 use crate::config::{Config, Delay, Gather, PolicyKind};
 use crate::heap::Heap;
 use crate::last_chances::LastChances;
-use crate::latency::Latency;
 use crate::ledger::Model;
 use crate::policy::{Batch, Fact, Next, Policy, View};
 use crate::pressure::Pressure;
 use crate::queue::{Candidate, Opening, Queued};
-use crate::spread::Spread;
 use crate::table::{Marked, grown};
 use crate::usage::Usage;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
@@ -178,12 +177,12 @@ impl Matching {
 
     /// The rows that a batch of a model would have if its batches followed each other evenly on the devices that it uses
     /// (Symphony, section 3.3, equation 1).
-    pub fn target(&self, view: &View<'_>, latency: &Latency, model: ModelId, objective: Duration) -> u32 {
+    pub fn target(&self, view: &View<'_>, times: &BatchTimes, model: ModelId, objective: Duration) -> u32 {
         if let Some(rows) = self.models[model.index()].turn_rows {
             return rows;
         }
         let devices = self.devices_used(view, model);
-        latency.largest_within(objective.mul_f64(devices / (devices + 1.0))).max(1)
+        times.largest_within(objective.mul_f64(devices / (devices + 1.0))).max(1)
     }
 
     /// In how much time enough devices become free for a candidate that all others may come before.
@@ -235,7 +234,7 @@ impl Matching {
         }
         let there = view.ledger.model(model);
         let queued = u32::try_from(queue.rows()).unwrap_or(u32::MAX);
-        let most = there.latency.best_batch().max(first.rows);
+        let most = there.estimates.planned().best_batch().max(first.rows);
         let rows = queued.min(most);
         let first_within = (first.rows, deadline_at.since(view.now + self.delay.of(first.rows)));
         let takes = view.ledger.longest(there, rows, first_within);
@@ -351,13 +350,13 @@ impl Matching {
     fn is_able(&self, view: &View<'_>, model: ModelId, device: DeviceId) -> bool {
         let there = view.ledger.model(model);
         // Where times depend on the input, they are the same on all devices.
-        if there.spread.as_ref().is_some_and(Spread::is_dynamic) {
+        if there.estimates.distribution().is_some() {
             return true;
         }
         let free_at = view.ledger.device(device).exec.surely_at(view.now);
         let opening = Opening { free_at, now: view.now, delay: self.delay };
-        let (queue, latency) = (view.queues.of(model), view.ledger.latency(model, device));
-        queue.window(latency, opening, 0, &mut Vec::new(), &mut Vec::new()).is_some()
+        let (queue, times) = (view.queues.of(model), view.ledger.times(model, device));
+        queue.window(times, opening, 0, &mut Vec::new(), &mut Vec::new()).is_some()
     }
 
     /// A growing candidate whose last chance on a device that idles is now.
@@ -449,14 +448,14 @@ impl Windowed {
     }
 
     /// From how many rows on a batch is large enough for its first request to be kept.
-    fn floor(&self, view: &View<'_>, latency: &Latency, model: ModelId) -> u32 {
+    fn floor(&self, view: &View<'_>, times: &BatchTimes, model: ModelId) -> u32 {
         // With another device at hand nobody has to be given up: what no longer fits goes there.
         if !self.keeps_target || view.ledger.quick_count() > view.ledger.busy.len() + 1 {
             return 0;
         }
         let first = view.queues.of(model).first();
         first.map_or(0, |(deadline_at, first)| {
-            self.matching.target(view, latency, model, deadline_at.since(first.arrived_at))
+            self.matching.target(view, times, model, deadline_at.since(first.arrived_at))
         })
     }
 }
@@ -484,11 +483,11 @@ impl Policy for Windowed {
         self.settle(view);
         loop {
             let (key, model) = self.matching.first_on(view, device)?;
-            let latency = view.ledger.latency(model, device);
+            let times = view.ledger.times(model, device);
             // Nobody is given up for a device that is slow: those that it has no time for others may have.
-            let floor = if view.ledger.slow.contains(device) { 0 } else { self.floor(view, latency, model) };
+            let floor = if view.ledger.slow.contains(device) { 0 } else { self.floor(view, times, model) };
             let queue = view.queues.of(model);
-            let candidate = queue.window(latency, opening, floor, &mut self.members, &mut self.skipped);
+            let candidate = queue.window(times, opening, floor, &mut self.members, &mut self.skipped);
             if let Some(candidate) = self.matching.confirm((view, device), (key, model), candidate) {
                 return Some(Batch::without(model, candidate, &self.members, &self.skipped));
             }

@@ -119,7 +119,7 @@ impl Nexus {
             .map(|(index, entry)| {
                 let model = ModelId(index as u32);
                 let rate = if self.rates_known { entry.rate.max(LEAST_RATE) } else { 1.0 };
-                Demand { model, latency: &ledger.model(model).latency, objective: entry.objective, rate }
+                Demand { model, times: ledger.model(model).estimates.planned(), objective: entry.objective, rate }
             })
             .collect();
         let devices: Vec<DeviceId> = ledger.device_ids().collect();
@@ -237,12 +237,12 @@ impl Policy for Nexus {
     fn next_batch(&mut self, view: &View<'_>, device: DeviceId, opening: Opening) -> Option<Batch> {
         self.settle(view);
         for model in self.in_turn(device) {
-            let latency = view.ledger.latency(model, device);
+            let times = view.ledger.times(model, device);
             let routes = &self.models[model.index()].routes;
             let route = routes.iter().find(|route| route.device == device).expect("who waits here has a route here");
             let size = route.size.clone();
             let (members, skipped) = (&mut self.members, &mut self.skipped);
-            let Some(candidate) = route.queue.window_within(latency, opening, size, members, skipped) else {
+            let Some(candidate) = route.queue.window_within(times, opening, size, members, skipped) else {
                 continue;
             };
             self.devices[device.index()].last = Some(model);

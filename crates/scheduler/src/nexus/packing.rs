@@ -11,7 +11,7 @@
 //! for the end of its cycle when it has something to do, larger batches than the rates ask for are in time as well, as
 //! long as one of each and a second one of the same model are: they take in what comes in bursts.
 
-use crate::latency::Latency;
+use crate::batch_times::BatchTimes;
 use base::{Duration, ModelId};
 
 /// The scale is found to this part of itself.
@@ -23,7 +23,7 @@ const MOST: f64 = 1e6;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand<'a> {
     pub model: ModelId,
-    pub latency: &'a Latency,
+    pub times: &'a BatchTimes,
     pub objective: Duration,
     /// Rows in a second.
     pub rate: f64,
@@ -32,18 +32,18 @@ pub(super) struct Demand<'a> {
 impl Demand<'_> {
     /// What a batch takes, in seconds.
     fn takes(&self, batch: u32) -> f64 {
-        self.latency.class_for(batch).expected().as_secs_f64()
+        self.times.class_for(batch).least_quantile().as_secs_f64()
     }
 
     /// The batch size of a device of its own, at least 1.
     fn saturated(&self) -> u32 {
-        self.latency.largest_within(self.objective / 2).max(1)
+        self.times.largest_within(self.objective / 2).max(1)
     }
 
     /// The largest batch that a rate gathers in time for the last of its requests, at least 1; with its duty cycle.
     fn residual(&self, rate: f64) -> (u32, f64) {
         let objective = self.objective.as_secs_f64();
-        let sizes = self.latency.classes().iter().rev().map(|class| class.batch);
+        let sizes = self.times.classes().iter().rev().map(|class| class.batch);
         let fits = |&batch: &u32| self.takes(batch) + f64::from(batch) / rate <= objective;
         let batch = sizes.into_iter().find(fits).unwrap_or(1);
         // Slower than that and a lone request would be late.
@@ -119,7 +119,7 @@ fn grow(demands: &[Demand<'_>], node: &mut Node) {
         growing.sort_by_key(|&index| node.shares[index].most);
         growing.retain(|&index| {
             let share = node.shares[index];
-            let sizes = demand_of(demands, share.model).latency.classes();
+            let sizes = demand_of(demands, share.model).times.classes();
             let Some(next) = sizes.iter().map(|class| class.batch).find(|&size| size > share.most) else {
                 return false;
             };
@@ -191,7 +191,7 @@ fn merge(demands: &[Demand<'_>], one: &Node, other: &Node) -> Option<Node> {
     for share in one.shares.iter().chain(&other.shares) {
         let demand = demand_of(demands, share.model);
         // Less than a whole row more than the cycle brings, so that none is left behind.
-        let batch = ((duty_cycle * share.rate - 1e-9).ceil().max(1.0) as u32).min(demand.latency.max_batch());
+        let batch = ((duty_cycle * share.rate - 1e-9).ceil().max(1.0) as u32).min(demand.times.max_batch());
         busy += demand.takes(batch);
         if busy > duty_cycle || duty_cycle + demand.takes(batch) > demand.objective.as_secs_f64() {
             return None;
@@ -234,19 +234,19 @@ fn spread(demands: &[Demand<'_>], devices: usize) -> Vec<Node> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::latency::Window;
+    use crate::rolling::History;
     use base::LatencyProfile;
 
     /// `l(b) = alpha b + beta` ms for all sizes up to 64.
-    fn line(alpha: f64, beta: f64) -> Latency {
+    fn line(alpha: f64, beta: f64) -> BatchTimes {
         let sizes: Vec<u32> = (1..=64).collect();
         let span = Duration::from_millis_f64;
         let profile = LatencyProfile::linear(span(alpha), span(beta), &sizes, Duration::ZERO);
-        Latency::new(&profile.unwrap(), Window { size: 10, quantile: 0.99 })
+        BatchTimes::new(&profile.unwrap(), History { size: 10, quantile: 0.99 })
     }
 
-    fn demand(model: u32, latency: &Latency, objective_ms: u64, rate: f64) -> Demand<'_> {
-        Demand { model: ModelId(model), latency, objective: Duration::from_millis(objective_ms), rate }
+    fn demand(model: u32, times: &BatchTimes, objective_ms: u64, rate: f64) -> Demand<'_> {
+        Demand { model: ModelId(model), times, objective: Duration::from_millis(objective_ms), rate }
     }
 
     #[test]
@@ -262,8 +262,8 @@ mod tests {
 
     #[test]
     fn what_is_left_of_several_models_shares_a_device() {
-        let latency = line(1.0, 5.0);
-        let demands = [demand(0, &latency, 100, 500.0), demand(1, &latency, 100, 20.0), demand(2, &latency, 100, 20.0)];
+        let times = line(1.0, 5.0);
+        let demands = [demand(0, &times, 100, 500.0), demand(1, &times, 100, 20.0), demand(2, &times, 100, 20.0)];
         let nodes = pack(&demands, 1.0, usize::MAX);
         assert_eq!(nodes.len(), 1, "500 r/s are less than the 900 of a device: {nodes:?}");
         let models: Vec<u32> = nodes[0].shares.iter().map(|share| share.model.0).collect();
@@ -280,8 +280,8 @@ mod tests {
     #[test]
     fn models_that_leave_each_other_no_time_are_kept_apart() {
         // Batches of one take 6 ms: three of them are more than 16 ms.
-        let latency = line(1.0, 5.0);
-        let demands: Vec<_> = (0..3).map(|model| demand(model, &latency, 16, 1.0)).collect();
+        let times = line(1.0, 5.0);
+        let demands: Vec<_> = (0..3).map(|model| demand(model, &times, 16, 1.0)).collect();
         assert_eq!(pack(&demands, 1.0, usize::MAX).len(), 3);
         let spread = plan(&demands, 2);
         let sizes: Vec<usize> = spread.iter().map(|node| node.shares.len()).collect();
@@ -290,8 +290,8 @@ mod tests {
 
     #[test]
     fn a_large_model_is_cut_where_nothing_fits() {
-        let latency = line(1.0, 5.0);
-        let mut demands: Vec<_> = (0..8).map(|model| demand(model, &latency, 13, 1.0)).collect();
+        let times = line(1.0, 5.0);
+        let mut demands: Vec<_> = (0..8).map(|model| demand(model, &times, 13, 1.0)).collect();
         demands[0].rate = 1_000.0;
         let nodes = plan(&demands, 4);
         let holding = nodes.iter().filter(|node| node.shares.iter().any(|share| share.model == ModelId(0)));
@@ -302,9 +302,9 @@ mod tests {
 
     #[test]
     fn rates_are_scaled_to_the_devices() {
-        let latency = line(1.0, 5.0);
+        let times = line(1.0, 5.0);
         for rate in [0.001, 100.0, 1e7] {
-            let demands: Vec<_> = (0..5).map(|model| demand(model, &latency, 60, rate)).collect();
+            let demands: Vec<_> = (0..5).map(|model| demand(model, &times, 60, rate)).collect();
             let nodes = plan(&demands, 3);
             assert!(nodes.len() <= 3);
             let mut placed: Vec<u32> = nodes.iter().flat_map(|node| &node.shares).map(|share| share.model.0).collect();
