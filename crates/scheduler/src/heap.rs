@@ -68,28 +68,42 @@ impl Heap {
 
     /// Goes through what is there up to an instant, in no particular order, until `enough` says so; whether it did.
     pub fn any_until(&self, at: Timestamp, mut enough: impl FnMut(Timestamp, usize) -> bool) -> bool {
-        self.walk(0, at, &mut enough)
+        self.first().is_some_and(|(first_at, _)| first_at <= at) && self.walk(0, at, &mut enough)
     }
 
+    /// The same from a position on that is in time. Others aren't called for: most of those that are looked at are too late.
     fn walk(&self, position: usize, at: Timestamp, enough: &mut impl FnMut(Timestamp, usize) -> bool) -> bool {
-        let Some(&(here, number)) = self.entries.get(position).filter(|entry| entry.0 <= at) else { return false };
-        enough(here, number as usize) || (1..=ARITY).any(|child| self.walk(position * ARITY + child, at, enough))
+        let (here, number) = self.entries[position];
+        let mut in_time = self.children(position).filter(|&child| self.entries[child].0 <= at);
+        enough(here, number as usize) || in_time.any(|child| self.walk(child, at, enough))
     }
 
     /// The first `N`, in their order.
-    pub fn firsts<const N: usize>(&self) -> impl Iterator<Item = (Timestamp, usize)> {
+    pub fn firsts<const N: usize>(&self) -> impl Iterator<Item = (Timestamp, usize)> + use<N> {
         let mut found: [Option<Entry>; N] = [None; N];
         // Whoever is among the first N has no more than N - 1 above it, so that the rest needn't be looked at.
-        self.look(0, &mut found);
+        if !self.is_empty() {
+            self.look(0, &mut found);
+        }
         found.into_iter().flatten().map(|(at, number)| (at, number as usize))
     }
 
+    /// Puts the entry at a position, which is among the first, and those below it that are, into their places.
     fn look<const N: usize>(&self, position: usize, found: &mut [Option<Entry>; N]) {
-        let Some(&entry) = self.entries.get(position) else { return };
-        let Some(to) = found.iter().position(|known| known.is_none_or(|known| entry < known)) else { return };
-        found[to..].rotate_right(1);
-        found[to] = Some(entry);
-        (1..=ARITY).for_each(|child| self.look(position * ARITY + child, found));
+        let mut entry = Some(self.entries[position]);
+        for known in found.iter_mut().skip_while(|known| known.is_some_and(|known| known < self.entries[position])) {
+            std::mem::swap(known, &mut entry);
+        }
+        for child in self.children(position) {
+            if found[N - 1].is_none_or(|last| self.entries[child] < last) {
+                self.look(child, found);
+            }
+        }
+    }
+
+    fn children(&self, position: usize) -> std::ops::Range<usize> {
+        let first = position * ARITY + 1;
+        first..(first + ARITY).min(self.entries.len())
     }
 
     /// Closes the gap at a position with the last entry.
@@ -118,10 +132,7 @@ impl Heap {
     }
 
     fn sink(&mut self, mut position: usize, entry: Entry) {
-        loop {
-            let first = position * ARITY + 1;
-            let end = (first + ARITY).min(self.entries.len());
-            let Some(least) = (first..end).min_by_key(|&child| self.entries[child]) else { break };
+        while let Some(least) = self.children(position).min_by_key(|&child| self.entries[child]) {
             if self.entries[least] >= entry {
                 break;
             }

@@ -29,7 +29,7 @@ const EFFICIENCY: f64 = 0.9;
 /// No more of it than devices need to keep up, and a tenth more than that, so that what is late is made up for.
 const KEEPS_UP: f64 = 1.1;
 /// How far ahead it is counted who will need a device.
-const FORESIGHT: usize = 64;
+const FORESIGHT: usize = 16;
 /// Where there are more devices than candidates, batches start early only as far as devices would be busy for no more than
 /// this part of the time with what comes if all batches were so small. What comes, not what devices did lately: small batches make themselves usual, and devices that are full of them stay
 /// full.
@@ -61,7 +61,12 @@ struct ModelEntry {
     patience: Patience,
     /// While its candidate is in `early` or `willing`.
     hope: Option<Hope>,
+    /// When there were too few devices for an early start.
+    too_few: Option<State>,
 }
+
+/// What there being too few devices depends on, for a candidate that stays as it is: a device that is hungry again, and whatever relieves them.
+type State = (u64, u64);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Punctual {
@@ -72,6 +77,8 @@ pub(crate) struct Punctual {
     early: Heap,
     /// Those that may now, by when they must start.
     willing: Heap,
+    /// When there were too few devices for all of these that are looked at.
+    nobody: Option<State>,
     demand: Demand,
     uneven: Uneven,
     members: Vec<Queued>,
@@ -129,6 +136,7 @@ impl Punctual {
             self.early.remove(index);
             let hope = self.models[index].hope.expect("who may start early has hope");
             self.willing.set(index, hope.latest);
+            self.nobody = None;
         }
     }
 
@@ -201,6 +209,7 @@ impl Punctual {
         }
         if before.is_some() && (hope.is_none() || !self.early.contains(index)) {
             let _ = self.early.remove(index) || self.willing.remove(index);
+            (self.models[index].too_few, self.nobody) = (None, None);
         }
         if let Some(hope) = hope {
             self.early.set(index, hope.early_at);
@@ -211,22 +220,30 @@ impl Punctual {
 
     /// A growing candidate that should start at once on an idle device, because waiting doesn't pay and nobody else will
     /// need the device until it is ready.
-    fn early(&self, view: &View<'_>) -> Option<(ModelId, Timestamp, DeviceId)> {
-        if self.willing.is_empty() || view.hungry.is_empty() || self.matching.spares() {
+    fn early(&mut self, view: &View<'_>) -> Option<(ModelId, Timestamp, DeviceId)> {
+        let state = (view.hungry.revision(), self.matching.relieved);
+        if self.willing.is_empty() || view.hungry.is_empty() || self.matching.spares() || self.nobody == Some(state) {
             return None;
         }
-        // Mostly the first one tells; the others are looked for only then.
-        let may = |&(_, index): &(Timestamp, usize)| self.may_start_early(view, index);
-        let found = self.willing.first().filter(may);
-        let found = found.or_else(|| self.willing.firsts::<EARLY_SEARCH>().skip(1).find(may));
-        let (latest, model) = found.map(|(latest, index)| (latest, ModelId(index as u32)))?;
-        let device = quick_device(view, model)?;
-        Some((model, latest, device))
+        let mut all_too_few = true;
+        for (latest, index) in self.willing.firsts::<EARLY_SEARCH>() {
+            if self.may_start_early(view, index, state) {
+                let model = ModelId(index as u32);
+                return Some((model, latest, quick_device(view, model)?));
+            }
+            all_too_few &= self.models[index].too_few == Some(state);
+        }
+        self.nobody = all_too_few.then_some(state);
+        None
     }
 
     /// Whether a growing candidate has a hungry device that nobody else will need.
-    fn may_start_early(&self, view: &View<'_>, index: usize) -> bool {
-        let Some(hope) = &self.models[index].hope else { return false };
+    fn may_start_early(&mut self, view: &View<'_>, index: usize, state: State) -> bool {
+        let ModelEntry { hope: Some(hope), too_few, .. } = self.models[index] else { return false };
+        if too_few == Some(state) {
+            debug_assert!(!self.enough(view, &hope), "an early start was missed");
+            return false;
+        }
         let growing = self.matching.growing.len();
         // With many more candidates than devices a batch that waits finds no device later, and starting is better.
         let roomy = 4 * growing < 3 * view.ledger.quick_count();
@@ -236,8 +253,11 @@ impl Punctual {
         // It is itself among those that will need a device soon. Where objectives are tight, one more device is kept for
         // whoever comes next.
         let most = growing + usize::from(hope.tight);
-        (view.quick_hungry() >= most.min(FORESIGHT + 1) || self.enough(view, hope))
-            && quick_device(view, ModelId(index as u32)).is_some()
+        if view.quick_hungry() < most.min(FORESIGHT + 1) && !self.enough(view, &hope) {
+            self.models[index].too_few = Some(state);
+            return false;
+        }
+        quick_device(view, ModelId(index as u32)).is_some()
     }
 
     /// Whether devices that are hungry now, or free before a candidate is likely to be full, are enough for all that will be ready before it would be.

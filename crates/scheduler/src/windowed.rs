@@ -105,6 +105,9 @@ pub(crate) struct Matching {
     stuck: Option<u64>,
     /// Candidates that are left to grow, by when they are ready.
     pub growing: Heap,
+    /// How often one of them stopped to grow, or was found to be ready later, or an execution ended: another number whenever there may be fewer of them before some instant,
+    /// or more devices.
+    pub relieved: u64,
     /// When devices that nobody plans with could serve what is queued at the latest.
     last_chances: LastChances,
     usage: Usage,
@@ -148,7 +151,11 @@ impl Matching {
                 self.models[started.model.index()].turn_at = view.shares.turn_at(started.model);
             }
             // What its batches are expected to take has changed, and with it when they must start.
-            Fact::Ended(ended) => self.changed.add(ended.model),
+            Fact::Ended(ended) => {
+                self.changed.add(ended.model);
+                self.relieved += 1;
+            }
+            Fact::DeviceFreed(_) => self.relieved += 1,
             Fact::Settled { in_time } => self.pressure.note(view.now, in_time),
             Fact::Shared => (0..self.models.len()).for_each(|model| self.entitle(view, ModelId(model as u32))),
             _ => {}
@@ -292,8 +299,11 @@ impl Matching {
             return false;
         }
         match standing {
-            Standing::Growing { ready_at, .. } => self.growing.set(index, ready_at),
-            Standing::None | Standing::Ready(_) => _ = self.growing.remove(index),
+            Standing::Growing { ready_at, .. } => {
+                self.relieved += u64::from(matches!(before, Standing::Growing { ready_at: at, .. } if at < ready_at));
+                self.growing.set(index, ready_at);
+            }
+            Standing::None | Standing::Ready(_) => self.relieved += u64::from(self.growing.remove(index)),
         }
         match (before, standing) {
             (_, Standing::Ready(rank)) => {
