@@ -8,7 +8,7 @@
 //!
 //! Where a model's times depend on the input, its batches start at once, and `Uneven` says who goes together.
 
-use crate::batch_times::BatchTimes;
+use crate::batch_times::{BatchTimes, Class};
 use crate::config::Config;
 use crate::demand::Demand;
 use crate::heap::Heap;
@@ -290,6 +290,15 @@ impl Punctual {
         queue.window(times, opening, floor, &mut self.members, &mut self.skipped)
     }
 
+    /// For which part of the time that they have left devices would be busy with a model's queued requests, in batches of that size.
+    fn burst(&self, view: &View<'_>, model: ModelId, best: &Class) -> f64 {
+        let queue = view.queues.of(model);
+        let left = queue.last_deadline().map_or(Duration::ZERO, |deadline_at| deadline_at.since(view.now));
+        let batches = queue.rows() as f64 / f64::from(best.batch);
+        let devices = self.matching.devices_used(view, model).max(1.0);
+        batches * best.busy_mean().as_secs_f64() / devices / left.as_secs_f64().max(1e-9)
+    }
+
     /// From how many rows on a batch is large enough for its first request to be kept.
     fn floor(&self, view: &View<'_>, times: &BatchTimes, model: ModelId) -> u32 {
         // With another device at hand nobody has to be given up: what no longer fits goes there.
@@ -300,8 +309,9 @@ impl Punctual {
         let target = self.matching.target(view, times, model, deadline_at.since(first.arrived_at));
         let hardship = (self.matching.pressure.bad() / HARD_TIMES).min(1.0);
         let nearly = EFFICIENCY + (1.0 - EFFICIENCY) * hardship;
-        // Before anything is known devices count as short.
-        times.nearly_as_good(target, nearly.min(KEEPS_UP * self.load(view).unwrap_or(1.0)))
+        // Before anything is known devices count as short, and in a burst they are, whatever they mostly are.
+        let load = self.load(view).unwrap_or(1.0).max(self.burst(view, model, times.class_for(target)));
+        times.nearly_as_good(target, nearly.min(KEEPS_UP * load))
     }
 }
 
