@@ -34,6 +34,8 @@ const FORESIGHT: usize = 16;
 /// this part of the time with what comes if all batches were so small. What comes, not what devices did lately: small batches make themselves usual, and devices that are full of them stay
 /// full.
 const FULL_HOUSE: f64 = 0.93;
+/// Devices that would be busy for less than this part of the time with what comes, in batches of the best size, mostly idle.
+const MOSTLY_IDLE: f64 = 0.5;
 /// Batches that aren't full are ready early, so that they find a device, only as far as devices would be busy for no more than this part of the time if all had so much room left.
 const FULLER_HOUSE: f64 = 1.15;
 /// How many candidates are looked at for an early start.
@@ -65,8 +67,8 @@ struct ModelEntry {
     too_few: Option<State>,
 }
 
-/// What there being too few devices depends on, for a candidate that stays as it is: a device that is hungry again, and whatever relieves them.
-type State = (u64, u64);
+/// What there being too few devices depends on, for a candidate that stays as it is: a device that is hungry again, whatever relieves them, and whether they mostly idle.
+type State = (u64, u64, bool);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Punctual {
@@ -221,13 +223,17 @@ impl Punctual {
     /// A growing candidate that should start at once on an idle device, because waiting doesn't pay and nobody else will
     /// need the device until it is ready.
     fn early(&mut self, view: &View<'_>) -> Option<(ModelId, Timestamp, DeviceId)> {
-        let state = (view.hungry.revision(), self.matching.relieved);
-        if self.willing.is_empty() || view.hungry.is_empty() || self.matching.spares() || self.nobody == Some(state) {
+        if self.willing.is_empty() || view.hungry.is_empty() || self.matching.spares() {
+            return None;
+        }
+        let load = self.load(view);
+        let state = (view.hungry.revision(), self.matching.relieved, load.is_some_and(|load| load < MOSTLY_IDLE));
+        if self.nobody == Some(state) {
             return None;
         }
         let mut all_too_few = true;
         for (latest, index) in self.willing.firsts::<EARLY_SEARCH>() {
-            if self.may_start_early(view, index, state) {
+            if self.may_start_early(view, index, load.unwrap_or(0.0), state) {
                 let model = ModelId(index as u32);
                 return Some((model, latest, quick_device(view, model)?));
             }
@@ -238,22 +244,21 @@ impl Punctual {
     }
 
     /// Whether a growing candidate has a hungry device that nobody else will need.
-    fn may_start_early(&mut self, view: &View<'_>, index: usize, state: State) -> bool {
+    fn may_start_early(&mut self, view: &View<'_>, index: usize, load: f64, state: State) -> bool {
         let ModelEntry { hope: Some(hope), too_few, .. } = self.models[index] else { return false };
+        let (growing, devices) = (self.matching.growing.len(), view.ledger.quick_count());
+        // Where objectives are tight, one more device is kept for whoever comes next, and where devices mostly idle: that costs nothing, and a burst needs it.
+        let kept = usize::from(hope.tight || (devices > 1 && state.2));
         if too_few == Some(state) {
-            debug_assert!(!self.enough(view, &hope), "an early start was missed");
+            debug_assert!(!self.enough(view, &hope, kept), "an early start was missed");
             return false;
         }
-        let growing = self.matching.growing.len();
         // With many more candidates than devices a batch that waits finds no device later, and starting is better.
-        let roomy = 4 * growing < 3 * view.ledger.quick_count();
-        if roomy && self.load(view).unwrap_or(0.0) * f64::from(hope.strain) > 1e3 * FULL_HOUSE {
+        if 4 * growing < 3 * devices && load * f64::from(hope.strain) > 1e3 * FULL_HOUSE {
             return false;
         }
-        // It is itself among those that will need a device soon. Where objectives are tight, one more device is kept for
-        // whoever comes next.
-        let most = growing + usize::from(hope.tight);
-        if view.quick_hungry() < most.min(FORESIGHT + 1) && !self.enough(view, &hope) {
+        // It is itself among those that will need a device soon.
+        if view.quick_hungry() < (growing + kept).min(FORESIGHT + 1) && !self.enough(view, &hope, kept) {
             self.models[index].too_few = Some(state);
             return false;
         }
@@ -261,13 +266,13 @@ impl Punctual {
     }
 
     /// Whether devices that are hungry now, or free before a candidate is likely to be full, are enough for all that will be ready before it would be.
-    fn enough(&self, view: &View<'_>, hope: &Hope) -> bool {
+    fn enough(&self, view: &View<'_>, hope: &Hope, kept: usize) -> bool {
         let mut soon = 0;
         self.matching.growing.any_until(hope.ready_at, |_, _| {
             soon += 1;
             soon == FORESIGHT
         });
-        let mut missing = (soon + usize::from(hope.tight)).saturating_sub(view.quick_hungry());
+        let mut missing = (soon + kept).saturating_sub(view.quick_hungry());
         // Nobody knows when a device that is overdue will be free; those that are fed ahead are among the hungry already.
         missing == 0
             || view.ledger.busy.any_until(hope.full_at, |at, device| {

@@ -31,6 +31,9 @@ pub struct Compare {
     /// Less is better: the ratio is turned over.
     #[serde(default)]
     pub less_is_better: bool,
+    /// The figure is a part of all requests: those that are left are compared.
+    #[serde(default)]
+    pub complement: bool,
     /// Only at these points of the sweep.
     #[serde(default)]
     pub at: BTreeMap<String, toml::Value>,
@@ -101,6 +104,7 @@ impl Compare {
     fn worth(&self, outcome: &Outcome) -> Option<f64> {
         let figure = outcome.figure(&self.value);
         match figure {
+            Some(figure) if self.complement => Some(1.0 - figure),
             Some(figure) if self.less_is_better => Some(if figure > 0.0 { 1.0 / figure } else { 0.0 }),
             // What was searched for and not found is nothing.
             None if self.less_is_better => Some(0.0),
@@ -237,6 +241,15 @@ mod tests {
         let fewer = compare("to = 'a'\nless_is_better = true");
         assert_eq!(fewer.figure("max", &outcomes), Some(0.5));
         assert_eq!(compare("at = { slo_ms = 20 }").figure("points", &outcomes), Some(1.0));
+        let bad = |policy: &str, bad: f64| Outcome {
+            policy: policy.into(),
+            point: Map::new(),
+            figures: json!({"bad_at": {"0.9": bad}}),
+            took_s: 0.0,
+        };
+        let outcomes = [bad("ours", 0.01), bad("a", 0.0), bad("b", 0.02)];
+        let answered = compare("value = 'bad_at.0.9'\ncomplement = true");
+        assert_eq!(answered.figure("min", &outcomes), Some(0.99), "against the one that loses nothing");
     }
 
     #[test]

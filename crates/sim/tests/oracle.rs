@@ -69,7 +69,8 @@ fn a_burst_on_devices_that_mostly_idle_is_gathered_and_not_met_half() {
 
 #[test]
 fn in_a_burst_devices_are_short_though_they_mostly_idle() {
-    // What devices do on average says nothing of a burst: first requests were kept in small batches, because devices kept up on average, and those behind them were lost.
+    // A request that came alone took the last device just before a burst (1.13 without the one that is kept), and first requests were kept in small batches, because devices keep up on
+    // average, so that those behind them were lost (0.92 where what is queued doesn't count).
     let (punctual, deferred) = one_model_in_bursts(2.0, 0.25);
-    assert!(punctual < 1.2 * deferred, "{punctual} for {deferred}");
+    assert!(punctual < 0.89 * deferred, "{punctual} for {deferred}");
 }
