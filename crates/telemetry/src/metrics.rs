@@ -250,6 +250,9 @@ impl Metrics {
             took,
             demand,
         };
+        let slowness = f.slowness.with_label_values(&[name]);
+        // Before it has done anything it is as quick as others.
+        slowness.set(1.0);
         DeviceMetrics {
             inner: Arc::new(DeviceSeries {
                 name: name.to_owned(),
@@ -263,7 +266,7 @@ impl Metrics {
                 seen: f.transfer_seconds.with_label_values(&[name, "no"]),
                 pages: f.pages.with_label_values(&[name]),
                 pages_used: f.pages_used.with_label_values(&[name]),
-                slowness: f.slowness.with_label_values(&[name]),
+                slowness,
                 losses: f.losses.with_label_values(&[name]),
             }),
         }
@@ -640,6 +643,13 @@ mod tests {
         let totals = model.totals();
         assert_eq!(totals.fail, Spans { count: 3, total: Duration::from_micros(16) });
         assert!(Arc::ptr_eq(model.statistics(), metrics.model("resnet", 2).statistics()), "asked again: the same");
+    }
+
+    #[test]
+    fn a_device_that_has_done_nothing_yet_is_not_shown_as_slow_or_quick() {
+        let metrics = Metrics::new();
+        let _device = metrics.device("cpu:0");
+        assert_eq!(value(&metrics.render(), r#"punctual_device_slowness{device="cpu:0"}"#), Some(1.0));
     }
 
     #[test]
