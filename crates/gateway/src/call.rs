@@ -6,12 +6,12 @@
 //!    └── Call::begin       └── the net answers here if nothing came ──┘
 //! ```
 
-use crate::beside::{WRITE_BESIDE, beside};
 use crate::check::{Checked, Wanted, check};
 use crate::classify::classify;
+use crate::io::IoContext;
+use crate::io::offload::{OFFLOAD_WRITE_BYTES, offload};
 use crate::models::serving;
 use crate::regions;
-use crate::shard::Shard;
 use base::{ApplicationId, Duration, ModelSignature, Timestamp};
 use controller::{Admitted, CatalogueEntry, QueuePlace, Refusal, Reply, ServedModel, Submission, Tensor, Ticket};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(crate) struct Head {
 
 /// A request for a known model that is ready. Dropped without an end, the client went away: it is taken out of the plan.
 pub(crate) struct Call<'a> {
-    shard: &'a Shard,
+    context: &'a IoContext,
     entry: Arc<CatalogueEntry>,
     arrived_at: Timestamp,
     ticket: Option<Ticket>,
@@ -47,18 +47,23 @@ pub(crate) struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// Finds the model that a request names. A refusal is counted here, because there is no model to count it with.
-    pub(crate) fn begin(shard: &'a Shard, name: &str, version: &str, arrived_at: Timestamp) -> Result<Self, Fault> {
-        let metrics = &shard.shared.metrics;
-        let found = shard.models.find(name, version).and_then(|entry| {
+    pub(crate) fn begin(
+        context: &'a IoContext,
+        name: &str,
+        version: &str,
+        arrived_at: Timestamp,
+    ) -> Result<Self, Fault> {
+        let metrics = &context.shared.metrics;
+        let found = context.models.find(name, version).and_then(|entry| {
             serving(&entry)?;
             Ok(entry)
         });
         match found {
             Ok(entry) => {
                 metrics.in_flight.inc();
-                shard.calls.fetch_add(1, Ordering::Relaxed);
-                let trace = shard.shared.tracer.sample(&entry.name, entry.version);
-                Ok(Self { shard, entry, arrived_at, ticket: None, trace, over: false })
+                context.calls.fetch_add(1, Ordering::Relaxed);
+                let trace = context.shared.tracer.sample(&entry.name, entry.version);
+                Ok(Self { context, entry, arrived_at, ticket: None, trace, over: false })
             }
             Err(fault) => {
                 metrics.unrouted(metric_reason(fault.reason));
@@ -93,7 +98,7 @@ impl<'a> Call<'a> {
         // Only what lies in shared memory is fetched. In a box, as below: what is rare must not make every call larger.
         let _held = match request.inputs.iter().any(|input| input.region.is_some()) {
             false => None,
-            true => Box::pin(regions::fetch(self.shard, &mut request)).await?,
+            true => Box::pin(regions::fetch(self.context, &mut request)).await?,
         };
         let served = self.served();
         let checked = check(&served.signature, &mut request)?;
@@ -104,11 +109,11 @@ impl<'a> Call<'a> {
         let Checked { inputs, rows, size, outputs: mut wanted } = checked;
         let application = match &*request.application {
             "" => head.application,
-            name => self.shard.shared.applications.of(name)?,
+            name => self.context.shared.applications.of(name)?,
         };
         for output in &wanted {
             if let Some(region) = &output.region {
-                regions::check_place(self.shard, &served.signature.outputs[output.position].name, region)?;
+                regions::check_place(self.context, &served.signature.outputs[output.position].name, region)?;
             }
         }
         let (reply, answer) = oneshot::channel();
@@ -116,8 +121,8 @@ impl<'a> Call<'a> {
         trace.iter().for_each(|trace| trace.named(&request.id));
         let model = served.id;
         let submission = Submission { model, inputs, rows, deadline_at, priority, application, size, trace, reply };
-        self.ticket = self.shard.controller.submit(submission);
-        self.shard.driver.wake();
+        self.ticket = self.context.controller.submit(submission);
+        self.context.driver.wake();
         let reply = self.wait(answer, budget, deadline_at).await;
         drop(place);
         let mut outputs = match reply {
@@ -130,21 +135,21 @@ impl<'a> Call<'a> {
         }
         let slow_bytes = wanted.iter().filter(|output| compresses || !output.binary || output.classes > 0);
         let slow_bytes: usize = slow_bytes.filter_map(|output| Some(outputs.get(output.position)?.data.len())).sum();
-        let encoded = if slow_bytes < WRITE_BESIDE {
+        let encoded = if slow_bytes < OFFLOAD_WRITE_BYTES {
             classify_wanted(&self.entry, &mut outputs, &wanted)?;
             encode(response(&self.entry, &request.id, &outputs, &wanted)?)?
         } else {
             let (entry, id) = (Arc::clone(&self.entry), request.id.into_owned());
-            let work = beside(move || {
+            let work = offload(move || {
                 classify_wanted(&entry, &mut outputs, &wanted)?;
                 encode(response(&entry, &id, &outputs, &wanted)?)
             });
-            let left = deadline_at.since(self.shard.controller.now());
+            let left = deadline_at.since(self.context.controller.now());
             tokio::time::timeout(left.into(), work)
                 .await
                 .unwrap_or_else(|_| Err(self.fault(Refusal::DeadlineMissed)))?
         };
-        if deadline_at != Timestamp::NEVER && self.shard.controller.now() > deadline_at {
+        if deadline_at != Timestamp::NEVER && self.context.controller.now() > deadline_at {
             return Err(self.fault(Refusal::DeadlineMissed));
         }
         Ok(encoded)
@@ -157,7 +162,7 @@ impl<'a> Call<'a> {
             if let (Some(region), Some(spec), Some(tensor)) = (region, specs.get(*position), outputs.get_mut(*position))
             {
                 let data = std::mem::take(&mut tensor.data);
-                regions::place(self.shard, &spec.name, &data, region).await?;
+                regions::place(self.context, &spec.name, &data, region).await?;
             }
         }
         Ok(())
@@ -183,12 +188,12 @@ impl<'a> Call<'a> {
         budget: Option<Duration>,
         deadline_at: Timestamp,
     ) -> Option<Reply> {
-        let answer = self.shard.mailbox.deliver(answer);
+        let answer = self.context.mailbox.deliver(answer);
         let reply = match budget {
             None => answer.await,
             Some(budget) => {
                 let net_at = deadline_at - GIVE_UP_BEFORE.min(budget / 20);
-                let left = net_at.since(self.shard.controller.now());
+                let left = net_at.since(self.context.controller.now());
                 match tokio::time::timeout(left.into(), answer).await {
                     Ok(reply) => reply,
                     Err(_) => {
@@ -207,20 +212,20 @@ impl<'a> Call<'a> {
     pub(crate) fn end<T>(mut self, outcome: Result<T, Fault>) -> Result<T, Fault> {
         self.over = true;
         match &outcome {
-            Ok(_) => self.served().metrics.answered(self.shard.controller.now().since(self.arrived_at)),
+            Ok(_) => self.served().metrics.answered(self.context.controller.now().since(self.arrived_at)),
             Err(fault) => self.count_failure(metric_reason(fault.reason)),
         }
         outcome
     }
 
     fn count_failure(&self, reason: telemetry::Reason) {
-        self.served().metrics.ended(reason, self.shard.controller.now().since(self.arrived_at));
+        self.served().metrics.ended(reason, self.context.controller.now().since(self.arrived_at));
     }
 
     fn take_back(&mut self) {
         if let Some(ticket) = self.ticket.take() {
-            self.shard.controller.cancel(ticket);
-            self.shard.driver.wake();
+            self.context.controller.cancel(ticket);
+            self.context.driver.wake();
         }
     }
 
@@ -304,14 +309,14 @@ fn response<'r>(
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        self.shard.shared.metrics.in_flight.dec();
-        self.shard.calls.fetch_sub(1, Ordering::Relaxed);
+        self.context.shared.metrics.in_flight.dec();
+        self.context.calls.fetch_sub(1, Ordering::Relaxed);
         self.take_back();
         if !self.over {
             self.count_failure(telemetry::Reason::Cancelled);
         }
         if let Some(trace) = &self.trace {
-            trace.end(self.arrived_at, self.shard.controller.now());
+            trace.end(self.arrived_at, self.context.controller.now());
         }
     }
 }

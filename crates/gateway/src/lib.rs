@@ -9,38 +9,25 @@
 //!
 //! A thread that finds several requests in its sockets hands all of them over before the driver task looks at them once:
 //! requests that arrive together are planned together, and nobody is woken for each of them.
+//!
+//! `http` and `grpc` turn bytes into requests and answers into bytes; [`call`] is the way of a request on either protocol. `io`
+//! has the threads and connections below them, `body` the bytes of bodies, `admin` every call that isn't inference.
 
-mod accept;
+mod admin;
 mod applications;
-mod beside;
+mod body;
 mod call;
 mod check;
 mod classify;
 mod config;
-mod connection;
-mod driver;
 mod extensions;
-mod gather;
 mod grpc;
-mod hold;
+mod headers;
 mod http;
-mod mailbox;
-mod message;
-mod metrics;
+mod io;
 mod models;
 mod regions;
-mod repository_calls;
-mod scaling;
 mod server;
-mod settings;
-mod shard;
-mod shared_memory;
-mod shares;
-mod standard;
-mod statistics;
-mod stream;
-mod stream_infer;
-mod thread;
 
 pub use config::Config;
 pub use server::{Gateway, GatewayError};

@@ -4,9 +4,9 @@
 //! system call each, never mapped: the client may change or cut the memory at any time, and a mapping that is cut ends the
 //! process (docs/notes/014-shared-memory.md).
 
-use crate::beside::beside;
-use crate::hold::Held;
-use crate::shard::Shard;
+use crate::body::hold::Held;
+use crate::io::IoContext;
+use crate::io::offload::offload;
 use bytes::Bytes;
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
@@ -25,8 +25,8 @@ const FOLDER: &str = "/dev/shm";
 const MAX_REGIONS: usize = 4096;
 /// The longest name of a region, and of an object.
 const MAX_NAME_BYTES: usize = 255;
-/// Tensors of this size and more are copied beside the io thread.
-const COPY_BESIDE: usize = 1 << 20;
+/// Tensors of this size and more are copied on another thread.
+const OFFLOAD_COPY_BYTES: usize = 1 << 20;
 
 /// A region that is registered.
 #[derive(Debug)]
@@ -180,12 +180,12 @@ struct Spot {
 }
 
 /// Finds the part of a region that a tensor names.
-fn spot(shard: &Shard, what: &str, name: &str, part: &Region) -> Result<Spot, Fault> {
-    if !shard.shared.config.shared_memory {
+fn spot(context: &IoContext, what: &str, name: &str, part: &Region) -> Result<Spot, Fault> {
+    if !context.shared.config.shared_memory {
         return Err(no_shared_memory());
     }
     let region = &part.name;
-    let file = shard.regions.find(&shard.shared.regions, region).ok_or_else(|| {
+    let file = context.regions.find(&context.shared.regions, region).ok_or_else(|| {
         Fault::bad(format!("{what} {name:?} is in the shared memory region {region:?}, which isn't registered"))
     })?;
     let size = file.status.byte_size;
@@ -203,22 +203,22 @@ fn spot(shard: &Shard, what: &str, name: &str, part: &Region) -> Result<Spot, Fa
 
 /// Reads the inputs that lie in regions. They count as held like those that come in bodies, until what is returned is
 /// dropped.
-pub(crate) async fn fetch(shard: &Shard, request: &mut InferRequest<'_>) -> Result<Option<Held>, Fault> {
+pub(crate) async fn fetch(context: &IoContext, request: &mut InferRequest<'_>) -> Result<Option<Held>, Fault> {
     let mut held = None;
-    let mut left = shard.shared.config.max_body_bytes;
+    let mut left = context.shared.config.max_body_bytes;
     for input in &mut request.inputs {
         let Some(region) = &input.region else { continue };
-        let spot = spot(shard, "input", &input.name, region)?;
+        let spot = spot(context, "input", &input.name, region)?;
         left = left.checked_sub(spot.length).ok_or_else(|| {
             Fault::new(
                 Reason::BodyTooLarge,
                 format!(
                     "the inputs in shared memory have more than {} bytes, the most that this server takes: send less in one request",
-                    shard.shared.config.max_body_bytes
+                    context.shared.config.max_body_bytes
                 ),
             )
         })?;
-        held.get_or_insert_with(|| Held::new(&shard.shared)).add(spot.length)?;
+        held.get_or_insert_with(|| Held::new(&context.shared)).add(spot.length)?;
         let sentence =
             format!("input {:?} could not be read from the shared memory region {:?}", input.name, region.name);
         let read = move || {
@@ -228,20 +228,20 @@ pub(crate) async fn fetch(shard: &Shard, request: &mut InferRequest<'_>) -> Resu
                 Err(error) => Err(Fault::bad(format!("{sentence}: {error}; was it cut?"))),
             }
         };
-        input.data = if region.byte_size < COPY_BESIDE as u64 { read()? } else { beside(read).await? };
+        input.data = if region.byte_size < OFFLOAD_COPY_BYTES as u64 { read()? } else { offload(read).await? };
         check_elements(&input.name, input.datatype, &input.shape, &input.data)?;
     }
     Ok(held)
 }
 
 /// Whether an output may be written to a region; said before anything is computed.
-pub(crate) fn check_place(shard: &Shard, name: &str, region: &Region) -> Result<(), Fault> {
-    spot(shard, "output", name, region).map(drop)
+pub(crate) fn check_place(context: &IoContext, name: &str, region: &Region) -> Result<(), Fault> {
+    spot(context, "output", name, region).map(drop)
 }
 
 /// Writes an output to its region, which then says how long it is.
-pub(crate) async fn place(shard: &Shard, name: &str, data: &Bytes, region: &mut Region) -> Result<(), Fault> {
-    let spot = spot(shard, "output", name, region)?;
+pub(crate) async fn place(context: &IoContext, name: &str, data: &Bytes, region: &mut Region) -> Result<(), Fault> {
+    let spot = spot(context, "output", name, region)?;
     if data.len() > spot.length {
         return Err(Fault::bad(format!(
             "output {name:?} has {} bytes, but its shared_memory_byte_size is {}: give it more",
@@ -252,7 +252,7 @@ pub(crate) async fn place(shard: &Shard, name: &str, data: &Bytes, region: &mut 
     region.byte_size = data.len() as u64;
     let sentence = format!("output {name:?} could not be written to the shared memory region {:?}", region.name);
     let data = data.clone();
-    let beside_it = data.len() >= COPY_BESIDE;
+    let is_large = data.len() >= OFFLOAD_COPY_BYTES;
     let write = move || {
         let bad = |error: &dyn std::fmt::Display| Fault::bad(format!("{sentence}: {error}"));
         // Writing behind the end would make the object longer.
@@ -262,7 +262,7 @@ pub(crate) async fn place(shard: &Shard, name: &str, data: &Bytes, region: &mut 
         }
         spot.file.file.write_all_at(&data, spot.at).map_err(|error| bad(&error))
     };
-    if beside_it { beside(write).await } else { write() }
+    if is_large { offload(write).await } else { write() }
 }
 
 #[cfg(test)]

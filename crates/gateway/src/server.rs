@@ -1,12 +1,11 @@
 //! Starting and stopping: the listeners, the acceptor, the io threads.
 
 use crate::Config;
-use crate::accept::Acceptor;
-use crate::metrics::serve_metrics;
-use crate::scaling::Scaling;
-use crate::shard::{Shard, Shared};
-use crate::standard::Readiness;
-use crate::thread::serve_thread;
+use crate::admin::metrics::serve_metrics;
+use crate::admin::scaling::Scaling;
+use crate::io::accept::Acceptor;
+use crate::io::thread::serve_thread;
+use crate::io::{IoContext, Readiness, Shared};
 use controller::Controller;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -90,9 +89,9 @@ impl Gateway {
         let mut queues = Vec::new();
         for number in 0..io_threads {
             let (queue, connections) = mpsc::channel(HANDOVER);
-            let shard = Arc::new(Shard::new(controller.clone(), Arc::clone(&shared), closing.clone()));
+            let context = Arc::new(IoContext::new(controller.clone(), Arc::clone(&shared), closing.clone()));
             let closing = closing.clone();
-            threads.push(spawn(format!("io-{number}"), move || serve_thread(shard, connections, closing))?);
+            threads.push(spawn(format!("io-{number}"), move || serve_thread(context, connections, closing))?);
             queues.push(queue);
         }
         let acceptor = Acceptor { queues, shared: Arc::clone(&shared), closing: closing.clone() };

@@ -1,34 +1,30 @@
 //! The protocol over HTTP.
 
-mod admin;
-mod body;
-pub(crate) mod encoding;
+mod calls;
 mod openapi;
-pub(crate) mod payload;
+mod receive;
 mod route;
 
-use crate::beside::{READ_BESIDE, beside};
+use crate::body::encoding::Encoding;
+use crate::body::hold::Held;
+use crate::body::payload::{Payload, plain};
 use crate::call::{Call, Head};
-use crate::connection::Activity;
 use crate::extensions::{SERVER_NAME, SERVER_VERSION, extensions};
-use crate::hold::Held;
+use crate::headers::{APPLICATION, TIMEOUT_US, text};
+use crate::io::IoContext;
+use crate::io::connection::Activity;
+use crate::io::offload::{OFFLOAD_READ_BYTES, offload};
 use crate::models::serving;
-use crate::shard::Shard;
 use base::Duration;
-use body::RequestBody;
-use encoding::Encoding;
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response};
-use payload::{Payload, plain};
+use receive::RequestBody;
 use route::{ModelCall, Route};
 use wire::{Fault, Reason, json, raw_request};
 
 /// How many bytes of a body are JSON; binary tensors follow them.
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
-/// The end-to-end deadline in microseconds, for clients that can't set the parameter `timeout`.
-const TIMEOUT_US: HeaderName = HeaderName::from_static("punctual-timeout-us");
-pub(crate) const APPLICATION: HeaderName = HeaderName::from_static("punctual-application");
 
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 
@@ -36,12 +32,12 @@ const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream")
 const COMPRESS_FROM: usize = 1_400;
 
 /// Answers one request.
-pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<Incoming>) -> Response<Payload> {
-    let arrived_at = shard.controller.now();
+pub(crate) async fn answer(context: &IoContext, activity: &Activity, request: Request<Incoming>) -> Response<Payload> {
+    let arrived_at = context.controller.now();
     activity.reads_body();
     let (head, body) = request.into_parts();
     // Where calls share a connection the sweep can't tell which of them stands still.
-    let patience = activity.is_multiplexed().then_some(shard.shared.config.body_timeout);
+    let patience = activity.is_multiplexed().then_some(context.shared.config.body_timeout);
     let mut body = RequestBody::new(body, head.headers.contains_key(EXPECT), patience);
     let path = head.uri.path();
     let outcome = match Route::of(path) {
@@ -50,33 +46,33 @@ pub(crate) async fn answer(shard: &Shard, activity: &Activity, request: Request<
             Ok(plain::method_not_allowed(path, &head.method, route.methods()))
         }
         Some(Route::Model { name, version, call: ModelCall::Infer }) => {
-            match Call::begin(shard, &name, &version, arrived_at) {
+            match Call::begin(context, &name, &version, arrived_at) {
                 Ok(mut call) => {
-                    let outcome = infer(shard, activity, &mut call, &head.headers, &mut body).await;
+                    let outcome = infer(context, activity, &mut call, &head.headers, &mut body).await;
                     call.end(outcome)
                 }
                 Err(fault) => Err(fault),
             }
         }
         Some(Route::Model { name, version, call: ModelCall::Ready }) => {
-            shard.models.describe(&name, &version, |_| plain::empty())
+            context.models.describe(&name, &version, |_| plain::empty())
         }
         Some(Route::Model { name, version, call: ModelCall::Metadata }) => {
-            shard.models.describe(&name, &version, |metadata| plain::json(json::model_metadata(&metadata)))
+            context.models.describe(&name, &version, |metadata| plain::json(json::model_metadata(&metadata)))
         }
         Some(Route::ServerMetadata) => {
-            let extensions = extensions(&shard.shared.config);
+            let extensions = extensions(&context.shared.config);
             Ok(plain::json(json::server_metadata(SERVER_NAME, SERVER_VERSION, &extensions)))
         }
         Some(Route::ServerLive) => Ok(plain::empty()),
         Some(Route::OpenApi) => Ok(openapi::answer()),
-        Some(Route::ServerReady) if shard.ready() => Ok(plain::empty()),
+        Some(Route::ServerReady) if context.ready() => Ok(plain::empty()),
         Some(Route::ServerReady) => Err(Fault::new(Reason::NotReady, "the server doesn't take requests now")),
-        Some(route) => Box::pin(admin::answer(shard, activity, &route, &head, &mut body)).await,
+        Some(route) => Box::pin(calls::answer(context, activity, &route, &head, &mut body)).await,
     };
     let response = outcome.unwrap_or_else(|fault| plain::fault(&fault));
     if !response.status().is_success() {
-        body.discard(shard.shared.config.max_body_bytes).await;
+        body.discard(context.shared.config.max_body_bytes).await;
     }
     activity.answers();
     response
@@ -88,32 +84,32 @@ fn allowed(route: &Route<'_>, method: &Method) -> bool {
 }
 
 async fn infer(
-    shard: &Shard,
+    context: &IoContext,
     activity: &Activity,
     call: &mut Call<'_>,
     headers: &HeaderMap,
     body: &mut RequestBody,
 ) -> Result<Response<Payload>, Fault> {
-    let limit = shard.shared.config.max_body_bytes;
+    let limit = context.shared.config.max_body_bytes;
     let json_length = number(headers, &JSON_LENGTH)?;
     let timeout = number(headers, &TIMEOUT_US)?;
-    let application = shard.shared.applications.of(text(headers, &APPLICATION)?)?;
+    let application = context.shared.applications.of(text(headers, &APPLICATION)?)?;
     let encoding = Encoding::of_request(text(headers, &CONTENT_ENCODING)?)?;
     let accepted = Encoding::for_response(text(headers, &ACCEPT_ENCODING)?);
     // Only what is a tensor already goes to the device as it is.
     let is_binary = encoding.is_none() && json_length.is_some();
-    let memory = if is_binary { &shard.shared.config.host_memory } else { &None };
-    let (body, held) = body.read(&shard.shared, memory).await?;
+    let memory = if is_binary { &context.shared.config.host_memory } else { &None };
+    let (body, held) = body.read(&context.shared, memory).await?;
     activity.busy();
     // No head at all: the body is the one input.
     let raw = json_length == Some(0);
     // What is compressed may be a thousand times as large as it looks.
     let (request, _held) = if encoding.is_none() && raw {
         (raw_request(call.signature(), body)?, held)
-    } else if encoding.is_none() && json_length.unwrap_or(body.len()) < READ_BESIDE {
+    } else if encoding.is_none() && json_length.unwrap_or(body.len()) < OFFLOAD_READ_BYTES {
         (json::decode(&body, json_length)?, held)
     } else {
-        let mut held = held.unwrap_or_else(|| Held::new(&shard.shared));
+        let mut held = held.unwrap_or_else(|| Held::new(&context.shared));
         let entry = call.entry();
         let read = move || {
             let plain = match encoding {
@@ -127,7 +123,7 @@ async fn infer(
             };
             Ok((request, Some(held)))
         };
-        beside(read).await?
+        offload(read).await?
     };
     let limit = timeout.filter(|&micros| micros > 0).map(|micros| Duration::from_micros(micros as u64));
     call.run(request, Head { limit, application }, accepted.is_some(), move |response| {
@@ -159,9 +155,4 @@ fn number(headers: &HeaderMap, name: &HeaderName) -> Result<Option<usize>, Fault
     let Some(value) = headers.get(name) else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| text.trim().parse().ok());
     number.map(Some).ok_or_else(|| Fault::bad(format!("the header {name} is {value:?}: it must be a whole number")))
-}
-
-pub(crate) fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<&'h str, Fault> {
-    let Some(value) = headers.get(name) else { return Ok("") };
-    value.to_str().map_err(|_| Fault::bad(format!("the header {name} is {value:?}: it must be plain text")))
 }

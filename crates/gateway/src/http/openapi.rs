@@ -1,6 +1,6 @@
 //! The description of every route, for tools: `GET /openapi.json`.
 
-use super::payload::{Payload, plain};
+use crate::body::payload::{Payload, plain};
 use bytes::Bytes;
 use hyper::Response;
 

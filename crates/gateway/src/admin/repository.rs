@@ -2,8 +2,8 @@
 //!
 //! One function for each call, on both protocols: HTTP turns its bodies into gRPC's messages and back (`wire::json`).
 
+use crate::io::IoContext;
 use crate::models::serving;
-use crate::shard::Shard;
 use bytes::Bytes;
 use controller::{ControlError, LoadOrder, ModelControl, ModelState};
 use std::collections::BTreeMap;
@@ -20,22 +20,22 @@ use wire::{Fault, Reason};
 const FILE_PREFIX: &str = "file:";
 
 /// `GET v2/models`: the names of the models that can be asked.
-pub(crate) fn model_names(shard: &Shard) -> Result<Vec<String>, Fault> {
-    Ok(shard.models.with(|catalogue| {
+pub(crate) fn model_names(context: &IoContext) -> Result<Vec<String>, Fault> {
+    Ok(context.models.with(|catalogue| {
         let ready = catalogue.models.iter().filter(|(_, model)| model.versions.values().any(|v| v.serving().is_some()));
         ready.map(|(name, _)| name.clone()).collect()
     }))
 }
 
 /// `ModelConfig`, `GET v2/models/NAME[/versions/V]/config`.
-pub(crate) fn model_config(shard: &Shard, request: &ModelConfigRequest) -> Result<ModelConfigResponse, Fault> {
-    let entry = shard.models.find(&request.name, &request.version)?;
+pub(crate) fn model_config(context: &IoContext, request: &ModelConfigRequest) -> Result<ModelConfigResponse, Fault> {
+    let entry = context.models.find(&request.name, &request.version)?;
     Ok(ModelConfigResponse { config: Some((*serving(&entry)?.config).clone()) })
 }
 
 /// `RepositoryIndex`, `POST v2/repository[/REPOSITORY]/index`. There is one repository, whatever it is called.
-pub(crate) fn index(shard: &Shard, request: &RepositoryIndexRequest) -> Result<RepositoryIndexResponse, Fault> {
-    let models = shard.models.with(|catalogue| {
+pub(crate) fn index(context: &IoContext, request: &RepositoryIndexRequest) -> Result<RepositoryIndexResponse, Fault> {
+    let models = context.models.with(|catalogue| {
         let versions = catalogue.models.values().flat_map(|model| model.versions.values());
         let entries = versions.map(|entry| {
             let (state, reason) = match entry.state() {
@@ -58,17 +58,17 @@ pub(crate) fn index(shard: &Shard, request: &RepositoryIndexRequest) -> Result<R
 
 /// `RepositoryModelLoad`, `POST v2/repository[/REPOSITORY]/models/NAME/load`. Answers when the model can be asked.
 pub(crate) async fn load(
-    shard: &Shard,
+    context: &IoContext,
     request: RepositoryModelLoadRequest,
 ) -> Result<RepositoryModelLoadResponse, Fault> {
     let order = load_order(request.model_name, request.parameters)?;
-    control(shard)?.load(order).await.map_err(fault)?;
+    control(context)?.load(order).await.map_err(fault)?;
     Ok(RepositoryModelLoadResponse {})
 }
 
 /// `RepositoryModelUnload`, `POST v2/repository[/REPOSITORY]/models/NAME/unload`.
 pub(crate) async fn unload(
-    shard: &Shard,
+    context: &IoContext,
     request: RepositoryModelUnloadRequest,
 ) -> Result<RepositoryModelUnloadResponse, Fault> {
     for (name, parameter) in &request.parameters {
@@ -81,12 +81,12 @@ pub(crate) async fn unload(
             _ => return Err(Fault::bad(format!("an unload has no parameter {name:?}: it has unload_dependents"))),
         }
     }
-    control(shard)?.unload(request.model_name).await.map_err(fault)?;
+    control(context)?.unload(request.model_name).await.map_err(fault)?;
     Ok(RepositoryModelUnloadResponse {})
 }
 
-fn control(shard: &Shard) -> Result<&ModelControl, Fault> {
-    shard
+fn control(context: &IoContext) -> Result<&ModelControl, Fault> {
+    context
         .controller
         .control()
         .ok_or_else(|| Fault::new(Reason::NotReady, "the server is starting: try again in a moment"))

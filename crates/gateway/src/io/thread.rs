@@ -1,12 +1,12 @@
 //! One io thread: the connections that it was given, each a task, and the driver behind them.
 
-use crate::accept::{Accepted, Protocol};
-use crate::connection::{Activity, Connections, Watched, linger};
 use crate::grpc::GrpcServer;
 use crate::http;
+use crate::io::IoContext;
+use crate::io::accept::{Accepted, Protocol};
+use crate::io::connection::{Activity, Connections, Watched, linger};
+use crate::io::open_stream::{OpenStream, StreamBody};
 use crate::server::block_on;
-use crate::shard::Shard;
-use crate::stream::{OpenStream, StreamBody};
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
@@ -37,10 +37,14 @@ const START_PIECES: u32 = 10;
 const START_PAUSE: Duration = Duration::from_millis(1);
 
 /// Serves the connections that it is given until the acceptor is gone and they are done.
-pub(crate) fn serve_thread(shard: Arc<Shard>, mut accepted: mpsc::Receiver<Accepted>, closing: watch::Receiver<bool>) {
-    let grace = shard.shared.config.shutdown_grace;
+pub(crate) fn serve_thread(
+    context: Arc<IoContext>,
+    mut accepted: mpsc::Receiver<Accepted>,
+    closing: watch::Receiver<bool>,
+) {
+    let grace = context.shared.config.shutdown_grace;
     block_on(async move {
-        let mut server = ThreadServer::new(shard, closing);
+        let mut server = ThreadServer::new(context, closing);
         loop {
             tokio::select! {
                 biased;
@@ -59,7 +63,7 @@ pub(crate) fn serve_thread(shard: Arc<Shard>, mut accepted: mpsc::Receiver<Accep
 }
 
 struct ThreadServer {
-    shard: Arc<Shard>,
+    context: Arc<IoContext>,
     connections: Arc<Connections>,
     grpc: GrpcServer,
     closing: watch::Receiver<bool>,
@@ -70,17 +74,17 @@ struct ThreadServer {
 }
 
 impl ThreadServer {
-    fn new(shard: Arc<Shard>, closing: watch::Receiver<bool>) -> Self {
+    fn new(context: Arc<IoContext>, closing: watch::Receiver<bool>) -> Self {
         let connections = Arc::new(Connections::default());
         let mut background = JoinSet::new();
-        let driven = Arc::clone(&shard);
+        let driven = Arc::clone(&context);
         background.spawn(async move { driven.driver.run(&driven.controller, &driven.calls).await });
-        let mailbox = Arc::clone(&shard.mailbox);
+        let mailbox = Arc::clone(&context.mailbox);
         background.spawn(async move { mailbox.run().await });
-        let (swept, settings) = (Arc::clone(&connections), Arc::clone(&shard.shared));
+        let (swept, settings) = (Arc::clone(&connections), Arc::clone(&context.shared));
         background.spawn(async move { swept.sweep(&settings.config).await });
-        let grpc = GrpcServer::new(Arc::clone(&shard));
-        Self { shard, connections, grpc, closing, tasks: JoinSet::new(), _background: background }
+        let grpc = GrpcServer::new(Arc::clone(&context));
+        Self { context, connections, grpc, closing, tasks: JoinSet::new(), _background: background }
     }
 
     /// Waits for the connections to end by themselves. Those of clients that don't react are not waited for once nothing
@@ -101,13 +105,13 @@ impl ThreadServer {
 
     /// Whether a request isn't answered, or its answer isn't written.
     fn owes(&self) -> bool {
-        self.shard.calls.load(Ordering::Relaxed) > 0
-            || self.shard.streams.load(Ordering::Relaxed) > 0
+        self.context.calls.load(Ordering::Relaxed) > 0
+            || self.context.streams.load(Ordering::Relaxed) > 0
             || self.connections.any_writes()
     }
 
     fn serve(&mut self, stream: StdStream, protocol: Protocol) {
-        let open = Open::new(protocol, Arc::clone(&self.shard));
+        let open = Open::new(protocol, Arc::clone(&self.context));
         let Ok(stream) = TcpStream::from_std(stream) else { return };
         tune(&stream);
         let activity = self.connections.activity(protocol);
@@ -119,11 +123,11 @@ impl ThreadServer {
         let served = Arc::clone(&activity);
         let task = match protocol {
             Protocol::Http => {
-                let shard = Arc::clone(&self.shard);
+                let context = Arc::clone(&self.context);
                 self.tasks.spawn(async move {
                     match speaks_http2(&stream, closing.clone()).await {
-                        false => serve_http(shard, io, &served, closing).await,
-                        true => serve_http2(shard, io, &served, closing).await,
+                        false => serve_http(context, io, &served, closing).await,
+                        true => serve_http2(context, io, &served, closing).await,
                     }
                     linger(&stream, &served).await;
                     drop((open, registration));
@@ -142,10 +146,15 @@ impl ThreadServer {
     }
 }
 
-async fn serve_http(shard: Arc<Shard>, io: TokioIo<Watched>, activity: &Activity, mut closing: watch::Receiver<bool>) {
-    let shard = &*shard;
+async fn serve_http(
+    context: Arc<IoContext>,
+    io: TokioIo<Watched>,
+    activity: &Activity,
+    mut closing: watch::Receiver<bool>,
+) {
+    let context = &*context;
     let service = service_fn(move |request: Request<Incoming>| async move {
-        Ok::<_, Infallible>(http::answer(shard, activity, request).await)
+        Ok::<_, Infallible>(http::answer(context, activity, request).await)
     });
     // Clients that close while they wait must be noticed: half-closed connections are closed ones.
     let connection = http1::Builder::new().half_close(false).pipeline_flush(true).serve_connection(io, service);
@@ -183,17 +192,17 @@ async fn speaks_http2(stream: &TcpStream, mut closing: watch::Receiver<bool>) ->
 }
 
 async fn serve_http2(
-    shard: Arc<Shard>,
+    context: Arc<IoContext>,
     io: TokioIo<Watched>,
     activity: &Arc<Activity>,
     closing: watch::Receiver<bool>,
 ) {
     activity.multiplexes();
     let service = service_fn(move |request: Request<Incoming>| {
-        let (shard, activity) = (Arc::clone(&shard), Arc::clone(activity));
+        let (context, activity) = (Arc::clone(&context), Arc::clone(activity));
         async move {
-            let open = OpenStream::new(&shard, &activity);
-            let response = http::answer(&shard, &activity, request).await;
+            let open = OpenStream::new(&context, &activity);
+            let response = http::answer(&context, &activity, request).await;
             Ok::<_, Infallible>(response.map(|body| StreamBody::new(body, open)))
         }
     });
@@ -244,23 +253,23 @@ async fn told_to_close(closing: &mut watch::Receiver<bool>) {
 /// A connection that counts as open until it is dropped.
 struct Open {
     protocol: Protocol,
-    shard: Arc<Shard>,
+    context: Arc<IoContext>,
 }
 
 impl Open {
-    fn new(protocol: Protocol, shard: Arc<Shard>) -> Self {
-        let metrics = &shard.shared.metrics;
+    fn new(protocol: Protocol, context: Arc<IoContext>) -> Self {
+        let metrics = &context.shared.metrics;
         match protocol {
             Protocol::Http => metrics.http_connections.inc(),
             Protocol::Grpc => metrics.grpc_connections.inc(),
         }
-        Self { protocol, shard }
+        Self { protocol, context }
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let shared = &self.shard.shared;
+        let shared = &self.context.shared;
         match self.protocol {
             Protocol::Http => shared.metrics.http_connections.dec(),
             Protocol::Grpc => shared.metrics.grpc_connections.dec(),

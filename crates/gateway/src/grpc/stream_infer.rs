@@ -8,9 +8,9 @@
 //! done. Whoever drops the answers (the client cancelled, or is gone) drops the reader, and that takes all of them back.
 
 use crate::call::{Call, Head, metric_reason};
+use crate::grpc::frames::{Framed, Messages};
 use crate::grpc::{application, call_deadline, header_deadline};
-use crate::message::{Framed, Messages};
-use crate::shard::Shard;
+use crate::io::IoContext;
 use base::{ApplicationId, Duration, Timestamp};
 use prost::Message;
 use std::pin::Pin;
@@ -65,7 +65,11 @@ impl Stream for Answers {
 }
 
 /// `ModelStreamInfer`. The call's message is not in `request`: it is read from the [`Source`] beside it.
-pub(crate) fn answer<T>(shard: &Arc<Shard>, request: &Request<T>, arrived_at: Timestamp) -> Result<Answers, Status> {
+pub(crate) fn answer<T>(
+    context: &Arc<IoContext>,
+    request: &Request<T>,
+    arrived_at: Timestamp,
+) -> Result<Answers, Status> {
     let messages = request.extensions().get::<Source>().and_then(Source::take);
     let messages = messages.ok_or_else(|| Fault::new(Reason::NotFound, "there is no stream"))?;
     let headers = request.metadata().as_ref();
@@ -73,9 +77,9 @@ pub(crate) fn answer<T>(shard: &Arc<Shard>, request: &Request<T>, arrived_at: Ti
         headers.get(STATUS_HEADER).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"));
     let (sender, answers) = mpsc::channel(MAX_ANSWERS);
     let reader = Reader {
-        shard: Arc::clone(shard),
+        context: Arc::clone(context),
         limit: header_deadline(headers),
-        application: application(shard, headers)?,
+        application: application(context, headers)?,
         ends_at: call_deadline(headers).map(|span| arrived_at + span),
         ends_with_status,
         answers: sender,
@@ -88,7 +92,7 @@ pub(crate) fn answer<T>(shard: &Arc<Shard>, request: &Request<T>, arrived_at: Ti
 /// What every request of a stream needs.
 #[derive(Clone)]
 struct Reader {
-    shard: Arc<Shard>,
+    context: Arc<IoContext>,
     /// The deadline of each request, from its arrival.
     limit: Option<Duration>,
     /// Who sends them, unless they say so themselves.
@@ -102,7 +106,7 @@ struct Reader {
 impl Reader {
     async fn run(self, mut messages: Messages) {
         let mut calls = JoinSet::new();
-        let mut closing = self.shard.closing.clone();
+        let mut closing = self.context.closing.clone();
         let end = loop {
             tokio::select! {
                 biased;
@@ -112,12 +116,12 @@ impl Reader {
                 },
                 message = messages.next(), if calls.len() < MAX_IN_FLIGHT => match message {
                     Ok(Some(message)) => {
-                        let arrived_at = self.shard.controller.now();
+                        let arrived_at = self.context.controller.now();
                         calls.spawn(self.clone().call(message, arrived_at));
                     }
                     Ok(None) => break None,
                     Err(fault) => {
-                        self.shard.shared.metrics.unrouted(metric_reason(fault.reason));
+                        self.context.shared.metrics.unrouted(metric_reason(fault.reason));
                         break Some(fault);
                     }
                 },
@@ -164,7 +168,7 @@ impl Reader {
         arrived_at: Timestamp,
         id: &mut String,
     ) -> Result<ModelInferResponse, Fault> {
-        let shard = &self.shard;
+        let context = &self.context;
         let read = async || {
             let (content, held) = message.plain().await?;
             ModelInferRequest::admit(&content)?;
@@ -173,11 +177,11 @@ impl Reader {
             Ok::<_, Fault>((message, held))
         };
         let (message, _held) =
-            read().await.inspect_err(|fault| shard.shared.metrics.unrouted(metric_reason(fault.reason)))?;
+            read().await.inspect_err(|fault| context.shared.metrics.unrouted(metric_reason(fault.reason)))?;
         id.clone_from(&message.id);
         let left = self.ends_at.map(|ends_at| ends_at.since(arrived_at));
         let head = Head { limit: self.limit.into_iter().chain(left).min(), application: self.application };
-        let mut call = Call::begin(shard, &message.model_name, &message.model_version, arrived_at)?;
+        let mut call = Call::begin(context, &message.model_name, &message.model_version, arrived_at)?;
         let outcome = match grpc::decode(&message) {
             Ok(request) => call.run(request, head, false, |response| Ok(grpc::encode(response))).await,
             Err(fault) => Err(fault),

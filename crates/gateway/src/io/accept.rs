@@ -1,7 +1,7 @@
 //! Taking connections and giving them to the io threads in turn.
 
+use crate::io::Shared;
 use crate::server::block_on;
-use crate::shard::Shared;
 use std::net::{TcpListener as StdListener, TcpStream as StdStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

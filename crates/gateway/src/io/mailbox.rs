@@ -63,20 +63,20 @@ impl<F: Future + Unpin> Future for Delivered<F> {
             Some((task, through)) if task.will_wake(cx.waker()) => through,
             _ => {
                 let task = cx.waker().clone();
-                let letter = Letter { task: task.clone(), mailbox: Arc::clone(&this.mailbox) };
-                &this.wakers.insert((task, Waker::from(Arc::new(letter)))).1
+                let waker = MailboxWaker { task: task.clone(), mailbox: Arc::clone(&this.mailbox) };
+                &this.wakers.insert((task, Waker::from(Arc::new(waker)))).1
             }
         };
         Pin::new(&mut this.future).poll(&mut Context::from_waker(through))
     }
 }
 
-struct Letter {
+struct MailboxWaker {
     task: Waker,
     mailbox: Arc<Mailbox>,
 }
 
-impl Wake for Letter {
+impl Wake for MailboxWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -94,8 +94,8 @@ mod tests {
     #[tokio::test]
     async fn every_reply_arrives_whoever_sends_it() {
         let mailbox = Arc::new(Mailbox::default());
-        let postman = Arc::clone(&mailbox);
-        tokio::spawn(async move { postman.run().await });
+        let mailman = Arc::clone(&mailbox);
+        tokio::spawn(async move { mailman.run().await });
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..1000).map(|_| oneshot::channel()).unzip();
         let waiting = receivers.into_iter().map(|receiver| tokio::spawn(mailbox.deliver(receiver)));
         let waiting: Vec<_> = waiting.collect();

@@ -1,7 +1,7 @@
 //! A call over HTTP/2 from its head to the last byte of its answer: it counts as open that long.
 
-use crate::connection::Activity;
-use crate::shard::Shard;
+use crate::io::IoContext;
+use crate::io::connection::Activity;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use std::pin::Pin;
@@ -15,22 +15,22 @@ const PIECE_BYTES: usize = 64 << 10;
 
 /// A call that isn't over.
 pub(crate) struct OpenStream {
-    shard: Arc<Shard>,
+    context: Arc<IoContext>,
     activity: Arc<Activity>,
 }
 
 impl OpenStream {
-    pub(crate) fn new(shard: &Arc<Shard>, activity: &Arc<Activity>) -> Self {
-        shard.streams.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn new(context: &Arc<IoContext>, activity: &Arc<Activity>) -> Self {
+        context.streams.fetch_add(1, Ordering::Relaxed);
         activity.stream_begins();
-        Self { shard: Arc::clone(shard), activity: Arc::clone(activity) }
+        Self { context: Arc::clone(context), activity: Arc::clone(activity) }
     }
 }
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
         self.activity.stream_ends();
-        self.shard.streams.fetch_sub(1, Ordering::Relaxed);
+        self.context.streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -1,9 +1,9 @@
 //! The metrics' port: `/metrics`, in Prometheus' text format; `/scaling`, the advice on the number of devices as JSON; `/shares`, how GPUs are divided, which a POST changes.
 
-use crate::http::payload::{Payload, plain};
-use crate::scaling::{Scaling, json};
+use super::shares;
+use crate::admin::scaling::{Scaling, json};
+use crate::body::payload::{Payload, plain};
 use crate::server::block_on;
-use crate::shares;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;

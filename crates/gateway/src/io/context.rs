@@ -1,13 +1,12 @@
 //! What the connections of one io thread share.
 
 use crate::Config;
-use crate::accept::Protocol;
 use crate::applications::Applications;
-use crate::driver::Driver;
-use crate::mailbox::Mailbox;
+use crate::io::accept::Protocol;
+use crate::io::driver::Driver;
+use crate::io::mailbox::Mailbox;
 use crate::models::Models;
 use crate::regions::{Regions, RegionsView};
-use crate::standard::Readiness;
 use controller::Controller;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,7 +14,7 @@ use telemetry::{Metrics, Tracer};
 use tokio::sync::watch;
 
 /// One io thread's handles. Nothing in it is contended by another thread but the counters.
-pub(crate) struct Shard {
+pub(crate) struct IoContext {
     pub(crate) controller: Controller,
     pub(crate) models: Models,
     pub(crate) driver: Driver,
@@ -28,6 +27,17 @@ pub(crate) struct Shard {
     pub(crate) calls: AtomicUsize,
     /// Calls over gRPC of this thread, from their heads until their answers are handed over.
     pub(crate) streams: AtomicUsize,
+}
+
+/// Whether the server takes requests, as those see it who ask for its health.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Readiness {
+    /// It starts.
+    Starting,
+    /// It takes requests.
+    Ready,
+    /// It goes down.
+    Closing,
 }
 
 /// What all io threads share.
@@ -94,7 +104,7 @@ impl Shared {
     }
 }
 
-impl Shard {
+impl IoContext {
     pub(crate) fn new(controller: Controller, shared: Arc<Shared>, closing: watch::Receiver<bool>) -> Self {
         Self {
             models: Models::new(controller.clone()),

@@ -1,23 +1,28 @@
 //! The protocol over gRPC.
 
+mod frames;
+mod standard;
+mod stream_infer;
+
+use crate::body::encoding::Encoding;
+use crate::body::payload::Payload;
 use crate::call::{Call, Head, metric_reason};
-use crate::connection::Activity;
 use crate::extensions::{SERVER_NAME, SERVER_VERSION, extensions};
-use crate::http::encoding::Encoding;
-use crate::http::payload::Payload;
-use crate::http::{APPLICATION, text};
-use crate::message::{self, Messages};
-use crate::shard::Shard;
-use crate::standard::Standard;
-use crate::stream::{OpenStream, StreamBody};
-use crate::stream_infer::{self, Answers, Source};
-use crate::{repository_calls, settings, shared_memory, statistics};
+use crate::headers::{APPLICATION, text};
+use crate::io::connection::Activity;
+
+use crate::admin::{repository, settings, shared_memory, statistics};
+use crate::io::IoContext;
+use crate::io::open_stream::{OpenStream, StreamBody};
 use base::{ApplicationId, Duration, Timestamp};
 use bytes::Bytes;
+use frames::Messages;
 use hyper::body::Incoming;
 use hyper::header::{HeaderMap, HeaderValue};
+use standard::Standard;
 use std::convert::Infallible;
 use std::sync::Arc;
+use stream_infer::{Answers, Source};
 use tonic::codec::CompressionEncoding;
 use tonic::codegen::{Service, http};
 use tonic::{Code, Request, Response, Status, Streaming, async_trait};
@@ -32,7 +37,7 @@ const STREAM_PATH: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 /// The calls, on one io thread.
 pub(crate) struct Calls {
-    shard: Arc<Shard>,
+    context: Arc<IoContext>,
 }
 
 /// When a request's head was there; travels with it through the generated code.
@@ -47,7 +52,7 @@ struct Content(Bytes);
 /// clients say that they accept compression whether they want it or not, and it costs more than it saves here.)
 #[derive(Clone)]
 pub(crate) struct GrpcServer {
-    shard: Arc<Shard>,
+    context: Arc<IoContext>,
     plain: GrpcInferenceServiceServer<Calls>,
     gzip: GrpcInferenceServiceServer<Calls>,
     deflate: GrpcInferenceServiceServer<Calls>,
@@ -55,17 +60,17 @@ pub(crate) struct GrpcServer {
 }
 
 impl GrpcServer {
-    pub(crate) fn new(shard: Arc<Shard>) -> Self {
-        let limit = shard.shared.config.max_body_bytes;
-        let plain = GrpcInferenceServiceServer::new(Calls { shard: Arc::clone(&shard) })
+    pub(crate) fn new(context: Arc<IoContext>) -> Self {
+        let limit = context.shared.config.max_body_bytes;
+        let plain = GrpcInferenceServiceServer::new(Calls { context: Arc::clone(&context) })
             .accept_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Deflate)
             .max_decoding_message_size(limit)
             .max_encoding_message_size(usize::MAX);
         let gzip = plain.clone().send_compressed(CompressionEncoding::Gzip);
         let deflate = plain.clone().send_compressed(CompressionEncoding::Deflate);
-        let standard = Standard::new(&shard.shared);
-        Self { shard, plain, gzip, deflate, standard }
+        let standard = Standard::new(&context.shared);
+        Self { context, plain, gzip, deflate, standard }
     }
 
     /// Answers one request.
@@ -74,8 +79,8 @@ impl GrpcServer {
         activity: &Arc<Activity>,
         mut request: http::Request<Incoming>,
     ) -> Result<http::Response<StreamBody<tonic::body::Body>>, Infallible> {
-        let arrived = Arrived(self.shard.controller.now());
-        let open = OpenStream::new(&self.shard, activity);
+        let arrived = Arrived(self.context.controller.now());
+        let open = OpenStream::new(&self.context, activity);
         if let Some(handler) = self.standard.of(request.uri().path()) {
             return Ok(handler(request).await?.map(|body| StreamBody::new(body, open)));
         }
@@ -88,26 +93,26 @@ impl GrpcServer {
         let (mut head, incoming) = request.into_parts();
         let message = if head.uri.path() == STREAM_PATH {
             // Its messages are read one by one, by the call itself.
-            let messages = Messages::new(Arc::clone(&self.shard.shared), incoming, encoding);
+            let messages = Messages::new(Arc::clone(&self.context.shared), incoming, encoding);
             head.extensions.insert(Source::new(messages));
             Ok((Payload::default(), None))
         } else {
-            message::read(&self.shard.shared, incoming, encoding).await
+            frames::read(&self.context.shared, incoming, encoding).await
         };
         let response = match message {
             Ok((mut message, _held)) => {
                 if head.uri.path() == INFER_PATH
-                    && let Some(content) = message::content_at_host(&self.shard.shared, &message)
+                    && let Some(content) = frames::content_at_host(&self.context.shared, &message)
                 {
                     head.extensions.insert(Content(content));
-                    message = message::empty();
+                    message = frames::empty();
                 }
                 let mut response = service.clone().call(http::Request::from_parts(head, message)).await?;
                 self.translate(response.headers_mut());
                 response
             }
             Err(fault) => {
-                self.shard.shared.metrics.unrouted(metric_reason(fault.reason));
+                self.context.shared.metrics.unrouted(metric_reason(fault.reason));
                 Status::from(fault).into_http()
             }
         };
@@ -130,14 +135,14 @@ impl GrpcServer {
         let message = match reason {
             Reason::BodyTooLarge => format!(
                 "the message is larger than {} bytes, the most that this server takes: send less in one request",
-                self.shard.shared.config.max_body_bytes
+                self.context.shared.config.max_body_bytes
             ),
             Reason::NotFound if status.message().is_empty() => {
                 "there is no such call here: this server has those of inference.GRPCInferenceService".to_owned()
             }
             _ => status.message().to_owned(),
         };
-        self.shard.shared.metrics.unrouted(metric_reason(reason));
+        self.context.shared.metrics.unrouted(metric_reason(reason));
         // Values that a header can't hold would have been refused when the status was made.
         let _ = Status::from(Fault::new(reason, message)).add_header(headers);
     }
@@ -150,12 +155,12 @@ impl GrpcInferenceService for Calls {
     }
 
     async fn server_ready(&self, _: Request<ServerReadyRequest>) -> Result<Response<ServerReadyResponse>, Status> {
-        Ok(Response::new(ServerReadyResponse { ready: self.shard.ready() }))
+        Ok(Response::new(ServerReadyResponse { ready: self.context.ready() }))
     }
 
     async fn model_ready(&self, request: Request<ModelReadyRequest>) -> Result<Response<ModelReadyResponse>, Status> {
         let ModelReadyRequest { name, version } = request.get_ref();
-        let ready = self.shard.models.describe(name, version, |_| ()).is_ok();
+        let ready = self.context.models.describe(name, version, |_| ()).is_ok();
         Ok(Response::new(ModelReadyResponse { ready }))
     }
 
@@ -166,7 +171,7 @@ impl GrpcInferenceService for Calls {
         Ok(Response::new(ServerMetadataResponse {
             name: SERVER_NAME.to_owned(),
             version: SERVER_VERSION.to_owned(),
-            extensions: extensions(&self.shard.shared.config).into_iter().map(str::to_owned).collect(),
+            extensions: extensions(&self.context.shared.config).into_iter().map(str::to_owned).collect(),
         }))
     }
 
@@ -175,15 +180,15 @@ impl GrpcInferenceService for Calls {
         request: Request<ModelMetadataRequest>,
     ) -> Result<Response<ModelMetadataResponse>, Status> {
         let ModelMetadataRequest { name, version } = request.get_ref();
-        Ok(Response::new(self.shard.models.describe(name, version, |metadata| metadata.into())?))
+        Ok(Response::new(self.context.models.describe(name, version, |metadata| metadata.into())?))
     }
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Result<Response<ModelInferResponse>, Status> {
-        let arrived_at = arrived(&self.shard, request.extensions());
-        let head = head(&self.shard, request.metadata().as_ref());
+        let arrived_at = arrived(&self.context, request.extensions());
+        let head = head(&self.context, request.metadata().as_ref());
         let content = request.extensions().get::<Content>().map(|content| content.0.clone());
         let message = content.map_or_else(|| Ok(request.into_inner()), codec::read)?;
-        let mut call = Call::begin(&self.shard, &message.model_name, &message.model_version, arrived_at)?;
+        let mut call = Call::begin(&self.context, &message.model_name, &message.model_version, arrived_at)?;
         let outcome = match head.and_then(|head| Ok((head, grpc::decode(&message)?))) {
             Ok((head, request)) => call.run(request, head, false, |response| Ok(grpc::encode(response))).await,
             Err(fault) => Err(fault),
@@ -197,116 +202,116 @@ impl GrpcInferenceService for Calls {
         &self,
         request: Request<Streaming<ModelInferRequest>>,
     ) -> Result<Response<Answers>, Status> {
-        let arrived_at = arrived(&self.shard, request.extensions());
-        Ok(Response::new(stream_infer::answer(&self.shard, &request, arrived_at)?))
+        let arrived_at = arrived(&self.context, request.extensions());
+        Ok(Response::new(stream_infer::answer(&self.context, &request, arrived_at)?))
     }
 
     async fn model_config(
         &self,
         request: Request<ModelConfigRequest>,
     ) -> Result<Response<ModelConfigResponse>, Status> {
-        Ok(Response::new(repository_calls::model_config(&self.shard, request.get_ref())?))
+        Ok(Response::new(repository::model_config(&self.context, request.get_ref())?))
     }
 
     async fn model_statistics(
         &self,
         request: Request<ModelStatisticsRequest>,
     ) -> Result<Response<ModelStatisticsResponse>, Status> {
-        Ok(Response::new(statistics::statistics(&self.shard, request.get_ref())?))
+        Ok(Response::new(statistics::statistics(&self.context, request.get_ref())?))
     }
 
     async fn repository_index(
         &self,
         request: Request<RepositoryIndexRequest>,
     ) -> Result<Response<RepositoryIndexResponse>, Status> {
-        Ok(Response::new(repository_calls::index(&self.shard, request.get_ref())?))
+        Ok(Response::new(repository::index(&self.context, request.get_ref())?))
     }
 
     async fn repository_model_load(
         &self,
         request: Request<RepositoryModelLoadRequest>,
     ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
-        Ok(Response::new(repository_calls::load(&self.shard, request.into_inner()).await?))
+        Ok(Response::new(repository::load(&self.context, request.into_inner()).await?))
     }
 
     async fn repository_model_unload(
         &self,
         request: Request<RepositoryModelUnloadRequest>,
     ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
-        Ok(Response::new(repository_calls::unload(&self.shard, request.into_inner()).await?))
+        Ok(Response::new(repository::unload(&self.context, request.into_inner()).await?))
     }
 
     async fn system_shared_memory_status(
         &self,
         request: Request<SystemSharedMemoryStatusRequest>,
     ) -> Result<Response<SystemSharedMemoryStatusResponse>, Status> {
-        Ok(Response::new(shared_memory::system_status(&self.shard, request.get_ref())?))
+        Ok(Response::new(shared_memory::system_status(&self.context, request.get_ref())?))
     }
 
     async fn system_shared_memory_register(
         &self,
         request: Request<SystemSharedMemoryRegisterRequest>,
     ) -> Result<Response<SystemSharedMemoryRegisterResponse>, Status> {
-        Ok(Response::new(shared_memory::system_register(&self.shard, request.get_ref())?))
+        Ok(Response::new(shared_memory::system_register(&self.context, request.get_ref())?))
     }
 
     async fn system_shared_memory_unregister(
         &self,
         request: Request<SystemSharedMemoryUnregisterRequest>,
     ) -> Result<Response<SystemSharedMemoryUnregisterResponse>, Status> {
-        Ok(Response::new(shared_memory::system_unregister(&self.shard, request.get_ref())?))
+        Ok(Response::new(shared_memory::system_unregister(&self.context, request.get_ref())?))
     }
 
     async fn cuda_shared_memory_status(
         &self,
         request: Request<CudaSharedMemoryStatusRequest>,
     ) -> Result<Response<CudaSharedMemoryStatusResponse>, Status> {
-        Ok(Response::new(shared_memory::cuda_status(&self.shard, request.get_ref())?))
+        Ok(Response::new(shared_memory::cuda_status(&self.context, request.get_ref())?))
     }
 
     async fn cuda_shared_memory_register(
         &self,
         request: Request<CudaSharedMemoryRegisterRequest>,
     ) -> Result<Response<CudaSharedMemoryRegisterResponse>, Status> {
-        Ok(Response::new(shared_memory::cuda_register(&self.shard, request.get_ref())?))
+        Ok(Response::new(shared_memory::cuda_register(&self.context, request.get_ref())?))
     }
 
     async fn cuda_shared_memory_unregister(
         &self,
         request: Request<CudaSharedMemoryUnregisterRequest>,
     ) -> Result<Response<CudaSharedMemoryUnregisterResponse>, Status> {
-        Ok(Response::new(shared_memory::cuda_unregister(&self.shard, request.get_ref())?))
+        Ok(Response::new(shared_memory::cuda_unregister(&self.context, request.get_ref())?))
     }
 
     async fn trace_setting(
         &self,
         request: Request<TraceSettingRequest>,
     ) -> Result<Response<TraceSettingResponse>, Status> {
-        Ok(Response::new(settings::trace(&self.shard, request.get_ref())?))
+        Ok(Response::new(settings::trace(&self.context, request.get_ref())?))
     }
 
     async fn log_settings(
         &self,
         request: Request<LogSettingsRequest>,
     ) -> Result<Response<LogSettingsResponse>, Status> {
-        Ok(Response::new(settings::log(&self.shard, request.get_ref())?))
+        Ok(Response::new(settings::log(&self.context, request.get_ref())?))
     }
 }
 
 /// When a call's head was there.
-fn arrived(shard: &Shard, extensions: &http::Extensions) -> Timestamp {
-    extensions.get::<Arrived>().map_or_else(|| shard.controller.now(), |arrived| arrived.0)
+fn arrived(context: &IoContext, extensions: &http::Extensions) -> Timestamp {
+    extensions.get::<Arrived>().map_or_else(|| context.controller.now(), |arrived| arrived.0)
 }
 
 /// What a call's headers say: the smaller of gRPC's own deadline and that of the header that HTTP has too, and who sends it.
-fn head(shard: &Shard, headers: &HeaderMap) -> Result<Head, Fault> {
+fn head(context: &IoContext, headers: &HeaderMap) -> Result<Head, Fault> {
     let limit = call_deadline(headers).into_iter().chain(header_deadline(headers)).min();
-    Ok(Head { limit, application: application(shard, headers)? })
+    Ok(Head { limit, application: application(context, headers)? })
 }
 
 /// Who sends a call's requests, unless they say so themselves.
-pub(crate) fn application(shard: &Shard, headers: &HeaderMap) -> Result<ApplicationId, Fault> {
-    shard.shared.applications.of(text(headers, &APPLICATION)?)
+pub(crate) fn application(context: &IoContext, headers: &HeaderMap) -> Result<ApplicationId, Fault> {
+    context.shared.applications.of(text(headers, &APPLICATION)?)
 }
 
 /// gRPC's own deadline, which is the whole call's.

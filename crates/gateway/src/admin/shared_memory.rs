@@ -2,8 +2,8 @@
 //!
 //! The regions themselves, and how tensors get in and out of them, are in `regions.rs`.
 
+use crate::io::IoContext;
 use crate::regions::no_shared_memory;
-use crate::shard::Shard;
 use wire::proto::{
     CudaSharedMemoryRegisterRequest, CudaSharedMemoryRegisterResponse, CudaSharedMemoryStatusRequest,
     CudaSharedMemoryStatusResponse, CudaSharedMemoryUnregisterRequest, CudaSharedMemoryUnregisterResponse,
@@ -14,10 +14,10 @@ use wire::{Fault, Reason};
 
 /// `SystemSharedMemoryStatus`, `GET v2/systemsharedmemory[/region/NAME]/status`.
 pub(crate) fn system_status(
-    shard: &Shard,
+    context: &IoContext,
     request: &SystemSharedMemoryStatusRequest,
 ) -> Result<SystemSharedMemoryStatusResponse, Fault> {
-    let regions = shard.shared.regions.status(&request.name);
+    let regions = context.shared.regions.status(&request.name);
     if regions.is_empty() && !request.name.is_empty() {
         return Err(unknown(&request.name));
     }
@@ -26,29 +26,29 @@ pub(crate) fn system_status(
 
 /// `SystemSharedMemoryRegister`, `POST v2/systemsharedmemory/region/NAME/register`.
 pub(crate) fn system_register(
-    shard: &Shard,
+    context: &IoContext,
     request: &SystemSharedMemoryRegisterRequest,
 ) -> Result<SystemSharedMemoryRegisterResponse, Fault> {
-    if !shard.shared.config.shared_memory {
+    if !context.shared.config.shared_memory {
         return Err(no_shared_memory());
     }
-    shard.shared.regions.register(request)?;
+    context.shared.regions.register(request)?;
     Ok(SystemSharedMemoryRegisterResponse {})
 }
 
 /// `SystemSharedMemoryUnregister`, `POST v2/systemsharedmemory[/region/NAME]/unregister`. What isn't there needs no
 /// unregistering: clients begin with it to be sure.
 pub(crate) fn system_unregister(
-    shard: &Shard,
+    context: &IoContext,
     request: &SystemSharedMemoryUnregisterRequest,
 ) -> Result<SystemSharedMemoryUnregisterResponse, Fault> {
-    shard.shared.regions.unregister(&request.name);
+    context.shared.regions.unregister(&request.name);
     Ok(SystemSharedMemoryUnregisterResponse {})
 }
 
 /// `CudaSharedMemoryStatus`, `GET v2/cudasharedmemory[/region/NAME]/status`. There is none.
 pub(crate) fn cuda_status(
-    _shard: &Shard,
+    _shard: &IoContext,
     request: &CudaSharedMemoryStatusRequest,
 ) -> Result<CudaSharedMemoryStatusResponse, Fault> {
     if request.name.is_empty() { Ok(CudaSharedMemoryStatusResponse::default()) } else { Err(unknown(&request.name)) }
@@ -56,7 +56,7 @@ pub(crate) fn cuda_status(
 
 /// `CudaSharedMemoryRegister`, `POST v2/cudasharedmemory/region/NAME/register`.
 pub(crate) fn cuda_register(
-    _shard: &Shard,
+    _shard: &IoContext,
     _request: &CudaSharedMemoryRegisterRequest,
 ) -> Result<CudaSharedMemoryRegisterResponse, Fault> {
     let message = "CUDA shared memory is unsupported, because this server has no CUDA engine: use system shared memory, or \
@@ -66,7 +66,7 @@ pub(crate) fn cuda_register(
 
 /// `CudaSharedMemoryUnregister`, `POST v2/cudasharedmemory[/region/NAME]/unregister`. Nothing is ever registered.
 pub(crate) fn cuda_unregister(
-    _shard: &Shard,
+    _shard: &IoContext,
     _request: &CudaSharedMemoryUnregisterRequest,
 ) -> Result<CudaSharedMemoryUnregisterResponse, Fault> {
     Ok(CudaSharedMemoryUnregisterResponse {})

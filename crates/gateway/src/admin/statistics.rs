@@ -1,7 +1,7 @@
 //! What the models did so far, for those that ask.
 
+use crate::io::IoContext;
 use crate::models::serving;
-use crate::shard::Shard;
 use base::Timestamp;
 use controller::CatalogueEntry;
 use std::sync::Arc;
@@ -15,18 +15,21 @@ use wire::proto::{
 
 /// `ModelStatistics`, `GET v2/models/stats`, `GET v2/models/NAME[/versions/V]/stats`. An empty name means all models, an
 /// empty version all versions that can be asked.
-pub(crate) fn statistics(shard: &Shard, request: &ModelStatisticsRequest) -> Result<ModelStatisticsResponse, Fault> {
+pub(crate) fn statistics(
+    context: &IoContext,
+    request: &ModelStatisticsRequest,
+) -> Result<ModelStatisticsResponse, Fault> {
     let (name, version) = (request.name.as_str(), request.version.as_str());
     let entries = match (name, version) {
-        ("", _) => shard.models.all_ready(),
+        ("", _) => context.models.all_ready(),
         (name, "") => {
             // Says why, if there is no such model or none of its versions can be asked.
-            serving(&*shard.models.find(name, "")?)?;
-            shard.models.all_ready().into_iter().filter(|entry| entry.name == name).collect()
+            serving(&*context.models.find(name, "")?)?;
+            context.models.all_ready().into_iter().filter(|entry| entry.name == name).collect()
         }
-        (name, version) => vec![shard.models.find(name, version)?],
+        (name, version) => vec![context.models.find(name, version)?],
     };
-    let clocks = Clocks { now: shard.controller.now(), wall: SystemTime::now() };
+    let clocks = Clocks { now: context.controller.now(), wall: SystemTime::now() };
     let model_stats = entries.iter().map(|entry| of_model(entry, clocks)).collect::<Result<_, _>>()?;
     Ok(ModelStatisticsResponse { model_stats })
 }

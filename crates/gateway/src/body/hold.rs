@@ -2,7 +2,7 @@
 //!
 //! Only large bodies are counted: small ones are bounded by the number of connections.
 
-use crate::shard::Shared;
+use crate::io::Shared;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use wire::{Fault, Reason};

@@ -1,8 +1,8 @@
 //! Reading the body of a request, within bounds.
 
-use crate::gather::{Gathered, Memory, to_host};
-use crate::hold::{COUNTED_FROM, Held};
-use crate::shard::Shared;
+use crate::body::gather::{Gathered, Memory, to_host};
+use crate::body::hold::{COUNTED_FROM, Held};
+use crate::io::Shared;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming};
 use std::future::poll_fn;

@@ -2,12 +2,12 @@
 //!
 //! The library would inflate it on the io thread and wait for the rest of it for ever.
 
-use crate::beside::beside;
-use crate::gather::to_host;
-use crate::hold::{COUNTED_FROM, Held};
-use crate::http::encoding::Encoding;
-use crate::http::payload::Payload;
-use crate::shard::Shared;
+use crate::body::encoding::Encoding;
+use crate::body::gather::to_host;
+use crate::body::hold::{COUNTED_FROM, Held};
+use crate::body::payload::Payload;
+use crate::io::Shared;
+use crate::io::offload::offload;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hyper::body::{Body, Frame, Incoming};
 use std::future::poll_fn;
@@ -176,7 +176,7 @@ impl Framed {
             }
             Ok((plain, held))
         };
-        beside(work).await
+        offload(work).await
     }
 }
 
@@ -251,5 +251,5 @@ async fn inflate(
         prefix.put_u32(length);
         Ok((Payload::of_pieces(prefix.freeze(), vec![plain]), Some(held)))
     };
-    beside(work).await
+    offload(work).await
 }

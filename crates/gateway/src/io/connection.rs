@@ -3,7 +3,7 @@
 //! Time is counted by the sweep itself, in whole seconds, so that a connection reads no clock and sets no timer.
 
 use crate::Config;
-use crate::accept::Protocol;
+use crate::io::accept::Protocol;
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
 use std::net::Shutdown;

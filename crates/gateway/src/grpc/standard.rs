@@ -1,6 +1,6 @@
 //! The services that gRPC tools expect of any server: health (`grpc.health.v1`) and reflection (`v1` and `v1alpha`).
 
-use crate::shard::Shared;
+use crate::io::{Readiness, Shared};
 use hyper::body::Incoming;
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -70,22 +70,9 @@ impl Standard {
     }
 }
 
-/// Whether the server takes requests, as those see it who ask for its health.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Readiness {
-    /// It starts.
-    Starting,
-    /// It takes requests.
-    Ready,
-    /// It goes down.
-    Closing,
-}
-
-impl Readiness {
-    fn answer(self) -> HealthCheckResponse {
-        let status = if self == Self::Ready { ServingStatus::Serving } else { ServingStatus::NotServing };
-        HealthCheckResponse { status: status.into() }
-    }
+fn health(readiness: Readiness) -> HealthCheckResponse {
+    let status = if readiness == Readiness::Ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+    HealthCheckResponse { status: status.into() }
 }
 
 struct HealthCalls {
@@ -103,7 +90,7 @@ impl Health for HealthCalls {
             )));
         }
         let readiness = *self.readiness.borrow();
-        Ok(Response::new(readiness.answer()))
+        Ok(Response::new(health(readiness)))
     }
 
     type WatchStream = BoxStream<HealthCheckResponse>;
@@ -144,7 +131,7 @@ impl Watching {
         }
         let new = *self.readiness.wait_for(|&now| Some(now) != told).await.ok()?;
         let unknown = HealthCheckResponse { status: ServingStatus::ServiceUnknown.into() };
-        let answer = if self.known { new.answer() } else { unknown };
+        let answer = if self.known { health(new) } else { unknown };
         self.told = Some(new);
         Some((answer, self))
     }

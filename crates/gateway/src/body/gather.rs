@@ -66,12 +66,12 @@ mod tests {
 
     /// Room for so many bytes at a time, and what was taken of it so far.
     #[derive(Debug)]
-    struct Shelf {
+    struct LimitedMemory {
         room: usize,
         taken: AtomicUsize,
     }
 
-    impl HostMemory for Shelf {
+    impl HostMemory for LimitedMemory {
         fn take(&self, bytes: usize) -> Option<HostBuffer> {
             if bytes > self.room {
                 return None;
@@ -81,9 +81,9 @@ mod tests {
         }
     }
 
-    fn shelf(room: usize) -> (Arc<Shelf>, Memory) {
-        let shelf = Arc::new(Shelf { room, taken: AtomicUsize::new(0) });
-        (Arc::clone(&shelf), Some(shelf))
+    fn limited(room: usize) -> (Arc<LimitedMemory>, Memory) {
+        let limited = Arc::new(LimitedMemory { room, taken: AtomicUsize::new(0) });
+        (Arc::clone(&limited), Some(limited))
     }
 
     fn gather(bytes: usize, memory: &Memory, pieces: &[&[u8]]) -> (bool, Bytes) {
@@ -95,23 +95,23 @@ mod tests {
 
     #[test]
     fn the_device_s_memory_is_used_where_there_is_room() {
-        let (shelf, memory) = shelf(6);
+        let (limited, memory) = limited(6);
         assert_eq!(gather(6, &memory, &[b"abc", b"def"]), (true, Bytes::from("abcdef")));
         assert_eq!(gather(7, &memory, &[b"abc", b"defg"]), (false, Bytes::from("abcdefg")));
         assert_eq!(gather(6, &None, &[b"abc", b"def"]), (false, Bytes::from("abcdef")));
-        assert_eq!(shelf.taken.load(Ordering::Relaxed), 1);
+        assert_eq!(limited.taken.load(Ordering::Relaxed), 1);
     }
 
     #[test]
     fn more_and_fewer_bytes_than_expected_arrive_as_well() {
-        let (_, memory) = shelf(6);
+        let (_, memory) = limited(6);
         assert_eq!(gather(4, &memory, &[b"abc", b"def"]), (false, Bytes::from("abcdef")));
         assert_eq!(gather(6, &memory, &[b"abc"]), (true, Bytes::from("abc")));
     }
 
     #[test]
     fn whole_pieces_are_brought_there_or_stay() {
-        let (_, memory) = shelf(6);
+        let (_, memory) = limited(6);
         let pieces = [b"abc".as_slice(), b"def"];
         assert_eq!(to_host(6, pieces, &memory), Some(Bytes::from("abcdef")));
         assert_eq!(to_host(7, pieces, &memory), None, "there is no room");

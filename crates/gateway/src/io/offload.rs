@@ -1,4 +1,4 @@
-//! Work that would keep an io thread, and with it every other connection, for long: done beside it.
+//! Work that would keep an io thread, and with it every other connection, for long: done on another thread.
 //!
 //! A megabyte of JSON takes milliseconds to read or write. The io thread's runtime has one thread for such work. What
 //! waits for it is bounded by the requests in flight: it isn't done if nobody waits for it any more.
@@ -6,14 +6,13 @@
 use tokio::task::JoinHandle;
 use wire::{Fault, Reason};
 
-/// JSON from this size on are read beside the io thread: the handover costs about as much as reading a
-/// tenth of it.
-pub(crate) const READ_BESIDE: usize = 64 << 10;
-/// Tensors from this size on are written as JSON, or compressed, beside the io thread.
-pub(crate) const WRITE_BESIDE: usize = 32 << 10;
+/// JSON from this size on is read on another thread: the handover costs about as much as reading a tenth of it.
+pub(crate) const OFFLOAD_READ_BYTES: usize = 64 << 10;
+/// Tensors from this size on are written as JSON, or compressed, on another thread.
+pub(crate) const OFFLOAD_WRITE_BYTES: usize = 32 << 10;
 
-/// Does the work on the thread beside this one.
-pub(crate) async fn beside<T: Send + 'static>(
+/// Does the work on the io thread's other thread.
+pub(crate) async fn offload<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
 ) -> Result<T, Fault> {
     let mut work = Abandoned(tokio::task::spawn_blocking(work));
@@ -41,17 +40,17 @@ mod tests {
     fn work_that_nobody_waits_for_is_not_done() {
         crate::server::block_on(async {
             let (go, gate) = mpsc::channel::<()>();
-            let first = tokio::spawn(beside(move || Ok(gate.recv().is_ok())));
+            let first = tokio::spawn(offload(move || Ok(gate.recv().is_ok())));
             tokio::task::yield_now().await;
             let memory = Arc::new(());
             let theirs = Arc::clone(&memory);
-            let second = tokio::spawn(beside(move || -> Result<(), Fault> { panic!("done for nobody: {theirs:?}") }));
+            let second = tokio::spawn(offload(move || -> Result<(), Fault> { panic!("done for nobody: {theirs:?}") }));
             tokio::task::yield_now().await;
             second.abort();
             assert!(second.await.unwrap_err().is_cancelled());
             go.send(()).unwrap();
             assert_eq!(first.await.unwrap(), Ok(true));
-            assert_eq!(beside(|| Ok(3)).await, Ok(3), "it comes after the second one, whose turn is over then");
+            assert_eq!(offload(|| Ok(3)).await, Ok(3), "it comes after the second one, whose turn is over then");
             assert_eq!(Arc::strong_count(&memory), 1);
         });
     }

@@ -1,6 +1,6 @@
 //! What is traced and logged, read and changed while the server runs.
 
-use crate::shard::Shard;
+use crate::io::IoContext;
 use telemetry::logs::{self, LogSettings};
 use telemetry::{Change, TraceChange, TraceSettings};
 use wire::proto::{
@@ -11,12 +11,12 @@ use wire::{Fault, Reason};
 
 /// `TraceSetting`, `GET` and `POST v2[/models/NAME]/trace/setting`. Without settings it only asks. A setting without values
 /// goes back to its default. Answers with all settings as they are afterwards.
-pub(crate) fn trace(shard: &Shard, request: &TraceSettingRequest) -> Result<TraceSettingResponse, Fault> {
+pub(crate) fn trace(context: &IoContext, request: &TraceSettingRequest) -> Result<TraceSettingResponse, Fault> {
     let model = Some(request.model_name.as_str()).filter(|name| !name.is_empty());
     if let Some(name) = model {
-        shard.models.find(name, "")?;
+        context.models.find(name, "")?;
     }
-    let tracer = &shard.shared.tracer;
+    let tracer = &context.shared.tracer;
     let file = tracer.file().map_or_else(String::new, |file| file.display().to_string());
     let mut change = TraceChange::default();
     for (name, setting) in &request.settings {
@@ -101,7 +101,7 @@ fn trace_response(settings: TraceSettings, file: String) -> TraceSettingResponse
 
 /// `LogSettings`, `GET` and `POST v2/logging`. Without settings it only asks. Answers with all settings as they are
 /// afterwards.
-pub(crate) fn log(_shard: &Shard, request: &LogSettingsRequest) -> Result<LogSettingsResponse, Fault> {
+pub(crate) fn log(_shard: &IoContext, request: &LogSettingsRequest) -> Result<LogSettingsResponse, Fault> {
     let mut wanted = logs::settings();
     // All of them are read before any is changed.
     for (name, setting) in &request.settings {

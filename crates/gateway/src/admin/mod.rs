@@ -1,0 +1,9 @@
+//! The calls that aren't inference, and the metrics' port. Each call is one function for both protocols.
+
+pub(crate) mod metrics;
+pub(crate) mod repository;
+pub(crate) mod scaling;
+pub(crate) mod settings;
+pub(crate) mod shared_memory;
+pub(crate) mod shares;
+pub(crate) mod statistics;

@@ -1,0 +1,12 @@
+//! The io threads: how connections come to them, how they are served and watched, what those of one thread share.
+
+pub(crate) mod accept;
+pub(crate) mod connection;
+mod context;
+pub(crate) mod driver;
+pub(crate) mod mailbox;
+pub(crate) mod offload;
+pub(crate) mod open_stream;
+pub(crate) mod thread;
+
+pub(crate) use context::{IoContext, Readiness, Shared};
