@@ -321,8 +321,13 @@ impl Drop for Call<'_> {
     }
 }
 
+/// Counts a refusal for which there is no model to count it with.
+pub(crate) fn count_unrouted(context: &IoContext, fault: &Fault) {
+    context.shared.metrics.unrouted(metric_reason(fault.reason));
+}
+
 /// The metrics' word for a reason: they count coarser than error bodies speak.
-pub(crate) fn metric_reason(reason: Reason) -> telemetry::Reason {
+fn metric_reason(reason: Reason) -> telemetry::Reason {
     match reason {
         Reason::BadInput
         | Reason::NotFound

@@ -14,6 +14,7 @@ use tonic::codec::{Codec, CompressionEncoding, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
+use tonic_prost::{ProstCodec, ProstDecoder};
 use wire::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use wire::proto::infer_parameter::ParameterChoice;
 use wire::proto::model_infer_request::InferInputTensor;
@@ -88,12 +89,12 @@ async fn the_six_calls() {
 /// The answer is the same wherever the message lies, and so is every refusal.
 #[tokio::test]
 async fn messages_are_moved_to_where_the_device_reads() {
-    let ((server, shelf), plain) = (Server::with_shelf(), Server::start());
+    let ((server, memory), plain) = (Server::with_device_memory(), Server::start());
     let (mut client, mut other) = (connect(&server).await, connect(&plain).await);
     let one = request("quick", 3);
     let answer = client.model_infer(one.clone()).await.unwrap().into_inner();
     assert_eq!(answer, other.model_infer(one.clone()).await.unwrap().into_inner());
-    assert_eq!(shelf.was_taken(&server), [one.encoded_len()]);
+    assert_eq!(memory.was_taken(&server), [one.encoded_len()]);
     let mut short = request("quick", 1);
     short.raw_input_contents[0].truncate(39);
     let mut many = request("quick", 1);
@@ -103,14 +104,14 @@ async fn messages_are_moved_to_where_the_device_reads() {
         let expected = other.model_infer(wrong.clone()).await.unwrap_err();
         assert_eq!((refused.code(), refused.message()), (expected.code(), expected.message()));
         assert_eq!(reason(&refused), reason(&expected));
-        assert_eq!(shelf.was_taken(&server), [wrong.encoded_len()]);
+        assert_eq!(memory.was_taken(&server), [wrong.encoded_len()]);
     }
     // What is compressed as well, once it isn't any more.
     let mut gzip = connect(&server).await.send_compressed(CompressionEncoding::Gzip);
     assert_eq!(gzip.model_infer(one.clone()).await.unwrap().into_inner(), answer);
-    assert_eq!(shelf.was_taken(&server), [one.encoded_len()]);
+    assert_eq!(memory.was_taken(&server), [one.encoded_len()]);
     assert!(client.server_live(ServerLiveRequest {}).await.unwrap().into_inner().live);
-    assert_eq!(shelf.was_taken(&server), [0usize; 0], "other calls have no tensors");
+    assert_eq!(memory.was_taken(&server), [0usize; 0], "other calls have no tensors");
 }
 
 #[tokio::test]
@@ -225,14 +226,14 @@ impl Codec for AsItIs {
     type Encode = Vec<u8>;
     type Decode = ModelInferResponse;
     type Encoder = Self;
-    type Decoder = wire::codec::CheckedDecoder<ModelInferResponse>;
+    type Decoder = ProstDecoder<ModelInferResponse>;
 
     fn encoder(&mut self) -> Self {
         Self
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        wire::codec::Codec::<ModelInferRequest, ModelInferResponse>::default().decoder()
+        ProstDecoder::default()
     }
 }
 
@@ -276,7 +277,7 @@ async fn shutdown_waits_for_answers_that_are_being_written() {
     let mut large = request("quick", 1);
     large.id = "i".repeat(20_000_000);
     // As a stream, so that the client reads no further than it is told to.
-    let codec = wire::codec::Codec::<ModelInferRequest, ModelInferResponse>::default();
+    let codec = ProstCodec::<ModelInferRequest, ModelInferResponse>::default();
     let mut answer = client.server_streaming(Request::new(large), path, codec).await.unwrap().into_inner();
     let gateway = server.gateway.take().unwrap();
     let shutdown = tokio::task::spawn_blocking(move || gateway.shutdown());

@@ -112,36 +112,36 @@ fn binary_tensors_both_ways() {
 
 #[test]
 fn binary_tensors_are_received_where_the_device_reads() {
-    let (server, shelf) = Server::with_shelf();
+    let (server, memory) = Server::with_device_memory();
     let json = r#"{"inputs":[{"name":"input","shape":[1,10],"datatype":"FP32","parameters":{"binary_data_size":40}}]}"#;
     let length = json.len().to_string();
     let headers = [("Inference-Header-Content-Length", length.as_str())];
     let body = [json.as_bytes(), &[0; 40]].concat();
     // In one piece, and in two.
     assert_eq!(server.ask(post(INFER, &headers, &body)).status, 200);
-    assert_eq!(shelf.was_taken(&server), [body.len()]);
+    assert_eq!(memory.was_taken(&server), [body.len()]);
     let request = post(INFER, &headers, &body);
     let (first, second) = request.split_at(request.len() - 7);
     let mut client = server.connect();
     client.send(first);
-    server.until("the first piece is there", |_| shelf.out.load(std::sync::atomic::Ordering::Relaxed) == 1);
+    server.until("the first piece is there", |_| memory.out.load(std::sync::atomic::Ordering::Relaxed) == 1);
     client.send(second);
     assert_eq!(client.answer().status, 200);
-    assert_eq!(shelf.was_taken(&server), [body.len()]);
+    assert_eq!(memory.was_taken(&server), [body.len()]);
     // The one input without a head.
     assert_eq!(server.ask(post(INFER, &[("Inference-Header-Content-Length", "0")], [0; 40])).status, 200);
-    assert_eq!(shelf.was_taken(&server), [40]);
+    assert_eq!(memory.was_taken(&server), [40]);
     // A client that goes away in the middle leaves nothing behind.
     let mut client = server.connect();
     client.send(first);
-    server.until("the first piece is there", |_| shelf.out.load(std::sync::atomic::Ordering::Relaxed) == 1);
+    server.until("the first piece is there", |_| memory.out.load(std::sync::atomic::Ordering::Relaxed) == 1);
     drop(client);
-    assert_eq!(shelf.was_taken(&server), [body.len()]);
+    assert_eq!(memory.was_taken(&server), [body.len()]);
 }
 
 #[test]
 fn what_is_no_tensor_yet_is_not_received_there() {
-    let (server, shelf) = Server::with_shelf();
+    let (server, memory) = Server::with_device_memory();
     assert_eq!(server.ask(post(INFER, &[], rows(1, ""))).status, 200);
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
     gzip.write_all(rows(8, "").as_bytes()).unwrap();
@@ -155,7 +155,7 @@ fn what_is_no_tensor_yet_is_not_received_there() {
     ));
     client.send([b"28\r\n".as_slice(), &[0; 40], b"\r\n0\r\n\r\n"].concat());
     assert_eq!(client.answer().status, 200);
-    assert_eq!(shelf.was_taken(&server), [0usize; 0]);
+    assert_eq!(memory.was_taken(&server), [0usize; 0]);
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn compression_both_ways() {
 }
 
 #[test]
-fn large_requests_are_read_beside_the_io_thread() {
+fn large_requests_are_read_on_another_thread() {
     let server = Server::start();
     let spaces = " ".repeat(100_000);
     let body = rows(2, "").replace("[2,10]", &format!("[2,{spaces}10]"));

@@ -54,11 +54,11 @@ async fn next(answers: &mut Streaming<ModelStreamInferResponse>) -> (String, Str
 
 #[tokio::test]
 async fn messages_are_moved_to_where_the_device_reads() {
-    let (server, shelf) = Server::with_shelf();
+    let (server, memory) = Server::with_device_memory();
     let one = message("quick", "a");
     let mut answers = connect(&server).await.model_stream_infer(iter([one.clone()])).await.unwrap().into_inner();
     assert_eq!(next(&mut answers).await, ("a".into(), String::new()));
-    assert_eq!(shelf.was_taken(&server), [one.encoded_len()]);
+    assert_eq!(memory.was_taken(&server), [one.encoded_len()]);
 }
 
 #[tokio::test]

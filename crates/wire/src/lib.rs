@@ -10,7 +10,7 @@
 //! that everything behind this crate knows one form only. Every way of saying no is a [`Fault`], and one table
 //! ([`Reason`]) says what that is on each protocol.
 
-pub mod codec;
+pub mod admit;
 pub mod grpc;
 pub mod json;
 pub mod proto;

@@ -27,16 +27,16 @@ impl Encoding {
         [Self::Gzip, Self::Deflate].into_iter().find(|encoding| name.eq_ignore_ascii_case(encoding.name()))
     }
 
-    /// What `Content-Encoding` says; `None` for a body as it is.
-    pub(crate) fn of_request(header: &str) -> Result<Option<Self>, Fault> {
-        let name = header.trim();
+    /// What the header of that name says of a request, such as `Content-Encoding`; `None` for one that isn't compressed.
+    pub(crate) fn of_request(header: &str, value: &str) -> Result<Option<Self>, Fault> {
+        let name = value.trim();
         if name.is_empty() || name.eq_ignore_ascii_case("identity") {
             return Ok(None);
         }
         Self::from_name(name).map(Some).ok_or_else(|| {
             Fault::new(
                 Reason::UnsupportedEncoding,
-                format!("the Content-Encoding {name:?} isn't known here: use gzip, deflate or none"),
+                format!("the {header} {name:?} isn't known here: use gzip, deflate or none"),
             )
         })
     }
@@ -73,9 +73,14 @@ impl Encoding {
         }
     }
 
-    /// The pieces, compressed. Fast rather than small: somebody waits.
-    pub(crate) fn compress<'a>(self, pieces: impl Iterator<Item = &'a Bytes>, length: usize) -> Vec<u8> {
-        let out = Vec::with_capacity(length / 2 + 64);
+    /// Compresses pieces of that length, together, behind what is there. Fast rather than small: somebody waits.
+    pub(crate) fn compress<'a>(
+        self,
+        mut out: Vec<u8>,
+        pieces: impl IntoIterator<Item = &'a [u8]>,
+        length: usize,
+    ) -> Vec<u8> {
+        out.reserve(length / 2 + 64);
         let compressed = match self {
             Self::Gzip => write_all(GzEncoder::new(out, Compression::fast()), pieces, GzEncoder::finish),
             Self::Deflate => write_all(ZlibEncoder::new(out, Compression::fast()), pieces, ZlibEncoder::finish),
@@ -86,7 +91,7 @@ impl Encoding {
 
 fn write_all<'a, W: Write>(
     mut encoder: W,
-    pieces: impl Iterator<Item = &'a Bytes>,
+    pieces: impl IntoIterator<Item = &'a [u8]>,
     finish: impl FnOnce(W) -> io::Result<Vec<u8>>,
 ) -> io::Result<Vec<u8>> {
     for piece in pieces {
@@ -104,10 +109,11 @@ mod tests {
     fn what_is_compressed_comes_back() {
         let pieces = [Bytes::from(vec![b'a'; 5000]), Bytes::from_static(b"end")];
         for encoding in [Encoding::Gzip, Encoding::Deflate] {
-            let compressed = encoding.compress(pieces.iter(), 5003);
+            let compressed = encoding.compress(b"before".to_vec(), pieces.iter().map(|piece| &piece[..]), 5003);
             assert!(compressed.len() < 200);
-            assert_eq!(encoding.decompress(&compressed, 5003).unwrap(), pieces.concat());
-            let refused = encoding.decompress(&compressed, 5002).unwrap_err();
+            let compressed = compressed.strip_prefix(b"before").unwrap();
+            assert_eq!(encoding.decompress(compressed, 5003).unwrap(), pieces.concat());
+            let refused = encoding.decompress(compressed, 5002).unwrap_err();
             assert_eq!(refused.reason, Reason::BodyTooLarge);
             for end in 0..compressed.len() {
                 assert!(encoding.decompress(&compressed[..end], 6000).is_err(), "{encoding:?} cut at {end}");
@@ -117,10 +123,10 @@ mod tests {
 
     #[test]
     fn headers() {
-        assert_eq!(Encoding::of_request("GZIP").unwrap(), Some(Encoding::Gzip));
-        assert_eq!(Encoding::of_request("identity").unwrap(), None);
+        assert_eq!(Encoding::of_request("Content-Encoding", "GZIP").unwrap(), Some(Encoding::Gzip));
+        assert_eq!(Encoding::of_request("grpc-encoding", "identity").unwrap(), None);
         expect![[r#"the Content-Encoding "br" isn't known here: use gzip, deflate or none"#]]
-            .assert_eq(&Encoding::of_request("br").unwrap_err().to_string());
+            .assert_eq(&Encoding::of_request("Content-Encoding", "br").unwrap_err().to_string());
         assert_eq!(Encoding::for_response("br, deflate;q=0.5, gzip"), Some(Encoding::Deflate));
         assert_eq!(Encoding::for_response("gzip;q=0, identity"), None);
         assert_eq!(Encoding::for_response("*"), None);

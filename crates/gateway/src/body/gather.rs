@@ -52,11 +52,18 @@ impl Gathered {
     }
 }
 
-/// Brings whole pieces there, if there is room for them; one copy.
-pub(crate) fn to_host<'a>(bytes: usize, pieces: impl IntoIterator<Item = &'a [u8]>, memory: &Memory) -> Option<Bytes> {
-    let mut buffer = memory.as_ref()?.take(bytes)?;
-    let fits = pieces.into_iter().all(|piece| buffer.append(piece));
-    fits.then(|| Bytes::from_owner(buffer))
+/// Brings what came in one piece there, if there is room for it; otherwise it stays as it is.
+pub(crate) fn to_host(piece: Bytes, memory: &Memory) -> Bytes {
+    match memory.as_ref().and_then(|memory| memory.take(piece.len())) {
+        Some(mut buffer) => {
+            if buffer.append(&piece) {
+                Bytes::from_owner(buffer)
+            } else {
+                piece
+            }
+        }
+        None => piece,
+    }
 }
 
 #[cfg(test)]
@@ -110,12 +117,16 @@ mod tests {
     }
 
     #[test]
-    fn whole_pieces_are_brought_there_or_stay() {
+    fn a_whole_piece_is_brought_there_or_stays() {
         let (_, memory) = limited(6);
-        let pieces = [b"abc".as_slice(), b"def"];
-        assert_eq!(to_host(6, pieces, &memory), Some(Bytes::from("abcdef")));
-        assert_eq!(to_host(7, pieces, &memory), None, "there is no room");
-        assert_eq!(to_host(5, pieces, &memory), None, "they are longer than was said");
-        assert_eq!(to_host(6, pieces, &None), None);
+        let moved = |text: &'static str, memory| {
+            let piece = Bytes::from_static(text.as_bytes());
+            let there = to_host(piece.clone(), memory);
+            assert_eq!(there, piece);
+            there.as_ptr() != piece.as_ptr()
+        };
+        assert!(moved("abcdef", &memory));
+        assert!(!moved("abcdefg", &memory), "there is no room");
+        assert!(!moved("abcdef", &None));
     }
 }

@@ -21,6 +21,16 @@ impl Held {
         Self { shared: Arc::clone(shared), bytes: 0 }
     }
 
+    /// Holds a body that came whole, if it is large.
+    pub(crate) fn of(shared: &Arc<Shared>, bytes: usize) -> Result<Option<Self>, Fault> {
+        if bytes < COUNTED_FROM {
+            return Ok(None);
+        }
+        let mut held = Self::new(shared);
+        held.add(bytes)?;
+        Ok(Some(held))
+    }
+
     /// Holds more, or refuses to when the process holds too much.
     pub(crate) fn add(&mut self, bytes: usize) -> Result<(), Fault> {
         // Never less than one request may have: it could never be taken.

@@ -21,20 +21,9 @@ impl Payload {
     pub(crate) fn new(mut json: Vec<u8>, binary: Vec<Bytes>) -> Self {
         if binary.iter().map(Bytes::len).sum::<usize>() <= COPY_LIMIT {
             binary.iter().for_each(|piece| json.extend_from_slice(piece));
-            return Self { first: Bytes::from(json), rest: Vec::new().into_iter() };
+            return Self::from(json);
         }
         Self { first: Bytes::from(json), rest: binary.into_iter() }
-    }
-
-    /// Pieces as they are.
-    pub(crate) fn of_pieces(first: Bytes, rest: Vec<Bytes>) -> Self {
-        Self { first, rest: rest.into_iter() }
-    }
-
-    /// The pieces in one; copied only if there are several.
-    pub(crate) fn joined(self) -> Bytes {
-        let rest = self.rest.as_slice();
-        if rest.is_empty() { self.first } else { [&[self.first][..], rest].concat().concat().into() }
     }
 
     /// The bytes that are left.
@@ -48,9 +37,15 @@ impl Payload {
     }
 }
 
+impl From<Bytes> for Payload {
+    fn from(bytes: Bytes) -> Self {
+        Self { first: bytes, rest: Vec::new().into_iter() }
+    }
+}
+
 impl From<Vec<u8>> for Payload {
     fn from(bytes: Vec<u8>) -> Self {
-        Self { first: Bytes::from(bytes), rest: Vec::new().into_iter() }
+        Self::from(Bytes::from(bytes))
     }
 }
 

@@ -1,182 +1,194 @@
-//! Reading the message of a gRPC call, within bounds, before the gRPC library sees it.
+//! The messages of gRPC calls in their frames: read within bounds, and written.
 //!
-//! The library would inflate it on the io thread and wait for the rest of it for ever.
+//! ```text
+//!  ┌─ compressed? ─┬─ length, big-endian ─┬─ content ─ ─ ─
+//!  │    1 byte     │       4 bytes        │
+//! ```
 
 use crate::body::encoding::Encoding;
-use crate::body::gather::to_host;
+use crate::body::gather::{Gathered, Memory, to_host};
 use crate::body::hold::{COUNTED_FROM, Held};
-use crate::body::payload::Payload;
 use crate::io::Shared;
 use crate::io::offload::offload;
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use hyper::body::{Body, Frame, Incoming};
+use prost::Message;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use wire::{Fault, Reason};
 
-/// In front of each message: whether it is compressed (1 byte) and its length (4 bytes, big-endian).
+/// What is in front of each message's content.
 const PREFIX_BYTES: usize = 5;
 
-/// The call's message with its prefix, plain, in the pieces in which it came, and what counts it if it is large.
-pub(crate) async fn read(
-    shared: &Arc<Shared>,
-    mut incoming: Incoming,
-    encoding: Option<Encoding>,
-) -> Result<(Payload, Option<Held>), Fault> {
-    let limit = shared.config.max_body_bytes;
-    let Some(first) = next(shared, &mut incoming).await? else { return Ok((Payload::default(), None)) };
-    let mut bytes = first.len();
-    let mut held = (bytes >= COUNTED_FROM || !incoming.is_end_stream()).then(|| Held::new(shared));
-    if let Some(held) = &mut held {
-        held.add(bytes)?;
-    }
-    let mut rest = Vec::new();
-    // A length that is too large is the library's to refuse: it needs no more than the prefix for that.
-    while declared(&first).is_none_or(|length| length <= limit) {
-        let Some(data) = next(shared, &mut incoming).await? else { break };
-        bytes += data.len();
-        if bytes > limit.saturating_add(PREFIX_BYTES) {
-            return Err(too_large(limit));
-        }
-        if let Some(held) = &mut held {
-            held.add(data.len())?;
-        }
-        rest.push(data);
-    }
-    let payload = Payload::of_pieces(first, rest);
-    match encoding {
-        Some(encoding) => inflate(payload, encoding, limit, held.unwrap_or_else(|| Held::new(shared))).await,
-        None => Ok((payload, held)),
-    }
-}
-
-/// The content of a plain message where devices read by themselves, if there is room for it; `None` leaves it as it is.
-pub(crate) fn content_at_host(shared: &Shared, payload: &Payload) -> Option<Bytes> {
-    // Asked first: without such memory nothing is done.
-    let memory = &shared.config.host_memory;
-    memory.as_ref()?;
-    let mut prefix = [0; PREFIX_BYTES];
-    let mut left = &mut prefix[..];
-    for piece in payload.pieces() {
-        let (part, behind) = left.split_at_mut(piece.len().min(left.len()));
-        part.copy_from_slice(&piece[..part.len()]);
-        left = behind;
-    }
-    let length = declared(&prefix).filter(|length| prefix[0] == 0 && payload.len() == PREFIX_BYTES + length)?;
-    let mut skipped = 0;
-    let content = payload.pieces().map(|piece| {
-        let from = (PREFIX_BYTES - skipped).min(piece.len());
-        skipped += from;
-        &piece[from..]
-    });
-    to_host(length, content, memory)
-}
-
-/// A message without content, with its prefix.
-pub(crate) fn empty() -> Payload {
-    Payload::of_pieces(Bytes::from_static(&[0; PREFIX_BYTES]), Vec::new())
-}
-
-/// The messages of a stream, one after another.
-///
-/// Between messages a client may take its time; a message that has begun must not stand still.
-pub(crate) struct Messages {
+/// The messages of a call, one after another.
+pub(super) struct Messages {
     shared: Arc<Shared>,
     incoming: Incoming,
+    /// How messages that say that they are compressed are.
     encoding: Option<Encoding>,
-    /// What was received and isn't handed out.
-    buffer: BytesMut,
-    /// What counts it, if it is large.
+    /// Where messages are best, unless they are compressed.
+    memory: Memory,
+    /// What was received and isn't part of a message yet.
+    received: Bytes,
+    begun: Option<Begun>,
+}
+
+/// A message of which a part is missing.
+struct Begun {
+    encoding: Option<Encoding>,
+    length: usize,
+    content: Gathered,
     held: Option<Held>,
 }
 
 /// A message as it came.
-pub(crate) struct Framed {
+pub(super) struct Framed {
+    shared: Arc<Shared>,
     content: Bytes,
     encoding: Option<Encoding>,
+    memory: Memory,
+    /// What counts it, if it is large.
     held: Option<Held>,
-    limit: usize,
 }
 
 impl Messages {
-    pub(crate) fn new(shared: Arc<Shared>, incoming: Incoming, encoding: Option<Encoding>) -> Self {
-        Self { shared, incoming, encoding, buffer: BytesMut::new(), held: None }
+    /// Those of a request's body. Tensors for a device are best in its memory.
+    pub(super) fn new(shared: &Arc<Shared>, incoming: Incoming, encoding: Option<Encoding>, memory: &Memory) -> Self {
+        let (shared, memory) = (Arc::clone(shared), memory.clone());
+        Self { shared, incoming, encoding, memory, received: Bytes::new(), begun: None }
     }
 
     /// The next message; `None` when the client has no more. Nothing is lost if this is given up and asked again.
-    pub(crate) async fn next(&mut self) -> Result<Option<Framed>, Fault> {
+    ///
+    /// Between messages a client may take its time; a message that has begun must not stand still.
+    pub(super) async fn next(&mut self) -> Result<Option<Framed>, Fault> {
+        self.read(true).await
+    }
+
+    /// The message of a call that has one, once the client said that it sends no more. It must not stand still.
+    pub(super) async fn only(&mut self) -> Result<Framed, Fault> {
+        let message = self.read(false).await?.ok_or_else(|| Fault::bad("the call has no message: it takes one"))?;
+        match self.read(false).await? {
+            None => Ok(message),
+            Some(_) => Err(Fault::bad("the call has several messages: it takes one")),
+        }
+    }
+
+    async fn read(&mut self, pauses: bool) -> Result<Option<Framed>, Fault> {
         loop {
             if let Some(message) = self.take()? {
                 return Ok(Some(message));
             }
-            let data = if self.buffer.is_empty() {
-                received(frame(&mut self.incoming).await)?
-            } else {
-                next(&self.shared, &mut self.incoming).await?.map(Received::Data)
-            };
-            match data {
-                Some(Received::Data(data)) => self.add(&data)?,
-                Some(Received::Trailers) => {}
-                None if self.buffer.is_empty() => return Ok(None),
+            let between = self.begun.is_none() && self.received.is_empty();
+            let piece = if pauses && between { self.piece().await } else { self.piece_in_time().await };
+            match piece? {
+                Some(piece) if self.received.is_empty() => self.received = piece,
+                // Only a prefix can be cut in two here.
+                Some(piece) => self.received = [&self.received[..], &piece].concat().into(),
+                None if between => return Ok(None),
                 None => return Err(Fault::bad("the stream ends inside a message")),
             }
         }
     }
 
-    fn add(&mut self, data: &[u8]) -> Result<(), Fault> {
-        self.buffer.extend_from_slice(data);
-        match &mut self.held {
-            Some(held) => held.add(data.len()),
-            None if self.buffer.len() >= COUNTED_FROM => {
-                let held = self.held.insert(Held::new(&self.shared));
-                held.add(self.buffer.len())
-            }
-            None => Ok(()),
-        }
-    }
-
     /// The first message of what was received, if it is complete.
     fn take(&mut self) -> Result<Option<Framed>, Fault> {
-        let Some(length) = declared(&self.buffer) else { return Ok(None) };
+        let mut begun = match self.begun.take() {
+            Some(begun) => begun,
+            None => {
+                let Some(&prefix) = self.received.first_chunk() else { return Ok(None) };
+                let (encoding, length) = self.prefix(prefix)?;
+                self.received.advance(PREFIX_BYTES);
+                let memory = if encoding.is_none() { &self.memory } else { &None };
+                if self.received.len() >= length {
+                    // In one piece: it is copied only where that spares the executor a copy.
+                    let held = Held::of(&self.shared, length)?;
+                    let content = to_host(self.received.split_to(length), memory);
+                    return Ok(Some(self.framed(content, encoding, held)));
+                }
+                Begun { encoding, length, content: Gathered::new(length, memory), held: None }
+            }
+        };
+        let missing = begun.length - begun.content.len();
+        let piece = self.received.split_to(self.received.len().min(missing));
+        begun.add(&piece, &self.shared)?;
+        if begun.content.len() < begun.length {
+            self.begun = Some(begun);
+            return Ok(None);
+        }
+        Ok(Some(self.framed(begun.content.freeze(), begun.encoding, begun.held)))
+    }
+
+    /// What a prefix says: how the message is compressed, and its length.
+    fn prefix(&self, [flag, length @ ..]: [u8; PREFIX_BYTES]) -> Result<(Option<Encoding>, usize), Fault> {
         let limit = self.shared.config.max_body_bytes;
+        let length = u32::from_be_bytes(length) as usize;
         if length > limit {
             return Err(too_large(limit));
         }
-        if self.buffer.len() < PREFIX_BYTES + length {
+        match (flag, self.encoding) {
+            (0, _) => Ok((None, length)),
+            (1, Some(encoding)) => Ok((Some(encoding), length)),
+            _ => Err(Fault::bad(format!(
+                "a message begins with the byte {flag}: 0 says that it is plain, 1 that it is compressed as grpc-encoding says"
+            ))),
+        }
+    }
+
+    fn framed(&self, content: Bytes, encoding: Option<Encoding>, held: Option<Held>) -> Framed {
+        Framed { shared: Arc::clone(&self.shared), content, encoding, memory: self.memory.clone(), held }
+    }
+
+    /// What comes next, if it comes in time.
+    async fn piece_in_time(&mut self) -> Result<Option<Bytes>, Fault> {
+        if self.incoming.is_end_stream() {
             return Ok(None);
         }
-        let encoding = match (self.buffer[0], self.encoding) {
-            (0, _) => None,
-            (1, Some(encoding)) => Some(encoding),
-            (flag, _) => {
-                return Err(Fault::bad(format!(
-                    "a message begins with the byte {flag}: 0 says that it is plain, 1 that it is compressed as grpc-encoding says"
-                )));
+        let patience = self.shared.config.body_timeout;
+        tokio::time::timeout(patience, self.piece()).await.unwrap_or_else(|_| {
+            Err(Fault::bad(format!("the message stood still for {patience:?}: send it without pauses")))
+        })
+    }
+
+    /// What comes next.
+    async fn piece(&mut self) -> Result<Option<Bytes>, Fault> {
+        loop {
+            let frame = poll_fn(|cx| Pin::new(&mut self.incoming).poll_frame(cx)).await;
+            match frame.map(|frame| frame.map(Frame::into_data)) {
+                None => return Ok(None),
+                Some(Ok(Ok(data))) => return Ok(Some(data)),
+                Some(Ok(Err(_trailers))) => {}
+                Some(Err(error)) => return Err(Fault::bad(format!("the message could not be read: {error}"))),
             }
-        };
-        self.buffer.advance(PREFIX_BYTES);
-        let content = self.buffer.split_to(length).freeze();
-        let memory = if encoding.is_none() { &self.shared.config.host_memory } else { &None };
-        let content = to_host(length, [&*content], memory).unwrap_or(content);
-        Ok(Some(Framed { content, encoding, held: self.held.take(), limit }))
+        }
+    }
+}
+
+impl Begun {
+    fn add(&mut self, piece: &[u8], shared: &Arc<Shared>) -> Result<(), Fault> {
+        self.content.add(piece);
+        match &mut self.held {
+            Some(held) => held.add(piece.len()),
+            None if self.content.len() < COUNTED_FROM => Ok(()),
+            None => self.held.insert(Held::new(shared)).add(self.content.len()),
+        }
     }
 }
 
 impl Framed {
-    /// The message, plain, and what counts it if it is large.
-    pub(crate) async fn plain(self) -> Result<(Bytes, Option<Held>), Fault> {
-        let Self { content, encoding, held, limit } = self;
+    /// The message's content, plain, and what counts it if it is large.
+    pub(super) async fn plain(self) -> Result<(Bytes, Option<Held>), Fault> {
+        let Self { shared, content, encoding, memory, held } = self;
         let (Some(encoding), false) = (encoding, content.is_empty()) else { return Ok((content, held)) };
-        let work = move || {
-            let plain = encoding.decompress(&content, limit)?;
-            let mut held = held;
-            if let Some(held) = &mut held {
-                held.replace(plain.len())?;
-            }
-            Ok((plain, held))
-        };
-        offload(work).await
+        // What is compressed may be a thousand times as large as it looks.
+        offload(move || {
+            let plain = encoding.decompress(&content, shared.config.max_body_bytes)?;
+            let mut held = held.unwrap_or_else(|| Held::new(&shared));
+            held.replace(plain.len())?;
+            Ok((to_host(plain, &memory), Some(held)))
+        })
+        .await
     }
 }
 
@@ -187,69 +199,24 @@ fn too_large(limit: usize) -> Fault {
     )
 }
 
-/// The length that a prefix says.
-fn declared(piece: &[u8]) -> Option<usize> {
-    let (length, _) = piece.get(1..)?.split_first_chunk::<4>()?;
-    usize::try_from(u32::from_be_bytes(*length)).ok()
-}
-
-async fn next(shared: &Shared, incoming: &mut Incoming) -> Result<Option<Bytes>, Fault> {
-    let patience = shared.config.body_timeout;
-    loop {
-        match tokio::time::timeout(patience, frame(incoming)).await {
-            Ok(frame) => match received(frame)? {
-                None => return Ok(None),
-                Some(Received::Data(data)) => return Ok(Some(data)),
-                Some(Received::Trailers) => {}
-            },
-            Err(_) => {
-                return Err(Fault::bad(format!("the message stood still for {patience:?}: send it without pauses")));
-            }
+/// A message in its frame, compressed if that is wanted.
+pub(super) fn write(message: &impl Message, encoding: Option<Encoding>) -> Result<Vec<u8>, Fault> {
+    let mut frame = match encoding {
+        None => {
+            let mut frame = Vec::with_capacity(PREFIX_BYTES + message.encoded_len());
+            frame.resize(PREFIX_BYTES, 0);
+            message.encode(&mut frame).expect("a Vec grows");
+            frame
         }
-    }
-}
-
-/// What came next.
-enum Received {
-    Data(Bytes),
-    Trailers,
-}
-
-async fn frame(incoming: &mut Incoming) -> Option<hyper::Result<Frame<Bytes>>> {
-    poll_fn(|cx| Pin::new(&mut *incoming).poll_frame(cx)).await
-}
-
-fn received(frame: Option<hyper::Result<Frame<Bytes>>>) -> Result<Option<Received>, Fault> {
-    match frame {
-        None => Ok(None),
-        Some(Ok(frame)) => Ok(Some(Frame::into_data(frame).map_or(Received::Trailers, Received::Data))),
-        Some(Err(error)) => Err(Fault::bad(format!("the message could not be read: {error}"))),
-    }
-}
-
-/// The same message, not compressed. What isn't a whole compressed message is left to the library, which refuses it.
-async fn inflate(
-    payload: Payload,
-    encoding: Encoding,
-    limit: usize,
-    mut held: Held,
-) -> Result<(Payload, Option<Held>), Fault> {
-    let work = move || {
-        let whole = payload.joined();
-        let compressed = match (whole.split_first_chunk::<PREFIX_BYTES>(), declared(&whole)) {
-            (Some(([1, ..], rest)), Some(length)) => rest.get(..length),
-            _ => None,
-        };
-        let Some(compressed) = compressed else { return Ok((Payload::of_pieces(whole, Vec::new()), Some(held))) };
-        let plain = encoding.decompress(compressed, limit)?;
-        held.replace(plain.len())?;
-        let length = u32::try_from(plain.len()).map_err(|_| {
-            Fault::new(Reason::BodyTooLarge, "the message is larger than 4 GiB once it is decompressed")
-        })?;
-        let mut prefix = BytesMut::with_capacity(PREFIX_BYTES);
-        prefix.put_u8(0);
-        prefix.put_u32(length);
-        Ok((Payload::of_pieces(prefix.freeze(), vec![plain]), Some(held)))
+        Some(encoding) => {
+            let plain = message.encode_to_vec();
+            encoding.compress(vec![0; PREFIX_BYTES], [&plain[..]], plain.len())
+        }
     };
-    offload(work).await
+    let length = u32::try_from(frame.len() - PREFIX_BYTES).map_err(|_| {
+        Fault::new(Reason::ExecutionFailed, "the answer is larger than 4 GiB, the most that gRPC can carry")
+    })?;
+    frame[0] = u8::from(encoding.is_some());
+    frame[1..PREFIX_BYTES].copy_from_slice(&length.to_be_bytes());
+    Ok(frame)
 }

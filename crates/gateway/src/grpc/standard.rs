@@ -22,11 +22,10 @@ const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
 const MAX_MESSAGE_BYTES: usize = 64 << 10;
 
 type Answer = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
-type Handler = Arc<dyn Fn(http::Request<Incoming>) -> Answer + Send + Sync>;
+type Handler = Box<dyn Fn(http::Request<Incoming>) -> Answer + Send + Sync>;
 
-/// The services. Cheap to clone.
-#[derive(Clone)]
-pub(crate) struct Standard {
+/// The services.
+pub(super) struct Standard {
     health: Handler,
     reflection: Handler,
     old_reflection: Handler,
@@ -38,11 +37,11 @@ where
     S: Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
 {
-    Arc::new(move |request| Box::pin(service.clone().call(request)))
+    Box::new(move |request| Box::pin(service.clone().call(request)))
 }
 
 impl Standard {
-    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
         let health = HealthServer::new(HealthCalls { readiness: shared.readiness.subscribe() });
         let described = || {
             Builder::configure()
@@ -59,7 +58,7 @@ impl Standard {
     }
 
     /// Who answers calls to that path, if it is one of these services.
-    pub(crate) fn of(&self, path: &str) -> Option<&Handler> {
+    pub(super) fn of(&self, path: &str) -> Option<&Handler> {
         let (service, _call) = path.strip_prefix("/grpc.")?.split_once('/')?;
         match service {
             "health.v1.Health" => Some(&self.health),

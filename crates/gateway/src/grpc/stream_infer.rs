@@ -7,23 +7,28 @@
 //! Requests of one stream are requests like any other: they are planned apart, and answered in the order in which they are
 //! done. Whoever drops the answers (the client cancelled, or is gone) drops the reader, and that takes all of them back.
 
-use crate::call::{Call, Head, metric_reason};
-use crate::grpc::frames::{Framed, Messages};
-use crate::grpc::{application, call_deadline, header_deadline};
+use super::Encodings;
+use super::answer::{messages, trailers};
+use super::frames::{self, Framed, Messages};
+use super::infer::{self, application, call_deadline, header_deadline};
+use crate::body::encoding::Encoding;
+use crate::call::{Head, count_unrouted};
 use crate::io::IoContext;
 use base::{ApplicationId, Duration, Timestamp};
-use prost::Message;
+use bytes::Bytes;
+use hyper::Response;
+use hyper::body::{Body, Frame};
+use hyper::header::HeaderMap;
+use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tonic::codegen::tokio_stream::Stream;
-use tonic::{Request, Status};
-use wire::codec::Admit;
+use tonic::Status;
 use wire::proto::infer_parameter::ParameterChoice;
-use wire::proto::{InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
-use wire::{Fault, Reason, grpc};
+use wire::proto::{InferParameter, ModelInferResponse, ModelStreamInferResponse};
+use wire::{Fault, Reason};
 
 /// Requests of one stream that are in flight; more wait at the client (P9).
 const MAX_IN_FLIGHT: usize = 256;
@@ -33,46 +38,75 @@ const MAX_ANSWERS: usize = 16;
 const FINAL: &str = "triton_final_response";
 /// A client that sends this with `true` wants a refusal to end the stream, with its status.
 const STATUS_HEADER: &str = "triton_grpc_error";
+/// Answers that are done are written together up to this size.
+const JOINED_BYTES: usize = 32 << 10;
 
-/// The messages of a stream on their way through the generated code, which can only clone them.
-#[derive(Clone)]
-pub(crate) struct Source(Arc<Mutex<Option<Messages>>>);
-
-impl Source {
-    pub(crate) fn new(messages: Messages) -> Self {
-        Self(Arc::new(Mutex::new(Some(messages))))
-    }
-
-    fn take(&self) -> Option<Messages> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
-
-type Answer = Result<ModelStreamInferResponse, Status>;
+/// An answer in its frame, or why the stream ends.
+type Answer = Result<Vec<u8>, Fault>;
 
 /// The answers of a stream. Dropped, what isn't answered is taken back.
-pub(crate) struct Answers {
+struct Answers {
     answers: mpsc::Receiver<Answer>,
+    end: End,
     _reader: JoinSet<()>,
 }
 
-impl Stream for Answers {
-    type Item = Answer;
+/// How far the end of a stream is.
+enum End {
+    /// There may be further answers.
+    Open,
+    /// This is to be said.
+    Known(Status),
+    /// It was said.
+    Said,
+}
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Answer>> {
-        self.answers.poll_recv(cx)
+impl Answers {
+    /// The answers that are done.
+    fn poll_joined(&mut self, cx: &mut Context<'_>) -> Poll<Vec<u8>> {
+        let mut joined = Vec::new();
+        while joined.len() < JOINED_BYTES && matches!(self.end, End::Open) {
+            match self.answers.poll_recv(cx) {
+                Poll::Pending if joined.is_empty() => return Poll::Pending,
+                Poll::Pending => break,
+                Poll::Ready(Some(Ok(frame))) if joined.is_empty() => joined = frame,
+                Poll::Ready(Some(Ok(frame))) => joined.extend_from_slice(&frame),
+                Poll::Ready(Some(Err(fault))) => self.end = End::Known(fault.into()),
+                Poll::Ready(None) => self.end = End::Known(Status::ok("")),
+            }
+        }
+        Poll::Ready(joined)
     }
 }
 
-/// `ModelStreamInfer`. The call's message is not in `request`: it is read from the [`Source`] beside it.
-pub(crate) fn answer<T>(
+impl Body for Answers {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let joined = ready!(self.poll_joined(cx));
+        if !joined.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(joined.into()))));
+        }
+        match std::mem::replace(&mut self.end, End::Said) {
+            End::Known(status) => Poll::Ready(Some(Ok(trailers(&status)))),
+            End::Open | End::Said => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.end, End::Said)
+    }
+}
+
+/// `ModelStreamInfer`: requests and answers until the client has no more.
+pub(super) fn answer(
     context: &Arc<IoContext>,
-    request: &Request<T>,
+    headers: &HeaderMap,
+    incoming: Messages,
+    encodings: Encodings,
     arrived_at: Timestamp,
-) -> Result<Answers, Status> {
-    let messages = request.extensions().get::<Source>().and_then(Source::take);
-    let messages = messages.ok_or_else(|| Fault::new(Reason::NotFound, "there is no stream"))?;
-    let headers = request.metadata().as_ref();
+) -> Result<Response<tonic::body::Body>, Fault> {
     let ends_with_status =
         headers.get(STATUS_HEADER).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"));
     let (sender, answers) = mpsc::channel(MAX_ANSWERS);
@@ -82,11 +116,12 @@ pub(crate) fn answer<T>(
         application: application(context, headers)?,
         ends_at: call_deadline(headers).map(|span| arrived_at + span),
         ends_with_status,
+        encoding: encodings.answer,
         answers: sender,
     };
     let mut task = JoinSet::new();
-    task.spawn(reader.run(messages));
-    Ok(Answers { answers, _reader: task })
+    task.spawn(reader.run(incoming));
+    Ok(messages(Answers { answers, end: End::Open, _reader: task }, encodings.answer))
 }
 
 /// What every request of a stream needs.
@@ -100,6 +135,8 @@ struct Reader {
     /// When the whole stream ends, if the client said so.
     ends_at: Option<Timestamp>,
     ends_with_status: bool,
+    /// How answers are compressed.
+    encoding: Option<Encoding>,
     answers: mpsc::Sender<Answer>,
 }
 
@@ -121,7 +158,7 @@ impl Reader {
                     }
                     Ok(None) => break None,
                     Err(fault) => {
-                        self.context.shared.metrics.unrouted(metric_reason(fault.reason));
+                        count_unrouted(&self.context, &fault);
                         break Some(fault);
                     }
                 },
@@ -134,58 +171,41 @@ impl Reader {
         while calls.join_next().await.is_some() {}
         if let Some(fault) = end {
             // Fails only if nobody waits for it.
-            let _ = self.answers.send(Err(fault.into())).await;
+            let _ = self.answers.send(Err(fault)).await;
         }
     }
 
     /// One request of the stream.
     async fn call(self, message: Framed, arrived_at: Timestamp) {
-        let mut id = String::new();
-        let answer = match self.infer(message, arrived_at, &mut id).await {
-            Ok(response) => {
-                Ok(ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) })
-            }
-            Err(fault) if self.ends_with_status => Err(fault.into()),
-            Err(fault) => Ok(ModelStreamInferResponse {
-                error_message: fault.message.into_owned(),
-                infer_response: Some(ModelInferResponse { id, ..ModelInferResponse::default() }),
-            }),
+        let answer = match self.infer(message, arrived_at).await {
+            Ok(frame) => Ok(frame),
+            Err((_, fault)) if self.ends_with_status => Err(fault),
+            Err((id, fault)) => frames::write(&refused(id, fault), self.encoding),
         };
-        let answer = answer.map(|mut answer| {
-            if let Some(response) = &mut answer.infer_response {
-                let yes = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
-                response.parameters.insert(FINAL.to_owned(), yes);
-            }
-            answer
-        });
         // Fails only if nobody waits for it.
         let _ = self.answers.send(answer).await;
     }
 
-    async fn infer(
-        &self,
-        message: Framed,
-        arrived_at: Timestamp,
-        id: &mut String,
-    ) -> Result<ModelInferResponse, Fault> {
+    /// The answer to a request; or the request's id and why there is none.
+    async fn infer(&self, message: Framed, arrived_at: Timestamp) -> Result<Vec<u8>, (String, Fault)> {
         let context = &self.context;
-        let read = async || {
-            let (content, held) = message.plain().await?;
-            ModelInferRequest::admit(&content)?;
-            let message = ModelInferRequest::decode(content)
-                .map_err(|error| Fault::bad(format!("the message can't be read: {error}")))?;
-            Ok::<_, Fault>((message, held))
-        };
-        let (message, _held) =
-            read().await.inspect_err(|fault| context.shared.metrics.unrouted(metric_reason(fault.reason)))?;
-        id.clone_from(&message.id);
+        let (request, _held) = infer::read(context, message).await.map_err(|fault| (String::new(), fault))?;
         let left = self.ends_at.map(|ends_at| ends_at.since(arrived_at));
         let head = Head { limit: self.limit.into_iter().chain(left).min(), application: self.application };
-        let mut call = Call::begin(context, &message.model_name, &message.model_version, arrived_at)?;
-        let outcome = match grpc::decode(&message) {
-            Ok(request) => call.run(request, head, false, |response| Ok(grpc::encode(response))).await,
-            Err(fault) => Err(fault),
-        };
-        call.end(outcome)
+        let answer = infer::run(context, &request, Ok(head), self.encoding, arrived_at, answered).await;
+        answer.map_err(|fault| (request.id, fault))
     }
+}
+
+/// The answer to a request of a stream.
+fn answered(mut response: ModelInferResponse) -> ModelStreamInferResponse {
+    let yes = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
+    response.parameters.insert(FINAL.to_owned(), yes);
+    ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
+}
+
+/// The refusal of a request of a stream, which goes on.
+fn refused(id: String, fault: Fault) -> ModelStreamInferResponse {
+    let answer = answered(ModelInferResponse { id, ..ModelInferResponse::default() });
+    ModelStreamInferResponse { error_message: fault.message.into_owned(), ..answer }
 }

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING};
 use hyper::http::request::Parts;
 use hyper::{Method, Response};
-use wire::codec::SMALL_BYTES;
+use wire::admit::SMALL_BYTES;
 use wire::proto::{
     CudaSharedMemoryStatusRequest, CudaSharedMemoryUnregisterRequest, LogSettingsRequest, ModelConfigRequest,
     ModelStatisticsRequest, SystemSharedMemoryStatusRequest, SystemSharedMemoryUnregisterRequest, TraceSettingRequest,
@@ -29,7 +29,7 @@ pub(super) async fn answer(
     head: &Parts,
     body: &mut RequestBody,
 ) -> Result<Response<Payload>, Fault> {
-    let encoding = Encoding::of_request(text(&head.headers, &CONTENT_ENCODING)?)?;
+    let encoding = Encoding::of_request("Content-Encoding", text(&head.headers, &CONTENT_ENCODING)?)?;
     let accepted = Encoding::for_response(text(&head.headers, &ACCEPT_ENCODING)?);
     let asks = head.method != Method::POST;
     let (body, held) = body.read(&context.shared, &None).await?;

@@ -94,7 +94,7 @@ async fn infer(
     let json_length = number(headers, &JSON_LENGTH)?;
     let timeout = number(headers, &TIMEOUT_US)?;
     let application = context.shared.applications.of(text(headers, &APPLICATION)?)?;
-    let encoding = Encoding::of_request(text(headers, &CONTENT_ENCODING)?)?;
+    let encoding = Encoding::of_request("Content-Encoding", text(headers, &CONTENT_ENCODING)?)?;
     let accepted = Encoding::for_response(text(headers, &ACCEPT_ENCODING)?);
     // Only what is a tensor already goes to the device as it is.
     let is_binary = encoding.is_none() && json_length.is_some();
@@ -146,7 +146,8 @@ fn respond(encoded: json::Encoded, accepted: Option<Encoding>) -> Response<Paylo
 /// JSON, compressed if the client takes that and it is worth it.
 fn compressed(payload: Payload, accepted: Option<Encoding>) -> Response<Payload> {
     let Some(encoding) = accepted.filter(|_| payload.len() >= COMPRESS_FROM) else { return plain::json(payload) };
-    let mut response = plain::json(encoding.compress(payload.pieces(), payload.len()));
+    let mut response =
+        plain::json(encoding.compress(Vec::new(), payload.pieces().map(|piece| &piece[..]), payload.len()));
     response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
     response
 }

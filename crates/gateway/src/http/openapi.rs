@@ -9,7 +9,7 @@ const DOCUMENT: &[u8] = include_bytes!("../../../../docs/openapi.json");
 
 /// Answers with the document.
 pub(super) fn answer() -> Response<Payload> {
-    plain::json(Payload::of_pieces(Bytes::from_static(DOCUMENT), Vec::new()))
+    plain::json(Bytes::from_static(DOCUMENT))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Reading the body of a request, within bounds.
 
 use crate::body::gather::{Gathered, Memory, to_host};
-use crate::body::hold::{COUNTED_FROM, Held};
+use crate::body::hold::Held;
 use crate::io::Shared;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming};
@@ -45,10 +45,8 @@ impl RequestBody {
         }
         if self.incoming.is_end_stream() {
             // In one piece: it is copied only where that spares the executor a copy.
-            let held = (first.len() >= COUNTED_FROM).then(|| Held::new(shared));
-            let held = held.map(|mut held| held.add(first.len()).map(|()| held)).transpose()?;
-            let there = to_host(first.len(), [&*first], memory);
-            return Ok((there.unwrap_or(first), held));
+            let held = Held::of(shared, first.len())?;
+            return Ok((to_host(first, memory), held));
         }
         let mut held = Held::new(shared);
         held.add(first.len())?;

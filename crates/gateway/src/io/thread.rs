@@ -65,7 +65,7 @@ pub(crate) fn serve_thread(
 struct ThreadServer {
     context: Arc<IoContext>,
     connections: Arc<Connections>,
-    grpc: GrpcServer,
+    grpc: Arc<GrpcServer>,
     closing: watch::Receiver<bool>,
     /// One for each connection.
     tasks: JoinSet<()>,
@@ -83,7 +83,7 @@ impl ThreadServer {
         background.spawn(async move { mailbox.run().await });
         let (swept, settings) = (Arc::clone(&connections), Arc::clone(&context.shared));
         background.spawn(async move { swept.sweep(&settings.config).await });
-        let grpc = GrpcServer::new(Arc::clone(&context));
+        let grpc = Arc::new(GrpcServer::new(Arc::clone(&context)));
         Self { context, connections, grpc, closing, tasks: JoinSet::new(), _background: background }
     }
 
@@ -134,7 +134,7 @@ impl ThreadServer {
                 })
             }
             Protocol::Grpc => {
-                let grpc = self.grpc.clone();
+                let grpc = Arc::clone(&self.grpc);
                 self.tasks.spawn(async move {
                     serve_grpc(grpc, io, &served, closing).await;
                     linger(&stream, &served).await;
@@ -209,9 +209,14 @@ async fn serve_http2(
     multiplex(io, service, closing).await;
 }
 
-async fn serve_grpc(grpc: GrpcServer, io: TokioIo<Watched>, activity: &Arc<Activity>, closing: watch::Receiver<bool>) {
+async fn serve_grpc(
+    grpc: Arc<GrpcServer>,
+    io: TokioIo<Watched>,
+    activity: &Arc<Activity>,
+    closing: watch::Receiver<bool>,
+) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let (grpc, activity) = (grpc.clone(), Arc::clone(activity));
+        let (grpc, activity) = (Arc::clone(&grpc), Arc::clone(activity));
         async move { grpc.answer(&activity, request).await }
     });
     multiplex(io, service, closing).await;

@@ -122,14 +122,14 @@ impl Drop for Server {
 
 /// A device's memory that says what was taken of it.
 #[derive(Debug, Default)]
-pub struct Shelf {
+pub struct DeviceMemory {
     /// How many bytes were asked for, each time.
     pub taken: Mutex<Vec<usize>>,
     /// How many of them aren't given back.
     pub out: Arc<AtomicUsize>,
 }
 
-impl HostMemory for Shelf {
+impl HostMemory for DeviceMemory {
     fn take(&self, bytes: usize) -> Option<HostBuffer> {
         self.taken.lock().unwrap().push(bytes);
         self.out.fetch_add(1, Ordering::Relaxed);
@@ -162,14 +162,14 @@ impl Drop for Lent {
 
 impl Server {
     /// As [`Server::start`], with a device that reads requests by itself.
-    pub fn with_shelf() -> (Self, Arc<Shelf>) {
-        let shelf = Arc::new(Shelf::default());
-        let config = Config { host_memory: Some(Arc::clone(&shelf) as Arc<dyn HostMemory>), ..Config::default() };
-        (Self::with(config, &[("quick", model(0.1, None))]), shelf)
+    pub fn with_device_memory() -> (Self, Arc<DeviceMemory>) {
+        let memory = Arc::new(DeviceMemory::default());
+        let config = Config { host_memory: Some(Arc::clone(&memory) as Arc<dyn HostMemory>), ..Config::default() };
+        (Self::with(config, &[("quick", model(0.1, None))]), memory)
     }
 }
 
-impl Shelf {
+impl DeviceMemory {
     /// What was taken since this was asked last, once all of it is given back.
     pub fn was_taken(&self, server: &Server) -> Vec<usize> {
         server.until("everything is given back", |_| self.out.load(Ordering::Relaxed) == 0);

@@ -1,0 +1,81 @@
+//! Inference: what a call's headers and message say becomes a request, its answer a frame.
+
+use super::Encodings;
+use super::answer::{OneMessage, messages};
+use super::frames::{self, Framed, Messages};
+use crate::body::encoding::Encoding;
+use crate::body::hold::Held;
+use crate::call::{Call, Head, count_unrouted};
+use crate::headers::{APPLICATION, TIMEOUT_US, text};
+use crate::io::IoContext;
+use base::{ApplicationId, Duration, Timestamp};
+use hyper::Response;
+use hyper::header::HeaderMap;
+use prost::Message;
+use wire::proto::{ModelInferRequest, ModelInferResponse};
+use wire::{Fault, InferResponse, admit, grpc};
+
+/// `ModelInfer`: one request, one answer.
+pub(super) async fn answer(
+    context: &IoContext,
+    headers: &HeaderMap,
+    mut incoming: Messages,
+    encodings: Encodings,
+    arrived_at: Timestamp,
+) -> Result<Response<tonic::body::Body>, Fault> {
+    let message = incoming.only().await.inspect_err(|fault| count_unrouted(context, fault))?;
+    let (request, _held) = read(context, message).await?;
+    let frame = run(context, &request, head(context, headers), encodings.answer, arrived_at, |answer| answer).await?;
+    Ok(messages(OneMessage::new(frame), encodings.answer))
+}
+
+/// Reads a request, and what counts it if it is large.
+pub(super) async fn read(context: &IoContext, message: Framed) -> Result<(ModelInferRequest, Option<Held>), Fault> {
+    let read = async {
+        let (content, held) = message.plain().await?;
+        Ok((admit::read(content)?, held))
+    };
+    read.await.inspect_err(|fault| count_unrouted(context, fault))
+}
+
+/// Asks the model. The answer is made into a message by `wrap`, and is in its frame.
+pub(super) async fn run<M: Message + 'static>(
+    context: &IoContext,
+    request: &ModelInferRequest,
+    head: Result<Head, Fault>,
+    encoding: Option<Encoding>,
+    arrived_at: Timestamp,
+    wrap: fn(ModelInferResponse) -> M,
+) -> Result<Vec<u8>, Fault> {
+    let mut call = Call::begin(context, &request.model_name, &request.model_version, arrived_at)?;
+    let outcome = match head.and_then(|head| Ok((head, grpc::decode(request)?))) {
+        Ok((head, request)) => {
+            let encode = move |response: InferResponse<'_>| frames::write(&wrap(grpc::encode(response)), encoding);
+            call.run(request, head, encoding.is_some(), encode).await
+        }
+        Err(fault) => Err(fault),
+    };
+    call.end(outcome)
+}
+
+/// What a call's headers say: the smaller of gRPC's own deadline and that of the header that HTTP has too, and who sends it.
+fn head(context: &IoContext, headers: &HeaderMap) -> Result<Head, Fault> {
+    let limit = call_deadline(headers).into_iter().chain(header_deadline(headers)).min();
+    Ok(Head { limit, application: application(context, headers)? })
+}
+
+/// Who sends a call's requests, unless they say so themselves.
+pub(super) fn application(context: &IoContext, headers: &HeaderMap) -> Result<ApplicationId, Fault> {
+    context.shared.applications.of(text(headers, &APPLICATION)?)
+}
+
+/// gRPC's own deadline, which is the whole call's.
+pub(super) fn call_deadline(headers: &HeaderMap) -> Option<Duration> {
+    headers.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(grpc::timeout)
+}
+
+/// The deadline in the header that HTTP has too, which is each request's.
+pub(super) fn header_deadline(headers: &HeaderMap) -> Option<Duration> {
+    let micros = headers.get(TIMEOUT_US).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    micros.filter(|&micros| micros > 0).map(Duration::from_micros)
+}
