@@ -329,7 +329,7 @@ def changes(folder, devices, seconds, precision="tf32", rate=8000, objective=25)
 
             def change():
                 while not stop.wait(pause):
-                    request = urllib.request.Request(f"http://{server.addresses['metrics']}/shares/{divisions[(len(took) + 1) % 2]}", method="POST")
+                    request = urllib.request.Request(f"http://{server.http}/v2/shares", f'{{"shares": [{divisions[(len(took) + 1) % 2]}]}}'.encode())
                     began = time.perf_counter()
                     urllib.request.urlopen(request, timeout=10).read()
                     took.append(time.perf_counter() - began)

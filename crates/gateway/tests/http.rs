@@ -325,7 +325,7 @@ fn metrics_have_their_own_port() {
     client.send(get("/"));
     assert_eq!(
         client.answer().refusal().2,
-        "there is no \"/\" here: the metrics are at /metrics, the advice on the number of devices at /scaling, the shares of GPUs at /shares, and POST /shares/0.25,0.75 changes them"
+        "there is no \"/\" here: the metrics are at /metrics, the advice on the number of devices at /scaling, the shares of GPUs at /shares"
     );
 }
 

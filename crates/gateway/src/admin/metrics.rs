@@ -1,4 +1,5 @@
-//! The metrics' port: `/metrics`, in Prometheus' text format; `/scaling`, the advice on the number of devices as JSON; `/shares`, how GPUs are divided, which a POST changes.
+//! The metrics' port, on which nothing is changed: `/metrics`, in Prometheus' text format; `/scaling`, the advice on the
+//! number of devices as JSON; `/shares`, how GPUs are divided.
 
 use super::shares;
 use crate::admin::scaling::{Scaling, json};
@@ -71,15 +72,9 @@ pub(crate) fn serve_metrics(listener: StdListener, scaling: Scaling, mut closing
 /// Answers one request.
 fn answer(scaling: &Scaling, request: &Request<Incoming>) -> Response<Payload> {
     let path = request.uri().path();
-    if let Some(wanted) = path.strip_prefix("/shares/").filter(|_| request.method() == Method::POST) {
-        if let Err(message) = shares::change(scaling.controller(), wanted) {
-            return plain::fault(&Fault::new(Reason::BadInput, message));
-        }
-        return respond(shares::json(scaling.controller()), JSON);
-    }
     if !["/metrics", "/scaling", "/shares"].contains(&path) {
         let message = format!(
-            "there is no {path:?} here: the metrics are at /metrics, the advice on the number of devices at /scaling, the shares of GPUs at /shares, and POST /shares/0.25,0.75 changes them"
+            "there is no {path:?} here: the metrics are at /metrics, the advice on the number of devices at /scaling, the shares of GPUs at /shares"
         );
         return plain::fault(&Fault::new(Reason::NotFound, message));
     }
@@ -94,8 +89,8 @@ fn answer(scaling: &Scaling, request: &Request<Incoming>) -> Response<Payload> {
     }
 }
 
-fn respond(text: String, format: HeaderValue) -> Response<Payload> {
-    let mut response = Response::new(Payload::from(text));
+fn respond(text: impl Into<Payload>, format: HeaderValue) -> Response<Payload> {
+    let mut response = Response::new(text.into());
     response.headers_mut().insert(CONTENT_TYPE, format);
     response
 }

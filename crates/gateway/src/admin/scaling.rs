@@ -2,6 +2,7 @@
 
 use controller::Controller;
 use planner::advice::{Action, Advice, Advisor, AdvisorConfig, Sample};
+use serde::Serialize;
 use std::sync::{Mutex, PoisonError};
 use telemetry::Metrics;
 
@@ -39,18 +40,42 @@ impl Scaling {
     }
 }
 
-/// The advice for machines. All of it are numbers and words of ours: nothing needs to be escaped.
-pub(crate) fn json(advice: &Advice) -> String {
+/// The advice for machines.
+#[derive(Serialize)]
+struct Told {
+    advice: &'static str,
+    devices: u32,
+    wanted: u32,
+    change: i64,
+    bad_rate: f64,
+    idle_fraction: f64,
+    reserve: f64,
+    requests: u64,
+    bad: u64,
+    window_s: f64,
+    sentence: String,
+}
+
+/// `GET scaling`.
+pub(crate) fn json(advice: &Advice) -> Vec<u8> {
     let word = match advice.action {
         Action::Enough => "enough",
         Action::Add(_) => "add",
         Action::Remove(_) => "remove",
     };
-    let Advice { devices, ended, bad, bad_rate, idle_fraction, reserve, .. } = advice;
+    let &Advice { devices, ended, bad, bad_rate, idle_fraction, reserve, .. } = advice;
     let wanted = advice.wanted();
-    let change = i64::from(wanted) - i64::from(*devices);
-    let window = advice.looked.as_secs_f64();
-    format!(
-        "{{\"advice\":\"{word}\",\"devices\":{devices},\"wanted\":{wanted},\"change\":{change},\"bad_rate\":{bad_rate},\"idle_fraction\":{idle_fraction},\"reserve\":{reserve},\"requests\":{ended},\"bad\":{bad},\"window_s\":{window},\"sentence\":\"{advice}\"}}\n"
-    )
+    super::json(&Told {
+        advice: word,
+        devices,
+        wanted,
+        change: i64::from(wanted) - i64::from(devices),
+        bad_rate,
+        idle_fraction,
+        reserve,
+        requests: ended,
+        bad,
+        window_s: advice.looked.as_secs_f64(),
+        sentence: advice.to_string(),
+    })
 }

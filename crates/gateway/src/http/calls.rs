@@ -3,7 +3,7 @@
 use super::compressed;
 use super::receive::RequestBody;
 use super::route::{MemoryCall, ModelCall, Route};
-use crate::admin::{repository, settings, shared_memory, statistics};
+use crate::admin::{repository, settings, shared_memory, shares, statistics};
 use crate::body::encoding::Encoding;
 use crate::body::payload::{Payload, plain};
 use crate::headers::text;
@@ -61,6 +61,12 @@ async fn run(context: &IoContext, route: &Route<'_>, asks: bool, body: Bytes) ->
         Route::Logging => {
             let request = if asks { LogSettingsRequest::default() } else { json::read_log_request(&body)? };
             json::log_settings(&settings::log(context, &request)?)
+        }
+        Route::Shares => {
+            if !asks {
+                shares::change(&context.controller, &body)?;
+            }
+            shares::json(&context.controller)
         }
         Route::RepositoryIndex { repository } => {
             json::index(&repository::index(context, &json::read_index_request(repository, &body)?)?)

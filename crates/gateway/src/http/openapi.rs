@@ -37,6 +37,7 @@ mod tests {
             Route::Statistics => of(&["/v2/models/stats"]),
             Route::TraceSetting => of(&["/v2/trace/setting"]),
             Route::Logging => of(&["/v2/logging"]),
+            Route::Shares => of(&["/v2/shares"]),
             Route::RepositoryIndex { .. } => of(&["/v2/repository/index", "/v2/repository/{repository}/index"]),
             Route::RepositoryModel { loads, .. } => {
                 let call = if *loads { "load" } else { "unload" };
@@ -93,7 +94,7 @@ mod tests {
             .filter_map(|pattern| Some(std::mem::discriminant(&route_of(pattern)?)))
             .map(|kind| format!("{kind:?}"))
             .collect();
-        assert_eq!(kinds.len(), 12);
+        assert_eq!(kinds.len(), 13);
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub(crate) enum Route<'a> {
     TraceSetting,
     /// `GET` or `POST v2/logging`
     Logging,
+    /// `GET` or `POST v2/shares`
+    Shares,
     /// `POST v2/repository[/REPOSITORY]/index`
     RepositoryIndex {
         /// The repository; empty for all.
@@ -102,6 +104,7 @@ impl<'a> Route<'a> {
             "/models/stats" => return Some(Self::Statistics),
             "/trace/setting" => return Some(Self::TraceSetting),
             "/logging" => return Some(Self::Logging),
+            "/shares" => return Some(Self::Shares),
             _ => {}
         }
         if let Some(rest) = rest.strip_prefix("/models/") {
@@ -182,7 +185,9 @@ impl<'a> Route<'a> {
             | Self::RepositoryIndex { .. }
             | Self::RepositoryModel { .. }
             | Self::SharedMemory { call: MemoryCall::Register | MemoryCall::Unregister, .. } => "POST",
-            Self::Model { call: ModelCall::TraceSetting, .. } | Self::TraceSetting | Self::Logging => "GET, POST",
+            Self::Model { call: ModelCall::TraceSetting, .. } | Self::TraceSetting | Self::Logging | Self::Shares => {
+                "GET, POST"
+            }
             _ => "GET",
         }
     }
@@ -241,6 +246,7 @@ mod tests {
         assert_eq!(Route::of("/v2/models/stats"), Some(Route::Statistics));
         assert_eq!(Route::of("/v2/trace/setting"), Some(Route::TraceSetting));
         assert_eq!(Route::of("/v2/logging"), Some(Route::Logging));
+        assert_eq!(Route::of("/v2/shares"), Some(Route::Shares));
         assert_eq!(Route::of("/v2/models/m/config"), model("m", "", ModelCall::Config));
         assert_eq!(Route::of("/v2/models/m/versions/3/stats"), model("m", "3", ModelCall::Statistics));
         assert_eq!(Route::of("/v2/models/m/trace/setting"), model("m", "", ModelCall::TraceSetting));

@@ -167,6 +167,16 @@ pub fn trace_settings(response: &TraceSettingResponse) -> Vec<u8> {
     text(&Value::Object(settings.collect()))
 }
 
+/// `POST v2/shares`: how GPUs are to be divided.
+pub fn read_shares_request(body: &[u8]) -> Result<Vec<f64>, Fault> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Wanted {
+        shares: Vec<f64>,
+    }
+    Ok(read::<Wanted>(body)?.shares)
+}
+
 /// `POST v2/logging`.
 pub fn read_log_request(body: &[u8]) -> Result<LogSettingsRequest, Fault> {
     use log_settings_request::SettingValue;
