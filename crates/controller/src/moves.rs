@@ -198,6 +198,8 @@ mod tests {
 
     const PAGE: u64 = 1 << 20;
     const WIDTH: u32 = 3;
+    /// A full batch: no policy has a reason to let it wait.
+    const ROWS: u32 = 8;
 
     /// A server with one emulated device in each cell and the models `a`, `b` and `c`. With two cells, `b` is alone in the second.
     struct Bench {
@@ -280,11 +282,11 @@ mod tests {
 
         fn submit(&self, model: ModelId) -> (Option<Ticket>, oneshot::Receiver<Reply>) {
             let (reply, answer) = oneshot::channel();
-            let data = Bytes::from(vec![0; WIDTH as usize * 4]);
-            let inputs = vec![Tensor { datatype: DataType::Fp32, shape: vec![1, WIDTH.into()], data }];
+            let data = Bytes::from(vec![0; (ROWS * WIDTH) as usize * 4]);
+            let inputs = vec![Tensor { datatype: DataType::Fp32, shape: vec![ROWS.into(), WIDTH.into()], data }];
             let deadline_at = self.controller().now() + Duration::from_secs(600);
             let (application, size, trace) = (ApplicationId::DEFAULT, None, None);
-            let (rows, priority) = (1, 0);
+            let (rows, priority) = (ROWS, 0);
             let submission = Submission { model, inputs, rows, deadline_at, priority, application, size, trace, reply };
             (self.controller().submit(submission), answer)
         }
@@ -399,7 +401,7 @@ mod tests {
         let mut bench = Bench::new(2, 500, 1, 1);
         let [a, c] = ["a", "c"].map(|name| bench.served(name).id);
         bench.begin();
-        let mut answers = bench.ask(c, 16);
+        let mut answers = bench.ask(c, 2);
         until("the first batch", || bench.resident("c") == ["emulated:0"]);
         answers.extend(bench.ask(a, 3));
         bench.end();
@@ -414,8 +416,8 @@ mod tests {
         let old = bench.served("a").id;
         bench.begin();
         bench.end();
-        // The device is busy with a full batch, behind which the last one waits.
-        let busy = bench.ask(bench.served("a").id, 8);
+        // The device is busy with a batch, behind which the next one waits.
+        let busy = bench.ask(bench.served("a").id, 1);
         let (ticket, answer) = bench.submit(old);
         bench.controller().cancel(ticket.unwrap());
         bench.controller().drive();
@@ -477,6 +479,9 @@ mod tests {
         bench.look_after(60);
         let next = bench.shelf.moves.as_ref().unwrap().under_way.as_ref().map(|next| next.chosen.model.0.clone());
         assert_eq!(next.as_deref(), Some("c"), "the other one may go");
+        // To end the server would take as long as the loads.
+        std::fs::remove_dir_all(bench.folder.path()).unwrap();
+        std::mem::forget(bench);
     }
 
     #[test]

@@ -501,7 +501,11 @@ fn weights_of_a_model_that_is_expected_are_there_before_its_requests() {
          8 done 1
          8 done 2
          9 ask 0 15",
-        expect![[r#""#]],
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m0 on d1 by -
+            9     a3 exec m0 on d0 batch 1 [0] by 10
+        "#]],
     );
 }
 
@@ -518,7 +522,14 @@ fn a_model_that_is_expected_takes_the_room_of_one_that_nobody_needs() {
          20 expect 1
          28 done 3
          30 ask 1 37",
-        expect![[r#""#]],
+        expect![[r#"
+            0     a1 load m0 on d0 by 87
+            8     a2 exec m0 on d0 batch 1 [0] by 95
+            13       request 0: Done
+            20       unload m0 on d0
+            20    a3 load m1 on d0 by -
+            30    a4 exec m1 on d0 batch 1 [1] by 32
+        "#]],
     );
 }
 
