@@ -312,9 +312,14 @@ fn compare(cells: u32, models: u32, devices: u32, times: u32) {
             all / one
         })
         .collect();
+    ratios.retain(|ratio| ratio.is_finite());
     ratios.sort_by(f64::total_cmp);
-    let median = ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN);
-    println!("\n{cells} cells take {median:.2} times what one takes: the median of {times}");
+    match ratios.get(ratios.len() / 2) {
+        Some(median) => {
+            println!("\n{cells} cells take {median:.2} times what one takes: the median of {}", ratios.len())
+        }
+        None => println!("\nno rate held: the machine has too much else to do"),
+    }
 }
 
 fn main() {
