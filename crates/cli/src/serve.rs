@@ -113,7 +113,8 @@ pub struct ServeOptions {
     pub thrift: Option<bool>,
 
     /// Divide the devices into so many cells, each with a scheduler and with some of the models: for more requests than one core
-    /// can plan. A model runs on the devices of its cell alone. `--shards` is an older name for it. [default: 1]
+    /// can plan. A model runs on the devices of its cell alone, and moves to another cell if its own is short for long.
+    /// `--shards` is an older name for it. [default: 1]
     #[arg(long, value_name = "N", env = "PUNCTUAL_CELLS", alias = "shards")]
     #[serde(alias = "shards")]
     pub cells: Option<u32>,

@@ -145,7 +145,7 @@ impl CatalogueEntry {
 }
 
 /// A model that can be asked.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ServedModel {
     /// Its number.
     pub id: ModelId,

@@ -5,7 +5,7 @@ use crate::manager::ManagerConfig;
 use crate::profiler::Samples;
 use crate::queueing::Queueing;
 use crate::{Controller, NewModel, profiler, reshape, warmup};
-use base::{DeviceId, Duration, LatencyProfile, ModelId, ModelSignature};
+use base::{DeviceId, Duration, LatencyProfile, ModelSignature};
 use engine::{Emulation, FileHashes, ModelSource, Prepared};
 use repository::{Found, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile, TensorConfig};
 use scheduler::Fairness;
@@ -48,8 +48,8 @@ impl BringUp {
         }
     }
 
-    /// Prepares and measures a model and puts it into service.
-    pub(crate) fn run(&self, found: &Found) -> Result<(ServedModel, ModelId), String> {
+    /// Prepares and measures a model and puts it into service. Gives also what is needed to bring it into another cell, where there is one.
+    pub(crate) fn run(&self, found: &Found) -> Result<(ServedModel, Option<NewModel>), String> {
         let config = &found.config;
         self.say_once(&found.name, &config.warnings);
         let source = model_source(found, self.config.cache.clone())?;
@@ -84,7 +84,7 @@ impl BringUp {
         let (load, bytes) = (profile.load(), prepared.weight_bytes());
         tracing::info!(model = found.name, version = found.version, %load, weight_bytes = bytes, batches = medians.join(", "), "ready");
         let signature = Arc::new(signature);
-        let id = self.controller.add_model(NewModel {
+        let model = NewModel {
             name: found.name.clone(),
             version: found.version,
             signature: Arc::clone(&signature),
@@ -95,7 +95,9 @@ impl BringUp {
             fixed,
             objective,
             fairness: fairness(config),
-        });
+        };
+        let again = (self.controller.cells() > 1).then(|| model.clone());
+        let id = self.controller.add_model(model);
         let devices = self.controller.devices_of(id);
         let all = self.complete(found, &signature, devices);
         let served = ServedModel {
@@ -108,7 +110,7 @@ impl BringUp {
             metrics: self.controller.metrics().model(&found.name, found.version),
             signature,
         };
-        Ok((served, id))
+        Ok((served, again))
     }
 
     /// The configuration as clients see it, with everything filled in, of a model on so many devices.

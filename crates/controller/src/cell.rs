@@ -55,18 +55,21 @@ impl Cell {
         // The news of this thread must be in the inbox before it finds the lock taken, and the lock must be free
         // before the driver finds the inbox empty: else both could leave it to the other.
         fence(Ordering::SeqCst);
-        match self.core.try_lock() {
+        let told = match self.core.try_lock() {
             Ok(mut core) => {
                 let wakeup = self.work_off(inner, &mut core);
                 // While the lock is held: an older wish must not overwrite a newer one.
                 self.timer.set(wakeup);
+                core.take_told()
             }
             Err(TryLockError::WouldBlock) => return false,
             // A panic while driving broke an invariant; going on with half of a step would break more.
             Err(TryLockError::Poisoned(core)) => {
                 core.into_inner().fatal("the scheduler broke one of its invariants");
             }
-        }
+        };
+        // Without this lock: nobody waits here for what another cell does.
+        told.into_iter().for_each(|cell| inner.cells[cell].drive(inner));
         fence(Ordering::SeqCst);
         !self.inbox.is_empty()
     }
@@ -76,6 +79,7 @@ impl Cell {
             let Some(message) = self.inbox.pop() else { break };
             core.handle(inner, inner.clock.now(), message);
         }
+        core.let_depart(inner, inner.clock.now());
         core.rehearse(inner);
         core.wake_if_due(inner, inner.clock.now())
     }

@@ -1,5 +1,6 @@
 //! What the driver holds while it drives: the scheduler, and everything that its commands are about.
 
+mod departure;
 mod loss;
 mod watch;
 
@@ -10,12 +11,14 @@ use crate::{ControllerConfig, Inner, NewModel, fatal};
 use base::{
     ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp, Window,
 };
+use departure::Departures;
 use recording::{Ending, Recorder};
 use scheduler::{
     ActionStatus, Command, Event, Execution, Measured, ModelSpec, Outcome, Rehearsed, Rejection, Sample, Scheduler,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::mpsc;
 use telemetry::{BatchTimes, DeviceMetrics, IntGauge, Invariant, Metrics, ModelMetrics, Trace};
 use tokio::sync::oneshot;
 use watch::{Watch, broken};
@@ -48,6 +51,19 @@ pub(crate) enum Message {
         metrics: ModelMetrics,
     },
     RemoveModel(ModelId),
+    /// Requests for a model are about to come: its weights should be there before.
+    ExpectModel(ModelId),
+    /// On how many devices are a model's weights?
+    CountLoaded {
+        model: ModelId,
+        reply: mpsc::Sender<usize>,
+    },
+    /// A model is in another cell from now on.
+    DepartModel {
+        model: ModelId,
+        /// Its number there, among those of all cells.
+        to: ModelId,
+    },
     Borrow {
         device: DeviceId,
         action: ActionId,
@@ -85,6 +101,9 @@ impl Message {
             | Self::ChangeDevice { .. }
             | Self::AddModel { .. }
             | Self::RemoveModel(_)
+            | Self::ExpectModel(_)
+            | Self::CountLoaded { .. }
+            | Self::DepartModel { .. }
             | Self::Borrow { .. }
             | Self::Return { .. }
             | Self::Measured { .. }
@@ -284,6 +303,8 @@ pub(crate) struct Core {
     held: Vec<(Timestamp, scheduler::Load)>,
     /// Models that are out of service but may still be on a device.
     removed: Vec<ModelId>,
+    /// Models that went to other cells.
+    departures: Departures,
     steps: u64,
     /// Which temper the scheduler has, for people.
     temper: IntGauge,
@@ -340,6 +361,7 @@ impl Core {
             broken: Vec::new(),
             held: Vec::new(),
             removed: Vec::new(),
+            departures: Departures::default(),
             steps: 0,
             stopped: false,
         }
@@ -373,6 +395,9 @@ impl Core {
             return message.refuse();
         }
         match message {
+            Message::Submit { request, payload } if self.departures.has_gone(request.model) => {
+                self.send_on(inner, request, payload);
+            }
             Message::Submit { request, payload } => {
                 let slot = request.id.slot as usize;
                 if let Some(Some(model)) = self.models.get(request.model.index()) {
@@ -399,7 +424,11 @@ impl Core {
                 self.step(inner, now, Event::Submitted(request));
                 self.check_queue(inner, request.model, before);
             }
-            Message::Cancel(request) => self.step(inner, now, Event::Cancelled(request)),
+            Message::Cancel(request) => {
+                if !self.send_back(inner, request) {
+                    self.step(inner, now, Event::Cancelled(request));
+                }
+            }
             Message::Report(report) => self.report(inner, now, report),
             Message::AddDevice { config, device, metrics } => {
                 let number = DeviceId(self.devices.len() as u32);
@@ -408,11 +437,13 @@ impl Core {
                 self.announce(inner, now, number);
             }
             Message::AddModel { id, pages, model, metrics } => self.add_model(inner, now, id, pages, *model, metrics),
-            Message::RemoveModel(model) => {
-                self.removed.push(model);
-                self.sampler.forget(model);
-                self.step(inner, now, Event::ModelRemoved(model));
+            Message::RemoveModel(model) => self.withdraw(inner, now, model),
+            Message::ExpectModel(model) => self.step(inner, now, Event::Expected(model)),
+            Message::CountLoaded { model, reply } => {
+                // Whoever asked may have stopped to wait.
+                let _ = reply.send(self.scheduler.loaded_on(model));
             }
+            Message::DepartModel { model, to } => self.departures.begin(model, to),
             Message::DeviceBack(device) => self.come_back(inner, now, device),
             Message::ChangeDevice { device, kind } => {
                 // Also where it is lost at the moment: then it comes back so.
@@ -596,6 +627,13 @@ impl Core {
             now,
             Event::ModelAdded(ModelSpec { model: id, pages, profile, elsewhere, objective, fixed, fairness }),
         );
+    }
+
+    /// Takes a model out of service.
+    fn withdraw(&mut self, inner: &Inner, now: Timestamp, model: ModelId) {
+        self.removed.push(model);
+        self.sampler.forget(model);
+        self.step(inner, now, Event::ModelRemoved(model));
     }
 
     fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {

@@ -1,4 +1,4 @@
-//! Who goes where: devices are dealt to cells at the start, and each model goes into one of them when it comes.
+//! Who goes where: devices are dealt to cells at the start, and each model goes into one of them when it comes. `moves.rs` moves it when that is short.
 
 use crate::DeviceConfig;
 use base::{Duration, LatencyProfile, ModelId};
@@ -79,11 +79,26 @@ impl Rooms {
     /// Finds the cell for a model, and its number.
     pub fn add(&mut self, wants: Wants) -> ModelId {
         let best = self.0.iter().enumerate().min_by_key(|(_, room)| room.rank(wants));
-        let cell = best.map_or(0, |(cell, _)| cell);
-        let local = self.0[cell].models.len();
-        self.0[cell].models.push(Some(wants));
-        self.0[cell].wanted = self.0[cell].wanted.with(wants);
-        ModelId((local * self.0.len() + cell) as u32)
+        self.add_to(best.map_or(0, |(cell, _)| cell), wants)
+    }
+
+    /// Puts a model into that cell; its number.
+    pub fn add_to(&mut self, cell: usize, wants: Wants) -> ModelId {
+        let cells = self.0.len();
+        let room = &mut self.0[cell];
+        let local = room.models.len();
+        room.models.push(Some(wants));
+        room.wanted = room.wanted.with(wants);
+        ModelId((local * cells + cell) as u32)
+    }
+
+    /// What each cell has, where so many devices are there now.
+    pub fn now(&self, devices: impl Iterator<Item = u32>) -> Vec<planner::cells::Room> {
+        let now = |(room, devices): (&Room, u32)| {
+            let Room { pages, largest, .. } = *room;
+            planner::cells::Room { devices, pages, largest }
+        };
+        self.0.iter().zip(devices).map(now).collect()
     }
 
     /// The model is gone, and its room is others'.

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! That is one cell, and usually there is one. More of them share nothing but the slots of requests, and each may be driven by
-//! another thread: n cells use n cores. A device is in one cell, and so is a model.
+//! another thread: n cells use n cores. A device is in one cell, and so is a model, which is moved when its cell is short.
 
 mod api;
 mod bring_up;
@@ -24,6 +24,7 @@ mod core;
 mod dealing;
 mod divisions;
 mod manager;
+mod moves;
 mod poller;
 mod profiler;
 mod queueing;
@@ -113,6 +114,7 @@ struct Inner {
 }
 
 /// A model that is prepared and measured, and may be served.
+#[derive(Clone)]
 pub struct NewModel {
     /// For messages and metrics.
     pub name: String,
@@ -247,14 +249,22 @@ impl Controller {
 
     /// Puts a model into service. It may be asked from the moment on that its number is in the catalogue.
     pub fn add_model(&self, model: NewModel) -> ModelId {
-        let pages = self.pages(model.prepared.weight_bytes());
-        let metrics = self.inner.metrics.model(&model.name, model.version);
-        let wants = Wants::new(pages, &model.profile);
+        let wants = self.wants(&model);
         let number = self.inner.rooms.lock().unwrap_or_else(PoisonError::into_inner).add(wants);
-        let (cell, id) = self.inner.home(number);
-        self.inner.put(cell, Message::AddModel { id, pages, model: Box::new(model), metrics });
-        self.drive();
+        self.bring_in(number, wants, model);
         number
+    }
+
+    fn wants(&self, model: &NewModel) -> Wants {
+        Wants::new(self.pages(model.prepared.weight_bytes()), &model.profile)
+    }
+
+    /// Tells the cell that a model has its number in of it.
+    fn bring_in(&self, number: ModelId, wants: Wants, model: NewModel) {
+        let metrics = self.inner.metrics.model(&model.name, model.version);
+        let (cell, id) = self.inner.home(number);
+        self.inner.put(cell, Message::AddModel { id, pages: wants.pages, model: Box::new(model), metrics });
+        self.drive();
     }
 
     /// Takes a model out of service: what is queued for it is refused, what runs is finished.

@@ -10,7 +10,7 @@ use engine::Engine;
 use repository::{Repository, Source, Sources, Transfer};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -113,10 +113,11 @@ impl Manager {
             let outcome = watchers.as_ref().map(|_| ()).map_err(Clone::clone);
             *signal.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
             signal.1.notify_all();
-            while let Ok(work) = orders.recv() {
-                match work {
+            loop {
+                match next(&orders, shelf.until_balanced()) {
                     Work::Changes(changes) => shelf.apply(changes),
                     Work::Order(order) => shelf.carry_out(order),
+                    Work::Balance => shelf.balance(),
                     Work::Stop => break,
                 }
             }
@@ -137,6 +138,18 @@ impl Manager {
     pub fn started(&self) -> Option<Result<(), String>> {
         self.started.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+/// What to do next: what somebody wants, or, if nobody wants anything for so long, a look at the cells.
+fn next(orders: &Receiver<Work>, pause: Option<Duration>) -> Work {
+    let work = match pause {
+        Some(pause) => orders.recv_timeout(pause.into()),
+        None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
+    };
+    work.unwrap_or_else(|error| match error {
+        RecvTimeoutError::Timeout => Work::Balance,
+        RecvTimeoutError::Disconnected => Work::Stop,
+    })
 }
 
 impl Drop for Manager {

@@ -9,10 +9,12 @@
 //!  changes are taken in   changes are listed        changes are ignored
 //! ```
 
+use crate::NewModel;
 use crate::api::{Catalogue, CatalogueEntry, ModelState};
 use crate::bring_up::BringUp;
 use crate::control::{ControlError, ControlMode, LoadOrder, Order, OrderKind};
 use crate::manager::Progress;
+use crate::moves::Moves;
 use base::{Duration, ModelId};
 use repository::{Change, Entry, ModelConfig, Repository, Sources, Wanted, WatchOptions, Watcher};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,16 +30,25 @@ pub(crate) enum Work {
     Changes(Vec<Change>),
     /// A client wants something.
     Order(Order),
+    /// It is time to look whether a model should go to another cell.
+    Balance,
     Stop,
 }
 
+/// A version that can be asked.
+pub(crate) struct InService {
+    pub(crate) id: ModelId,
+    /// The files that it was made from.
+    source: Entry,
+    /// What is needed to bring it into another cell, where there is one.
+    pub(crate) again: Option<NewModel>,
+}
+
 /// A version in the catalogue.
-struct Version {
-    entry: Arc<CatalogueEntry>,
-    /// Its number, if it is in service.
-    id: Option<ModelId>,
-    /// The files that it was made from, if it is in service.
-    source: Option<Entry>,
+pub(crate) struct Version {
+    pub(crate) entry: Arc<CatalogueEntry>,
+    /// If it is in service.
+    pub(crate) service: Option<InService>,
 }
 
 impl Version {
@@ -59,18 +70,21 @@ enum Wish {
 }
 
 pub(crate) struct Shelf {
-    bring_up: BringUp,
+    pub(crate) bring_up: BringUp,
     repository: Repository,
     sources: Arc<Sources>,
     /// By name and version; version 0 stands for a model that is broken as a whole.
-    versions: BTreeMap<(String, u64), Version>,
+    pub(crate) versions: BTreeMap<(String, u64), Version>,
     /// Those that differ from what the mode says.
     wishes: BTreeMap<String, Wish>,
+    /// Which models should be in which cell, where there are several.
+    pub(crate) moves: Option<Moves>,
 }
 
 impl Shelf {
     pub(crate) fn new(bring_up: BringUp, repository: Repository, sources: Arc<Sources>) -> Self {
-        Self { bring_up, repository, sources, versions: BTreeMap::new(), wishes: BTreeMap::new() }
+        let moves = (bring_up.controller.cells() > 1).then(|| Moves::new(bring_up.controller.now()));
+        Self { bring_up, repository, sources, versions: BTreeMap::new(), wishes: BTreeMap::new(), moves }
     }
 
     fn mode(&self) -> ControlMode {
@@ -220,7 +234,7 @@ impl Shelf {
             return;
         }
         tracing::info!(model = name, version, "a model was added or changed");
-        let serves = |version: &u64| self.versions[&(name.clone(), *version)].id.is_some();
+        let serves = |version: &u64| self.versions[&(name.clone(), *version)].service.is_some();
         if let (Entry::Broken(broken), None) = (&entry, entry.version())
             && self.versions_of(&name).iter().any(serves)
         {
@@ -234,7 +248,7 @@ impl Shelf {
     /// One that is served already serves until its successor is ready, and one that is loading is listed.
     fn list_loading(&mut self, entry: &Entry) {
         let known = self.versions.get(&key_of(entry));
-        if known.is_none_or(|version| version.id.is_none() && !version.is_loading()) {
+        if known.is_none_or(|version| version.service.is_none() && !version.is_loading()) {
             self.set_loading(entry);
             self.publish();
         }
@@ -242,8 +256,8 @@ impl Shelf {
 
     /// Whether exactly this is in service.
     fn serves(&self, entry: &Entry) -> bool {
-        let known = self.versions.get(&key_of(entry));
-        known.is_some_and(|version| version.id.is_some() && version.source.as_ref() == Some(entry))
+        let known = self.versions.get(&key_of(entry)).and_then(|version| version.service.as_ref());
+        known.is_some_and(|service| service.source == *entry)
     }
 
     fn remove(&mut self, name: &str, version: u64) {
@@ -274,13 +288,14 @@ impl Shelf {
         };
         let key = (name.clone(), version);
         match outcome {
-            Ok((served, id)) => {
-                if let Some(old) = self.settle(key, ModelState::Ready(served), Some((id, entry))) {
+            Ok((served, again)) => {
+                let service = InService { id: served.id, source: entry, again };
+                if let Some(old) = self.settle(key, ModelState::Ready(served), Some(service)) {
                     self.retire(&old);
                 }
                 Ok(())
             }
-            Err(reason) if self.versions.get(&key).is_some_and(|old| old.id.is_some()) => {
+            Err(reason) if self.versions.get(&key).is_some_and(|old| old.service.is_some()) => {
                 tracing::error!(
                     model = name,
                     version,
@@ -297,32 +312,31 @@ impl Shelf {
     }
 
     fn retire(&self, old: &Version) {
-        if let Some(id) = old.id {
-            self.bring_up.controller.remove_model(id);
+        if let Some(service) = &old.service {
+            self.bring_up.controller.remove_model(service.id);
         }
     }
 
     /// Says what became of a version: in place if it is listed as loading, else in a new catalogue. Gives what was there in its stead.
-    fn settle(&mut self, key: (String, u64), state: ModelState, served: Option<(ModelId, Entry)>) -> Option<Version> {
-        let (id, source) = served.unzip();
+    fn settle(&mut self, key: (String, u64), state: ModelState, service: Option<InService>) -> Option<Version> {
         let metrics = self.bring_up.controller.metrics();
         if let Some(listed) = self.versions.get_mut(&key).filter(|version| version.is_loading()) {
             listed.entry.settle(state).expect("only this thread settles entries, and it was loading");
-            let counted = if id.is_some() { &metrics.models_ready } else { &metrics.models_broken };
-            (listed.id, listed.source) = (id, source);
+            let counted = if service.is_some() { &metrics.models_ready } else { &metrics.models_broken };
+            listed.service = service;
             metrics.models_loading.dec();
             counted.inc();
             return None;
         }
         let entry = Arc::new(CatalogueEntry::settled(&key.0, key.1, state));
-        let old = self.versions.insert(key, Version { entry, id, source });
+        let old = self.versions.insert(key, Version { entry, service });
         self.publish();
         old
     }
 
     fn set(&mut self, entry: CatalogueEntry) {
         let key = (entry.name.clone(), entry.version);
-        self.versions.insert(key, Version { entry: Arc::new(entry), id: None, source: None });
+        self.versions.insert(key, Version { entry: Arc::new(entry), service: None });
     }
 
     fn set_loading(&mut self, entry: &Entry) {
@@ -335,7 +349,7 @@ impl Shelf {
         self.set(CatalogueEntry::settled(&name, version, ModelState::Unloaded(why.to_owned())));
     }
 
-    fn publish(&self) {
+    pub(crate) fn publish(&self) {
         let mut catalogue = Catalogue::default();
         let (mut loading, mut ready, mut broken) = (0, 0, 0);
         for ((name, number), version) in &self.versions {
@@ -417,7 +431,7 @@ impl Shelf {
     fn forget_sent(&mut self, model: &str) {
         for version in self.versions_of(model) {
             let key = (model.to_owned(), version);
-            if self.versions.get(&key).is_some_and(|version| version.id.is_none()) {
+            if self.versions.get(&key).is_some_and(|version| version.service.is_none()) {
                 self.versions.remove(&key);
             }
         }
@@ -432,7 +446,8 @@ impl Shelf {
     /// Copies the model from its bucket, if it is in one.
     fn sync_for(&self, model: &str) -> Result<(), ControlError> {
         let wanted = if self.mode() == ControlMode::Explicit {
-            let served = self.versions.iter().filter(|(_, version)| version.id.is_some()).map(|((name, _), _)| name);
+            let served =
+                self.versions.iter().filter(|(_, version)| version.service.is_some()).map(|((name, _), _)| name);
             Wanted::Only(served.cloned().chain([model.to_owned()]).collect())
         } else {
             Wanted::All

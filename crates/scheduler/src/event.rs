@@ -53,6 +53,8 @@ pub enum Event {
     Adopted(Rehearsed),
     /// Nothing but the passing of time: `next_wakeup` has come.
     WokeUp,
+    /// Requests for a model are about to come, from where it is served now: its weights are loaded as if some had come.
+    Expected(ModelId),
 }
 
 /// How many requests each temper would have lost.

@@ -193,6 +193,7 @@ impl Scheduler {
             Event::DeviceChanged { device, kind } => self.device_changed(device, kind),
             Event::ModelAdded(spec) => self.model_added(spec),
             Event::ModelRemoved(model) => self.model_removed(model, out),
+            Event::Expected(model) => self.expected(model),
             Event::Submitted(request) => self.submitted(request, out),
             Event::Cancelled(request) => self.cancelled(request, out),
             Event::Reported(report) => self.reported(report, out),
@@ -241,6 +242,12 @@ impl Scheduler {
     pub fn is_loaded(&self, model: ModelId) -> bool {
         let entry = self.ledger.models.get(model.index()).and_then(Option::as_ref);
         entry.is_some_and(|entry| entry.loaded_devices().next().is_some())
+    }
+
+    /// On how many devices a model's weights are.
+    pub fn loaded_on(&self, model: ModelId) -> usize {
+        let entry = self.ledger.models.get(model.index()).and_then(Option::as_ref);
+        entry.map_or(0, |entry| entry.loaded_devices().count())
     }
 
     // ---- the policy ----
@@ -348,6 +355,14 @@ impl Scheduler {
             self.refuse_removed(model, out);
         }
         self.unload_removed(model, out);
+        self.planner.update(self.now, &mut self.ledger, &self.queues, model);
+    }
+
+    /// Requests for a model are about to come: it counts as missed, and as asked for.
+    fn expected(&mut self, model: ModelId) {
+        let Some(Some(entry)) = self.ledger.models.get_mut(model.index()) else { return };
+        (entry.missed, entry.missed_since) = (entry.estimates.planned().time_for(1), self.now);
+        entry.last_urgent_at = Some(self.now);
         self.planner.update(self.now, &mut self.ledger, &self.queues, model);
     }
 

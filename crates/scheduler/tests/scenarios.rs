@@ -489,6 +489,51 @@ fn where_all_models_fit_one_that_is_asked_for_goes_everywhere() {
 }
 
 #[test]
+fn weights_of_a_model_that_is_expected_are_there_before_its_requests() {
+    // What it takes to load it is more than the request has.
+    check(
+        0,
+        "0 device 10
+         0 device 10
+         0 model 4 1 4 8
+         0 model 4 1 4 8
+         0 expect 0
+         8 done 1
+         8 done 2
+         9 ask 0 15",
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m0 on d1 by -
+            9     a3 exec m0 on d0 batch 1 [0] by 10
+        "#]],
+    );
+}
+
+#[test]
+fn a_model_that_is_expected_takes_the_room_of_one_that_nobody_needs() {
+    check(
+        0,
+        "0 device 6
+         0 model 4 1 4 8
+         0 model 4 1 4 8
+         0 ask 0 100
+         8 done 1
+         13 done 2
+         20 expect 1
+         28 done 3
+         30 ask 1 37",
+        expect![[r#"
+            0     a1 load m0 on d0 by 87
+            8     a2 exec m0 on d0 batch 1 [0] by 95
+            13       request 0: Done
+            20       unload m0 on d0
+            20    a3 load m1 on d0 by -
+            30    a4 exec m1 on d0 batch 1 [1] by 32
+        "#]],
+    );
+}
+
+#[test]
 fn an_overdue_device_is_not_asked_in_the_place_of_one_that_is_idle() {
     // a4 should have been over at 16 ms. Until then d0 wanted more, and nobody has looked at it since.
     check(

@@ -4,8 +4,12 @@
 //! ```text
 //! cargo run --release -p sim --example throughput                      the table of docs/benchmarks.md
 //! cargo run --release -p sim --example throughput -- MODELS DEVICES    one line of it
+//! cargo run --release -p sim --example throughput -- --cells N MODELS DEVICES TIMES
 //! cargo run --release -p sim --example throughput -- --once MODELS DEVICES RATE REQUESTS
 //! ```
+//!
+//! `--cells` divides what there is into N cells, each with its part of the models and devices and a thread of its own, and says how many times the requests of one cell that
+//! has everything they take. So many times, the one and the others in turn: what disturbs the machine disturbs both.
 //!
 //! The last one is for `valgrind --tool=callgrind --toggle-collect='*measured*'`: what is collected is the scheduler's alone.
 //!
@@ -297,13 +301,39 @@ fn line(models: u32, devices: u32, cells: u32) {
     );
 }
 
+/// Compares cells with one that has everything, so many times.
+fn compare(cells: u32, models: u32, devices: u32, times: u32) {
+    println!("| run | 1 cell, requests/s | {cells} cells, requests/s | ratio |\n|---|---|---|---|");
+    let mut ratios: Vec<f64> = (1..=times)
+        .map(|run| {
+            let one = search(models, devices, 1).0;
+            let all = search(models / cells, devices / cells, cells).0 * f64::from(cells);
+            println!("| {run} | {one:.0} | {all:.0} | {:.2} |", all / one);
+            all / one
+        })
+        .collect();
+    ratios.retain(|ratio| ratio.is_finite());
+    ratios.sort_by(f64::total_cmp);
+    match ratios.get(ratios.len() / 2) {
+        Some(median) => {
+            println!("\n{cells} cells take {median:.2} times what one takes: the median of {}", ratios.len())
+        }
+        None => println!("\nno rate held: the machine has too much else to do"),
+    }
+}
+
 fn main() {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    let once = arguments.first().is_some_and(|first| first == "--once");
-    if once {
-        arguments.remove(0);
-    }
+    let mode = if arguments.first().is_some_and(|first| first.starts_with("--")) {
+        arguments.remove(0)
+    } else {
+        String::new()
+    };
+    let once = mode == "--once";
     let numbers: Vec<u32> = arguments.iter().filter_map(|argument| argument.parse().ok()).collect();
+    if let ("--cells", &[cells, models, devices, times]) = (&*mode, &numbers[..]) {
+        return compare(cells.max(1), models, devices, times);
+    }
     if let (true, &[models, devices, rate, requests]) = (once, &numbers[..]) {
         let plan = Plan { models, devices, rate: f64::from(rate), requests: u64::from(requests) };
         let measured = Harness::new(plan, 0).run_all();

@@ -393,6 +393,7 @@ impl ReplayTally {
             | Event::Returned { .. }
             | Event::Measured(_)
             | Event::Adopted(_)
+            | Event::Expected(_)
             | Event::WokeUp => {}
         }
     }

@@ -121,6 +121,8 @@ declare! {
     // The schedulers.
     TEMPER = Gauge "scheduler_temper" &["cell"], &[],
         "Which of its tempers the policy punctual has now (docs/notes/013), in each cell; 0 is the usual one.";
+    MOVES = Counter "cell_moves_total" &["from", "to"], &[],
+        "Models that were moved from a cell that was short to one that had room (docs/notes/011), by the cells' numbers.";
 
     // Advice on scaling.
     DEVICES = Gauge "devices" &[], &[],

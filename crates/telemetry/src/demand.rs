@@ -39,6 +39,19 @@ impl Demand {
     }
 }
 
+/// Totals of one version of a model since it came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ModelDemand {
+    /// Requests that were answered, or that more devices could have answered.
+    pub ended: u64,
+    /// Those of them that were not answered.
+    pub bad: u64,
+    /// Requests that were computed.
+    pub computed: u64,
+    /// Device time that their batches took.
+    pub busy: Duration,
+}
+
 /// Totals since the start, of all models and devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DemandTotals {

@@ -14,7 +14,7 @@ mod trace;
 mod triton;
 
 pub use declare::{ALL, Declaration, Kind, TRITON, reference};
-pub use demand::DemandTotals;
+pub use demand::{DemandTotals, ModelDemand};
 pub use metrics::{ActionMetrics, DeviceMetrics, ErrorMetrics, Invariant, Metrics, ModelMetrics, Seconds};
 pub use prometheus::IntGauge;
 pub use reason::Reason;

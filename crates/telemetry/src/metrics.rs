@@ -1,7 +1,7 @@
 //! The registry, and the handles with which the rest of the program counts.
 
 use crate::declare::{self as d, Declaration};
-use crate::demand::{Demand, DemandTotals};
+use crate::demand::{Demand, DemandTotals, ModelDemand};
 use crate::reason::Reason;
 use crate::statistics::{ModelTotals, Spans, Statistics};
 use crate::triton::{self, Models, TritonCollector};
@@ -86,6 +86,7 @@ struct Families {
     slowness: GaugeVec,
     losses: IntCounterVec,
     temper: IntGaugeVec,
+    moves: IntCounterVec,
 }
 
 /// The numbered invariants of ARCHITECTURE.md.
@@ -147,6 +148,7 @@ impl Metrics {
             slowness: gauge(&registry, &d::SLOWNESS),
             losses: int_counter(&registry, &d::LOSSES),
             temper: int_gauge(&registry, &d::TEMPER),
+            moves: int_counter(&registry, &d::MOVES),
         };
         let models = int_gauge(&registry, &d::MODELS);
         let connections = int_gauge(&registry, &d::CONNECTIONS);
@@ -277,6 +279,11 @@ impl Metrics {
         self.families.temper.with_label_values(&[&cell.to_string()])
     }
 
+    /// A model was moved from a cell to another.
+    pub fn moved_model(&self, from: usize, to: usize) {
+        self.families.moves.with_label_values(&[&from.to_string(), &to.to_string()]).inc();
+    }
+
     /// What says whether there are enough devices.
     pub fn demand(&self) -> DemandTotals {
         self.demand.totals()
@@ -375,6 +382,19 @@ impl ModelMetrics {
         let failed = inner.ended.iter().map(IntCounter::get).sum();
         let success = spans(inner.success.get(), &inner.success_nanos);
         inner.statistics.totals(success, spans(failed, &inner.fail_nanos))
+    }
+
+    /// What says how much of the devices' time the model asks for.
+    pub fn demand(&self) -> ModelDemand {
+        let inner = &*self.inner;
+        let lost = Reason::ALL.iter().zip(&inner.ended).filter(|(reason, _)| reason.is_shortage());
+        let bad: u64 = lost.map(|(_, counter)| counter.get()).sum();
+        ModelDemand {
+            ended: inner.success.get() + bad,
+            bad,
+            computed: inner.statistics.requests(),
+            busy: Duration::from_secs_f64(inner.execution.0.get_sample_sum()),
+        }
     }
 
     /// Requests that failed for what Triton calls that.
@@ -720,11 +740,29 @@ mod tests {
     }
 
     #[test]
+    fn what_a_model_asks_for_counts_the_same_requests_and_its_own_time() {
+        let metrics = Metrics::new();
+        let (model, other) = (metrics.model("a", 1), metrics.model("b", 1));
+        model.answered(Duration::ZERO);
+        for &reason in Reason::ALL {
+            model.ended(reason, Duration::ZERO);
+        }
+        let at = Timestamp::ZERO;
+        let times = crate::BatchTimes { started_at: at, gathered_at: at, computed_at: at, ended_at: at };
+        model.statistics().computed(3, 8, Duration::ZERO, &times);
+        model.executed(8, Duration::from_millis(250));
+        other.executed(1, Duration::from_millis(500));
+        let expected = ModelDemand { ended: 5, bad: 4, computed: 3, busy: Duration::from_millis(250) };
+        assert_eq!(model.demand(), expected);
+    }
+
+    #[test]
     fn every_declared_metric_is_registered() {
         let metrics = Metrics::new();
         metrics.model("m", 1);
         metrics.device("cpu:0");
         metrics.temper(0);
+        metrics.moved_model(0, 1);
         // Not the page: what wasn't observed yet isn't there.
         let families = metrics.registry.gather();
         let types: Vec<_> = families.iter().map(|family| (family.name(), family.get_field_type())).collect();

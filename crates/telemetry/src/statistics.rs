@@ -150,6 +150,11 @@ impl Statistics {
         self.pending.load(Ordering::Relaxed).max(0)
     }
 
+    /// Requests that were computed.
+    pub(crate) fn requests(&self) -> u64 {
+        get(&self.work.requests)
+    }
+
     /// What was counted, with what the gateways counted.
     pub fn totals(&self, success: Spans, fail: Spans) -> ModelTotals {
         let work = &self.work;

@@ -3,8 +3,8 @@
 //! A line is `TIME EVENT ARGUMENTS`, times in milliseconds. `device PAGES` and `model PAGES ALPHA BETA LOAD [SIZE...]` take
 //! the next number; `ask MODEL DEADLINE [ROWS [PRIORITY [APPLICATION]]]` too (`-` for no deadline); `measure MODEL APPLICATION
 //! SPAN...` says what requests take alone; `done ACTION [TIME]` (when it ended, if that was before), `late ACTION`,
-//! `broken ACTION`, `failed ACTION` report; `cancel REQUEST`, `lose DEVICE`, `remove MODEL`, `borrow DEVICE SPAN`,
-//! `return DEVICE`, `wake` (at the scheduler's own wish).
+//! `broken ACTION`, `failed ACTION` report; `cancel REQUEST`, `lose DEVICE`, `remove MODEL`, `expect MODEL`,
+//! `borrow DEVICE SPAN`, `return DEVICE`, `wake` (at the scheduler's own wish).
 
 #![allow(clippy::unwrap_used, reason = "a script that can't be read is a broken test")]
 
@@ -114,6 +114,7 @@ impl World {
             "cancel" => Event::Cancelled(RequestId { slot: number(2), generation: 0 }),
             "lose" => Event::DeviceLost(DeviceId(number(2))),
             "remove" => Event::ModelRemoved(ModelId(number(2))),
+            "expect" => Event::Expected(ModelId(number(2))),
             "borrow" => Event::Borrowed { device: DeviceId(number(2)), action: ActionId::DRIVERS, expected: span(3) },
             "return" => Event::Returned { device: DeviceId(number(2)), action: ActionId::DRIVERS },
             "wake" => {

@@ -184,7 +184,7 @@ impl IdleDevicesServe {
             Event::Borrowed { device, .. } => self.begin(*device),
             Event::Returned { device, .. } => self.end(at, *device),
             Event::ModelAdded(_) | Event::ModelRemoved(_) | Event::Cancelled(_) => {}
-            Event::Measured(_) | Event::Adopted(_) | Event::WokeUp => {}
+            Event::Measured(_) | Event::Adopted(_) | Event::Expected(_) | Event::WokeUp => {}
         }
     }
 

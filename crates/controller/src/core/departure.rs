@@ -1,0 +1,83 @@
+//! Models that go to another cell: requests for them are sent on, and they are withdrawn when nothing of them is left here.
+//!
+//! A gateway thread may have looked a model up long before it hands a request over, so that requests with the old number come at any time. They
+//! go to the other cell as if they had been for it, with the deadline and the slot that they have.
+
+use super::{Core, Expectation, Message, Payload};
+use crate::Inner;
+use base::{ModelId, RequestId, Timestamp};
+use scheduler::Request;
+use std::collections::HashMap;
+
+/// What is known of models that went to other cells.
+#[derive(Debug, Default)]
+pub(super) struct Departures {
+    /// Where they are, by their numbers here. One for each move, as a number is given once.
+    gone: HashMap<ModelId, ModelId>,
+    /// Those of which something may be left here.
+    leaving: Vec<ModelId>,
+    /// By slot, the last request that was sent on and the cell that has it: its ticket names this one.
+    sent_on: HashMap<u32, (RequestId, usize)>,
+    /// Cells that were told something and must be driven.
+    told: Vec<usize>,
+}
+
+impl Departures {
+    /// A model is in another cell from now on.
+    pub fn begin(&mut self, model: ModelId, to: ModelId) {
+        self.gone.insert(model, to);
+        self.leaving.push(model);
+    }
+
+    /// Whether requests for a model are sent on.
+    pub fn has_gone(&self, model: ModelId) -> bool {
+        self.gone.contains_key(&model)
+    }
+}
+
+impl Core {
+    /// The cells that were told something since they were last asked for. The caller drives them.
+    pub fn take_told(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.departures.told)
+    }
+
+    fn tell(&mut self, inner: &Inner, cell: usize, message: Message) {
+        inner.put(cell, message);
+        if !self.departures.told.contains(&cell) {
+            self.departures.told.push(cell);
+        }
+    }
+
+    /// Hands a request to the cell that its model is in.
+    pub(super) fn send_on(&mut self, inner: &Inner, request: Request, payload: Payload) {
+        let (cell, model) = inner.home(self.departures.gone[&request.model]);
+        self.departures.sent_on.insert(request.id.slot, (request.id, cell));
+        let message = Message::Submit { request: Request { model, ..request }, payload: Payload { model, ..payload } };
+        self.tell(inner, cell, message);
+    }
+
+    /// Takes a request back where it was sent, if it was sent on.
+    pub(super) fn send_back(&mut self, inner: &Inner, id: RequestId) -> bool {
+        let Some(&(sent, cell)) = self.departures.sent_on.get(&id.slot) else { return false };
+        if sent == id {
+            self.departures.sent_on.remove(&id.slot);
+            self.tell(inner, cell, Message::Cancel(id));
+        }
+        sent == id
+    }
+
+    /// Withdraws the models that left, once nothing is queued for them and no batch of theirs runs: what runs may come back into the queue, and a
+    /// scheduler refuses what is queued for a model that is withdrawn and on no device.
+    pub fn let_depart(&mut self, inner: &Inner, now: Timestamp) {
+        while let Some(position) = self.departures.leaving.iter().position(|&model| self.has_left(model)) {
+            let model = self.departures.leaving.swap_remove(position);
+            self.withdraw(inner, now, model);
+        }
+    }
+
+    fn has_left(&self, model: ModelId) -> bool {
+        let runs = |expected: &Expectation| expected.model == model && expected.done_at.is_some();
+        let queued = self.models.get(model.index()).and_then(Option::as_ref).map_or(0, |record| record.queued);
+        queued == 0 && !self.expectations.values().any(runs)
+    }
+}
