@@ -559,7 +559,7 @@ impl Core {
         let (padding, clock, way) = (record.padding.clone(), inner.clock, inner.way_into(self.cell));
         let work = move || {
             let Kept { who, inputs, rows } = kept;
-            let took = slot.measure(clock, &signature, padding.as_deref(), inputs, rows);
+            let took = slot.measure(clock, &signature, padding.as_ref(), inputs, rows);
             way.put(Message::Measured { who, took });
         };
         let (action, work) = inner.lend(self.cell, device, Box::new(work));

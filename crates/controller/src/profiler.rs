@@ -3,7 +3,7 @@
 use crate::Controller;
 use base::{BatchLatency, DataType, DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
 use bytes::Bytes;
-use engine::{HostMemory, Loaded, Prepared, TensorView};
+use engine::{HostMemory, Loaded, Prepared, Tensor};
 use repository::ProfileInput;
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
@@ -92,13 +92,13 @@ pub(crate) fn measure(
 
 /// What a batch takes whatever its inputs are: where the line through the times of two sizes comes to no size at all. Nothing
 /// where the model leaves no size open, or takes no smaller ones.
-fn measure_fixed(run: &mut Run<'_>, signature: &ModelSignature, large: &Arc<[Input]>) -> Duration {
-    let small: Arc<[Input]> = large
+fn measure_fixed(run: &mut Run<'_>, signature: &ModelSignature, large: &Arc<[Tensor]>) -> Duration {
+    let small: Arc<[Tensor]> = large
         .iter()
         .zip(&signature.inputs)
-        .map(|(input, spec)| input.shrunk(spec, usize::from(signature.max_batch > 0)))
+        .map(|(input, spec)| shrunk(input, spec, usize::from(signature.max_batch > 0)))
         .collect();
-    let elements = |inputs: &[Input]| inputs.iter().map(|input| input.data.len()).sum::<usize>() as f64;
+    let elements = |inputs: &[Tensor]| inputs.iter().map(|input| input.data.len()).sum::<usize>() as f64;
     let (more, less) = (elements(large), elements(&small));
     if less >= more {
         return Duration::ZERO;
@@ -153,7 +153,7 @@ pub fn measure_alone(
     let mut refused = String::new();
     let mut accepts = |size: i64| {
         let inputs = make_inputs(signature, sizes.first().copied().unwrap_or(1), size, samples)?;
-        loaded.execute(&views(&inputs), &mut |_, _| {}).map_err(|error| error.to_string())
+        engine::execute(&mut *loaded, &mut &*inputs, &mut |_, _| {}).map_err(|error| error.to_string())
     };
     let open_size = TRIED_SIZES.into_iter().find(|size| accepts(*size).map_err(|reason| refused = reason).is_ok());
     let open_size = open_size.ok_or(refused)?;
@@ -164,11 +164,12 @@ pub fn measure_alone(
         // The first run pays for what is touched for the first time.
         for run in 0..=runs {
             let start = Instant::now();
-            loaded.execute(&views(&inputs), &mut |_, _| {}).map_err(|error| error.to_string())?;
+            let times = engine::execute(&mut *loaded, &mut &*inputs, &mut |_, _| {});
+            let times = times.map_err(|error| error.to_string())?;
             if run > 0 {
                 wall.push(Duration::from(start.elapsed()));
-                device.extend(loaded.device_time());
-                beside.extend(loaded.moved().map(|moved| moved.inputs + moved.outputs));
+                device.extend(times.computing);
+                beside.extend(Some(times.inputs + times.outputs).filter(|span| *span > Duration::ZERO));
             }
         }
         [&mut wall, &mut device, &mut beside].into_iter().for_each(|spans| spans.sort_unstable());
@@ -180,7 +181,7 @@ pub fn measure_alone(
 /// What was measured of one batch size so far.
 struct Measured {
     batch: u32,
-    inputs: Arc<[Input]>,
+    inputs: Arc<[Tensor]>,
     spans: Vec<Duration>,
     /// What of each may run beside other batches.
     beside: Vec<Duration>,
@@ -222,29 +223,16 @@ fn measure_load(
     }
 }
 
-/// An input made for measuring or warming up.
-pub(crate) struct Input {
-    pub(crate) datatype: DataType,
-    pub(crate) shape: Vec<i64>,
-    pub(crate) data: Bytes,
-}
-
-fn views(inputs: &[Input]) -> Vec<TensorView<'_>> {
-    inputs.iter().map(|input| TensorView { datatype: input.datatype, shape: &input.shape, data: &input.data }).collect()
-}
-
-impl Input {
-    /// The same with smaller sizes where the model leaves them open. All elements are alike.
-    fn shrunk(&self, spec: &TensorSpec, from: usize) -> Self {
-        let mut shape = self.shape.clone();
-        for (size, _) in shape.iter_mut().zip(&spec.dims).skip(from).filter(|&(_, &dim)| dim < 0) {
-            *size = (*size / SHRINKS).max(1);
-        }
-        let count = |shape: &[i64]| element_count(shape).unwrap_or(0);
-        let element = self.data.len() / count(&self.shape).max(1);
-        let data = self.data.slice(..element * count(&shape));
-        Self { datatype: self.datatype, shape, data }
+/// The same with smaller sizes where the model leaves them open. All elements are alike.
+fn shrunk(tensor: &Tensor, spec: &TensorSpec, from: usize) -> Tensor {
+    let mut shape = tensor.shape.clone();
+    for (size, _) in shape.iter_mut().zip(&spec.dims).skip(from).filter(|&(_, &dim)| dim < 0) {
+        *size = (*size / SHRINKS).max(1);
     }
+    let count = |shape: &[i64]| element_count(shape).unwrap_or(0);
+    let element = tensor.data.len() / count(&tensor.shape).max(1);
+    let data = tensor.data.slice(..element * count(&shape));
+    Tensor { datatype: tensor.datatype, shape, data }
 }
 
 /// Executions of one model on a device, between whatever it has to do besides.
@@ -270,7 +258,7 @@ impl<'a> Run<'a> {
         signature: &ModelSignature,
         batch: u32,
         samples: Samples<'_>,
-    ) -> Result<(i64, Arc<[Input]>), String> {
+    ) -> Result<(i64, Arc<[Tensor]>), String> {
         let mut reason = String::new();
         for size in TRIED_SIZES {
             let inputs = make_inputs(signature, batch, size, samples)?;
@@ -285,25 +273,23 @@ impl<'a> Run<'a> {
     }
 
     /// One run, on the device's EXEC thread, between whatever it has to do besides.
-    pub(crate) fn once(&mut self, inputs: &Arc<[Input]>) -> Result<Duration, String> {
+    pub(crate) fn once(&mut self, inputs: &Arc<[Tensor]>) -> Result<Duration, String> {
         let mut loaded = self.loaded.take().ok_or("the executor is gone")?;
         let inputs = Arc::clone(inputs);
         let (sender, receiver) = mpsc::channel();
         let work = move || {
-            let views = views(&inputs);
             let start = Instant::now();
-            let outcome = loaded.execute(&views, &mut |_, _| {});
+            let outcome = engine::execute(&mut *loaded, &mut &*inputs, &mut |_, _| {});
             let span = Duration::from(start.elapsed());
-            let _ = sender.send((loaded, outcome.map(|()| span)));
+            let _ = sender.send((loaded, outcome.map(|times| (span, times.inputs + times.outputs))));
         };
         let started = Instant::now();
         self.controller.borrow_device(self.device, self.expected, Box::new(work));
         let gone = "the model could not be measured: the engine panicked, or the server is going down";
         let (loaded, outcome) = receiver.recv().map_err(|_| gone)?;
-        self.beside = loaded.moved().map_or(Duration::ZERO, |moved| moved.inputs + moved.outputs);
         self.loaded = Some(loaded);
-        let span = outcome.map_err(|error| error.to_string())?;
-        self.expected = span;
+        let (span, beside) = outcome.map_err(|error| error.to_string())?;
+        (self.expected, self.beside) = (span, beside);
         // Others have the device for at least as long as this took.
         if self.controller.in_hand() > 0 {
             std::thread::sleep(started.elapsed());
@@ -317,7 +303,7 @@ fn make_inputs(
     batch: u32,
     open_size: i64,
     samples: Samples<'_>,
-) -> Result<Arc<[Input]>, String> {
+) -> Result<Arc<[Tensor]>, String> {
     let make = |spec: &TensorSpec| {
         let mut input = make_input(spec, signature.max_batch, batch, open_size, samples.given)?;
         if let Some(mut buffer) = samples.memory.and_then(|memory| memory.take(input.data.len()))
@@ -336,7 +322,7 @@ fn make_input(
     batch: u32,
     open_size: i64,
     given: &BTreeMap<String, ProfileInput>,
-) -> Result<Input, String> {
+) -> Result<Tensor, String> {
     let mut shape: Vec<i64> = spec.dims.iter().map(|&dim| if dim < 0 { open_size } else { dim }).collect();
     let given = given.get(&spec.name);
     if let Some(dims) = given.and_then(|given| given.dims.as_ref()) {
@@ -362,7 +348,7 @@ fn make_input(
         ));
     };
     let data = element.repeat(bytes / element.len()).into();
-    Ok(Input { datatype: spec.datatype, shape, data })
+    Ok(Tensor { datatype: spec.datatype, shape, data })
 }
 
 /// What measurements depend on besides the model: nothing, or the inputs that were given for it.

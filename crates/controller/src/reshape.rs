@@ -1,7 +1,7 @@
 //! Models whose clients see other shapes than the model itself: `reshape`, and dimensions that are narrower than the model's.
 
-use base::{Duration, ModelSignature, TensorSpec};
-use engine::{EngineError, Input, Loaded, Moved, Prepared, Staged, TensorView};
+use base::{ModelSignature, TensorSpec};
+use engine::{Compute, DeviceTimes, EngineError, Input, Inputs, Loaded, Prepared, Sink, Staged, TensorView};
 use repository::{ModelConfig, TensorConfig};
 use std::sync::Arc;
 use std::time::Instant;
@@ -124,38 +124,33 @@ impl Loaded for ReshapedLoaded {
         self.inner.there_at()
     }
 
-    fn execute(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
-        let shapes: Vec<Vec<i64>> =
-            inputs.iter().enumerate().map(|(position, view)| self.maps.inward(position, view.shape)).collect();
-        let views: Vec<TensorView<'_>> =
-            inputs.iter().zip(&shapes).map(|(view, shape)| TensorView { shape, ..*view }).collect();
-        self.inner.execute(&views, &mut |position, view| {
-            let shape = self.maps.outward(position, view.shape);
-            sink(position, TensorView { shape: &shape, ..view });
+    fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
+        let inner = self.inner.stage(&mut ReshapedInputs { inner: inputs, maps: &self.maps })?;
+        Ok(Box::new(ReshapedStaged { inner, maps: Arc::clone(&self.maps) }))
+    }
+}
+
+struct ReshapedInputs<'a> {
+    inner: &'a mut dyn Inputs,
+    maps: &'a Maps,
+}
+
+impl Inputs for ReshapedInputs<'_> {
+    fn in_one_piece(&mut self, compute: &mut Compute<'_>) -> Result<(), EngineError> {
+        self.inner.in_one_piece(&mut |views| {
+            let inward = |(position, view): (usize, &TensorView<'_>)| self.maps.inward(position, view.shape);
+            let shapes: Vec<Vec<i64>> = views.iter().enumerate().map(inward).collect();
+            let views = views.iter().zip(&shapes).map(|(view, shape)| TensorView { shape, ..*view });
+            compute(&views.collect::<Vec<_>>())
         })
     }
 
-    fn device_time(&self) -> Option<Duration> {
-        self.inner.device_time()
-    }
-
-    fn moved(&self) -> Option<Moved> {
-        self.inner.moved()
-    }
-
-    fn stages(&self) -> bool {
-        self.inner.stages()
-    }
-
-    fn stage(&mut self, mut inputs: Vec<Input>) -> Result<Box<dyn Staged>, EngineError> {
+    fn in_pieces(&mut self) -> Vec<Input> {
+        let mut inputs = self.inner.in_pieces();
         for (position, input) in inputs.iter_mut().enumerate() {
             input.shape = self.maps.inward(position, &input.shape);
         }
-        Ok(Box::new(ReshapedStaged { inner: self.inner.stage(inputs)?, maps: Arc::clone(&self.maps) }))
+        inputs
     }
 }
 
@@ -165,8 +160,12 @@ struct ReshapedStaged {
 }
 
 impl Staged for ReshapedStaged {
-    fn start(&mut self) -> Result<(), EngineError> {
-        self.inner.start()
+    fn blocks(&self) -> bool {
+        self.inner.blocks()
+    }
+
+    fn start(&mut self, inputs: &mut dyn Inputs) -> Result<(), EngineError> {
+        self.inner.start(&mut ReshapedInputs { inner: inputs, maps: &self.maps })
     }
 
     fn is_computed(&mut self) -> Result<bool, EngineError> {
@@ -181,7 +180,7 @@ impl Staged for ReshapedStaged {
         self.inner.has_arrived()
     }
 
-    fn finish(&mut self, sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<Moved, EngineError> {
+    fn finish(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, EngineError> {
         self.inner.finish(&mut |position, view| {
             let shape = self.maps.outward(position, view.shape);
             sink(position, TensorView { shape: &shape, ..view });

@@ -1,9 +1,9 @@
 //! Runs a model's warmup samples on every device before it is ready.
 
 use crate::Controller;
-use crate::profiler::{Input, Run};
+use crate::profiler::Run;
 use base::{DataType, DeviceId, ModelSignature, element_count};
-use engine::Prepared;
+use engine::{Prepared, Tensor};
 use repository::{Found, WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample};
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) fn run(controller: &Controller, prepared: &dyn Prepared, found: &Foun
 }
 
 /// A sample's inputs, in the order of the model's.
-fn inputs(sample: &WarmupSample, signature: &ModelSignature, folder: &Path) -> Result<Arc<[Input]>, String> {
+fn inputs(sample: &WarmupSample, signature: &ModelSignature, folder: &Path) -> Result<Arc<[Tensor]>, String> {
     if let Some(name) = sample.inputs.keys().find(|name| signature.inputs.iter().all(|spec| spec.name != **name)) {
         return Err(format!("the model has no input {name:?}"));
     }
@@ -56,7 +56,7 @@ fn inputs(sample: &WarmupSample, signature: &ModelSignature, folder: &Path) -> R
             return Err(format!("input {:?} has the shape {shape:?}, but the model takes {:?}", spec.name, spec.dims));
         }
         let data = data(&spec.name, input, &shape, folder)?;
-        Ok(Input { datatype: spec.datatype, shape, data: data.into() })
+        Ok(Tensor { datatype: spec.datatype, shape, data: data.into() })
     };
     signature.inputs.iter().map(one).collect()
 }

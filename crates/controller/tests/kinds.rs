@@ -8,7 +8,7 @@ use controller::{
     Controller, ControllerConfig, DeviceConfig, Divisions, Effort, Manager, ManagerConfig, ModelState, Reply,
     Submission, Tensor, deal,
 };
-use engine::{Engine, EngineError, Loaded, ModelSource, Prepared, TensorView};
+use engine::{AtOnce, Engine, EngineError, Loaded, ModelSource, Prepared, Sink, TensorView, at_once};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,10 +61,10 @@ impl Prepared for Echo {
         1
     }
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
-        Ok(Box::new(OnDevice { fixed: None, device, echo: self.clone() }))
+        Ok(at_once(OnDevice { fixed: None, device, echo: self.clone(), output: None }))
     }
     fn load_in(&self, division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
-        Ok(Box::new(OnDevice { fixed: Some(division), device, echo: self.clone() }))
+        Ok(at_once(OnDevice { fixed: Some(division), device, echo: self.clone(), output: None }))
     }
 }
 
@@ -72,17 +72,19 @@ struct OnDevice {
     fixed: Option<usize>,
     device: u32,
     echo: Echo,
+    output: Option<Tensor>,
 }
 
-impl Loaded for OnDevice {
-    fn execute(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
+impl AtOnce for OnDevice {
+    fn compute(&mut self, inputs: &[TensorView<'_>]) -> Result<(), EngineError> {
         let division = self.fixed.unwrap_or_else(|| self.echo.division.load(Ordering::Relaxed));
         self.echo.runs.lock().unwrap().insert((division, self.device, inputs[0].data[0]));
-        sink(0, TensorView { datatype: DataType::Uint8, shape: inputs[0].shape, data: inputs[0].data });
+        let TensorView { datatype, shape, data } = inputs[0];
+        self.output = Some(Tensor { datatype, shape: shape.to_vec(), data: data.to_vec().into() });
+        Ok(())
+    }
+    fn hand_out(&mut self, sink: &mut Sink<'_>) -> Result<(), EngineError> {
+        self.output.iter().for_each(|output| sink(0, output.view()));
         Ok(())
     }
 }

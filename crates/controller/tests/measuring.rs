@@ -5,7 +5,7 @@
 use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, TensorSpec, Timestamp};
 use bytes::Bytes;
 use controller::{Controller, ControllerConfig, DeviceConfig, NewModel, Reply, Submission, Tensor};
-use engine::{EngineError, Loaded, Prepared, TensorView};
+use engine::{AtOnce, EngineError, Loaded, Prepared, Sink, TensorView, at_once};
 use scheduler::PolicyKind;
 use std::sync::{Arc, Mutex};
 use telemetry::Metrics;
@@ -26,20 +26,18 @@ impl Prepared for Sequences {
         1
     }
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
-        Ok(Box::new(self.clone()))
+        Ok(at_once(self.clone()))
     }
 }
 
-impl Loaded for Sequences {
-    fn execute(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
-        let rows = inputs[0].shape[0];
-        self.rows.lock().unwrap().push(rows);
-        let data = vec![0; rows as usize];
-        sink(0, TensorView { datatype: DataType::Uint8, shape: &[rows, 1], data: &data });
+impl AtOnce for Sequences {
+    fn compute(&mut self, inputs: &[TensorView<'_>]) -> Result<(), EngineError> {
+        self.rows.lock().unwrap().push(inputs[0].shape[0]);
+        Ok(())
+    }
+    fn hand_out(&mut self, sink: &mut Sink<'_>) -> Result<(), EngineError> {
+        let rows = self.rows.lock().unwrap().last().copied().unwrap();
+        sink(0, TensorView { datatype: DataType::Uint8, shape: &[rows, 1], data: &vec![0; rows as usize] });
         Ok(())
     }
 }

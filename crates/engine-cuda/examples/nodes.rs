@@ -9,7 +9,7 @@ mod cases;
 use anyhow::Context;
 use base::Precision;
 use cases::{Values, bytes, difference};
-use engine::{Engine, ModelSource, TensorView};
+use engine::{Engine, ModelSource, Tensor};
 use engine_cuda::engine::{CudaEngine, CudaOptions};
 use graph::array::Array;
 use graph::plan::row_major;
@@ -83,16 +83,14 @@ fn outcome(engine: &CudaEngine, folder: &Path, name: &str) -> anyhow::Result<boo
     let prepared = engine.prepare(&source)?;
     let mut loaded = prepared.load(0)?;
     let count = prepared.signature().inputs.len();
-    let inputs: Vec<(&Array, Vec<u8>, Vec<i64>)> = (0..count)
-        .map(|number| {
-            let array = values.get("input", number);
-            (array, bytes(array), array.dims.iter().map(|&dim| dim as i64).collect())
-        })
-        .collect();
-    let views: Vec<TensorView<'_>> =
-        inputs.iter().map(|(array, data, shape)| TensorView { datatype: array.dtype, shape, data }).collect();
+    let input = |number| {
+        let array = values.get("input", number);
+        let shape = array.dims.iter().map(|&dim| dim as i64).collect();
+        Tensor { datatype: array.dtype, shape, data: bytes(array).into() }
+    };
+    let inputs: Vec<Tensor> = (0..count).map(input).collect();
     let mut differences = Vec::new();
-    loaded.execute(&views, &mut |number, view| {
+    engine::execute(&mut *loaded, &mut &*inputs, &mut |number, view| {
         let dims: Vec<usize> = view.shape.iter().map(|&dim| dim as usize).collect();
         let found = Array::load(view.datatype, &dims, &row_major(&dims), 0, view.data);
         let difference = difference(&found, values.get("output", number));

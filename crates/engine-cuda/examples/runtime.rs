@@ -7,11 +7,12 @@
 //! each with its own outputs; `exec`: only 100,000 graphs of batch 1 by our clock, and as many empty ones.
 #![allow(unsafe_code, reason = "kernels are launched by hand; each block says why it is sound")]
 
-use base::{DataType, Precision, TensorSpec, element_count};
+use base::{Precision, TensorSpec, element_count};
 use bytes::Bytes;
 use cudarc::driver::sys;
 use engine::{
-    Engine, EngineError, HostBuffer, HostMemory, Input, Loaded, ModelSource, Moved, Parts, Prepared, Staged, TensorView,
+    Compute, DeviceTimes, Engine, EngineError, HostBuffer, HostMemory, Input, Inputs, Loaded, ModelSource, Prepared,
+    Staged, Tensor, execute,
 };
 use engine_cuda::driver::{Address, Gpu, Pinned, Refused, check};
 use engine_cuda::engine::{CudaEngine, CudaOptions};
@@ -563,7 +564,7 @@ fn flow(gpu: &Arc<Gpu>, file: PathBuf) -> Outcome<()> {
     seen.grow(PAGE_BYTES)?;
     for batch in sizes {
         let inputs = inputs(&*prepared, batch);
-        let (device, _) = executions(loaded.as_mut(), &inputs, 300)?;
+        let (device, _) = executions(loaded.as_mut(), &mut &*inputs, 300)?;
         println!("batch {batch}, device: {device}");
         one_behind_another(loaded.as_mut(), &*memory, &inputs, batch, 4000)?;
         let stop = AtomicBool::new(false);
@@ -601,7 +602,7 @@ fn exec(gpu: &Arc<Gpu>, file: PathBuf) -> Outcome<()> {
     let mut loaded = prepared.load(0)?;
     let memory = engine.host_memory().ok_or("the engine has no pool")?;
     let inputs = inputs(&*prepared, 1);
-    let (device, _) = executions(loaded.as_mut(), &inputs, 1000)?;
+    let (device, _) = executions(loaded.as_mut(), &mut &*inputs, 1000)?;
     let wall = from_launch_to_end(loaded.as_mut(), &*memory, &inputs, COUNT)?;
     println!("batch 1, its graph alone, wall: {wall}");
     empty(gpu, &Kernels::compile()?, device.at(0.5), COUNT)
@@ -651,7 +652,7 @@ fn prepare(file: PathBuf) -> Outcome<Ready> {
 }
 
 /// Something that looks like images, as floats.
-fn inputs(prepared: &dyn Prepared, batch: u32) -> Inputs {
+fn inputs(prepared: &dyn Prepared, batch: u32) -> Vec<Tensor> {
     let shape = |spec: &TensorSpec| {
         spec.dims.iter().map(|&dim| if dim < 0 { i64::from(batch) } else { dim }).collect::<Vec<i64>>()
     };
@@ -659,7 +660,7 @@ fn inputs(prepared: &dyn Prepared, batch: u32) -> Inputs {
         let shape = shape(spec);
         let bytes = element_count(&shape).unwrap_or(0) * spec.datatype.size().unwrap_or(0);
         let byte = |index: usize| if index % 4 == 3 { 62 } else { (index * 37 % 251) as u8 };
-        (spec.datatype, shape, (0..bytes).map(byte).collect())
+        Tensor { datatype: spec.datatype, shape, data: (0..bytes).map(byte).collect() }
     };
     prepared.signature().inputs.iter().map(input).collect()
 }
@@ -687,7 +688,7 @@ fn model(gpu: &Arc<Gpu>, kernels: &Kernels, file: PathBuf, replays: usize) -> Ou
     for &batch in &sizes {
         let memory = engine.host_memory().ok_or("the engine has no pool")?;
         let inputs = inputs(batch);
-        let (device, wall) = executions(loaded.as_mut(), &inputs, replays.min(2000))?;
+        let (device, wall) = executions(loaded.as_mut(), &mut &*inputs, replays.min(2000))?;
         println!("batch {batch}, device: {device}\nbatch {batch}, wall:   {wall}");
         if batch == 1 {
             alone = Some((device.at(0.5), device.at(0.99)));
@@ -720,8 +721,9 @@ fn model(gpu: &Arc<Gpu>, kernels: &Kernels, file: PathBuf, replays: usize) -> Ou
         });
         let memory = engine.host_memory().ok_or("the engine has no pool")?;
         let pooled = from_the_pool(loaded.as_mut(), &*memory, &inputs(1), 1, replays.div_ceil(4));
-        let measured = pooled
-            .and_then(|pooled| pooled.map_or_else(|| executions(loaded.as_mut(), &inputs(1), replays.div_ceil(4)), Ok));
+        let measured = pooled.and_then(|pooled| {
+            pooled.map_or_else(|| executions(loaded.as_mut(), &mut &*inputs(1), replays.div_ceil(4)), Ok)
+        });
         stop.store(true, Ordering::Relaxed);
         loader.join().expect("the loader doesn't panic")?;
         measured
@@ -736,29 +738,35 @@ fn model(gpu: &Arc<Gpu>, kernels: &Kernels, file: PathBuf, replays: usize) -> Ou
     Ok(())
 }
 
-type Inputs = Vec<(DataType, Vec<i64>, Vec<u8>)>;
+/// Inputs whose rows are apart.
+struct Apart(Vec<Input>);
 
-fn views(inputs: &Inputs) -> Vec<TensorView<'_>> {
-    inputs.iter().map(|(datatype, shape, data)| TensorView { datatype: *datatype, shape, data }).collect()
+impl Inputs for Apart {
+    fn in_one_piece(&mut self, _compute: &mut Compute<'_>) -> Result<(), EngineError> {
+        unreachable!("the engine takes them as they are")
+    }
+
+    fn in_pieces(&mut self) -> Vec<Input> {
+        self.0.clone()
+    }
+}
+
+/// The outputs of a batch.
+fn outputs(loaded: &mut dyn Loaded, inputs: &mut dyn Inputs) -> Outcome<Vec<Vec<u8>>> {
+    let mut outputs = Vec::new();
+    execute(loaded, inputs, &mut |_, view| outputs.push(view.data.to_vec()))?;
+    Ok(outputs)
 }
 
 /// What executions take by the device's clock and by ours.
-fn executions(loaded: &mut dyn Loaded, inputs: &Inputs, count: usize) -> Outcome<(Times, Times)> {
-    timed(loaded, count, |loaded| loaded.execute(&views(inputs), &mut |_, _| {}))
-}
-
-fn timed(
-    loaded: &mut dyn Loaded,
-    count: usize,
-    mut execute: impl FnMut(&mut dyn Loaded) -> Result<(), EngineError>,
-) -> Outcome<(Times, Times)> {
+fn executions(loaded: &mut dyn Loaded, inputs: &mut dyn Inputs, count: usize) -> Outcome<(Times, Times)> {
     let (mut device, mut wall) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for run in 0..count + 50 {
         let start = Instant::now();
-        execute(loaded)?;
+        let times = execute(loaded, inputs, &mut |_, _| {})?;
         if run >= 50 {
             wall.push(micros(start));
-            device.push(loaded.device_time().map_or(0.0, |span| span.as_nanos() as f64 / 1e3));
+            device.push(times.computing.map_or(0.0, |span| span.as_nanos() as f64 / 1e3));
         }
     }
     Ok((Times::of(device), Times::of(wall)))
@@ -768,61 +776,54 @@ fn timed(
 fn from_the_pool(
     loaded: &mut dyn Loaded,
     memory: &dyn HostMemory,
-    inputs: &Inputs,
+    inputs: &[Tensor],
     batch: u32,
     count: usize,
 ) -> Outcome<Option<(Times, Times)>> {
-    let mut expected = Vec::new();
-    loaded.execute(&views(inputs), &mut |_, view| expected.push(view.data.to_vec()))?;
-    let (mut buffers, mut skipped) = (Vec::new(), 101);
-    for (_, _, data) in inputs {
-        for row in data.chunks(data.len() / batch as usize) {
-            skipped += 1;
-            let Ok(buffer) = pooled(memory, skipped, row) else {
-                println!("batch {batch}: its rows are too small for the pool, or too many");
-                return Ok(None);
-            };
-            buffers.push((skipped, buffer));
-        }
-    }
-    let rows: Vec<&[u8]> = buffers.iter().map(|(skipped, buffer)| &buffer.as_ref()[*skipped..]).collect();
-    let parts: Vec<Parts<'_>> = inputs
-        .iter()
-        .zip(rows.chunks(batch as usize))
-        .map(|((datatype, shape, _), pieces)| Parts { datatype: *datatype, shape, pieces })
-        .collect();
-    let mut arrived = Vec::new();
-    loaded.execute_parts(&parts, &mut |_, view| arrived.push(view.data.to_vec()))?;
-    if arrived != expected {
+    let expected = outputs(loaded, &mut &*inputs)?;
+    let Ok(mut apart) = in_the_pool(memory, inputs, batch) else {
+        println!("batch {batch}: its rows are too small for the pool, or too many");
+        return Ok(None);
+    };
+    if outputs(loaded, &mut apart)? != expected {
         return Err(format!("batch {batch}: the outputs from the pool are others").into());
     }
-    let (device, wall) = timed(loaded, count, |loaded| loaded.execute_parts(&parts, &mut |_, _| {}))?;
+    let (device, wall) = executions(loaded, &mut apart, count)?;
     println!("batch {batch} from the pool, device: {device}\nbatch {batch} from the pool, wall:   {wall}");
     Ok(Some((device, wall)))
+}
+
+/// Each row of a batch in a buffer of the pool.
+fn in_the_pool(memory: &dyn HostMemory, inputs: &[Tensor], batch: u32) -> Outcome<Apart> {
+    let mut skipped = 101;
+    let mut piece = |row: &[u8]| {
+        skipped += 1;
+        Ok(Bytes::from_owner(pooled(memory, skipped, row)?).slice(skipped..))
+    };
+    let input = |Tensor { datatype, shape, data }: &Tensor| {
+        let pieces = data.chunks(data.len() / batch as usize).map(&mut piece).collect::<Outcome<_>>()?;
+        Ok(Input { datatype: *datatype, shape: shape.clone(), pieces })
+    };
+    Ok(Apart(inputs.iter().map(input).collect::<Outcome<_>>()?))
 }
 
 /// What EXEC alone takes by our clock: inputs are there before it, and outputs aren't waited for.
 fn from_launch_to_end(
     loaded: &mut dyn Loaded,
     memory: &dyn HostMemory,
-    inputs: &Inputs,
+    inputs: &[Tensor],
     count: usize,
 ) -> Outcome<Times> {
-    let input = |(datatype, shape, data): &(DataType, Vec<i64>, Vec<u8>)| {
-        let buffer = pooled(memory, 100, data)?;
-        let pieces = vec![Bytes::from_owner(buffer).slice(100..)];
-        Ok(Input { datatype: *datatype, shape: shape.clone(), pieces })
-    };
-    let inputs = inputs.iter().map(input).collect::<Outcome<Vec<Input>>>()?;
+    let mut inputs = in_the_pool(memory, inputs, 1)?;
     repeat(count, || {
-        let mut batch = loaded.stage(inputs.clone())?;
+        let mut batch = loaded.stage(&mut inputs)?;
         let staged = Instant::now();
         // More than one image takes.
         while micros(staged) < 60.0 {
             std::hint::spin_loop();
         }
         let start = Instant::now();
-        batch.start()?;
+        batch.start(&mut inputs)?;
         while !batch.is_computed()? {
             std::hint::spin_loop();
         }
@@ -836,52 +837,39 @@ fn from_launch_to_end(
 fn one_behind_another(
     loaded: &mut dyn Loaded,
     memory: &dyn HostMemory,
-    inputs: &Inputs,
+    inputs: &[Tensor],
     batch: u32,
     count: usize,
 ) -> Outcome<()> {
-    let other: Inputs = inputs
-        .iter()
-        .map(|(datatype, shape, data)| {
-            let row = data.len() / batch as usize;
-            let turned =
-                data.chunks(row).flat_map(|row| row[row.len() / 2..].iter().chain(&row[..row.len() / 2]).copied());
-            (*datatype, shape.clone(), turned.collect())
-        })
-        .collect();
+    let turned = |Tensor { datatype, shape, data }: &Tensor| {
+        let turned = |row: &[u8]| [&row[row.len() / 2..], &row[..row.len() / 2]].concat();
+        let data: Vec<u8> = data.chunks(data.len() / batch as usize).flat_map(turned).collect();
+        Tensor { datatype: *datatype, shape: shape.clone(), data: data.into() }
+    };
+    let other: Vec<Tensor> = inputs.iter().map(turned).collect();
     let mut sets = Vec::new();
     for inputs in [inputs, &other] {
-        let mut expected = Vec::new();
-        loaded.execute(&views(inputs), &mut |_, view| expected.push(view.data.to_vec()))?;
-        let mut staged = Vec::new();
-        for (datatype, shape, data) in inputs {
-            let mut pieces = Vec::new();
-            for (at, row) in data.chunks(data.len() / batch as usize).enumerate() {
-                let Ok(buffer) = pooled(memory, 100 + at, row) else { return Ok(()) };
-                pieces.push(Bytes::from_owner(buffer).slice(100 + at..));
-            }
-            staged.push(Input { datatype: *datatype, shape: shape.clone(), pieces });
-        }
-        sets.push((staged, expected));
+        let Ok(apart) = in_the_pool(memory, inputs, batch) else { return Ok(()) };
+        sets.push((apart, outputs(loaded, &mut &*inputs)?));
     }
     if sets[0].1 == sets[1].1 {
         println!("batch {batch}: both inputs have the same outputs, which shows nothing");
     }
     let mut wrong = 0;
     let mut running: Option<(usize, Box<dyn Staged>)> = None;
-    let (mut moved, mut start) = (Moved::default(), Instant::now());
+    let (mut times, mut start) = (DeviceTimes::default(), Instant::now());
     for run in 0..count + 50 {
         if run == 50 {
             start = Instant::now();
         }
-        let mut next = loaded.stage(sets[run % 2].0.clone())?;
+        let mut next = loaded.stage(&mut sets[run % 2].0)?;
         if let Some((before, mut done)) = running.take() {
             while !done.is_computed()? {
                 std::hint::spin_loop();
             }
-            next.start()?;
+            next.start(&mut sets[run % 2].0)?;
             let mut outputs = Vec::new();
-            moved = done.finish(&mut |_, view| outputs.push(view.data.to_vec()))?;
+            times = done.finish(&mut |_, view| outputs.push(view.data.to_vec()))?;
             if outputs != sets[before].1 {
                 let floats = |outputs: &[Vec<u8>]| {
                     let bytes = outputs[0].chunks_exact(4);
@@ -901,15 +889,15 @@ fn one_behind_another(
                 wrong += 1;
             }
         } else {
-            next.start()?;
+            next.start(&mut sets[run % 2].0)?;
         }
         running = Some((run % 2, next));
     }
     println!(
         "batch {batch}, one behind another: {:.1} us each; the last one's inputs took {}, its outputs {}",
         micros(start) / count as f64,
-        moved.inputs,
-        moved.outputs
+        times.inputs,
+        times.outputs
     );
     if wrong > 0 {
         return Err(format!("batch {batch}: {wrong} of {count} had wrong outputs").into());
@@ -918,14 +906,12 @@ fn one_behind_another(
 }
 
 /// Writes inputs and outputs beside each other where `OUTPUTS` says, for a comparison with another runtime.
-fn write_outputs(loaded: &mut dyn Loaded, inputs: &Inputs, batch: u32) -> Outcome<()> {
+fn write_outputs(loaded: &mut dyn Loaded, inputs: &[Tensor], batch: u32) -> Outcome<()> {
     let Some(folder) = std::env::var_os("OUTPUTS").map(PathBuf::from) else { return Ok(()) };
-    for (index, (_, _, data)) in inputs.iter().enumerate() {
+    for (index, Tensor { data, .. }) in inputs.iter().enumerate() {
         std::fs::write(folder.join(format!("{batch}.input{index}")), data)?;
     }
-    let mut outputs = Vec::new();
-    loaded.execute(&views(inputs), &mut |index, view| outputs.push((index, view.data.to_vec())))?;
-    for (index, data) in outputs {
+    for (index, data) in outputs(loaded, &mut &*inputs)?.into_iter().enumerate() {
         std::fs::write(folder.join(format!("{batch}.output{index}")), data)?;
     }
     Ok(())

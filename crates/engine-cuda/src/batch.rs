@@ -20,8 +20,9 @@ use crate::shares::Partition;
 use crate::sizes::{Layout, Side, Size};
 use crate::streams::{Event, Stream};
 use base::Duration;
-use engine::{EngineError, Input, Moved, Staged, TensorView};
+use engine::{DeviceTimes, EngineError, Input, Inputs, Sink, Staged, TensorView};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A long input that isn't in pinned memory is copied there in pieces of this size, so that the device fetches one while the next is copied.
 const PIECE_BYTES: usize = 256 << 10;
@@ -113,7 +114,7 @@ impl Batch {
         (executor, model, on): (&Arc<Executor>, &Arc<Model>, &Arc<OnDevice>),
         weights: Arc<Weights>,
         (which, own): (usize, Size),
-        pieces: &[&[&[u8]]],
+        pieces: &[Vec<&[u8]>],
     ) -> Result<Self, String> {
         let slot = executor.take_slot();
         let prepared = model.sizes.prepared[which];
@@ -146,7 +147,7 @@ impl Batch {
         self.inputs = inputs;
     }
 
-    unsafe fn set_out(&mut self, pieces: &[&[&[u8]]]) -> Result<(), Refused> {
+    unsafe fn set_out(&mut self, pieces: &[Vec<&[u8]>]) -> Result<(), Refused> {
         let Self { executor, model, own, prepared, layout, way, .. } = self;
         executor.partition().enter()?;
         let slot = self.slot.as_mut().expect("it is there until the batch is finished");
@@ -173,7 +174,7 @@ impl Batch {
     }
 
     /// Lets the device compute it, and its outputs come back.
-    pub(crate) fn launch(&mut self) -> Result<(), Refused> {
+    fn launch(&mut self) -> Result<(), Refused> {
         self.executor.partition().enter()?;
         self.lay_in()?;
         let slot = self.slot.as_ref().expect("it is there until the batch is finished");
@@ -245,27 +246,23 @@ impl Batch {
     }
 
     /// Waits until its outputs are there.
-    pub(crate) fn wait(&self) -> Result<(), Refused> {
+    fn wait(&self) -> Result<(), Refused> {
         self.slot.as_ref().map_or(Ok(()), |slot| slot.ended.wait())
     }
 
-    /// Hands out its outputs, which are there. What the graph took, and what its transfers took.
-    pub(crate) fn collect(
-        &mut self,
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(Duration, Moved), Refused> {
+    /// Hands out its outputs, which are there.
+    fn collect(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, Refused> {
         self.is_past();
         let slot = self.slot.as_mut().expect("a batch is finished once");
         let span = |until: &Event, since: &Event| {
             until.micros_since(since).map(|micros| Duration::from_nanos((micros.max(0.0) * 1e3) as u64))
         };
-        let took = span(&slot.computed, &slot.began)?;
+        let computing = Some(span(&slot.computed, &slot.began)?);
         let (inputs, outputs) = (span(&slot.staged, &slot.set_out)?, span(&slot.ended, &slot.computed)?);
         let early = match self.way {
             Way::Beside => span(&slot.reached, &slot.set_out)?.min(inputs),
             Way::Direct | Way::Late | Way::Launched => Duration::ZERO,
         };
-        let moved = Moved { inputs, outputs, early };
         let Slot { pinned, spare, .. } = slot;
         for (index, (side, offset)) in self.model.sizes.outputs.iter().zip(&self.layout.outputs).enumerate() {
             let data = side.take_out(&pinned[*offset..], self.prepared, self.own, spare);
@@ -274,7 +271,7 @@ impl Batch {
         }
         self.weights = None;
         self.executor.return_slot(self.slot.take());
-        Ok((took, moved))
+        Ok(DeviceTimes { computing, inputs, outputs, early })
     }
 
     /// Its inputs needn't stay any more where graphs find them.
@@ -312,7 +309,11 @@ impl Drop for Batch {
 }
 
 impl Staged for Batch {
-    fn start(&mut self) -> Result<(), EngineError> {
+    fn blocks(&self) -> bool {
+        false
+    }
+
+    fn start(&mut self, _inputs: &mut dyn Inputs) -> Result<(), EngineError> {
         self.launch().map_err(failed)
     }
 
@@ -324,13 +325,16 @@ impl Staged for Batch {
         Ok(computed)
     }
 
+    fn due_at(&self) -> Option<Instant> {
+        None
+    }
+
     fn has_arrived(&mut self) -> Result<bool, EngineError> {
         self.slot.as_ref().map_or(Ok(true), |slot| slot.ended.is_past()).map_err(failed)
     }
 
-    fn finish(&mut self, sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<Moved, EngineError> {
-        self.wait().map_err(failed)?;
-        self.collect(sink).map(|(_, moved)| moved).map_err(failed)
+    fn finish(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, EngineError> {
+        self.wait().and_then(|()| self.collect(sink)).map_err(failed)
     }
 }
 

@@ -2,18 +2,19 @@
 
 use crate::batch::Batch;
 use crate::blobs::Blobs;
-use crate::driver::{Gpu, Pinned, Refused};
+use crate::driver::{Gpu, Pinned};
 use crate::executor::Executor;
 use crate::memory::{Memory, PAGE_BYTES, Place, Weights};
 use crate::model::{Hashes, Model};
 use crate::pool::Pool;
 use crate::shares::Partition;
 use crate::streams::Graph;
-use base::{Duration, ModelSignature, Precision};
-use engine::{Engine, EngineError, HostMemory, Input, Loaded, ModelSource, Moved, Parts, Prepared, Staged, TensorView};
+use base::{ModelSignature, Precision};
+use engine::{Engine, EngineError, HostMemory, Input, Inputs, Loaded, ModelSource, Prepared, Staged};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
 
 const NAME: &str = "cuda";
 /// Pinned memory for requests where nobody says it: 400 images of 224 by 224 in 32 bits.
@@ -294,7 +295,7 @@ impl Instance {
         *resident = Arc::downgrade(&weights);
         drop(resident);
         let (division, model) = (Arc::clone(&self.division), Arc::clone(&self.model));
-        Ok(Box::new(CudaLoaded { weights: Some(weights), shares, division, model, took: None, moved: None }))
+        Ok(Box::new(CudaLoaded { weights: Some(weights), shares, division, model }))
     }
 }
 
@@ -305,24 +306,19 @@ struct CudaLoaded {
     shares: Vec<Arc<OnDevice>>,
     division: Arc<AtomicUsize>,
     model: Arc<Model>,
-    took: Option<Duration>,
-    moved: Option<Moved>,
 }
 
 impl CudaLoaded {
     /// Lets a batch set out.
-    ///
-    /// # Safety
-    /// The pieces stay as they are until the batch is finished or dropped.
-    unsafe fn set_out(&self, inputs: &[Parts<'_>]) -> Result<Batch, String> {
+    fn set_out(&self, inputs: Vec<Input>) -> Result<Batch, String> {
         let sizes = &self.model.sizes;
-        let shapes: Vec<&[i64]> = inputs.iter().map(|input| input.shape).collect();
+        let shapes: Vec<&[i64]> = inputs.iter().map(|input| &input.shape[..]).collect();
         let own = sizes.of(&shapes)?;
-        for (side, view) in sizes.inputs.iter().zip(inputs) {
+        for (side, view) in sizes.inputs.iter().zip(&inputs) {
             if side.datatype != view.datatype {
                 return Err(format!("input {} is {}, expected {}", side.name, view.datatype, side.datatype));
             }
-            let (bytes, found) = (side.bytes(own), view.pieces.iter().map(|piece| piece.len()).sum());
+            let (bytes, found) = (side.bytes(own), view.bytes());
             if bytes != found {
                 return Err(format!(
                     "input {} has {found} bytes, but its shape {:?} takes {bytes}",
@@ -332,72 +328,23 @@ impl CudaLoaded {
         }
         let which = sizes.find(own)?;
         let weights = Arc::clone(self.weights.as_ref().expect("P6: weights are there until they are dropped"));
-        let pieces: Vec<&[&[u8]]> = inputs.iter().map(|input| input.pieces).collect();
+        let pieces: Vec<Vec<&[u8]>> =
+            inputs.iter().map(|input| input.pieces.iter().map(|piece| &piece[..]).collect()).collect();
         let on = self.shares.get(self.division.load(Ordering::Acquire)).unwrap_or(&self.shares[0]);
-        // SAFETY: the caller's promise; the position is that of the size.
-        unsafe { Batch::stage((&on.executor, &self.model, on), weights, (which, own), &pieces) }
-    }
-
-    fn run(&mut self, inputs: &[Parts<'_>], sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<(), String> {
-        // SAFETY: the batch is gone when this returns.
-        let mut batch = unsafe { self.set_out(inputs)? };
-        let refused = |refused: Refused| refused.to_string();
-        batch.launch().and_then(|()| batch.wait()).map_err(refused)?;
-        let (took, moved) = batch.collect(sink).map_err(refused)?;
-        (self.took, self.moved) = (Some(took), Some(moved));
-        Ok(())
+        // SAFETY: the batch holds the inputs, and bytes never move; the position is that of the size.
+        let mut batch = unsafe { Batch::stage((&on.executor, &self.model, on), weights, (which, own), &pieces)? };
+        batch.hold(inputs);
+        Ok(batch)
     }
 }
 
 impl Loaded for CudaLoaded {
-    fn execute(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
-        let whole: Vec<[&[u8]; 1]> = inputs.iter().map(|view| [view.data]).collect();
-        let parts = inputs.iter().zip(&whole);
-        let parts: Vec<Parts<'_>> =
-            parts.map(|(view, pieces)| Parts { datatype: view.datatype, shape: view.shape, pieces }).collect();
-        self.run(&parts, sink).map_err(EngineError::Execute)
+    fn there_at(&self) -> Option<Instant> {
+        None
     }
 
-    fn takes_parts(&self) -> bool {
-        true
-    }
-
-    fn execute_parts(
-        &mut self,
-        inputs: &[Parts<'_>],
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
-        self.run(inputs, sink).map_err(EngineError::Execute)
-    }
-
-    fn device_time(&self) -> Option<Duration> {
-        self.took
-    }
-
-    fn moved(&self) -> Option<Moved> {
-        self.moved
-    }
-
-    fn stages(&self) -> bool {
-        true
-    }
-
-    fn stage(&mut self, inputs: Vec<Input>) -> Result<Box<dyn Staged>, EngineError> {
-        let pieces: Vec<Vec<&[u8]>> =
-            inputs.iter().map(|input| input.pieces.iter().map(|piece| &piece[..]).collect()).collect();
-        let parts: Vec<Parts<'_>> = inputs
-            .iter()
-            .zip(&pieces)
-            .map(|(input, pieces)| Parts { datatype: input.datatype, shape: &input.shape, pieces })
-            .collect();
-        // SAFETY: the batch holds the inputs, and bytes never move.
-        let mut batch = unsafe { self.set_out(&parts).map_err(EngineError::Execute)? };
-        batch.hold(inputs);
-        Ok(Box::new(batch))
+    fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
+        Ok(Box::new(self.set_out(inputs.in_pieces()).map_err(EngineError::Execute)?))
     }
 }
 

@@ -13,7 +13,7 @@
 #![allow(clippy::unwrap_used, reason = "a measurement that can't be made ends")]
 
 use base::{DataType, ModelSignature, TensorSpec};
-use engine::{Engine, Loaded, ModelSource, Prepared, TensorView};
+use engine::{Engine, Loaded, ModelSource, Prepared, Tensor};
 use engine_ort::{OrtEngine, OrtOptions};
 use ort::AsPointer;
 use ort::session::Session;
@@ -94,9 +94,11 @@ fn executions(engine: &OrtEngine, arguments: &Arguments, prepared: &dyn Prepared
     let inputs = Inputs::new(signature, arguments);
     let mut plain = Plain::new(plain_session(engine, arguments), signature, &inputs);
     let mut loaded = prepared.load(0).unwrap();
-    let views = inputs.views();
+    let tensors = inputs.tensors();
     let mut count = 0;
-    let mut ours = || loaded.execute(&views, &mut |_, output| count += output.data.len()).unwrap();
+    let mut ours = || {
+        engine::execute(&mut *loaded, &mut &*tensors, &mut |_, output| count += output.data.len()).unwrap();
+    };
     for _ in 0..3.max(arguments.runs / 10) {
         ours();
         plain.run();
@@ -109,7 +111,7 @@ fn executions(engine: &OrtEngine, arguments: &Arguments, prepared: &dyn Prepared
     assert!(count > 0 || signature.outputs.is_empty());
     drop(loaded);
     let mut loaded = prepared.load(0).unwrap();
-    let first = timed(|| loaded.execute(&views, &mut |_, _| ()).unwrap()).0;
+    let first = timed(|| engine::execute(&mut *loaded, &mut &*tensors, &mut |_, _| ()).unwrap()).0;
     println!("  execution, plain session {}", summary(&plain_times));
     println!("  execution, ours          {}  first after a load {first:.4} ms", summary(&our_times));
     let (plain, ours) = (median(&plain_times), median(&our_times));
@@ -188,16 +190,15 @@ impl Inputs {
         Self { list: signature.inputs.iter().map(input).collect() }
     }
 
-    fn views(&self) -> Vec<TensorView<'_>> {
-        self.list.iter().map(Input::view).collect()
+    fn tensors(&self) -> Vec<Tensor> {
+        self.list.iter().map(Input::tensor).collect()
     }
 }
 
 impl Input {
-    fn view(&self) -> TensorView<'_> {
-        // SAFETY: the words have at least that many bytes, and every byte of a word is one.
-        let data = unsafe { std::slice::from_raw_parts(self.data.as_ptr().cast::<u8>(), self.bytes) };
-        TensorView { datatype: self.datatype, shape: &self.shape, data }
+    fn tensor(&self) -> Tensor {
+        let data: Vec<u8> = self.data.iter().flat_map(|word| word.to_ne_bytes()).take(self.bytes).collect();
+        Tensor { datatype: self.datatype, shape: self.shape.clone(), data: data.into() }
     }
 
     fn value(&self) -> *mut sys::OrtValue {

@@ -92,7 +92,7 @@ mod tests {
     use crate::model::Model;
     use crate::runtime::Runtime;
     use crate::{OrtEngine, OrtOptions, cache};
-    use engine::{Engine, ModelSource, TensorView};
+    use engine::{Engine, ModelSource, Tensor};
     use std::os::unix::fs::symlink;
 
     /// A field of a message, in the format of protocol buffers.
@@ -158,11 +158,9 @@ mod tests {
             let (file, cache) = (self.file(), Some(self.cache()));
             let source = ModelSource { name: "sum".into(), file, cache, ..ModelSource::default() };
             let mut loaded = self.engine.prepare(&source)?.load(0)?;
-            let (mut found, data) = (Vec::new(), [0_u64]);
-            // SAFETY: eight bytes, aligned, and there until the end.
-            let data = unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), 8) };
-            let input = TensorView { datatype: base::DataType::Fp32, shape: &[2], data };
-            loaded.execute(&[input], &mut |_, view| found = view.data.to_vec())?;
+            let zeros = Tensor { datatype: base::DataType::Fp32, shape: vec![2], data: vec![0; 8].into() };
+            let mut found = Vec::new();
+            engine::execute(&mut *loaded, &mut &[zeros][..], &mut |_, view| found = view.data.to_vec())?;
             Ok(found)
         }
     }

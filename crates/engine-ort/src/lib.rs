@@ -140,6 +140,6 @@ impl Prepared for OrtPrepared {
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         let session = self.model.session(self.runtime).map_err(|refused| EngineError::Load(refused.0))?;
         let batched = self.signature.max_batch > 0;
-        Ok(Box::new(OrtLoaded::new(self.runtime, Arc::clone(&self.model), session, batched)))
+        Ok(engine::at_once(OrtLoaded::new(self.runtime, Arc::clone(&self.model), session, batched)))
     }
 }

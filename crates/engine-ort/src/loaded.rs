@@ -6,7 +6,7 @@ use crate::session::{Session, Value};
 use crate::signature::{self, Port};
 use crate::strings;
 use base::{DataType, element_count};
-use engine::{EngineError, Loaded, TensorView};
+use engine::{AtOnce, EngineError, Sink, TensorView};
 use ort::sys;
 use std::ptr;
 use std::sync::{Arc, PoisonError};
@@ -115,7 +115,7 @@ impl OrtLoaded {
     }
 
     /// Hands the outputs to the sink.
-    fn emit(&mut self, sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<(), Refused> {
+    fn emit(&mut self, sink: &mut Sink<'_>) -> Result<(), Refused> {
         for index in 0..self.outputs.len() {
             let raw = std::mem::replace(&mut self.outputs[index], ptr::null_mut());
             if raw.is_null() {
@@ -130,24 +130,19 @@ impl OrtLoaded {
     }
 }
 
-impl Loaded for OrtLoaded {
-    fn execute(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
-        // A sink that panicked may have left something behind.
+impl AtOnce for OrtLoaded {
+    fn compute(&mut self, inputs: &[TensorView<'_>]) -> Result<(), EngineError> {
+        // Outputs that nobody took, and what a sink that panicked left behind.
         self.clear();
         let done = self.bind(inputs).and_then(|()| self.run(self.run_options(inputs)));
-        let done = match done {
-            Ok(()) => {
-                // The inputs' memory is the caller's: no value may outlive this call, even if the sink panics.
-                self.inputs.clear();
-                self.values.clear();
-                self.emit(sink)
-            }
-            refused => refused,
-        };
+        // The inputs' memory is the caller's: no value may outlive this call.
+        self.inputs.clear();
+        self.values.clear();
+        done.map_err(|refused| EngineError::Execute(refused.0))
+    }
+
+    fn hand_out(&mut self, sink: &mut Sink<'_>) -> Result<(), EngineError> {
+        let done = self.emit(sink);
         self.clear();
         done.map_err(|refused| EngineError::Execute(refused.0))
     }
@@ -186,7 +181,7 @@ fn bind(
         return Err(Refused(format!("input {name} has a byte that is neither 0 nor 1, but its type is BOOL")));
     }
     let data = if view.data.as_ptr().align_offset(size) == 0 { view.data.as_ptr() } else { moved(view.data, aligned) };
-    // SAFETY: the caller's memory (or the copy) is there until the call to `execute` returns, and the value is dropped
+    // SAFETY: the caller's memory (or the copy) is there until the call to `compute` returns, and the value is dropped
     // before; length, alignment and the values of booleans were checked above.
     unsafe { Value::over(runtime, data, view.data.len(), view.shape, signature::element(view.datatype)) }
 }

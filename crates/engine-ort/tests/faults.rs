@@ -190,10 +190,10 @@ fn inputs_that_do_not_fit_are_refused_and_the_model_goes_on() {
 #[test]
 fn values_that_a_type_does_not_have_are_refused() {
     let mut loaded = prepare("identity_bool", None).unwrap().load(0).unwrap();
-    let input = Tensor { datatype: DataType::Bool, shape: vec![1, 2], data: vec![1, 2] };
+    let input = Tensor { datatype: DataType::Bool, shape: vec![1, 2], data: vec![1, 2].into() };
     assert!(execute(&mut *loaded, &[input]).unwrap_err().to_string().contains("neither 0 nor 1"));
     let mut loaded = prepare("identity_bytes", None).unwrap().load(0).unwrap();
-    let input = Tensor { datatype: DataType::Bytes, shape: vec![1, 1], data: vec![9, 0, 0, 0, 65] };
+    let input = Tensor { datatype: DataType::Bytes, shape: vec![1, 1], data: vec![9, 0, 0, 0, 65].into() };
     let text = execute(&mut *loaded, &[input]).unwrap_err().to_string();
     assert!(text.contains("input input: string 0 says 9 bytes, but 1 follow"), "{text}");
 }
@@ -202,7 +202,7 @@ fn values_that_a_type_does_not_have_are_refused() {
 fn an_execution_that_fails_is_a_sentence_and_the_model_goes_on() {
     let case = Case::of("failing").remove(0);
     let mut loaded = prepare("failing", None).unwrap().load(0).unwrap();
-    let wrong = Tensor { datatype: DataType::Fp32, shape: vec![1, 4], data: vec![0; 16] };
+    let wrong = Tensor { datatype: DataType::Fp32, shape: vec![1, 4], data: vec![0; 16].into() };
     let text = execute(&mut *loaded, &[wrong]).unwrap_err().to_string();
     assert!(text.starts_with("execution failed: ") && !text.contains('\n'), "{text}");
     assert_close(&execute(&mut *loaded, &case.inputs).unwrap(), &case.outputs, "after a failure");
@@ -219,9 +219,8 @@ fn a_sink_that_panics_leaves_a_model_that_goes_on() {
     );
     let mut loaded = prepare("add", None).unwrap().load(0).unwrap();
     for (case, next) in cases.iter().zip(cases.iter().skip(1)) {
-        let views: Vec<_> = case.inputs.iter().map(Tensor::view).collect();
         let mut sink = |_: usize, _: engine::TensorView<'_>| panic!("the sink's own fault");
-        let run = std::panic::AssertUnwindSafe(|| loaded.execute(&views, &mut sink));
+        let run = std::panic::AssertUnwindSafe(|| engine::execute(&mut *loaded, &mut &*case.inputs, &mut sink));
         std::panic::catch_unwind(run).unwrap_err();
         assert_close(&execute(&mut *loaded, &next.inputs).unwrap(), &next.outputs, "after a panic");
     }
@@ -230,6 +229,6 @@ fn a_sink_that_panics_leaves_a_model_that_goes_on() {
 #[test]
 fn empty_tensors_are_tensors() {
     let mut loaded = prepare("identity_fp32", None).unwrap().load(0).unwrap();
-    let empty = Tensor { datatype: DataType::Fp32, shape: vec![2, 0], data: vec![] };
+    let empty = Tensor { datatype: DataType::Fp32, shape: vec![2, 0], data: Vec::new().into() };
     assert_eq!(execute(&mut *loaded, std::slice::from_ref(&empty)).unwrap(), [empty]);
 }

@@ -14,7 +14,11 @@ fn resident_megabytes() -> u64 {
 }
 
 fn picture(side: i64) -> Tensor {
-    Tensor { datatype: DataType::Fp32, shape: vec![1, 3, side, side], data: vec![0; 12 * (side * side) as usize] }
+    Tensor {
+        datatype: DataType::Fp32,
+        shape: vec![1, 3, side, side],
+        data: vec![0; 12 * (side * side) as usize].into(),
+    }
 }
 
 #[test]

@@ -2,7 +2,9 @@
 //!
 //! It says when a batch or a load will be done, and doesn't wait itself: one thread is enough for all of its devices.
 
-use crate::{Emulation, Engine, EngineError, Input, Loaded, ModelSource, Moved, Prepared, Staged, TensorView};
+use crate::{
+    DeviceTimes, Emulation, Engine, EngineError, Input, Inputs, Loaded, ModelSource, Prepared, Sink, Staged, TensorView,
+};
 use base::{BatchLatency, DataType, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
 use std::sync::Arc;
 use std::time::Instant;
@@ -94,21 +96,22 @@ impl Pretence {
     }
 
     /// The rows of a batch, if it is one that the model takes.
-    fn rows(&self, inputs: &[TensorView<'_>]) -> Result<u32, String> {
-        let [input] = inputs else { return Err(format!("{} inputs were given, the model has 1", inputs.len())) };
+    fn rows(&self, inputs: &[Input]) -> Result<u32, String> {
+        let [input @ Input { datatype, shape, .. }] = inputs else {
+            return Err(format!("{} inputs were given, the model has 1", inputs.len()));
+        };
         let width = (self.row_bytes / 4) as i64;
-        match *input.shape {
-            [rows, columns] if input.datatype == DataType::Fp32 && columns == width => {
-                let bytes = element_count(input.shape).and_then(|count| count.checked_mul(4));
-                if bytes != Some(input.data.len()) {
-                    let (found, shape) = (input.data.len(), input.shape);
+        match shape[..] {
+            [rows, columns] if *datatype == DataType::Fp32 && columns == width => {
+                let (bytes, found) = (element_count(shape).and_then(|count| count.checked_mul(4)), input.bytes());
+                if bytes != Some(found) {
                     return Err(format!("input has {found} bytes, which is not what the shape {shape:?} takes"));
                 }
                 let max_batch = self.signature.max_batch;
-                let rows = u32::try_from(rows).ok().filter(|rows| (1..=max_batch).contains(rows));
-                rows.ok_or_else(|| format!("a batch of {} rows, expected 1 to {max_batch}", input.shape[0]))
+                let fits = u32::try_from(rows).ok().filter(|rows| (1..=max_batch).contains(rows));
+                fits.ok_or_else(|| format!("a batch of {rows} rows, expected 1 to {max_batch}"))
             }
-            _ => Err(format!("input is {} {:?}, expected FP32 [-1, {width}]", input.datatype, input.shape)),
+            _ => Err(format!("input is {datatype} {shape:?}, expected FP32 [-1, {width}]")),
         }
     }
 }
@@ -118,31 +121,12 @@ impl Loaded for EmulatedModel {
         self.there_at
     }
 
-    /// Waits here, unlike a batch that is staged: for measurements, and for batches that the worker can't stage.
-    fn execute(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
-        let started = Instant::now();
-        let rows = self.of.rows(inputs).map_err(EngineError::Execute)?;
-        wait_until(started, self.of.latency(rows).median);
-        sink(0, TensorView { datatype: DataType::Fp32, shape: inputs[0].shape, data: &self.of.zeros(rows) });
-        Ok(())
-    }
-
-    fn stages(&self) -> bool {
-        true
-    }
-
-    fn stage(&mut self, inputs: Vec<Input>) -> Result<Box<dyn Staged>, EngineError> {
+    fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
         let staged_at = Instant::now();
-        let whole: Vec<Vec<u8>> = inputs.iter().map(|input| input.pieces.concat()).collect();
-        let views = inputs.iter().zip(&whole);
-        let views: Vec<TensorView<'_>> =
-            views.map(|(input, data)| TensorView { datatype: input.datatype, shape: &input.shape, data }).collect();
-        let rows = self.of.rows(&views).map_err(EngineError::Execute)?;
-        let (shape, zeros, latency) = (inputs[0].shape.clone(), self.of.zeros(rows), self.of.latency(rows));
+        let mut inputs = inputs.in_pieces();
+        let rows = self.of.rows(&inputs).map_err(EngineError::Execute)?;
+        let (zeros, latency) = (self.of.zeros(rows), self.of.latency(rows));
+        let shape = inputs.swap_remove(0).shape;
         Ok(Box::new(EmulatedBatch { latency, shape, zeros, staged_at, early: Duration::ZERO, computed_at: staged_at }))
     }
 }
@@ -159,7 +143,11 @@ struct EmulatedBatch {
 }
 
 impl Staged for EmulatedBatch {
-    fn start(&mut self) -> Result<(), EngineError> {
+    fn blocks(&self) -> bool {
+        false
+    }
+
+    fn start(&mut self, _inputs: &mut dyn Inputs) -> Result<(), EngineError> {
         let BatchLatency { median, beside, .. } = self.latency;
         let now = Instant::now();
         self.early = Duration::from(now - self.staged_at).min(beside);
@@ -179,9 +167,10 @@ impl Staged for EmulatedBatch {
         self.is_computed()
     }
 
-    fn finish(&mut self, sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<Moved, EngineError> {
+    fn finish(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, EngineError> {
+        wait_until(self.computed_at);
         sink(0, TensorView { datatype: DataType::Fp32, shape: &self.shape, data: &self.zeros });
-        Ok(Moved { inputs: self.latency.beside, outputs: Duration::ZERO, early: self.early })
+        Ok(DeviceTimes { inputs: self.latency.beside, early: self.early, ..DeviceTimes::default() })
     }
 }
 
@@ -192,21 +181,21 @@ fn latency(profile: &LatencyProfile, rows: u32) -> BatchLatency {
     sizes[next.min(sizes.len() - 1)]
 }
 
-/// Returns when that span has passed since `started`, within a microsecond where a core is free.
-fn wait_until(started: Instant, span: Duration) {
-    let Some(end) = started.checked_add(span.into()) else { return };
-    let left = end.saturating_duration_since(Instant::now());
-    if left > SPIN {
-        std::thread::sleep(left - SPIN);
-    }
-    while Instant::now() < end {
-        std::hint::spin_loop();
+/// Returns at that instant, within a microsecond where a core is free.
+fn wait_until(end: Instant) {
+    loop {
+        match end.saturating_duration_since(Instant::now()) {
+            std::time::Duration::ZERO => return,
+            left if left > SPIN => std::thread::sleep(left - SPIN),
+            _ => std::hint::spin_loop(),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Tensor, execute};
     use std::path::PathBuf;
 
     fn source(emulated: Option<Emulation>) -> ModelSource {
@@ -217,6 +206,10 @@ mod tests {
         let millis = Duration::from_millis;
         let profile = LatencyProfile::linear(millis(1), millis(1), &[1, 2, 4], millis(2)).unwrap();
         Emulation { profile, weight_bytes: 1000 }
+    }
+
+    fn tensor(datatype: DataType, shape: &[i64], bytes: usize) -> Tensor {
+        Tensor { datatype, shape: shape.to_vec(), data: vec![1; bytes].into() }
     }
 
     #[test]
@@ -233,15 +226,14 @@ mod tests {
         let started = Instant::now();
         let mut loaded = prepared.load(0).unwrap();
         assert!((loaded.there_at().unwrap() - started).as_millis() >= 2, "it says so, and doesn't wait");
-        let input = [1u8; 36];
-        let view = |shape, data| TensorView { datatype: DataType::Fp32, shape, data };
+        let input = tensor(DataType::Fp32, &[3, 3], 36);
         let started = Instant::now();
         let mut outputs = 0;
         let mut check = |index, output: TensorView<'_>| {
             outputs += 1;
             assert_eq!((index, output.shape, output.data), (0, [3, 3].as_slice(), [0; 36].as_slice()));
         };
-        loaded.execute(&[view(&[3, 3], &input)], &mut check).unwrap();
+        execute(&mut *loaded, &mut &[input][..], &mut check).unwrap();
         assert_eq!(outputs, 1);
         assert!(started.elapsed().as_millis() >= 5);
     }
@@ -250,9 +242,8 @@ mod tests {
     fn batches_that_do_not_fit_are_sentences() {
         let mut loaded = EmulatedEngine::new(3).prepare(&source(Some(emulation()))).unwrap().load(0).unwrap();
         let mut refused = |datatype, shape: &[i64], bytes: usize| {
-            let data = vec![0; bytes];
-            let result =
-                loaded.execute(&[TensorView { datatype, shape, data: &data }], &mut |_, _| panic!("no output"));
+            let input = tensor(datatype, shape, bytes);
+            let result = execute(&mut *loaded, &mut &[input][..], &mut |_, _| panic!("no output"));
             result.unwrap_err().to_string()
         };
         assert_eq!(refused(DataType::Fp32, &[5, 3], 60), "execution failed: a batch of 5 rows, expected 1 to 4");

@@ -1,25 +1,30 @@
 //! The contract between the worker and a runtime: describe, prepare, load, execute, unload.
 //!
 //! ```text
-//!  file ──prepare──> Prepared (host memory, made once) ──load──> Loaded (device memory) ──execute──> outputs
+//!  file ──prepare──> Prepared (host memory, made once) ──load──> Loaded (device memory) ──stage──> Staged ──> outputs
 //!                        ▲                                          │
 //!                        └──────────────── drop = unload ───────────┘
 //! ```
 //!
 //! `prepare` may take seconds and is done off the hot path; everything that can be done ahead is done there and its
-//! result is kept on disk. `load` must be short and predictable. `execute` runs one batch at a time on one device.
+//! result is kept on disk. `load` must be short and predictable. `stage` is the one way to run a batch; [`execute`] waits for
+//! it, and [`at_once`] makes it of a model that computes on the thread that asks.
 
+mod at_once;
 mod emulated;
 mod hashes;
 mod host;
+mod inputs;
 mod staged;
 
+pub use at_once::{AtOnce, at_once};
 pub use emulated::EmulatedEngine;
 pub use hashes::FileHashes;
 pub use host::{HostBuffer, HostMemory, HostRoom};
-pub use staged::{Input, Moved, Staged};
+pub use inputs::{Compute, Input, Inputs, Tensor, TensorView};
+pub use staged::{DeviceTimes, Sink, Staged, execute};
 
-use base::{DataType, Duration, LatencyProfile, ModelSignature, Precision};
+use base::{LatencyProfile, ModelSignature, Precision};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -96,75 +101,11 @@ pub trait Prepared: Send + Sync {
 /// A model on a device. Dropping it frees what it holds there.
 pub trait Loaded: Send {
     /// From when on the weights are there, where the engine only says so instead of waiting for them.
-    fn there_at(&self) -> Option<Instant> {
-        None
-    }
-
-    /// Runs one batch and hands each output to `sink`, by its position in the signature. Inputs come in the signature's
-    /// order, one tensor each, the rows of all requests of the batch behind one another.
-    fn execute(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError>;
-
-    /// Whether [`Loaded::execute_parts`] may be called.
-    fn takes_parts(&self) -> bool {
-        false
-    }
-
-    /// As `execute`, for a batch whose rows are still apart: the engine brings them together itself, right where it wants them.
-    fn execute_parts(
-        &mut self,
-        _inputs: &[Parts<'_>],
-        _sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
-        Err(EngineError::Execute("this engine takes tensors in one piece".into()))
-    }
-
-    /// What the last batch took by the device's own clock, copies to and from it left out, if it has one.
-    fn device_time(&self) -> Option<Duration> {
-        None
-    }
-
-    /// What the transfers of the last batch took, where they can run beside other batches.
-    fn moved(&self) -> Option<Moved> {
-        None
-    }
-
-    /// Whether [`Loaded::stage`] may be called.
-    fn stages(&self) -> bool {
-        false
-    }
+    fn there_at(&self) -> Option<Instant>;
 
     /// Begins to bring the inputs of a batch to the device, beside whatever that computes. A few batches may be staged at a time; they are started in
     /// the order in which they were staged.
-    fn stage(&mut self, _inputs: Vec<Input>) -> Result<Box<dyn Staged>, EngineError> {
-        Err(EngineError::Execute("this engine takes batches one at a time".into()))
-    }
-}
-
-/// A tensor in somebody else's memory: row-major, little-endian, as the protocol's binary form (elements of `Bytes` are
-/// a 4-byte length and the bytes).
-#[derive(Clone, Copy, Debug)]
-pub struct TensorView<'a> {
-    /// Element type.
-    pub datatype: DataType,
-    /// Dimensions, all known.
-    pub shape: &'a [i64],
-    /// The elements.
-    pub data: &'a [u8],
-}
-
-/// A tensor in several pieces of somebody else's memory: those of one request each, with some of its rows.
-#[derive(Clone, Copy, Debug)]
-pub struct Parts<'a> {
-    /// Element type.
-    pub datatype: DataType,
-    /// Dimensions of the whole, all known.
-    pub shape: &'a [i64],
-    /// The elements, in their order; a row is in one piece.
-    pub pieces: &'a [&'a [u8]],
+    fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError>;
 }
 
 /// Why an engine could not do what it was asked.

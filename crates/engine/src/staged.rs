@@ -1,4 +1,4 @@
-//! Batches whose transfers run beside the computing of others: the inputs of one go to the device while the one before is computed.
+//! A batch on its way through a device. Transfers run beside the computing of others: the inputs of one go to the device while the one before is computed.
 //!
 //! ```text
 //!              stage          start               is_computed        has_arrived   finish
@@ -6,28 +6,21 @@
 //!  batch 2              inputs ──── waits ────> computed ──────────────────────> outputs
 //! ```
 
-use crate::{EngineError, TensorView};
-use base::{DataType, Duration};
-use bytes::Bytes;
+use crate::{EngineError, Inputs, Loaded, TensorView};
+use base::Duration;
 use std::time::Instant;
 
-/// An input in several pieces, which the engine may keep for as long as the device needs them.
-#[derive(Clone, Debug)]
-pub struct Input {
-    /// Element type.
-    pub datatype: DataType,
-    /// Dimensions of the whole, all known.
-    pub shape: Vec<i64>,
-    /// The elements, in their order; a row is in one piece.
-    pub pieces: Vec<Bytes>,
-}
+/// Takes each output of a batch, by its position in the signature.
+pub type Sink<'a> = dyn FnMut(usize, TensorView<'_>) + 'a;
 
-/// What the transfers of a batch took.
+/// What a batch took by the device's own clock, where it has one.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Moved {
-    /// To the device.
+pub struct DeviceTimes {
+    /// Computing it, transfers left out.
+    pub computing: Option<Duration>,
+    /// Its inputs' way to the device, which can be beside other batches.
     pub inputs: Duration,
-    /// From the device.
+    /// Its outputs' way from the device, which can be, too.
     pub outputs: Duration,
     /// What of the inputs' time was over before the device turned to this batch.
     pub early: Duration,
@@ -35,20 +28,32 @@ pub struct Moved {
 
 /// A batch whose inputs are on their way to the device or there. Dropping it breaks it off, and waits until the device is done with it.
 pub trait Staged: Send {
-    /// Lets the device compute it, after everything that was started before. Called once.
-    fn start(&mut self) -> Result<(), EngineError>;
+    /// Whether `start` computes the batch on the thread that calls it. Nothing else is under way on the device then.
+    fn blocks(&self) -> bool;
+
+    /// Lets the device compute it, after everything that was started before. Called once, with the inputs that it was staged with.
+    fn start(&mut self, inputs: &mut dyn Inputs) -> Result<(), EngineError>;
 
     /// Whether it is computed, so that the next one may start. Doesn't wait.
     fn is_computed(&mut self) -> Result<bool, EngineError>;
 
     /// When it will be computed and its outputs will be there, where the engine knows: nobody needs to ask before.
-    fn due_at(&self) -> Option<Instant> {
-        None
-    }
+    fn due_at(&self) -> Option<Instant>;
 
     /// Whether its outputs are there. Doesn't wait.
     fn has_arrived(&mut self) -> Result<bool, EngineError>;
 
-    /// Hands each output to `sink`, as [`Loaded::execute`](crate::Loaded::execute) does, once they are there, and lets go of the weights.
-    fn finish(&mut self, sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<Moved, EngineError>;
+    /// Hands each output to `sink`, and lets go of the weights. Waits for them where they aren't there yet.
+    fn finish(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, EngineError>;
+}
+
+/// Runs one batch with nothing beside it, and waits for its outputs: for measurements.
+pub fn execute(
+    loaded: &mut dyn Loaded,
+    inputs: &mut dyn Inputs,
+    sink: &mut Sink<'_>,
+) -> Result<DeviceTimes, EngineError> {
+    let mut staged = loaded.stage(inputs)?;
+    staged.start(inputs)?;
+    staged.finish(sink)
 }

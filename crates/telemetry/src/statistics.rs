@@ -27,7 +27,7 @@ pub struct BatchTimes {
     pub started_at: Timestamp,
     /// The inputs of all requests lie behind one another.
     pub gathered_at: Timestamp,
-    /// The engine handed out its first output.
+    /// It was seen that the engine has computed it.
     pub computed_at: Timestamp,
     /// The outputs are split, and ready to be delivered.
     pub ended_at: Timestamp,

@@ -2,28 +2,11 @@
 
 use crate::Clock;
 use crate::padding::{Filled, Padding, copy_out};
-use base::{DataType, Duration, ModelSignature, TensorSpec, Timestamp};
+use base::{Duration, ModelSignature, TensorSpec, Timestamp};
 use bytes::Bytes;
-use engine::{EngineError, Input, Loaded, Moved, Parts, Staged, TensorView};
+use engine::{Compute, DeviceTimes, EngineError, Input, Inputs, Staged, Tensor, TensorView};
+use std::sync::Arc;
 use telemetry::{BatchTimes, Statistics};
-
-/// A tensor with its own bytes, in the protocol's binary form (row-major, little-endian; elements of `Bytes` are a 4-byte
-/// length and the bytes).
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
-    /// Element type.
-    pub datatype: DataType,
-    /// Dimensions, all known.
-    pub shape: Vec<i64>,
-    /// The elements. Cheap to clone and to slice.
-    pub data: Bytes,
-}
-
-impl Tensor {
-    fn view(&self) -> TensorView<'_> {
-        TensorView { datatype: self.datatype, shape: &self.shape, data: &self.data }
-    }
-}
 
 /// One request of a batch, as far as the worker needs it.
 pub trait BatchItem: Send + 'static {
@@ -51,61 +34,126 @@ pub(crate) struct IoCache {
     shapes: Vec<Vec<i64>>,
     /// How many bytes of each buffer are the batch.
     lengths: Vec<usize>,
+    /// Of each item, between the engine and their delivery.
+    outputs: Vec<Vec<Tensor>>,
 }
 
-/// What a batch is run with.
-pub(crate) struct Bench<'a> {
-    pub loaded: &'a mut dyn Loaded,
-    pub signature: &'a ModelSignature,
-    pub padding: Option<&'a Padding>,
-    pub cache: &'a mut IoCache,
-    pub clock: Clock,
-    pub statistics: &'a Statistics,
+/// The items of an order that are one batch: the first ones.
+pub(crate) struct Group {
+    pub count: usize,
+    /// What they are filled up to, where they are.
+    pub filled: Option<Filled>,
 }
 
-/// Runs the items and hands each its outputs or its failure, taking it out of the list. Items whose shapes differ in more
-/// than the rows and what may be filled up can't share a batch; they run one group after another. A group that fails is run
-/// again one by one, exactly as the requests are: what one request made fail must not fail the others. Fails if anything did: then its time says nothing about its size, though
-/// others have their answers. If it panics, the items that are left have none yet.
-pub(crate) fn run<I: BatchItem>(bench: &mut Bench<'_>, now: Timestamp, items: &mut Vec<I>) -> Result<(), String> {
-    let mut failure = None;
-    let mut alone = 0usize;
-    let mut started_at = now;
-    while !items.is_empty() {
-        let again = alone > 0;
-        let group = if again { 1 } else { bring_group_forward(items, bench.signature, bench.padding) };
-        alone = alone.saturating_sub(1);
-        let padding = bench.padding.filter(|_| !again);
-        let filled = match padding.map_or(Ok(None), |padding| padding.of(&items[..group])) {
-            Ok(filled) => filled,
-            Err(_) => {
-                alone = group;
-                continue;
-            }
-        };
-        match run_group(bench, started_at, &items[..group], filled.as_ref()) {
-            Ok((outputs, times)) => {
-                // Before the answers leave: whoever has one finds it counted.
-                count(bench.statistics, &items[..group], &times);
-                items.drain(..group).zip(outputs).for_each(|(item, outputs)| item.deliver(Ok(outputs)));
-                started_at = times.ended_at;
-            }
-            Err(error) => {
-                let reason = error.to_string();
-                if group > 1 || filled.is_some() {
-                    alone = group;
-                } else {
-                    items.drain(..1).for_each(|item| item.deliver(Err(reason.clone())));
-                }
-                failure = Some(reason);
-                started_at = bench.clock.now();
-            }
-        }
+impl Group {
+    /// The first item, exactly as it is.
+    pub const ONE: Self = Self { count: 1, filled: None };
+
+    /// Brings the items that can share a batch with the first one to the front: their shapes differ in nothing but the rows and
+    /// what may be filled up. `Err`: so many could, but it couldn't be told which part of an output is whose.
+    pub fn form<I: BatchItem>(
+        items: &mut [I],
+        signature: &ModelSignature,
+        padding: Option<&Arc<Padding>>,
+    ) -> Result<Self, usize> {
+        let count = bring_group_forward(items, signature, padding.map(|padding| &**padding));
+        let filled = padding.map_or(Ok(None), |padding| padding.of(&items[..count])).map_err(|_| count)?;
+        Ok(Self { count, filled })
     }
-    failure.map_or(Ok(()), Err)
 }
 
-fn count<I: BatchItem>(statistics: &Statistics, items: &[I], times: &BatchTimes) {
+/// The inputs of a batch, in the form that the engine asks for.
+pub(crate) struct Gathering<'a, I> {
+    items: &'a [I],
+    filled: Option<&'a Filled>,
+    cache: &'a mut IoCache,
+    clock: Clock,
+    /// When they were brought together, if they were.
+    pub gathered_at: Option<Timestamp>,
+}
+
+impl<'a, I: BatchItem> Gathering<'a, I> {
+    /// Of the first items, which are that group.
+    pub fn new(items: &'a [I], group: &'a Group, cache: &'a mut IoCache, clock: Clock) -> Self {
+        Self { items: &items[..group.count], filled: group.filled.as_ref(), cache, clock, gathered_at: None }
+    }
+
+    fn first(&self) -> &'a [Tensor] {
+        self.items[0].inputs()
+    }
+}
+
+impl<I: BatchItem> Inputs for Gathering<'_, I> {
+    fn in_one_piece(&mut self, compute: &mut Compute<'_>) -> Result<(), EngineError> {
+        match (self.items, self.filled) {
+            // One request: its own bytes are the batch.
+            ([item], None) => return item.inputs().in_one_piece(compute),
+            (items, None) => self.cache.gather(items),
+            (items, Some(filled)) => self.cache.gather_filled(items, filled),
+        }
+        self.gathered_at = Some(self.clock.now());
+        let views = self.first().iter().enumerate().map(|(index, tensor)| self.cache.view(index, tensor));
+        compute(&views.collect::<Vec<_>>())
+    }
+
+    fn in_pieces(&mut self) -> Vec<Input> {
+        let (items, rows) = (self.items, rows_of(self.items));
+        if let Some(filled) = self.filled {
+            self.cache.gather_filled(items, filled);
+        }
+        let input = |(index, tensor): (usize, &Tensor)| {
+            let datatype = tensor.datatype;
+            if self.filled.is_some() {
+                let view = self.cache.view(index, tensor);
+                return Input { datatype, shape: view.shape.to_vec(), pieces: vec![Bytes::copy_from_slice(view.data)] };
+            }
+            let mut shape = tensor.shape.clone();
+            if let ([_, _, ..], Some(batch)) = (items, shape.first_mut()) {
+                *batch = i64::from(rows);
+            }
+            Input { datatype, shape, pieces: items.iter().map(|item| item.inputs()[index].data.clone()).collect() }
+        };
+        self.first().iter().enumerate().map(input).collect()
+    }
+}
+
+/// Takes the outputs of a batch from the engine, cut into those of its items.
+pub(crate) fn take_outputs<I: BatchItem>(
+    staged: &mut dyn Staged,
+    signature: &ModelSignature,
+    items: &[I],
+    group: &Group,
+    cache: &mut IoCache,
+) -> Result<DeviceTimes, EngineError> {
+    let items = &items[..group.count];
+    let outputs = &mut cache.outputs;
+    outputs.clear();
+    outputs.resize_with(items.len(), Vec::new);
+    let mut wrong = None;
+    let times = staged.finish(&mut |position, view| {
+        let done = match &group.filled {
+            Some(filled) => split_filled(view, items, signature.outputs.get(position), filled, outputs),
+            None => split(view, items, outputs),
+        };
+        wrong = done.err().or(wrong.take());
+    })?;
+    wrong.map_or(Ok(times), |reason| Err(EngineError::Execute(reason)))
+}
+
+/// Hands the items of a batch what was taken for them, taking them out of the list. They are counted before: whoever has an answer
+/// finds it counted.
+pub(crate) fn deliver<I: BatchItem>(
+    items: &mut Vec<I>,
+    count: usize,
+    times: &BatchTimes,
+    statistics: &Statistics,
+    cache: &mut IoCache,
+) {
+    count_in(statistics, &items[..count], times);
+    items.drain(..count).zip(cache.outputs.drain(..)).for_each(|(item, outputs)| item.deliver(Ok(outputs)));
+}
+
+fn count_in<I: BatchItem>(statistics: &Statistics, items: &[I], times: &BatchTimes) {
     let (mut rows, mut queued) = (0, Duration::ZERO);
     for item in items {
         rows += item.rows();
@@ -139,150 +187,14 @@ fn same_shapes(a: &[Tensor], b: &[Tensor]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(&a.shape, &b.shape))
 }
 
-fn run_group<I: BatchItem>(
-    bench: &mut Bench<'_>,
-    started_at: Timestamp,
-    items: &[I],
-    filled: Option<&Filled<'_>>,
-) -> Result<(Vec<Vec<Tensor>>, BatchTimes), EngineError> {
-    let Bench { loaded, cache, clock, signature, .. } = bench;
-    let first = items[0].inputs();
-    let rows = rows_of(items);
-    let mut gathered_at = started_at;
-    let mut splitter = Splitter::new(items, signature, filled);
-    let mut computed_at = None;
-    let mut sink = |position: usize, view: TensorView<'_>| {
-        computed_at.get_or_insert_with(|| clock.now());
-        splitter.take(position, view);
-    };
-    match (items, filled) {
-        // One request: its own bytes are the batch.
-        ([_], None) => loaded.execute(&first.iter().map(Tensor::view).collect::<Vec<_>>(), &mut sink)?,
-        (_, None) if loaded.takes_parts() => cache.execute_parts(*loaded, items, rows, &mut sink)?,
-        (_, filled) => {
-            match filled {
-                Some(filled) => cache.gather_filled(items, rows, filled),
-                None => cache.gather(items, rows),
-            }
-            gathered_at = clock.now();
-            loaded.execute(&cache.views(first), &mut sink)?;
-        }
-    }
-    let outputs = splitter.outputs()?;
-    let ended_at = clock.now();
-    let computed_at = computed_at.unwrap_or(ended_at);
-    Ok((outputs, BatchTimes { started_at, gathered_at, computed_at, ended_at }))
-}
-
-/// Cuts the outputs of a batch into those of its items.
-struct Splitter<'a, I> {
-    items: &'a [I],
-    signature: &'a ModelSignature,
-    filled: Option<&'a Filled<'a>>,
-    outputs: Vec<Vec<Tensor>>,
-    wrong: Option<String>,
-}
-
-impl<'a, I: BatchItem> Splitter<'a, I> {
-    fn new(items: &'a [I], signature: &'a ModelSignature, filled: Option<&'a Filled<'a>>) -> Self {
-        Self { items, signature, filled, outputs: items.iter().map(|_| Vec::new()).collect(), wrong: None }
-    }
-
-    fn take(&mut self, position: usize, view: TensorView<'_>) {
-        let done = match self.filled {
-            Some(filled) => {
-                let spec = self.signature.outputs.get(position);
-                split_filled(view, self.items, spec, filled, &mut self.outputs)
-            }
-            None => split(view, self.items, rows_of(self.items), &mut self.outputs),
-        };
-        self.wrong = done.err().or(self.wrong.take());
-    }
-
-    fn outputs(self) -> Result<Vec<Vec<Tensor>>, EngineError> {
-        match self.wrong {
-            Some(reason) => Err(EngineError::Execute(reason)),
-            None => Ok(self.outputs),
-        }
-    }
-}
-
 fn rows_of<I: BatchItem>(items: &[I]) -> u32 {
     items.iter().map(BatchItem::rows).sum()
 }
 
-/// Begins to bring the inputs of the items to the device. `None` where the engine doesn't do that, or where they aren't one batch.
-pub(crate) fn stage<I: BatchItem>(
-    loaded: &mut dyn Loaded,
-    signature: &ModelSignature,
-    padding: Option<&Padding>,
-    cache: &mut IoCache,
-    items: &mut [I],
-) -> Option<Result<Box<dyn Staged>, EngineError>> {
-    if !loaded.stages() || bring_group_forward(items, signature, padding) < items.len() {
-        return None;
-    }
-    let filled = padding.map_or(Ok(None), |padding| padding.of(items)).ok()?;
-    let (first, rows) = (items.first()?.inputs(), rows_of(items));
-    if let Some(filled) = &filled {
-        cache.gather_filled(items, rows, filled);
-    }
-    let input = |(index, tensor): (usize, &Tensor)| {
-        let datatype = tensor.datatype;
-        if filled.is_some() {
-            let view = cache.view(index, tensor);
-            return Input { datatype, shape: view.shape.to_vec(), pieces: vec![Bytes::copy_from_slice(view.data)] };
-        }
-        let mut shape = tensor.shape.clone();
-        if let ([_, _, ..], Some(batch)) = (&*items, shape.first_mut()) {
-            *batch = i64::from(rows);
-        }
-        Input { datatype, shape, pieces: items.iter().map(|item| item.inputs()[index].data.clone()).collect() }
-    };
-    let inputs = first.iter().enumerate().map(input).collect();
-    Some(loaded.stage(inputs))
-}
-
-/// Hands the items of a staged batch whose outputs are there what is theirs, taking them out of the list.
-pub(crate) fn finish<I: BatchItem>(
-    staged: &mut dyn Staged,
-    signature: &ModelSignature,
-    padding: Option<&Padding>,
-    (clock, statistics): (Clock, &Statistics),
-    (started_at, computed_at): (Timestamp, Timestamp),
-    items: &mut Vec<I>,
-) -> Result<(Moved, Timestamp), EngineError> {
-    let filled = padding.map_or(Ok(None), |padding| padding.of(items)).map_err(EngineError::Execute)?;
-    let mut splitter = Splitter::new(items, signature, filled.as_ref());
-    let moved = staged.finish(&mut |position, view| splitter.take(position, view))?;
-    let outputs = splitter.outputs()?;
-    let ended_at = clock.now();
-    count(statistics, items, &BatchTimes { started_at, gathered_at: started_at, computed_at, ended_at });
-    items.drain(..).zip(outputs).for_each(|(item, outputs)| item.deliver(Ok(outputs)));
-    Ok((moved, ended_at))
-}
-
 impl IoCache {
-    /// Runs several items with their rows where they are.
-    fn execute_parts<I: BatchItem>(
-        &mut self,
-        loaded: &mut dyn Loaded,
-        items: &[I],
-        rows: u32,
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
-        let first = items[0].inputs();
-        first.iter().enumerate().for_each(|(index, tensor)| self.shape(index, &tensor.shape, rows));
-        let pieces = |index: usize| items.iter().map(|item| &*item.inputs()[index].data).collect::<Vec<&[u8]>>();
-        let pieces: Vec<Vec<&[u8]>> = (0..first.len()).map(pieces).collect();
-        let inputs = first.iter().zip(&pieces).zip(&self.shapes);
-        let inputs: Vec<Parts<'_>> =
-            inputs.map(|((tensor, pieces), shape)| Parts { datatype: tensor.datatype, shape, pieces }).collect();
-        loaded.execute_parts(&inputs, sink)
-    }
-
     /// Puts the rows of all items behind one another.
-    fn gather<I: BatchItem>(&mut self, items: &[I], rows: u32) {
+    fn gather<I: BatchItem>(&mut self, items: &[I]) {
+        let rows = rows_of(items);
         for (index, first) in items[0].inputs().iter().enumerate() {
             let bytes = items.iter().map(|item| item.inputs()[index].data.len()).sum();
             let mut rest = self.make_room(index, bytes, &first.shape, rows);
@@ -296,7 +208,8 @@ impl IoCache {
     }
 
     /// Puts the rows of all items behind one another, each filled up.
-    fn gather_filled<I: BatchItem>(&mut self, items: &[I], rows: u32, filled: &Filled<'_>) {
+    fn gather_filled<I: BatchItem>(&mut self, items: &[I], filled: &Filled) {
+        let rows = rows_of(items);
         for (index, first) in items[0].inputs().iter().enumerate() {
             let shape = &filled.shapes[index];
             // Strings aren't filled up: they have no size of an element, and the sizes that they have.
@@ -315,24 +228,19 @@ impl IoCache {
         }
     }
 
-    /// The shape of an input of all items together.
-    fn shape(&mut self, index: usize, of_one: &[i64], rows: u32) {
-        self.shapes.resize_with(self.shapes.len().max(index + 1), Vec::new);
+    /// The buffer of an input, that long, for a batch of that many rows of that shape.
+    fn make_room(&mut self, index: usize, bytes: usize, of_one: &[i64], rows: u32) -> &mut [u8] {
+        let count = self.inputs.len().max(index + 1);
+        self.inputs.resize_with(count, Vec::new);
+        self.shapes.resize_with(count, Vec::new);
+        self.lengths.resize(count, 0);
+        self.lengths[index] = bytes;
         let shape = &mut self.shapes[index];
         shape.clear();
         shape.extend_from_slice(of_one);
         if let Some(batch) = shape.first_mut() {
             *batch = i64::from(rows);
         }
-    }
-
-    /// The buffer of an input, that long, for a batch of that many rows of that shape.
-    fn make_room(&mut self, index: usize, bytes: usize, of_one: &[i64], rows: u32) -> &mut [u8] {
-        self.shape(index, of_one, rows);
-        let count = self.inputs.len().max(index + 1);
-        self.inputs.resize_with(count, Vec::new);
-        self.lengths.resize(count, 0);
-        self.lengths[index] = bytes;
         let buffer = &mut self.inputs[index];
         if buffer.len() * 8 < bytes {
             buffer.resize(bytes.div_ceil(8), 0);
@@ -340,12 +248,7 @@ impl IoCache {
         &mut as_bytes_mut(buffer)[..bytes]
     }
 
-    /// What was gathered for these inputs.
-    fn views(&self, inputs: &[Tensor]) -> Vec<TensorView<'_>> {
-        inputs.iter().enumerate().map(|(index, tensor)| self.view(index, tensor)).collect()
-    }
-
-    /// What was gathered for one of them.
+    /// What was gathered for an input.
     fn view(&self, index: usize, tensor: &Tensor) -> TensorView<'_> {
         let data = &as_bytes(&self.inputs[index])[..self.lengths[index]];
         TensorView { datatype: tensor.datatype, shape: &self.shapes[index], data }
@@ -353,18 +256,14 @@ impl IoCache {
 }
 
 /// Cuts one output of the batch into the items' parts. One copy out of the engine's memory, shared by all items.
-fn split<I: BatchItem>(
-    view: TensorView<'_>,
-    items: &[I],
-    rows: u32,
-    outputs: &mut [Vec<Tensor>],
-) -> Result<(), String> {
+fn split<I: BatchItem>(view: TensorView<'_>, items: &[I], outputs: &mut [Vec<Tensor>]) -> Result<(), String> {
     let data = Bytes::copy_from_slice(view.data);
     let tensor = |shape: Vec<i64>, data: Bytes| Tensor { datatype: view.datatype, shape, data };
     if let [output] = outputs {
         output.push(tensor(view.shape.to_vec(), data));
         return Ok(());
     }
+    let rows = rows_of(items);
     check_rows(&view, rows)?;
     let mut from = 0;
     let bounds = RowBounds::new(&view, rows)?;
@@ -385,7 +284,7 @@ fn split_filled<I: BatchItem>(
     view: TensorView<'_>,
     items: &[I],
     spec: Option<&TensorSpec>,
-    filled: &Filled<'_>,
+    filled: &Filled,
     outputs: &mut [Vec<Tensor>],
 ) -> Result<(), String> {
     let spec = spec.ok_or("the engine gave more outputs than the model's signature has")?;

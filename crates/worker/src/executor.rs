@@ -6,12 +6,12 @@ mod shared;
 
 pub use shared::Shared;
 
-use crate::batch::{self, BatchItem, IoCache, Tensor};
+use crate::batch::{self, BatchItem, Gathering, Group, IoCache};
 use crate::pin;
 use crate::{Clock, Padding, Pages};
 use base::{ActionId, Duration, ModelSignature, Timestamp, Transfers, Window};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
-use engine::{Loaded, Prepared};
+use engine::{Loaded, Prepared, Tensor};
 use flow::Flow;
 use loader::Loader;
 use shared::Membership;
@@ -72,18 +72,20 @@ impl Slot {
         &self,
         clock: Clock,
         signature: &ModelSignature,
-        padding: Option<&Padding>,
+        padding: Option<&Arc<Padding>>,
         inputs: Vec<Tensor>,
         rows: u32,
     ) -> Result<Duration, String> {
         let mut weights = self.weights()?;
         let loaded = weights.as_mut().ok_or(NOT_LOADED)?;
-        let (mut cache, statistics) = (IoCache::default(), Statistics::default());
-        let (loaded, cache) = (loaded.as_mut(), &mut cache);
-        let mut bench = batch::Bench { loaded, signature, padding, cache, clock, statistics: &statistics };
+        let (mut cache, mut items) = (IoCache::default(), [Measured { inputs, rows }]);
         let started_at = clock.now();
-        batch::run(&mut bench, started_at, &mut vec![Measured { inputs, rows }])?;
-        Ok(clock.now().since(started_at))
+        let group = Group::form(&mut items, signature, padding).unwrap_or(Group::ONE);
+        let mut inputs = Gathering::new(&items, &group, &mut cache, clock);
+        let started = loaded.stage(&mut inputs).and_then(|mut staged| staged.start(&mut inputs).map(|()| staged));
+        let finished =
+            started.and_then(|mut staged| batch::take_outputs(&mut *staged, signature, &items, &group, &mut cache));
+        finished.map(|_| clock.now().since(started_at)).map_err(|error| error.to_string())
     }
 
     /// The weights, without waiting: the scheduler never changes what is in use (P6).
@@ -137,7 +139,7 @@ pub struct ExecuteOrder<I> {
     pub signature: Arc<ModelSignature>,
     /// How requests of different lengths are made to fit into one batch, where the model allows that.
     pub padding: Option<Arc<Padding>>,
-    /// The requests.
+    /// The requests, at least one.
     pub items: Vec<I>,
 }
 
@@ -434,26 +436,6 @@ impl<I: BatchItem> Executor<I> {
         }
     }
 
-    /// Carries one order out, from its inputs to its outputs.
-    fn carry_out(&mut self, order: ExecuteOrder<I>, report: &impl Fn(Report<I>)) {
-        let action = order.action;
-        let now = self.clock.now();
-        let report_of = |status, returned| Report { action, status, returned };
-        if now > order.window.latest || self.retired {
-            return report(report_of(Status::TooLate, order.items));
-        }
-        let single = order.items.len() == 1;
-        let outcome = self.execute(now, order);
-        let ended_at = self.clock.now();
-        let status = match outcome {
-            Ok(()) => Status::Done { started_at: now, ended_at, transfers: Transfers::default() },
-            Err(Failure::Refused(reason)) => Status::Failed(reason),
-            Err(Failure::Panic(reason)) => Status::Panicked(reason),
-        };
-        report(report_of(status, Vec::new()));
-        self.linger_after(single, ended_at.since(now), ended_at);
-    }
-
     /// With longer batches a wake-up doesn't show, and with fuller ones the next order is there already.
     fn linger_after(&mut self, single: bool, took: Duration, ended_at: Timestamp) {
         let short = single && took < LINGER;
@@ -487,30 +469,6 @@ impl<I: BatchItem> Executor<I> {
             ExecuteMessage::Alone(work) => self.alone.push_back(work),
             ExecuteMessage::Retire => self.retired = true,
         }
-    }
-
-    fn execute(&mut self, now: Timestamp, mut order: ExecuteOrder<I>) -> Result<(), Failure> {
-        let outcome = self.compute(now, &mut order);
-        if let Err(Failure::Refused(reason) | Failure::Panic(reason)) = &outcome {
-            // Those that have no answer yet.
-            order.items.drain(..).for_each(|item| item.deliver(Err(reason.clone())));
-        }
-        outcome
-    }
-
-    fn compute(&mut self, now: Timestamp, order: &mut ExecuteOrder<I>) -> Result<(), Failure> {
-        let ExecuteOrder { slot, signature, padding, items, .. } = order;
-        let mut weights = slot.weights().map_err(Failure::Refused)?;
-        let loaded = weights.as_mut().ok_or_else(|| Failure::Refused(NOT_LOADED.into()))?;
-        let mut bench = batch::Bench {
-            loaded: loaded.as_mut(),
-            signature,
-            padding: padding.as_deref(),
-            cache: &mut self.cache,
-            clock: self.clock,
-            statistics: &slot.statistics,
-        };
-        guarded(|| batch::run(&mut bench, now, items).map_err(Failure::Refused))
     }
 }
 

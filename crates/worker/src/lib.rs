@@ -17,8 +17,9 @@ mod padding;
 mod pages;
 mod pin;
 
-pub use batch::{BatchItem, Tensor};
+pub use batch::BatchItem;
 pub use clock::Clock;
+pub use engine::Tensor;
 pub use executor::{Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Shared, Slot, Status, UnloadOrder};
 pub use padding::Padding;
 pub use pages::Pages;

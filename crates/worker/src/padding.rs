@@ -12,6 +12,7 @@ use crate::Tensor;
 use crate::batch::BatchItem;
 use base::{DataType, ModelSignature, TensorSpec};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// How a model's inputs are filled up.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -67,7 +68,7 @@ impl Padding {
 
     /// What these requests are filled up to, `None` if there is nothing to fill. Fails where it couldn't be told which part of
     /// an output is whose: two inputs of a request have other lengths, but the same once they are filled up.
-    pub(crate) fn of<I: BatchItem>(&self, items: &[I]) -> Result<Option<Filled<'_>>, String> {
+    pub(crate) fn of<I: BatchItem>(self: &Arc<Self>, items: &[I]) -> Result<Option<Filled>, String> {
         let mut shapes = Vec::with_capacity(self.fills.len());
         let mut lengths: Vec<Vec<(i64, i64)>> = vec![Vec::new(); items.len()];
         let mut changes = false;
@@ -90,7 +91,7 @@ impl Padding {
             }
             shapes.push(shape);
         }
-        Ok(changes.then_some(Filled { padding: self, shapes, lengths }))
+        Ok(changes.then(|| Filled { padding: Arc::clone(self), shapes, lengths }))
     }
 }
 
@@ -113,15 +114,15 @@ impl Fill {
 }
 
 /// Requests that are filled up to the same shapes.
-pub(crate) struct Filled<'a> {
-    padding: &'a Padding,
+pub(crate) struct Filled {
+    padding: Arc<Padding>,
     /// Of each input. The first dimension is one request's.
     pub shapes: Vec<Vec<i64>>,
     /// Of each request: a length once it is filled up, and the request's own.
     lengths: Vec<Vec<(i64, i64)>>,
 }
 
-impl Filled<'_> {
+impl Filled {
     /// Puts one request's rows of an input into their place in the batch.
     pub fn place(&self, index: usize, tensor: &Tensor, place: &mut [u8]) {
         if let Some(element) = &self.padding.fills[index].element

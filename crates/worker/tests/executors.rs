@@ -5,7 +5,7 @@
 use base::{ActionId, DataType, Duration, ModelSignature, TensorSpec, Timestamp, Window};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use engine::{EngineError, Loaded, Parts, Prepared, TensorView};
+use engine::{AtOnce, EngineError, Loaded, Prepared, Sink, TensorView, at_once};
 use std::sync::Arc;
 use telemetry::{Spans, Statistics};
 use worker::{
@@ -40,8 +40,6 @@ impl BatchItem for Item {
 enum Behaviour {
     /// Doubles each number.
     Double,
-    /// Takes rows where they are, and multiplies each number by how many pieces there are.
-    Parts,
     /// Gives back the strings.
     Echo,
     /// Gives one row, whatever it was given.
@@ -54,8 +52,13 @@ enum Behaviour {
     PanicAtUnload,
 }
 
-/// The last one says whether it is on a device.
-struct Net(Behaviour, ModelSignature, bool);
+struct Net {
+    behaviour: Behaviour,
+    signature: ModelSignature,
+    on_device: bool,
+    /// What was computed last.
+    outputs: Vec<Tensor>,
+}
 
 impl Net {
     fn new(behaviour: Behaviour) -> Self {
@@ -64,63 +67,48 @@ impl Net {
             outputs: vec![TensorSpec { name: "y".into(), datatype: DataType::Fp32, dims: vec![-1, -1] }],
             max_batch: 8,
         };
-        Self(behaviour, signature, false)
+        Self { behaviour, signature, on_device: false, outputs: Vec::new() }
     }
 }
 
 impl Prepared for Net {
     fn signature(&self) -> &ModelSignature {
-        &self.1
+        &self.signature
     }
     fn weight_bytes(&self) -> u64 {
         1
     }
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
-        if matches!(self.0, Behaviour::PanicAtLoad) {
+        if matches!(self.behaviour, Behaviour::PanicAtLoad) {
             panic!("this engine can't load");
         }
-        Ok(Box::new(Net(self.0, self.1.clone(), true)))
+        let mut net = Net::new(self.behaviour);
+        net.on_device = true;
+        Ok(at_once(net))
     }
 }
 
-impl Loaded for Net {
-    fn execute(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
-        let input = inputs[0];
-        match self.0 {
-            Behaviour::Picky if floats(input.data).iter().any(|x| *x < 0.0) => {
+impl AtOnce for Net {
+    fn compute(&mut self, inputs: &[TensorView<'_>]) -> Result<(), EngineError> {
+        let TensorView { datatype, shape, data } = inputs[0];
+        let output = |shape: &[i64], data: Vec<u8>| Tensor { datatype, shape: shape.to_vec(), data: data.into() };
+        let output = match self.behaviour {
+            Behaviour::Picky if floats(data).iter().any(|x| *x < 0.0) => {
                 return Err(EngineError::Execute("negative".into()));
             }
             Behaviour::Double | Behaviour::Picky | Behaviour::PanicAtUnload => {
-                let doubled: Vec<u8> = floats(input.data).iter().flat_map(|x| (x * 2.0).to_le_bytes()).collect();
-                sink(0, TensorView { data: &doubled, ..input });
+                output(shape, floats(data).iter().flat_map(|x| (x * 2.0).to_le_bytes()).collect())
             }
-            Behaviour::Echo | Behaviour::Parts => sink(0, input),
-            Behaviour::OneRow => {
-                sink(0, TensorView { datatype: DataType::Fp32, shape: &[1, 1], data: &1f32.to_le_bytes() });
-            }
+            Behaviour::Echo => output(shape, data.to_vec()),
+            Behaviour::OneRow => output(&[1, 1], 1f32.to_le_bytes().to_vec()),
             Behaviour::Panic | Behaviour::PanicAtLoad => panic!("this engine panics"),
-        }
+        };
+        self.outputs = vec![output];
         Ok(())
     }
 
-    fn takes_parts(&self) -> bool {
-        matches!(self.0, Behaviour::Parts)
-    }
-
-    fn execute_parts(
-        &mut self,
-        inputs: &[Parts<'_>],
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
-        let Parts { datatype, shape, pieces } = inputs[0];
-        let count = pieces.len() as f32;
-        let data: Vec<u8> =
-            pieces.iter().flat_map(|piece| floats(piece)).flat_map(|x| (x * count).to_le_bytes()).collect();
-        sink(0, TensorView { datatype, shape, data: &data });
+    fn hand_out(&mut self, sink: &mut Sink<'_>) -> Result<(), EngineError> {
+        self.outputs.drain(..).enumerate().for_each(|(position, output)| sink(position, output.view()));
         Ok(())
     }
 }
@@ -128,7 +116,7 @@ impl Loaded for Net {
 impl Drop for Net {
     fn drop(&mut self) {
         // The one in host memory has nothing to free.
-        if matches!(self.0, Behaviour::PanicAtUnload) && self.2 {
+        if matches!(self.behaviour, Behaviour::PanicAtUnload) && self.on_device {
             panic!("this engine can't unload");
         }
     }
@@ -193,7 +181,7 @@ impl Bench {
 
     fn execute(&mut self, slot: &Arc<Slot>, items: Vec<Item>, window: Window) -> Report<Item> {
         self.next += 1;
-        let signature = Arc::new(Net::new(Behaviour::Double).1.clone());
+        let signature = Arc::new(Net::new(Behaviour::Double).signature.clone());
         let (action, slot, padding) = (ActionId(self.next), Arc::clone(slot), None);
         let order = ExecuteOrder { action, window, slot, signature, padding, items };
         assert!(self.device.execute(order).is_ok());
@@ -232,26 +220,6 @@ fn rows_of_several_requests_are_computed_together_and_go_back_to_their_owners() 
         let outputs = outputs.unwrap();
         assert_eq!((got, &outputs[0].shape, floats(&outputs[0].data)), (number, &shape, values));
     }
-}
-
-#[test]
-fn an_engine_may_bring_the_rows_together_itself() {
-    let mut bench = Bench::new(10);
-    let (slot, _) = bench.load(Behaviour::Parts, 1);
-    let items = vec![bench.numbers(0, &[1, 2], &[1.0, 2.0]), bench.numbers(1, &[2, 2], &[3.0, 4.0, 5.0, 6.0])];
-    let window = bench.now_or_never();
-    let report = bench.execute(&slot, items, window);
-    assert!(matches!(report.status, Status::Done { .. }), "{:?}", report.status);
-    for (number, shape, values) in [(0, vec![1, 2], vec![2.0, 4.0]), (1, vec![2, 2], vec![6.0, 8.0, 10.0, 12.0])] {
-        let (from, outputs) = bench.answer();
-        let output = &outputs.unwrap()[0];
-        assert_eq!((from, &output.shape, floats(&output.data)), (number, &shape, values));
-    }
-    // One request is in one piece as it is.
-    let items = vec![bench.numbers(2, &[1, 1], &[7.0])];
-    let window = bench.now_or_never();
-    bench.execute(&slot, items, window);
-    assert_eq!(floats(&bench.answer().1.unwrap()[0].data), [7.0]);
 }
 
 #[test]
@@ -363,7 +331,7 @@ fn a_retired_device_gives_every_order_back_also_those_whose_time_has_not_come() 
     let mut bench = Bench::new(4);
     let (slot, _) = bench.load(Behaviour::Double, 1);
     let later = Window { earliest: bench.clock.now() + Duration::from_secs(3600), latest: Timestamp::NEVER };
-    let signature = Arc::new(Net::new(Behaviour::Double).1.clone());
+    let signature = Arc::new(Net::new(Behaviour::Double).signature.clone());
     let items = vec![bench.numbers(0, &[1, 1], &[1.0])];
     let (action, padding) = (ActionId(100), None);
     let order = ExecuteOrder { action, window: later, slot: Arc::clone(&slot), signature, padding, items };

@@ -5,7 +5,7 @@
 use base::{ActionId, DataType, Duration, ModelSignature, TensorSpec, Timestamp, Window};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use engine::{EngineError, Input, Loaded, Moved, Prepared, Staged, TensorView};
+use engine::{AtOnce, DeviceTimes, EngineError, Inputs, Loaded, Prepared, Sink, Staged, TensorView, at_once};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -17,6 +17,9 @@ type Answer = Result<f32, String>;
 struct Item {
     inputs: Vec<Tensor>,
     answers: Sender<Answer>,
+    clock: Clock,
+    /// When the last one had its answer.
+    answered_at: Arc<Mutex<Timestamp>>,
 }
 
 impl BatchItem for Item {
@@ -30,6 +33,7 @@ impl BatchItem for Item {
         Timestamp::ZERO
     }
     fn deliver(self, outputs: Result<Vec<Tensor>, String>) {
+        *self.answered_at.lock().unwrap() = self.clock.now();
         self.answers.send(outputs.map(|outputs| floats(&outputs[0].data)[0])).unwrap();
     }
 }
@@ -74,10 +78,14 @@ impl Script {
 struct Net(Script, ModelSignature);
 
 impl Net {
-    fn new(script: &Script) -> Self {
+    fn batched(script: &Script, max_batch: u32) -> Self {
         let spec = |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, dims: vec![-1, 1] };
-        let signature = ModelSignature { inputs: vec![spec("x")], outputs: vec![spec("y")], max_batch: 8 };
+        let signature = ModelSignature { inputs: vec![spec("x")], outputs: vec![spec("y")], max_batch };
         Self(script.clone(), signature)
+    }
+
+    fn new(script: &Script) -> Self {
+        Self::batched(script, 8)
     }
 }
 
@@ -94,29 +102,15 @@ impl Prepared for Net {
 }
 
 impl Loaded for Net {
-    /// Negative numbers are refused.
-    fn execute(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
-        let numbers = floats(inputs[0].data);
-        self.0.note("alone", numbers[0] as i32);
-        if let Some(bad) = numbers.iter().find(|number| **number < 0.0) {
-            return Err(EngineError::Execute(format!("{bad} is negative")));
-        }
-        let doubled: Vec<u8> = numbers.iter().flat_map(|number| (2.0 * number).to_le_bytes()).collect();
-        sink(0, TensorView { data: &doubled, ..inputs[0] });
-        Ok(())
+    fn there_at(&self) -> Option<Instant> {
+        None
     }
 
-    fn stages(&self) -> bool {
-        true
-    }
-
-    fn stage(&mut self, inputs: Vec<Input>) -> Result<Box<dyn Staged>, EngineError> {
-        let numbers: Vec<f32> = inputs[0].pieces.iter().flat_map(|piece| floats(piece)).collect();
-        assert_eq!(inputs[0].shape, [numbers.len() as i64, 1]);
+    fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
+        let input = inputs.in_pieces().remove(0);
+        let numbers: Vec<f32> = input.pieces.iter().flat_map(|piece| floats(piece)).collect();
+        assert_eq!(input.shape, [numbers.len() as i64, 1]);
+        assert_eq!(input.pieces.len(), numbers.len(), "each request's own, where it is");
         let name = numbers[0] as i32;
         self.0.note("stage", name);
         if name == 13 {
@@ -133,25 +127,34 @@ struct OnItsWay {
 }
 
 impl Staged for OnItsWay {
-    fn start(&mut self) -> Result<(), EngineError> {
+    fn blocks(&self) -> bool {
+        false
+    }
+    fn start(&mut self, _inputs: &mut dyn Inputs) -> Result<(), EngineError> {
         self.script.note("start", self.name);
         Ok(())
     }
+    /// Negative numbers are refused.
     fn is_computed(&mut self) -> Result<bool, EngineError> {
-        if self.numbers.iter().any(|number| *number < 0.0) {
-            return Err(EngineError::Execute("the whole batch failed".into()));
+        let computed = self.script.may(self.name, 1);
+        match self.numbers.iter().find(|number| **number < 0.0) {
+            Some(bad) if computed => Err(EngineError::Execute(format!("{bad} is negative"))),
+            _ => Ok(computed),
         }
-        Ok(self.script.may(self.name, 1))
+    }
+    fn due_at(&self) -> Option<Instant> {
+        None
     }
     fn has_arrived(&mut self) -> Result<bool, EngineError> {
         Ok(self.script.may(self.name, 2))
     }
-    fn finish(&mut self, sink: &mut dyn FnMut(usize, TensorView<'_>)) -> Result<Moved, EngineError> {
+    fn finish(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, EngineError> {
         self.script.note("finish", self.name);
         let doubled: Vec<u8> = self.numbers.iter().flat_map(|number| (2.0 * number).to_le_bytes()).collect();
         let shape = [self.numbers.len() as i64, 1];
         sink(0, TensorView { datatype: DataType::Fp32, shape: &shape, data: &doubled });
-        Ok(Moved { inputs: Duration::from_nanos(7), outputs: Duration::from_nanos(5), early: Duration::from_nanos(7) })
+        let (inputs, outputs) = (Duration::from_nanos(7), Duration::from_nanos(5));
+        Ok(DeviceTimes { computing: None, inputs, outputs, early: inputs })
     }
 }
 
@@ -187,12 +190,36 @@ impl Loaded for Coming {
     fn there_at(&self) -> Option<Instant> {
         Instant::now().checked_add(std::time::Duration::from_secs(3600))
     }
-    fn execute(
-        &mut self,
-        _inputs: &[TensorView<'_>],
-        _sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
+    fn stage(&mut self, _inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
         unreachable!("it isn't there yet")
+    }
+}
+
+/// Doubles a number on the thread that asks.
+struct Here(Script, Vec<f32>);
+
+impl Prepared for Here {
+    fn signature(&self) -> &ModelSignature {
+        unreachable!("orders bring it")
+    }
+    fn weight_bytes(&self) -> u64 {
+        1
+    }
+    fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        Ok(at_once(Here(self.0.clone(), Vec::new())))
+    }
+}
+
+impl AtOnce for Here {
+    fn compute(&mut self, inputs: &[TensorView<'_>]) -> Result<(), EngineError> {
+        self.1 = floats(inputs[0].data);
+        self.0.note("compute", self.1[0] as i32);
+        Ok(())
+    }
+    fn hand_out(&mut self, sink: &mut Sink<'_>) -> Result<(), EngineError> {
+        let doubled: Vec<u8> = self.1.iter().flat_map(|number| (2.0 * number).to_le_bytes()).collect();
+        sink(0, TensorView { datatype: DataType::Fp32, shape: &[self.1.len() as i64, 1], data: &doubled });
+        Ok(())
     }
 }
 
@@ -203,6 +230,7 @@ struct Bench {
     answers: (Sender<Answer>, Receiver<Answer>),
     slot: Arc<Slot>,
     script: Script,
+    answered_at: Arc<Mutex<Timestamp>>,
 }
 
 impl Bench {
@@ -226,17 +254,23 @@ impl Bench {
         let prepared = Arc::new(Net::new(&script));
         assert!(device.load(LoadOrder { action: ActionId(0), window, slot: Arc::clone(&slot), prepared, pages: 1 }));
         assert!(matches!(reports.recv().unwrap().status, Status::Done { .. }));
-        Self { clock, device, reports, answers: unbounded(), slot, script }
+        Self { clock, device, reports, answers: unbounded(), slot, script, answered_at: Arc::default() }
     }
 
     fn order(&self, action: u64, numbers: &[f32], latest: Timestamp) {
+        self.order_on(&self.slot, 8, action, numbers, latest);
+    }
+
+    /// The same on other weights, for a model that takes so many in a batch.
+    fn order_on(&self, slot: &Arc<Slot>, max_batch: u32, action: u64, numbers: &[f32], latest: Timestamp) {
         let item = |number: &f32| {
             let data = Bytes::copy_from_slice(&number.to_le_bytes());
             let tensor = Tensor { datatype: DataType::Fp32, shape: vec![1, 1], data };
-            Item { inputs: vec![tensor], answers: self.answers.0.clone() }
+            let (answers, answered_at) = (self.answers.0.clone(), Arc::clone(&self.answered_at));
+            Item { inputs: vec![tensor], answers, clock: self.clock, answered_at }
         };
         let window = Window { earliest: Timestamp::ZERO, latest };
-        let (slot, signature) = (Arc::clone(&self.slot), Arc::new(Net::new(&self.script).1));
+        let (slot, signature) = (Arc::clone(slot), Arc::new(Net::batched(&self.script, max_batch).1));
         let items = numbers.iter().map(item).collect();
         let order = ExecuteOrder { action: ActionId(action), window, slot, signature, padding: None, items };
         assert!(self.device.execute(order).is_ok());
@@ -303,12 +337,69 @@ fn a_window_that_passes_behind_another_batch_is_respected() {
 fn a_batch_that_fails_is_run_again_by_itself_for_the_sake_of_the_others_in_it() {
     let bench = Bench::new();
     bench.order(1, &[1.0, -2.0], Timestamp::NEVER);
-    let (_, status, _) = bench.report();
+    bench.script.until("start 1");
+    // It has started: that nothing may start any more doesn't concern it.
+    assert!(bench.device.retire());
+    [1, -2].into_iter().for_each(|batch| bench.script.allow(batch, 2));
+    let (_, status, returned) = bench.report();
     assert!(matches!(&status, Status::Failed(reason) if reason.contains("-2 is negative")), "{status:?}");
+    assert_eq!(returned, 0);
     let answers = bench.answers(2);
     assert_eq!(answers[0], Ok(2.0));
     assert!(answers[1].as_ref().unwrap_err().contains("negative"));
-    assert!(bench.script.position("gone 1") < bench.script.position("alone 1"), "the device is free before");
+    let log = bench.script.log.lock().unwrap();
+    assert_eq!(log[..3], ["stage 1", "start 1", "gone 1"], "the device is free before it is run again");
+    assert_eq!(log[3..], ["stage 1", "start 1", "finish 1", "gone 1", "stage -2", "start -2", "gone -2"]);
+}
+
+#[test]
+fn requests_that_are_not_one_batch_are_run_one_after_another_with_nothing_beside_them() {
+    let bench = Bench::new();
+    [1, 2, 3, 4].into_iter().for_each(|batch| bench.script.allow(batch, 1));
+    bench.order(1, &[1.0], Timestamp::NEVER);
+    bench.script.until("start 1");
+    // Without a batch dimension.
+    bench.order_on(&bench.slot, 0, 2, &[2.0, 3.0], Timestamp::NEVER);
+    bench.order(3, &[4.0], Timestamp::NEVER);
+    [1, 2, 3, 4].into_iter().for_each(|batch| bench.script.allow(batch, 2));
+    let mut ended = Timestamp::ZERO;
+    for (expected, batches) in [(1, 1), (2, 2), (3, 1)] {
+        let (action, status, _) = bench.report();
+        let Status::Done { started_at, ended_at, transfers } = status else { panic!("{status:?}") };
+        assert_eq!((action, transfers.beside == Duration::ZERO), (expected, batches > 1));
+        assert!(started_at >= ended, "P4");
+        ended = ended_at;
+    }
+    assert_eq!(bench.answers(4), [Ok(2.0), Ok(4.0), Ok(6.0), Ok(8.0)]);
+    for (before, after) in [("gone 1", "stage 2"), ("gone 2", "stage 3"), ("gone 3", "stage 4")] {
+        assert!(bench.script.position(before) < bench.script.position(after), "{before}, {after}");
+    }
+}
+
+#[test]
+fn what_this_thread_computes_has_nothing_beside_it() {
+    let bench = Bench::new();
+    let slot = Arc::new(Slot::default());
+    let window = Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER };
+    let prepared = Arc::new(Here(bench.script.clone(), Vec::new()));
+    let (action, there) = (ActionId(9), Arc::clone(&slot));
+    assert!(bench.device.load(LoadOrder { action, window, slot: there, prepared, pages: 0 }));
+    assert!(matches!(bench.report(), (9, Status::Done { .. }, 0)));
+    bench.order(1, &[1.0], Timestamp::NEVER);
+    bench.script.until("start 1");
+    bench.order_on(&slot, 8, 2, &[2.0, 3.0], Timestamp::NEVER);
+    bench.order(3, &[4.0], Timestamp::NEVER);
+    [1, 4].into_iter().for_each(|batch| bench.script.allow(batch, 2));
+    let ended: Vec<u64> = (0..3).map(|_| bench.report().0).collect();
+    assert_eq!((ended, bench.answers(4)), (vec![1, 2, 3], vec![Ok(2.0), Ok(4.0), Ok(6.0), Ok(8.0)]));
+    // While this thread hands out answers it computes nothing else.
+    bench.order_on(&slot, 8, 4, &[5.0], Timestamp::NEVER);
+    let (_, status, _) = bench.report();
+    let Status::Done { ended_at, .. } = status else { panic!("{status:?}") };
+    assert!(ended_at >= *bench.answered_at.lock().unwrap());
+    for (before, after) in [("gone 1", "compute 2"), ("compute 2", "stage 4")] {
+        assert!(bench.script.position(before) < bench.script.position(after), "{before}, {after}");
+    }
 }
 
 #[test]

@@ -3,9 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
 use base::{ActionId, DataType, ModelSignature, TensorSpec, Timestamp, Window};
-use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
-use engine::{EngineError, Loaded, Prepared, TensorView};
+use engine::{AtOnce, EngineError, Loaded, Prepared, Sink, TensorView, at_once};
 use std::sync::{Arc, Mutex};
 use telemetry::Statistics;
 use worker::{BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, Padding, Report, Slot, Status, Tensor};
@@ -44,6 +43,8 @@ struct Masking {
     strided: bool,
     /// The lengths that were computed with, L and M.
     seen: Arc<Mutex<Vec<(i64, i64, i64)>>>,
+    /// What was computed last.
+    outputs: Vec<Tensor>,
 }
 
 fn spec(name: &str, datatype: DataType, dims: &[i64]) -> TensorSpec {
@@ -65,7 +66,12 @@ impl Masking {
             spec("mask", DataType::Int16, &[-1, -1]),
             spec("image", DataType::Fp32, &[-1, 2, -1]),
         ];
-        Self { signature: ModelSignature { inputs, outputs, max_batch: 16 }, strided, seen: Arc::default() }
+        Self {
+            signature: ModelSignature { inputs, outputs, max_batch: 16 },
+            strided,
+            seen: Arc::default(),
+            outputs: Vec::new(),
+        }
     }
 
     fn seen(&self) -> Vec<(i64, i64, i64)> {
@@ -81,16 +87,12 @@ impl Prepared for Masking {
         1
     }
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
-        Ok(Box::new(self.clone()))
+        Ok(at_once(self.clone()))
     }
 }
 
-impl Loaded for Masking {
-    fn execute(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
+impl AtOnce for Masking {
+    fn compute(&mut self, inputs: &[TensorView<'_>]) -> Result<(), EngineError> {
         let (rows, length) = (inputs[0].shape[0], inputs[0].shape[1]);
         let width = inputs[2].shape[2];
         self.seen.lock().unwrap().push((rows, length, width));
@@ -111,15 +113,21 @@ impl Loaded for Masking {
             half.extend(ids.iter().step_by(2).take(length as usize / 2));
         }
         let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-        let mut give = |position, shape: &[i64], values: &[f32]| {
-            sink(position, TensorView { datatype: DataType::Fp32, shape, data: &bytes(values) });
+        let output = |shape: &[i64], values: &[f32]| Tensor {
+            datatype: DataType::Fp32,
+            shape: shape.to_vec(),
+            data: bytes(values).into(),
         };
-        give(0, &[rows, length], &tokens);
-        give(1, &[rows, 1], &pooled);
-        give(2, &[rows, 2, width], &heat);
+        self.outputs =
+            vec![output(&[rows, length], &tokens), output(&[rows, 1], &pooled), output(&[rows, 2, width], &heat)];
         if self.strided {
-            give(3, &[rows, length / 2], &half);
+            self.outputs.push(output(&[rows, length / 2], &half));
         }
+        Ok(())
+    }
+
+    fn hand_out(&mut self, sink: &mut Sink<'_>) -> Result<(), EngineError> {
+        self.outputs.drain(..).enumerate().for_each(|(position, output)| sink(position, output.view()));
         Ok(())
     }
 }
@@ -173,19 +181,9 @@ fn run(model: &Masking, padding: Option<Padding>, requests: &[(i64, i64, i64)]) 
         let (number, outputs) = received.try_recv().unwrap();
         let (rows, length, width) = requests[number];
         let own = inputs(number, rows, length, width);
-        let views: Vec<TensorView<'_>> = own
-            .iter()
-            .map(|input| TensorView { datatype: input.datatype, shape: &input.shape, data: &input.data })
-            .collect();
-        let mut alone = Vec::new();
-        model
-            .clone()
-            .execute(&views, &mut |_, view| {
-                let (datatype, shape) = (view.datatype, view.shape.to_vec());
-                alone.push(Tensor { datatype, shape, data: Bytes::copy_from_slice(view.data) });
-            })
-            .unwrap();
-        assert_eq!(outputs.unwrap(), alone, "request {number} of {rows} rows, lengths {length} and {width}");
+        let mut alone = model.clone();
+        alone.compute(&own.iter().map(Tensor::view).collect::<Vec<_>>()).unwrap();
+        assert_eq!(outputs.unwrap(), alone.outputs, "request {number} of {rows} rows, lengths {length} and {width}");
     }
     model.seen();
     seen

@@ -7,12 +7,13 @@
 use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, Timestamp};
 use bytes::Bytes;
 use controller::{Controller, ControllerConfig, DeviceConfig, NewModel, Refusal, Reply, Submission, Tensor, Ticket};
-use engine::{EmulatedEngine, Emulation, Engine, EngineError, Loaded, ModelSource, Prepared, TensorView};
+use engine::{EmulatedEngine, Emulation, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Staged};
 use recording::{Header, Limits, Recorder};
 use scheduler::PolicyKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
 use telemetry::Metrics;
 use tokio::sync::oneshot;
 
@@ -80,13 +81,14 @@ impl Drop for FaultyOnDevice {
 }
 
 impl Loaded for FaultyOnDevice {
-    fn execute(
-        &mut self,
-        inputs: &[TensorView<'_>],
-        sink: &mut dyn FnMut(usize, TensorView<'_>),
-    ) -> Result<(), EngineError> {
+    /// At once.
+    fn there_at(&self) -> Option<Instant> {
+        None
+    }
+
+    fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
         assert!(!self.faults.execution_panics.load(Ordering::Relaxed), "an execution that was told to");
-        self.loaded.execute(inputs, sink)
+        self.loaded.stage(inputs)
     }
 }
 

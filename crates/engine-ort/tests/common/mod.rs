@@ -3,7 +3,8 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use base::DataType;
-use engine::{Engine, EngineError, Loaded, ModelSource, Prepared, TensorView};
+pub use engine::Tensor;
+use engine::{Engine, EngineError, Loaded, ModelSource, Prepared};
 use engine_ort::{OrtEngine, OrtOptions};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -29,26 +30,12 @@ pub fn prepare(name: &str, cache: Option<&Path>) -> Result<Arc<dyn Prepared>, En
     ENGINE.prepare(&source(model_file(name), cache))
 }
 
-/// A tensor with its own memory.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
-    pub datatype: DataType,
-    pub shape: Vec<i64>,
-    pub data: Vec<u8>,
-}
-
-impl Tensor {
-    pub fn view(&self) -> TensorView<'_> {
-        TensorView { datatype: self.datatype, shape: &self.shape, data: &self.data }
-    }
-}
-
-pub fn execute(loaded: &mut dyn Loaded, inputs: &[Tensor]) -> Result<Vec<Tensor>, EngineError> {
-    let views: Vec<_> = inputs.iter().map(Tensor::view).collect();
+pub fn execute(loaded: &mut dyn Loaded, mut inputs: &[Tensor]) -> Result<Vec<Tensor>, EngineError> {
     let mut outputs = Vec::new();
-    loaded.execute(&views, &mut |index, view| {
+    engine::execute(loaded, &mut inputs, &mut |index, view| {
         assert_eq!(index, outputs.len());
-        outputs.push(Tensor { datatype: view.datatype, shape: view.shape.to_vec(), data: view.data.to_vec() });
+        let (datatype, shape) = (view.datatype, view.shape.to_vec());
+        outputs.push(Tensor { datatype, shape, data: view.data.to_vec().into() });
     })?;
     Ok(outputs)
 }
@@ -75,7 +62,7 @@ impl Case {
                 Tensor {
                     datatype: DataType::from_name(entry["datatype"].as_str().unwrap()).unwrap(),
                     shape: entry["shape"].as_array().unwrap().iter().map(|dim| dim.as_i64().unwrap()).collect(),
-                    data: tensor.to_vec(),
+                    data: tensor.to_vec().into(),
                 }
             };
             entries.iter().map(tensor).collect()

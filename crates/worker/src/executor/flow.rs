@@ -1,44 +1,85 @@
-//! Batches one after another on a device whose transfers run beside its computing: while one is computed, the inputs of the next are on
-//! their way, and so are the outputs of the one before.
+//! How a device carries out its orders, one batch after another: while one is computed, the inputs of the next are on their way, and so are the outputs of
+//! the one before.
 //!
 //! One thread does it all, in turns. It asks instead of waiting, since it has to look for orders, too; what it asks is whether an event on the device has
-//! happened. A batch starts when the one before is computed, not earlier, so that its window is checked when it starts. Batches of engines
-//! that don't work so are carried out alone, one after another.
+//! happened. A batch starts when the one before is computed, not earlier, so that its window is checked when it starts. A batch that is computed on this thread has
+//! no others beside it, and neither has an order whose requests aren't one batch.
 
-use super::{ExecuteOrder, Executor, Failure, Report, Status, guarded};
-use crate::batch::{self, BatchItem};
-use base::{Timestamp, Transfers};
-use engine::{EngineError, Staged};
+use super::{ExecuteOrder, Executor, Failure, NOT_LOADED, Report, Status, guarded};
+use crate::batch::{self, BatchItem, Gathering, Group};
+use base::{Duration, Timestamp, Transfers};
+use engine::{DeviceTimes, EngineError, Staged};
+use std::collections::VecDeque;
+use telemetry::BatchTimes;
+
+/// An order, as far as it has come. Requests that have their answer are no longer in it.
+struct Work<I> {
+    order: ExecuteOrder<I>,
+    /// So many of its requests, the first ones, are run one by one, exactly as they are: what one made fail must not fail the others.
+    one_by_one: usize,
+    /// When its first batch started. From then on it is carried out to the end.
+    began_at: Option<Timestamp>,
+    /// Why a batch of it failed. Then its time says nothing about its size, though others of its requests have their answers.
+    failure: Option<String>,
+}
+
+impl<I: BatchItem> Work<I> {
+    fn new(order: ExecuteOrder<I>) -> Self {
+        Self { order, one_by_one: 0, began_at: None, failure: None }
+    }
+
+    /// Its next batch.
+    fn next_group(&mut self) -> Group {
+        let ExecuteOrder { items, signature, padding, .. } = &mut self.order;
+        if self.one_by_one == 0 {
+            match Group::form(items, signature, padding.as_ref()) {
+                Ok(group) => return group,
+                Err(count) => self.one_by_one = count,
+            }
+        }
+        Group::ONE
+    }
+
+    /// Whether it may be started, or go on.
+    fn may_start(&self, now: Timestamp, retired: bool) -> bool {
+        self.began_at.is_some() || (now <= self.order.window.latest && !retired)
+    }
+}
 
 /// A batch on its way through the device.
 struct UnderWay<I> {
-    order: ExecuteOrder<I>,
+    work: Work<I>,
+    group: Group,
     staged: Box<dyn Staged>,
     staged_at: Timestamp,
     /// Another one was before it: it started when that one was computed, not when its inputs set out.
     behind: bool,
-    started_at: Timestamp,
-    computed_at: Timestamp,
+    times: BatchTimes,
 }
 
-/// The batches under way, at most one in each place.
+/// What is under way: at most one batch in each place, and orders.
 pub(super) struct Flow<I> {
     staged: Option<UnderWay<I>>,
     running: Option<UnderWay<I>>,
     arriving: Option<UnderWay<I>>,
-    /// Could not be staged, or failed: is carried out by itself once nothing else is under way.
-    alone: Option<ExecuteOrder<I>>,
+    /// Orders whose next batch can have none beside it: at most one that waits for that, and those of which a batch failed.
+    alone: VecDeque<Work<I>>,
 }
 
 impl<I> Default for Flow<I> {
     fn default() -> Self {
-        Self { staged: None, running: None, arriving: None, alone: None }
+        Self { staged: None, running: None, arriving: None, alone: VecDeque::new() }
     }
 }
 
 impl<I> Flow<I> {
-    fn is_empty(&self) -> bool {
+    /// Whether no batch is under way.
+    fn is_idle(&self) -> bool {
         self.staged.is_none() && self.running.is_none() && self.arriving.is_none()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.is_idle() && self.alone.is_empty()
     }
 }
 
@@ -46,72 +87,85 @@ impl<I: BatchItem> Executor<I> {
     /// Does what can be done now, and says when there will be more: never, unless an order comes.
     pub(super) fn turn(&mut self, report: &impl Fn(Report<I>)) -> Timestamp {
         self.look();
-        let mut flow = std::mem::take(&mut self.flow);
-        let flowed = !flow.is_empty();
-        // What is to run alone waits for the end of what is under way, and what comes waits for it.
-        let room = flow.staged.is_none() && flow.alone.is_none() && (self.alone.is_empty() || !flowed);
-        if let Some(order) = room.then(|| self.due()).flatten() {
-            self.stage(order, &mut flow, report);
+        let flowed = !self.flow.is_empty();
+        if let Some(work) = self.next_work() {
+            self.stage(work, report);
         }
-        if flow.running.is_none() {
-            self.start(&mut flow, report);
+        if self.flow.running.is_none() {
+            self.start(report);
         }
-        if flow.arriving.is_none() {
-            match has(&mut flow.running, |batch| batch.is_computed()) {
+        if self.flow.arriving.is_none() {
+            match has(&mut self.flow.running, |batch| batch.is_computed()) {
                 Ok(false) => {}
                 Ok(true) => {
-                    flow.arriving = flow.running.take();
+                    self.flow.arriving = self.flow.running.take();
                     // The device waits for the next one: that goes first.
-                    self.start(&mut flow, report);
+                    self.start(report);
                     let now = self.clock.now();
-                    flow.arriving.iter_mut().for_each(|computed| computed.computed_at = now);
+                    self.flow.arriving.iter_mut().for_each(|computed| computed.times.computed_at = now);
                 }
-                Err(failure) => settle(flow.running.take(), failure, &mut flow, report),
+                Err(failure) => {
+                    let failed = self.flow.running.take();
+                    self.break_off(failed, failure, report);
+                }
             }
         }
-        match has(&mut flow.arriving, |batch| batch.has_arrived()) {
+        match has(&mut self.flow.arriving, |batch| batch.has_arrived()) {
             Ok(false) => {}
-            Ok(true) => self.finish(&mut flow, report),
-            Err(failure) => settle(flow.arriving.take(), failure, &mut flow, report),
+            Ok(true) => self.finish(report),
+            Err(failure) => {
+                let failed = self.flow.arriving.take();
+                self.break_off(failed, failure, report);
+            }
         }
-        self.flow = flow;
-        if self.flow.is_empty() && self.do_one_alone(flowed, report) {
+        if self.flow.is_empty() && self.run_one_alone(flowed) {
             return Timestamp::ZERO;
         }
         self.wants_at()
     }
 
-    /// With nothing under way: does something that has to be done alone, if there is something.
-    fn do_one_alone(&mut self, flowed: bool, report: &impl Fn(Report<I>)) -> bool {
-        // Orders go first, but those that came behind it while others were under way have waited for it.
-        let idle = self.heap.is_empty() && self.flow.alone.is_none();
-        if let Some(work) = (flowed || idle).then(|| self.alone.pop_front()).flatten() {
-            // Whoever sent it learns of a panic by the end of its channel.
-            let _ = guarded(|| {
-                work();
-                Ok(())
-            });
-            return true;
+    /// What is to be staged now, if something is. What is to run alone waits for the end of what is under way, and what comes waits for it.
+    fn next_work(&mut self) -> Option<Work<I>> {
+        if self.flow.is_idle() && !self.flow.alone.is_empty() {
+            return self.flow.alone.pop_front();
         }
-        let Some(order) = self.flow.alone.take() else { return false };
-        self.carry_out(order, report);
+        if self.has_room() { self.due().map(Work::new) } else { None }
+    }
+
+    /// Whether the next order may be staged.
+    fn has_room(&self) -> bool {
+        self.flow.staged.is_none() && self.flow.alone.is_empty() && (self.alone.is_empty() || self.flow.is_idle())
+    }
+
+    /// With nothing under way: runs something that isn't an order, if there is something.
+    fn run_one_alone(&mut self, flowed: bool) -> bool {
+        // Orders go first, but those that came behind it while others were under way have waited for it.
+        let work = if flowed || self.heap.is_empty() { self.alone.pop_front() } else { None };
+        let Some(work) = work else { return false };
+        // Whoever sent it learns of a panic by the end of its channel.
+        let _ = guarded(|| {
+            work();
+            Ok(())
+        });
         true
     }
 
     /// When there will be something to do, if nothing comes before.
     fn wants_at(&self) -> Timestamp {
-        let Flow { staged, running, arriving, .. } = &self.flow;
+        if self.flow.is_idle() && !self.flow.alone.is_empty() {
+            return Timestamp::ZERO;
+        }
         // Where an engine doesn't know when something will be done, it is asked again and again.
         let known_at = |batch: &UnderWay<I>| match batch.staged.due_at() {
             Some(instant) => self.clock.at(instant),
             None => Timestamp::ZERO,
         };
-        let done_at = [running, arriving].into_iter().flatten().map(known_at).min().unwrap_or(Timestamp::NEVER);
-        let room = staged.is_none() && self.flow.alone.is_none() && (self.alone.is_empty() || self.flow.is_empty());
+        let under_way = [&self.flow.running, &self.flow.arriving].into_iter().flatten();
+        let done_at = under_way.map(known_at).min().unwrap_or(Timestamp::NEVER);
         let next_at = self
             .heap
             .peek()
-            .filter(|_| room)
+            .filter(|_| self.has_room())
             .map_or(Timestamp::NEVER, |first| if self.retired { Timestamp::ZERO } else { first.0.window.earliest });
         done_at.min(next_at)
     }
@@ -121,73 +175,151 @@ impl<I: BatchItem> Executor<I> {
         self.closed && self.heap.is_empty() && self.alone.is_empty() && self.flow.is_empty()
     }
 
-    /// Lets the inputs of an order go to the device.
-    fn stage(&mut self, mut order: ExecuteOrder<I>, flow: &mut Flow<I>, report: &impl Fn(Report<I>)) {
+    /// Lets the inputs of an order's next batch go to the device.
+    fn stage(&mut self, mut work: Work<I>, report: &impl Fn(Report<I>)) {
         let staged_at = self.clock.now();
-        if staged_at > order.window.latest || self.retired {
-            return report(Report { action: order.action, status: Status::TooLate, returned: order.items });
+        if !work.may_start(staged_at, self.retired) {
+            return give_back(work, report);
         }
-        let cache = &mut self.cache;
+        let (idle, cache, clock) = (self.flow.is_idle(), &mut self.cache, self.clock);
+        let mut group = Group::ONE;
         let staged = guarded(|| {
-            let ExecuteOrder { slot, signature, padding, items, .. } = &mut order;
+            group = work.next_group();
+            let ExecuteOrder { slot, items, .. } = &work.order;
+            if !idle && group.count < items.len() {
+                return Ok(None);
+            }
             let mut weights = slot.weights().map_err(Failure::Refused)?;
-            // Whatever is wrong is said by who carries it out alone.
-            let Some(loaded) = weights.as_mut() else { return Ok(None) };
-            Ok(batch::stage(loaded.as_mut(), signature, padding.as_deref(), cache, items))
+            let loaded = weights.as_mut().ok_or_else(|| Failure::Refused(NOT_LOADED.into()))?;
+            let staged = loaded.stage(&mut Gathering::new(items, &group, cache, clock)).map_err(refused)?;
+            Ok(Some(staged).filter(|staged| idle || !staged.blocks()))
         });
         match staged {
-            Ok(Some(Ok(staged))) => {
-                let (behind, started_at, computed_at) = (flow.running.is_some(), staged_at, staged_at);
-                flow.staged = Some(UnderWay { order, staged, staged_at, behind, started_at, computed_at });
+            Ok(Some(staged)) => {
+                let (behind, started_at) = (self.flow.running.is_some(), staged_at);
+                let [gathered_at, computed_at, ended_at] = [staged_at; 3];
+                let times = BatchTimes { started_at, gathered_at, computed_at, ended_at };
+                self.flow.staged = Some(UnderWay { work, group, staged, staged_at, behind, times });
             }
-            Ok(None | Some(Err(_))) => flow.alone = Some(order),
-            Err(Failure::Refused(reason)) => fail(order, Status::Failed(reason), report),
-            Err(Failure::Panic(reason)) => fail(order, Status::Panicked(reason), report),
+            Ok(None) => self.flow.alone.push_front(work),
+            // It may have been for want of room.
+            Err(Failure::Refused(_)) if !idle => self.flow.alone.push_front(work),
+            Err(failure) => self.settle(work, &group, staged_at, failure, report),
         }
     }
 
     /// Starts what is staged, if it is still in its window.
-    fn start(&mut self, flow: &mut Flow<I>, report: &impl Fn(Report<I>)) {
-        let Some(mut next) = flow.staged.take() else { return };
-        if next.behind {
+    fn start(&mut self, report: &impl Fn(Report<I>)) {
+        let Some(mut next) = self.flow.staged.take() else { return };
+        let UnderWay { work, group, staged, behind, times, .. } = &mut next;
+        if *behind {
             self.look();
-            next.started_at = self.clock.now();
+            times.started_at = self.clock.now();
         }
-        if next.started_at > next.order.window.latest || self.retired {
-            let UnderWay { order, staged, .. } = next;
+        if !work.may_start(times.started_at, self.retired) {
+            let UnderWay { work, staged, .. } = next;
             let_go(staged);
-            return report(Report { action: order.action, status: Status::TooLate, returned: order.items });
+            return give_back(work, report);
         }
-        match guarded(|| next.staged.start().map_err(refused)) {
-            Ok(()) => flow.running = Some(next),
-            Err(failure) => settle(Some(next), failure, flow, report),
+        let mut inputs = Gathering::new(&work.order.items, group, &mut self.cache, self.clock);
+        let started = guarded(|| staged.start(&mut inputs).map_err(refused));
+        times.gathered_at = inputs.gathered_at.unwrap_or(times.started_at);
+        match started {
+            Ok(()) => self.flow.running = Some(next),
+            Err(failure) => self.break_off(Some(next), failure, report),
         }
     }
 
-    /// Hands out what has arrived.
-    fn finish(&mut self, flow: &mut Flow<I>, report: &impl Fn(Report<I>)) {
-        let Some(mut arrived) = flow.arriving.take() else { return };
-        let UnderWay { order, staged, staged_at, started_at, computed_at, .. } = &mut arrived;
-        let ExecuteOrder { slot, signature, padding, items, .. } = order;
-        let single = items.len() == 1;
-        let (clock, times) = (self.clock, (*started_at, *computed_at));
-        let done = guarded(|| {
-            let counted = (clock, &*slot.statistics);
-            batch::finish(&mut **staged, signature, padding.as_deref(), counted, times, items).map_err(refused)
-        });
-        match done {
-            Ok((moved, ended_at)) => {
-                let before = moved.early.min(started_at.since(*staged_at));
-                let transfers = Transfers { before, beside: moved.inputs + moved.outputs };
-                let status = Status::Done { started_at: *started_at, ended_at, transfers };
-                self.linger_after(single, ended_at.since(*started_at), ended_at);
-                let UnderWay { order, staged, .. } = arrived;
-                // Before the report: what follows it may be an unload.
-                let_go(staged);
-                report(Report { action: order.action, status, returned: Vec::new() });
+    /// Ends what has arrived.
+    fn finish(&mut self, report: &impl Fn(Report<I>)) {
+        let Some(mut arrived) = self.flow.arriving.take() else { return };
+        let took = match self.hand_out(&mut arrived) {
+            Ok(took) => took,
+            Err(failure) => return self.break_off(Some(arrived), failure, report),
+        };
+        let UnderWay { mut work, group, staged, staged_at, times: BatchTimes { started_at, ended_at, .. }, .. } =
+            arrived;
+        let ended_at = match &self.flow.running {
+            // Where this thread is the device, it has handed out answers instead of computing.
+            _ if staged.blocks() => self.clock.now(),
+            // Where no outputs were on their way, the device was done with it when the next one started (P4).
+            Some(next) if took.outputs == Duration::ZERO => ended_at.min(next.times.started_at),
+            _ => ended_at,
+        };
+        // Before the report: what follows it may be an unload.
+        let_go(staged);
+        self.linger_after(group.count == 1, ended_at.since(started_at), ended_at);
+        // What is beside others is only of use where an order is one batch.
+        let transfers = match work.began_at {
+            None => {
+                Transfers { before: took.early.min(started_at.since(staged_at)), beside: took.inputs + took.outputs }
             }
-            Err(failure) => settle(Some(arrived), failure, flow, report),
+            Some(_) => Transfers::default(),
+        };
+        work.one_by_one = work.one_by_one.saturating_sub(1);
+        self.go_on(work, (started_at, ended_at), transfers, report);
+    }
+
+    /// Gives each request of a batch that has arrived its outputs.
+    fn hand_out(&mut self, arrived: &mut UnderWay<I>) -> Result<DeviceTimes, Failure> {
+        let UnderWay { work, group, staged, times, .. } = arrived;
+        let ExecuteOrder { slot, signature, items, .. } = &mut work.order;
+        let (cache, clock) = (&mut self.cache, self.clock);
+        guarded(|| {
+            let took = batch::take_outputs(&mut **staged, signature, items, group, cache).map_err(refused)?;
+            times.ended_at = clock.now();
+            batch::deliver(items, group.count, times, &slot.statistics, cache);
+            Ok(took)
+        })
+    }
+
+    /// A batch that was under way failed.
+    fn break_off(&mut self, under_way: Option<UnderWay<I>>, failure: Failure, report: &impl Fn(Report<I>)) {
+        let Some(UnderWay { work, group, staged, times, .. }) = under_way else { return };
+        let_go(staged);
+        self.settle(work, &group, times.started_at, failure, report);
+    }
+
+    /// The requests of a batch that failed are run again one by one; one that was alone has its reason.
+    fn settle(
+        &mut self,
+        mut work: Work<I>,
+        group: &Group,
+        started_at: Timestamp,
+        failure: Failure,
+        report: &impl Fn(Report<I>),
+    ) {
+        let reason = match failure {
+            Failure::Refused(reason) => reason,
+            Failure::Panic(reason) => return fail(work.order, reason, report),
+        };
+        if group.count > 1 || group.filled.is_some() {
+            work.one_by_one = group.count;
+        } else {
+            work.one_by_one = work.one_by_one.saturating_sub(1);
+            work.order.items.drain(..1).for_each(|item| item.deliver(Err(reason.clone())));
         }
+        work.failure = Some(reason);
+        self.go_on(work, (started_at, started_at), Transfers::default(), report);
+    }
+
+    /// A batch of an order is over: so is the order, or the next one follows.
+    fn go_on(
+        &mut self,
+        mut work: Work<I>,
+        (started_at, ended_at): (Timestamp, Timestamp),
+        transfers: Transfers,
+        report: &impl Fn(Report<I>),
+    ) {
+        let started_at = *work.began_at.get_or_insert(started_at);
+        if !work.order.items.is_empty() {
+            return self.flow.alone.push_front(work);
+        }
+        let status = match work.failure {
+            None => Status::Done { started_at, ended_at, transfers },
+            Some(reason) => Status::Failed(reason),
+        };
+        report(Report { action: work.order.action, status, returned: Vec::new() });
     }
 }
 
@@ -214,25 +346,14 @@ fn refused(error: EngineError) -> Failure {
     Failure::Refused(error.to_string())
 }
 
-/// A batch that was under way failed: it is carried out again, alone, where each of its requests gets its own reason.
-fn settle<I: BatchItem>(
-    under_way: Option<UnderWay<I>>,
-    failure: Failure,
-    flow: &mut Flow<I>,
-    report: &impl Fn(Report<I>),
-) {
-    let Some(UnderWay { order, staged, .. }) = under_way else { return };
-    let_go(staged);
-    match failure {
-        Failure::Refused(_) if flow.alone.is_none() => flow.alone = Some(order),
-        Failure::Refused(reason) => fail(order, Status::Failed(reason), report),
-        Failure::Panic(reason) => fail(order, Status::Panicked(reason), report),
-    }
+/// Gives an order back that didn't start in its window.
+fn give_back<I>(work: Work<I>, report: &impl Fn(Report<I>)) {
+    let ExecuteOrder { action, items, .. } = work.order;
+    report(Report { action, status: Status::TooLate, returned: items });
 }
 
-/// Gives the requests of an order their reason.
-fn fail<I: BatchItem>(mut order: ExecuteOrder<I>, status: Status, report: &impl Fn(Report<I>)) {
-    let (Status::Failed(reason) | Status::Panicked(reason)) = &status else { unreachable!("only failures come here") };
+/// Gives the requests of an order whose engine panicked their reason.
+fn fail<I: BatchItem>(mut order: ExecuteOrder<I>, reason: String, report: &impl Fn(Report<I>)) {
     order.items.drain(..).for_each(|item| item.deliver(Err(reason.clone())));
-    report(Report { action: order.action, status, returned: Vec::new() });
+    report(Report { action: order.action, status: Status::Panicked(reason), returned: Vec::new() });
 }

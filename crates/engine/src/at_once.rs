@@ -1,0 +1,66 @@
+//! Models that are computed on the thread that asks for it: a batch of theirs is computed when it has started.
+
+use crate::{DeviceTimes, EngineError, Inputs, Loaded, Sink, Staged, TensorView};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// A model that computes one batch at a time, on the caller's thread.
+pub trait AtOnce: Send + 'static {
+    /// Computes a batch and keeps its outputs, until they are handed out or the next one is computed.
+    fn compute(&mut self, inputs: &[TensorView<'_>]) -> Result<(), EngineError>;
+
+    /// Hands each output of the batch that was computed last to `sink`.
+    fn hand_out(&mut self, sink: &mut Sink<'_>) -> Result<(), EngineError>;
+}
+
+/// The model, for whoever runs batches in stages.
+pub fn at_once(model: impl AtOnce) -> Box<dyn Loaded> {
+    Box::new(Shared(Arc::new(Mutex::new(model))))
+}
+
+/// The model, and each batch of it. Nobody waits for the lock: one batch is under way at a time.
+struct Shared<M>(Arc<Mutex<M>>);
+
+impl<M> Shared<M> {
+    fn model(&self) -> MutexGuard<'_, M> {
+        // A panic in the middle of a batch leaves a model that takes the next one.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<M: AtOnce> Loaded for Shared<M> {
+    fn there_at(&self) -> Option<Instant> {
+        None
+    }
+
+    fn stage(&mut self, _inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
+        Ok(Box::new(Self(Arc::clone(&self.0))))
+    }
+}
+
+impl<M: AtOnce> Staged for Shared<M> {
+    fn blocks(&self) -> bool {
+        true
+    }
+
+    fn start(&mut self, inputs: &mut dyn Inputs) -> Result<(), EngineError> {
+        inputs.in_one_piece(&mut |views| self.model().compute(views))
+    }
+
+    fn is_computed(&mut self) -> Result<bool, EngineError> {
+        Ok(true)
+    }
+
+    fn due_at(&self) -> Option<Instant> {
+        None
+    }
+
+    fn has_arrived(&mut self) -> Result<bool, EngineError> {
+        Ok(true)
+    }
+
+    fn finish(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, EngineError> {
+        self.model().hand_out(sink)?;
+        Ok(DeviceTimes::default())
+    }
+}
