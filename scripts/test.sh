@@ -2,7 +2,7 @@
 # Everything that must hold before a change lands: format, lints, documentation, Rust tests, tests with real clients.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[ -f "$HOME/.cargo/env" ] && source "$HOME/.cargo/env"
+export PATH="$HOME/.cargo/bin:$PATH"
 
 # One set of features in every step: what one has built, the next one uses. The solver of `punctual place` is part of it.
 everything=(--workspace --features cli/placement)
@@ -10,7 +10,7 @@ everything=(--workspace --features cli/placement)
 step() { printf '\n== %s (%ss)\n' "$1" "$SECONDS"; }
 
 step "runtime, sample models, Python packages"
-scripts/setup-tests.sh
+scripts/setup tests
 if ! cargo nextest --version >/dev/null 2>&1; then
   step "installing cargo-nextest"
   cargo install --locked --quiet cargo-nextest
@@ -32,7 +32,6 @@ cargo nextest run "${everything[@]}" --cargo-quiet
 
 step "real clients"
 cargo build "${everything[@]}" --bin punctual --quiet
-source scripts/venv.sh
-"$python" -m pytest -q tests/clients scripts/gpu
+.cache/venv/bin/python -m pytest -q tests/clients scripts/gpu
 
 step "done"
