@@ -6,5 +6,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup python runtime wrk
 case " $* " in *" placement "*) scripts/setup solver ;; esac
-export PATH="$HOME/.cargo/bin:$PATH"
-exec .cache/venv/bin/python scripts/bench/main.py "$@"
+PATH="$HOME/.cargo/bin:$PATH" exec .cache/venv/bin/python scripts/measure.py bench "$@"

@@ -6,6 +6,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup python runtime wrk
 export PUNCTUAL_BINARY="${PUNCTUAL_BIN:-$PWD/target/release/punctual}"
-# What the figures of docs/benchmarks.md are measured with serves here too.
-export PYTHONPATH="$PWD/scripts/bench"
-exec nice -n "${COMPARE_NICE:-0}" .cache/venv/bin/python scripts/compare/main.py "$@"
+exec nice -n "${COMPARE_NICE:-0}" .cache/venv/bin/python scripts/measure.py compare "$@"

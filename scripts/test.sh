@@ -32,6 +32,6 @@ cargo nextest run "${everything[@]}" --cargo-quiet
 
 step "real clients"
 cargo build "${everything[@]}" --bin punctual --quiet
-.cache/venv/bin/python -m pytest -q tests/clients scripts/gpu
+.cache/venv/bin/python -m pytest -q tests/clients tests/scripts
 
 step "done"
