@@ -9,15 +9,18 @@ everything=(--workspace --features cli/placement)
 
 step() { printf '\n== %s (%ss)\n' "$1" "$SECONDS"; }
 
-step "runtime, sample models, Python packages"
-scripts/setup tests
+step "format"
+cargo fmt --all --check
+
+# Fetching takes minutes in which nothing is computed: it goes on beside the lints.
+mkdir -p .cache
+scripts/setup tests >.cache/setup.log 2>&1 &
+setup=$!
+trap 'kill "$setup" 2>/dev/null || true' EXIT
 if ! cargo nextest --version >/dev/null 2>&1; then
   step "installing cargo-nextest"
   cargo install --locked --quiet cargo-nextest
 fi
-
-step "format"
-cargo fmt --all --check
 
 step "lints"
 cargo clippy "${everything[@]}" --all-targets --quiet -- -D warnings
@@ -26,6 +29,10 @@ cargo clippy -p cli --quiet -- -D warnings
 
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc "${everything[@]}" --no-deps --quiet
+
+step "runtime, sample models, Python packages"
+wait "$setup" || { cat .cache/setup.log; exit 1; }
+cat .cache/setup.log
 
 step "tests"
 cargo nextest run "${everything[@]}" --cargo-quiet
