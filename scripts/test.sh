@@ -32,13 +32,15 @@ RUSTDOCFLAGS="-D warnings" cargo doc "${everything[@]}" --no-deps --quiet
 
 step "runtime, sample models, Python packages"
 wait "$setup" || { cat .cache/setup.log; exit 1; }
+trap - EXIT
 cat .cache/setup.log
 
 step "tests"
 cargo nextest run "${everything[@]}" --cargo-quiet
 
 step "real clients, scripts, licenses of dependencies"
-cargo build "${everything[@]}" --bin punctual --quiet
+# With --tests, features are those of the tests: without it half of the workspace would be compiled once more.
+cargo build "${everything[@]}" --tests --bin punctual --quiet
 .cache/venv/bin/python -m pytest -q tests
 
 step "done"
