@@ -7,7 +7,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 help:
 	@echo "make serve        build, fetch sample models, serve them on http://localhost:8000"
 	@echo "make test         format, lints, documentation, every test"
-	@echo "make release      target/release/punctual, the program"
+	@echo "make release      target/release/punctual, the program as it is measured; make serve builds a slower one sooner"
 	@echo "make place ARGS=FILE  which models share which part of a cluster; builds a solver first, which takes minutes"
 	@echo "make bench        every figure of docs/benchmarks.md, measured on this machine"
 	@echo "make compare      the same model in other servers beside this one, docs/comparison.md"
@@ -22,8 +22,8 @@ models: setup
 	@scripts/setup runtime models
 
 serve: models
-	@cargo build --release -p cli
-	@target/release/punctual serve --model-repository models $(ARGS)
+	@cargo build --profile quick -p cli
+	@target/quick/punctual serve --model-repository models $(ARGS)
 
 test:
 	@scripts/setup tools solver
