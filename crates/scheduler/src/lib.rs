@@ -33,6 +33,7 @@ mod event;
 mod executor;
 mod fair;
 mod fingerprint;
+mod haste;
 mod heap;
 pub mod hull;
 mod last_chances;

@@ -11,9 +11,10 @@
 use crate::batch_times::{BatchTimes, Class};
 use crate::config::Config;
 use crate::demand::Demand;
+use crate::haste::Haste;
 use crate::heap::Heap;
 use crate::patience::Patience;
-use crate::policy::{Batch, Fact, Next, Policy, View};
+use crate::policy::{Batch, Fact, Next, Policy, Started, View};
 use crate::queue::{Candidate, Opening, Place, Queued};
 use crate::table::grown;
 use crate::temper::{Keep, Temper};
@@ -36,7 +37,7 @@ const FORESIGHT: usize = 16;
 const FULL_HOUSE: f64 = 0.93;
 /// Devices that would be busy for less than this part of the time with what comes, in batches of the best size, mostly idle.
 const MOSTLY_IDLE: f64 = 0.5;
-/// Batches that aren't full are ready early, so that they find a device, only as far as devices would be busy for no more than this part of the time if all had so much room left.
+/// Batches are ready early, so that they find a device, only as far as devices would be busy for no more than this part of the time if all had so much room left, or so many rows fewer.
 const FULLER_HOUSE: f64 = 1.15;
 /// How many candidates are looked at for an early start.
 const EARLY_SEARCH: usize = 4;
@@ -61,6 +62,8 @@ struct Hope {
 #[derive(Clone, Debug, Default)]
 struct ModelEntry {
     patience: Patience,
+    /// What its last request had.
+    objective: Duration,
     /// While its candidate is in `early` or `willing`.
     hope: Option<Hope>,
     /// When there were too few devices for an early start.
@@ -82,6 +85,7 @@ pub(crate) struct Punctual {
     /// When there were too few devices for all of these that are looked at.
     nobody: Option<State>,
     demand: Demand,
+    haste: Haste,
     uneven: Uneven,
     members: Vec<Queued>,
     skipped: Vec<RequestId>,
@@ -104,6 +108,7 @@ impl Punctual {
             return;
         }
         patience.arrived(queued.arrived_at, objective);
+        self.models[model.index()].objective = objective;
         let times = view.ledger.model(model).estimates.planned();
         let target = self.matching.target(view, times, model, objective);
         let row = times.class_for(target).least_quantile().as_secs_f64() / f64::from(target);
@@ -187,11 +192,37 @@ impl Punctual {
     fn ready_before(&self, view: &View<'_>, outlook: &Outlook<'_>) -> Timestamp {
         let &Outlook { model, there, rows, .. } = outlook;
         let room = f64::from(there.estimates.planned().class_for(rows).batch) / f64::from(rows);
-        if self.demand.load().unwrap_or(0.0) * room > FULLER_HOUSE {
+        if self.demand.load().unwrap_or(0.0) * room > FULLER_HOUSE || !self.early_pays() {
             return Timestamp::NEVER;
         }
+        outlook.latest - outlook.delay - self.lead(view, model, outlook.objective())
+    }
+
+    /// By how much earlier than it must start a candidate is ready.
+    fn lead(&self, view: &View<'_>, model: ModelId, objective: Duration) -> Duration {
         let lead = self.matching.lead(view, model).mul_f64(self.used_by_others(view, model));
-        outlook.latest - outlook.delay - lead.min(outlook.objective().mul_f64(MOST_LEAD))
+        lead.min(objective.mul_f64(MOST_LEAD))
+    }
+
+    /// A batch starts: learns what rows would take if all batches were ready so early, over what they take otherwise.
+    fn started(&mut self, view: &View<'_>, started: &Started) {
+        let ModelEntry { patience, objective, .. } = &self.models[started.model.index()];
+        let times = view.ledger.model(started.model).estimates.planned();
+        let lead = self.lead(view, started.model, *objective);
+        let come = (patience.chance_after(Duration::ZERO) * lead.as_nanos() as f64) as u32;
+        let (less, more) = if self.early_pays() {
+            let target = self.matching.target(view, times, started.model, *objective);
+            (started.rows, (started.rows + come).min(target).max(started.rows))
+        } else {
+            (started.rows.saturating_sub(come).max(1), started.rows)
+        };
+        let each = |rows: u32| times.class_for(rows).least_quantile().as_nanos() as f64 / f64::from(rows);
+        self.haste.started(started.expected, each(less) / each(more).max(1.0));
+    }
+
+    /// Whether devices have time for what it costs if all batches are ready early.
+    fn early_pays(&self) -> bool {
+        self.demand.load().unwrap_or(0.0) * self.haste.strain() <= FULLER_HOUSE
     }
 
     /// The part of the devices that other models use: a model alone finds the device that its last batch leaves, or the next one, unless devices are busy all the time. Where they
@@ -332,6 +363,7 @@ impl Policy for Punctual {
             Fact::Queued { model, place, queued, .. } if place.deadline_at != Timestamp::NEVER => {
                 self.came(view, model, place, &queued);
             }
+            Fact::Started(started) if !view.ledger.slow.contains(started.device) => self.started(view, &started),
             Fact::Adopted(temper) => {
                 self.temper = temper;
                 self.matching.mark_all();

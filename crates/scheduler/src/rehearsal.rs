@@ -45,8 +45,9 @@ const MEMORY_TIME: f64 = 120.0;
 /// A temper is left for one that lost fewer by this, and by this part of the root of its losses, which is their noise.
 const MARGIN: f64 = 1.0;
 const NOISE: f64 = 0.5;
-/// The usual temper is the safest. It is left only where it really loses this part of all requests, and for one that would lose fewer by as much.
+/// The usual temper is the safest. It is left only where it really loses this part of all requests, and for one that would lose fewer by the second.
 const WORTHWHILE: f64 = 0.003;
+const GAIN: f64 = 0.001;
 /// The noise where times depend on the input: what is imagined is then drawn by chance.
 const UNEVEN_NOISE: f64 = 1.5;
 /// With fewer real losses than this lately there is nothing to be gained, and the usual temper answers soonest.
@@ -255,8 +256,8 @@ impl Rehearsals {
         let best = (0..self.records.len()).filter(allowed).min_by(|&a, &b| lost(a).total_cmp(&lost(b)))?;
         let noise = if self.uneven { UNEVEN_NOISE } else { NOISE };
         let gained = lost(self.current) - lost(best);
-        let worthwhile = self.current != 0
-            || (gained > WORTHWHILE * self.rehearsed && self.lately.lost > WORTHWHILE * self.lately.all);
+        let worthwhile =
+            self.current != 0 || (gained > GAIN * self.rehearsed && self.lately.lost > WORTHWHILE * self.lately.all);
         let better = worthwhile && gained > MARGIN + noise * lost(best).sqrt();
         let next = if better { best } else { self.current };
         self.imagined = f64::from(rehearsed.lost[next]) / all;
