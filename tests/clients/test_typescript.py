@@ -17,7 +17,7 @@ parameters { key: "emulated_latency" value { string_value: "alpha_ms=0,beta_ms=1
 """
 
 
-@pytest.mark.skipif(not shutil.which("node") or not COMPILER.exists(), reason="there is no Node.js (scripts/setup-node.sh)")
+@pytest.mark.skipif(not shutil.which("node") or not COMPILER.exists(), reason="there is no Node.js (scripts/setup node)")
 def test_the_typescript_client(server, tmp_path):
     built = tmp_path / "dist"
     done = subprocess.run(["node", str(COMPILER), "--project", str(SOURCE), "--outDir", str(built)], capture_output=True, text=True)

@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
+mod common;
+
 use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, TensorSpec, Timestamp};
 use bytes::Bytes;
+use common::until;
 use controller::{Controller, ControllerConfig, DeviceConfig, NewModel, Reply, Submission, Tensor};
 use engine::{AtOnce, EngineError, Loaded, Prepared, Sink, TensorView, at_once};
 use scheduler::PolicyKind;
@@ -124,9 +127,7 @@ impl Bench {
     }
 
     fn wait_for(&self, run: &str, count: u32) {
-        while self.measured(run) < count {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        until("measurements", || (self.measured(run) >= count).then_some(()));
     }
 }
 
@@ -138,11 +139,11 @@ fn requests_that_ran_alone_are_measured_and_others_are_run_again() {
     bench.wait_for("served", 1);
     assert_eq!(bench.measured("again"), 0, "it ran alone");
     // All are of the first ones, and a batch of them.
-    while bench.measured("again") == 0 {
+    until("a request of a batch to be run again", || {
         bench.ask(8);
         bench.wait_for("served", 1);
-        std::thread::yield_now();
-    }
+        (bench.measured("again") > 0).then_some(())
+    });
     let rows = bench.sequences.rows.lock().unwrap().clone();
     let batch = rows.iter().position(|&rows| rows > 1).unwrap();
     assert!(rows[batch..].contains(&1), "one of a batch was run alone: {rows:?}");

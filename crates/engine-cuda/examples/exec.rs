@@ -2,7 +2,7 @@
 //!
 //! `exec CACHE PRECISION BATCHES PROPOSALS MODEL.onnx [NAME=SIZE ...]`, for instance `exec cache f16 1,2,4 4 resnet50.onnx`. Beside the model lie `resnet50.input0.bin`
 //! and so on (rows of the largest batch, in the model's types) and `resnet50.output0.bin` (f32). PROPOSALS is how many of cuDNN's are tried; with
-//! a `-` behind it, none of cuBLASLt's are. Prints one line of JSON for each batch size; writes `resnet50.F16.1.kernels` with the kernel of each step. Used by `scripts/gpu/exec.py`.
+//! a `-` behind it, none of cuBLASLt's are. Prints one line of JSON for each batch size; writes `resnet50.F16.1.kernels` with the kernel of each step. Used by `scripts/measure.py gpu.exec`.
 #![allow(unsafe_code, reason = "the driver's calls")]
 
 use anyhow::{Context, ensure};

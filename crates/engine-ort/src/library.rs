@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// The environment variables that name the library, the first one that is set counts.
 const VARIABLES: [&str; 2] = ["PUNCTUAL_ONNXRUNTIME", "ORT_DYLIB_PATH"];
 
-/// The library that the environment names, or else the one that `scripts/setup-runtime.sh` put into `.cache` above the
+/// The library that the environment names, or else the one that `scripts/setup runtime` put into `.cache` above the
 /// program or the current folder.
 pub fn find() -> Result<PathBuf, EngineError> {
     for variable in VARIABLES {
@@ -28,7 +28,7 @@ pub fn find() -> Result<PathBuf, EngineError> {
     starts.flat_map(Path::ancestors).find_map(in_cache_of).ok_or_else(|| {
         unavailable(format!(
             "libonnxruntime.so was found neither through {} nor in .cache/onnxruntime above the program or the current \
-             folder: run scripts/setup-runtime.sh or set {}",
+             folder: run scripts/setup runtime or set {}",
             VARIABLES.join(" or "),
             VARIABLES[0]
         ))

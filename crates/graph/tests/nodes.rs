@@ -22,7 +22,7 @@ fn folder() -> PathBuf {
 
 #[test]
 fn every_node_test_has_the_known_outcome() {
-    let missing = || format!("{} is not there: scripts/setup-tests.sh writes it", folder().display());
+    let missing = || format!("{} is not there: scripts/setup tests writes it", folder().display());
     let names = cases::names(&folder()).unwrap_or_else(|_| panic!("{}", missing()));
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let mut list = String::new();

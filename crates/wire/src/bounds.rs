@@ -197,11 +197,13 @@ impl Walk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::model_infer_request::InferInputTensor;
-    use crate::proto::{InferTensorContents, ModelInferRequest};
+    use crate::proto::infer_parameter::ParameterChoice;
+    use crate::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
+    use crate::proto::{InferParameter, InferTensorContents, ModelInferRequest};
     use expect_test::expect;
     use proptest::prelude::*;
     use prost::Message;
+    use std::collections::BTreeMap;
 
     fn sentence(message: &[u8]) -> String {
         check_infer_request(message).unwrap_err().to_string()
@@ -254,13 +256,82 @@ mod tests {
         }
     }
 
+    fn few<T: std::fmt::Debug>(of: impl Strategy<Value = T>) -> impl Strategy<Value = Vec<T>> {
+        proptest::collection::vec(of, 0..4)
+    }
+
+    fn parameters() -> impl Strategy<Value = BTreeMap<String, InferParameter>> {
+        let choice = prop_oneof![
+            any::<bool>().prop_map(ParameterChoice::BoolParam),
+            any::<i64>().prop_map(ParameterChoice::Int64Param),
+            "[a-z]*".prop_map(ParameterChoice::StringParam),
+        ];
+        let parameter = choice.prop_map(|choice| InferParameter { parameter_choice: Some(choice) });
+        proptest::collection::btree_map("[a-z]*", parameter, 0..4)
+    }
+
+    fn contents() -> impl Strategy<Value = InferTensorContents> {
+        let integers = (few(any::<i32>()), few(any::<i64>()), few(any::<u32>()), few(any::<u64>()));
+        let others = (few(any::<bool>()), few(any::<f32>()), few(any::<f64>()), few(few(any::<u8>())));
+        (integers, others).prop_map(|(integers, others)| InferTensorContents {
+            bool_contents: others.0,
+            int_contents: integers.0,
+            int64_contents: integers.1,
+            uint_contents: integers.2,
+            uint64_contents: integers.3,
+            fp32_contents: others.1,
+            fp64_contents: others.2,
+            bytes_contents: others.3.into_iter().map(Into::into).collect(),
+        })
+    }
+
+    fn request() -> impl Strategy<Value = ModelInferRequest> {
+        let input = ("[a-z]*", few(any::<i64>()), parameters(), proptest::option::of(contents()));
+        let input = input.prop_map(|(name, shape, parameters, contents)| InferInputTensor {
+            datatype: name.clone(),
+            name,
+            shape,
+            parameters,
+            contents,
+        });
+        let output = ("[a-z]*", parameters());
+        let output = output.prop_map(|(name, parameters)| InferRequestedOutputTensor { name, parameters });
+        let whole = ("[a-z]*", parameters(), few(input), few(output), few(few(any::<u8>())));
+        whole.prop_map(|(name, parameters, inputs, outputs, raw)| ModelInferRequest {
+            model_name: name.clone(),
+            model_version: name.clone(),
+            id: name,
+            parameters,
+            inputs,
+            outputs,
+            raw_input_contents: raw.into_iter().map(Into::into).collect(),
+        })
+    }
+
+    /// A field of a number that nobody knows yet, of each kind that the protocol has.
+    fn unknown_field() -> impl Strategy<Value = Vec<u8>> {
+        let tagged = |kind: u8, content: Vec<u8>| [vec![15 << 3 | kind], content].concat();
+        prop_oneof![
+            any::<u64>().prop_map(move |number| {
+                let mut content = Vec::new();
+                prost::encoding::encode_varint(number, &mut content);
+                tagged(0, content)
+            }),
+            any::<[u8; 8]>().prop_map(move |content| tagged(1, content.to_vec())),
+            few(any::<u8>()).prop_map(|content| field(15, &content)),
+            any::<[u8; 4]>().prop_map(move |content| tagged(5, content.to_vec())),
+        ]
+    }
+
     proptest! {
-        /// What is refused as malformed can't be read either, so that nothing valid is turned away.
+        /// Nothing valid is turned away, and what is refused as malformed can't be read either.
         #[test]
-        fn what_can_be_read_is_let_through(message in proptest::collection::vec(any::<u8>(), 0..60)) {
-            if ModelInferRequest::decode(&message[..]).is_ok() && !message.iter().any(|byte| matches!(byte & 7, 3 | 4)) {
-                prop_assert_eq!(check_infer_request(&message), Ok(()));
-            }
+        fn what_can_be_read_is_let_through(request in request(), unknown in few(unknown_field()), cut in any::<proptest::sample::Index>()) {
+            let message = [unknown.concat(), request.encode_to_vec(), unknown.concat()].concat();
+            prop_assert!(ModelInferRequest::decode(&message[..]).is_ok());
+            prop_assert_eq!(check_infer_request(&message), Ok(()));
+            let torn = &message[..cut.index(message.len() + 1)];
+            prop_assert!(check_infer_request(torn).is_ok() || ModelInferRequest::decode(torn).is_err());
         }
     }
 }

@@ -50,10 +50,11 @@ impl Prepared for Faulty {
     }
 
     fn weight_bytes(&self) -> u64 {
-        while self.faults.holds_the_driver.load(Ordering::Relaxed) {
-            self.faults.driver_is_held.store(true, Ordering::Relaxed);
-            std::thread::yield_now();
-        }
+        until("the driver to be let go", || {
+            let held = self.faults.holds_the_driver.load(Ordering::Relaxed);
+            self.faults.driver_is_held.fetch_or(held, Ordering::Relaxed);
+            (!held).then_some(())
+        });
         self.emulated.weight_bytes()
     }
 
@@ -263,6 +264,7 @@ pub fn wait(answer: oneshot::Receiver<Reply>) -> Reply {
     answer.blocking_recv().expect("every request gets an answer (P1)")
 }
 
+/// Looks again and again until there is something, for two minutes at most: what never comes fails a test and doesn't hang it.
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let patience = std::time::Instant::now() + std::time::Duration::from_secs(120);
     loop {

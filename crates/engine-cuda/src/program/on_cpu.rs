@@ -379,7 +379,7 @@ fn kernels_compute_onnx_node_tests_as_the_reference_does() {
         Some(folder) => folder.into(),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/onnx-nodes"),
     };
-    let names = cases::names(&folder).expect("scripts/setup-tests.sh writes them");
+    let names = cases::names(&folder).expect("scripts/setup tests writes them");
     let mut plans = Vec::new();
     for name in names {
         let Ok(model) = Model::read(&folder.join(format!("{name}.onnx"))) else { continue };

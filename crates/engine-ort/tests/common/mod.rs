@@ -19,7 +19,7 @@ pub fn root() -> &'static Path {
 pub fn model_file(name: &str) -> PathBuf {
     let places = ["models", ".cache/test-models"].map(|folder| root().join(folder).join(name).join("1/model.onnx"));
     let found = places.into_iter().find(|path| path.exists());
-    found.unwrap_or_else(|| panic!("there is no model {name}: run scripts/setup-tests.sh"))
+    found.unwrap_or_else(|| panic!("there is no model {name}: run scripts/setup tests"))
 }
 
 pub fn source(file: PathBuf, cache: Option<&Path>) -> ModelSource {
@@ -87,7 +87,7 @@ impl Case {
             })
             .map(|path| Self::read(&path))
             .collect();
-        assert!(!cases.is_empty(), "nothing is expected of {model}: run scripts/setup-tests.sh");
+        assert!(!cases.is_empty(), "nothing is expected of {model}: run scripts/setup tests");
         cases.sort_by_key(|case| case.batch);
         cases
     }

@@ -1,4 +1,4 @@
-//! P5: pages in use never exceed the device's, and the controller's count equals the worker's when nothing is in flight.
+//! P5: pages in use never exceed the device's, and the scheduler's count equals the worker's when nothing is in flight.
 
 use crate::observe::{Facts, Observation, Observer, Refusal};
 use crate::violation::{Broken, Violation};

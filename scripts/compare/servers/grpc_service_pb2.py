@@ -1,3 +1,0 @@
-"""The protocol's messages under the name by which they are pickled between Ray's processes."""
-
-from tritonclient.grpc.service_pb2 import *  # noqa: F403

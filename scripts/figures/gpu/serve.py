@@ -1,0 +1,453 @@
+"""Measures the whole server on a GPU: capacity, figure 5, how right predictions and the simulator are, shares.
+
+    PUNCTUAL_BINARY=... scripts/measure.py gpu.serve FOLDER PART [PART ...] [--devices cuda:0] [--seconds 4] [--count 3600] [--networks resnet50,bert] [--policies punctual,PyTorch] [--objectives 5,10]
+
+Parts: `capacity` (3,600 copies of ResNet-18 in 8 GB, Clockwork's section 6.2), `figure5` (15 copies of ResNet-50, 16 clients each), `honesty` (the same models at given rates, live
+and in the simulator), `shares` (batches in parts of the GPU), `changes` (parts that change under load), `lengths` (BERT with sentences of different lengths), `fallback` (a model that isn't for GPUs). Models have random weights,
+images come as bytes. Load comes from this machine over loopback. Needs PyTorch with torchvision to make the models, and no network.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+
+from figures import program
+from figures.common import BENCH, BINARY, Metrics, Server, configure, parameter
+
+BATCHES = "1,2,4,8,16"
+# The last is PyTorch's own server.
+POLICIES = ("punctual", "clockwork", "clipper", "timeout", "eager", "PyTorch")
+OBJECTIVES_MS = (5, 10, 20, 50, 100, 500)
+NETWORKS = ("resnet50", "vgg16", "mobilenet_v2", "bert")
+# What is read of the metrics: thousands of models have millions of other lines.
+WANTED = (
+    "punctual_device", "punctual_prediction", "punctual_completion", "punctual_actions", "punctual_load_seconds", "punctual_invariant", "punctual_goodput_total",
+    "punctual_requests_total", "punctual_cold_starts_total", "punctual_batch_rows_sum", "punctual_batch_rows_count", "nv_inference_count",
+)
+
+
+def say(text):
+    print(text, flush=True)
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+def exported(folder, network, pixels=True):
+    """The network's file, made if it isn't there."""
+    path = folder / "networks" / f"{network}{'-pixels' if pixels else ''}.onnx"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(program("gpu.networks", "pixels" if pixels else "plain", network, path), check=True)
+    return path
+
+
+def repository(folder, network, names, precision, batches=BATCHES, pixels=True, more=""):
+    """So many models of one file."""
+    file = exported(folder, network, pixels)
+    root = folder / f"{network}-{precision}-{len(names)}"
+    largest = max(int(size) for size in batches.split(","))
+    for name in names:
+        target = root / name / "1" / "model.onnx"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            os.link(file, target)
+        configure(root, name, f"max_batch_size: {largest}\n" + parameter("batch_sizes", batches) + parameter("precision", precision) + more)
+    return root
+
+
+# ---- load and metrics -----------------------------------------------------------------------------------------------
+
+
+def look(server):
+    with urllib.request.urlopen(f"http://{server.addresses['metrics']}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return Metrics("\n".join(line for line in lines if line.startswith(WANTED)))
+
+
+def load(url, processes):
+    """Runs several generators at once, each with its own arguments; gives all their classes."""
+
+    def one(arguments):
+        command = [str(BINARY), "load", "--url", url, "--json", *map(str, arguments)]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        if ran.returncode != 0:
+            raise SystemExit(f"{' '.join(command)}: {ran.stderr.strip()[-500:]}")
+        return json.loads(ran.stdout)
+
+    with concurrent.futures.ThreadPoolExecutor(len(processes)) as pool:
+        reports = list(pool.map(one, processes))
+    return [dict(found, seconds=report["seconds"]) for report in reports for found in report["classes"]]
+
+
+def total(classes):
+    """All classes as one: rates, counts, the worst quantiles."""
+    counts = {key: sum(found[key] for found in classes) for key in ("requests", "good", "late", "refused", "errors", "unanswered", "late_from_send")}
+    reasons = {}
+    for found in classes:
+        for reason, count in {**found["refused_by_reason"], **found["errors_by_reason"]}.items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    return {
+        **counts, "reasons": reasons, "goodput": sum(found["good"] / found["seconds"] for found in classes),
+        "p50": max(found["latency_ms"]["p50"] for found in classes), "p99": max(found["latency_ms"]["p99"] for found in classes),
+        "max": max(found["latency_ms"]["max"] for found in classes), "lag": max(found["send_lag_ms"]["p99"] for found in classes),
+    }
+
+
+def shown(found):
+    others = {key: found[key] for key in ("late", "errors", "unanswered") if found[key]}
+    return (
+        f"asked {found['requests']}, good {found['good']} ({found['goodput']:.0f}/s), p50 {found['p50']:.2f}, p99 {found['p99']:.2f}, max {found['max']:.2f} ms, "
+        f"send lag p99 {found['lag']:.2f} ms, {others or 'none late'}, {found['reasons'] or 'none refused'}"
+    )
+
+
+def quantile(before, after, name, part, **labels):
+    """A quantile of a histogram's growth, on the line between the bounds of its bucket; None if nothing was counted."""
+    grown = {}
+    for sign, seen in ((-1, before), (1, after)):
+        for found, has, value in seen.series:
+            if found == f"{name}_bucket" and all(has.get(key) == wanted for key, wanted in labels.items()):
+                bound = float(has["le"].replace("+Inf", "inf"))
+                grown[bound] = grown.get(bound, 0) + sign * value
+    bounds = sorted(grown)
+    if not bounds or grown[bounds[-1]] <= 0:
+        return None
+    wanted, below, counted = part * grown[bounds[-1]], 0.0, 0.0
+    for bound in bounds:
+        if grown[bound] >= wanted:
+            return below + (bound - below) * (wanted - counted) / max(1e-12, grown[bound] - counted) if bound != float("inf") else below
+        below, counted = bound, grown[bound]
+
+
+class Seen:
+    """What the server says of the time since it was made."""
+
+    def __init__(self, server):
+        self.server, self.before, self.began = server, look(server), time.monotonic()
+
+    def end(self):
+        after, wall = look(self.server), time.monotonic() - self.began
+        change = lambda name, **labels: after.sum(name, **labels) - self.before.sum(name, **labels)
+        busy = {action: change("punctual_device_busy_seconds_total", action=action) / wall for action in ("execution", "load")}
+        executed, good = change("nv_inference_count"), change("punctual_goodput_total")
+        say(
+            f"    device busy {busy['execution']:.1%}, link {busy['load']:.1%}; {change('punctual_batch_rows_sum') / max(1, change('punctual_batch_rows_count')):.1f} rows in a batch; "
+            f"{change('punctual_device_transfer_seconds_total', hidden='yes') / max(1e-9, change('punctual_device_transfer_seconds_total')):.0%} of transfers hidden; "
+            f"{executed:.0f} rows executed, {good:.0f} good, cold {change('punctual_cold_starts_total') / max(1, change('punctual_requests_total')):.1%}; "
+            f"actions {after.by('punctual_actions_total', 'result')}; broken invariants {after.by('punctual_invariant_violations_total', 'invariant')}"
+        )
+
+        def micros(name, **labels):
+            """The median, the 99th and the 99.9th percentile."""
+            values = [quantile(self.before, after, name, part, **labels) for part in (0.5, 0.99, 0.999)]
+            return "none" if None in values else ", ".join(f"{value * 1e6:.0f}" for value in values)
+
+        error = "punctual_prediction_error_seconds"
+        for action in ("execution", "load"):
+            counts = [change(f"{error}_count", action=action, direction=direction) for direction in ("over", "under")]
+            say(
+                f"    predicted {action}, off by p50, p99, p99.9 in us: {micros(error, action=action)}; of {counts[0]:.0f} that were quicker "
+                f"{micros(error, action=action, direction='over')}; of {counts[1]:.0f} that were slower {micros(error, action=action, direction='under')}"
+            )
+        say(f"    predicted completions, off by: {micros('punctual_completion_error_seconds')}; loads took {micros('punctual_load_seconds')}")
+
+
+# ---- parts ----------------------------------------------------------------------------------------------------------
+
+
+def capacity(folder, devices, seconds, count=3600, memory="8GB"):
+    names = [f"r18-{index:04}" for index in range(count + 1)]
+    began = time.monotonic()
+    root = repository(folder, "resnet18", names, "fp16")
+    say(f"capacity: {len(names)} models written in {time.monotonic() - began:.1f} s")
+    with Server(root, "--devices", devices, "--device-memory", memory, "--cache-dir", str(folder / "cache")) as server:
+        say(f"  ready {server.start_seconds:.1f} s after the start")
+        minor, major = names[0], f"r18-{{0001..{count:04}}}"
+        ramp = 30 * seconds
+        phases = [
+            ("models join, one after another, until all are there; 1,000 requests/s", 1000, ramp + 2 * seconds, f",from_s={seconds / 2},join_every_ms={ramp * 1000 / count:.3f}"),
+            ("all models, 1,000 requests/s", 1000, 5 * seconds, ""),
+            ("all models, 3,000 requests/s", 3000, 5 * seconds, ""),
+            ("all models, 6,000 requests/s", 6000, 5 * seconds, ""),
+        ]
+        for title, rate, length, more in phases:
+            seen = Seen(server)
+            arguments = [["--duration", length, "--class", f"name=minor,model={minor},rate=200,deadline_ms=100"]]
+            # Each generator has a share of the rate and all of the models.
+            generators = max(1, rate // 1500)
+            for index in range(generators):
+                spec = f"name=major,model={major},rate={rate / generators},deadline_ms=100{more}"
+                arguments.append(["--duration", length, "--seed", index + 2, "--class", spec])
+            classes = load(server.http, arguments)
+            say(f"  {title}, {length:g} s")
+            for name in ("minor", "major"):
+                say(f"    {name}: {shown(total([found for found in classes if found['name'] == name]))}")
+            seen.end()
+
+
+def generators(names, clients, objective, length):
+    """The closed loops of figure 5, on five threads."""
+    parts = [names[index::5] for index in range(5)]
+    return [
+        ["--duration", length, "--warmup", length / 4]
+        + [word for name in part for word in ("--class", f"name={name},model={name},concurrency={clients},deadline_ms={objective}")]
+        for part in parts if part
+    ]
+
+
+def figure5(folder, devices, seconds, policies=POLICIES, objectives=OBJECTIVES_MS, precision="tf32"):
+    names = [f"resnet50-{index:02}" for index in range(15)]
+    root = repository(folder, "resnet50", names, precision)
+    table = {}
+    for policy in (policy for policy in policies if policy != "PyTorch"):
+        with Server(root, "--devices", devices, "--policy", policy, "--cache-dir", str(folder / "cache")) as server:
+            say(f"figure 5, {policy}: ready after {server.start_seconds:.1f} s")
+            seen = Seen(server)
+            for objective in objectives:
+                found = total(load(server.http, generators(names, 16, objective, seconds)))
+                table[policy, objective] = found["goodput"]
+                say(f"  {objective} ms: {shown(found)}")
+            seen.end()
+    rival = program("gpu.torch_server", "resnet50", len(names), precision)
+    if "PyTorch" in policies and devices.startswith("cuda"):
+        process = subprocess.Popen(rival, stdout=subprocess.PIPE, text=True)
+        try:
+            port = re.match(r"port (\d+)", process.stdout.readline())[1]
+            for objective in objectives:
+                found = total(load(f"127.0.0.1:{port}", generators(names, 16, objective, seconds)))
+                table["PyTorch", objective] = found["goodput"]
+                say(f"  PyTorch's server, {objective} ms: {shown(found)}")
+        finally:
+            process.terminate()
+            process.wait()
+    say("| goodput/s | " + " | ".join(f"{objective} ms" for objective in objectives) + " |\n|---|" + "---|" * len(objectives))
+    for policy in dict.fromkeys(policy for policy, _ in table):
+        say(f"| {policy} | " + " | ".join(f"{table[policy, objective]:,.0f}" for objective in objectives) + " |")
+
+
+def honesty(folder, devices, seconds, precision="tf32", objective=25):
+    """Open loops at rates below and above what the device can do; the simulator has the table that `profile` writes."""
+    names = [f"resnet50-{index:02}" for index in range(15)]
+    root = repository(folder, "resnet50", names, precision)
+    profiles = folder / "profiles"
+    command = [str(BINARY), "profile", str(root), "--model", names[0], "--device", devices, "--runs", "400", "--output", str(profiles), "--cache-dir", str(folder / "cache")]
+    subprocess.run(command, check=True)
+    say((profiles / f"{names[0]}.csv").read_text().strip())
+    header, row = [line.split(",") for line in (profiles / f"{names[0]}.csv").read_text().splitlines()[1:3]]
+    profile = dict(zip(header, row))
+    # Transfers run beside other batches.
+    capacity = 16e3 / (float(profile["b16_ms"]) - float(profile["b16_beside_ms"]))
+    rates = [round(capacity * part, -1) for part in (0.5, 0.8, 1.0, 1.3)]
+    file = folder / "honesty.toml"
+    file.write_text(f"""
+[[model]]
+name = "resnet50"
+count = {len(names)}
+latency = {{ file = "profiles/{names[0]}.csv", row = "{names[0]}" }}
+weights_mb = {profile["weights_mb"]}
+slo_ms = {objective}
+
+[devices]
+count = 1
+memory_mb = 60000
+
+[scheduler]
+schedule_ahead_ms = 0
+profile_window = 100
+
+[run]
+policies = ["punctual", "clockwork"]
+seconds = 20
+warmup_seconds = 4
+seeds = [1, 2, 3]
+
+[sweep]
+"workload.rate_rps" = {json.dumps(rates)}
+""")
+    ran = subprocess.run([str(BINARY), "simulate", str(file), "--json"], capture_output=True, text=True)
+    if ran.returncode != 0:
+        say(f"the simulator: {ran.stderr.strip()[-600:]}")
+        return
+    simulated = {(found["policy"], found["point"]["workload.rate_rps"]): found for found in json.loads(ran.stdout)["results"]}
+    for policy in ("punctual", "clockwork"):
+        with Server(root, "--devices", devices, "--policy", policy, "--cache-dir", str(folder / "cache")) as server:
+            # The first rate comes twice: the first time, models are loaded beside their first batches.
+            for rate in [rates[0], *rates]:
+                seen = Seen(server)
+                parts = [names[index::5] for index in range(5)]
+                arguments = [
+                    ["--duration", 2 * seconds, "--warmup", seconds / 2, "--seed", index + 1]
+                    + ["--class", f"name=all,{','.join(f'model={name}' for name in part)},rate={rate / 5},deadline_ms={objective}"]
+                    for index, part in enumerate(parts)
+                ]
+                found = total(load(server.http, arguments))
+                there = simulated[policy, rate]
+                live, model = found["good"] / found["requests"], there["satisfied"]
+                say(f"  {policy}, {rate:.0f}/s ({rate / capacity:.0%}): live {live:.4f}, simulated {model:.4f}, apart {abs(live - model):.4f}; {shown(found)}")
+                seen.end()
+
+
+def shares(folder, devices, seconds, networks=NETWORKS):
+    """Batches in parts of the GPU, by our kernels."""
+    for network in networks:
+        root = repository(folder, network, [network], "fp16", "1,8,32", pixels=False)
+        for parts in ("1", "0.2,0.3,0.5", "0.2,0.8"):
+            device = devices if parts == "1" else f"{devices}:shares={parts}"
+            command = [str(BINARY), "profile", str(root), "--device", device, "--runs", "100", "--loads", "3", "--cache-dir", str(folder / "cache")]
+            began = time.monotonic()
+            ran = subprocess.run(command, capture_output=True, text=True)
+            say(f"{network}, shares {parts} ({time.monotonic() - began:.0f} s)\n{ran.stdout.strip() or ran.stderr.strip()[-500:]}")
+
+
+def changes(folder, devices, seconds, precision="tf32", rate=8000, objective=25):
+    """Two shares under load, first left alone, then divided otherwise ten times a second."""
+    names = [f"resnet50-{index:02}" for index in range(15)]
+    root = repository(folder / "changes", "resnet50", names, precision, "1,4,8")
+    divisions = ("0.5,0.5", "0.25,0.75")
+    with Server(root, "--devices", f"{devices}:shares={'|'.join(divisions)}", "--cache-dir", str(folder / "cache")) as server:
+        say(f"changes: ready after {server.start_seconds:.1f} s")
+        for title, pause in (("models are loaded", None), ("left alone", None), ("changed every 100 ms", 0.1)):
+            took, stop = [], threading.Event()
+
+            def change():
+                while not stop.wait(pause):
+                    request = urllib.request.Request(f"http://{server.http}/v2/shares", f'{{"shares": [{divisions[(len(took) + 1) % 2]}]}}'.encode())
+                    began = time.perf_counter()
+                    urllib.request.urlopen(request, timeout=10).read()
+                    took.append(time.perf_counter() - began)
+
+            seen, changer = Seen(server), threading.Thread(target=change)
+            if pause:
+                changer.start()
+            parts = [names[index::5] for index in range(5)]
+            arguments = [
+                ["--duration", 2 * seconds, "--seed", index + 1, "--class", f"name=all,{','.join(f'model={name}' for name in part)},rate={rate / 5},deadline_ms={objective}"]
+                for index, part in enumerate(parts)
+            ]
+            found = total(load(server.http, arguments))
+            stop.set()
+            if pause:
+                changer.join()
+            say(f"  {title}: {shown(found)}")
+            if took:
+                took.sort()
+                say(f"    {len(took)} changes, each by HTTP in p50 {took[len(took) // 2] * 1e6:.0f} us, max {took[-1] * 1e6:.0f} us")
+            seen.end()
+
+
+def ask(url, model, tensors):
+    """One request in JSON: the first output as a list of numbers, or the error's sentence."""
+    inputs = [{"name": name, "datatype": datatype, "shape": [1, len(values)], "data": values} for name, datatype, values in tensors]
+    request = urllib.request.Request(f"http://{url}/v2/models/{model}/infer", json.dumps({"inputs": inputs}).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["outputs"][0]["data"]
+    except urllib.error.HTTPError as error:
+        return json.load(error).get("error", str(error))
+
+
+def lengths(folder, devices, seconds):
+    """Sentences of any length in a model that is prepared for four of them: filled up and masked, as on the CPU."""
+    file = folder / "networks" / "sentences.onnx"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(program("gpu.networks", "sentences", "sentences", file), check=True)
+    root = folder / "sentences"
+    target = root / "sentences" / "1" / "model.onnx"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists():
+        os.link(file, target)
+    configure(root, "sentences", "max_batch_size: 8\n" + parameter("batch_sizes", "1,4,8") + parameter("sequence_lengths", "16,32,64,128") + parameter("precision", "fp16"))
+    answers = {}
+    for where in (devices, "cpu:1"):
+        with Server(root, "--devices", where, "--cache-dir", str(folder / "cache")) as server:
+            say(f"lengths on {where}: ready after {server.start_seconds:.1f} s")
+            answers[where] = []
+            for length in (1, 4, 15, 16, 17, 31, 40, 64, 100, 128):
+                ids = [(7 * place + length) % 1000 for place in range(length)]
+                answers[where].append((length, ask(server.http, "sentences", [("ids", "INT64", ids), ("attention_mask", "INT64", [1] * length)])))
+            if where == devices:
+                say(f"  129 tokens: {ask(server.http, 'sentences', [('ids', 'INT64', [1] * 129), ('attention_mask', 'INT64', [1] * 129)])}")
+                seen = Seen(server)
+                arguments = ["--duration", seconds, "--model", "sentences", "--rate", 1000, "--deadline-ms", 20, "--lengths", "uniform:4:128", "--value", "attention_mask:1"]
+                say(f"  {shown(total(load(server.http, [arguments])))}")
+                seen.end()
+    worst = 0.0
+    for (length, ours), (_, theirs) in zip(answers[devices], answers["cpu:1"]):
+        if isinstance(ours, str) or isinstance(theirs, str) or len(ours) != len(theirs):
+            say(f"  {length} tokens: {str(ours)[:200]} against {str(theirs)[:200]}")
+            continue
+        worst = max(worst, max(abs(a - b) for a, b in zip(ours, theirs)) / max(abs(b) for b in theirs))
+    say(f"  largest difference from ONNX Runtime on the CPU, of the largest output: {worst:.1e}")
+
+
+def fallback(folder, devices, seconds):
+    """A model with an operator that isn't there for GPUs: named, or computed on the CPU if that is allowed."""
+    from onnx import TensorProto, helper, save
+
+    root = folder / "fallback"
+    target = root / "recurrent" / "1" / "model.onnx"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    size = 8
+    weights = [
+        helper.make_tensor(name, TensorProto.FLOAT, dims, [((index * 37) % 19 - 9) / 20 for index in range(dims[0] * dims[1] * dims[2])])
+        for name, dims in (("W", (1, 3 * size, size)), ("R", (1, 3 * size, size)))
+    ]
+    turn = helper.make_node("Unsqueeze", ["input", "axes"], ["sequence"])
+    node = helper.make_node("GRU", ["sequence", "W", "R"], ["", "last"], hidden_size=size)
+    flat = helper.make_node("Squeeze", ["last", "axes"], ["output"])
+    axes = helper.make_tensor("axes", TensorProto.INT64, (1,), [0])
+    made = helper.make_graph(
+        [turn, node, flat], "recurrent", [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", size])],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", size])], [*weights, axes],
+    )
+    save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(target))
+    configure(root, "recurrent", "max_batch_size: 4\n" + parameter("batch_sizes", "1,4"))
+    try:
+        with Server(root, "--devices", devices, "--cache-dir", str(folder / "cache")):
+            say("fallback: a GRU is served on the GPU")
+    except Exception as error:
+        say(f"fallback, not allowed: {error}")
+    answers = []
+    for options in (["--devices", devices, "--cpu-fallback"], ["--devices", "cpu:1"]):
+        with Server(root, *options, "--cache-dir", str(folder / "cache")) as server:
+            answers.append(ask(server.http, "recurrent", [("input", "FP32", [index / 8 for index in range(size)])]))
+    say(f"fallback, allowed: {answers[0]}, as on the CPU alone: {answers[0] == answers[1]}")
+
+
+PARTS = {part.__name__: part for part in (capacity, figure5, honesty, shares, changes, lengths, fallback)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--devices", default="cuda:0")
+    parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("--count", type=int, default=3600)
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--objectives", default=",".join(map(str, OBJECTIVES_MS)), help="in ms")
+    arguments = parser.parse_args()
+    BENCH.mkdir(parents=True, exist_ok=True)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    more = {
+        "capacity": {"count": arguments.count},
+        "figure5": {"policies": arguments.policies.split(","), "objectives": [int(objective) for objective in arguments.objectives.split(",")]},
+        "shares": {"networks": arguments.networks.split(",")},
+    }
+    for part in arguments.parts:
+        PARTS[part](arguments.folder.resolve(), arguments.devices, arguments.seconds, **more.get(part, {}))
+
+
+if __name__ == "__main__":
+    main()
