@@ -19,6 +19,14 @@ const UNITS: [(&str, u64); 9] = [
     ("B", 1),
 ];
 
+impl ByteSize {
+    /// As one would write it in a flag: nothing is rounded.
+    pub fn exactly(self) -> String {
+        let unit = UNITS[..4].iter().rev().find(|(_, factor)| self.0 >= *factor && self.0.is_multiple_of(*factor));
+        unit.map_or_else(|| self.0.to_string(), |(unit, factor)| format!("{}{unit}", self.0 / factor))
+    }
+}
+
 impl FromStr for ByteSize {
     type Err = String;
 
@@ -71,5 +79,6 @@ mod tests {
             assert!(wrong.parse::<ByteSize>().is_err(), "{wrong}");
         }
         assert_eq!(ByteSize(3 << 29).to_string(), "1.5 GiB");
+        assert_eq!([0, 4095, 4096, 3 << 29].map(|bytes| ByteSize(bytes).exactly()), ["0", "4095", "4KiB", "1536MiB"]);
     }
 }

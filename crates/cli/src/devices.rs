@@ -109,6 +109,18 @@ impl<'de> serde::Deserialize<'de> for Devices {
     }
 }
 
+impl fmt::Display for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.kind != DeviceKind::Cuda {
+            return write!(f, "{}:{}", self.kind, self.count);
+        }
+        let joined = |shares: &Vec<f64>| shares.iter().map(f64::to_string).collect::<Vec<_>>().join(",");
+        let gpus: Vec<_> = self.gpus.iter().map(u32::to_string).collect();
+        let divisions: Vec<_> = self.divisions.iter().map(joined).collect();
+        write!(f, "{}:{}:shares={}", self.kind, gpus.join(","), divisions.join("|"))
+    }
+}
+
 impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -138,6 +150,13 @@ mod tests {
         assert_eq!("emulated".parse(), Ok(Devices::counted(DeviceKind::Emulated, 1)));
         for wrong in ["cpu:0", "cpu:x", "gpu:1", ""] {
             assert!(wrong.parse::<Devices>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn devices_are_read_as_they_are_written() {
+        for text in ["cpu:2", "emulated:8", "cuda:0:shares=1", "cuda:0,1:shares=0.5,0.5|0.25,0.75"] {
+            assert_eq!(text.parse::<Devices>().unwrap().to_string(), text);
         }
     }
 

@@ -1,6 +1,7 @@
 //! `punctual profile`: what a model's batches and loads take on a device, in files that the simulator reads.
 
 use crate::bytes::ByteSize;
+use crate::defaults;
 use crate::devices::Devices;
 use crate::runtime::{Choices, Runtime};
 use anyhow::{Context, Result, anyhow, bail};
@@ -11,8 +12,9 @@ use repository::{Entry, Repository};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// What `profile` may be told.
+/// What `profile` may be told. [`defaults`] adds the default to the help of what `serve` may be told, too.
 #[derive(Args, Debug)]
+#[command(mut_args = defaults::say)]
 pub struct ProfileOptions {
     /// The models, in Triton's layout.
     #[arg(value_name = "DIR")]
@@ -21,7 +23,7 @@ pub struct ProfileOptions {
     #[arg(long, value_name = "NAME")]
     model: Vec<String>,
     /// What to measure on: `cpu:1`, `cuda:0`, or `cuda:0:shares=0.25,0.75`, which measures each share.
-    #[arg(long, value_name = "KIND:N", default_value = "cpu:1")]
+    #[arg(long, value_name = "KIND:N", default_value_t = defaults::devices())]
     device: Devices,
     /// Runs of each batch size.
     #[arg(long, value_name = "N", default_value_t = 1000)]
@@ -32,16 +34,16 @@ pub struct ProfileOptions {
     /// A file NAME.csv for each model is written into this folder. [default: everything is printed]
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// On a GPU: `fp32`, `tf32` or `fp16`. [default: tf32]
+    /// On a GPU: `fp32`, `tf32` or `fp16`.
     #[arg(long, value_name = "NAME")]
     precision: Option<String>,
-    /// Memory for weights on each device. [default: 2GiB; on a GPU most of what is free]
+    /// Memory for weights on each device.
     #[arg(long, value_name = "SIZE")]
     device_memory: Option<ByteSize>,
-    /// Cores for one execution on a CPU device. [default: 1]
+    /// Cores for one execution on a CPU device.
     #[arg(long, value_name = "N")]
     threads_per_device: Option<u16>,
-    /// Where prepared models are kept. [default: .punctual beside the models]
+    /// Where prepared models are kept.
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
     /// The ONNX Runtime library. [default: looked for]
@@ -51,7 +53,7 @@ pub struct ProfileOptions {
 
 /// Measures and writes.
 pub fn run(options: &ProfileOptions) -> Result<()> {
-    let cache = options.cache_dir.clone().unwrap_or_else(|| options.model_repository.join(".punctual"));
+    let cache = options.cache_dir.clone().unwrap_or_else(|| options.model_repository.join(defaults::CACHE_FOLDER));
     let runtime = Runtime::open(
         &options.device,
         &Choices {

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What may be said of a runtime.
+#[derive(Debug)]
 pub struct Choices {
     /// Cores for one execution on a CPU device.
     pub threads: Option<u16>,
@@ -26,6 +27,28 @@ pub struct Choices {
     pub cpu_fallback: bool,
     /// Where results of preparation are kept.
     pub cache: Option<PathBuf>,
+}
+
+impl Choices {
+    /// Cores for one execution on a CPU device.
+    pub fn threads(&self) -> u16 {
+        self.threads.unwrap_or(OrtOptions::default().threads).max(1)
+    }
+
+    /// What models are computed in on a GPU.
+    pub fn precision(&self) -> Result<Precision> {
+        match self.precision.as_deref() {
+            None => Ok(CudaOptions::default().precision),
+            Some(name) => {
+                Precision::from_name(name).ok_or_else(|| anyhow!("--precision {name}: use fp32, tf32 or fp16"))
+            }
+        }
+    }
+
+    /// Bytes of pinned memory for requests to a GPU.
+    pub fn pinned_bytes(&self) -> usize {
+        self.pinned_memory.map_or(CudaOptions::default().pinned_bytes, |memory| memory.0 as usize)
+    }
 }
 
 /// A runtime with its devices.
@@ -57,24 +80,18 @@ impl Runtime {
 }
 
 fn cpu(choices: &Choices) -> Result<(OrtEngine, u16)> {
-    let threads = choices.threads.unwrap_or(1).max(1);
+    let threads = choices.threads();
     Ok((OrtEngine::new(&OrtOptions { library: choices.onnxruntime.clone(), threads })?, threads))
 }
 
 fn cuda(devices: &Devices, choices: &Choices) -> Result<Runtime> {
-    let defaults = CudaOptions::default();
-    let precision = match choices.precision.as_deref() {
-        None => defaults.precision,
-        Some(name) => {
-            Precision::from_name(name).ok_or_else(|| anyhow!("--precision {name}: use fp32, tf32 or fp16"))?
-        }
-    };
+    let precision = choices.precision()?;
     let fallback: Option<Arc<dyn Engine>> = if choices.cpu_fallback { Some(Arc::new(cpu(choices)?.0)) } else { None };
     let engine = CudaEngine::new(&CudaOptions {
         gpus: devices.gpus.clone(),
         divisions: devices.divisions.clone(),
         memory_bytes: choices.memory.map(|memory| memory.0),
-        pinned_bytes: choices.pinned_memory.map_or(defaults.pinned_bytes, |memory| memory.0 as usize),
+        pinned_bytes: choices.pinned_bytes(),
         precision,
         cache: choices.cache.clone(),
         fallback,

@@ -1,6 +1,7 @@
 //! `punctual serve`: gateway, controller and workers in one process.
 
 use crate::bytes::ByteSize;
+use crate::defaults;
 use crate::devices::{DeviceKind, Devices};
 use crate::example;
 use crate::runtime::{Choices, Runtime};
@@ -19,7 +20,7 @@ use scheduler::PolicyKind;
 use serde::Deserialize;
 use std::cell::Cell;
 use std::io::IsTerminal;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -35,8 +36,9 @@ const MAX_POLL_SECONDS: u64 = 86_400;
 const LINE_EVERY: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// What `serve` may be told. Each can be given as a flag, as an environment variable, or in the file of `--config`; they
-/// count in this order.
+/// count in this order. [`defaults`] adds the default to the help of those that have one.
 #[derive(Args, Deserialize, Default, Debug)]
+#[command(mut_args = defaults::say)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServeOptions {
     /// The models, in Triton's layout: a folder, `s3://bucket/folder`, `s3://host:port/bucket/folder`, `gs://bucket/folder`
@@ -47,7 +49,7 @@ pub struct ServeOptions {
 
     /// Who says which models are served. `auto`: the repository, whose changes are noticed, and clients, who may load and
     /// unload. `none`: the repository as it is at the start. `poll`: the repository, whose changes are noticed. `explicit`:
-    /// clients, and `--load-model` at the start. [default: auto]
+    /// clients, and `--load-model` at the start.
     #[arg(long, value_name = "MODE", env = "PUNCTUAL_MODEL_CONTROL_MODE")]
     pub model_control_mode: Option<String>,
 
@@ -56,65 +58,64 @@ pub struct ServeOptions {
     #[serde(default, deserialize_with = "one_or_many")]
     pub load_model: Option<Vec<String>>,
 
-    /// How often buckets are looked at, in seconds. Folders tell when they change. [default: 15]
+    /// How often buckets are looked at, in seconds. Folders tell when they change.
     #[arg(long, value_name = "SECONDS", env = "PUNCTUAL_REPOSITORY_POLL_SECS")]
     pub repository_poll_secs: Option<u64>,
 
-    /// The address to listen on. 0.0.0.0 lets other machines in. [default: 127.0.0.1]
+    /// The address to listen on. 0.0.0.0 lets other machines in.
     #[arg(long, value_name = "ADDRESS", env = "PUNCTUAL_HOST")]
     pub host: Option<IpAddr>,
 
-    /// The port for HTTP; 0 takes a free one. [default: 8000]
+    /// The port for HTTP; 0 takes a free one.
     #[arg(long, value_name = "PORT", env = "PUNCTUAL_HTTP_PORT")]
     pub http_port: Option<u16>,
 
-    /// The port for gRPC; 0 takes a free one. [default: 8001]
+    /// The port for gRPC; 0 takes a free one.
     #[arg(long, value_name = "PORT", env = "PUNCTUAL_GRPC_PORT")]
     pub grpc_port: Option<u16>,
 
-    /// The port for Prometheus metrics; 0 takes a free one. [default: 8002]
+    /// The port for Prometheus metrics; 0 takes a free one.
     #[arg(long, value_name = "PORT", env = "PUNCTUAL_METRICS_PORT")]
     pub metrics_port: Option<u16>,
 
     /// What to run on: `cpu:N` for N executors on CPU cores, `cuda:0` for an NVIDIA GPU (`cuda:0,1` for two,
-    /// `cuda:0:shares=0.5,0.5` for one in two parts, `cuda:0:shares=0.5,0.5|0.25,0.75` for parts that may be changed while it runs), `emulated:N` for N devices that only pretend. [default: cpu:1]
+    /// `cuda:0:shares=0.5,0.5` for one in two parts, `cuda:0:shares=0.5,0.5|0.25,0.75` for parts that may be changed while it runs), `emulated:N` for N devices that only pretend.
     #[arg(long, value_name = "KIND:N", env = "PUNCTUAL_DEVICES")]
     pub devices: Option<Devices>,
 
-    /// Memory for weights on each device. More models than fit are served by loading and unloading. [default: 2GiB; on a GPU
-    /// most of what is free]
+    /// Memory for weights on each device. More models than fit are served by loading and unloading.
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_DEVICE_MEMORY")]
     pub device_memory: Option<ByteSize>,
 
     /// On a GPU, pinned host memory into which requests are received, so that the GPU reads binary tensors from there by itself. What doesn't fit is
-    /// copied by the device's thread first; 0 has all of them copied. [default: 256MiB]
+    /// copied by the device's thread first; 0 has all of them copied.
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_PINNED_MEMORY")]
     pub pinned_memory: Option<ByteSize>,
 
-    /// On a GPU, what models whose configuration says nothing are computed in: `fp32`, `tf32` or `fp16`. [default: tf32]
+    /// On a GPU, what models whose configuration says nothing are computed in: `fp32`, `tf32` or `fp16`.
     #[arg(long, value_name = "NAME", env = "PUNCTUAL_PRECISION")]
     pub precision: Option<String>,
 
-    /// On a GPU, compute models that can't run there with ONNX Runtime on the CPU instead of refusing them. [default: off]
+    /// On a GPU, compute models that can't run there with ONNX Runtime on the CPU instead of refusing them.
     #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_CPU_FALLBACK")]
     pub cpu_fallback: Option<bool>,
 
-    /// Cores for one execution on a CPU device. [default: 1]
+    /// Cores for one execution on a CPU device.
     #[arg(long, value_name = "N", env = "PUNCTUAL_THREADS_PER_DEVICE")]
     pub threads_per_device: Option<u16>,
 
-    /// The batching policy: punctual, clockwork, deferred, eager, timeout, nexus, shepherd, clipper or orloj. [default: punctual]
+    /// The batching policy: punctual, clockwork, deferred, eager, timeout, nexus, shepherd, clipper or orloj.
     #[arg(long, value_name = "NAME", env = "PUNCTUAL_POLICY")]
     pub policy: Option<String>,
 
     /// Let batches grow in good times, too, so that devices stay idle that aren't needed, and the advice on scaling can say
-    /// how many: answers come later, but in time. [default: off]
+    /// how many: answers come later, but in time.
     #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_THRIFT")]
     pub thrift: Option<bool>,
 
     /// Divide the devices into so many cells, each with a scheduler and with some of the models: for more requests than one core
     /// can plan. A model runs on the devices of its cell alone, and moves to another cell if its own is short for long.
-    /// `--shards` is an older name for it. [default: 1]
+    /// `--shards` is an older name for it.
     #[arg(long, value_name = "N", env = "PUNCTUAL_CELLS", alias = "shards")]
     #[serde(alias = "shards")]
     pub cells: Option<u32>,
@@ -124,37 +125,37 @@ pub struct ServeOptions {
     #[arg(long, value_name = "MS", env = "PUNCTUAL_DEFAULT_OBJECTIVE_MS")]
     pub default_objective_ms: Option<f64>,
 
-    /// How many past executions an estimate looks at. [default: 100]
+    /// How many past executions an estimate looks at.
     #[arg(long, value_name = "N", env = "PUNCTUAL_PROFILE_WINDOW")]
     pub profile_window: Option<usize>,
 
-    /// Which quantile of them it takes. [default: 0.99]
+    /// Which quantile of them it takes.
     #[arg(long, value_name = "Q", env = "PUNCTUAL_PROFILE_QUANTILE")]
     pub profile_quantile: Option<f64>,
 
-    /// How long to measure each batch size of a new model at most. [default: 1500]
+    /// How long to measure each batch size of a new model at most.
     #[arg(long, value_name = "MS", env = "PUNCTUAL_PROFILE_BUDGET_MS")]
     pub profile_budget_ms: Option<u64>,
 
     /// The share of a device's time in which requests are run once more, alone, to learn what inputs of different sizes take:
-    /// only when nothing waits and no deadline is near, and only of models that leave sizes open. 0 turns it off. [default: 0.01]
+    /// only when nothing waits and no deadline is near, and only of models that leave sizes open. 0 turns it off.
     #[arg(long, value_name = "SHARE", env = "PUNCTUAL_ONLINE_PROFILE_SHARE")]
     pub online_profile_share: Option<f64>,
 
-    /// Requests that may be in the server at once; more are refused. [default: 65536]
+    /// Requests that may be in the server at once; more are refused.
     #[arg(long, value_name = "N", env = "PUNCTUAL_MAX_REQUESTS")]
     pub max_requests: Option<u32>,
 
-    /// The largest request; larger ones are refused without being kept. [default: 64MiB]
+    /// The largest request; larger ones are refused without being kept.
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MAX_BODY")]
     pub max_body: Option<ByteSize>,
 
-    /// Memory for the bodies of large requests that are in the server at once; more are refused. [default: 1GiB]
+    /// Memory for the bodies of large requests that are in the server at once; more are refused.
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MAX_HELD")]
     pub max_held: Option<ByteSize>,
 
     /// Let clients have tensors read from and written to system shared memory. They name the objects, so this opens
-    /// everything in /dev/shm that the server may open: only for clients that are trusted. [default: off]
+    /// everything in /dev/shm that the server may open: only for clients that are trusted.
     #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_ALLOW_SHARED_MEMORY")]
     pub allow_shared_memory: Option<bool>,
 
@@ -162,39 +163,38 @@ pub struct ServeOptions {
     #[arg(long, value_name = "N", env = "PUNCTUAL_IO_THREADS")]
     pub io_threads: Option<usize>,
 
-    /// The share of requests that may be lost for want of devices before more devices are advised. [default: 0.01]
+    /// The share of requests that may be lost for want of devices before more devices are advised.
     #[arg(long, value_name = "SHARE", env = "PUNCTUAL_SCALING_MAX_BAD")]
     pub scaling_max_bad: Option<f64>,
 
-    /// Fewer lost requests than this are bad luck, whatever their share: no reason to advise more devices. [default: 5]
+    /// Fewer lost requests than this are bad luck, whatever their share: no reason to advise more devices.
     #[arg(long, value_name = "N", env = "PUNCTUAL_SCALING_MIN_BAD")]
     pub scaling_min_bad: Option<u64>,
 
     /// The share of time that devices should idle, for what the next minute brings; 0 to 0.4. Fewer devices are advised when
-    /// they idle more than twice that, and then so many fewer that this share stays. [default: 0.1]
+    /// they idle more than twice that, and then so many fewer that this share stays.
     #[arg(long, value_name = "SHARE", env = "PUNCTUAL_SCALING_RESERVE")]
     pub scaling_reserve: Option<f64>,
 
-    /// So many devices are kept, however much they idle. [default: 1]
+    /// So many devices are kept, however much they idle.
     #[arg(long, value_name = "N", env = "PUNCTUAL_SCALING_MIN_DEVICES")]
     pub scaling_min_devices: Option<u32>,
 
     /// How far back the advice on scaling looks for lost requests, and how long it says nothing after the number of devices
-    /// has changed. Shorter adds devices sooner, also for bursts that would have passed. [default: 10]
+    /// has changed. Shorter adds devices sooner, also for bursts that would have passed.
     #[arg(long, value_name = "S", env = "PUNCTUAL_SCALING_SETTLE_S")]
     pub scaling_settle_s: Option<f64>,
 
     /// How far back it looks for idle time, and how long devices are kept at least before fewer are advised; not less than
-    /// --scaling-settle-s. Longer than the ups and downs of the load, and devices don't come and go with them. [default: 60]
+    /// --scaling-settle-s. Longer than the ups and downs of the load, and devices don't come and go with them.
     #[arg(long, value_name = "S", env = "PUNCTUAL_SCALING_WINDOW_S")]
     pub scaling_window_s: Option<f64>,
 
     /// Idle time at which requests were lost isn't spare and is kept, too. After so long half of it is forgotten.
-    /// [default: 3600]
     #[arg(long, value_name = "S", env = "PUNCTUAL_SCALING_HALF_LIFE_S")]
     pub scaling_half_life_s: Option<f64>,
 
-    /// Where prepared models and measurements are kept. [default: .punctual beside the models]
+    /// Where prepared models and measurements are kept.
     #[arg(long, value_name = "DIR", env = "PUNCTUAL_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
 
@@ -202,11 +202,11 @@ pub struct ServeOptions {
     #[arg(long, value_name = "FILE", env = "PUNCTUAL_ONNXRUNTIME")]
     pub onnxruntime: Option<PathBuf>,
 
-    /// How logs look: `text` or `json`. [default: text]
+    /// How logs look: `text` or `json`.
     #[arg(long, value_name = "FORMAT", env = "PUNCTUAL_LOG_FORMAT")]
     pub log_format: Option<String>,
 
-    /// What is logged: error, warn, info, debug, or a filter like `controller=debug,info`. [default: info]
+    /// What is logged: error, warn, info, debug, or a filter like `controller=debug,info`.
     #[arg(long, value_name = "FILTER", env = "PUNCTUAL_LOG")]
     pub log: Option<String>,
 
@@ -219,7 +219,7 @@ pub struct ServeOptions {
     #[arg(long, value_name = "FILE", env = "PUNCTUAL_RECORD")]
     pub record: Option<PathBuf>,
 
-    /// The largest recording, of each cell; at this size it ends, and says so. About 50 bytes for a request. [default: 1GiB]
+    /// The largest recording, of each cell; at this size it ends, and says so. About 50 bytes for a request.
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_RECORD_LIMIT")]
     pub record_limit: Option<ByteSize>,
 
@@ -261,7 +261,11 @@ impl ServeOptions {
     }
 
     fn address(&self, port: Option<u16>, default: u16) -> SocketAddr {
-        SocketAddr::new(self.host.unwrap_or(Ipv4Addr::LOCALHOST.into()), port.unwrap_or(default))
+        SocketAddr::new(self.host.unwrap_or(defaults::HOST), port.unwrap_or(default))
+    }
+
+    pub(crate) fn devices(&self) -> Devices {
+        self.devices.clone().unwrap_or_else(defaults::devices)
     }
 
     fn scheduler(&self) -> Result<scheduler::Config> {
@@ -288,13 +292,13 @@ impl ServeOptions {
         })
     }
 
-    fn controller(&self, devices: &Devices, runtime: &Runtime) -> Result<ControllerConfig> {
-        let memory = self.device_memory.unwrap_or(ByteSize(2 << 30)).0;
+    pub(crate) fn controller(&self, devices: &Devices, runtime: &Runtime) -> Result<ControllerConfig> {
+        let memory = self.device_memory.unwrap_or(defaults::DEVICE_MEMORY).0;
         if memory < PAGE_BYTES {
             bail!("--device-memory {}: at least one page of {} is needed", ByteSize(memory), ByteSize(PAGE_BYTES));
         }
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = usize::from(self.threads_per_device.unwrap_or(1).max(1));
+        let threads = usize::from(self.choices(None).threads());
         // One core at least stays for everything else.
         let computes = devices.kind == DeviceKind::Cpu && threads == 1 || devices.kind == DeviceKind::Cuda;
         let enough = computes && devices.count as usize + 1 < cores;
@@ -305,12 +309,12 @@ impl ServeOptions {
             );
         }
         let pages = runtime.pages.unwrap_or(u32::try_from(memory / PAGE_BYTES).unwrap_or(u32::MAX));
-        let online_profile_share = self.online_profile_share.unwrap_or(0.01);
+        let online_profile_share = self.online_profile_share.unwrap_or(defaults::ONLINE_PROFILE_SHARE);
         if !(0.0..=1.0).contains(&online_profile_share) {
             bail!("--online-profile-share {online_profile_share}: a share is between 0 and 1");
         }
         let kinds = devices.kinds(0);
-        let cells = self.cells.unwrap_or(1);
+        let cells = self.cells.unwrap_or(defaults::CELLS);
         let device = |index: u32| DeviceConfig {
             name: runtime.names.get(index as usize).cloned().unwrap_or_else(|| format!("{}:{index}", devices.kind)),
             index,
@@ -337,7 +341,7 @@ impl ServeOptions {
             }
             return Ok(Vec::new());
         };
-        let limits = self.record_limit.map_or_else(Limits::default, |size| Limits { bytes: size.0 });
+        let limits = self.recording_limits();
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let header = Header {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -354,6 +358,11 @@ impl ServeOptions {
         }
     }
 
+    /// How much of the schedulers' events is kept.
+    pub(crate) fn recording_limits(&self) -> Limits {
+        self.record_limit.map_or_else(Limits::default, |size| Limits { bytes: size.0 })
+    }
+
     fn max_requests(&self) -> u32 {
         self.max_requests.unwrap_or(scheduler::Config::DEFAULT_MAX_REQUESTS).max(1)
     }
@@ -368,19 +377,19 @@ impl ServeOptions {
         }
     }
 
-    fn gateway(&self) -> Result<gateway::Config> {
+    pub(crate) fn gateway(&self) -> Result<gateway::Config> {
         let defaults = gateway::Config::default();
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Ok(gateway::Config {
-            http: Some(self.address(self.http_port, 8000)),
-            grpc: Some(self.address(self.grpc_port, 8001)),
-            metrics: Some(self.address(self.metrics_port, 8002)),
+            http: Some(self.address(self.http_port, gateway::Config::HTTP_PORT)),
+            grpc: Some(self.address(self.grpc_port, gateway::Config::GRPC_PORT)),
+            metrics: Some(self.address(self.metrics_port, gateway::Config::METRICS_PORT)),
             io_threads: self.io_threads.unwrap_or(cores / 2).max(1),
             max_body_bytes: self.max_body.map_or(defaults.max_body_bytes, |size| size.0 as usize),
             max_held_bytes: self.max_held.map_or(defaults.max_held_bytes, |size| size.0 as usize),
             scaling: self.scaling()?,
             trace_file: self.trace_file.clone(),
-            shared_memory: self.allow_shared_memory.unwrap_or(false),
+            shared_memory: self.allow_shared_memory.unwrap_or(defaults.shared_memory),
             ..defaults
         })
     }
@@ -395,9 +404,9 @@ impl ServeOptions {
     }
 
     /// Who says which models are served.
-    fn control(&self) -> Result<ControlMode> {
+    pub(crate) fn control(&self) -> Result<ControlMode> {
         let mode = match self.model_control_mode.as_deref() {
-            None => ControlMode::Auto,
+            None => ControlMode::default(),
             Some(text) => text.parse().map_err(|reason| anyhow!("--model-control-mode: {reason}"))?,
         };
         if self.load_model.is_some() && mode != ControlMode::Explicit {
@@ -412,7 +421,7 @@ impl ServeOptions {
     /// Where results and downloads are kept: beside the models, or where a user's caches are.
     fn cache(&self, sources: &[Source]) -> Option<PathBuf> {
         let folder = sources.iter().find_map(|source| match source {
-            Source::Folder(folder) => Some(folder.join(".punctual")),
+            Source::Folder(folder) => Some(folder.join(defaults::CACHE_FOLDER)),
             Source::Bucket(_) => None,
         });
         let home = || {
@@ -423,29 +432,51 @@ impl ServeOptions {
         self.cache_dir.clone().or(folder).or_else(home)
     }
 
-    /// The runtime.
-    fn runtime(&self, devices: &Devices, cache: Option<PathBuf>) -> Result<Runtime> {
-        let choices = Choices {
+    /// How often buckets are looked at.
+    pub(crate) fn poll(&self) -> Duration {
+        Duration::from_secs(self.repository_poll_secs.unwrap_or(defaults::POLL_SECONDS).clamp(1, MAX_POLL_SECONDS))
+    }
+
+    /// How much new models are measured.
+    pub(crate) fn effort(&self) -> Effort {
+        let default = Effort::default();
+        Effort { budget: self.profile_budget_ms.map_or(default.budget, Duration::from_millis), ..default }
+    }
+
+    /// How logs look, and what is logged.
+    pub(crate) fn logs(&self) -> Result<(logs::Format, String)> {
+        let format = match self.log_format.as_deref().unwrap_or(defaults::LOG_FORMAT) {
+            "text" => logs::Format::Text,
+            "json" => logs::Format::Json,
+            other => bail!("--log-format {other}: use text or json"),
+        };
+        // Of what the watcher of folders says, warnings alone are of interest.
+        Ok((format, self.log.clone().unwrap_or_else(|| format!("{},notify=warn", defaults::LOG))))
+    }
+
+    /// What was said of the runtime.
+    pub(crate) fn choices(&self, cache: Option<PathBuf>) -> Choices {
+        Choices {
             threads: self.threads_per_device,
             onnxruntime: self.onnxruntime.clone(),
             precision: self.precision.clone(),
             memory: self.device_memory,
             pinned_memory: self.pinned_memory,
-            cpu_fallback: self.cpu_fallback.unwrap_or(false),
+            cpu_fallback: self.cpu_fallback.unwrap_or(defaults::CPU_FALLBACK),
             cache,
-        };
-        Runtime::open(devices, &choices)
+        }
     }
 }
 
 /// Serves until it is told to stop.
 pub fn run(options: ServeOptions) -> Result<()> {
     let options = options.with_file()?;
-    start_logs(&options)?;
+    let (format, filter) = options.logs()?;
+    logs::init(format, &filter)?;
     let sources = options.sources()?;
     let control = options.control()?;
-    let devices = options.devices.clone().unwrap_or_else(|| Devices::counted(DeviceKind::Cpu, 1));
-    let runtime = options.runtime(&devices, options.cache(&sources))?;
+    let devices = options.devices();
+    let runtime = Runtime::open(&devices, &options.choices(options.cache(&sources)))?;
     let metrics = Metrics::new();
     let config = options.controller(&devices, &runtime)?;
     let recorders = options.recorders(&config)?;
@@ -467,13 +498,10 @@ pub fn run(options: ServeOptions) -> Result<()> {
             sources,
             control,
             load_models: options.load_model.clone().unwrap_or_default(),
-            poll: Duration::from_secs(options.repository_poll_secs.unwrap_or(15).clamp(1, MAX_POLL_SECONDS)),
+            poll: options.poll(),
             device_kind: runtime.kind,
             default_objective: options.default_objective()?,
-            effort: options.profile_budget_ms.map_or_else(Effort::default, |millis| Effort {
-                budget: Duration::from_millis(millis),
-                ..Effort::default()
-            }),
+            effort: options.effort(),
             progress: progress(),
             transfer: transfer(),
             engine: runtime.engine,
@@ -492,16 +520,6 @@ pub fn run(options: ServeOptions) -> Result<()> {
     drop(manager);
     controller.stop();
     tracing::info!("stopped");
-    Ok(())
-}
-
-fn start_logs(options: &ServeOptions) -> Result<()> {
-    let format = match options.log_format.as_deref().unwrap_or("text") {
-        "text" => logs::Format::Text,
-        "json" => logs::Format::Json,
-        other => bail!("--log-format {other}: use text or json"),
-    };
-    logs::init(format, options.log.as_deref().unwrap_or("info,notify=warn"))?;
     Ok(())
 }
 

@@ -44,13 +44,22 @@ pub struct Config {
     pub shutdown_grace: Duration,
 }
 
+impl Config {
+    /// Where HTTP listens if nobody says it. The three ports are Triton's.
+    pub const HTTP_PORT: u16 = 8000;
+    /// Where gRPC listens if nobody says it.
+    pub const GRPC_PORT: u16 = 8001;
+    /// Where metrics are served if nobody says it.
+    pub const METRICS_PORT: u16 = 8002;
+}
+
 impl Default for Config {
     fn default() -> Self {
         let any = |port| Some(SocketAddr::from(([0, 0, 0, 0], port)));
         Self {
-            http: any(8000),
-            grpc: any(8001),
-            metrics: any(8002),
+            http: any(Self::HTTP_PORT),
+            grpc: any(Self::GRPC_PORT),
+            metrics: any(Self::METRICS_PORT),
             io_threads: 1,
             max_body_bytes: 64 << 20,
             max_held_bytes: 1 << 30,

@@ -1,0 +1,218 @@
+//! What `serve` does where nothing is said. The code, the help and the page of settings take it from here.
+//!
+//! A default that a crate has for itself stands there, in its `Default`; the others are constants of this file.
+
+use crate::bytes::ByteSize;
+use crate::devices::{DeviceKind, Devices};
+use clap::Arg;
+use controller::{ControlMode, Effort};
+use engine_cuda::engine::CudaOptions;
+use engine_ort::OrtOptions;
+use planner::advice::AdvisorConfig;
+use recording::Limits;
+use std::net::{IpAddr, Ipv4Addr};
+
+/// Other machines aren't let in.
+pub const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// How often buckets are looked at.
+pub const POLL_SECONDS: u64 = 15;
+/// Memory for weights on each device that isn't a GPU.
+pub const DEVICE_MEMORY: ByteSize = ByteSize(2 << 30);
+/// Whether models that can't run on a GPU are computed on the CPU.
+pub const CPU_FALLBACK: bool = false;
+/// How many schedulers there are.
+pub const CELLS: u32 = 1;
+/// The share of a device's time in which requests are run once more.
+pub const ONLINE_PROFILE_SHARE: f64 = 0.01;
+/// The folder, beside the models, for prepared models and measurements.
+pub const CACHE_FOLDER: &str = ".punctual";
+/// How logs look.
+pub const LOG_FORMAT: &str = "text";
+/// What is logged.
+pub const LOG: &str = "info";
+
+/// What to run on.
+pub fn devices() -> Devices {
+    Devices::counted(DeviceKind::Cpu, 1)
+}
+
+/// Adds the default to an option's help, where it has one.
+pub fn say(option: Arg) -> Arg {
+    match (of(option.get_id().as_str()), option.get_help()) {
+        (Some(default), Some(help)) => {
+            let help = format!("{help}. [default: {default}]");
+            option.help(help)
+        }
+        _ => option,
+    }
+}
+
+/// The default of an option, as one would write it. `None` where there is none, or where it can't be written in a flag: then the
+/// option's own words say it.
+fn of(option: &str) -> Option<String> {
+    let size = |bytes: usize| ByteSize(bytes as u64).exactly();
+    let on_or_off = |on: bool| if on { "on" } else { "off" }.to_owned();
+    let (scheduler, gateway) = (scheduler::Config::default(), gateway::Config::default());
+    let (scaling, cuda) = (AdvisorConfig::default(), CudaOptions::default());
+    Some(match option {
+        "model_control_mode" => ControlMode::default().name().to_owned(),
+        "repository_poll_secs" => POLL_SECONDS.to_string(),
+        "host" => HOST.to_string(),
+        "http_port" => gateway::Config::HTTP_PORT.to_string(),
+        "grpc_port" => gateway::Config::GRPC_PORT.to_string(),
+        "metrics_port" => gateway::Config::METRICS_PORT.to_string(),
+        "devices" => devices().to_string(),
+        "device_memory" => format!("{}; on a GPU most of what is free", DEVICE_MEMORY.exactly()),
+        "pinned_memory" => size(cuda.pinned_bytes),
+        "precision" => cuda.precision.name().to_owned(),
+        "cpu_fallback" => on_or_off(CPU_FALLBACK),
+        "threads_per_device" => OrtOptions::default().threads.to_string(),
+        "policy" => scheduler.policy.name().to_owned(),
+        "thrift" => on_or_off(scheduler.thrift),
+        "cells" => CELLS.to_string(),
+        "profile_window" => scheduler.profile_window.to_string(),
+        "profile_quantile" => scheduler.profile_quantile.to_string(),
+        "profile_budget_ms" => Effort::default().budget.as_millis_f64().to_string(),
+        "online_profile_share" => ONLINE_PROFILE_SHARE.to_string(),
+        "max_requests" => scheduler::Config::DEFAULT_MAX_REQUESTS.to_string(),
+        "max_body" => size(gateway.max_body_bytes),
+        "max_held" => size(gateway.max_held_bytes),
+        "allow_shared_memory" => on_or_off(gateway.shared_memory),
+        "scaling_max_bad" => scaling.max_bad.to_string(),
+        "scaling_min_bad" => scaling.min_bad.to_string(),
+        "scaling_reserve" => scaling.reserve.to_string(),
+        "scaling_min_devices" => scaling.min_devices.to_string(),
+        "scaling_settle_s" => scaling.settle.as_secs_f64().to_string(),
+        "scaling_window_s" => scaling.window.as_secs_f64().to_string(),
+        "scaling_half_life_s" => scaling.half_life.as_secs_f64().to_string(),
+        "cache_dir" => format!("{CACHE_FOLDER} beside the models"),
+        "log_format" => LOG_FORMAT.to_owned(),
+        "log" => LOG.to_owned(),
+        "record_limit" => ByteSize(Limits::default().bytes).exactly(),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::Runtime;
+    use crate::serve::ServeOptions;
+    use crate::{Cli, Command};
+    use clap::{CommandFactory, Parser};
+
+    /// Every option whose default can be written in a flag, with something else that it may be told.
+    const OTHERS: [(&str, &str); 28] = [
+        ("model-control-mode", "none"),
+        ("repository-poll-secs", "16"),
+        ("host", "127.0.0.2"),
+        ("http-port", "9000"),
+        ("grpc-port", "9001"),
+        ("metrics-port", "9002"),
+        ("devices", "cpu:2"),
+        ("device-memory", "3GiB"),
+        ("pinned-memory", "1GiB"),
+        ("precision", "fp16"),
+        ("threads-per-device", "2"),
+        ("policy", "eager"),
+        ("cells", "2"),
+        ("profile-window", "10"),
+        ("profile-quantile", "0.5"),
+        ("profile-budget-ms", "100"),
+        ("online-profile-share", "0.5"),
+        ("max-requests", "100"),
+        ("max-body", "1MiB"),
+        ("max-held", "2GiB"),
+        ("scaling-max-bad", "0.5"),
+        ("scaling-min-bad", "50"),
+        ("scaling-reserve", "0.25"),
+        ("scaling-min-devices", "3"),
+        ("scaling-settle-s", "5"),
+        ("scaling-window-s", "300"),
+        ("scaling-half-life-s", "600"),
+        ("log-format", "json"),
+    ];
+    /// Those that are off unless they are named.
+    const SWITCHES: [&str; 3] = ["cpu-fallback", "thrift", "allow-shared-memory"];
+    /// Those whose default is a sentence or nothing, and three that other tests are for.
+    const REST: [&str; 11] = [
+        "model-repository",
+        "load-model",
+        "default-objective-ms",
+        "io-threads",
+        "cache-dir",
+        "onnxruntime",
+        "log",
+        "trace-file",
+        "record",
+        "record-limit",
+        "config",
+    ];
+
+    fn parse(arguments: &[&str]) -> Box<ServeOptions> {
+        let all = ["punctual", "serve", "--model-repository", "models"].iter().chain(arguments);
+        match Cli::try_parse_from(all).unwrap_or_else(|error| panic!("{error}")).command {
+            Command::Serve(options) => options,
+            _ => panic!("not serve"),
+        }
+    }
+
+    /// All that the server does with what it is told.
+    fn conclusions(arguments: &[&str]) -> String {
+        let options = parse(arguments);
+        let choices = options.choices(None);
+        let runtime = Runtime::open(&Devices::counted(DeviceKind::Emulated, 1), &choices).unwrap();
+        let controller = options.controller(&options.devices(), &runtime);
+        let on_gpu = (choices.precision().unwrap(), choices.pinned_bytes(), choices.cpu_fallback);
+        let models = (options.control().unwrap(), options.poll(), options.effort(), choices.threads());
+        format!("{controller:?} {:?} {on_gpu:?} {models:?} {:?}", options.gateway().unwrap(), options.logs().unwrap())
+    }
+
+    fn default_in_help(flag: &str) -> Option<String> {
+        let command = Cli::command();
+        let serve = command.find_subcommand("serve").unwrap();
+        let option = serve.get_arguments().find(|option| option.get_long() == Some(flag)).unwrap();
+        let help = option.get_help().unwrap().to_string();
+        let (_, default) = help.strip_suffix(']')?.rsplit_once(" [default: ")?;
+        // On a GPU another default may hold.
+        Some(default.split(';').next().unwrap().to_owned())
+    }
+
+    #[test]
+    fn saying_what_the_help_says_changes_nothing() {
+        let unsaid = conclusions(&[]);
+        for (flag, other) in OTHERS {
+            let default = default_in_help(flag).unwrap_or_else(|| panic!("--{flag}: the help names no default"));
+            let dashed = format!("--{flag}");
+            assert_eq!(conclusions(&[&dashed, &default]), unsaid, "--{flag} {default} isn't what the code does");
+            assert_ne!(conclusions(&[&dashed, other]), unsaid, "--{flag} {other} changes nothing that is compared");
+        }
+        for flag in SWITCHES {
+            assert_eq!(default_in_help(flag).as_deref(), Some("off"), "--{flag}");
+            assert_ne!(conclusions(&[&format!("--{flag}")]), unsaid, "--{flag} changes nothing that is compared");
+        }
+    }
+
+    #[test]
+    fn recordings_end_where_the_help_says() {
+        let said = default_in_help("record-limit").unwrap();
+        assert_eq!(parse(&[]).recording_limits().bytes, parse(&["--record-limit", &said]).recording_limits().bytes);
+    }
+
+    #[test]
+    fn what_is_logged_is_what_the_help_says_without_the_watchers_news() {
+        let said = default_in_help("log").unwrap();
+        assert_eq!(parse(&[]).logs().unwrap().1, format!("{said},notify=warn"));
+    }
+
+    #[test]
+    fn no_option_is_forgotten() {
+        let mut known: Vec<_> = OTHERS.iter().map(|other| other.0).chain(SWITCHES).chain(REST).collect();
+        known.sort_unstable();
+        let command = Cli::command();
+        let options = command.find_subcommand("serve").unwrap().get_arguments();
+        let mut flags: Vec<_> = options.filter_map(Arg::get_long).filter(|flag| *flag != "help").collect();
+        flags.sort_unstable();
+        assert_eq!(flags, known);
+    }
+}
