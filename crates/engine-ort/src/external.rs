@@ -3,7 +3,8 @@
 //! A model's file says where its weights are. It comes from outside, so it may say anything: only plain files in the
 //! model's own folder are opened, and no more is read of them than they have when they are looked at.
 
-use crate::{onnx, optimise};
+use crate::{optimise, weights};
+use bytes::Bytes;
 use engine::EngineError;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -17,8 +18,8 @@ pub(crate) struct External {
 
 impl External {
     /// Looks up the files that the model's bytes name, and reads them.
-    pub(crate) fn of(file: &Path, bytes: &[u8]) -> Result<Self, EngineError> {
-        let names = onnx::external_files(bytes).ok_or_else(|| EngineError::bad_model(file, optimise::NOT_ONNX))?;
+    pub(crate) fn of(file: &Path, bytes: &Bytes) -> Result<Self, EngineError> {
+        let names = weights::external_files(bytes).ok_or_else(|| EngineError::bad_model(file, optimise::NOT_ONNX))?;
         let hash = hash(file, &names)?;
         Ok(Self { names, hash })
     }
@@ -78,12 +79,12 @@ fn open(path: &Path) -> io::Result<(u64, impl Read + use<>)> {
 }
 
 /// All bytes of a plain file.
-pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
+pub(crate) fn read(path: &Path) -> io::Result<Bytes> {
     let (length, mut reader) = open(path)?;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(usize::try_from(length).map_err(io::Error::other)?).map_err(io::Error::other)?;
     reader.read_to_end(&mut bytes)?;
-    Ok(bytes)
+    Ok(bytes.into())
 }
 
 #[cfg(test)]

@@ -19,13 +19,13 @@ mod heap;
 mod library;
 mod loaded;
 mod model;
-mod onnx;
 mod optimise;
 mod runtime;
 mod session;
 mod signature;
 mod sizes;
 mod strings;
+mod weights;
 
 pub use library::find as find_library;
 

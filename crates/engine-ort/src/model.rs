@@ -3,12 +3,13 @@
 use crate::block;
 use crate::cache::{self, Optimised};
 use crate::external::External;
-use crate::onnx::{self, Weights};
 use crate::optimise::{bad_model, optimise};
 use crate::runtime::{Refused, Runtime};
 use crate::session::{Options, Session, Value};
 use crate::signature::{Port, Ports};
 use crate::sizes::Sizes;
+use crate::weights::{self, Weights};
+use bytes::Bytes;
 use engine::EngineError;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -40,7 +41,7 @@ enum Source {
     /// The optimised graph without its weights, which are supplied from the block.
     Split(Optimised),
     /// The original file, for models that can't be split: every session optimises it anew.
-    Whole(Vec<u8>),
+    Whole(Bytes),
 }
 
 impl Source {
@@ -58,7 +59,7 @@ impl Model {
     pub(crate) fn prepare(
         runtime: &'static Runtime,
         file: &Path,
-        bytes: Vec<u8>,
+        bytes: Bytes,
         external: &External,
         cached: Option<&Path>,
     ) -> Result<Self, EngineError> {
@@ -84,7 +85,7 @@ impl Model {
     }
 
     fn split(runtime: &'static Runtime, optimised: Optimised) -> Result<Self, Refused> {
-        let weights = onnx::external_weights(&optimised.skeleton)
+        let weights = weights::external_weights(&optimised.skeleton)
             .ok_or_else(|| Refused("its weights can't be told apart by name".into()))?;
         // Convolutions compute with weights as they are; matrix products are up to a quarter slower unless theirs are
         // packed, which takes as long as copying them several times.
@@ -108,7 +109,7 @@ impl Model {
         Ok(model)
     }
 
-    fn whole(runtime: &'static Runtime, file: &Path, bytes: Vec<u8>) -> Result<Self, Refused> {
+    fn whole(runtime: &'static Runtime, file: &Path, bytes: Bytes) -> Result<Self, Refused> {
         let options = Options::new(runtime)?;
         options.optimise(true)?;
         options.weights_beside(file)?;

@@ -3,9 +3,9 @@
 use crate::block::{self, Block};
 use crate::cache::{self, Optimised};
 use crate::external::External;
-use crate::onnx;
 use crate::runtime::{Refused, Runtime};
 use crate::session::{Options, Session};
+use crate::weights;
 use engine::EngineError;
 use std::fs;
 use std::io;
@@ -62,7 +62,7 @@ fn write(runtime: &'static Runtime, file: &Path, bytes: &[u8], folder: Option<&P
 
 fn take_apart(folder: &Path) -> io::Result<Option<Optimised>> {
     let skeleton = fs::read(folder.join("model.onnx"))?;
-    let Some(weights) = onnx::external_weights(&skeleton) else { return Ok(None) };
+    let Some(weights) = weights::external_weights(&skeleton) else { return Ok(None) };
     let file = match fs::read(folder.join("weights.bin")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && weights.list.is_empty() => Vec::new(),
         read => read?,

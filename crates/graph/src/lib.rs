@@ -21,7 +21,6 @@ mod ir;
 mod lower;
 mod memory;
 pub mod model;
-mod onnx;
 pub mod options;
 pub mod plan;
 pub mod reference;

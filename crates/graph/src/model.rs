@@ -2,9 +2,8 @@
 
 use crate::array::{Array, Data, is_float, load_float, load_int};
 use crate::error::Error;
-use crate::onnx::{AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 use base::DataType;
-use prost::Message;
+use onnx::{AttributeProto, FunctionProto, GraphProto, Message, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Component, Path};
 use std::sync::Arc;
@@ -233,9 +232,8 @@ impl Reader<'_> {
         let file;
         let raw = if tensor.location == 1 {
             file = self.external(tensor)?;
-            let entry = |key: &str| tensor.external.iter().find(|entry| entry.key == key);
-            let number = |key: &str| entry(key).map(|entry| entry.value.parse::<usize>()).transpose();
-            let start = number("offset").map_err(|_| bad("has no readable offset"))?.unwrap_or(0);
+            let start = tensor.external("offset").map(str::parse::<usize>).transpose();
+            let start = start.map_err(|_| bad("has no readable offset"))?.unwrap_or(0);
             start
                 .checked_add(count * size)
                 .and_then(|end| file.get(start..end))
@@ -268,7 +266,7 @@ impl Reader<'_> {
 
     /// The file in which a constant is: in the model's folder or below, never elsewhere.
     fn external(&mut self, tensor: &TensorProto) -> Result<Arc<Vec<u8>>, Error> {
-        let name = tensor.external.iter().find(|entry| entry.key == "location").map_or("", |entry| &entry.value);
+        let name = tensor.external("location").unwrap_or_default();
         if let Some(file) = self.files.get(name) {
             return Ok(file.clone());
         }
@@ -368,7 +366,7 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::onnx::EntryProto;
+    use onnx::EntryProto;
 
     /// A model whose one constant, of two floats, is in a file of that name.
     fn keeping_weights_in(location: &str) -> Vec<u8> {

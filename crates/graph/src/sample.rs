@@ -2,8 +2,7 @@
 
 use crate::array::Array;
 use crate::model::Model;
-use crate::onnx::*;
-use prost::Message;
+use onnx::*;
 
 /// A model under construction. Weights are made up, and the same each time.
 pub(crate) struct Sample {
