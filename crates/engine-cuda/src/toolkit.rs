@@ -176,6 +176,25 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
+/// cuBLASLt, closed with its owner.
+pub(crate) struct LtHandle(pub(crate) lt::cublasLtHandle_t);
+
+impl LtHandle {
+    fn new() -> Result<Self, Error> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live variable.
+        check_lt("cublasLtCreate", unsafe { lt::cublasLtCreate(&raw mut handle) })?;
+        Ok(Self(handle))
+    }
+}
+
+impl Drop for LtHandle {
+    fn drop(&mut self) {
+        // SAFETY: it was created, and nothing that uses it outlives the toolkit.
+        unsafe { lt::cublasLtDestroy(self.0) };
+    }
+}
+
 /// The libraries, opened, for one device.
 pub struct Toolkit {
     facts: Facts,
@@ -184,7 +203,7 @@ pub struct Toolkit {
     cache: PathBuf,
     kernels: Mutex<HashMap<String, Kernel>>,
     choices: Mutex<Choices>,
-    pub(crate) lt: lt::cublasLtHandle_t,
+    pub(crate) lt: LtHandle,
     pub(crate) dnn: dnn::cudnnHandle_t,
     /// Engines of convolutions that were chosen, by signature.
     pub(crate) engines: Mutex<HashMap<String, Arc<Engine>>>,
@@ -210,11 +229,9 @@ impl Toolkit {
         // SAFETY: the library is there, and the pointer is to a live variable.
         check("cuCtxGetDevice", unsafe { driver::cuCtxGetDevice(&raw mut device) })?;
         let (facts, compiler) = look_at(device)?;
-        let mut lt_handle = std::ptr::null_mut();
-        // SAFETY: the library is there, and the pointer is to a live variable.
-        check_lt("cublasLtCreate", unsafe { lt::cublasLtCreate(&raw mut lt_handle) })?;
+        let lt_handle = LtHandle::new()?;
         let mut dnn_handle = std::ptr::null_mut();
-        // SAFETY: the same.
+        // SAFETY: the library is there, and the pointer is to a live variable.
         check_dnn("cudnnCreate", unsafe { dnn::cudnnCreate(&raw mut dnn_handle) })?;
         let choices = Choices::read(&cache.join("choices"), &facts.key());
         Ok(Self {
@@ -325,9 +342,8 @@ impl Toolkit {
 impl Drop for Toolkit {
     fn drop(&mut self) {
         self.engines.get_mut().expect("nobody panics while holding it").clear();
-        // SAFETY: both were created in `open` and nothing that uses them outlives the toolkit.
+        // SAFETY: all were created by the toolkit, and nothing that uses them outlives it.
         unsafe {
-            lt::cublasLtDestroy(self.lt);
             dnn::cudnnDestroy(self.dnn);
             for &handle in self.dnn_more.get_mut().expect("nobody panics while holding it").iter() {
                 dnn::cudnnDestroy(handle);

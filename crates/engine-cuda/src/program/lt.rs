@@ -2,11 +2,14 @@
 //!
 //! cuBLASLt thinks in columns where plans think in rows: the product is turned, `out^T = b^T @ a^T`, so that its A is our `b` and its rows are our columns.
 
+mod handles;
+
 use super::launch::{Address, Memory};
 use crate::toolkit::{Error, Toolkit, check_lt};
 use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys::CUstream;
 use graph::plan::{Activation, Conv, DataType, Gemm, Precision, Step, Tensor};
+use handles::{Description, Layout, Preference};
 use std::ffi::c_void;
 
 /// Scratch memory that an algorithm may want.
@@ -27,18 +30,42 @@ pub(crate) struct Product {
     pub(crate) workspace_bytes: usize,
 }
 
+/// A product as cuBLASLt is told of it.
 struct Problem {
-    description: lt::cublasLtMatmulDesc_t,
-    a: lt::cublasLtMatrixLayout_t,
-    b: lt::cublasLtMatrixLayout_t,
-    c: lt::cublasLtMatrixLayout_t,
-    d: lt::cublasLtMatrixLayout_t,
+    description: Description,
+    a: Layout,
+    b: Layout,
+    c: Layout,
+    d: Layout,
     alpha: f32,
     a_at: Address,
     b_at: Address,
     bias_at: Option<Address>,
     residual_at: Option<Address>,
     out_at: Address,
+}
+
+/// What cuBLASLt is to be told.
+#[derive(Clone, PartialEq, Debug)]
+struct Wanted {
+    compute: lt::cublasComputeType_t,
+    epilogue: lt::cublasLtEpilogue_t,
+    bias: Option<lt::cudaDataType_t>,
+    /// Whether its A and its B are to be transposed.
+    transposed: [bool; 2],
+    /// Its A, B, C and D.
+    matrices: [Matrix; 4],
+}
+
+/// A matrix by columns, or `count` of them with `stride` elements from one to the next.
+#[derive(Clone, PartialEq, Debug)]
+struct Matrix {
+    kind: lt::cudaDataType_t,
+    rows: u64,
+    columns: u64,
+    pitch: i64,
+    count: i32,
+    stride: i64,
 }
 
 // SAFETY: the descriptions are only read after they were made, and are used by one thread at a time.
@@ -153,7 +180,7 @@ pub(crate) fn candidates(toolkit: &Toolkit, step: &Step, precision: Precision) -
         .filter_map(|(rank, result, problem)| {
             Some(Product {
                 name: format!("cublaslt {rank}{end}"),
-                handle: toolkit.lt,
+                handle: toolkit.lt.0,
                 problem: problem.or_else(|| first.take())?,
                 algorithm: result.algo,
                 workspace_bytes: result.workspaceSize,
@@ -168,31 +195,24 @@ fn propose(
     precision: Precision,
 ) -> Result<Option<(Problem, Vec<lt::cublasLtMatmulHeuristicResult_t>)>, Error> {
     let Some(problem) = propose_problem(step, precision)? else { return Ok(None) };
-    let mut preference = std::ptr::null_mut();
+    let preference = Preference::new(WORKSPACE_BYTES)?;
     // SAFETY: a heuristic result is plain numbers, for which all zeros is valid.
     let mut found: Vec<lt::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; ALGORITHMS];
     let mut count = 0;
     // SAFETY: every description is alive, the array is as long as is said, and pointers are to live variables.
     let status = unsafe {
-        check_lt("cublasLtMatmulPreferenceCreate", lt::cublasLtMatmulPreferenceCreate(&raw mut preference))?;
-        let limit = WORKSPACE_BYTES as u64;
-        let which = lt::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        lt::cublasLtMatmulPreferenceSetAttribute(preference, which, (&raw const limit).cast(), 8);
-        let Problem { description, a, b, c, d, .. } = problem;
-        let status = lt::cublasLtMatmulAlgoGetHeuristic(
-            toolkit.lt,
-            description,
-            a,
-            b,
-            c,
-            d,
-            preference,
+        lt::cublasLtMatmulAlgoGetHeuristic(
+            toolkit.lt.0,
+            problem.description.raw(),
+            problem.a.raw(),
+            problem.b.raw(),
+            problem.c.raw(),
+            problem.d.raw(),
+            preference.raw(),
             ALGORITHMS as i32,
             found.as_mut_ptr(),
             &raw mut count,
-        );
-        lt::cublasLtMatmulPreferenceDestroy(preference);
-        status
+        )
     };
     // A combination that isn't there is no error: others compute it.
     if status != lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
@@ -204,101 +224,90 @@ fn propose(
 }
 
 fn propose_problem(step: &Gemm, precision: Precision) -> Result<Option<Problem>, Error> {
-    let rank = step.output.dims.len();
-    let Some(batch) = rank.checked_sub(2).filter(|&batch| batch <= 1) else { return Ok(None) };
-    let types = [&step.a, &step.b, &step.output].map(data_type);
-    let [Some(a_type), Some(b_type), Some(out_type)] = types else { return Ok(None) };
-    let Some(epilogue) = epilogue(step.activation, step.bias.is_some()) else { return Ok(None) };
-    let (Some(a), Some(b), Some((false, out_pitch))) =
-        (turned(&step.a, batch), turned(&step.b, batch), turned(&step.output, batch))
-    else {
-        return Ok(None);
-    };
-    let residual = step.residual.as_ref().map(|residual| turned(residual, batch));
-    let residual_pitch = match residual {
-        None => out_pitch,
-        Some(Some((false, pitch))) => pitch,
-        Some(_) => return Ok(None),
-    };
-    if a_type != b_type || step.bias.as_ref().is_some_and(|bias| bias.strides != [1]) {
-        return Ok(None);
-    }
-    let (m, n, k) = (step.output.dims[batch] as u64, step.output.dims[batch + 1] as u64, step.a.dims[batch + 1] as u64);
-    let compute = match (step.a.dtype, precision) {
-        (DataType::Fp32, Precision::Tf32) => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
-        _ => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F,
-    };
-    let mut description = std::ptr::null_mut();
-    let batches = if batch == 1 { step.output.dims[0] } else { 1 };
-    let layout = |kind, turned: bool, rows: u64, columns: u64, pitch: i64, tensor: &Tensor| {
-        let mut layout = std::ptr::null_mut();
-        let (rows, columns) = if turned { (columns, rows) } else { (rows, columns) };
-        let (count, stride) = (batches as i32, if batch == 1 { tensor.strides[0] as i64 } else { 0 });
-        use lt::cublasLtMatrixLayoutAttribute_t as Attribute;
-        // SAFETY: values are alive and as long as is said.
-        unsafe {
-            check_lt(
-                "cublasLtMatrixLayoutCreate",
-                lt::cublasLtMatrixLayoutCreate(&raw mut layout, kind, rows, columns, pitch),
-            )?;
-            lt::cublasLtMatrixLayoutSetAttribute(
-                layout,
-                Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                (&raw const count).cast(),
-                4,
-            );
-            lt::cublasLtMatrixLayoutSetAttribute(
-                layout,
-                Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                (&raw const stride).cast(),
-                8,
-            );
-        }
-        Ok::<_, Error>(layout)
-    };
-    // SAFETY: the pointer is to a live variable.
-    check_lt("cublasLtMatmulDescCreate", unsafe {
-        lt::cublasLtMatmulDescCreate(&raw mut description, compute, lt::cudaDataType_t::CUDA_R_32F)
-    })?;
-    use lt::cublasLtMatmulDescAttributes_t as Attribute;
-    set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(b.0));
-    set(description, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(a.0));
-    set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as u32);
-    if let Some(bias) = &step.bias {
-        let Some(kind) = data_type(bias) else { return Ok(None) };
-        set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, kind as u32);
-    }
-    Ok(Some(Problem {
-        description,
-        a: layout(b_type, b.0, n, k, b.1, &step.b)?,
-        b: layout(a_type, a.0, k, m, a.1, &step.a)?,
-        c: layout(out_type, false, n, m, residual_pitch, step.residual.as_ref().unwrap_or(&step.output))?,
-        d: layout(out_type, false, n, m, out_pitch, &step.output)?,
-        alpha: step.alpha,
-        a_at: (&step.b).into(),
-        b_at: (&step.a).into(),
-        bias_at: step.bias.as_ref().map(Address::from),
-        residual_at: step.residual.as_ref().map(Address::from),
-        out_at: (&step.output).into(),
-    }))
+    wanted(step, precision).map(|wanted| Problem::new(step, &wanted)).transpose()
 }
 
-fn set<T>(description: lt::cublasLtMatmulDesc_t, attribute: lt::cublasLtMatmulDescAttributes_t, value: T) {
-    // SAFETY: the value is alive and its size is said.
-    let _ = unsafe {
-        lt::cublasLtMatmulDescSetAttribute(description, attribute, (&raw const value).cast(), size_of::<T>())
+/// The product in cuBLASLt's words; `None` where it has none for it.
+fn wanted(step: &Gemm, precision: Precision) -> Option<Wanted> {
+    let batch = step.output.dims.len().checked_sub(2).filter(|&batch| batch <= 1)?;
+    let (a_type, b_type, out_type) = (data_type(&step.a)?, data_type(&step.b)?, data_type(&step.output)?);
+    let ((a_transposed, a_pitch), (b_transposed, b_pitch)) = (turned(&step.a, batch)?, turned(&step.b, batch)?);
+    let residual = step.residual.as_ref().unwrap_or(&step.output);
+    let upright = |tensor: &Tensor| turned(tensor, batch).filter(|(transposed, _)| !transposed).map(|(_, pitch)| pitch);
+    if a_type != b_type || step.bias.as_ref().is_some_and(|bias| bias.strides != [1]) {
+        return None;
+    }
+    let bias = match &step.bias {
+        None => None,
+        Some(bias) => Some(data_type(bias)?),
     };
+    let (m, n, k) = (step.output.dims[batch] as u64, step.output.dims[batch + 1] as u64, step.a.dims[batch + 1] as u64);
+    let count = if batch == 1 { step.output.dims[0] as i32 } else { 1 };
+    let matrix = |kind, (rows, columns), pitch, tensor: &Tensor| {
+        let stride = if batch == 1 { tensor.strides[0] as i64 } else { 0 };
+        Matrix { kind, rows, columns, pitch, count, stride }
+    };
+    Some(Wanted {
+        compute: match (step.a.dtype, precision) {
+            (DataType::Fp32, Precision::Tf32) => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+            _ => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        },
+        epilogue: epilogue(step.activation, step.bias.is_some())?,
+        bias,
+        transposed: [b_transposed, a_transposed],
+        matrices: [
+            matrix(b_type, if b_transposed { (k, n) } else { (n, k) }, b_pitch, &step.b),
+            matrix(a_type, if a_transposed { (m, k) } else { (k, m) }, a_pitch, &step.a),
+            matrix(out_type, (n, m), upright(residual)?, residual),
+            matrix(out_type, (n, m), upright(&step.output)?, &step.output),
+        ],
+    })
+}
+
+impl Matrix {
+    fn layout(&self) -> Result<Layout, Error> {
+        use lt::cublasLtMatrixLayoutAttribute_t as Attribute;
+        let layout = Layout::new(self.kind, self.rows, self.columns, self.pitch)?;
+        layout.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, self.count)?;
+        layout.set(Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, self.stride)?;
+        Ok(layout)
+    }
+}
+
+impl Problem {
+    fn new(step: &Gemm, wanted: &Wanted) -> Result<Self, Error> {
+        use lt::cublasLtMatmulDescAttributes_t as Attribute;
+        let description = Description::new(wanted.compute)?;
+        let [a_transposed, b_transposed] = wanted.transposed;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(a_transposed))?;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(b_transposed))?;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, wanted.epilogue as u32)?;
+        if let Some(kind) = wanted.bias {
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, kind as u32)?;
+        }
+        let [a, b, c, d] = &wanted.matrices;
+        Ok(Self {
+            description,
+            a: a.layout()?,
+            b: b.layout()?,
+            c: c.layout()?,
+            d: d.layout()?,
+            alpha: step.alpha,
+            a_at: (&step.b).into(),
+            b_at: (&step.a).into(),
+            bias_at: step.bias.as_ref().map(Address::from),
+            residual_at: step.residual.as_ref().map(Address::from),
+            out_at: (&step.output).into(),
+        })
+    }
 }
 
 impl Product {
     pub(crate) fn enqueue(&self, stream: CUstream, memory: &Memory<'_>) -> Result<(), Error> {
         let problem = &self.problem;
         if let Some(bias) = problem.bias_at {
-            set(
-                problem.description,
-                lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                memory.at(bias),
-            );
+            let pointer = lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            problem.description.set(pointer, memory.at(bias))?;
         }
         let pointer = |at: Address| memory.at(at) as *mut c_void;
         let beta: f32 = if problem.residual_at.is_some() { 1.0 } else { 0.0 };
@@ -308,17 +317,17 @@ impl Product {
         check_lt("cublasLtMatmul", unsafe {
             lt::cublasLtMatmul(
                 self.handle,
-                problem.description,
+                problem.description.raw(),
                 (&raw const problem.alpha).cast(),
                 pointer(problem.a_at),
-                problem.a,
+                problem.a.raw(),
                 pointer(problem.b_at),
-                problem.b,
+                problem.b.raw(),
                 (&raw const beta).cast(),
                 c,
-                problem.c,
+                problem.c.raw(),
                 pointer(problem.out_at),
-                problem.d,
+                problem.d.raw(),
                 &raw const self.algorithm,
                 memory.scratch as *mut c_void,
                 self.workspace_bytes,
@@ -328,14 +337,85 @@ impl Product {
     }
 }
 
-impl Drop for Problem {
-    fn drop(&mut self) {
-        // SAFETY: all were created with it and nobody else has them.
-        unsafe {
-            lt::cublasLtMatmulDescDestroy(self.description);
-            for layout in [self.a, self.b, self.c, self.d] {
-                lt::cublasLtMatrixLayoutDestroy(layout);
-            }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use graph::plan::Place;
+
+    fn tensor(dims: &[usize], strides: &[isize]) -> Tensor {
+        let (dims, strides) = (dims.to_vec(), strides.to_vec());
+        Tensor { dtype: DataType::Fp32, dims, strides, place: Place::Workspace, offset: 0 }
+    }
+
+    /// 4 by 8 times 8 by 16, all by rows.
+    fn product() -> Gemm {
+        Gemm {
+            a: tensor(&[4, 8], &[8, 1]),
+            b: tensor(&[8, 16], &[16, 1]),
+            bias: Some(tensor(&[16], &[1])),
+            residual: None,
+            output: tensor(&[4, 16], &[16, 1]),
+            alpha: 1.0,
+            activation: Activation::Relu,
+        }
+    }
+
+    /// Rows, columns, pitch, count, stride.
+    fn numbers(matrix: &Matrix) -> (u64, u64, i64, i32, i64) {
+        (matrix.rows, matrix.columns, matrix.pitch, matrix.count, matrix.stride)
+    }
+
+    #[test]
+    fn a_product_by_rows_is_one_by_columns_with_its_factors_exchanged() {
+        let told = wanted(&product(), Precision::Tf32).unwrap();
+        assert_eq!(told.compute, lt::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32);
+        assert_eq!(told.epilogue, lt::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_BIAS);
+        assert_eq!(told.bias, Some(lt::cudaDataType_t::CUDA_R_32F));
+        assert_eq!(told.transposed, [false, false]);
+        let out = (16, 4, 16, 1, 0);
+        assert_eq!(told.matrices.each_ref().map(numbers), [(16, 8, 16, 1, 0), (8, 4, 8, 1, 0), out, out]);
+        let exact = wanted(&product(), Precision::F32).unwrap();
+        assert_eq!(exact.compute, lt::cublasComputeType_t::CUBLAS_COMPUTE_32F);
+    }
+
+    #[test]
+    fn factors_by_columns_are_transposed() {
+        let told = wanted(&Gemm { b: tensor(&[8, 16], &[1, 8]), ..product() }, Precision::F32).unwrap();
+        assert_eq!(told.transposed, [true, false]);
+        assert_eq!(numbers(&told.matrices[0]), (8, 16, 8, 1, 0));
+        let told = wanted(&Gemm { a: tensor(&[4, 8], &[1, 4]), ..product() }, Precision::F32).unwrap();
+        assert_eq!(told.transposed, [false, true]);
+        assert_eq!(numbers(&told.matrices[1]), (4, 8, 4, 1, 0));
+    }
+
+    #[test]
+    fn a_batch_has_strides_and_a_residual_its_own_pitch() {
+        let step = Gemm {
+            a: tensor(&[3, 4, 8], &[32, 8, 1]),
+            b: tensor(&[3, 8, 16], &[0, 16, 1]),
+            residual: Some(tensor(&[3, 4, 16], &[80, 20, 1])),
+            output: tensor(&[3, 4, 16], &[64, 16, 1]),
+            ..product()
+        };
+        let told = wanted(&step, Precision::F32).unwrap();
+        let expected = [(16, 8, 16, 3, 0), (8, 4, 8, 3, 32), (16, 4, 20, 3, 80), (16, 4, 16, 3, 64)];
+        assert_eq!(told.matrices.each_ref().map(numbers), expected);
+    }
+
+    #[test]
+    fn what_cublaslt_has_no_words_for_is_left_to_others() {
+        let typed = |dtype, tensor: Tensor| Tensor { dtype, ..tensor };
+        let refused = [
+            Gemm { activation: Activation::Silu, ..product() },
+            Gemm { bias: Some(tensor(&[16], &[2])), ..product() },
+            Gemm { bias: Some(typed(DataType::Int64, tensor(&[16], &[1]))), ..product() },
+            Gemm { a: typed(DataType::Fp16, product().a), ..product() },
+            Gemm { output: tensor(&[4, 16], &[1, 4]), ..product() },
+            Gemm { residual: Some(tensor(&[4, 16], &[1, 4])), ..product() },
+            Gemm { output: tensor(&[2, 2, 4, 16], &[128, 64, 16, 1]), ..product() },
+        ];
+        for step in refused {
+            assert_eq!(wanted(&step, Precision::F32), None, "{step:?}");
         }
     }
 }
