@@ -32,13 +32,6 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-impl Refused {
-    /// Whether the device has no memory left for what was asked.
-    pub fn is_out_of_memory(&self) -> bool {
-        self.code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY
-    }
-}
-
 /// `Ok` if the driver did what it was asked.
 pub fn check(call: &'static str, code: sys::CUresult) -> Result<(), Refused> {
     match code {

@@ -25,6 +25,7 @@ mod tests {
     use crate::reference::Reference;
     use crate::sample;
     use expect_test::{Expect, expect};
+    use workload::Random;
 
     fn options(batch: usize, precision: Precision) -> Options {
         let mut options = Options::new(batch, precision);
@@ -56,17 +57,14 @@ mod tests {
     /// Files come from outside: whatever is in them, the worst is a refusal.
     #[test]
     fn damaged_files_are_refused_or_planned() {
-        let mut state = 1_u32;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as usize
-        };
+        let mut random = Random::new(1, 0);
+        let mut below = |bound: usize| random.below(bound as u32) as usize;
         for (_, file) in files() {
             for _ in 0..400 {
                 let mut damaged = file.clone();
-                for _ in 0..1 + next() % 3 {
-                    let at = next() % damaged.len();
-                    damaged[at] = [0, 0x7f, damaged[at] ^ (1 << (next() % 8)), next() as u8][next() % 4];
+                for _ in 0..1 + below(3) {
+                    let at = below(damaged.len());
+                    damaged[at] = [0, 0x7f, damaged[at] ^ (1 << below(8)), below(256) as u8][below(4)];
                 }
                 if let Ok(model) = Model::decode(&damaged, None) {
                     let _ = compile(&model, &options(2, Precision::F16));

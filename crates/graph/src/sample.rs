@@ -3,17 +3,18 @@
 use crate::array::Array;
 use crate::model::Model;
 use onnx::*;
+use workload::Random;
 
 /// A model under construction. Weights are made up, and the same each time.
 pub(crate) struct Sample {
     graph: GraphProto,
-    state: u32,
+    random: Random,
 }
 
 impl Sample {
     /// With one input of that name and type (1 is float, 7 is int64); sizes of 0 are open, the first as `batch`.
     pub(crate) fn new(input: &str, element: i32, dims: &[i64]) -> Self {
-        let mut sample = Self { graph: GraphProto::default(), state: 1 };
+        let mut sample = Self { graph: GraphProto::default(), random: Random::new(1, 0) };
         sample.input(input, element, dims);
         sample
     }
@@ -60,8 +61,7 @@ impl Sample {
     }
 
     pub(crate) fn number(&mut self) -> f32 {
-        self.state = self.state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (self.state >> 16) as f32 / 65_536.0 - 0.5
+        self.random.below(1 << 16) as f32 / 65_536.0 - 0.5
     }
 
     pub(crate) fn scalar(&mut self, name: &str, value: f32) {
@@ -336,7 +336,7 @@ pub(crate) fn transformer() -> Vec<u8> {
 
 /// Numbers for the inputs of a plan: floats around 0, integers that are valid positions, masks of 0 and 1.
 pub(crate) fn inputs(plan: &crate::plan::Plan) -> Vec<Vec<u8>> {
-    let mut numbers = Sample { graph: GraphProto::default(), state: 7 };
+    let mut numbers = Sample { graph: GraphProto::default(), random: Random::new(7, 0) };
     let mut fill = |port: &crate::plan::Port| {
         let count = port.dims.iter().product::<usize>();
         let array = if crate::array::is_float(port.dtype) {

@@ -354,26 +354,7 @@ enum Removed {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The finalizer of SplitMix64, counted up: enough chance for a test, and the same each time.
-    struct Chance(u64);
-
-    impl Chance {
-        fn next(&mut self) -> u64 {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            z ^ (z >> 31)
-        }
-
-        fn below(&mut self, bound: u64) -> u64 {
-            self.next() % bound
-        }
-
-        fn unit(&mut self) -> f64 {
-            (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-        }
-    }
+    use workload::Random;
 
     /// Every line of the tree holds: order, heights, bridges above all points of their halves.
     fn check(hull: &Hull) {
@@ -405,17 +386,17 @@ mod tests {
         operations: u32,
         most: usize,
         tolerance: f64,
-        mut point: impl FnMut(&mut Chance) -> (f64, f64),
-        mut slope: impl FnMut(&mut Chance) -> f64,
+        mut point: impl FnMut(&mut Random) -> (f64, f64),
+        mut slope: impl FnMut(&mut Random) -> f64,
     ) -> u32 {
-        let mut chance = Chance(seed);
+        let mut random = Random::new(seed, 0);
         let (mut hull, mut list) = (Hull::default(), Vec::<Point>::new());
         for id in 0..operations {
             // Full and empty by turns.
             let growing = (id / (2 * most as u32)).is_multiple_of(2);
-            match chance.below(10) {
+            match random.below(10) {
                 0..4 => {
-                    let slope = slope(&mut chance);
+                    let slope = slope(&mut random);
                     let best = list.iter().map(|point| point.worth(slope)).fold(f64::NEG_INFINITY, f64::max);
                     match hull.best(slope) {
                         Some(got) => {
@@ -425,15 +406,15 @@ mod tests {
                         None => assert!(list.is_empty()),
                     }
                 }
-                4..9 if list.len() < most && (growing || chance.below(3) == 0) => {
-                    let (x, y) = point(&mut chance);
+                4..9 if list.len() < most && (growing || random.below(3) == 0) => {
+                    let (x, y) = point(&mut random);
                     let point = Point { x, y, id: u64::from(id) };
                     hull.insert(point);
                     list.push(point);
                 }
                 _ if list.is_empty() => assert!(!hull.remove(Point { x: 0.0, y: 0.0, id: u64::MAX })),
                 _ => {
-                    let point = list.swap_remove(chance.below(list.len() as u64) as usize);
+                    let point = list.swap_remove(random.below(list.len() as u32) as usize);
                     assert!(hull.remove(point));
                     assert!(!hull.remove(point));
                 }
@@ -451,9 +432,16 @@ mod tests {
     #[test]
     fn on_a_grid_the_best_is_exactly_that_of_a_list() {
         let operations = [(3, 20), (10, 40), (100, 60)].map(|(side, most)| {
-            let coordinate = move |chance: &mut Chance| chance.below(side) as f64;
-            let slope = |chance: &mut Chance| chance.below(400) as f64 / 8.0 - 25.0;
-            against_a_list(side, 200_000, most, 0.0, move |chance| (coordinate(chance), coordinate(chance)), slope)
+            let coordinate = move |random: &mut Random| f64::from(random.below(side));
+            let slope = |random: &mut Random| f64::from(random.below(400)) / 8.0 - 25.0;
+            against_a_list(
+                u64::from(side),
+                200_000,
+                most,
+                0.0,
+                move |random| (coordinate(random), coordinate(random)),
+                slope,
+            )
         });
         assert_eq!(operations.iter().sum::<u32>(), 600_000);
     }
@@ -461,23 +449,23 @@ mod tests {
     /// All on the hull, where every point matters.
     #[test]
     fn on_a_parabola_the_best_is_exactly_that_of_a_list() {
-        let point = |chance: &mut Chance| {
-            let x = chance.below(2_000) as f64 - 1_000.0;
+        let point = |random: &mut Random| {
+            let x = f64::from(random.below(2_000)) - 1_000.0;
             (x, -x * x)
         };
-        against_a_list(7, 200_000, 100, 0.0, point, |chance| chance.below(4_000) as f64 - 2_000.0);
+        against_a_list(7, 200_000, 100, 0.0, point, |random| f64::from(random.below(4_000)) - 2_000.0);
     }
 
     /// Coordinates as requests have them: `-e^(b(l - D))` and shares, asked with `e^(bt)`.
     #[test]
     fn as_requests_give_them_the_best_is_that_of_a_list_but_for_rounding() {
         let b = 1e-4;
-        let point = move |chance: &mut Chance| {
-            let (deadline, length) = (1e5 * chance.unit(), 1e3 * chance.unit());
-            let passed = if chance.below(3) == 0 { 0.0 } else { chance.unit() };
+        let point = move |random: &mut Random| {
+            let (deadline, length) = (1e5 * random.unit(), 1e3 * random.unit());
+            let passed = if random.below(3) == 0 { 0.0 } else { random.unit() };
             ((1.0 - 2.0 * passed) * (b * (length - deadline)).exp() / length.max(1.0), passed / length.max(1.0))
         };
-        against_a_list(8, 200_000, 150, 1e-12, point, move |chance| (b * 1e5 * chance.unit()).exp());
+        against_a_list(8, 200_000, 150, 1e-12, point, move |random| (b * 1e5 * random.unit()).exp());
     }
 
     #[test]

@@ -194,6 +194,7 @@ impl Rolling {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use workload::Random;
 
     fn micros(n: u64) -> Duration {
         Duration::from_micros(n)
@@ -201,13 +202,12 @@ mod tests {
 
     #[test]
     fn estimates_are_those_of_the_last_measurements_in_their_order() {
-        let (mut state, mut last) = (1_u64, Vec::new());
+        let (mut random, mut last) = (Random::new(1, 0), Vec::new());
         for (size, quantile) in [(1, 0.5), (2, 0.99), (7, 0.3), (10, 0.9), (100, 0.99)] {
             let mut rolling = Rolling::seeded(Statistics { mean: micros(5), median: micros(5), quantile: micros(5) });
             last.clear();
             for _ in 0..5 * size {
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                last.push(micros((state >> 33) % 20));
+                last.push(micros(u64::from(random.below(20))));
                 rolling.observe(Timestamp::ZERO, History { size, quantile }, last[last.len() - 1]);
                 if last.len() < size {
                     continue;
