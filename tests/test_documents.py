@@ -41,7 +41,8 @@ def missing_names(page):
     """What a page gives as `file` -> `name` and the file doesn't define."""
     missing = []
     for step in STEP.finditer(prose(page.read_text())):
-        code = (page.parent / step["file"]).read_text()
+        file = page.parent / step["file"]
+        code = file.read_text() if file.is_file() else ""
         for name in re.findall(r"`([^`]+)`", step["names"]):
             *owner, last = name.split("::")
             defined = re.search(rf"\b(fn|struct|enum|trait|type|const|mod|def|class|pub) {last}\b", code)
