@@ -71,7 +71,7 @@ pub struct Count {
 
 impl Count {
     /// Counts another run's as well.
-    pub(crate) fn add(&mut self, other: Self) {
+    pub fn add(&mut self, other: Self) {
         self.ended += other.ended;
         self.bad += other.bad;
     }
@@ -454,7 +454,8 @@ impl Meter {
     }
 }
 
-pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
+/// Which part of a whole it is; of nothing, none.
+pub fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
