@@ -155,7 +155,10 @@ pub(crate) fn show(args: &WorldArgs) {
     let run = sim::run_with(&setup, world.traffic(&setup), Scheduler::new(setup.scheduler.clone()), &mut log);
     log.lines.iter().for_each(|line| println!("{line}"));
     match run {
-        Ok(run) => println!("\nnothing is broken: {:?}", run.meter.total()),
+        Ok(run) => {
+            let total = run.meter.total();
+            println!("\nnothing is broken: {} requests, {} good, {} bad", total.sent, total.good, total.bad());
+        }
         Err(violation) => println!("\n{violation}"),
     }
 }
