@@ -49,7 +49,7 @@ pub use worker::{DeviceConfig, Padding, Tensor};
 use crate::cell::{Cell, GiveBack, WayIn};
 use crate::core::{Message, Payload};
 use crate::dealing::{Rooms, Wants};
-use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp};
+use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, Reason, RequestId, Timestamp};
 use crossbeam_queue::ArrayQueue;
 use recording::Recorder;
 use scheduler::Fairness;
@@ -207,15 +207,15 @@ impl Controller {
     /// Hands a request over. It is looked at when somebody next calls `drive`. `None`: it can't be taken, and the refusal
     /// is on its way through the reply channel.
     pub fn submit(&self, submission: Submission) -> Option<Ticket> {
-        let refuse = |submission: Submission, refusal| {
+        let refuse = |submission: Submission, reason: Reason| {
             // A receiver that is gone needs no answer.
-            let _ = submission.reply.send(Reply::Refused(refusal));
+            let _ = submission.reply.send(Reply::Refused(reason.into()));
             None
         };
         if self.inner.shutting_down.load(Ordering::Relaxed) {
-            return refuse(submission, Refusal::ShuttingDown);
+            return refuse(submission, Reason::ShuttingDown);
         }
-        let Some(id) = self.inner.take_slot() else { return refuse(submission, Refusal::QueueFull) };
+        let Some(id) = self.inner.take_slot() else { return refuse(submission, Reason::QueueFull) };
         self.inner.in_hand.fetch_add(1, Ordering::Relaxed);
         let now = self.now();
         let Submission { model, inputs, rows, deadline_at, priority, application, size, trace, reply } = submission;

@@ -67,7 +67,7 @@ pub use claim::{Claim, Holds, Pick};
 pub use compare::Compare;
 pub use error::Error;
 pub use inputs::{Input, Inputs};
-pub use meter::{Count, ErrorSpread, Errors, Meter, REASONS, Tally, Trace, TracedBatch};
+pub use meter::{Count, ErrorSpread, Errors, Meter, Refused, Tally, Trace, TracedBatch, by_reason};
 pub use observe::{Facts, Observation, Observer, Promises, Refusal};
 pub use plot::{Kind, PaperPoints, PlotConfig};
 pub use quantiles::{Quantiles, Spread};

@@ -1,6 +1,6 @@
 //! The figures of a run, and their mean over seeds.
 
-use crate::meter::{Meter, REASONS, Tally, ratio};
+use crate::meter::{Meter, Tally, by_reason, ratio};
 use crate::world::Run;
 use serde_json::{Map, Value, json};
 
@@ -47,12 +47,8 @@ fn extend(figures: &mut Map<String, Value>, more: Value) {
 
 fn tally(tally: &Tally, seconds: f64) -> Map<String, Value> {
     let mut figures = Map::new();
-    let rejected: Map<String, Value> = REASONS
-        .iter()
-        .zip(tally.refused)
-        .filter(|(_, count)| *count > 0)
-        .map(|(reason, count)| ((*reason).to_owned(), count.into()))
-        .collect();
+    let rejected: Map<String, Value> =
+        by_reason(tally.refused).map(|(reason, count)| (reason.to_owned(), count.into())).collect();
     let own = json!({
         "goodput_rps": tally.good as f64 / seconds,
         "rate_rps": tally.sent as f64 / seconds,
