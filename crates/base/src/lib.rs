@@ -2,6 +2,7 @@
 //! refusals. Depends on nothing.
 
 mod ids;
+pub mod margins;
 mod profile;
 mod reason;
 mod tensor;

@@ -10,7 +10,7 @@ use crate::sampler::{Kept, Sampler, Who};
 use crate::{ControllerConfig, Inner, NewModel, fatal};
 use base::{
     ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, Reason, RequestId, Timestamp,
-    Window,
+    Window, margins,
 };
 use departure::Departures;
 use recording::{Ending, Recorder};
@@ -136,10 +136,11 @@ impl Payload {
     /// Answers a request that has no outputs.
     pub fn refuse(self, outcome: Outcome, failure: impl FnOnce() -> String) {
         let refusal = match outcome {
-            Outcome::Rejected(rejection) => Refusal {
-                earliest_at: rejection.earliest_at().map(|at| Inner::with_margin(self.submitted_at, at)),
-                ..rejection.reason().into()
-            },
+            Outcome::Rejected(rejection) => {
+                let asked =
+                    |planned_at: Timestamp| self.submitted_at + margins::time_for(planned_at.since(self.submitted_at));
+                Refusal { earliest_at: rejection.earliest_at().map(asked), ..rejection.reason().into() }
+            }
             Outcome::Failed => Refusal::failed(failure()),
             Outcome::Done | Outcome::Late | Outcome::Cancelled => Reason::DeadlineMissed.into(),
         };

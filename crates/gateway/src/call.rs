@@ -12,7 +12,7 @@ use crate::io::IoContext;
 use crate::io::offload::{OFFLOAD_WRITE_BYTES, offload};
 use crate::models::serving;
 use crate::regions;
-use base::{ApplicationId, Duration, ModelSignature, Reason, Timestamp};
+use base::{ApplicationId, Duration, ModelSignature, Reason, Timestamp, margins};
 use controller::{Admitted, CatalogueEntry, QueuePlace, Refusal, Reply, ServedModel, Submission, Tensor, Ticket};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,11 +20,6 @@ use std::sync::atomic::Ordering;
 use telemetry::Trace;
 use tokio::sync::oneshot;
 use wire::{Fault, InferRequest, InferResponse, OutputTensor};
-
-/// A request that hears nothing is given up this long before its deadline, a twentieth of a short one: timers fire up to a
-/// millisecond after their time, a busy machine takes its time to run this thread, and the refusal must be there by the
-/// deadline. Plans aim earlier still (the controller's margin).
-const GIVE_UP_BEFORE: Duration = Duration::from_millis(3);
 
 /// What the transport says of a request.
 #[derive(Clone, Copy)]
@@ -193,7 +188,7 @@ impl<'a> Call<'a> {
         let reply = match budget {
             None => answer.await,
             Some(budget) => {
-                let net_at = deadline_at - GIVE_UP_BEFORE.min(budget / 20);
+                let net_at = deadline_at - margins::give_up_before(budget);
                 let left = net_at.since(self.context.controller.now());
                 match tokio::time::timeout(left.into(), answer).await {
                     Ok(reply) => reply,
