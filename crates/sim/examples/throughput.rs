@@ -316,7 +316,7 @@ fn compare(cells: u32, models: u32, devices: u32, times: u32) {
     ratios.sort_by(f64::total_cmp);
     match ratios.get(ratios.len() / 2) {
         Some(median) => {
-            println!("\n{cells} cells take {median:.2} times what one takes: the median of {}", ratios.len())
+            println!("\n{cells} cells take {median:.2} times what one takes: the median of {}", ratios.len());
         }
         None => println!("\nno rate held: the machine has too much else to do"),
     }
