@@ -1,5 +1,5 @@
 //! Measures the runtime under the kernels on a GPU: how inputs are fetched, loads and unloads, the jitter of graph replays with and without loads
-//! beside them, shares and what changing them takes. Prints what `docs/gpu.md` quotes.
+//! beside them, shares and what changing them takes. Prints what `docs/benchmarks-gpu.md` quotes.
 //!
 //! `cargo run --release -p engine-cuda --example runtime [REPLAYS [MODEL.onnx [PRECISION [BATCH,...]]]]`: with a model, also what its
 //! batches and loads take through the engine, with inputs in plain memory and in the pool, and its jitter beside that of a graph of one kernel that takes

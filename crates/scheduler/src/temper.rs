@@ -33,7 +33,7 @@ impl Temper {
     pub const USUAL: Self = Self::patient(Keep::Nearly);
 
     /// What `punctual` may become. None keeps first requests whatever that costs: where devices keep up with small batches `Nearly` keeps
-    /// them too, and elsewhere that ends in losing half of all (note 013).
+    /// them too, and elsewhere that ends in losing half of all (docs/notes/003-when-a-batch-starts.md).
     pub const CHOICE: [Self; 8] = [
         Self::USUAL,
         Self::with(Start::AtOnce, Keep::Nearly),

@@ -114,15 +114,15 @@ declare! {
     PAGES_USED = Gauge "device_pages_used" DEVICE, &[],
         "Pages that hold weights now.";
     SLOWNESS = Gauge "device_slowness" DEVICE, &[],
-        "How many times as long as on others of its kind batches are expected to take on the device, at most; 1 where it is as quick as they are (docs/notes/030).";
+        "How many times as long as on others of its kind batches are expected to take on the device, at most; 1 where it is as quick as they are (docs/notes/006-slow-devices.md).";
     LOSSES = Counter "device_losses_total" DEVICE, &[],
         "Times that the device was given up because its engine panicked, and was started anew, empty.";
 
     // The schedulers.
     TEMPER = Gauge "scheduler_temper" &["cell"], &[],
-        "Which of its tempers the policy punctual has now (docs/notes/013), in each cell; 0 is the usual one.";
+        "Which of its tempers the policy punctual has now (docs/notes/003-when-a-batch-starts.md), in each cell; 0 is the usual one.";
     MOVES = Counter "cell_moves_total" &["from", "to"], &[],
-        "Models that were moved from a cell that was short to one that had room (docs/notes/011), by the cells' numbers.";
+        "Models that were moved from a cell that was short to one that had room (docs/notes/009-cells.md), by the cells' numbers.";
 
     // Advice on scaling.
     DEVICES = Gauge "devices" &[], &[],

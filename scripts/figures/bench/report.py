@@ -107,7 +107,7 @@ Then every rate is multiplied by something between a half and two, and a tenth o
 cost of a load or an unload is the model's size). *Random* then moves random models until the cost is spent.
 
 Given is the lowest and the highest of five seeds. It is the exchanges that find these assignments; why the solver is there all
-the same is in [note 010](notes/010-placement.md).
+the same is in [010-placement.md](notes/010-placement.md).
 """,
     "minilm": """## Sentences of different lengths
 

@@ -4,7 +4,7 @@ import math
 
 from figures.gpu.compiled import geometric_mean
 
-# The networks that people serve (issue 5) beside those of exec.py's first table, each once; encoders for two lengths from one file.
+# The networks that people serve beside those of exec.py's first table, each once; encoders for two lengths from one file.
 NAMED = [
     "resnext50_32x4d",
     "seresnext50",
@@ -24,7 +24,7 @@ NAMED = [
 ]
 # Those that are also computed in fp32, whose own error is so small that it hides no mistake: together they have every kind of step.
 ALSO_IN_F32 = ["seresnext50", "ssd300", "ssdlite320", "yolo", "lenet", "minilm-32", "gpt2-32"]
-# Largest errors, over the largest output. With random weights a format's own error can be larger (docs/gpu.md): so PyTorch's in the same precision, twice, is allowed too.
+# Largest errors, over the largest output. With random weights a format's own error can be larger (docs/benchmarks-gpu.md): so PyTorch's in the same precision, twice, is allowed too.
 BOUNDS = {"f32": 1e-3, "tf32": 1e-3, "f16": 1e-2}
 
 
