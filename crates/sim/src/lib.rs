@@ -38,7 +38,7 @@ mod violation;
 mod world;
 
 pub use inputs::{Input, Inputs, Times};
-pub use meter::{Count, ErrorSpread, Errors, Meter, REASONS, Tally, Trace, TracedBatch, ratio};
+pub use meter::{Count, ErrorSpread, Errors, Meter, Refused, Tally, Trace, TracedBatch, by_reason, ratio};
 pub use observe::{Facts, Observation, Observer, Promises, Refusal};
 pub use quantiles::{ONE_IN, Quantiles, Spread};
 pub use replay::{Difference, Found, Panic, Replay, ReplayProgress, ReplayTally, replay};

@@ -1,6 +1,7 @@
 //! Protobuf messages as JSON and back, from their description: for the calls that nobody makes a thousand times a second.
 
-use crate::{Fault, Reason, proto};
+use crate::{Fault, proto};
+use base::Reason;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DeserializeOptions, DynamicMessage, MessageDescriptor, SerializeOptions};
 use std::sync::LazyLock;

@@ -1,7 +1,7 @@
 //! The figures of a run, and their mean over seeds.
 
 use serde_json::{Map, Value, json};
-use sim::{Meter, REASONS, Run, Tally, ratio};
+use sim::{Meter, Run, Tally, by_reason, ratio};
 
 /// The figures of one run as a JSON object.
 pub(crate) fn of_run(run: &Run, groups: &[String]) -> Value {
@@ -46,12 +46,8 @@ fn extend(figures: &mut Map<String, Value>, more: Value) {
 
 fn tally(tally: &Tally, seconds: f64) -> Map<String, Value> {
     let mut figures = Map::new();
-    let rejected: Map<String, Value> = REASONS
-        .iter()
-        .zip(tally.refused)
-        .filter(|(_, count)| *count > 0)
-        .map(|(reason, count)| ((*reason).to_owned(), count.into()))
-        .collect();
+    let rejected: Map<String, Value> =
+        by_reason(tally.refused).map(|(reason, count)| (reason.to_owned(), count.into())).collect();
     let own = json!({
         "goodput_rps": tally.good as f64 / seconds,
         "rate_rps": tally.sent as f64 / seconds,
