@@ -4,5 +4,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 commit="commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
-git diff --quiet HEAD -- crates/base crates/scheduler crates/workload crates/sim 2>/dev/null || commit="$commit and changes"
+git diff --quiet HEAD -- crates experiments 2>/dev/null || commit="$commit and changes"
 exec target/release/punctual simulate experiments --page docs/experiments --cache target/experiments --commit "$commit" "$@"

@@ -1,11 +1,15 @@
-//! The nouns that every other crate speaks in: ids, instants, spans, windows, batch latencies. Depends on nothing.
+//! The nouns that every other crate speaks in: ids, instants, spans, windows, batch latencies, reasons for
+//! refusals. Depends on nothing.
 
 mod ids;
+pub mod margins;
 mod profile;
+mod reason;
 mod tensor;
 mod time;
 
 pub use ids::{ActionId, ApplicationId, DeviceId, ModelId, RequestId};
 pub use profile::{BatchLatency, LatencyProfile, ProfileError, Transfers, USUAL_MAX_BATCH, usual_batch_sizes};
+pub use reason::{GrpcCode, Reason};
 pub use tensor::{DataType, ModelSignature, Precision, TensorSpec, element_count};
 pub use time::{Duration, Timestamp, Window};

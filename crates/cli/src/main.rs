@@ -13,8 +13,7 @@ mod scaling;
 mod serve;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
-use std::path::PathBuf;
+use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 /// A model server that answers on time.
@@ -47,7 +46,7 @@ enum Command {
     /// Run an experiment in virtual time, with the scheduler that serves.
     ///
     /// An experiment is a TOML file: models, devices, workload, network, what to run. `experiments/` has examples.
-    Simulate(Box<SimulateOptions>),
+    Simulate(Box<lab::simulate::SimulateArgs>),
     /// Run what a server recorded once more, and check it.
     ///
     /// `punctual serve --record FILE` keeps every event that the scheduler was told. Here they go through a fresh scheduler: the
@@ -85,60 +84,6 @@ enum Command {
     Place(place::PlaceOptions),
 }
 
-#[derive(Args)]
-struct SimulateOptions {
-    /// The experiment's file, or a folder of experiments with --page.
-    file: PathBuf,
-    /// Print one JSON object instead of a table.
-    #[arg(long)]
-    json: bool,
-    /// Run nothing: print the rate that no policy can exceed, whatever it knows, at each point of the experiment.
-    #[arg(long, conflicts_with_all = ["svg", "page", "results"])]
-    bound: bool,
-    /// Draw the experiment's plots into this folder, as SVG.
-    #[arg(long, value_name = "DIR")]
-    svg: Option<PathBuf>,
-    /// Run all experiments of the folder and write a page with plots and tables into this one.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["json", "svg", "results", "only", "sample", "policies"])]
-    page: Option<PathBuf>,
-    /// Add each result to this file as it comes, and don't run again what is there: an interrupted sweep goes on.
-    #[arg(long, value_name = "FILE")]
-    results: Option<PathBuf>,
-    /// Also take results of older sources from the file of results, except those of these policies.
-    #[arg(long, value_name = "POLICY,...", value_delimiter = ',')]
-    again: Vec<String>,
-    /// Only points of the sweep whose key has one of these values; may be given several times.
-    #[arg(long, value_name = "KEY=VALUE,...")]
-    only: Vec<String>,
-    /// Only so many points of the sweep, drawn by chance, always the same ones.
-    #[arg(long, value_name = "COUNT")]
-    sample: Option<usize>,
-    /// Only these policies.
-    #[arg(long, value_name = "POLICY,...", value_delimiter = ',')]
-    policies: Vec<String>,
-    /// Virtual seconds of each run, instead of the file's.
-    #[arg(long, value_name = "SECONDS")]
-    seconds: Option<f64>,
-    /// In a search, runs of more requests than this are cut shorter (to 5 s at least).
-    #[arg(long, value_name = "COUNT")]
-    max_requests: Option<f64>,
-    /// Seeds, instead of the file's.
-    #[arg(long, value_name = "SEED,...", value_delimiter = ',')]
-    seeds: Vec<u64>,
-    /// With --page: results that are still true are taken from this folder, and new ones put there.
-    #[arg(long, value_name = "DIR", requires = "page")]
-    cache: Option<PathBuf>,
-    /// With --page: also run the large sweeps whose results are kept beside the page.
-    #[arg(long, requires = "page")]
-    all: bool,
-    /// With --page: run only these files, named without .toml; the page's other sections stay as they are.
-    #[arg(long = "part", value_name = "NAME,...", requires = "page", value_delimiter = ',')]
-    parts: Vec<String>,
-    /// With --page: how results name the state of the sources.
-    #[arg(long, value_name = "TEXT", requires = "page", default_value = "an unnamed state of the sources")]
-    commit: String,
-}
-
 fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -154,43 +99,8 @@ fn run(cli: Cli) -> Result<()> {
         Command::Serve(options) => serve::run(*options),
         Command::Load(args) => Ok(loadgen::run_and_print(&args)?),
         Command::Profile(options) => profile::run(&options),
-        Command::Simulate(options) => simulate(*options),
+        Command::Simulate(args) => Ok(args.run_and_print()?),
         Command::Replay(options) => replay::run(&options),
         Command::Place(options) => place::run(&options),
     }
-}
-
-fn simulate(options: SimulateOptions) -> Result<()> {
-    if let Some(folder) = options.page {
-        let page = sim::cli::write_page(&sim::cli::PageOptions {
-            experiments: options.file,
-            folder,
-            cache: options.cache,
-            all: options.all,
-            parts: options.parts,
-            again: options.again,
-            commit: options.commit,
-            progress: true,
-        })?;
-        println!("wrote {}", page.display());
-        return Ok(());
-    }
-    let only = options.only.iter().map(|text| sim::cli::parse_only(text)).collect::<Result<_, _>>()?;
-    let shown = sim::cli::Options {
-        json: options.json,
-        bound: options.bound,
-        svg_dir: options.svg,
-        progress: true,
-        selection: sim::Selection {
-            only,
-            sample: options.sample,
-            policies: options.policies,
-            seconds: options.seconds,
-            max_requests: options.max_requests,
-            seeds: options.seeds,
-        },
-        reuse: sim::Reuse { file: options.results, again: options.again },
-    };
-    print!("{}", sim::cli::simulate(&options.file, &shown)?);
-    Ok(())
 }

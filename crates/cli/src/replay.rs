@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use sim::{REASONS, Replay};
+use sim::{Replay, by_reason};
 use std::fmt::Write;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -53,10 +53,6 @@ fn ending(replay: &Replay) -> String {
     )
 }
 
-fn refused(replay: &Replay) -> impl Iterator<Item = (&'static str, u64)> {
-    REASONS.into_iter().zip(replay.tally.refused).filter(|&(_, count)| count > 0)
-}
-
 fn to_text(replay: &Replay) -> String {
     let mut text = String::new();
     let tally = &replay.tally;
@@ -82,7 +78,7 @@ fn to_text(replay: &Replay) -> String {
         ("cancelled", tally.cancelled),
         ("open at the end", tally.in_hand),
     ];
-    let refused = refused(replay).map(|(reason, count)| format!("{count} refused ({reason})"));
+    let refused = by_reason(replay.tally.refused).map(|(reason, count)| format!("{count} refused ({reason})"));
     let counts = counts.iter().filter(|(_, count)| *count > 0).map(|(name, count)| format!("{count} {name}"));
     let outcomes: Vec<String> = counts.chain(refused).collect();
     line("requests", [vec![tally.requests.to_string()], outcomes].concat().join(", "));
@@ -122,7 +118,7 @@ fn to_text(replay: &Replay) -> String {
 fn to_json(replay: &Replay) -> Value {
     let tally = &replay.tally;
     let refused: serde_json::Map<String, Value> =
-        refused(replay).map(|(reason, count)| (reason.into(), count.into())).collect();
+        by_reason(replay.tally.refused).map(|(reason, count)| (reason.into(), count.into())).collect();
     let broken: Vec<Value> = (replay.broken.iter())
         .map(|broken| {
             let violation = &broken.violation;

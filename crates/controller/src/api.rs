@@ -1,7 +1,7 @@
 //! What the gateway sees of the controller: a catalogue of models, and a way to ask.
 
 use crate::queueing::Queueing;
-use base::{ApplicationId, Duration, ModelId, ModelSignature, RequestId, Timestamp};
+use base::{ApplicationId, Duration, ModelId, ModelSignature, Reason, RequestId, Timestamp};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::oneshot;
@@ -39,31 +39,28 @@ pub enum Reply {
     Refused(Refusal),
 }
 
-/// Why there are no outputs.
+/// Why there are no outputs, and what is known beyond the reason.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Refusal {
-    /// Even with nothing else to do the answer would have come too late; by how much is known.
-    DeadlineUnreachable {
-        /// The earliest deadline that could have been met.
-        earliest_at: Timestamp,
-    },
-    /// Others are ahead of it, and behind them it would come too late.
-    Overloaded {
-        /// The earliest deadline that could have been met.
-        earliest_at: Timestamp,
-    },
-    /// It was planned, but its answer did not come in time.
-    DeadlineMissed,
-    /// A queue or the table of requests has reached its bound.
-    QueueFull,
-    /// The model isn't served, or no longer.
-    ModelUnavailable,
-    /// There is no device to run it on.
-    NoDevice,
+pub struct Refusal {
+    /// For machines.
+    pub reason: Reason,
+    /// The earliest deadline that could have been met, where it is known.
+    pub earliest_at: Option<Timestamp>,
+    /// What the engine said, where it could not compute.
+    pub why: String,
+}
+
+impl Refusal {
     /// The engine could not compute it, and said why.
-    ExecutionFailed(String),
-    /// The server is going down.
-    ShuttingDown,
+    pub(crate) fn failed(why: String) -> Self {
+        Self { why, ..Reason::ExecutionFailed.into() }
+    }
+}
+
+impl From<Reason> for Refusal {
+    fn from(reason: Reason) -> Self {
+        Self { reason, earliest_at: None, why: String::new() }
+    }
 }
 
 /// Every model that the server knows, by name and version. Changes make a new one, with one exception: an entry that is loading is

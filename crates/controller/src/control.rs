@@ -1,5 +1,6 @@
 //! Loading and unloading models at the wish of clients: orders to the manager's thread, and what came of them.
 
+use base::Reason;
 use bytes::Bytes;
 use std::fmt;
 use std::str::FromStr;
@@ -90,6 +91,20 @@ pub enum ControlError {
     /// The server is going down.
     #[error("the server is going down")]
     ShuttingDown,
+}
+
+impl ControlError {
+    /// What clients are told that it is.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Off(_) => Reason::Unsupported,
+            Self::Busy => Reason::QueueFull,
+            Self::NotFound(_) => Reason::ModelNotFound,
+            Self::Bad(_) => Reason::BadInput,
+            Self::Failed { .. } => Reason::LoadFailed,
+            Self::ShuttingDown => Reason::ShuttingDown,
+        }
+    }
 }
 
 /// An order on its way.

@@ -9,13 +9,12 @@ use crate::rest::Rest;
 use crate::sampler::{Kept, Sampler, Who};
 use crate::{ControllerConfig, Inner, NewModel, fatal};
 use base::{
-    ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp, Window,
+    ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, Reason, RequestId, Timestamp,
+    Window, margins,
 };
 use departure::Departures;
 use recording::{Ending, Recorder};
-use scheduler::{
-    ActionStatus, Command, Event, Execution, Measured, ModelSpec, Outcome, Rehearsed, Rejection, Sample, Scheduler,
-};
+use scheduler::{ActionStatus, Command, Event, Execution, Measured, ModelSpec, Outcome, Rehearsed, Sample, Scheduler};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -137,17 +136,13 @@ impl Payload {
     /// Answers a request that has no outputs.
     pub fn refuse(self, outcome: Outcome, failure: impl FnOnce() -> String) {
         let refusal = match outcome {
-            Outcome::Rejected(Rejection::DeadlineUnreachable { earliest_at }) => {
-                Refusal::DeadlineUnreachable { earliest_at: Inner::with_margin(self.submitted_at, earliest_at) }
+            Outcome::Rejected(rejection) => {
+                let asked =
+                    |planned_at: Timestamp| self.submitted_at + margins::time_for(planned_at.since(self.submitted_at));
+                Refusal { earliest_at: rejection.earliest_at().map(asked), ..rejection.reason().into() }
             }
-            Outcome::Rejected(Rejection::Overloaded { earliest_at }) => {
-                Refusal::Overloaded { earliest_at: Inner::with_margin(self.submitted_at, earliest_at) }
-            }
-            Outcome::Rejected(Rejection::QueueFull) => Refusal::QueueFull,
-            Outcome::Rejected(Rejection::ModelUnavailable) => Refusal::ModelUnavailable,
-            Outcome::Rejected(Rejection::NoDevice) => Refusal::NoDevice,
-            Outcome::Failed => Refusal::ExecutionFailed(failure()),
-            Outcome::Done | Outcome::Late | Outcome::Cancelled => Refusal::DeadlineMissed,
+            Outcome::Failed => Refusal::failed(failure()),
+            Outcome::Done | Outcome::Late | Outcome::Cancelled => Reason::DeadlineMissed.into(),
         };
         // A receiver that is gone needs no answer.
         let _ = self.reply.send(Reply::Refused(refusal));
@@ -155,7 +150,7 @@ impl Payload {
 
     /// Answers a request that the end of the server found waiting.
     pub fn refuse_at_the_end(self) {
-        let _ = self.reply.send(Reply::Refused(Refusal::ShuttingDown));
+        let _ = self.reply.send(Reply::Refused(Reason::ShuttingDown.into()));
     }
 }
 
@@ -179,7 +174,7 @@ impl BatchItem for Payload {
     }
 
     fn deliver(self, outputs: Result<Vec<Tensor>, String>) {
-        let reply = outputs.map_or_else(|reason| Reply::Refused(Refusal::ExecutionFailed(reason)), Reply::Outputs);
+        let reply = outputs.map_or_else(|why| Reply::Refused(Refusal::failed(why)), Reply::Outputs);
         // A receiver that is gone needs no answer.
         let _ = self.reply.send(reply);
     }

@@ -49,7 +49,9 @@ pub use worker::{DeviceConfig, Padding, Tensor};
 use crate::cell::{Cell, GiveBack, WayIn};
 use crate::core::{Message, Payload};
 use crate::dealing::{Rooms, Wants};
-use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, RequestId, Timestamp};
+use base::{
+    ActionId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, Reason, RequestId, Timestamp, margins,
+};
 use crossbeam_queue::ArrayQueue;
 use recording::Recorder;
 use scheduler::Fairness;
@@ -73,12 +75,6 @@ pub struct ControllerConfig {
     /// The share of a device's time in which requests are run again, alone, to learn what they take; 0: none.
     pub online_profile_share: f64,
 }
-
-/// Plans aim this long before the deadline, for the way of the outputs to the client and because the gateway gives up three
-/// milliseconds before it; a sixteenth of the time that the request has, if that is less.
-const REPLY_MARGIN: Duration = Duration::from_micros(3500);
-/// Of a short time, plans leave one part in so many.
-const REPLY_SHARE: u64 = 16;
 
 /// A handle on the controller; cheap to clone, never waits.
 #[derive(Clone, Debug)]
@@ -207,21 +203,20 @@ impl Controller {
     /// Hands a request over. It is looked at when somebody next calls `drive`. `None`: it can't be taken, and the refusal
     /// is on its way through the reply channel.
     pub fn submit(&self, submission: Submission) -> Option<Ticket> {
-        let refuse = |submission: Submission, refusal| {
+        let refuse = |submission: Submission, reason: Reason| {
             // A receiver that is gone needs no answer.
-            let _ = submission.reply.send(Reply::Refused(refusal));
+            let _ = submission.reply.send(Reply::Refused(reason.into()));
             None
         };
         if self.inner.shutting_down.load(Ordering::Relaxed) {
-            return refuse(submission, Refusal::ShuttingDown);
+            return refuse(submission, Reason::ShuttingDown);
         }
-        let Some(id) = self.inner.take_slot() else { return refuse(submission, Refusal::QueueFull) };
+        let Some(id) = self.inner.take_slot() else { return refuse(submission, Reason::QueueFull) };
         self.inner.in_hand.fetch_add(1, Ordering::Relaxed);
         let now = self.now();
         let Submission { model, inputs, rows, deadline_at, priority, application, size, trace, reply } = submission;
         let (cell, model) = self.inner.home(model);
-        let margin = REPLY_MARGIN.min(deadline_at.since(now) / REPLY_SHARE);
-        let deadline_at = deadline_at - margin;
+        let deadline_at = deadline_at - margins::plan_before(deadline_at.since(now));
         let request = scheduler::Request { id, model, deadline_at, priority, rows, application, size };
         if let Some(trace) = &trace {
             trace.queued(now);
@@ -384,13 +379,6 @@ impl Inner {
         while self.cells.iter().fold(false, |more, cell| (!cell.inbox.is_empty() && cell.turn(self)) | more) {}
     }
 
-    /// The deadline that a client must ask for to be planned for that instant.
-    fn with_margin(submitted_at: Timestamp, planned_at: Timestamp) -> Timestamp {
-        let span = planned_at.since(submitted_at);
-        let short = span * REPLY_SHARE / (REPLY_SHARE - 1) + Duration::from_nanos(1);
-        submitted_at + short.min(span + REPLY_MARGIN)
-    }
-
     /// Work that gives the device back when it is done, and the number for it.
     fn lend(
         &self,
@@ -433,21 +421,4 @@ impl Inner {
 fn fatal(reason: &str) -> ! {
     tracing::error!("{reason}; the process ends here so that no wrong plan is carried out");
     std::process::exit(70);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn asking_for_the_earliest_deadline_gives_a_plan_for_that_instant() {
-        let now = Timestamp::ZERO + Duration::from_secs(5);
-        for planned_us in [10, 600, 6_000, 10_000, 90_000] {
-            let planned_at = now + Duration::from_micros(planned_us);
-            let asked = Inner::with_margin(now, planned_at);
-            let margin = REPLY_MARGIN.min(asked.since(now) / REPLY_SHARE);
-            assert!(asked - margin >= planned_at, "{planned_us} us");
-            assert!(asked.since(planned_at) <= REPLY_MARGIN + Duration::from_nanos(1), "{planned_us} us");
-        }
-    }
 }

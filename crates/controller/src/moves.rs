@@ -189,11 +189,11 @@ mod tests {
     use crate::{
         ControlMode, ControllerConfig, DeviceConfig, ManagerConfig, Refusal, Reply, Submission, Tensor, Ticket,
     };
-    use base::{ApplicationId, DataType};
+    use base::{ApplicationId, DataType, Reason};
     use bytes::Bytes;
     use engine::EmulatedEngine;
     use repository::{Change, Repository, Sources};
-    use telemetry::{BatchTimes, Metrics, Reason};
+    use telemetry::{BatchTimes, Metrics};
     use tokio::sync::oneshot;
 
     const PAGE: u64 = 1 << 20;
@@ -422,7 +422,7 @@ mod tests {
         bench.controller().cancel(ticket.unwrap());
         bench.controller().drive();
         let reply = answer.blocking_recv().unwrap();
-        assert!(matches!(reply, Reply::Refused(Refusal::DeadlineMissed)), "{reply:?}");
+        assert!(matches!(reply, Reply::Refused(Refusal { reason: Reason::DeadlineMissed, .. })), "{reply:?}");
         all_answered(busy);
         assert!(bench.is_well());
     }
@@ -438,7 +438,7 @@ mod tests {
         bench.end();
         assert!(!bench.controller().catalogue().models.contains_key("a"));
         let reply = bench.ask(before.id, 1).remove(0).blocking_recv().unwrap();
-        assert!(matches!(reply, Reply::Refused(Refusal::ModelUnavailable)), "{reply:?}");
+        assert!(matches!(reply, Reply::Refused(Refusal { reason: Reason::ModelUnavailable, .. })), "{reply:?}");
         until("its weights to be gone", || before.metrics.totals().resident.is_empty());
         all_answered(bench.ask(bench.served("b").id, 5));
         assert!(bench.is_well() && !bench.shows("punctual_cell_moves_total{from=\"0\",to=\"1\"} 1"));

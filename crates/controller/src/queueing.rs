@@ -1,13 +1,10 @@
 //! What a model's configuration says of requests that wait: levels of priority, and bounds on how long and how many.
 
-use base::Duration;
+use base::{Duration, margins};
 use repository::QueuePolicy;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-
-/// For the way of a request and of its answer: plans aim a few milliseconds before a deadline.
-const WAY: Duration = Duration::from_millis(10);
 
 /// The rules of one model.
 #[derive(Debug)]
@@ -53,7 +50,7 @@ impl Queueing {
     pub fn new(config: &repository::Queueing, longest: Duration, rows_at_once: u32) -> Self {
         let level = |policy: &QueuePolicy| Level {
             // A request that waited as long as it may is still executed and answered: its deadline is that much later.
-            limit: policy.timeout.filter(|_| !policy.delays).map(|timeout| timeout + longest + WAY),
+            limit: policy.timeout.filter(|_| !policy.delays).map(|timeout| timeout + longest + margins::ROUND_TRIP),
             max_queue_size: policy.max_queue_size,
             most: match policy.max_queue_size {
                 0 => 0,

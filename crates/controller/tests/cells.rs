@@ -4,7 +4,7 @@
 
 mod common;
 
-use base::{ApplicationId, Duration, ModelId, Timestamp};
+use base::{ApplicationId, Duration, ModelId, Reason, Timestamp};
 use common::{Bench, LARGEST_BATCH, MODEL_PAGES, until, wait};
 use controller::{Refusal, Reply, Submission};
 use recording::Recording;
@@ -157,7 +157,9 @@ fn a_device_that_is_lost_in_one_cell_does_not_touch_the_other() {
     assert!(is_answered(&bench.answer(here)) && is_answered(&bench.answer(there)));
     bad_faults.execution_panics.store(true, Ordering::Relaxed);
     let failed = bench.answer(bad);
-    assert!(matches!(&failed, Reply::Refused(Refusal::ExecutionFailed(reason)) if reason.contains("panicked")));
+    assert!(
+        matches!(&failed, Reply::Refused(Refusal { reason: Reason::ExecutionFailed, why, .. }) if why.contains("panicked"))
+    );
     until("the loss", || (bench.losses() > 0).then_some(()));
     for _ in 0..20 {
         let reply = bench.answer(here);
@@ -188,7 +190,10 @@ fn a_model_that_is_not_there_is_refused_in_every_cell() {
     bench.controller.remove_model(second);
     for unknown in [second, ModelId(first.0 + 40), ModelId(first.0 + 41)] {
         let reply = bench.answer(unknown);
-        assert!(matches!(reply, Reply::Refused(Refusal::ModelUnavailable)), "{unknown}: {reply:?}");
+        assert!(
+            matches!(reply, Reply::Refused(Refusal { reason: Reason::ModelUnavailable, .. })),
+            "{unknown}: {reply:?}"
+        );
     }
     assert!(is_answered(&bench.answer(first)));
 }
@@ -214,7 +219,7 @@ fn a_request_that_is_taken_back_is_found_in_its_cell() {
         bench.controller.cancel(ticket);
         bench.controller.drive();
         let reply = wait(answer);
-        assert!(matches!(reply, Reply::Refused(Refusal::DeadlineMissed)), "{reply:?}");
+        assert!(matches!(reply, Reply::Refused(Refusal { reason: Reason::DeadlineMissed, .. })), "{reply:?}");
     }
     until("all slots to be free", || (bench.controller.in_hand() == 0).then_some(()));
 }
@@ -226,10 +231,13 @@ fn stopping_gives_each_request_of_each_cell_one_answer() {
     let answers: Vec<_> = (0..200).map(|index| bench.ask(models[index % 2])).collect();
     bench.controller.stop();
     for reply in answers.into_iter().map(wait) {
-        assert!(matches!(reply, Reply::Outputs(_) | Reply::Refused(Refusal::ShuttingDown)), "{reply:?}");
+        assert!(
+            matches!(reply, Reply::Outputs(_) | Reply::Refused(Refusal { reason: Reason::ShuttingDown, .. })),
+            "{reply:?}"
+        );
     }
     for model in models {
-        assert!(matches!(bench.answer(model), Reply::Refused(Refusal::ShuttingDown)));
+        assert!(matches!(bench.answer(model), Reply::Refused(Refusal { reason: Reason::ShuttingDown, .. })));
     }
 }
 

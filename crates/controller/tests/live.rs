@@ -5,7 +5,7 @@
 mod common;
 mod served;
 
-use base::{ApplicationId, DataType, Duration, LatencyProfile};
+use base::{ApplicationId, DataType, Duration, LatencyProfile, Reason};
 use bytes::Bytes;
 use controller::{
     Controller, ControllerConfig, DeviceConfig, ModelState, NewModel, Refusal, Reply, Submission, Tensor,
@@ -88,7 +88,11 @@ fn what_cannot_be_met_is_refused_with_the_earliest_deadline() {
     let asked_at = controller.now();
     let answer = ask(&controller, "slow", Some(Duration::from_millis(100)));
     controller.drive();
-    let Reply::Refused(Refusal::DeadlineUnreachable { earliest_at }) = wait(answer) else { panic!("not refused") };
+    let Reply::Refused(Refusal { reason: Reason::DeadlineUnreachable, earliest_at: Some(earliest_at), .. }) =
+        wait(answer)
+    else {
+        panic!("not refused")
+    };
     assert!(earliest_at >= asked_at + Duration::from_millis(510), "{earliest_at}");
 }
 
@@ -117,7 +121,7 @@ fn a_full_table_refuses_at_once() {
     let answers: Vec<_> = (0..3).map(|_| ask(&controller, "net", None)).collect();
     controller.drive();
     let replies: Vec<Reply> = answers.into_iter().map(wait).collect();
-    assert!(matches!(replies[2], Reply::Refused(Refusal::QueueFull)));
+    assert!(matches!(replies[2], Reply::Refused(Refusal { reason: Reason::QueueFull, .. })));
     assert!(matches!(replies[..2], [Reply::Outputs(_), Reply::Outputs(_)]));
 }
 
@@ -170,7 +174,7 @@ fn stopping_answers_what_is_queued_and_refuses_what_comes() {
     controller.drive();
     controller.refuse_new();
     let refused = ask(&controller, "net", Some(Duration::from_secs(60)));
-    assert!(matches!(wait(refused), Reply::Refused(Refusal::ShuttingDown)));
+    assert!(matches!(wait(refused), Reply::Refused(Refusal { reason: Reason::ShuttingDown, .. })));
     assert!(matches!(wait(answer), Reply::Outputs(_)));
     drop(manager);
     controller.stop();

@@ -4,13 +4,14 @@
 
 mod common;
 
+use base::Reason;
 use common::{Bench, MODEL_PAGES, until, wait};
 use controller::{Refusal, Reply};
 use scheduler::PolicyKind;
 use std::sync::atomic::Ordering;
 
 fn is_failure(reply: &Reply, text: &str) -> bool {
-    matches!(reply, Reply::Refused(Refusal::ExecutionFailed(reason)) if reason.contains(text))
+    matches!(reply, Reply::Refused(Refusal { reason: Reason::ExecutionFailed, why, .. }) if why.contains(text))
 }
 
 #[test]

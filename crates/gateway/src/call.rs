@@ -12,18 +12,14 @@ use crate::io::IoContext;
 use crate::io::offload::{OFFLOAD_WRITE_BYTES, offload};
 use crate::models::serving;
 use crate::regions;
-use base::{ApplicationId, Duration, ModelSignature, Timestamp};
+use base::{ApplicationId, Duration, ModelSignature, Reason, Timestamp, margins};
 use controller::{Admitted, CatalogueEntry, QueuePlace, Refusal, Reply, ServedModel, Submission, Tensor, Ticket};
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use telemetry::Trace;
 use tokio::sync::oneshot;
-use wire::{Fault, InferRequest, InferResponse, OutputTensor, Reason};
-
-/// A request that hears nothing is given up this long before its deadline, a twentieth of a short one: timers fire up to a
-/// millisecond after their time, a busy machine takes its time to run this thread, and the refusal must be there by the
-/// deadline. Plans aim earlier still (the controller's margin).
-const GIVE_UP_BEFORE: Duration = Duration::from_millis(3);
+use wire::{Fault, InferRequest, InferResponse, OutputTensor};
 
 /// What the transport says of a request.
 #[derive(Clone, Copy)]
@@ -66,7 +62,7 @@ impl<'a> Call<'a> {
                 Ok(Self { context, entry, arrived_at, ticket: None, trace, over: false })
             }
             Err(fault) => {
-                metrics.unrouted(metric_reason(fault.reason));
+                metrics.unrouted(fault.reason);
                 Err(fault)
             }
         }
@@ -128,7 +124,7 @@ impl<'a> Call<'a> {
         let mut outputs = match reply {
             Some(Reply::Outputs(outputs)) => outputs,
             Some(Reply::Refused(refusal)) => return Err(self.fault(refusal)),
-            None => return Err(self.fault(Refusal::DeadlineMissed)),
+            None => return Err(self.fault(Reason::DeadlineMissed.into())),
         };
         if wanted.iter().any(|output| output.region.is_some()) {
             Box::pin(self.place(&mut outputs, &mut wanted)).await?;
@@ -147,10 +143,10 @@ impl<'a> Call<'a> {
             let left = deadline_at.since(self.context.controller.now());
             tokio::time::timeout(left.into(), work)
                 .await
-                .unwrap_or_else(|_| Err(self.fault(Refusal::DeadlineMissed)))?
+                .unwrap_or_else(|_| Err(self.fault(Reason::DeadlineMissed.into())))?
         };
         if deadline_at != Timestamp::NEVER && self.context.controller.now() > deadline_at {
-            return Err(self.fault(Refusal::DeadlineMissed));
+            return Err(self.fault(Reason::DeadlineMissed.into()));
         }
         Ok(encoded)
     }
@@ -192,7 +188,7 @@ impl<'a> Call<'a> {
         let reply = match budget {
             None => answer.await,
             Some(budget) => {
-                let net_at = deadline_at - GIVE_UP_BEFORE.min(budget / 20);
+                let net_at = deadline_at - margins::give_up_before(budget);
                 let left = net_at.since(self.context.controller.now());
                 match tokio::time::timeout(left.into(), answer).await {
                     Ok(reply) => reply,
@@ -205,7 +201,7 @@ impl<'a> Call<'a> {
         };
         self.ticket = None;
         // A sender that is gone without a word belonged to a controller that is gone.
-        Some(reply.unwrap_or(Reply::Refused(Refusal::ShuttingDown)))
+        Some(reply.unwrap_or(Reply::Refused(Reason::ShuttingDown.into())))
     }
 
     /// Counts the outcome; the request is over.
@@ -213,12 +209,12 @@ impl<'a> Call<'a> {
         self.over = true;
         match &outcome {
             Ok(_) => self.served().metrics.answered(self.context.controller.now().since(self.arrived_at)),
-            Err(fault) => self.count_failure(metric_reason(fault.reason)),
+            Err(fault) => self.count_failure(fault.reason),
         }
         outcome
     }
 
-    fn count_failure(&self, reason: telemetry::Reason) {
+    fn count_failure(&self, reason: Reason) {
         self.served().metrics.ended(reason, self.context.controller.now().since(self.arrived_at));
     }
 
@@ -231,46 +227,10 @@ impl<'a> Call<'a> {
 
     /// What a refusal is to the client. Earliest deadlines are told as a span from the arrival: clients have other clocks.
     fn fault(&self, refusal: Refusal) -> Fault {
-        let name = &self.entry.name;
-        let earliest = |at: Timestamp| (at != Timestamp::NEVER).then(|| at.since(self.arrived_at));
-        let with = |fault: Fault, at| earliest(at).map_or(fault.clone(), |span| fault.with_earliest(span));
-        match refusal {
-            Refusal::DeadlineUnreachable { earliest_at } => with(
-                Fault::new(
-                    Reason::DeadlineUnreachable,
-                    format!(
-                        "model {name:?} can't answer by the deadline, even with nothing else to do: allow it more time"
-                    ),
-                ),
-                earliest_at,
-            ),
-            Refusal::Overloaded { earliest_at } => with(
-                Fault::new(
-                    Reason::Overloaded,
-                    format!(
-                        "model {name:?} can't answer by the deadline, because other requests are ahead: try again later or allow it more time"
-                    ),
-                ),
-                earliest_at,
-            ),
-            Refusal::DeadlineMissed => Fault::new(
-                Reason::DeadlineMissed,
-                format!("the answer of model {name:?} was not there by the deadline"),
-            ),
-            Refusal::QueueFull => Fault::new(
-                Reason::QueueFull,
-                format!("too many requests are waiting for model {name:?}: try again later"),
-            ),
-            Refusal::ModelUnavailable => Fault::new(
-                Reason::ModelUnavailable,
-                format!("version {} of model {name:?} is no longer served", self.entry.version),
-            ),
-            Refusal::NoDevice => Fault::new(Reason::NoDevice, format!("there is no device to run model {name:?} on")),
-            Refusal::ExecutionFailed(why) => {
-                Fault::new(Reason::ExecutionFailed, format!("model {name:?} could not be computed: {why}"))
-            }
-            Refusal::ShuttingDown => Fault::new(Reason::ShuttingDown, "the server is going down"),
-        }
+        let Refusal { reason, earliest_at, why } = refusal;
+        let sentence = reason.sentence(&self.entry.name, self.entry.version, &why);
+        let fault = Fault::new(reason, sentence.map_or(Cow::Borrowed(reason.help()), Cow::Owned));
+        Fault { earliest: earliest_at.map(|at| at.since(self.arrived_at)), ..fault }
     }
 }
 
@@ -313,7 +273,7 @@ impl Drop for Call<'_> {
         self.context.calls.fetch_sub(1, Ordering::Relaxed);
         self.take_back();
         if !self.over {
-            self.count_failure(telemetry::Reason::Cancelled);
+            self.count_failure(Reason::Cancelled);
         }
         if let Some(trace) = &self.trace {
             trace.end(self.arrived_at, self.context.controller.now());
@@ -323,31 +283,5 @@ impl Drop for Call<'_> {
 
 /// Counts a refusal for which there is no model to count it with.
 pub(crate) fn count_unrouted(context: &IoContext, fault: &Fault) {
-    context.shared.metrics.unrouted(metric_reason(fault.reason));
-}
-
-/// The metrics' word for a reason: they count coarser than error bodies speak.
-fn metric_reason(reason: Reason) -> telemetry::Reason {
-    match reason {
-        Reason::BadInput
-        | Reason::NotFound
-        | Reason::MethodNotAllowed
-        | Reason::Unsupported
-        | Reason::RegionNotFound
-        | Reason::AlreadyExists
-        | Reason::BodyTooLarge
-        | Reason::UnsupportedEncoding => telemetry::Reason::BadInput,
-        Reason::ModelNotFound
-        | Reason::ModelLoading
-        | Reason::ModelBroken
-        | Reason::LoadFailed
-        | Reason::ModelUnavailable => telemetry::Reason::ModelUnavailable,
-        Reason::DeadlineUnreachable => telemetry::Reason::DeadlineUnreachable,
-        Reason::DeadlineMissed => telemetry::Reason::DeadlineMissed,
-        Reason::Overloaded => telemetry::Reason::Overloaded,
-        Reason::QueueFull | Reason::TooManyConnections => telemetry::Reason::QueueFull,
-        Reason::NoDevice => telemetry::Reason::NoDevice,
-        Reason::ShuttingDown | Reason::NotReady => telemetry::Reason::ShuttingDown,
-        Reason::ExecutionFailed => telemetry::Reason::ExecutionFailed,
-    }
+    context.shared.metrics.unrouted(fault.reason);
 }

@@ -1,11 +1,11 @@
 //! The highest values of an output as texts, `value:index` or `value:index:label`, instead of the output itself.
 
-use base::DataType;
+use base::{DataType, Reason};
 use bytes::Bytes;
 use controller::Tensor;
 use std::cmp::Ordering;
 use std::fmt::Display;
-use wire::{Fault, Reason, push_string};
+use wire::{Fault, push_string};
 
 /// Refuses, before anything is computed, outputs that have no highest values.
 pub(crate) fn check_type(name: &str, datatype: DataType) -> Result<(), Fault> {

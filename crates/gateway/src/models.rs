@@ -1,9 +1,10 @@
 //! Finding the model that a request names, in a copy of the catalogue that this thread keeps until it is stale.
 
+use base::Reason;
 use controller::{Catalogue, CatalogueEntry, Controller, ModelState, ModelVersions, ServedModel};
 use std::sync::{Arc, Mutex, PoisonError};
+use wire::Fault;
 use wire::json::ModelMetadata;
-use wire::{Fault, Reason};
 
 /// How many names a refusal lists.
 const NAMES_SHOWN: usize = 8;

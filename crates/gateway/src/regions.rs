@@ -7,6 +7,7 @@
 use crate::body::hold::Held;
 use crate::io::IoContext;
 use crate::io::offload::offload;
+use base::Reason;
 use bytes::Bytes;
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wire::proto::SystemSharedMemoryRegisterRequest;
 use wire::proto::system_shared_memory_status_response::RegionStatus;
-use wire::{Fault, InferRequest, Reason, Region, check_elements};
+use wire::{Fault, InferRequest, Region, check_elements};
 
 /// Where the system keeps shared memory objects.
 const FOLDER: &str = "/dev/shm";

@@ -1,7 +1,8 @@
 //! What goes into the scheduler and what comes out of it.
 
 use base::{
-    ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Transfers, Window,
+    ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, Reason, RequestId, Timestamp, Transfers,
+    Window,
 };
 
 /// A fact that the driver reports to the scheduler.
@@ -310,4 +311,27 @@ pub enum Rejection {
     ModelUnavailable,
     /// There is no device to run it on.
     NoDevice,
+}
+
+impl Rejection {
+    /// Its name.
+    pub const fn reason(self) -> Reason {
+        match self {
+            Self::DeadlineUnreachable { .. } => Reason::DeadlineUnreachable,
+            Self::Overloaded { .. } => Reason::Overloaded,
+            Self::QueueFull => Reason::QueueFull,
+            Self::ModelUnavailable => Reason::ModelUnavailable,
+            Self::NoDevice => Reason::NoDevice,
+        }
+    }
+
+    /// The earliest deadline that could have been met, where there is one.
+    pub fn earliest_at(self) -> Option<Timestamp> {
+        match self {
+            Self::DeadlineUnreachable { earliest_at } | Self::Overloaded { earliest_at } => {
+                Some(earliest_at).filter(|&at| at != Timestamp::NEVER)
+            }
+            Self::QueueFull | Self::ModelUnavailable | Self::NoDevice => None,
+        }
+    }
 }

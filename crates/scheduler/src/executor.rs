@@ -1,17 +1,10 @@
 //! What one executor of a device is doing, and until when. It runs what it was given one after another (P4).
 
-use base::{ActionId, Duration, Timestamp};
+use base::{ActionId, Duration, Timestamp, margins};
 use std::collections::VecDeque;
 
 /// Never more actions than this are outstanding on one executor (P9), however short they are.
 const MAX_OUTSTANDING: usize = 1024;
-
-/// Where the next batch's transfers are to be hidden behind the one that runs, its order leaves so much earlier than they take: for its way, and
-/// because actions mostly end earlier than was planned with.
-const WAY: Duration = Duration::from_micros(250);
-
-/// How exactly the end of an action is known while it runs.
-const UNSURE: Duration = Duration::from_micros(100);
 
 /// How early an executor gets its orders.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +45,7 @@ impl Executor {
     /// planned to the microsecond would often find its window closed.
     pub fn surely_at(&self, now: Timestamp) -> Timestamp {
         let waits = !self.is_idle() && self.beside > Duration::ZERO;
-        self.start_at(now) + if waits { UNSURE } else { Duration::ZERO }
+        self.start_at(now) + if waits { margins::UNSURE } else { Duration::ZERO }
     }
 
     pub fn is_idle(&self) -> bool {
@@ -61,7 +54,7 @@ impl Executor {
 
     /// How long before it is free it wants the next action: `ahead`, and for as long as transfers take.
     fn ahead(&self, ahead: Duration) -> Duration {
-        if self.beside == Duration::ZERO { ahead } else { ahead + self.beside + WAY }
+        if self.beside == Duration::ZERO { ahead } else { ahead + self.beside + margins::ORDER_WAY }
     }
 
     /// Whether it should have ended something by now and hasn't, reports being `way` under way. Nobody knows when it will go on, so that it is given nothing more: a stalled

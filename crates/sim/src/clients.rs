@@ -2,10 +2,10 @@
 
 use crate::agenda::{Agenda, Due};
 use crate::inputs::Input;
-use crate::meter::{Ended, Ending, Meter, TABLE_FULL};
+use crate::meter::{Ended, Ending, Meter};
 use crate::violation::{Broken, Violation};
 use crate::{Faults, Model, Network, Setup, Traffic, Variety};
-use base::{ApplicationId, Duration, ModelId, RequestId, Timestamp};
+use base::{ApplicationId, Duration, ModelId, Reason, RequestId, Timestamp};
 use scheduler::{Execution, Measured, Outcome, Request, Sample};
 use std::collections::BTreeMap;
 use workload::{Arrival, ClosedLoop, Random};
@@ -150,7 +150,7 @@ impl Clients {
             input,
         };
         let Some(id) = self.admit(living) else {
-            let ending = Ending::Refused(TABLE_FULL);
+            let ending = Ending::Refused(Reason::QueueFull);
             meter.ended(&Ended {
                 model: model as usize,
                 group,

@@ -2,25 +2,16 @@
 
 use crate::quantiles::{Quantiles, Spread};
 use crate::series::Series;
-use base::{Duration, Timestamp};
-use scheduler::{Execution, Load, Outcome, Rejection};
+use base::{Duration, Reason, Timestamp};
+use scheduler::{Execution, Load, Outcome};
 use serde::Serialize;
 
-/// Why requests were refused, in the order of the counters.
-pub const REASONS: [&str; 6] =
-    ["deadline_unreachable", "overloaded", "queue_full", "model_unavailable", "no_device", "table_full"];
+/// Requests that were refused, by the position of the reason in `Reason::ALL`.
+pub type Refused = [u64; Reason::ALL.len()];
 
-/// The counter of requests that the driver refused because its table was full.
-pub(crate) const TABLE_FULL: usize = 5;
-
-pub(crate) fn reason_index(rejection: Rejection) -> usize {
-    match rejection {
-        Rejection::DeadlineUnreachable { .. } => 0,
-        Rejection::Overloaded { .. } => 1,
-        Rejection::QueueFull => 2,
-        Rejection::ModelUnavailable => 3,
-        Rejection::NoDevice => 4,
-    }
+/// The reasons for which requests were refused, and how many were.
+pub fn by_reason(refused: Refused) -> impl Iterator<Item = (&'static str, u64)> {
+    Reason::ALL.map(Reason::name).into_iter().zip(refused).filter(|&(_, count)| count > 0)
 }
 
 /// How a request ended, as a client sees it.
@@ -30,7 +21,7 @@ pub(crate) enum Ending {
     Late,
     Failed,
     Cancelled,
-    Refused(usize),
+    Refused(Reason),
 }
 
 impl Ending {
@@ -40,7 +31,7 @@ impl Ending {
             Outcome::Late => Self::Late,
             Outcome::Failed => Self::Failed,
             Outcome::Cancelled => Self::Cancelled,
-            Outcome::Rejected(rejection) => Self::Refused(reason_index(rejection)),
+            Outcome::Rejected(rejection) => Self::Refused(rejection.reason()),
         }
     }
 }
@@ -71,7 +62,7 @@ pub struct Count {
 
 impl Count {
     /// Counts another run's as well.
-    pub(crate) fn add(&mut self, other: Self) {
+    pub fn add(&mut self, other: Self) {
         self.ended += other.ended;
         self.bad += other.bad;
     }
@@ -98,8 +89,8 @@ pub struct Tally {
     pub failed: u64,
     /// Their client went away.
     pub cancelled: u64,
-    /// Refused, by reason (see [`REASONS`]).
-    pub refused: [u64; 6],
+    /// Refused, by reason (see [`by_reason`]).
+    pub refused: Refused,
     /// Refused while at least half of their time was left.
     pub refused_early: u64,
     /// Refused within a millisecond.
@@ -142,7 +133,7 @@ impl Tally {
             Ending::Failed => self.failed += 1,
             Ending::Cancelled => self.cancelled += 1,
             Ending::Refused(reason) => {
-                self.refused[reason] += 1;
+                self.refused[reason as usize] += 1;
                 let left = ended.deadline_at.since(ended.answered_at);
                 self.refused_early += u64::from(left * 2 >= ended.deadline_at.since(ended.sent_at));
                 self.refused_at_once += u64::from(ended.answered_at.since(ended.sent_at) <= AT_ONCE);
@@ -454,7 +445,8 @@ impl Meter {
     }
 }
 
-pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
+/// Which part of a whole it is; of nothing, none.
+pub fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 

@@ -91,7 +91,7 @@ impl Quantiles {
 }
 
 /// One in so many is above the quantile of that name in a [`Spread`].
-pub(crate) const ONE_IN: [(f64, &str); 6] = [
+pub const ONE_IN: [(f64, &str); 6] = [
     (2.0, "p50_ms"),
     (10.0, "p90_ms"),
     (100.0, "p99_ms"),

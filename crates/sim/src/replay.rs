@@ -8,7 +8,7 @@
 mod books;
 
 use crate::checkers::{BoundedQueues, Contract, ExactlyOneOutcome, RefusedNeverExecuted, StartInWindow, SuccessInTime};
-use crate::meter::{AT_ONCE, REASONS, reason_index};
+use crate::meter::{AT_ONCE, Refused};
 use crate::observe::{Facts, Observation, Observer, Promises};
 use crate::quantiles::Quantiles;
 use crate::violation::{Broken, Invariant, Violation};
@@ -65,8 +65,8 @@ pub struct ReplayTally {
     pub failed: u64,
     /// Their client went away.
     pub cancelled: u64,
-    /// Refused, by reason (see [`REASONS`]).
-    pub refused: [u64; REASONS.len()],
+    /// Refused, by reason (see [`crate::by_reason`]).
+    pub refused: Refused,
     /// Of those, within a millisecond of the instant at which the scheduler was told of the request.
     pub refused_at_once: u64,
     /// Of those, while at least half of the time was left that the request had then.
@@ -415,7 +415,7 @@ impl ReplayTally {
                     Outcome::Failed => self.failed += 1,
                     Outcome::Cancelled => self.cancelled += 1,
                     Outcome::Rejected(rejection) => {
-                        self.refused[reason_index(*rejection)] += 1;
+                        self.refused[rejection.reason() as usize] += 1;
                         known.into_iter().for_each(|(since, deadline_at)| self.was_refused(since, deadline_at, now));
                     }
                 }

@@ -1,8 +1,8 @@
 //! All that one run of the simulator needs to know.
 
 use crate::inputs::Inputs;
-use base::Duration;
-use scheduler::ModelSpec;
+use base::{Duration, LatencyProfile, ModelId};
+use scheduler::{Fairness, ModelSpec};
 use workload::{Arrival, ClosedLoop};
 
 /// A world before its first instant.
@@ -49,6 +49,31 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// A world with nothing special about it: one page on each device, no noise, no faults, every invariant but P10 checked.
+    pub fn new(scheduler: scheduler::Config, models: Vec<Model>, devices: u32, horizon: Duration) -> Self {
+        Self {
+            scheduler,
+            models,
+            groups: vec!["all".into()],
+            devices,
+            pages: 1,
+            network: Network::default(),
+            noise: Noise::default(),
+            faults: Faults::default(),
+            variety: Variety::default(),
+            warmup: Duration::ZERO,
+            horizon,
+            series_step: None,
+            max_requests: scheduler::Config::DEFAULT_MAX_REQUESTS,
+            give_up_after_bad: None,
+            checked: true,
+            strict: false,
+            trace_batches: 0,
+            elastic: None,
+            seed: 1,
+        }
+    }
+
     /// How many devices there can be at once.
     pub fn most_devices(&self) -> u32 {
         self.elastic.map_or(self.devices, |elastic| elastic.max_devices.max(self.devices))
@@ -81,6 +106,22 @@ pub struct Model {
     pub group: usize,
     /// How its requests differ, where they do.
     pub inputs: Option<Inputs>,
+}
+
+impl Model {
+    /// A model with nothing special about it: requests of one row, weights that take no memory.
+    pub fn new(model: ModelId, profile: LatencyProfile, slo: Option<Duration>) -> Self {
+        let spec = ModelSpec {
+            model,
+            pages: 0,
+            profile,
+            elsewhere: Vec::new(),
+            objective: slo,
+            fixed: Duration::ZERO,
+            fairness: Fairness::default(),
+        };
+        Self { spec, slo, rows: 1, group: 0, inputs: None }
+    }
 }
 
 /// What messages take.

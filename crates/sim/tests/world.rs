@@ -4,9 +4,9 @@
 
 mod common;
 
-use base::Duration;
+use base::{Duration, Reason};
 use common::{closed, model, open, world};
-use sim::{Elastic, Faults, Network, Noise, REASONS, Traffic};
+use sim::{Elastic, Faults, Network, Noise, Traffic};
 use workload::{Arrival, OpenLoop, Process, RateCurve, Stream};
 
 fn at_millis(millis: &[u64]) -> Traffic {
@@ -52,8 +52,7 @@ fn the_table_of_requests_has_a_bound_too() {
     setup.max_requests = 3;
     let run = sim::run(&setup, at_millis(&[0; 10])).unwrap();
     let total = run.meter.total();
-    let full = REASONS.iter().position(|&reason| reason == "table_full").unwrap();
-    assert_eq!((total.sent, total.good, total.refused[full]), (10, 3, 7));
+    assert_eq!((total.sent, total.good, total.refused[Reason::QueueFull as usize]), (10, 3, 7));
 }
 
 #[test]

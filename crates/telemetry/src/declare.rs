@@ -224,7 +224,7 @@ pub fn reference() -> String {
     page.push_str("\n## Reasons\n\nThe label `reason` is one of these, or empty for a success. ");
     page.push_str("The same words are in the `reason` field of an error's body.\n\n");
     page.push_str("| reason | outcome | meaning |\n|---|---|---|\n");
-    for reason in crate::Reason::ALL {
+    for reason in base::Reason::labels() {
         writeln!(page, "| `{}` | {} | {} |", reason.name(), reason.outcome(), reason.help())
             .expect("writing to a string doesn't fail");
     }

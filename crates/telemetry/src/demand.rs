@@ -2,8 +2,7 @@
 //! they were busy. The same events as in the metrics by model and device, but these totals never go back when a model is
 //! removed.
 
-use crate::Reason;
-use base::Duration;
+use base::{Duration, Reason};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The totals, counted.

@@ -2,10 +2,9 @@
 
 use crate::declare::{self as d, Declaration};
 use crate::demand::{Demand, DemandTotals, ModelDemand};
-use crate::reason::Reason;
 use crate::statistics::{ModelTotals, Spans, Statistics};
-use crate::triton::{self, Models, TritonCollector};
-use base::{Duration, Transfers};
+use crate::triton::{Models, TritonCollector};
+use base::{Duration, Reason, Transfers};
 use prometheus::{
     Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry, TextEncoder,
@@ -176,7 +175,7 @@ impl Metrics {
             scheduler_step: Seconds(histogram(&registry, &d::STEP_SECONDS).with_label_values::<&str>(&[])),
             measured_served: Seconds(measurements.with_label_values(&["served"])),
             measured_again: Seconds(measurements.with_label_values(&["again"])),
-            unrouted: Reason::ALL.iter().map(|reason| unrouted.with_label_values(&[reason.name()])).collect(),
+            unrouted: Reason::ALL.map(|reason| unrouted.with_label_values(&[reason.label().name()])).into(),
             invariants: Invariant::NAMES.iter().map(|name| invariants.with_label_values(&[name])).collect(),
             registry,
             families: Arc::new(families),
@@ -196,11 +195,12 @@ impl Metrics {
         let version = version.to_string();
         let labels = [name, version.as_str()];
         let f = &*self.families;
-        let ended = |reason: &Reason| f.requests.with_label_values(&[name, &version, reason.outcome(), reason.name()]);
+        let ended =
+            |reason: Reason| f.requests.with_label_values(&[name, &version, reason.outcome(), reason.label().name()]);
         ModelMetrics {
             inner: Arc::new(ModelSeries {
                 success: f.requests.with_label_values(&[name, &version, "success", ""]),
-                ended: Reason::ALL.iter().map(ended).collect(),
+                ended: Reason::ALL.map(ended).into(),
                 goodput: f.goodput.with_label_values(&labels),
                 request: Seconds(f.request_seconds.with_label_values(&labels)),
                 queue: Seconds(f.queue_seconds.with_label_values(&labels)),
@@ -226,7 +226,7 @@ impl Metrics {
         let f = &*self.families;
         // Removal fails only for series that aren't there, which is what is wanted.
         let _ = f.requests.remove_label_values(&[name, &version, "success", ""]);
-        for reason in Reason::ALL {
+        for reason in Reason::labels() {
             let _ = f.requests.remove_label_values(&[name, &version, reason.outcome(), reason.name()]);
         }
         for family in [&f.goodput, &f.cold_starts, &f.loads, &f.unloads] {
@@ -335,7 +335,7 @@ pub struct ModelMetrics {
 #[derive(Debug)]
 struct ModelSeries {
     success: IntCounter,
-    /// By position in `Reason::ALL`.
+    /// By position in `Reason::ALL`; reasons that are counted under one label have one counter.
     ended: Box<[IntCounter]>,
     goodput: IntCounter,
     request: Seconds,
@@ -350,6 +350,13 @@ struct ModelSeries {
     /// What executors count; each place on a device that has the weights holds it too.
     statistics: Arc<Statistics>,
     demand: Arc<Demand>,
+}
+
+impl ModelSeries {
+    /// How many requests ended for each reason that metrics tell apart.
+    fn ended(&self) -> impl Iterator<Item = (Reason, u64)> {
+        Reason::labels().map(|reason| (reason, self.ended[reason as usize].get()))
+    }
 }
 
 impl ModelMetrics {
@@ -379,7 +386,7 @@ impl ModelMetrics {
         let inner = &*self.inner;
         let spans =
             |count: u64, nanos: &AtomicU64| Spans { count, total: Duration::from_nanos(nanos.load(Ordering::Relaxed)) };
-        let failed = inner.ended.iter().map(IntCounter::get).sum();
+        let failed = inner.ended().map(|(_, count)| count).sum();
         let success = spans(inner.success.get(), &inner.success_nanos);
         inner.statistics.totals(success, spans(failed, &inner.fail_nanos))
     }
@@ -387,8 +394,7 @@ impl ModelMetrics {
     /// What says how much of the devices' time the model asks for.
     pub fn demand(&self) -> ModelDemand {
         let inner = &*self.inner;
-        let lost = Reason::ALL.iter().zip(&inner.ended).filter(|(reason, _)| reason.is_shortage());
-        let bad: u64 = lost.map(|(_, counter)| counter.get()).sum();
+        let bad: u64 = inner.ended().filter(|(reason, _)| reason.is_shortage()).map(|(_, count)| count).sum();
         ModelDemand {
             ended: inner.success.get() + bad,
             bad,
@@ -399,8 +405,7 @@ impl ModelMetrics {
 
     /// Requests that failed for what Triton calls that.
     pub(crate) fn failed_as(&self, word: &str) -> u64 {
-        let ended = Reason::ALL.iter().zip(&self.inner.ended);
-        ended.filter(|(reason, _)| triton::failure(**reason) == word).map(|(_, counter)| counter.get()).sum()
+        self.inner.ended().filter(|(reason, _)| reason.triton() == word).map(|(_, count)| count).sum()
     }
 
     /// Requests that wait to be handed to a device.
@@ -729,14 +734,14 @@ mod tests {
         let metrics = Metrics::new();
         let (model, device) = (metrics.model("a", 1), metrics.device("cpu:0"));
         model.answered(Duration::ZERO);
-        for &reason in Reason::ALL {
+        for reason in Reason::ALL {
             model.ended(reason, Duration::ZERO);
         }
         device.executions().done(Duration::from_millis(3), Duration::from_millis(3), Duration::ZERO);
         device.loads().done(Duration::from_millis(50), Duration::from_millis(50), Duration::ZERO);
         metrics.remove_model("a", 1);
-        // Overloaded, missed, queue full, no device.
-        assert_eq!(metrics.demand(), DemandTotals { ended: 5, bad: 4, busy: Duration::from_millis(3) });
+        // Overloaded, missed, queue full, too many connections, no device.
+        assert_eq!(metrics.demand(), DemandTotals { ended: 6, bad: 5, busy: Duration::from_millis(3) });
     }
 
     #[test]
@@ -744,7 +749,7 @@ mod tests {
         let metrics = Metrics::new();
         let (model, other) = (metrics.model("a", 1), metrics.model("b", 1));
         model.answered(Duration::ZERO);
-        for &reason in Reason::ALL {
+        for reason in Reason::ALL {
             model.ended(reason, Duration::ZERO);
         }
         let at = Timestamp::ZERO;
@@ -752,7 +757,7 @@ mod tests {
         model.statistics().computed(3, 8, Duration::ZERO, &times);
         model.executed(8, Duration::from_millis(250));
         other.executed(1, Duration::from_millis(500));
-        let expected = ModelDemand { ended: 5, bad: 4, computed: 3, busy: Duration::from_millis(250) };
+        let expected = ModelDemand { ended: 6, bad: 5, computed: 3, busy: Duration::from_millis(250) };
         assert_eq!(model.demand(), expected);
     }
 

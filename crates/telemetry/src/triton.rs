@@ -3,7 +3,6 @@
 use crate::declare::{Declaration, Kind, TRITON, triton as t};
 use crate::machine::Machine;
 use crate::metrics::ModelMetrics;
-use crate::reason::Reason;
 use crate::statistics::ModelTotals;
 use base::Duration;
 use prometheus::core::{Collector, Desc};
@@ -14,22 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The models that are counted, by name and version.
 pub(crate) type Models = Arc<Mutex<BTreeMap<(String, u64), ModelMetrics>>>;
 
-/// Triton's word for why a request failed.
-pub(crate) const fn failure(reason: Reason) -> &'static str {
-    match reason {
-        Reason::DeadlineUnreachable
-        | Reason::Overloaded
-        | Reason::DeadlineMissed
-        | Reason::QueueFull
-        | Reason::NoDevice
-        | Reason::ShuttingDown => "REJECTED",
-        Reason::Cancelled => "CANCELED",
-        Reason::ExecutionFailed => "BACKEND",
-        Reason::ModelUnavailable | Reason::BadInput => "OTHER",
-    }
-}
-
-/// The words of `failure`.
+/// Triton's words for why requests fail.
 const FAILURES: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
 
 /// Makes the series when the registry is read.
@@ -143,8 +127,8 @@ mod tests {
 
     #[test]
     fn every_reason_has_one_of_tritons_words() {
-        for &reason in Reason::ALL {
-            assert!(FAILURES.contains(&failure(reason)), "{reason:?}");
+        for reason in base::Reason::ALL {
+            assert!(FAILURES.contains(&reason.triton()), "{reason}");
         }
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! Both ways in give the same [`InferRequest`], whose tensors are in the protocol's binary form whatever they came as, so
 //! that everything behind this crate knows one form only. Every way of saying no is a [`Fault`], and one table
-//! ([`Reason`]) says what that is on each protocol.
+//! ([`base::Reason`]) says what that is on each protocol.
 
 pub mod admit;
 pub mod grpc;
@@ -26,6 +26,6 @@ mod raw;
 mod sentence;
 
 pub use elements::{TooLong, check_elements, push_string};
-pub use fault::{EARLIEST_METADATA, Fault, REASON_METADATA, Reason};
+pub use fault::{EARLIEST_METADATA, Fault, REASON_METADATA};
 pub use infer::{InferInput, InferRequest, InferResponse, OutputTensor, Parameters, Region, RequestedOutput};
 pub use raw::raw_request;

@@ -10,7 +10,7 @@ import subprocess
 from figures.common import BENCH, BINARY, Failed, Figure, Server, load, parameter, step, watch
 
 DEVICES = 8
-# What the server keeps of every deadline for the answer's way (REPLY_MARGIN of the controller). The simulator's answers take no time.
+# What the server keeps of every deadline for the answer's way (PLAN in base::margins). The simulator's answers take no time.
 REPLY_MS = 3.5
 # InceptionResNetV2 on a 1080Ti (Symphony's table 3), batch sizes as the server prepares them by default.
 ALPHA_MS, BETA_MS, DEADLINE_MS = 5.090, 18.368, 70

@@ -91,7 +91,7 @@ Runtime makes of the model's file; executions of both take turns in one process.
 """,
     "scheduler": """## Scheduler
 
-`cargo run --release -p sim --example throughput`: the pure machine on one core, driven by exact devices; only the time
+`cargo run --release -p lab -- throughput`: the pure machine on one core, driven by exact devices; only the time
 inside it counts.
 """,
     "placement": """## Placement
@@ -118,7 +118,7 @@ of what would be answered if every sentence ran alone. Objectives are multiples 
 """,
     "simulator": """## Simulator
 
-`cargo run --release -p sim --example million` (100 models on 16 devices, all checkers on), and some files of `experiments/`
+`cargo run --release -p lab -- million` (100 models on 16 devices, all checkers on), and some files of `experiments/`
 as `punctual simulate` runs them. What they show is in [docs/experiments](experiments/README.md).
 """,
 }

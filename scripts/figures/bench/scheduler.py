@@ -1,14 +1,14 @@
-"""The scheduler alone, on one core: what an event costs, as the example says it."""
+"""The scheduler alone, on one core: what an event costs, as the laboratory says it."""
 
 from figures.common import Failed, step
-from figures.bench.tools import built, example
+from figures.bench.tools import lab, lab_built
 
 
 def run(quick):
     with step("building"):
-        built("sim", "throughput")
+        lab_built()
     with step("running"):
-        text = example("sim", "throughput", *((1000, 100, 10000, 100000) if quick else ()))
+        text = lab("throughput", *(("--once", 1000, 100, 10000, 100000) if quick else ()))
     if not text.strip():
         raise Failed("throughput printed nothing")
     return [], {"markdown": as_markdown(text)}

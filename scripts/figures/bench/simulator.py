@@ -6,7 +6,7 @@ import subprocess
 import time
 
 from figures.common import BINARY, ROOT, Failed, Figure, step
-from figures.bench.tools import built, example
+from figures.bench.tools import lab, lab_built
 
 # Those that take seconds; the others are run by `make experiments`.
 EXPERIMENTS = ("clockwork-fig5b", "clockwork-fig5", "clockwork-fig6", "clockwork-fig7")
@@ -14,11 +14,11 @@ EXPERIMENTS = ("clockwork-fig5b", "clockwork-fig5", "clockwork-fig6", "clockwork
 
 def run(quick):
     with step("building"):
-        built("sim", "million")
+        lab_built()
     seconds, texts = [], []
     for repetition in range(1 if quick else 5):
         with step(f"a million requests, {repetition + 1}"):
-            texts.append(example("sim", "million").strip())
+            texts.append(lab("million").strip())
         found = re.search(r"(\d+) requests, .* in ([\d.]+) s", texts[-1])
         if not found:
             raise Failed(f"million printed no time: {texts[-1][:500]}")

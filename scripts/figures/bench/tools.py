@@ -7,21 +7,28 @@ from figures.common import ROOT, Failed
 
 def example(package, name, *arguments, features=()):
     """Builds and runs an example of a crate; gives what it printed."""
-    command = ["cargo", "run", "--release", "--quiet", "-p", package, *asked(features), "--example", name, "--",
-               *map(str, arguments)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if run.returncode != 0:
-        raise Failed(f"{' '.join(command)}: {run.stderr.strip()[-500:]}")
-    return run.stdout
+    return cargo("run", package, features, "--example", name, "--", *arguments)
 
 
 def built(package, name, features=()):
     """Builds an example first, so that its run isn't disturbed by the compiler."""
-    command = ["cargo", "build", "--release", "--quiet", "-p", package, *asked(features), "--example", name]
+    cargo("build", package, features, "--example", name)
+
+
+def lab(tool, *arguments):
+    """Builds and runs a tool of the laboratory; gives what it printed."""
+    return cargo("run", "lab", (), "--", tool, *arguments)
+
+
+def lab_built():
+    """Builds the laboratory first, so that its run isn't disturbed by the compiler."""
+    cargo("build", "lab", ())
+
+
+def cargo(what, package, features, *arguments):
+    asked = ["--features", ",".join(features)] if features else []
+    command = ["cargo", what, "--release", "--quiet", "-p", package, *asked, *map(str, arguments)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if run.returncode != 0:
         raise Failed(f"{' '.join(command)}: {run.stderr.strip()[-500:]}")
-
-
-def asked(features):
-    return ["--features", ",".join(features)] if features else []
+    return run.stdout

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 #![allow(dead_code, reason = "each test needs a part of it")]
 
-use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, Timestamp};
+use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, Reason, Timestamp};
 use bytes::Bytes;
 use controller::{Controller, ControllerConfig, DeviceConfig, NewModel, Refusal, Reply, Submission, Tensor, Ticket};
 use engine::{EmulatedEngine, Emulation, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Staged};
@@ -210,7 +210,8 @@ impl Bench {
     /// Asks until there is a device again.
     pub fn answer_with_patience(&self, model: ModelId) -> Reply {
         until("a device", || {
-            Some(self.answer(model)).filter(|reply| !matches!(reply, Reply::Refused(Refusal::NoDevice)))
+            Some(self.answer(model))
+                .filter(|reply| !matches!(reply, Reply::Refused(Refusal { reason: Reason::NoDevice, .. })))
         })
     }
 

@@ -5,6 +5,7 @@ use super::shares;
 use crate::admin::scaling::{Scaling, json};
 use crate::body::payload::{Payload, plain};
 use crate::server::block_on;
+use base::Reason;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
@@ -19,7 +20,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
-use wire::{Fault, Reason};
+use wire::Fault;
 
 const TEXT_FORMAT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 

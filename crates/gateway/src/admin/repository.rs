@@ -4,9 +4,11 @@
 
 use crate::io::IoContext;
 use crate::models::serving;
+use base::Reason;
 use bytes::Bytes;
 use controller::{ControlError, LoadOrder, ModelControl, ModelState};
 use std::collections::BTreeMap;
+use wire::Fault;
 use wire::proto::model_repository_parameter::ParameterChoice;
 use wire::proto::repository_index_response::ModelIndex;
 use wire::proto::{
@@ -14,7 +16,6 @@ use wire::proto::{
     RepositoryModelLoadRequest, RepositoryModelLoadResponse, RepositoryModelUnloadRequest,
     RepositoryModelUnloadResponse,
 };
-use wire::{Fault, Reason};
 
 /// The parameters of a load that bring files.
 const FILE_PREFIX: &str = "file:";
@@ -112,13 +113,5 @@ fn load_order(model: String, parameters: BTreeMap<String, ModelRepositoryParamet
 }
 
 fn fault(error: ControlError) -> Fault {
-    let reason = match &error {
-        ControlError::Off(_) => Reason::Unsupported,
-        ControlError::Busy => Reason::QueueFull,
-        ControlError::NotFound(_) => Reason::ModelNotFound,
-        ControlError::Bad(_) => Reason::BadInput,
-        ControlError::Failed { .. } => Reason::LoadFailed,
-        ControlError::ShuttingDown => Reason::ShuttingDown,
-    };
-    Fault::new(reason, error.to_string())
+    Fault::new(error.reason(), error.to_string())
 }

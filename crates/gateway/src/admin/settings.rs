@@ -1,13 +1,14 @@
 //! What is traced and logged, read and changed while the server runs.
 
 use crate::io::IoContext;
+use base::Reason;
 use telemetry::logs::{self, LogSettings};
 use telemetry::{Change, TraceChange, TraceSettings};
+use wire::Fault;
 use wire::proto::{
     LogSettingsRequest, LogSettingsResponse, TraceSettingRequest, TraceSettingResponse, log_settings_request,
     log_settings_response, trace_setting_response,
 };
-use wire::{Fault, Reason};
 
 /// `TraceSetting`, `GET` and `POST v2[/models/NAME]/trace/setting`. Without settings it only asks. A setting without values
 /// goes back to its default. Answers with all settings as they are afterwards.

@@ -4,13 +4,14 @@
 
 use crate::io::IoContext;
 use crate::regions::no_shared_memory;
+use base::Reason;
+use wire::Fault;
 use wire::proto::{
     CudaSharedMemoryRegisterRequest, CudaSharedMemoryRegisterResponse, CudaSharedMemoryStatusRequest,
     CudaSharedMemoryStatusResponse, CudaSharedMemoryUnregisterRequest, CudaSharedMemoryUnregisterResponse,
     SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse, SystemSharedMemoryStatusRequest,
     SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse,
 };
-use wire::{Fault, Reason};
 
 /// `SystemSharedMemoryStatus`, `GET v2/systemsharedmemory[/region/NAME]/status`.
 pub(crate) fn system_status(

@@ -1,11 +1,12 @@
 //! Compression of bodies: gzip, and deflate in its zlib form, as HTTP means it.
 
+use base::Reason;
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::read::{MultiGzDecoder, ZlibDecoder};
 use flate2::write::{GzEncoder, ZlibEncoder};
 use std::io::{self, Read, Write};
-use wire::{Fault, Reason};
+use wire::Fault;
 
 /// How a body is compressed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

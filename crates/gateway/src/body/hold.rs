@@ -3,9 +3,10 @@
 //! Only large bodies are counted: small ones are bounded by the number of connections.
 
 use crate::io::Shared;
+use base::Reason;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use wire::{Fault, Reason};
+use wire::Fault;
 
 /// Bodies below this size are not counted.
 pub(crate) const COUNTED_FROM: usize = 64 << 10;

@@ -77,9 +77,10 @@ impl Body for Payload {
 /// Answers that need nothing but themselves.
 pub(crate) mod plain {
     use super::Payload;
+    use base::Reason;
     use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
     use hyper::{Response, StatusCode};
-    use wire::{Fault, Reason};
+    use wire::Fault;
 
     const JSON: HeaderValue = HeaderValue::from_static("application/json");
 

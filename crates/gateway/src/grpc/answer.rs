@@ -1,6 +1,7 @@
 //! The answers to gRPC calls: messages in their frames, then the status; or the status alone.
 
 use crate::body::encoding::Encoding;
+use base::Reason;
 use bytes::Bytes;
 use hyper::Response;
 use hyper::body::{Body, Frame};
@@ -9,7 +10,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tonic::Status;
-use wire::{Fault, Reason};
+use wire::Fault;
 
 /// How the messages of a call, or of its answer, are compressed.
 pub(super) const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");

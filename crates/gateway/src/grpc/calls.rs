@@ -8,15 +8,16 @@ use crate::body::encoding::Encoding;
 use crate::call::count_unrouted;
 use crate::extensions::{SERVER_NAME, SERVER_VERSION, extensions};
 use crate::io::IoContext;
+use base::Reason;
 use bytes::Bytes;
 use hyper::Response;
 use prost::Message;
+use wire::Fault;
 use wire::admit::{self, Admit};
 use wire::proto::{
     ModelMetadataRequest, ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse, ServerLiveRequest,
     ServerLiveResponse, ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
 };
-use wire::{Fault, Reason};
 
 /// Answers one call that isn't inference.
 pub(super) async fn answer(

@@ -10,13 +10,14 @@ use crate::body::gather::{Gathered, Memory, to_host};
 use crate::body::hold::{COUNTED_FROM, Held};
 use crate::io::Shared;
 use crate::io::offload::offload;
+use base::Reason;
 use bytes::{Buf, Bytes};
 use hyper::body::{Body, Frame, Incoming};
 use prost::Message;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use wire::{Fault, Reason};
+use wire::Fault;
 
 /// What is in front of each message's content.
 const PREFIX_BYTES: usize = 5;

@@ -14,7 +14,7 @@ use super::infer::{self, application, call_deadline, header_deadline};
 use crate::body::encoding::Encoding;
 use crate::call::{Head, count_unrouted};
 use crate::io::IoContext;
-use base::{ApplicationId, Duration, Timestamp};
+use base::{ApplicationId, Duration, Reason, Timestamp};
 use bytes::Bytes;
 use hyper::Response;
 use hyper::body::{Body, Frame};
@@ -26,9 +26,9 @@ use std::task::{Context, Poll, ready};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tonic::Status;
+use wire::Fault;
 use wire::proto::infer_parameter::ParameterChoice;
 use wire::proto::{InferParameter, ModelInferResponse, ModelStreamInferResponse};
-use wire::{Fault, Reason};
 
 /// Requests of one stream that are in flight; more wait at the client (P9).
 const MAX_IN_FLIGHT: usize = 256;

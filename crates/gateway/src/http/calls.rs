@@ -10,6 +10,7 @@ use crate::headers::text;
 use crate::io::IoContext;
 use crate::io::connection::Activity;
 use crate::io::offload::offload;
+use base::Reason;
 use bytes::Bytes;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING};
 use hyper::http::request::Parts;
@@ -19,7 +20,7 @@ use wire::proto::{
     CudaSharedMemoryStatusRequest, CudaSharedMemoryUnregisterRequest, LogSettingsRequest, ModelConfigRequest,
     ModelStatisticsRequest, SystemSharedMemoryStatusRequest, SystemSharedMemoryUnregisterRequest, TraceSettingRequest,
 };
-use wire::{Fault, Reason, json};
+use wire::{Fault, json};
 
 /// Answers one call that is neither inference nor about health nor about metadata.
 pub(super) async fn answer(

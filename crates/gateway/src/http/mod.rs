@@ -15,13 +15,13 @@ use crate::io::IoContext;
 use crate::io::connection::Activity;
 use crate::io::offload::{OFFLOAD_READ_BYTES, offload};
 use crate::models::serving;
-use base::Duration;
+use base::{Duration, Reason};
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response};
 use receive::RequestBody;
 use route::{ModelCall, Route};
-use wire::{Fault, Reason, json, raw_request};
+use wire::{Fault, json, raw_request};
 
 /// How many bytes of a body are JSON; binary tensors follow them.
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");

@@ -3,13 +3,14 @@
 use crate::body::gather::{Gathered, Memory, to_host};
 use crate::body::hold::Held;
 use crate::io::Shared;
+use base::Reason;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-use wire::{Fault, Reason};
+use wire::Fault;
 
 /// What is left of a refused body is read and thrown away up to this many times the limit, so that clients that only
 /// read when they have written everything get their answer; beyond that the connection is closed.

@@ -2,13 +2,14 @@
 
 use crate::io::Shared;
 use crate::server::block_on;
+use base::Reason;
 use std::net::{TcpListener as StdListener, TcpStream as StdStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
-use wire::{Fault, Reason};
+use wire::Fault;
 
 /// What a connection speaks; the port says it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

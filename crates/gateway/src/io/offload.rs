@@ -3,8 +3,9 @@
 //! A megabyte of JSON takes milliseconds to read or write. The io thread's runtime has one thread for such work. What
 //! waits for it is bounded by the requests in flight: it isn't done if nobody waits for it any more.
 
+use base::Reason;
 use tokio::task::JoinHandle;
-use wire::{Fault, Reason};
+use wire::Fault;
 
 /// JSON from this size on is read on another thread: the handover costs about as much as reading a tenth of it.
 pub(crate) const OFFLOAD_READ_BYTES: usize = 64 << 10;

@@ -3,8 +3,7 @@
 #![allow(dead_code, reason = "each test file uses some of them")]
 
 use base::{Duration, LatencyProfile, ModelId};
-use scheduler::ModelSpec;
-use sim::{Faults, Model, Network, Noise, Setup, Traffic, Variety};
+use sim::{Model, Setup, Traffic};
 use workload::{ClosedLoop, OpenLoop, Process, RateCurve, Stream, Think};
 
 /// A model of that number, with batches of 1 to 16 that take `2 ms + 0.5 ms * b`, loaded in 8 ms into 7 pages.
@@ -16,46 +15,15 @@ pub fn model(index: u32, slo_ms: Option<u64>) -> Model {
         Duration::from_millis(8),
     );
     let slo = slo_ms.map(Duration::from_millis);
-    Model {
-        spec: ModelSpec {
-            model: ModelId(index),
-            pages: 7,
-            profile: profile.expect("the sizes ascend"),
-            elsewhere: Vec::new(),
-            objective: slo,
-            fixed: Duration::ZERO,
-            fairness: scheduler::Fairness::default(),
-        },
-        slo,
-        rows: 1,
-        group: 0,
-        inputs: None,
-    }
+    let mut model = Model::new(ModelId(index), profile.expect("the sizes ascend"), slo);
+    model.spec.pages = 7;
+    model
 }
 
-/// A world of those models with nothing special about it.
+/// A world of those models with nothing special about it, in which P10 is checked, too.
 pub fn world(models: Vec<Model>, devices: u32, pages: u32, seconds: u64) -> Setup {
-    Setup {
-        scheduler: scheduler::Config::clockwork(),
-        models,
-        groups: vec!["all".into()],
-        devices,
-        pages,
-        network: Network::default(),
-        noise: Noise::default(),
-        faults: Faults::default(),
-        variety: Variety::default(),
-        warmup: Duration::ZERO,
-        horizon: Duration::from_secs(seconds),
-        series_step: None,
-        max_requests: 1 << 16,
-        give_up_after_bad: None,
-        checked: true,
-        strict: true,
-        trace_batches: 0,
-        elastic: None,
-        seed: 1,
-    }
+    let plain = Setup::new(scheduler::Config::clockwork(), models, devices, Duration::from_secs(seconds));
+    Setup { pages, max_requests: 1 << 16, strict: true, ..plain }
 }
 
 /// Gamma arrivals of that rate, spread evenly over the models.

@@ -1,0 +1,90 @@
+//! The spans around a deadline: how much earlier than it plans aim, when a request is given up, and what ways take.
+//!
+//! ```text
+//!  arrival                     plans aim here      a request that heard nothing      deadline
+//!                                                  is answered here
+//!  ──┬── reads, waits, computes ──────┬──── REPLY_WAY ────┬──────── GIVE_UP ──────────┤
+//!                                     │<──────────── PLAN = GIVE_UP + REPLY_WAY ─────>│
+//!
+//!  on an executor:    the order leaves ──ORDER_WAY──> transfers ──> the batch before it ends, known to UNSURE
+//!
+//!  where a configuration bounds the waiting:    waits ──> the longest batch ──ROUND_TRIP──> deadline
+//! ```
+//!
+//! Of a short time, plans and the net leave a part instead of a fixed span, plans the larger one.
+
+use crate::Duration;
+
+/// What the outputs' way to the client takes, beside the gateway's net.
+const REPLY_WAY: Duration = Duration::from_micros(500);
+
+/// A request that hears nothing is given up this long before its deadline: timers fire up to a millisecond after their time, a
+/// busy machine takes its time to run the thread, and the refusal must be there by the deadline.
+const GIVE_UP: Duration = Duration::from_millis(3);
+/// Of a short time, one part in so many.
+const GIVE_UP_SHARE: u64 = 20;
+
+/// Plans aim this long before the deadline.
+const PLAN: Duration = Duration::from_nanos(GIVE_UP.as_nanos() + REPLY_WAY.as_nanos());
+/// Of a short time, one part in so many.
+const PLAN_SHARE: u64 = 16;
+
+/// For the way of a request and of its answer, where the deadline follows from how long a request may wait.
+pub const ROUND_TRIP: Duration = Duration::from_millis(10);
+
+/// Where the next batch's transfers are to be hidden behind the one that runs, its order leaves so much earlier than they take:
+/// for its way, and because actions mostly end earlier than was planned with.
+pub const ORDER_WAY: Duration = Duration::from_micros(250);
+
+/// How exactly the end of an action is known while it runs.
+pub const UNSURE: Duration = Duration::from_micros(100);
+
+const _: () = {
+    assert!(PLAN_SHARE < GIVE_UP_SHARE, "of a short time too, plans aim before the net answers");
+    assert!(UNSURE.as_nanos() < REPLY_WAY.as_nanos(), "what ends as late as it may is still before the net");
+    assert!(
+        UNSURE.as_nanos() < ORDER_WAY.as_nanos(),
+        "an order that leaves ahead is there when the action before it ends"
+    );
+    assert!(PLAN.as_nanos() < ROUND_TRIP.as_nanos(), "who waited as long as it may is still planned");
+};
+
+/// How long before its deadline a request is given up that has so much time in all.
+pub fn give_up_before(time: Duration) -> Duration {
+    GIVE_UP.min(time / GIVE_UP_SHARE)
+}
+
+/// How long before its deadline plans aim for a request that has so much time left.
+pub fn plan_before(time: Duration) -> Duration {
+    PLAN.min(time / PLAN_SHARE)
+}
+
+/// The shortest time with which plans would have so much: what `plan_before` takes away, put back.
+pub fn time_for(planned: Duration) -> Duration {
+    let short = planned * PLAN_SHARE / (PLAN_SHARE - 1) + Duration::from_nanos(1);
+    short.min(planned + PLAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMES_US: [u64; 7] = [10, 600, 6_000, 10_000, 56_000, 60_000, 900_000];
+
+    #[test]
+    fn plans_aim_before_the_net_answers_and_both_before_the_deadline() {
+        for time in TIMES_US.map(Duration::from_micros) {
+            let (plan, net) = (plan_before(time), give_up_before(time));
+            assert!(time > plan && plan > net && net > Duration::ZERO, "{time}: {plan}, {net}");
+        }
+    }
+
+    #[test]
+    fn what_a_refusal_says_would_have_been_enough_would_have_been() {
+        for planned in TIMES_US.map(Duration::from_micros) {
+            let asked = time_for(planned);
+            assert!(asked - plan_before(asked) >= planned, "{planned}");
+            assert!(asked - planned <= PLAN, "{planned}");
+        }
+    }
+}

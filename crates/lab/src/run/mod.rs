@@ -1,0 +1,18 @@
+//! What makes figures from a file. A result is only taken over while nothing in this folder has changed: what merely shows
+//! results belongs into `show`.
+
+mod bound;
+pub(crate) mod campaign;
+mod entry;
+pub mod experiment;
+mod models;
+mod resolve;
+mod search;
+pub(crate) mod store;
+mod summary;
+pub(crate) mod sweep;
+mod tables;
+mod times;
+mod traffic;
+mod variant;
+mod verdict;

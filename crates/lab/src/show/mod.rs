@@ -1,0 +1,11 @@
+//! What makes something to read from figures: tables, plots, claims, pages.
+
+mod bars;
+pub(crate) mod claim;
+pub(crate) mod compare;
+mod gantt;
+mod kept;
+pub(crate) mod page;
+pub(crate) mod plot;
+mod svg;
+pub(crate) mod table;
