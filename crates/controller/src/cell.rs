@@ -79,7 +79,6 @@ impl Cell {
             let Some(message) = self.inbox.pop() else { break };
             core.handle(inner, inner.clock.now(), message);
         }
-        core.let_depart(inner, inner.clock.now());
         core.rehearse(inner);
         core.wake_if_due(inner, inner.clock.now())
     }

@@ -573,6 +573,8 @@ impl Core {
         if wanted(&self.scheduler) <= now {
             self.step(inner, now, Event::WokeUp);
         }
+        // Also after what has just expired.
+        self.let_depart(inner, now);
         let look_at = self.run_kept(inner, now);
         wanted(&self.scheduler).min(self.let_go(now)).min(look_at)
     }

@@ -40,6 +40,8 @@ struct UnderWay {
     old: ModelId,
     new: ModelId,
     since: Timestamp,
+    /// On how many devices it was at the last look.
+    loaded: usize,
 }
 
 impl Moves {
@@ -77,12 +79,12 @@ impl Shelf {
         let chosen = moves.balancer.choose(now, &controller.rooms())?;
         let InService { id: old, again, .. } = self.versions.get(&chosen.model)?.service.as_ref()?;
         let new = controller.copy_model(chosen.to, again.clone()?);
-        Some(UnderWay { chosen, old: *old, new, since: now })
+        Some(UnderWay { chosen, old: *old, new, since: now, loaded: 0 })
     }
 
     /// Switches over to the new cell once the weights are there; what remains to be done.
     fn go_on(&mut self, moves: &mut Moves, now: Timestamp, under_way: UnderWay) -> Option<UnderWay> {
-        let UnderWay { chosen, old, new, since } = &under_way;
+        let UnderWay { chosen, old, new, since, loaded: before } = &under_way;
         let controller = &self.bring_up.controller;
         let ((name, version), waited) = (&chosen.model, now.since(*since) >= PATIENCE);
         let service = self.versions.get(&chosen.model).and_then(|version| version.service.as_ref());
@@ -107,7 +109,13 @@ impl Shelf {
                 moves.balancer.moved(now, &chosen.model);
                 None
             }
-            _ => Some(under_way),
+            // One load after another, until there are enough: each is for one device.
+            loaded => {
+                if loaded > *before {
+                    controller.expect_model(*new);
+                }
+                Some(UnderWay { loaded, ..under_way })
+            }
         }
     }
 
@@ -153,9 +161,15 @@ impl Controller {
         let wants = self.wants(&model);
         let number = self.inner.rooms.lock().unwrap_or_else(PoisonError::into_inner).add_to(cell, wants);
         self.bring_in(number, wants, model);
-        self.inner.put(cell, Message::ExpectModel(self.inner.home(number).1));
-        self.drive();
+        self.expect_model(number);
         number
+    }
+
+    /// Has a model's weights loaded on one more device of its cell, if there is room.
+    fn expect_model(&self, number: ModelId) {
+        let (cell, model) = self.inner.home(number);
+        self.inner.put(cell, Message::ExpectModel(model));
+        self.drive();
     }
 
     /// On how many devices of its cell a model should be that keeps so many busy.

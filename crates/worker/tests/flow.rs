@@ -377,6 +377,41 @@ fn requests_that_are_not_one_batch_are_run_one_after_another_with_nothing_beside
 }
 
 #[test]
+fn nothing_comes_between_the_batches_of_an_order_that_is_not_one_batch() {
+    let bench = Bench::new();
+    bench.order_on(&bench.slot, 0, 1, &[1.0, 2.0], Timestamp::NEVER);
+    bench.script.until("start 1");
+    bench.order(2, &[3.0], Timestamp::NEVER);
+    [3, 2].into_iter().for_each(|batch| bench.script.allow(batch, 2));
+    bench.script.allow(1, 2);
+    let reports = [bench.report(), bench.report()];
+    let times = reports.map(|(action, status, _)| match status {
+        Status::Done { started_at, ended_at, .. } => (action, started_at, ended_at),
+        _ => panic!("{status:?}"),
+    });
+    assert_eq!((times[0].0, times[1].0), (1, 2));
+    assert!(times[1].1 >= times[0].2, "P4");
+    assert!(bench.script.position("gone 2") < bench.script.position("stage 3"));
+}
+
+#[test]
+fn a_batch_that_is_staged_starts_when_the_one_before_it_fails() {
+    let bench = Bench::new();
+    bench.order(1, &[1.0, -2.0], Timestamp::NEVER);
+    bench.script.until("start 1");
+    bench.order(2, &[3.0], Timestamp::NEVER);
+    bench.script.until("stage 3");
+    [1, -2, 3].into_iter().for_each(|batch| bench.script.allow(batch, 2));
+    let mut reports = [bench.report(), bench.report()];
+    reports.sort_by_key(|(action, ..)| *action);
+    assert!(matches!(reports[0].1, Status::Failed(_)), "{:?}", reports[0].1);
+    assert!(matches!(reports[1].1, Status::Done { .. }), "{:?}", reports[1].1);
+    let mut answers = bench.answers(3);
+    answers.sort_by_key(Result::is_err);
+    assert_eq!(answers[..2].iter().filter(|answer| **answer == Ok(6.0)).count(), 1);
+}
+
+#[test]
 fn what_this_thread_computes_has_nothing_beside_it() {
     let bench = Bench::new();
     let slot = Arc::new(Slot::default());

@@ -69,6 +69,10 @@ impl Core {
     /// Withdraws the models that left, once nothing is queued for them and no batch of theirs runs: what runs may come back into the queue, and a
     /// scheduler refuses what is queued for a model that is withdrawn and on no device.
     pub fn let_depart(&mut self, inner: &Inner, now: Timestamp) {
+        // Then its devices are gone.
+        if self.stopped {
+            return;
+        }
         while let Some(position) = self.departures.leaving.iter().position(|&model| self.has_left(model)) {
             let model = self.departures.leaving.swap_remove(position);
             self.withdraw(inner, now, model);

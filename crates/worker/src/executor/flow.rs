@@ -81,6 +81,12 @@ impl<I> Flow<I> {
     fn is_empty(&self) -> bool {
         self.is_idle() && self.alone.is_empty()
     }
+
+    /// Whether a batch is under way that is only a part of its order: the rest follows it at once.
+    fn is_partial(&self) -> bool {
+        let mut under_way = [&self.staged, &self.running, &self.arriving].into_iter().flatten();
+        under_way.any(|batch| batch.group.count < batch.work.order.items.len())
+    }
 }
 
 impl<I: BatchItem> Executor<I> {
@@ -134,7 +140,8 @@ impl<I: BatchItem> Executor<I> {
 
     /// Whether the next order may be staged.
     fn has_room(&self) -> bool {
-        self.flow.staged.is_none() && self.flow.alone.is_empty() && (self.alone.is_empty() || self.flow.is_idle())
+        let waits = self.flow.staged.is_some() || !self.flow.alone.is_empty() || self.flow.is_partial();
+        !waits && (self.alone.is_empty() || self.flow.is_idle())
     }
 
     /// With nothing under way: runs something that isn't an order, if there is something.
@@ -152,7 +159,9 @@ impl<I: BatchItem> Executor<I> {
 
     /// When there will be something to do, if nothing comes before.
     fn wants_at(&self) -> Timestamp {
-        if self.flow.is_idle() && !self.flow.alone.is_empty() {
+        // The batch before what is staged failed: nothing else would wake this thread.
+        let may_start = self.flow.staged.is_some() && self.flow.running.is_none();
+        if may_start || (self.flow.is_idle() && !self.flow.alone.is_empty()) {
             return Timestamp::ZERO;
         }
         // Where an engine doesn't know when something will be done, it is asked again and again.
