@@ -225,6 +225,10 @@ mod tests {
     impl Bench {
         /// Batches take so many milliseconds and loads so many; there is room for so many models on a device.
         fn new(cells: u32, batch_ms: u32, load_ms: u32, room: u32) -> Self {
+            Self::with_devices(cells, cells, (batch_ms, load_ms), room)
+        }
+
+        fn with_devices(cells: u32, devices: u32, (batch_ms, load_ms): (u32, u32), room: u32) -> Self {
             let folder = tempfile::tempdir().unwrap();
             ["a", "b", "c"].iter().for_each(|name| write_model(&folder, name, batch_ms, load_ms));
             let device = |index| DeviceConfig {
@@ -239,7 +243,7 @@ mod tests {
                 scheduler: scheduler::Config::default(),
                 max_requests: 1024,
                 page_bytes: PAGE,
-                cells: crate::deal((0..cells).map(device).collect(), 1, cells).unwrap(),
+                cells: crate::deal((0..devices).map(device).collect(), 1, cells).unwrap(),
                 online_profile_share: 0.0,
             };
             let controller = Controller::start(config, Metrics::new()).unwrap();
@@ -278,9 +282,14 @@ mod tests {
 
         /// A minute in which `a` and `c` ask for more than their device has, and a look at what was counted: one of them is to move, the first as they are equal.
         fn begin(&mut self) {
+            self.begin_with(28_000, 20_000);
+        }
+
+        /// The same with so many requests of each that were answered and refused, a millisecond each.
+        fn begin_with(&mut self, answered: u64, refused: u64) {
             self.look_after(0);
             for name in ["a", "c"] {
-                count(&self.served(name), 28_000, 20_000);
+                count(&self.served(name), answered, refused);
             }
             self.look_after(60);
             assert!(self.moves());
@@ -392,6 +401,18 @@ mod tests {
         until("the old cell to give it up", || bench.resident("a") == ["emulated:1"]);
         assert!(bench.shows("punctual_cell_moves_total{from=\"0\",to=\"1\"} 1"));
         all_answered(bench.ask(old[0], 10));
+    }
+
+    #[test]
+    fn a_model_that_needs_two_devices_is_on_both_before_it_moves() {
+        // Room for one model on each device, so that nothing is loaded where nobody asks for it.
+        let mut bench = Bench::with_devices(2, 4, (5, 1), 1);
+        bench.begin_with(56_000, 40_000);
+        bench.end();
+        assert_eq!(bench.cell_of("a"), 1);
+        let mut there = bench.resident("a");
+        there.sort();
+        assert_eq!(there, ["emulated:2", "emulated:3"], "without waiting for half a minute");
     }
 
     #[test]
