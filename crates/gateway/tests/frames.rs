@@ -200,6 +200,12 @@ async fn calls_and_encodings_that_are_not_there() {
     let none = ask(&mut client, "ModelDream", &[], whole(&frame(0, b""))).await;
     let sentence = "there is no such call here: this server has those of inference.GRPCInferenceService";
     assert_eq!(none.refusal(), ("12", "not_found", sentence.to_owned()));
+    // Whatever comes with it: a client that never ends such a call needn't wait, and what it sends isn't read.
+    for (bytes, ends) in [(&b""[..], false), (&frame(7, b"x"), true), (&[0, 255, 255, 255, 255], false)] {
+        let left = [Bytes::copy_from_slice(bytes)].into();
+        let none = ask(&mut client, "ModelDream", &[], Pieces { left, ends }).await;
+        assert_eq!(none.refusal(), ("12", "not_found", sentence.to_owned()), "with {bytes:?}");
+    }
     for call in ["ModelInfer", "ModelStreamInfer", "ServerLive"] {
         let answer = ask(&mut client, call, &[("grpc-encoding", "br")], whole(&frame(1, b"x"))).await;
         let sentence = "the grpc-encoding \"br\" isn't known here: use gzip, deflate or none";

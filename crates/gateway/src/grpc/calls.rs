@@ -5,11 +5,11 @@ use super::answer::{OneMessage, messages};
 use super::frames::{self, Messages};
 use crate::admin::{repository, settings, shared_memory, statistics};
 use crate::body::encoding::Encoding;
+use crate::body::hold::Held;
 use crate::call::count_unrouted;
 use crate::extensions::{SERVER_NAME, SERVER_VERSION, extensions};
 use crate::io::IoContext;
 use base::Reason;
-use bytes::Bytes;
 use hyper::Response;
 use prost::Message;
 use wire::Fault;
@@ -23,62 +23,83 @@ use wire::proto::{
 pub(super) async fn answer(
     context: &IoContext,
     name: &str,
-    mut incoming: Messages,
+    incoming: Messages,
     encodings: Encodings,
 ) -> Result<Response<tonic::body::Body>, Fault> {
-    let read = async { incoming.only().await?.plain().await };
-    let (message, _held) = read.await.inspect_err(|fault| count_unrouted(context, fault))?;
-    let frame = run(Unary { context, message, encoding: encodings.answer }, name).await?;
+    let frame = run(Unary { context, incoming, encoding: encodings.answer }, name).await?;
     Ok(messages(OneMessage::new(frame), encodings.answer))
 }
 
-/// A call of one message.
+/// A call of one message, which is read once it is known that there is such a call.
 struct Unary<'a> {
     context: &'a IoContext,
-    message: Bytes,
+    incoming: Messages,
     encoding: Option<Encoding>,
 }
 
 impl Unary<'_> {
-    fn read<Q: Admit>(&self) -> Result<Q, Fault> {
-        admit::read(self.message.clone()).inspect_err(|fault| count_unrouted(self.context, fault))
+    /// The message, and what counts it as held while the call is answered.
+    async fn read<Q: Admit>(&mut self) -> Result<(Q, Option<Held>), Fault> {
+        let read = async { self.incoming.only().await?.plain().await };
+        let request = read.await.and_then(|(message, held)| Ok((admit::read(message)?, held)));
+        request.inspect_err(|fault| count_unrouted(self.context, fault))
     }
 
     fn write(&self, answer: &impl Message) -> Result<Vec<u8>, Fault> {
         frames::write(answer, self.encoding)
     }
 
-    fn answer<Q: Admit, A: Message>(&self, call: impl FnOnce(&Q) -> Result<A, Fault>) -> Result<Vec<u8>, Fault> {
-        self.write(&call(&self.read()?)?)
+    async fn answer<Q: Admit, A: Message>(
+        mut self,
+        call: impl FnOnce(&Q) -> Result<A, Fault>,
+    ) -> Result<Vec<u8>, Fault> {
+        let (request, _held) = self.read().await?;
+        self.write(&call(&request)?)
     }
 }
 
 /// The frame that a call answers with. Every call of the protocol but inference is here.
-async fn run(call: Unary<'_>, name: &str) -> Result<Vec<u8>, Fault> {
+async fn run(mut call: Unary<'_>, name: &str) -> Result<Vec<u8>, Fault> {
     let context = call.context;
     match name {
-        "ServerLive" => call.answer(|_: &ServerLiveRequest| Ok(ServerLiveResponse { live: true })),
-        "ServerReady" => call.answer(|_: &ServerReadyRequest| Ok(ServerReadyResponse { ready: context.ready() })),
-        "ServerMetadata" => call.answer(|_: &ServerMetadataRequest| Ok(server_metadata(context))),
-        "ModelReady" => call.answer(|ModelReadyRequest { name, version }| {
-            Ok(ModelReadyResponse { ready: context.models.describe(name, version, |_| ()).is_ok() })
-        }),
-        "ModelMetadata" => call.answer(|ModelMetadataRequest { name, version }| {
-            context.models.describe(name, version, |metadata| ModelMetadataResponse::from(metadata))
-        }),
-        "ModelConfig" => call.answer(|request| repository::model_config(context, request)),
-        "ModelStatistics" => call.answer(|request| statistics::statistics(context, request)),
-        "RepositoryIndex" => call.answer(|request| repository::index(context, request)),
-        "RepositoryModelLoad" => call.write(&repository::load(context, call.read()?).await?),
-        "RepositoryModelUnload" => call.write(&repository::unload(context, call.read()?).await?),
-        "SystemSharedMemoryStatus" => call.answer(|request| shared_memory::system_status(context, request)),
-        "SystemSharedMemoryRegister" => call.answer(|request| shared_memory::system_register(context, request)),
-        "SystemSharedMemoryUnregister" => call.answer(|request| shared_memory::system_unregister(context, request)),
-        "CudaSharedMemoryStatus" => call.answer(|request| shared_memory::cuda_status(context, request)),
-        "CudaSharedMemoryRegister" => call.answer(|request| shared_memory::cuda_register(context, request)),
-        "CudaSharedMemoryUnregister" => call.answer(|request| shared_memory::cuda_unregister(context, request)),
-        "TraceSetting" => call.answer(|request| settings::trace(context, request)),
-        "LogSettings" => call.answer(|request| settings::log(context, request)),
+        "ServerLive" => call.answer(|_: &ServerLiveRequest| Ok(ServerLiveResponse { live: true })).await,
+        "ServerReady" => call.answer(|_: &ServerReadyRequest| Ok(ServerReadyResponse { ready: context.ready() })).await,
+        "ServerMetadata" => call.answer(|_: &ServerMetadataRequest| Ok(server_metadata(context))).await,
+        "ModelReady" => {
+            call.answer(|ModelReadyRequest { name, version }| {
+                Ok(ModelReadyResponse { ready: context.models.describe(name, version, |_| ()).is_ok() })
+            })
+            .await
+        }
+        "ModelMetadata" => {
+            call.answer(|ModelMetadataRequest { name, version }| {
+                context.models.describe(name, version, |metadata| ModelMetadataResponse::from(metadata))
+            })
+            .await
+        }
+        "ModelConfig" => call.answer(|request| repository::model_config(context, request)).await,
+        "ModelStatistics" => call.answer(|request| statistics::statistics(context, request)).await,
+        "RepositoryIndex" => call.answer(|request| repository::index(context, request)).await,
+        "RepositoryModelLoad" => {
+            let (request, _held) = call.read().await?;
+            let answer = repository::load(context, request).await?;
+            call.write(&answer)
+        }
+        "RepositoryModelUnload" => {
+            let (request, _held) = call.read().await?;
+            let answer = repository::unload(context, request).await?;
+            call.write(&answer)
+        }
+        "SystemSharedMemoryStatus" => call.answer(|request| shared_memory::system_status(context, request)).await,
+        "SystemSharedMemoryRegister" => call.answer(|request| shared_memory::system_register(context, request)).await,
+        "SystemSharedMemoryUnregister" => {
+            call.answer(|request| shared_memory::system_unregister(context, request)).await
+        }
+        "CudaSharedMemoryStatus" => call.answer(|request| shared_memory::cuda_status(context, request)).await,
+        "CudaSharedMemoryRegister" => call.answer(|request| shared_memory::cuda_register(context, request)).await,
+        "CudaSharedMemoryUnregister" => call.answer(|request| shared_memory::cuda_unregister(context, request)).await,
+        "TraceSetting" => call.answer(|request| settings::trace(context, request)).await,
+        "LogSettings" => call.answer(|request| settings::log(context, request)).await,
         _ => {
             let message = "there is no such call here: this server has those of inference.GRPCInferenceService";
             let fault = Fault::new(Reason::NotFound, message);
