@@ -4,38 +4,19 @@
 
 mod common;
 
-use common::{Client, Server, model, post, rows};
+use common::{Client, Server, message, model, post, rows};
 use gateway::Config;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use std::collections::BTreeMap;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
-use wire::proto::ModelInferRequest;
 use wire::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
-use wire::proto::model_infer_request::InferInputTensor;
 
 const BUSY: &str = "/v2/models/busy/infer";
 const EXECUTIONS: &str = r#"punctual_actions_total{action="execution",device="emulated:0",result="done"}"#;
 const CANCELLED: &str = r#"punctual_requests_total{model="busy",outcome="cancelled",reason="cancelled",version="1"}"#;
-
-fn message() -> ModelInferRequest {
-    let input = InferInputTensor {
-        name: "input".into(),
-        datatype: "FP32".into(),
-        shape: vec![1, 10],
-        parameters: BTreeMap::new(),
-        contents: None,
-    };
-    ModelInferRequest {
-        model_name: "busy".into(),
-        inputs: vec![input],
-        raw_input_contents: vec![vec![0; 40].into()],
-        ..Default::default()
-    }
-}
 
 async fn grpc(server: &Server) -> GrpcInferenceServiceClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc())).unwrap();
@@ -78,12 +59,12 @@ async fn what_nobody_waits_for_is_not_executed() {
     let mut http2_client = http2(&server).await;
     let http2_call = tokio::spawn(http2_client.send_request(http2_request(rows(1, ""))));
     let mut unary = grpc(&server).await;
-    let grpc_call = tokio::spawn(async move { unary.model_infer(message()).await });
+    let grpc_call = tokio::spawn(async move { unary.model_infer(message("busy", "")).await });
     let mut streaming = grpc(&server).await;
     let (requests, queue) = mpsc::channel(2);
     let stream = streaming.model_stream_infer(ReceiverStream::new(queue)).await.unwrap();
     for _ in 0..2 {
-        requests.send(message()).await.unwrap();
+        requests.send(message("busy", "")).await.unwrap();
     }
     until(&server, "all of them wait", |server| server.controller.in_hand() == 6).await;
 

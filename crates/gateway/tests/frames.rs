@@ -5,22 +5,21 @@
 mod common;
 
 use bytes::Bytes;
-use common::{Server, model};
+use common::{Server, message, model};
 use gateway::Config;
 use hyper::body::{Body, Frame};
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper::{HeaderMap, Request};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::TcpStream;
-use wire::proto::model_infer_request::InferInputTensor;
-use wire::proto::{ModelInferRequest, ModelInferResponse};
+use wire::proto::ModelInferResponse;
 
 const SERVICE: &str = "/inference.GRPCInferenceService/";
 
@@ -99,21 +98,7 @@ fn frame(flag: u8, content: &[u8]) -> Vec<u8> {
 }
 
 fn request(id: &str) -> Vec<u8> {
-    let input = InferInputTensor {
-        name: "input".into(),
-        datatype: "FP32".into(),
-        shape: vec![1, 10],
-        parameters: BTreeMap::new(),
-        contents: None,
-    };
-    let request = ModelInferRequest {
-        model_name: "quick".into(),
-        id: id.into(),
-        inputs: vec![input],
-        raw_input_contents: vec![vec![0; 40].into()],
-        ..Default::default()
-    };
-    request.encode_to_vec()
+    message("quick", id).encode_to_vec()
 }
 
 fn server(config: Config) -> Server {

@@ -4,10 +4,9 @@
 
 mod common;
 
-use common::{Server, model};
+use common::{Server, message, model};
 use gateway::Config;
 use prost::Message;
-use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tonic::codec::CompressionEncoding;
@@ -15,31 +14,13 @@ use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::codegen::tokio_stream::{StreamExt, iter, pending};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Streaming};
+use wire::proto::ModelStreamInferResponse;
 use wire::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use wire::proto::infer_parameter::ParameterChoice;
-use wire::proto::model_infer_request::InferInputTensor;
-use wire::proto::{ModelInferRequest, ModelStreamInferResponse};
 
 async fn connect(server: &Server) -> GrpcInferenceServiceClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc())).unwrap();
     GrpcInferenceServiceClient::new(endpoint.connect().await.unwrap())
-}
-
-fn message(model: &str, id: &str) -> ModelInferRequest {
-    let input = InferInputTensor {
-        name: "input".into(),
-        datatype: "FP32".into(),
-        shape: vec![1, 10],
-        parameters: BTreeMap::new(),
-        contents: None,
-    };
-    ModelInferRequest {
-        model_name: model.into(),
-        id: id.into(),
-        inputs: vec![input],
-        raw_input_contents: vec![vec![0; 40].into()],
-        ..Default::default()
-    }
 }
 
 /// The id of the next answer, and the sentence if it is a refusal.

@@ -1,10 +1,11 @@
 //! The oracle: in a world where nothing goes wrong, `punctual` is hardly worse than the best of its rivals.
 
+use crate::worlds::in_bursts;
 use base::{Duration, LatencyProfile, ModelId};
 use scheduler::PolicyKind;
 use sim::{Model, Setup, Traffic};
 use std::fmt;
-use workload::{OpenLoop, Popularity, Process, Random, RateCurve, Stream};
+use workload::{Random, RateCurve};
 
 /// Who it is compared with.
 pub const RIVALS: [PolicyKind; 4] =
@@ -158,18 +159,7 @@ impl CalmWorld {
             (Duration::ZERO, rate),
             (Duration::from_secs_f64(0.5 + self.seconds() / 2.0), rate * self.step.unwrap_or(1.0)),
         ];
-        let curve = RateCurve::steps(steps);
-        let popularity = if self.zipf { Popularity::Zipf { exponent: 1.0 } } else { Popularity::Equal };
-        let shares = popularity.shares(self.models as usize);
-        let stream = |(model, share)| Stream {
-            model: model as u32,
-            process: Process::Gamma { shape: self.shape },
-            curve: curve.clone(),
-            share,
-            starts_at: Duration::ZERO,
-        };
-        let streams = shares.into_iter().enumerate().map(stream);
-        Traffic { open: Some(Box::new(OpenLoop::new(streams, self.seed))), closed: None }
+        in_bursts(self.models, self.zipf, self.shape, &RateCurve::steps(steps), self.seed)
     }
 
     /// The bad part of the requests under a policy, and how many there were.

@@ -58,6 +58,20 @@ const PLAN: u64 = 11 << 40;
 const MODELS: u64 = 12 << 40;
 const SLOWDOWN: u64 = 14 << 40;
 
+/// Requests for so many models that come as they please: equally popular or by Zipf's law, in bursts of that shape.
+pub(crate) fn in_bursts(models: u32, zipf: bool, shape: f64, curve: &RateCurve, seed: u64) -> Traffic {
+    let popularity = if zipf { Popularity::Zipf { exponent: 1.0 } } else { Popularity::Equal };
+    let stream = |(model, share)| Stream {
+        model: model as u32,
+        process: Process::Gamma { shape },
+        curve: curve.clone(),
+        share,
+        starts_at: Duration::ZERO,
+    };
+    let streams = popularity.shares(models as usize).into_iter().enumerate().map(stream);
+    Traffic { open: Some(Box::new(OpenLoop::new(streams, seed))), closed: None }
+}
+
 impl RandomWorld {
     /// The world of that number.
     pub fn draw(seed: u64) -> Self {
@@ -155,18 +169,7 @@ impl RandomWorld {
         let rows = f64::from(self.variety.max_rows.max(1) + 1) / 2.0;
         let rate = self.load * 16.0 / takes / rows * f64::from(self.devices);
         let rate = rate.min(MOST_REQUESTS / self.seconds);
-        let popularity = if self.zipf { Popularity::Zipf { exponent: 1.0 } } else { Popularity::Equal };
-        let shares = popularity.shares(self.models as usize);
-        let curve = RateCurve::constant(rate);
-        let stream = |(model, share)| Stream {
-            model: model as u32,
-            process: Process::Gamma { shape: self.shape },
-            curve: curve.clone(),
-            share,
-            starts_at: Duration::ZERO,
-        };
-        let streams = shares.into_iter().enumerate().map(stream);
-        Traffic { open: Some(Box::new(OpenLoop::new(streams, self.seed))), closed: None }
+        in_bursts(self.models, self.zipf, self.shape, &RateCurve::constant(rate), self.seed)
     }
 
     /// Runs it twice: what is broken, if anything is.

@@ -5,12 +5,15 @@
 use controller::{Controller, ControllerConfig, DeviceConfig, Manager, ManagerConfig};
 use engine::{EmulatedEngine, HostBuffer, HostMemory};
 use gateway::{Config, Gateway};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use telemetry::Metrics;
+use wire::proto::ModelInferRequest;
+use wire::proto::model_infer_request::InferInputTensor;
 
 /// Nothing in these tests takes this long unless it is broken.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -31,6 +34,24 @@ pub fn model(beta_ms: f64, objective_ms: Option<u64>) -> String {
     format!(
         "max_batch_size: 8\n{objective}parameters {{ key: \"emulated_latency\" value {{ string_value: \"alpha_ms=0.01,beta_ms={beta_ms}\" }} }}\n"
     )
+}
+
+/// A request of one row over gRPC.
+pub fn message(model: &str, id: &str) -> ModelInferRequest {
+    let input = InferInputTensor {
+        name: "input".into(),
+        datatype: "FP32".into(),
+        shape: vec![1, 10],
+        parameters: BTreeMap::new(),
+        contents: None,
+    };
+    ModelInferRequest {
+        model_name: model.into(),
+        id: id.into(),
+        inputs: vec![input],
+        raw_input_contents: vec![vec![0; 40].into()],
+        ..Default::default()
+    }
 }
 
 impl Server {
