@@ -21,11 +21,16 @@ pub(crate) fn to_text(campaign: &Campaign, outcomes: &[Outcome], commit: &str, s
     let hours = outcomes.iter().map(|outcome| outcome.took_s).sum::<f64>() / 3600.0;
     let points = campaign.points();
     let of = if points == campaign.all_points() { String::new() } else { format!(" of {}", campaign.all_points()) };
+    let length = match run.bad_events {
+        Some(events) => format!("as long as it takes for {events} bad requests"),
+        None => {
+            let most = campaign.max_requests().map(|most| format!(" (at most {most} requests)"));
+            format!("{} s{}", campaign.seconds(), most.unwrap_or_default())
+        }
+    };
     let mut text = format!(
-        "# {points}{of} points, {} policies, {} s{} and {} seeds each; found in {hours:.2} hours of one core, at {commit}, sources {sources}\n",
+        "# {points}{of} points, {} policies, {length} and {} seeds each; found in {hours:.2} hours of one core, at {commit}, sources {sources}\n",
         outcomes.len() / points.max(1),
-        campaign.seconds(),
-        campaign.max_requests().map_or(String::new(), |most| format!(" (at most {most} requests)")),
         campaign.seeds(),
     );
     let keys: Vec<&String> = outcomes.first().map(|first| first.point.keys().collect()).unwrap_or_default();
