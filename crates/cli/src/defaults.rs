@@ -5,9 +5,9 @@
 use crate::bytes::ByteSize;
 use crate::devices::{DeviceKind, Devices};
 use clap::Arg;
-use controller::{ControlMode, Effort};
 use engine_cuda::engine::CudaOptions;
 use engine_ort::OrtOptions;
+use models::{ControlMode, ProfilingEffort};
 use planner::advice::AdvisorConfig;
 use recording::Limits;
 use std::net::{IpAddr, Ipv4Addr};
@@ -47,8 +47,8 @@ pub fn say(option: Arg) -> Arg {
     }
 }
 
-/// The default of an option, as one would write it. `None` where there is none, or where it can't be written in a flag: then the
-/// option's own words say it.
+/// The default of an option, as one would write it. `None` where there is none, or where it can't be written in a flag:
+/// then the option's own words say it.
 fn of(option: &str) -> Option<String> {
     let size = |bytes: usize| ByteSize(bytes as u64).exactly();
     let on_or_off = |on: bool| if on { "on" } else { "off" }.to_owned();
@@ -72,7 +72,7 @@ fn of(option: &str) -> Option<String> {
         "cells" => CELLS.to_string(),
         "profile_window" => scheduler.profile_window.to_string(),
         "profile_quantile" => scheduler.profile_quantile.to_string(),
-        "profile_budget_ms" => Effort::default().budget.as_millis_f64().to_string(),
+        "profile_budget_ms" => ProfilingEffort::default().budget.as_millis_f64().to_string(),
         "online_profile_share" => ONLINE_PROFILE_SHARE.to_string(),
         "max_requests" => scheduler::Config::DEFAULT_MAX_REQUESTS.to_string(),
         "max_body" => size(gateway.max_body_bytes),

@@ -26,12 +26,12 @@ struct File {
     change_weight: Option<f64>,
     seconds: Option<f64>,
     #[serde(default)]
-    model: Vec<Entry>,
+    model: Vec<ModelLine>,
 }
 
 #[derive(Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct ModelLine {
     name: String,
     rate_rps: f64,
     weights_mb: f64,
@@ -67,7 +67,7 @@ fn problem(file: File) -> Result<Problem> {
     let mut names = HashSet::new();
     let mut models = Vec::with_capacity(file.model.len());
     for entry in file.model {
-        let Entry { name, rate_rps, weights_mb, working_mb, part, change_cost } = entry;
+        let ModelLine { name, rate_rps, weights_mb, working_mb, part, change_cost } = entry;
         if !names.insert(name.clone()) {
             bail!("model {name:?} is listed twice: give each its own name");
         }
