@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use crate::runtime::Runtime;
     use crate::serve::ServeOptions;
-    use crate::{Cli, Command};
+    use crate::{Command, CommandLine};
     use clap::{CommandFactory, Parser};
 
     /// Every option whose default can be written in a flag, with something else that it may be told.
@@ -151,7 +151,7 @@ mod tests {
 
     fn parse(arguments: &[&str]) -> Box<ServeOptions> {
         let all = ["punctual", "serve", "--model-repository", "models"].iter().chain(arguments);
-        match Cli::try_parse_from(all).unwrap_or_else(|error| panic!("{error}")).command {
+        match CommandLine::try_parse_from(all).unwrap_or_else(|error| panic!("{error}")).command {
             Command::Serve(options) => options,
             _ => panic!("not serve"),
         }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     fn default_in_help(flag: &str) -> Option<String> {
-        let command = Cli::command();
+        let command = CommandLine::command();
         let serve = command.find_subcommand("serve").unwrap();
         let option = serve.get_arguments().find(|option| option.get_long() == Some(flag)).unwrap();
         let help = option.get_help().unwrap().to_string();
@@ -209,7 +209,7 @@ mod tests {
     fn no_option_is_forgotten() {
         let mut known: Vec<_> = OTHERS.iter().map(|other| other.0).chain(SWITCHES).chain(REST).collect();
         known.sort_unstable();
-        let command = Cli::command();
+        let command = CommandLine::command();
         let options = command.find_subcommand("serve").unwrap().get_arguments();
         let mut flags: Vec<_> = options.filter_map(Arg::get_long).filter(|flag| *flag != "help").collect();
         flags.sort_unstable();

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 /// ahead, and either answers before the deadline or says at once that it can't.
 #[derive(Parser)]
 #[command(name = "punctual", version, max_term_width = 100)]
-struct Cli {
+struct CommandLine {
     #[command(subcommand)]
     command: Command,
 }
@@ -86,7 +86,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    match run(CommandLine::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("punctual: {error:#}");
@@ -95,7 +95,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<()> {
+fn run(cli: CommandLine) -> Result<()> {
     match cli.command {
         Command::Serve(options) => serve::run(*options),
         Command::Load(args) => Ok(loadgen::run_and_print(&args)?),
