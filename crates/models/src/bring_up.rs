@@ -1,4 +1,4 @@
-//! From a model's files to a model in service: prepare, check against the configuration, measure, warm up.
+//! From a model's files to a published model: prepare, check against the configuration, measure, warm up.
 
 use crate::catalogue::ServedModel;
 use crate::manager::ManagerConfig;
