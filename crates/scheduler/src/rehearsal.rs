@@ -41,7 +41,7 @@ const WARM_UP: u64 = 5;
 const MOST_PLACES: usize = 100_000;
 /// Losses in rehearsals count for a third after so many more requests, or so much time.
 const MEMORY: f64 = 30_000.0;
-const MEMORY_TIME: f64 = 120.0;
+const MEMORY_TIME: f64 = 900.0;
 /// A temper is left for one that lost fewer by this, and by this part of the root of its losses, which is their noise.
 const MARGIN: f64 = 1.0;
 const NOISE: f64 = 0.5;
@@ -57,6 +57,9 @@ const SOMETHING: f64 = 2.0;
 /// "Lately": real losses count for a third after so many seconds. While a temper proves itself, after the second.
 const LATELY: f64 = 30.0;
 const TRIAL: f64 = 0.5;
+/// The last so many requests are remembered as long as rehearsals are: where few come, thirty seconds say nothing of one
+/// loss in a hundred, and a burst fills half a second.
+const LATEST: f64 = 1_000.0;
 /// A temper has failed when this part of all requests is lost, so many times what was imagined, and so many times what the usual one lost in its worst moment lately: in a burst every temper
 /// loses more than on average.
 const FAILED: f64 = 0.1;
@@ -97,7 +100,8 @@ impl Losses {
         let step = memory / 1e3;
         let passed = now.since(self.at).as_secs_f64();
         if passed >= step {
-            let kept = libm::exp(-passed / memory);
+            let least = LATEST / self.all.max(LATEST) * libm::exp(-passed / MEMORY_TIME);
+            let kept = libm::exp(-passed / memory).max(least);
             (self.at, self.lost, self.all) = (now, self.lost * kept, self.all * kept);
         }
     }
