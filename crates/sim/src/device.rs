@@ -3,7 +3,7 @@
 //! The executor for batches takes actions by `earliest` and waits; the one for loads obeys LOAD and UNLOAD in the order in
 //! which they came. Neither looks at a clock: both say when they want to be looked at again.
 
-use base::{ActionId, DeviceId, Duration, ModelId, Timestamp, Transfers};
+use base::{ActionId, DeviceId, Duration, ModelId, OrderStart, Timestamp, Transfers};
 use scheduler::{Execution, Load};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -36,9 +36,7 @@ pub(crate) struct Device {
 #[derive(Debug)]
 pub(crate) struct Executing {
     pub(crate) execution: Execution,
-    pub(crate) started_at: Timestamp,
-    /// How long its inputs had been there: in that time they could be brought to where they are needed.
-    pub(crate) waited: Duration,
+    pub(crate) start: OrderStart,
 }
 
 #[derive(Debug)]
@@ -148,22 +146,20 @@ impl Device {
             return ExecuteStep::Wait(None);
         }
         let Some(Reverse(front)) = self.queue.peek() else { return ExecuteStep::Wait(None) };
-        let start_at = front.earliest.max(front.ready_at).max(now);
-        let hopeless = start_at > front.execution.window.latest;
-        if start_at > now && !hopeless {
-            return ExecuteStep::Wait(Some(start_at));
+        let start = OrderStart::new(front.execution.window, front.ready_at, now);
+        if start.at > now && start.in_time {
+            return ExecuteStep::Wait(Some(start.at));
         }
-        let Some(Reverse(Queued { execution, ready_at, .. })) = self.queue.pop() else {
+        let Some(Reverse(Queued { execution, .. })) = self.queue.pop() else {
             return ExecuteStep::Wait(None);
         };
-        if hopeless {
+        if !start.in_time {
             return ExecuteStep::Refused(execution, Refusal::TooLate);
         }
         if !is_drivers(&execution) && self.weights[execution.model.index()] != Weights::Loaded {
             return ExecuteStep::Refused(execution, Refusal::NoWeights);
         }
-        let waited = now.since(ready_at);
-        ExecuteStep::Started(self.executing.insert(Executing { execution, started_at: now, waited }))
+        ExecuteStep::Started(self.executing.insert(Executing { execution, start }))
     }
 
     /// Looks at the executor for loads.
@@ -173,10 +169,13 @@ impl Device {
         }
         match self.loads.front() {
             None => return LoadStep::Wait(None),
-            Some(LoadOrder::Load(load)) if now < load.window.earliest => {
-                return LoadStep::Wait(Some(load.window.earliest));
+            Some(LoadOrder::Load(load)) => {
+                let start = OrderStart::new(load.window, now, now);
+                if start.at > now {
+                    return LoadStep::Wait(Some(start.at));
+                }
             }
-            Some(LoadOrder::Load(_) | LoadOrder::Unload(_)) => {}
+            Some(LoadOrder::Unload(_)) => {}
         }
         match self.loads.pop_front() {
             None => LoadStep::Wait(None),
@@ -193,7 +192,7 @@ impl Device {
     }
 
     fn start_load(&mut self, load: Load, now: Timestamp) -> LoadStep {
-        if now > load.window.latest {
+        if !OrderStart::new(load.window, now, now).in_time {
             return LoadStep::Refused(load, Refusal::TooLate);
         }
         let weights = &mut self.weights[load.model.index()];
@@ -218,7 +217,7 @@ impl Device {
     /// Breaks an execution off that is running or waits, and since when it ran; `None` where it is over.
     pub(crate) fn break_off(&mut self, action: ActionId) -> Option<(Execution, Option<Timestamp>)> {
         if self.executing() == Some(action) {
-            return self.executing.take().map(|executing| (executing.execution, Some(executing.started_at)));
+            return self.executing.take().map(|executing| (executing.execution, Some(executing.start.at)));
         }
         let mut broken_off = None;
         let waiting = std::mem::take(&mut self.queue).into_vec();
@@ -298,10 +297,9 @@ impl Durations {
         self.entry(model, batch).1
     }
 
-    /// The transfers of a batch whose inputs had so much time before its start.
-    pub(crate) fn transfers(&self, model: ModelId, batch: u32, waited: Duration) -> Transfers {
-        let beside = self.entry(model, batch).2;
-        Transfers { before: beside.min(waited), beside }
+    /// The transfers of a batch that starts so.
+    pub(crate) fn transfers(&self, model: ModelId, batch: u32, start: OrderStart) -> Transfers {
+        start.transfers(self.entry(model, batch).2)
     }
 
     fn entry(&self, model: ModelId, batch: u32) -> (u32, Duration, Duration) {
@@ -360,7 +358,7 @@ mod tests {
         assert!(matches!(device.step_execute(at(100)), ExecuteStep::Wait(Some(when)) if when == at(200)));
         assert!(matches!(device.step_execute(at(200)), ExecuteStep::Started(e) if e.execution.action == ActionId(11)));
         assert!(matches!(device.step_execute(at(300)), ExecuteStep::Wait(None)));
-        assert_eq!(device.end_execution().started_at, at(200));
+        assert_eq!(device.end_execution().start.at, at(200));
         assert!(matches!(device.step_execute(at(400)), ExecuteStep::Started(e) if e.execution.action == ActionId(10)));
     }
 

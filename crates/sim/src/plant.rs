@@ -345,7 +345,7 @@ impl Plant {
                     let (action, executor, life) = (execution.action, Executor::Execute, site.life);
                     agenda.add(watch.now + execution.expected, Due::Ended { device, life, executor, action });
                 }
-                ExecuteStep::Started(Executing { execution, waited, .. }) => {
+                ExecuteStep::Started(Executing { execution, start }) => {
                     watch.see(&Observation::ExecutionStarted(execution))?;
                     let (action, model, batch, life) = (execution.action, execution.model, execution.batch, site.life);
                     let alone = |request: &RequestId| self.alone.get(request.slot as usize).copied();
@@ -355,7 +355,7 @@ impl Plant {
                         Some(longest) => durations.padded(model, batch, longest),
                         None => durations.execution(model, batch),
                     };
-                    let hidden = durations.transfers(model, batch, *waited).before;
+                    let hidden = durations.transfers(model, batch, *start).before;
                     let slowness = slowness(site, &self.faults, watch.now);
                     let takes = self.execution_takes(median, watch.now).mul_f64(slowness) - hidden;
                     let executor = Executor::Execute;
@@ -456,8 +456,9 @@ impl Plant {
         }
         let (action, started_at, transfers) = match executor {
             Executor::Execute => {
-                let Executing { execution, started_at, waited } = site.device.end_execution();
-                let transfers = self.durations[site.kind as usize].transfers(execution.model, execution.batch, waited);
+                let Executing { execution, start } = site.device.end_execution();
+                let started_at = start.at;
+                let transfers = self.durations[site.kind as usize].transfers(execution.model, execution.batch, start);
                 watch.see(&Observation::ExecutionEnded { execution: &execution, started_at })?;
                 let rows = clients.executed(&execution, now);
                 watch.meter.executed(&execution, rows, started_at, now);
