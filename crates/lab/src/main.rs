@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(tool: Tool) -> Result<ExitCode, lab::Error> {
+fn run(tool: Tool) -> Result<ExitCode, lab::LabError> {
     match tool {
         Tool::Simulate(args) => args.run_and_print()?,
         Tool::Throughput(args) => throughput::run(&args)?,

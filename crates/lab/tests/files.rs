@@ -4,7 +4,7 @@
 
 use expect_test::{Expect, expect};
 use lab::Campaign;
-use lab::simulate::{Options, simulate};
+use lab::simulate::{SimulateOptions, simulate};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ fn run_json(text: &str) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("experiment.toml");
     std::fs::write(&path, text).unwrap();
-    let printed = simulate(&path, &Options { json: true, ..Options::default() }).unwrap();
+    let printed = simulate(&path, &SimulateOptions { json: true, ..SimulateOptions::default() }).unwrap();
     let object: Value = serde_json::from_str(&printed).unwrap();
     object["results"].as_array().unwrap().clone()
 }
@@ -141,7 +141,7 @@ fn people_get_a_table_and_plots() {
     let path = folder.path().join("experiment.toml");
     let plot = "[sweep]\nrate_rps = [50, 100]\n[[plot]]\nname = \"p\"\ntitle = \"T\"\nx = \"rate_rps\"\nx_label = \"rate\"\ny = [\"p99_ms\"]\ny_label = \"ms\"\n";
     std::fs::write(&path, format!("{SMALL}{plot}")).unwrap();
-    let options = Options { svg_dir: Some(folder.path().join("plots")), ..Options::default() };
+    let options = SimulateOptions { svg_dir: Some(folder.path().join("plots")), ..SimulateOptions::default() };
     let text = simulate(&path, &options).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].starts_with("policy") && lines[0].contains("goodput/s"), "{text}");

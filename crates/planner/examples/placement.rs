@@ -3,7 +3,9 @@
 //!
 //! `cargo run --release -p planner --features placement --example placement -- [SEEDS] [SECONDS]`
 
-use planner::placement::{Effort, Ending, Model, Placement, Problem, Score, Stage, place};
+use planner::placement::{
+    ModelToPlace, Placement, PlacementEffort, PlacementProblem, Score, SolverEnding, Stage, place,
+};
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{RngCore, SeedableRng};
 use std::time::{Duration, Instant};
@@ -72,11 +74,11 @@ impl Dice {
 }
 
 /// Bounds that random assignments keep, too: else the baseline would have nothing to show.
-fn problem(dice: &mut Dice) -> Problem {
+fn problem(dice: &mut Dice) -> PlacementProblem {
     let model = |number: usize| {
         let (name, parameters) = ZOO[dice.below(ZOO.len())];
         let bytes = parameters * 4e6 * (0.6 + 0.8 * dice.unit());
-        Model {
+        ModelToPlace {
             name: format!("{name}-{number}"),
             rate_rps: MEAN_RATE_RPS * dice.exponential(),
             static_bytes: bytes as u64,
@@ -85,15 +87,15 @@ fn problem(dice: &mut Dice) -> Problem {
             change_cost: bytes / 1e6,
         }
     };
-    let models: Vec<Model> = (0..MODELS).map(model).collect();
+    let models: Vec<ModelToPlace> = (0..MODELS).map(model).collect();
     let rate: f64 = models.iter().map(|model| model.rate_rps).sum();
     let bytes: u64 = models.iter().map(|model| model.static_bytes).sum();
-    Problem {
+    PlacementProblem {
         models,
         parts: PARTS,
         max_rate_rps: Some(2.0 * rate / PARTS as f64),
         max_bytes: Some(2 * bytes / PARTS as u64),
-        ..Problem::default()
+        ..PlacementProblem::default()
     }
 }
 
@@ -106,7 +108,7 @@ struct Seen {
 }
 
 /// An assignment's imbalance factors and cost, if it keeps the bounds, and its objective.
-fn judge(problem: &Problem, part_of: &[usize]) -> Option<(f64, Seen)> {
+fn judge(problem: &PlacementProblem, part_of: &[usize]) -> Option<(f64, Seen)> {
     let mut parts = vec![(0.0, 0_u64, 0_u64); problem.parts];
     let mut cost = 0.0;
     for (model, &part) in problem.models.iter().zip(part_of) {
@@ -136,7 +138,7 @@ fn judge(problem: &Problem, part_of: &[usize]) -> Option<(f64, Seen)> {
 
 /// The paper's baseline: random assignments until the time is over; the best that keeps the bounds counts. Where models are
 /// somewhere, random ones move, as many as the bound on changes allows.
-fn random(problem: &Problem, dice: &mut Dice, time: Duration) -> (Option<Seen>, u64) {
+fn random(problem: &PlacementProblem, dice: &mut Dice, time: Duration) -> (Option<Seen>, u64) {
     let began = Instant::now();
     let mut best: Option<(f64, Seen)> = None;
     let mut tried = 0;
@@ -177,7 +179,7 @@ fn show(name: &str, seen: Option<Seen>, note: &str) {
     }
 }
 
-fn solve(problem: &Problem, effort: &Effort) -> Result<Placement, String> {
+fn solve(problem: &PlacementProblem, effort: &PlacementEffort) -> Result<Placement, String> {
     place(problem, effort, &mut |_| {}).map_err(|error| error.to_string())
 }
 
@@ -189,19 +191,19 @@ fn stages(placement: &Placement) -> String {
     };
     let all: Vec<String> = placement.stages.iter().map(stage).collect();
     let ending = match placement.ending {
-        Ending::Optimal => "optimal",
-        Ending::TimeLimit => "time limit",
-        Ending::Nothing => "no assignment",
+        SolverEnding::Optimal => "optimal",
+        SolverEnding::TimeLimit => "time limit",
+        SolverEnding::Nothing => "no assignment",
     };
     format!("{}; solver: {ending}; from {}", all.join(", "), placement.from.name())
 }
 
 /// Random, greedy, the solver alone, all stages.
-fn compare(problem: &Problem, dice: &mut Dice, time: Duration) -> Result<Placement, String> {
+fn compare(problem: &PlacementProblem, dice: &mut Dice, time: Duration) -> Result<Placement, String> {
     let (baseline, tried) = random(problem, dice, time);
     show("random", baseline, &format!("{tried} tried"));
-    let alone = solve(problem, &Effort { time_limit: time, start: false, polish: false })?;
-    let all = solve(problem, &Effort { time_limit: time, ..Effort::default() })?;
+    let alone = solve(problem, &PlacementEffort { time_limit: time, start: false, polish: false })?;
+    let all = solve(problem, &PlacementEffort { time_limit: time, ..PlacementEffort::default() })?;
     let reached = |placement: &Placement, stage: Stage| {
         let report = placement.stages.iter().find(|report| report.stage == stage);
         report.and_then(|report| report.score).map(of_score)

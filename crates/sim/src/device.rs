@@ -12,7 +12,7 @@ use crate::observe::Refusal;
 
 /// Where the weights of one model are on their way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Weights {
+enum WeightsState {
     Absent,
     Loading,
     Loaded,
@@ -20,14 +20,14 @@ enum Weights {
 
 /// One device.
 #[derive(Debug)]
-pub(crate) struct Device {
+pub(crate) struct SimulatedDevice {
     pub(crate) id: DeviceId,
     pages: u32,
     pages_used: u32,
-    weights: Vec<Weights>,
+    weights: Vec<WeightsState>,
     pages_of: Vec<u32>,
     queue: BinaryHeap<Reverse<Queued>>,
-    loads: VecDeque<LoadOrder>,
+    loads: VecDeque<WeightsOrder>,
     executing: Option<Executing>,
     loading: Option<(Load, Timestamp)>,
 }
@@ -73,7 +73,7 @@ impl Ord for Queued {
 }
 
 #[derive(Debug)]
-enum LoadOrder {
+enum WeightsOrder {
     Load(Load),
     Unload(ModelId),
 }
@@ -98,13 +98,13 @@ pub(crate) enum LoadStep {
     Wait(Option<Timestamp>),
 }
 
-impl Device {
+impl SimulatedDevice {
     pub(crate) fn new(id: DeviceId, pages: u32, pages_of: Vec<u32>) -> Self {
         Self {
             id,
             pages,
             pages_used: 0,
-            weights: vec![Weights::Absent; pages_of.len()],
+            weights: vec![WeightsState::Absent; pages_of.len()],
             pages_of,
             queue: BinaryHeap::new(),
             loads: VecDeque::new(),
@@ -124,7 +124,7 @@ impl Device {
     }
 
     pub(crate) fn loaded(&self, model: ModelId) -> bool {
-        self.weights[model.index()] == Weights::Loaded
+        self.weights[model.index()] == WeightsState::Loaded
     }
 
     /// Takes in a batch whose inputs are there at `ready_at`.
@@ -133,11 +133,11 @@ impl Device {
     }
 
     pub(crate) fn accept_load(&mut self, load: Load) {
-        self.loads.push_back(LoadOrder::Load(load));
+        self.loads.push_back(WeightsOrder::Load(load));
     }
 
     pub(crate) fn accept_unload(&mut self, model: ModelId) {
-        self.loads.push_back(LoadOrder::Unload(model));
+        self.loads.push_back(WeightsOrder::Unload(model));
     }
 
     /// Looks at the executor for batches.
@@ -156,7 +156,7 @@ impl Device {
         if !start.in_time {
             return ExecuteStep::Refused(execution, Refusal::TooLate);
         }
-        if !is_drivers(&execution) && self.weights[execution.model.index()] != Weights::Loaded {
+        if !is_drivers(&execution) && self.weights[execution.model.index()] != WeightsState::Loaded {
             return ExecuteStep::Refused(execution, Refusal::NoWeights);
         }
         ExecuteStep::Started(self.executing.insert(Executing { execution, start }))
@@ -169,25 +169,25 @@ impl Device {
         }
         match self.loads.front() {
             None => return LoadStep::Wait(None),
-            Some(LoadOrder::Load(load)) => {
+            Some(WeightsOrder::Load(load)) => {
                 let start = OrderStart::new(load.window, now, now);
                 if start.at > now {
                     return LoadStep::Wait(Some(start.at));
                 }
             }
-            Some(LoadOrder::Unload(_)) => {}
+            Some(WeightsOrder::Unload(_)) => {}
         }
         match self.loads.pop_front() {
             None => LoadStep::Wait(None),
-            Some(LoadOrder::Unload(model)) => {
-                let before = std::mem::replace(&mut self.weights[model.index()], Weights::Absent);
-                let was_loaded = before == Weights::Loaded;
+            Some(WeightsOrder::Unload(model)) => {
+                let before = std::mem::replace(&mut self.weights[model.index()], WeightsState::Absent);
+                let was_loaded = before == WeightsState::Loaded;
                 if was_loaded {
                     self.pages_used -= self.pages_of[model.index()];
                 }
                 LoadStep::Unloaded { model, pages_used: self.pages_used, was_loaded }
             }
-            Some(LoadOrder::Load(load)) => self.start_load(load, now),
+            Some(WeightsOrder::Load(load)) => self.start_load(load, now),
         }
     }
 
@@ -196,14 +196,14 @@ impl Device {
             return LoadStep::Refused(load, Refusal::TooLate);
         }
         let weights = &mut self.weights[load.model.index()];
-        if *weights != Weights::Absent {
+        if *weights != WeightsState::Absent {
             return LoadStep::Refused(load, Refusal::AlreadyLoaded);
         }
         let wanted = self.pages_of[load.model.index()];
         if self.pages - self.pages_used < wanted {
             return LoadStep::Refused(load, Refusal::NoPages);
         }
-        *weights = Weights::Loading;
+        *weights = WeightsState::Loading;
         self.pages_used += wanted;
         self.loading = Some((load, now));
         LoadStep::Started(load, self.pages_used)
@@ -239,14 +239,14 @@ impl Device {
     /// The load that was running has ended.
     pub(crate) fn end_load(&mut self) -> (Load, Timestamp) {
         let (load, started_at) = self.loading.take().expect("a load ends only while one is running");
-        self.weights[load.model.index()] = Weights::Loaded;
+        self.weights[load.model.index()] = WeightsState::Loaded;
         (load, started_at)
     }
 
     /// The load that was running has come to nothing.
     pub(crate) fn fail_load(&mut self) -> Load {
         let (load, _) = self.loading.take().expect("a load fails only while one is running");
-        self.weights[load.model.index()] = Weights::Absent;
+        self.weights[load.model.index()] = WeightsState::Absent;
         self.pages_used -= self.pages_of[load.model.index()];
         load
     }
@@ -340,8 +340,8 @@ mod tests {
         }
     }
 
-    fn loaded(models: &[u32]) -> Device {
-        let mut device = Device::new(DeviceId(0), 10, vec![4, 4, 4]);
+    fn loaded(models: &[u32]) -> SimulatedDevice {
+        let mut device = SimulatedDevice::new(DeviceId(0), 10, vec![4, 4, 4]);
         for (index, &model) in models.iter().enumerate() {
             device.accept_load(load(index as u64, model, 0, 0));
             assert!(matches!(device.step_load(at(0)), LoadStep::Started(..)));

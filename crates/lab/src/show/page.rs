@@ -3,8 +3,8 @@
 //! Every section says of which state it is. One that wasn't asked for stays as it is on the page, and the head says which are older than
 //! the code.
 
-use crate::Error;
-use crate::run::campaign::{Campaign, Outcome};
+use crate::LabError;
+use crate::run::campaign::{Campaign, PointOutcome};
 use crate::run::experiment::Experiment;
 use crate::run::store;
 use crate::run::store::Reuse;
@@ -56,11 +56,11 @@ pub struct PageOptions {
 }
 
 /// Runs the experiments of a folder that were asked for, in the order of their names, and writes the page.
-pub(crate) fn build(options: &PageOptions) -> Result<PathBuf, Error> {
+pub(crate) fn build(options: &PageOptions) -> Result<PathBuf, LabError> {
     let files = files(&options.experiments)?;
     if let Some(unknown) = options.parts.iter().find(|part| files.iter().all(|path| name_of(path) != **part)) {
         let folder = options.experiments.display();
-        return Err(Error::value(format!("{folder} has no {unknown}.toml: give the name of a file, without .toml")));
+        return Err(LabError::value(format!("{folder} has no {unknown}.toml: give the name of a file, without .toml")));
     }
     let path = options.folder.join("README.md");
     let before = std::fs::read_to_string(&path).unwrap_or_default();
@@ -84,7 +84,7 @@ fn name_of(path: &Path) -> String {
 }
 
 /// Runs one experiment, draws its plots and writes its section.
-fn run(path: &Path, name: &str, options: &PageOptions) -> Result<String, Error> {
+fn run(path: &Path, name: &str, options: &PageOptions) -> Result<String, LabError> {
     let campaign = Campaign::read(path)?;
     if options.progress {
         eprintln!("{name}");
@@ -109,7 +109,7 @@ fn age(older: &[&str]) -> String {
 }
 
 /// The section of a file as the page has it.
-fn as_it_was(page: &str, path: &Path) -> Result<String, Error> {
+fn as_it_was(page: &str, path: &Path) -> Result<String, LabError> {
     let own = format!("\n\n`experiments/{}`\n", path.file_name().unwrap_or_default().to_string_lossy());
     let found = page.split("\n## ").skip(1).find(|section| section.contains(&own));
     match found {
@@ -136,7 +136,7 @@ fn state(options: &PageOptions) -> String {
 }
 
 /// The results of one experiment, run or kept, and where they come from.
-fn results(name: &str, campaign: &Campaign, options: &PageOptions) -> Result<(Vec<Outcome>, Origin), Error> {
+fn results(name: &str, campaign: &Campaign, options: &PageOptions) -> Result<(Vec<PointOutcome>, Origin), LabError> {
     let reuse = Reuse {
         file: options.cache.as_ref().map(|folder| folder.join(format!("{name}.jsonl"))),
         again: options.again.clone(),
@@ -161,19 +161,19 @@ fn results(name: &str, campaign: &Campaign, options: &PageOptions) -> Result<(Ve
     }
 }
 
-fn files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
-    let read = |source| Error::Read { path: folder.to_owned(), source };
+fn files(folder: &Path) -> Result<Vec<PathBuf>, LabError> {
+    let read = |source| LabError::Read { path: folder.to_owned(), source };
     let entries = std::fs::read_dir(folder).map_err(read)?.collect::<Result<Vec<_>, _>>().map_err(read)?;
     let mut files: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
     files.sort();
     if files.is_empty() {
-        return Err(Error::value(format!("{} has no experiment (*.toml)", folder.display())));
+        return Err(LabError::value(format!("{} has no experiment (*.toml)", folder.display())));
     }
     Ok(files)
 }
 
-fn section(path: &Path, campaign: &Campaign, outcomes: &[Outcome], origin: &Origin) -> String {
+fn section(path: &Path, campaign: &Campaign, outcomes: &[PointOutcome], origin: &Origin) -> String {
     let experiment = &campaign.experiment;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let title = experiment.about.title.clone().unwrap_or_else(|| name.to_string());
@@ -210,7 +210,7 @@ fn section(path: &Path, campaign: &Campaign, outcomes: &[Outcome], origin: &Orig
 }
 
 /// All runs as a table, folded away where it is long.
-fn runs(outcomes: &[Outcome], columns: &[String]) -> String {
+fn runs(outcomes: &[PointOutcome], columns: &[String]) -> String {
     let cells = table::cells(outcomes, columns);
     let rows = table::markdown(&cells);
     if cells.len() > LONG_TABLE {
@@ -221,7 +221,7 @@ fn runs(outcomes: &[Outcome], columns: &[String]) -> String {
 }
 
 /// What the paper says beside what we measure, headings first.
-pub(crate) fn claim_cells(experiment: &Experiment, outcomes: &[Outcome]) -> Vec<Vec<String>> {
+pub(crate) fn claim_cells(experiment: &Experiment, outcomes: &[PointOutcome]) -> Vec<Vec<String>> {
     let claims = &experiment.claims;
     let mut cells = vec![["the paper says", "so we ask for", "here", "agrees", "note"].map(str::to_owned).to_vec()];
     for claim in claims {
@@ -237,7 +237,7 @@ pub(crate) fn claim_cells(experiment: &Experiment, outcomes: &[Outcome]) -> Vec<
 }
 
 /// Tables of comparisons, headings first; those with the same headings are one table.
-pub(crate) fn compare_cells(experiment: &Experiment, outcomes: &[Outcome]) -> Vec<Vec<Vec<String>>> {
+pub(crate) fn compare_cells(experiment: &Experiment, outcomes: &[PointOutcome]) -> Vec<Vec<Vec<String>>> {
     let mut tables: Vec<Vec<Vec<String>>> = Vec::new();
     for compare in &experiment.compares {
         let headings = compare.headings();
@@ -251,8 +251,8 @@ pub(crate) fn compare_cells(experiment: &Experiment, outcomes: &[Outcome]) -> Ve
 }
 
 /// Writes a file, making its folder if need be.
-pub(crate) fn write(path: &Path, text: &str) -> Result<(), Error> {
-    let failed = |source| Error::Write { path: path.to_owned(), source };
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), LabError> {
+    let failed = |source| LabError::Write { path: path.to_owned(), source };
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(failed)?;
     }

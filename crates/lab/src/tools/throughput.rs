@@ -44,7 +44,7 @@ const REQUESTS: u64 = 400_000;
 const WARM_UP: u64 = 100_000;
 
 #[derive(Clone, Copy)]
-struct Plan {
+struct LoadPlan {
     models: u32,
     devices: u32,
     rate: f64,
@@ -53,7 +53,7 @@ struct Plan {
 
 /// What came out of a run.
 #[derive(Clone, Copy, Default)]
-struct Measured {
+struct CellRun {
     requests: u64,
     served: u64,
     late: u64,
@@ -65,7 +65,7 @@ struct Measured {
     inside: Duration,
 }
 
-impl Measured {
+impl CellRun {
     fn holds(&self) -> bool {
         self.late as f64 <= LATE_PART * self.requests as f64 && self.served as f64 >= MIN_SERVED * self.requests as f64
     }
@@ -75,7 +75,7 @@ impl Measured {
     }
 }
 
-impl Plan {
+impl LoadPlan {
     /// What a row takes beyond its batch's fixed cost, in seconds.
     fn alpha(self) -> f64 {
         let gathered = self.rate / f64::from(self.models) * GATHERED;
@@ -106,7 +106,7 @@ impl Plan {
 
 struct Harness {
     scheduler: Scheduler,
-    plan: Plan,
+    plan: LoadPlan,
     now: Timestamp,
     /// When the core has done everything that was due so far.
     core_free_at: Timestamp,
@@ -118,11 +118,11 @@ struct Harness {
     commands: Vec<Command>,
     random: u64,
     counted: bool,
-    measured: Measured,
+    measured: CellRun,
 }
 
 impl Harness {
-    fn new(plan: Plan, seed: u64) -> Self {
+    fn new(plan: LoadPlan, seed: u64) -> Self {
         let mut harness = Self {
             scheduler: Scheduler::new(Config::default()),
             plan,
@@ -135,7 +135,7 @@ impl Harness {
             commands: Vec::new(),
             random: 0x9e37_79b9_7f4a_7c15 ^ seed,
             counted: false,
-            measured: Measured::default(),
+            measured: CellRun::default(),
         };
         for device in 0..plan.devices {
             harness.step(Event::DeviceAdded(DeviceSpec { device: DeviceId(device), pages: plan.models, kind: 0 }));
@@ -233,7 +233,7 @@ impl Harness {
         self.step(Event::Submitted(request))
     }
 
-    fn run_all(&mut self) -> Measured {
+    fn run_all(&mut self) -> CellRun {
         let gap = 1.0 / self.plan.rate;
         let mut next_at = self.now;
         let (mut sent, mut wakeup) = (0, None);
@@ -265,22 +265,22 @@ impl Harness {
 }
 
 /// The highest rate that holds, a twentieth exact, and what came out there.
-fn search(models: u32, devices: u32, cells: u32) -> (f64, Measured) {
-    let plan = |rate| Plan { models, devices, rate, requests: REQUESTS };
+fn search(models: u32, devices: u32, cells: u32) -> (f64, CellRun) {
+    let plan = |rate| LoadPlan { models, devices, rate, requests: REQUESTS };
     let mut rate = 0.9 / in_cells(plan(100_000.0), cells)[0].each();
     for _ in 0..12 {
         let measured = in_cells(plan(rate), cells);
-        if measured.iter().all(Measured::holds) {
+        if measured.iter().all(CellRun::holds) {
             return (rate, measured[0]);
         }
-        let slowest = measured.iter().map(Measured::each).fold(0.0, f64::max);
+        let slowest = measured.iter().map(CellRun::each).fold(0.0, f64::max);
         rate = (0.9 / slowest).min(rate * 0.95);
     }
-    (0.0, Measured::default())
+    (0.0, CellRun::default())
 }
 
 /// The same in so many threads at once, each with models and devices of its own.
-fn in_cells(plan: Plan, cells: u32) -> Vec<Measured> {
+fn in_cells(plan: LoadPlan, cells: u32) -> Vec<CellRun> {
     let run = |cell: u32| Harness::new(plan, u64::from(cell)).run_all();
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..cells).map(|cell| scope.spawn(move || run(cell))).collect();
@@ -336,11 +336,11 @@ pub(crate) struct ThroughputArgs {
     numbers: Vec<u32>,
 }
 
-pub(crate) fn run(args: &ThroughputArgs) -> Result<(), lab::Error> {
+pub(crate) fn run(args: &ThroughputArgs) -> Result<(), lab::LabError> {
     match (args.cells, args.once, &args.numbers[..]) {
         (Some(cells), _, &[models, devices, times]) => compare(cells.max(1), models, devices, times),
         (None, true, &[models, devices, rate, requests]) => {
-            once(Plan { models, devices, rate: f64::from(rate), requests: u64::from(requests) });
+            once(LoadPlan { models, devices, rate: f64::from(rate), requests: u64::from(requests) });
         }
         (None, false, []) => table(&[(1, 8, 1), (100, 100, 1), (1_000, 1_000, 1), (10_000, 1_000, 1), (100, 100, 2)]),
         (None, false, &[models, devices]) => table(&[(models, devices, 1)]),
@@ -350,16 +350,16 @@ pub(crate) fn run(args: &ThroughputArgs) -> Result<(), lab::Error> {
                 "{} numbers: give MODELS DEVICES [CELLS], --cells N MODELS DEVICES TIMES, or --once MODELS DEVICES RATE REQUESTS",
                 numbers.len()
             );
-            return Err(lab::Error::Value(message));
+            return Err(lab::LabError::Value(message));
         }
     }
     Ok(())
 }
 
-fn once(plan: Plan) {
+fn once(plan: LoadPlan) {
     let measured = Harness::new(plan, 0).run_all();
     let (each, batch) = (measured.each() * 1e9, measured.rows as f64 / measured.batches.max(1) as f64);
-    let Measured { requests, served, loads, .. } = measured;
+    let CellRun { requests, served, loads, .. } = measured;
     println!("{requests} requests, {each:.0} ns each, batches of {batch:.1}, {served} in time, {loads} loads");
 }
 
