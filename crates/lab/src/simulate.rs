@@ -59,6 +59,9 @@ pub struct SimulateArgs {
     /// With --page: run only these files, named without .toml; the page's other sections stay as they are.
     #[arg(long = "part", value_name = "NAME,...", requires = "page", value_delimiter = ',')]
     parts: Vec<String>,
+    /// With --page: run nothing, and write the page's head anew: which sections are of which commit.
+    #[arg(long, requires = "page", conflicts_with_all = ["all", "parts"])]
+    head: bool,
     /// With --page: how results name the state of the sources.
     #[arg(long, value_name = "TEXT", requires = "page", default_value = "an unnamed state of the sources")]
     commit: String,
@@ -74,6 +77,7 @@ impl SimulateArgs {
                 cache: self.cache,
                 all: self.all,
                 parts: self.parts,
+                head: self.head,
                 again: self.again,
                 commit: self.commit,
                 progress: true,

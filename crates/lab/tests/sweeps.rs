@@ -201,6 +201,7 @@ fn large_sweeps_are_drawn_from_what_was_kept() {
     assert!(run.contains("at commit 1234") && run.contains("| yes |"), "{run}");
     let kept = page(experiments.path(), folder.path(), false);
     assert_eq!(kept, run, "without running it again");
+    assert!(kept.contains("\n| commit 1234 | `large` |\n"), "{kept}");
     let svg = std::fs::read_to_string(folder.path().join("p.svg")).unwrap();
     assert!(svg.contains("<polyline"), "{svg}");
 }
@@ -224,7 +225,8 @@ fn sections_that_are_not_asked_for_stay_and_their_age_is_said() {
     let first = page(&["two"]);
     let one =
         first.split("\n## ").find(|section| section.starts_with("Number one\n\n`experiments/one.toml`\n")).unwrap();
-    assert!(first.contains("not run yet: one. ") && one.contains("\nNot run yet: `make experiments`"), "{first}");
+    assert!(first.contains("not run yet: one.\n") && one.contains("\nNot run yet: `make experiments`"), "{first}");
+    assert!(first.contains("\n| commit 1234 | `two` |\n") && first.contains("\n| not run yet | `one` |\n"), "{first}");
     assert!(first.contains("Of commit 1234.") && first.contains("| clockwork |"), "{first}");
     let both = page(&["one"]);
     assert_eq!(both.matches("| clockwork |").count(), 2, "{both}");
@@ -235,7 +237,16 @@ fn sections_that_are_not_asked_for_stay_and_their_age_is_said() {
     let number = number.replace("<!-- sources ", "<!-- sources 0");
     std::fs::write(&path, format!("{before}## Number two{number}")).unwrap();
     let aged = page(&["one"]);
-    assert!(aged.contains("Older than the code, or not run yet: two. "), "{aged}");
+    assert!(aged.contains("\nOlder than the code when this page was written, or not run yet: two.\n"), "{aged}");
+    let older = aged.replace("Of commit 1234. <!-- sources 0", "Of commit 123 and changes. <!-- sources 0");
+    std::fs::write(&path, &older).unwrap();
+    let head = write_page(&PageOptions { head: true, ..options(&[]) }).unwrap();
+    let head = std::fs::read_to_string(head).unwrap();
+    assert!(
+        head.contains("\n| commit 1234 | `one` |\n") && head.contains("\n| commit 123 and changes | `two` |\n"),
+        "{head}"
+    );
+    assert_eq!(head.split_once("\n## ").unwrap().1, older.split_once("\n## ").unwrap().1, "nothing is run");
     assert_eq!(page(&[]), both);
     let unknown = write_page(&options(&["three"])).unwrap_err().to_string();
     assert!(unknown.contains("has no three.toml"), "{unknown}");

@@ -7,6 +7,9 @@ use crate::show::table::shown;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
+/// Behind these words stands the state of the sources that results are of.
+pub(crate) const FOUND_AT: &str = " hours of one core, at ";
+
 /// What was kept.
 #[derive(Clone, Debug)]
 pub(crate) struct KeptResults {
@@ -29,7 +32,7 @@ pub(crate) fn to_text(campaign: &Campaign, outcomes: &[PointOutcome], commit: &s
         }
     };
     let mut text = format!(
-        "# {points}{of} points, {} policies, {length} and {} seeds each; found in {hours:.2} hours of one core, at {commit}, sources {sources}\n",
+        "# {points}{of} points, {} policies, {length} and {} seeds each; found in {hours:.2}{FOUND_AT}{commit}, sources {sources}\n",
         outcomes.len() / points.max(1),
         campaign.seeds(),
     );

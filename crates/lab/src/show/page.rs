@@ -1,7 +1,7 @@
 //! The page of experiments: for each file its words, its plots, the paper's numbers beside ours, and its table.
 //!
-//! Every section says of which state it is. One that wasn't asked for stays as it is on the page, and the head says which are older than
-//! the code.
+//! Every section says of which state it is. A section that wasn't asked for stays as it is on the page. The head lists which
+//! sections are of which state, and which were older than the code when the page was written.
 
 use crate::LabError;
 use crate::run::campaign::{Campaign, PointOutcome};
@@ -47,6 +47,8 @@ pub struct PageOptions {
     pub all: bool,
     /// Only these files, by their names without `.toml`; the sections of the others stay as they are. Empty: all.
     pub parts: Vec<String>,
+    /// Run nothing: write the head anew, from the sections as they are.
+    pub head: bool,
     /// Take results of other sources too, except those of these policies.
     pub again: Vec<String>,
     /// Which state of the sources this is, as kept results say it.
@@ -67,7 +69,7 @@ pub(crate) fn build(options: &PageOptions) -> Result<PathBuf, LabError> {
     let mut sections = Vec::new();
     for file in files {
         let name = name_of(&file);
-        let wanted = options.parts.is_empty() || options.parts.contains(&name);
+        let wanted = !options.head && (options.parts.is_empty() || options.parts.contains(&name));
         let text = if wanted { run(&file, &name, options)? } else { as_it_was(&before, &file)? };
         sections.push((name, text));
     }
@@ -75,7 +77,7 @@ pub(crate) fn build(options: &PageOptions) -> Result<PathBuf, LabError> {
     let older: Vec<&str> =
         sections.iter().filter(|(_, text)| !text.contains(&sources)).map(|(name, _)| name.as_str()).collect();
     let text = sections.iter().map(|(_, text)| text.as_str()).collect::<String>();
-    write(&path, &format!("{HEAD}{}{text}", age(&older)))?;
+    write(&path, &format!("{HEAD}{}{}{text}", age(&older), states(&sections)))?;
     Ok(path)
 }
 
@@ -101,11 +103,35 @@ fn run(path: &Path, name: &str, options: &PageOptions) -> Result<String, LabErro
 fn age(older: &[&str]) -> String {
     match older {
         [] => "\nAll sections are of the code as it is.\n".into(),
-        _ => format!(
-            "\nOlder than the code, or not run yet: {}. Each section says of which commit it is.\n",
-            older.join(", ")
-        ),
+        _ => format!("\nOlder than the code when this page was written, or not run yet: {}.\n", older.join(", ")),
     }
+}
+
+/// Which sections are of which state, in the order of the page.
+fn states(sections: &[(String, String)]) -> String {
+    let mut states: Vec<(&str, Vec<String>)> = Vec::new();
+    for (name, text) in sections {
+        let state = state_of(text).unwrap_or("not run yet");
+        let linked = format!("`{name}`");
+        match states.iter_mut().find(|(known, _)| *known == state) {
+            Some((_, names)) => names.push(linked),
+            None => states.push((state, vec![linked])),
+        }
+    }
+    let lines = states.iter().map(|(state, names)| format!("| {state} | {} |\n", names.join(", ")));
+    format!("\n| results of | sections |\n| --- | --- |\n{}", lines.collect::<String>())
+}
+
+/// The state that a section's results are of, as the section says it.
+fn state_of(section: &str) -> Option<&str> {
+    section.lines().find_map(|line| match line.split_once(kept::FOUND_AT) {
+        Some((_, words)) => words.split([',', '(', ';']).next().map(str::trim_end),
+        // The words of an experiment may begin so, too, but not with a commit or a number for the sources.
+        None if line.contains("<!-- sources") || line.starts_with("Of commit ") => {
+            line.split(" <!--").next()?.strip_prefix("Of ")?.strip_suffix('.')
+        }
+        None => None,
+    })
 }
 
 /// The section of a file as the page has it.
