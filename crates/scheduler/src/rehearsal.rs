@@ -15,12 +15,12 @@
 //! (stalls, failures, cancelled requests) isn't rehearsed; so reality has the last word: a temper under which much more is lost than
 //! was imagined is left at once, and not taken on again soon.
 
-use crate::event::{ActionStatus, Command, Event, Execution, Outcome, Report, Request};
+use crate::event::{ActionStatus, Command, Event, Execution, Load, Outcome, Report, Request};
 use crate::policy::Fact;
 use crate::table::grown;
 use crate::temper::Temper;
 use crate::{Rehearsed, Scheduler};
-use base::{ActionId, DeviceId, Duration, RequestId, Timestamp, Transfers};
+use base::{ActionId, DeviceId, Duration, OrderStart, RequestId, Timestamp, Transfers};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
@@ -403,8 +403,7 @@ struct UnderWay {
     device: DeviceId,
     /// `None` for what comes too late.
     started_at: Option<Timestamp>,
-    /// What was done before its start, and what could have been.
-    transfers: (Duration, Duration),
+    transfers: Transfers,
 }
 
 /// Until when an imagined device executes and loads.
@@ -461,7 +460,7 @@ impl Rehearsal {
             for (action, ends_at) in ends {
                 let started_at = Some(now.min(ends_at));
                 let heard_at = ends_at + self.way;
-                let transfers = Default::default();
+                let transfers = Transfers::default();
                 self.under_way.push(Reverse(UnderWay { heard_at, ends_at, action, device, started_at, transfers }));
             }
         }
@@ -503,11 +502,10 @@ impl Rehearsal {
     }
 
     fn ended(&mut self, over: UnderWay) {
-        let UnderWay { heard_at, ends_at, action, device, started_at, transfers: (before, beside) } = over;
+        let UnderWay { heard_at, ends_at, action, device, started_at, transfers } = over;
         if action >= ActionId::DRIVERS {
             return self.step(heard_at, Event::Returned { device, action });
         }
-        let transfers = Transfers { before, beside };
         let done = |started_at| ActionStatus::Done { started_at, ended_at: ends_at, transfers };
         let status = started_at.map_or(ActionStatus::TooLate, done);
         self.step(heard_at, Event::Reported(Report { action, status }));
@@ -518,30 +516,8 @@ impl Rehearsal {
         self.scheduler.step(now, event, &mut commands);
         for command in commands.drain(..) {
             match command {
-                Command::Execute(order) => {
-                    let (takes, beside) = self.takes(&order);
-                    let rows = order.requests.len() as u32;
-                    let here_at = now + self.scheduler.config.delay.of(rows);
-                    let busy = &mut self.busy(order.device).exec;
-                    let start_at = order.window.earliest.max(here_at).max(*busy);
-                    let in_time = start_at <= order.window.latest;
-                    // Inputs come while the batch waits for others.
-                    let transfers = (beside.min(start_at.since(here_at)), beside);
-                    // What is too late takes a moment, so that it can't go on for ever at one instant.
-                    let takes = if in_time { takes - transfers.0 } else { Duration::from_micros(1) };
-                    let ends_at = start_at + takes;
-                    *busy = ends_at;
-                    let started_at = in_time.then_some(start_at);
-                    self.push(order.action, order.device, (started_at, ends_at), transfers);
-                }
-                Command::Load(order) => {
-                    let here_at = now + self.way;
-                    let busy = &mut self.busy(order.device).load;
-                    let start_at = order.window.earliest.max(here_at).max(*busy);
-                    let ends_at = start_at + order.expected;
-                    *busy = ends_at;
-                    self.push(order.action, order.device, (Some(start_at), ends_at), Default::default());
-                }
+                Command::Execute(order) => self.execute(now, &order),
+                Command::Load(order) => self.load(now, &order),
                 Command::Finish { request, outcome } => {
                     self.free_slots.push(request.slot);
                     let counts = self.counted.contains(&self.came_at[request.slot as usize]);
@@ -554,12 +530,35 @@ impl Rehearsal {
         self.commands = commands;
     }
 
+    fn execute(&mut self, now: Timestamp, order: &Execution) {
+        let (takes, beside) = self.takes(order);
+        let ready_at = now + self.scheduler.config.delay.of(order.requests.len() as u32);
+        let busy = &mut self.busy(order.device).exec;
+        let start = OrderStart::new(order.window, ready_at, *busy);
+        let transfers = start.transfers(beside);
+        // What is too late takes a moment, so that it can't go on for ever at one instant.
+        let takes = if start.in_time { takes - transfers.before } else { Duration::from_micros(1) };
+        *busy = start.at + takes;
+        let ends_at = *busy;
+        self.push(order.action, order.device, (start.in_time.then_some(start.at), ends_at), transfers);
+    }
+
+    /// No load is too late in imagination.
+    fn load(&mut self, now: Timestamp, order: &Load) {
+        let ready_at = now + self.way;
+        let busy = &mut self.busy(order.device).load;
+        let start_at = OrderStart::new(order.window, ready_at, *busy).at;
+        *busy = start_at + order.expected;
+        let ends_at = *busy;
+        self.push(order.action, order.device, (Some(start_at), ends_at), Transfers::default());
+    }
+
     fn push(
         &mut self,
         action: ActionId,
         device: DeviceId,
         (started_at, ends_at): (Option<Timestamp>, Timestamp),
-        transfers: (Duration, Duration),
+        transfers: Transfers,
     ) {
         let heard_at = ends_at + self.way;
         self.under_way.push(Reverse(UnderWay { heard_at, ends_at, action, device, started_at, transfers }));
