@@ -54,19 +54,16 @@ const UNEVEN_NOISE: f64 = 1.5;
 const NOTHING: f64 = 0.5;
 /// Real losses lately at which a span begins.
 const SOMETHING: f64 = 2.0;
-/// "Lately": real losses count for a third after so many seconds. While a temper proves itself, after the second.
-const LATELY: f64 = 30.0;
-const TRIAL: f64 = 0.5;
-/// The last so many requests are remembered as long as rehearsals are: where few come, thirty seconds say nothing of one
-/// loss in a hundred, and a burst fills half a second.
-const LATEST: f64 = 1_000.0;
+/// "Lately": real losses count for a third after so many seconds, but the last so many requests are remembered as long as
+/// rehearsals are: where few come, thirty seconds say nothing of one loss in a hundred.
+const LATELY: Memory = Memory { seconds: 30.0, requests: 1_000.0 };
+/// The moment by which a temper proves itself: with fewer requests it tells nothing, so that it lasts longer where few come.
+const MOMENT: Memory = Memory { seconds: 0.5, requests: 300.0 };
 /// A temper has failed when this part of all requests is lost, so many times what was imagined, and so many times what the usual one lost in its worst moment lately: in a burst every temper
 /// loses more than on average.
 const FAILED: f64 = 0.1;
 const TIMES_IMAGINED: f64 = 3.0;
 const TIMES_WORST: f64 = 1.5;
-/// Moments with fewer requests tell nothing.
-const MOMENT: f64 = 100.0;
 /// For so long it isn't taken on again.
 const BANNED: Duration = Duration::from_secs(60);
 /// Requests are let in by turns while no more are lost than so many times what is lost with everybody let in; once it was more, from the second on.
@@ -80,6 +77,13 @@ struct Record {
     banned_until: Timestamp,
 }
 
+/// Losses count for a third after so many seconds, unless so few requests have come since.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    seconds: f64,
+    requests: f64,
+}
+
 /// Real losses, with what is older counting for less.
 #[derive(Clone, Copy, Debug, Default)]
 struct Losses {
@@ -89,19 +93,19 @@ struct Losses {
 }
 
 impl Losses {
-    fn note(&mut self, now: Timestamp, memory: f64, lost: bool) {
+    fn note(&mut self, now: Timestamp, memory: Memory, lost: bool) {
         self.forget(now, memory);
         self.all += 1.0;
         self.lost += f64::from(u8::from(lost));
     }
 
-    fn forget(&mut self, now: Timestamp, memory: f64) {
+    fn forget(&mut self, now: Timestamp, memory: Memory) {
         // At most a thousand steps of a thousandth of the memory, so that nothing is forgotten for each request.
-        let step = memory / 1e3;
+        let step = memory.seconds / 1e3;
         let passed = now.since(self.at).as_secs_f64();
         if passed >= step {
-            let least = LATEST / self.all.max(LATEST) * libm::exp(-passed / MEMORY_TIME);
-            let kept = libm::exp(-passed / memory).max(least);
+            let least = memory.requests / self.all.max(memory.requests) * libm::exp(-passed / MEMORY_TIME);
+            let kept = libm::exp(-passed / memory.seconds).max(least);
             (self.at, self.lost, self.all) = (now, self.lost * kept, self.all * kept);
         }
     }
@@ -118,8 +122,8 @@ impl Worst {
     /// Takes what is lost now in, if it counts, and tells the largest.
     fn follow(&mut self, now: Timestamp, part: Option<f64>) -> f64 {
         let passed = now.since(self.at).as_secs_f64();
-        if passed >= LATELY / 1e3 {
-            (self.at, self.part) = (now, self.part * libm::exp(-passed / LATELY));
+        if passed >= LATELY.seconds / 1e3 {
+            (self.at, self.part) = (now, self.part * libm::exp(-passed / LATELY.seconds));
         }
         self.part = self.part.max(part.unwrap_or(0.0));
         self.part
@@ -180,14 +184,14 @@ impl Rehearsals {
     pub fn settled(&mut self, now: Timestamp, lost: bool) -> Option<Temper> {
         self.lately.note(now, LATELY, lost);
         if now >= self.trial_from {
-            self.trial.note(now, TRIAL, lost);
+            self.trial.note(now, MOMENT, lost);
         }
         let Losses { lost, all, .. } = self.trial;
         let mut bearable = FAILED.max(TIMES_IMAGINED * self.imagined);
-        if all >= MOMENT {
+        if all >= MOMENT.requests {
             bearable = bearable.max(TIMES_WORST * self.worst.follow(now, (self.current == 0).then_some(lost / all)));
         }
-        if self.current != 0 && all >= MOMENT && lost > all * bearable {
+        if self.current != 0 && all >= MOMENT.requests && lost > all * bearable {
             self.records[self.current].banned_until = now + BANNED;
             return self.take_on(now, 0);
         }
@@ -688,6 +692,43 @@ mod tests {
         assert_eq!(burst(&mut rehearsals, 9_001_001), None);
         let collapse = (9_002_001..9_004_000).find_map(|micros| rehearsals.settled(at(micros), true));
         assert_eq!(collapse, Some(Temper::USUAL));
+    }
+
+    #[test]
+    fn where_few_requests_come_a_better_temper_is_kept_from_one_burst_to_the_next() {
+        // Five requests a second; ten in a row of every thousand are lost, half as many with another temper.
+        let mut rehearsals = Rehearsals::new();
+        let mut now = at(0);
+        let mut changes = Vec::new();
+        for span in 0..400 {
+            let burst = span % 40 == 39;
+            for n in 0..25 {
+                now += Duration::from_millis(200);
+                changes.extend(rehearsals.settled(now, burst && n < 10));
+            }
+            rehearsals.stage = Stage::Full(None);
+            let lost = if burst { [10, 10, 10, 10, 5, 10, 10, 10, 10] } else { [0; 9] };
+            let told = Rehearsed { requests: 25, lasted: Duration::from_secs(5), lost: lost.to_vec() };
+            changes.extend(rehearsals.adopt(now, &told));
+        }
+        assert_eq!(changes, [Temper::CHOICE[4]]);
+    }
+
+    #[test]
+    fn a_burst_in_a_thin_stream_is_no_failure() {
+        let mut rehearsals = waiting(at(0));
+        let good = rehearsed([100, 80, 100, 100, 20, 100, 100, 100]);
+        assert_eq!(rehearsals.adopt(at(1), &good), Some(Temper::CHOICE[4]));
+        let mut now = at(2);
+        let mut settle = |count: u32, apart, lost: u32| {
+            (0..count).find_map(|n| {
+                now += Duration::from_micros(apart);
+                rehearsals.settled(now, n < lost)
+            })
+        };
+        assert_eq!(settle(900, 8_000, 0), None);
+        assert_eq!(settle(150, 2_000, 25), None, "one in six of those of a third of a second");
+        assert_eq!(settle(1_000, 2_000, 500), Some(Temper::USUAL), "half of many is one");
     }
 
     /// One device, one model with l(b) = 1 + 10 ms that is asked for too much; the first span that is full.
