@@ -6,13 +6,13 @@ mod common;
 
 use base::{DeviceId, Duration, Timestamp};
 use common::{LARGEST_BATCH, MODEL_PAGES, TestServer, until, wait};
-use recording::{Ending, Error, Header, Limits, Recorder, Recording, Step};
+use recording::{Ending, Header, Limits, Recorder, Recording, RecordingError, Step};
 use scheduler::{ActionStatus, Command, DeviceSpec, Event, Outcome, PolicyKind, Scheduler};
 use sim::Replay;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-fn replay(path: &Path) -> Result<Replay, Error> {
+fn replay(path: &Path) -> Result<Replay, RecordingError> {
     sim::replay(path, &mut |_, _| {})
 }
 
