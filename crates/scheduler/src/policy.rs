@@ -29,7 +29,8 @@ impl View<'_> {
 
     /// How many devices have time to spare and aren't slower than their kind.
     pub fn quick_hungry(&self) -> usize {
-        self.hungry.len() - self.ledger.slow.common(self.hungry).count()
+        let slow = &self.ledger.slow;
+        self.hungry.len() - if slow.is_empty() { 0 } else { slow.common(self.hungry).count() }
     }
 }
 

@@ -83,6 +83,8 @@ struct DeviceState {
     load: u32,
     /// Whether there are many more candidates than devices.
     crowded: bool,
+    /// How many devices are slower than their kind: nothing starts early there.
+    slow: usize,
 }
 
 impl DeviceState {
@@ -309,21 +311,21 @@ impl Punctual {
             load: (load * LOAD_STEPS) as u32,
             // With many more candidates than devices a batch that waits finds no device later, and starting is better.
             crowded: 4 * self.matching.growing.len() >= 3 * view.ledger.quick_count(),
+            slow: view.ledger.slow.len(),
         }
     }
 
     /// Whether a growing candidate has a hungry device that nobody else will need.
     fn may_start_early(&mut self, view: &View<'_>, index: usize, state: DeviceState) -> bool {
         let PunctualModel { early_start: Some(early_start), refused_in, .. } = self.models[index] else { return false };
+        let may = || quick_device(view, ModelId(index as u32)).is_some() && self.have_time(view, &early_start, state);
         if refused_in == Some(state) {
-            debug_assert!(!self.have_time(view, &early_start, state), "an early start was missed");
+            debug_assert!(!may(), "an early start was missed");
             return false;
         }
-        if !self.have_time(view, &early_start, state) {
-            self.models[index].refused_in = Some(state);
-            return false;
-        }
-        quick_device(view, ModelId(index as u32)).is_some()
+        let may = may();
+        self.models[index].refused_in = (!may).then_some(state);
+        may
     }
 
     /// Whether devices have time for a batch as small as a candidate is, and are enough for those that come before it is full.
@@ -402,6 +404,7 @@ impl Policy for Punctual {
     fn learn(&mut self, view: &View<'_>, fact: Fact) {
         match fact {
             Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
+            Fact::Loaded(model, _) => (self.models[model.index()].refused_in, self.nobody_in) = (None, None),
             Fact::Queued { model, place, queued, .. } if place.deadline_at != Timestamp::NEVER => {
                 self.came(view, model, place, &queued);
             }
