@@ -124,8 +124,7 @@ fn write_sources(folder: &Path) -> anyhow::Result<()> {
     }
     for plan in plans {
         for source in engine_cuda::program::sources(&plan, &facts)? {
-            let text = format!("// {}\n{}", source.defines.join(" "), source.full_text());
-            std::fs::write(folder.join(source.key(&facts.architecture(), "")), text)?;
+            std::fs::write(folder.join(source.key(&facts.architecture(), "")), source.full_text())?;
         }
     }
     Ok(())

@@ -3,8 +3,9 @@
 //! Not the copy engine: that one finishes what a LOAD gave it before it turns to another stream, and an input would wait for all of the weights.
 
 use crate::driver::{Address, Refused, call};
+use crate::source::{Defines, KernelSource};
 use crate::streams::Stream;
-use crate::toolkit::{Error, Kernel, Source, Toolkit};
+use crate::toolkit::{Error, Kernel, Toolkit};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
@@ -124,12 +125,12 @@ pub struct Fetcher {
 impl Fetcher {
     /// Compiles it, or finds it compiled.
     pub fn new(toolkit: &Toolkit) -> Result<Self, Error> {
-        let compile = |near: &[&str]| {
-            let mut defines = vec![format!("PIECES={MOST_PIECES}"), format!("STEPS={STEPS}")];
-            defines.extend(near.iter().map(|define| (*define).to_owned()));
-            toolkit.kernel(&Source { text: TEXT.to_owned(), defines, entry: "fetch" })
+        let compile = |near: bool| {
+            let mut defines = Defines::default();
+            defines.add("PIECES", MOST_PIECES).add("STEPS", STEPS).add("NEAR", i32::from(near));
+            toolkit.kernel(&KernelSource { text: TEXT, defines, entry: "fetch" })
         };
-        Ok(Self { far: compile(&[])?, near: compile(&["NEAR=1"])? })
+        Ok(Self { far: compile(false)?, near: compile(true)? })
     }
 
     /// Lets the device fetch what waits, some time after this returns. Nothing waits then.

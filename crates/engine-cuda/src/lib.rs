@@ -17,6 +17,7 @@ pub mod program;
 pub mod shares;
 pub mod sizes;
 pub mod slabs;
+pub mod source;
 pub mod split;
 pub mod streams;
 pub mod toolkit;

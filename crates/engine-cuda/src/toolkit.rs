@@ -2,6 +2,7 @@
 
 use crate::choices::Choices;
 use crate::program::Engine;
+use crate::source::KernelSource;
 use cudarc::cublaslt::sys as lt;
 use cudarc::cudnn::sys as dnn;
 use cudarc::driver::sys as driver;
@@ -129,44 +130,6 @@ impl Facts {
     }
 }
 
-/// A source, and what is defined before it: all that a kernel is made of.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Source {
-    /// CUDA C++ without the prelude.
-    pub text: String,
-    /// `NAME=value`.
-    pub defines: Vec<String>,
-    /// The kernel's name in it.
-    pub entry: &'static str,
-}
-
-const DEVICE: &str = include_str!("kernels/device.cu");
-pub(crate) const PRELUDE: &str = include_str!("kernels/prelude.cu");
-
-impl Source {
-    /// The whole text that is compiled.
-    pub fn full_text(&self) -> String {
-        format!("{DEVICE}\n{PRELUDE}\n{}", self.text)
-    }
-
-    fn options(&self, architecture: &str) -> Vec<String> {
-        let mut options = vec![format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
-        options.extend(self.defines.iter().map(|define| format!("-D{define}")));
-        options
-    }
-
-    /// The name of its file in the cache: the same for the same kernel.
-    pub fn key(&self, architecture: &str, compiler: &str) -> String {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(compiler.as_bytes());
-        for option in self.options(architecture) {
-            hasher.update(option.as_bytes()).update(b"\0");
-        }
-        hasher.update(self.full_text().as_bytes());
-        hasher.finalize().to_hex()[..32].to_owned()
-    }
-}
-
 /// A compiled kernel. It isn't bound to a context: it runs in whichever the stream belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel(pub(crate) driver::CUkernel);
@@ -266,8 +229,9 @@ impl Toolkit {
     }
 
     /// Compiles what isn't compiled yet, on all cores, so that `kernel` finds everything.
-    pub fn compile_all(&self, sources: &[Source]) -> Result<(), Error> {
-        let mut missing: Vec<&Source> = sources.iter().filter(|source| !self.cubin_path(source).exists()).collect();
+    pub fn compile_all(&self, sources: &[KernelSource]) -> Result<(), Error> {
+        let mut missing: Vec<&KernelSource> =
+            sources.iter().filter(|source| !self.cubin_path(source).exists()).collect();
         missing.sort();
         missing.dedup();
         let next = std::sync::atomic::AtomicUsize::new(0);
@@ -288,7 +252,7 @@ impl Toolkit {
     }
 
     /// The kernel of a source, from memory, the cache on disk or the compiler.
-    pub(crate) fn kernel(&self, source: &Source) -> Result<Kernel, Error> {
+    pub(crate) fn kernel(&self, source: &KernelSource) -> Result<Kernel, Error> {
         let key = source.key(&self.facts.architecture(), &self.compiler);
         if let Some(&kernel) = self.kernels.lock().expect("nobody panics while holding it").get(&key) {
             return Ok(kernel);
@@ -324,12 +288,12 @@ impl Toolkit {
         Ok(handles.clone())
     }
 
-    fn cubin_path(&self, source: &Source) -> PathBuf {
+    fn cubin_path(&self, source: &KernelSource) -> PathBuf {
         self.cache.join("cubin").join(source.key(&self.facts.architecture(), &self.compiler))
     }
 
-    fn compile(&self, source: &Source) -> Result<Vec<u8>, Error> {
-        let cubin = compile(&source.full_text(), &source.options(&self.facts.architecture()))?;
+    fn compile(&self, source: &KernelSource) -> Result<Vec<u8>, Error> {
+        let cubin = compile(&source.full_text(), &KernelSource::options(&self.facts.architecture()))?;
         let path = self.cubin_path(source);
         // Beside it first: another process may read the same cache.
         let beside = path.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
@@ -435,16 +399,5 @@ mod tests {
     fn a_missing_library_is_one_sentence() {
         let sentence = Error::Missing("libcuda.so", "install NVIDIA's driver").to_string();
         assert_eq!(sentence, "libcuda.so is missing: install NVIDIA's driver");
-    }
-
-    #[test]
-    fn kernels_are_kept_by_everything_that_makes_them() {
-        let source = Source { text: "x".into(), defines: vec!["A=1".into()], entry: "step" };
-        let other = Source { defines: vec!["A=2".into()], ..source.clone() };
-        let key = source.key("sm_90a", "nvrtc 13.0");
-        assert_eq!(key, source.clone().key("sm_90a", "nvrtc 13.0"));
-        assert_ne!(key, other.key("sm_90a", "nvrtc 13.0"));
-        assert_ne!(key, source.key("sm_80", "nvrtc 13.0"));
-        assert_ne!(key, source.key("sm_90a", "nvrtc 13.1"));
     }
 }

@@ -1,5 +1,6 @@
 //! How generated kernels count: from the number of a thread to the places of its elements, with every size known when the kernel is compiled.
 
+use crate::source::Defines;
 use graph::plan::{DataType, Tensor};
 use std::fmt::Write;
 
@@ -77,7 +78,7 @@ impl Space {
         for (axis, &dim) in self.dims.iter().enumerate().rev() {
             let divided = if below == 1 { from.to_owned() } else { format!("{from} / {below}u") };
             let coordinate = if axis == 0 { divided } else { format!("({divided}) % {dim}u") };
-            let _ = writeln!(code, "    const u32 {name}{axis} = {coordinate};");
+            let _ = writeln!(code, "const u32 {name}{axis} = {coordinate};");
             below *= dim;
         }
         code
@@ -156,6 +157,16 @@ pub(crate) fn store(dtype: DataType, code: &str) -> String {
         DataType::Bool => format!("(({code}) != 0 ? 1 : 0)"),
         _ => format!("({})({code})", element(dtype)),
     }
+}
+
+/// Defines the type of elements that are read, and the macro that makes a value of one.
+pub(crate) fn read_as(defines: &mut Defines, name: &str, load_name: &str, dtype: DataType) {
+    defines.add(name, element(dtype)).add(&format!("{load_name}(x)"), load(dtype, "x"));
+}
+
+/// Defines the type of elements that are written, and the macro that makes one of a value.
+pub(crate) fn written_as(defines: &mut Defines, name: &str, store_name: &str, dtype: DataType) {
+    defines.add(name, element(dtype)).add(&format!("{store_name}(x)"), store(dtype, "x"));
 }
 
 #[cfg(test)]

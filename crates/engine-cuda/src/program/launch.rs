@@ -1,6 +1,7 @@
 //! One launch of a kernel of ours: its size and its parameters, with addresses that are filled in when it is enqueued.
 
-use crate::toolkit::{Error, Kernel, Source, Toolkit, check};
+use crate::source::KernelSource;
+use crate::toolkit::{Error, Kernel, Toolkit, check};
 use cudarc::driver::sys as driver;
 use graph::plan::{Place, Tensor};
 use std::ffi::c_void;
@@ -106,7 +107,7 @@ impl Parameters {
 pub(crate) struct Recipe {
     /// The candidate's name.
     pub(crate) name: String,
-    pub(crate) source: Source,
+    pub(crate) source: KernelSource,
     pub(crate) grid: [u32; 3],
     pub(crate) block: u32,
     pub(crate) shared_bytes: usize,

@@ -26,7 +26,8 @@ mod window;
 pub(crate) use dnn::Engine;
 pub use survey::{Trial, survey};
 
-use crate::toolkit::{Error, Facts, Source, Toolkit, check};
+use crate::source::KernelSource;
+use crate::toolkit::{Error, Facts, Toolkit, check};
 use cudarc::driver::sys as driver;
 use graph::Plan;
 use graph::plan::{Precision, Step, Tensor};
@@ -293,7 +294,7 @@ impl Wanted {
 }
 
 /// Every source that a plan's kernels of ours may be compiled from on such a device: for checking them where there is none.
-pub fn sources(plan: &Plan, facts: &Facts) -> Result<Vec<Source>, Error> {
+pub fn sources(plan: &Plan, facts: &Facts) -> Result<Vec<KernelSource>, Error> {
     let of_step = |wanted: Wanted| wanted.recipes.into_iter().chain(wanted.activation);
     Ok(Wanted::all(plan, facts)?.into_iter().flat_map(of_step).map(|recipe| recipe.source).collect())
 }

@@ -6,7 +6,7 @@ use super::launch::{Memory, Recipe};
 use super::survey::compare;
 use super::tests::facts;
 use super::{Wanted, uniform};
-use crate::toolkit::{PRELUDE, Source};
+use crate::source::{KernelSource, PRELUDE};
 use cases::{Values, bytes};
 use graph::plan::{Activation, Conv, DataType, Gemm, Place, Precision, Step, Tensor, Window, channels_last, row_major};
 use graph::reference::{self, Reference};
@@ -38,12 +38,12 @@ type Launch = unsafe extern "C" fn(Call, *const u32, u32, u32, usize, *mut *mut 
 /// Sources that were compiled for this machine.
 struct Kernels {
     /// Which library each is in, and its number.
-    known: BTreeMap<Source, usize>,
+    known: BTreeMap<KernelSource, usize>,
     libraries: Vec<libloading::Library>,
 }
 
 impl Kernels {
-    fn compile(sources: &BTreeSet<Source>) -> Self {
+    fn compile(sources: &BTreeSet<KernelSource>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut texts = vec![format!("{SHIM}\n{PRELUDE}\n"); PARTS];
         for (number, source) in sources.iter().enumerate() {
@@ -92,12 +92,8 @@ impl Kernels {
 }
 
 /// A source in a namespace of its own, and a function to call it by.
-fn translated(source: &Source, number: usize) -> String {
-    let mut text = format!("namespace kernel{number} {{\n");
-    for define in &source.defines {
-        let (name, value) = define.split_once('=').unwrap_or((define, "1"));
-        let _ = writeln!(text, "#define {name} {value}");
-    }
+fn translated(source: &KernelSource, number: usize) -> String {
+    let mut text = format!("namespace kernel{number} {{\n{}", source.defines.text());
     let body = source.text.replace("extern \"C\" ", "");
     for line in body.lines() {
         match line.trim().strip_prefix("extern __shared__ ") {
@@ -115,8 +111,7 @@ fn translated(source: &Source, number: usize) -> String {
     text += "}\n";
     let defined = body.lines().filter_map(|line| line.trim().strip_prefix("#define "));
     let names = defined.map(|rest| rest.split([' ', '(']).next().unwrap());
-    let names: BTreeSet<&str> =
-        names.chain(source.defines.iter().map(|define| define.split('=').next().unwrap())).collect();
+    let names: BTreeSet<&str> = names.chain(source.defines.names()).collect();
     names.iter().for_each(|name| text += &format!("#undef {name}\n"));
     text + &format!("extern \"C\" void call{number}(void** p) {{ call(kernel{number}::{}, p); }}\n", source.entry)
 }

@@ -2,7 +2,8 @@
 
 use super::expression::activation_code;
 use super::launch::{Address, Parameters, Recipe};
-use crate::toolkit::{Facts, Source};
+use crate::source::{Defines, KernelSource};
+use crate::toolkit::Facts;
 use graph::plan::{Activation, Conv, DataType, Gemm, Place, Precision, Tensor};
 
 const TEXT: &str = include_str!("../kernels/tile.cu");
@@ -277,29 +278,25 @@ impl Problem<'_> {
         if shared_bytes > facts.shared_bytes {
             return None;
         }
-        let defines = [
-            ("BM", shape.rows),
-            ("BN", shape.columns),
-            ("WARPS_M", shape.warps_down),
-            ("WARPS_N", shape.warps_across),
-            ("STAGES", shape.stages),
-            ("A_MODE", self.reading as usize),
-            ("IN_F16", usize::from(self.half)),
-            ("OUT_F16", usize::from(self.half_out)),
-            ("A_F32", usize::from(gathered && self.a_single && self.half)),
-            ("EXACT", usize::from(self.exact && !self.half)),
-            ("ACTIVATION", activation_code(self.activation).0 as usize),
-        ];
+        let mut defines = Defines::default();
+        defines
+            .add("BM", shape.rows)
+            .add("BN", shape.columns)
+            .add("WARPS_M", shape.warps_down)
+            .add("WARPS_N", shape.warps_across)
+            .add("STAGES", shape.stages)
+            .add("A_MODE", self.reading as usize)
+            .add("IN_F16", i32::from(self.half))
+            .add("OUT_F16", i32::from(self.half_out))
+            .add("A_F32", i32::from(gathered && self.a_single && self.half))
+            .add("EXACT", i32::from(self.exact && !self.half))
+            .add("ACTIVATION", activation_code(self.activation).0);
         Some(Recipe {
             name: format!(
                 "tile {}x{} {}x{} stages {} splits {splits}",
                 shape.rows, shape.columns, shape.warps_down, shape.warps_across, shape.stages
             ),
-            source: Source {
-                text: TEXT.to_owned(),
-                defines: defines.iter().map(|(name, value)| format!("{name}={value}")).collect(),
-                entry: "tile",
-            },
+            source: KernelSource { text: TEXT, defines, entry: "tile" },
             grid: [
                 self.m.div_ceil(shape.rows) as u32,
                 self.n.div_ceil(shape.columns) as u32,
