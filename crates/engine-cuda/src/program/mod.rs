@@ -34,6 +34,7 @@ use graph::plan::{Precision, Step, Tensor};
 use launch::{Launch, Memory, Recipe};
 use std::fmt::Write;
 use std::sync::Arc;
+use workload::Random;
 
 /// Scratch memory is aligned to this.
 const ALIGNMENT: usize = 256;
@@ -79,12 +80,9 @@ impl Ready {
 }
 
 /// Numbers between -0.5 and 0.5, always the same.
-pub fn uniform(seed: u64) -> impl FnMut() -> f32 {
-    let mut state = seed;
-    move || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    }
+fn uniform(seed: u64) -> impl FnMut() -> f32 {
+    let mut random = Random::new(seed, 0);
+    move || (random.unit() - 0.5) as f32
 }
 
 /// How much trouble is taken to find the fastest.

@@ -7,7 +7,8 @@ use super::survey::compare;
 use super::tests::facts;
 use super::{Wanted, uniform};
 use crate::source::{KernelSource, PRELUDE};
-use cases::{Values, bytes};
+use graph::cases::nodes::{Values, bytes, names};
+use graph::cases::steps::{self, StepCase};
 use graph::plan::{Activation, Conv, DataType, Gemm, Place, Precision, Step, Tensor, Window, channels_last, row_major};
 use graph::reference::{self, Reference};
 use graph::{Model, Options, Plan, compile};
@@ -16,17 +17,6 @@ use std::ffi::c_void;
 use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
-
-#[path = "../../../graph/tests/cases/mod.rs"]
-#[allow(
-    dead_code,
-    reason = "steps are compared with the reference, which is compared with the expected outputs in graph's own test"
-)]
-mod cases;
-
-#[path = "../../examples/steps/mod.rs"]
-#[allow(dead_code, reason = "some are for GPUs alone")]
-mod steps;
 
 const SHIM: &str = include_str!("../kernels/on_cpu.h");
 /// As many compilers run beside one another.
@@ -209,14 +199,14 @@ fn assert_right(plans: &[(String, Plan, Vec<Vec<u8>>)], most: usize, at_least: u
 }
 
 /// A case's plan, and numbers for it.
-fn with_inputs(case: &steps::Case) -> (String, Plan, Vec<Vec<u8>>) {
+fn with_inputs(case: &StepCase) -> (String, Plan, Vec<Vec<u8>>) {
     let plan = steps::plan_of(case);
-    let inputs = plan.inputs.iter().zip(1..).map(|(port, seed)| steps::random(port, uniform(seed))).collect();
+    let inputs = plan.inputs.iter().zip(1..).map(|(port, seed)| steps::random_input(port, uniform(seed))).collect();
     (case.what.clone(), plan, inputs)
 }
 
 /// Any convolution: windows, layouts, what is fused.
-fn any_convolution(seed: u64) -> steps::Case {
+fn any_convolution(seed: u64) -> StepCase {
     let mut next = uniform(7919 * seed);
     let mut pick = |most: usize| (((next() + 0.5) * most as f32) as usize).min(most - 1);
     let precision = [Precision::F16, Precision::Tf32, Precision::F32][pick(3)];
@@ -283,11 +273,11 @@ fn any_convolution(seed: u64) -> steps::Case {
         "{seed}: {precision:?} {dims:?} -> {out_dims:?} by {weight:?} groups {groups} first {first} {window:?} {:?}",
         step.activation
     );
-    steps::Case { what, precision, step: Step::Conv(step) }
+    StepCase { what, precision, step: Step::Conv(step) }
 }
 
 /// Any product: shapes, batches that are repeated, factors that are turned, what is fused.
-fn any_product(seed: u64) -> steps::Case {
+fn any_product(seed: u64) -> StepCase {
     let mut next = uniform(104_729 * seed);
     let mut pick = |most: usize| (((next() + 0.5) * most as f32) as usize).min(most - 1);
     let precision = [Precision::F16, Precision::Tf32, Precision::F32][pick(3)];
@@ -327,7 +317,7 @@ fn any_product(seed: u64) -> steps::Case {
     let alpha = [1.0, 0.125][pick(2)];
     let step = Gemm { a, b, bias, residual, output, alpha, activation: activations[pick(activations.len())] };
     let what = format!("{seed}: {precision:?} {step:?}");
-    steps::Case { what, precision, step: Step::Gemm(step) }
+    StepCase { what, precision, step: Step::Gemm(step) }
 }
 
 #[test]
@@ -374,7 +364,7 @@ fn kernels_compute_onnx_node_tests_as_the_reference_does() {
         Some(folder) => folder.into(),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/onnx-nodes"),
     };
-    let names = cases::names(&folder).expect("scripts/setup tests writes them");
+    let names = names(&folder).expect("scripts/setup tests writes them");
     let mut plans = Vec::new();
     for name in names {
         let Ok(model) = Model::read(&folder.join(format!("{name}.onnx"))) else { continue };

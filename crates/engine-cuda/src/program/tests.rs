@@ -357,7 +357,7 @@ fn an_activation_is_applied_in_place_in_packs() {
         #define PACK 8
         #define PACKS 288
         #define COORDINATES const u32 x1 = (first) % 96u; \
-            const u32 x0 = first / 96u;
+        const u32 x0 = first / 96u;
         #define ELEMENT half_bits
         #define LOAD(x) from_half(x)
         #define STORE(x) to_half((float)(x))
@@ -365,7 +365,8 @@ fn an_activation_is_applied_in_place_in_packs() {
         #define ACTIVATION 2
         #define LOW -5e-1f
         #define HIGH __int_as_float(0x7f800000)
-    "#]].assert_eq(&given(&product(Activation::Clip { low: -0.5, high: f32::INFINITY }, 128)));
+    "#]]
+    .assert_eq(&given(&product(Activation::Clip { low: -0.5, high: f32::INFINITY }, 128)));
     assert!(given(&product(Activation::Gelu, 97)).contains("#define PACK 1\n"));
 }
 

@@ -1,7 +1,7 @@
 //! The node tests of ONNX as files: `NAME.onnx`, a model, and `NAME.data.onnx`, its inputs and the outputs that it should have. `scripts/onnx-node-cases.py` writes them.
 
-use graph::array::{Array, Data};
-use graph::{Error, Model};
+use crate::array::{Array, Data};
+use crate::{Error, Model};
 use std::path::Path;
 
 /// The names of the tests in a folder, in order.
@@ -19,6 +19,7 @@ pub fn names(folder: &Path) -> std::io::Result<Vec<String>> {
 pub struct Values(Model);
 
 impl Values {
+    /// Those of a test in a folder.
     pub fn read(folder: &Path, name: &str) -> Result<Self, Error> {
         Model::read(&folder.join(format!("{name}.data.onnx"))).map(Self)
     }
@@ -33,7 +34,7 @@ impl Values {
 /// The elements one after another.
 pub fn bytes(array: &Array) -> Vec<u8> {
     let mut bytes = vec![0; array.elements() * array.dtype.size().expect("no strings")];
-    array.store_strided(array.dtype, &graph::plan::row_major(&array.dims), 0, &mut bytes);
+    array.store_strided(array.dtype, &crate::plan::row_major(&array.dims), 0, &mut bytes);
     bytes
 }
 
