@@ -30,7 +30,7 @@ pub(crate) enum Message {
         payload: Payload,
     },
     Cancel(RequestId),
-    Report(worker::Report<Payload>),
+    Report(worker::OrderReport<Payload>),
     AddDevice {
         config: DeviceConfig,
         device: Device<Payload>,
@@ -504,7 +504,7 @@ impl Core {
         work: Box<dyn FnOnce() + Send>,
     ) {
         self.step(inner, now, Event::Borrowed { device, action, expected });
-        if !self.devices[device.index()].device.run_alone(work) {
+        if !self.devices[device.index()].device.run_when_idle(work) {
             self.take_back(inner, now, device, action);
         }
     }
@@ -633,7 +633,7 @@ impl Core {
         self.step(inner, now, Event::ModelRemoved(model));
     }
 
-    fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {
+    fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::OrderReport<Payload>) {
         if let Some(device) = self.unloads.remove(&report.action) {
             return self.unloaded(inner, now, device, report.status);
         }
@@ -849,7 +849,7 @@ impl Core {
         self.expectations.insert(action, Expectation { device, model, took, done_at, window, rows, bytes: 0, alone });
         if order.items.is_empty() {
             let status = Status::Failed("none of its requests is there any more".into());
-            let report = worker::Report { action, status, returned: Vec::new() };
+            let report = worker::OrderReport { action, status, returned: Vec::new() };
             return inner.put(self.cell, Message::Report(report));
         }
         if self.devices[device.index()].device.execute(order).is_err() {

@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use std::time::Instant;
 
 /// Quantiles of what was measured, in microseconds.
-pub(crate) struct Times(Vec<f64>);
+pub(crate) struct Quantiles(Vec<f64>);
 
-impl Times {
+impl Quantiles {
     pub(crate) fn of(mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
         Self(times)
@@ -33,7 +33,7 @@ impl Times {
     }
 }
 
-impl std::fmt::Display for Times {
+impl std::fmt::Display for Quantiles {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ratio = |quantile| self.at(quantile) / self.at(0.5);
         write!(
@@ -50,8 +50,8 @@ impl std::fmt::Display for Times {
 
 /// The same runs by the device's clock and by ours.
 pub(crate) struct Clocks {
-    pub(crate) device: Times,
-    pub(crate) wall: Times,
+    pub(crate) device: Quantiles,
+    pub(crate) wall: Quantiles,
 }
 
 impl Clocks {
@@ -71,8 +71,8 @@ pub(crate) fn micros(start: Instant) -> f64 {
 }
 
 /// What some repetitions of something took that measures itself.
-pub(crate) fn repeat(count: usize, mut work: impl FnMut() -> Attempt<f64>) -> Attempt<Times> {
-    (0..count).map(|_| work()).collect::<Attempt<Vec<f64>>>().map(Times::of)
+pub(crate) fn repeat(count: usize, mut work: impl FnMut() -> Attempt<f64>) -> Attempt<Quantiles> {
+    (0..count).map(|_| work()).collect::<Attempt<Vec<f64>>>().map(Quantiles::of)
 }
 
 #[cfg(test)]
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn quantiles_are_those_of_the_sorted_times() {
-        let times = Times::of((1..=100).rev().map(f64::from).collect());
+        let times = Quantiles::of((1..=100).rev().map(f64::from).collect());
         assert_eq!((times.at(0.0), times.at(0.5), times.at(0.99), times.at(1.0)), (1.0, 51.0, 100.0, 100.0));
         assert_eq!(times.json()["p99_us"], 100.0);
     }

@@ -22,7 +22,7 @@ type Attempt<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 /// Measurements of the engines.
 #[derive(Parser)]
 #[command(name = "engine-lab", max_term_width = 100)]
-struct Cli {
+struct EngineLab {
     #[command(subcommand)]
     tool: Tool,
     /// Where figures are written as JSON, for a program that makes a page of them.
@@ -65,7 +65,7 @@ enum Tool {
 }
 
 fn main() -> ExitCode {
-    let Cli { tool, json } = Cli::parse();
+    let EngineLab { tool, json } = EngineLab::parse();
     let outcome = run(tool).and_then(|figures| match json {
         Some(path) => Ok(std::fs::write(path, serde_json::to_string_pretty(&figures)? + "\n")?),
         None => Ok(()),
@@ -117,7 +117,7 @@ mod tests {
             "sessions model.onnx --runs 40",
         ] {
             let words = std::iter::once("engine-lab").chain(line.split(' '));
-            assert!(Cli::try_parse_from(words).is_ok(), "{line}");
+            assert!(EngineLab::try_parse_from(words).is_ok(), "{line}");
         }
     }
 }

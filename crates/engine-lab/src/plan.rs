@@ -1,7 +1,7 @@
 //! The plan of an ONNX file, and what the reference makes of it.
 
 use graph::reference::Reference;
-use graph::{Layout, Model, Precision, compile};
+use graph::{ImageLayout, OnnxModel, Precision, compile};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -47,9 +47,9 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     options.convert_in_steps = args.convert_in_steps;
     options.concat_in_place = !args.no_concat;
     if args.channels_first {
-        options.layout = Layout::ChannelsFirst;
+        options.layout = ImageLayout::ChannelsFirst;
     }
-    let plan = compile(&Model::read(&args.file)?, &options)?;
+    let plan = compile(&OnnxModel::read(&args.file)?, &options)?;
     let text = plan.to_string();
     println!("{}", if args.quiet { text.lines().next().unwrap_or_default() } else { &text });
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();

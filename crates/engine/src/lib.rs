@@ -103,7 +103,7 @@ pub trait Loaded: Send {
     /// From when on the weights are there, where the engine only says so instead of waiting for them.
     fn there_at(&self) -> Option<Instant>;
 
-    /// Begins to bring the inputs of a batch to the device, beside whatever that computes. A few batches may be staged at a time; they are started in
+    /// Begins to bring the inputs of a batch to the device, while that computes others. A few batches may be staged at a time; they are started in
     /// the order in which they were staged.
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError>;
 }

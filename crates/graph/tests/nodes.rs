@@ -6,7 +6,7 @@ use expect_test::expect_file;
 use graph::array::Array;
 use graph::cases::nodes::{Values, bytes, difference, names};
 use graph::reference::Reference;
-use graph::{Model, Options, Precision, compile};
+use graph::{OnnxModel, Options, Precision, compile};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ fn every_node_test_has_the_known_outcome() {
 }
 
 fn outcome(name: &str) -> String {
-    let model = Model::read(&folder().join(format!("{name}.onnx")));
+    let model = OnnxModel::read(&folder().join(format!("{name}.onnx")));
     let plan = match model.and_then(|model| compile(&model, &Options::new(1, Precision::F32))) {
         Ok(plan) => plan,
         Err(error) => return format!("refused: {error}"),

@@ -2,7 +2,7 @@
 
 use super::expression::number;
 use super::index::element;
-use super::launch::{Parameters, Recipe};
+use super::launch::{LaunchParameters, Recipe};
 use crate::source::{Defines, KernelSource};
 use crate::toolkit::Facts;
 use graph::plan::{Attention, DataType, Precision, Tensor};
@@ -47,8 +47,14 @@ fn defines(step: &Attention, warps: usize) -> Defines {
     defines
 }
 
-fn parameters(step: &Attention) -> Parameters {
-    Parameters::of(&[&step.query, &step.key, &step.value, step.mask.as_ref().unwrap_or(&step.query), &step.output])
+fn parameters(step: &Attention) -> LaunchParameters {
+    LaunchParameters::of(&[
+        &step.query,
+        &step.key,
+        &step.value,
+        step.mask.as_ref().unwrap_or(&step.query),
+        &step.output,
+    ])
 }
 
 fn simple(step: &Attention, facts: &Facts) -> Option<Recipe> {

@@ -1,7 +1,7 @@
 //! Convolutions by cuDNN's graphs: convolution, bias, residual and activation as one operation, by the engines that its heuristics propose.
 
-use super::launch::{Address, Memory};
-use crate::toolkit::{Error, check_dnn};
+use super::launch::{Address, ProgramMemory};
+use crate::toolkit::{CudaError, check_dnn};
 use cudarc::cudnn::sys as dnn;
 use cudarc::driver::sys::CUstream;
 use dnn::cudnnBackendAttributeName_t as Name;
@@ -29,7 +29,7 @@ impl Drop for Descriptor {
 }
 
 impl Descriptor {
-    fn new(kind: Kind) -> Result<Self, Error> {
+    fn new(kind: Kind) -> Result<Self, CudaError> {
         let mut descriptor = std::ptr::null_mut();
         // SAFETY: the pointer is to a live variable.
         check_dnn("cudnnBackendCreateDescriptor", unsafe {
@@ -38,19 +38,19 @@ impl Descriptor {
         Ok(Self(descriptor))
     }
 
-    fn set<T>(&self, name: Name, kind: Type, values: &[T]) -> Result<(), Error> {
+    fn set<T>(&self, name: Name, kind: Type, values: &[T]) -> Result<(), CudaError> {
         // SAFETY: the array is alive and as long as is said; `kind` is that of its elements.
         check_dnn("cudnnBackendSetAttribute", unsafe {
             dnn::cudnnBackendSetAttribute(self.0, name, kind, values.len() as i64, values.as_ptr().cast())
         })
     }
 
-    fn set_descriptors(&self, name: Name, descriptors: &[&Self]) -> Result<(), Error> {
+    fn set_descriptors(&self, name: Name, descriptors: &[&Self]) -> Result<(), CudaError> {
         let raw: Vec<_> = descriptors.iter().map(|descriptor| descriptor.0).collect();
         self.set(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, &raw)
     }
 
-    fn finalize(&self) -> Result<(), Error> {
+    fn finalize(&self) -> Result<(), CudaError> {
         // SAFETY: it is alive.
         check_dnn("cudnnBackendFinalize", unsafe { dnn::cudnnBackendFinalize(self.0) })
     }
@@ -127,7 +127,7 @@ impl Builder {
         strides: &[i64],
         kind: dnn::cudnnDataType_t,
         in_memory: bool,
-    ) -> Result<usize, Error> {
+    ) -> Result<usize, CudaError> {
         let tensor = Descriptor::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
         tensor.set(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[kind])?;
         tensor.set(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, Type::CUDNN_TYPE_INT64, dims)?;
@@ -152,7 +152,7 @@ impl Builder {
         x: usize,
         b: Option<usize>,
         y: usize,
-    ) -> Result<(), Error> {
+    ) -> Result<(), CudaError> {
         let description = Descriptor::new(Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?;
         description.set(Name::CUDNN_ATTR_POINTWISE_MODE, Type::CUDNN_TYPE_POINTWISE_MODE, &[mode])?;
         description.set(
@@ -184,7 +184,7 @@ fn longs(values: &[usize]) -> Vec<i64> {
     values.iter().map(|&value| value as i64).collect()
 }
 
-/// Whether channels lie beside one another, those of a pixel or of a filter's tap. cuDNN takes other strides, too, and computes something else.
+/// Whether channels are neighbours in memory, those of a pixel or of a filter's tap. cuDNN takes other strides, too, and computes something else.
 fn is_channels_last(tensor: &Tensor) -> bool {
     tensor.dims[1] == 1 || tensor.strides[1] == 1
 }
@@ -219,7 +219,7 @@ fn strides(tensor: &Tensor) -> Vec<i64> {
         .collect()
 }
 
-fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Described>>, Error> {
+fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Described>>, CudaError> {
     let float = dnn::cudnnDataType_t::CUDNN_DATA_FLOAT;
     let (Some(in_type), Some(weight_type), Some(out_type)) =
         (data_type(&step.input), data_type(&step.weight), data_type(&step.output))
@@ -313,7 +313,7 @@ fn configurations(
     described: &Described,
     mode: dnn::cudnnBackendHeurMode_t,
     most: usize,
-) -> Result<Vec<Descriptor>, Error> {
+) -> Result<Vec<Descriptor>, CudaError> {
     let heuristics = Descriptor::new(Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
     heuristics.set_descriptors(Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[&described.graph])?;
     heuristics.set(Name::CUDNN_ATTR_ENGINEHEUR_MODE, Type::CUDNN_TYPE_HEUR_MODE, &[mode])?;
@@ -342,7 +342,7 @@ pub(crate) fn candidates(
     step: &Conv,
     most: usize,
     only: Option<&str>,
-) -> Result<Vec<Engine>, Error> {
+) -> Result<Vec<Engine>, CudaError> {
     let Some(described) = describe(handle, step)? else { return Ok(Vec::new()) };
     let mut all = Vec::new();
     let Ok(configurations) = configurations(&described, dnn::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A, most) else {
@@ -362,7 +362,7 @@ pub(crate) fn candidates(
     Ok(all)
 }
 
-fn plan(handle: dnn::cudnnHandle_t, configuration: &Descriptor) -> Result<(Descriptor, usize), Error> {
+fn plan(handle: dnn::cudnnHandle_t, configuration: &Descriptor) -> Result<(Descriptor, usize), CudaError> {
     let plan = Descriptor::new(Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
     plan.set(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
     plan.set_descriptors(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[configuration])?;
@@ -390,7 +390,7 @@ impl Convolution {
         Self { engine, addresses: tensors.into_iter().map(Address::from).collect() }
     }
 
-    pub(crate) fn enqueue(&self, stream: CUstream, memory: &Memory<'_>) -> Result<(), Error> {
+    pub(crate) fn enqueue(&self, stream: CUstream, memory: &ProgramMemory<'_>) -> Result<(), CudaError> {
         let pack = Descriptor::new(Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
         let numbers: Vec<i64> = (1..=self.addresses.len() as i64).collect();
         let pointers: Vec<*mut c_void> = self.addresses.iter().map(|&at| memory.at(at) as *mut c_void).collect();

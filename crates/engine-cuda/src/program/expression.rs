@@ -1,9 +1,9 @@
 //! Element-wise expressions as C.
 
-use super::index::{Class, Space, element, load, store};
-use super::launch::{Parameters, Recipe};
+use super::index::{Space, ValueClass, element, load, store};
+use super::launch::{LaunchParameters, Recipe};
 use crate::source::{Defines, KernelSource};
-use graph::expression::{Binary, Instruction, Kind, Unary};
+use graph::expression::{Binary, Instruction, Unary, ValueKind};
 use graph::plan::{Activation, Copy, DataType, Elementwise, Fill, Tensor};
 use std::fmt::Write;
 
@@ -104,15 +104,15 @@ fn recipe(text: &'static str, defines: Defines, threads: usize, tensors: &[&Tens
         block: THREADS as u32,
         shared_bytes: 0,
         cluster: 1,
-        parameters: Parameters::of(tensors),
+        parameters: LaunchParameters::of(tensors),
     }
 }
 
-fn kind_name(kind: Kind) -> &'static str {
+fn kind_name(kind: ValueKind) -> &'static str {
     match kind {
-        Kind::Float => "float",
-        Kind::Int => "i64",
-        Kind::Bool => "bool",
+        ValueKind::Float => "float",
+        ValueKind::Int => "i64",
+        ValueKind::Bool => "bool",
     }
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn number(value: f32) -> String {
     if value.is_finite() { format!("{value:e}f") } else { format!("__int_as_float({:#x})", value.to_bits()) }
 }
 
-fn instruction_code(instruction: &Instruction, kinds: &[Kind], inputs: &[Tensor]) -> String {
+fn instruction_code(instruction: &Instruction, kinds: &[ValueKind], inputs: &[Tensor]) -> String {
     match *instruction {
         Instruction::Input(i) => load(inputs[i].dtype, &format!("e{i}")),
         Instruction::Float(value) => number(value),
@@ -130,7 +130,7 @@ fn instruction_code(instruction: &Instruction, kinds: &[Kind], inputs: &[Tensor]
         Instruction::Unary(function, of) => unary(function, &format!("r{of}"), kinds[of]),
         Instruction::Binary(function, a, b) => binary(function, &format!("r{a}"), &format!("r{b}"), kinds[a]),
         Instruction::Select(condition, a, b) => format!("r{condition} ? r{a} : r{b}"),
-        Instruction::Cast(Kind::Bool, of) => format!("r{of} != 0"),
+        Instruction::Cast(ValueKind::Bool, of) => format!("r{of} != 0"),
         Instruction::Cast(kind, of) => format!("({})r{of}", kind_name(kind)),
         Instruction::Wrap { bits, signed, of } => {
             let name = match (bits, signed) {
@@ -146,8 +146,8 @@ fn instruction_code(instruction: &Instruction, kinds: &[Kind], inputs: &[Tensor]
     }
 }
 
-fn unary(function: Unary, x: &str, kind: Kind) -> String {
-    let float = kind == Kind::Float;
+fn unary(function: Unary, x: &str, kind: ValueKind) -> String {
+    let float = kind == ValueKind::Float;
     match function {
         Unary::Negate => format!("-{x}"),
         Unary::Absolute if float => format!("fabsf({x})"),
@@ -180,8 +180,8 @@ fn unary(function: Unary, x: &str, kind: Kind) -> String {
     }
 }
 
-fn binary(function: Binary, a: &str, b: &str, kind: Kind) -> String {
-    let float = kind == Kind::Float;
+fn binary(function: Binary, a: &str, b: &str, kind: ValueKind) -> String {
+    let float = kind == ValueKind::Float;
     let chosen = |less: &str| {
         if float {
             format!("({a} != {a} || {b} != {b}) ? {a} + {b} : ({a} {less} {b} ? {a} : {b})")
@@ -234,5 +234,5 @@ pub(crate) fn activation_code(activation: Activation) -> (i32, f32, f32) {
 
 /// The class that a type is computed in, for those who write code by it.
 pub(crate) fn class_name(dtype: DataType) -> &'static str {
-    Class::of(dtype).name()
+    ValueClass::of(dtype).name()
 }

@@ -96,13 +96,13 @@ impl Space {
 
 /// What a value is while it is computed with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Class {
+pub(crate) enum ValueClass {
     Float,
     Int,
     Bool,
 }
 
-impl Class {
+impl ValueClass {
     pub(crate) fn of(dtype: DataType) -> Self {
         match dtype {
             DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16 => Self::Float,
@@ -172,10 +172,10 @@ pub(crate) fn written_as(defines: &mut Defines, name: &str, store_name: &str, dt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use graph::plan::{Place, channels_last, row_major};
+    use graph::plan::{TensorPlace, channels_last, row_major};
 
     fn tensor(dims: &[usize], strides: Vec<isize>) -> Tensor {
-        Tensor { dtype: DataType::Fp16, dims: dims.to_vec(), strides, place: Place::Workspace, offset: 0 }
+        Tensor { dtype: DataType::Fp16, dims: dims.to_vec(), strides, place: TensorPlace::Workspace, offset: 0 }
     }
 
     #[test]

@@ -27,11 +27,11 @@ pub(crate) use dnn::Engine;
 pub use survey::{Trial, survey};
 
 use crate::source::KernelSource;
-use crate::toolkit::{Error, Facts, Toolkit, check};
+use crate::toolkit::{CudaError, Facts, Toolkit, check};
 use cudarc::driver::sys as driver;
 use graph::Plan;
 use graph::plan::{Precision, Step, Tensor};
-use launch::{Launch, Memory, Recipe};
+use launch::{Launch, ProgramMemory, Recipe};
 use std::fmt::Write;
 use std::sync::Arc;
 use workload::Random;
@@ -59,7 +59,7 @@ enum Ready {
 }
 
 impl Ready {
-    fn enqueue(&self, stream: driver::CUstream, memory: &Memory<'_>) -> Result<(), Error> {
+    fn enqueue(&self, stream: driver::CUstream, memory: &ProgramMemory<'_>) -> Result<(), CudaError> {
         match self {
             Self::Own(launch) => launch.enqueue(stream, memory),
             Self::Product(product, activation) => {
@@ -103,11 +103,16 @@ impl Default for Effort {
 impl Program {
     /// Makes a program of a plan. `stream` is used to measure; the device must be otherwise idle then. What was measured before (on this device, with these
     /// libraries) isn't measured again.
-    pub fn build(toolkit: &Arc<Toolkit>, plan: &Plan, effort: Effort, stream: driver::CUstream) -> Result<Self, Error> {
-        let wanted = Wanted::all(plan, toolkit.facts())?;
+    pub fn build(
+        toolkit: &Arc<Toolkit>,
+        plan: &Plan,
+        effort: Effort,
+        stream: driver::CUstream,
+    ) -> Result<Self, CudaError> {
+        let wanted = StepCandidates::all(plan, toolkit.facts())?;
         measure::choose(toolkit, plan, &wanted, effort, stream)?;
         let choices = toolkit.choices().lock().expect("nobody panics while holding it").clone();
-        let chosen = |wanted: &Wanted| choices.get(&wanted.signature).map(|choice| choice.candidate.clone());
+        let chosen = |wanted: &StepCandidates| choices.get(&wanted.signature).map(|choice| choice.candidate.clone());
         let kernels: Vec<Kernels> = wanted.iter().map(|wanted| wanted.kernels(chosen(wanted))).collect();
         let own = kernels.iter().filter_map(|kernels| kernels.own.as_ref());
         toolkit.compile_all(&own.map(|recipe| recipe.source.clone()).collect::<Vec<_>>())?;
@@ -119,7 +124,7 @@ impl Program {
                 Some(chosen) => library(toolkit, step, plan.precision, &wanted.signature, &chosen, own)?,
                 None => own.map(Ready::Own),
             };
-            let unsupported = || Error::Unsupported {
+            let unsupported = || CudaError::Unsupported {
                 index,
                 name: plan.names.get(index).cloned().unwrap_or_default(),
                 why: format!("nothing computes this {}", step.kind()),
@@ -180,9 +185,9 @@ impl Program {
         workspace: driver::CUdeviceptr,
         inputs: &[driver::CUdeviceptr],
         outputs: &[driver::CUdeviceptr],
-    ) -> Result<(), Error> {
+    ) -> Result<(), CudaError> {
         let scratch = workspace + self.workspace_bytes as u64;
-        let memory = Memory { weights, constants: self.constants.0, workspace, scratch, inputs, outputs };
+        let memory = ProgramMemory { weights, constants: self.constants.0, workspace, scratch, inputs, outputs };
         self.steps.iter().try_for_each(|step| step.enqueue(stream, &memory))
     }
 }
@@ -191,7 +196,7 @@ impl Program {
 struct Constants(driver::CUdeviceptr);
 
 impl Constants {
-    fn new(bytes: &[u8]) -> Result<Self, Error> {
+    fn new(bytes: &[u8]) -> Result<Self, CudaError> {
         let mut address = 0;
         if !bytes.is_empty() {
             // SAFETY: the pointer is to a live variable, and the allocation is as long as what is copied.
@@ -228,7 +233,7 @@ fn library(
     signature: &str,
     chosen: &str,
     behind: Option<Launch>,
-) -> Result<Option<Ready>, Error> {
+) -> Result<Option<Ready>, CudaError> {
     if chosen.starts_with("cublaslt") {
         let found = lt::candidates(toolkit, step, precision)?.into_iter().find(|candidate| candidate.name == chosen);
         return Ok(found.map(|product| Ready::Product(Box::new(product), behind)));
@@ -243,7 +248,7 @@ fn dnn_rank(name: &str) -> usize {
 }
 
 /// A step, and every kernel of ours that computes it.
-struct Wanted {
+struct StepCandidates {
     signature: String,
     recipes: Vec<Recipe>,
     /// Ours behind cuBLASLt's product, where that doesn't have the activation.
@@ -252,8 +257,8 @@ struct Wanted {
     libraries: bool,
 }
 
-impl Wanted {
-    fn all(plan: &Plan, facts: &Facts) -> Result<Vec<Self>, Error> {
+impl StepCandidates {
+    fn all(plan: &Plan, facts: &Facts) -> Result<Vec<Self>, CudaError> {
         plan.steps
             .iter()
             .enumerate()
@@ -267,7 +272,7 @@ impl Wanted {
                             .and_then(|(product, left)| Some(expression::activation(&product.output, left?))),
                         libraries: matches!(step, Step::Conv(_) | Step::Gemm(_)),
                     })
-                    .map_err(|why| Error::Unsupported { index, name, why })
+                    .map_err(|why| CudaError::Unsupported { index, name, why })
             })
             .collect()
     }
@@ -292,9 +297,9 @@ impl Wanted {
 }
 
 /// Every source that a plan's kernels of ours may be compiled from on such a device: for checking them where there is none.
-pub fn sources(plan: &Plan, facts: &Facts) -> Result<Vec<KernelSource>, Error> {
-    let of_step = |wanted: Wanted| wanted.recipes.into_iter().chain(wanted.activation);
-    Ok(Wanted::all(plan, facts)?.into_iter().flat_map(of_step).map(|recipe| recipe.source).collect())
+pub fn sources(plan: &Plan, facts: &Facts) -> Result<Vec<KernelSource>, CudaError> {
+    let of_step = |wanted: StepCandidates| wanted.recipes.into_iter().chain(wanted.activation);
+    Ok(StepCandidates::all(plan, facts)?.into_iter().flat_map(of_step).map(|recipe| recipe.source).collect())
 }
 
 /// The kernels of ours for a step, or why there are none.

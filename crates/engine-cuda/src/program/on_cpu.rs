@@ -2,16 +2,18 @@
 //!
 //! A compiler for C++ makes a library of them, with `on_cpu.h` in place of what only a device can do.
 
-use super::launch::{Memory, Recipe};
+use super::launch::{ProgramMemory, Recipe};
 use super::survey::compare;
 use super::tests::facts;
-use super::{Wanted, uniform};
+use super::{StepCandidates, uniform};
 use crate::source::{KernelSource, PRELUDE};
 use graph::cases::nodes::{Values, bytes, names};
 use graph::cases::steps::{self, StepCase};
-use graph::plan::{Activation, Conv, DataType, Gemm, Place, Precision, Step, Tensor, Window, channels_last, row_major};
+use graph::plan::{
+    Activation, Conv, DataType, Gemm, Precision, Step, Tensor, TensorPlace, Window, channels_last, row_major,
+};
 use graph::reference::{self, Reference};
-use graph::{Model, Options, Plan, compile};
+use graph::{OnnxModel, Options, Plan, compile};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 use std::fmt::Write;
@@ -19,7 +21,7 @@ use std::path::Path;
 use std::process::Command;
 
 const SHIM: &str = include_str!("../kernels/on_cpu.h");
-/// As many compilers run beside one another.
+/// As many compilers run at a time.
 const PARTS: usize = 2;
 
 type Call = unsafe extern "C" fn(*mut *mut c_void);
@@ -60,7 +62,7 @@ impl Kernels {
     }
 
     /// Executes a kernel. The addresses are those of host memory.
-    fn run(&self, recipe: &Recipe, memory: &Memory<'_>) {
+    fn run(&self, recipe: &Recipe, memory: &ProgramMemory<'_>) {
         let number = self.known[&recipe.source];
         let library = &self.libraries[number % PARTS];
         let mut bytes = recipe.parameters.filled(memory);
@@ -133,7 +135,12 @@ impl Buffer {
 }
 
 /// Executes a kernel on a copy of memory, and returns what it is then.
-fn executed(kernels: &Kernels, recipe: &Recipe, plan: &Plan, before: &reference::Memory) -> reference::Memory {
+fn executed(
+    kernels: &Kernels,
+    recipe: &Recipe,
+    plan: &Plan,
+    before: &reference::ReferenceMemory,
+) -> reference::ReferenceMemory {
     let all = |parts: &mut dyn Iterator<Item = &[u8]>| parts.map(Buffer::new).collect::<Vec<_>>();
     let (weights, constants) = (Buffer::new(&before.weights), Buffer::new(&plan.constants));
     let workspace = Buffer::new(&before.workspace);
@@ -141,7 +148,7 @@ fn executed(kernels: &Kernels, recipe: &Recipe, plan: &Plan, before: &reference:
     let outputs = all(&mut before.outputs.iter().map(|output| &output[..]));
     let addresses = |buffers: &[Buffer]| buffers.iter().map(Buffer::address).collect::<Vec<_>>();
     let (inputs_at, outputs_at) = (addresses(&inputs), addresses(&outputs));
-    let memory = Memory {
+    let memory = ProgramMemory {
         weights: weights.address(),
         constants: constants.address(),
         workspace: workspace.address(),
@@ -163,7 +170,8 @@ fn executed(kernels: &Kernels, recipe: &Recipe, plan: &Plan, before: &reference:
 
 /// Compares kernels of every step of some plans with the reference: all of them, or so many of each, not always the same. There are more than so many of them.
 fn assert_right(plans: &[(String, Plan, Vec<Vec<u8>>)], most: usize, at_least: usize) {
-    let mut wanted: Vec<Vec<Wanted>> = plans.iter().map(|(_, plan, _)| Wanted::all(plan, &facts()).unwrap()).collect();
+    let mut wanted: Vec<Vec<StepCandidates>> =
+        plans.iter().map(|(_, plan, _)| StepCandidates::all(plan, &facts()).unwrap()).collect();
     for (number, wanted) in wanted.iter_mut().flatten().enumerate() {
         let count = wanted.recipes.len();
         wanted.recipes.rotate_left(if most < count { number % count } else { 0 });
@@ -252,7 +260,7 @@ fn any_convolution(seed: u64) -> StepCase {
     ];
     let depthwise = weight[1] == 1;
     let step = Conv {
-        input: tensor(&dims, lies(&dims, first), Place::Input(0)),
+        input: tensor(&dims, lies(&dims, first), TensorPlace::Input(0)),
         weight: tensor(
             &weight,
             if depthwise && pick(2) == 0 {
@@ -260,11 +268,11 @@ fn any_convolution(seed: u64) -> StepCase {
             } else {
                 lies(&weight, first)
             },
-            Place::Input(1),
+            TensorPlace::Input(1),
         ),
-        bias: (pick(4) > 0).then(|| tensor(&[out], vec![1], Place::Input(2))),
+        bias: (pick(4) > 0).then(|| tensor(&[out], vec![1], TensorPlace::Input(2))),
         residual: None,
-        output: tensor(&out_dims, lies(&out_dims, first), Place::Output(0)),
+        output: tensor(&out_dims, lies(&out_dims, first), TensorPlace::Output(0)),
         window,
         groups,
         activation: activations[pick(activations.len())],
@@ -285,7 +293,7 @@ fn any_product(seed: u64) -> StepCase {
     let batch: Vec<usize> = [vec![], vec![3], vec![2, 3]][pick(3)].clone();
     let sizes = [1, 2, 5, 8, 16, 20, 33, 40];
     let (m, k, n) = (sizes[pick(8)], sizes[pick(8)], sizes[pick(8)]);
-    let mut factor = |rows: usize, columns: usize, place: Place| {
+    let mut factor = |rows: usize, columns: usize, place: TensorPlace| {
         let dims = [&batch[..], &[rows, columns]].concat();
         let rank = dims.len();
         let mut strides = if pick(3) == 0 {
@@ -301,19 +309,19 @@ fn any_product(seed: u64) -> StepCase {
         }
         Tensor { dtype: kind, dims, strides, place, offset: 0 }
     };
-    let (a, b) = (factor(m, k, Place::Input(0)), factor(k, n, Place::Input(1)));
+    let (a, b) = (factor(m, k, TensorPlace::Input(0)), factor(k, n, TensorPlace::Input(1)));
     let dims = [&batch[..], &[m, n]].concat();
-    let output = Tensor { dtype: kind, strides: row_major(&dims), dims, place: Place::Output(0), offset: 0 };
+    let output = Tensor { dtype: kind, strides: row_major(&dims), dims, place: TensorPlace::Output(0), offset: 0 };
     let activations = [Activation::None, Activation::Relu, Activation::Tanh, Activation::HardSwish];
     let bias = (pick(2) == 0).then(|| Tensor {
         dtype: kind,
         dims: vec![n],
         strides: vec![1],
-        place: Place::Input(2),
+        place: TensorPlace::Input(2),
         offset: 0,
     });
     let position = 2 + usize::from(bias.is_some());
-    let residual = (pick(3) == 0).then(|| Tensor { place: Place::Input(position), ..output.clone() });
+    let residual = (pick(3) == 0).then(|| Tensor { place: TensorPlace::Input(position), ..output.clone() });
     let alpha = [1.0, 0.125][pick(2)];
     let step = Gemm { a, b, bias, residual, output, alpha, activation: activations[pick(activations.len())] };
     let what = format!("{seed}: {precision:?} {step:?}");
@@ -367,7 +375,7 @@ fn kernels_compute_onnx_node_tests_as_the_reference_does() {
     let names = names(&folder).expect("scripts/setup tests writes them");
     let mut plans = Vec::new();
     for name in names {
-        let Ok(model) = Model::read(&folder.join(format!("{name}.onnx"))) else { continue };
+        let Ok(model) = OnnxModel::read(&folder.join(format!("{name}.onnx"))) else { continue };
         let Ok(values) = Values::read(&folder, &name) else { continue };
         for precision in [Precision::F32, Precision::F16] {
             let Ok(plan) = compile(&model, &Options::new(1, precision)) else { continue };

@@ -4,8 +4,8 @@
 //! memory, so are the threads of a row; where neighbouring rows are, so are their threads.
 
 use super::expression::{THREADS, class_name, number};
-use super::index::{Class, Space, read_as, written_as};
-use super::launch::{Parameters, Recipe};
+use super::index::{Space, ValueClass, read_as, written_as};
+use super::launch::{LaunchParameters, Recipe};
 use crate::source::{Defines, KernelSource};
 use graph::plan::{LayerNorm, Reduce, ReduceKind, Softmax, Tensor, TopK};
 
@@ -72,7 +72,7 @@ impl Rows {
             block: THREADS as u32,
             shared_bytes: 0,
             cluster: 1,
-            parameters: Parameters::of(tensors),
+            parameters: LaunchParameters::of(tensors),
         }
     }
 
@@ -137,13 +137,13 @@ pub(crate) fn reduce(step: &Reduce) -> Recipe {
     read_as(&mut defines, "IN", "LOAD", step.input.dtype);
     written_as(&mut defines, "OUT", "STORE", step.output.dtype);
     defines.add("IN_AT", rows.at(0)).add("OUT_AT", rows.at_row(1));
-    let class = Class::of(step.input.dtype);
+    let class = ValueClass::of(step.input.dtype);
     if let ReduceKind::ArgMax { last } | ReduceKind::ArgMin { last } = step.kind {
         let largest = matches!(step.kind, ReduceKind::ArgMax { .. });
         add_order(&mut defines, class.name(), largest, last);
         return rows.recipe(&tensors, POSITION, defines);
     }
-    let float = class == Class::Float;
+    let float = class == ValueClass::Float;
     let name = if float { "float" } else { "i64" };
     let Fold { first, fold, join, result } = Fold::of(step.kind, float, name, rows.inner.count());
     defines

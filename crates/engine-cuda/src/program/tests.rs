@@ -2,9 +2,9 @@
 
 use super::*;
 use expect_test::{Expect, expect};
-use graph::expression::{Binary, Expression, Instruction, Kind};
+use graph::expression::{Binary, Expression, Instruction, ValueKind};
 use graph::plan::{
-    Activation, Conv, DataType, Elementwise, Gemm, Place, Reduce, ReduceKind, Window, channels_last, row_major,
+    Activation, Conv, DataType, Elementwise, Gemm, Reduce, ReduceKind, TensorPlace, Window, channels_last, row_major,
 };
 
 pub(super) fn facts() -> Facts {
@@ -17,7 +17,7 @@ pub(super) fn facts() -> Facts {
     }
 }
 
-fn tensor(dtype: DataType, dims: &[usize], strides: Vec<isize>, place: Place) -> Tensor {
+fn tensor(dtype: DataType, dims: &[usize], strides: Vec<isize>, place: TensorPlace) -> Tensor {
     Tensor { dtype, dims: dims.to_vec(), strides, place, offset: 0 }
 }
 
@@ -25,11 +25,11 @@ fn convolution(batch: usize, channels: usize, size: usize, kernel: usize, groups
     let dims = [batch, channels, size, size];
     let weight = [channels, channels / groups, kernel, kernel];
     Conv {
-        input: tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
-        weight: tensor(DataType::Fp16, &weight, channels_last(&weight), Place::Weights),
-        bias: Some(tensor(DataType::Fp32, &[channels], vec![1], Place::Weights)),
+        input: tensor(DataType::Fp16, &dims, channels_last(&dims), TensorPlace::Workspace),
+        weight: tensor(DataType::Fp16, &weight, channels_last(&weight), TensorPlace::Weights),
+        bias: Some(tensor(DataType::Fp32, &[channels], vec![1], TensorPlace::Weights)),
         residual: None,
-        output: tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
+        output: tensor(DataType::Fp16, &dims, channels_last(&dims), TensorPlace::Workspace),
         window: Window {
             kernel: [kernel; 2],
             strides: [1; 2],
@@ -59,17 +59,17 @@ fn check_given(step: &Step, expected: &Expect) {
 fn elements_are_taken_in_packs_and_broadcast() {
     let dims = [2, 64, 8, 8];
     let mut expression = Expression::default();
-    let x = expression.push(Instruction::Input(0), Kind::Float);
-    let scale = expression.push(Instruction::Input(1), Kind::Float);
-    let product = expression.push(Instruction::Binary(Binary::Multiply, x, scale), Kind::Float);
-    let zero = expression.push(Instruction::Float(0.0), Kind::Float);
-    expression.push(Instruction::Binary(Binary::Maximum, product, zero), Kind::Float);
+    let x = expression.push(Instruction::Input(0), ValueKind::Float);
+    let scale = expression.push(Instruction::Input(1), ValueKind::Float);
+    let product = expression.push(Instruction::Binary(Binary::Multiply, x, scale), ValueKind::Float);
+    let zero = expression.push(Instruction::Float(0.0), ValueKind::Float);
+    expression.push(Instruction::Binary(Binary::Maximum, product, zero), ValueKind::Float);
     let step = Elementwise {
         inputs: vec![
-            tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
-            tensor(DataType::Fp16, &dims, vec![0, 1, 0, 0], Place::Weights),
+            tensor(DataType::Fp16, &dims, channels_last(&dims), TensorPlace::Workspace),
+            tensor(DataType::Fp16, &dims, vec![0, 1, 0, 0], TensorPlace::Weights),
         ],
-        output: tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
+        output: tensor(DataType::Fp16, &dims, channels_last(&dims), TensorPlace::Workspace),
         expression,
     };
     check_given(
@@ -102,8 +102,8 @@ fn elements_are_taken_in_packs_and_broadcast() {
 fn a_mean_over_an_image_reads_channels_that_are_neighbours() {
     let (dims, out) = ([1, 512, 7, 7], [1, 512, 1, 1]);
     let step = Reduce {
-        input: tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
-        output: tensor(DataType::Fp16, &out, channels_last(&out), Place::Workspace),
+        input: tensor(DataType::Fp16, &dims, channels_last(&dims), TensorPlace::Workspace),
+        output: tensor(DataType::Fp16, &out, channels_last(&out), TensorPlace::Workspace),
         kind: ReduceKind::Mean,
         axes: vec![2, 3],
     };
@@ -227,10 +227,10 @@ fn cudnn_is_asked_where_channels_lie_as_it_expects_them() {
     // With one channel in, too, where the channels' own stride doesn't matter.
     let dims = [64, 1, 3, 3];
     let mut one = plain.clone();
-    one.input = tensor(DataType::Fp16, &[1, 1, 8, 8], row_major(&[1, 1, 8, 8]), Place::Workspace);
-    one.weight = tensor(DataType::Fp16, &dims, vec![1, 576, 192, 64], Place::Weights);
+    one.input = tensor(DataType::Fp16, &[1, 1, 8, 8], row_major(&[1, 1, 8, 8]), TensorPlace::Workspace);
+    one.weight = tensor(DataType::Fp16, &dims, vec![1, 576, 192, 64], TensorPlace::Weights);
     assert!(!dnn::takes(&one));
-    one.weight = tensor(DataType::Fp16, &dims, row_major(&dims), Place::Weights);
+    one.weight = tensor(DataType::Fp16, &dims, row_major(&dims), TensorPlace::Weights);
     assert!(dnn::takes(&one));
 }
 
@@ -239,8 +239,8 @@ fn corners_are_aligned_by_the_scale() {
     // 0.6 of 4 is 2.4, of which 2 are computed: pixel 1 of the output is 3 / 1.4 pixels from the first.
     let (from, to) = ([1, 1, 4, 4], [1, 1, 2, 2]);
     let step = graph::plan::Resize {
-        input: tensor(DataType::Fp32, &from, row_major(&from), Place::Workspace),
-        output: tensor(DataType::Fp32, &to, row_major(&to), Place::Workspace),
+        input: tensor(DataType::Fp32, &from, row_major(&from), TensorPlace::Workspace),
+        output: tensor(DataType::Fp32, &to, row_major(&to), TensorPlace::Workspace),
         kind: graph::plan::ResizeKind::Linear,
         coordinates: graph::plan::Coordinates::AlignCorners,
         scales: [0.6, 0.6],
@@ -260,11 +260,11 @@ fn attention_runs_on_tensor_cores_in_every_precision() {
     ] {
         let at = |place| tensor(dtype, &dims, row_major(&dims), place);
         let step = graph::plan::Attention {
-            query: at(Place::Input(0)),
-            key: at(Place::Input(1)),
-            value: at(Place::Input(2)),
+            query: at(TensorPlace::Input(0)),
+            key: at(TensorPlace::Input(1)),
+            value: at(TensorPlace::Input(2)),
             mask: None,
-            output: at(Place::Output(0)),
+            output: at(TensorPlace::Output(0)),
             scale: 1.0,
         };
         let all = attention::attention(&step, precision, &facts()).unwrap();
@@ -278,11 +278,11 @@ fn attention_runs_on_tensor_cores_in_every_precision() {
 fn an_unknown_type_is_refused_in_words() {
     let dims = [1, 1, 4, 16];
     let step = graph::plan::Attention {
-        query: tensor(DataType::Fp64, &dims, row_major(&dims), Place::Workspace),
-        key: tensor(DataType::Fp64, &dims, row_major(&dims), Place::Workspace),
-        value: tensor(DataType::Fp64, &dims, row_major(&dims), Place::Workspace),
+        query: tensor(DataType::Fp64, &dims, row_major(&dims), TensorPlace::Workspace),
+        key: tensor(DataType::Fp64, &dims, row_major(&dims), TensorPlace::Workspace),
+        value: tensor(DataType::Fp64, &dims, row_major(&dims), TensorPlace::Workspace),
         mask: None,
-        output: tensor(DataType::Fp64, &dims, row_major(&dims), Place::Workspace),
+        output: tensor(DataType::Fp64, &dims, row_major(&dims), TensorPlace::Workspace),
         scale: 1.0,
     };
     assert_eq!(
@@ -294,11 +294,11 @@ fn an_unknown_type_is_refused_in_words() {
 fn product(activation: Activation, pitch: isize) -> Gemm {
     let (m, k, n) = (24, 64, 96);
     Gemm {
-        a: tensor(DataType::Fp16, &[m, k], row_major(&[m, k]), Place::Workspace),
-        b: tensor(DataType::Fp16, &[k, n], row_major(&[k, n]), Place::Weights),
-        bias: Some(tensor(DataType::Fp32, &[n], vec![1], Place::Weights)),
+        a: tensor(DataType::Fp16, &[m, k], row_major(&[m, k]), TensorPlace::Workspace),
+        b: tensor(DataType::Fp16, &[k, n], row_major(&[k, n]), TensorPlace::Weights),
+        bias: Some(tensor(DataType::Fp32, &[n], vec![1], TensorPlace::Weights)),
         residual: None,
-        output: tensor(DataType::Fp16, &[m, n], vec![pitch, 1], Place::Workspace),
+        output: tensor(DataType::Fp16, &[m, n], vec![pitch, 1], TensorPlace::Workspace),
         alpha: 1.0,
         activation,
     }
@@ -378,7 +378,7 @@ fn every_source_of_a_product_is_there_to_be_checked() {
         outputs: Vec::new(),
         steps: vec![Step::Gemm(product(Activation::Gelu, 96)), Step::Gemm(product(Activation::Relu, 96))],
         names: Vec::new(),
-        weights: graph::weights::Weights::default(),
+        weights: graph::weights::PlanWeights::default(),
         constants: Vec::new(),
         workspace_bytes: 0,
     };
@@ -389,7 +389,7 @@ fn every_source_of_a_product_is_there_to_be_checked() {
 #[test]
 fn a_step_is_a_librarys_kernel_or_ours_or_both() {
     let step = Step::Gemm(product(Activation::Gelu, 96));
-    let wanted = Wanted {
+    let wanted = StepCandidates {
         signature: String::new(),
         recipes: recipes(&step, Precision::F16, &facts()).unwrap(),
         activation: Some(expression::activation(&product(Activation::Gelu, 96).output, Activation::Gelu)),

@@ -2,7 +2,7 @@
 
 use super::expression::{THREADS, activation_code, number};
 use super::index::{Space, element, load, read_as, store, written_as};
-use super::launch::{Parameters, Recipe};
+use super::launch::{LaunchParameters, Recipe};
 use crate::source::{Defines, KernelSource};
 use graph::plan::{
     Conv, Coordinates, DataType, Gather, Lrn, Pool, PoolKind, Resize, ResizeKind, Rounding, Tensor, Window,
@@ -22,7 +22,7 @@ fn recipe(name: String, text: &'static str, defines: Defines, threads: usize, te
         block: THREADS as u32,
         shared_bytes: 0,
         cluster: 1,
-        parameters: Parameters::of(tensors),
+        parameters: LaunchParameters::of(tensors),
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<Value> {
     let toolkit = Arc::new(Toolkit::open(&args.cache)?);
     let path = &args.model;
     let began = Instant::now();
-    let parsed = graph::Model::read(path)?;
+    let parsed = graph::OnnxModel::read(path)?;
     let read_s = began.elapsed().as_secs_f64();
     let mut weights: Option<(blake3::Hash, Bytes)> = None;
     let mut all = Vec::new();

@@ -6,7 +6,8 @@ use crate::figures::{micros, repeat};
 use cudarc::driver::sys;
 use engine::HostBuffer;
 use engine_cuda::tools::{
-    Fetcher, Gpu, MOST_PIECES, Memory, Partition, Piece, Pinned, Pool, Region, Stream, Toolkit, Turn, Waiting, check,
+    CudaStream, DeviceMemory, Fetcher, Gpu, MOST_PIECES, Partition, Piece, Pinned, Pool, Region, Toolkit, Turn,
+    WaitingPieces, check,
 };
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -15,10 +16,10 @@ use workload::Random;
 /// Whether what is fetched from the pool arrives, from and to all misalignments, with neighbours that must stay as they are; and how fast.
 pub(crate) fn run() -> Attempt<Value> {
     let gpu = &Gpu::open(0)?;
-    let memory = &Memory::take(gpu, 4096)?;
+    let memory = &DeviceMemory::take(gpu, 4096)?;
     const ROOM: usize = 16 << 20;
     const IMAGE: usize = 602_112;
-    let stream = Stream::new(&Partition::whole(gpu), Turn::Second)?;
+    let stream = CudaStream::new(&Partition::whole(gpu), Turn::Second)?;
     let folder = tempfile::tempdir()?;
     let fetcher = Fetcher::new(&Toolkit::open(folder.path())?)?;
     let pool = Pool::new(Pinned::new(gpu, 64 << 20)?);
@@ -31,7 +32,7 @@ pub(crate) fn run() -> Attempt<Value> {
     let mut pieces = 0;
     for round in 0..256 {
         let mut expected = vec![0xa5; ROOM];
-        let (mut waiting, mut held, mut to) = (Waiting::default(), Vec::new(), round / 16);
+        let (mut waiting, mut held, mut to) = (WaitingPieces::default(), Vec::new(), round / 16);
         for number in 0..1 + round % MOST_PIECES {
             // The first of each round has the alignments that are due, short and long ones come behind it.
             let skipped = if number == 0 { round % 16 } else { below(16) };
@@ -66,7 +67,7 @@ pub(crate) fn run() -> Attempt<Value> {
     for (count, skipped) in [(1, 0), (1, 5), (1, 148), (16, 0), (16, 5)] {
         let buffers =
             (0..count).map(|_| pooled(&pool, skipped, &content[..IMAGE])).collect::<Attempt<Vec<HostBuffer>>>()?;
-        let mut waiting = Waiting::default();
+        let mut waiting = WaitingPieces::default();
         let times = repeat(1000, || {
             let start = Instant::now();
             for (number, buffer) in buffers.iter().enumerate() {

@@ -5,7 +5,7 @@ use super::served::{ModelArgs, Served, executions, in_the_pool, outputs};
 use crate::Attempt;
 use crate::figures::micros;
 use engine::{DeviceTimes, HostMemory, Loaded, Staged, Tensor};
-use engine_cuda::tools::{Gpu, Memory, PAGE_BYTES, Partition, Refused, Region, Stream, Turn};
+use engine_cuda::tools::{CudaStream, DeviceMemory, DriverError, Gpu, PAGE_BYTES, Partition, Region, Turn};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -17,7 +17,7 @@ pub(crate) fn run(args: &ModelArgs) -> Attempt<Value> {
     let served = Served::prepare(args)?;
     let mut loaded = served.prepared.load(0)?;
     let probe = Probe::compile()?;
-    let other = Memory::take(&gpu, 0)?;
+    let other = DeviceMemory::take(&gpu, 0)?;
     let mut seen = Region::new(&other, PAGE_BYTES)?;
     seen.grow(PAGE_BYTES)?;
     let mut sizes = Vec::new();
@@ -28,8 +28,8 @@ pub(crate) fn run(args: &ModelArgs) -> Attempt<Value> {
         let alone = one_behind_another(loaded.as_mut(), &*served.memory, &inputs, batch, 4000)?;
         let stop = AtomicBool::new(false);
         let disturbed = std::thread::scope(|scope| {
-            let disturber = scope.spawn(|| -> Result<(), Refused> {
-                let stream = Stream::new(&Partition::whole(&gpu), Turn::First)?;
+            let disturber = scope.spawn(|| -> Result<(), DriverError> {
+                let stream = CudaStream::new(&Partition::whole(&gpu), Turn::First)?;
                 for turn in 0u32.. {
                     if stop.load(Ordering::Relaxed) {
                         break;

@@ -2,7 +2,7 @@
 
 use super::exec::options;
 use anyhow::Context;
-use engine_cuda::tools::{Effort, Facts, Gpu, Partition, Stream, Toolkit, Trial, Turn, sources, survey};
+use engine_cuda::tools::{CudaStream, Effort, Facts, Gpu, Partition, Toolkit, Trial, Turn, sources, survey};
 use graph::Plan;
 use graph::cases::steps::{
     StepCase, activated, attention, conv, gemm, interleaved, padded_behind, plan_of, pool, random_input, tolerance,
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &KernelsArgs) -> anyhow::Result<Value> {
     gpu.enter()?;
     let toolkit = Toolkit::open(&args.cache)?;
     println!("{}", toolkit.facts().key());
-    let stream = Stream::new(&Partition::whole(&gpu), Turn::Second)?;
+    let stream = CudaStream::new(&Partition::whole(&gpu), Turn::Second)?;
     let (mut tried, mut wrong) = (0, 0);
     for plan in plans {
         let input = |(port, seed)| random_input(port, uniform(seed));
@@ -109,7 +109,7 @@ fn print(plan: &Plan, step: usize, mut trials: Vec<Trial>) -> usize {
 
 /// A model's plans.
 fn plans_of(file: &Path, args: &KernelsArgs) -> anyhow::Result<Vec<Plan>> {
-    let model = graph::Model::read(file)?;
+    let model = graph::OnnxModel::read(file)?;
     let precision = Precision::from_name(&args.precision).context("precision: f32, tf32 or f16")?;
     let plan = |&batch: &usize| Ok(graph::compile(&model, &options(batch, precision, &args.sizes)?)?);
     args.batches.iter().map(plan).collect()
@@ -128,9 +128,9 @@ pub(crate) fn write_sources(args: &SourcesArgs) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder)?;
     let mut plans: Vec<Plan> = cases().iter().map(plan_of).collect();
     for path in &args.models {
-        let model = graph::Model::read(path)?;
+        let model = graph::OnnxModel::read(path)?;
         for precision in [Precision::F16, Precision::Tf32] {
-            let open = |input: &graph::model::Input| matches!(input.dims.first(), Some(Dimension::Open(_)));
+            let open = |input: &graph::model::ModelInput| matches!(input.dims.first(), Some(Dimension::Open(_)));
             let batch = if model.inputs().iter().any(open) { 2 } else { 1 };
             let mut options = graph::Options::new(batch, precision);
             options.sizes.insert("input:1".to_owned(), 128);

@@ -3,9 +3,9 @@
 use super::probe::{Probe, replay};
 use super::served::{ModelArgs, Served, executions, in_the_pool};
 use crate::Attempt;
-use crate::figures::{Clocks, Times, micros, repeat};
+use crate::figures::{Clocks, Quantiles, micros, repeat};
 use engine::{HostMemory, Loaded, Tensor};
-use engine_cuda::tools::{Gpu, Graph, Memory, PAGE_BYTES, Partition, Refused, Region, Stream, Turn};
+use engine_cuda::tools::{CudaGraph, CudaStream, DeviceMemory, DriverError, Gpu, PAGE_BYTES, Partition, Region, Turn};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,12 +27,12 @@ pub(crate) fn run(args: &ModelArgs) -> Attempt<Value> {
 
 /// Replays of a graph of one kernel that only waits.
 pub(crate) fn empty(gpu: &Arc<Gpu>, probe: &Probe, micros: f64, count: usize) -> Attempt<Clocks> {
-    let stream = Stream::new(&Partition::whole(gpu), Turn::Second)?;
-    let memory = Memory::take(gpu, 0)?;
+    let stream = CudaStream::new(&Partition::whole(gpu), Turn::Second)?;
+    let memory = DeviceMemory::take(gpu, 0)?;
     let mut seen = Region::new(&memory, PAGE_BYTES)?;
     seen.grow(PAGE_BYTES)?;
     let cycles = (micros * 1980.0) as u64;
-    let graph = Graph::record::<Refused>(&stream, |stream| probe.spin(stream, 132, cycles, seen.address()))?;
+    let graph = CudaGraph::record::<DriverError>(&stream, |stream| probe.spin(stream, 132, cycles, seen.address()))?;
     let times = replay(&graph, &stream, count)?;
     times.print("an empty graph of that length");
     Ok(times)
@@ -44,7 +44,7 @@ pub(crate) fn from_launch_to_end(
     memory: &dyn HostMemory,
     inputs: &[Tensor],
     count: usize,
-) -> Attempt<Times> {
+) -> Attempt<Quantiles> {
     let mut inputs = in_the_pool(memory, inputs, 1)?;
     repeat(count, || {
         let mut batch = loaded.stage(&mut inputs)?;

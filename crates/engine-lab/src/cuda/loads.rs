@@ -1,8 +1,10 @@
 //! LOAD and UNLOAD of weights, by size.
 
 use crate::Attempt;
-use crate::figures::{Times, micros, repeat};
-use engine_cuda::tools::{Gpu, Memory, PAGE_BYTES, Partition, Pinned, Place, Region, Stream, Turn, Weights};
+use crate::figures::{Quantiles, micros, repeat};
+use engine_cuda::tools::{
+    AddressRange, CudaStream, DeviceMemory, Gpu, LoadedWeights, PAGE_BYTES, Partition, Pinned, Region, Turn,
+};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,11 +13,11 @@ use std::time::Instant;
 pub(crate) fn run() -> Attempt<Value> {
     let gpu = &Gpu::open(0)?;
     let start = Instant::now();
-    let memory = &Memory::take(gpu, 4096)?;
+    let memory = &DeviceMemory::take(gpu, 4096)?;
     println!("4096 pages taken and addresses reserved in {:.0} us", micros(start));
     let mut sizes = Vec::new();
     let whole = Partition::whole(gpu);
-    let stream = Stream::new(&whole, Turn::Last)?;
+    let stream = CudaStream::new(&whole, Turn::Last)?;
     let mut plain = Region::new(memory, 1 << 30)?;
     plain.grow(600_000_000)?;
     let mut blob = Pinned::new(gpu, 600_000_000)?;
@@ -32,9 +34,9 @@ pub(crate) fn run() -> Attempt<Value> {
         println!("{megabytes} MB: copy p50 {:.0} us = {:.1} GB/s", copy.at(0.5), bytes as f64 / copy.at(0.5) / 1e3);
         let place = Arc::new(memory.place(bytes)?);
         let mut unloads = Vec::new();
-        let mut load = |place: &Arc<Place>| {
+        let mut load = |place: &Arc<AddressRange>| {
             let start = Instant::now();
-            let weights = Weights::load(place, &blob, bytes, &stream)?;
+            let weights = LoadedWeights::load(place, &blob, bytes, &stream)?;
             let span = micros(start);
             let start = Instant::now();
             drop(weights);
@@ -48,7 +50,7 @@ pub(crate) fn run() -> Attempt<Value> {
             more += 1;
             load(&Arc::new(memory.place(bytes + more * PAGE_BYTES)?))
         })?;
-        let (share, unload) = (|times: &Times| 100.0 * copy.at(0.5) / times.at(0.5), Times::of(unloads));
+        let (share, unload) = (|times: &Quantiles| 100.0 * copy.at(0.5) / times.at(0.5), Quantiles::of(unloads));
         println!(
             "  load p50 {:.0} us, p99 {:.0} = {:.1} % of the copy's bandwidth",
             loads.at(0.5),

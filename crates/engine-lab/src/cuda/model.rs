@@ -5,7 +5,7 @@ use super::launches::{empty, from_launch_to_end};
 use super::probe::Probe;
 use super::served::{ModelArgs, Served, executions, from_the_pool, outputs};
 use crate::Attempt;
-use crate::figures::{Clocks, Times, micros, repeat};
+use crate::figures::{Clocks, Quantiles, micros, repeat};
 use engine::{Engine, EngineError, Loaded, Prepared, Tensor};
 use engine_cuda::tools::Gpu;
 use serde_json::{Value, json};
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &ServedModelArgs) -> Attempt<Value> {
 }
 
 /// What LOAD and UNLOAD take.
-fn loads(prepared: &dyn Prepared) -> Attempt<(Times, Times)> {
+fn loads(prepared: &dyn Prepared) -> Attempt<(Quantiles, Quantiles)> {
     let mut unloads = Vec::new();
     let loads = repeat(200, || {
         let start = Instant::now();
@@ -82,7 +82,7 @@ fn loads(prepared: &dyn Prepared) -> Attempt<(Times, Times)> {
         unloads.push(micros(start));
         Ok(span)
     })?;
-    Ok((loads, Times::of(unloads)))
+    Ok((loads, Quantiles::of(unloads)))
 }
 
 /// What batches of one size take.
@@ -90,7 +90,7 @@ struct Measurements {
     plain: Clocks,
     pooled: Option<Clocks>,
     /// Of batch 1: its graph alone, by our clock.
-    graph_wall: Option<Times>,
+    graph_wall: Option<Quantiles>,
     /// One behind another, in microseconds.
     each_us: Option<f64>,
 }
@@ -116,7 +116,7 @@ impl Measurements {
             "batch": batch,
             "plain": self.plain.json(),
             "pooled": self.pooled.as_ref().map(Clocks::json),
-            "graph_wall": self.graph_wall.as_ref().map(Times::json),
+            "graph_wall": self.graph_wall.as_ref().map(Quantiles::json),
             "each_us": self.each_us,
         })
     }

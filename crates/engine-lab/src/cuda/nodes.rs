@@ -7,7 +7,7 @@ use engine_cuda::engine::{CudaEngine, CudaOptions};
 use graph::array::Array;
 use graph::cases::nodes::{Values, bytes, difference, names};
 use graph::plan::row_major;
-use graph::{Model, Options, compile};
+use graph::{OnnxModel, Options, compile};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -85,7 +85,7 @@ fn compute(folder: &Path, precision: Precision, part: usize, of: usize) -> anyho
 /// Whether a test could be computed; an error if it went wrong.
 fn outcome(engine: &CudaEngine, folder: &Path, name: &str) -> anyhow::Result<bool> {
     let file = folder.join(format!("{name}.onnx"));
-    let planned = Model::read(&file).and_then(|model| compile(&model, &Options::new(1, graph::Precision::F32)));
+    let planned = OnnxModel::read(&file).and_then(|model| compile(&model, &Options::new(1, graph::Precision::F32)));
     let (Ok(_), Ok(values)) = (planned, Values::read(folder, name)) else { return Ok(false) };
     // Nothing in these models is a batch.
     let source = ModelSource { name: name.to_owned(), file, max_batch: Some(0), ..ModelSource::default() };

@@ -1,9 +1,9 @@
 //! Kernels that do nothing but wait or scale, and graphs of them: what the runtime is measured with.
 
 use crate::Attempt;
-use crate::figures::{Clocks, Times, micros};
+use crate::figures::{Clocks, Quantiles, micros};
 use cudarc::driver::sys;
-use engine_cuda::tools::{Address, Event, Graph, Refused, Stream, check};
+use engine_cuda::tools::{Address, CudaGraph, CudaStream, DriverError, Event, check};
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
 use std::time::Instant;
@@ -46,7 +46,7 @@ impl Probe {
         }
     }
 
-    pub(crate) fn spin(&self, stream: &Stream, blocks: u32, cycles: u64, seen: Address) -> Result<(), Refused> {
+    pub(crate) fn spin(&self, stream: &CudaStream, blocks: u32, cycles: u64, seen: Address) -> Result<(), DriverError> {
         launch(
             self.spin,
             stream,
@@ -57,18 +57,23 @@ impl Probe {
 
     pub(crate) fn scale(
         &self,
-        stream: &Stream,
+        stream: &CudaStream,
         weights: Address,
         input: Address,
         output: Address,
         count: u32,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), DriverError> {
         let [a, b, c] = [&raw const weights, &raw const input, &raw const output].map(|value| value.cast_mut().cast());
         launch(self.scale, stream, 132, &mut [a, b, c, (&raw const count).cast_mut().cast()])
     }
 }
 
-fn launch(kernel: sys::CUkernel, stream: &Stream, blocks: u32, parameters: &mut [*mut c_void]) -> Result<(), Refused> {
+fn launch(
+    kernel: sys::CUkernel,
+    stream: &CudaStream,
+    blocks: u32,
+    parameters: &mut [*mut c_void],
+) -> Result<(), DriverError> {
     // SAFETY: the parameters are those of the kernel, which the callers above know; the driver copies them.
     unsafe {
         let started = sys::cuLaunchKernel(
@@ -91,12 +96,17 @@ fn launch(kernel: sys::CUkernel, stream: &Stream, blocks: u32, parameters: &mut 
 pub(crate) const NODES: u32 = 50;
 
 /// A graph of 50 short kernels, about half a millisecond in all.
-pub(crate) fn spinning(probe: &Probe, stream: &Stream, blocks: u32, seen: Address) -> Result<Graph, Refused> {
-    Graph::record(stream, |stream| (0..NODES).try_for_each(|_| probe.spin(stream, blocks, 16_000, seen)))
+pub(crate) fn spinning(
+    probe: &Probe,
+    stream: &CudaStream,
+    blocks: u32,
+    seen: Address,
+) -> Result<CudaGraph, DriverError> {
+    CudaGraph::record(stream, |stream| (0..NODES).try_for_each(|_| probe.spin(stream, blocks, 16_000, seen)))
 }
 
 /// Replays a graph: what each took by the device's clock and by ours.
-pub(crate) fn replay(graph: &Graph, stream: &Stream, count: usize) -> Attempt<Clocks> {
+pub(crate) fn replay(graph: &CudaGraph, stream: &CudaStream, count: usize) -> Attempt<Clocks> {
     let events = [Event::new(stream.partition())?, Event::new(stream.partition())?];
     let (mut device, mut wall) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for _ in 0..count {
@@ -109,5 +119,5 @@ pub(crate) fn replay(graph: &Graph, stream: &Stream, count: usize) -> Attempt<Cl
         wall.push(micros(start));
         device.push(events[1].micros_since(&events[0])?);
     }
-    Ok(Clocks { device: Times::of(device), wall: Times::of(wall) })
+    Ok(Clocks { device: Quantiles::of(device), wall: Quantiles::of(wall) })
 }

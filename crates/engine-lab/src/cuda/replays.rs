@@ -2,8 +2,10 @@
 
 use super::probe::{Probe, replay, spinning};
 use crate::Attempt;
-use crate::figures::{Clocks, Times, micros, repeat};
-use engine_cuda::tools::{Gpu, Graph, Memory, PAGE_BYTES, Partition, Pinned, Refused, Region, Stream, Turn, Weights};
+use crate::figures::{Clocks, Quantiles, micros, repeat};
+use engine_cuda::tools::{
+    CudaGraph, CudaStream, DeviceMemory, DriverError, Gpu, LoadedWeights, PAGE_BYTES, Partition, Pinned, Region, Turn,
+};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -12,16 +14,16 @@ use std::time::Instant;
 /// Both.
 pub(crate) fn run(replays: usize) -> Attempt<Value> {
     let gpu = Gpu::open(0)?;
-    let memory = Memory::take(&gpu, 4096)?;
+    let memory = DeviceMemory::take(&gpu, 4096)?;
     let probe = Probe::compile()?;
     graphs_survive(&gpu, &memory, &probe)?;
     jitter(&gpu, &memory, &probe, replays)
 }
 
 /// A graph computes the same after its weights went and came back on other pages.
-fn graphs_survive(gpu: &Arc<Gpu>, memory: &Arc<Memory>, probe: &Probe) -> Attempt<()> {
+fn graphs_survive(gpu: &Arc<Gpu>, memory: &Arc<DeviceMemory>, probe: &Probe) -> Attempt<()> {
     const COUNT: usize = 3_000_000;
-    let stream = Stream::new(&Partition::whole(gpu), Turn::Second)?;
+    let stream = CudaStream::new(&Partition::whole(gpu), Turn::Second)?;
     let mut blob = Pinned::new(gpu, 4 * COUNT)?;
     let mut input = Pinned::new(gpu, 4 * COUNT)?;
     for index in 0..COUNT {
@@ -32,14 +34,14 @@ fn graphs_survive(gpu: &Arc<Gpu>, memory: &Arc<Memory>, probe: &Probe) -> Attemp
     buffers.grow(8 * COUNT)?;
     let (inputs, outputs) = (buffers.address(), buffers.address() + 4 * COUNT as u64);
     let place = Arc::new(memory.place(4 * COUNT)?);
-    let graph = Graph::record::<Refused>(&stream, |stream| {
+    let graph = CudaGraph::record::<DriverError>(&stream, |stream| {
         probe.scale(stream, place.address(), inputs, outputs, COUNT as u32)
     })?;
     let mut output = Pinned::new(gpu, 4 * COUNT)?;
     let other = Arc::new(memory.place(PAGE_BYTES)?);
     let mut held = Vec::new();
     for round in 0..3 {
-        let weights = Weights::load(&place, &blob, 4 * COUNT, &stream)?;
+        let weights = LoadedWeights::load(&place, &blob, 4 * COUNT, &stream)?;
         output.fill(0);
         // SAFETY: everything that the graph names is there until the stream is waited for.
         unsafe {
@@ -58,7 +60,7 @@ fn graphs_survive(gpu: &Arc<Gpu>, memory: &Arc<Memory>, probe: &Probe) -> Attemp
         drop(weights);
         // Somebody else takes a page in between, so that the next round gets others.
         if round == 0 {
-            held.push(Weights::load(&other, &blob, PAGE_BYTES, &stream)?);
+            held.push(LoadedWeights::load(&other, &blob, PAGE_BYTES, &stream)?);
         }
     }
     println!("a graph's outputs are right after UNLOAD and LOAD on other pages");
@@ -66,9 +68,9 @@ fn graphs_survive(gpu: &Arc<Gpu>, memory: &Arc<Memory>, probe: &Probe) -> Attemp
 }
 
 /// How even a graph's replays are, by themselves and while weights are loaded.
-fn jitter(gpu: &Arc<Gpu>, memory: &Arc<Memory>, probe: &Probe, replays: usize) -> Attempt<Value> {
+fn jitter(gpu: &Arc<Gpu>, memory: &Arc<DeviceMemory>, probe: &Probe, replays: usize) -> Attempt<Value> {
     let whole = Partition::whole(gpu);
-    let stream = Stream::new(&whole, Turn::Second)?;
+    let stream = CudaStream::new(&whole, Turn::Second)?;
     let mut seen = Region::new(memory, PAGE_BYTES)?;
     seen.grow(PAGE_BYTES)?;
     let graph = spinning(probe, &stream, 132, seen.address())?;
@@ -79,7 +81,7 @@ fn jitter(gpu: &Arc<Gpu>, memory: &Arc<Memory>, probe: &Probe, replays: usize) -
     let mut blob = Pinned::new(gpu, 102_000_000)?;
     blob.fill(1);
     let place = Arc::new(memory.place(102_000_000)?);
-    let copying = Stream::new(&whole, Turn::Second)?;
+    let copying = CudaStream::new(&whole, Turn::Second)?;
     let mut small = Region::new(memory, PAGE_BYTES)?;
     small.grow(PAGE_BYTES)?;
     let copy = || {
@@ -91,12 +93,12 @@ fn jitter(gpu: &Arc<Gpu>, memory: &Arc<Memory>, probe: &Probe, replays: usize) -
     };
     let copy_alone = repeat(2000, copy)?;
     println!("a copy of 602112 bytes alone: {copy_alone}");
-    let (with_loads, copy_with_loads, load_us) = std::thread::scope(|scope| -> Attempt<(Clocks, Times, f64)> {
+    let (with_loads, copy_with_loads, load_us) = std::thread::scope(|scope| -> Attempt<(Clocks, Quantiles, f64)> {
         let loader = scope.spawn(|| -> Result<f64, String> {
-            let stream = Stream::new(&Partition::whole(gpu), Turn::Last).map_err(|refused| refused.to_string())?;
+            let stream = CudaStream::new(&Partition::whole(gpu), Turn::Last).map_err(|refused| refused.to_string())?;
             let start = Instant::now();
             while !stop.load(Ordering::Relaxed) {
-                drop(Weights::load(&place, &blob, 102_000_000, &stream)?);
+                drop(LoadedWeights::load(&place, &blob, 102_000_000, &stream)?);
                 loaded.fetch_add(1, Ordering::Relaxed);
             }
             Ok(micros(start))

@@ -2,16 +2,18 @@
 
 use super::probe::{NODES, Probe, replay, spinning};
 use crate::Attempt;
-use crate::figures::{Times, micros};
+use crate::figures::{Quantiles, micros};
 use cudarc::driver::sys;
-use engine_cuda::tools::{Gpu, Graph, Memory, PAGE_BYTES, Partition, Pinned, Refused, Region, Stream, Turn, check};
+use engine_cuda::tools::{
+    CudaGraph, CudaStream, DeviceMemory, DriverError, Gpu, PAGE_BYTES, Partition, Pinned, Region, Turn, check,
+};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// How many multiprocessors a graph ran on.
-fn used(stream: &Stream, graph: &Graph, seen: &Region, gpu: &Arc<Gpu>) -> Attempt<u32> {
+fn used(stream: &CudaStream, graph: &CudaGraph, seen: &Region, gpu: &Arc<Gpu>) -> Attempt<u32> {
     let host = Pinned::new(gpu, 4 * 256)?;
     stream.partition().enter()?;
     // SAFETY: the region is larger; everything is waited for.
@@ -27,20 +29,22 @@ fn used(stream: &Stream, graph: &Graph, seen: &Region, gpu: &Arc<Gpu>) -> Attemp
 /// Divides the device in some ways: what that takes, and how many multiprocessors kernels are seen on.
 pub(crate) fn run() -> Attempt<Value> {
     let gpu = &Gpu::open(0)?;
-    let memory = &Memory::take(gpu, 4096)?;
+    let memory = &DeviceMemory::take(gpu, 4096)?;
     let probe = &Probe::compile()?;
     let mut divisions = Vec::new();
     let mut seen = Region::new(memory, PAGE_BYTES)?;
     seen.grow(PAGE_BYTES)?;
-    let primary = Stream::new(&Partition::whole(gpu), Turn::Second)?;
+    let primary = CudaStream::new(&Partition::whole(gpu), Turn::Second)?;
     let on_primary = spinning(probe, &primary, 528, seen.address())?;
     println!("whole device: a graph ran on {} multiprocessors", used(&primary, &on_primary, &seen, gpu)?);
     for shares in [&[0.5, 0.5][..], &[0.25, 0.75], &[0.2, 0.3, 0.5], &[0.1]] {
         let start = Instant::now();
         let partitions = Partition::divide(gpu, shares)?;
         let divided = micros(start);
-        let streams =
-            partitions.iter().map(|partition| Stream::new(partition, Turn::Second)).collect::<Result<Vec<_>, _>>()?;
+        let streams = partitions
+            .iter()
+            .map(|partition| CudaStream::new(partition, Turn::Second))
+            .collect::<Result<Vec<_>, _>>()?;
         let with_streams = micros(start);
         let graphs =
             streams.iter().map(|stream| spinning(probe, stream, 528, seen.address())).collect::<Result<Vec<_>, _>>()?;
@@ -82,25 +86,25 @@ pub(crate) fn run() -> Attempt<Value> {
 /// One share runs on while the other is made anew in another size.
 fn change_under_load(gpu: &Arc<Gpu>, probe: &Probe, seen: &Region) -> Attempt<Value> {
     let mut partitions = Partition::divide(gpu, &[0.5, 0.25])?;
-    let stays = Stream::new(&partitions.remove(0), Turn::Second)?;
+    let stays = CudaStream::new(&partitions.remove(0), Turn::Second)?;
     let graph = spinning(probe, &stays, 528, seen.address())?;
     replay(&graph, &stays, 500)?;
     let alone = replay(&graph, &stays, 4000)?.device;
     let stop = AtomicBool::new(false);
-    let (during, changes) = std::thread::scope(|scope| -> Attempt<(Times, Times)> {
+    let (during, changes) = std::thread::scope(|scope| -> Attempt<(Quantiles, Quantiles)> {
         let changer = scope.spawn(|| -> Result<Vec<f64>, String> {
             let mut times = Vec::new();
             while !stop.load(Ordering::Relaxed) {
                 let start = Instant::now();
                 let mut parts = Partition::divide(gpu, &[0.5, if times.len() % 2 == 0 { 0.25 } else { 0.5 }])?;
                 let changed = (|| {
-                    let stream = Stream::new(&parts.remove(1), Turn::Second)?;
+                    let stream = CudaStream::new(&parts.remove(1), Turn::Second)?;
                     let graph = spinning(probe, &stream, 528, seen.address())?;
                     // SAFETY: what the graph names outlives this function.
                     unsafe { graph.launch(&stream)? };
                     stream.wait()
                 })();
-                changed.map_err(|refused: Refused| refused.to_string())?;
+                changed.map_err(|refused: DriverError| refused.to_string())?;
                 times.push(micros(start));
             }
             Ok(times)
@@ -108,7 +112,7 @@ fn change_under_load(gpu: &Arc<Gpu>, probe: &Probe, seen: &Region) -> Attempt<Va
         let during = replay(&graph, &stays, 4000);
         stop.store(true, Ordering::Relaxed);
         let changes = changer.join().expect("the changer doesn't panic")?;
-        Ok((during?.device, Times::of(changes)))
+        Ok((during?.device, Quantiles::of(changes)))
     })?;
     println!("a share that stays, alone:            {alone}");
     println!("a share that stays, others change:    {during}");

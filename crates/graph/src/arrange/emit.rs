@@ -3,13 +3,13 @@
 use super::layout::is_view;
 use super::{Arrangement, normalise_ones};
 use crate::array::within_half;
-use crate::error::Error;
+use crate::error::GraphError;
 use crate::expression::Instruction;
-use crate::ir::{Node, Op, ValueId, broadcast_strides};
+use crate::ir::{GraphNode, Op, ValueId, broadcast_strides};
 use crate::plan::*;
 
 impl Arrangement<'_> {
-    pub(super) fn node(&mut self, node: &Node) -> Result<(), Error> {
+    pub(super) fn node(&mut self, node: &GraphNode) -> Result<(), GraphError> {
         if is_view(&node.op) {
             self.view(node);
             return Ok(());
@@ -127,7 +127,7 @@ impl Arrangement<'_> {
     }
 
     /// Copies those parts that aren't there yet.
-    fn concat(&mut self, node: &Node, axis: usize) {
+    fn concat(&mut self, node: &GraphNode, axis: usize) {
         let output = node.outputs[0];
         let whole = self.result(output);
         let mut start = 0;
@@ -181,12 +181,12 @@ impl Arrangement<'_> {
 
     fn gemm(
         &mut self,
-        node: &Node,
+        node: &GraphNode,
         alpha: f32,
         bias: Option<ValueId>,
         residual: Option<ValueId>,
         activation: Activation,
-    ) -> Result<Step, Error> {
+    ) -> Result<Step, GraphError> {
         let (a, b) = (self.factor(node.inputs[0]), self.right_factor(node.inputs[1]));
         let bias = bias.map(|bias| self.operand(bias));
         let residual = residual.map(|residual| self.rows(residual));
@@ -227,7 +227,7 @@ impl Arrangement<'_> {
         }
         if output.dims.len() > 4 {
             let why = format!(" for products of {} dimensions", output.dims.len());
-            return Err(Error::Unsupported { operator: "MatMul".into(), node: node.name.clone(), why });
+            return Err(GraphError::Unsupported { operator: "MatMul".into(), node: node.name.clone(), why });
         }
         Ok(Step::Gemm(Gemm { a, b, bias, residual, output, alpha, activation }))
     }

@@ -1,7 +1,7 @@
 //! The node tests of ONNX as files: `NAME.onnx`, a model, and `NAME.data.onnx`, its inputs and the outputs that it should have. `scripts/onnx-node-cases.py` writes them.
 
 use crate::array::{Array, Data};
-use crate::{Error, Model};
+use crate::{GraphError, OnnxModel};
 use std::path::Path;
 
 /// The names of the tests in a folder, in order.
@@ -16,12 +16,12 @@ pub fn names(folder: &Path) -> std::io::Result<Vec<String>> {
 }
 
 /// What goes in, and what should come out.
-pub struct Values(Model);
+pub struct Values(OnnxModel);
 
 impl Values {
     /// Those of a test in a folder.
-    pub fn read(folder: &Path, name: &str) -> Result<Self, Error> {
-        Model::read(&folder.join(format!("{name}.data.onnx"))).map(Self)
+    pub fn read(folder: &Path, name: &str) -> Result<Self, GraphError> {
+        OnnxModel::read(&folder.join(format!("{name}.data.onnx"))).map(Self)
     }
 
     /// `input` or `output` of a number.

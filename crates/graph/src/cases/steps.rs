@@ -3,10 +3,10 @@
 use crate::Plan;
 use crate::array::{Array, is_float};
 use crate::plan::{
-    Activation, Attention, Conv, Gemm, Place, Pool, PoolKind, Port, Precision, Step, Tensor, Window, channels_last,
-    row_major,
+    Activation, Attention, Conv, Gemm, Pool, PoolKind, Port, Precision, Step, Tensor, TensorPlace, Window,
+    channels_last, row_major,
 };
-use crate::weights::Weights;
+use crate::weights::PlanWeights;
 use base::DataType;
 
 /// Bytes before and behind outputs.
@@ -50,7 +50,7 @@ pub fn random_input(port: &Port, mut next: impl FnMut() -> f32) -> Vec<u8> {
     bytes
 }
 
-fn tensor(dtype: DataType, dims: &[usize], strides: Vec<isize>, place: Place) -> Tensor {
+fn tensor(dtype: DataType, dims: &[usize], strides: Vec<isize>, place: TensorPlace) -> Tensor {
     Tensor { dtype, dims: dims.to_vec(), strides, place, offset: 0 }
 }
 
@@ -77,11 +77,11 @@ pub fn conv(
     let (dims, out_dims, weight) =
         ([batch, channels, size, size], [batch, out, out_size, out_size], [out, channels / groups, kernel, kernel]);
     let step = Conv {
-        input: tensor(kind, &dims, channels_last(&dims), Place::Input(0)),
-        weight: tensor(kind, &weight, channels_last(&weight), Place::Input(1)),
-        bias: Some(tensor(kind, &[out], vec![1], Place::Input(2))),
-        residual: residual.then(|| tensor(kind, &out_dims, channels_last(&out_dims), Place::Input(3))),
-        output: tensor(kind, &out_dims, channels_last(&out_dims), Place::Output(0)),
+        input: tensor(kind, &dims, channels_last(&dims), TensorPlace::Input(0)),
+        weight: tensor(kind, &weight, channels_last(&weight), TensorPlace::Input(1)),
+        bias: Some(tensor(kind, &[out], vec![1], TensorPlace::Input(2))),
+        residual: residual.then(|| tensor(kind, &out_dims, channels_last(&out_dims), TensorPlace::Input(3))),
+        output: tensor(kind, &out_dims, channels_last(&out_dims), TensorPlace::Output(0)),
         window: Window {
             kernel: [kernel; 2],
             strides: [stride; 2],
@@ -151,11 +151,11 @@ pub fn gemm(
         row_major(&b)
     };
     let step = Gemm {
-        a: tensor(kind, &with(m, k), row_major(&with(m, k)), Place::Input(0)),
-        b: tensor(kind, &b, b_strides, Place::Input(1)),
-        bias: batch.is_empty().then(|| tensor(kind, &[n], vec![1], Place::Input(2))),
+        a: tensor(kind, &with(m, k), row_major(&with(m, k)), TensorPlace::Input(0)),
+        b: tensor(kind, &b, b_strides, TensorPlace::Input(1)),
+        bias: batch.is_empty().then(|| tensor(kind, &[n], vec![1], TensorPlace::Input(2))),
         residual: None,
-        output: tensor(kind, &with(m, n), row_major(&with(m, n)), Place::Output(0)),
+        output: tensor(kind, &with(m, n), row_major(&with(m, n)), TensorPlace::Output(0)),
         alpha: 0.5,
         activation,
     };
@@ -181,13 +181,18 @@ pub fn attention(
     let interleaved = vec![(length * heads * width) as isize, width as isize, (heads * width) as isize, 1];
     let at = |place| tensor(kind, &dims, interleaved.clone(), place);
     let step = Attention {
-        query: at(Place::Input(0)),
-        key: at(Place::Input(1)),
-        value: at(Place::Input(2)),
+        query: at(TensorPlace::Input(0)),
+        key: at(TensorPlace::Input(1)),
+        value: at(TensorPlace::Input(2)),
         mask: masked.then(|| {
-            tensor(DataType::Fp32, &[batch, heads, length, length], vec![length as isize, 0, 0, 1], Place::Input(3))
+            tensor(
+                DataType::Fp32,
+                &[batch, heads, length, length],
+                vec![length as isize, 0, 0, 1],
+                TensorPlace::Input(3),
+            )
         }),
-        output: at(Place::Output(0)),
+        output: at(TensorPlace::Output(0)),
         scale: 1.0 / (width as f32).sqrt(),
     };
     StepCase {
@@ -201,8 +206,8 @@ pub fn attention(
 pub fn pool(precision: Precision) -> StepCase {
     let (kind, dims, out) = (of(precision), [2, 64, 17, 17], [2, 64, 9, 9]);
     let step = Pool {
-        input: tensor(kind, &dims, channels_last(&dims), Place::Input(0)),
-        output: tensor(kind, &out, channels_last(&out), Place::Output(0)),
+        input: tensor(kind, &dims, channels_last(&dims), TensorPlace::Input(0)),
+        output: tensor(kind, &out, channels_last(&out), TensorPlace::Output(0)),
         kind: PoolKind::Max,
         window: Window { kernel: [3; 2], strides: [2; 2], dilations: [1; 2], pads_before: [1; 2], pads_after: [1; 2] },
     };
@@ -218,7 +223,7 @@ pub fn plan_of(case: &StepCase) -> Plan {
     };
     let mut step = case.step.clone();
     for tensor in step.tensors_mut() {
-        tensor.offset += if matches!(tensor.place, Place::Output(_)) { ROOM } else { 0 };
+        tensor.offset += if matches!(tensor.place, TensorPlace::Output(_)) { ROOM } else { 0 };
     }
     let mut reads: Vec<&Tensor> = step.reads();
     reads.sort_by_key(|tensor| tensor.place);
@@ -233,7 +238,7 @@ pub fn plan_of(case: &StepCase) -> Plan {
         outputs: step.writes().iter().map(|tensor| port(tensor, ROOM)).collect(),
         steps: vec![step.clone()],
         names: vec![case.what.clone()],
-        weights: Weights::default(),
+        weights: PlanWeights::default(),
         constants: Vec::new(),
         workspace_bytes: 0,
     }
