@@ -6,7 +6,7 @@
 
 Ours are run by `engine-lab exec` (`cargo build --release -p engine-lab`; ENGINE_LAB_BINARY says where else it is). Models are exported with random weights (seed fixed, see networks.py), some at a time. For each: outputs of PyTorch in fp32 without TF32 are saved and all of ours compared with them; then times,
 first PyTorch's, then ours. Both are medians of single replays of a CUDA graph, by events on the device. Prints a table in Markdown, and how many are over the bound of errors or failed (report.py says what that is); writes
-results.json. What fails is named, and the others go on; so is what hasn't begun after --seconds. `named` stands for all networks of report.NAMED.
+results.json, and failures.json with what failed. What fails is named, and the others go on; so is what hasn't begun after --seconds. `named` stands for all networks of report.NAMED.
 
 With --compile, PyTorch's compiler comes beside them at the end, for these batches (`torch.compile(mode="max-autotune")`; compiled.py says how, and what is set). With --compile-only nothing
 else is done: ours is what FOLDER/results.json has. --compile-seconds is for compiling; what isn't done then goes on in the next call with the same FOLDER. Measuring takes some ten seconds for each
@@ -121,6 +121,7 @@ def compare(arguments):
         said = "".join(f"; {sentence}" for sentence in failures.get(entry, []))
         print(f"{entry}: torch {torch_s:.1f} s, ours {time.monotonic() - began:.1f} s{said}", flush=True)
         (arguments.folder / "results.json").write_text(json.dumps(results))
+        (arguments.folder / "failures.json").write_text(json.dumps(failures))
     print(report.table(entries, batches, results, failures))
     print(f"{time.monotonic() - start:.0f} s in all")
     print(report.summary(entries, results, failures))

@@ -3,10 +3,11 @@
     scripts/measure.py gpu.reference FOLDER [--models named] [--batch 2]
 
 Plans are executed by `engine-lab plan` (`cargo build --release -p engine-lab`); --models as for exec.py. For each: how far our outputs are from PyTorch's in fp32, and how far PyTorch's own are in that precision. The reference doesn't
-round the factors of products as TF32 does, so that tf32 is only another plan for it. Exits with 1 if one failed or is over the bound.
+round the factors of products as TF32 does, so that tf32 is only another plan for it. Writes results.json. Exits with 1 if one failed or is over the bound.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import subprocess
@@ -43,7 +44,7 @@ def execute(arguments, name, precision, expected, scratch):
 
 
 def compare(arguments, name, precision):
-    """One line; returns whether it is as it should be."""
+    """One line; returns what was found, or None if it failed."""
     began = time.monotonic()
     model, inputs = make(name, arguments.batch)
     expected = outputs_of(model, inputs)
@@ -52,13 +53,13 @@ def compare(arguments, name, precision):
             error, steps = execute(arguments, name, precision, expected, pathlib.Path(scratch))
     except RuntimeError as failed:
         print(f"{name} {precision}: {failed}", flush=True)
-        return False
+        return None
     model, inputs = in_precision(model, inputs, precision)
     torch_error = largest_error(outputs_of(model, rows_of(inputs, arguments.batch, precision)), expected)
     over = report.is_over({"precision": precision, "error": error, "torch_error": torch_error}) if precision == "f16" else not error <= EXACT
     said = f"error {error:.1e}, PyTorch's {torch_error:.1e}{', OVER' if over else ''}"
     print(f"{name} {precision}: {said}, {time.monotonic() - began:.0f} s, {steps}", flush=True)
-    return not over
+    return {"model": name, "precision": precision, "error": error, "torch_error": torch_error, "over": over, "steps": steps}
 
 
 def main():
@@ -74,7 +75,9 @@ def main():
         networks.setdefault(split_name(name)[0], []).append(name)
     for group in networks.values():
         prepare(group, arguments.batch, arguments.folder)
-    bad = sum(not compare(arguments, *entry) for entry in entries)
+    found = [compare(arguments, *entry) for entry in entries]
+    bad = sum(row is None or row["over"] for row in found)
+    (arguments.folder / "results.json").write_text(json.dumps([row for row in found if row]))
     print(f"{len(entries)} compared: {bad} failed or over the bound")
     sys.exit(bad != 0)
 
