@@ -121,7 +121,7 @@ impl CudaBatch {
         let way = match executor.come() {
             true => Way::Direct,
             false if executor.memory().is_loading() => Way::Late,
-            false => Way::Beside,
+            false => Way::Overlapping,
         };
         let mut batch = Self {
             executor: Arc::clone(executor),
@@ -153,7 +153,7 @@ impl CudaBatch {
         let slot = self.slot.as_mut().expect("it is there until the batch is finished");
         let (stream, base) = match way {
             Way::Direct | Way::Late | Way::Launched => (&executor.exec, executor.buffers_at),
-            Way::Beside => (&executor.input, slot.region.address()),
+            Way::Overlapping => (&executor.input, slot.region.address()),
         };
         let mut way = Carrier { executor, slot, stream, base, way: *way };
         way.slot.waiting.clear();
@@ -210,7 +210,7 @@ impl CudaBatch {
                 unsafe { fetcher.launch(exec, &mut slot.waiting)? };
                 slot.staged.record(exec)
             }
-            Way::Beside => {
+            Way::Overlapping => {
                 exec.wait_for(&slot.staged)?;
                 let inputs = model.sizes.inputs.iter().zip(&layout.inputs);
                 let inputs = inputs.map(|(side, &offset)| (offset, side.bytes(side.part(*prepared, own.batch))));
@@ -260,7 +260,7 @@ impl CudaBatch {
         let computing = Some(span(&slot.computed, &slot.began)?);
         let (inputs, outputs) = (span(&slot.staged, &slot.set_out)?, span(&slot.ended, &slot.computed)?);
         let early = match self.way {
-            Way::Beside => span(&slot.reached, &slot.set_out)?.min(inputs),
+            Way::Overlapping => span(&slot.reached, &slot.set_out)?.min(inputs),
             Way::Direct | Way::Late | Way::Launched => Duration::ZERO,
         };
         let BatchSlot { pinned, spare, .. } = slot;
@@ -370,9 +370,9 @@ unsafe fn shift(
 enum Way {
     /// At once, to the graphs' own addresses: nothing else is under way.
     Direct,
-    /// At once, to the slot, by the copy engine, while a graph runs. Not by a kernel: one that holds but a few multiprocessors makes others take twice as long whose blocks
-    /// fill the device once.
-    Beside,
+    /// At once, to the slot, by the copy engine, while a graph runs. Not by a kernel: even one on a few multiprocessors doubles
+    /// the time of a kernel whose blocks fill the device exactly once.
+    Overlapping,
     /// When the batch before is computed, to the graphs' own addresses: weights are being copied, and the copy engine turns to nothing else before they are there.
     Late,
     /// As `Direct`; its graph is launched.
@@ -456,7 +456,7 @@ impl Carrier<'_> {
         match self.way {
             // SAFETY: the caller's promise.
             Way::Direct | Way::Launched => unsafe { fetcher.launch(stream, &mut slot.waiting) },
-            Way::Beside => slot.waiting.drain().try_for_each(|piece| {
+            Way::Overlapping => slot.waiting.drain().try_for_each(|piece| {
                 // SAFETY: the caller's promise.
                 unsafe { stream.copy_in(piece.to(), piece.from(), piece.bytes()) }
             }),

@@ -39,8 +39,8 @@ pub trait Engine: Send + Sync {
     /// memory and in the cache folder.
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError>;
 
-    /// Divides what its devices are shares of otherwise, where it was opened with several divisions; the first is there at the start. What begins from now on is computed
-    /// in the new shares, what has begun ends where it is, and weights stay: it takes no time.
+    /// Switches to another prepared division of the GPU; an engine starts with the first. Running batches finish in the old
+    /// shares, later ones run in the new shares, and weights stay where they are: it takes no time.
     fn divide(&self, _division: usize) {}
 
     /// Memory from which its devices read inputs by themselves, if it has some: requests are best received there.

@@ -25,7 +25,7 @@ use telemetry::Statistics;
 const MAX_ORDERS: usize = 4096;
 
 /// Where requests come one after another, the next one is close behind: for so long an executor looks for it before it
-/// sleeps. Waking a sleeping thread on an idle core takes longer than this model's kind of work (25 us and more on a virtual
+/// sleeps. Waking a sleeping thread on an idle core takes longer than a small model's batch (25 us and more on a virtual
 /// machine, where an idle core is given back to the host).
 const LINGER: Duration = Duration::from_micros(50);
 

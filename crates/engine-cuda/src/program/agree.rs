@@ -17,8 +17,10 @@ pub(super) enum Agreement {
     CutOff(f64),
 }
 
-/// How far two kernels may be apart: at most, over the largest number, and as a whole, over the whole, by their squares, where a few that are far larger than the rest don't hide the others.
-/// Several times what rounding does, far below what a mistaken layout or a missing bias does.
+/// How far two kernels may be apart. The first bound is for the largest difference, relative to the largest number. The
+/// second is for the root of all squared differences, relative to that of the squared numbers: there a few large numbers
+/// don't hide the others. Both are several times what rounding does, and far below what a mistaken layout or a missing bias
+/// does.
 fn bounds(precision: Precision) -> (f64, f64) {
     match precision {
         Precision::F32 => (1e-4, 1e-4),

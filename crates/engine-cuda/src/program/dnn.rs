@@ -116,6 +116,32 @@ struct Builder {
 }
 
 impl Builder {
+    /// The product itself, before what is fused with it. All but the window are numbers of tensors.
+    fn convolution(&mut self, window: Descriptor, x: usize, w: usize, y: usize) -> Result<(), CudaError> {
+        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR)?;
+        operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, &[&window])?;
+        operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, &[&self.parts[x]])?;
+        operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, &[&self.parts[w]])?;
+        operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, &[&self.parts[y]])?;
+        operation.set(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, Type::CUDNN_TYPE_FLOAT, &[1.0f32])?;
+        operation.set(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, Type::CUDNN_TYPE_FLOAT, &[0.0f32])?;
+        operation.finalize()?;
+        self.keep(window);
+        let at = self.keep(operation);
+        self.operations.push(at);
+        Ok(())
+    }
+
+    /// All operations as one graph.
+    fn graph(self, handle: dnn::cudnnHandle_t) -> Result<Arc<Described>, CudaError> {
+        let graph = Descriptor::new(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
+        let operations: Vec<_> = self.operations.iter().map(|&at| &self.parts[at]).collect();
+        graph.set_descriptors(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations)?;
+        graph.set(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
+        graph.finalize()?;
+        Ok(Arc::new(Described { _parts: self.parts, graph }))
+    }
+
     fn keep(&mut self, descriptor: Descriptor) -> usize {
         self.parts.push(descriptor);
         self.parts.len() - 1
@@ -237,23 +263,7 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Descri
         },
     };
     let mut builder = Builder { parts: Vec::new(), operations: Vec::new(), next: 1000, in_memory: 0 };
-    let window = Descriptor::new(Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
-    window.set(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[float])?;
-    window.set(
-        Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE,
-        Type::CUDNN_TYPE_CONVOLUTION_MODE,
-        &[dnn::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION],
-    )?;
-    window.set(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, Type::CUDNN_TYPE_INT64, &[2i64])?;
-    for (name, values) in [
-        (Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, step.window.pads_before),
-        (Name::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, step.window.pads_after),
-        (Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, step.window.dilations),
-        (Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, step.window.strides),
-    ] {
-        window.set(name, Type::CUDNN_TYPE_INT64, &longs(&values))?;
-    }
-    window.finalize()?;
+    let window = window_of(step)?;
     let dims = longs(&step.output.dims);
     let x = builder.tensor(&longs(&step.input.dims), &strides(&step.input), in_type, true)?;
     let w = builder.tensor(&longs(&step.weight.dims), &strides(&step.weight), weight_type, true)?;
@@ -267,17 +277,7 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Descri
     let mut left =
         usize::from(step.bias.is_some()) + usize::from(step.residual.is_some()) + usize::from(last.is_some());
     let mut y = out(&mut builder, left)?;
-    let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR)?;
-    operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, &[&window])?;
-    operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, &[&builder.parts[x]])?;
-    operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, &[&builder.parts[w]])?;
-    operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, &[&builder.parts[y]])?;
-    operation.set(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, Type::CUDNN_TYPE_FLOAT, &[1.0f32])?;
-    operation.set(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, Type::CUDNN_TYPE_FLOAT, &[0.0f32])?;
-    operation.finalize()?;
-    builder.keep(window);
-    let at = builder.keep(operation);
-    builder.operations.push(at);
+    builder.convolution(window, x, w, y)?;
     let add = (Mode::CUDNN_POINTWISE_ADD, 0.0, 0.0);
     if let Some(bias) = &step.bias {
         let Some(kind) = data_type(bias) else { return Ok(None) };
@@ -300,12 +300,30 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Descri
         let next = out(&mut builder, 0)?;
         builder.pointwise(last, y, None, next)?;
     }
-    let graph = Descriptor::new(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
-    let operations: Vec<_> = builder.operations.iter().map(|&at| &builder.parts[at]).collect();
-    graph.set_descriptors(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations)?;
-    graph.set(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
-    graph.finalize()?;
-    Ok(Some(Arc::new(Described { _parts: builder.parts, graph })))
+    builder.graph(handle).map(Some)
+}
+
+/// How a convolution's window moves.
+fn window_of(step: &Conv) -> Result<Descriptor, CudaError> {
+    let float = dnn::cudnnDataType_t::CUDNN_DATA_FLOAT;
+    let window = Descriptor::new(Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
+    window.set(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[float])?;
+    window.set(
+        Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE,
+        Type::CUDNN_TYPE_CONVOLUTION_MODE,
+        &[dnn::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION],
+    )?;
+    window.set(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, Type::CUDNN_TYPE_INT64, &[2i64])?;
+    for (name, values) in [
+        (Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, step.window.pads_before),
+        (Name::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, step.window.pads_after),
+        (Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, step.window.dilations),
+        (Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, step.window.strides),
+    ] {
+        window.set(name, Type::CUDNN_TYPE_INT64, &longs(&values))?;
+    }
+    window.finalize()?;
+    Ok(window)
 }
 
 /// What the heuristics propose, best guess first: as many engine configurations as asked for.
