@@ -1,5 +1,6 @@
-//! Our own runtime on NVIDIA GPUs. A plan from `graph` becomes a program of kernels that are chosen by measurement, and a program becomes one CUDA graph for each
-//! batch size. [`engine`] is what a server uses; [`tools`] is for programs that measure what is under it.
+//! Our own runtime on NVIDIA GPUs. A plan from `graph` becomes a program of kernels that are chosen by measurement, and
+//! a program becomes one CUDA graph for each batch size. [`engine`] is what a server uses; [`tools`] is for programs
+//! that measure what is under it.
 #![allow(unsafe_code)] // The driver and NVIDIA's libraries are C interfaces; each block says why it is sound.
 
 mod addresses;

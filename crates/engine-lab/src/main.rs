@@ -1,4 +1,5 @@
-//! The laboratory of the engines: one program whose tools measure and check what is under a server, on a GPU or without one.
+//! The laboratory of the engines: one program whose tools measure and check what is under a server, on a GPU or without
+//! one.
 //!
 //! It stands apart from `lab`, whose sources decide whether simulated figures are still true: those of an engine don't.
 
@@ -32,7 +33,8 @@ struct EngineLab {
 
 #[derive(Subcommand)]
 enum Tool {
-    /// GPU: what executions of a model take, one CUDA graph for each batch size, and how far its outputs are from saved ones.
+    /// GPU: what executions of a model take, one CUDA graph for each batch size, and how far its outputs are from saved
+    /// ones.
     Exec(exec::ExecArgs),
     /// GPU: every candidate kernel of some steps, or of a model's, compared with the reference and timed.
     Kernels(kernels::KernelsArgs),

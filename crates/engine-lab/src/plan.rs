@@ -34,7 +34,8 @@ pub(crate) struct PlanArgs {
     /// Only the first line of the plan, and how many steps of each kind it has.
     #[arg(long)]
     quiet: bool,
-    /// Executes it: inputs are read from `input0.bin` and so on in this folder, row-major in the model's types, and outputs are written to `output0.bin` and so on.
+    /// Executes it: inputs are read from `input0.bin` and so on in this folder, row-major in the model's types, and
+    /// outputs are written to `output0.bin` and so on.
     #[arg(long)]
     run: Option<PathBuf>,
 }

@@ -1,5 +1,5 @@
-//! Loads and executions of ONNX Runtime: what they take, against a session made the plain way. Executions of both are measured in turns within one process, so that noise hits
-//! both.
+//! Loads and executions of ONNX Runtime: what they take, against a session made the plain way. Executions of both are
+//! measured in turns within one process, so that noise hits both.
 #![allow(clippy::unwrap_used, reason = "a measurement that can't be made ends")]
 
 use crate::Attempt;

@@ -11,6 +11,7 @@ import argparse
 import json
 import pathlib
 import subprocess
+import sys
 
 from figures import program
 from figures.common import ENGINE_LAB, ROOT
@@ -60,9 +61,12 @@ def of_network(tool_name, name, precision, *more):
 
 
 def nodes(folder, part):
-    cases = folder / "onnx-nodes"
+    """Those that `make test` has written, or else written here, which needs the package onnx."""
+    cases = ROOT / ".cache" / "onnx-nodes"
     if not cases.exists():
-        run(["python3", ROOT / "scripts" / "onnx-node-cases.py", "--out", cases])
+        cases = folder / "onnx-nodes"
+    if not cases.exists():
+        run([sys.executable, ROOT / "scripts" / "onnx-node-cases.py", "--out", cases])
     return tool(folder, part, "nodes", cases, "fp32", "12")
 
 

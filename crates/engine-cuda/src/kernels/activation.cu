@@ -1,7 +1,8 @@
-// An activation where a library has left what it applies to. One pointer, not two to the same place, so that the compiler knows that what is read is written.
+// An activation where a library has left what it applies to. One pointer, not two to the same place, so that the
+// compiler knows that what is read is written.
 //
-// Given: THREADS of a block, PACK elements of a pack, PACKS in all; ELEMENT, LOAD and STORE; COORDINATES, which makes x0, x1, ... of `first`, and AT, the place there;
-// ACTIVATION, LOW and HIGH, as `activate` has them.
+// Given: THREADS of a block, PACK elements of a pack, PACKS in all; ELEMENT, LOAD and STORE; COORDINATES, which makes
+// x0, x1, ... of `first`, and AT, the place there; ACTIVATION, LOW and HIGH, as `activate` has them.
 
 extern "C" __global__ void __launch_bounds__(THREADS) step(ELEMENT* __restrict__ o) {
     after_the_kernel_before();

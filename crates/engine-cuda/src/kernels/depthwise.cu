@@ -1,10 +1,11 @@
-// A convolution in which every channel has its own kernel. A thread takes a pack of channels and COLUMNS neighbouring places, and reads each element of the image
-// that lies under several of them once.
+// A convolution in which every channel has its own kernel. A thread takes a pack of channels and COLUMNS neighbouring
+// places, and reads each element of the image that lies under several of them once.
 //
-// Given: THREADS of a block, PACK channels of a pack, PACKS in all; IN, WEIGHT, OUT (element types), LOAD, LOAD_WEIGHT and STORE; IMAGE, CHANNEL, ROW and COLUMN of a thread's
-// number (columns in packs); IN_AT and OUT_AT (places); WEIGHT_AT, and WEIGHT_CHANNEL from one channel to the next, or WEIGHTS_IN_PACKS; KERNEL_Y, KERNEL_X, STRIDE_Y and
-// so on; HEIGHT and WIDTH of the input, OUT_WIDTH; REACH of COLUMNS windows; ACTIVATION, LOW and HIGH; perhaps HAS_BIAS with BIAS, LOAD_BIAS and BIAS_STRIDE, and
-// HAS_RESIDUAL with RESIDUAL, LOAD_RESIDUAL and RESIDUAL_AT.
+// Given: THREADS of a block, PACK channels of a pack, PACKS in all; IN, WEIGHT, OUT (element types), LOAD, LOAD_WEIGHT
+// and STORE; IMAGE, CHANNEL, ROW and COLUMN of a thread's number (columns in packs); IN_AT and OUT_AT (places);
+// WEIGHT_AT, and WEIGHT_CHANNEL from one channel to the next, or WEIGHTS_IN_PACKS; KERNEL_Y, KERNEL_X, STRIDE_Y and so
+// on; HEIGHT and WIDTH of the input, OUT_WIDTH; REACH of COLUMNS windows; ACTIVATION, LOW and HIGH; perhaps HAS_BIAS
+// with BIAS, LOAD_BIAS and BIAS_STRIDE, and HAS_RESIDUAL with RESIDUAL, LOAD_RESIDUAL and RESIDUAL_AT.
 
 extern "C" __global__ void __launch_bounds__(THREADS) step(const IN* __restrict__ in, const WEIGHT* __restrict__ weight, OUT* __restrict__ out
 #if HAS_BIAS

@@ -1,7 +1,7 @@
 // Layer normalisation over rows: behind rows.cu, with floats that are added.
 //
-// Given: IN, OUT (element types), LOAD and STORE; IN_AT, OUT_AT (places); EPSILON; ROOT_MEAN_SQUARE, whether the mean stays; perhaps HAS_SCALE with SCALE, LOAD_SCALE and
-// SCALE_AT, and HAS_SHIFT with SHIFT, LOAD_SHIFT and SHIFT_AT.
+// Given: IN, OUT (element types), LOAD and STORE; IN_AT, OUT_AT (places); EPSILON; ROOT_MEAN_SQUARE, whether the mean
+// stays; perhaps HAS_SCALE with SCALE, LOAD_SCALE and SCALE_AT, and HAS_SHIFT with SHIFT, LOAD_SHIFT and SHIFT_AT.
 #if HAS_SCALE
 #define SCALED LOAD_SCALE(scale[SCALE_AT])
 #else

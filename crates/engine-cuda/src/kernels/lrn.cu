@@ -1,7 +1,8 @@
 // Normalisation across neighbouring channels. A thread has one element.
 //
-// Given: THREADS of a block, COUNT of elements; IN, OUT (element types), LOAD and STORE; CHANNELS; IN_CHANNEL and OUT_CHANNEL, from one channel to the next; BELOW and ABOVE,
-// how many neighbours count; SHIFT, FACTOR and BETA. Generated from the step: PLACES takes coordinates off `left` and adds their places to `a` and `b`.
+// Given: THREADS of a block, COUNT of elements; IN, OUT (element types), LOAD and STORE; CHANNELS; IN_CHANNEL and
+// OUT_CHANNEL, from one channel to the next; BELOW and ABOVE, how many neighbours count; SHIFT, FACTOR and BETA.
+// Generated from the step: PLACES takes coordinates off `left` and adds their places to `a` and `b`.
 
 extern "C" __global__ void __launch_bounds__(THREADS) step(const IN* __restrict__ in, OUT* __restrict__ out) {
     after_the_kernel_before();

@@ -1,8 +1,10 @@
-// Pools: the largest or the mean of what lies under a window. A thread has a pack of channels at one place of the output.
+// Pools: the largest or the mean of what lies under a window. A thread has a pack of channels at one place of the
+// output.
 //
-// Given: THREADS of a block, PACK channels of a pack, PACKS in all; IN, OUT (element types), LOAD and STORE; IMAGE, CHANNEL, ROW and COLUMN of a thread's number;
-// IN_AT and OUT_AT (places); KERNEL_Y, KERNEL_X, STRIDE_Y and so on; HEIGHT and WIDTH of the input, END_Y and END_X with the padding behind it;
-// MAX_POOL, or COUNT_PADDING: whether a mean counts what is padding. What is behind the padding, where a pool rounds up, is never counted.
+// Given: THREADS of a block, PACK channels of a pack, PACKS in all; IN, OUT (element types), LOAD and STORE; IMAGE,
+// CHANNEL, ROW and COLUMN of a thread's number; IN_AT and OUT_AT (places); KERNEL_Y, KERNEL_X, STRIDE_Y and so on;
+// HEIGHT and WIDTH of the input, END_Y and END_X with the padding behind it; MAX_POOL, or COUNT_PADDING: whether a mean
+// counts what is padding. What is behind the padding, where a pool rounds up, is never counted.
 
 #if MAX_POOL
 #define FIRST -INFINITE

@@ -1,8 +1,9 @@
 // Images in another size. A thread has one element of the output.
 //
-// Given: THREADS of a block, COUNT of elements; IN, OUT (element types), LOAD and STORE; IMAGE, CHANNEL, ROW and COLUMN of a thread's number; IN_AT and OUT_AT (places);
-// HEIGHT and WIDTH of the input, LAST_Y and LAST_X one less; SOURCE_Y and SOURCE_X, where a row and a column of the output lie in the input; METHOD (0: the nearest element,
-// by ROUNDED, 1: linear, 2: cubic, with COEFFICIENT and EXCLUDE_OUTSIDE).
+// Given: THREADS of a block, COUNT of elements; IN, OUT (element types), LOAD and STORE; IMAGE, CHANNEL, ROW and COLUMN
+// of a thread's number; IN_AT and OUT_AT (places); HEIGHT and WIDTH of the input, LAST_Y and LAST_X one less; SOURCE_Y
+// and SOURCE_X, where a row and a column of the output lie in the input; METHOD (0: the nearest element, by ROUNDED, 1:
+// linear, 2: cubic, with COEFFICIENT and EXCLUDE_OUTSIDE).
 
 __device__ __forceinline__ float cubic(float x, float a) {
     return x <= 1.0f ? ((a + 2.0f) * x - (a + 3.0f)) * x * x + 1.0f : x < 2.0f ? a * (((x - 5.0f) * x + 8.0f) * x - 4.0f) : 0.0f;

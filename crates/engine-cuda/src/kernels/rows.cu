@@ -1,8 +1,9 @@
-// Rows: what kernels have in common that go over many elements for each result. Several threads share a row, and each block has several rows. A thread of a row
-// that isn't there waits with the others, but reads and writes nothing.
+// Rows: what kernels have in common that go over many elements for each result. Several threads share a row, and each
+// block has several rows. A thread of a row that isn't there waits with the others, but reads and writes nothing.
 //
-// Given: THREADS of a block, LANES of a row (a power of two), SLOTS, the rows of a block, ALONG, whether the threads of a row are neighbours; ROWS in all, LENGTH of one; COMBINED
-// and JOINED: what the threads of a row put together, and how. Generated from the step: ROW_COORDINATES makes y0, y1, ... of `row`, COORDINATES makes x0, x1, ... of `i`.
+// Given: THREADS of a block, LANES of a row (a power of two), SLOTS, the rows of a block, ALONG, whether the threads of
+// a row are neighbours; ROWS in all, LENGTH of one; COMBINED and JOINED: what the threads of a row put together, and
+// how. Generated from the step: ROW_COORDINATES makes y0, y1, ... of `row`, COORDINATES makes x0, x1, ... of `i`.
 #if ALONG
 #define PITCH 1
 #define FIND_ROW const u32 lane = threadIdx.x % LANES, row = blockIdx.x * SLOTS + threadIdx.x / LANES; const bool alive = row < ROWS; ROW_COORDINATES

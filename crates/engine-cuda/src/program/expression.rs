@@ -51,7 +51,8 @@ pub(crate) fn activation(at: &Tensor, activation: Activation) -> Recipe {
     recipe(ACTIVATION, defines, space.count() / pack, &[at])
 }
 
-/// One element of the output, or a pack of them, from those of the inputs: `instructions` make values of the elements `e0`, `e1`, ..., `result` is the last.
+/// One element of the output, or a pack of them, from those of the inputs: `instructions` make values of the elements
+/// `e0`, `e1`, ..., `result` is the last.
 fn map(inputs: &[&Tensor], output: &Tensor, instructions: &str, result: &str) -> Recipe {
     let mut tensors = inputs.to_vec();
     tensors.push(output);

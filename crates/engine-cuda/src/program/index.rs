@@ -1,4 +1,5 @@
-//! How generated kernels count: from the number of a thread to the places of its elements, with every size known when the kernel is compiled.
+//! How generated kernels count: from the number of a thread to the places of its elements, with every size known when
+//! the kernel is compiled.
 
 use crate::source::Defines;
 use graph::plan::{DataType, Tensor};
@@ -13,8 +14,8 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// The dimensions in the order in which the tensor `lead` lies, so that neighbouring threads touch neighbouring elements of it; those that lie behind one
-    /// another in all tensors become one.
+    /// The dimensions in the order in which the tensor `lead` lies, so that neighbouring threads touch neighbouring
+    /// elements of it; those that lie behind one another in all tensors become one.
     pub(crate) fn new(dims: &[usize], strides: &[&[isize]], lead: usize) -> Self {
         let mut axes: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis] != 1).collect();
         axes.sort_by_key(|&axis| std::cmp::Reverse(strides[lead][axis].unsigned_abs()));
@@ -54,7 +55,8 @@ impl Space {
         self.dims.iter().product()
     }
 
-    /// How many elements a thread can take at once: they must be neighbours (or the same one) in every tensor, and lie where a wide access may begin.
+    /// How many elements a thread can take at once: they must be neighbours (or the same one) in every tensor, and lie
+    /// where a wide access may begin.
     pub(crate) fn pack(&self, tensors: &[&Tensor]) -> usize {
         let last = self.dims.len() - 1;
         let fits = |pack: usize| {

@@ -4,7 +4,8 @@
 //!  Plan ──candidates──> kernels of ours, cuBLASLt, cuDNN ──measured once, kept in Choices──> Program ──enqueue──> a stream that is captured
 //! ```
 //!
-//! Everything is compiled, measured and sized when a program is built. `enqueue` allocates nothing, waits for nothing and always does the same.
+//! Everything is compiled, measured and sized when a program is built. `enqueue` allocates nothing, waits for nothing
+//! and always does the same.
 
 mod agree;
 mod attention;
@@ -101,8 +102,8 @@ impl Default for Effort {
 }
 
 impl Program {
-    /// Makes a program of a plan. `stream` is used to measure; the device must be otherwise idle then. What was measured before (on this device, with these
-    /// libraries) isn't measured again.
+    /// Makes a program of a plan. `stream` is used to measure; the device must be otherwise idle then. What was
+    /// measured before (on this device, with these libraries) isn't measured again.
     pub fn build(
         toolkit: &Arc<Toolkit>,
         plan: &Plan,
@@ -172,12 +173,13 @@ impl Program {
         text
     }
 
-    /// Enqueues all kernels. `workspace` is [`Program::workspace_bytes`] long; what isn't enqueued yet is neither read nor written.
+    /// Enqueues all kernels. `workspace` is [`Program::workspace_bytes`] long; what isn't enqueued yet is neither read
+    /// nor written.
     ///
     /// # Safety
     ///
-    /// All addresses are of memory of this device, as large as the plan says, and stay so until the stream is done (or, where it is captured, until the graph
-    /// isn't launched any more).
+    /// All addresses are of memory of this device, as large as the plan says, and stay so until the stream is done (or,
+    /// where it is captured, until the graph isn't launched any more).
     pub unsafe fn enqueue(
         &self,
         stream: driver::CUstream,
@@ -296,7 +298,8 @@ impl StepCandidates {
     }
 }
 
-/// Every source that a plan's kernels of ours may be compiled from on such a device: for checking them where there is none.
+/// Every source that a plan's kernels of ours may be compiled from on such a device: for checking them where there is
+/// none.
 pub fn sources(plan: &Plan, facts: &Facts) -> Result<Vec<KernelSource>, CudaError> {
     let of_step = |wanted: StepCandidates| wanted.recipes.into_iter().chain(wanted.activation);
     Ok(StepCandidates::all(plan, facts)?.into_iter().flat_map(of_step).map(|recipe| recipe.source).collect())

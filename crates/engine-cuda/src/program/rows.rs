@@ -1,7 +1,8 @@
 //! Kernels that go over many elements for each result: reductions, softmax, layer normalisation, the largest of a row.
 //!
-//! A row is what one result (or one softmax) is made of. Several threads share a row; each block has several rows. Where a row's elements are neighbours in
-//! memory, so are the threads of a row; where neighbouring rows are, so are their threads.
+//! A row is what one result (or one softmax) is made of. Several threads share a row; each block has several rows.
+//! Where a row's elements are neighbours in memory, so are the threads of a row; where neighbouring rows are, so are
+//! their threads.
 
 use super::expression::{THREADS, class_name, number};
 use super::index::{Space, ValueClass, read_as, written_as};
@@ -102,7 +103,8 @@ impl Rows {
     }
 }
 
-/// How elements are put together to one: the first value, what an element does to it, what two such values make, what becomes of the last.
+/// How elements are put together to one: the first value, what an element does to it, what two such values make, what
+/// becomes of the last.
 struct Fold {
     first: &'static str,
     fold: &'static str,

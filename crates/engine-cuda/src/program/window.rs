@@ -1,4 +1,5 @@
-//! Kernels that move over images: pools, depthwise convolution, resizing, normalisation across channels; and picking by position.
+//! Kernels that move over images: pools, depthwise convolution, resizing, normalisation across channels; and picking by
+//! position.
 
 use super::expression::{THREADS, activation_code, number};
 use super::index::{Space, element, load, read_as, store, written_as};
@@ -162,7 +163,8 @@ fn add_filters(defines: &mut Defines, weight: &Tensor, pack: usize) {
 pub(crate) fn lrn(step: &Lrn) -> Recipe {
     let (input, output) = (&step.input, &step.output);
     let threads = output.elements();
-    // All dimensions but the channels, each with its strides: a thread's number is split by the tensor's own dimensions.
+    // All dimensions but the channels, each with its strides: a thread's number is split by the tensor's own
+    // dimensions.
     let place = |axis: usize| {
         let (dim, from, to) = (input.dims[axis], input.strides[axis], output.strides[axis]);
         format!("{{ const u32 at = left % {dim}u; left /= {dim}u; a += (i64)at * {from}; b += (i64)at * {to}; }}\n")
@@ -188,7 +190,8 @@ pub(crate) fn lrn(step: &Lrn) -> Recipe {
 
 pub(crate) fn gather(step: &Gather) -> Recipe {
     let (data, indices, output) = (&step.data, &step.indices, &step.output);
-    // Along the output's dimensions, `data` and `indices` each have strides of their own: 0 where a dimension is the other's.
+    // Along the output's dimensions, `data` and `indices` each have strides of their own: 0 where a dimension is the
+    // other's.
     let (mut of_data, mut of_indices) = (vec![0; output.dims.len()], vec![0; output.dims.len()]);
     if step.elements {
         of_indices.clone_from(&indices.strides);

@@ -15,8 +15,9 @@ use std::time::Instant;
 const WARM: usize = 30;
 const TIMED: usize = 200;
 
-/// Which model, and how. In the model's folder lie `resnet50.input0.bin` and so on (rows of the largest batch, in the model's types) and `resnet50.output0.bin` (f32).
-/// Prints one line of JSON for each batch size, and writes `resnet50.F16.1.kernels` with the kernel of each step.
+/// Which model, and how. In the model's folder lie `resnet50.input0.bin` and so on (rows of the largest batch, in the
+/// model's types) and `resnet50.output0.bin` (f32). Prints one line of JSON for each batch size, and writes
+/// `resnet50.F16.1.kernels` with the kernel of each step.
 #[derive(clap::Args)]
 pub(crate) struct ExecArgs {
     /// Where compiled kernels and measurements are kept.
@@ -169,7 +170,8 @@ impl Recorded {
             plan.outputs.iter().map(|port| Bytes::new(bytes_of(port))).collect::<Result<_, _>>()?;
         let at = |all: &[Bytes]| all.iter().map(|bytes| bytes.0).collect::<Vec<_>>();
         let (from, to) = (at(&inputs), at(&outputs));
-        // SAFETY: all memory is as large as the plan says and lives as long as the graph; pointers are to live variables.
+        // SAFETY: all memory is as large as the plan says and lives as long as the graph; pointers are to live
+        // variables.
         let instance = unsafe {
             // Once outside of a graph: libraries load their code then.
             program.enqueue(stream, weights.0, workspace.0, &from, &to)?;

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use std::time::Instant;
 use workload::Random;
 
-/// Whether what is fetched from the pool arrives, from and to all misalignments, with neighbours that must stay as they are; and how fast.
+/// Whether what is fetched from the pool arrives, from and to all misalignments, with neighbours that must stay as they
+/// are; and how fast.
 pub(crate) fn run() -> Attempt<Value> {
     let gpu = &Gpu::open(0)?;
     let memory = &DeviceMemory::take(gpu, 4096)?;
@@ -51,7 +52,8 @@ pub(crate) fn run() -> Attempt<Value> {
             to += bytes + below(3) * below(40);
             pieces += 1;
         }
-        // SAFETY: all buffers are in the pool and held, and the region is larger than where the last piece ends; everything is waited for.
+        // SAFETY: all buffers are in the pool and held, and the region is larger than where the last piece ends;
+        // everything is waited for.
         unsafe {
             check("cuMemsetD8Async", sys::cuMemsetD8Async(region.address(), 0xa5, ROOM, stream.raw()))?;
             fetcher.launch(&stream, &mut waiting)?;

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// All sizes, first with the device to themselves, then while kernels of somebody else hold some of the multiprocessors, which makes all kernels end at other times
-/// than usual.
+/// All sizes, first with the device to themselves, then while kernels of somebody else hold some of the
+/// multiprocessors, which makes all kernels end at other times than usual.
 pub(crate) fn run(args: &ModelArgs) -> Attempt<Value> {
     let gpu = Gpu::open(0)?;
     let served = Served::prepare(args)?;
@@ -56,7 +56,8 @@ pub(crate) fn run(args: &ModelArgs) -> Attempt<Value> {
     Ok(json!({ "precision": args.precision, "batches": sizes }))
 }
 
-/// Two batches in turn, each staged while the other is computed, as the worker does where orders come ahead. Each must have its own outputs.
+/// Two batches in turn, each staged while the other is computed, as the worker does where orders come ahead. Each must
+/// have its own outputs.
 pub(crate) fn one_behind_another(
     loaded: &mut dyn Loaded,
     memory: &dyn HostMemory,

@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use workload::Random;
 
-/// Which steps: those that are hard or frequent, or a model's, on memory as it is when they are reached. Prints one line for each candidate; fails if one is wrong.
+/// Which steps: those that are hard or frequent, or a model's, on memory as it is when they are reached. Prints one
+/// line for each candidate; fails if one is wrong.
 #[derive(clap::Args)]
 pub(crate) struct KernelsArgs {
     /// Where compiled kernels are kept.
@@ -166,7 +167,8 @@ fn cases() -> Vec<StepCase> {
         all.push(gemm(precision, &[], 5, 512, 1000, true, Activation::None));
         all.push(gemm(precision, &[], 128, 768, 3072, false, Activation::Gelu));
         all.push(gemm(precision, &[6], 50, 64, 72, true, Activation::None));
-        // Activations that cuBLASLt's epilogue doesn't have: with a bias (the product above), without one, and in convolutions of one tap.
+        // Activations that cuBLASLt's epilogue doesn't have: with a bias (the product above), without one, and in
+        // convolutions of one tap.
         all.push(gemm(precision, &[6], 50, 64, 72, true, Activation::Gelu));
         all.push(activated(conv(precision, 2, 64, 14, 384, 1, 1, 1, false), Activation::Clip { low: 0.0, high: 6.0 }));
         all.push(activated(conv(precision, 2, 96, 13, 100, 1, 1, 1, true), Activation::Silu));

@@ -1,4 +1,5 @@
-//! A model through the engine, as the worker uses it: loads, batches from plain memory and from the pool, and what loads of others cost it.
+//! A model through the engine, as the worker uses it: loads, batches from plain memory and from the pool, and what
+//! loads of others cost it.
 
 use super::flow::one_behind_another;
 use super::launches::{empty, from_launch_to_end};

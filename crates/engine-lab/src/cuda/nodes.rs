@@ -1,4 +1,5 @@
-//! ONNX's own node tests on a GPU through the engine, as models are served. Most of the time goes into compiling kernels, so several processes divide the tests among them.
+//! ONNX's own node tests on a GPU through the engine, as models are served. Most of the time goes into compiling
+//! kernels, so several processes divide the tests among them.
 
 use anyhow::Context;
 use base::Precision;
@@ -12,7 +13,8 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Which tests. What the planner refuses is counted and left alone; what is wrong or fails is printed, and makes the exit status 1.
+/// Which tests. What the planner refuses is counted and left alone; what is wrong or fails is printed, and makes the
+/// exit status 1.
 #[derive(clap::Args)]
 pub(crate) struct NodesArgs {
     /// What `scripts/onnx-node-cases.py` wrote.
@@ -63,7 +65,8 @@ fn divide(args: &NodesArgs) -> anyhow::Result<Value> {
     Ok(json!({ "right": right, "wrong": wrong, "refused": refused }))
 }
 
-/// Computes each `of`th test from the `part`th on. The last line has the numbers of those that are right, wrong and refused.
+/// Computes each `of`th test from the `part`th on. The last line has the numbers of those that are right, wrong and
+/// refused.
 fn compute(folder: &Path, precision: Precision, part: usize, of: usize) -> anyhow::Result<()> {
     let options = CudaOptions { precision, memory_bytes: Some(256 << 20), pinned_bytes: 0, ..CudaOptions::default() };
     let engine = CudaEngine::new(&options)?;

@@ -123,7 +123,8 @@ pub(crate) fn executions(loaded: &mut dyn Loaded, inputs: &mut dyn Inputs, count
     Ok(Clocks { device: Quantiles::of(device), wall: Quantiles::of(wall) })
 }
 
-/// The same batch with each of its rows in a buffer of the pool, somewhere behind the buffer's beginning, as requests come. The outputs must be the same.
+/// The same batch with each of its rows in a buffer of the pool, somewhere behind the buffer's beginning, as requests
+/// come. The outputs must be the same.
 pub(crate) fn from_the_pool(
     loaded: &mut dyn Loaded,
     memory: &dyn HostMemory,

@@ -1,4 +1,5 @@
-//! The node tests of ONNX as files: `NAME.onnx`, a model, and `NAME.data.onnx`, its inputs and the outputs that it should have. `scripts/onnx-node-cases.py` writes them.
+//! The node tests of ONNX as files: `NAME.onnx`, a model, and `NAME.data.onnx`, its inputs and the outputs that it
+//! should have. `scripts/onnx-node-cases.py` writes them.
 
 use crate::array::{Array, Data};
 use crate::{GraphError, OnnxModel};
@@ -38,7 +39,8 @@ pub fn bytes(array: &Array) -> Vec<u8> {
     bytes
 }
 
-/// How something differs from what is expected, if it does. The tolerances are those of ONNX's own runner, and its absolute one a little wider.
+/// How something differs from what is expected, if it does. The tolerances are those of ONNX's own runner, and its
+/// absolute one a little wider.
 pub fn difference(found: &Array, expected: &Array) -> Option<String> {
     if found.dims != expected.dims {
         return Some(format!("it is {:?}, not {:?}", found.dims, expected.dims));

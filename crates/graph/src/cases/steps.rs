@@ -103,7 +103,8 @@ pub fn conv(
     StepCase { what, precision, step: Step::Conv(step) }
 }
 
-/// The same convolution of an image of even size, padded as TensorFlow does it: none above and to the left, one below and to the right.
+/// The same convolution of an image of even size, padded as TensorFlow does it: none above and to the left, one below
+/// and to the right.
 pub fn padded_behind(case: StepCase) -> StepCase {
     let Step::Conv(conv) = case.step else { unreachable!("of a convolution") };
     let window = Window { pads_before: [0; 2], pads_after: [1; 2], ..conv.window };
@@ -214,7 +215,8 @@ pub fn pool(precision: Precision) -> StepCase {
     StepCase { what: format!("pool {precision:?}"), precision, step: Step::Pool(step) }
 }
 
-/// A plan of the step alone: its tensors are inputs and an output, each as large as what it may touch, the output with room before and behind it, where it may not write.
+/// A plan of the step alone: its tensors are inputs and an output, each as large as what it may touch, the output with
+/// room before and behind it, where it may not write.
 pub fn plan_of(case: &StepCase) -> Plan {
     let port = |tensor: &Tensor, more: usize| Port {
         name: String::new(),
