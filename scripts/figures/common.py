@@ -17,6 +17,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BENCH = ROOT / ".cache" / "bench"
 RESULTS = BENCH / "results"
 BINARY = pathlib.Path(os.environ.get("PUNCTUAL_BINARY", ROOT / "target" / "release" / "punctual"))
+# The tools of the engines, `cargo build --release -p engine-lab`.
+ENGINE_LAB = pathlib.Path(os.environ.get("ENGINE_LAB_BINARY", ROOT / "target" / "release" / "engine-lab"))
 # The kernel counts a process' time in these.
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 

@@ -17,7 +17,7 @@ pub(crate) enum CellMessage {
         payload: Payload,
     },
     Cancel(RequestId),
-    Report(worker::Report<Payload>),
+    Report(worker::OrderReport<Payload>),
     AddDevice {
         config: DeviceConfig,
         device: Device<Payload>,

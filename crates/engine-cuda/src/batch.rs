@@ -10,15 +10,15 @@
 //! their own first, and are laid in by a kernel, at the device's own speed, right before the graph; large outputs leave by way of the slot, too. Where
 //! nothing runs, inputs go straight to their addresses.
 
-use crate::driver::{Address, Pinned, Refused};
+use crate::driver::{Address, DriverError, Pinned};
 use crate::engine::OnDevice;
-use crate::executor::Executor;
-use crate::fetch::{Fetcher, Piece, Waiting};
-use crate::memory::{Memory, Region, Weights};
-use crate::model::Model;
+use crate::executor::CudaExecutor;
+use crate::fetch::{Fetcher, Piece, WaitingPieces};
+use crate::memory::{DeviceMemory, LoadedWeights, Region};
+use crate::model::CudaModel;
 use crate::shares::Partition;
-use crate::sizes::{Layout, Side, Size};
-use crate::streams::{Event, Stream};
+use crate::sizes::{BufferLayout, Side, Size};
+use crate::streams::{CudaStream, Event};
 use base::Duration;
 use engine::{DeviceTimes, EngineError, Input, Inputs, Sink, Staged, TensorView};
 use std::sync::Arc;
@@ -26,17 +26,17 @@ use std::time::Instant;
 
 /// A long input that isn't in pinned memory is copied there in pieces of this size, so that the device fetches one while the next is copied.
 const PIECE_BYTES: usize = 256 << 10;
-/// Outputs up to this size are copied out right behind the graph: they take 5 us. Larger ones leave beside the next batch.
+/// Outputs up to this size are copied out right behind the graph: they take 5 us. Larger ones leave while the next batch is computed.
 const SMALL_OUTPUTS: usize = 256 << 10;
 
 /// What a batch has for itself while it is under way.
-pub(crate) struct Slot {
+pub(crate) struct BatchSlot {
     /// Its inputs and outputs in host memory, laid out as on the device.
     pinned: Pinned,
     /// The same on the device, while others use the graphs' own addresses.
     region: Region,
     /// Of its inputs.
-    waiting: Waiting,
+    waiting: WaitingPieces,
     spare: Vec<u8>,
     /// Pieces of inputs that are fetched when the batch is launched.
     late: Vec<Piece>,
@@ -48,14 +48,14 @@ pub(crate) struct Slot {
     ended: Event,
 }
 
-impl Slot {
+impl BatchSlot {
     /// A slot for batches whose inputs and outputs have at most so many bytes together.
-    pub(crate) fn new(partition: &Arc<Partition>, memory: &Arc<Memory>, at_most: usize) -> Result<Self, String> {
+    pub(crate) fn new(partition: &Arc<Partition>, memory: &Arc<DeviceMemory>, at_most: usize) -> Result<Self, String> {
         let event = || Event::new(partition).map_err(|refused| refused.to_string());
         Ok(Self {
             pinned: Pinned::new(partition.gpu(), 0).map_err(|refused| refused.to_string())?,
             region: Region::new(memory, at_most)?,
-            waiting: Waiting::default(),
+            waiting: WaitingPieces::default(),
             spare: Vec::new(),
             late: Vec::new(),
             set_out: event()?,
@@ -85,19 +85,19 @@ impl Slot {
 }
 
 /// See the module. Dropping it waits until the device is done with it.
-pub(crate) struct Batch {
-    executor: Arc<Executor>,
-    model: Arc<Model>,
+pub(crate) struct CudaBatch {
+    executor: Arc<CudaExecutor>,
+    model: Arc<CudaModel>,
     on: Arc<OnDevice>,
     /// There until it is finished: what the graph reads stays mapped.
-    weights: Option<Arc<Weights>>,
+    weights: Option<Arc<LoadedWeights>>,
     /// There until its outputs are handed out.
-    slot: Option<Slot>,
+    slot: Option<BatchSlot>,
     /// Which graph.
     which: usize,
     own: Size,
     prepared: Size,
-    layout: Layout,
+    layout: BufferLayout,
     way: Way,
     /// It is among the executor's batches that aren't computed yet.
     ahead: bool,
@@ -105,14 +105,14 @@ pub(crate) struct Batch {
     inputs: Vec<Input>,
 }
 
-impl Batch {
+impl CudaBatch {
     /// Lets the inputs, each in pieces, set out.
     ///
     /// # Safety
     /// The pieces stay as they are until this is finished or dropped; the sizes are those of the model's graph of that number.
     pub(crate) unsafe fn stage(
-        (executor, model, on): (&Arc<Executor>, &Arc<Model>, &Arc<OnDevice>),
-        weights: Arc<Weights>,
+        (executor, model, on): (&Arc<CudaExecutor>, &Arc<CudaModel>, &Arc<OnDevice>),
+        weights: Arc<LoadedWeights>,
         (which, own): (usize, Size),
         pieces: &[Vec<&[u8]>],
     ) -> Result<Self, String> {
@@ -121,7 +121,7 @@ impl Batch {
         let way = match executor.come() {
             true => Way::Direct,
             false if executor.memory().is_loading() => Way::Late,
-            false => Way::Beside,
+            false => Way::Overlapping,
         };
         let mut batch = Self {
             executor: Arc::clone(executor),
@@ -147,13 +147,13 @@ impl Batch {
         self.inputs = inputs;
     }
 
-    unsafe fn set_out(&mut self, pieces: &[Vec<&[u8]>]) -> Result<(), Refused> {
+    unsafe fn set_out(&mut self, pieces: &[Vec<&[u8]>]) -> Result<(), DriverError> {
         let Self { executor, model, own, prepared, layout, way, .. } = self;
         executor.partition().enter()?;
         let slot = self.slot.as_mut().expect("it is there until the batch is finished");
         let (stream, base) = match way {
             Way::Direct | Way::Late | Way::Launched => (&executor.exec, executor.buffers_at),
-            Way::Beside => (&executor.input, slot.region.address()),
+            Way::Overlapping => (&executor.input, slot.region.address()),
         };
         let mut way = Carrier { executor, slot, stream, base, way: *way };
         way.slot.waiting.clear();
@@ -174,7 +174,7 @@ impl Batch {
     }
 
     /// Lets the device compute it, and its outputs come back.
-    fn launch(&mut self) -> Result<(), Refused> {
+    fn launch(&mut self) -> Result<(), DriverError> {
         self.executor.partition().enter()?;
         self.lay_in()?;
         let slot = self.slot.as_ref().expect("it is there until the batch is finished");
@@ -187,10 +187,10 @@ impl Batch {
     }
 
     /// Brings the inputs to where the graph finds them, if they aren't there.
-    fn lay_in(&mut self) -> Result<(), Refused> {
+    fn lay_in(&mut self) -> Result<(), DriverError> {
         let Self { executor, model, own, prepared, layout, way, .. } = self;
         let slot = self.slot.as_mut().expect("it is there until the batch is finished");
-        let Executor { exec, buffers_at, fetcher, .. } = &**executor;
+        let CudaExecutor { exec, buffers_at, fetcher, .. } = &**executor;
         if *way != Way::Direct {
             executor.wait_for_release();
         }
@@ -210,7 +210,7 @@ impl Batch {
                 unsafe { fetcher.launch(exec, &mut slot.waiting)? };
                 slot.staged.record(exec)
             }
-            Way::Beside => {
+            Way::Overlapping => {
                 exec.wait_for(&slot.staged)?;
                 let inputs = model.sizes.inputs.iter().zip(&layout.inputs);
                 let inputs = inputs.map(|(side, &offset)| (offset, side.bytes(side.part(*prepared, own.batch))));
@@ -221,10 +221,10 @@ impl Batch {
     }
 
     /// Lets the outputs come to host memory.
-    fn send_back(&mut self) -> Result<(), Refused> {
+    fn send_back(&mut self) -> Result<(), DriverError> {
         let Self { executor, model, own, prepared, layout, .. } = self;
         let slot = self.slot.as_mut().expect("it is there until the batch is finished");
-        let Executor { exec, output, buffers_at, fetcher, .. } = &**executor;
+        let CudaExecutor { exec, output, buffers_at, fetcher, .. } = &**executor;
         let outputs = model.sizes.outputs.iter().zip(&layout.outputs);
         let outputs = outputs.map(|(side, &offset)| (offset, side.bytes(side.part(*prepared, own.batch))));
         let small = outputs.clone().map(|(_, bytes)| bytes).sum::<usize>() <= SMALL_OUTPUTS;
@@ -246,12 +246,12 @@ impl Batch {
     }
 
     /// Waits until its outputs are there.
-    fn wait(&self) -> Result<(), Refused> {
+    fn wait(&self) -> Result<(), DriverError> {
         self.slot.as_ref().map_or(Ok(()), |slot| slot.ended.wait())
     }
 
     /// Hands out its outputs, which are there.
-    fn collect(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, Refused> {
+    fn collect(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, DriverError> {
         self.is_past();
         let slot = self.slot.as_mut().expect("a batch is finished once");
         let span = |until: &Event, since: &Event| {
@@ -260,10 +260,10 @@ impl Batch {
         let computing = Some(span(&slot.computed, &slot.began)?);
         let (inputs, outputs) = (span(&slot.staged, &slot.set_out)?, span(&slot.ended, &slot.computed)?);
         let early = match self.way {
-            Way::Beside => span(&slot.reached, &slot.set_out)?.min(inputs),
+            Way::Overlapping => span(&slot.reached, &slot.set_out)?.min(inputs),
             Way::Direct | Way::Late | Way::Launched => Duration::ZERO,
         };
-        let Slot { pinned, spare, .. } = slot;
+        let BatchSlot { pinned, spare, .. } = slot;
         for (index, (side, offset)) in self.model.sizes.outputs.iter().zip(&self.layout.outputs).enumerate() {
             let data = side.take_out(&pinned[*offset..], self.prepared, self.own, spare);
             let shape: Vec<i64> = side.dims(self.own).iter().map(|dim| *dim as i64).collect();
@@ -290,13 +290,13 @@ impl Batch {
     }
 }
 
-impl Drop for Batch {
+impl Drop for CudaBatch {
     fn drop(&mut self) {
         self.release();
         self.is_past();
         if let Some(slot) = self.slot.take() {
             // It was broken off: what was enqueued still reads and writes the slot, the inputs and the weights.
-            let Executor { input, exec, output, .. } = &*self.executor;
+            let CudaExecutor { input, exec, output, .. } = &*self.executor;
             let _ = self.executor.partition().enter();
             for stream in [input, exec, output] {
                 if let Err(refused) = stream.wait() {
@@ -308,7 +308,7 @@ impl Drop for Batch {
     }
 }
 
-impl Staged for Batch {
+impl Staged for CudaBatch {
     fn blocks(&self) -> bool {
         false
     }
@@ -338,7 +338,7 @@ impl Staged for Batch {
     }
 }
 
-fn failed(refused: Refused) -> EngineError {
+fn failed(refused: DriverError) -> EngineError {
     EngineError::Execute(refused.to_string())
 }
 
@@ -348,11 +348,11 @@ fn failed(refused: Refused) -> EngineError {
 /// Both are as large; nobody writes the first or touches the second until the stream is past this.
 unsafe fn shift(
     fetcher: &Fetcher,
-    stream: &Stream,
-    waiting: &mut Waiting,
+    stream: &CudaStream,
+    waiting: &mut WaitingPieces,
     (from, to): (Address, Address),
     pieces: impl Iterator<Item = (usize, usize)>,
-) -> Result<(), Refused> {
+) -> Result<(), DriverError> {
     for (offset, bytes) in pieces {
         if waiting.is_full() {
             // SAFETY: the caller's promise.
@@ -370,9 +370,9 @@ unsafe fn shift(
 enum Way {
     /// At once, to the graphs' own addresses: nothing else is under way.
     Direct,
-    /// At once, to the slot, by the copy engine, beside the graph that runs. Not by a kernel: one that holds but a few multiprocessors makes others take twice as long whose blocks
-    /// fill the device once.
-    Beside,
+    /// At once, to the slot, by the copy engine, while a graph runs. Not by a kernel: even one on a few multiprocessors doubles
+    /// the time of a kernel whose blocks fill the device exactly once.
+    Overlapping,
     /// When the batch before is computed, to the graphs' own addresses: weights are being copied, and the copy engine turns to nothing else before they are there.
     Late,
     /// As `Direct`; its graph is launched.
@@ -381,9 +381,9 @@ enum Way {
 
 /// Brings the inputs of a batch to the device.
 struct Carrier<'a> {
-    executor: &'a Executor,
-    slot: &'a mut Slot,
-    stream: &'a Stream,
+    executor: &'a CudaExecutor,
+    slot: &'a mut BatchSlot,
+    stream: &'a CudaStream,
     /// Where the layout begins that they go to.
     base: Address,
     way: Way,
@@ -401,7 +401,7 @@ impl Carrier<'_> {
         pieces: &[&[u8]],
         offset: usize,
         (own, prepared): (Size, Size),
-    ) -> Result<(), Refused> {
+    ) -> Result<(), DriverError> {
         let filled_up = own.length != prepared.length;
         // Of one row, in the batch and in its piece.
         let [row, own_row] = [prepared, own].map(|size| side.bytes(side.part(size, 1)).max(1));
@@ -437,7 +437,7 @@ impl Carrier<'_> {
     ///
     /// # Safety
     /// As for `bring`.
-    unsafe fn enqueue(&mut self, piece: Option<&[u8]>, at: usize, bytes: usize) -> Result<usize, Refused> {
+    unsafe fn enqueue(&mut self, piece: Option<&[u8]>, at: usize, bytes: usize) -> Result<usize, DriverError> {
         if self.slot.waiting.is_full() {
             // SAFETY: the caller's promise.
             unsafe { self.go()? };
@@ -451,12 +451,12 @@ impl Carrier<'_> {
     ///
     /// # Safety
     /// As for `bring`.
-    unsafe fn go(&mut self) -> Result<(), Refused> {
-        let Self { executor: Executor { fetcher, .. }, slot, stream, .. } = self;
+    unsafe fn go(&mut self) -> Result<(), DriverError> {
+        let Self { executor: CudaExecutor { fetcher, .. }, slot, stream, .. } = self;
         match self.way {
             // SAFETY: the caller's promise.
             Way::Direct | Way::Launched => unsafe { fetcher.launch(stream, &mut slot.waiting) },
-            Way::Beside => slot.waiting.drain().try_for_each(|piece| {
+            Way::Overlapping => slot.waiting.drain().try_for_each(|piece| {
                 // SAFETY: the caller's promise.
                 unsafe { stream.copy_in(piece.to(), piece.from(), piece.bytes()) }
             }),

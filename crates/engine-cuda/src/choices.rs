@@ -60,9 +60,9 @@ impl Choices {
 
     /// Writes them, whole or not at all.
     pub fn write(&self, path: &Path) -> std::io::Result<()> {
-        let beside = path.with_extension(std::process::id().to_string());
-        std::fs::write(&beside, self.to_string())?;
-        std::fs::rename(&beside, path)
+        let unfinished = path.with_extension(std::process::id().to_string());
+        std::fs::write(&unfinished, self.to_string())?;
+        std::fs::rename(&unfinished, path)
     }
 
     /// What was the fastest for a step.

@@ -11,12 +11,12 @@ pub type Address = sys::CUdeviceptr;
 
 /// A call that the driver refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refused {
+pub struct DriverError {
     call: &'static str,
     code: sys::CUresult,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = null();
         // SAFETY: the call writes one pointer to a text that lives as long as the library, or leaves it null.
@@ -30,13 +30,13 @@ impl fmt::Display for Refused {
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for DriverError {}
 
 /// `Ok` if the driver did what it was asked.
-pub fn check(call: &'static str, code: sys::CUresult) -> Result<(), Refused> {
+pub fn check(call: &'static str, code: sys::CUresult) -> Result<(), DriverError> {
     match code {
         sys::CUresult::CUDA_SUCCESS => Ok(()),
-        code => Err(Refused { call, code }),
+        code => Err(DriverError { call, code }),
     }
 }
 
@@ -75,7 +75,7 @@ impl Gpu {
         if !unsafe { sys::is_culib_present() } {
             return Err("the CUDA driver (libcuda.so.1) is not on this machine: install NVIDIA's driver, or use --devices cpu:N".into());
         }
-        let refused = |refused: Refused| format!("cuda:{ordinal}: {refused}");
+        let refused = |refused: DriverError| format!("cuda:{ordinal}: {refused}");
         // SAFETY: outputs are of the types that the calls write; `name` is told its length.
         unsafe {
             call!(cuInit(0)).map_err(refused)?;
@@ -124,13 +124,13 @@ impl Gpu {
     }
 
     /// Makes this GPU's primary context the thread's.
-    pub fn enter(&self) -> Result<(), Refused> {
+    pub fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the context is retained as long as `self` lives.
         unsafe { call!(cuCtxSetCurrent(self.context)) }
     }
 
     /// Memory that nobody has taken, in bytes. The thread must have entered.
-    pub fn free_bytes(&self) -> Result<u64, Refused> {
+    pub fn free_bytes(&self) -> Result<u64, DriverError> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: two sizes are written.
@@ -166,7 +166,7 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     /// Takes that many bytes, zeroed; at least one.
-    pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self, Refused> {
+    pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self, DriverError> {
         gpu.enter()?;
         let bytes = bytes.max(1);
         let mut start: *mut c_void = null_mut();

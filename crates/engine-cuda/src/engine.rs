@@ -1,14 +1,14 @@
 //! The engine: models as graphs, on all shares of all GPUs that it was given.
 
-use crate::batch::Batch;
+use crate::batch::CudaBatch;
 use crate::blobs::Blobs;
 use crate::driver::{Gpu, Pinned};
-use crate::executor::Executor;
-use crate::memory::{Memory, PAGE_BYTES, Place, Weights};
-use crate::model::{Hashes, Model};
+use crate::executor::CudaExecutor;
+use crate::memory::{AddressRange, DeviceMemory, LoadedWeights, PAGE_BYTES};
+use crate::model::{CudaModel, Hashes};
 use crate::pool::Pool;
 use crate::shares::Partition;
-use crate::streams::Graph;
+use crate::streams::CudaGraph;
 use base::{ModelSignature, Precision};
 use engine::{Engine, EngineError, HostMemory, Input, Inputs, Loaded, ModelSource, Prepared, Staged};
 use std::path::PathBuf;
@@ -54,7 +54,7 @@ impl Default for CudaOptions {
 /// The engine.
 pub struct CudaEngine {
     /// By the scheduler's number of the device; those of the first division, then those of the next.
-    executors: Vec<Arc<Executor>>,
+    executors: Vec<Arc<CudaExecutor>>,
     /// In each division.
     devices: usize,
     /// Which division is in force.
@@ -65,7 +65,7 @@ pub struct CudaEngine {
     precision: Precision,
     fallback: Option<Arc<dyn Engine>>,
     blobs: Blobs<Pinned>,
-    models: Blobs<Model>,
+    models: Blobs<CudaModel>,
     hashes: Hashes,
     gpu: Arc<Gpu>,
     #[allow(dead_code, reason = "held so that it is removed at the end")]
@@ -103,12 +103,12 @@ impl CudaEngine {
             let free = gpu.free_bytes().map_err(|refused| refused.to_string())?;
             let each = options.memory_bytes.unwrap_or((free as f64 * WEIGHTS_OF_FREE) as u64 / shares as u64);
             let own = u32::try_from(each / PAGE_BYTES as u64).unwrap_or(u32::MAX);
-            let memory = Memory::take(&gpu, own.saturating_mul(shares as u32))?;
+            let memory = DeviceMemory::take(&gpu, own.saturating_mul(shares as u32))?;
             for (division, executors) in options.divisions.iter().zip(&mut executors) {
                 for partition in Partition::divide(&gpu, division)? {
                     // Which kernel is fastest depends on the number of multiprocessors.
                     let cache = folder.join(format!("{}-multiprocessors", partition.multiprocessors()));
-                    executors.push(Executor::new(&partition, &memory, pool.as_ref(), &cache)?);
+                    executors.push(CudaExecutor::new(&partition, &memory, pool.as_ref(), &cache)?);
                 }
             }
             pages = pages.min(own);
@@ -167,9 +167,9 @@ impl CudaEngine {
     fn instance(&self, source: &ModelSource) -> Result<Instance, String> {
         let precision = source.precision.unwrap_or(self.precision);
         let key = self.hashes.key(source, precision)?;
-        let prepare = || Model::prepare(&self.gpu, &self.executors, &self.blobs, source, precision);
+        let prepare = || CudaModel::prepare(&self.gpu, &self.executors, &self.blobs, source, precision);
         let model = self.models.keep(&key, prepare)?;
-        let mut sites: Vec<(Arc<Memory>, Arc<Site>)> = Vec::new();
+        let mut sites: Vec<(Arc<DeviceMemory>, Arc<Site>)> = Vec::new();
         let mut devices = Vec::new();
         for (executor, programs) in self.executors.iter().zip(&model.programs) {
             let known = sites.iter().find(|(memory, _)| Arc::ptr_eq(memory, executor.memory()));
@@ -219,12 +219,12 @@ impl Engine for CudaEngine {
 
 /// A model's addresses on one GPU, and its weights while they are there. Shares of a GPU have them in common.
 struct Site {
-    place: Arc<Place>,
-    resident: Mutex<Weak<Weights>>,
+    place: Arc<AddressRange>,
+    resident: Mutex<Weak<LoadedWeights>>,
 }
 
 impl Site {
-    fn new(memory: &Arc<Memory>, weight_bytes: usize) -> Result<Self, String> {
+    fn new(memory: &Arc<DeviceMemory>, weight_bytes: usize) -> Result<Self, String> {
         let place = Arc::new(memory.place(weight_bytes)?);
         memory.spare(place.pages() as u32);
         Ok(Self { place, resident: Mutex::default() })
@@ -235,9 +235,9 @@ impl Site {
 pub(crate) struct OnDevice {
     // The order is that of dropping: graphs before the addresses that they name.
     /// By prepared size.
-    pub(crate) graphs: Vec<Graph>,
+    pub(crate) graphs: Vec<CudaGraph>,
     site: Arc<Site>,
-    executor: Arc<Executor>,
+    executor: Arc<CudaExecutor>,
 }
 
 /// A model of that name and content: its own addresses and graphs, everything else shared with its likes.
@@ -249,7 +249,7 @@ struct Instance {
     count: usize,
     division: Arc<AtomicUsize>,
     // Behind the graphs, which are made of its programs.
-    model: Arc<Model>,
+    model: Arc<CudaModel>,
 }
 
 impl Prepared for Instance {
@@ -288,7 +288,7 @@ impl Instance {
             None => {
                 let (blob, bytes) = (&self.model.blob, self.model.weight_bytes);
                 let loaded =
-                    Weights::load(&on.site.place, blob, bytes, &on.executor.load).map_err(EngineError::Load)?;
+                    LoadedWeights::load(&on.site.place, blob, bytes, &on.executor.load).map_err(EngineError::Load)?;
                 Arc::new(loaded)
             }
         };
@@ -301,16 +301,16 @@ impl Instance {
 
 struct CudaLoaded {
     /// There until it is dropped.
-    weights: Option<Arc<Weights>>,
+    weights: Option<Arc<LoadedWeights>>,
     /// Where its batches are computed: by division, or one.
     shares: Vec<Arc<OnDevice>>,
     division: Arc<AtomicUsize>,
-    model: Arc<Model>,
+    model: Arc<CudaModel>,
 }
 
 impl CudaLoaded {
     /// Lets a batch set out.
-    fn set_out(&self, inputs: Vec<Input>) -> Result<Batch, String> {
+    fn set_out(&self, inputs: Vec<Input>) -> Result<CudaBatch, String> {
         let sizes = &self.model.sizes;
         let shapes: Vec<&[i64]> = inputs.iter().map(|input| &input.shape[..]).collect();
         let own = sizes.of(&shapes)?;
@@ -332,7 +332,7 @@ impl CudaLoaded {
             inputs.iter().map(|input| input.pieces.iter().map(|piece| &piece[..]).collect()).collect();
         let on = self.shares.get(self.division.load(Ordering::Acquire)).unwrap_or(&self.shares[0]);
         // SAFETY: the batch holds the inputs, and bytes never move; the position is that of the size.
-        let mut batch = unsafe { Batch::stage((&on.executor, &self.model, on), weights, (which, own), &pieces)? };
+        let mut batch = unsafe { CudaBatch::stage((&on.executor, &self.model, on), weights, (which, own), &pieces)? };
         batch.hold(inputs);
         Ok(batch)
     }

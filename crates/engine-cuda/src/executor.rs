@@ -1,14 +1,14 @@
 //! One share of one GPU: where batches run, one at a time, and what they run with.
 
-use crate::batch::Slot;
-use crate::driver::{Address, Pinned, Refused};
+use crate::batch::BatchSlot;
+use crate::driver::{Address, DriverError, Pinned};
 use crate::fetch::Fetcher;
-use crate::memory::{Memory, Region};
+use crate::memory::{DeviceMemory, Region};
 use crate::pool::Pool;
 use crate::program::{Effort, Program};
 use crate::shares::Partition;
-use crate::sizes::Layout;
-use crate::streams::{Graph, Stream, Turn};
+use crate::sizes::BufferLayout;
+use crate::streams::{CudaGraph, CudaStream, Turn};
 use crate::toolkit::Toolkit;
 use graph::Plan;
 use std::path::Path;
@@ -22,27 +22,27 @@ const BUFFERS_PART: u64 = 16;
 const SLOTS: usize = 3;
 
 /// See the module.
-pub(crate) struct Executor {
+pub(crate) struct CudaExecutor {
     // Before the streams, which hold the context that its events belong to.
     /// Those that no batch has.
-    slots: Mutex<Vec<Slot>>,
+    slots: Mutex<Vec<BatchSlot>>,
     returned: Condvar,
     partition: Arc<Partition>,
-    memory: Arc<Memory>,
+    memory: Arc<DeviceMemory>,
     toolkit: Arc<Toolkit>,
     pub(crate) fetcher: Fetcher,
     /// Where inputs may lie that the device fetches right from there.
     pub(crate) pool: Option<Pool<Pinned>>,
     /// Graphs run here, one after another; whoever uses their inputs and outputs does it in this order.
-    pub(crate) exec: Stream,
+    pub(crate) exec: CudaStream,
     /// Inputs come here while a graph runs.
-    pub(crate) input: Stream,
+    pub(crate) input: CudaStream,
     /// Large outputs leave here while the next graph runs.
-    pub(crate) output: Stream,
+    pub(crate) output: CudaStream,
     /// LOAD copies here.
-    pub(crate) load: Stream,
+    pub(crate) load: CudaStream,
     /// Recording and measuring happen here, so that what is served isn't held up by more than they take of the device.
-    build: Mutex<Stream>,
+    build: Mutex<CudaStream>,
     /// For all models of this executor, since one batch runs at a time. Only grows, when a model is prepared.
     workspace: Mutex<Region>,
     buffers: Mutex<Region>,
@@ -59,23 +59,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Executor {
+impl CudaExecutor {
     /// An executor on a partition. What is compiled and measured is kept in the folder.
     pub(crate) fn new(
         partition: &Arc<Partition>,
-        memory: &Arc<Memory>,
+        memory: &Arc<DeviceMemory>,
         pool: Option<&Pool<Pinned>>,
         cache: &Path,
     ) -> Result<Arc<Self>, String> {
-        let refused = |refused: Refused| refused.to_string();
+        let refused = |refused: DriverError| refused.to_string();
         partition.enter().map_err(refused)?;
         let toolkit = Arc::new(Toolkit::open(cache).map_err(|error| error.to_string())?);
         let fetcher = Fetcher::new(&toolkit).map_err(|error| error.to_string())?;
-        let stream = |turn| Stream::new(partition, turn).map_err(refused);
+        let stream = |turn| CudaStream::new(partition, turn).map_err(refused);
         let part = |of: u64| (partition.gpu().memory_bytes / of) as usize;
         let workspace = Region::new(memory, part(WORKSPACE_PART))?;
         let buffers = Region::new(memory, part(BUFFERS_PART))?;
-        let slot = || Slot::new(partition, memory, part(BUFFERS_PART));
+        let slot = || BatchSlot::new(partition, memory, part(BUFFERS_PART));
         Ok(Arc::new(Self {
             partition: Arc::clone(partition),
             memory: Arc::clone(memory),
@@ -102,7 +102,7 @@ impl Executor {
         &self.partition
     }
 
-    pub(crate) fn memory(&self) -> &Arc<Memory> {
+    pub(crate) fn memory(&self) -> &Arc<DeviceMemory> {
         &self.memory
     }
 
@@ -147,7 +147,7 @@ impl Executor {
     }
 
     /// A slot for a batch. Waits where all are taken.
-    pub(crate) fn take_slot(&self) -> Slot {
+    pub(crate) fn take_slot(&self) -> BatchSlot {
         let mut slots = lock(&self.slots);
         loop {
             match slots.pop() {
@@ -158,7 +158,7 @@ impl Executor {
     }
 
     /// Nothing on the device uses it any more.
-    pub(crate) fn return_slot(&self, slot: Option<Slot>) {
+    pub(crate) fn return_slot(&self, slot: Option<BatchSlot>) {
         lock(&self.slots).extend(slot);
         self.returned.notify_all();
     }
@@ -186,27 +186,32 @@ impl Executor {
     }
 
     /// Records a program with all its addresses: the weights' are those of the model, everything else is this executor's.
-    pub(crate) fn record(&self, program: &Program, layout: &Layout, weights: Address) -> Result<Graph, String> {
+    pub(crate) fn record(
+        &self,
+        program: &Program,
+        layout: &BufferLayout,
+        weights: Address,
+    ) -> Result<CudaGraph, String> {
         let at = |offsets: &[usize]| offsets.iter().map(|offset| self.buffers_at + *offset as u64).collect::<Vec<_>>();
         let (inputs, outputs) = (at(&layout.inputs), at(&layout.outputs));
         let stream = lock(&self.build);
-        let enqueue = |stream: &Stream| {
+        let enqueue = |stream: &CudaStream| {
             // SAFETY: `make_room` was called for this program, and regions never shrink or move; the weights' addresses
             // belong to the model, whose graphs are only launched while its weights are mapped there (P6).
             let enqueued = unsafe { program.enqueue(stream.raw(), weights, self.workspace_at, &inputs, &outputs) };
-            enqueued.map_err(|error| Failure(error.to_string()))
+            enqueued.map_err(|error| RecordFailure(error.to_string()))
         };
-        let recorded = Graph::record(&stream, enqueue).map_err(|failure| failure.0)?;
+        let recorded = CudaGraph::record(&stream, enqueue).map_err(|failure| failure.0)?;
         stream.wait().map_err(|refused| refused.to_string())?;
         Ok(recorded)
     }
 }
 
 /// Why nothing was recorded.
-struct Failure(String);
+struct RecordFailure(String);
 
-impl From<Refused> for Failure {
-    fn from(refused: Refused) -> Self {
+impl From<DriverError> for RecordFailure {
+    fn from(refused: DriverError) -> Self {
         Self(refused.to_string())
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Not the copy engine: that one finishes what a LOAD gave it before it turns to another stream, and an input would wait for all of the weights.
 
-use crate::driver::{Address, Refused, call};
-use crate::streams::Stream;
-use crate::toolkit::{Error, Kernel, Source, Toolkit};
+use crate::driver::{Address, DriverError, call};
+use crate::source::{Defines, KernelSource};
+use crate::streams::CudaStream;
+use crate::toolkit::{CudaError, Kernel, Toolkit};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
@@ -60,12 +61,12 @@ impl Piece {
 
 /// Pieces that wait to be fetched with one launch.
 #[derive(Default, Debug)]
-pub struct Waiting {
+pub struct WaitingPieces {
     pieces: Vec<Piece>,
     bytes: usize,
 }
 
-impl Waiting {
+impl WaitingPieces {
     /// No other piece fits.
     pub fn is_full(&self) -> bool {
         self.pieces.len() == MOST_PIECES
@@ -123,13 +124,13 @@ pub struct Fetcher {
 
 impl Fetcher {
     /// Compiles it, or finds it compiled.
-    pub fn new(toolkit: &Toolkit) -> Result<Self, Error> {
-        let compile = |near: &[&str]| {
-            let mut defines = vec![format!("PIECES={MOST_PIECES}"), format!("STEPS={STEPS}")];
-            defines.extend(near.iter().map(|define| (*define).to_owned()));
-            toolkit.kernel(&Source { text: TEXT.to_owned(), defines, entry: "fetch" })
+    pub fn new(toolkit: &Toolkit) -> Result<Self, CudaError> {
+        let compile = |near: bool| {
+            let mut defines = Defines::default();
+            defines.add("PIECES", MOST_PIECES).add("STEPS", STEPS).add("NEAR", i32::from(near));
+            toolkit.kernel(&KernelSource { text: TEXT, defines, entry: "fetch" })
         };
-        Ok(Self { far: compile(&[])?, near: compile(&["NEAR=1"])? })
+        Ok(Self { far: compile(false)?, near: compile(true)? })
     }
 
     /// Lets the device fetch what waits, some time after this returns. Nothing waits then.
@@ -137,7 +138,7 @@ impl Fetcher {
     /// # Safety
     /// Each piece is in pinned memory, with whole words of 16 bytes at both of its ends, and its place on the device is there. Both stay as they are, the
     /// first unwritten and the second untouched, until the stream has come past this.
-    pub unsafe fn launch(&self, stream: &Stream, waiting: &mut Waiting) -> Result<(), Refused> {
+    pub unsafe fn launch(&self, stream: &CudaStream, waiting: &mut WaitingPieces) -> Result<(), DriverError> {
         // SAFETY: the caller's promise.
         unsafe { self.run(self.far, (MOST_BLOCKS, THREADS), stream, waiting) }
     }
@@ -146,7 +147,7 @@ impl Fetcher {
     ///
     /// # Safety
     /// As for `launch`, with memory of the device.
-    pub unsafe fn launch_near(&self, stream: &Stream, waiting: &mut Waiting) -> Result<(), Refused> {
+    pub unsafe fn launch_near(&self, stream: &CudaStream, waiting: &mut WaitingPieces) -> Result<(), DriverError> {
         // SAFETY: the caller's promise.
         unsafe { self.run(self.near, (MOST_BLOCKS_NEAR, THREADS), stream, waiting) }
     }
@@ -157,9 +158,9 @@ impl Fetcher {
         &self,
         kernel: Kernel,
         (most_blocks, threads): (usize, usize),
-        stream: &Stream,
-        waiting: &mut Waiting,
-    ) -> Result<(), Refused> {
+        stream: &CudaStream,
+        waiting: &mut WaitingPieces,
+    ) -> Result<(), DriverError> {
         let blocks = waiting.spread(most_blocks);
         let mut count = waiting.pieces.len() as u32;
         let mut pieces = [Piece::default(); MOST_PIECES];
@@ -271,7 +272,7 @@ mod tests {
     /// Fetches pieces `(skipped in the host's memory, skipped on the device, bytes)` that lie behind one another, and compares everything.
     fn check(layout: &[(usize, usize, usize)]) {
         let (mut from, mut to) = (0, 0);
-        let mut waiting = Waiting::default();
+        let mut waiting = WaitingPieces::default();
         let mut expected_moves = Vec::new();
         for &(skipped, room, bytes) in layout {
             (from, to) = (from + skipped, to + room);
@@ -311,7 +312,7 @@ mod tests {
     #[test]
     fn what_continues_the_last_piece_becomes_one_with_it() {
         let piece = |from: usize, to: u64, bytes| Piece::new(std::ptr::without_provenance(from), to, bytes);
-        let mut waiting = Waiting::default();
+        let mut waiting = WaitingPieces::default();
         for (from, to, bytes) in [(100, 1000, 10), (110, 1010, 5), (0, 0, 0), (115, 1020, 4), (119, 1024, 1)] {
             waiting.push(piece(from, to, bytes));
         }
@@ -325,7 +326,7 @@ mod tests {
 
     #[test]
     fn blocks_go_where_the_bytes_are() {
-        let mut waiting = Waiting::default();
+        let mut waiting = WaitingPieces::default();
         let lengths = [1, 16 << 20, 100, SWEEP_BYTES + 1];
         lengths.iter().enumerate().for_each(|(index, &bytes)| {
             waiting.push(Piece { to: index as u64 * 1000, bytes: bytes as u64, ..Piece::default() });
@@ -333,7 +334,7 @@ mod tests {
         let blocks = waiting.spread(MOST_BLOCKS);
         let given: Vec<u32> = waiting.pieces.iter().map(|piece| piece.blocks).collect();
         assert_eq!((given, blocks), (vec![1, 64, 1, 1], 67));
-        let mut one = Waiting::default();
+        let mut one = WaitingPieces::default();
         // One image of 224 by 224: each of its blocks has one sweep.
         one.push(Piece { bytes: 602_112, ..Piece::default() });
         assert_eq!(one.spread(MOST_BLOCKS), 37);

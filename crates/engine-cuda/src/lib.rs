@@ -1,22 +1,25 @@
-//! Our own runtime on NVIDIA GPUs. A plan from `graph` becomes a program of kernels that are chosen by measurement ([`program`]), and a
-//! program becomes one CUDA graph for each batch size.
+//! Our own runtime on NVIDIA GPUs. A plan from `graph` becomes a program of kernels that are chosen by measurement, and
+//! a program becomes one CUDA graph for each batch size. [`engine`] is what a server uses; [`tools`] is for programs
+//! that measure what is under it.
 #![allow(unsafe_code)] // The driver and NVIDIA's libraries are C interfaces; each block says why it is sound.
 
-pub mod addresses;
+mod addresses;
 mod batch;
-pub mod blobs;
-pub mod choices;
-pub mod driver;
+mod blobs;
+mod choices;
+mod driver;
 pub mod engine;
 mod executor;
-pub mod fetch;
-pub mod memory;
+mod fetch;
+mod memory;
 mod model;
-pub mod pool;
-pub mod program;
-pub mod shares;
-pub mod sizes;
-pub mod slabs;
-pub mod split;
-pub mod streams;
-pub mod toolkit;
+mod pool;
+mod program;
+mod shares;
+mod sizes;
+mod slabs;
+mod source;
+mod split;
+mod streams;
+mod toolkit;
+pub mod tools;

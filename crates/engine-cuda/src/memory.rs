@@ -10,9 +10,9 @@
 //! and go. Workspaces and IO buffers have theirs too and only ever grow, when a model is prepared that needs more.
 
 use crate::addresses::AddressPlan;
-use crate::driver::{Address, Gpu, Pinned, Refused, call};
-use crate::slabs::{Slabs, Source};
-use crate::streams::Stream;
+use crate::driver::{Address, DriverError, Gpu, Pinned, call};
+use crate::slabs::{SlabSource, Slabs};
+use crate::streams::CudaStream;
 use cudarc::driver::sys;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,29 +28,29 @@ const FIRST_SLAB_PAGES: u32 = 32;
 type Handle = sys::CUmemGenericAllocationHandle;
 
 /// See the module.
-pub struct Memory {
+pub struct DeviceMemory {
     gpu: Arc<Gpu>,
     base: Address,
     reserved_bytes: usize,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
     /// Loads whose copies are under way.
     loads: AtomicUsize,
 }
 
-struct State {
+struct MemoryState {
     slabs: Slabs<Handle>,
     /// Pages beyond those that the scheduler counts.
     spare: u32,
     plan: AddressPlan,
 }
 
-impl Memory {
+impl DeviceMemory {
     /// Reserves addresses and takes that many pages for weights. A sentence if the device doesn't have them.
     pub fn take(gpu: &Arc<Gpu>, pages: u32) -> Result<Arc<Self>, String> {
         gpu.enter().map_err(|refused| refused.to_string())?;
         let (base, reserved_bytes) = reserve(gpu.memory_bytes)?;
         let plan = AddressPlan::new((reserved_bytes / PAGE_BYTES) as u64);
-        let state = Mutex::new(State { slabs: Slabs::new(pages), spare: 0, plan });
+        let state = Mutex::new(MemoryState { slabs: Slabs::new(pages), spare: 0, plan });
         let memory = Self { gpu: Arc::clone(gpu), base, reserved_bytes, state, loads: AtomicUsize::new(0) };
         let sizes = |left: &u32| left.checked_sub(FIRST_SLAB_PAGES).filter(|left| *left > 0);
         let made = std::iter::successors((pages > 0).then_some(pages), sizes)
@@ -71,8 +71,8 @@ impl Memory {
         let free = state.slabs.free_pages();
         let source = state.slabs.take(pages);
         match source.ok_or_else(|| format!("P5: {pages} pages wanted, {free} are free on {:?}", self.gpu))? {
-            Source::Slab(slab) => Ok(slab),
-            Source::Make { after } => {
+            SlabSource::Slab(slab) => Ok(slab),
+            SlabSource::Make { after } => {
                 for (_, slab) in after {
                     // SAFETY: nobody has mapped it, and nobody will: it isn't among the slabs any more.
                     unsafe { sys::cuMemRelease(slab) };
@@ -88,7 +88,7 @@ impl Memory {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MemoryState> {
         // A panic in between is a broken invariant that ends the process's use of this device anyway.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -112,7 +112,7 @@ impl Memory {
     }
 
     /// Addresses for so many bytes, with nothing behind them yet.
-    pub fn place(self: &Arc<Self>, bytes: usize) -> Result<Place, String> {
+    pub fn place(self: &Arc<Self>, bytes: usize) -> Result<AddressRange, String> {
         let pages = bytes.div_ceil(PAGE_BYTES).max(1);
         let start = self.state().plan.take(pages as u64);
         let start = start.ok_or_else(|| {
@@ -122,11 +122,11 @@ impl Memory {
             )
         })?;
         let address = self.base + start * PAGE_BYTES as u64;
-        Ok(Place { memory: Arc::clone(self), address, pages })
+        Ok(AddressRange { memory: Arc::clone(self), address, pages })
     }
 
     /// Lets the device read and write what is mapped there.
-    fn allow(&self, address: Address, bytes: usize) -> Result<(), Refused> {
+    fn allow(&self, address: Address, bytes: usize) -> Result<(), DriverError> {
         let access = sys::CUmemAccessDesc {
             location: location(&self.gpu),
             flags: sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
@@ -136,7 +136,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let _ = self.gpu.enter();
         // SAFETY: whatever is mapped holds this value, so that nothing is mapped any more.
@@ -168,7 +168,7 @@ fn location(gpu: &Gpu) -> sys::CUmemLocation {
 }
 
 /// Physical memory, a multiple of a page.
-fn create(gpu: &Gpu, bytes: usize) -> Result<Handle, Refused> {
+fn create(gpu: &Gpu, bytes: usize) -> Result<Handle, DriverError> {
     // SAFETY: zeros are a valid value of this plain structure and mean "nothing special".
     let mut properties: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
     properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -180,13 +180,13 @@ fn create(gpu: &Gpu, bytes: usize) -> Result<Handle, Refused> {
 }
 
 /// Addresses that belong to somebody until this is dropped.
-pub struct Place {
-    memory: Arc<Memory>,
+pub struct AddressRange {
+    memory: Arc<DeviceMemory>,
     address: Address,
     pages: usize,
 }
 
-impl Place {
+impl AddressRange {
     /// Where it begins.
     pub fn address(&self) -> Address {
         self.address
@@ -211,7 +211,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for AddressRange {
     fn drop(&mut self) {
         let start = (self.address - self.memory.base) / PAGE_BYTES as u64;
         self.memory.state().plan.give_back(start, self.pages as u64);
@@ -219,17 +219,17 @@ impl Drop for Place {
 }
 
 /// Weights on the device: a place with a slab. Dropping it is UNLOAD.
-pub struct Weights {
-    place: Arc<Place>,
+pub struct LoadedWeights {
+    place: Arc<AddressRange>,
     slab: Handle,
     mapped: bool,
 }
 
-impl Weights {
+impl LoadedWeights {
     /// LOAD: maps a slab and copies the blob into it. Returns when all of it is there.
-    pub fn load(place: &Arc<Place>, blob: &Pinned, bytes: usize, stream: &Stream) -> Result<Self, String> {
+    pub fn load(place: &Arc<AddressRange>, blob: &Pinned, bytes: usize, stream: &CudaStream) -> Result<Self, String> {
         assert!(bytes <= blob.len() && bytes <= place.pages * PAGE_BYTES, "a blob fits its place");
-        let refused = |refused: Refused| refused.to_string();
+        let refused = |refused: DriverError| refused.to_string();
         stream.partition().enter().map_err(refused)?;
         let slab = place.memory.slab(place.pages as u32)?;
         let mut weights = Self { place: Arc::clone(place), slab, mapped: false };
@@ -244,7 +244,7 @@ impl Weights {
         Ok(weights)
     }
 
-    fn map(&mut self) -> Result<(), Refused> {
+    fn map(&mut self) -> Result<(), DriverError> {
         let place = &self.place;
         // SAFETY: the addresses are this place's alone and nothing is mapped there; the slab is this load's alone.
         unsafe { call!(cuMemMap(place.address, place.pages * PAGE_BYTES, 0, self.slab, 0))? };
@@ -258,7 +258,7 @@ impl Weights {
     }
 }
 
-impl Drop for Weights {
+impl Drop for LoadedWeights {
     fn drop(&mut self) {
         if self.mapped {
             self.place.unmap(self.place.pages);
@@ -269,14 +269,14 @@ impl Drop for Weights {
 
 /// Memory that stays at its address and only grows: workspaces and IO buffers.
 pub struct Region {
-    place: Place,
+    place: AddressRange,
     handles: Vec<Handle>,
     bytes: usize,
 }
 
 impl Region {
     /// Addresses for at most so many bytes; nothing is behind them yet.
-    pub fn new(memory: &Arc<Memory>, at_most: usize) -> Result<Self, String> {
+    pub fn new(memory: &Arc<DeviceMemory>, at_most: usize) -> Result<Self, String> {
         Ok(Self { place: memory.place(at_most)?, handles: Vec::new(), bytes: 0 })
     }
 
@@ -301,7 +301,7 @@ impl Region {
                 self.place.pages * PAGE_BYTES
             ));
         }
-        let failed = |refused: Refused| format!("{more} more bytes of working memory are needed: {refused}");
+        let failed = |refused: DriverError| format!("{more} more bytes of working memory are needed: {refused}");
         memory.gpu.enter().map_err(failed)?;
         let handle = create(&memory.gpu, more).map_err(failed)?;
         let address = self.place.address + self.bytes as u64;

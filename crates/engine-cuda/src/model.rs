@@ -2,9 +2,9 @@
 
 use crate::blobs::Blobs;
 use crate::driver::{Gpu, Pinned};
-use crate::executor::Executor;
+use crate::executor::CudaExecutor;
 use crate::program::{Effort, Program};
-use crate::sizes::{Extent, Side, Size, Sizes, output_extents};
+use crate::sizes::{Extent, PreparedSizes, Side, Size, output_extents};
 use base::Precision;
 use engine::{FileHashes, ModelSource};
 use graph::model::Dimension;
@@ -21,9 +21,9 @@ const LENGTHS: [u32; 3] = [32, 128, 512];
 const SAID_EVERY: Duration = Duration::from_secs(3);
 
 /// See the module.
-pub(crate) struct Model {
+pub(crate) struct CudaModel {
     /// What it was prepared for.
-    pub(crate) sizes: Sizes,
+    pub(crate) sizes: PreparedSizes,
     /// Its weights.
     pub(crate) blob: Arc<Pinned>,
     /// How many bytes they are.
@@ -35,7 +35,7 @@ pub(crate) struct Model {
 /// The programs of one executor, by size.
 pub(crate) struct Programs {
     pub(crate) list: Vec<Program>,
-    executor: Arc<Executor>,
+    executor: Arc<CudaExecutor>,
 }
 
 impl Drop for Programs {
@@ -50,11 +50,11 @@ impl Drop for Programs {
 pub(crate) struct Hashes(FileHashes);
 
 impl Hashes {
-    /// What makes a model what it is: its file, those beside it, which may hold weights, and what is wanted of it.
+    /// What makes a model what it is: its file, others of its folder, which may hold weights, and what is wanted of it.
     pub(crate) fn key(&self, source: &ModelSource, precision: Precision) -> Result<Vec<u8>, String> {
         let own = self.0.of(&source.file).map_err(|error| error.to_string())?;
-        let beside = source.file.parent().and_then(|folder| std::fs::read_dir(folder).ok());
-        let mut others: Vec<String> = beside
+        let folder = source.file.parent().and_then(|folder| std::fs::read_dir(folder).ok());
+        let mut others: Vec<String> = folder
             .into_iter()
             .flatten()
             .flatten()
@@ -73,17 +73,17 @@ impl Hashes {
     }
 }
 
-impl Model {
+impl CudaModel {
     /// Prepares a model for every executor. Takes seconds to minutes, most of them for measuring kernels that nobody measured before.
     pub(crate) fn prepare(
         gpu: &Arc<Gpu>,
-        executors: &[Arc<Executor>],
+        executors: &[Arc<CudaExecutor>],
         blobs: &Blobs<Pinned>,
         source: &ModelSource,
         precision: Precision,
     ) -> Result<Self, String> {
-        let file = graph::Model::read(&source.file).map_err(|error| error.to_string())?;
-        let wanted = Wanted::new(&file, source)?;
+        let file = graph::OnnxModel::read(&source.file).map_err(|error| error.to_string())?;
+        let wanted = Preparation::new(&file, source)?;
         let plans =
             wanted.sizes.iter().map(|size| wanted.plan(&file, *size, precision)).collect::<Result<Vec<_>, _>>()?;
         let sizes = wanted.describe(&file, &plans, precision)?;
@@ -118,9 +118,9 @@ impl Model {
 
 /// A program for each size on one executor. Calls back after each.
 fn programs(
-    executor: &Arc<Executor>,
+    executor: &Arc<CudaExecutor>,
     plans: &[Plan],
-    sizes: &Sizes,
+    sizes: &PreparedSizes,
     built: &mut impl FnMut(),
 ) -> Result<Programs, String> {
     let mut programs = Programs { list: Vec::new(), executor: Arc::clone(executor) };
@@ -135,17 +135,17 @@ fn programs(
 }
 
 /// What is to be prepared of a model.
-struct Wanted {
+struct Preparation {
     inputs: Vec<Side>,
     sizes: Vec<Size>,
     batched: bool,
     fills_up: bool,
 }
 
-impl Wanted {
-    fn new(file: &graph::Model, source: &ModelSource) -> Result<Self, String> {
+impl Preparation {
+    fn new(file: &graph::OnnxModel, source: &ModelSource) -> Result<Self, String> {
         let batched = batched(file, source.max_batch)?;
-        let side = |input: &graph::model::Input| {
+        let side = |input: &graph::model::ModelInput| {
             let given = source.shapes.get(&input.name);
             let from = usize::from(batched);
             let extent = |(axis, dim): (usize, &Dimension)| match dim {
@@ -185,7 +185,7 @@ impl Wanted {
         Ok(Self { inputs, sizes, batched, fills_up: fills_up && open })
     }
 
-    fn plan(&self, file: &graph::Model, size: Size, precision: Precision) -> Result<Plan, String> {
+    fn plan(&self, file: &graph::OnnxModel, size: Size, precision: Precision) -> Result<Plan, String> {
         let precision = match precision {
             Precision::Fp32 => graph::Precision::F32,
             Precision::Tf32 => graph::Precision::Tf32,
@@ -208,7 +208,7 @@ impl Wanted {
     }
 
     /// The inputs and outputs with what their dimensions mean.
-    fn describe(&self, file: &graph::Model, plans: &[Plan], precision: Precision) -> Result<Sizes, String> {
+    fn describe(&self, file: &graph::OnnxModel, plans: &[Plan], precision: Precision) -> Result<PreparedSizes, String> {
         let dims = |plan: &Plan| plan.outputs.iter().map(|port| port.dims.clone()).collect::<Vec<_>>();
         let (mut sizes, mut seen) = (self.sizes.clone(), plans.iter().map(dims).collect::<Vec<_>>());
         if self.fills_up && sizes.iter().all(|size| size.length == sizes[0].length) {
@@ -228,13 +228,13 @@ impl Wanted {
         let mut prepared = prepared.clone();
         prepared.sort_unstable();
         debug_assert_eq!(&prepared, &self.sizes, "sizes are asked for in ascending order");
-        Ok(Sizes { inputs: inputs.clone(), outputs, prepared, fills_up: *fills_up, batched: *batched })
+        Ok(PreparedSizes { inputs: inputs.clone(), outputs, prepared, fills_up: *fills_up, batched: *batched })
     }
 }
 
 /// Whether the first dimension is a batch: every input's is open, and all that have a name have the same one.
-fn batched(file: &graph::Model, configured: Option<u32>) -> Result<bool, String> {
-    let name = |input: &graph::model::Input| match input.dims.first() {
+fn batched(file: &graph::OnnxModel, configured: Option<u32>) -> Result<bool, String> {
+    let name = |input: &graph::model::ModelInput| match input.dims.first() {
         Some(Dimension::Open(name)) => Some(name.clone()),
         Some(Dimension::Fixed(_)) | None => None,
     };
@@ -284,7 +284,7 @@ mod tests {
     }
 
     /// A model that gives `relu` of its first input.
-    fn model(inputs: &[(&str, &[&str])]) -> graph::Model {
+    fn model(inputs: &[(&str, &[&str])]) -> graph::OnnxModel {
         let node = [field(1, inputs[0].0.as_bytes()), field(2, b"y"), field(4, b"Relu")].concat();
         let mut graph = field(1, &node);
         inputs.iter().for_each(|(name, dims)| graph.extend(field(11, &value(name, dims))));
@@ -293,11 +293,11 @@ mod tests {
         let mut bytes = vec![7 << 3 | 2, (graph.len() % 128) as u8 | 128, (graph.len() / 128) as u8];
         bytes.extend(graph);
         bytes.extend(field(8, &number(2, 17)));
-        graph::Model::decode(&bytes, None).unwrap()
+        graph::OnnxModel::decode(&bytes, None).unwrap()
     }
 
-    fn wanted(file: &graph::Model, source: &ModelSource) -> Result<Sizes, String> {
-        let wanted = Wanted::new(file, source)?;
+    fn wanted(file: &graph::OnnxModel, source: &ModelSource) -> Result<PreparedSizes, String> {
+        let wanted = Preparation::new(file, source)?;
         let plan = |size: &Size| wanted.plan(file, *size, Precision::Fp32);
         let plans = wanted.sizes.iter().map(plan).collect::<Result<Vec<_>, _>>()?;
         wanted.describe(file, &plans, Precision::Fp32)
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(key(a, vec![1]), key(b, vec![1]));
         assert_ne!(key(a, vec![1]), key(a, vec![1, 2]));
         std::fs::write(b.join("weights.bin"), "other").unwrap();
-        assert_ne!(key(a, vec![1]), key(b, vec![1]), "weights may lie beside the file");
+        assert_ne!(key(a, vec![1]), key(b, vec![1]), "weights may lie in another file");
         let before = key(a, vec![1]);
         std::fs::write(a.join("model.onnx"), "different").unwrap();
         assert_ne!(before, key(a, vec![1]));

@@ -2,7 +2,7 @@
 //!
 //! Memory is the same for all of them, so that weights stay where they are when shares change.
 
-use crate::driver::{Gpu, Refused, call};
+use crate::driver::{DriverError, Gpu, call};
 use crate::split;
 use cudarc::driver::sys;
 use std::mem::MaybeUninit;
@@ -34,7 +34,7 @@ impl Partition {
         if matches!(shares, [share] if *share >= 1.0) {
             return Ok(vec![Self::whole(gpu)]);
         }
-        let refused = |refused: Refused| format!("the device can't be shared: {refused}");
+        let refused = |refused: DriverError| format!("the device can't be shared: {refused}");
         gpu.enter().map_err(refused)?;
         let (parts, rest_of_all) = parts(&resource(gpu).map_err(refused)?).map_err(refused)?;
         let each = split::split(parts.len() as u32, shares)?;
@@ -58,7 +58,7 @@ impl Partition {
             .collect()
     }
 
-    fn of_parts(gpu: &Arc<Gpu>, own: &mut [sys::CUdevResource]) -> Result<Arc<Self>, Refused> {
+    fn of_parts(gpu: &Arc<Gpu>, own: &mut [sys::CUdevResource]) -> Result<Arc<Self>, DriverError> {
         let (mut descriptor, mut green, mut context) = (null_mut(), null_mut(), null_mut());
         let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
         // SAFETY: the parts come from one split of this device; each call writes one handle.
@@ -74,7 +74,7 @@ impl Partition {
     }
 
     /// Makes its context the thread's.
-    pub fn enter(&self) -> Result<(), Refused> {
+    pub fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the context lives as long as `self`.
         unsafe { call!(cuCtxSetCurrent(self.context)) }
     }
@@ -105,7 +105,7 @@ impl Drop for Partition {
 }
 
 /// The device's multiprocessors.
-fn resource(gpu: &Gpu) -> Result<sys::CUdevResource, Refused> {
+fn resource(gpu: &Gpu) -> Result<sys::CUdevResource, DriverError> {
     let mut all = MaybeUninit::zeroed();
     let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
     // SAFETY: zeros are a valid value of this type (kind 0 is "invalid"), and the call fills it.
@@ -116,7 +116,7 @@ fn resource(gpu: &Gpu) -> Result<sys::CUdevResource, Refused> {
 }
 
 /// Cuts it into the smallest parts that the driver gives, all of one size, and what is left over.
-fn parts(all: &sys::CUdevResource) -> Result<(Vec<sys::CUdevResource>, sys::CUdevResource), Refused> {
+fn parts(all: &sys::CUdevResource) -> Result<(Vec<sys::CUdevResource>, sys::CUdevResource), DriverError> {
     // SAFETY: as in `resource`; without a place for results the call only counts, with one it writes at most `count`.
     unsafe {
         let sms = all.__bindgen_anon_1.sm;

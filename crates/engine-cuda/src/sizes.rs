@@ -155,7 +155,7 @@ pub fn output_extents(sizes: &[Size], dims: &[Vec<Vec<usize>>], batched: bool) -
 
 /// Where inputs and outputs lie in one buffer.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Layout {
+pub struct BufferLayout {
     /// Offsets of the inputs.
     pub inputs: Vec<usize>,
     /// Offsets of the outputs.
@@ -166,7 +166,7 @@ pub struct Layout {
 
 /// The inputs and outputs of a model, and the sizes that it was prepared for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Sizes {
+pub struct PreparedSizes {
     /// In the model's order.
     pub inputs: Vec<Side>,
     /// In the model's order.
@@ -179,7 +179,7 @@ pub struct Sizes {
     pub batched: bool,
 }
 
-impl Sizes {
+impl PreparedSizes {
     /// What clients see.
     pub fn signature(&self) -> ModelSignature {
         let largest = self.prepared.iter().map(|size| size.batch).max().unwrap_or(1);
@@ -191,7 +191,7 @@ impl Sizes {
     }
 
     /// Where everything lies in that size.
-    pub fn layout(&self, size: Size) -> Layout {
+    pub fn layout(&self, size: Size) -> BufferLayout {
         let mut bytes = 0;
         let mut place = |side: &Side| {
             let offset = bytes;
@@ -200,7 +200,7 @@ impl Sizes {
         };
         let inputs = self.inputs.iter().map(&mut place).collect();
         let outputs = self.outputs.iter().map(&mut place).collect();
-        Layout { inputs, outputs, bytes }
+        BufferLayout { inputs, outputs, bytes }
     }
 
     /// The size of a batch by the shapes of its inputs.
@@ -262,10 +262,10 @@ mod tests {
         Side { name: "ids".into(), datatype: DataType::Uint8, extents: extents.to_vec() }
     }
 
-    fn sizes(fills_up: bool) -> Sizes {
+    fn sizes(fills_up: bool) -> PreparedSizes {
         let prepared = [8, 16].iter().flat_map(|&length| [1, 4].map(|batch| Size { length, batch })).collect();
         let mask = Side { name: "attention_mask".into(), ..side(&[Batch, Length]) };
-        Sizes {
+        PreparedSizes {
             inputs: vec![side(&[Batch, Length, Fixed(2)]), mask],
             outputs: vec![side(&[Batch])],
             prepared,
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn layouts_are_aligned_and_apart() {
         let layout = sizes(true).layout(Size { batch: 4, length: 16 });
-        assert_eq!(layout, Layout { inputs: vec![0, 256], outputs: vec![512], bytes: 768 });
+        assert_eq!(layout, BufferLayout { inputs: vec![0, 256], outputs: vec![512], bytes: 768 });
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The driver's price for mapping is by piece, not by byte (on an H200: 30 us for access and 20 us for unmapping, 2 MB or
 //! 500 MB alike), so that a model's weights are one piece, a slab. A model that comes where another of its size went takes
 //! that one's slab; otherwise slabs that nobody uses are given back to the driver and one of the right size is made of them.
-//! No page is lost to fragments: pages of different slabs needn't lie beside one another.
+//! No page is lost to fragments: pages of different slabs needn't be neighbours.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub struct Slabs<H> {
 
 /// Where the pages for a load come from.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Source<H> {
+pub enum SlabSource<H> {
     /// A slab of the right size.
     Slab(H),
     /// A new one, once these were given back to the driver.
@@ -41,10 +41,10 @@ impl<H> Slabs<H> {
     }
 
     /// Takes pages; `None` if there aren't enough, and nothing is taken.
-    pub fn take(&mut self, pages: u32) -> Option<Source<H>> {
+    pub fn take(&mut self, pages: u32) -> Option<SlabSource<H>> {
         self.free_pages = self.free_pages.checked_sub(pages)?;
         if let Some(slab) = self.pop(pages) {
-            return Some(Source::Slab(slab));
+            return Some(SlabSource::Slab(slab));
         }
         let mut after = Vec::new();
         while self.loose < pages {
@@ -57,7 +57,7 @@ impl<H> Slabs<H> {
             after.push((size, slab));
         }
         self.loose -= pages;
-        Some(Source::Make { after })
+        Some(SlabSource::Make { after })
     }
 
     fn pop(&mut self, pages: u32) -> Option<H> {
@@ -95,10 +95,10 @@ mod tests {
     #[test]
     fn the_same_size_comes_back_as_it_is() {
         let mut slabs = Slabs::new(10);
-        assert_eq!(slabs.take(4), Some(Source::Make { after: vec![] }));
+        assert_eq!(slabs.take(4), Some(SlabSource::Make { after: vec![] }));
         assert_eq!(slabs.take(7), None);
         slabs.give_back(4, 'a');
-        assert_eq!(slabs.take(4), Some(Source::Slab('a')));
+        assert_eq!(slabs.take(4), Some(SlabSource::Slab('a')));
         assert_eq!(slabs.free_pages(), 6);
     }
 
@@ -108,8 +108,8 @@ mod tests {
         assert_eq!((0..3).map(|_| slabs.take(4)).filter(Option::is_some).count(), 3);
         ['a', 'b', 'c'].into_iter().for_each(|slab| slabs.give_back(4, slab));
         // Four are loose, one slab makes eight.
-        assert_eq!(slabs.take(7), Some(Source::Make { after: vec![(4, 'c')] }));
-        assert_eq!(slabs.take(9), Some(Source::Make { after: vec![(4, 'b'), (4, 'a')] }));
+        assert_eq!(slabs.take(7), Some(SlabSource::Make { after: vec![(4, 'c')] }));
+        assert_eq!(slabs.take(9), Some(SlabSource::Make { after: vec![(4, 'b'), (4, 'a')] }));
         assert_eq!(slabs.free_pages(), 0);
     }
 
@@ -129,8 +129,8 @@ mod tests {
                 let free = slabs.free_pages();
                 match slabs.take(pages) {
                     None => prop_assert!(free < pages),
-                    Some(Source::Slab(slab)) => used.push((pages, slab)),
-                    Some(Source::Make { after }) => {
+                    Some(SlabSource::Slab(slab)) => used.push((pages, slab)),
+                    Some(SlabSource::Make { after }) => {
                         for (pages, slab) in after {
                             prop_assert_eq!(made.remove(&slab), Some(pages));
                         }

@@ -1,6 +1,6 @@
 //! Streams, events, and graphs that are recorded once and launched many times.
 
-use crate::driver::{Address, Pinned, Refused, call, check};
+use crate::driver::{Address, DriverError, Pinned, call, check};
 use crate::shares::Partition;
 use cudarc::driver::sys;
 use std::ffi::CStr;
@@ -20,19 +20,19 @@ pub enum Turn {
 }
 
 /// Work on one partition of a device, in the order in which it was given.
-pub struct Stream {
+pub struct CudaStream {
     partition: Arc<Partition>,
     raw: sys::CUstream,
 }
 
 // SAFETY: the driver's calls with a stream may come from any thread.
-unsafe impl Send for Stream {}
+unsafe impl Send for CudaStream {}
 // SAFETY: as above.
-unsafe impl Sync for Stream {}
+unsafe impl Sync for CudaStream {}
 
-impl Stream {
+impl CudaStream {
     /// A stream of a partition, which waits for no other.
-    pub fn new(partition: &Arc<Partition>, turn: Turn) -> Result<Self, Refused> {
+    pub fn new(partition: &Arc<Partition>, turn: Turn) -> Result<Self, DriverError> {
         partition.enter()?;
         let mut raw = null_mut();
         // SAFETY: the context is the partition's, which the stream keeps alive; one handle is written.
@@ -68,7 +68,7 @@ impl Stream {
     ///
     /// # Safety
     /// `to` has room for `bytes`; the memory at `from` stays as it is until the stream has come past this.
-    pub unsafe fn copy_in(&self, to: Address, from: *const u8, bytes: usize) -> Result<(), Refused> {
+    pub unsafe fn copy_in(&self, to: Address, from: *const u8, bytes: usize) -> Result<(), DriverError> {
         // SAFETY: the caller's promise.
         unsafe { call!(cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw)) }
     }
@@ -77,26 +77,26 @@ impl Stream {
     ///
     /// # Safety
     /// `from` holds `bytes`, which are at most those of `to`; nobody reads or frees it until the stream has come past this.
-    pub unsafe fn copy_out(&self, to: &Pinned, offset: usize, from: Address, bytes: usize) -> Result<(), Refused> {
+    pub unsafe fn copy_out(&self, to: &Pinned, offset: usize, from: Address, bytes: usize) -> Result<(), DriverError> {
         assert!(offset + bytes <= to.len(), "copies stay inside their buffer");
         // SAFETY: inside the buffer by the assertion; the rest is the caller's promise.
         unsafe { call!(cuMemcpyDtoHAsync_v2(to.start().add(offset).cast(), from, bytes, self.raw)) }
     }
 
     /// What is put into it from now on begins when another stream has come to that event.
-    pub fn wait_for(&self, event: &Event) -> Result<(), Refused> {
+    pub fn wait_for(&self, event: &Event) -> Result<(), DriverError> {
         // SAFETY: both are alive and of one context.
         unsafe { call!(cuStreamWaitEvent(self.raw, event.raw, 0)) }
     }
 
     /// Waits until everything is done.
-    pub fn wait(&self) -> Result<(), Refused> {
+    pub fn wait(&self) -> Result<(), DriverError> {
         // SAFETY: the stream is alive.
         unsafe { call!(cuStreamSynchronize(self.raw)) }
     }
 }
 
-impl Drop for Stream {
+impl Drop for CudaStream {
     fn drop(&mut self) {
         let _ = self.partition.enter();
         // SAFETY: made once, destroyed once; what is under way is finished by the driver.
@@ -116,7 +116,7 @@ unsafe impl Sync for Event {}
 
 impl Event {
     /// An event that takes the time. Belongs to the partition's context.
-    pub fn new(partition: &Partition) -> Result<Self, Refused> {
+    pub fn new(partition: &Partition) -> Result<Self, DriverError> {
         partition.enter()?;
         let mut raw = null_mut();
         // SAFETY: one handle is written.
@@ -125,19 +125,19 @@ impl Event {
     }
 
     /// Lets the stream take the time here.
-    pub fn record(&self, stream: &Stream) -> Result<(), Refused> {
+    pub fn record(&self, stream: &CudaStream) -> Result<(), DriverError> {
         // SAFETY: both are alive and of one context.
         unsafe { call!(cuEventRecord(self.raw, stream.raw)) }
     }
 
     /// Waits until the stream has come here. The thread keeps its core.
-    pub fn wait(&self) -> Result<(), Refused> {
+    pub fn wait(&self) -> Result<(), DriverError> {
         // SAFETY: the event is alive.
         unsafe { call!(cuEventSynchronize(self.raw)) }
     }
 
     /// Whether the stream has come here. Doesn't wait.
-    pub fn is_past(&self) -> Result<bool, Refused> {
+    pub fn is_past(&self) -> Result<bool, DriverError> {
         // SAFETY: the event is alive.
         match unsafe { sys::cuEventQuery(self.raw) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -146,7 +146,7 @@ impl Event {
     }
 
     /// Microseconds from an earlier event to this one; both have happened.
-    pub fn micros_since(&self, earlier: &Self) -> Result<f64, Refused> {
+    pub fn micros_since(&self, earlier: &Self) -> Result<f64, DriverError> {
         let mut millis = 0f32;
         // SAFETY: both are alive; one number is written.
         unsafe { call!(cuEventElapsedTime_v2(&raw mut millis, earlier.raw, self.raw))? };
@@ -162,20 +162,20 @@ impl Drop for Event {
 }
 
 /// Work that was recorded once. Every address in it is fixed.
-pub struct Graph {
+pub struct CudaGraph {
     raw: sys::CUgraphExec,
 }
 
 // SAFETY: the driver's calls with a graph may come from any thread; launches of one graph are ordered by the caller.
-unsafe impl Send for Graph {}
+unsafe impl Send for CudaGraph {}
 // SAFETY: as above.
-unsafe impl Sync for Graph {}
+unsafe impl Sync for CudaGraph {}
 
-impl Graph {
+impl CudaGraph {
     /// Records what `enqueue` puts into the stream, without running it.
-    pub fn record<E: From<Refused>>(
-        stream: &Stream,
-        enqueue: impl FnOnce(&Stream) -> Result<(), E>,
+    pub fn record<E: From<DriverError>>(
+        stream: &CudaStream,
+        enqueue: impl FnOnce(&CudaStream) -> Result<(), E>,
     ) -> Result<Self, E> {
         stream.partition.enter()?;
         // Other threads go on allocating and copying, which is none of this recording's business.
@@ -205,7 +205,7 @@ impl Graph {
     ///
     /// # Safety
     /// All memory that was named while it was recorded is there.
-    pub unsafe fn launch(&self, stream: &Stream) -> Result<(), Refused> {
+    pub unsafe fn launch(&self, stream: &CudaStream) -> Result<(), DriverError> {
         // SAFETY: graph and stream are alive; the rest is the caller's promise.
         unsafe { call!(cuGraphLaunch(self.raw, stream.raw)) }
     }
@@ -215,7 +215,7 @@ impl Graph {
 ///
 /// # Safety
 /// The graph is whole, and nobody else has it.
-pub unsafe fn instantiate(graph: sys::CUgraph) -> Result<sys::CUgraphExec, Refused> {
+pub unsafe fn instantiate(graph: sys::CUgraph) -> Result<sys::CUgraphExec, DriverError> {
     let mut raw = null_mut();
     // SAFETY: the caller's promise; one handle is written.
     unsafe {
@@ -233,7 +233,7 @@ const OURS: [&CStr; 4] = [c"tile", c"step", c"attention", c"fetch"];
 ///
 /// # Safety
 /// The graph is whole, and nobody else has it.
-unsafe fn keep_libraries_waiting(graph: sys::CUgraph) -> Result<(), Refused> {
+unsafe fn keep_libraries_waiting(graph: sys::CUgraph) -> Result<(), DriverError> {
     let mut count = 0;
     // SAFETY: the first call only counts; arrays are as long as it said.
     let (from, to, how) = unsafe {
@@ -264,7 +264,7 @@ const FULL_EDGE: sys::CUgraphEdgeData = sys::CUgraphEdgeData { from_port: 0, to_
 
 /// # Safety
 /// The node is alive.
-unsafe fn is_ours(node: sys::CUgraphNode) -> Result<bool, Refused> {
+unsafe fn is_ours(node: sys::CUgraphNode) -> Result<bool, DriverError> {
     // SAFETY: parameters are handles and numbers, for which all zeros is valid; names live as long as their kernels.
     unsafe {
         let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
@@ -284,7 +284,7 @@ unsafe fn is_ours(node: sys::CUgraphNode) -> Result<bool, Refused> {
     }
 }
 
-impl Drop for Graph {
+impl Drop for CudaGraph {
     fn drop(&mut self) {
         // SAFETY: made once, destroyed once.
         unsafe { sys::cuGraphExecDestroy(self.raw) };

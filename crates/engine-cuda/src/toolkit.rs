@@ -2,19 +2,20 @@
 
 use crate::choices::Choices;
 use crate::program::Engine;
+use crate::source::KernelSource;
 use cudarc::cublaslt::sys as lt;
 use cudarc::cudnn::sys as dnn;
 use cudarc::driver::sys as driver;
 use cudarc::nvrtc::sys as nvrtc;
 use std::collections::HashMap;
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_char};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
 
 /// Why something on the device didn't work.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum CudaError {
     /// A library isn't there.
     #[error("{0} is missing: {1}")]
     Missing(&'static str, &'static str),
@@ -53,50 +54,58 @@ pub enum Error {
 }
 
 /// Turns a status of the driver into a result.
-pub(crate) fn check(call: &'static str, status: driver::CUresult) -> Result<(), Error> {
+pub(crate) fn check(call: &'static str, status: driver::CUresult) -> Result<(), CudaError> {
     if status == driver::CUresult::CUDA_SUCCESS {
         return Ok(());
     }
-    Err(Error::Call { call, status: format!("{status:?}") })
+    Err(CudaError::Call { call, status: format!("{status:?}") })
 }
 
 /// The same for cuDNN.
-pub(crate) fn check_dnn(call: &'static str, status: dnn::cudnnStatus_t) -> Result<(), Error> {
+pub(crate) fn check_dnn(call: &'static str, status: dnn::cudnnStatus_t) -> Result<(), CudaError> {
     if status == dnn::cudnnStatus_t::CUDNN_STATUS_SUCCESS {
         return Ok(());
     }
-    Err(Error::Call { call, status: format!("{status:?}") })
+    Err(CudaError::Call { call, status: format!("{status:?}") })
 }
 
 /// The same for cuBLASLt.
-pub(crate) fn check_lt(call: &'static str, status: lt::cublasStatus_t) -> Result<(), Error> {
+pub(crate) fn check_lt(call: &'static str, status: lt::cublasStatus_t) -> Result<(), CudaError> {
     if status == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
         return Ok(());
     }
-    Err(Error::Call { call, status: format!("{status:?}") })
+    Err(CudaError::Call { call, status: format!("{status:?}") })
+}
+
+/// The same for NVRTC.
+fn check_nvrtc(call: &'static str, status: nvrtc::nvrtcResult) -> Result<(), CudaError> {
+    if status == nvrtc::nvrtcResult::NVRTC_SUCCESS {
+        return Ok(());
+    }
+    Err(CudaError::Call { call, status: format!("{status:?}") })
 }
 
 /// Which of the libraries isn't there, if one isn't. To be asked before anything else: the bindings panic at the first call into a library that is missing.
-pub fn missing() -> Option<Error> {
+pub fn missing() -> Option<CudaError> {
     // SAFETY: each only tries to open a library and closes it again.
     unsafe {
         if !driver::is_culib_present() {
-            return Some(Error::Missing("libcuda.so", "install NVIDIA's driver, or serve on a cpu device"));
+            return Some(CudaError::Missing("libcuda.so", "install NVIDIA's driver, or serve on a cpu device"));
         }
         if !nvrtc::is_culib_present() {
-            return Some(Error::Missing(
+            return Some(CudaError::Missing(
                 "libnvrtc.so",
                 "install the CUDA toolkit 13 (package cuda-nvrtc), or serve on a cpu device",
             ));
         }
         if !lt::is_culib_present() {
-            return Some(Error::Missing(
+            return Some(CudaError::Missing(
                 "libcublasLt.so",
                 "install the CUDA toolkit 13 (package libcublas), or serve on a cpu device",
             ));
         }
         if !dnn::is_culib_present() {
-            return Some(Error::Missing("libcudnn.so", "install cuDNN 9 for CUDA 13, or serve on a cpu device"));
+            return Some(CudaError::Missing("libcudnn.so", "install cuDNN 9 for CUDA 13, or serve on a cpu device"));
         }
     }
     None
@@ -129,44 +138,6 @@ impl Facts {
     }
 }
 
-/// A source, and what is defined before it: all that a kernel is made of.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Source {
-    /// CUDA C++ without the prelude.
-    pub text: String,
-    /// `NAME=value`.
-    pub defines: Vec<String>,
-    /// The kernel's name in it.
-    pub entry: &'static str,
-}
-
-const DEVICE: &str = include_str!("kernels/device.cu");
-pub(crate) const PRELUDE: &str = include_str!("kernels/prelude.cu");
-
-impl Source {
-    /// The whole text that is compiled.
-    pub fn full_text(&self) -> String {
-        format!("{DEVICE}\n{PRELUDE}\n{}", self.text)
-    }
-
-    fn options(&self, architecture: &str) -> Vec<String> {
-        let mut options = vec![format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
-        options.extend(self.defines.iter().map(|define| format!("-D{define}")));
-        options
-    }
-
-    /// The name of its file in the cache: the same for the same kernel.
-    pub fn key(&self, architecture: &str, compiler: &str) -> String {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(compiler.as_bytes());
-        for option in self.options(architecture) {
-            hasher.update(option.as_bytes()).update(b"\0");
-        }
-        hasher.update(self.full_text().as_bytes());
-        hasher.finalize().to_hex()[..32].to_owned()
-    }
-}
-
 /// A compiled kernel. It isn't bound to a context: it runs in whichever the stream belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel(pub(crate) driver::CUkernel);
@@ -180,7 +151,7 @@ unsafe impl Sync for Kernel {}
 pub(crate) struct LtHandle(pub(crate) lt::cublasLtHandle_t);
 
 impl LtHandle {
-    fn new() -> Result<Self, Error> {
+    fn new() -> Result<Self, CudaError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the pointer is to a live variable.
         check_lt("cublasLtCreate", unsafe { lt::cublasLtCreate(&raw mut handle) })?;
@@ -207,7 +178,7 @@ pub struct Toolkit {
     pub(crate) dnn: dnn::cudnnHandle_t,
     /// Engines of convolutions that were chosen, by signature.
     pub(crate) engines: Mutex<HashMap<String, Arc<Engine>>>,
-    /// More of them, for threads that make plans beside one another.
+    /// More of them, for threads that make plans at the same time.
     dnn_more: Mutex<Vec<dnn::cudnnHandle_t>>,
 }
 
@@ -219,11 +190,11 @@ unsafe impl Sync for Toolkit {}
 
 impl Toolkit {
     /// Opens everything for the device whose context is current on this thread. What is compiled and measured is kept in the folder `cache`.
-    pub fn open(cache: &Path) -> Result<Self, Error> {
+    pub fn open(cache: &Path) -> Result<Self, CudaError> {
         if let Some(error) = missing() {
             return Err(error);
         }
-        let usable = |source| Error::Cache { path: cache.to_owned(), source };
+        let usable = |source| CudaError::Cache { path: cache.to_owned(), source };
         std::fs::create_dir_all(cache.join("cubin")).map_err(usable)?;
         let mut device = 0;
         // SAFETY: the library is there, and the pointer is to a live variable.
@@ -259,15 +230,16 @@ impl Toolkit {
     }
 
     /// Keeps the measurements for the next start.
-    pub fn save_choices(&self) -> Result<(), Error> {
+    pub fn save_choices(&self) -> Result<(), CudaError> {
         let path = self.cache.join("choices");
         let choices = self.choices.lock().expect("nobody panics while holding it");
-        choices.write(&path).map_err(|source| Error::Cache { path, source })
+        choices.write(&path).map_err(|source| CudaError::Cache { path, source })
     }
 
     /// Compiles what isn't compiled yet, on all cores, so that `kernel` finds everything.
-    pub fn compile_all(&self, sources: &[Source]) -> Result<(), Error> {
-        let mut missing: Vec<&Source> = sources.iter().filter(|source| !self.cubin_path(source).exists()).collect();
+    pub fn compile_all(&self, sources: &[KernelSource]) -> Result<(), CudaError> {
+        let mut missing: Vec<&KernelSource> =
+            sources.iter().filter(|source| !self.cubin_path(source).exists()).collect();
         missing.sort();
         missing.dedup();
         let next = std::sync::atomic::AtomicUsize::new(0);
@@ -288,7 +260,7 @@ impl Toolkit {
     }
 
     /// The kernel of a source, from memory, the cache on disk or the compiler.
-    pub(crate) fn kernel(&self, source: &Source) -> Result<Kernel, Error> {
+    pub(crate) fn kernel(&self, source: &KernelSource) -> Result<Kernel, CudaError> {
         let key = source.key(&self.facts.architecture(), &self.compiler);
         if let Some(&kernel) = self.kernels.lock().expect("nobody panics while holding it").get(&key) {
             return Ok(kernel);
@@ -303,7 +275,7 @@ impl Toolkit {
     }
 
     /// Lets a kernel have more shared memory than every device has.
-    pub(crate) fn allow_shared(&self, kernel: Kernel, bytes: usize) -> Result<(), Error> {
+    pub(crate) fn allow_shared(&self, kernel: Kernel, bytes: usize) -> Result<(), CudaError> {
         let attribute = driver::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the kernel came from the driver and is never unloaded.
         check("cuKernelSetAttribute", unsafe {
@@ -312,7 +284,7 @@ impl Toolkit {
     }
 
     /// One of cuDNN's handles for each core (at most 16), kept as long as this: plans refer to theirs.
-    pub(crate) fn dnn_handles(&self) -> Result<Vec<dnn::cudnnHandle_t>, Error> {
+    pub(crate) fn dnn_handles(&self) -> Result<Vec<dnn::cudnnHandle_t>, CudaError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from).min(16);
         let mut handles = self.dnn_more.lock().expect("nobody panics while holding it");
         while handles.len() < cores {
@@ -324,17 +296,17 @@ impl Toolkit {
         Ok(handles.clone())
     }
 
-    fn cubin_path(&self, source: &Source) -> PathBuf {
+    fn cubin_path(&self, source: &KernelSource) -> PathBuf {
         self.cache.join("cubin").join(source.key(&self.facts.architecture(), &self.compiler))
     }
 
-    fn compile(&self, source: &Source) -> Result<Vec<u8>, Error> {
-        let cubin = compile(&source.full_text(), &source.options(&self.facts.architecture()))?;
+    fn compile(&self, source: &KernelSource) -> Result<Vec<u8>, CudaError> {
+        let cubin = compile(&source.full_text(), &KernelSource::options(&self.facts.architecture()))?;
         let path = self.cubin_path(source);
-        // Beside it first: another process may read the same cache.
-        let beside = path.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
-        let kept = std::fs::write(&beside, &cubin).and_then(|()| std::fs::rename(&beside, &path));
-        kept.map_err(|source| Error::Cache { path, source })?;
+        // Under another name first: another process may read the same cache.
+        let unfinished = path.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
+        let kept = std::fs::write(&unfinished, &cubin).and_then(|()| std::fs::rename(&unfinished, &path));
+        kept.map_err(|source| CudaError::Cache { path, source })?;
         Ok(cubin)
     }
 }
@@ -352,7 +324,7 @@ impl Drop for Toolkit {
     }
 }
 
-fn look_at(device: driver::CUdevice) -> Result<(Facts, String), Error> {
+fn look_at(device: driver::CUdevice) -> Result<(Facts, String), CudaError> {
     use driver::CUdevice_attribute as Attribute;
     let attribute = |which| {
         let mut value = 0;
@@ -369,7 +341,7 @@ fn look_at(device: driver::CUdevice) -> Result<(Facts, String), Error> {
     // SAFETY: the pointers are to live variables; the other two read a number.
     let (lt_version, dnn_version) = unsafe {
         check("cuDriverGetVersion", driver::cuDriverGetVersion(&raw mut driver_version))?;
-        nvrtc::nvrtcVersion(&raw mut major, &raw mut minor);
+        check_nvrtc("nvrtcVersion", nvrtc::nvrtcVersion(&raw mut major, &raw mut minor))?;
         (lt::cublasLtGetVersion(), dnn::cudnnGetVersion())
     };
     let compiler = format!("nvrtc {major}.{minor}");
@@ -384,36 +356,61 @@ fn look_at(device: driver::CUdevice) -> Result<(Facts, String), Error> {
     Ok((facts, compiler))
 }
 
+/// A program of NVRTC's, gone with its owner.
+struct NvrtcProgram(nvrtc::nvrtcProgram);
+
+impl NvrtcProgram {
+    fn new(text: &CStr) -> Result<Self, CudaError> {
+        let mut program = null_mut();
+        let null = std::ptr::null();
+        // SAFETY: the text and the variable live; there are no headers.
+        let status =
+            unsafe { nvrtc::nvrtcCreateProgram(&raw mut program, text.as_ptr(), c"step.cu".as_ptr(), 0, null, null) };
+        check_nvrtc("nvrtcCreateProgram", status).map(|()| Self(program))
+    }
+
+    /// What a pair of calls gives: how many bytes, then the bytes.
+    fn bytes(
+        &self,
+        call: &'static str,
+        size: unsafe fn(nvrtc::nvrtcProgram, *mut usize) -> nvrtc::nvrtcResult,
+        fill: unsafe fn(nvrtc::nvrtcProgram, *mut c_char) -> nvrtc::nvrtcResult,
+    ) -> Result<Vec<u8>, CudaError> {
+        let mut count = 0;
+        // SAFETY: the program and the variable live.
+        check_nvrtc(call, unsafe { size(self.0, &raw mut count) })?;
+        let mut bytes = vec![0u8; count];
+        // SAFETY: the buffer is as long as was asked for.
+        check_nvrtc(call, unsafe { fill(self.0, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
+    }
+}
+
+impl Drop for NvrtcProgram {
+    fn drop(&mut self) {
+        // SAFETY: it was created, and nobody else has it.
+        unsafe { nvrtc::nvrtcDestroyProgram(&raw mut self.0) };
+    }
+}
+
 /// NVRTC: source in, machine code out.
-fn compile(text: &str, options: &[String]) -> Result<Vec<u8>, Error> {
+fn compile(text: &str, options: &[String]) -> Result<Vec<u8>, CudaError> {
     let text = CString::new(text).expect("our sources have no zero bytes");
     let options: Vec<CString> =
         options.iter().map(|option| CString::new(option.as_str()).expect("no zero bytes")).collect();
     let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
-    let mut program = std::ptr::null_mut();
-    // SAFETY: all pointers are to live values for the length of each call; sizes are asked for before buffers are filled.
-    unsafe {
-        let null = std::ptr::null();
-        nvrtc::nvrtcCreateProgram(&raw mut program, text.as_ptr(), c"step.cu".as_ptr(), 0, null, null);
-        let status = nvrtc::nvrtcCompileProgram(program, options.len() as i32, options.as_ptr());
-        let mut bytes = 0;
-        let result = if status == nvrtc::nvrtcResult::NVRTC_SUCCESS {
-            nvrtc::nvrtcGetCUBINSize(program, &raw mut bytes);
-            let mut cubin = vec![0u8; bytes];
-            nvrtc::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast());
-            Ok(cubin)
-        } else {
-            nvrtc::nvrtcGetProgramLogSize(program, &raw mut bytes);
-            let mut log = vec![0u8; bytes];
-            nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast());
-            Err(Error::Compile { log: format!("{status:?}: {}", String::from_utf8_lossy(&log)) })
-        };
-        nvrtc::nvrtcDestroyProgram(&raw mut program);
-        result
+    let program = NvrtcProgram::new(&text)?;
+    // SAFETY: the program lives, and as many options as is said.
+    let status = unsafe { nvrtc::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()) };
+    if status == nvrtc::nvrtcResult::NVRTC_SUCCESS {
+        return program.bytes("nvrtcGetCUBIN", nvrtc::nvrtcGetCUBINSize, nvrtc::nvrtcGetCUBIN);
     }
+    let log = program.bytes("nvrtcGetProgramLog", nvrtc::nvrtcGetProgramLogSize, nvrtc::nvrtcGetProgramLog);
+    let log = log.map_or_else(|error| error.to_string(), |log| String::from_utf8_lossy(&log).into_owned());
+    Err(CudaError::Compile { log: format!("{status:?}: {log}") })
 }
 
-fn load(cubin: &[u8], entry: &str) -> Result<Kernel, Error> {
+fn load(cubin: &[u8], entry: &str) -> Result<Kernel, CudaError> {
     let entry = CString::new(entry).expect("no zero bytes");
     let (mut library, mut kernel) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: the code is a whole cubin, which the driver copies; the library is kept for the life of the process, as its kernels may be in graphs.
@@ -433,18 +430,7 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_one_sentence() {
-        let sentence = Error::Missing("libcuda.so", "install NVIDIA's driver").to_string();
+        let sentence = CudaError::Missing("libcuda.so", "install NVIDIA's driver").to_string();
         assert_eq!(sentence, "libcuda.so is missing: install NVIDIA's driver");
-    }
-
-    #[test]
-    fn kernels_are_kept_by_everything_that_makes_them() {
-        let source = Source { text: "x".into(), defines: vec!["A=1".into()], entry: "step" };
-        let other = Source { defines: vec!["A=2".into()], ..source.clone() };
-        let key = source.key("sm_90a", "nvrtc 13.0");
-        assert_eq!(key, source.clone().key("sm_90a", "nvrtc 13.0"));
-        assert_ne!(key, other.key("sm_90a", "nvrtc 13.0"));
-        assert_ne!(key, source.key("sm_80", "nvrtc 13.0"));
-        assert_ne!(key, source.key("sm_90a", "nvrtc 13.1"));
     }
 }

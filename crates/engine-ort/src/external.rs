@@ -1,4 +1,4 @@
-//! The files beside a model in which it keeps weights, and what may be read at all.
+//! The files next to a model's in which it keeps weights, and what may be read at all.
 //!
 //! A model's file says where its weights are. It comes from outside, so it may say anything: only plain files in the
 //! model's own folder are opened, and no more is read of them than they have when they are looked at.
@@ -61,7 +61,7 @@ fn place(file: &Path, name: &str) -> Result<PathBuf, EngineError> {
     let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
     if name.is_empty() || name.contains('\0') || !Path::new(name).components().all(inside) {
         let reason = format!(
-            "it keeps weights in {:?}, which is not in its folder: export it with its weights beside it",
+            "it keeps weights in {:?}, which is not in its folder: export it with its weights next to it",
             name.chars().take(100).collect::<String>()
         );
         return Err(EngineError::bad_model(file, reason));
@@ -90,7 +90,7 @@ pub(crate) fn read(path: &Path) -> io::Result<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Model;
+    use crate::model::OrtModel;
     use crate::runtime::Runtime;
     use crate::{OrtEngine, OrtOptions, cache};
     use engine::{Engine, ModelSource, Tensor};
@@ -212,7 +212,7 @@ mod tests {
         let external = External::of(&fixture.file(), &bytes).unwrap();
         let cached = cache::path(&fixture.cache(), &optimise::key(fixture.runtime(), &bytes, &external));
         fs::write(fixture.file(), "something else").unwrap();
-        Model::prepare(fixture.runtime(), &fixture.file(), bytes, &external, Some(&cached)).unwrap();
+        OrtModel::prepare(fixture.runtime(), &fixture.file(), bytes, &external, Some(&cached)).unwrap();
         assert!(cached.exists());
         fixture.write("w.bin", [1.0, 2.0]);
         assert_eq!(fixture.weights().unwrap(), floats([1.0, 2.0]));
@@ -227,7 +227,7 @@ mod tests {
         let external = External::of(&fixture.file(), &bytes).unwrap();
         let cached = cache::path(&fixture.cache(), &optimise::key(fixture.runtime(), &bytes, &external));
         fixture.write("w.bin", [3.0, 4.0]);
-        let made = Model::prepare(fixture.runtime(), &fixture.file(), bytes, &external, Some(&cached));
+        let made = OrtModel::prepare(fixture.runtime(), &fixture.file(), bytes, &external, Some(&cached));
         let text = made.err().unwrap().to_string();
         assert!(text.contains("its weights in w.bin were changed while they were read"), "{text}");
         assert!(!cached.exists());

@@ -33,7 +33,7 @@ use base::ModelSignature;
 use engine::{Engine, EngineError, Loaded, ModelSource, Prepared};
 use external::External;
 use loaded::OrtLoaded;
-use model::Model;
+use model::OrtModel;
 use runtime::Runtime;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -59,7 +59,7 @@ impl Default for OrtOptions {
 pub struct OrtEngine {
     runtime: &'static Runtime,
     /// Models by content, as long as somebody uses them.
-    models: Mutex<HashMap<blake3::Hash, Weak<Model>>>,
+    models: Mutex<HashMap<blake3::Hash, Weak<OrtModel>>>,
 }
 
 impl OrtEngine {
@@ -82,7 +82,7 @@ impl OrtEngine {
         &self.runtime.environment
     }
 
-    fn model(&self, file: &Path, cache: Option<&Path>) -> Result<Arc<Model>, EngineError> {
+    fn model(&self, file: &Path, cache: Option<&Path>) -> Result<Arc<OrtModel>, EngineError> {
         let bytes = external::read(file).map_err(|error| EngineError::io(file, error))?;
         if bytes.is_empty() {
             return Err(EngineError::bad_model(file, "the file is empty: expected an ONNX model"));
@@ -95,7 +95,7 @@ impl OrtEngine {
         }
         let cached = cache.map(|folder| cache::path(folder, &key));
         let new = cached.as_ref().is_some_and(|path| !path.exists());
-        let model = Arc::new(Model::prepare(self.runtime, file, bytes, &external, cached.as_deref())?);
+        let model = Arc::new(OrtModel::prepare(self.runtime, file, bytes, &external, cached.as_deref())?);
         heap::give_back();
         let mut known = known();
         known.retain(|_, model| model.strong_count() > 0);
@@ -124,7 +124,7 @@ impl Engine for OrtEngine {
 
 struct OrtPrepared {
     runtime: &'static Runtime,
-    model: Arc<Model>,
+    model: Arc<OrtModel>,
     signature: ModelSignature,
 }
 

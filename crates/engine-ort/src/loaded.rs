@@ -1,8 +1,8 @@
 //! A model that can be executed.
 
-use crate::model::{self, Model};
-use crate::runtime::{Refused, Runtime};
-use crate::session::{Session, Value};
+use crate::model::{self, OrtModel};
+use crate::runtime::{Runtime, RuntimeError};
+use crate::session::{Session, SessionTensor};
 use crate::signature::{self, Port};
 use crate::strings;
 use base::{DataType, element_count};
@@ -16,11 +16,11 @@ pub(crate) struct OrtLoaded {
     runtime: &'static Runtime,
     /// `None` only while it is being dropped.
     session: Option<Session>,
-    model: Arc<Model>,
+    model: Arc<OrtModel>,
     /// The C strings belong to the model.
     input_names: Vec<*const core::ffi::c_char>,
     output_names: Vec<*const core::ffi::c_char>,
-    values: Vec<Value>,
+    values: Vec<SessionTensor>,
     inputs: Vec<*const sys::OrtValue>,
     outputs: Vec<*mut sys::OrtValue>,
     /// Inputs that did not lie where their type may lie, moved; words, so that every type may lie there.
@@ -36,7 +36,7 @@ pub(crate) struct OrtLoaded {
 unsafe impl Send for OrtLoaded {}
 
 impl OrtLoaded {
-    pub(crate) fn new(runtime: &'static Runtime, model: Arc<Model>, session: Session, batched: bool) -> Self {
+    pub(crate) fn new(runtime: &'static Runtime, model: Arc<OrtModel>, session: Session, batched: bool) -> Self {
         let (inputs, outputs) = (model.ports.inputs.len(), model.ports.outputs.len());
         Self {
             runtime,
@@ -64,15 +64,15 @@ impl OrtLoaded {
         self.values.clear();
         for raw in self.outputs.iter_mut().filter(|raw| !raw.is_null()) {
             // SAFETY: made for us by the runtime, and taken out here, so freed once.
-            drop(unsafe { Value::owned(self.runtime, std::mem::replace(raw, ptr::null_mut())) });
+            drop(unsafe { SessionTensor::owned(self.runtime, std::mem::replace(raw, ptr::null_mut())) });
         }
     }
 
     /// Makes a value over each input.
-    fn bind(&mut self, inputs: &[TensorView<'_>]) -> Result<(), Refused> {
+    fn bind(&mut self, inputs: &[TensorView<'_>]) -> Result<(), RuntimeError> {
         let ports = &self.model.ports.inputs;
         if inputs.len() != ports.len() {
-            return Err(Refused(format!("{} inputs were given, the model has {}", inputs.len(), ports.len())));
+            return Err(RuntimeError(format!("{} inputs were given, the model has {}", inputs.len(), ports.len())));
         }
         for ((port, view), aligned) in ports.iter().zip(inputs).zip(&mut self.aligned) {
             let value = bind(self.runtime, port, view, aligned)?;
@@ -95,7 +95,7 @@ impl OrtLoaded {
         if sizes.see(bytes / rows) { self.runtime.shrinking } else { ptr::null() }
     }
 
-    fn run(&mut self, options: *const sys::OrtRunOptions) -> Result<(), Refused> {
+    fn run(&mut self, options: *const sys::OrtRunOptions) -> Result<(), RuntimeError> {
         let session = self.session.as_ref().expect("there until it is dropped");
         // SAFETY: the options are null or never freed; names and values are live and as many as is said; outputs are null, so the runtime makes them. No other
         // thread can use this session, since `self` is borrowed mutably.
@@ -115,15 +115,15 @@ impl OrtLoaded {
     }
 
     /// Hands the outputs to the sink.
-    fn emit(&mut self, sink: &mut Sink<'_>) -> Result<(), Refused> {
+    fn emit(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         for index in 0..self.outputs.len() {
             let raw = std::mem::replace(&mut self.outputs[index], ptr::null_mut());
             if raw.is_null() {
                 let name = &self.model.ports.outputs[index].spec.name;
-                return Err(Refused(format!("output {name} has no value")));
+                return Err(RuntimeError(format!("output {name} has no value")));
             }
             // SAFETY: the runtime made it for us.
-            let value = unsafe { Value::owned(self.runtime, raw) };
+            let value = unsafe { SessionTensor::owned(self.runtime, raw) };
             emit(self.runtime, &value, &mut self.text, &mut |view| sink(index, view))?;
         }
         Ok(())
@@ -162,28 +162,31 @@ fn bind(
     port: &Port,
     view: &TensorView<'_>,
     aligned: &mut Vec<u64>,
-) -> Result<Value, Refused> {
+) -> Result<SessionTensor, RuntimeError> {
     let name = &port.spec.name;
     if view.datatype != port.spec.datatype {
-        return Err(Refused(format!("input {name} is {}, expected {}", view.datatype, port.spec.datatype)));
+        return Err(RuntimeError(format!("input {name} is {}, expected {}", view.datatype, port.spec.datatype)));
     }
-    let count = element_count(view.shape)
-        .ok_or_else(|| Refused(format!("input {name} has the shape {:?}, which no memory can hold", view.shape)))?;
+    let count = element_count(view.shape).ok_or_else(|| {
+        RuntimeError(format!("input {name} has the shape {:?}, which no memory can hold", view.shape))
+    })?;
     let Some(size) = view.datatype.size() else {
-        let strings = strings::split(view.data, count).map_err(|why| Refused(format!("input {name}: {why}")))?;
+        let strings = strings::split(view.data, count).map_err(|why| RuntimeError(format!("input {name}: {why}")))?;
         return strings::to_value(runtime, view.shape, &strings);
     };
     if count.checked_mul(size) != Some(view.data.len()) {
         let (length, shape) = (view.data.len(), view.shape);
-        return Err(Refused(format!("input {name} has {length} bytes, which is not what the shape {shape:?} takes")));
+        return Err(RuntimeError(format!(
+            "input {name} has {length} bytes, which is not what the shape {shape:?} takes"
+        )));
     }
     if view.datatype == DataType::Bool && view.data.iter().any(|&byte| byte > 1) {
-        return Err(Refused(format!("input {name} has a byte that is neither 0 nor 1, but its type is BOOL")));
+        return Err(RuntimeError(format!("input {name} has a byte that is neither 0 nor 1, but its type is BOOL")));
     }
     let data = if view.data.as_ptr().align_offset(size) == 0 { view.data.as_ptr() } else { moved(view.data, aligned) };
     // SAFETY: the caller's memory (or the copy) is there until the call to `compute` returns, and the value is dropped
     // before; length, alignment and the values of booleans were checked above.
-    unsafe { Value::over(runtime, data, view.data.len(), view.shape, signature::element(view.datatype)) }
+    unsafe { SessionTensor::over(runtime, data, view.data.len(), view.shape, signature::element(view.datatype)) }
 }
 
 /// Copies bytes to where every type may lie.
@@ -198,10 +201,10 @@ fn moved(data: &[u8], aligned: &mut Vec<u64>) -> *const u8 {
 
 fn emit(
     runtime: &'static Runtime,
-    value: &Value,
+    value: &SessionTensor,
     text: &mut Vec<u8>,
     sink: &mut dyn FnMut(TensorView<'_>),
-) -> Result<(), Refused> {
+) -> Result<(), RuntimeError> {
     let mut element = 0_i32;
     let (mut dims, mut rank) = (ptr::null(), 0);
     // SAFETY: the value is live and the out-pointers are valid (the element is a number as far as the runtime is concerned:
@@ -212,9 +215,10 @@ fn emit(
         if rank == 0 { &[] } else { std::slice::from_raw_parts(dims, rank) }
     };
     let datatype = signature::data_type(element).ok_or_else(|| {
-        Refused(format!("an output has elements that the protocol has no type for (number {element} in ONNX)"))
+        RuntimeError(format!("an output has elements that the protocol has no type for (number {element} in ONNX)"))
     })?;
-    let count = element_count(shape).ok_or_else(|| Refused(format!("an output has the impossible shape {shape:?}")))?;
+    let count =
+        element_count(shape).ok_or_else(|| RuntimeError(format!("an output has the impossible shape {shape:?}")))?;
     let data: &[u8] = match datatype.size() {
         None => {
             // SAFETY: a live tensor of `count` strings.

@@ -4,11 +4,11 @@ use crate::block;
 use crate::cache::{self, Optimised};
 use crate::external::External;
 use crate::optimise::{bad_model, optimise};
-use crate::runtime::{Refused, Runtime};
-use crate::session::{Options, Session, Value};
+use crate::runtime::{Runtime, RuntimeError};
+use crate::session::{Session, SessionOptions, SessionTensor};
 use crate::signature::{Port, Ports};
-use crate::sizes::Sizes;
-use crate::weights::{self, Weights};
+use crate::sizes::SeenSizes;
+use crate::weights::{self, ExternalWeights};
 use bytes::Bytes;
 use engine::EngineError;
 use std::path::Path;
@@ -22,29 +22,29 @@ const MAX_PARKED_BYTES: u64 = 2 << 20;
 const MAX_PARKED: usize = 8;
 
 /// See the module. Models of equal content share one.
-pub(crate) struct Model {
+pub(crate) struct OrtModel {
     // The order is that of dropping: sessions before what they use.
     parked: Mutex<Vec<Session>>,
-    options: Options,
+    options: SessionOptions,
     #[allow(dead_code, reason = "the options point to them")]
-    values: Vec<Value>,
-    source: Source,
+    values: Vec<SessionTensor>,
+    source: SessionSource,
     packs: bool,
     pub(crate) ports: Ports,
     pub(crate) weight_bytes: u64,
     /// Of its executions, whichever session runs them.
-    pub(crate) sizes: Mutex<Sizes>,
+    pub(crate) sizes: Mutex<SeenSizes>,
 }
 
 /// What a session is made from.
-enum Source {
+enum SessionSource {
     /// The optimised graph without its weights, which are supplied from the block.
     Split(Optimised),
     /// The original file, for models that can't be split: every session optimises it anew.
     Whole(Bytes),
 }
 
-impl Source {
+impl SessionSource {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Split(optimised) => &optimised.skeleton,
@@ -53,9 +53,9 @@ impl Source {
     }
 }
 
-impl Model {
+impl OrtModel {
     /// Makes the model of a file's bytes, or finds it in the cache. What the file holds by now doesn't matter, and the files
-    /// beside it must hold what they held before: the cache's name for the result was made from both.
+    /// in its folder must hold what they held before: the cache's name for the result was made from both.
     pub(crate) fn prepare(
         runtime: &'static Runtime,
         file: &Path,
@@ -84,39 +84,39 @@ impl Model {
         Ok(whole)
     }
 
-    fn split(runtime: &'static Runtime, optimised: Optimised) -> Result<Self, Refused> {
+    fn split(runtime: &'static Runtime, optimised: Optimised) -> Result<Self, RuntimeError> {
         let weights = weights::external_weights(&optimised.skeleton)
-            .ok_or_else(|| Refused("its weights can't be told apart by name".into()))?;
+            .ok_or_else(|| RuntimeError("its weights can't be told apart by name".into()))?;
         // Convolutions compute with weights as they are; matrix products are up to a quarter slower unless theirs are
         // packed, which takes as long as copying them several times.
         let packs = 2 * weights.convolution_bytes < optimised.block_bytes || weights.list.is_empty();
         let optimised = if packs {
             optimised
         } else {
-            optimised.pinned().map_err(|error| Refused(format!("no memory for its weights: {error}")))?
+            optimised.pinned().map_err(|error| RuntimeError(format!("no memory for its weights: {error}")))?
         };
-        let options = Options::new(runtime)?;
+        let options = SessionOptions::new(runtime)?;
         options.optimise(false)?;
         options.set(c"session.disable_prepacking", if packs { c"0" } else { c"1" })?;
         let values = supply(runtime, &options, &weights, &optimised)?;
         let session = Session::from_bytes(runtime, &optimised.skeleton, &options)?;
         let ports = Ports::of(&session)?;
         let weight_bytes = (optimised.skeleton.len() + optimised.block_bytes) as u64;
-        let source = Source::Split(optimised);
+        let source = SessionSource::Split(optimised);
         let (parked, sizes) = Default::default();
         let model = Self { parked, options, values, source, packs, ports, weight_bytes, sizes };
         model.park(session);
         Ok(model)
     }
 
-    fn whole(runtime: &'static Runtime, file: &Path, bytes: Bytes) -> Result<Self, Refused> {
-        let options = Options::new(runtime)?;
+    fn whole(runtime: &'static Runtime, file: &Path, bytes: Bytes) -> Result<Self, RuntimeError> {
+        let options = SessionOptions::new(runtime)?;
         options.optimise(true)?;
-        options.weights_beside(file)?;
+        options.weights_next_to(file)?;
         let session = Session::from_bytes(runtime, &bytes, &options)?;
         let ports = Ports::of(&session)?;
         let weight_bytes = bytes.len() as u64;
-        let (values, source) = (Vec::new(), Source::Whole(bytes));
+        let (values, source) = (Vec::new(), SessionSource::Whole(bytes));
         let (parked, sizes) = Default::default();
         let model = Self { parked, options, values, source, packs: true, ports, weight_bytes, sizes };
         model.park(session);
@@ -125,7 +125,7 @@ impl Model {
 
     /// Keeps the optimised form for the next start, if there is room.
     fn keep(self, runtime: &'static Runtime, cached: Option<&Path>) -> Self {
-        let (Some(path), Source::Split(optimised)) = (cached, &self.source) else { return self };
+        let (Some(path), SessionSource::Split(optimised)) = (cached, &self.source) else { return self };
         if let Err(error) = cache::write(path, optimised) {
             let path = path.display();
             tracing::warn!("{path}: the optimised model can't be kept, the next start takes longer: {error}");
@@ -140,7 +140,7 @@ impl Model {
     }
 
     /// A session: a parked one, or a new one.
-    pub(crate) fn session(&self, runtime: &'static Runtime) -> Result<Session, Refused> {
+    pub(crate) fn session(&self, runtime: &'static Runtime) -> Result<Session, RuntimeError> {
         let parked = self.parked().pop();
         parked.map_or_else(|| Session::from_bytes(runtime, self.source.bytes(), &self.options), Ok)
     }
@@ -162,21 +162,21 @@ impl Model {
 /// Values over the weights in the block, and the options told of them.
 fn supply(
     runtime: &'static Runtime,
-    options: &Options,
-    weights: &Weights,
+    options: &SessionOptions,
+    weights: &ExternalWeights,
     optimised: &Optimised,
-) -> Result<Vec<Value>, Refused> {
+) -> Result<Vec<SessionTensor>, RuntimeError> {
     let (places, end) = block::places(weights.list.iter().map(|weight| weight.length));
     if end != optimised.block_bytes {
-        return Err(Refused(format!("its weights take {end} bytes, but {} are there", optimised.block_bytes)));
+        return Err(RuntimeError(format!("its weights take {end} bytes, but {} are there", optimised.block_bytes)));
     }
     let mut values = Vec::with_capacity(places.len());
     for (weight, place) in weights.list.iter().zip(places) {
         let data = &optimised.block[place..place + weight.length];
-        // SAFETY: the block is never written to again and lives in the same `Model` as values, options and sessions, and
+        // SAFETY: the block is never written to again and lives in the same `OrtModel` as values, options and sessions, and
         // is dropped after them (sessions in use hold the model).
         unsafe {
-            let value = Value::over(runtime, data.as_ptr(), data.len(), &weight.dims, weight.element)?;
+            let value = SessionTensor::over(runtime, data.as_ptr(), data.len(), &weight.dims, weight.element)?;
             options.supply(&weight.name, &value)?;
             values.push(value);
         }

@@ -3,8 +3,8 @@
 use crate::block::{self, Block};
 use crate::cache::{self, Optimised};
 use crate::external::External;
-use crate::runtime::{Refused, Runtime};
-use crate::session::{Options, Session};
+use crate::runtime::{Runtime, RuntimeError};
+use crate::session::{Session, SessionOptions};
 use crate::weights;
 use engine::EngineError;
 use std::fs;
@@ -40,20 +40,20 @@ pub(crate) fn optimise(
     Ok(None)
 }
 
-/// Folders for the runtime to write to: beside the cache, since that is where room is meant to be, else the system's.
+/// Folders for the runtime to write to: next to the cache, since that is where room is meant to be, else the system's.
 fn work_folders(cached: Option<&Path>) -> impl Iterator<Item = io::Result<TempDir>> {
-    let beside = cached.and_then(Path::parent).map(|folder| {
+    let near_cache = cached.and_then(Path::parent).map(|folder| {
         fs::create_dir_all(folder)?;
         tempfile::Builder::new().prefix(cache::WORK).tempdir_in(folder)
     });
-    beside.into_iter().chain(std::iter::once_with(tempfile::tempdir))
+    near_cache.into_iter().chain(std::iter::once_with(tempfile::tempdir))
 }
 
 /// From the bytes, not from the file: that may be another one by now.
-fn write(runtime: &'static Runtime, file: &Path, bytes: &[u8], folder: Option<&Path>) -> Result<(), Refused> {
-    let options = Options::new(runtime)?;
+fn write(runtime: &'static Runtime, file: &Path, bytes: &[u8], folder: Option<&Path>) -> Result<(), RuntimeError> {
+    let options = SessionOptions::new(runtime)?;
     options.optimise(true)?;
-    options.weights_beside(file)?;
+    options.weights_next_to(file)?;
     if let Some(folder) = folder {
         options.write_optimised(&folder.join("model.onnx"), c"weights.bin")?;
     }
@@ -112,7 +112,7 @@ fn processor() -> String {
 }
 
 /// A refusal of the runtime to take a model, as a sentence about its file.
-pub(crate) fn bad_model(file: &Path, refused: &Refused) -> EngineError {
+pub(crate) fn bad_model(file: &Path, refused: &RuntimeError) -> EngineError {
     EngineError::bad_model(file, explain(&refused.0))
 }
 

@@ -34,7 +34,7 @@ unsafe impl Sync for Runtime {}
 
 /// What a call into the runtime returned instead of success.
 #[derive(Debug)]
-pub(crate) struct Refused(pub(crate) String);
+pub(crate) struct RuntimeError(pub(crate) String);
 
 impl Runtime {
     /// The process's runtime; the first call loads the library of that path, with that many threads for an execution; later
@@ -52,7 +52,7 @@ impl Runtime {
 
     fn load(path: &Path, threads: u16) -> Result<Self, EngineError> {
         let failed = |what: &dyn std::fmt::Display| unavailable(format!("{}: {what}", path.display()));
-        // A relative path would be looked for beside the program.
+        // A relative path would be looked for in the program's folder.
         let path_in_full = std::path::absolute(path).map_err(|error| failed(&error))?;
         let mut builder = ort::init_from(&path_in_full).map_err(|error| failed(&error))?;
         let pooled = threads > 1;
@@ -86,7 +86,7 @@ impl Runtime {
 
     /// One arena for what all sessions compute with, so that a session that was just made finds memory that is warm: with
     /// an arena each, MobileNetV2's first execution takes 35 % longer than the next ones.
-    fn share_workspace(&self) -> Result<(), Refused> {
+    fn share_workspace(&self) -> Result<(), RuntimeError> {
         let mut config = ptr::null_mut();
         let mut info = ptr::null_mut();
         let kind = sys::OrtAllocatorType::OrtArenaAllocator;
@@ -109,7 +109,7 @@ impl Runtime {
         self.environment.ptr().cast_mut()
     }
 
-    pub(crate) fn check(&self, status: sys::OrtStatusPtr) -> Result<(), Refused> {
+    pub(crate) fn check(&self, status: sys::OrtStatusPtr) -> Result<(), RuntimeError> {
         check(self.api, status)
     }
 }
@@ -121,7 +121,7 @@ fn pool(threads: u16) -> ort::Result<GlobalThreadPoolOptions> {
 }
 
 /// Takes a status and gives its message, without the prefixes that name the runtime's source files.
-fn check(api: &sys::OrtApi, status: sys::OrtStatusPtr) -> Result<(), Refused> {
+fn check(api: &sys::OrtApi, status: sys::OrtStatusPtr) -> Result<(), RuntimeError> {
     if status.0.is_null() {
         return Ok(());
     }
@@ -131,7 +131,7 @@ fn check(api: &sys::OrtApi, status: sys::OrtStatusPtr) -> Result<(), Refused> {
         (api.ReleaseStatus)(status.0);
         message
     };
-    Err(Refused(readable(&message)))
+    Err(RuntimeError(readable(&message)))
 }
 
 /// One line, without the source position with which the runtime opens some of its messages.

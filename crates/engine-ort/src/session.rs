@@ -1,6 +1,6 @@
 //! The runtime's objects, each freed once: sessions, their options, values, the store of packed weights.
 
-use crate::runtime::{Refused, Runtime};
+use crate::runtime::{Runtime, RuntimeError};
 use ort::sys;
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
@@ -8,25 +8,26 @@ use std::path::Path;
 use std::ptr;
 
 /// A path as the runtime takes it.
-fn c_path(path: &Path) -> Result<CString, Refused> {
-    CString::new(path.as_os_str().as_bytes()).map_err(|_| Refused(format!("{} contains a zero byte", path.display())))
+fn c_path(path: &Path) -> Result<CString, RuntimeError> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| RuntimeError(format!("{} contains a zero byte", path.display())))
 }
 
 /// How a session is to be made.
-pub(crate) struct Options {
+pub(crate) struct SessionOptions {
     runtime: &'static Runtime,
     raw: *mut sys::OrtSessionOptions,
 }
 
 // SAFETY: the options are only read once they are made, and the runtime reads them without changing them.
-unsafe impl Send for Options {}
+unsafe impl Send for SessionOptions {}
 // SAFETY: as above.
-unsafe impl Sync for Options {}
+unsafe impl Sync for SessionOptions {}
 
-impl Options {
+impl SessionOptions {
     /// What all sessions have in common: one execution at a time, on the caller's thread or with the shared pool, no
     /// spinning, the shared workspace.
-    pub(crate) fn new(runtime: &'static Runtime) -> Result<Self, Refused> {
+    pub(crate) fn new(runtime: &'static Runtime) -> Result<Self, RuntimeError> {
         let mut raw = ptr::null_mut();
         let api = runtime.api;
         // SAFETY: the out-pointer is valid; then `raw` is a live object that is freed by `drop`.
@@ -47,13 +48,13 @@ impl Options {
         Ok(options)
     }
 
-    pub(crate) fn set(&self, key: &CStr, value: &CStr) -> Result<(), Refused> {
+    pub(crate) fn set(&self, key: &CStr, value: &CStr) -> Result<(), RuntimeError> {
         // SAFETY: both are C strings, copied by the callee.
         self.runtime.check(unsafe { (self.runtime.api.AddSessionConfigEntry)(self.raw, key.as_ptr(), value.as_ptr()) })
     }
 
     /// Whether to optimise the graph. One that was optimised already must not be.
-    pub(crate) fn optimise(&self, wanted: bool) -> Result<(), Refused> {
+    pub(crate) fn optimise(&self, wanted: bool) -> Result<(), RuntimeError> {
         let level = if wanted {
             sys::GraphOptimizationLevel::ORT_ENABLE_ALL
         } else {
@@ -63,14 +64,14 @@ impl Options {
         self.runtime.check(unsafe { (self.runtime.api.SetSessionGraphOptimizationLevel)(self.raw, level) })
     }
 
-    /// Where weights are that the model keeps in files of their own: beside its own file.
-    pub(crate) fn weights_beside(&self, file: &Path) -> Result<(), Refused> {
+    /// Where weights are that the model keeps in files of their own: next to its own file.
+    pub(crate) fn weights_next_to(&self, file: &Path) -> Result<(), RuntimeError> {
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         self.set(c"session.model_external_initializers_file_folder_path", &c_path(folder)?)
     }
 
-    /// Where the optimised model is written, its larger weights into a file of that name beside it.
-    pub(crate) fn write_optimised(&self, model: &Path, weights: &CStr) -> Result<(), Refused> {
+    /// Where the optimised model is written, its larger weights into a file of that name next to it.
+    pub(crate) fn write_optimised(&self, model: &Path, weights: &CStr) -> Result<(), RuntimeError> {
         let path = c_path(model)?;
         // SAFETY: the path is a C string, copied by the callee.
         self.runtime.check(unsafe { (self.runtime.api.SetOptimizedModelFilePath)(self.raw, path.as_ptr()) })?;
@@ -82,13 +83,13 @@ impl Options {
     ///
     /// # Safety
     /// The value must outlive these options and every session made with them.
-    pub(crate) unsafe fn supply(&self, name: &CStr, value: &Value) -> Result<(), Refused> {
+    pub(crate) unsafe fn supply(&self, name: &CStr, value: &SessionTensor) -> Result<(), RuntimeError> {
         // SAFETY: the name is copied; the value lives long enough, says the caller.
         self.runtime.check(unsafe { (self.runtime.api.AddInitializer)(self.raw, name.as_ptr(), value.raw) })
     }
 }
 
-impl Drop for Options {
+impl Drop for SessionOptions {
     fn drop(&mut self) {
         // SAFETY: made by the runtime, freed once.
         unsafe { (self.runtime.api.ReleaseSessionOptions)(self.raw) }
@@ -96,17 +97,17 @@ impl Drop for Options {
 }
 
 /// A tensor.
-pub(crate) struct Value {
+pub(crate) struct SessionTensor {
     runtime: &'static Runtime,
     pub(crate) raw: *mut sys::OrtValue,
 }
 
 // SAFETY: a value has no tie to the thread that made it, and a shared one is only read.
-unsafe impl Send for Value {}
+unsafe impl Send for SessionTensor {}
 // SAFETY: as above.
-unsafe impl Sync for Value {}
+unsafe impl Sync for SessionTensor {}
 
-impl Value {
+impl SessionTensor {
     /// A tensor over somebody else's memory.
     ///
     /// # Safety
@@ -118,7 +119,7 @@ impl Value {
         length: usize,
         dims: &[i64],
         element: sys::ONNXTensorElementDataType,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, RuntimeError> {
         let mut raw = ptr::null_mut();
         // SAFETY: the caller answers for the memory; the dimensions are copied. Inputs and weights are never written to,
         // although the parameter isn't const.
@@ -132,7 +133,7 @@ impl Value {
     }
 
     /// A tensor of empty strings.
-    pub(crate) fn strings(runtime: &'static Runtime, dims: &[i64]) -> Result<Self, Refused> {
+    pub(crate) fn strings(runtime: &'static Runtime, dims: &[i64]) -> Result<Self, RuntimeError> {
         let mut raw = ptr::null_mut();
         let element = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING;
         // SAFETY: the dimensions are copied; the out-pointer is valid.
@@ -152,7 +153,7 @@ impl Value {
     }
 }
 
-impl Drop for Value {
+impl Drop for SessionTensor {
     fn drop(&mut self) {
         // SAFETY: ours, freed once.
         unsafe { (self.runtime.api.ReleaseValue)(self.raw) }
@@ -172,7 +173,11 @@ unsafe impl Sync for Session {}
 
 impl Session {
     /// From a file's bytes, which are copied as far as they are needed later.
-    pub(crate) fn from_bytes(runtime: &'static Runtime, bytes: &[u8], options: &Options) -> Result<Self, Refused> {
+    pub(crate) fn from_bytes(
+        runtime: &'static Runtime,
+        bytes: &[u8],
+        options: &SessionOptions,
+    ) -> Result<Self, RuntimeError> {
         let mut raw = ptr::null_mut();
         let (data, length) = (bytes.as_ptr().cast(), bytes.len());
         // SAFETY: bytes and options are live for the call, the out-pointer is valid.

@@ -1,6 +1,6 @@
 //! What a session takes and gives, and whether its first dimension is a batch.
 
-use crate::runtime::{Refused, Runtime};
+use crate::runtime::{Runtime, RuntimeError};
 use crate::session::Session;
 use base::{DataType, ModelSignature, TensorSpec};
 use ort::sys::{self, ONNXTensorElementDataType as Element};
@@ -28,7 +28,7 @@ pub(crate) struct Ports {
 
 impl Ports {
     /// Asks a session.
-    pub(crate) fn of(session: &Session) -> Result<Self, Refused> {
+    pub(crate) fn of(session: &Session) -> Result<Self, RuntimeError> {
         let api = session.runtime.api;
         let inputs = (api.SessionGetInputCount, api.SessionGetInputName, api.SessionGetInputTypeInfo);
         let outputs = (api.SessionGetOutputCount, api.SessionGetOutputName, api.SessionGetOutputTypeInfo);
@@ -85,7 +85,7 @@ type Name = unsafe extern "system" fn(
 ) -> sys::OrtStatusPtr;
 type Type = unsafe extern "system" fn(*const sys::OrtSession, usize, *mut *mut sys::OrtTypeInfo) -> sys::OrtStatusPtr;
 
-fn ports(session: &Session, kind: &str, (count, name, info): (Count, Name, Type)) -> Result<Vec<Port>, Refused> {
+fn ports(session: &Session, kind: &str, (count, name, info): (Count, Name, Type)) -> Result<Vec<Port>, RuntimeError> {
     let runtime = session.runtime;
     let mut length = 0;
     // SAFETY: the session is live and the out-pointer valid.
@@ -111,7 +111,12 @@ fn ports(session: &Session, kind: &str, (count, name, info): (Count, Name, Type)
 
 /// # Safety
 /// `info` must be live.
-unsafe fn port(runtime: &Runtime, kind: &str, name: CString, info: *const sys::OrtTypeInfo) -> Result<Port, Refused> {
+unsafe fn port(
+    runtime: &Runtime,
+    kind: &str,
+    name: CString,
+    info: *const sys::OrtTypeInfo,
+) -> Result<Port, RuntimeError> {
     let api = runtime.api;
     let shown = name.to_string_lossy().into_owned();
     let mut tensor = ptr::null();
@@ -122,7 +127,7 @@ unsafe fn port(runtime: &Runtime, kind: &str, name: CString, info: *const sys::O
     unsafe {
         runtime.check((api.CastTypeInfoToTensorInfo)(info, &mut tensor))?;
         if tensor.is_null() {
-            return Err(Refused(format!(
+            return Err(RuntimeError(format!(
                 "{kind} {shown} is a sequence, a map or optional: only tensors can be served"
             )));
         }
@@ -142,7 +147,9 @@ unsafe fn port(runtime: &Runtime, kind: &str, name: CString, info: *const sys::O
         _ => String::new(),
     };
     let datatype = data_type(element).ok_or_else(|| {
-        Refused(format!("{kind} {shown} has elements that the protocol has no type for (number {element} in ONNX)"))
+        RuntimeError(format!(
+            "{kind} {shown} has elements that the protocol has no type for (number {element} in ONNX)"
+        ))
     })?;
     Ok(Port { name, spec: TensorSpec { name: shown, datatype, dims }, first_dimension })
 }

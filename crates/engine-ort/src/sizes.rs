@@ -19,14 +19,14 @@ const SPAN: u64 = 16;
 
 /// What was seen of one model.
 #[derive(Debug, Default)]
-pub(crate) struct Sizes {
+pub(crate) struct SeenSizes {
     /// `SPAN` times the moving average.
     sum: u64,
     /// The largest since memory was last given back.
     peak: u64,
 }
 
-impl Sizes {
+impl SeenSizes {
     /// Takes note of an execution with that many bytes of input for a row. Whether it should give memory back.
     pub(crate) fn see(&mut self, bytes: u64) -> bool {
         // Far more than any memory, and far from overflowing.
@@ -51,7 +51,7 @@ mod tests {
 
     /// Which of these executions give memory back.
     fn shrinking(sizes: impl IntoIterator<Item = u64>) -> Vec<usize> {
-        let mut seen = Sizes::default();
+        let mut seen = SeenSizes::default();
         sizes.into_iter().enumerate().filter_map(|(at, size)| seen.see(size).then_some(at)).collect()
     }
 

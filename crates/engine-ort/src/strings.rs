@@ -1,7 +1,7 @@
 //! Tensors of strings: the protocol's form (4 bytes of length, then the bytes) to the runtime's and back.
 
-use crate::runtime::{Refused, Runtime};
-use crate::session::Value;
+use crate::runtime::{Runtime, RuntimeError};
+use crate::session::SessionTensor;
 use ort::sys;
 use std::ptr;
 
@@ -27,8 +27,12 @@ pub(crate) fn split(mut data: &[u8], count: usize) -> Result<Vec<&[u8]>, String>
 }
 
 /// A value that holds a copy of the strings.
-pub(crate) fn to_value(runtime: &'static Runtime, dims: &[i64], strings: &[&[u8]]) -> Result<Value, Refused> {
-    let value = Value::strings(runtime, dims)?;
+pub(crate) fn to_value(
+    runtime: &'static Runtime,
+    dims: &[i64],
+    strings: &[&[u8]],
+) -> Result<SessionTensor, RuntimeError> {
+    let value = SessionTensor::strings(runtime, dims)?;
     for (index, string) in strings.iter().enumerate() {
         let mut place = ptr::null_mut();
         // SAFETY: the index is below the number of elements; the callee hands out room for exactly that many bytes.
@@ -50,7 +54,7 @@ pub(crate) unsafe fn from_value(
     value: *const sys::OrtValue,
     count: usize,
     out: &mut Vec<u8>,
-) -> Result<(), Refused> {
+) -> Result<(), RuntimeError> {
     let mut length = 0;
     // SAFETY: the value is live, says the caller.
     runtime.check(unsafe { (runtime.api.GetStringTensorDataLength)(value, &mut length) })?;
@@ -67,7 +71,7 @@ pub(crate) unsafe fn from_value(
         let end = starts.get(index + 1).copied().unwrap_or(length);
         let string = &text[start..end];
         let length = u32::try_from(string.len()).map_err(|_| {
-            Refused(format!("an output string has {} bytes, more than the protocol can say", string.len()))
+            RuntimeError(format!("an output string has {} bytes, more than the protocol can say", string.len()))
         })?;
         out.extend_from_slice(&length.to_le_bytes());
         out.extend_from_slice(string);

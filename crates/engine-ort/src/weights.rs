@@ -19,7 +19,7 @@ pub(crate) struct Weight {
 
 /// All weights outside of a model's file.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Weights {
+pub(crate) struct ExternalWeights {
     pub(crate) list: Vec<Weight>,
     /// Bytes of those that convolutions use, which are computed with as they are.
     pub(crate) convolution_bytes: usize,
@@ -27,9 +27,9 @@ pub(crate) struct Weights {
 
 /// The external weights of a model; `None` if they can't be told apart by name (then they can't be supplied by name) or
 /// if the file isn't readable.
-pub(crate) fn external_weights(file: &[u8]) -> Option<Weights> {
+pub(crate) fn external_weights(file: &[u8]) -> Option<ExternalWeights> {
     let graph = ModelProto::decode(file).ok()?.graph?;
-    let mut weights = Weights::default();
+    let mut weights = ExternalWeights::default();
     let mut known = HashMap::new();
     let mut graphs = vec![&graph];
     let mut all = Vec::new();

@@ -15,20 +15,20 @@ pub trait AtOnce: Send + 'static {
 
 /// The model, for whoever runs batches in stages.
 pub fn at_once(model: impl AtOnce) -> Box<dyn Loaded> {
-    Box::new(Shared(Arc::new(Mutex::new(model))))
+    Box::new(SharedModel(Arc::new(Mutex::new(model))))
 }
 
 /// The model, and each batch of it. Nobody waits for the lock: one batch is under way at a time.
-struct Shared<M>(Arc<Mutex<M>>);
+struct SharedModel<M>(Arc<Mutex<M>>);
 
-impl<M> Shared<M> {
+impl<M> SharedModel<M> {
     fn model(&self) -> MutexGuard<'_, M> {
         // A panic in the middle of a batch leaves a model that takes the next one.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<M: AtOnce> Loaded for Shared<M> {
+impl<M: AtOnce> Loaded for SharedModel<M> {
     fn there_at(&self) -> Option<Instant> {
         None
     }
@@ -38,7 +38,7 @@ impl<M: AtOnce> Loaded for Shared<M> {
     }
 }
 
-impl<M: AtOnce> Staged for Shared<M> {
+impl<M: AtOnce> Staged for SharedModel<M> {
     fn blocks(&self) -> bool {
         true
     }

@@ -39,8 +39,8 @@ pub trait Engine: Send + Sync {
     /// memory and in the cache folder.
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError>;
 
-    /// Divides what its devices are shares of otherwise, where it was opened with several divisions; the first is there at the start. What begins from now on is computed
-    /// in the new shares, what has begun ends where it is, and weights stay: it takes no time.
+    /// Switches to another prepared division of the GPU; an engine starts with the first. Running batches finish in the old
+    /// shares, later ones run in the new shares, and weights stay where they are: it takes no time.
     fn divide(&self, _division: usize) {}
 
     /// Memory from which its devices read inputs by themselves, if it has some: requests are best received there.
@@ -103,7 +103,7 @@ pub trait Loaded: Send {
     /// From when on the weights are there, where the engine only says so instead of waiting for them.
     fn there_at(&self) -> Option<Instant>;
 
-    /// Begins to bring the inputs of a batch to the device, beside whatever that computes. A few batches may be staged at a time; they are started in
+    /// Begins to bring the inputs of a batch to the device, while that computes others. A few batches may be staged at a time; they are started in
     /// the order in which they were staged.
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError>;
 }

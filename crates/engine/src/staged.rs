@@ -1,4 +1,4 @@
-//! A batch on its way through a device. Transfers run beside the computing of others: the inputs of one go to the device while the one before is computed.
+//! A batch on its way through a device. Transfers overlap with the computing of others: the inputs of one go to the device while the one before is computed.
 //!
 //! ```text
 //!              stage          start               is_computed        has_arrived   finish
@@ -18,7 +18,7 @@ pub type Sink<'a> = dyn FnMut(usize, TensorView<'_>) + 'a;
 pub struct DeviceTimes {
     /// Computing it, transfers left out.
     pub computing: Option<Duration>,
-    /// Its inputs' way to the device, which can be beside other batches.
+    /// Its inputs' way to the device, which can overlap with other batches.
     pub inputs: Duration,
     /// Its outputs' way from the device, which can be, too.
     pub outputs: Duration,
@@ -47,7 +47,7 @@ pub trait Staged: Send {
     fn finish(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, EngineError>;
 }
 
-/// Runs one batch with nothing beside it, and waits for its outputs: for measurements.
+/// Runs one batch with the device to itself, and waits for its outputs: for measurements.
 pub fn execute(
     loaded: &mut dyn Loaded,
     inputs: &mut dyn Inputs,

@@ -7,18 +7,18 @@ mod emit;
 mod layout;
 
 use crate::array::{Array, is_float};
-use crate::error::Error;
-use crate::ir::{Content, Graph, Node, Op, ValueId};
+use crate::error::GraphError;
+use crate::ir::{Content, Graph, GraphNode, Op, ValueId};
 use crate::memory::{self, Buffer};
-use crate::options::{Layout, Options};
-use crate::plan::{Copy, Place, Plan, Precision, Step, Tensor, row_major, strides_in_order};
-use crate::weights::{ALIGNMENT, Weights, element_bytes};
+use crate::options::{ImageLayout, Options};
+use crate::plan::{Copy, Plan, Precision, Step, Tensor, TensorPlace, row_major, strides_in_order};
+use crate::weights::{ALIGNMENT, PlanWeights, element_bytes};
 use base::DataType;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Makes the plan of a graph.
-pub(crate) fn arrange(graph: &Graph, options: &Options) -> Result<Plan, Error> {
+pub(crate) fn arrange(graph: &Graph, options: &Options) -> Result<Plan, GraphError> {
     let mut arrangement = Arrangement {
         graph,
         options,
@@ -30,7 +30,7 @@ pub(crate) fn arrange(graph: &Graph, options: &Options) -> Result<Plan, Error> {
         steps: Vec::new(),
         names: Vec::new(),
         name: String::new(),
-        weights: Weights::default(),
+        weights: PlanWeights::default(),
         constants: Vec::new(),
         placed_constants: Vec::new(),
     };
@@ -50,13 +50,13 @@ struct Arrangement<'a> {
     stored: Vec<Option<Tensor>>,
     /// Values that were copied into another order for those who need it.
     rearranged: HashMap<(ValueId, Vec<usize>), Tensor>,
-    /// Until lives are known, each buffer has addresses of its own: where it begins, and its size.
+    /// Until spans are known, each buffer has addresses of its own: where it begins, and its size.
     buffers: Vec<(usize, usize)>,
     next: usize,
     steps: Vec<Step>,
     names: Vec<String>,
     name: String,
-    weights: Weights,
+    weights: PlanWeights,
     constants: Vec<u8>,
     placed_constants: Vec<PlacedConstant>,
 }
@@ -97,7 +97,13 @@ impl Arrangement<'_> {
         let offset = self.next;
         self.buffers.push((offset, bytes));
         self.next = (offset + bytes.max(1)).next_multiple_of(ALIGNMENT);
-        Tensor { dtype, dims: dims.to_vec(), strides: strides_in_order(dims, order), place: Place::Workspace, offset }
+        Tensor {
+            dtype,
+            dims: dims.to_vec(),
+            strides: strides_in_order(dims, order),
+            place: TensorPlace::Workspace,
+            offset,
+        }
     }
 
     /// The tensor that a step is to write a value to.
@@ -113,7 +119,7 @@ impl Arrangement<'_> {
         } else if let Some(output) = self.layouts.direct[value] {
             let dtype = self.graph.outputs[output].0.dtype;
             let strides = row_major(&dims);
-            Tensor { dtype, dims, strides, place: Place::Output(output), offset: 0 }
+            Tensor { dtype, dims, strides, place: TensorPlace::Output(output), offset: 0 }
         } else {
             let order = self.layouts.orders[value].clone();
             self.fresh(self.kept(value), &dims, &order)
@@ -132,7 +138,7 @@ impl Arrangement<'_> {
         let tensor = match &of.content {
             Content::Input(position) => {
                 let (dims, strides) = (of.dims.clone(), row_major(&of.dims));
-                Tensor { dtype: of.dtype, dims, strides, place: Place::Input(*position), offset: 0 }
+                Tensor { dtype: of.dtype, dims, strides, place: TensorPlace::Input(*position), offset: 0 }
             }
             Content::Constant { .. } => {
                 let order: Vec<_> = (0..of.dims.len()).collect();
@@ -151,9 +157,9 @@ impl Arrangement<'_> {
         let strides = strides_in_order(&dims, order);
         if *fixed {
             let offset = self.weights.place(array, dtype, order);
-            return Tensor { dtype, dims, strides, place: Place::Weights, offset };
+            return Tensor { dtype, dims, strides, place: TensorPlace::Weights, offset };
         }
-        let place = Place::Constants;
+        let place = TensorPlace::Constants;
         let same = |placed: &&PlacedConstant| {
             Arc::ptr_eq(&placed.array, array) && placed.dtype == dtype && placed.order.as_slice() == order
         };
@@ -198,7 +204,7 @@ impl Arrangement<'_> {
     /// The weights of a convolution. Where every channel has a kernel of its own, channels are closest together, as they are in the image.
     fn filter(&mut self, value: ValueId) -> Tensor {
         let constant = self.graph.known(value).is_some() && self.stored[value].is_none();
-        if constant && self.options.layout == Layout::ChannelsLast && self.graph.dims(value)[1] == 1 {
+        if constant && self.options.layout == ImageLayout::ChannelsLast && self.graph.dims(value)[1] == 1 {
             return self.constant(value, &[1, 2, 3, 0]);
         }
         self.image(value)
@@ -211,10 +217,10 @@ impl Arrangement<'_> {
             return self.constant(value, &order);
         }
         let mut tensor = self.tensor(value);
-        if self.options.convert_in_steps && matches!(tensor.place, Place::Input(_)) && is_float(tensor.dtype) {
+        if self.options.convert_in_steps && matches!(tensor.place, TensorPlace::Input(_)) && is_float(tensor.dtype) {
             return tensor;
         }
-        let closest = if self.options.layout == Layout::ChannelsLast { 1 } else { 3 };
+        let closest = if self.options.layout == ImageLayout::ChannelsLast { 1 } else { 3 };
         normalise_ones(&mut tensor, &order);
         let fits = tensor.strides[closest] == 1 && tensor.strides.iter().all(|&stride| stride > 0);
         if fits && tensor.dtype == self.kept(value) { tensor } else { self.copied(value, &order) }
@@ -235,38 +241,38 @@ impl Arrangement<'_> {
     fn outputs(&mut self) {
         for (position, (port, value)) in self.graph.outputs.iter().enumerate() {
             let input = self.tensor(*value);
-            if input.place == Place::Output(position) {
+            if input.place == TensorPlace::Output(position) {
                 continue;
             }
             self.name.clone_from(&port.name);
             let (dims, strides) = (port.dims.clone(), row_major(&port.dims));
-            let output = Tensor { dtype: port.dtype, dims, strides, place: Place::Output(position), offset: 0 };
+            let output = Tensor { dtype: port.dtype, dims, strides, place: TensorPlace::Output(position), offset: 0 };
             self.push(Step::Copy(Copy { input, output }));
         }
     }
 
-    /// Puts the buffers where their lives allow it.
+    /// Puts the buffers where the spans of their use allow it.
     fn finish(mut self) -> Plan {
-        let mut lives = vec![None; self.buffers.len()];
+        let mut spans = vec![None; self.buffers.len()];
         let starts: Vec<_> = self.buffers.iter().map(|&(start, _)| start).collect();
         let buffer_of = |tensor: &Tensor| starts.partition_point(|&start| start <= tensor.offset) - 1;
         for (position, step) in self.steps.iter().enumerate() {
             for tensor in step.reads().into_iter().chain(step.writes()) {
-                if tensor.place == Place::Workspace {
-                    let life = lives[buffer_of(tensor)].get_or_insert((position, position));
-                    life.1 = position;
+                if tensor.place == TensorPlace::Workspace {
+                    let span = spans[buffer_of(tensor)].get_or_insert((position, position));
+                    span.1 = position;
                 }
             }
         }
-        let sized = |(&(_, bytes), life): (&(usize, usize), &Option<(usize, usize)>)| {
+        let sized = |(&(_, bytes), span): (&(usize, usize), &Option<(usize, usize)>)| {
             // What no step touches needs no place.
-            let (first, last) = life.unwrap_or((0, 0));
-            Buffer { bytes: if life.is_some() { bytes } else { 0 }, first, last }
+            let (first, last) = span.unwrap_or((0, 0));
+            Buffer { bytes: if span.is_some() { bytes } else { 0 }, first, last }
         };
-        let buffers: Vec<_> = self.buffers.iter().zip(&lives).map(sized).collect();
+        let buffers: Vec<_> = self.buffers.iter().zip(&spans).map(sized).collect();
         let (offsets, workspace_bytes) = memory::place(&buffers);
         for tensor in self.steps.iter_mut().flat_map(Step::tensors_mut) {
-            if tensor.place == Place::Workspace {
+            if tensor.place == TensorPlace::Workspace {
                 let buffer = buffer_of(tensor);
                 tensor.offset = tensor.offset - starts[buffer] + offsets[buffer];
             }
@@ -284,7 +290,7 @@ impl Arrangement<'_> {
     }
 
     /// A node that only changes strides.
-    fn view(&mut self, node: &Node) {
+    fn view(&mut self, node: &GraphNode) {
         let (input, output) = (node.inputs[0], node.outputs[0]);
         let from = self.tensor(input);
         let dims = self.graph.dims(output).to_vec();

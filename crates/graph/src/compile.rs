@@ -1,13 +1,13 @@
 //! The way from a model to its plan.
 
-use crate::error::Error;
-use crate::model::Model;
+use crate::error::GraphError;
+use crate::model::OnnxModel;
 use crate::options::Options;
 use crate::plan::Plan;
 use crate::{arrange, fuse, lower};
 
 /// Plans a model for fixed sizes and a precision. Equal models and options give equal plans.
-pub fn compile(model: &Model, options: &Options) -> Result<Plan, Error> {
+pub fn compile(model: &OnnxModel, options: &Options) -> Result<Plan, GraphError> {
     let mut graph = lower::lower(model, options)?;
     graph.remove_unused();
     if options.fuse {
@@ -20,8 +20,8 @@ pub fn compile(model: &Model, options: &Options) -> Result<Plan, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Layout;
-    use crate::plan::{Place, Precision, Tensor};
+    use crate::options::ImageLayout;
+    use crate::plan::{Precision, Tensor, TensorPlace};
     use crate::reference::Reference;
     use crate::sample;
     use expect_test::{Expect, expect};
@@ -46,12 +46,12 @@ mod tests {
         ]
     }
 
-    fn models() -> [(&'static str, Model); 8] {
+    fn models() -> [(&'static str, OnnxModel); 8] {
         files().map(|(name, file)| (name, model(&file)))
     }
 
-    fn model(file: &[u8]) -> Model {
-        Model::decode(file, None).unwrap()
+    fn model(file: &[u8]) -> OnnxModel {
+        OnnxModel::decode(file, None).unwrap()
     }
 
     /// Files come from outside: whatever is in them, the worst is a refusal.
@@ -66,7 +66,7 @@ mod tests {
                     let at = below(damaged.len());
                     damaged[at] = [0, 0x7f, damaged[at] ^ (1 << below(8)), below(256) as u8][below(4)];
                 }
-                if let Ok(model) = Model::decode(&damaged, None) {
+                if let Ok(model) = OnnxModel::decode(&damaged, None) {
                     let _ = compile(&model, &options(2, Precision::F16));
                 }
             }
@@ -88,7 +88,7 @@ mod tests {
         for (name, model) in models() {
             for batch in [1, 3] {
                 let mut plain = options(batch, Precision::F32);
-                (plain.fuse, plain.concat_in_place, plain.layout) = (false, false, Layout::ChannelsFirst);
+                (plain.fuse, plain.concat_in_place, plain.layout) = (false, false, ImageLayout::ChannelsFirst);
                 let expected = floats(&compile(&model, &plain).unwrap());
                 assert!(expected.iter().all(|value| value.is_finite()) && expected.iter().any(|&value| value != 0.0));
                 let largest = expected.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
@@ -98,7 +98,8 @@ mod tests {
                         options.fuse = choice & 1 != 0;
                         options.concat_in_place = choice & 2 != 0;
                         options.convert_in_steps = choice & 8 != 0;
-                        options.layout = if choice & 4 != 0 { Layout::ChannelsLast } else { Layout::ChannelsFirst };
+                        options.layout =
+                            if choice & 4 != 0 { ImageLayout::ChannelsLast } else { ImageLayout::ChannelsFirst };
                         let found = floats(&compile(&model, &options).unwrap());
                         let error = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                         assert!(error <= bound * largest, "{name} {options:?}: {error} of {largest}");
@@ -141,13 +142,15 @@ mod tests {
         for (name, model) in models() {
             let plan = compile(&model, &options(3, Precision::F16)).unwrap();
             for step in &plan.steps {
-                for write in step.writes().into_iter().filter(|tensor| tensor.place == Place::Workspace) {
+                for write in step.writes().into_iter().filter(|tensor| tensor.place == TensorPlace::Workspace) {
                     let span = write.span();
                     assert!(span.end <= plan.workspace_bytes, "{name}: {step}");
                     // Slices of a concatenation lie between one another.
                     let dense = span.len() == write.elements() * write.element_bytes();
                     let meets = |read: &&Tensor| {
-                        read.place == Place::Workspace && read.span().start < span.end && span.start < read.span().end
+                        read.place == TensorPlace::Workspace
+                            && read.span().start < span.end
+                            && span.start < read.span().end
                     };
                     assert!(!dense || !step.reads().iter().any(meets), "{name}: {step}");
                 }
@@ -157,7 +160,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named() {
-        let mut net = sample::Sample::new("x", 1, &[0, 3]);
+        let mut net = sample::SampleModel::new("x", 1, &[0, 3]);
         net.node("Sideways", &["x"], "y", &[]);
         let text = compile(&net.model(&["y"]), &Options::new(1, Precision::F32)).unwrap_err().to_string();
         expect![[r#"operator Sideways of node "y" is not supported: serve this model on a CPU device"#]]
@@ -169,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_batch_that_the_model_does_not_take_is_refused() {
-        let mut net = sample::Sample::new("x", 1, &[4, 3]);
+        let mut net = sample::SampleModel::new("x", 1, &[4, 3]);
         net.node("Relu", &["x"], "y", &[]);
         let model = net.model(&["y"]);
         let text = compile(&model, &Options::new(8, Precision::F32)).unwrap_err().to_string();

@@ -45,7 +45,7 @@ fn write_plan(to: &mut impl Write, plan: &Plan, names: bool) -> fmt::Result {
     Ok(())
 }
 
-impl Display for Place {
+impl Display for TensorPlace {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::Weights => f.write_str("weights"),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// Each says what was wrong with which value, and what to do.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum GraphError {
     /// A file can't be read.
     #[error("{}: {error}", path.display())]
     Io {

@@ -2,7 +2,7 @@
 //! reference executor. Floats are 32 bits, sums of products too.
 
 use crate::array::{Array, Data, Positions, is_float};
-use crate::expression::{Binary, Expression, Instruction, Kind, Unary};
+use crate::expression::{Binary, Expression, Instruction, Unary, ValueKind};
 use crate::ir::{Op, broadcast_strides};
 use crate::plan::{Activation, Coordinates, PoolKind, ReduceKind, ResizeKind, Rounding, Window, row_major};
 use base::DataType;
@@ -653,13 +653,13 @@ fn wrap(value: i64, bits: u8, signed: bool) -> i64 {
     if signed { value << shift >> shift } else { ((value as u64) << shift >> shift) as i64 }
 }
 
-fn cast(kind: Kind, scalar: Scalar) -> Scalar {
+fn cast(kind: ValueKind, scalar: Scalar) -> Scalar {
     match (kind, scalar) {
-        (Kind::Float, Scalar::Int(value)) => Scalar::Float(value as f32),
-        (Kind::Int, Scalar::Float(value)) => Scalar::Int(value as i64),
-        (Kind::Bool, Scalar::Float(value)) => Scalar::Int(i64::from(value != 0.0)),
-        (Kind::Bool, Scalar::Int(value)) => Scalar::Int(i64::from(value != 0)),
-        (Kind::Float | Kind::Int, same) => same,
+        (ValueKind::Float, Scalar::Int(value)) => Scalar::Float(value as f32),
+        (ValueKind::Int, Scalar::Float(value)) => Scalar::Int(value as i64),
+        (ValueKind::Bool, Scalar::Float(value)) => Scalar::Int(i64::from(value != 0.0)),
+        (ValueKind::Bool, Scalar::Int(value)) => Scalar::Int(i64::from(value != 0)),
+        (ValueKind::Float | ValueKind::Int, same) => same,
     }
 }
 

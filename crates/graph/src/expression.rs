@@ -13,7 +13,7 @@
 
 /// What a register holds while an expression is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Kind {
+pub enum ValueKind {
     /// A 32-bit float; inputs of 16 bits (and of 64) are converted when they are loaded.
     Float,
     /// A 64-bit integer; other integers are converted when they are loaded.
@@ -43,7 +43,7 @@ pub enum Instruction {
     /// The second where the first (a bool) is true, else the third.
     Select(Register, Register, Register),
     /// Another kind: towards zero from float to integer, `!= 0` to bool, 0 or 1 from bool.
-    Cast(Kind, Register),
+    Cast(ValueKind, Register),
     /// An integer reduced to what that many bits hold, signed or not: what storing and loading it would do.
     Wrap {
         /// 8, 16 or 32.
@@ -129,19 +129,19 @@ pub struct Expression {
     /// In order; the last one's result is stored.
     pub instructions: Vec<Instruction>,
     /// Of each instruction's result.
-    pub kinds: Vec<Kind>,
+    pub kinds: Vec<ValueKind>,
 }
 
 impl Expression {
     /// Appends an instruction and says where its result is.
-    pub fn push(&mut self, instruction: Instruction, kind: Kind) -> Register {
+    pub fn push(&mut self, instruction: Instruction, kind: ValueKind) -> Register {
         self.instructions.push(instruction);
         self.kinds.push(kind);
         self.instructions.len() - 1
     }
 
     /// The kind of the result.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ValueKind {
         *self.kinds.last().expect("an expression has a result")
     }
 }

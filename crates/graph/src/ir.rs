@@ -54,7 +54,7 @@ pub(crate) enum Op {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
+pub(crate) struct GraphNode {
     pub(crate) name: String,
     pub(crate) op: Op,
     pub(crate) inputs: Vec<ValueId>,
@@ -65,7 +65,7 @@ pub(crate) struct Node {
 pub(crate) struct Graph {
     pub(crate) values: Vec<Value>,
     /// In an order in which they can be computed.
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<GraphNode>,
     pub(crate) inputs: Vec<Port>,
     pub(crate) outputs: Vec<(Port, ValueId)>,
 }

@@ -11,6 +11,7 @@
 
 mod arrange;
 pub mod array;
+pub mod cases;
 mod compile;
 mod display;
 mod error;
@@ -29,7 +30,7 @@ mod sample;
 pub mod weights;
 
 pub use compile::compile;
-pub use error::Error;
-pub use model::Model;
-pub use options::{Layout, Options};
+pub use error::GraphError;
+pub use model::OnnxModel;
+pub use options::{ImageLayout, Options};
 pub use plan::{Plan, Precision};

@@ -1,7 +1,7 @@
 //! A model as its file has it: nodes, constants, inputs and outputs.
 
 use crate::array::{Array, Data, is_float, load_float, load_int};
-use crate::error::Error;
+use crate::error::GraphError;
 use base::DataType;
 use onnx::{AttributeProto, FunctionProto, GraphProto, Message, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 use std::collections::{BTreeMap, HashMap};
@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 /// A model, read once; any number of plans are made from it.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct OnnxModel {
     pub(crate) graph: Scope,
     pub(crate) opset: i64,
-    inputs: Vec<Input>,
+    inputs: Vec<ModelInput>,
     outputs: Vec<String>,
     output_types: Vec<DataType>,
 }
@@ -21,7 +21,7 @@ pub struct Model {
 /// Nodes and the constants that they may name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scope {
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<OnnxNode>,
     pub(crate) constants: Vec<(String, Arc<Array>)>,
     /// What the outer scope gets from it; empty for the model itself.
     pub(crate) outputs: Vec<String>,
@@ -29,7 +29,7 @@ pub(crate) struct Scope {
 
 /// An input of a model.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Input {
+pub struct ModelInput {
     /// Its name.
     pub name: String,
     /// Its element type.
@@ -48,7 +48,7 @@ pub enum Dimension {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
+pub(crate) struct OnnxNode {
     pub(crate) name: String,
     pub(crate) operator: String,
     pub(crate) inputs: Vec<String>,
@@ -68,30 +68,31 @@ pub(crate) enum Attribute {
     Texts(Vec<String>),
 }
 
-impl Model {
-    /// Reads a file, and those beside it in which it keeps weights.
-    pub fn read(path: &Path) -> Result<Self, Error> {
-        let bytes = std::fs::read(path).map_err(|error| Error::Io { path: path.to_owned(), error })?;
+impl OnnxModel {
+    /// Reads a file, and those next to it in which it keeps weights.
+    pub fn read(path: &Path) -> Result<Self, GraphError> {
+        let bytes = std::fs::read(path).map_err(|error| GraphError::Io { path: path.to_owned(), error })?;
         Self::decode(&bytes, path.parent())
     }
 
     /// Reads a model from memory. External weights are looked up in `folder`.
-    pub fn decode(bytes: &[u8], folder: Option<&Path>) -> Result<Self, Error> {
-        let model = ModelProto::decode(bytes).map_err(|error| Error::NotOnnx(error.to_string()))?;
+    pub fn decode(bytes: &[u8], folder: Option<&Path>) -> Result<Self, GraphError> {
+        let model = ModelProto::decode(bytes).map_err(|error| GraphError::NotOnnx(error.to_string()))?;
         let mut reader = Reader { folder, files: HashMap::new(), functions: &model.functions };
         let standard = |domain: &str| domain.is_empty() || domain == "ai.onnx";
         let opset = model.opsets.iter().find(|opset| standard(&opset.domain)).map_or(1, |opset| opset.version);
-        let graph = model.graph.as_ref().ok_or_else(|| Error::NotOnnx("it has no graph".into()))?;
+        let graph = model.graph.as_ref().ok_or_else(|| GraphError::NotOnnx("it has no graph".into()))?;
         let known: Vec<_> = graph.initializers.iter().map(|tensor| tensor.name.as_str()).collect();
         let inputs = graph.inputs.iter().filter(|input| !known.contains(&input.name.as_str()));
         let inputs = inputs.map(input).collect::<Result<_, _>>()?;
         let outputs: Vec<_> = graph.outputs.iter().map(|output| output.name.clone()).collect();
-        let output_types = graph.outputs.iter().map(|output| Ok(input(output)?.dtype)).collect::<Result<_, Error>>()?;
+        let output_types =
+            graph.outputs.iter().map(|output| Ok(input(output)?.dtype)).collect::<Result<_, GraphError>>()?;
         Ok(Self { graph: reader.scope(graph)?, opset, inputs, outputs, output_types })
     }
 
     /// What it takes, without what has a value in the file.
-    pub fn inputs(&self) -> &[Input] {
+    pub fn inputs(&self) -> &[ModelInput] {
         &self.inputs
     }
 
@@ -110,19 +111,19 @@ impl Model {
     }
 }
 
-fn input(value: &ValueInfoProto) -> Result<Input, Error> {
+fn input(value: &ValueInfoProto) -> Result<ModelInput, GraphError> {
     let kind = value.kind.as_ref().and_then(|kind| kind.tensor.as_ref());
-    let kind = kind.ok_or_else(|| Error::NotOnnx(format!("{:?} is not a tensor", value.name)))?;
+    let kind = kind.ok_or_else(|| GraphError::NotOnnx(format!("{:?} is not a tensor", value.name)))?;
     let dims = kind.shape.iter().flat_map(|shape| &shape.dims);
     let dims = dims.map(|dim| match dim.value {
         Some(value) if value >= 0 => Dimension::Fixed(value as usize),
         _ => Dimension::Open(dim.name.clone().unwrap_or_default()),
     });
-    Ok(Input { name: value.name.clone(), dtype: element(kind.element)?, dims: dims.collect() })
+    Ok(ModelInput { name: value.name.clone(), dtype: element(kind.element)?, dims: dims.collect() })
 }
 
 /// The type of that number in the format.
-pub(crate) fn element(number: i32) -> Result<DataType, Error> {
+pub(crate) fn element(number: i32) -> Result<DataType, GraphError> {
     Ok(match number {
         1 => DataType::Fp32,
         2 => DataType::Uint8,
@@ -137,7 +138,7 @@ pub(crate) fn element(number: i32) -> Result<DataType, Error> {
         12 => DataType::Uint32,
         13 => DataType::Uint64,
         16 => DataType::Bf16,
-        _ => return Err(Error::NotOnnx(format!("elements of type {number} are not supported"))),
+        _ => return Err(GraphError::NotOnnx(format!("elements of type {number} are not supported"))),
     })
 }
 
@@ -148,10 +149,10 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn scope(&mut self, graph: &GraphProto) -> Result<Scope, Error> {
+    fn scope(&mut self, graph: &GraphProto) -> Result<Scope, GraphError> {
         let constants = graph.initializers.iter();
         let constants = constants.map(|tensor| Ok((tensor.name.clone(), Arc::new(self.tensor(tensor)?))));
-        let constants = constants.collect::<Result<_, Error>>()?;
+        let constants = constants.collect::<Result<_, GraphError>>()?;
         let mut nodes = Vec::new();
         for node in &graph.nodes {
             self.node(node, &mut nodes)?;
@@ -160,7 +161,7 @@ impl Reader<'_> {
     }
 
     /// Reads a node; calls of a model's own functions become the nodes of the function.
-    fn node(&mut self, node: &NodeProto, nodes: &mut Vec<Node>) -> Result<(), Error> {
+    fn node(&mut self, node: &NodeProto, nodes: &mut Vec<OnnxNode>) -> Result<(), GraphError> {
         let called = |function: &&FunctionProto| function.name == node.operator && function.domain == node.domain;
         if let Some(function) = self.functions.iter().find(called) {
             return self.call(node, function, nodes);
@@ -170,7 +171,7 @@ impl Reader<'_> {
             attributes.insert(attribute.name.clone(), self.attribute(attribute)?);
         }
         let foreign = !node.domain.is_empty() && node.domain != "ai.onnx";
-        nodes.push(Node {
+        nodes.push(OnnxNode {
             name: if node.name.is_empty() {
                 node.outputs.first().cloned().unwrap_or_default()
             } else {
@@ -184,7 +185,12 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn call(&mut self, node: &NodeProto, function: &FunctionProto, nodes: &mut Vec<Node>) -> Result<(), Error> {
+    fn call(
+        &mut self,
+        node: &NodeProto,
+        function: &FunctionProto,
+        nodes: &mut Vec<OnnxNode>,
+    ) -> Result<(), GraphError> {
         let prefix = node.outputs.first().cloned().unwrap_or_default();
         let inside = function.inputs.iter().zip(node.inputs.iter().map(String::as_str).chain(std::iter::repeat("")));
         let outside: HashMap<&str, &str> = inside
@@ -206,7 +212,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn attribute(&mut self, attribute: &AttributeProto) -> Result<Attribute, Error> {
+    fn attribute(&mut self, attribute: &AttributeProto) -> Result<Attribute, GraphError> {
         let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
         Ok(match attribute.kind {
             1 => Attribute::Float(attribute.float),
@@ -218,13 +224,13 @@ impl Reader<'_> {
             7 => Attribute::Ints(attribute.ints.clone()),
             8 => Attribute::Texts(attribute.strings.iter().map(text).collect()),
             kind => {
-                return Err(Error::NotOnnx(format!("attribute {:?} has the unknown kind {kind}", attribute.name)));
+                return Err(GraphError::NotOnnx(format!("attribute {:?} has the unknown kind {kind}", attribute.name)));
             }
         })
     }
 
-    fn tensor(&mut self, tensor: &TensorProto) -> Result<Array, Error> {
-        let bad = |what: &str| Error::NotOnnx(format!("constant {:?} {what}", tensor.name));
+    fn tensor(&mut self, tensor: &TensorProto) -> Result<Array, GraphError> {
+        let bad = |what: &str| GraphError::NotOnnx(format!("constant {:?} {what}", tensor.name));
         let dtype = element(tensor.element)?;
         let count = base::element_count(&tensor.dims).ok_or_else(|| bad("has impossible dimensions"))?;
         let dims: Vec<_> = tensor.dims.iter().map(|&dim| dim as usize).collect();
@@ -265,7 +271,7 @@ impl Reader<'_> {
     }
 
     /// The file in which a constant is: in the model's folder or below, never elsewhere.
-    fn external(&mut self, tensor: &TensorProto) -> Result<Arc<Vec<u8>>, Error> {
+    fn external(&mut self, tensor: &TensorProto) -> Result<Arc<Vec<u8>>, GraphError> {
         let name = tensor.external("location").unwrap_or_default();
         if let Some(file) = self.files.get(name) {
             return Ok(file.clone());
@@ -273,9 +279,9 @@ impl Reader<'_> {
         let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
         let folder = self.folder.filter(|_| !name.is_empty() && Path::new(name).components().all(inside));
         let folder =
-            folder.ok_or_else(|| Error::NotOnnx(format!("it keeps weights in {name:?}, not in its folder")))?;
+            folder.ok_or_else(|| GraphError::NotOnnx(format!("it keeps weights in {name:?}, not in its folder")))?;
         let path = folder.join(name);
-        let bytes = read_plain(&path).map_err(|error| Error::Io { path, error })?;
+        let bytes = read_plain(&path).map_err(|error| GraphError::Io { path, error })?;
         Ok(self.files.entry(name.to_owned()).or_insert(Arc::new(bytes)).clone())
     }
 }
@@ -301,7 +307,7 @@ fn listed(tensor: &TensorProto, dtype: DataType) -> Data {
     }
 }
 
-impl Node {
+impl OnnxNode {
     pub(crate) fn has(&self, name: &str) -> bool {
         self.attributes.contains_key(name)
     }
@@ -385,12 +391,12 @@ mod tests {
     }
 
     #[test]
-    fn weights_beside_the_model_are_read_and_no_others() {
+    fn weights_next_to_the_model_are_read_and_no_others() {
         let folder = tempfile::tempdir().unwrap();
         let numbers = [0.0_f32, 1.0, 2.0].map(f32::to_le_bytes).concat();
         std::fs::write(folder.path().join("w.bin"), &numbers).unwrap();
         std::fs::create_dir(folder.path().join("inner")).unwrap();
-        let read = |location: &str| Model::decode(&keeping_weights_in(location), Some(folder.path()));
+        let read = |location: &str| OnnxModel::decode(&keeping_weights_in(location), Some(folder.path()));
         let model = read("w.bin").unwrap();
         assert_eq!(model.constants().next().unwrap().1.to_floats()[..], [1.0, 2.0]);
         for outside in ["", "../w.bin", "/dev/zero", "inner/../w.bin"] {
@@ -398,14 +404,14 @@ mod tests {
             assert!(text.contains("not in its folder"), "{text}");
         }
         assert!(read("inner").unwrap_err().to_string().contains("not a plain file"));
-        assert!(matches!(read("absent"), Err(Error::Io { .. })));
+        assert!(matches!(read("absent"), Err(GraphError::Io { .. })));
         std::fs::write(folder.path().join("w.bin"), &numbers[..8]).unwrap();
         assert!(read("w.bin").unwrap_err().to_string().contains("ends behind its file"));
     }
 
     #[test]
     fn what_is_no_model_is_refused() {
-        assert!(matches!(Model::decode(b"PK\x03\x04 not onnx", None), Err(Error::NotOnnx(_))));
-        assert!(matches!(Model::decode(b"", None), Err(Error::NotOnnx(_))));
+        assert!(matches!(OnnxModel::decode(b"PK\x03\x04 not onnx", None), Err(GraphError::NotOnnx(_))));
+        assert!(matches!(OnnxModel::decode(b"", None), Err(GraphError::NotOnnx(_))));
     }
 }

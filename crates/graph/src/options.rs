@@ -13,7 +13,7 @@ pub struct Options {
     /// What floats are kept in.
     pub precision: Precision,
     /// How images lie in memory.
-    pub layout: Layout,
+    pub layout: ImageLayout,
     /// Whether neighbouring operators become one step. Off in tests, which compare.
     pub fuse: bool,
     /// Whether convolutions and products may read the model's inputs as they are and write its outputs in their own types,
@@ -25,7 +25,7 @@ pub struct Options {
 
 /// How images lie in memory between the steps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Layout {
+pub enum ImageLayout {
     /// Channels closest together.
     ChannelsLast,
     /// As ONNX has it: columns closest together.
@@ -35,7 +35,7 @@ pub enum Layout {
 impl Options {
     /// For that batch, with everything else as it is best.
     pub fn new(batch: usize, precision: Precision) -> Self {
-        let (sizes, layout) = (BTreeMap::new(), Layout::ChannelsLast);
+        let (sizes, layout) = (BTreeMap::new(), ImageLayout::ChannelsLast);
         Self { batch, sizes, precision, layout, fuse: true, convert_in_steps: false, concat_in_place: true }
     }
 }

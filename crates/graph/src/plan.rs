@@ -9,7 +9,7 @@
 //! ```
 
 use crate::expression::Expression;
-use crate::weights::Weights;
+use crate::weights::PlanWeights;
 pub use base::DataType;
 
 /// A model for fixed sizes: the steps in their order, and what they need.
@@ -26,7 +26,7 @@ pub struct Plan {
     /// For each step the name of the model's node from which it came, for messages.
     pub names: Vec<String>,
     /// The weights as one blob: the same for all batch sizes and sequence lengths of a model and a precision.
-    pub weights: Weights,
+    pub weights: PlanWeights,
     /// Constants that depend on the sizes (masks, positions): small, and belong to this plan alone. Often empty.
     pub constants: Vec<u8>,
     /// How much workspace the steps need. What it holds before and after an execution means nothing.
@@ -67,7 +67,7 @@ impl Precision {
 
 /// The memory that a tensor is in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Place {
+pub enum TensorPlace {
     /// The blob of weights, [`Plan::weights`].
     Weights,
     /// [`Plan::constants`].
@@ -93,7 +93,7 @@ pub struct Tensor {
     /// Distance in elements from one index to the next, for each dimension. Negative where a slice goes backwards.
     pub strides: Vec<isize>,
     /// The memory.
-    pub place: Place,
+    pub place: TensorPlace,
     /// Where its first element is in that memory, in bytes.
     pub offset: usize,
 }
@@ -206,7 +206,7 @@ pub struct Attention {
     pub value: Tensor,
     /// Added before the softmax; broadcast to `[batch, heads, length, other length]` by strides of 0.
     pub mask: Option<Tensor>,
-    /// `[batch, heads, length, value width]`; usually strided so that heads lie beside one another.
+    /// `[batch, heads, length, value width]`; usually strided so that the heads of a position are neighbours.
     pub output: Tensor,
     /// Factor of the product.
     pub scale: f32,

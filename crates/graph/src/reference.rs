@@ -3,12 +3,12 @@
 use crate::array::Array;
 use crate::evaluate::evaluate;
 use crate::ir::Op;
-use crate::plan::{Place, Plan, Step, Tensor};
+use crate::plan::{Plan, Step, Tensor, TensorPlace};
 use std::sync::Arc;
 
 /// What a plan computes on, as it lies in memory. A copy has its own of what steps write.
 #[derive(Clone)]
-pub struct Memory {
+pub struct ReferenceMemory {
     /// The weights.
     pub weights: Arc<[u8]>,
     /// The inputs, row-major in the model's types.
@@ -19,15 +19,15 @@ pub struct Memory {
     pub outputs: Vec<Vec<u8>>,
 }
 
-impl Memory {
+impl ReferenceMemory {
     /// The elements of a tensor.
     pub fn load(&self, plan: &Plan, tensor: &Tensor) -> Array {
         let memory: &[u8] = match tensor.place {
-            Place::Weights => &self.weights,
-            Place::Constants => &plan.constants,
-            Place::Workspace => &self.workspace,
-            Place::Input(position) => &self.inputs[position],
-            Place::Output(position) => &self.outputs[position],
+            TensorPlace::Weights => &self.weights,
+            TensorPlace::Constants => &plan.constants,
+            TensorPlace::Workspace => &self.workspace,
+            TensorPlace::Input(position) => &self.inputs[position],
+            TensorPlace::Output(position) => &self.outputs[position],
         };
         Array::load(tensor.dtype, &tensor.dims, &tensor.strides, tensor.offset, memory)
     }
@@ -35,8 +35,8 @@ impl Memory {
     /// Puts elements where a tensor is that steps may write.
     pub fn store(&mut self, tensor: &Tensor, array: &Array) {
         let memory = match tensor.place {
-            Place::Workspace => &mut self.workspace,
-            Place::Output(position) => &mut self.outputs[position],
+            TensorPlace::Workspace => &mut self.workspace,
+            TensorPlace::Output(position) => &mut self.outputs[position],
             place => panic!("a step writes to {place:?}"),
         };
         array.store_strided(tensor.dtype, &tensor.strides, tensor.offset, memory);
@@ -46,14 +46,14 @@ impl Memory {
 /// Executes a plan. What weighs much is made once and used for many executions.
 pub struct Reference<'a> {
     plan: &'a Plan,
-    memory: Memory,
+    memory: ReferenceMemory,
 }
 
 impl<'a> Reference<'a> {
     /// Makes the weights and a workspace, filled with what no plan may rely on.
     pub fn new(plan: &'a Plan) -> Self {
         let (weights, workspace) = (plan.weights.to_bytes().into(), vec![0xff; plan.workspace_bytes]);
-        Self { plan, memory: Memory { weights, workspace, inputs: Vec::new(), outputs: Vec::new() } }
+        Self { plan, memory: ReferenceMemory { weights, workspace, inputs: Vec::new(), outputs: Vec::new() } }
     }
 
     /// Executes the plan: row-major inputs in the model's types, and such outputs.
@@ -86,7 +86,7 @@ impl<'a> Reference<'a> {
     }
 
     /// All memory, as the steps so far left it.
-    pub fn memory(&self) -> &Memory {
+    pub fn memory(&self) -> &ReferenceMemory {
         &self.memory
     }
 }

@@ -1,17 +1,17 @@
 //! Small models for tests, written as nodes.
 
 use crate::array::Array;
-use crate::model::Model;
+use crate::model::OnnxModel;
 use onnx::*;
 use workload::Random;
 
 /// A model under construction. Weights are made up, and the same each time.
-pub(crate) struct Sample {
+pub(crate) struct SampleModel {
     graph: GraphProto,
     random: Random,
 }
 
-impl Sample {
+impl SampleModel {
     /// With one input of that name and type (1 is float, 7 is int64); sizes of 0 are open, the first as `batch`.
     pub(crate) fn new(input: &str, element: i32, dims: &[i64]) -> Self {
         let mut sample = Self { graph: GraphProto::default(), random: Random::new(1, 0) };
@@ -94,8 +94,8 @@ impl Sample {
         self.node("BatchNormalization", &inputs, output, &[]);
     }
 
-    pub(crate) fn model(self, outputs: &[&str]) -> Model {
-        Model::decode(&self.bytes(outputs), None).unwrap()
+    pub(crate) fn model(self, outputs: &[&str]) -> OnnxModel {
+        OnnxModel::decode(&self.bytes(outputs), None).unwrap()
     }
 
     /// The file.
@@ -112,7 +112,7 @@ impl Sample {
 
 /// A block of ResNet with its stem and head.
 pub(crate) fn residual() -> Vec<u8> {
-    let mut net = Sample::new("x", 1, &[0, 3, 8, 8]);
+    let mut net = SampleModel::new("x", 1, &[0, 3, 8, 8]);
     net.conv_norm("x", "stem", 3, 8, 3, 1);
     net.node("Relu", &["stem"], "stem.relu", &[]);
     net.node(
@@ -137,7 +137,7 @@ pub(crate) fn residual() -> Vec<u8> {
 
 /// Two layers of DenseNet and what follows them.
 pub(crate) fn dense() -> Vec<u8> {
-    let mut net = Sample::new("x", 1, &[0, 4, 6, 6]);
+    let mut net = SampleModel::new("x", 1, &[0, 4, 6, 6]);
     net.conv_norm("x", "stem", 4, 8, 3, 1);
     net.norm("stem", "n1", 8);
     net.node("Relu", &["n1"], "r1", &[]);
@@ -154,7 +154,7 @@ pub(crate) fn dense() -> Vec<u8> {
 
 /// A squeeze and an inverted bottleneck with their activations spelled out.
 pub(crate) fn mobile() -> Vec<u8> {
-    let mut net = Sample::new("x", 1, &[0, 8, 6, 6]);
+    let mut net = SampleModel::new("x", 1, &[0, 8, 6, 6]);
     net.conv_norm("x", "wide", 8, 16, 1, 1);
     for (name, value) in [("three", 3.0), ("zero", 0.0), ("six", 6.0)] {
         net.scalar(name, value);
@@ -180,7 +180,7 @@ pub(crate) fn mobile() -> Vec<u8> {
 
 /// The stem and a strided block of a network from TensorFlow: padding is an operator, more behind the image than in front of it.
 pub(crate) fn strided() -> Vec<u8> {
-    let mut net = Sample::new("x", 1, &[0, 3, 8, 8]);
+    let mut net = SampleModel::new("x", 1, &[0, 3, 8, 8]);
     net.scalar("zero", 0.0);
     net.scalar("six", 6.0);
     net.ints("behind", &[0, 0, 0, 0, 0, 0, 1, 1]);
@@ -201,7 +201,7 @@ pub(crate) fn strided() -> Vec<u8> {
 
 /// A block of YOLO v8: one half of the channels goes through a residual block, and all that was made is kept.
 pub(crate) fn split() -> Vec<u8> {
-    let mut net = Sample::new("x", 1, &[0, 4, 6, 6]);
+    let mut net = SampleModel::new("x", 1, &[0, 4, 6, 6]);
     net.conv_norm("x", "a", 4, 16, 1, 1);
     net.node("Relu", &["a"], "a.relu", &[]);
     for (name, value) in [("zero", 0), ("one", 1), ("eight", 8), ("end", i64::MAX)] {
@@ -219,7 +219,7 @@ pub(crate) fn split() -> Vec<u8> {
 
 /// Large features that are divided by their length, as in SSD300.
 pub(crate) fn lengths() -> Vec<u8> {
-    let mut net = Sample::new("x", 1, &[0, 4, 6, 6]);
+    let mut net = SampleModel::new("x", 1, &[0, 4, 6, 6]);
     net.scalar("large", 1000.0);
     net.node("Mul", &["x", "large"], "a", &[]);
     net.node("ReduceL2", &["a"], "length", &[("axes", &[1])]);
@@ -229,7 +229,7 @@ pub(crate) fn lengths() -> Vec<u8> {
 
 /// Two attentions without weights, whose scores are masked by a constant that depends on the length, as GPT-2's are.
 pub(crate) fn masked() -> Vec<u8> {
-    let mut net = Sample::new("x", 1, &[0, 0, 8]);
+    let mut net = SampleModel::new("x", 1, &[0, 0, 8]);
     net.node("Shape", &["x"], "size", &[]);
     for (name, values) in [("none", &[0][..]), ("one", &[1]), ("two", &[2]), ("corner", &[0, 0]), ("both", &[0, 1])] {
         net.ints(name, values);
@@ -254,7 +254,7 @@ pub(crate) fn masked() -> Vec<u8> {
 
 /// A layer of BERT of width 8 with two heads, in the spelling of older exporters.
 pub(crate) fn transformer() -> Vec<u8> {
-    let mut net = Sample::new("ids", 7, &[0, 0]);
+    let mut net = SampleModel::new("ids", 7, &[0, 0]);
     net.input("mask", 7, &[0, 0]);
     net.weight("words", &[20, 8], 0.0);
     net.weight("places", &[16, 8], 0.0);
@@ -336,7 +336,7 @@ pub(crate) fn transformer() -> Vec<u8> {
 
 /// Numbers for the inputs of a plan: floats around 0, integers that are valid positions, masks of 0 and 1.
 pub(crate) fn inputs(plan: &crate::plan::Plan) -> Vec<Vec<u8>> {
-    let mut numbers = Sample { graph: GraphProto::default(), random: Random::new(7, 0) };
+    let mut numbers = SampleModel { graph: GraphProto::default(), random: Random::new(7, 0) };
     let mut fill = |port: &crate::plan::Port| {
         let count = port.dims.iter().product::<usize>();
         let array = if crate::array::is_float(port.dtype) {

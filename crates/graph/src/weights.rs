@@ -10,14 +10,14 @@ pub const ALIGNMENT: usize = 256;
 /// The layout of a blob. The bytes are made from it on demand: plans of many batch sizes share one blob, so most are
 /// never asked for theirs.
 #[derive(Clone, Debug, Default)]
-pub struct Weights {
-    entries: Vec<Entry>,
+pub struct PlanWeights {
+    entries: Vec<WeightEntry>,
     bytes: usize,
 }
 
 /// One weight: folded, with its elements in the order in which they will lie.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct WeightEntry {
     pub(crate) offset: usize,
     pub(crate) dtype: DataType,
     /// What it is, row-major.
@@ -26,7 +26,7 @@ pub(crate) struct Entry {
     pub(crate) order: Vec<usize>,
 }
 
-impl Weights {
+impl PlanWeights {
     /// The size of the blob.
     pub fn len(&self) -> usize {
         self.bytes
@@ -44,7 +44,7 @@ impl Weights {
 
     /// Adds a weight, or finds the same one; says where it lies.
     pub fn place(&mut self, array: &Arc<Array>, dtype: DataType, order: &[usize]) -> usize {
-        let same = |entry: &&Entry| {
+        let same = |entry: &&WeightEntry| {
             Arc::ptr_eq(&entry.array, array) && entry.dtype == dtype && entry.order.as_slice() == order
         };
         if let Some(entry) = self.entries.iter().find(same) {
@@ -52,7 +52,7 @@ impl Weights {
         }
         let offset = self.bytes;
         self.bytes = (offset + array.elements() * element_bytes(dtype)).next_multiple_of(ALIGNMENT);
-        self.entries.push(Entry { offset, dtype, array: array.clone(), order: order.to_vec() });
+        self.entries.push(WeightEntry { offset, dtype, array: array.clone(), order: order.to_vec() });
         offset
     }
 

@@ -2,13 +2,11 @@
 //!
 //! `scripts/onnx-node-cases.py` writes them to `.cache/onnx-nodes`; `make test` calls it. After a change, `UPDATE_EXPECT=1 cargo nextest run -p graph --test nodes` writes the list anew, for you to read.
 
-mod cases;
-
-use cases::{Values, bytes, difference};
 use expect_test::expect_file;
 use graph::array::Array;
+use graph::cases::nodes::{Values, bytes, difference, names};
 use graph::reference::Reference;
-use graph::{Model, Options, Precision, compile};
+use graph::{OnnxModel, Options, Precision, compile};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -23,7 +21,7 @@ fn folder() -> PathBuf {
 #[test]
 fn every_node_test_has_the_known_outcome() {
     let missing = || format!("{} is not there: scripts/setup tests writes it", folder().display());
-    let names = cases::names(&folder()).unwrap_or_else(|_| panic!("{}", missing()));
+    let names = names(&folder()).unwrap_or_else(|_| panic!("{}", missing()));
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let mut list = String::new();
     for name in &names {
@@ -39,7 +37,7 @@ fn every_node_test_has_the_known_outcome() {
 }
 
 fn outcome(name: &str) -> String {
-    let model = Model::read(&folder().join(format!("{name}.onnx")));
+    let model = OnnxModel::read(&folder().join(format!("{name}.onnx")));
     let plan = match model.and_then(|model| compile(&model, &Options::new(1, Precision::F32))) {
         Ok(plan) => plan,
         Err(error) => return format!("refused: {error}"),

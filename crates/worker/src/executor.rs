@@ -25,7 +25,7 @@ use telemetry::Statistics;
 const MAX_ORDERS: usize = 4096;
 
 /// Where requests come one after another, the next one is close behind: for so long an executor looks for it before it
-/// sleeps. Waking a sleeping thread on an idle core takes longer than this model's kind of work (25 us and more on a virtual
+/// sleeps. Waking a sleeping thread on an idle core takes longer than a small model's batch (25 us and more on a virtual
 /// machine, where an idle core is given back to the host).
 const LINGER: Duration = Duration::from_micros(50);
 
@@ -67,7 +67,7 @@ impl Slot {
     }
 
     /// Runs one request on the weights that are here, as a batch of its own is run, and says what that took. Nobody gets its
-    /// outputs, and it isn't counted. For [`Device::run_alone`].
+    /// outputs, and it isn't counted. For [`Device::run_when_idle`].
     pub fn measure(
         &self,
         clock: Clock,
@@ -78,7 +78,7 @@ impl Slot {
     ) -> Result<Duration, String> {
         let mut weights = self.weights()?;
         let loaded = weights.as_mut().ok_or(NOT_LOADED)?;
-        let (mut cache, mut items) = (IoCache::default(), [Measured { inputs, rows }]);
+        let (mut cache, mut items) = (IoCache::default(), [MeasuredRequest { inputs, rows }]);
         let started_at = clock.now();
         let group = Group::form(&mut items, signature, padding).unwrap_or(Group::ONE);
         let mut inputs = Gathering::new(&items, &group, &mut cache, clock);
@@ -99,12 +99,12 @@ impl Slot {
 }
 
 /// A request that is run for its time alone.
-struct Measured {
+struct MeasuredRequest {
     inputs: Vec<Tensor>,
     rows: u32,
 }
 
-impl BatchItem for Measured {
+impl BatchItem for MeasuredRequest {
     fn inputs(&self) -> &[Tensor] {
         &self.inputs
     }
@@ -170,7 +170,7 @@ pub struct UnloadOrder {
 
 /// What became of an order.
 #[derive(Debug)]
-pub struct Report<I> {
+pub struct OrderReport<I> {
     /// Which one.
     pub action: ActionId,
     /// What became of it.
@@ -188,7 +188,7 @@ pub enum Status {
         started_at: Timestamp,
         /// When it ended.
         ended_at: Timestamp,
-        /// A batch's transfers, where they may run beside other batches.
+        /// A batch's transfers, where they may overlap with other batches.
         transfers: Transfers,
     },
     /// Not started: its window had passed, or the device had been retired.
@@ -207,8 +207,8 @@ enum LoadMessage {
 
 enum ExecuteMessage<I> {
     Execute(ExecuteOrder<I>),
-    /// Something to run alone on the device between batches: a measurement.
-    Alone(Box<dyn FnOnce() + Send>),
+    /// Something that runs when no order is there, with the device to itself: a measurement.
+    WhenIdle(Box<dyn FnOnce() + Send>),
     /// Start nothing any more.
     Retire,
 }
@@ -231,7 +231,7 @@ impl<I: BatchItem> Device<I> {
     pub fn start(
         config: &DeviceConfig,
         clock: Clock,
-        report: impl Fn(Report<I>) + Clone + Send + 'static,
+        report: impl Fn(OrderReport<I>) + Clone + Send + 'static,
     ) -> std::io::Result<Self> {
         let (mut device, executor, loader) = Self::parts(config, clock);
         let named = |role: &str| std::thread::Builder::new().name(format!("{role} {}", config.name));
@@ -254,16 +254,16 @@ impl<I: BatchItem> Device<I> {
     }
 
     /// A device whose executor and loader nobody runs yet.
-    fn parts(config: &DeviceConfig, clock: Clock) -> (Self, Executor<I>, Loader) {
+    fn parts(config: &DeviceConfig, clock: Clock) -> (Self, DeviceExecutor<I>, Loader) {
         let (execute, execute_orders) = unbounded();
         let (load, load_orders) = unbounded();
         let pages = Arc::new(Pages::new(config.pages));
-        let executor = Executor {
+        let executor = DeviceExecutor {
             clock,
             orders: execute_orders,
             closed: false,
             heap: BinaryHeap::new(),
-            alone: VecDeque::new(),
+            idle_work: VecDeque::new(),
             flow: Flow::default(),
             cache: IoCache::default(),
             lingers_until: Timestamp::ZERO,
@@ -293,14 +293,14 @@ impl<I: BatchItem> Device<I> {
     pub fn execute(&self, order: ExecuteOrder<I>) -> Result<(), ExecuteOrder<I>> {
         self.send_execute(ExecuteMessage::Execute(order)).map_err(|message| match message {
             ExecuteMessage::Execute(order) => order,
-            ExecuteMessage::Alone(_) | ExecuteMessage::Retire => unreachable!("what was sent comes back"),
+            ExecuteMessage::WhenIdle(_) | ExecuteMessage::Retire => unreachable!("what was sent comes back"),
         })
     }
 
-    /// Runs something alone on the executor's thread, when no order is there to be carried out. `false`: the executor is gone or its
+    /// Runs something on the executor's thread when no order is there to be carried out. `false`: the executor is gone or its
     /// queue full, and it won't run.
-    pub fn run_alone(&self, work: Box<dyn FnOnce() + Send>) -> bool {
-        self.send_execute(ExecuteMessage::Alone(work)).is_ok()
+    pub fn run_when_idle(&self, work: Box<dyn FnOnce() + Send>) -> bool {
+        self.send_execute(ExecuteMessage::WhenIdle(work)).is_ok()
     }
 
     /// Lets the executor start nothing any more: what runs is finished, batches that wait come back as too late, and so do those
@@ -366,14 +366,14 @@ fn send<T>(sender: &Sender<T>, message: T) -> Result<(), T> {
 }
 
 /// What carries out batches, in turns that don't wait: whoever runs it does that in between.
-struct Executor<I> {
+struct DeviceExecutor<I> {
     clock: Clock,
     orders: Receiver<ExecuteMessage<I>>,
     /// No more orders will come.
     closed: bool,
     heap: BinaryHeap<ByEarliest<I>>,
     /// What runs when no order is there.
-    alone: VecDeque<Box<dyn FnOnce() + Send>>,
+    idle_work: VecDeque<Box<dyn FnOnce() + Send>>,
     flow: Flow<I>,
     cache: IoCache,
     /// Until then it looks for orders without sleeping.
@@ -408,9 +408,9 @@ impl<I> Ord for ByEarliest<I> {
     }
 }
 
-impl<I: BatchItem> Executor<I> {
+impl<I: BatchItem> DeviceExecutor<I> {
     /// Runs it on a thread of its own, until no more orders come and all are carried out.
-    fn run(mut self, report: &impl Fn(Report<I>)) {
+    fn run(mut self, report: &impl Fn(OrderReport<I>)) {
         loop {
             let wants_at = self.turn(report);
             let now = self.clock.now();
@@ -466,19 +466,19 @@ impl<I: BatchItem> Executor<I> {
     fn take(&mut self, message: ExecuteMessage<I>) {
         match message {
             ExecuteMessage::Execute(order) => self.heap.push(ByEarliest(order)),
-            ExecuteMessage::Alone(work) => self.alone.push_back(work),
+            ExecuteMessage::WhenIdle(work) => self.idle_work.push_back(work),
             ExecuteMessage::Retire => self.retired = true,
         }
     }
 }
 
 /// What the engine does here may panic.
-fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Failure::Panic(said(&*panic))))
+fn guarded<T>(work: impl FnOnce() -> Result<T, BatchFailure>) -> Result<T, BatchFailure> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(BatchFailure::Panic(said(&*panic))))
 }
 
 /// Why a batch has no outputs.
-enum Failure {
+enum BatchFailure {
     /// The engine said so.
     Refused(String),
     /// The engine panicked.

@@ -20,7 +20,7 @@ mod pin;
 pub use batch::BatchItem;
 pub use clock::Clock;
 pub use engine::Tensor;
-pub use executor::{Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Shared, Slot, Status, UnloadOrder};
+pub use executor::{Device, DeviceConfig, ExecuteOrder, LoadOrder, OrderReport, Shared, Slot, Status, UnloadOrder};
 pub use padding::Padding;
 pub use pages::Pages;
 pub use pin::pin_from_last;

@@ -9,7 +9,7 @@ use engine::{AtOnce, EngineError, Loaded, Prepared, Sink, TensorView, at_once};
 use std::sync::Arc;
 use telemetry::{Spans, Statistics};
 use worker::{
-    BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Slot, Status, Tensor, UnloadOrder,
+    BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, OrderReport, Slot, Status, Tensor, UnloadOrder,
 };
 
 /// A request whose outputs go to the test.
@@ -131,7 +131,7 @@ type Answer = (u32, Result<Vec<Tensor>, String>);
 struct Bench {
     clock: Clock,
     device: Device<Item>,
-    reports: Receiver<Report<Item>>,
+    reports: Receiver<OrderReport<Item>>,
     answers: (Sender<Answer>, Receiver<Answer>),
     next: u64,
     statistics: Arc<Statistics>,
@@ -179,7 +179,7 @@ impl Bench {
         self.item(number, shape, values.iter().flat_map(|value| value.to_le_bytes()).collect(), DataType::Fp32)
     }
 
-    fn execute(&mut self, slot: &Arc<Slot>, items: Vec<Item>, window: Window) -> Report<Item> {
+    fn execute(&mut self, slot: &Arc<Slot>, items: Vec<Item>, window: Window) -> OrderReport<Item> {
         self.next += 1;
         let signature = Arc::new(Net::new(Behaviour::Double).signature.clone());
         let (action, slot, padding) = (ActionId(self.next), Arc::clone(slot), None);
@@ -403,7 +403,9 @@ fn a_pinned_executor_runs_on_its_core_alone() {
     let config = DeviceConfig { name: "test:0".into(), index: 0, pages: 1, pin: Some(0), kind: 0, only_waits: false };
     let device = Device::<Item>::start(&config, Clock::start(), |_| {}).unwrap();
     let (sender, receiver) = unbounded();
-    assert!(device.run_alone(Box::new(move || sender.send(rustix::thread::sched_getaffinity(None).unwrap()).unwrap())));
+    assert!(
+        device.run_when_idle(Box::new(move || sender.send(rustix::thread::sched_getaffinity(None).unwrap()).unwrap()))
+    );
     let pinned = receiver.recv().unwrap();
     assert!(pinned.is_set(last));
     assert_eq!(pinned.count(), 1);

@@ -1,4 +1,4 @@
-//! Batches on a device whose transfers run beside its computing: in which order things happen, and what becomes of those that fail.
+//! Batches on a device whose transfers overlap with its computing: in which order things happen, and what becomes of those that fail.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
@@ -9,7 +9,9 @@ use engine::{AtOnce, DeviceTimes, EngineError, Inputs, Loaded, Prepared, Sink, S
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use worker::{BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, Report, Shared, Slot, Status, Tensor};
+use worker::{
+    BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, OrderReport, Shared, Slot, Status, Tensor,
+};
 
 type Answer = Result<f32, String>;
 
@@ -226,7 +228,7 @@ impl AtOnce for Here {
 struct Bench {
     clock: Clock,
     device: Device<Item>,
-    reports: Receiver<Report<Item>>,
+    reports: Receiver<OrderReport<Item>>,
     answers: (Sender<Answer>, Receiver<Answer>),
     slot: Arc<Slot>,
     script: Script,
@@ -248,7 +250,7 @@ impl Bench {
         Self::with(clock, shared.device(&config(), move |report| sender.send(report).unwrap()), reports)
     }
 
-    fn with(clock: Clock, device: Device<Item>, reports: Receiver<Report<Item>>) -> Self {
+    fn with(clock: Clock, device: Device<Item>, reports: Receiver<OrderReport<Item>>) -> Self {
         let (slot, script) = (Arc::new(Slot::default()), Script::default());
         let window = Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER };
         let prepared = Arc::new(Net::new(&script));
@@ -277,7 +279,7 @@ impl Bench {
     }
 
     fn report(&self) -> (u64, Status, usize) {
-        let Report { action, status, returned } = self.reports.recv().unwrap();
+        let OrderReport { action, status, returned } = self.reports.recv().unwrap();
         (action.0, status, returned.len())
     }
 
@@ -310,7 +312,7 @@ fn inputs_go_ahead_and_outputs_leave_while_another_batch_is_computed() {
     for expected in [2, 3] {
         let (action, status, _) = bench.report();
         let Status::Done { transfers, .. } = status else { panic!("{status:?}") };
-        assert_eq!((action, transfers.before.as_nanos()), (expected, 7), "its inputs came beside another");
+        assert_eq!((action, transfers.before.as_nanos()), (expected, 7), "its inputs came during another");
     }
     assert_eq!(bench.answers(4), [Ok(2.0), Ok(4.0), Ok(6.0), Ok(8.0)]);
 }
@@ -353,7 +355,7 @@ fn a_batch_that_fails_is_run_again_by_itself_for_the_sake_of_the_others_in_it() 
 }
 
 #[test]
-fn requests_that_are_not_one_batch_are_run_one_after_another_with_nothing_beside_them() {
+fn requests_that_are_not_one_batch_are_run_one_after_another_by_themselves() {
     let bench = Bench::new();
     [1, 2, 3, 4].into_iter().for_each(|batch| bench.script.allow(batch, 1));
     bench.order(1, &[1.0], Timestamp::NEVER);
@@ -412,7 +414,7 @@ fn a_batch_that_is_staged_starts_when_the_one_before_it_fails() {
 }
 
 #[test]
-fn what_this_thread_computes_has_nothing_beside_it() {
+fn what_this_thread_computes_has_the_device_to_itself() {
     let bench = Bench::new();
     let slot = Arc::new(Slot::default());
     let window = Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER };
@@ -462,14 +464,14 @@ fn what_is_under_way_is_finished_when_the_device_goes() {
 }
 
 #[test]
-fn what_is_to_run_alone_has_its_turn_though_orders_keep_coming() {
+fn what_is_to_run_when_idle_has_its_turn_though_orders_keep_coming() {
     let bench = Bench::new();
     bench.order(1, &[1.0], Timestamp::NEVER);
     bench.script.until("start 1");
     bench.order(2, &[2.0], Timestamp::NEVER);
     bench.script.until("stage 2");
     let script = bench.script.clone();
-    assert!(bench.device.run_alone(Box::new(move || script.note("measured", 0))));
+    assert!(bench.device.run_when_idle(Box::new(move || script.note("measured", 0))));
     bench.order(3, &[3.0], Timestamp::NEVER);
     [1, 2, 3].into_iter().for_each(|batch| bench.script.allow(batch, 2));
     assert_eq!(bench.answers(3), [Ok(2.0), Ok(4.0), Ok(6.0)]);
@@ -485,7 +487,7 @@ fn on_a_shared_thread_a_device_goes_on_while_others_compute_and_load() {
     one.order(1, &[1.0], Timestamp::NEVER);
     one.script.until("start 1");
     let (sender, loads) = unbounded();
-    let loading = shared.device(&config(), move |report: Report<Item>| sender.send(report).unwrap());
+    let loading = shared.device(&config(), move |report: OrderReport<Item>| sender.send(report).unwrap());
     let (slot, script) = (Arc::new(Slot::default()), Script::default());
     let window = Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER };
     let prepared = Arc::new(Heavy(script.clone()));

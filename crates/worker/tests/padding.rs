@@ -7,7 +7,9 @@ use crossbeam_channel::{Sender, unbounded};
 use engine::{AtOnce, EngineError, Loaded, Prepared, Sink, TensorView, at_once};
 use std::sync::{Arc, Mutex};
 use telemetry::Statistics;
-use worker::{BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, Padding, Report, Slot, Status, Tensor};
+use worker::{
+    BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, OrderReport, Padding, Slot, Status, Tensor,
+};
 
 type Answer = (usize, Result<Vec<Tensor>, String>);
 
@@ -154,7 +156,7 @@ fn inputs(number: usize, rows: i64, length: i64, width: i64) -> Vec<Tensor> {
 /// Runs requests of those rows and lengths as one order, and compares each answer with the model's own for it alone. Gives
 /// back the batches that were computed.
 fn run(model: &Masking, padding: Option<Padding>, requests: &[(i64, i64, i64)]) -> Vec<(i64, i64, i64)> {
-    let (sender, reports) = unbounded::<Report<Item>>();
+    let (sender, reports) = unbounded::<OrderReport<Item>>();
     let config = DeviceConfig { name: "test:0".into(), index: 0, pages: 4, pin: None, kind: 0, only_waits: false };
     let device = Device::start(&config, Clock::start(), move |report| sender.send(report).unwrap()).unwrap();
     let slot = Arc::new(Slot::new(Arc::<Statistics>::default()));

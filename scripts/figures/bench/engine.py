@@ -4,19 +4,19 @@ import re
 import statistics
 
 from figures.common import BENCH, Failed, Figure, generate, step
-from figures.bench.tools import built, example
+from figures.bench.tools import engine_lab, engine_lab_built
 
 
 def run(quick):
     repository = BENCH / "engine"
     generate(repository, "resnet50")
     with step("building"):
-        built("engine-ort", "load_bench")
+        engine_lab_built()
     repetitions, runs = (1, 10) if quick else (5, 40)
     texts = []
     for repetition in range(repetitions):
         with step(f"repetition {repetition + 1} of {repetitions}"):
-            texts.append(example("engine-ort", "load_bench", repository / "resnet50/1/model.onnx", "--runs", runs))
+            texts.append(engine_lab("sessions", repository / "resnet50/1/model.onnx", "--runs", runs))
     values = [parse(text) for text in texts]
 
     def figure(name, key, unit, target=None):
@@ -39,7 +39,7 @@ def parse(text):
     def number(pattern):
         found = re.search(pattern + r"\s+([\d.]+)", text)
         if not found:
-            raise Failed(f"load_bench printed no '{pattern}': {text[:500]}")
+            raise Failed(f"engine-lab sessions printed no '{pattern}': {text[:500]}")
         return float(found[1])
 
     return {

@@ -88,7 +88,7 @@ deadline. The page of metrics is read when every model has been asked.
 """,
     "engine": """## Engine
 
-`cargo run --release -p engine-ort --example load_bench`, ResNet-50 (102 MB) on one thread. A plain session is what ONNX
+`cargo run --release -p engine-lab -- sessions`, ResNet-50 (102 MB) on one thread. A plain session is what ONNX
 Runtime makes of the model's file; executions of both take turns in one process.
 """,
     "scheduler": """## Scheduler

@@ -25,6 +25,16 @@ def lab_built(features=()):
     cargo("build", "lab", features)
 
 
+def engine_lab(tool, *arguments):
+    """Builds and runs a tool of the engines' laboratory; gives what it printed."""
+    return cargo("run", "engine-lab", (), "--", tool, *arguments)
+
+
+def engine_lab_built():
+    """Builds it first, so that its run isn't disturbed by the compiler."""
+    cargo("build", "engine-lab", ())
+
+
 def cargo(what, package, features, *arguments):
     asked = ["--features", ",".join(features)] if features else []
     command = ["cargo", what, "--release", "--quiet", "-p", package, *asked, *map(str, arguments)]

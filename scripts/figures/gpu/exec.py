@@ -1,12 +1,12 @@
 """Compares our executions with PyTorch's CUDA graphs on one GPU, in one run.
 
-    scripts/measure.py gpu.exec EXEC_BINARY FOLDER [--models resnet50:tf32,resnet50:f16] [--batches 1,2,4,8,16,32] [--proposals 4]
-    scripts/measure.py gpu.exec EXEC_BINARY FOLDER --models named --batches 1,4 --proposals 2 [--seconds 400] [--prepare-processes 4]
-    scripts/measure.py gpu.exec EXEC_BINARY FOLDER --compile 1,8,32 [--compile-only] [--compile-seconds 400] [--compile-processes 12] [--models ...]
+    scripts/measure.py gpu.exec FOLDER [--models resnet50:tf32,resnet50:f16] [--batches 1,2,4,8,16,32] [--proposals 4]
+    scripts/measure.py gpu.exec FOLDER --models named --batches 1,4 --proposals 2 [--seconds 400] [--prepare-processes 4]
+    scripts/measure.py gpu.exec FOLDER --compile 1,8,32 [--compile-only] [--compile-seconds 400] [--compile-processes 12] [--models ...]
 
-EXEC_BINARY is `cargo build --release -p engine-cuda --example exec`. Models are exported with random weights (seed fixed, see networks.py), some at a time. For each: outputs of PyTorch in fp32 without TF32 are saved and all of ours compared with them; then times,
+Ours are run by `engine-lab exec` (`cargo build --release -p engine-lab`; ENGINE_LAB_BINARY says where else it is). Models are exported with random weights (seed fixed, see networks.py), some at a time. For each: outputs of PyTorch in fp32 without TF32 are saved and all of ours compared with them; then times,
 first PyTorch's, then ours. Both are medians of single replays of a CUDA graph, by events on the device. Prints a table in Markdown, and how many are over the bound of errors or failed (report.py says what that is); writes
-results.json. What fails is named, and the others go on; so is what hasn't begun after --seconds. `named` stands for all networks of report.NAMED.
+results.json, and failures.json with what failed. What fails is named, and the others go on; so is what hasn't begun after --seconds. `named` stands for all networks of report.NAMED.
 
 With --compile, PyTorch's compiler comes beside them at the end, for these batches (`torch.compile(mode="max-autotune")`; compiled.py says how, and what is set). With --compile-only nothing
 else is done: ours is what FOLDER/results.json has. --compile-seconds is for compiling; what isn't done then goes on in the next call with the same FOLDER. Measuring takes some ten seconds for each
@@ -26,6 +26,7 @@ import time
 
 import torch
 
+from figures.common import ENGINE_LAB
 from figures.gpu import compiled, report
 from figures.gpu.networks import largest_error, make, outputs_of, prepare, split_name, without_tf32
 from figures.gpu.timing import in_precision, replay_time, rows_of
@@ -70,7 +71,7 @@ def torch_times(model, inputs, precision, batches):
 def our_results(arguments, name, precision):
     """What exec says about each batch, and a sentence if it failed."""
     path = arguments.folder / f"{name}.onnx"
-    command = [arguments.binary, str(arguments.folder / "cache"), precision, arguments.batches, arguments.proposals, str(path)]
+    command = [str(ENGINE_LAB), "exec", str(arguments.folder / "cache"), precision, arguments.batches, arguments.proposals, str(path)]
     length = split_name(name)[1]
     command += [f"sequence={length}"] if length else []
     try:
@@ -120,6 +121,7 @@ def compare(arguments):
         said = "".join(f"; {sentence}" for sentence in failures.get(entry, []))
         print(f"{entry}: torch {torch_s:.1f} s, ours {time.monotonic() - began:.1f} s{said}", flush=True)
         (arguments.folder / "results.json").write_text(json.dumps(results))
+        (arguments.folder / "failures.json").write_text(json.dumps(failures))
     print(report.table(entries, batches, results, failures))
     print(f"{time.monotonic() - start:.0f} s in all")
     print(report.summary(entries, results, failures))
@@ -127,7 +129,6 @@ def compare(arguments):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("binary")
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--models", default=ALL)
     parser.add_argument("--batches", default="1,2,4,8,16,32")

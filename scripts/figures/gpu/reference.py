@@ -1,12 +1,13 @@
 """Compares plans, executed by the reference on the CPU, with PyTorch: what of exec.py can be known without a GPU.
 
-    scripts/measure.py gpu.reference PLAN_BINARY FOLDER [--models named] [--batch 2]
+    scripts/measure.py gpu.reference FOLDER [--models named] [--batch 2]
 
-PLAN_BINARY is `cargo build --release -p graph --example plan`; --models as for exec.py. For each: how far our outputs are from PyTorch's in fp32, and how far PyTorch's own are in that precision. The reference doesn't
-round the factors of products as TF32 does, so that tf32 is only another plan for it. Exits with 1 if one failed or is over the bound.
+Plans are executed by `engine-lab plan` (`cargo build --release -p engine-lab`); --models as for exec.py. For each: how far our outputs are from PyTorch's in fp32, and how far PyTorch's own are in that precision. The reference doesn't
+round the factors of products as TF32 does, so that tf32 is only another plan for it. Writes results.json. Exits with 1 if one failed or is over the bound.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import subprocess
@@ -16,6 +17,7 @@ import time
 
 import torch
 
+from figures.common import ENGINE_LAB
 from figures.gpu import report
 from figures.gpu.networks import largest_error, make, outputs_of, prepare, split_name
 from figures.gpu.timing import in_precision, rows_of
@@ -28,7 +30,7 @@ def execute(arguments, name, precision, expected, scratch):
     """Runs the plan; returns its error, and how many steps of each kind it has."""
     for path in arguments.folder.glob(f"{name}.input*.bin"):
         os.symlink(path.resolve(), scratch / path.name.removeprefix(f"{name}."))
-    command = [arguments.binary, str(arguments.folder / f"{name}.onnx"), "--batch", str(arguments.batch), "--precision", precision, "--quiet", "--run", str(scratch)]
+    command = [str(ENGINE_LAB), "plan", str(arguments.folder / f"{name}.onnx"), "--batch", str(arguments.batch), "--precision", precision, "--quiet", "--run", str(scratch)]
     length = split_name(name)[1]
     command += ["--size", f"sequence={length}"] if length else []
     ran = subprocess.run(command, capture_output=True, text=True)
@@ -42,7 +44,7 @@ def execute(arguments, name, precision, expected, scratch):
 
 
 def compare(arguments, name, precision):
-    """One line; returns whether it is as it should be."""
+    """One line; returns what was found, or None if it failed."""
     began = time.monotonic()
     model, inputs = make(name, arguments.batch)
     expected = outputs_of(model, inputs)
@@ -51,18 +53,17 @@ def compare(arguments, name, precision):
             error, steps = execute(arguments, name, precision, expected, pathlib.Path(scratch))
     except RuntimeError as failed:
         print(f"{name} {precision}: {failed}", flush=True)
-        return False
+        return None
     model, inputs = in_precision(model, inputs, precision)
     torch_error = largest_error(outputs_of(model, rows_of(inputs, arguments.batch, precision)), expected)
     over = report.is_over({"precision": precision, "error": error, "torch_error": torch_error}) if precision == "f16" else not error <= EXACT
     said = f"error {error:.1e}, PyTorch's {torch_error:.1e}{', OVER' if over else ''}"
     print(f"{name} {precision}: {said}, {time.monotonic() - began:.0f} s, {steps}", flush=True)
-    return not over
+    return {"model": name, "precision": precision, "error": error, "torch_error": torch_error, "over": over, "steps": steps}
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("binary")
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--models", default="named")
     parser.add_argument("--batch", type=int, default=2)
@@ -74,7 +75,9 @@ def main():
         networks.setdefault(split_name(name)[0], []).append(name)
     for group in networks.values():
         prepare(group, arguments.batch, arguments.folder)
-    bad = sum(not compare(arguments, *entry) for entry in entries)
+    found = [compare(arguments, *entry) for entry in entries]
+    bad = sum(row is None or row["over"] for row in found)
+    (arguments.folder / "results.json").write_text(json.dumps([row for row in found if row]))
     print(f"{len(entries)} compared: {bad} failed or over the bound")
     sys.exit(bad != 0)
 

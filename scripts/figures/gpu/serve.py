@@ -1,10 +1,10 @@
 """Measures the whole server on a GPU: capacity, figure 5, how right predictions and the simulator are, shares.
 
-    PUNCTUAL_BINARY=... scripts/measure.py gpu.serve FOLDER PART [PART ...] [--devices cuda:0] [--seconds 4] [--count 3600] [--networks resnet50,bert] [--policies punctual,PyTorch] [--objectives 5,10]
+    PUNCTUAL_BINARY=... scripts/measure.py gpu.serve FOLDER PART [PART ...] [--devices cuda:0] [--seconds 4] [--count 3600] [--networks resnet50,bert] [--policies punctual,PyTorch] [--objectives 5,10] [--json FILE]
 
 Parts: `capacity` (3,600 copies of ResNet-18 in 8 GB, Clockwork's section 6.2), `figure5` (15 copies of ResNet-50, 16 clients each), `honesty` (the same models at given rates, live
 and in the simulator), `shares` (batches in parts of the GPU), `changes` (parts that change under load), `lengths` (BERT with sentences of different lengths), `fallback` (a model that isn't for GPUs). Models have random weights,
-images come as bytes. Load comes from this machine over loopback. Needs PyTorch with torchvision to make the models, and no network.
+images come as bytes. --json keeps what was found, part by part. Load comes from this machine over loopback. Needs PyTorch with torchvision to make the models, and no network.
 """
 
 import argparse
@@ -138,27 +138,34 @@ class Seen:
         after, wall = look(self.server), time.monotonic() - self.began
         change = lambda name, **labels: after.sum(name, **labels) - self.before.sum(name, **labels)
         busy = {action: change("punctual_device_busy_seconds_total", action=action) / wall for action in ("execution", "load")}
+        cold = change("punctual_cold_starts_total") / max(1, change("punctual_requests_total"))
         executed, good = change("nv_inference_count"), change("punctual_goodput_total")
         say(
             f"    device busy {busy['execution']:.1%}, link {busy['load']:.1%}; {change('punctual_batch_rows_sum') / max(1, change('punctual_batch_rows_count')):.1f} rows in a batch; "
             f"{change('punctual_device_transfer_seconds_total', hidden='yes') / max(1e-9, change('punctual_device_transfer_seconds_total')):.0%} of transfers hidden; "
-            f"{executed:.0f} rows executed, {good:.0f} good, cold {change('punctual_cold_starts_total') / max(1, change('punctual_requests_total')):.1%}; "
+            f"{executed:.0f} rows executed, {good:.0f} good, cold {cold:.1%}; "
             f"actions {after.by('punctual_actions_total', 'result')}; broken invariants {after.by('punctual_invariant_violations_total', 'invariant')}"
         )
 
         def micros(name, **labels):
             """The median, the 99th and the 99.9th percentile."""
-            values = [quantile(self.before, after, name, part, **labels) for part in (0.5, 0.99, 0.999)]
+            values = seconds(name, **labels)
             return "none" if None in values else ", ".join(f"{value * 1e6:.0f}" for value in values)
 
-        error = "punctual_prediction_error_seconds"
+        def seconds(name, **labels):
+            return [quantile(self.before, after, name, part, **labels) for part in (0.5, 0.99, 0.999)]
+
+        error, predictions = "punctual_prediction_error_seconds", {}
         for action in ("execution", "load"):
+            off = seconds(error, action=action)
+            predictions[action] = None if None in off else dict(zip(("p50", "p99", "p999"), off))
             counts = [change(f"{error}_count", action=action, direction=direction) for direction in ("over", "under")]
             say(
                 f"    predicted {action}, off by p50, p99, p99.9 in us: {micros(error, action=action)}; of {counts[0]:.0f} that were quicker "
                 f"{micros(error, action=action, direction='over')}; of {counts[1]:.0f} that were slower {micros(error, action=action, direction='under')}"
             )
         say(f"    predicted completions, off by: {micros('punctual_completion_error_seconds')}; loads took {micros('punctual_load_seconds')}")
+        return {"busy": busy["execution"], "link": busy["load"], "cold": cold, "executed": executed, "good": good, "predictions": predictions}
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
@@ -173,6 +180,7 @@ def capacity(folder, devices, seconds, count=3600, memory="8GB"):
         say(f"  ready {server.start_seconds:.1f} s after the start")
         minor, major = names[0], f"r18-{{0001..{count:04}}}"
         ramp = 30 * seconds
+        found = []
         phases = [
             ("models join, one after another, until all are there; 1,000 requests/s", 1000, ramp + 2 * seconds, f",from_s={seconds / 2},join_every_ms={ramp * 1000 / count:.3f}"),
             ("all models, 1,000 requests/s", 1000, 5 * seconds, ""),
@@ -189,9 +197,11 @@ def capacity(folder, devices, seconds, count=3600, memory="8GB"):
                 arguments.append(["--duration", length, "--seed", index + 2, "--class", spec])
             classes = load(server.http, arguments)
             say(f"  {title}, {length:g} s")
-            for name in ("minor", "major"):
-                say(f"    {name}: {shown(total([found for found in classes if found['name'] == name]))}")
-            seen.end()
+            totals = {name: total([one for one in classes if one["name"] == name]) for name in ("minor", "major")}
+            for name, one in totals.items():
+                say(f"    {name}: {shown(one)}")
+            found.append({"title": f"{title}, {length:g} s", **totals, "seen": seen.end()})
+        return {"models": len(names), "ready_seconds": server.start_seconds, "phases": found}
 
 
 def generators(names, clients, objective, length):
@@ -232,6 +242,8 @@ def figure5(folder, devices, seconds, policies=POLICIES, objectives=OBJECTIVES_M
     say("| goodput/s | " + " | ".join(f"{objective} ms" for objective in objectives) + " |\n|---|" + "---|" * len(objectives))
     for policy in dict.fromkeys(policy for policy, _ in table):
         say(f"| {policy} | " + " | ".join(f"{table[policy, objective]:,.0f}" for objective in objectives) + " |")
+    goodput = {policy: [table[policy, objective] for objective in objectives] for policy in dict.fromkeys(policy for policy, _ in table)}
+    return {"objectives_ms": list(objectives), "goodput": goodput}
 
 
 def honesty(folder, devices, seconds, precision="tf32", objective=25):
@@ -244,7 +256,7 @@ def honesty(folder, devices, seconds, precision="tf32", objective=25):
     say((profiles / f"{names[0]}.csv").read_text().strip())
     header, row = [line.split(",") for line in (profiles / f"{names[0]}.csv").read_text().splitlines()[1:3]]
     profile = dict(zip(header, row))
-    # Transfers run beside other batches.
+    # Transfers overlap with other batches.
     capacity = 16e3 / (float(profile["b16_ms"]) - float(profile["b16_beside_ms"]))
     rates = [round(capacity * part, -1) for part in (0.5, 0.8, 1.0, 1.3)]
     file = folder / "honesty.toml"
@@ -275,13 +287,13 @@ seeds = [1, 2, 3]
 """)
     ran = subprocess.run([str(BINARY), "simulate", str(file), "--json"], capture_output=True, text=True)
     if ran.returncode != 0:
-        say(f"the simulator: {ran.stderr.strip()[-600:]}")
-        return
+        raise SystemExit(f"the simulator: {ran.stderr.strip()[-600:]}")
     simulated = {(found["policy"], found["point"]["workload.rate_rps"]): found for found in json.loads(ran.stdout)["results"]}
+    rows = []
     for policy in ("punctual", "clockwork"):
         with Server(root, "--devices", devices, "--policy", policy, "--cache-dir", str(folder / "cache")) as server:
-            # The first rate comes twice: the first time, models are loaded beside their first batches.
-            for rate in [rates[0], *rates]:
+            # The first rate comes twice: the first time, models are loaded during their first batches.
+            for turn, rate in enumerate([rates[0], *rates]):
                 seen = Seen(server)
                 parts = [names[index::5] for index in range(5)]
                 arguments = [
@@ -293,11 +305,15 @@ seeds = [1, 2, 3]
                 there = simulated[policy, rate]
                 live, model = found["good"] / found["requests"], there["satisfied"]
                 say(f"  {policy}, {rate:.0f}/s ({rate / capacity:.0%}): live {live:.4f}, simulated {model:.4f}, apart {abs(live - model):.4f}; {shown(found)}")
-                seen.end()
+                seen = seen.end()
+                if turn > 0:
+                    rows.append({"policy": policy, "rate": rate, "part": rate / capacity, "live": live, "simulated": model, "seen": seen})
+    return {"rates": rows}
 
 
 def shares(folder, devices, seconds, networks=NETWORKS):
     """Batches in parts of the GPU, by our kernels."""
+    found = []
     for network in networks:
         root = repository(folder, network, [network], "fp16", "1,8,32", pixels=False)
         for parts in ("1", "0.2,0.3,0.5", "0.2,0.8"):
@@ -305,14 +321,17 @@ def shares(folder, devices, seconds, networks=NETWORKS):
             command = [str(BINARY), "profile", str(root), "--device", device, "--runs", "100", "--loads", "3", "--cache-dir", str(folder / "cache")]
             began = time.monotonic()
             ran = subprocess.run(command, capture_output=True, text=True)
-            say(f"{network}, shares {parts} ({time.monotonic() - began:.0f} s)\n{ran.stdout.strip() or ran.stderr.strip()[-500:]}")
+            said = ran.stdout.strip() or ran.stderr.strip()[-500:]
+            say(f"{network}, shares {parts} ({time.monotonic() - began:.0f} s)\n{said}")
+            found.append({"network": network, "shares": parts, "output": said})
+    return {"networks": found}
 
 
 def changes(folder, devices, seconds, precision="tf32", rate=8000, objective=25):
-    """Two shares under load, first left alone, then divided otherwise ten times a second."""
+    """Two shares under load, first left alone, then divided differently ten times a second."""
     names = [f"resnet50-{index:02}" for index in range(15)]
     root = repository(folder / "changes", "resnet50", names, precision, "1,4,8")
-    divisions = ("0.5,0.5", "0.25,0.75")
+    divisions, phases = ("0.5,0.5", "0.25,0.75"), []
     with Server(root, "--devices", f"{devices}:shares={'|'.join(divisions)}", "--cache-dir", str(folder / "cache")) as server:
         say(f"changes: ready after {server.start_seconds:.1f} s")
         for title, pause in (("models are loaded", None), ("left alone", None), ("changed every 100 ms", 0.1)):
@@ -341,7 +360,9 @@ def changes(folder, devices, seconds, precision="tf32", rate=8000, objective=25)
             if took:
                 took.sort()
                 say(f"    {len(took)} changes, each by HTTP in p50 {took[len(took) // 2] * 1e6:.0f} us, max {took[-1] * 1e6:.0f} us")
-            seen.end()
+            middle, longest = (took[len(took) // 2] * 1e6, took[-1] * 1e6) if took else (None, None)
+            phases.append({"title": title, "found": found, "seen": seen.end(), "changes": len(took), "change_p50_us": middle, "change_max_us": longest})
+    return {"phases": phases}
 
 
 def ask(url, model, tensors):
@@ -376,10 +397,12 @@ def lengths(folder, devices, seconds):
                 ids = [(7 * place + length) % 1000 for place in range(length)]
                 answers[where].append((length, ask(server.http, "sentences", [("ids", "INT64", ids), ("attention_mask", "INT64", [1] * length)])))
             if where == devices:
-                say(f"  129 tokens: {ask(server.http, 'sentences', [('ids', 'INT64', [1] * 129), ('attention_mask', 'INT64', [1] * 129)])}")
+                refusal = ask(server.http, "sentences", [("ids", "INT64", [1] * 129), ("attention_mask", "INT64", [1] * 129)])
+                say(f"  129 tokens: {refusal}")
                 seen = Seen(server)
                 arguments = ["--duration", seconds, "--model", "sentences", "--rate", 1000, "--deadline-ms", 20, "--lengths", "uniform:4:128", "--value", "attention_mask:1"]
-                say(f"  {shown(total(load(server.http, [arguments])))}")
+                found = total(load(server.http, [arguments]))
+                say(f"  {shown(found)}")
                 seen.end()
     worst = 0.0
     for (length, ours), (_, theirs) in zip(answers[devices], answers["cpu:1"]):
@@ -388,6 +411,7 @@ def lengths(folder, devices, seconds):
             continue
         worst = max(worst, max(abs(a - b) for a, b in zip(ours, theirs)) / max(abs(b) for b in theirs))
     say(f"  largest difference from ONNX Runtime on the CPU, of the largest output: {worst:.1e}")
+    return {"found": found, "difference": worst, "refusal": str(refusal)}
 
 
 def fallback(folder, devices, seconds):
@@ -414,14 +438,16 @@ def fallback(folder, devices, seconds):
     configure(root, "recurrent", "max_batch_size: 4\n" + parameter("batch_sizes", "1,4"))
     try:
         with Server(root, "--devices", devices, "--cache-dir", str(folder / "cache")):
-            say("fallback: a GRU is served on the GPU")
+            refusal = "a GRU is served on the GPU"
     except Exception as error:
-        say(f"fallback, not allowed: {error}")
+        refusal = str(error)
+    say(f"fallback, not allowed: {refusal}")
     answers = []
     for options in (["--devices", devices, "--cpu-fallback"], ["--devices", "cpu:1"]):
         with Server(root, *options, "--cache-dir", str(folder / "cache")) as server:
             answers.append(ask(server.http, "recurrent", [("input", "FP32", [index / 8 for index in range(size)])]))
     say(f"fallback, allowed: {answers[0]}, as on the CPU alone: {answers[0] == answers[1]}")
+    return {"refusal": refusal, "same": answers[0] == answers[1]}
 
 
 PARTS = {part.__name__: part for part in (capacity, figure5, honesty, shares, changes, lengths, fallback)}
@@ -437,6 +463,7 @@ def main():
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--objectives", default=",".join(map(str, OBJECTIVES_MS)), help="in ms")
+    parser.add_argument("--json", type=pathlib.Path, help="where figures are kept")
     arguments = parser.parse_args()
     BENCH.mkdir(parents=True, exist_ok=True)
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -445,8 +472,11 @@ def main():
         "figure5": {"policies": arguments.policies.split(","), "objectives": [int(objective) for objective in arguments.objectives.split(",")]},
         "shares": {"networks": arguments.networks.split(",")},
     }
+    found = {}
     for part in arguments.parts:
-        PARTS[part](arguments.folder.resolve(), arguments.devices, arguments.seconds, **more.get(part, {}))
+        found[part] = PARTS[part](arguments.folder.resolve(), arguments.devices, arguments.seconds, **more.get(part, {}))
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

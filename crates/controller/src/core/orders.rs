@@ -59,7 +59,7 @@ impl Core {
         self.expectations.insert(action, Expectation { device, model, took, done_at, window, rows, bytes: 0, alone });
         if order.items.is_empty() {
             let status = Status::Failed("none of its requests is there any more".into());
-            let report = worker::Report { action, status, returned: Vec::new() };
+            let report = worker::OrderReport { action, status, returned: Vec::new() };
             return inner.put(self.cell, CellMessage::Report(report));
         }
         if self.devices[device.index()].device.execute(order).is_err() {

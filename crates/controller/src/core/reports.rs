@@ -11,7 +11,7 @@ use telemetry::Invariant;
 use worker::Status;
 
 impl Core {
-    pub(super) fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {
+    pub(super) fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::OrderReport<Payload>) {
         if let Some(device) = self.unloads.remove(&report.action) {
             return self.unloaded(inner, now, device, report.status);
         }

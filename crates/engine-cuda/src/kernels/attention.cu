@@ -1,6 +1,6 @@
 // Attention for any types and strides: one warp for each row of queries, its scores in shared memory.
 //
-// Given: Q, K, V, M, O (element types), WIDTH, VALUE_WIDTH, LENGTH, OTHER, HEADS, WARPS, SCALE, HAS_MASK, and the strides QS0..QS3 and so on.
+// Given: Q, K, V, M, O (element types), WIDTH, VALUE_WIDTH, LENGTH, OTHER, WARPS, SCALE, HAS_MASK, and the strides QS0..QS3 and so on.
 
 __device__ __forceinline__ void set(float* p, float x) { *p = x; }
 __device__ __forceinline__ void set(half_bits* p, float x) { *p = to_half(x); }

@@ -2,7 +2,7 @@
 // On the device a piece is written in whole words of 16 bytes, and byte by byte at its two ends, so that its neighbours stay as they are. From the host it is
 // read in whole words, too, up to 15 bytes before and behind it. Read past the caches, since the host writes there again and again; what comes from the
 // device's own memory (NEAR) isn't.
-#ifdef NEAR
+#if NEAR
 #define READ(place) (*(place))
 #else
 #define READ(place) __ldcv(place)

@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attention(const In* q, 
             }
         }
 #else
-        // A thread has the scores of two keys beside one another, the product wants keys that are four apart. It sums over keys, so their order is free: both factors take
+        // A thread has the scores of two neighbouring keys, the product wants keys that are four apart. It sums over keys, so their order is free: both factors take
         // the even ones first.
 #pragma unroll
         for (int j = 0; j < TILE / 8; j++) {

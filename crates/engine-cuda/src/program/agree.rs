@@ -8,7 +8,7 @@ const SHRUNK: f64 = 1.5e-4;
 
 /// What two kernels made of the same numbers.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) enum Verdict {
+pub(super) enum Agreement {
     /// The same, but for rounding.
     Agree,
     /// Something else.
@@ -17,8 +17,10 @@ pub(super) enum Verdict {
     CutOff(f64),
 }
 
-/// How far two kernels may be apart: at most, over the largest number, and as a whole, over the whole, by their squares, where a few that are far larger than the rest don't hide the others.
-/// Several times what rounding does, far below what a mistaken layout or a missing bias does.
+/// How far two kernels may be apart. The first bound is for the largest difference, relative to the largest number. The
+/// second is for the root of all squared differences, relative to that of the squared numbers: there a few large numbers
+/// don't hide the others. Both are several times what rounding does, and far below what a mistaken layout or a missing bias
+/// does.
 fn bounds(precision: Precision) -> (f64, f64) {
     match precision {
         Precision::F32 => (1e-4, 1e-4),
@@ -27,19 +29,19 @@ fn bounds(precision: Precision) -> (f64, f64) {
 }
 
 /// Compares a library's results with ours.
-pub(super) fn agree(precision: Precision, ours: &[f32], theirs: &[f32]) -> Verdict {
+pub(super) fn agree(precision: Precision, ours: &[f32], theirs: &[f32]) -> Agreement {
     let (most, all) = (apart(ours, theirs), apart_in_all(ours, theirs));
     // Of few numbers, all may be small by chance.
     let few = 1.0 + 16.0 / ours.len().max(1) as f64;
     let (most_allowed, all_allowed) = bounds(precision);
     if most > most_allowed * few || all > all_allowed * few {
-        return Verdict::Differ(most.max(all));
+        return Agreement::Differ(most.max(all));
     }
     // What rounding leaves of an average over so many; of fewer it says nothing.
     let chance = 1e-3 / (ours.len().max(1) as f64).sqrt();
     let shrunk = shrunk(ours, theirs);
     let cut_off = precision == Precision::Tf32 && ours.len() >= 64 && shrunk > SHRUNK + chance;
-    if cut_off { Verdict::CutOff(shrunk) } else { Verdict::Agree }
+    if cut_off { Agreement::CutOff(shrunk) } else { Agreement::Agree }
 }
 
 /// Which elements of the memory between a tensor's first and last are its own: so many of every so many. The rest is of its neighbours in a concatenation.
@@ -95,7 +97,7 @@ pub(super) fn shrunk(right: &[f32], found: &[f32]) -> f64 {
 mod tests {
     use super::super::uniform;
     use super::*;
-    use graph::plan::{DataType, Place, channels_last};
+    use graph::plan::{DataType, TensorPlace, channels_last};
 
     /// Products of rows of numbers that were rounded in a given way.
     fn products(keep: impl Fn(f32) -> f32) -> Vec<f32> {
@@ -115,11 +117,11 @@ mod tests {
     #[test]
     fn rounding_is_agreement_and_cutting_off_is_not() {
         let ours = products(nearest);
-        assert_eq!(agree(Precision::Tf32, &ours, &products(|x| x)), Verdict::Agree);
-        let Verdict::CutOff(shrunk) = agree(Precision::Tf32, &ours, &products(cut_off)) else { panic!("cut off") };
+        assert_eq!(agree(Precision::Tf32, &ours, &products(|x| x)), Agreement::Agree);
+        let Agreement::CutOff(shrunk) = agree(Precision::Tf32, &ours, &products(cut_off)) else { panic!("cut off") };
         assert!((5e-4..1e-3).contains(&shrunk), "{shrunk}");
         // Halves are rounded by whoever stores them.
-        assert_eq!(agree(Precision::F16, &ours, &products(cut_off)), Verdict::Agree);
+        assert_eq!(agree(Precision::F16, &ours, &products(cut_off)), Agreement::Agree);
     }
 
     #[test]
@@ -127,11 +129,11 @@ mod tests {
         let ours: Vec<f32> = products(nearest).iter().map(|x| x * 10.0).collect();
         let mut random = uniform(3);
         let biased: Vec<f32> = ours.iter().map(|x| x + 0.5 * random()).collect();
-        assert!(matches!(agree(Precision::F16, &ours, &biased), Verdict::Differ(_)));
-        assert_eq!(agree(Precision::Tf32, &[0.01], &[0.0095]), Verdict::Agree);
-        assert!(matches!(agree(Precision::Tf32, &[0.01], &[0.02]), Verdict::Differ(_)));
+        assert!(matches!(agree(Precision::F16, &ours, &biased), Agreement::Differ(_)));
+        assert_eq!(agree(Precision::Tf32, &[0.01], &[0.0095]), Agreement::Agree);
+        assert!(matches!(agree(Precision::Tf32, &[0.01], &[0.02]), Agreement::Differ(_)));
         // TF32 isn't F32.
-        assert!(matches!(agree(Precision::F32, &products(|x| x), &products(nearest)), Verdict::Differ(_)));
+        assert!(matches!(agree(Precision::F32, &products(|x| x), &products(nearest)), Agreement::Differ(_)));
     }
 
     #[test]
@@ -141,7 +143,7 @@ mod tests {
             dtype: DataType::Fp16,
             dims: dims.to_vec(),
             strides: channels_last(&dims),
-            place: Place::Workspace,
+            place: TensorPlace::Workspace,
             offset: 0,
         };
         assert_eq!(own_elements(&tensor), (2 * 24 * 5 * 7, 2 * 24 * 5 * 7));
@@ -156,18 +158,18 @@ mod tests {
         let ours = products(nearest);
         let mut turned = ours.clone();
         turned.rotate_left(1);
-        assert!(matches!(agree(Precision::F16, &ours, &turned), Verdict::Differ(_)));
+        assert!(matches!(agree(Precision::F16, &ours, &turned), Agreement::Differ(_)));
         let mut hole = ours.clone();
         hole[17] = f32::NAN;
-        assert_eq!(agree(Precision::F16, &ours, &hole), Verdict::Differ(f64::INFINITY));
-        assert_eq!(agree(Precision::F16, &hole, &hole), Verdict::Agree);
+        assert_eq!(agree(Precision::F16, &ours, &hole), Agreement::Differ(f64::INFINITY));
+        assert_eq!(agree(Precision::F16, &hole, &hole), Agreement::Agree);
         // One number that is far larger than the others hides nothing.
         let (mut peak, mut turned) = (ours.clone(), ours.clone());
         turned.rotate_left(1);
         (peak[0], turned[0]) = (500.0, 500.0);
-        assert!(matches!(agree(Precision::F16, &peak, &turned), Verdict::Differ(_)));
+        assert!(matches!(agree(Precision::F16, &peak, &turned), Agreement::Differ(_)));
         hole[17] = f32::INFINITY;
-        assert_eq!(agree(Precision::F16, &hole, &hole), Verdict::Agree);
-        assert_eq!(agree(Precision::F16, &hole, &ours), Verdict::Differ(f64::INFINITY));
+        assert_eq!(agree(Precision::F16, &hole, &hole), Agreement::Agree);
+        assert_eq!(agree(Precision::F16, &hole, &ours), Agreement::Differ(f64::INFINITY));
     }
 }

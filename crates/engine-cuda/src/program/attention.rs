@@ -2,8 +2,9 @@
 
 use super::expression::number;
 use super::index::element;
-use super::launch::{Parameters, Recipe};
-use crate::toolkit::{Facts, Source};
+use super::launch::{LaunchParameters, Recipe};
+use crate::source::{Defines, KernelSource};
+use crate::toolkit::Facts;
 use graph::plan::{Attention, DataType, Precision, Tensor};
 
 const SIMPLE: &str = include_str!("../kernels/attention.cu");
@@ -25,31 +26,35 @@ pub(crate) fn attention(step: &Attention, precision: Precision, facts: &Facts) -
     Ok(all)
 }
 
-fn strides(name: &str, tensor: &Tensor) -> Vec<String> {
-    tensor.strides.iter().enumerate().map(|(axis, stride)| format!("{name}S{axis}={stride}")).collect()
-}
-
-fn defines(step: &Attention, warps: usize) -> Vec<String> {
+fn defines(step: &Attention, warps: usize) -> Defines {
     let [_, _, length, width] = step.query.dims[..] else { unreachable!("four dimensions") };
     let mask = step.mask.as_ref().unwrap_or(&step.query);
-    let mut defines = vec![
-        format!("WIDTH={width}"),
-        format!("VALUE_WIDTH={}", step.value.dims[3]),
-        format!("LENGTH={length}"),
-        format!("OTHER={}", step.key.dims[2]),
-        format!("WARPS={warps}"),
-        format!("SCALE={}", number(step.scale)),
-        format!("HAS_MASK={}", i32::from(step.mask.is_some())),
-    ];
+    let mut defines = Defines::default();
+    defines
+        .add("WIDTH", width)
+        .add("VALUE_WIDTH", step.value.dims[3])
+        .add("LENGTH", length)
+        .add("OTHER", step.key.dims[2])
+        .add("WARPS", warps)
+        .add("SCALE", number(step.scale))
+        .add("HAS_MASK", i32::from(step.mask.is_some()));
     for (name, tensor) in [("Q", &step.query), ("K", &step.key), ("V", &step.value), ("M", mask), ("O", &step.output)] {
-        defines.push(format!("{name}={}", element(tensor.dtype)));
-        defines.extend(strides(name, tensor));
+        defines.add(name, element(tensor.dtype));
+        for (axis, stride) in tensor.strides.iter().enumerate() {
+            defines.add(&format!("{name}S{axis}"), stride);
+        }
     }
     defines
 }
 
-fn parameters(step: &Attention) -> Parameters {
-    Parameters::of(&[&step.query, &step.key, &step.value, step.mask.as_ref().unwrap_or(&step.query), &step.output])
+fn parameters(step: &Attention) -> LaunchParameters {
+    LaunchParameters::of(&[
+        &step.query,
+        &step.key,
+        &step.value,
+        step.mask.as_ref().unwrap_or(&step.query),
+        &step.output,
+    ])
 }
 
 fn simple(step: &Attention, facts: &Facts) -> Option<Recipe> {
@@ -58,7 +63,7 @@ fn simple(step: &Attention, facts: &Facts) -> Option<Recipe> {
     let warps = [4, 2, 1].into_iter().find(|&warps| shared(warps) <= facts.shared_bytes)?;
     Some(Recipe {
         name: "simple".to_owned(),
-        source: Source { text: SIMPLE.to_owned(), defines: defines(step, warps), entry: "attention" },
+        source: KernelSource { text: SIMPLE, defines: defines(step, warps), entry: "attention" },
         grid: [length.div_ceil(warps) as u32, heads as u32, batch as u32],
         block: warps as u32 * 32,
         shared_bytes: shared(warps),
@@ -88,15 +93,14 @@ fn tiled(step: &Attention, precision: Precision, facts: &Facts) -> Vec<Recipe> {
     }
     let half = step.query.dtype == DataType::Fp16;
     let tile = if half { 64 } else { 32 };
-    let (halves, exact) = (i32::from(half), i32::from(precision == Precision::F32));
-    let more = [format!("TILE={tile}"), format!("IN_F16={halves}"), format!("EXACT={exact}")];
+    let tiled_defines = |warps: usize| {
+        let mut defines = defines(step, warps);
+        defines.add("TILE", tile).add("IN_F16", i32::from(half)).add("EXACT", i32::from(precision == Precision::F32));
+        defines
+    };
     let of_warps = |warps: usize| Recipe {
         name: format!("flash {warps}"),
-        source: Source {
-            text: TILED.to_owned(),
-            defines: [&defines(step, warps), &more[..]].concat(),
-            entry: "attention",
-        },
+        source: KernelSource { text: TILED, defines: tiled_defines(warps), entry: "attention" },
         grid: [length.div_ceil(16 * warps) as u32, heads as u32, batch as u32],
         block: warps as u32 * 32,
         shared_bytes: (16 * warps + 4 * tile) * (width * size + 16),

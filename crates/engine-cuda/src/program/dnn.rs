@@ -1,7 +1,7 @@
 //! Convolutions by cuDNN's graphs: convolution, bias, residual and activation as one operation, by the engines that its heuristics propose.
 
-use super::launch::{Address, Memory};
-use crate::toolkit::{Error, check_dnn};
+use super::launch::{Address, ProgramMemory};
+use crate::toolkit::{CudaError, check_dnn};
 use cudarc::cudnn::sys as dnn;
 use cudarc::driver::sys::CUstream;
 use dnn::cudnnBackendAttributeName_t as Name;
@@ -29,7 +29,7 @@ impl Drop for Descriptor {
 }
 
 impl Descriptor {
-    fn new(kind: Kind) -> Result<Self, Error> {
+    fn new(kind: Kind) -> Result<Self, CudaError> {
         let mut descriptor = std::ptr::null_mut();
         // SAFETY: the pointer is to a live variable.
         check_dnn("cudnnBackendCreateDescriptor", unsafe {
@@ -38,19 +38,19 @@ impl Descriptor {
         Ok(Self(descriptor))
     }
 
-    fn set<T>(&self, name: Name, kind: Type, values: &[T]) -> Result<(), Error> {
+    fn set<T>(&self, name: Name, kind: Type, values: &[T]) -> Result<(), CudaError> {
         // SAFETY: the array is alive and as long as is said; `kind` is that of its elements.
         check_dnn("cudnnBackendSetAttribute", unsafe {
             dnn::cudnnBackendSetAttribute(self.0, name, kind, values.len() as i64, values.as_ptr().cast())
         })
     }
 
-    fn set_descriptors(&self, name: Name, descriptors: &[&Self]) -> Result<(), Error> {
+    fn set_descriptors(&self, name: Name, descriptors: &[&Self]) -> Result<(), CudaError> {
         let raw: Vec<_> = descriptors.iter().map(|descriptor| descriptor.0).collect();
         self.set(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, &raw)
     }
 
-    fn finalize(&self) -> Result<(), Error> {
+    fn finalize(&self) -> Result<(), CudaError> {
         // SAFETY: it is alive.
         check_dnn("cudnnBackendFinalize", unsafe { dnn::cudnnBackendFinalize(self.0) })
     }
@@ -116,6 +116,32 @@ struct Builder {
 }
 
 impl Builder {
+    /// The product itself, before what is fused with it. All but the window are numbers of tensors.
+    fn convolution(&mut self, window: Descriptor, x: usize, w: usize, y: usize) -> Result<(), CudaError> {
+        let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR)?;
+        operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, &[&window])?;
+        operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, &[&self.parts[x]])?;
+        operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, &[&self.parts[w]])?;
+        operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, &[&self.parts[y]])?;
+        operation.set(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, Type::CUDNN_TYPE_FLOAT, &[1.0f32])?;
+        operation.set(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, Type::CUDNN_TYPE_FLOAT, &[0.0f32])?;
+        operation.finalize()?;
+        self.keep(window);
+        let at = self.keep(operation);
+        self.operations.push(at);
+        Ok(())
+    }
+
+    /// All operations as one graph.
+    fn graph(self, handle: dnn::cudnnHandle_t) -> Result<Arc<Described>, CudaError> {
+        let graph = Descriptor::new(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
+        let operations: Vec<_> = self.operations.iter().map(|&at| &self.parts[at]).collect();
+        graph.set_descriptors(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations)?;
+        graph.set(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
+        graph.finalize()?;
+        Ok(Arc::new(Described { _parts: self.parts, graph }))
+    }
+
     fn keep(&mut self, descriptor: Descriptor) -> usize {
         self.parts.push(descriptor);
         self.parts.len() - 1
@@ -127,7 +153,7 @@ impl Builder {
         strides: &[i64],
         kind: dnn::cudnnDataType_t,
         in_memory: bool,
-    ) -> Result<usize, Error> {
+    ) -> Result<usize, CudaError> {
         let tensor = Descriptor::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
         tensor.set(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[kind])?;
         tensor.set(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, Type::CUDNN_TYPE_INT64, dims)?;
@@ -152,7 +178,7 @@ impl Builder {
         x: usize,
         b: Option<usize>,
         y: usize,
-    ) -> Result<(), Error> {
+    ) -> Result<(), CudaError> {
         let description = Descriptor::new(Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?;
         description.set(Name::CUDNN_ATTR_POINTWISE_MODE, Type::CUDNN_TYPE_POINTWISE_MODE, &[mode])?;
         description.set(
@@ -184,7 +210,7 @@ fn longs(values: &[usize]) -> Vec<i64> {
     values.iter().map(|&value| value as i64).collect()
 }
 
-/// Whether channels lie beside one another, those of a pixel or of a filter's tap. cuDNN takes other strides, too, and computes something else.
+/// Whether channels are neighbours in memory, those of a pixel or of a filter's tap. cuDNN takes other strides, too, and computes something else.
 fn is_channels_last(tensor: &Tensor) -> bool {
     tensor.dims[1] == 1 || tensor.strides[1] == 1
 }
@@ -219,7 +245,7 @@ fn strides(tensor: &Tensor) -> Vec<i64> {
         .collect()
 }
 
-fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Described>>, Error> {
+fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Described>>, CudaError> {
     let float = dnn::cudnnDataType_t::CUDNN_DATA_FLOAT;
     let (Some(in_type), Some(weight_type), Some(out_type)) =
         (data_type(&step.input), data_type(&step.weight), data_type(&step.output))
@@ -237,23 +263,7 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Descri
         },
     };
     let mut builder = Builder { parts: Vec::new(), operations: Vec::new(), next: 1000, in_memory: 0 };
-    let window = Descriptor::new(Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
-    window.set(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[float])?;
-    window.set(
-        Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE,
-        Type::CUDNN_TYPE_CONVOLUTION_MODE,
-        &[dnn::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION],
-    )?;
-    window.set(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, Type::CUDNN_TYPE_INT64, &[2i64])?;
-    for (name, values) in [
-        (Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, step.window.pads_before),
-        (Name::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, step.window.pads_after),
-        (Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, step.window.dilations),
-        (Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, step.window.strides),
-    ] {
-        window.set(name, Type::CUDNN_TYPE_INT64, &longs(&values))?;
-    }
-    window.finalize()?;
+    let window = window_of(step)?;
     let dims = longs(&step.output.dims);
     let x = builder.tensor(&longs(&step.input.dims), &strides(&step.input), in_type, true)?;
     let w = builder.tensor(&longs(&step.weight.dims), &strides(&step.weight), weight_type, true)?;
@@ -267,17 +277,7 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Descri
     let mut left =
         usize::from(step.bias.is_some()) + usize::from(step.residual.is_some()) + usize::from(last.is_some());
     let mut y = out(&mut builder, left)?;
-    let operation = Descriptor::new(Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR)?;
-    operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, &[&window])?;
-    operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, &[&builder.parts[x]])?;
-    operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, &[&builder.parts[w]])?;
-    operation.set_descriptors(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, &[&builder.parts[y]])?;
-    operation.set(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, Type::CUDNN_TYPE_FLOAT, &[1.0f32])?;
-    operation.set(Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, Type::CUDNN_TYPE_FLOAT, &[0.0f32])?;
-    operation.finalize()?;
-    builder.keep(window);
-    let at = builder.keep(operation);
-    builder.operations.push(at);
+    builder.convolution(window, x, w, y)?;
     let add = (Mode::CUDNN_POINTWISE_ADD, 0.0, 0.0);
     if let Some(bias) = &step.bias {
         let Some(kind) = data_type(bias) else { return Ok(None) };
@@ -300,12 +300,30 @@ fn describe(handle: dnn::cudnnHandle_t, step: &Conv) -> Result<Option<Arc<Descri
         let next = out(&mut builder, 0)?;
         builder.pointwise(last, y, None, next)?;
     }
-    let graph = Descriptor::new(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
-    let operations: Vec<_> = builder.operations.iter().map(|&at| &builder.parts[at]).collect();
-    graph.set_descriptors(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations)?;
-    graph.set(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
-    graph.finalize()?;
-    Ok(Some(Arc::new(Described { _parts: builder.parts, graph })))
+    builder.graph(handle).map(Some)
+}
+
+/// How a convolution's window moves.
+fn window_of(step: &Conv) -> Result<Descriptor, CudaError> {
+    let float = dnn::cudnnDataType_t::CUDNN_DATA_FLOAT;
+    let window = Descriptor::new(Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
+    window.set(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, Type::CUDNN_TYPE_DATA_TYPE, &[float])?;
+    window.set(
+        Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE,
+        Type::CUDNN_TYPE_CONVOLUTION_MODE,
+        &[dnn::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION],
+    )?;
+    window.set(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, Type::CUDNN_TYPE_INT64, &[2i64])?;
+    for (name, values) in [
+        (Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, step.window.pads_before),
+        (Name::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, step.window.pads_after),
+        (Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, step.window.dilations),
+        (Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, step.window.strides),
+    ] {
+        window.set(name, Type::CUDNN_TYPE_INT64, &longs(&values))?;
+    }
+    window.finalize()?;
+    Ok(window)
 }
 
 /// What the heuristics propose, best guess first: as many engine configurations as asked for.
@@ -313,7 +331,7 @@ fn configurations(
     described: &Described,
     mode: dnn::cudnnBackendHeurMode_t,
     most: usize,
-) -> Result<Vec<Descriptor>, Error> {
+) -> Result<Vec<Descriptor>, CudaError> {
     let heuristics = Descriptor::new(Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
     heuristics.set_descriptors(Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[&described.graph])?;
     heuristics.set(Name::CUDNN_ATTR_ENGINEHEUR_MODE, Type::CUDNN_TYPE_HEUR_MODE, &[mode])?;
@@ -342,7 +360,7 @@ pub(crate) fn candidates(
     step: &Conv,
     most: usize,
     only: Option<&str>,
-) -> Result<Vec<Engine>, Error> {
+) -> Result<Vec<Engine>, CudaError> {
     let Some(described) = describe(handle, step)? else { return Ok(Vec::new()) };
     let mut all = Vec::new();
     let Ok(configurations) = configurations(&described, dnn::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A, most) else {
@@ -362,7 +380,7 @@ pub(crate) fn candidates(
     Ok(all)
 }
 
-fn plan(handle: dnn::cudnnHandle_t, configuration: &Descriptor) -> Result<(Descriptor, usize), Error> {
+fn plan(handle: dnn::cudnnHandle_t, configuration: &Descriptor) -> Result<(Descriptor, usize), CudaError> {
     let plan = Descriptor::new(Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
     plan.set(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
     plan.set_descriptors(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[configuration])?;
@@ -390,7 +408,7 @@ impl Convolution {
         Self { engine, addresses: tensors.into_iter().map(Address::from).collect() }
     }
 
-    pub(crate) fn enqueue(&self, stream: CUstream, memory: &Memory<'_>) -> Result<(), Error> {
+    pub(crate) fn enqueue(&self, stream: CUstream, memory: &ProgramMemory<'_>) -> Result<(), CudaError> {
         let pack = Descriptor::new(Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
         let numbers: Vec<i64> = (1..=self.addresses.len() as i64).collect();
         let pointers: Vec<*mut c_void> = self.addresses.iter().map(|&at| memory.at(at) as *mut c_void).collect();

@@ -1,13 +1,16 @@
 //! Element-wise expressions as C.
 
-use super::index::{Class, Space, element, load, store};
-use super::launch::{Parameters, Recipe};
-use crate::toolkit::Source;
-use graph::expression::{Binary, Instruction, Kind, Unary};
+use super::index::{Space, ValueClass, element, load, store};
+use super::launch::{LaunchParameters, Recipe};
+use crate::source::{Defines, KernelSource};
+use graph::expression::{Binary, Instruction, Unary, ValueKind};
 use graph::plan::{Activation, Copy, DataType, Elementwise, Fill, Tensor};
 use std::fmt::Write;
 
-/// Threads of a block of generated kernels.
+const ELEMENTWISE: &str = include_str!("../kernels/elementwise.cu");
+const ACTIVATION: &str = include_str!("../kernels/activation.cu");
+
+/// Threads of a block of these kernels, and of those over rows and images.
 pub(crate) const THREADS: usize = 256;
 
 /// A kernel whose threads each compute one element, or one pack of neighbours.
@@ -15,7 +18,7 @@ pub(crate) fn elementwise(step: &Elementwise) -> Recipe {
     let mut body = String::new();
     for (at, instruction) in step.expression.instructions.iter().enumerate() {
         let code = instruction_code(instruction, &step.expression.kinds, &step.inputs);
-        let _ = writeln!(body, "        const {} r{at} = {code};", kind_name(step.expression.kinds[at]));
+        let _ = writeln!(body, "const {} r{at} = {code};", kind_name(step.expression.kinds[at]));
     }
     let result = format!("r{}", step.expression.instructions.len() - 1);
     map(&step.inputs.iter().collect::<Vec<_>>(), &step.output, &body, &result)
@@ -31,88 +34,86 @@ pub(crate) fn fill(step: &Fill) -> Recipe {
     map(&[], &step.output, "", &number(step.value))
 }
 
-/// An activation where a library has left what it applies to. One pointer, not two to the same place, so that the compiler knows that what is read is written.
+/// An activation where a library has left what it applies to.
 pub(crate) fn activation(at: &Tensor, activation: Activation) -> Recipe {
     let space = Space::of(&[at], 0);
     let pack = space.pack(&[at]);
-    let (name, place) = (element(at.dtype), space.offset(0, "x"));
     let (kind, low, high) = activation_code(activation);
-    let value = format!("activate({}, {kind}, {}, {})", load(at.dtype, "q.at[v]"), number(low), number(high));
-    let mut code = head(&[format!("{name}* __restrict__ o")], &space, pack);
-    let _ = writeln!(code, "    Pack<{name}, {pack}> q = *(const Pack<{name}, {pack}>*)(o + {place});");
-    let _ =
-        writeln!(code, "#pragma unroll\n    for (int v = 0; v < {pack}; v++) q.at[v] = {};", store(at.dtype, &value));
-    let _ = writeln!(code, "    *(Pack<{name}, {pack}>*)(o + {place}) = q;\n}}");
-    generated(code, space.count() / pack, &[at])
+    let mut defines = packs(&space, pack);
+    defines
+        .add("ELEMENT", element(at.dtype))
+        .add("LOAD(x)", load(at.dtype, "x"))
+        .add("STORE(x)", store(at.dtype, "x"))
+        .add("AT", space.offset(0, "x"))
+        .add("ACTIVATION", kind)
+        .add("LOW", number(low))
+        .add("HIGH", number(high));
+    recipe(ACTIVATION, defines, space.count() / pack, &[at])
 }
 
-fn map(inputs: &[&Tensor], output: &Tensor, body: &str, result: &str) -> Recipe {
+/// One element of the output, or a pack of them, from those of the inputs: `instructions` make values of the elements
+/// `e0`, `e1`, ..., `result` is the last.
+fn map(inputs: &[&Tensor], output: &Tensor, instructions: &str, result: &str) -> Recipe {
     let mut tensors = inputs.to_vec();
     tensors.push(output);
     let lead = tensors.len() - 1;
     let space = Space::of(&tensors, lead);
     let pack = space.pack(&tensors);
-    let mut parameters: Vec<_> = inputs
-        .iter()
-        .enumerate()
-        .map(|(i, input)| format!("const {}* __restrict__ i{i}", element(input.dtype)))
-        .collect();
-    parameters.push(format!("{}* __restrict__ o", element(output.dtype)));
-    let mut code = head(&parameters, &space, pack);
     let last = space.dims.len() - 1;
+    let (mut parameters, mut reads, mut elements) = (String::new(), String::new(), String::new());
     for (i, input) in inputs.iter().enumerate() {
-        let name = element(input.dtype);
+        let (name, at) = (element(input.dtype), space.offset(i, "x"));
+        let _ = write!(parameters, "const {name}* __restrict__ i{i}, ");
         if pack > 1 && space.strides[i][last] == 1 {
-            let _ = writeln!(
-                code,
-                "    const Pack<{name}, {pack}> p{i} = *(const Pack<{name}, {pack}>*)(i{i} + {});",
-                space.offset(i, "x")
-            );
+            let _ = writeln!(reads, "const Pack<{name}, {pack}> p{i} = *(const Pack<{name}, {pack}>*)(i{i} + {at});");
+            let _ = writeln!(elements, "const {name} e{i} = p{i}.at[v];");
         } else {
-            let _ = writeln!(code, "    const {name} p{i} = i{i}[{}];", space.offset(i, "x"));
+            let _ = writeln!(reads, "const {name} p{i} = i{i}[{at}];");
+            let _ = writeln!(elements, "const {name} e{i} = p{i};");
         }
     }
     let out = element(output.dtype);
-    let _ = writeln!(code, "    Pack<{out}, {pack}> q;\n#pragma unroll\n    for (int v = 0; v < {pack}; v++) {{");
-    for (i, input) in inputs.iter().enumerate() {
-        let each = if pack > 1 && space.strides[i][last] == 1 { ".at[v]" } else { "" };
-        let _ = writeln!(code, "        const {} e{i} = p{i}{each};", element(input.dtype));
-    }
-    code += body;
-    let _ = writeln!(code, "        q.at[v] = {};\n    }}", store(output.dtype, result));
-    let _ = writeln!(code, "    *(Pack<{out}, {pack}>*)(o + {}) = q;\n}}", space.offset(lead, "x"));
-    generated(code, space.count() / pack, &tensors)
+    let mut defines = packs(&space, pack);
+    defines
+        .add("OUT", out)
+        .add("PARAMETERS", format!("{parameters}{out}* __restrict__ o"))
+        .add("READS", reads)
+        .add("ELEMENTS", elements)
+        .add("INSTRUCTIONS", instructions)
+        .add("RESULT", store(output.dtype, result))
+        .add("OUT_AT", space.offset(lead, "x"));
+    recipe(ELEMENTWISE, defines, space.count() / pack, &tensors)
 }
 
-/// How a kernel begins whose threads each have one pack: with its coordinates.
-fn head(parameters: &[String], space: &Space, pack: usize) -> String {
-    let mut code =
-        format!("extern \"C\" __global__ void __launch_bounds__({THREADS}) step({}) {{\n", parameters.join(", "));
-    let _ = writeln!(code, "    after_the_kernel_before();");
-    let _ = writeln!(code, "    const u32 t = blockIdx.x * {THREADS}u + threadIdx.x;");
-    let _ = writeln!(code, "    if (t >= {}u) return;", space.count() / pack);
-    let _ = writeln!(code, "    const u32 first = t * {pack}u;");
-    code + &space.coordinates("x", "first")
+/// What kernels are given whose threads each have one pack.
+fn packs(space: &Space, pack: usize) -> Defines {
+    let mut defines = Defines::default();
+    defines
+        .add("THREADS", THREADS)
+        .add("PACK", pack)
+        .add("PACKS", space.count() / pack)
+        .add("COORDINATES", space.coordinates("x", "first"));
+    defines
 }
 
 /// A kernel for that many threads.
-fn generated(text: String, threads: usize, tensors: &[&Tensor]) -> Recipe {
+fn recipe(text: &'static str, defines: Defines, threads: usize, tensors: &[&Tensor]) -> Recipe {
     Recipe {
         name: "generated".to_owned(),
-        source: Source { text, defines: Vec::new(), entry: "step" },
+        source: KernelSource { text, defines, entry: "step" },
         grid: [threads.div_ceil(THREADS) as u32, 1, 1],
         block: THREADS as u32,
         shared_bytes: 0,
         cluster: 1,
-        parameters: Parameters::of(tensors),
+        parameters: LaunchParameters::of(tensors),
     }
 }
 
-fn kind_name(kind: Kind) -> &'static str {
+fn kind_name(kind: ValueKind) -> &'static str {
     match kind {
-        Kind::Float => "float",
-        Kind::Int => "i64",
-        Kind::Bool => "bool",
+        ValueKind::Float => "float",
+        ValueKind::Int => "i64",
+        ValueKind::Bool => "bool",
     }
 }
 
@@ -121,7 +122,7 @@ pub(crate) fn number(value: f32) -> String {
     if value.is_finite() { format!("{value:e}f") } else { format!("__int_as_float({:#x})", value.to_bits()) }
 }
 
-fn instruction_code(instruction: &Instruction, kinds: &[Kind], inputs: &[Tensor]) -> String {
+fn instruction_code(instruction: &Instruction, kinds: &[ValueKind], inputs: &[Tensor]) -> String {
     match *instruction {
         Instruction::Input(i) => load(inputs[i].dtype, &format!("e{i}")),
         Instruction::Float(value) => number(value),
@@ -130,7 +131,7 @@ fn instruction_code(instruction: &Instruction, kinds: &[Kind], inputs: &[Tensor]
         Instruction::Unary(function, of) => unary(function, &format!("r{of}"), kinds[of]),
         Instruction::Binary(function, a, b) => binary(function, &format!("r{a}"), &format!("r{b}"), kinds[a]),
         Instruction::Select(condition, a, b) => format!("r{condition} ? r{a} : r{b}"),
-        Instruction::Cast(Kind::Bool, of) => format!("r{of} != 0"),
+        Instruction::Cast(ValueKind::Bool, of) => format!("r{of} != 0"),
         Instruction::Cast(kind, of) => format!("({})r{of}", kind_name(kind)),
         Instruction::Wrap { bits, signed, of } => {
             let name = match (bits, signed) {
@@ -146,8 +147,8 @@ fn instruction_code(instruction: &Instruction, kinds: &[Kind], inputs: &[Tensor]
     }
 }
 
-fn unary(function: Unary, x: &str, kind: Kind) -> String {
-    let float = kind == Kind::Float;
+fn unary(function: Unary, x: &str, kind: ValueKind) -> String {
+    let float = kind == ValueKind::Float;
     match function {
         Unary::Negate => format!("-{x}"),
         Unary::Absolute if float => format!("fabsf({x})"),
@@ -180,8 +181,8 @@ fn unary(function: Unary, x: &str, kind: Kind) -> String {
     }
 }
 
-fn binary(function: Binary, a: &str, b: &str, kind: Kind) -> String {
-    let float = kind == Kind::Float;
+fn binary(function: Binary, a: &str, b: &str, kind: ValueKind) -> String {
+    let float = kind == ValueKind::Float;
     let chosen = |less: &str| {
         if float {
             format!("({a} != {a} || {b} != {b}) ? {a} + {b} : ({a} {less} {b} ? {a} : {b})")
@@ -234,5 +235,5 @@ pub(crate) fn activation_code(activation: Activation) -> (i32, f32, f32) {
 
 /// The class that a type is computed in, for those who write code by it.
 pub(crate) fn class_name(dtype: DataType) -> &'static str {
-    Class::of(dtype).name()
+    ValueClass::of(dtype).name()
 }

@@ -1,5 +1,7 @@
-//! How generated kernels count: from the number of a thread to the places of its elements, with every size known when the kernel is compiled.
+//! How generated kernels count: from the number of a thread to the places of its elements, with every size known when
+//! the kernel is compiled.
 
+use crate::source::Defines;
 use graph::plan::{DataType, Tensor};
 use std::fmt::Write;
 
@@ -12,8 +14,8 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// The dimensions in the order in which the tensor `lead` lies, so that neighbouring threads touch neighbouring elements of it; those that lie behind one
-    /// another in all tensors become one.
+    /// The dimensions in the order in which the tensor `lead` lies, so that neighbouring threads touch neighbouring
+    /// elements of it; those that lie behind one another in all tensors become one.
     pub(crate) fn new(dims: &[usize], strides: &[&[isize]], lead: usize) -> Self {
         let mut axes: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis] != 1).collect();
         axes.sort_by_key(|&axis| std::cmp::Reverse(strides[lead][axis].unsigned_abs()));
@@ -53,7 +55,8 @@ impl Space {
         self.dims.iter().product()
     }
 
-    /// How many elements a thread can take at once: they must be neighbours (or the same one) in every tensor, and lie where a wide access may begin.
+    /// How many elements a thread can take at once: they must be neighbours (or the same one) in every tensor, and lie
+    /// where a wide access may begin.
     pub(crate) fn pack(&self, tensors: &[&Tensor]) -> usize {
         let last = self.dims.len() - 1;
         let fits = |pack: usize| {
@@ -77,7 +80,7 @@ impl Space {
         for (axis, &dim) in self.dims.iter().enumerate().rev() {
             let divided = if below == 1 { from.to_owned() } else { format!("{from} / {below}u") };
             let coordinate = if axis == 0 { divided } else { format!("({divided}) % {dim}u") };
-            let _ = writeln!(code, "    const u32 {name}{axis} = {coordinate};");
+            let _ = writeln!(code, "const u32 {name}{axis} = {coordinate};");
             below *= dim;
         }
         code
@@ -95,13 +98,13 @@ impl Space {
 
 /// What a value is while it is computed with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Class {
+pub(crate) enum ValueClass {
     Float,
     Int,
     Bool,
 }
 
-impl Class {
+impl ValueClass {
     pub(crate) fn of(dtype: DataType) -> Self {
         match dtype {
             DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16 => Self::Float,
@@ -158,13 +161,23 @@ pub(crate) fn store(dtype: DataType, code: &str) -> String {
     }
 }
 
+/// Defines the type of elements that are read, and the macro that makes a value of one.
+pub(crate) fn read_as(defines: &mut Defines, name: &str, load_name: &str, dtype: DataType) {
+    defines.add(name, element(dtype)).add(&format!("{load_name}(x)"), load(dtype, "x"));
+}
+
+/// Defines the type of elements that are written, and the macro that makes one of a value.
+pub(crate) fn written_as(defines: &mut Defines, name: &str, store_name: &str, dtype: DataType) {
+    defines.add(name, element(dtype)).add(&format!("{store_name}(x)"), store(dtype, "x"));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use graph::plan::{Place, channels_last, row_major};
+    use graph::plan::{TensorPlace, channels_last, row_major};
 
     fn tensor(dims: &[usize], strides: Vec<isize>) -> Tensor {
-        Tensor { dtype: DataType::Fp16, dims: dims.to_vec(), strides, place: Place::Workspace, offset: 0 }
+        Tensor { dtype: DataType::Fp16, dims: dims.to_vec(), strides, place: TensorPlace::Workspace, offset: 0 }
     }
 
     #[test]

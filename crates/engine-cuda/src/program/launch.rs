@@ -1,14 +1,15 @@
 //! One launch of a kernel of ours: its size and its parameters, with addresses that are filled in when it is enqueued.
 
-use crate::toolkit::{Error, Kernel, Source, Toolkit, check};
+use crate::source::KernelSource;
+use crate::toolkit::{CudaError, Kernel, Toolkit, check};
 use cudarc::driver::sys as driver;
-use graph::plan::{Place, Tensor};
+use graph::plan::{Tensor, TensorPlace};
 use std::ffi::c_void;
 
 /// Where something of a plan lies.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Address {
-    pub(crate) place: Place,
+    pub(crate) place: TensorPlace,
     pub(crate) offset: usize,
 }
 
@@ -20,24 +21,24 @@ impl From<&Tensor> for Address {
 
 /// The memory that a program runs on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory<'a> {
+pub(crate) struct ProgramMemory<'a> {
     pub(crate) weights: driver::CUdeviceptr,
     pub(crate) constants: driver::CUdeviceptr,
     pub(crate) workspace: driver::CUdeviceptr,
-    /// For what libraries want beside it: the tail of the workspace.
+    /// For what libraries want besides: the tail of the workspace.
     pub(crate) scratch: driver::CUdeviceptr,
     pub(crate) inputs: &'a [driver::CUdeviceptr],
     pub(crate) outputs: &'a [driver::CUdeviceptr],
 }
 
-impl Memory<'_> {
+impl ProgramMemory<'_> {
     pub(crate) fn at(&self, address: Address) -> driver::CUdeviceptr {
         let base = match address.place {
-            Place::Weights => self.weights,
-            Place::Constants => self.constants,
-            Place::Workspace => self.workspace,
-            Place::Input(i) => self.inputs[i],
-            Place::Output(i) => self.outputs[i],
+            TensorPlace::Weights => self.weights,
+            TensorPlace::Constants => self.constants,
+            TensorPlace::Workspace => self.workspace,
+            TensorPlace::Input(i) => self.inputs[i],
+            TensorPlace::Output(i) => self.outputs[i],
         };
         base + address.offset as u64
     }
@@ -45,7 +46,7 @@ impl Memory<'_> {
 
 /// The parameters of a kernel as bytes, with holes for addresses.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct Parameters {
+pub(crate) struct LaunchParameters {
     bytes: Vec<u8>,
     /// Where each parameter begins.
     begins: Vec<usize>,
@@ -53,7 +54,7 @@ pub(crate) struct Parameters {
     addresses: Vec<(usize, Address)>,
 }
 
-impl Parameters {
+impl LaunchParameters {
     /// Only addresses, one for each parameter.
     pub(crate) fn of(tensors: &[&Tensor]) -> Self {
         let mut parameters = Self::default();
@@ -87,7 +88,7 @@ impl Parameters {
     }
 
     /// The bytes with all addresses.
-    pub(crate) fn filled(&self, memory: &Memory<'_>) -> Vec<u8> {
+    pub(crate) fn filled(&self, memory: &ProgramMemory<'_>) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         for &(at, address) in &self.addresses {
             bytes[at..at + 8].copy_from_slice(&memory.at(address).to_ne_bytes());
@@ -106,13 +107,13 @@ impl Parameters {
 pub(crate) struct Recipe {
     /// The candidate's name.
     pub(crate) name: String,
-    pub(crate) source: Source,
+    pub(crate) source: KernelSource,
     pub(crate) grid: [u32; 3],
     pub(crate) block: u32,
     pub(crate) shared_bytes: usize,
     /// Blocks along z that share their memory; 1 for none.
     pub(crate) cluster: u32,
-    pub(crate) parameters: Parameters,
+    pub(crate) parameters: LaunchParameters,
 }
 
 /// A kernel that can be enqueued.
@@ -124,11 +125,11 @@ pub(crate) struct Launch {
     shared_bytes: u32,
     cluster: u32,
     early: bool,
-    parameters: Parameters,
+    parameters: LaunchParameters,
 }
 
 impl Launch {
-    pub(crate) fn new(toolkit: &Toolkit, recipe: Recipe) -> Result<Self, Error> {
+    pub(crate) fn new(toolkit: &Toolkit, recipe: Recipe) -> Result<Self, CudaError> {
         let kernel = toolkit.kernel(&recipe.source)?;
         if recipe.shared_bytes > 48 << 10 {
             toolkit.allow_shared(kernel, recipe.shared_bytes)?;
@@ -145,7 +146,7 @@ impl Launch {
     }
 
     /// Where devices can, a kernel is set up while the one before still runs; it waits itself (`after_the_kernel_before`).
-    pub(crate) fn enqueue(&self, stream: driver::CUstream, memory: &Memory<'_>) -> Result<(), Error> {
+    pub(crate) fn enqueue(&self, stream: driver::CUstream, memory: &ProgramMemory<'_>) -> Result<(), CudaError> {
         use driver::CUlaunchAttributeID as Id;
         let mut bytes = self.parameters.filled(memory);
         let mut pointers = self.parameters.pointers(&mut bytes);

@@ -4,12 +4,12 @@
 
 mod handles;
 
-use super::launch::{Address, Memory};
-use crate::toolkit::{Error, Toolkit, check_lt};
+use super::launch::{Address, ProgramMemory};
+use crate::toolkit::{CudaError, Toolkit, check_lt};
 use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys::CUstream;
 use graph::plan::{Activation, Conv, DataType, Gemm, Precision, Step, Tensor};
-use handles::{Description, Layout, Preference};
+use handles::{Description, MatrixLayout, Preference};
 use std::ffi::c_void;
 
 /// Scratch memory that an algorithm may want.
@@ -25,18 +25,18 @@ pub(crate) const THEN_ACTIVATION: &str = " + activation";
 pub(crate) struct Product {
     pub(crate) name: String,
     handle: lt::cublasLtHandle_t,
-    problem: Problem,
+    problem: LtProblem,
     algorithm: lt::cublasLtMatmulAlgo_t,
     pub(crate) workspace_bytes: usize,
 }
 
 /// A product as cuBLASLt is told of it.
-struct Problem {
+struct LtProblem {
     description: Description,
-    a: Layout,
-    b: Layout,
-    c: Layout,
-    d: Layout,
+    a: MatrixLayout,
+    b: MatrixLayout,
+    c: MatrixLayout,
+    d: MatrixLayout,
     alpha: f32,
     a_at: Address,
     b_at: Address,
@@ -47,7 +47,7 @@ struct Problem {
 
 /// What cuBLASLt is to be told.
 #[derive(Clone, PartialEq, Debug)]
-struct Wanted {
+struct LtRequest {
     compute: lt::cublasComputeType_t,
     epilogue: lt::cublasLtEpilogue_t,
     bias: Option<lt::cudaDataType_t>,
@@ -111,7 +111,7 @@ pub(crate) fn as_product(step: &Conv) -> Option<Gemm> {
     })
 }
 
-/// A step as the product that cuBLASLt is asked for. Where its epilogue doesn't have the activation, the product is without one, and the activation beside it
+/// A step as the product that cuBLASLt is asked for. Where its epilogue doesn't have the activation, the product is without one, and the activation comes with it
 /// is to be applied behind it; that is possible because it is the last thing that happens to a result.
 pub(crate) fn split(step: &Step) -> Option<(Gemm, Option<Activation>)> {
     let mut product = match step {
@@ -162,7 +162,7 @@ fn turned(tensor: &Tensor, batch: usize) -> Option<(bool, i64)> {
 }
 
 /// The products that cuBLASLt proposes, best guess first; none where it can't. See `split` for those whose name ends with `THEN_ACTIVATION`.
-pub(crate) fn candidates(toolkit: &Toolkit, step: &Step, precision: Precision) -> Result<Vec<Product>, Error> {
+pub(crate) fn candidates(toolkit: &Toolkit, step: &Step, precision: Precision) -> Result<Vec<Product>, CudaError> {
     let Some((step, left)) = split(step) else { return Ok(Vec::new()) };
     let Some((problem, found)) = propose(toolkit, &step, precision)? else { return Ok(Vec::new()) };
     let end = if left.is_some() { THEN_ACTIVATION } else { "" };
@@ -193,7 +193,7 @@ fn propose(
     toolkit: &Toolkit,
     step: &Gemm,
     precision: Precision,
-) -> Result<Option<(Problem, Vec<lt::cublasLtMatmulHeuristicResult_t>)>, Error> {
+) -> Result<Option<(LtProblem, Vec<lt::cublasLtMatmulHeuristicResult_t>)>, CudaError> {
     let Some(problem) = propose_problem(step, precision)? else { return Ok(None) };
     let preference = Preference::new(WORKSPACE_BYTES)?;
     // SAFETY: a heuristic result is plain numbers, for which all zeros is valid.
@@ -223,12 +223,12 @@ fn propose(
     Ok(Some((problem, found)))
 }
 
-fn propose_problem(step: &Gemm, precision: Precision) -> Result<Option<Problem>, Error> {
-    wanted(step, precision).map(|wanted| Problem::new(step, &wanted)).transpose()
+fn propose_problem(step: &Gemm, precision: Precision) -> Result<Option<LtProblem>, CudaError> {
+    wanted(step, precision).map(|wanted| LtProblem::new(step, &wanted)).transpose()
 }
 
 /// The product in cuBLASLt's words; `None` where it has none for it.
-fn wanted(step: &Gemm, precision: Precision) -> Option<Wanted> {
+fn wanted(step: &Gemm, precision: Precision) -> Option<LtRequest> {
     let batch = step.output.dims.len().checked_sub(2).filter(|&batch| batch <= 1)?;
     let (a_type, b_type, out_type) = (data_type(&step.a)?, data_type(&step.b)?, data_type(&step.output)?);
     let ((a_transposed, a_pitch), (b_transposed, b_pitch)) = (turned(&step.a, batch)?, turned(&step.b, batch)?);
@@ -247,7 +247,7 @@ fn wanted(step: &Gemm, precision: Precision) -> Option<Wanted> {
         let stride = if batch == 1 { tensor.strides[0] as i64 } else { 0 };
         Matrix { kind, rows, columns, pitch, count, stride }
     };
-    Some(Wanted {
+    Some(LtRequest {
         compute: match (step.a.dtype, precision) {
             (DataType::Fp32, Precision::Tf32) => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             _ => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F,
@@ -265,17 +265,17 @@ fn wanted(step: &Gemm, precision: Precision) -> Option<Wanted> {
 }
 
 impl Matrix {
-    fn layout(&self) -> Result<Layout, Error> {
+    fn layout(&self) -> Result<MatrixLayout, CudaError> {
         use lt::cublasLtMatrixLayoutAttribute_t as Attribute;
-        let layout = Layout::new(self.kind, self.rows, self.columns, self.pitch)?;
+        let layout = MatrixLayout::new(self.kind, self.rows, self.columns, self.pitch)?;
         layout.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, self.count)?;
         layout.set(Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, self.stride)?;
         Ok(layout)
     }
 }
 
-impl Problem {
-    fn new(step: &Gemm, wanted: &Wanted) -> Result<Self, Error> {
+impl LtProblem {
+    fn new(step: &Gemm, wanted: &LtRequest) -> Result<Self, CudaError> {
         use lt::cublasLtMatmulDescAttributes_t as Attribute;
         let description = Description::new(wanted.compute)?;
         let [a_transposed, b_transposed] = wanted.transposed;
@@ -303,7 +303,7 @@ impl Problem {
 }
 
 impl Product {
-    pub(crate) fn enqueue(&self, stream: CUstream, memory: &Memory<'_>) -> Result<(), Error> {
+    pub(crate) fn enqueue(&self, stream: CUstream, memory: &ProgramMemory<'_>) -> Result<(), CudaError> {
         let problem = &self.problem;
         if let Some(bias) = problem.bias_at {
             let pointer = lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
@@ -340,11 +340,11 @@ impl Product {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use graph::plan::Place;
+    use graph::plan::TensorPlace;
 
     fn tensor(dims: &[usize], strides: &[isize]) -> Tensor {
         let (dims, strides) = (dims.to_vec(), strides.to_vec());
-        Tensor { dtype: DataType::Fp32, dims, strides, place: Place::Workspace, offset: 0 }
+        Tensor { dtype: DataType::Fp32, dims, strides, place: TensorPlace::Workspace, offset: 0 }
     }
 
     /// 4 by 8 times 8 by 16, all by rows.

@@ -1,15 +1,15 @@
 //! Finds the fastest kernel of each step, on the device, in graphs as it will run.
 
-use super::agree::{Verdict, agree, own_elements};
-use super::launch::{Launch, Memory};
-use super::{ALIGNMENT, Effort, Ready, Wanted, dnn, dnn_rank, lt, uniform};
+use super::agree::{Agreement, agree, own_elements};
+use super::launch::{Launch, ProgramMemory};
+use super::{ALIGNMENT, Effort, Ready, StepCandidates, dnn, dnn_rank, lt, uniform};
 use crate::choices::Choices;
 use crate::streams::instantiate;
-use crate::toolkit::{Error, Toolkit, check};
+use crate::toolkit::{CudaError, Toolkit, check};
 use cudarc::driver::sys as driver;
 use graph::Plan;
 use graph::array::Array;
-use graph::plan::{DataType, Place, Precision, Step};
+use graph::plan::{DataType, Precision, Step, TensorPlace};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -31,10 +31,10 @@ const PIECES: usize = 8;
 pub(super) fn choose(
     toolkit: &Toolkit,
     plan: &Plan,
-    wanted: &[Wanted],
+    wanted: &[StepCandidates],
     effort: Effort,
     stream: driver::CUstream,
-) -> Result<(), Error> {
+) -> Result<(), CudaError> {
     let mut seen = BTreeSet::new();
     let open: Vec<usize> = {
         let choices = toolkit.choices().lock().expect("nobody panics while holding it");
@@ -50,7 +50,7 @@ pub(super) fn choose(
         return Ok(());
     }
     let all = candidates(toolkit, plan, wanted, &open, effort)?;
-    let field = Field::new(plan, scratch_bytes(&all), stream)?;
+    let field = TrialMemory::new(plan, scratch_bytes(&all), stream)?;
     for (at, candidates) in all {
         let (mut timed, mut limit) = (Vec::new(), f32::INFINITY);
         for (name, ready) in candidates {
@@ -81,7 +81,12 @@ pub(super) fn choose(
 }
 
 /// The first of these candidates of a step that is ours or agrees with ours.
-fn right(field: &Field, plan: &Plan, at: usize, candidates: &[(f32, String, Ready)]) -> Result<Option<usize>, Error> {
+fn right(
+    field: &TrialMemory,
+    plan: &Plan,
+    at: usize,
+    candidates: &[(f32, String, Ready)],
+) -> Result<Option<usize>, CudaError> {
     let step = &plan.steps[at];
     let Some((_, _, own)) = candidates.iter().find(|(_, _, ready)| matches!(ready, Ready::Own(_))) else {
         return Ok((!candidates.is_empty()).then_some(0));
@@ -103,12 +108,12 @@ fn right(field: &Field, plan: &Plan, at: usize, candidates: &[(f32, String, Read
             }
         };
         match agree(plan.precision, ours, &theirs) {
-            Verdict::Agree => return Ok(Some(which)),
-            Verdict::Differ(by) => {
+            Agreement::Agree => return Ok(Some(which)),
+            Agreement::Differ(by) => {
                 let step = plan.names.get(at);
                 tracing::warn!(name, by, step, "a library computes something else than our kernels: it isn't used");
             }
-            Verdict::CutOff(by) => {
+            Agreement::CutOff(by) => {
                 tracing::debug!(name, by, step = plan.names.get(at), "a library cuts off instead of rounding");
             }
         }
@@ -122,10 +127,10 @@ pub(super) type Candidates = Vec<(usize, Vec<(String, Ready)>)>;
 pub(super) fn candidates(
     toolkit: &Toolkit,
     plan: &Plan,
-    wanted: &[Wanted],
+    wanted: &[StepCandidates],
     open: &[usize],
     effort: Effort,
-) -> Result<Candidates, Error> {
+) -> Result<Candidates, CudaError> {
     // Candidates are timed several in a row, so that a library's product comes behind an activation.
     let activation = |at: usize| wanted[at].activation.clone();
     let sources: Vec<_> = open
@@ -167,7 +172,12 @@ fn bytes_of(port: &graph::plan::Port) -> usize {
 }
 
 /// cuDNN's proposals for each of those steps. F32 it would round to TF32.
-fn proposals(toolkit: &Toolkit, plan: &Plan, open: &[usize], effort: Effort) -> Result<Vec<Vec<dnn::Engine>>, Error> {
+fn proposals(
+    toolkit: &Toolkit,
+    plan: &Plan,
+    open: &[usize],
+    effort: Effort,
+) -> Result<Vec<Vec<dnn::Engine>>, CudaError> {
     if effort.proposals == 0 || plan.precision == Precision::F32 {
         return Ok(open.iter().map(|_| Vec::new()).collect());
     }
@@ -176,7 +186,12 @@ fn proposals(toolkit: &Toolkit, plan: &Plan, open: &[usize], effort: Effort) -> 
 }
 
 /// Makes the engines of convolutions that were chosen in an earlier run, so that they are there when a program is put together.
-pub(super) fn remember(toolkit: &Toolkit, plan: &Plan, wanted: &[Wanted], choices: &Choices) -> Result<(), Error> {
+pub(super) fn remember(
+    toolkit: &Toolkit,
+    plan: &Plan,
+    wanted: &[StepCandidates],
+    choices: &Choices,
+) -> Result<(), CudaError> {
     let mut wishes = Vec::new();
     let mut seen = BTreeSet::new();
     {
@@ -207,7 +222,7 @@ fn engines(
     toolkit: &Toolkit,
     plan: &Plan,
     wishes: &[(usize, usize, Option<&str>)],
-) -> Result<Vec<Vec<dnn::Engine>>, Error> {
+) -> Result<Vec<Vec<dnn::Engine>>, CudaError> {
     let results: Vec<Mutex<Vec<dnn::Engine>>> = wishes.iter().map(|_| Mutex::default()).collect();
     let mut context = std::ptr::null_mut();
     // SAFETY: the pointer is to a live variable.
@@ -257,7 +272,7 @@ struct Part {
 }
 
 /// Memory like that of a real execution, and what times need.
-pub(super) struct Field {
+pub(super) struct TrialMemory {
     stream: driver::CUstream,
     allocations: Vec<driver::CUdeviceptr>,
     weights: driver::CUdeviceptr,
@@ -274,8 +289,8 @@ pub(super) struct Field {
     end: driver::CUevent,
 }
 
-impl Field {
-    pub(super) fn new(plan: &Plan, scratch_bytes: usize, stream: driver::CUstream) -> Result<Self, Error> {
+impl TrialMemory {
+    pub(super) fn new(plan: &Plan, scratch_bytes: usize, stream: driver::CUstream) -> Result<Self, CudaError> {
         let mut allocations = Vec::new();
         let numbers = numbers(plan.precision);
         let size = numbers.len() / NUMBERS;
@@ -285,7 +300,7 @@ impl Field {
             // SAFETY: the pointer is to a live variable.
             check("cuMemAlloc", unsafe { driver::cuMemAlloc_v2(&raw mut address, bytes) })?;
             allocations.push(address);
-            Ok::<_, Error>(Part { address, bytes, from: first % NUMBERS * size })
+            Ok::<_, CudaError>(Part { address, bytes, from: first % NUMBERS * size })
         };
         let pattern = take(numbers.len(), 0)?;
         // They begin at different numbers: rows that were multiplied with themselves would be far larger than the rest.
@@ -322,13 +337,13 @@ impl Field {
         Ok(field)
     }
 
-    pub(super) fn memory(&self) -> Memory<'_> {
+    pub(super) fn memory(&self) -> ProgramMemory<'_> {
         let &Self { weights, constants, workspace, scratch, .. } = self;
-        Memory { weights, constants, workspace, scratch, inputs: &self.inputs, outputs: &self.outputs }
+        ProgramMemory { weights, constants, workspace, scratch, inputs: &self.inputs, outputs: &self.outputs }
     }
 
     /// Fills memory with random numbers, always the same.
-    fn fill(&self, parts: &[Part]) -> Result<(), Error> {
+    fn fill(&self, parts: &[Part]) -> Result<(), CudaError> {
         for part in parts {
             let (mut done, mut from) = (0, part.from);
             while done < part.bytes {
@@ -346,7 +361,7 @@ impl Field {
     }
 
     /// What a kernel makes of random numbers: all elements that its step writes, or some of them where they are many.
-    fn results(&self, ready: &Ready, step: &Step) -> Result<Vec<f32>, Error> {
+    fn results(&self, ready: &Ready, step: &Step) -> Result<Vec<f32>, CudaError> {
         self.fill(&self.written)?;
         ready.enqueue(self.stream, &self.memory())?;
         // SAFETY: the stream lives.
@@ -354,7 +369,7 @@ impl Field {
         let mut results = Vec::new();
         for tensor in step.writes() {
             let base = match tensor.place {
-                Place::Output(position) => self.outputs[position],
+                TensorPlace::Output(position) => self.outputs[position],
                 _ => self.workspace,
             };
             let (span, size) = (tensor.span(), tensor.element_bytes());
@@ -379,20 +394,28 @@ impl Field {
     }
 
     /// Puts there what no step writes.
-    pub(super) fn put_constant(&self, plan: &Plan, memory: &graph::reference::Memory) -> Result<(), Error> {
+    pub(super) fn put_constant(
+        &self,
+        plan: &Plan,
+        memory: &graph::reference::ReferenceMemory,
+    ) -> Result<(), CudaError> {
         self.put(self.weights, &memory.weights)?;
         self.put(self.constants, &plan.constants)?;
         self.inputs.iter().zip(&memory.inputs).try_for_each(|(&address, bytes)| self.put(address, bytes))
     }
 
     /// Puts there what steps write.
-    pub(super) fn put_written(&self, memory: &graph::reference::Memory) -> Result<(), Error> {
+    pub(super) fn put_written(&self, memory: &graph::reference::ReferenceMemory) -> Result<(), CudaError> {
         let parts = std::iter::once(&memory.workspace).chain(&memory.outputs);
         self.written.iter().zip(parts).try_for_each(|(part, bytes)| self.put(part.address, bytes))
     }
 
     /// Whether what no step may write is still what was put there.
-    pub(super) fn is_constant(&self, plan: &Plan, memory: &graph::reference::Memory) -> Result<bool, Error> {
+    pub(super) fn is_constant(
+        &self,
+        plan: &Plan,
+        memory: &graph::reference::ReferenceMemory,
+    ) -> Result<bool, CudaError> {
         let inputs = self.inputs.iter().copied().zip(memory.inputs.iter().map(|input| &input[..]));
         let rest = [(self.weights, &memory.weights[..]), (self.constants, &plan.constants[..])];
         let mut same = true;
@@ -406,7 +429,7 @@ impl Field {
     }
 
     /// What steps have written, once all that was launched is done.
-    pub(super) fn read_written(&self, into: &mut graph::reference::Memory) -> Result<(), Error> {
+    pub(super) fn read_written(&self, into: &mut graph::reference::ReferenceMemory) -> Result<(), CudaError> {
         // SAFETY: each buffer is as large as what is copied into it.
         unsafe {
             check("cuStreamSynchronize", driver::cuStreamSynchronize(self.stream))?;
@@ -419,7 +442,7 @@ impl Field {
         Ok(())
     }
 
-    fn put(&self, address: driver::CUdeviceptr, bytes: &[u8]) -> Result<(), Error> {
+    fn put(&self, address: driver::CUdeviceptr, bytes: &[u8]) -> Result<(), CudaError> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -434,11 +457,12 @@ impl Field {
     }
 
     /// Microseconds of one launch. Hopeless ones are timed less carefully.
-    pub(super) fn time(&self, ready: &Ready, limit: f32) -> Result<f32, Error> {
+    pub(super) fn time(&self, ready: &Ready, limit: f32) -> Result<f32, CudaError> {
         // Once outside of a graph: libraries load their code then.
         ready.enqueue(self.stream, &self.memory())?;
-        let graph =
-            Graph::capture(self.stream, || (0..LAUNCHES).try_for_each(|_| ready.enqueue(self.stream, &self.memory())))?;
+        let graph = ReplayedGraph::capture(self.stream, || {
+            (0..LAUNCHES).try_for_each(|_| ready.enqueue(self.stream, &self.memory()))
+        })?;
         let first = self.replay(&graph)?;
         let mut best = self.replay(&graph)?.min(first);
         if best < limit * HOPELESS {
@@ -449,7 +473,7 @@ impl Field {
         Ok(best)
     }
 
-    fn replay(&self, graph: &Graph) -> Result<f32, Error> {
+    fn replay(&self, graph: &ReplayedGraph) -> Result<f32, CudaError> {
         let mut milliseconds = 0.0;
         // SAFETY: events and graph are alive; the variable is.
         unsafe {
@@ -463,7 +487,7 @@ impl Field {
     }
 }
 
-impl Drop for Field {
+impl Drop for TrialMemory {
     fn drop(&mut self) {
         // SAFETY: all were made in `new`, and the stream is waited for first.
         unsafe {
@@ -478,10 +502,10 @@ impl Drop for Field {
 }
 
 /// A graph that can be launched.
-struct Graph(driver::CUgraphExec);
+struct ReplayedGraph(driver::CUgraphExec);
 
-impl Graph {
-    fn capture(stream: driver::CUstream, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<Self, Error> {
+impl ReplayedGraph {
+    fn capture(stream: driver::CUstream, enqueue: impl FnOnce() -> Result<(), CudaError>) -> Result<Self, CudaError> {
         let mode = driver::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let mut graph = std::ptr::null_mut();
         // SAFETY: the stream is alive, pointers are to live variables; the graph isn't needed once it is instantiated.
@@ -492,13 +516,13 @@ impl Graph {
             enqueued.and(ended)?;
             let made = instantiate(graph);
             driver::cuGraphDestroy(graph);
-            let failed = |refused| Error::Call { call: "cuGraphInstantiate", status: format!("{refused}") };
+            let failed = |refused| CudaError::Call { call: "cuGraphInstantiate", status: format!("{refused}") };
             Ok(Self(made.map_err(failed)?))
         }
     }
 }
 
-impl Drop for Graph {
+impl Drop for ReplayedGraph {
     fn drop(&mut self) {
         // SAFETY: made in `capture`; its launches were waited for.
         unsafe { driver::cuGraphExecDestroy(self.0) };

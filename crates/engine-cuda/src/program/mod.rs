@@ -4,7 +4,8 @@
 //!  Plan ──candidates──> kernels of ours, cuBLASLt, cuDNN ──measured once, kept in Choices──> Program ──enqueue──> a stream that is captured
 //! ```
 //!
-//! Everything is compiled, measured and sized when a program is built. `enqueue` allocates nothing, waits for nothing and always does the same.
+//! Everything is compiled, measured and sized when a program is built. `enqueue` allocates nothing, waits for nothing
+//! and always does the same.
 
 mod agree;
 mod attention;
@@ -26,13 +27,15 @@ mod window;
 pub(crate) use dnn::Engine;
 pub use survey::{Trial, survey};
 
-use crate::toolkit::{Error, Facts, Source, Toolkit, check};
+use crate::source::KernelSource;
+use crate::toolkit::{CudaError, Facts, Toolkit, check};
 use cudarc::driver::sys as driver;
 use graph::Plan;
 use graph::plan::{Precision, Step, Tensor};
-use launch::{Launch, Memory, Recipe};
+use launch::{Launch, ProgramMemory, Recipe};
 use std::fmt::Write;
 use std::sync::Arc;
+use workload::Random;
 
 /// Scratch memory is aligned to this.
 const ALIGNMENT: usize = 256;
@@ -57,7 +60,7 @@ enum Ready {
 }
 
 impl Ready {
-    fn enqueue(&self, stream: driver::CUstream, memory: &Memory<'_>) -> Result<(), Error> {
+    fn enqueue(&self, stream: driver::CUstream, memory: &ProgramMemory<'_>) -> Result<(), CudaError> {
         match self {
             Self::Own(launch) => launch.enqueue(stream, memory),
             Self::Product(product, activation) => {
@@ -78,12 +81,9 @@ impl Ready {
 }
 
 /// Numbers between -0.5 and 0.5, always the same.
-pub fn uniform(seed: u64) -> impl FnMut() -> f32 {
-    let mut state = seed;
-    move || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    }
+fn uniform(seed: u64) -> impl FnMut() -> f32 {
+    let mut random = Random::new(seed, 0);
+    move || (random.unit() - 0.5) as f32
 }
 
 /// How much trouble is taken to find the fastest.
@@ -102,13 +102,18 @@ impl Default for Effort {
 }
 
 impl Program {
-    /// Makes a program of a plan. `stream` is used to measure; the device must be otherwise idle then. What was measured before (on this device, with these
-    /// libraries) isn't measured again.
-    pub fn build(toolkit: &Arc<Toolkit>, plan: &Plan, effort: Effort, stream: driver::CUstream) -> Result<Self, Error> {
-        let wanted = Wanted::all(plan, toolkit.facts())?;
+    /// Makes a program of a plan. `stream` is used to measure; the device must be otherwise idle then. What was
+    /// measured before (on this device, with these libraries) isn't measured again.
+    pub fn build(
+        toolkit: &Arc<Toolkit>,
+        plan: &Plan,
+        effort: Effort,
+        stream: driver::CUstream,
+    ) -> Result<Self, CudaError> {
+        let wanted = StepCandidates::all(plan, toolkit.facts())?;
         measure::choose(toolkit, plan, &wanted, effort, stream)?;
         let choices = toolkit.choices().lock().expect("nobody panics while holding it").clone();
-        let chosen = |wanted: &Wanted| choices.get(&wanted.signature).map(|choice| choice.candidate.clone());
+        let chosen = |wanted: &StepCandidates| choices.get(&wanted.signature).map(|choice| choice.candidate.clone());
         let kernels: Vec<Kernels> = wanted.iter().map(|wanted| wanted.kernels(chosen(wanted))).collect();
         let own = kernels.iter().filter_map(|kernels| kernels.own.as_ref());
         toolkit.compile_all(&own.map(|recipe| recipe.source.clone()).collect::<Vec<_>>())?;
@@ -120,7 +125,7 @@ impl Program {
                 Some(chosen) => library(toolkit, step, plan.precision, &wanted.signature, &chosen, own)?,
                 None => own.map(Ready::Own),
             };
-            let unsupported = || Error::Unsupported {
+            let unsupported = || CudaError::Unsupported {
                 index,
                 name: plan.names.get(index).cloned().unwrap_or_default(),
                 why: format!("nothing computes this {}", step.kind()),
@@ -168,12 +173,13 @@ impl Program {
         text
     }
 
-    /// Enqueues all kernels. `workspace` is [`Program::workspace_bytes`] long; what isn't enqueued yet is neither read nor written.
+    /// Enqueues all kernels. `workspace` is [`Program::workspace_bytes`] long; what isn't enqueued yet is neither read
+    /// nor written.
     ///
     /// # Safety
     ///
-    /// All addresses are of memory of this device, as large as the plan says, and stay so until the stream is done (or, where it is captured, until the graph
-    /// isn't launched any more).
+    /// All addresses are of memory of this device, as large as the plan says, and stay so until the stream is done (or,
+    /// where it is captured, until the graph isn't launched any more).
     pub unsafe fn enqueue(
         &self,
         stream: driver::CUstream,
@@ -181,9 +187,9 @@ impl Program {
         workspace: driver::CUdeviceptr,
         inputs: &[driver::CUdeviceptr],
         outputs: &[driver::CUdeviceptr],
-    ) -> Result<(), Error> {
+    ) -> Result<(), CudaError> {
         let scratch = workspace + self.workspace_bytes as u64;
-        let memory = Memory { weights, constants: self.constants.0, workspace, scratch, inputs, outputs };
+        let memory = ProgramMemory { weights, constants: self.constants.0, workspace, scratch, inputs, outputs };
         self.steps.iter().try_for_each(|step| step.enqueue(stream, &memory))
     }
 }
@@ -192,7 +198,7 @@ impl Program {
 struct Constants(driver::CUdeviceptr);
 
 impl Constants {
-    fn new(bytes: &[u8]) -> Result<Self, Error> {
+    fn new(bytes: &[u8]) -> Result<Self, CudaError> {
         let mut address = 0;
         if !bytes.is_empty() {
             // SAFETY: the pointer is to a live variable, and the allocation is as long as what is copied.
@@ -229,7 +235,7 @@ fn library(
     signature: &str,
     chosen: &str,
     behind: Option<Launch>,
-) -> Result<Option<Ready>, Error> {
+) -> Result<Option<Ready>, CudaError> {
     if chosen.starts_with("cublaslt") {
         let found = lt::candidates(toolkit, step, precision)?.into_iter().find(|candidate| candidate.name == chosen);
         return Ok(found.map(|product| Ready::Product(Box::new(product), behind)));
@@ -244,7 +250,7 @@ fn dnn_rank(name: &str) -> usize {
 }
 
 /// A step, and every kernel of ours that computes it.
-struct Wanted {
+struct StepCandidates {
     signature: String,
     recipes: Vec<Recipe>,
     /// Ours behind cuBLASLt's product, where that doesn't have the activation.
@@ -253,8 +259,8 @@ struct Wanted {
     libraries: bool,
 }
 
-impl Wanted {
-    fn all(plan: &Plan, facts: &Facts) -> Result<Vec<Self>, Error> {
+impl StepCandidates {
+    fn all(plan: &Plan, facts: &Facts) -> Result<Vec<Self>, CudaError> {
         plan.steps
             .iter()
             .enumerate()
@@ -268,7 +274,7 @@ impl Wanted {
                             .and_then(|(product, left)| Some(expression::activation(&product.output, left?))),
                         libraries: matches!(step, Step::Conv(_) | Step::Gemm(_)),
                     })
-                    .map_err(|why| Error::Unsupported { index, name, why })
+                    .map_err(|why| CudaError::Unsupported { index, name, why })
             })
             .collect()
     }
@@ -292,10 +298,11 @@ impl Wanted {
     }
 }
 
-/// Every source that a plan's kernels of ours may be compiled from on such a device: for checking them where there is none.
-pub fn sources(plan: &Plan, facts: &Facts) -> Result<Vec<Source>, Error> {
-    let of_step = |wanted: Wanted| wanted.recipes.into_iter().chain(wanted.activation);
-    Ok(Wanted::all(plan, facts)?.into_iter().flat_map(of_step).map(|recipe| recipe.source).collect())
+/// Every source that a plan's kernels of ours may be compiled from on such a device: for checking them where there is
+/// none.
+pub fn sources(plan: &Plan, facts: &Facts) -> Result<Vec<KernelSource>, CudaError> {
+    let of_step = |wanted: StepCandidates| wanted.recipes.into_iter().chain(wanted.activation);
+    Ok(StepCandidates::all(plan, facts)?.into_iter().flat_map(of_step).map(|recipe| recipe.source).collect())
 }
 
 /// The kernels of ours for a step, or why there are none.

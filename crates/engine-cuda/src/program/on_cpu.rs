@@ -2,34 +2,26 @@
 //!
 //! A compiler for C++ makes a library of them, with `on_cpu.h` in place of what only a device can do.
 
-use super::launch::{Memory, Recipe};
+use super::launch::{ProgramMemory, Recipe};
 use super::survey::compare;
 use super::tests::facts;
-use super::{Wanted, uniform};
-use crate::toolkit::{PRELUDE, Source};
-use cases::{Values, bytes};
-use graph::plan::{Activation, Conv, DataType, Gemm, Place, Precision, Step, Tensor, Window, channels_last, row_major};
+use super::{StepCandidates, uniform};
+use crate::source::{KernelSource, PRELUDE};
+use graph::cases::nodes::{Values, bytes, names};
+use graph::cases::steps::{self, StepCase};
+use graph::plan::{
+    Activation, Conv, DataType, Gemm, Precision, Step, Tensor, TensorPlace, Window, channels_last, row_major,
+};
 use graph::reference::{self, Reference};
-use graph::{Model, Options, Plan, compile};
+use graph::{OnnxModel, Options, Plan, compile};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
-#[path = "../../../graph/tests/cases/mod.rs"]
-#[allow(
-    dead_code,
-    reason = "steps are compared with the reference, which is compared with the expected outputs in graph's own test"
-)]
-mod cases;
-
-#[path = "../../examples/steps/mod.rs"]
-#[allow(dead_code, reason = "some are for GPUs alone")]
-mod steps;
-
 const SHIM: &str = include_str!("../kernels/on_cpu.h");
-/// As many compilers run beside one another.
+/// As many compilers run at a time.
 const PARTS: usize = 2;
 
 type Call = unsafe extern "C" fn(*mut *mut c_void);
@@ -38,12 +30,12 @@ type Launch = unsafe extern "C" fn(Call, *const u32, u32, u32, usize, *mut *mut 
 /// Sources that were compiled for this machine.
 struct Kernels {
     /// Which library each is in, and its number.
-    known: BTreeMap<Source, usize>,
+    known: BTreeMap<KernelSource, usize>,
     libraries: Vec<libloading::Library>,
 }
 
 impl Kernels {
-    fn compile(sources: &BTreeSet<Source>) -> Self {
+    fn compile(sources: &BTreeSet<KernelSource>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut texts = vec![format!("{SHIM}\n{PRELUDE}\n"); PARTS];
         for (number, source) in sources.iter().enumerate() {
@@ -70,7 +62,7 @@ impl Kernels {
     }
 
     /// Executes a kernel. The addresses are those of host memory.
-    fn run(&self, recipe: &Recipe, memory: &Memory<'_>) {
+    fn run(&self, recipe: &Recipe, memory: &ProgramMemory<'_>) {
         let number = self.known[&recipe.source];
         let library = &self.libraries[number % PARTS];
         let mut bytes = recipe.parameters.filled(memory);
@@ -92,12 +84,8 @@ impl Kernels {
 }
 
 /// A source in a namespace of its own, and a function to call it by.
-fn translated(source: &Source, number: usize) -> String {
-    let mut text = format!("namespace kernel{number} {{\n");
-    for define in &source.defines {
-        let (name, value) = define.split_once('=').unwrap_or((define, "1"));
-        let _ = writeln!(text, "#define {name} {value}");
-    }
+fn translated(source: &KernelSource, number: usize) -> String {
+    let mut text = format!("namespace kernel{number} {{\n{}", source.defines.text());
     let body = source.text.replace("extern \"C\" ", "");
     for line in body.lines() {
         match line.trim().strip_prefix("extern __shared__ ") {
@@ -115,8 +103,7 @@ fn translated(source: &Source, number: usize) -> String {
     text += "}\n";
     let defined = body.lines().filter_map(|line| line.trim().strip_prefix("#define "));
     let names = defined.map(|rest| rest.split([' ', '(']).next().unwrap());
-    let names: BTreeSet<&str> =
-        names.chain(source.defines.iter().map(|define| define.split('=').next().unwrap())).collect();
+    let names: BTreeSet<&str> = names.chain(source.defines.names()).collect();
     names.iter().for_each(|name| text += &format!("#undef {name}\n"));
     text + &format!("extern \"C\" void call{number}(void** p) {{ call(kernel{number}::{}, p); }}\n", source.entry)
 }
@@ -148,7 +135,12 @@ impl Buffer {
 }
 
 /// Executes a kernel on a copy of memory, and returns what it is then.
-fn executed(kernels: &Kernels, recipe: &Recipe, plan: &Plan, before: &reference::Memory) -> reference::Memory {
+fn executed(
+    kernels: &Kernels,
+    recipe: &Recipe,
+    plan: &Plan,
+    before: &reference::ReferenceMemory,
+) -> reference::ReferenceMemory {
     let all = |parts: &mut dyn Iterator<Item = &[u8]>| parts.map(Buffer::new).collect::<Vec<_>>();
     let (weights, constants) = (Buffer::new(&before.weights), Buffer::new(&plan.constants));
     let workspace = Buffer::new(&before.workspace);
@@ -156,7 +148,7 @@ fn executed(kernels: &Kernels, recipe: &Recipe, plan: &Plan, before: &reference:
     let outputs = all(&mut before.outputs.iter().map(|output| &output[..]));
     let addresses = |buffers: &[Buffer]| buffers.iter().map(Buffer::address).collect::<Vec<_>>();
     let (inputs_at, outputs_at) = (addresses(&inputs), addresses(&outputs));
-    let memory = Memory {
+    let memory = ProgramMemory {
         weights: weights.address(),
         constants: constants.address(),
         workspace: workspace.address(),
@@ -178,7 +170,8 @@ fn executed(kernels: &Kernels, recipe: &Recipe, plan: &Plan, before: &reference:
 
 /// Compares kernels of every step of some plans with the reference: all of them, or so many of each, not always the same. There are more than so many of them.
 fn assert_right(plans: &[(String, Plan, Vec<Vec<u8>>)], most: usize, at_least: usize) {
-    let mut wanted: Vec<Vec<Wanted>> = plans.iter().map(|(_, plan, _)| Wanted::all(plan, &facts()).unwrap()).collect();
+    let mut wanted: Vec<Vec<StepCandidates>> =
+        plans.iter().map(|(_, plan, _)| StepCandidates::all(plan, &facts()).unwrap()).collect();
     for (number, wanted) in wanted.iter_mut().flatten().enumerate() {
         let count = wanted.recipes.len();
         wanted.recipes.rotate_left(if most < count { number % count } else { 0 });
@@ -214,14 +207,14 @@ fn assert_right(plans: &[(String, Plan, Vec<Vec<u8>>)], most: usize, at_least: u
 }
 
 /// A case's plan, and numbers for it.
-fn with_inputs(case: &steps::Case) -> (String, Plan, Vec<Vec<u8>>) {
+fn with_inputs(case: &StepCase) -> (String, Plan, Vec<Vec<u8>>) {
     let plan = steps::plan_of(case);
-    let inputs = plan.inputs.iter().zip(1..).map(|(port, seed)| steps::random(port, uniform(seed))).collect();
+    let inputs = plan.inputs.iter().zip(1..).map(|(port, seed)| steps::random_input(port, uniform(seed))).collect();
     (case.what.clone(), plan, inputs)
 }
 
 /// Any convolution: windows, layouts, what is fused.
-fn any_convolution(seed: u64) -> steps::Case {
+fn any_convolution(seed: u64) -> StepCase {
     let mut next = uniform(7919 * seed);
     let mut pick = |most: usize| (((next() + 0.5) * most as f32) as usize).min(most - 1);
     let precision = [Precision::F16, Precision::Tf32, Precision::F32][pick(3)];
@@ -267,7 +260,7 @@ fn any_convolution(seed: u64) -> steps::Case {
     ];
     let depthwise = weight[1] == 1;
     let step = Conv {
-        input: tensor(&dims, lies(&dims, first), Place::Input(0)),
+        input: tensor(&dims, lies(&dims, first), TensorPlace::Input(0)),
         weight: tensor(
             &weight,
             if depthwise && pick(2) == 0 {
@@ -275,11 +268,11 @@ fn any_convolution(seed: u64) -> steps::Case {
             } else {
                 lies(&weight, first)
             },
-            Place::Input(1),
+            TensorPlace::Input(1),
         ),
-        bias: (pick(4) > 0).then(|| tensor(&[out], vec![1], Place::Input(2))),
+        bias: (pick(4) > 0).then(|| tensor(&[out], vec![1], TensorPlace::Input(2))),
         residual: None,
-        output: tensor(&out_dims, lies(&out_dims, first), Place::Output(0)),
+        output: tensor(&out_dims, lies(&out_dims, first), TensorPlace::Output(0)),
         window,
         groups,
         activation: activations[pick(activations.len())],
@@ -288,11 +281,11 @@ fn any_convolution(seed: u64) -> steps::Case {
         "{seed}: {precision:?} {dims:?} -> {out_dims:?} by {weight:?} groups {groups} first {first} {window:?} {:?}",
         step.activation
     );
-    steps::Case { what, precision, step: Step::Conv(step) }
+    StepCase { what, precision, step: Step::Conv(step) }
 }
 
 /// Any product: shapes, batches that are repeated, factors that are turned, what is fused.
-fn any_product(seed: u64) -> steps::Case {
+fn any_product(seed: u64) -> StepCase {
     let mut next = uniform(104_729 * seed);
     let mut pick = |most: usize| (((next() + 0.5) * most as f32) as usize).min(most - 1);
     let precision = [Precision::F16, Precision::Tf32, Precision::F32][pick(3)];
@@ -300,7 +293,7 @@ fn any_product(seed: u64) -> steps::Case {
     let batch: Vec<usize> = [vec![], vec![3], vec![2, 3]][pick(3)].clone();
     let sizes = [1, 2, 5, 8, 16, 20, 33, 40];
     let (m, k, n) = (sizes[pick(8)], sizes[pick(8)], sizes[pick(8)]);
-    let mut factor = |rows: usize, columns: usize, place: Place| {
+    let mut factor = |rows: usize, columns: usize, place: TensorPlace| {
         let dims = [&batch[..], &[rows, columns]].concat();
         let rank = dims.len();
         let mut strides = if pick(3) == 0 {
@@ -316,23 +309,23 @@ fn any_product(seed: u64) -> steps::Case {
         }
         Tensor { dtype: kind, dims, strides, place, offset: 0 }
     };
-    let (a, b) = (factor(m, k, Place::Input(0)), factor(k, n, Place::Input(1)));
+    let (a, b) = (factor(m, k, TensorPlace::Input(0)), factor(k, n, TensorPlace::Input(1)));
     let dims = [&batch[..], &[m, n]].concat();
-    let output = Tensor { dtype: kind, strides: row_major(&dims), dims, place: Place::Output(0), offset: 0 };
+    let output = Tensor { dtype: kind, strides: row_major(&dims), dims, place: TensorPlace::Output(0), offset: 0 };
     let activations = [Activation::None, Activation::Relu, Activation::Tanh, Activation::HardSwish];
     let bias = (pick(2) == 0).then(|| Tensor {
         dtype: kind,
         dims: vec![n],
         strides: vec![1],
-        place: Place::Input(2),
+        place: TensorPlace::Input(2),
         offset: 0,
     });
     let position = 2 + usize::from(bias.is_some());
-    let residual = (pick(3) == 0).then(|| Tensor { place: Place::Input(position), ..output.clone() });
+    let residual = (pick(3) == 0).then(|| Tensor { place: TensorPlace::Input(position), ..output.clone() });
     let alpha = [1.0, 0.125][pick(2)];
     let step = Gemm { a, b, bias, residual, output, alpha, activation: activations[pick(activations.len())] };
     let what = format!("{seed}: {precision:?} {step:?}");
-    steps::Case { what, precision, step: Step::Gemm(step) }
+    StepCase { what, precision, step: Step::Gemm(step) }
 }
 
 #[test]
@@ -379,10 +372,10 @@ fn kernels_compute_onnx_node_tests_as_the_reference_does() {
         Some(folder) => folder.into(),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/onnx-nodes"),
     };
-    let names = cases::names(&folder).expect("scripts/setup tests writes them");
+    let names = names(&folder).expect("scripts/setup tests writes them");
     let mut plans = Vec::new();
     for name in names {
-        let Ok(model) = Model::read(&folder.join(format!("{name}.onnx"))) else { continue };
+        let Ok(model) = OnnxModel::read(&folder.join(format!("{name}.onnx"))) else { continue };
         let Ok(values) = Values::read(&folder, &name) else { continue };
         for precision in [Precision::F32, Precision::F16] {
             let Ok(plan) = compile(&model, &Options::new(1, precision)) else { continue };

@@ -1,12 +1,12 @@
 //! Every kernel that may be chosen, against the reference: for checks, not for serving.
 
-use super::measure::{Field, candidates, scratch_bytes};
-use super::{Effort, Ready, Wanted, agree};
-use crate::toolkit::{Error, Toolkit};
+use super::measure::{TrialMemory, candidates, scratch_bytes};
+use super::{Effort, Ready, StepCandidates, agree};
+use crate::toolkit::{CudaError, Toolkit};
 use cudarc::driver::sys as driver;
 use graph::Plan;
 use graph::plan::Step;
-use graph::reference::{Memory, Reference};
+use graph::reference::{Reference, ReferenceMemory};
 use std::collections::BTreeSet;
 
 /// What a candidate of a step took, and how right it was.
@@ -18,7 +18,7 @@ pub struct Trial {
     /// The candidate's name.
     pub name: String,
     /// What it took, or why it failed.
-    pub microseconds: Result<f32, Error>,
+    pub microseconds: Result<f32, CudaError>,
     /// The largest difference from the reference, over the largest of its numbers.
     pub error: f64,
     /// By what part its numbers are too small, on average.
@@ -36,14 +36,15 @@ pub fn survey(
     stream: driver::CUstream,
     inputs: &[&[u8]],
     mut each: impl FnMut(Trial),
-) -> Result<bool, Error> {
-    let wanted = Wanted::all(plan, toolkit.facts())?;
+) -> Result<bool, CudaError> {
+    let wanted = StepCandidates::all(plan, toolkit.facts())?;
     let mut seen = BTreeSet::new();
-    let kernels = |wanted: &Wanted| wanted.recipes.iter().map(|recipe| recipe.source.clone()).collect::<Vec<_>>();
-    let mut is_new = |wanted: &Wanted| seen.insert((wanted.signature.clone(), kernels(wanted)));
+    let kernels =
+        |wanted: &StepCandidates| wanted.recipes.iter().map(|recipe| recipe.source.clone()).collect::<Vec<_>>();
+    let mut is_new = |wanted: &StepCandidates| seen.insert((wanted.signature.clone(), kernels(wanted)));
     let open: Vec<usize> = (0..wanted.len()).filter(|&at| is_new(&wanted[at])).collect();
     let all = candidates(toolkit, plan, &wanted, &open, effort)?;
-    let field = Field::new(plan, scratch_bytes(&all), stream)?;
+    let field = TrialMemory::new(plan, scratch_bytes(&all), stream)?;
     let mut reference = Reference::new(plan);
     reference.begin(inputs);
     field.put_constant(plan, reference.memory())?;
@@ -68,7 +69,12 @@ pub fn survey(
 }
 
 /// How far what the step wrote is from what it should have written; whether anything else changed.
-pub(super) fn compare(plan: &Plan, step: &Step, mut got: Memory, expected: &Memory) -> (f64, f64, bool) {
+pub(super) fn compare(
+    plan: &Plan,
+    step: &Step,
+    mut got: ReferenceMemory,
+    expected: &ReferenceMemory,
+) -> (f64, f64, bool) {
     let (mut error, mut shrunk) = (0.0f64, 0.0f64);
     for tensor in step.writes() {
         let (right, found) = (expected.load(plan, tensor), got.load(plan, tensor));

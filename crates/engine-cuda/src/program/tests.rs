@@ -2,9 +2,9 @@
 
 use super::*;
 use expect_test::{Expect, expect};
-use graph::expression::{Binary, Expression, Instruction, Kind};
+use graph::expression::{Binary, Expression, Instruction, ValueKind};
 use graph::plan::{
-    Activation, Conv, DataType, Elementwise, Gemm, Place, Reduce, ReduceKind, Window, channels_last, row_major,
+    Activation, Conv, DataType, Elementwise, Gemm, Reduce, ReduceKind, TensorPlace, Window, channels_last, row_major,
 };
 
 pub(super) fn facts() -> Facts {
@@ -17,7 +17,7 @@ pub(super) fn facts() -> Facts {
     }
 }
 
-fn tensor(dtype: DataType, dims: &[usize], strides: Vec<isize>, place: Place) -> Tensor {
+fn tensor(dtype: DataType, dims: &[usize], strides: Vec<isize>, place: TensorPlace) -> Tensor {
     Tensor { dtype, dims: dims.to_vec(), strides, place, offset: 0 }
 }
 
@@ -25,11 +25,11 @@ fn convolution(batch: usize, channels: usize, size: usize, kernel: usize, groups
     let dims = [batch, channels, size, size];
     let weight = [channels, channels / groups, kernel, kernel];
     Conv {
-        input: tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
-        weight: tensor(DataType::Fp16, &weight, channels_last(&weight), Place::Weights),
-        bias: Some(tensor(DataType::Fp32, &[channels], vec![1], Place::Weights)),
+        input: tensor(DataType::Fp16, &dims, channels_last(&dims), TensorPlace::Workspace),
+        weight: tensor(DataType::Fp16, &weight, channels_last(&weight), TensorPlace::Weights),
+        bias: Some(tensor(DataType::Fp32, &[channels], vec![1], TensorPlace::Weights)),
         residual: None,
-        output: tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
+        output: tensor(DataType::Fp16, &dims, channels_last(&dims), TensorPlace::Workspace),
         window: Window {
             kernel: [kernel; 2],
             strides: [1; 2],
@@ -46,56 +46,55 @@ fn names(step: &Step) -> Vec<String> {
     recipes(step, Precision::F16, &facts()).unwrap().into_iter().map(|recipe| recipe.name).collect()
 }
 
-fn check_source(step: &Step, expected: &Expect) {
-    let recipe = recipes(step, Precision::F16, &facts()).unwrap().remove(0);
-    expected.assert_eq(&format!("// {:?} x {}\n{}", recipe.grid, recipe.block, recipe.source.text));
+/// What a kernel's file is given.
+fn given(recipe: &Recipe) -> String {
+    format!("// {:?} x {}\n{}", recipe.grid, recipe.block, recipe.source.defines.text())
+}
+
+fn check_given(step: &Step, expected: &Expect) {
+    expected.assert_eq(&given(&recipes(step, Precision::F16, &facts()).unwrap()[0]));
 }
 
 #[test]
 fn elements_are_taken_in_packs_and_broadcast() {
     let dims = [2, 64, 8, 8];
     let mut expression = Expression::default();
-    let x = expression.push(Instruction::Input(0), Kind::Float);
-    let scale = expression.push(Instruction::Input(1), Kind::Float);
-    let product = expression.push(Instruction::Binary(Binary::Multiply, x, scale), Kind::Float);
-    let zero = expression.push(Instruction::Float(0.0), Kind::Float);
-    expression.push(Instruction::Binary(Binary::Maximum, product, zero), Kind::Float);
+    let x = expression.push(Instruction::Input(0), ValueKind::Float);
+    let scale = expression.push(Instruction::Input(1), ValueKind::Float);
+    let product = expression.push(Instruction::Binary(Binary::Multiply, x, scale), ValueKind::Float);
+    let zero = expression.push(Instruction::Float(0.0), ValueKind::Float);
+    expression.push(Instruction::Binary(Binary::Maximum, product, zero), ValueKind::Float);
     let step = Elementwise {
         inputs: vec![
-            tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
-            tensor(DataType::Fp16, &dims, vec![0, 1, 0, 0], Place::Weights),
+            tensor(DataType::Fp16, &dims, channels_last(&dims), TensorPlace::Workspace),
+            tensor(DataType::Fp16, &dims, vec![0, 1, 0, 0], TensorPlace::Weights),
         ],
-        output: tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
+        output: tensor(DataType::Fp16, &dims, channels_last(&dims), TensorPlace::Workspace),
         expression,
     };
-    check_source(
+    check_given(
         &Step::Elementwise(step),
         &expect![[r#"
-        // [4, 1, 1] x 256
-        extern "C" __global__ void __launch_bounds__(256) step(const half_bits* __restrict__ i0, const half_bits* __restrict__ i1, half_bits* __restrict__ o) {
-            after_the_kernel_before();
-            const u32 t = blockIdx.x * 256u + threadIdx.x;
-            if (t >= 1024u) return;
-            const u32 first = t * 8u;
-            const u32 x1 = (first) % 64u;
+            // [4, 1, 1] x 256
+            #define THREADS 256
+            #define PACK 8
+            #define PACKS 1024
+            #define COORDINATES const u32 x1 = (first) % 64u; \
             const u32 x0 = first / 64u;
-            const Pack<half_bits, 8> p0 = *(const Pack<half_bits, 8>*)(i0 + (i64)x0 * 64 + (i64)x1 * 1);
+            #define OUT half_bits
+            #define PARAMETERS const half_bits* __restrict__ i0, const half_bits* __restrict__ i1, half_bits* __restrict__ o
+            #define READS const Pack<half_bits, 8> p0 = *(const Pack<half_bits, 8>*)(i0 + (i64)x0 * 64 + (i64)x1 * 1); \
             const Pack<half_bits, 8> p1 = *(const Pack<half_bits, 8>*)(i1 + (i64)x1 * 1);
-            Pack<half_bits, 8> q;
-        #pragma unroll
-            for (int v = 0; v < 8; v++) {
-                const half_bits e0 = p0.at[v];
-                const half_bits e1 = p1.at[v];
-                const float r0 = from_half(e0);
-                const float r1 = from_half(e1);
-                const float r2 = r0 * r1;
-                const float r3 = 0e0f;
-                const float r4 = (r2 != r2 || r3 != r3) ? r2 + r3 : (r2 > r3 ? r2 : r3);
-                q.at[v] = to_half((float)(r4));
-            }
-            *(Pack<half_bits, 8>*)(o + (i64)x0 * 64 + (i64)x1 * 1) = q;
-        }
-    "#]],
+            #define ELEMENTS const half_bits e0 = p0.at[v]; \
+            const half_bits e1 = p1.at[v];
+            #define INSTRUCTIONS const float r0 = from_half(e0); \
+            const float r1 = from_half(e1); \
+            const float r2 = r0 * r1; \
+            const float r3 = 0e0f; \
+            const float r4 = (r2 != r2 || r3 != r3) ? r2 + r3 : (r2 > r3 ? r2 : r3);
+            #define RESULT to_half((float)(r4))
+            #define OUT_AT (i64)x0 * 64 + (i64)x1 * 1
+        "#]],
     );
 }
 
@@ -103,48 +102,36 @@ fn elements_are_taken_in_packs_and_broadcast() {
 fn a_mean_over_an_image_reads_channels_that_are_neighbours() {
     let (dims, out) = ([1, 512, 7, 7], [1, 512, 1, 1]);
     let step = Reduce {
-        input: tensor(DataType::Fp16, &dims, channels_last(&dims), Place::Workspace),
-        output: tensor(DataType::Fp16, &out, channels_last(&out), Place::Workspace),
+        input: tensor(DataType::Fp16, &dims, channels_last(&dims), TensorPlace::Workspace),
+        output: tensor(DataType::Fp16, &out, channels_last(&out), TensorPlace::Workspace),
         kind: ReduceKind::Mean,
         axes: vec![2, 3],
     };
-    check_source(
+    check_given(
         &Step::Reduce(step),
         &expect![[r#"
-        // [32, 1, 1] x 256
-        #define LANES 16
-        #define PITCH 16
-        __device__ __forceinline__ float together(float a, u32 lane) {
-            __shared__ float all[256];
-            __syncthreads();
-            all[threadIdx.x] = a;
-        #pragma unroll
-            for (u32 half = LANES / 2; half > 0; half /= 2) {
-                __syncthreads();
-                if (lane < half) {
-                    const float a = all[threadIdx.x], b = all[threadIdx.x + half * PITCH];
-                    all[threadIdx.x] = a + b;
-                }
-            }
-            __syncthreads();
-            return all[threadIdx.x - lane * PITCH];
-        }
-        extern "C" __global__ void __launch_bounds__(256) step(half_bits* __restrict__ p0, half_bits* __restrict__ p1) {
-            after_the_kernel_before();
-            const u32 lane = threadIdx.x / 16u, row = blockIdx.x * 16u + threadIdx.x % 16u;
-            const bool alive = row < 512u;
-            const u32 y0 = row;
-            float s = 0;
-            if (alive) for (u32 i = lane; i < 49u; i += LANES) {
-            const u32 x1 = (i) % 7u;
+            // [32, 1, 1] x 256
+            #define THREADS 256
+            #define LANES 16
+            #define SLOTS 16
+            #define ALONG 0
+            #define ROWS 512
+            #define LENGTH 49
+            #define ROW_COORDINATES const u32 y0 = row;
+            #define COORDINATES const u32 x1 = (i) % 7u; \
             const u32 x0 = i / 7u;
-                const float v = from_half(p0[(i64)y0 * 1 + (i64)x0 * 3584 + (i64)x1 * 512]);
-                s += v;
-            }
-            s = together(s, lane);
-            if (alive && lane == 0) p1[(i64)y0 * 1] = to_half((float)(s / (float)49));
-        }
-    "#]],
+            #define IN half_bits
+            #define LOAD(x) from_half(x)
+            #define OUT half_bits
+            #define STORE(x) to_half((float)(x))
+            #define IN_AT (i64)y0 * 1 + (i64)x0 * 3584 + (i64)x1 * 512
+            #define OUT_AT (i64)y0 * 1
+            #define COMBINED float
+            #define JOINED(a, b) a + b
+            #define FIRST 0
+            #define FOLD(s, v) s += v
+            #define RESULT(s) s / (float)49
+        "#]],
     );
 }
 
@@ -164,10 +151,10 @@ fn one_kernel_for_each_channel_has_its_own_kernel() {
 #[test]
 fn three_channels_are_gathered_and_many_are_copied_whole() {
     let mode = |channels| {
-        recipes(&Step::Conv(convolution(1, channels, 16, 3, 1)), Precision::F16, &facts()).unwrap()[0].source.defines[5]
-            .clone()
+        let all = recipes(&Step::Conv(convolution(1, channels, 16, 3, 1)), Precision::F16, &facts()).unwrap();
+        all[0].source.defines.value("A_MODE").unwrap().to_owned()
     };
-    assert_eq!((mode(3), mode(16)), ("A_MODE=2".to_owned(), "A_MODE=1".to_owned()));
+    assert_eq!((mode(3), mode(16)), ("2".to_owned(), "1".to_owned()));
 }
 
 #[test]
@@ -187,15 +174,16 @@ fn one_tap_over_padding_behind_the_image_alone_is_no_product() {
         image.strides = channels_last(&image.dims);
     }
     let mode = |conv: &Conv| {
-        recipes(&Step::Conv(conv.clone()), Precision::F16, &facts()).unwrap()[0].source.defines[5].clone()
+        let all = recipes(&Step::Conv(conv.clone()), Precision::F16, &facts()).unwrap();
+        all[0].source.defines.value("A_MODE").unwrap().to_owned()
     };
     assert!(lt::as_product(&conv).is_some());
-    assert_eq!(mode(&conv), "A_MODE=0");
+    assert_eq!(mode(&conv), "0");
     conv.output.dims[3] += 1;
     conv.output.strides = channels_last(&conv.output.dims);
     conv.window.pads_after = [0, 1];
     assert!(lt::as_product(&conv).is_none());
-    assert_eq!(mode(&conv), "A_MODE=1");
+    assert_eq!(mode(&conv), "1");
 }
 
 #[test]
@@ -239,10 +227,10 @@ fn cudnn_is_asked_where_channels_lie_as_it_expects_them() {
     // With one channel in, too, where the channels' own stride doesn't matter.
     let dims = [64, 1, 3, 3];
     let mut one = plain.clone();
-    one.input = tensor(DataType::Fp16, &[1, 1, 8, 8], row_major(&[1, 1, 8, 8]), Place::Workspace);
-    one.weight = tensor(DataType::Fp16, &dims, vec![1, 576, 192, 64], Place::Weights);
+    one.input = tensor(DataType::Fp16, &[1, 1, 8, 8], row_major(&[1, 1, 8, 8]), TensorPlace::Workspace);
+    one.weight = tensor(DataType::Fp16, &dims, vec![1, 576, 192, 64], TensorPlace::Weights);
     assert!(!dnn::takes(&one));
-    one.weight = tensor(DataType::Fp16, &dims, row_major(&dims), Place::Weights);
+    one.weight = tensor(DataType::Fp16, &dims, row_major(&dims), TensorPlace::Weights);
     assert!(dnn::takes(&one));
 }
 
@@ -251,37 +239,38 @@ fn corners_are_aligned_by_the_scale() {
     // 0.6 of 4 is 2.4, of which 2 are computed: pixel 1 of the output is 3 / 1.4 pixels from the first.
     let (from, to) = ([1, 1, 4, 4], [1, 1, 2, 2]);
     let step = graph::plan::Resize {
-        input: tensor(DataType::Fp32, &from, row_major(&from), Place::Workspace),
-        output: tensor(DataType::Fp32, &to, row_major(&to), Place::Workspace),
+        input: tensor(DataType::Fp32, &from, row_major(&from), TensorPlace::Workspace),
+        output: tensor(DataType::Fp32, &to, row_major(&to), TensorPlace::Workspace),
         kind: graph::plan::ResizeKind::Linear,
         coordinates: graph::plan::Coordinates::AlignCorners,
         scales: [0.6, 0.6],
     };
-    let text = window::resize(&step).source.text;
-    assert!(text.contains("* 2.1428"), "{text}");
+    let recipe = window::resize(&step);
+    let source = recipe.source.defines.value("SOURCE_Y(y)").unwrap();
+    assert!(source.starts_with("(float)y * 2.1428"), "{source}");
 }
 
 #[test]
 fn attention_runs_on_tensor_cores_in_every_precision() {
     let dims = [1, 2, 80, 64];
     for (dtype, precision, exact) in [
-        (DataType::Fp16, Precision::F16, "EXACT=0"),
-        (DataType::Fp32, Precision::Tf32, "EXACT=0"),
-        (DataType::Fp32, Precision::F32, "EXACT=1"),
+        (DataType::Fp16, Precision::F16, "0"),
+        (DataType::Fp32, Precision::Tf32, "0"),
+        (DataType::Fp32, Precision::F32, "1"),
     ] {
         let at = |place| tensor(dtype, &dims, row_major(&dims), place);
         let step = graph::plan::Attention {
-            query: at(Place::Input(0)),
-            key: at(Place::Input(1)),
-            value: at(Place::Input(2)),
+            query: at(TensorPlace::Input(0)),
+            key: at(TensorPlace::Input(1)),
+            value: at(TensorPlace::Input(2)),
             mask: None,
-            output: at(Place::Output(0)),
+            output: at(TensorPlace::Output(0)),
             scale: 1.0,
         };
         let all = attention::attention(&step, precision, &facts()).unwrap();
         let flash: Vec<_> = all.iter().filter(|recipe| recipe.name.starts_with("flash")).collect();
         assert_eq!(flash.len(), 3, "with 1, 2 and 4 warps");
-        assert!(flash.iter().all(|recipe| recipe.source.defines.iter().any(|define| define == exact)), "{precision:?}");
+        assert!(flash.iter().all(|recipe| recipe.source.defines.value("EXACT") == Some(exact)), "{precision:?}");
     }
 }
 
@@ -289,11 +278,11 @@ fn attention_runs_on_tensor_cores_in_every_precision() {
 fn an_unknown_type_is_refused_in_words() {
     let dims = [1, 1, 4, 16];
     let step = graph::plan::Attention {
-        query: tensor(DataType::Fp64, &dims, row_major(&dims), Place::Workspace),
-        key: tensor(DataType::Fp64, &dims, row_major(&dims), Place::Workspace),
-        value: tensor(DataType::Fp64, &dims, row_major(&dims), Place::Workspace),
+        query: tensor(DataType::Fp64, &dims, row_major(&dims), TensorPlace::Workspace),
+        key: tensor(DataType::Fp64, &dims, row_major(&dims), TensorPlace::Workspace),
+        value: tensor(DataType::Fp64, &dims, row_major(&dims), TensorPlace::Workspace),
         mask: None,
-        output: tensor(DataType::Fp64, &dims, row_major(&dims), Place::Workspace),
+        output: tensor(DataType::Fp64, &dims, row_major(&dims), TensorPlace::Workspace),
         scale: 1.0,
     };
     assert_eq!(
@@ -305,11 +294,11 @@ fn an_unknown_type_is_refused_in_words() {
 fn product(activation: Activation, pitch: isize) -> Gemm {
     let (m, k, n) = (24, 64, 96);
     Gemm {
-        a: tensor(DataType::Fp16, &[m, k], row_major(&[m, k]), Place::Workspace),
-        b: tensor(DataType::Fp16, &[k, n], row_major(&[k, n]), Place::Weights),
-        bias: Some(tensor(DataType::Fp32, &[n], vec![1], Place::Weights)),
+        a: tensor(DataType::Fp16, &[m, k], row_major(&[m, k]), TensorPlace::Workspace),
+        b: tensor(DataType::Fp16, &[k, n], row_major(&[k, n]), TensorPlace::Weights),
+        bias: Some(tensor(DataType::Fp32, &[n], vec![1], TensorPlace::Weights)),
         residual: None,
-        output: tensor(DataType::Fp16, &[m, n], vec![pitch, 1], Place::Workspace),
+        output: tensor(DataType::Fp16, &[m, n], vec![pitch, 1], TensorPlace::Workspace),
         alpha: 1.0,
         activation,
     }
@@ -345,42 +334,40 @@ fn what_the_epilogue_lacks_is_left_for_a_kernel_behind_it() {
 
 #[test]
 fn an_activation_is_applied_in_place_in_packs() {
-    let source = |step: &Gemm| {
-        let recipe = expression::activation(&step.output, step.activation);
-        format!("// {:?} x {}\n{}", recipe.grid, recipe.block, recipe.source.text)
-    };
+    let given = |step: &Gemm| given(&expression::activation(&step.output, step.activation));
     expect![[r#"
         // [2, 1, 1] x 256
-        extern "C" __global__ void __launch_bounds__(256) step(half_bits* __restrict__ o) {
-            after_the_kernel_before();
-            const u32 t = blockIdx.x * 256u + threadIdx.x;
-            if (t >= 288u) return;
-            const u32 first = t * 8u;
-            const u32 x0 = first;
-            Pack<half_bits, 8> q = *(const Pack<half_bits, 8>*)(o + (i64)x0 * 1);
-        #pragma unroll
-            for (int v = 0; v < 8; v++) q.at[v] = to_half((float)(activate(from_half(q.at[v]), 6, 0e0f, 0e0f)));
-            *(Pack<half_bits, 8>*)(o + (i64)x0 * 1) = q;
-        }
+        #define THREADS 256
+        #define PACK 8
+        #define PACKS 288
+        #define COORDINATES const u32 x0 = first;
+        #define ELEMENT half_bits
+        #define LOAD(x) from_half(x)
+        #define STORE(x) to_half((float)(x))
+        #define AT (i64)x0 * 1
+        #define ACTIVATION 6
+        #define LOW 0e0f
+        #define HIGH 0e0f
     "#]]
-    .assert_eq(&source(&product(Activation::Gelu, 96)));
+    .assert_eq(&given(&product(Activation::Gelu, 96)));
     // Columns of something wider, and then at a distance that no wide access fits.
     expect![[r#"
         // [2, 1, 1] x 256
-        extern "C" __global__ void __launch_bounds__(256) step(half_bits* __restrict__ o) {
-            after_the_kernel_before();
-            const u32 t = blockIdx.x * 256u + threadIdx.x;
-            if (t >= 288u) return;
-            const u32 first = t * 8u;
-            const u32 x1 = (first) % 96u;
-            const u32 x0 = first / 96u;
-            Pack<half_bits, 8> q = *(const Pack<half_bits, 8>*)(o + (i64)x0 * 128 + (i64)x1 * 1);
-        #pragma unroll
-            for (int v = 0; v < 8; v++) q.at[v] = to_half((float)(activate(from_half(q.at[v]), 2, -5e-1f, __int_as_float(0x7f800000))));
-            *(Pack<half_bits, 8>*)(o + (i64)x0 * 128 + (i64)x1 * 1) = q;
-        }
-    "#]].assert_eq(&source(&product(Activation::Clip { low: -0.5, high: f32::INFINITY }, 128)));
-    assert!(source(&product(Activation::Gelu, 97)).contains("Pack<half_bits, 1> q"));
+        #define THREADS 256
+        #define PACK 8
+        #define PACKS 288
+        #define COORDINATES const u32 x1 = (first) % 96u; \
+        const u32 x0 = first / 96u;
+        #define ELEMENT half_bits
+        #define LOAD(x) from_half(x)
+        #define STORE(x) to_half((float)(x))
+        #define AT (i64)x0 * 128 + (i64)x1 * 1
+        #define ACTIVATION 2
+        #define LOW -5e-1f
+        #define HIGH __int_as_float(0x7f800000)
+    "#]]
+    .assert_eq(&given(&product(Activation::Clip { low: -0.5, high: f32::INFINITY }, 128)));
+    assert!(given(&product(Activation::Gelu, 97)).contains("#define PACK 1\n"));
 }
 
 #[test]
@@ -391,7 +378,7 @@ fn every_source_of_a_product_is_there_to_be_checked() {
         outputs: Vec::new(),
         steps: vec![Step::Gemm(product(Activation::Gelu, 96)), Step::Gemm(product(Activation::Relu, 96))],
         names: Vec::new(),
-        weights: graph::weights::Weights::default(),
+        weights: graph::weights::PlanWeights::default(),
         constants: Vec::new(),
         workspace_bytes: 0,
     };
@@ -402,7 +389,7 @@ fn every_source_of_a_product_is_there_to_be_checked() {
 #[test]
 fn a_step_is_a_librarys_kernel_or_ours_or_both() {
     let step = Step::Gemm(product(Activation::Gelu, 96));
-    let wanted = Wanted {
+    let wanted = StepCandidates {
         signature: String::new(),
         recipes: recipes(&step, Precision::F16, &facts()).unwrap(),
         activation: Some(expression::activation(&product(Activation::Gelu, 96).output, Activation::Gelu)),

@@ -1,9 +1,10 @@
 //! Our own matrix product on tensor cores (`kernels/tile.cu`): which sizes of tiles are tried for a convolution or a product, and what each is told.
 
 use super::expression::activation_code;
-use super::launch::{Address, Parameters, Recipe};
-use crate::toolkit::{Facts, Source};
-use graph::plan::{Activation, Conv, DataType, Gemm, Place, Precision, Tensor};
+use super::launch::{Address, LaunchParameters, Recipe};
+use crate::source::{Defines, KernelSource};
+use crate::toolkit::Facts;
+use graph::plan::{Activation, Conv, DataType, Gemm, Precision, Tensor, TensorPlace};
 
 const TEXT: &str = include_str!("../kernels/tile.cu");
 
@@ -35,7 +36,7 @@ const SHAPES: &[Shape] = &[
     shape(256, 64, 4, 2, 3),
     shape(256, 128, 4, 2, 3),
     shape(128, 256, 2, 4, 3),
-    // Two buffers are enough where k is short; more blocks fit beside one another then.
+    // Two buffers are enough where k is short; more blocks fit on a multiprocessor then.
     shape(64, 32, 2, 2, 2),
     shape(64, 64, 2, 2, 2),
     shape(64, 96, 2, 2, 2),
@@ -47,15 +48,15 @@ const SPLITS: &[usize] = &[1, 2, 4, 8];
 
 /// How the left factor is read: see `A_MODE` in `tile.cu`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Reading {
+enum FactorReading {
     Rows,
     Taps,
     Gathered,
 }
 
 /// What is multiplied, in the terms of `tile.cu`.
-struct Problem<'a> {
-    reading: Reading,
+struct TileProblem<'a> {
+    reading: FactorReading,
     half: bool,
     half_out: bool,
     a_single: bool,
@@ -105,7 +106,7 @@ fn single_or_half(tensor: &Tensor) -> bool {
     matches!(tensor.dtype, DataType::Fp16 | DataType::Fp32)
 }
 
-/// The types that are known: factors alike (or a of f32 beside b of F16), bias of either, residual like the output.
+/// The types that are known: factors alike (or a of f32 and b of F16), bias of either, residual like the output.
 fn types_known(a: &Tensor, b: &Tensor, bias: Option<&Tensor>, residual: Option<&Tensor>, output: &Tensor) -> bool {
     single_or_half(a)
         && single_or_half(b)
@@ -120,7 +121,7 @@ fn aligned(tensor: &Tensor) -> bool {
     tensor.offset.is_multiple_of(16)
 }
 
-fn problem_of_conv(step: &Conv, precision: Precision) -> Option<Problem<'_>> {
+fn problem_of_conv(step: &Conv, precision: Precision) -> Option<TileProblem<'_>> {
     let (input, weight, output) = (&step.input, &step.weight, &step.output);
     if !types_known(input, weight, step.bias.as_ref(), step.residual.as_ref(), output) {
         return None;
@@ -157,13 +158,13 @@ fn problem_of_conv(step: &Conv, precision: Precision) -> Option<Problem<'_>> {
     let of_places = |strides: &[isize]| [strides[0], strides[3], strides[1]];
     let per_group = out_channels / step.groups;
     let residual_channel = step.residual.as_ref().map_or(0, |residual| residual.strides[1]);
-    Some(Problem {
+    Some(TileProblem {
         reading: if !wide {
-            Reading::Gathered
+            FactorReading::Gathered
         } else if in_line {
-            Reading::Rows
+            FactorReading::Rows
         } else {
-            Reading::Taps
+            FactorReading::Taps
         },
         half: weight.dtype == DataType::Fp16,
         half_out: output.dtype == DataType::Fp16,
@@ -204,7 +205,7 @@ fn problem_of_conv(step: &Conv, precision: Precision) -> Option<Problem<'_>> {
     })
 }
 
-fn problem_of_gemm(step: &Gemm, precision: Precision) -> Option<Problem<'_>> {
+fn problem_of_gemm(step: &Gemm, precision: Precision) -> Option<TileProblem<'_>> {
     let (a, b, output) = (&step.a, &step.b, &step.output);
     if !types_known(a, b, step.bias.as_ref(), step.residual.as_ref(), output) {
         return None;
@@ -233,8 +234,8 @@ fn problem_of_gemm(step: &Gemm, precision: Precision) -> Option<Problem<'_>> {
         })
     };
     let of_places = |strides: &[isize]| [0, strides[batch], strides[batch + 1]];
-    Some(Problem {
-        reading: if wide { Reading::Rows } else { Reading::Gathered },
+    Some(TileProblem {
+        reading: if wide { FactorReading::Rows } else { FactorReading::Gathered },
         half: b.dtype == DataType::Fp16,
         half_out: output.dtype == DataType::Fp16,
         a_single: a.dtype == DataType::Fp32,
@@ -269,37 +270,33 @@ fn problem_of_gemm(step: &Gemm, precision: Precision) -> Option<Problem<'_>> {
     })
 }
 
-impl Problem<'_> {
+impl TileProblem<'_> {
     fn tile(&self, shape: Shape, facts: &Facts, splits: usize) -> Option<Recipe> {
-        let gathered = self.reading == Reading::Gathered;
+        let gathered = self.reading == FactorReading::Gathered;
         let staged = shape.rows * (shape.columns + 4) * 4;
         let shared_bytes = (shape.stages * (shape.rows + shape.columns) * 128).max(staged) + shape.columns * 4;
         if shared_bytes > facts.shared_bytes {
             return None;
         }
-        let defines = [
-            ("BM", shape.rows),
-            ("BN", shape.columns),
-            ("WARPS_M", shape.warps_down),
-            ("WARPS_N", shape.warps_across),
-            ("STAGES", shape.stages),
-            ("A_MODE", self.reading as usize),
-            ("IN_F16", usize::from(self.half)),
-            ("OUT_F16", usize::from(self.half_out)),
-            ("A_F32", usize::from(gathered && self.a_single && self.half)),
-            ("EXACT", usize::from(self.exact && !self.half)),
-            ("ACTIVATION", activation_code(self.activation).0 as usize),
-        ];
+        let mut defines = Defines::default();
+        defines
+            .add("BM", shape.rows)
+            .add("BN", shape.columns)
+            .add("WARPS_M", shape.warps_down)
+            .add("WARPS_N", shape.warps_across)
+            .add("STAGES", shape.stages)
+            .add("A_MODE", self.reading as usize)
+            .add("IN_F16", i32::from(self.half))
+            .add("OUT_F16", i32::from(self.half_out))
+            .add("A_F32", i32::from(gathered && self.a_single && self.half))
+            .add("EXACT", i32::from(self.exact && !self.half))
+            .add("ACTIVATION", activation_code(self.activation).0);
         Some(Recipe {
             name: format!(
                 "tile {}x{} {}x{} stages {} splits {splits}",
                 shape.rows, shape.columns, shape.warps_down, shape.warps_across, shape.stages
             ),
-            source: Source {
-                text: TEXT.to_owned(),
-                defines: defines.iter().map(|(name, value)| format!("{name}={value}")).collect(),
-                entry: "tile",
-            },
+            source: KernelSource { text: TEXT, defines, entry: "tile" },
             grid: [
                 self.m.div_ceil(shape.rows) as u32,
                 self.n.div_ceil(shape.columns) as u32,
@@ -313,8 +310,8 @@ impl Problem<'_> {
     }
 
     /// The fields of `Job`, in their order.
-    fn parameters(&self, splits: usize) -> Parameters {
-        let mut job = Parameters::default();
+    fn parameters(&self, splits: usize) -> LaunchParameters {
+        let mut job = LaunchParameters::default();
         job.begin();
         job.address(self.a.into());
         job.address(self.b.into());
@@ -355,7 +352,7 @@ impl Problem<'_> {
         }
         job.int(i32::from(self.wide_output()));
         job.int(i32::from(self.bias.is_some_and(|bias| bias.dtype == DataType::Fp16)));
-        job.int(i32::from(matches!(self.b.place, Place::Weights | Place::Constants)));
+        job.int(i32::from(matches!(self.b.place, TensorPlace::Weights | TensorPlace::Constants)));
         job.float(self.alpha);
         job.float(low);
         job.float(high);
@@ -387,7 +384,7 @@ impl Problem<'_> {
 }
 
 /// Tiles that make sense: not far larger than the problem, and split where there are too few of them for the device.
-fn recipes(problem: &Problem<'_>, facts: &Facts) -> Vec<Recipe> {
+fn recipes(problem: &TileProblem<'_>, facts: &Facts) -> Vec<Recipe> {
     let mut all = Vec::new();
     let step = 128 / problem.b.element_bytes();
     for shape in SHAPES {

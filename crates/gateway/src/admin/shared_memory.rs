@@ -60,8 +60,8 @@ pub(crate) fn cuda_register(
     _shard: &IoContext,
     _request: &CudaSharedMemoryRegisterRequest,
 ) -> Result<CudaSharedMemoryRegisterResponse, Fault> {
-    let message = "CUDA shared memory is unsupported, because this server has no CUDA engine: use system shared memory, or \
-                   send tensors in the request";
+    let message = "CUDA shared memory is unsupported, because this server reads no tensors from the memory of a client's GPU: use \
+                   system shared memory, or send tensors in the request";
     Err(Fault::new(Reason::Unsupported, message))
 }
 

@@ -3,13 +3,13 @@
 use super::layout::is_view;
 use super::{Arrangement, normalise_ones};
 use crate::array::within_half;
-use crate::error::Error;
-use crate::expression::Instruction;
-use crate::ir::{Node, Op, ValueId, broadcast_strides};
+use crate::error::GraphError;
+use crate::expression::{Expression, Instruction};
+use crate::ir::{GraphNode, Op, ValueId, broadcast_strides};
 use crate::plan::*;
 
 impl Arrangement<'_> {
-    pub(super) fn node(&mut self, node: &Node) -> Result<(), Error> {
+    pub(super) fn node(&mut self, node: &GraphNode) -> Result<(), GraphError> {
         if is_view(&node.op) {
             self.view(node);
             return Ok(());
@@ -20,15 +20,7 @@ impl Arrangement<'_> {
         }
         let step = match &node.op {
             Op::Conv { window, groups, bias, residual, activation } => {
-                let mut rest = node.inputs[2..].iter().copied();
-                let input = self.image(node.inputs[0]);
-                let weight = self.filter(node.inputs[1]);
-                let bias = bias.then(|| rest.next().expect("a bias")).map(|value| self.operand(value));
-                let residual = residual.then(|| rest.next().expect("a residual")).map(|value| self.image(value));
-                let mut output = self.result(node.outputs[0]);
-                normalise_ones(&mut output, &super::layout::image_order(self.options));
-                let (window, groups, activation) = (*window, *groups, *activation);
-                Step::Conv(Conv { input, weight, bias, residual, output, window, groups, activation })
+                self.conv(node, *window, *groups, (*bias, *residual), *activation)
             }
             Op::Gemm { alpha, bias, residual, activation } => {
                 let mut rest = node.inputs[2..].iter().copied();
@@ -36,34 +28,13 @@ impl Arrangement<'_> {
                 let residual = residual.then(|| rest.next().expect("a residual"));
                 self.gemm(node, *alpha, bias, residual, *activation)?
             }
-            Op::Attention { scale, mask } => {
-                let [query, key, value] = [0, 1, 2].map(|position| self.rows(node.inputs[position]));
-                let output = self.result(node.outputs[0]);
-                let dims = [output.dims[0], output.dims[1], query.dims[2], key.dims[2]];
-                let mask = mask.then(|| self.operand(node.inputs[3])).map(|mask| broadcast_to(mask, &dims));
-                let lead = |tensor: Tensor| {
-                    let dims = [output.dims[0], output.dims[1], tensor.dims[2], tensor.dims[3]];
-                    broadcast_to(tensor, &dims)
-                };
-                Step::Attention(Attention {
-                    query: lead(query),
-                    key: lead(key),
-                    value: lead(value),
-                    mask,
-                    output: output.clone(),
-                    scale: *scale,
-                })
-            }
+            Op::Attention { scale, mask } => self.attention(node, *scale, *mask),
             Op::Pool { kind, window } => {
-                let input = self.image(node.inputs[0]);
-                let mut output = self.result(node.outputs[0]);
-                normalise_ones(&mut output, &super::layout::image_order(self.options));
+                let (input, output) = self.images(node);
                 Step::Pool(Pool { input, output, kind: *kind, window: *window })
             }
             Op::Resize { kind, coordinates, scales } => {
-                let input = self.image(node.inputs[0]);
-                let mut output = self.result(node.outputs[0]);
-                normalise_ones(&mut output, &super::layout::image_order(self.options));
+                let (input, output) = self.images(node);
                 let (kind, coordinates, scales) = (*kind, *coordinates, *scales);
                 Step::Resize(Resize { input, output, kind, coordinates, scales })
             }
@@ -76,12 +47,7 @@ impl Arrangement<'_> {
                 Step::Softmax(Softmax { input, output, axis: *axis, log: *log })
             }
             Op::LayerNorm { axis, epsilon, root_mean_square, scale, shift } => {
-                let mut rest = node.inputs[1..].iter().copied();
-                let input = self.operand(node.inputs[0]);
-                let scale = scale.then(|| rest.next().expect("a scale")).map(|value| self.operand(value));
-                let shift = shift.then(|| rest.next().expect("a shift")).map(|value| self.operand(value));
-                let output = self.result(node.outputs[0]);
-                let [scale, shift] = [scale, shift].map(|value| value.map(|value| broadcast_to(value, &output.dims)));
+                let (input, output, [scale, shift]) = self.normalised(node, [*scale, *shift]);
                 let (axis, epsilon, root_mean_square) = (*axis, *epsilon, *root_mean_square);
                 Step::LayerNorm(LayerNorm { input, scale, shift, output, axis, epsilon, root_mean_square })
             }
@@ -89,16 +55,7 @@ impl Arrangement<'_> {
                 let (input, output) = (self.operand(node.inputs[0]), self.result(node.outputs[0]));
                 Step::Lrn(Lrn { input, output, size: *size, alpha: *alpha, beta: *beta, bias: *bias })
             }
-            Op::Elementwise(expression) => {
-                let inputs: Vec<_> = node.inputs.iter().map(|&input| self.tensor(input)).collect();
-                let output = self.result(node.outputs[0]);
-                let inputs = inputs.into_iter().map(|input| broadcast_to(input, &output.dims)).collect();
-                let mut expression = expression.clone();
-                if self.options.precision == Precision::F16 {
-                    expression.instructions.iter_mut().for_each(bound);
-                }
-                Step::Elementwise(Elementwise { inputs, output, expression })
-            }
+            Op::Elementwise(expression) => self.elementwise(node, expression.clone()),
             Op::Gather { axis, elements } => {
                 let (data, indices) = (self.operand(node.inputs[0]), self.tensor(node.inputs[1]));
                 let output = self.result(node.outputs[0]);
@@ -109,15 +66,7 @@ impl Arrangement<'_> {
                 let (values, indices) = (self.result(node.outputs[0]), self.result(node.outputs[1]));
                 Step::TopK(TopK { input, values, indices, axis: *axis, largest: *largest })
             }
-            Op::Pad { before, value } => {
-                let input = self.tensor(node.inputs[0]);
-                let output = self.result(node.outputs[0]);
-                self.push(Step::Fill(Fill { output: output.clone(), value: *value }));
-                let moved: usize =
-                    before.iter().zip(&output.strides).map(|(&before, &stride)| before * stride.unsigned_abs()).sum();
-                let offset = output.offset + moved * output.element_bytes();
-                Step::Copy(Copy { output: Tensor { dims: input.dims.clone(), offset, ..output }, input })
-            }
+            Op::Pad { before, value } => self.pad(node, before, *value),
             Op::Transpose(_) | Op::Reshape | Op::Slice { .. } | Op::Expand | Op::Concat { .. } => {
                 unreachable!("above")
             }
@@ -126,8 +75,79 @@ impl Arrangement<'_> {
         Ok(())
     }
 
+    /// An image and what becomes of it.
+    fn images(&mut self, node: &GraphNode) -> (Tensor, Tensor) {
+        let input = self.image(node.inputs[0]);
+        let mut output = self.result(node.outputs[0]);
+        normalise_ones(&mut output, &super::layout::image_order(self.options));
+        (input, output)
+    }
+
+    fn conv(
+        &mut self,
+        node: &GraphNode,
+        window: Window,
+        groups: usize,
+        (bias, residual): (bool, bool),
+        activation: Activation,
+    ) -> Step {
+        let mut rest = node.inputs[2..].iter().copied();
+        let input = self.image(node.inputs[0]);
+        let weight = self.filter(node.inputs[1]);
+        let bias = bias.then(|| rest.next().expect("a bias")).map(|value| self.operand(value));
+        let residual = residual.then(|| rest.next().expect("a residual")).map(|value| self.image(value));
+        let mut output = self.result(node.outputs[0]);
+        normalise_ones(&mut output, &super::layout::image_order(self.options));
+        Step::Conv(Conv { input, weight, bias, residual, output, window, groups, activation })
+    }
+
+    fn attention(&mut self, node: &GraphNode, scale: f32, mask: bool) -> Step {
+        let [query, key, value] = [0, 1, 2].map(|position| self.rows(node.inputs[position]));
+        let output = self.result(node.outputs[0]);
+        let dims = [output.dims[0], output.dims[1], query.dims[2], key.dims[2]];
+        let mask = mask.then(|| self.operand(node.inputs[3])).map(|mask| broadcast_to(mask, &dims));
+        let lead = |tensor: Tensor| {
+            let dims = [output.dims[0], output.dims[1], tensor.dims[2], tensor.dims[3]];
+            broadcast_to(tensor, &dims)
+        };
+        let (query, key, value) = (lead(query), lead(key), lead(value));
+        Step::Attention(Attention { query, key, value, mask, output, scale })
+    }
+
+    /// What is normalised, what becomes of it, and whichever of scale and shift are there, as large as it.
+    fn normalised(&mut self, node: &GraphNode, present: [bool; 2]) -> (Tensor, Tensor, [Option<Tensor>; 2]) {
+        let mut rest = node.inputs[1..].iter().copied();
+        let input = self.operand(node.inputs[0]);
+        let factors =
+            present.map(|there| there.then(|| rest.next().expect("is there")).map(|value| self.operand(value)));
+        let output = self.result(node.outputs[0]);
+        let factors = factors.map(|value| value.map(|value| broadcast_to(value, &output.dims)));
+        (input, output, factors)
+    }
+
+    fn elementwise(&mut self, node: &GraphNode, mut expression: Expression) -> Step {
+        let inputs: Vec<_> = node.inputs.iter().map(|&input| self.tensor(input)).collect();
+        let output = self.result(node.outputs[0]);
+        let inputs = inputs.into_iter().map(|input| broadcast_to(input, &output.dims)).collect();
+        if self.options.precision == Precision::F16 {
+            expression.instructions.iter_mut().for_each(bound);
+        }
+        Step::Elementwise(Elementwise { inputs, output, expression })
+    }
+
+    /// Fills the output, and copies the input into its middle.
+    fn pad(&mut self, node: &GraphNode, before: &[usize], value: f32) -> Step {
+        let input = self.tensor(node.inputs[0]);
+        let output = self.result(node.outputs[0]);
+        self.push(Step::Fill(Fill { output: output.clone(), value }));
+        let moved: usize =
+            before.iter().zip(&output.strides).map(|(&before, &stride)| before * stride.unsigned_abs()).sum();
+        let offset = output.offset + moved * output.element_bytes();
+        Step::Copy(Copy { output: Tensor { dims: input.dims.clone(), offset, ..output }, input })
+    }
+
     /// Copies those parts that aren't there yet.
-    fn concat(&mut self, node: &Node, axis: usize) {
+    fn concat(&mut self, node: &GraphNode, axis: usize) {
         let output = node.outputs[0];
         let whole = self.result(output);
         let mut start = 0;
@@ -181,12 +201,12 @@ impl Arrangement<'_> {
 
     fn gemm(
         &mut self,
-        node: &Node,
+        node: &GraphNode,
         alpha: f32,
         bias: Option<ValueId>,
         residual: Option<ValueId>,
         activation: Activation,
-    ) -> Result<Step, Error> {
+    ) -> Result<Step, GraphError> {
         let (a, b) = (self.factor(node.inputs[0]), self.right_factor(node.inputs[1]));
         let bias = bias.map(|bias| self.operand(bias));
         let residual = residual.map(|residual| self.rows(residual));
@@ -227,7 +247,7 @@ impl Arrangement<'_> {
         }
         if output.dims.len() > 4 {
             let why = format!(" for products of {} dimensions", output.dims.len());
-            return Err(Error::Unsupported { operator: "MatMul".into(), node: node.name.clone(), why });
+            return Err(GraphError::Unsupported { operator: "MatMul".into(), node: node.name.clone(), why });
         }
         Ok(Step::Gemm(Gemm { a, b, bias, residual, output, alpha, activation }))
     }

@@ -1,12 +1,12 @@
 //! In which order the dimensions of each value lie, and which values are slices of a concatenation.
 
 use crate::ir::{Graph, Op, ValueId};
-use crate::options::{Layout, Options};
+use crate::options::{ImageLayout, Options};
 use crate::plan::strides_in_order;
 
 /// A part of a concatenated value.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Slot {
+pub(super) struct ConcatPart {
     pub(super) of: ValueId,
     pub(super) axis: usize,
     pub(super) start: usize,
@@ -17,7 +17,7 @@ pub(super) struct Layouts {
     /// For each value its dimensions, the last closest together.
     pub(super) orders: Vec<Vec<usize>>,
     /// Values that are written into a part of another.
-    pub(super) slots: Vec<Option<Slot>>,
+    pub(super) slots: Vec<Option<ConcatPart>>,
     /// Values that are written to that output of the model.
     pub(super) direct: Vec<Option<usize>>,
 }
@@ -25,8 +25,8 @@ pub(super) struct Layouts {
 /// The order of images.
 pub(super) fn image_order(options: &Options) -> Vec<usize> {
     match options.layout {
-        Layout::ChannelsLast => vec![0, 2, 3, 1],
-        Layout::ChannelsFirst => vec![0, 1, 2, 3],
+        ImageLayout::ChannelsLast => vec![0, 2, 3, 1],
+        ImageLayout::ChannelsFirst => vec![0, 1, 2, 3],
     }
 }
 
@@ -236,7 +236,7 @@ fn fill_slots(graph: &Graph, layouts: &mut Layouts) {
             let own = makers[part].is_some_and(|maker| !is_view(&graph.nodes[maker].op));
             let free = layouts.slots[part].is_none() && layouts.direct[part].is_none() && part != output;
             if own && free && layouts.orders[part] == layouts.orders[output] {
-                layouts.slots[part] = Some(Slot { of: output, axis, start });
+                layouts.slots[part] = Some(ConcatPart { of: output, axis, start });
             }
             start += graph.dims(part)[axis];
             rest = &rest[count..];
@@ -269,11 +269,11 @@ fn next_part(graph: &Graph, makers: &[Option<usize>], values: &[ValueId], axis: 
 }
 
 /// The place where all parts lie side by side, if they do.
-fn already_together(graph: &Graph, parts: &[ValueId], axis: usize, layouts: &Layouts) -> Option<Slot> {
+fn already_together(graph: &Graph, parts: &[ValueId], axis: usize, layouts: &Layouts) -> Option<ConcatPart> {
     let first = layouts.slots[parts[0]]?;
     let mut start = first.start;
     for &part in parts {
-        if layouts.slots[part]? != (Slot { of: first.of, axis, start }) {
+        if layouts.slots[part]? != (ConcatPart { of: first.of, axis, start }) {
             return None;
         }
         start += graph.dims(part)[axis];

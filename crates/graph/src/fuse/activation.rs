@@ -4,7 +4,7 @@
 //! evaluated at many points, and is the activation that has the same values there.
 
 use super::Index;
-use crate::expression::{Expression, Instruction, Kind};
+use crate::expression::{Expression, Instruction, ValueKind};
 use crate::ir::{Graph, Op};
 use crate::plan::Activation;
 
@@ -34,13 +34,13 @@ pub(super) fn activation(graph: &mut Graph, index: &Index, position: usize) -> b
 
 /// The activation that an expression of one float is.
 pub(crate) fn recognise(expression: &Expression) -> Option<Activation> {
-    if expression.kinds[0] != Kind::Float || expression.kind() != Kind::Float {
+    if expression.kinds[0] != ValueKind::Float || expression.kind() != ValueKind::Float {
         return None;
     }
     let inputs = expression.instructions.iter().zip(&expression.kinds);
     if !inputs
         .filter(|(instruction, _)| matches!(instruction, Instruction::Input(_)))
-        .all(|(_, kind)| *kind == Kind::Float)
+        .all(|(_, kind)| *kind == ValueKind::Float)
     {
         return None;
     }
@@ -82,14 +82,14 @@ mod tests {
     /// Builds an expression of `x` in the way of a stack.
     fn expression(build: impl FnOnce(&mut Expression, usize)) -> Expression {
         let mut expression = Expression::default();
-        let x = expression.push(Instruction::Input(0), Kind::Float);
+        let x = expression.push(Instruction::Input(0), ValueKind::Float);
         build(&mut expression, x);
         expression
     }
 
     fn with(expression: &mut Expression, function: Binary, a: usize, number: f32) -> usize {
-        let number = expression.push(Instruction::Float(number), Kind::Float);
-        expression.push(Instruction::Binary(function, a, number), Kind::Float)
+        let number = expression.push(Instruction::Float(number), ValueKind::Float);
+        expression.push(Instruction::Binary(function, a, number), ValueKind::Float)
     }
 
     #[test]
@@ -97,22 +97,22 @@ mod tests {
         // As older exporters write it: x * 0.5 * (1 + erf(x / sqrt(2))).
         let erf = expression(|e, x| {
             let inner = with(e, Binary::Divide, x, std::f32::consts::SQRT_2);
-            let gate = e.push(Instruction::Unary(Unary::Erf, inner), Kind::Float);
+            let gate = e.push(Instruction::Unary(Unary::Erf, inner), ValueKind::Float);
             let gate = with(e, Binary::Add, gate, 1.0);
             let half = with(e, Binary::Multiply, x, 0.5);
-            e.push(Instruction::Binary(Binary::Multiply, half, gate), Kind::Float);
+            e.push(Instruction::Binary(Binary::Multiply, half, gate), ValueKind::Float);
         });
         assert_eq!(recognise(&erf), Some(Activation::Gelu));
         // As GPT-2 has it.
         let tanh = expression(|e, x| {
             let cube = with(e, Binary::Power, x, 3.0);
             let cube = with(e, Binary::Multiply, cube, 0.044_715);
-            let inner = e.push(Instruction::Binary(Binary::Add, x, cube), Kind::Float);
+            let inner = e.push(Instruction::Binary(Binary::Add, x, cube), ValueKind::Float);
             let inner = with(e, Binary::Multiply, inner, 0.797_884_6);
-            let gate = e.push(Instruction::Unary(Unary::Tanh, inner), Kind::Float);
+            let gate = e.push(Instruction::Unary(Unary::Tanh, inner), ValueKind::Float);
             let gate = with(e, Binary::Add, gate, 1.0);
             let half = with(e, Binary::Multiply, x, 0.5);
-            e.push(Instruction::Binary(Binary::Multiply, half, gate), Kind::Float);
+            e.push(Instruction::Binary(Binary::Multiply, half, gate), ValueKind::Float);
         });
         assert_eq!(recognise(&tanh), Some(Activation::GeluTanh));
     }
@@ -128,7 +128,7 @@ mod tests {
             let line = with(e, Binary::Add, x, 3.0);
             let low = with(e, Binary::Maximum, line, 0.0);
             let gate = with(e, Binary::Minimum, low, 6.0);
-            let gated = e.push(Instruction::Binary(Binary::Multiply, x, gate), Kind::Float);
+            let gated = e.push(Instruction::Binary(Binary::Multiply, x, gate), ValueKind::Float);
             with(e, Binary::Divide, gated, 6.0);
         });
         assert_eq!(recognise(&swish), Some(Activation::HardSwish));
@@ -138,8 +138,8 @@ mod tests {
     fn what_is_no_activation_is_left_alone() {
         let quick = expression(|e, x| {
             let inner = with(e, Binary::Multiply, x, 1.702);
-            let gate = e.push(Instruction::Unary(Unary::Sigmoid, inner), Kind::Float);
-            e.push(Instruction::Binary(Binary::Multiply, x, gate), Kind::Float);
+            let gate = e.push(Instruction::Unary(Unary::Sigmoid, inner), ValueKind::Float);
+            e.push(Instruction::Binary(Binary::Multiply, x, gate), ValueKind::Float);
         });
         assert_eq!(recognise(&quick), None);
         let bounded = expression(|e, x| {

@@ -3,7 +3,7 @@
 use super::{Index, Side, as_binary};
 use crate::array::{Array, is_float};
 use crate::expression::Binary;
-use crate::ir::{Graph, Node, Op, ValueId};
+use crate::ir::{Graph, GraphNode, Op, ValueId};
 use crate::plan::Activation;
 
 /// A factor of one side of a product is a factor of the product.
@@ -74,13 +74,13 @@ pub(super) fn affine(graph: &mut Graph, index: &Index, position: usize) -> bool 
 }
 
 /// How many columns or channels a product has.
-fn channels(graph: &Graph, node: &Node) -> usize {
+fn channels(graph: &Graph, node: &GraphNode) -> usize {
     let dims = graph.dims(node.outputs[0]);
     if matches!(node.op, Op::Conv { .. }) { dims[1] } else { dims[dims.len() - 1] }
 }
 
 /// A constant with one number for each channel.
-fn numbers(graph: &Graph, node: &Node, side: Side) -> Option<Vec<f32>> {
+fn numbers(graph: &Graph, node: &GraphNode, side: Side) -> Option<Vec<f32>> {
     let channels = channels(graph, node);
     let value = match side {
         Side::Number(number) => return Some(vec![number; channels]),
@@ -96,11 +96,11 @@ fn numbers(graph: &Graph, node: &Node, side: Side) -> Option<Vec<f32>> {
 /// The product with its weights and bias changed.
 fn adjusted(
     graph: &mut Graph,
-    node: &Node,
+    node: &GraphNode,
     factors: Option<Vec<f32>>,
     summands: Option<Vec<f32>>,
     fixed: bool,
-) -> Option<Node> {
+) -> Option<GraphNode> {
     let mut node = node.clone();
     let channels = channels(graph, &node);
     let (Op::Conv { bias, .. } | Op::Gemm { bias, .. }) = node.op else { return None };
@@ -133,7 +133,7 @@ fn adjusted(
     Some(node)
 }
 
-fn scaled_weights(graph: &mut Graph, node: &Node, factors: &[f32]) -> Option<ValueId> {
+fn scaled_weights(graph: &mut Graph, node: &GraphNode, factors: &[f32]) -> Option<ValueId> {
     let array = graph.known(node.inputs[1])?;
     let fixed = graph.is_fixed(node.inputs[1]);
     let mut weights = array.to_floats().into_owned();

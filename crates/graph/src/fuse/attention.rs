@@ -2,8 +2,8 @@
 
 use super::affine::unscaled;
 use super::{Index, Side, as_binary, as_unary, computed};
-use crate::expression::{Binary, Expression, Instruction, Kind, Unary};
-use crate::ir::{Graph, Node, Op, ValueId, broadcast};
+use crate::expression::{Binary, Expression, Instruction, Unary, ValueKind};
+use crate::ir::{Graph, GraphNode, Op, ValueId, broadcast};
 use crate::plan::Activation;
 use std::collections::BTreeSet;
 
@@ -110,7 +110,7 @@ fn scores(graph: &Graph, index: &Index, input: ValueId, softmax: usize) -> Optio
 }
 
 /// A node that masks scores: which scores, and how.
-fn masked(graph: &Graph, index: &Index, node: &Node, dims: &[usize]) -> Option<(ValueId, Mask)> {
+fn masked(graph: &Graph, index: &Index, node: &GraphNode, dims: &[usize]) -> Option<(ValueId, Mask)> {
     if let Some((Binary::Add, Side::Value(a), Side::Value(b))) = as_binary(node) {
         let computed = |value: ValueId| {
             graph.dims(value) == dims
@@ -144,8 +144,8 @@ fn masked(graph: &Graph, index: &Index, node: &Node, dims: &[usize]) -> Option<(
 /// Whether a value is a product, scaled or masked: not a mask itself.
 fn leads_to_product(graph: &Graph, index: &Index, value: ValueId, depth: usize) -> bool {
     match index.maker(graph, value).filter(|_| depth > 0) {
-        Some(Node { op: Op::Gemm { .. }, .. }) => true,
-        Some(Node { op: Op::Elementwise(_), inputs, .. }) => {
+        Some(GraphNode { op: Op::Gemm { .. }, .. }) => true,
+        Some(GraphNode { op: Op::Elementwise(_), inputs, .. }) => {
             inputs.iter().any(|&input| leads_to_product(graph, index, input, depth - 1))
         }
         _ => false,
@@ -156,14 +156,14 @@ fn leads_to_product(graph: &Graph, index: &Index, value: ValueId, depth: usize) 
 struct Builder<'a> {
     graph: &'a mut Graph,
     name: String,
-    nodes: Vec<Node>,
+    nodes: Vec<GraphNode>,
 }
 
 impl Builder<'_> {
     /// Adds a node whose result has the type of its first input.
     fn add(&mut self, op: Op, inputs: Vec<ValueId>, dims: &[usize]) -> ValueId {
         let output = computed(self.graph, inputs[0], dims);
-        self.nodes.push(Node { name: self.name.clone(), op, inputs, outputs: vec![output] });
+        self.nodes.push(GraphNode { name: self.name.clone(), op, inputs, outputs: vec![output] });
         output
     }
 
@@ -181,11 +181,11 @@ impl Builder<'_> {
             Mask::Added(mask) => mask,
             Mask::Selected { condition, keep, number } => {
                 let mut expression = Expression::default();
-                let first = expression.push(Instruction::Input(0), Kind::Bool);
-                let zero = expression.push(Instruction::Float(0.0), Kind::Float);
-                let number = expression.push(Instruction::Float(number), Kind::Float);
+                let first = expression.push(Instruction::Input(0), ValueKind::Bool);
+                let zero = expression.push(Instruction::Float(0.0), ValueKind::Float);
+                let number = expression.push(Instruction::Float(number), ValueKind::Float);
                 let (a, b) = if keep { (zero, number) } else { (number, zero) };
-                expression.push(Instruction::Select(first, a, b), Kind::Float);
+                expression.push(Instruction::Select(first, a, b), ValueKind::Float);
                 let dims = self.graph.dims(condition).to_vec();
                 let mask = self.add(Op::Elementwise(expression), vec![condition], &dims);
                 self.graph.values[mask].dtype = self.graph.values[like].dtype;
@@ -196,9 +196,9 @@ impl Builder<'_> {
 
     fn sum(&mut self, a: ValueId, b: ValueId) -> ValueId {
         let mut expression = Expression::default();
-        let first = expression.push(Instruction::Input(0), Kind::Float);
-        let second = expression.push(Instruction::Input(1), Kind::Float);
-        expression.push(Instruction::Binary(Binary::Add, first, second), Kind::Float);
+        let first = expression.push(Instruction::Input(0), ValueKind::Float);
+        let second = expression.push(Instruction::Input(1), ValueKind::Float);
+        expression.push(Instruction::Binary(Binary::Add, first, second), ValueKind::Float);
         let dims = broadcast(self.graph.dims(a), self.graph.dims(b)).expect("both go with the scores");
         self.add(Op::Elementwise(expression), vec![a, b], &dims)
     }
@@ -219,9 +219,9 @@ fn build(graph: &mut Graph, last: usize, value: ValueId, scores: &Scores, rank: 
     let op = Op::Attention { scale: scores.scale, mask: mask.is_some() };
     if let [batch, rows, columns] = *builder.graph.dims(output) {
         let wide = builder.add(op, inputs, &[batch, 1, rows, columns]);
-        builder.nodes.push(Node { name, op: Op::Reshape, inputs: vec![wide], outputs: vec![output] });
+        builder.nodes.push(GraphNode { name, op: Op::Reshape, inputs: vec![wide], outputs: vec![output] });
     } else {
-        builder.nodes.push(Node { name, op, inputs, outputs: vec![output] });
+        builder.nodes.push(GraphNode { name, op, inputs, outputs: vec![output] });
     }
     let nodes = builder.nodes;
     graph.nodes.splice(last..=last, nodes);

@@ -14,7 +14,7 @@ mod turn;
 mod widen;
 
 use crate::expression::{Binary, Expression, Instruction, Unary};
-use crate::ir::{Content, Graph, Node, Op, ValueId};
+use crate::ir::{Content, Graph, GraphNode, Op, ValueId};
 use std::collections::HashMap;
 
 /// All passes, in an order in which none hides from the next what it looks for.
@@ -59,7 +59,7 @@ impl Index {
         (first != usize::MAX && rest.iter().all(|&other| other == first)).then_some(first)
     }
 
-    fn maker<'a>(&self, graph: &'a Graph, value: ValueId) -> Option<&'a Node> {
+    fn maker<'a>(&self, graph: &'a Graph, value: ValueId) -> Option<&'a GraphNode> {
         self.makers[value].map(|position| &graph.nodes[position])
     }
 }
@@ -120,7 +120,7 @@ impl Side {
     }
 }
 
-fn side(node: &Node, expression: &Expression, register: usize) -> Option<Side> {
+fn side(node: &GraphNode, expression: &Expression, register: usize) -> Option<Side> {
     match expression.instructions[register] {
         Instruction::Input(position) => Some(Side::Value(node.inputs[position])),
         Instruction::Float(number) => Some(Side::Number(number)),
@@ -129,7 +129,7 @@ fn side(node: &Node, expression: &Expression, register: usize) -> Option<Side> {
 }
 
 /// A node that is one function of two.
-fn as_binary(node: &Node) -> Option<(Binary, Side, Side)> {
+fn as_binary(node: &GraphNode) -> Option<(Binary, Side, Side)> {
     let Op::Elementwise(expression) = &node.op else { return None };
     match expression.instructions[..] {
         [_, _, Instruction::Binary(function, a, b)] => {
@@ -140,7 +140,7 @@ fn as_binary(node: &Node) -> Option<(Binary, Side, Side)> {
 }
 
 /// A node that is one function of one value.
-fn as_unary(node: &Node) -> Option<(Unary, ValueId)> {
+fn as_unary(node: &GraphNode) -> Option<(Unary, ValueId)> {
     let Op::Elementwise(expression) = &node.op else { return None };
     match expression.instructions[..] {
         [Instruction::Input(position), Instruction::Unary(function, _)] => Some((function, node.inputs[position])),

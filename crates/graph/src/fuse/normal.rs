@@ -2,7 +2,7 @@
 
 use super::{Index, Side, as_binary, as_unary};
 use crate::expression::{Binary, Unary};
-use crate::ir::{Graph, Node, Op, ValueId};
+use crate::ir::{Graph, GraphNode, Op, ValueId};
 use crate::plan::ReduceKind;
 
 /// `(x - mean) / sqrt(variance + epsilon)`, with factor and summand where they follow.
@@ -18,7 +18,7 @@ pub(super) fn layer_norm(graph: &mut Graph, index: &Index, position: usize) -> b
     true
 }
 
-fn normalised(graph: &Graph, index: &Index, node: &Node) -> Option<(ValueId, usize, f32, bool)> {
+fn normalised(graph: &Graph, index: &Index, node: &GraphNode) -> Option<(ValueId, usize, f32, bool)> {
     let (function, Side::Value(a), Side::Value(b)) = as_binary(node)? else { return None };
     let (top, root) = match function {
         Binary::Divide => (a, b),
@@ -57,7 +57,7 @@ fn normalised(graph: &Graph, index: &Index, node: &Node) -> Option<(ValueId, usi
 
 fn mean(graph: &Graph, index: &Index, value: ValueId) -> Option<(ValueId, Vec<usize>)> {
     match index.maker(graph, value)? {
-        Node { op: Op::Reduce { kind: ReduceKind::Mean, axes }, inputs, .. } => Some((inputs[0], axes.clone())),
+        GraphNode { op: Op::Reduce { kind: ReduceKind::Mean, axes }, inputs, .. } => Some((inputs[0], axes.clone())),
         _ => None,
     }
 }

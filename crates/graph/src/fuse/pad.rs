@@ -75,11 +75,11 @@ mod tests {
     use crate::options::Options;
     use crate::plan::{Plan, PoolKind, Precision, Step, Window};
     use crate::reference::Reference;
-    use crate::sample::{self, Sample};
+    use crate::sample::{self, SampleModel};
 
     /// `x` padded to `p` by `pads`, in ONNX's order: the axes in front, then behind.
-    fn padded(pads: &[i64], value: f32) -> Sample {
-        let mut net = Sample::new("x", 1, &[0, 4, 7, 6]);
+    fn padded(pads: &[i64], value: f32) -> SampleModel {
+        let mut net = SampleModel::new("x", 1, &[0, 4, 7, 6]);
         net.ints("pads", pads);
         net.scalar("value", value);
         net.node("Pad", &["x", "pads", "value"], "p", &[]);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     /// The plan, after a check that it computes the same as the one in which nothing is fused.
-    fn plan(net: Sample, names: &[&str]) -> Plan {
+    fn plan(net: SampleModel, names: &[&str]) -> Plan {
         let model = net.model(names);
         let mut options = Options::new(2, Precision::F32);
         let fused = compile(&model, &options).unwrap();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     /// Infinities times weights are no numbers, which equal nothing.
-    fn plan_or_infinite(net: Sample, value: f32) -> Plan {
+    fn plan_or_infinite(net: SampleModel, value: f32) -> Plan {
         match value.is_finite() {
             true => plan(net, &["y"]),
             false => compile(&net.model(&["y"]), &Options::new(2, Precision::F32)).unwrap(),

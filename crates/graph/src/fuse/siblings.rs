@@ -1,8 +1,8 @@
-//! Products of the same left side, as those for query, key and value: one product with the right sides beside one another.
+//! Products of the same left side, as those for query, key and value: one product with the right sides concatenated.
 
 use super::{Index, computed};
 use crate::array::{Array, Data, is_float};
-use crate::ir::{Graph, Node, Op, ValueId};
+use crate::ir::{Graph, GraphNode, Op, ValueId};
 use std::sync::Arc;
 
 /// Makes one product of all that multiply the same with constants of the same height.
@@ -24,7 +24,7 @@ pub(super) fn siblings(graph: &mut Graph, index: &Index, position: usize) -> boo
     let mut inputs = vec![left];
     for input in 1..graph.nodes[position].inputs.len() {
         let parts: Vec<_> = all.iter().map(|&one| graph.nodes[one].inputs[input]).collect();
-        inputs.push(beside(graph, &parts));
+        inputs.push(concatenated(graph, &parts));
     }
     let first = graph.nodes[position].outputs[0];
     let mut dims = graph.dims(first).to_vec();
@@ -40,12 +40,12 @@ pub(super) fn siblings(graph: &mut Graph, index: &Index, position: usize) -> boo
         (node.op, node.inputs) = (Op::Slice { starts, steps: vec![1; dims.len()] }, vec![whole]);
     }
     let name = graph.nodes[position].name.clone();
-    graph.nodes.insert(position, Node { name, op, inputs, outputs: vec![whole] });
+    graph.nodes.insert(position, GraphNode { name, op, inputs, outputs: vec![whole] });
     true
 }
 
 /// The left side and the height of the right side, where that is a constant matrix and so is the bias.
-fn candidate(graph: &Graph, node: &Node) -> Option<(ValueId, usize)> {
+fn candidate(graph: &Graph, node: &GraphNode) -> Option<(ValueId, usize)> {
     let Op::Gemm { residual: false, .. } = node.op else { return None };
     let (left, right) = (node.inputs[0], node.inputs[1]);
     let constant = node.inputs[1..].iter().all(|&input| graph.is_fixed(input));
@@ -53,8 +53,8 @@ fn candidate(graph: &Graph, node: &Node) -> Option<(ValueId, usize)> {
     fits.then(|| (left, graph.dims(right)[0]))
 }
 
-/// Constants beside one another along their last dimension.
-fn beside(graph: &mut Graph, parts: &[ValueId]) -> ValueId {
+/// Constants, one behind another along their last dimension.
+fn concatenated(graph: &mut Graph, parts: &[ValueId]) -> ValueId {
     let arrays: Vec<Arc<Array>> = parts.iter().map(|&part| graph.known(part).expect("a constant").clone()).collect();
     let mut dims = arrays[0].dims.clone();
     let last = dims.len() - 1;

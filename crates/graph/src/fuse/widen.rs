@@ -2,7 +2,7 @@
 //! follows them is next to them.
 
 use super::{Index, computed};
-use crate::ir::{Graph, Node, Op};
+use crate::ir::{Graph, GraphNode, Op};
 
 /// `reshape(a @ b)` to more rows of the same length becomes `reshape(a) @ b`.
 pub(super) fn widen(graph: &mut Graph, index: &Index, position: usize) -> bool {
@@ -25,7 +25,7 @@ pub(super) fn widen(graph: &mut Graph, index: &Index, position: usize) -> bool {
     let left = original.unwrap_or_else(|| {
         let value = computed(graph, product.inputs[0], &dims);
         let (name, inputs) = (product.name.clone(), vec![product.inputs[0]]);
-        graph.nodes.insert(position, Node { name, op: Op::Reshape, inputs, outputs: vec![value] });
+        graph.nodes.insert(position, GraphNode { name, op: Op::Reshape, inputs, outputs: vec![value] });
         value
     });
     let position = position + usize::from(original.is_none());

@@ -1,10 +1,10 @@
 //! Operators that look at one element at a time.
 
-use super::{Inputs, Lowering, kind};
-use crate::error::Error;
-use crate::expression::{Binary, Expression, Instruction, Kind, Register, Unary};
+use super::{Lowering, NodeInputs, kind};
+use crate::error::GraphError;
+use crate::expression::{Binary, Expression, Instruction, Register, Unary, ValueKind};
 use crate::ir::ValueId;
-use crate::model::{Node, element};
+use crate::model::{OnnxNode, element};
 use base::DataType;
 
 /// Writes expressions of floats shortly.
@@ -15,15 +15,15 @@ type Build = Box<dyn FnOnce(&mut Floats<'_>, Register) -> Register>;
 
 impl Floats<'_> {
     fn number(&mut self, value: f32) -> Register {
-        self.0.push(Instruction::Float(value), Kind::Float)
+        self.0.push(Instruction::Float(value), ValueKind::Float)
     }
 
     fn unary(&mut self, function: Unary, of: Register) -> Register {
-        self.0.push(Instruction::Unary(function, of), Kind::Float)
+        self.0.push(Instruction::Unary(function, of), ValueKind::Float)
     }
 
     fn binary(&mut self, function: Binary, a: Register, b: Register) -> Register {
-        self.0.push(Instruction::Binary(function, a, b), Kind::Float)
+        self.0.push(Instruction::Binary(function, a, b), ValueKind::Float)
     }
 
     fn with(&mut self, function: Binary, a: Register, value: f32) -> Register {
@@ -34,8 +34,8 @@ impl Floats<'_> {
     /// `a` where positive, else `b`.
     fn by_sign(&mut self, x: Register, a: Register, b: Register) -> Register {
         let zero = self.number(0.0);
-        let positive = self.0.push(Instruction::Binary(Binary::GreaterOrEqual, x, zero), Kind::Bool);
-        self.0.push(Instruction::Select(positive, a, b), Kind::Float)
+        let positive = self.0.push(Instruction::Binary(Binary::GreaterOrEqual, x, zero), ValueKind::Bool);
+        self.0.push(Instruction::Select(positive, a, b), ValueKind::Float)
     }
 
     fn clip(&mut self, x: Register, low: f32, high: f32) -> Register {
@@ -64,7 +64,11 @@ impl Floats<'_> {
 }
 
 impl Lowering {
-    pub(super) fn elementwise_node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {
+    pub(super) fn elementwise_node(
+        &mut self,
+        node: &OnnxNode,
+        inputs: NodeInputs<'_>,
+    ) -> Result<Option<Vec<ValueId>>, GraphError> {
         if let Some(function) = unary(&node.operator) {
             let x = self.input(inputs, 0)?;
             self.check_kind(function, x)?;
@@ -121,7 +125,12 @@ impl Lowering {
         Ok(Some(vec![value]))
     }
 
-    fn binary_node(&mut self, node: &Node, inputs: Inputs<'_>, function: Binary) -> Result<ValueId, Error> {
+    fn binary_node(
+        &mut self,
+        node: &OnnxNode,
+        inputs: NodeInputs<'_>,
+        function: Binary,
+    ) -> Result<ValueId, GraphError> {
         let (a, mut b) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
         let function =
             if function == Binary::Modulo && node.int("fmod", 0) == 1 { Binary::Remainder } else { function };
@@ -152,18 +161,18 @@ impl Lowering {
         self.apply(&[a, b], dtype, |expression, of| expression.push(Instruction::Binary(function, of[0], of[1]), kind))
     }
 
-    pub(super) fn cast(&mut self, value: ValueId, to: DataType) -> Result<ValueId, Error> {
+    pub(super) fn cast(&mut self, value: ValueId, to: DataType) -> Result<ValueId, GraphError> {
         let from = self.dtype(value);
         if from == to {
             return Ok(value);
         }
         self.apply(&[value], to, |expression, x| {
             let (from, to) = (kind(from), kind(to));
-            if from == to && to != Kind::Int { x[0] } else { expression.push(Instruction::Cast(to, x[0]), to) }
+            if from == to && to != ValueKind::Int { x[0] } else { expression.push(Instruction::Cast(to, x[0]), to) }
         })
     }
 
-    fn select(&mut self, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn select(&mut self, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let [condition, a, b] = [self.input(inputs, 0)?, self.input(inputs, 1)?, self.input(inputs, 2)?];
         let dtype = self.dtype(a);
         if self.dtype(b) != dtype || self.dtype(condition) != DataType::Bool {
@@ -175,7 +184,7 @@ impl Lowering {
         })
     }
 
-    fn clip(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn clip(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let mut x = self.input(inputs, 0)?;
         let dtype = self.dtype(x);
         for (position, name, function) in [(1, "min", Binary::Maximum), (2, "max", Binary::Minimum)] {
@@ -189,10 +198,10 @@ impl Lowering {
         Ok(x)
     }
 
-    fn prelu(&mut self, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn prelu(&mut self, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let (x, slope) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
         let dtype = self.dtype(x);
-        if kind(dtype) != Kind::Float {
+        if kind(dtype) != ValueKind::Float {
             return Err(self.unsupported(" for integers"));
         }
         self.apply(&[x, slope], dtype, |expression, of| {
@@ -202,7 +211,7 @@ impl Lowering {
         })
     }
 
-    fn variadic(&mut self, inputs: Inputs<'_>, function: Binary) -> Result<ValueId, Error> {
+    fn variadic(&mut self, inputs: NodeInputs<'_>, function: Binary) -> Result<ValueId, GraphError> {
         let mut result = self.input(inputs, 0)?;
         for position in 1..inputs.len() {
             let next = self.input(inputs, position)?;
@@ -212,7 +221,7 @@ impl Lowering {
     }
 
     /// Functions of one float with parameters.
-    fn activation(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {
+    fn activation(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<Option<Vec<ValueId>>, GraphError> {
         let operator = node.operator.as_str();
         let alpha = |otherwise| node.float("alpha", otherwise);
         let build: Build = match operator {
@@ -231,8 +240,8 @@ impl Lowering {
                 let threshold = alpha(1.0);
                 Box::new(move |floats, x| {
                     let (bound, zero) = (floats.number(threshold), floats.number(0.0));
-                    let above = floats.0.push(Instruction::Binary(Binary::Greater, x, bound), Kind::Bool);
-                    floats.0.push(Instruction::Select(above, x, zero), Kind::Float)
+                    let above = floats.0.push(Instruction::Binary(Binary::Greater, x, bound), ValueKind::Bool);
+                    floats.0.push(Instruction::Select(above, x, zero), ValueKind::Float)
                 })
             }
             "Elu" => {
@@ -310,19 +319,19 @@ impl Lowering {
                 let (lambda, bias) = (node.float("lambd", 0.5), node.float("bias", 0.0));
                 Box::new(move |floats, x| {
                     let [low, high, zero] = [-lambda, lambda, 0.0].map(|value| floats.number(value));
-                    let below = floats.0.push(Instruction::Binary(Binary::Less, x, low), Kind::Bool);
-                    let above = floats.0.push(Instruction::Binary(Binary::Greater, x, high), Kind::Bool);
+                    let below = floats.0.push(Instruction::Binary(Binary::Less, x, low), ValueKind::Bool);
+                    let above = floats.0.push(Instruction::Binary(Binary::Greater, x, high), ValueKind::Bool);
                     let up = floats.with(Binary::Add, x, bias);
                     let down = floats.with(Binary::Subtract, x, bias);
-                    let rest = floats.0.push(Instruction::Select(above, down, zero), Kind::Float);
-                    floats.0.push(Instruction::Select(below, up, rest), Kind::Float)
+                    let rest = floats.0.push(Instruction::Select(above, down, zero), ValueKind::Float);
+                    floats.0.push(Instruction::Select(below, up, rest), ValueKind::Float)
                 })
             }
             _ => return Ok(None),
         };
         let x = self.input(inputs, 0)?;
         let dtype = self.dtype(x);
-        if kind(dtype) != Kind::Float {
+        if kind(dtype) != ValueKind::Float {
             return Err(self.unsupported(&format!(" for {dtype}")));
         }
         self.apply(&[x], dtype, |expression, x| build(&mut Floats(expression), x[0])).map(|value| Some(vec![value]))

@@ -1,11 +1,11 @@
 //! Operators on images: convolutions, pools, normalisations across channels, other sizes.
 
-use super::{Inputs, Lowering};
+use super::{Lowering, NodeInputs};
 use crate::array::Array;
-use crate::error::Error;
+use crate::error::GraphError;
 use crate::expression::{Binary, Unary};
 use crate::ir::{Op, ValueId};
-use crate::model::Node;
+use crate::model::OnnxNode;
 use crate::plan::{Activation, Coordinates, PoolKind, ReduceKind, ResizeKind, Rounding, Window};
 use base::DataType;
 
@@ -13,7 +13,11 @@ use base::DataType;
 pub(crate) const MOST_WINDOW: i64 = 1 << 20;
 
 impl Lowering {
-    pub(super) fn image_node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {
+    pub(super) fn image_node(
+        &mut self,
+        node: &OnnxNode,
+        inputs: NodeInputs<'_>,
+    ) -> Result<Option<Vec<ValueId>>, GraphError> {
         let value = match node.operator.as_str() {
             "Conv" => self.conv(node, inputs)?,
             "ConvTranspose" => self.conv_transpose(node, inputs)?,
@@ -40,7 +44,7 @@ impl Lowering {
     }
 
     /// Gives a line one row, so that it is an image.
-    fn as_image(&mut self, value: ValueId) -> Result<(ValueId, bool), Error> {
+    fn as_image(&mut self, value: ValueId) -> Result<(ValueId, bool), GraphError> {
         let dims = self.dims(value);
         match *dims {
             [_, _, _, _] => Ok((value, false)),
@@ -58,7 +62,7 @@ impl Lowering {
     }
 
     /// An attribute with one number for each of rows and columns.
-    fn pair(&self, node: &Node, name: &str, line: bool) -> Result<[usize; 2], Error> {
+    fn pair(&self, node: &OnnxNode, name: &str, line: bool) -> Result<[usize; 2], GraphError> {
         let pair = match node.ints(name) {
             None => Some([1, 1]),
             Some(&[columns]) if line => Some([1, columns]),
@@ -70,7 +74,7 @@ impl Lowering {
         Ok(pair.map(|value| value as usize))
     }
 
-    fn window(&self, node: &Node, image: &[usize], kernel: [usize; 2], line: bool) -> Result<Window, Error> {
+    fn window(&self, node: &OnnxNode, image: &[usize], kernel: [usize; 2], line: bool) -> Result<Window, GraphError> {
         let strides = self.pair(node, "strides", line)?;
         let dilations = self.pair(node, "dilations", line)?;
         let (mut before, mut after) = ([0; 2], [0; 2]);
@@ -105,7 +109,7 @@ impl Lowering {
     }
 
     /// The size of what a window leaves.
-    fn moved(&self, window: &Window, image: &[usize], round_up: bool) -> Result<[usize; 2], Error> {
+    fn moved(&self, window: &Window, image: &[usize], round_up: bool) -> Result<[usize; 2], GraphError> {
         let mut sizes = [0; 2];
         for axis in 0..2 {
             let reach = (window.kernel[axis] - 1) * window.dilations[axis] + 1;
@@ -123,7 +127,7 @@ impl Lowering {
         Ok(sizes)
     }
 
-    fn conv(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn conv(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let (input, line) = self.as_image(self.input(inputs, 0)?)?;
         let (weight, _) = self.as_image(self.input(inputs, 1)?)?;
         self.check_float(input)?;
@@ -146,7 +150,7 @@ impl Lowering {
 
     /// Spreads the image by the strides, with zeros between, and lets a turned kernel move over it. Where kernels don't
     /// overlap it is a matrix product instead, whose columns are put side by side.
-    fn conv_transpose(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn conv_transpose(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let (input, line) = self.as_image(self.input(inputs, 0)?)?;
         let (weight, _) = self.as_image(self.input(inputs, 1)?)?;
         self.check_float(input)?;
@@ -204,12 +208,12 @@ impl Lowering {
 
     fn transposed_pads(
         &self,
-        node: &Node,
+        node: &OnnxNode,
         line: bool,
         full: [usize; 2],
         image: [usize; 2],
         strides: [usize; 2],
-    ) -> Result<([usize; 2], [usize; 2]), Error> {
+    ) -> Result<([usize; 2], [usize; 2]), GraphError> {
         let spatial = |values: &[i64]| match *values {
             [columns] if line => Some([image[0], columns.max(0) as usize]),
             [rows, columns] if !line => Some([rows.max(0) as usize, columns.max(0) as usize]),
@@ -306,7 +310,7 @@ impl Lowering {
         cut_before: [usize; 2],
         cut_after: [usize; 2],
         extra: [usize; 2],
-    ) -> Result<(ValueId, Window), Error> {
+    ) -> Result<(ValueId, Window), GraphError> {
         let mut dims = self.dims(image);
         let mut starts = vec![0; 4];
         let (mut before, mut after) = ([0; 2], [0; 2]);
@@ -323,7 +327,7 @@ impl Lowering {
         Ok((image, Window { kernel, strides: [1, 1], dilations, pads_before: before, pads_after: after }))
     }
 
-    fn pool(&mut self, node: &Node, inputs: Inputs<'_>, kind: PoolKind) -> Result<ValueId, Error> {
+    fn pool(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>, kind: PoolKind) -> Result<ValueId, GraphError> {
         let (input, line) = self.as_image(self.input(inputs, 0)?)?;
         let (dims, dtype) = (self.dims(input), self.dtype(input));
         if node.ints("kernel_shape").is_none() {
@@ -347,7 +351,7 @@ impl Lowering {
         Ok(self.without_row(value, line))
     }
 
-    fn global_pool(&mut self, inputs: Inputs<'_>, kind: ReduceKind) -> Result<ValueId, Error> {
+    fn global_pool(&mut self, inputs: NodeInputs<'_>, kind: ReduceKind) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let mut dims = self.dims(input);
         let axes: Vec<_> = (2..dims.len()).collect();
@@ -357,7 +361,7 @@ impl Lowering {
     }
 
     /// Factor and summand for each channel, as two nodes that the convolution before can take in.
-    fn batch_norm(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn batch_norm(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         if node.int("training_mode", 0) != 0 || node.outputs.iter().skip(1).any(|name| !name.is_empty()) {
             return Err(self.unsupported(" in training mode"));
         }
@@ -388,7 +392,7 @@ impl Lowering {
     }
 
     /// Normalises each group of channels of each image; then factor and summand.
-    fn group_norm(&mut self, node: &Node, inputs: Inputs<'_>, instance: bool) -> Result<ValueId, Error> {
+    fn group_norm(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>, instance: bool) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let (dims, dtype) = (self.dims(input), self.dtype(input));
         if dims.len() < 3 || dims.contains(&0) {
@@ -426,7 +430,7 @@ impl Lowering {
         Ok(value)
     }
 
-    fn lrn(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn lrn(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         self.check_float(input)?;
         let (dims, dtype) = (self.dims(input), self.dtype(input));
@@ -437,7 +441,7 @@ impl Lowering {
         Ok(self.emit(Op::Lrn { size, alpha, beta, bias }, &[input], dtype, &dims))
     }
 
-    fn resize(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn resize(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let old = node.operator == "Upsample" || self.opset < 11;
         if node.int("antialias", 0) != 0 {
             return Err(self.unsupported(" with antialias"));
@@ -493,7 +497,7 @@ impl Lowering {
         Ok(self.without_row(value, line))
     }
 
-    fn resize_kind(&self, node: &Node, old: bool) -> Result<(ResizeKind, Coordinates), Error> {
+    fn resize_kind(&self, node: &OnnxNode, old: bool) -> Result<(ResizeKind, Coordinates), GraphError> {
         let rounding = match node.text("nearest_mode", if old { "floor" } else { "round_prefer_floor" }) {
             "floor" => Rounding::Floor,
             "ceil" => Rounding::Ceil,
@@ -522,7 +526,7 @@ impl Lowering {
         Ok((kind, coordinates))
     }
 
-    fn depth_to_space(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn depth_to_space(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let block = node.int("blocksize", 1).clamp(1, MOST_WINDOW) as usize;
         let [n, c, h, w] = *self.dims(input) else { return Err(self.unsupported(" for other than images")) };
@@ -539,7 +543,7 @@ impl Lowering {
         Ok(self.reshape(turned, &[n, each, h * block, w * block]))
     }
 
-    fn space_to_depth(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn space_to_depth(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let block = node.int("blocksize", 1).clamp(1, MOST_WINDOW) as usize;
         let [n, c, h, w] = *self.dims(input) else { return Err(self.unsupported(" for other than images")) };

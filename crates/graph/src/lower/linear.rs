@@ -1,17 +1,21 @@
 //! Matrix products, and what transformers have around them.
 
-use super::{FOLD_ELEMENTS, Inputs, Lowering};
+use super::{FOLD_ELEMENTS, Lowering, NodeInputs};
 use crate::array::is_float;
-use crate::error::Error;
+use crate::error::GraphError;
 use crate::expression::Binary;
 use crate::ir::{Op, ValueId, broadcast};
-use crate::model::Node;
+use crate::model::OnnxNode;
 use crate::plan::Activation;
 
 const PLAIN: Op = Op::Gemm { alpha: 1.0, bias: false, residual: false, activation: Activation::None };
 
 impl Lowering {
-    pub(super) fn linear_node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {
+    pub(super) fn linear_node(
+        &mut self,
+        node: &OnnxNode,
+        inputs: NodeInputs<'_>,
+    ) -> Result<Option<Vec<ValueId>>, GraphError> {
         let value = match node.operator.as_str() {
             "MatMul" => self.matmul(inputs)?,
             "Gemm" => self.gemm(node, inputs)?,
@@ -22,7 +26,7 @@ impl Lowering {
         Ok(Some(vec![value]))
     }
 
-    fn matmul(&mut self, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn matmul(&mut self, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let (mut a, mut b) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
         let (rank_a, rank_b) = (self.graph.dims(a).len(), self.graph.dims(b).len());
         if rank_a == 0 || rank_b == 0 {
@@ -48,7 +52,7 @@ impl Lowering {
     }
 
     /// The shape of a product.
-    fn product(&self, a: ValueId, b: ValueId) -> Result<Vec<usize>, Error> {
+    fn product(&self, a: ValueId, b: ValueId) -> Result<Vec<usize>, GraphError> {
         let (left, right) = (self.graph.dims(a), self.graph.dims(b));
         let (split_a, split_b) = (left.len() - 2, right.len() - 2);
         let batch = broadcast(&left[..split_a], &right[..split_b]).filter(|_| left[split_a + 1] == right[split_b]);
@@ -57,7 +61,7 @@ impl Lowering {
         Ok(dims)
     }
 
-    fn gemm(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn gemm(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let (mut a, mut b) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
         if self.graph.dims(a).len() != 2 || self.graph.dims(b).len() != 2 {
             return Err(self.bad("its inputs are no matrices"));
@@ -101,7 +105,7 @@ impl Lowering {
         self.emit_node(Op::Transpose(vec![1, 0]), &[matrix], &[(dtype, &[columns, rows])])[0]
     }
 
-    fn softmax(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn softmax(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         self.check_float(input)?;
         let (dims, dtype) = (self.dims(input), self.dtype(input));
@@ -117,7 +121,7 @@ impl Lowering {
         Ok(self.reshape(value, &dims))
     }
 
-    fn layer_norm(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn layer_norm(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         if node.outputs.iter().skip(1).any(|name| !name.is_empty()) {
             return Err(self.unsupported(" with mean and deviation as outputs"));
         }

@@ -12,11 +12,11 @@ mod shape;
 pub(crate) use image::MOST_WINDOW;
 
 use crate::array::{Array, is_float};
-use crate::error::Error;
+use crate::error::GraphError;
 use crate::evaluate::evaluate;
-use crate::expression::{Binary, Expression, Instruction, Kind, Register, Unary};
+use crate::expression::{Binary, Expression, Instruction, Register, Unary, ValueKind};
 use crate::ir::{Content, Graph, Op, ValueId, broadcast};
-use crate::model::{Dimension, Input, Model, Node, Scope};
+use crate::model::{Dimension, ModelInput, OnnxModel, OnnxNode, Scope};
 use crate::options::Options;
 use crate::plan::Port;
 use base::DataType;
@@ -34,7 +34,7 @@ const MOST_CONSTANT_ELEMENTS: usize = 1 << 28;
 const MOST_ELEMENTS: usize = 1 << 36;
 
 /// Works out the graph of a model for fixed sizes.
-pub(crate) fn lower(model: &Model, options: &Options) -> Result<Graph, Error> {
+pub(crate) fn lower(model: &OnnxModel, options: &Options) -> Result<Graph, GraphError> {
     let mut lowering = Lowering {
         graph: Graph::default(),
         names: HashMap::new(),
@@ -44,19 +44,19 @@ pub(crate) fn lower(model: &Model, options: &Options) -> Result<Graph, Error> {
         fixed: true,
         too_large: false,
     };
-    let open = |input: &Input| matches!(input.dims.first(), Some(Dimension::Open(_)));
+    let open = |input: &ModelInput| matches!(input.dims.first(), Some(Dimension::Open(_)));
     if let Some(input) = model.inputs().first().filter(|_| options.batch != 1 && !model.inputs().iter().any(open)) {
         let fixed = match input.dims.first() {
             Some(&Dimension::Fixed(size)) => size,
             _ => 1,
         };
-        return Err(Error::FixedBatch { input: input.name.clone(), fixed, asked: options.batch });
+        return Err(GraphError::FixedBatch { input: input.name.clone(), fixed, asked: options.batch });
     }
     for (position, input) in model.inputs().iter().enumerate() {
         let dims = input.dims.iter().enumerate().map(|(axis, dim)| size(options, &input.name, axis, dim));
         let dims = dims.collect::<Result<Vec<_>, _>>()?;
         if !is_possible(&dims) {
-            return Err(Error::NotOnnx(format!("input {:?} of {dims:?} is larger than any device", input.name)));
+            return Err(GraphError::NotOnnx(format!("input {:?} of {dims:?} is larger than any device", input.name)));
         }
         let value = lowering.graph.add(input.dtype, &dims, Content::Input(position));
         lowering.names.insert(input.name.clone(), value);
@@ -72,13 +72,17 @@ pub(crate) fn lower(model: &Model, options: &Options) -> Result<Graph, Error> {
     Ok(lowering.graph)
 }
 
-fn size(options: &Options, input: &str, axis: usize, dim: &Dimension) -> Result<usize, Error> {
+fn size(options: &Options, input: &str, axis: usize, dim: &Dimension) -> Result<usize, GraphError> {
     match dim {
         Dimension::Fixed(fixed) => Ok(*fixed),
         Dimension::Open(name) => {
             let given = options.sizes.get(&format!("{input}:{axis}")).or_else(|| options.sizes.get(name));
             let given = given.copied().or((axis == 0).then_some(options.batch));
-            given.ok_or_else(|| Error::OpenDimension { input: input.to_owned(), position: axis, name: name.clone() })
+            given.ok_or_else(|| GraphError::OpenDimension {
+                input: input.to_owned(),
+                position: axis,
+                name: name.clone(),
+            })
         }
     }
 }
@@ -103,10 +107,10 @@ fn is_possible(dims: &[usize]) -> bool {
 }
 
 /// The inputs of a node: `None` where one is left out.
-type Inputs<'a> = &'a [Option<ValueId>];
+type NodeInputs<'a> = &'a [Option<ValueId>];
 
 impl Lowering {
-    fn scope(&mut self, scope: &Scope) -> Result<(), Error> {
+    fn scope(&mut self, scope: &Scope) -> Result<(), GraphError> {
         for (name, array) in &scope.constants {
             let value = self.graph.shared_constant(array, true);
             self.names.insert(name.clone(), value);
@@ -129,11 +133,11 @@ impl Lowering {
         Ok(())
     }
 
-    fn named(&self, name: &str) -> Result<ValueId, Error> {
-        self.names.get(name).copied().ok_or_else(|| Error::NotOnnx(format!("nothing gives {name:?} a value")))
+    fn named(&self, name: &str) -> Result<ValueId, GraphError> {
+        self.names.get(name).copied().ok_or_else(|| GraphError::NotOnnx(format!("nothing gives {name:?} a value")))
     }
 
-    fn node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Vec<ValueId>, Error> {
+    fn node(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<Vec<ValueId>, GraphError> {
         if node.operator == "If" {
             return self.branch(node, inputs);
         }
@@ -147,7 +151,7 @@ impl Lowering {
     }
 
     /// A condition that is known picks one of two graphs.
-    fn branch(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Vec<ValueId>, Error> {
+    fn branch(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<Vec<ValueId>, GraphError> {
         let condition = self.constant(inputs, 0, "condition")?;
         let name = if condition.to_ints().first() != Some(&0) { "then_branch" } else { "else_branch" };
         let scope = node.graph(name).ok_or_else(|| self.bad(format!("it has no {name}")))?.clone();
@@ -156,31 +160,31 @@ impl Lowering {
     }
 
     /// An operator that isn't there, or not in this form: `why` begins with a blank.
-    fn unsupported(&self, why: &str) -> Error {
-        Error::Unsupported { operator: self.operator.clone(), node: self.node.clone(), why: why.to_owned() }
+    fn unsupported(&self, why: &str) -> GraphError {
+        GraphError::Unsupported { operator: self.operator.clone(), node: self.node.clone(), why: why.to_owned() }
     }
 
-    fn bad(&self, reason: impl Into<String>) -> Error {
-        Error::BadNode { operator: self.operator.clone(), node: self.node.clone(), reason: reason.into() }
+    fn bad(&self, reason: impl Into<String>) -> GraphError {
+        GraphError::BadNode { operator: self.operator.clone(), node: self.node.clone(), reason: reason.into() }
     }
 
-    fn input(&self, inputs: Inputs<'_>, position: usize) -> Result<ValueId, Error> {
+    fn input(&self, inputs: NodeInputs<'_>, position: usize) -> Result<ValueId, GraphError> {
         inputs.get(position).copied().flatten().ok_or_else(|| self.bad(format!("input {position} is missing")))
     }
 
-    fn optional(&self, inputs: Inputs<'_>, position: usize) -> Option<ValueId> {
+    fn optional(&self, inputs: NodeInputs<'_>, position: usize) -> Option<ValueId> {
         inputs.get(position).copied().flatten()
     }
 
     /// An input that must be known, because shapes depend on it.
-    fn constant(&self, inputs: Inputs<'_>, position: usize, what: &str) -> Result<Arc<Array>, Error> {
+    fn constant(&self, inputs: NodeInputs<'_>, position: usize, what: &str) -> Result<Arc<Array>, GraphError> {
         let value = self.input(inputs, position)?;
         let known = self.graph.known(value).cloned();
         known.ok_or_else(|| self.unsupported(&format!(" with a computed {what}")))
     }
 
     /// The integers of an input that must be known, if it is there.
-    fn integers(&self, inputs: Inputs<'_>, position: usize, what: &str) -> Result<Option<Vec<i64>>, Error> {
+    fn integers(&self, inputs: NodeInputs<'_>, position: usize, what: &str) -> Result<Option<Vec<i64>>, GraphError> {
         match self.optional(inputs, position) {
             Some(_) => Ok(Some(self.constant(inputs, position, what)?.to_ints().into_owned())),
             None => Ok(None),
@@ -196,14 +200,14 @@ impl Lowering {
     }
 
     /// A dimension by its number, which counts from the end where it is negative.
-    fn axis(&self, axis: i64, rank: usize) -> Result<usize, Error> {
+    fn axis(&self, axis: i64, rank: usize) -> Result<usize, GraphError> {
         let counted = if axis < 0 { axis + rank as i64 } else { axis };
         let inside = usize::try_from(counted).ok().filter(|&axis| axis < rank);
         inside.ok_or_else(|| self.bad(format!("dimension {axis} is not one of {rank}")))
     }
 
     /// Refuses constants of more elements than any model needs, before they are made.
-    fn check_constant(&self, dims: &[usize]) -> Result<(), Error> {
+    fn check_constant(&self, dims: &[usize]) -> Result<(), GraphError> {
         let count = dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim));
         match count.filter(|&count| count <= MOST_CONSTANT_ELEMENTS) {
             Some(_) => Ok(()),
@@ -280,7 +284,7 @@ impl Lowering {
         let outputs: Vec<_> =
             results.iter().map(|(dtype, dims)| self.graph.add(*dtype, dims, Content::Computed)).collect();
         let name = self.node.clone();
-        self.graph.nodes.push(crate::ir::Node { name, op, inputs: inputs.to_vec(), outputs: outputs.clone() });
+        self.graph.nodes.push(crate::ir::GraphNode { name, op, inputs: inputs.to_vec(), outputs: outputs.clone() });
         outputs
     }
 
@@ -290,7 +294,7 @@ impl Lowering {
         inputs: &[ValueId],
         dtype: DataType,
         build: impl FnOnce(&mut Expression, &[Register]) -> Register,
-    ) -> Result<ValueId, Error> {
+    ) -> Result<ValueId, GraphError> {
         let mut dims = Vec::new();
         for &input in inputs {
             let own = self.graph.dims(input);
@@ -330,29 +334,29 @@ impl Lowering {
     }
 
     /// Refuses functions of what they aren't functions of.
-    fn check_kind(&self, function: Unary, of: ValueId) -> Result<(), Error> {
+    fn check_kind(&self, function: Unary, of: ValueId) -> Result<(), GraphError> {
         let of_kind = kind(self.dtype(of));
         let fits = match function {
-            Unary::Not => of_kind == Kind::Bool,
-            Unary::Negate | Unary::Absolute | Unary::Sign => of_kind != Kind::Bool,
-            _ => of_kind == Kind::Float,
+            Unary::Not => of_kind == ValueKind::Bool,
+            Unary::Negate | Unary::Absolute | Unary::Sign => of_kind != ValueKind::Bool,
+            _ => of_kind == ValueKind::Float,
         };
         if fits { Ok(()) } else { Err(self.unsupported(&format!(" for {}", self.dtype(of)))) }
     }
 
     /// Refuses operators that are only there for floats.
-    fn check_float(&self, value: ValueId) -> Result<(), Error> {
+    fn check_float(&self, value: ValueId) -> Result<(), GraphError> {
         if is_float(self.dtype(value)) { Ok(()) } else { Err(self.unsupported(&format!(" for {}", self.dtype(value)))) }
     }
 
-    fn unary(&mut self, function: Unary, of: ValueId) -> Result<ValueId, Error> {
+    fn unary(&mut self, function: Unary, of: ValueId) -> Result<ValueId, GraphError> {
         self.check_kind(function, of)?;
         let dtype = self.dtype(of);
         let kind = kind(dtype);
         self.apply(&[of], dtype, |expression, of| expression.push(Instruction::Unary(function, of[0]), kind))
     }
 
-    fn binary(&mut self, function: Binary, a: ValueId, b: ValueId) -> Result<ValueId, Error> {
+    fn binary(&mut self, function: Binary, a: ValueId, b: ValueId) -> Result<ValueId, GraphError> {
         let dtype = self.dtype(a);
         if self.dtype(b) != dtype {
             return Err(self.bad(format!("its inputs are {dtype} and {}", self.dtype(b))));
@@ -409,19 +413,19 @@ impl Lowering {
 }
 
 /// What registers hold of values of that type.
-pub(crate) fn kind(dtype: DataType) -> Kind {
+pub(crate) fn kind(dtype: DataType) -> ValueKind {
     match dtype {
-        DataType::Bool => Kind::Bool,
-        dtype if is_float(dtype) => Kind::Float,
-        _ => Kind::Int,
+        DataType::Bool => ValueKind::Bool,
+        dtype if is_float(dtype) => ValueKind::Float,
+        _ => ValueKind::Int,
     }
 }
 
-fn immediate(kind: Kind, value: f64, int: i64) -> Instruction {
+fn immediate(kind: ValueKind, value: f64, int: i64) -> Instruction {
     match kind {
-        Kind::Float => Instruction::Float(value as f32),
-        Kind::Int => Instruction::Int(int),
-        Kind::Bool => Instruction::Bool(int != 0),
+        ValueKind::Float => Instruction::Float(value as f32),
+        ValueKind::Int => Instruction::Int(int),
+        ValueKind::Bool => Instruction::Bool(int != 0),
     }
 }
 
@@ -440,6 +444,6 @@ fn wrapped(expression: &mut Expression, result: Register, dtype: DataType) -> Re
         // What can't have left the range.
         Instruction::Select(..) | Instruction::Input(_) | Instruction::Int(_) => result,
         Instruction::Binary(Binary::Minimum | Binary::Maximum | Binary::Modulo | Binary::Remainder, ..) => result,
-        _ => expression.push(Instruction::Wrap { bits, signed, of: result }, Kind::Int),
+        _ => expression.push(Instruction::Wrap { bits, signed, of: result }, ValueKind::Int),
     }
 }

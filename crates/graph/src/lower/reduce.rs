@@ -1,16 +1,20 @@
 //! Operators that make one element of many: sums, means, positions, the largest ones.
 
-use super::{Inputs, Lowering, kind};
+use super::{Lowering, NodeInputs, kind};
 use crate::array::{Array, Data};
-use crate::error::Error;
+use crate::error::GraphError;
 use crate::expression::{Binary, Instruction, Unary};
 use crate::ir::{Op, ValueId};
-use crate::model::Node;
+use crate::model::OnnxNode;
 use crate::plan::ReduceKind;
 use base::DataType;
 
 impl Lowering {
-    pub(super) fn reduce_node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {
+    pub(super) fn reduce_node(
+        &mut self,
+        node: &OnnxNode,
+        inputs: NodeInputs<'_>,
+    ) -> Result<Option<Vec<ValueId>>, GraphError> {
         let last = node.int("select_last_index", 0) != 0;
         let value = match node.operator.as_str() {
             "ReduceSum" => self.reduced(node, inputs, |this, x, axes| Ok(this.reduction(ReduceKind::Sum, x, axes)))?,
@@ -65,10 +69,10 @@ impl Lowering {
 
     fn reduced(
         &mut self,
-        node: &Node,
-        inputs: Inputs<'_>,
-        reduce: impl FnOnce(&mut Self, ValueId, &[usize]) -> Result<ValueId, Error>,
-    ) -> Result<ValueId, Error> {
+        node: &OnnxNode,
+        inputs: NodeInputs<'_>,
+        reduce: impl FnOnce(&mut Self, ValueId, &[usize]) -> Result<ValueId, GraphError>,
+    ) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let rank = self.graph.dims(input).len();
         let axes = match node.ints("axes") {
@@ -98,7 +102,7 @@ impl Lowering {
     }
 
     /// Without the reduced dimensions, unless they are to be kept.
-    fn kept(&mut self, node: &Node, value: ValueId, axes: &[usize]) -> ValueId {
+    fn kept(&mut self, node: &OnnxNode, value: ValueId, axes: &[usize]) -> ValueId {
         if node.int("keepdims", 1) != 0 {
             return value;
         }
@@ -107,14 +111,14 @@ impl Lowering {
         self.reshape(value, &dims)
     }
 
-    fn position(&mut self, node: &Node, inputs: Inputs<'_>, kind: ReduceKind) -> Result<ValueId, Error> {
+    fn position(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>, kind: ReduceKind) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let axis = self.axis(node.int("axis", 0), self.graph.dims(input).len())?;
         let value = self.reduction(kind, input, &[axis]);
         Ok(self.kept(node, value, &[axis]))
     }
 
-    fn top_k(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Vec<ValueId>, Error> {
+    fn top_k(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<Vec<ValueId>, GraphError> {
         let input = self.input(inputs, 0)?;
         let (mut dims, dtype) = (self.dims(input), self.dtype(input));
         let axis = self.axis(node.int("axis", -1), dims.len())?;
@@ -129,7 +133,7 @@ impl Lowering {
     }
 
     /// Each element becomes a row in which only those up to it count; then the rows are summed.
-    fn cumulative(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn cumulative(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let (dims, dtype) = (self.dims(input), self.dtype(input));
         let axis = self.constant(inputs, 1, "dimension")?.to_ints().first().copied().unwrap_or(0);
@@ -162,7 +166,7 @@ impl Lowering {
         Ok(self.transpose(sums, &back))
     }
 
-    fn normalised(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn normalised(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let axis = self.axis(node.int("axis", -1), self.graph.dims(input).len())?;
         let kind = if node.int("p", 2) == 1 { ReduceKind::SumOfAbsolutes } else { ReduceKind::Norm };
@@ -170,7 +174,7 @@ impl Lowering {
         self.binary(Binary::Divide, input, norm)
     }
 
-    fn mean_variance(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn mean_variance(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let (rank, dtype) = (self.graph.dims(input).len(), self.dtype(input));
         let axes = node.ints("axes").unwrap_or(&[0, 2, 3]).iter().map(|&axis| self.axis(axis, rank));

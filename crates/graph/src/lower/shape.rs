@@ -1,18 +1,22 @@
 //! Operators that move elements, pick them, or are about shapes.
 
-use super::{Inputs, Lowering, kind};
+use super::{Lowering, NodeInputs, kind};
 use crate::array::{Array, Data};
-use crate::error::Error;
-use crate::expression::{Binary, Instruction, Kind};
+use crate::error::GraphError;
+use crate::expression::{Binary, Instruction, ValueKind};
 use crate::ir::{Op, ValueId, broadcast};
-use crate::model::Node;
+use crate::model::OnnxNode;
 use base::DataType;
 
 /// Padding of more than this is a mistake, and sizes with it would overflow.
 const MOST_PADDING: u64 = 1 << 32;
 
 impl Lowering {
-    pub(super) fn shape_node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Option<Vec<ValueId>>, Error> {
+    pub(super) fn shape_node(
+        &mut self,
+        node: &OnnxNode,
+        inputs: NodeInputs<'_>,
+    ) -> Result<Option<Vec<ValueId>>, GraphError> {
         let value = match node.operator.as_str() {
             "Constant" => self.constant_node(node)?,
             "ConstantOfShape" => self.constant_of_shape(node, inputs)?,
@@ -76,7 +80,7 @@ impl Lowering {
         Ok(Some(vec![value]))
     }
 
-    fn constant_node(&mut self, node: &Node) -> Result<ValueId, Error> {
+    fn constant_node(&mut self, node: &OnnxNode) -> Result<ValueId, GraphError> {
         if let Some(tensor) = node.tensor("value") {
             return Ok(self.graph.shared_constant(tensor, true));
         }
@@ -96,7 +100,7 @@ impl Lowering {
         Ok(self.graph.constant(array, true))
     }
 
-    fn constant_of_shape(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn constant_of_shape(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let dims = self.constant(inputs, 0, "shape")?;
         let dims: Vec<_> = dims.to_ints().iter().map(|&dim| dim.max(0) as usize).collect();
         let (dtype, value) = match node.tensor("value") {
@@ -107,7 +111,7 @@ impl Lowering {
     }
 
     /// Known, but another for other sizes.
-    fn shape_of(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn shape_of(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let dims = self.dims(self.input(inputs, 0)?);
         let rank = dims.len() as i64;
         let bound = |value: i64| (if value < 0 { value + rank } else { value }).clamp(0, rank) as usize;
@@ -116,7 +120,7 @@ impl Lowering {
         Ok(self.graph.constant(Array::ints(&[part.len()], part), false))
     }
 
-    fn range(&mut self, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn range(&mut self, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let parts =
             [self.constant(inputs, 0, "start")?, self.constant(inputs, 1, "limit")?, self.constant(inputs, 2, "step")?];
         let dtype = parts[0].dtype;
@@ -149,7 +153,7 @@ impl Lowering {
         Ok(self.add_constant(Array::new(dtype, &[count], data)))
     }
 
-    fn reshape_node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn reshape_node(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let wanted = match node.ints("shape") {
             Some(shape) => shape.to_vec(),
@@ -176,7 +180,7 @@ impl Lowering {
         Ok(self.reshape(input, &dims))
     }
 
-    fn axes(&self, node: &Node, inputs: Inputs<'_>, rank: usize) -> Result<Option<Vec<usize>>, Error> {
+    fn axes(&self, node: &OnnxNode, inputs: NodeInputs<'_>, rank: usize) -> Result<Option<Vec<usize>>, GraphError> {
         let axes = match node.ints("axes") {
             Some(axes) => Some(axes.to_vec()),
             None => self.integers(inputs, 1, "dimension")?,
@@ -184,7 +188,7 @@ impl Lowering {
         axes.map(|axes| axes.iter().map(|&axis| self.axis(axis, rank)).collect()).transpose()
     }
 
-    fn squeeze(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn squeeze(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let dims = self.dims(input);
         let axes = self.axes(node, inputs, dims.len())?;
@@ -196,7 +200,7 @@ impl Lowering {
         Ok(self.reshape(input, &kept))
     }
 
-    fn unsqueeze(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn unsqueeze(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let dims = self.dims(input);
         let count = match node.ints("axes") {
@@ -211,7 +215,7 @@ impl Lowering {
         Ok(self.reshape(input, &wide))
     }
 
-    fn concat(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn concat(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let parts = inputs.iter().flatten().copied().collect::<Vec<_>>();
         let first = *parts.first().ok_or_else(|| self.bad("it has no inputs"))?;
         let (mut dims, dtype) = (self.dims(first), self.dtype(first));
@@ -234,7 +238,7 @@ impl Lowering {
         }
     }
 
-    fn split(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<Vec<ValueId>, Error> {
+    fn split(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<Vec<ValueId>, GraphError> {
         let input = self.input(inputs, 0)?;
         let dims = self.dims(input);
         let axis = self.axis(node.int("axis", 0), dims.len())?;
@@ -262,7 +266,7 @@ impl Lowering {
         Ok(sizes.into_iter().map(&mut part).collect())
     }
 
-    fn slice_node(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn slice_node(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let mut dims = self.dims(input);
         let rank = dims.len();
@@ -302,7 +306,7 @@ impl Lowering {
         Ok(self.slice(input, &from, &by, &dims))
     }
 
-    fn tile(&mut self, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn tile(&mut self, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let dims = self.dims(input);
         let repeats = self.constant(inputs, 1, "number of repeats")?;
@@ -318,14 +322,14 @@ impl Lowering {
         Ok(self.reshape(wide, &merged))
     }
 
-    fn gather(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn gather(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let (data, indices) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
         let axis = self.axis(node.int("axis", 0), self.graph.dims(data).len())?;
         self.pick(data, indices, axis)
     }
 
     /// Slices by their positions; neighbours, or one that is repeated, are only parts of the data.
-    fn pick(&mut self, data: ValueId, indices: ValueId, axis: usize) -> Result<ValueId, Error> {
+    fn pick(&mut self, data: ValueId, indices: ValueId, axis: usize) -> Result<ValueId, GraphError> {
         let (from, picked, dtype) = (self.dims(data), self.dims(indices), self.dtype(data));
         let around = |middle: &[usize]| [&from[..axis], middle, &from[axis + 1..]].concat();
         let dims = around(&picked);
@@ -350,7 +354,7 @@ impl Lowering {
     }
 
     /// The indices of the leading dimensions become one.
-    fn gather_nd(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn gather_nd(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let (data, indices) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
         let (from, picked) = (self.dims(data), self.dims(indices));
         let Some((&depth, lead)) = picked.split_last() else { return Err(self.bad("its indices are a scalar")) };
@@ -365,10 +369,10 @@ impl Lowering {
             let one = self.reshape(one, lead);
             let count = self.scalar(index_type, size as f64);
             let counted = self.apply(&[one, count], index_type, |expression, of| {
-                let zero = expression.push(Instruction::Int(0), Kind::Int);
-                let negative = expression.push(Instruction::Binary(Binary::Less, of[0], zero), Kind::Bool);
-                let moved = expression.push(Instruction::Binary(Binary::Add, of[0], of[1]), Kind::Int);
-                expression.push(Instruction::Select(negative, moved, of[0]), Kind::Int)
+                let zero = expression.push(Instruction::Int(0), ValueKind::Int);
+                let negative = expression.push(Instruction::Binary(Binary::Less, of[0], zero), ValueKind::Bool);
+                let moved = expression.push(Instruction::Binary(Binary::Add, of[0], of[1]), ValueKind::Int);
+                expression.push(Instruction::Select(negative, moved, of[0]), ValueKind::Int)
             })?;
             flat = Some(match flat {
                 None => counted,
@@ -384,7 +388,7 @@ impl Lowering {
         self.pick(data, flat.expect("some depth"), 0)
     }
 
-    fn pad(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn pad(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let (dims, dtype) = (self.dims(input), self.dtype(input));
         let rank = dims.len();
@@ -438,7 +442,7 @@ impl Lowering {
         mode: &str,
         before: &[usize],
         padded: &[usize],
-    ) -> Result<ValueId, Error> {
+    ) -> Result<ValueId, GraphError> {
         let mut value = input;
         for axis in 0..padded.len() {
             let mut dims = self.dims(value);
@@ -473,7 +477,7 @@ impl Lowering {
         Ok(value)
     }
 
-    fn one_hot(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn one_hot(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let indices = self.input(inputs, 0)?;
         let depth = self.constant(inputs, 1, "depth")?.to_ints().first().copied().unwrap_or(0).max(0);
         let values = self.input(inputs, 2)?;
@@ -495,15 +499,15 @@ impl Lowering {
         let kind = kind(dtype);
         self.apply(&[indices, positions, size, on, off], dtype, |expression, of| {
             // An index may count from the end.
-            let other = expression.push(Instruction::Binary(Binary::Subtract, of[1], of[2]), Kind::Int);
-            let same = expression.push(Instruction::Binary(Binary::Equal, of[0], of[1]), Kind::Bool);
-            let from_end = expression.push(Instruction::Binary(Binary::Equal, of[0], other), Kind::Bool);
-            let hit = expression.push(Instruction::Binary(Binary::Or, same, from_end), Kind::Bool);
+            let other = expression.push(Instruction::Binary(Binary::Subtract, of[1], of[2]), ValueKind::Int);
+            let same = expression.push(Instruction::Binary(Binary::Equal, of[0], of[1]), ValueKind::Bool);
+            let from_end = expression.push(Instruction::Binary(Binary::Equal, of[0], other), ValueKind::Bool);
+            let hit = expression.push(Instruction::Binary(Binary::Or, same, from_end), ValueKind::Bool);
             expression.push(Instruction::Select(hit, of[3], of[4]), kind)
         })
     }
 
-    fn triangle(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn triangle(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let dims = self.dims(input);
         let [.., rows, columns] = dims[..] else { return Err(self.bad("its input is no matrix")) };
@@ -526,7 +530,7 @@ impl Lowering {
         })
     }
 
-    fn eye(&mut self, node: &Node, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn eye(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let [rows, columns] = *self.dims(input) else { return Err(self.bad("its input is no matrix")) };
         let dtype = match node.int("dtype", 0) {
@@ -549,7 +553,7 @@ impl Lowering {
     }
 
     /// Only of constants: otherwise the result's shape would depend on the input.
-    fn non_zero(&mut self, inputs: Inputs<'_>) -> Result<ValueId, Error> {
+    fn non_zero(&mut self, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let array = self.constant(inputs, 0, "input")?;
         let strides = crate::plan::row_major(&array.dims);
         let found: Vec<_> =

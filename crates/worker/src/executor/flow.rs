@@ -3,9 +3,9 @@
 //!
 //! One thread does it all, in turns. It asks instead of waiting, since it has to look for orders, too; what it asks is whether an event on the device has
 //! happened. A batch starts when the one before is computed, not earlier, so that its window is checked when it starts. A batch that is computed on this thread has
-//! no others beside it, and neither has an order whose requests aren't one batch.
+//! the device to itself, and so has an order whose requests aren't one batch.
 
-use super::{ExecuteOrder, Executor, Failure, NOT_LOADED, Report, Status, guarded};
+use super::{BatchFailure, DeviceExecutor, ExecuteOrder, NOT_LOADED, OrderReport, Status, guarded};
 use crate::batch::{self, BatchItem, Gathering, Group};
 use base::{Duration, Timestamp, Transfers};
 use engine::{DeviceTimes, EngineError, Staged};
@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use telemetry::BatchTimes;
 
 /// An order, as far as it has come. Requests that have their answer are no longer in it.
-struct Work<I> {
+struct OpenOrder<I> {
     order: ExecuteOrder<I>,
     /// So many of its requests, the first ones, are run one by one, exactly as they are: what one made fail must not fail the others.
     one_by_one: usize,
@@ -23,7 +23,7 @@ struct Work<I> {
     failure: Option<String>,
 }
 
-impl<I: BatchItem> Work<I> {
+impl<I: BatchItem> OpenOrder<I> {
     fn new(order: ExecuteOrder<I>) -> Self {
         Self { order, one_by_one: 0, began_at: None, failure: None }
     }
@@ -47,8 +47,8 @@ impl<I: BatchItem> Work<I> {
 }
 
 /// A batch on its way through the device.
-struct UnderWay<I> {
-    work: Work<I>,
+struct BatchUnderWay<I> {
+    work: OpenOrder<I>,
     group: Group,
     staged: Box<dyn Staged>,
     staged_at: Timestamp,
@@ -59,16 +59,16 @@ struct UnderWay<I> {
 
 /// What is under way: at most one batch in each place, and orders.
 pub(super) struct Flow<I> {
-    staged: Option<UnderWay<I>>,
-    running: Option<UnderWay<I>>,
-    arriving: Option<UnderWay<I>>,
-    /// Orders whose next batch can have none beside it: at most one that waits for that, and those of which a batch failed.
-    alone: VecDeque<Work<I>>,
+    staged: Option<BatchUnderWay<I>>,
+    running: Option<BatchUnderWay<I>>,
+    arriving: Option<BatchUnderWay<I>>,
+    /// Orders whose next batch must have the device to itself: at most one that waits for that, and those of which a batch failed.
+    exclusive: VecDeque<OpenOrder<I>>,
 }
 
 impl<I> Default for Flow<I> {
     fn default() -> Self {
-        Self { staged: None, running: None, arriving: None, alone: VecDeque::new() }
+        Self { staged: None, running: None, arriving: None, exclusive: VecDeque::new() }
     }
 }
 
@@ -79,7 +79,7 @@ impl<I> Flow<I> {
     }
 
     fn is_empty(&self) -> bool {
-        self.is_idle() && self.alone.is_empty()
+        self.is_idle() && self.exclusive.is_empty()
     }
 
     /// Whether a batch is under way that is only a part of its order: the rest follows it at once.
@@ -89,9 +89,9 @@ impl<I> Flow<I> {
     }
 }
 
-impl<I: BatchItem> Executor<I> {
+impl<I: BatchItem> DeviceExecutor<I> {
     /// Does what can be done now, and says when there will be more: never, unless an order comes.
-    pub(super) fn turn(&mut self, report: &impl Fn(Report<I>)) -> Timestamp {
+    pub(super) fn turn(&mut self, report: &impl Fn(OrderReport<I>)) -> Timestamp {
         self.look();
         let flowed = !self.flow.is_empty();
         if let Some(work) = self.next_work() {
@@ -124,30 +124,30 @@ impl<I: BatchItem> Executor<I> {
                 self.break_off(failed, failure, report);
             }
         }
-        if self.flow.is_empty() && self.run_one_alone(flowed) {
+        if self.flow.is_empty() && self.run_idle_work(flowed) {
             return Timestamp::ZERO;
         }
         self.wants_at()
     }
 
-    /// What is to be staged now, if something is. What is to run alone waits for the end of what is under way, and what comes waits for it.
-    fn next_work(&mut self) -> Option<Work<I>> {
-        if self.flow.is_idle() && !self.flow.alone.is_empty() {
-            return self.flow.alone.pop_front();
+    /// What is to be staged now, if something is. What must have the device to itself waits for the end of what is under way, and what comes waits for it.
+    fn next_work(&mut self) -> Option<OpenOrder<I>> {
+        if self.flow.is_idle() && !self.flow.exclusive.is_empty() {
+            return self.flow.exclusive.pop_front();
         }
-        if self.has_room() { self.due().map(Work::new) } else { None }
+        if self.has_room() { self.due().map(OpenOrder::new) } else { None }
     }
 
     /// Whether the next order may be staged.
     fn has_room(&self) -> bool {
-        let waits = self.flow.staged.is_some() || !self.flow.alone.is_empty() || self.flow.is_partial();
-        !waits && (self.alone.is_empty() || self.flow.is_idle())
+        let waits = self.flow.staged.is_some() || !self.flow.exclusive.is_empty() || self.flow.is_partial();
+        !waits && (self.idle_work.is_empty() || self.flow.is_idle())
     }
 
     /// With nothing under way: runs something that isn't an order, if there is something.
-    fn run_one_alone(&mut self, flowed: bool) -> bool {
+    fn run_idle_work(&mut self, flowed: bool) -> bool {
         // Orders go first, but those that came behind it while others were under way have waited for it.
-        let work = if flowed || self.heap.is_empty() { self.alone.pop_front() } else { None };
+        let work = if flowed || self.heap.is_empty() { self.idle_work.pop_front() } else { None };
         let Some(work) = work else { return false };
         // Whoever sent it learns of a panic by the end of its channel.
         let _ = guarded(|| {
@@ -161,11 +161,11 @@ impl<I: BatchItem> Executor<I> {
     fn wants_at(&self) -> Timestamp {
         // The batch before what is staged failed: nothing else would wake this thread.
         let may_start = self.flow.staged.is_some() && self.flow.running.is_none();
-        if may_start || (self.flow.is_idle() && !self.flow.alone.is_empty()) {
+        if may_start || (self.flow.is_idle() && !self.flow.exclusive.is_empty()) {
             return Timestamp::ZERO;
         }
         // Where an engine doesn't know when something will be done, it is asked again and again.
-        let known_at = |batch: &UnderWay<I>| match batch.staged.due_at() {
+        let known_at = |batch: &BatchUnderWay<I>| match batch.staged.due_at() {
             Some(instant) => self.clock.at(instant),
             None => Timestamp::ZERO,
         };
@@ -181,11 +181,11 @@ impl<I: BatchItem> Executor<I> {
 
     /// Whether nothing is left to do and nothing will come.
     pub(super) fn has_ended(&self) -> bool {
-        self.closed && self.heap.is_empty() && self.alone.is_empty() && self.flow.is_empty()
+        self.closed && self.heap.is_empty() && self.idle_work.is_empty() && self.flow.is_empty()
     }
 
     /// Lets the inputs of an order's next batch go to the device.
-    fn stage(&mut self, mut work: Work<I>, report: &impl Fn(Report<I>)) {
+    fn stage(&mut self, mut work: OpenOrder<I>, report: &impl Fn(OrderReport<I>)) {
         let staged_at = self.clock.now();
         if !work.may_start(staged_at, self.retired) {
             return give_back(work, report);
@@ -198,8 +198,8 @@ impl<I: BatchItem> Executor<I> {
             if !idle && group.count < items.len() {
                 return Ok(None);
             }
-            let mut weights = slot.weights().map_err(Failure::Refused)?;
-            let loaded = weights.as_mut().ok_or_else(|| Failure::Refused(NOT_LOADED.into()))?;
+            let mut weights = slot.weights().map_err(BatchFailure::Refused)?;
+            let loaded = weights.as_mut().ok_or_else(|| BatchFailure::Refused(NOT_LOADED.into()))?;
             let staged = loaded.stage(&mut Gathering::new(items, &group, cache, clock)).map_err(refused)?;
             Ok(Some(staged).filter(|staged| idle || !staged.blocks()))
         });
@@ -208,25 +208,25 @@ impl<I: BatchItem> Executor<I> {
                 let (behind, started_at) = (self.flow.running.is_some(), staged_at);
                 let [gathered_at, computed_at, ended_at] = [staged_at; 3];
                 let times = BatchTimes { started_at, gathered_at, computed_at, ended_at };
-                self.flow.staged = Some(UnderWay { work, group, staged, staged_at, behind, times });
+                self.flow.staged = Some(BatchUnderWay { work, group, staged, staged_at, behind, times });
             }
-            Ok(None) => self.flow.alone.push_front(work),
+            Ok(None) => self.flow.exclusive.push_front(work),
             // It may have been for want of room.
-            Err(Failure::Refused(_)) if !idle => self.flow.alone.push_front(work),
+            Err(BatchFailure::Refused(_)) if !idle => self.flow.exclusive.push_front(work),
             Err(failure) => self.settle(work, &group, staged_at, failure, report),
         }
     }
 
     /// Starts what is staged, if it is still in its window.
-    fn start(&mut self, report: &impl Fn(Report<I>)) {
+    fn start(&mut self, report: &impl Fn(OrderReport<I>)) {
         let Some(mut next) = self.flow.staged.take() else { return };
-        let UnderWay { work, group, staged, behind, times, .. } = &mut next;
+        let BatchUnderWay { work, group, staged, behind, times, .. } = &mut next;
         if *behind {
             self.look();
             times.started_at = self.clock.now();
         }
         if !work.may_start(times.started_at, self.retired) {
-            let UnderWay { work, staged, .. } = next;
+            let BatchUnderWay { work, staged, .. } = next;
             let_go(staged);
             return give_back(work, report);
         }
@@ -240,14 +240,15 @@ impl<I: BatchItem> Executor<I> {
     }
 
     /// Ends what has arrived.
-    fn finish(&mut self, report: &impl Fn(Report<I>)) {
+    fn finish(&mut self, report: &impl Fn(OrderReport<I>)) {
         let Some(mut arrived) = self.flow.arriving.take() else { return };
         let took = match self.hand_out(&mut arrived) {
             Ok(took) => took,
             Err(failure) => return self.break_off(Some(arrived), failure, report),
         };
-        let UnderWay { mut work, group, staged, staged_at, times: BatchTimes { started_at, ended_at, .. }, .. } =
-            arrived;
+        let BatchUnderWay {
+            mut work, group, staged, staged_at, times: BatchTimes { started_at, ended_at, .. }, ..
+        } = arrived;
         let ended_at = match &self.flow.running {
             // Where this thread is the device, it has handed out answers instead of computing.
             _ if staged.blocks() => self.clock.now(),
@@ -258,7 +259,7 @@ impl<I: BatchItem> Executor<I> {
         // Before the report: what follows it may be an unload.
         let_go(staged);
         self.linger_after(group.count == 1, ended_at.since(started_at), ended_at);
-        // What is beside others is only of use where an order is one batch.
+        // What overlaps with others is only of use where an order is one batch.
         let transfers = match work.began_at {
             None => {
                 Transfers { before: took.early.min(started_at.since(staged_at)), overlap: took.inputs + took.outputs }
@@ -270,8 +271,8 @@ impl<I: BatchItem> Executor<I> {
     }
 
     /// Gives each request of a batch that has arrived its outputs.
-    fn hand_out(&mut self, arrived: &mut UnderWay<I>) -> Result<DeviceTimes, Failure> {
-        let UnderWay { work, group, staged, times, .. } = arrived;
+    fn hand_out(&mut self, arrived: &mut BatchUnderWay<I>) -> Result<DeviceTimes, BatchFailure> {
+        let BatchUnderWay { work, group, staged, times, .. } = arrived;
         let ExecuteOrder { slot, signature, items, .. } = &mut work.order;
         let (cache, clock) = (&mut self.cache, self.clock);
         guarded(|| {
@@ -283,8 +284,13 @@ impl<I: BatchItem> Executor<I> {
     }
 
     /// A batch that was under way failed.
-    fn break_off(&mut self, under_way: Option<UnderWay<I>>, failure: Failure, report: &impl Fn(Report<I>)) {
-        let Some(UnderWay { work, group, staged, times, .. }) = under_way else { return };
+    fn break_off(
+        &mut self,
+        under_way: Option<BatchUnderWay<I>>,
+        failure: BatchFailure,
+        report: &impl Fn(OrderReport<I>),
+    ) {
+        let Some(BatchUnderWay { work, group, staged, times, .. }) = under_way else { return };
         let_go(staged);
         self.settle(work, &group, times.started_at, failure, report);
     }
@@ -292,15 +298,15 @@ impl<I: BatchItem> Executor<I> {
     /// The requests of a batch that failed are run again one by one; one that was alone has its reason.
     fn settle(
         &mut self,
-        mut work: Work<I>,
+        mut work: OpenOrder<I>,
         group: &Group,
         started_at: Timestamp,
-        failure: Failure,
-        report: &impl Fn(Report<I>),
+        failure: BatchFailure,
+        report: &impl Fn(OrderReport<I>),
     ) {
         let reason = match failure {
-            Failure::Refused(reason) => reason,
-            Failure::Panic(reason) => return fail(work.order, reason, report),
+            BatchFailure::Refused(reason) => reason,
+            BatchFailure::Panic(reason) => return fail(work.order, reason, report),
         };
         if group.count > 1 || group.filled.is_some() {
             work.one_by_one = group.count;
@@ -315,28 +321,28 @@ impl<I: BatchItem> Executor<I> {
     /// A batch of an order is over: so is the order, or the next one follows.
     fn go_on(
         &mut self,
-        mut work: Work<I>,
+        mut work: OpenOrder<I>,
         (started_at, ended_at): (Timestamp, Timestamp),
         transfers: Transfers,
-        report: &impl Fn(Report<I>),
+        report: &impl Fn(OrderReport<I>),
     ) {
         let started_at = *work.began_at.get_or_insert(started_at);
         if !work.order.items.is_empty() {
-            return self.flow.alone.push_front(work);
+            return self.flow.exclusive.push_front(work);
         }
         let status = match work.failure {
             None => Status::Done { started_at, ended_at, transfers },
             Some(reason) => Status::Failed(reason),
         };
-        report(Report { action: work.order.action, status, returned: Vec::new() });
+        report(OrderReport { action: work.order.action, status, returned: Vec::new() });
     }
 }
 
 /// Whether the batch in a place has come so far.
 fn has<I>(
-    place: &mut Option<UnderWay<I>>,
+    place: &mut Option<BatchUnderWay<I>>,
     ask: impl FnOnce(&mut dyn Staged) -> Result<bool, EngineError>,
-) -> Result<bool, Failure> {
+) -> Result<bool, BatchFailure> {
     place.as_mut().map_or(Ok(false), |batch| guarded(|| ask(&mut *batch.staged).map_err(refused)))
 }
 
@@ -346,23 +352,23 @@ fn let_go(staged: Box<dyn Staged>) {
         drop(staged);
         Ok(())
     });
-    if let Err(Failure::Panic(reason) | Failure::Refused(reason)) = gone {
+    if let Err(BatchFailure::Panic(reason) | BatchFailure::Refused(reason)) = gone {
         tracing::error!("a batch could not be let go: {reason}");
     }
 }
 
-fn refused(error: EngineError) -> Failure {
-    Failure::Refused(error.to_string())
+fn refused(error: EngineError) -> BatchFailure {
+    BatchFailure::Refused(error.to_string())
 }
 
 /// Gives an order back that didn't start in its window.
-fn give_back<I>(work: Work<I>, report: &impl Fn(Report<I>)) {
+fn give_back<I>(work: OpenOrder<I>, report: &impl Fn(OrderReport<I>)) {
     let ExecuteOrder { action, items, .. } = work.order;
-    report(Report { action, status: Status::TooLate, returned: items });
+    report(OrderReport { action, status: Status::TooLate, returned: items });
 }
 
 /// Gives the requests of an order whose engine panicked their reason.
-fn fail<I: BatchItem>(mut order: ExecuteOrder<I>, reason: String, report: &impl Fn(Report<I>)) {
+fn fail<I: BatchItem>(mut order: ExecuteOrder<I>, reason: String, report: &impl Fn(OrderReport<I>)) {
     order.items.drain(..).for_each(|item| item.deliver(Err(reason.clone())));
-    report(Report { action: order.action, status: Status::Panicked(reason), returned: Vec::new() });
+    report(OrderReport { action: order.action, status: Status::Panicked(reason), returned: Vec::new() });
 }

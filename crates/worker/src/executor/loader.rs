@@ -1,6 +1,6 @@
 //! What brings weights onto a device and frees them, one after the other, in the order in which that was ordered.
 
-use super::{LoadMessage, LoadOrder, Report, Status, UnloadOrder, said};
+use super::{LoadMessage, LoadOrder, OrderReport, Status, UnloadOrder, said};
 use crate::{Clock, Pages};
 use base::{Timestamp, Transfers};
 use crossbeam_channel::{Receiver, TryRecvError};
@@ -36,7 +36,7 @@ impl Loader {
     }
 
     /// Runs it on a thread of its own, until no more orders come and all are carried out.
-    pub fn run<I>(mut self, report: &impl Fn(Report<I>)) {
+    pub fn run<I>(mut self, report: &impl Fn(OrderReport<I>)) {
         loop {
             let wants_at = self.turn(report);
             if wants_at == Timestamp::NEVER {
@@ -54,7 +54,7 @@ impl Loader {
     }
 
     /// Does what can be done now, and says when there will be more: never, unless an order comes.
-    pub fn turn<I>(&mut self, report: &impl Fn(Report<I>)) -> Timestamp {
+    pub fn turn<I>(&mut self, report: &impl Fn(OrderReport<I>)) -> Timestamp {
         loop {
             let now = self.clock.now();
             if let Some(coming) = &self.coming
@@ -85,12 +85,12 @@ impl Loader {
         }
     }
 
-    fn begin<I>(&mut self, message: LoadMessage, report: &impl Fn(Report<I>)) {
+    fn begin<I>(&mut self, message: LoadMessage, report: &impl Fn(OrderReport<I>)) {
         match message {
             LoadMessage::Load(order) => self.early = Some(order),
             LoadMessage::Unload(order) => {
                 let status = self.unload(&order);
-                report(Report { action: order.action, status, returned: Vec::new() });
+                report(OrderReport { action: order.action, status, returned: Vec::new() });
             }
         }
     }
@@ -107,7 +107,7 @@ impl Loader {
         }
     }
 
-    fn load<I>(&mut self, order: LoadOrder, report: &impl Fn(Report<I>)) {
+    fn load<I>(&mut self, order: LoadOrder, report: &impl Fn(OrderReport<I>)) {
         let failed = match self.fetch(&order) {
             Ok((loaded, started_at)) => {
                 let there_at = loaded.there_at().map_or(started_at, |instant| self.clock.at(instant));
@@ -116,7 +116,7 @@ impl Loader {
             }
             Err(status) => status,
         };
-        report(Report { action: order.action, status: failed, returned: Vec::new() });
+        report(OrderReport { action: order.action, status: failed, returned: Vec::new() });
     }
 
     fn fetch(&self, order: &LoadOrder) -> Result<(Box<dyn Loaded>, Timestamp), Status> {
@@ -138,10 +138,10 @@ impl Loader {
         Err(status)
     }
 
-    fn settle<I>(&self, coming: Coming, ended_at: Timestamp, report: &impl Fn(Report<I>)) {
+    fn settle<I>(&self, coming: Coming, ended_at: Timestamp, report: &impl Fn(OrderReport<I>)) {
         let Coming { order, loaded, started_at, .. } = coming;
         *order.slot.loaded.lock().unwrap_or_else(PoisonError::into_inner) = Some(loaded);
         let status = Status::Done { started_at, ended_at, transfers: Transfers::default() };
-        report(Report { action: order.action, status, returned: Vec::new() });
+        report(OrderReport { action: order.action, status, returned: Vec::new() });
     }
 }

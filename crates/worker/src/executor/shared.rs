@@ -4,7 +4,7 @@
 //! Each device is the same executor and the same loader as one with threads of its own; only who waits differs. What an engine does that isn't
 //! waiting happens here one after another, so that a device that computes has no place here.
 
-use super::{Device, DeviceConfig, Executor, Loader, Report};
+use super::{Device, DeviceConfig, DeviceExecutor, Loader, OrderReport};
 use crate::Clock;
 use crate::batch::BatchItem;
 use base::{Duration, Timestamp};
@@ -43,7 +43,7 @@ impl<I: BatchItem> Shared<I> {
     }
 
     /// A device on this thread. Each end of an order is given to `report`, here.
-    pub fn device(&self, config: &DeviceConfig, report: impl Fn(Report<I>) + Send + 'static) -> Device<I> {
+    pub fn device(&self, config: &DeviceConfig, report: impl Fn(OrderReport<I>) + Send + 'static) -> Device<I> {
         let (mut device, executor, loader) = Device::parts(config, self.clock);
         let (ends, end) = unbounded();
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -89,9 +89,9 @@ impl<I> Membership<I> {
 /// A device on the thread.
 struct Member<I> {
     number: usize,
-    executor: Executor<I>,
+    executor: DeviceExecutor<I>,
     loader: Loader,
-    report: Box<dyn Fn(Report<I>) + Send>,
+    report: Box<dyn Fn(OrderReport<I>) + Send>,
     /// When it is to be looked at, if nothing comes before.
     wants_at: Timestamp,
     /// Dropped at the end, which whoever waits for it sees.

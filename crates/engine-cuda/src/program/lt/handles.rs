@@ -1,6 +1,6 @@
 //! What cuBLASLt hands out, each destroyed with its owner.
 
-use crate::toolkit::{Error, check_lt};
+use crate::toolkit::{CudaError, check_lt};
 use cudarc::cublaslt::sys as lt;
 
 /// How a product is computed: transpositions, epilogue, bias.
@@ -8,7 +8,7 @@ pub(super) struct Description(lt::cublasLtMatmulDesc_t);
 
 impl Description {
     /// Factors of the product are 32-bit floats.
-    pub(super) fn new(compute: lt::cublasComputeType_t) -> Result<Self, Error> {
+    pub(super) fn new(compute: lt::cublasComputeType_t) -> Result<Self, CudaError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is to a live variable.
         check_lt("cublasLtMatmulDescCreate", unsafe {
@@ -18,7 +18,11 @@ impl Description {
     }
 
     /// `T` must be the attribute's type, as cuBLASLt documents it.
-    pub(super) fn set<T: Copy>(&self, attribute: lt::cublasLtMatmulDescAttributes_t, value: T) -> Result<(), Error> {
+    pub(super) fn set<T: Copy>(
+        &self,
+        attribute: lt::cublasLtMatmulDescAttributes_t,
+        value: T,
+    ) -> Result<(), CudaError> {
         // SAFETY: the description is alive, and so is the value, whose size is said.
         check_lt("cublasLtMatmulDescSetAttribute", unsafe {
             lt::cublasLtMatmulDescSetAttribute(self.0, attribute, (&raw const value).cast(), size_of::<T>())
@@ -38,11 +42,11 @@ impl Drop for Description {
 }
 
 /// How a matrix lies in memory.
-pub(super) struct Layout(lt::cublasLtMatrixLayout_t);
+pub(super) struct MatrixLayout(lt::cublasLtMatrixLayout_t);
 
-impl Layout {
+impl MatrixLayout {
     /// By columns, `pitch` elements from one to the next.
-    pub(super) fn new(kind: lt::cudaDataType_t, rows: u64, columns: u64, pitch: i64) -> Result<Self, Error> {
+    pub(super) fn new(kind: lt::cudaDataType_t, rows: u64, columns: u64, pitch: i64) -> Result<Self, CudaError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is to a live variable.
         check_lt("cublasLtMatrixLayoutCreate", unsafe {
@@ -52,7 +56,11 @@ impl Layout {
     }
 
     /// `T` must be the attribute's type, as cuBLASLt documents it.
-    pub(super) fn set<T: Copy>(&self, attribute: lt::cublasLtMatrixLayoutAttribute_t, value: T) -> Result<(), Error> {
+    pub(super) fn set<T: Copy>(
+        &self,
+        attribute: lt::cublasLtMatrixLayoutAttribute_t,
+        value: T,
+    ) -> Result<(), CudaError> {
         // SAFETY: the layout is alive, and so is the value, whose size is said.
         check_lt("cublasLtMatrixLayoutSetAttribute", unsafe {
             lt::cublasLtMatrixLayoutSetAttribute(self.0, attribute, (&raw const value).cast(), size_of::<T>())
@@ -64,7 +72,7 @@ impl Layout {
     }
 }
 
-impl Drop for Layout {
+impl Drop for MatrixLayout {
     fn drop(&mut self) {
         // SAFETY: it was created and is nobody else's.
         unsafe { lt::cublasLtMatrixLayoutDestroy(self.0) };
@@ -76,7 +84,7 @@ pub(super) struct Preference(lt::cublasLtMatmulPreference_t);
 
 impl Preference {
     /// Algorithms with so much scratch memory at most.
-    pub(super) fn new(workspace_bytes: usize) -> Result<Self, Error> {
+    pub(super) fn new(workspace_bytes: usize) -> Result<Self, CudaError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is to a live variable.
         check_lt("cublasLtMatmulPreferenceCreate", unsafe { lt::cublasLtMatmulPreferenceCreate(&raw mut raw) })?;

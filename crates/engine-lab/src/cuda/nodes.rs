@@ -1,41 +1,52 @@
-//! Computes ONNX's own node tests on a GPU through the engine, as models are served, and compares the outputs with what they should be.
-//!
-//! `nodes FOLDER [PRECISION [PROCESSES]]`: FOLDER is what `scripts/onnx-node-cases.py` wrote. Most of the time goes into compiling kernels, so several processes share the tests. What the
-//! planner refuses is counted and left alone; what is wrong or fails is printed, and makes the exit status 1.
-
-#[path = "../../graph/tests/cases/mod.rs"]
-mod cases;
+//! ONNX's own node tests on a GPU through the engine, as models are served. Most of the time goes into compiling
+//! kernels, so several processes divide the tests among them.
 
 use anyhow::Context;
 use base::Precision;
-use cases::{Values, bytes, difference};
 use engine::{Engine, ModelSource, Tensor};
 use engine_cuda::engine::{CudaEngine, CudaOptions};
 use graph::array::Array;
+use graph::cases::nodes::{Values, bytes, difference, names};
 use graph::plan::row_major;
-use graph::{Model, Options, compile};
-use std::path::Path;
+use graph::{OnnxModel, Options, compile};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-fn main() -> anyhow::Result<()> {
-    let arguments: Vec<String> = std::env::args().collect();
-    let argument = |position: usize, default: &str| arguments.get(position).cloned().unwrap_or(default.to_owned());
-    let folder = arguments.get(1).context("usage: nodes FOLDER [PRECISION [PROCESSES]]")?;
-    let precision = Precision::from_name(&argument(2, "fp32")).context("precision: fp32, tf32 or fp16")?;
-    let processes: usize = argument(3, "12").parse().context("processes")?;
-    match arguments.get(4) {
-        Some(part) => compute(Path::new(folder), precision, part.parse()?, processes),
-        None => share(&arguments[0], folder, &argument(2, "fp32"), processes),
+/// Which tests. What the planner refuses is counted and left alone; what is wrong or fails is printed, and makes the
+/// exit status 1.
+#[derive(clap::Args)]
+pub(crate) struct NodesArgs {
+    /// What `scripts/onnx-node-cases.py` wrote.
+    folder: PathBuf,
+    /// fp32, tf32 or fp16.
+    #[arg(default_value = "fp32")]
+    precision: String,
+    /// How many processes.
+    #[arg(default_value_t = 12)]
+    processes: usize,
+    /// Which of them this is.
+    #[arg(hide = true)]
+    part: Option<usize>,
+}
+
+pub(crate) fn run(args: &NodesArgs) -> anyhow::Result<Value> {
+    let precision = Precision::from_name(&args.precision).context("precision: fp32, tf32 or fp16")?;
+    match args.part {
+        Some(part) => compute(&args.folder, precision, part, args.processes).map(|()| Value::Null),
+        None => divide(args),
     }
 }
 
 /// Starts the processes, and adds up what they say.
-fn share(own: &str, folder: &str, precision: &str, processes: usize) -> anyhow::Result<()> {
+fn divide(args: &NodesArgs) -> anyhow::Result<Value> {
+    let own = std::env::current_exe()?;
     let start = |part: usize| {
-        let (processes, part) = (processes.to_string(), part.to_string());
-        Command::new(own).args([folder, precision, &processes, &part]).stdout(Stdio::piped()).spawn()
+        let mut command = Command::new(&own);
+        command.arg("nodes").arg(&args.folder).arg(&args.precision);
+        command.args([args.processes, part].map(|number| number.to_string())).stdout(Stdio::piped()).spawn()
     };
-    let started = (0..processes).map(start).collect::<Result<Vec<_>, _>>()?;
+    let started = (0..args.processes).map(start).collect::<Result<Vec<_>, _>>()?;
     let mut totals = [0usize; 3];
     for process in started {
         let output = process.wait_with_output()?;
@@ -51,15 +62,16 @@ fn share(own: &str, folder: &str, precision: &str, processes: usize) -> anyhow::
     let [right, wrong, refused] = totals;
     println!("{right} right, {wrong} wrong, {refused} refused by the planner");
     anyhow::ensure!(wrong == 0, "{wrong} tests of {} are wrong", right + wrong);
-    Ok(())
+    Ok(json!({ "right": right, "wrong": wrong, "refused": refused }))
 }
 
-/// Computes each `of`th test from the `part`th on. The last line has the numbers of those that are right, wrong and refused.
+/// Computes each `of`th test from the `part`th on. The last line has the numbers of those that are right, wrong and
+/// refused.
 fn compute(folder: &Path, precision: Precision, part: usize, of: usize) -> anyhow::Result<()> {
     let options = CudaOptions { precision, memory_bytes: Some(256 << 20), pinned_bytes: 0, ..CudaOptions::default() };
     let engine = CudaEngine::new(&options)?;
     let [mut right, mut wrong, mut refused] = [0; 3];
-    for name in cases::names(folder)?.iter().skip(part).step_by(of) {
+    for name in names(folder)?.iter().skip(part).step_by(of) {
         match outcome(&engine, folder, name) {
             Ok(true) => right += 1,
             Ok(false) => refused += 1,
@@ -76,7 +88,7 @@ fn compute(folder: &Path, precision: Precision, part: usize, of: usize) -> anyho
 /// Whether a test could be computed; an error if it went wrong.
 fn outcome(engine: &CudaEngine, folder: &Path, name: &str) -> anyhow::Result<bool> {
     let file = folder.join(format!("{name}.onnx"));
-    let planned = Model::read(&file).and_then(|model| compile(&model, &Options::new(1, graph::Precision::F32)));
+    let planned = OnnxModel::read(&file).and_then(|model| compile(&model, &Options::new(1, graph::Precision::F32)));
     let (Ok(_), Ok(values)) = (planned, Values::read(folder, name)) else { return Ok(false) };
     // Nothing in these models is a batch.
     let source = ModelSource { name: name.to_owned(), file, max_batch: Some(0), ..ModelSource::default() };

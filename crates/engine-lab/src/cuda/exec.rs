@@ -1,18 +1,12 @@
-//! Runs models on a GPU as they will be served (one CUDA graph for each batch size), compares their outputs with saved ones, and prints what an execution takes.
-//!
-//! `exec CACHE PRECISION BATCHES PROPOSALS MODEL.onnx [NAME=SIZE ...]`, for instance `exec cache f16 1,2,4 4 resnet50.onnx`. Beside the model lie `resnet50.input0.bin`
-//! and so on (rows of the largest batch, in the model's types) and `resnet50.output0.bin` (f32). PROPOSALS is how many of cuDNN's are tried; with
-//! a `-` behind it, none of cuBLASLt's are. Prints one line of JSON for each batch size; writes `resnet50.F16.1.kernels` with the kernel of each step. Used by `scripts/measure.py gpu.exec`.
-#![allow(unsafe_code, reason = "the driver's calls")]
+//! Models on a GPU as they will be served: one CUDA graph for each batch size.
 
 use anyhow::{Context, ensure};
 use base::DataType;
 use cudarc::driver::sys as driver;
-use engine_cuda::driver::Gpu;
-use engine_cuda::program::{Effort, Program};
-use engine_cuda::toolkit::Toolkit;
+use engine_cuda::tools::{Effort, Gpu, Program, Toolkit, instantiate};
 use graph::plan::{Port, Precision};
 use graph::{Options, Plan};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,34 +15,55 @@ use std::time::Instant;
 const WARM: usize = 30;
 const TIMED: usize = 200;
 
-fn main() -> anyhow::Result<()> {
-    let arguments: Vec<String> = std::env::args().collect();
-    let [_, cache, precision, batches, proposals, model, sizes @ ..] = arguments.as_slice() else {
-        anyhow::bail!("usage: exec CACHE PRECISION BATCHES PROPOSALS MODEL.onnx [NAME=SIZE ...]");
-    };
-    let precision = Precision::from_name(precision).context("precision: f32, tf32 or f16")?;
-    let batches = batches.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>().context("batches")?;
+/// Which model, and how. In the model's folder lie `resnet50.input0.bin` and so on (rows of the largest batch, in the
+/// model's types) and `resnet50.output0.bin` (f32). Prints one line of JSON for each batch size, and writes
+/// `resnet50.F16.1.kernels` with the kernel of each step.
+#[derive(clap::Args)]
+pub(crate) struct ExecArgs {
+    /// Where compiled kernels and measurements are kept.
+    cache: PathBuf,
+    /// f32, tf32 or f16.
+    precision: String,
+    /// Batch sizes, with commas between them.
+    batches: String,
+    /// How many of cuDNN's proposals are tried; with a `-` behind the number, none of cuBLASLt's are.
+    proposals: String,
+    /// The ONNX file.
+    model: PathBuf,
+    /// What open dimensions are: NAME=SIZE.
+    sizes: Vec<String>,
+}
+
+/// Options for a batch, with what open dimensions are.
+pub(crate) fn options(batch: usize, precision: Precision, sizes: &[String]) -> anyhow::Result<Options> {
+    let mut options = Options::new(batch, precision);
+    for size in sizes {
+        let (name, value) = size.rsplit_once('=').context("sizes are NAME=SIZE")?;
+        options.sizes.insert(name.to_owned(), value.parse()?);
+    }
+    Ok(options)
+}
+
+pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<Value> {
+    let precision = Precision::from_name(&args.precision).context("precision: f32, tf32 or f16")?;
+    let batches = args.batches.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>().context("batches")?;
     let effort = Effort {
-        proposals: proposals.trim_end_matches('-').parse().context("proposals")?,
-        products: !proposals.ends_with('-'),
+        proposals: args.proposals.trim_end_matches('-').parse().context("proposals")?,
+        products: !args.proposals.ends_with('-'),
     };
     let gpu = Gpu::open(0).map_err(anyhow::Error::msg)?;
     gpu.enter()?;
-    let toolkit = Arc::new(Toolkit::open(Path::new(cache))?);
-    let path = PathBuf::from(model);
+    let toolkit = Arc::new(Toolkit::open(&args.cache)?);
+    let path = &args.model;
     let began = Instant::now();
-    let parsed = graph::Model::read(&path)?;
-    let read = began.elapsed();
+    let parsed = graph::OnnxModel::read(path)?;
+    let read_s = began.elapsed().as_secs_f64();
     let mut weights: Option<(blake3::Hash, Bytes)> = None;
+    let mut all = Vec::new();
     for batch in batches {
-        let mut options = Options::new(batch, precision);
-        for size in sizes {
-            let (name, value) = size.split_once('=').context("sizes are NAME=SIZE")?;
-            options.sizes.insert(name.to_owned(), value.parse()?);
-        }
         let began = Instant::now();
-        let plan = graph::compile(&parsed, &options)?;
-        let compiled = began.elapsed();
+        let plan = graph::compile(&parsed, &options(batch, precision, &args.sizes)?)?;
+        let plan_s = began.elapsed().as_secs_f64();
         let layout = plan.weights.layout_hash();
         if weights.as_ref().is_none_or(|(old, _)| *old != layout) {
             ensure!(weights.is_none(), "weights lie differently for another batch size");
@@ -56,34 +71,40 @@ fn main() -> anyhow::Result<()> {
         }
         let blob = &weights.as_ref().expect("just set").1;
         let began = Instant::now();
-        let run = Run::new(&toolkit, &plan, effort, blob, &path)?;
-        let built = began.elapsed();
-        let error = run.error(&plan, &path)?;
-        let (median, p99) = run.times()?;
+        let recorded = Recorded::new(&toolkit, &plan, effort, blob, path)?;
+        let build_s = began.elapsed().as_secs_f64();
+        let error = recorded.error(&plan, path)?;
+        let (median, p99) = recorded.times()?;
         // Once more behind many others: what was right by chance isn't then.
-        let error = run.error(&plan, &path)?.max(error);
+        let error = recorded.error(&plan, path)?.max(error);
         toolkit.save_choices()?;
-        println!(
-            "{{\"model\":\"{}\",\"precision\":\"{precision:?}\",\"batch\":{batch},\"ms\":{median:.4},\"p99\":{p99:.4},\"error\":{error:.2e},\"steps\":{},\"read_s\":{:.2},\"plan_s\":{:.2},\"build_s\":{:.2},\"weights\":{},\"workspace\":{}}}",
-            stem(&path),
-            run.program.len(),
-            read.as_secs_f32(),
-            compiled.as_secs_f32(),
-            built.as_secs_f32(),
-            plan.weights.len(),
-            run.program.workspace_bytes(),
-        );
-        let kernels = format!("{}.{precision:?}.{batch}.kernels", stem(&path));
-        std::fs::write(path.with_file_name(kernels), run.program.describe())?;
+        let line = json!({
+            "model": stem(path),
+            "precision": format!("{precision:?}"),
+            "batch": batch,
+            "ms": median,
+            "p99": p99,
+            "error": error,
+            "steps": recorded.program.len(),
+            "read_s": read_s,
+            "plan_s": plan_s,
+            "build_s": build_s,
+            "weights": plan.weights.len(),
+            "workspace": recorded.program.workspace_bytes(),
+        });
+        println!("{line}");
+        all.push(line);
+        let kernels = format!("{}.{precision:?}.{batch}.kernels", stem(path));
+        std::fs::write(path.with_file_name(kernels), recorded.program.describe())?;
     }
-    Ok(())
+    Ok(all.into())
 }
 
 fn stem(path: &Path) -> String {
     path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-fn beside(path: &Path, what: &str, number: usize) -> PathBuf {
+fn next_to(path: &Path, what: &str, number: usize) -> PathBuf {
     path.with_file_name(format!("{}.{what}{number}.bin", stem(path)))
 }
 
@@ -122,8 +143,8 @@ impl Drop for Bytes {
     }
 }
 
-/// A program in a graph, with its memory.
-struct Run {
+/// A program that is recorded in a graph, with its memory.
+struct Recorded {
     program: Program,
     stream: driver::CUstream,
     graph: driver::CUgraphExec,
@@ -131,7 +152,7 @@ struct Run {
     _kept: Vec<Bytes>,
 }
 
-impl Run {
+impl Recorded {
     fn new(toolkit: &Arc<Toolkit>, plan: &Plan, effort: Effort, weights: &Bytes, path: &Path) -> anyhow::Result<Self> {
         let (mut stream, mut graph) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the pointer is to a live variable.
@@ -140,7 +161,7 @@ impl Run {
         let workspace = Bytes::new(program.workspace_bytes())?;
         let mut inputs = Vec::new();
         for (number, port) in plan.inputs.iter().enumerate() {
-            let file = beside(path, "input", number);
+            let file = next_to(path, "input", number);
             let content = std::fs::read(&file).with_context(|| file.display().to_string())?;
             ensure!(content.len() >= bytes_of(port), "{} is shorter than {:?}", file.display(), port.dims);
             inputs.push(Bytes::of(&content[..bytes_of(port)])?);
@@ -149,7 +170,8 @@ impl Run {
             plan.outputs.iter().map(|port| Bytes::new(bytes_of(port))).collect::<Result<_, _>>()?;
         let at = |all: &[Bytes]| all.iter().map(|bytes| bytes.0).collect::<Vec<_>>();
         let (from, to) = (at(&inputs), at(&outputs));
-        // SAFETY: all memory is as large as the plan says and lives as long as the graph; pointers are to live variables.
+        // SAFETY: all memory is as large as the plan says and lives as long as the graph; pointers are to live
+        // variables.
         let instance = unsafe {
             // Once outside of a graph: libraries load their code then.
             program.enqueue(stream, weights.0, workspace.0, &from, &to)?;
@@ -158,7 +180,7 @@ impl Run {
             check("cuStreamBeginCapture", driver::cuStreamBeginCapture_v2(stream, mode))?;
             program.enqueue(stream, weights.0, workspace.0, &from, &to)?;
             check("cuStreamEndCapture", driver::cuStreamEndCapture(stream, &raw mut graph))?;
-            engine_cuda::streams::instantiate(graph)?
+            instantiate(graph)?
         };
         inputs.push(workspace);
         Ok(Self { program, stream, graph: instance, outputs, _kept: inputs })
@@ -180,7 +202,7 @@ impl Run {
             let mut got = vec![0u8; bytes_of(port)];
             // SAFETY: the buffer is as long as the output.
             check("cuMemcpyDtoH", unsafe { driver::cuMemcpyDtoH_v2(got.as_mut_ptr().cast(), output.0, got.len()) })?;
-            let file = beside(path, "output", number);
+            let file = next_to(path, "output", number);
             let expected = std::fs::read(&file).with_context(|| file.display().to_string())?;
             ensure!(expected.len() >= got.len(), "{} is shorter than {:?}", file.display(), port.dims);
             let floats = |bytes: &[u8]| -> Vec<f64> {
@@ -233,7 +255,7 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl Drop for Recorded {
     fn drop(&mut self) {
         // SAFETY: made in `new`; the stream is waited for first.
         unsafe {

@@ -1,51 +1,69 @@
-//! Runs every candidate kernel of some steps on a GPU, compares each with the reference, and prints what it took.
-//!
-//! `kernels CACHE [TEXT]`: steps that are hard or frequent, or those of them that have TEXT in their description; one line for each candidate; exits with an error if one is wrong. `kernels CACHE PRECISION BATCHES MODEL.onnx [NAME=SIZE ...]`:
-//! the steps of a model instead, for instance `kernels cache f16 1,4 lenet.onnx`, on memory as it is when they are reached. `kernels FOLDER sources [MODEL.onnx ...]` needs no GPU:
-//! it writes what would be compiled, for these cases and for models.
+//! Candidate kernels, step by step: on a GPU compared with the reference and timed, and without one as sources.
 
-#![allow(unsafe_code, reason = "the driver's calls")]
-
-mod steps;
-
+use super::exec::options;
 use anyhow::Context;
-use engine_cuda::driver::Gpu;
-use engine_cuda::program::{Effort, Trial, survey, uniform};
-use engine_cuda::toolkit::{Facts, Toolkit};
+use engine_cuda::tools::{CudaStream, Effort, Facts, Gpu, Partition, Toolkit, Trial, Turn, sources, survey};
 use graph::Plan;
+use graph::cases::steps::{
+    StepCase, activated, attention, conv, gemm, interleaved, padded_behind, plan_of, pool, random_input, tolerance,
+};
 use graph::model::Dimension;
 use graph::plan::{Activation, Precision};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::Path;
-use steps::{Case, activated, attention, conv, gemm, interleaved, padded_behind, plan_of, pool, random, tolerance};
+use std::path::{Path, PathBuf};
+use workload::Random;
 
-fn main() -> anyhow::Result<()> {
-    let arguments: Vec<String> = std::env::args().collect();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let (cache, plans) = match arguments[..] {
-        [_, folder, "sources", ..] => return write_sources(Path::new(folder)),
-        [_, cache] | [_, cache, _] => {
-            let text = arguments.get(2).copied().unwrap_or_default();
-            (cache, cases().iter().filter(|case| case.what.contains(text)).map(plan_of).collect())
-        }
-        [_, cache, precision, batches, model, ref sizes @ ..] => (cache, plans_of(model, precision, batches, sizes)?),
-        _ => anyhow::bail!("usage: kernels CACHE [TEXT | PRECISION BATCHES MODEL.onnx [NAME=SIZE ...]]"),
+/// Which steps: those that are hard or frequent, or a model's, on memory as it is when they are reached. Prints one
+/// line for each candidate; fails if one is wrong.
+#[derive(clap::Args)]
+pub(crate) struct KernelsArgs {
+    /// Where compiled kernels are kept.
+    cache: PathBuf,
+    /// Only steps that have this in their description.
+    #[arg(default_value = "")]
+    text: String,
+    /// The steps of this ONNX file instead.
+    #[arg(long, conflicts_with = "text")]
+    model: Option<PathBuf>,
+    /// f32, tf32 or f16.
+    #[arg(long, default_value = "f16")]
+    precision: String,
+    /// Batch sizes.
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    batches: Vec<usize>,
+    /// What open dimensions are: NAME=SIZE.
+    #[arg(long = "size")]
+    sizes: Vec<String>,
+}
+
+/// Where sources go, and of which models besides the cases.
+#[derive(clap::Args)]
+pub(crate) struct SourcesArgs {
+    /// One file for each.
+    folder: PathBuf,
+    /// ONNX files.
+    models: Vec<PathBuf>,
+}
+
+pub(crate) fn run(args: &KernelsArgs) -> anyhow::Result<Value> {
+    let plans = match &args.model {
+        Some(model) => plans_of(model, args)?,
+        None => cases().iter().filter(|case| case.what.contains(&args.text)).map(plan_of).collect(),
     };
     let gpu = Gpu::open(0).map_err(anyhow::Error::msg)?;
     gpu.enter()?;
-    let toolkit = Toolkit::open(Path::new(cache))?;
+    let toolkit = Toolkit::open(&args.cache)?;
     println!("{}", toolkit.facts().key());
-    let mut stream = std::ptr::null_mut();
-    // SAFETY: the pointer is to a live variable.
-    unsafe { cudarc::driver::sys::cuStreamCreate(&raw mut stream, 1) };
+    let stream = CudaStream::new(&Partition::whole(&gpu), Turn::Second)?;
     let (mut tried, mut wrong) = (0, 0);
     for plan in plans {
-        let inputs: Vec<Vec<u8>> =
-            plan.inputs.iter().zip(1..).map(|(port, seed)| random(port, uniform(seed))).collect();
+        let input = |(port, seed)| random_input(port, uniform(seed));
+        let inputs: Vec<Vec<u8>> = plan.inputs.iter().zip(1..).map(input).collect();
         let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
         let mut trials: BTreeMap<usize, Vec<Trial>> = BTreeMap::new();
         let effort = Effort { proposals: 4, products: true };
-        let untouched = survey(&toolkit, &plan, effort, stream, &inputs, |trial| {
+        let untouched = survey(&toolkit, &plan, effort, stream.raw(), &inputs, |trial| {
             trials.entry(trial.step).or_default().push(trial);
         })?;
         anyhow::ensure!(untouched, "weights or inputs were overwritten by one of {:?}", plan.names);
@@ -56,7 +74,13 @@ fn main() -> anyhow::Result<()> {
     }
     anyhow::ensure!(wrong == 0, "{wrong} of {tried} candidates are wrong");
     println!("{tried} candidates, none wrong");
-    Ok(())
+    Ok(json!({ "tried": tried, "wrong": wrong }))
+}
+
+/// Numbers between -0.5 and 0.5, always the same.
+fn uniform(seed: u64) -> impl FnMut() -> f32 {
+    let mut random = Random::new(seed, 0);
+    move || (random.unit() - 0.5) as f32
 }
 
 /// Prints what a step's candidates took, the fastest first. Returns how many are wrong.
@@ -85,22 +109,16 @@ fn print(plan: &Plan, step: usize, mut trials: Vec<Trial>) -> usize {
 }
 
 /// A model's plans.
-fn plans_of(file: &str, precision: &str, batches: &str, sizes: &[&str]) -> anyhow::Result<Vec<Plan>> {
-    let model = graph::Model::read(Path::new(file))?;
-    let precision = Precision::from_name(precision).context("precision: f32, tf32 or f16")?;
-    let plan = |batch: &str| {
-        let mut options = graph::Options::new(batch.parse().context("batches")?, precision);
-        for size in sizes {
-            let (name, value) = size.split_once('=').context("sizes are NAME=SIZE")?;
-            options.sizes.insert(name.to_owned(), value.parse()?);
-        }
-        Ok(graph::compile(&model, &options)?)
-    };
-    batches.split(',').map(plan).collect()
+fn plans_of(file: &Path, args: &KernelsArgs) -> anyhow::Result<Vec<Plan>> {
+    let model = graph::OnnxModel::read(file)?;
+    let precision = Precision::from_name(&args.precision).context("precision: f32, tf32 or f16")?;
+    let plan = |&batch: &usize| Ok(graph::compile(&model, &options(batch, precision, &args.sizes)?)?);
+    args.batches.iter().map(plan).collect()
 }
 
-/// For NVRTC on a machine without a GPU: each source with its options in the first line.
-fn write_sources(folder: &Path) -> anyhow::Result<()> {
+/// For NVRTC on a machine without a GPU.
+pub(crate) fn write_sources(args: &SourcesArgs) -> anyhow::Result<()> {
+    let folder = &args.folder;
     let facts = Facts {
         name: "NVIDIA H200".into(),
         capability: 90,
@@ -110,10 +128,10 @@ fn write_sources(folder: &Path) -> anyhow::Result<()> {
     };
     std::fs::create_dir_all(folder)?;
     let mut plans: Vec<Plan> = cases().iter().map(plan_of).collect();
-    for path in std::env::args().skip(3) {
-        let model = graph::Model::read(Path::new(&path))?;
+    for path in &args.models {
+        let model = graph::OnnxModel::read(path)?;
         for precision in [Precision::F16, Precision::Tf32] {
-            let open = |input: &graph::model::Input| matches!(input.dims.first(), Some(Dimension::Open(_)));
+            let open = |input: &graph::model::ModelInput| matches!(input.dims.first(), Some(Dimension::Open(_)));
             let batch = if model.inputs().iter().any(open) { 2 } else { 1 };
             let mut options = graph::Options::new(batch, precision);
             options.sizes.insert("input:1".to_owned(), 128);
@@ -123,15 +141,14 @@ fn write_sources(folder: &Path) -> anyhow::Result<()> {
         }
     }
     for plan in plans {
-        for source in engine_cuda::program::sources(&plan, &facts)? {
-            let text = format!("// {}\n{}", source.defines.join(" "), source.full_text());
-            std::fs::write(folder.join(source.key(&facts.architecture(), "")), text)?;
+        for source in sources(&plan, &facts)? {
+            std::fs::write(folder.join(source.key(&facts.architecture(), "")), source.full_text())?;
         }
     }
     Ok(())
 }
 
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<StepCase> {
     use Precision::{F16, F32, Tf32};
     let mut all = Vec::new();
     for precision in [F16, Tf32, F32] {
@@ -150,7 +167,8 @@ fn cases() -> Vec<Case> {
         all.push(gemm(precision, &[], 5, 512, 1000, true, Activation::None));
         all.push(gemm(precision, &[], 128, 768, 3072, false, Activation::Gelu));
         all.push(gemm(precision, &[6], 50, 64, 72, true, Activation::None));
-        // Activations that cuBLASLt's epilogue doesn't have: with a bias (the product above), without one, and in convolutions of one tap.
+        // Activations that cuBLASLt's epilogue doesn't have: with a bias (the product above), without one, and in
+        // convolutions of one tap.
         all.push(gemm(precision, &[6], 50, 64, 72, true, Activation::Gelu));
         all.push(activated(conv(precision, 2, 64, 14, 384, 1, 1, 1, false), Activation::Clip { low: 0.0, high: 6.0 }));
         all.push(activated(conv(precision, 2, 96, 13, 100, 1, 1, 1, true), Activation::Silu));

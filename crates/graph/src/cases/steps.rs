@@ -1,13 +1,13 @@
 //! Steps to try kernels on, each in a plan of its own, and numbers for them.
 
-use base::DataType;
-use graph::Plan;
-use graph::array::{Array, is_float};
-use graph::plan::{
-    Activation, Attention, Conv, Gemm, Place, Pool, PoolKind, Port, Precision, Step, Tensor, Window, channels_last,
-    row_major,
+use crate::Plan;
+use crate::array::{Array, is_float};
+use crate::plan::{
+    Activation, Attention, Conv, Gemm, Pool, PoolKind, Port, Precision, Step, Tensor, TensorPlace, Window,
+    channels_last, row_major,
 };
-use graph::weights::Weights;
+use crate::weights::PlanWeights;
+use base::DataType;
 
 /// Bytes before and behind outputs.
 const ROOM: usize = 256;
@@ -15,9 +15,12 @@ const ROOM: usize = 256;
 const MASK: &str = "mask";
 
 /// A step whose tensors are inputs and one output of a plan of its own.
-pub struct Case {
+pub struct StepCase {
+    /// For people.
     pub what: String,
+    /// What it is computed in.
     pub precision: Precision,
+    /// The step.
     pub step: Step,
 }
 
@@ -31,7 +34,7 @@ pub fn tolerance(precision: Precision) -> f64 {
 }
 
 /// Numbers between -0.5 and 0.5; for integers, few and small ones.
-pub fn random(port: &Port, mut next: impl FnMut() -> f32) -> Vec<u8> {
+pub fn random_input(port: &Port, mut next: impl FnMut() -> f32) -> Vec<u8> {
     let mut data: Vec<f32> = (0..port.dims.iter().product()).map(|_| next()).collect();
     if port.name == MASK {
         // Rows that are masked altogether, and rows that are up to beyond the first keys.
@@ -47,7 +50,7 @@ pub fn random(port: &Port, mut next: impl FnMut() -> f32) -> Vec<u8> {
     bytes
 }
 
-fn tensor(dtype: DataType, dims: &[usize], strides: Vec<isize>, place: Place) -> Tensor {
+fn tensor(dtype: DataType, dims: &[usize], strides: Vec<isize>, place: TensorPlace) -> Tensor {
     Tensor { dtype, dims: dims.to_vec(), strides, place, offset: 0 }
 }
 
@@ -55,6 +58,7 @@ fn of(precision: Precision) -> DataType {
     if precision == Precision::F16 { DataType::Fp16 } else { DataType::Fp32 }
 }
 
+/// A convolution of square images, padded to keep their size, with a bias and an activation.
 #[allow(clippy::too_many_arguments, reason = "a table of shapes")]
 pub fn conv(
     precision: Precision,
@@ -66,18 +70,18 @@ pub fn conv(
     stride: usize,
     groups: usize,
     residual: bool,
-) -> Case {
+) -> StepCase {
     let kind = of(precision);
     let pad = kernel / 2;
     let out_size = (size + 2 * pad - kernel) / stride + 1;
     let (dims, out_dims, weight) =
         ([batch, channels, size, size], [batch, out, out_size, out_size], [out, channels / groups, kernel, kernel]);
     let step = Conv {
-        input: tensor(kind, &dims, channels_last(&dims), Place::Input(0)),
-        weight: tensor(kind, &weight, channels_last(&weight), Place::Input(1)),
-        bias: Some(tensor(kind, &[out], vec![1], Place::Input(2))),
-        residual: residual.then(|| tensor(kind, &out_dims, channels_last(&out_dims), Place::Input(3))),
-        output: tensor(kind, &out_dims, channels_last(&out_dims), Place::Output(0)),
+        input: tensor(kind, &dims, channels_last(&dims), TensorPlace::Input(0)),
+        weight: tensor(kind, &weight, channels_last(&weight), TensorPlace::Input(1)),
+        bias: Some(tensor(kind, &[out], vec![1], TensorPlace::Input(2))),
+        residual: residual.then(|| tensor(kind, &out_dims, channels_last(&out_dims), TensorPlace::Input(3))),
+        output: tensor(kind, &out_dims, channels_last(&out_dims), TensorPlace::Output(0)),
         window: Window {
             kernel: [kernel; 2],
             strides: [stride; 2],
@@ -96,35 +100,37 @@ pub fn conv(
         "conv {precision:?} {batch}x{channels}x{size}x{size} -> {out} k{kernel} s{stride} g{groups}{}",
         if residual { " +r" } else { "" }
     );
-    Case { what, precision, step: Step::Conv(step) }
+    StepCase { what, precision, step: Step::Conv(step) }
 }
 
-/// The same convolution of an image of even size, padded as TensorFlow does it: none above and to the left, one below and to the right.
-pub fn padded_behind(case: Case) -> Case {
+/// The same convolution of an image of even size, padded as TensorFlow does it: none above and to the left, one below
+/// and to the right.
+pub fn padded_behind(case: StepCase) -> StepCase {
     let Step::Conv(conv) = case.step else { unreachable!("of a convolution") };
     let window = Window { pads_before: [0; 2], pads_after: [1; 2], ..conv.window };
     let out = |axis: usize| (conv.input.dims[axis] + 1 - window.kernel[axis - 2]) / window.strides[axis - 2] + 1;
     assert_eq!(conv.output.dims[2..], [out(2), out(3)], "the size stays the same");
     let what = format!("{} padded behind", case.what);
-    Case { what, precision: case.precision, step: Step::Conv(Conv { window, ..conv }) }
+    StepCase { what, precision: case.precision, step: Step::Conv(Conv { window, ..conv }) }
 }
 
 /// The same into a part of wider pixels, as in a concatenation.
-pub fn interleaved(case: Case) -> Case {
+pub fn interleaved(case: StepCase) -> StepCase {
     let Step::Conv(mut conv) = case.step else { unreachable!("of a convolution") };
     let [_, channels, height, width] = conv.output.dims[..] else { unreachable!("four dimensions") };
     let wide = channels_last(&[1, channels + 32, height, width]);
     conv.output.strides = vec![wide[0], 1, wide[2], wide[3]];
-    Case { what: format!("{} into wider pixels", case.what), precision: case.precision, step: Step::Conv(conv) }
+    StepCase { what: format!("{} into wider pixels", case.what), precision: case.precision, step: Step::Conv(conv) }
 }
 
 /// The same with another activation.
-pub fn activated(case: Case, activation: Activation) -> Case {
+pub fn activated(case: StepCase, activation: Activation) -> StepCase {
     let Step::Conv(conv) = case.step else { unreachable!("of a convolution") };
     let what = format!("{} {activation:?}", case.what);
-    Case { what, precision: case.precision, step: Step::Conv(Conv { activation, ..conv }) }
+    StepCase { what, precision: case.precision, step: Step::Conv(Conv { activation, ..conv }) }
 }
 
+/// Products of matrices, with a bias where there is one of them; the right factor may be turned.
 pub fn gemm(
     precision: Precision,
     batch: &[usize],
@@ -133,7 +139,7 @@ pub fn gemm(
     n: usize,
     turned: bool,
     activation: Activation,
-) -> Case {
+) -> StepCase {
     let kind = of(precision);
     let with = |rows: usize, columns: usize| [batch, &[rows, columns]].concat();
     let b = with(k, n);
@@ -146,57 +152,72 @@ pub fn gemm(
         row_major(&b)
     };
     let step = Gemm {
-        a: tensor(kind, &with(m, k), row_major(&with(m, k)), Place::Input(0)),
-        b: tensor(kind, &b, b_strides, Place::Input(1)),
-        bias: batch.is_empty().then(|| tensor(kind, &[n], vec![1], Place::Input(2))),
+        a: tensor(kind, &with(m, k), row_major(&with(m, k)), TensorPlace::Input(0)),
+        b: tensor(kind, &b, b_strides, TensorPlace::Input(1)),
+        bias: batch.is_empty().then(|| tensor(kind, &[n], vec![1], TensorPlace::Input(2))),
         residual: None,
-        output: tensor(kind, &with(m, n), row_major(&with(m, n)), Place::Output(0)),
+        output: tensor(kind, &with(m, n), row_major(&with(m, n)), TensorPlace::Output(0)),
         alpha: 0.5,
         activation,
     };
-    Case {
+    StepCase {
         what: format!("gemm {precision:?} {batch:?} {m}x{k}x{n} turned {turned} {activation:?}"),
         precision,
         step: Step::Gemm(step),
     }
 }
 
-pub fn attention(precision: Precision, batch: usize, heads: usize, length: usize, width: usize, masked: bool) -> Case {
+/// Attention, perhaps with a mask.
+pub fn attention(
+    precision: Precision,
+    batch: usize,
+    heads: usize,
+    length: usize,
+    width: usize,
+    masked: bool,
+) -> StepCase {
     let kind = of(precision);
     let dims = [batch, heads, length, width];
-    // Heads lie beside one another, as a projection leaves them.
-    let beside = vec![(length * heads * width) as isize, width as isize, (heads * width) as isize, 1];
-    let at = |place| tensor(kind, &dims, beside.clone(), place);
+    // Heads lie next to one another, as a projection leaves them.
+    let interleaved = vec![(length * heads * width) as isize, width as isize, (heads * width) as isize, 1];
+    let at = |place| tensor(kind, &dims, interleaved.clone(), place);
     let step = Attention {
-        query: at(Place::Input(0)),
-        key: at(Place::Input(1)),
-        value: at(Place::Input(2)),
+        query: at(TensorPlace::Input(0)),
+        key: at(TensorPlace::Input(1)),
+        value: at(TensorPlace::Input(2)),
         mask: masked.then(|| {
-            tensor(DataType::Fp32, &[batch, heads, length, length], vec![length as isize, 0, 0, 1], Place::Input(3))
+            tensor(
+                DataType::Fp32,
+                &[batch, heads, length, length],
+                vec![length as isize, 0, 0, 1],
+                TensorPlace::Input(3),
+            )
         }),
-        output: at(Place::Output(0)),
+        output: at(TensorPlace::Output(0)),
         scale: 1.0 / (width as f32).sqrt(),
     };
-    Case {
+    StepCase {
         what: format!("attention {precision:?} {batch}x{heads}x{length}x{width} masked {masked}"),
         precision,
         step: Step::Attention(step),
     }
 }
 
-pub fn pool(precision: Precision) -> Case {
+/// A pool over the largest of three by three.
+pub fn pool(precision: Precision) -> StepCase {
     let (kind, dims, out) = (of(precision), [2, 64, 17, 17], [2, 64, 9, 9]);
     let step = Pool {
-        input: tensor(kind, &dims, channels_last(&dims), Place::Input(0)),
-        output: tensor(kind, &out, channels_last(&out), Place::Output(0)),
+        input: tensor(kind, &dims, channels_last(&dims), TensorPlace::Input(0)),
+        output: tensor(kind, &out, channels_last(&out), TensorPlace::Output(0)),
         kind: PoolKind::Max,
         window: Window { kernel: [3; 2], strides: [2; 2], dilations: [1; 2], pads_before: [1; 2], pads_after: [1; 2] },
     };
-    Case { what: format!("pool {precision:?}"), precision, step: Step::Pool(step) }
+    StepCase { what: format!("pool {precision:?}"), precision, step: Step::Pool(step) }
 }
 
-/// A plan of the step alone: its tensors are inputs and an output, each as large as what it may touch, the output with room before and behind it, where it may not write.
-pub fn plan_of(case: &Case) -> Plan {
+/// A plan of the step alone: its tensors are inputs and an output, each as large as what it may touch, the output with
+/// room before and behind it, where it may not write.
+pub fn plan_of(case: &StepCase) -> Plan {
     let port = |tensor: &Tensor, more: usize| Port {
         name: String::new(),
         dtype: tensor.dtype,
@@ -204,7 +225,7 @@ pub fn plan_of(case: &Case) -> Plan {
     };
     let mut step = case.step.clone();
     for tensor in step.tensors_mut() {
-        tensor.offset += if matches!(tensor.place, Place::Output(_)) { ROOM } else { 0 };
+        tensor.offset += if matches!(tensor.place, TensorPlace::Output(_)) { ROOM } else { 0 };
     }
     let mut reads: Vec<&Tensor> = step.reads();
     reads.sort_by_key(|tensor| tensor.place);
@@ -219,7 +240,7 @@ pub fn plan_of(case: &Case) -> Plan {
         outputs: step.writes().iter().map(|tensor| port(tensor, ROOM)).collect(),
         steps: vec![step.clone()],
         names: vec![case.what.clone()],
-        weights: Weights::default(),
+        weights: PlanWeights::default(),
         constants: Vec::new(),
         workspace_bytes: 0,
     }

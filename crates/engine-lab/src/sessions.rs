@@ -1,17 +1,8 @@
-//! What a load takes, and what an execution takes afterwards, against a session made the plain way.
-//!
-//! ```sh
-//! cargo run --release -p engine-ort --example load_bench -- model.onnx [--batch 1] [--runs 100] [--open 64]
-//! ```
-//!
-//! Executions of both are measured in turns within one process, so that noise hits both; `--open` is the size of
-//! dimensions that the model leaves open (the batch excepted).
-#![allow(
-    unsafe_code,
-    reason = "the plain session is run through the runtime's C interface, to have nothing in between"
-)]
+//! Loads and executions of ONNX Runtime: what they take, against a session made the plain way. Executions of both are
+//! measured in turns within one process, so that noise hits both.
 #![allow(clippy::unwrap_used, reason = "a measurement that can't be made ends")]
 
+use crate::Attempt;
 use base::{DataType, ModelSignature, TensorSpec};
 use engine::{Engine, Loaded, ModelSource, Prepared, Tensor};
 use engine_ort::{OrtEngine, OrtOptions};
@@ -23,62 +14,52 @@ use std::path::PathBuf;
 use std::ptr;
 use std::time::Instant;
 
-struct Arguments {
+/// Which model, and how it is run.
+#[derive(clap::Args)]
+pub(crate) struct SessionsArgs {
+    /// The ONNX file.
     file: PathBuf,
+    /// Rows.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(i64).range(1..))]
     batch: i64,
-    runs: usize,
+    /// Executions.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// The size of dimensions that the model leaves open, but the batch.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(i64).range(1..))]
     open: i64,
 }
 
-fn arguments() -> Result<Arguments, String> {
-    let mut given = std::env::args().skip(1);
-    let usage = "usage: load_bench model.onnx [--batch 1] [--runs 100] [--open 64]";
-    let file = given.next().ok_or(usage)?.into();
-    let mut arguments = Arguments { file, batch: 1, runs: 100, open: 64 };
-    while let Some(name) = given.next() {
-        let number: i64 = given.next().and_then(|value| value.parse().ok()).filter(|&n| n > 0).ok_or(usage)?;
-        match name.as_str() {
-            "--batch" => arguments.batch = number,
-            "--runs" => arguments.runs = number as usize,
-            "--open" => arguments.open = number,
-            _ => return Err(usage.into()),
-        }
-    }
-    Ok(arguments)
-}
-
-fn main() {
-    let arguments = arguments().unwrap_or_else(|usage| {
-        eprintln!("{usage}");
-        std::process::exit(2);
-    });
-    let engine = OrtEngine::new(&OrtOptions::default()).unwrap();
-    let cache = tempfile::tempdir().unwrap();
+pub(crate) fn run(args: &SessionsArgs) -> Attempt<()> {
+    let engine = OrtEngine::new(&OrtOptions::default())?;
+    let cache = tempfile::tempdir()?;
     let source = ModelSource {
         name: "bench".into(),
-        file: arguments.file.clone(),
+        file: args.file.clone(),
         cache: Some(cache.path().to_owned()),
         ..ModelSource::default()
     };
     print_machine(&engine);
-    let (first_prepare, prepared) = timed(|| engine.prepare(&source).unwrap());
-    drop(prepared);
-    let (next_prepare, prepared) = timed(|| engine.prepare(&source).unwrap());
+    let (first_prepare, prepared) = timed(|| engine.prepare(&source));
+    drop(prepared?);
+    let (next_prepare, prepared) = timed(|| engine.prepare(&source));
+    let prepared = prepared?;
     let megabytes = prepared.weight_bytes() as f64 / 1e6;
-    println!("{}, {megabytes:.1} MB of weights, batch {}", arguments.file.display(), arguments.batch);
+    println!("{}, {megabytes:.1} MB of weights, batch {}", args.file.display(), args.batch);
     println!("  prepare                  {first_prepare:9.2} ms, from the cache {next_prepare:.2} ms");
-    loads(&engine, &arguments, &*prepared);
-    executions(&engine, &arguments, &*prepared);
+    loads(&engine, args, &*prepared);
+    executions(&engine, args, &*prepared);
+    Ok(())
 }
 
-fn plain_session(engine: &OrtEngine, arguments: &Arguments) -> Session {
+fn plain_session(engine: &OrtEngine, args: &SessionsArgs) -> Session {
     let builder = Session::builder(engine.environment()).unwrap();
     let builder = builder.with_intra_threads(1).unwrap().with_inter_threads(1).unwrap();
-    builder.with_intra_op_spinning(false).unwrap().commit_from_file(&arguments.file).unwrap()
+    builder.with_intra_op_spinning(false).unwrap().commit_from_file(&args.file).unwrap()
 }
 
-fn loads(engine: &OrtEngine, arguments: &Arguments, prepared: &dyn Prepared) {
-    let plain: Vec<f64> = (0..5).map(|_| timed(|| plain_session(engine, arguments)).0).collect();
+fn loads(engine: &OrtEngine, args: &SessionsArgs, prepared: &dyn Prepared) {
+    let plain: Vec<f64> = (0..5).map(|_| timed(|| plain_session(engine, args)).0).collect();
     // While one is held, the next can't be a parked one.
     let held: Vec<(f64, Box<dyn Loaded>)> = (0..4).map(|_| timed(|| prepared.load(0).unwrap())).collect();
     let new: Vec<f64> = held.iter().skip(1).map(|(time, _)| *time).collect();
@@ -89,22 +70,22 @@ fn loads(engine: &OrtEngine, arguments: &Arguments, prepared: &dyn Prepared) {
     println!("  load, after an unload    {}", summary(&again));
 }
 
-fn executions(engine: &OrtEngine, arguments: &Arguments, prepared: &dyn Prepared) {
+fn executions(engine: &OrtEngine, args: &SessionsArgs, prepared: &dyn Prepared) {
     let signature = prepared.signature();
-    let inputs = Inputs::new(signature, arguments);
-    let mut plain = Plain::new(plain_session(engine, arguments), signature, &inputs);
+    let inputs = PlainInputs::new(signature, args);
+    let mut plain = PlainSession::new(plain_session(engine, args), signature, &inputs);
     let mut loaded = prepared.load(0).unwrap();
     let tensors = inputs.tensors();
     let mut count = 0;
     let mut ours = || {
         engine::execute(&mut *loaded, &mut &*tensors, &mut |_, output| count += output.data.len()).unwrap();
     };
-    for _ in 0..3.max(arguments.runs / 10) {
+    for _ in 0..3.max(args.runs / 10) {
         ours();
         plain.run();
     }
     let (mut plain_times, mut our_times) = (Vec::new(), Vec::new());
-    for _ in 0..arguments.runs {
+    for _ in 0..args.runs {
         plain_times.push(timed(|| plain.run()).0);
         our_times.push(timed(&mut ours).0);
     }
@@ -119,17 +100,17 @@ fn executions(engine: &OrtEngine, arguments: &Arguments, prepared: &dyn Prepared
 }
 
 /// A plain session with everything around it made ahead: what the runtime itself takes.
-struct Plain {
+struct PlainSession {
     session: Session,
     input_names: Vec<CString>,
     output_names: Vec<CString>,
     values: Vec<*mut sys::OrtValue>,
 }
 
-impl Plain {
-    fn new(session: Session, signature: &ModelSignature, inputs: &Inputs) -> Self {
+impl PlainSession {
+    fn new(session: Session, signature: &ModelSignature, inputs: &PlainInputs) -> Self {
         let names = |specs: &[TensorSpec]| specs.iter().map(|spec| CString::new(&*spec.name).unwrap()).collect();
-        let values = inputs.list.iter().map(Input::value).collect();
+        let values = inputs.list.iter().map(PlainInput::value).collect();
         Self { session, input_names: names(&signature.inputs), output_names: names(&signature.outputs), values }
     }
 
@@ -157,23 +138,23 @@ impl Plain {
     }
 }
 
-struct Input {
+struct PlainInput {
     datatype: DataType,
     shape: Vec<i64>,
     data: Vec<u64>,
     bytes: usize,
 }
 
-struct Inputs {
-    list: Vec<Input>,
+struct PlainInputs {
+    list: Vec<PlainInput>,
 }
 
-impl Inputs {
-    fn new(signature: &ModelSignature, arguments: &Arguments) -> Self {
+impl PlainInputs {
+    fn new(signature: &ModelSignature, args: &SessionsArgs) -> Self {
         let input = |spec: &TensorSpec| {
             let size = |(place, &dim): (usize, &i64)| match dim {
-                -1 if place == 0 => arguments.batch,
-                -1 => arguments.open,
+                -1 if place == 0 => args.batch,
+                -1 => args.open,
                 dim => dim,
             };
             let shape: Vec<i64> = spec.dims.iter().enumerate().map(size).collect();
@@ -185,17 +166,17 @@ impl Inputs {
                 DataType::Int32 => 0x1_0000_0001,
                 _ => 0,
             };
-            Input { datatype: spec.datatype, shape, data: vec![word; bytes.div_ceil(8)], bytes }
+            PlainInput { datatype: spec.datatype, shape, data: vec![word; bytes.div_ceil(8)], bytes }
         };
         Self { list: signature.inputs.iter().map(input).collect() }
     }
 
     fn tensors(&self) -> Vec<Tensor> {
-        self.list.iter().map(Input::tensor).collect()
+        self.list.iter().map(PlainInput::tensor).collect()
     }
 }
 
-impl Input {
+impl PlainInput {
     fn tensor(&self) -> Tensor {
         let data: Vec<u8> = self.data.iter().flat_map(|word| word.to_ne_bytes()).take(self.bytes).collect();
         Tensor { datatype: self.datatype, shape: self.shape.clone(), data: data.into() }

@@ -1,7 +1,8 @@
-//! The node tests of ONNX as files: `NAME.onnx`, a model, and `NAME.data.onnx`, its inputs and the outputs that it should have. `scripts/onnx-node-cases.py` writes them.
+//! The node tests of ONNX as files: `NAME.onnx`, a model, and `NAME.data.onnx`, its inputs and the outputs that it
+//! should have. `scripts/onnx-node-cases.py` writes them.
 
-use graph::array::{Array, Data};
-use graph::{Error, Model};
+use crate::array::{Array, Data};
+use crate::{GraphError, OnnxModel};
 use std::path::Path;
 
 /// The names of the tests in a folder, in order.
@@ -16,11 +17,12 @@ pub fn names(folder: &Path) -> std::io::Result<Vec<String>> {
 }
 
 /// What goes in, and what should come out.
-pub struct Values(Model);
+pub struct Values(OnnxModel);
 
 impl Values {
-    pub fn read(folder: &Path, name: &str) -> Result<Self, Error> {
-        Model::read(&folder.join(format!("{name}.data.onnx"))).map(Self)
+    /// Those of a test in a folder.
+    pub fn read(folder: &Path, name: &str) -> Result<Self, GraphError> {
+        OnnxModel::read(&folder.join(format!("{name}.data.onnx"))).map(Self)
     }
 
     /// `input` or `output` of a number.
@@ -33,11 +35,12 @@ impl Values {
 /// The elements one after another.
 pub fn bytes(array: &Array) -> Vec<u8> {
     let mut bytes = vec![0; array.elements() * array.dtype.size().expect("no strings")];
-    array.store_strided(array.dtype, &graph::plan::row_major(&array.dims), 0, &mut bytes);
+    array.store_strided(array.dtype, &crate::plan::row_major(&array.dims), 0, &mut bytes);
     bytes
 }
 
-/// How something differs from what is expected, if it does. The tolerances are those of ONNX's own runner, and its absolute one a little wider.
+/// How something differs from what is expected, if it does. The tolerances are those of ONNX's own runner, and its
+/// absolute one a little wider.
 pub fn difference(found: &Array, expected: &Array) -> Option<String> {
     if found.dims != expected.dims {
         return Some(format!("it is {:?}, not {:?}", found.dims, expected.dims));
