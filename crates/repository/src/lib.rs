@@ -18,6 +18,7 @@ mod meaning;
 #[cfg(feature = "cloud")]
 mod mirror;
 mod parameters;
+mod positions;
 mod profiles;
 mod read;
 mod scan;
@@ -42,5 +43,5 @@ pub use profiles::{ProfileKey, ProfileStore, StoredProfile, machine};
 pub use scan::{Broken, Entry, Fingerprint, Found, Repository, RepositoryError, is_model_name};
 pub use source::{Bucket, Source, StoreKind};
 pub use sources::{SourceError, Sources, Transfer, Wanted};
-pub use text::Place;
+pub use text::TextPosition;
 pub use watch::{WatchOptions, Watcher};
