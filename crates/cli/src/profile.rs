@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use base::Duration;
 use clap::Args;
 use controller::{Runs, Samples, measure_alone, model_source};
-use repository::{Entry, Repository};
+use repository::{Repository, ScanEntry};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -74,8 +74,8 @@ pub fn run(options: &ProfileOptions) -> Result<()> {
             continue;
         }
         match entry {
-            Entry::Broken(broken) => eprintln!("{}: not measured: {}", broken.name, broken.reason),
-            Entry::Found(found) => {
+            ScanEntry::Broken(broken) => eprintln!("{}: not measured: {}", broken.name, broken.reason),
+            ScanEntry::Found(found) => {
                 let text = model(options, &runtime, &found, &cache).with_context(|| found.name.clone())?;
                 measured += 1;
                 match &options.output {
@@ -97,7 +97,7 @@ pub fn run(options: &ProfileOptions) -> Result<()> {
 }
 
 /// The measurements of one model, one line for each device.
-fn model(options: &ProfileOptions, runtime: &Runtime, found: &repository::Found, cache: &Path) -> Result<String> {
+fn model(options: &ProfileOptions, runtime: &Runtime, found: &repository::FoundModel, cache: &Path) -> Result<String> {
     let source = model_source(found, Some(cache.to_owned())).map_err(|reason| anyhow!(reason))?;
     let prepared = runtime.engine.prepare(&source)?;
     let sizes = found.config.batch_sizes(prepared.signature().max_batch);

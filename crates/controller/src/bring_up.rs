@@ -7,7 +7,7 @@ use crate::queueing::Queueing;
 use crate::{Controller, NewModel, profiler, reshape, warmup};
 use base::{DeviceId, Duration, LatencyProfile, ModelSignature};
 use engine::{Emulation, FileHashes, ModelSource, Prepared};
-use repository::{Found, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile, TensorConfig};
+use repository::{FoundModel, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile, TensorConfig};
 use scheduler::Fairness;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead as _, BufReader};
@@ -49,7 +49,7 @@ impl BringUp {
     }
 
     /// Prepares and measures a model and puts it into service. Gives also what is needed to bring it into another cell, where there is one.
-    pub(crate) fn run(&self, found: &Found) -> Result<(ServedModel, Option<NewModel>), String> {
+    pub(crate) fn run(&self, found: &FoundModel) -> Result<(ServedModel, Option<NewModel>), String> {
         let config = &found.config;
         self.say_once(&found.name, &config.warnings);
         let source = model_source(found, self.config.cache.clone())?;
@@ -114,7 +114,7 @@ impl BringUp {
     }
 
     /// The configuration as clients see it, with everything filled in, of a model on so many devices.
-    fn complete(&self, found: &Found, signature: &ModelSignature, devices: u32) -> wire::proto::ModelConfig {
+    fn complete(&self, found: &FoundModel, signature: &ModelSignature, devices: u32) -> wire::proto::ModelConfig {
         let file_name = found.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let engine = self.config.engine.name();
         repository::complete(
@@ -126,7 +126,7 @@ impl BringUp {
     /// Of the slowest kind of devices and of the others; and what a batch takes whatever its inputs are, on the slowest.
     fn profiles(
         &self,
-        found: &Found,
+        found: &FoundModel,
         prepared: &dyn Prepared,
         sizes: &[u32],
     ) -> Result<(LatencyProfile, Vec<LatencyProfile>, Duration), String> {
@@ -142,7 +142,7 @@ impl BringUp {
     /// A device's profile from an earlier start, or measured now and kept for the next; and what a batch takes whatever its inputs are.
     fn profile(
         &self,
-        found: &Found,
+        found: &FoundModel,
         prepared: &dyn Prepared,
         sizes: &[u32],
         place: (usize, DeviceId),
@@ -187,7 +187,7 @@ fn queueing(config: &ModelConfig, longest: Duration, max_batch: u32, devices: u3
 }
 
 /// What an engine is told of a model.
-pub fn model_source(found: &Found, cache: Option<PathBuf>) -> Result<ModelSource, String> {
+pub fn model_source(found: &FoundModel, cache: Option<PathBuf>) -> Result<ModelSource, String> {
     let config = &found.config;
     let emulated_sizes = config.batch_sizes(config.max_batch.unwrap_or(16));
     let emulated = config.emulated_profile(&emulated_sizes).transpose().map_err(|error| error.to_string())?;
@@ -230,7 +230,7 @@ fn own_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<i64>> {
 }
 
 /// The names of each output's classes, where the configuration says which file has them.
-fn labels(found: &Found, signature: &ModelSignature) -> Result<Vec<Vec<String>>, String> {
+fn labels(found: &FoundModel, signature: &ModelSignature) -> Result<Vec<Vec<String>>, String> {
     let of_output = |spec: &base::TensorSpec| {
         let config = found.config.outputs.iter().find(|config| config.name == spec.name);
         let Some(name) = config.and_then(|config| config.labels.as_ref()) else { return Ok(Vec::new()) };

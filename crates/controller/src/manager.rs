@@ -7,7 +7,7 @@ use crate::shelf::{Shelf, Work};
 use crate::{Controller, bring_up::BringUp};
 use base::Duration;
 use engine::Engine;
-use repository::{Repository, Source, Sources, Transfer};
+use repository::{Repository, RepositorySource, Sources, Transfer};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -20,7 +20,7 @@ const DEFAULT_POLL: Duration = Duration::from_secs(15);
 /// What a manager is made with.
 pub struct ManagerConfig {
     /// Where models come from.
-    pub sources: Vec<Source>,
+    pub sources: Vec<RepositorySource>,
     /// Who says which of them are served.
     pub control: ControlMode,
     /// With `ControlMode::Explicit`: the models to load at the start; `*` is all of them.
@@ -47,7 +47,7 @@ impl ManagerConfig {
     /// All models of a folder, in that runtime, with nothing kept and nobody told.
     pub fn new(repository: impl Into<PathBuf>, engine: Arc<dyn Engine>) -> Self {
         Self {
-            sources: vec![Source::Folder(repository.into())],
+            sources: vec![RepositorySource::Folder(repository.into())],
             control: ControlMode::Auto,
             load_models: Vec::new(),
             poll: DEFAULT_POLL,

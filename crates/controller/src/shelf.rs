@@ -16,7 +16,7 @@ use crate::control::{ControlError, ControlMode, LoadOrder, Order, OrderKind};
 use crate::manager::Progress;
 use crate::moves::Moves;
 use base::{Duration, ModelId};
-use repository::{Change, Entry, ModelConfig, Repository, Sources, Wanted, WatchOptions, Watcher};
+use repository::{Change, ModelConfig, Repository, ScanEntry, Sources, WantedModels, WatchOptions, Watcher};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Component, Path};
@@ -39,7 +39,7 @@ pub(crate) enum Work {
 pub(crate) struct InService {
     pub(crate) id: ModelId,
     /// The files that it was made from.
-    source: Entry,
+    source: ScanEntry,
     /// What is needed to bring it into another cell, where there is one.
     pub(crate) again: Option<NewModel>,
 }
@@ -111,7 +111,8 @@ impl Shelf {
         let config = &self.bring_up.config;
         let all = config.load_models.iter().any(|name| name == "*");
         let names: BTreeSet<String> = config.load_models.iter().filter(|name| *name != "*").cloned().collect();
-        let wanted = if self.mode() == ControlMode::Explicit && !all { Wanted::Only(names) } else { Wanted::All };
+        let wanted =
+            if self.mode() == ControlMode::Explicit && !all { WantedModels::Only(names) } else { WantedModels::All };
         if let Err(error) = self.sources.sync(&wanted, Duration::ZERO, &config.transfer) {
             if !self.sources.has_copies() {
                 return Err(error.to_string());
@@ -125,9 +126,9 @@ impl Shelf {
             tracing::warn!("{places} holds no model yet; put one at NAME/1/model.onnx and it will be served");
         }
         let explicit = self.mode() == ControlMode::Explicit;
-        let loaded = |entry: &Entry| !explicit || wanted.includes(entry.name());
+        let loaded = |entry: &ScanEntry| !explicit || wanted.includes(entry.name());
         self.bring_up_all(entries.iter().filter(|entry| loaded(entry)).cloned().collect(), &entries);
-        if let (true, Wanted::Only(names)) = (explicit, &wanted) {
+        if let (true, WantedModels::Only(names)) = (explicit, &wanted) {
             for name in names {
                 if !self.versions_of(name).is_empty() {
                     continue;
@@ -149,7 +150,7 @@ impl Shelf {
         watcher.map(Some).map_err(|error| format!("the repository can't be watched: {error}"))
     }
 
-    fn bring_up_all(&mut self, wanted: Vec<Entry>, all: &[Entry]) {
+    fn bring_up_all(&mut self, wanted: Vec<ScanEntry>, all: &[ScanEntry]) {
         for entry in all {
             self.set_unloaded(entry, "not loaded");
         }
@@ -173,7 +174,7 @@ impl Shelf {
         let (followed, others): (Vec<_>, Vec<_>) =
             changes.into_iter().partition(|change| self.follows(name_of(change)));
         self.list(others);
-        let names = |wanted: &dyn Fn(&Entry) -> bool| -> BTreeSet<String> {
+        let names = |wanted: &dyn Fn(&ScanEntry) -> bool| -> BTreeSet<String> {
             let entries = followed.iter().filter_map(|change| match change {
                 Change::Added(entry) | Change::Changed(entry) => Some(entry),
                 Change::Removed { .. } => None,
@@ -184,7 +185,7 @@ impl Shelf {
         let unreadable = names(&|entry| entry.version().is_none());
         let readable = names(&|entry| entry.version().is_some());
         // All that is new is listed at once: each catalogue is made of all models.
-        let new: Vec<&Entry> = (followed.iter())
+        let new: Vec<&ScanEntry> = (followed.iter())
             .filter_map(|change| match change {
                 Change::Added(entry) if !self.versions.contains_key(&key_of(entry)) => Some(entry),
                 Change::Added(_) | Change::Changed(_) | Change::Removed { .. } => None,
@@ -228,14 +229,14 @@ impl Shelf {
         }
     }
 
-    fn change(&mut self, entry: Entry) {
+    fn change(&mut self, entry: ScanEntry) {
         let (name, version) = (entry.name().to_owned(), entry.version().unwrap_or(0));
         if self.serves(&entry) {
             return;
         }
         tracing::info!(model = name, version, "a model was added or changed");
         let serves = |version: &u64| self.versions[&(name.clone(), *version)].service.is_some();
-        if let (Entry::Broken(broken), None) = (&entry, entry.version())
+        if let (ScanEntry::Broken(broken), None) = (&entry, entry.version())
             && self.versions_of(&name).iter().any(serves)
         {
             tracing::error!(model = name, "the change can't be served, the model stays as it was: {}", broken.reason);
@@ -246,7 +247,7 @@ impl Shelf {
     }
 
     /// One that is served already serves until its successor is ready, and one that is loading is listed.
-    fn list_loading(&mut self, entry: &Entry) {
+    fn list_loading(&mut self, entry: &ScanEntry) {
         let known = self.versions.get(&key_of(entry));
         if known.is_none_or(|version| version.service.is_none() && !version.is_loading()) {
             self.set_loading(entry);
@@ -255,7 +256,7 @@ impl Shelf {
     }
 
     /// Whether exactly this is in service.
-    fn serves(&self, entry: &Entry) -> bool {
+    fn serves(&self, entry: &ScanEntry) -> bool {
         let known = self.versions.get(&key_of(entry)).and_then(|version| version.service.as_ref());
         known.is_some_and(|service| service.source == *entry)
     }
@@ -275,16 +276,16 @@ impl Shelf {
     }
 
     /// Brings a version up and puts it into the catalogue; what is served stays if that fails.
-    fn take_in(&mut self, entry: Entry) -> Result<(), String> {
+    fn take_in(&mut self, entry: ScanEntry) -> Result<(), String> {
         if self.bring_up.stops() {
             return Err("the server is going down".into());
         }
         let (name, version) = (entry.name().to_owned(), entry.version().unwrap_or(0));
         let outcome = match &entry {
             // Whatever a model file makes a runtime do, the other models go on.
-            Entry::Found(found) => catch_unwind(AssertUnwindSafe(|| self.bring_up.run(found)))
+            ScanEntry::Found(found) => catch_unwind(AssertUnwindSafe(|| self.bring_up.run(found)))
                 .unwrap_or_else(|_| Err("the runtime panicked while it was prepared: the file may be damaged".into())),
-            Entry::Broken(broken) => Err(broken.reason.clone()),
+            ScanEntry::Broken(broken) => Err(broken.reason.clone()),
         };
         let key = (name.clone(), version);
         match outcome {
@@ -339,12 +340,12 @@ impl Shelf {
         self.versions.insert(key, Version { entry: Arc::new(entry), service: None });
     }
 
-    fn set_loading(&mut self, entry: &Entry) {
+    fn set_loading(&mut self, entry: &ScanEntry) {
         let (name, version) = key_of(entry);
         self.set(CatalogueEntry::loading(&name, version));
     }
 
-    fn set_unloaded(&mut self, entry: &Entry, why: &str) {
+    fn set_unloaded(&mut self, entry: &ScanEntry, why: &str) {
         let (name, version) = key_of(entry);
         self.set(CatalogueEntry::settled(&name, version, ModelState::Unloaded(why.to_owned())));
     }
@@ -448,9 +449,9 @@ impl Shelf {
         let wanted = if self.mode() == ControlMode::Explicit {
             let served =
                 self.versions.iter().filter(|(_, version)| version.service.is_some()).map(|((name, _), _)| name);
-            Wanted::Only(served.cloned().chain([model.to_owned()]).collect())
+            WantedModels::Only(served.cloned().chain([model.to_owned()]).collect())
         } else {
-            Wanted::All
+            WantedModels::All
         };
         self.sources
             .sync(&wanted, Duration::ZERO, &|_| {})
@@ -482,7 +483,7 @@ impl Shelf {
 }
 
 /// Where a version is on the shelf.
-fn key_of(entry: &Entry) -> (String, u64) {
+fn key_of(entry: &ScanEntry) -> (String, u64) {
     (entry.name().to_owned(), entry.version().unwrap_or(0))
 }
 
@@ -529,7 +530,11 @@ fn write_files(
     Ok(folder)
 }
 
-fn scan_folder(folder: &TempDir, model: &str, config: Option<&Arc<ModelConfig>>) -> Result<Vec<Entry>, ControlError> {
+fn scan_folder(
+    folder: &TempDir,
+    model: &str,
+    config: Option<&Arc<ModelConfig>>,
+) -> Result<Vec<ScanEntry>, ControlError> {
     let repository = Repository::open([folder.path()]);
     let mut repository =
         repository.map_err(|error| ControlError::Failed { model: model.to_owned(), reason: error.to_string() })?;

@@ -6,7 +6,7 @@
 //!    └── Call::begin       └── the net answers here if nothing came ──┘
 //! ```
 
-use crate::check::{Checked, Wanted, check};
+use crate::check::{Checked, WantedOutput, check};
 use crate::classify::classify;
 use crate::io::IoContext;
 use crate::io::offload::{OFFLOAD_WRITE_BYTES, offload};
@@ -152,9 +152,9 @@ impl<'a> Call<'a> {
     }
 
     /// Writes the outputs that belong into shared memory there; the answer then only says where they are.
-    async fn place(&self, outputs: &mut [Tensor], wanted: &mut [Wanted]) -> Result<(), Fault> {
+    async fn place(&self, outputs: &mut [Tensor], wanted: &mut [WantedOutput]) -> Result<(), Fault> {
         let specs = &self.served().signature.outputs;
-        for Wanted { position, region, .. } in wanted {
+        for WantedOutput { position, region, .. } in wanted {
             if let (Some(region), Some(spec), Some(tensor)) = (region, specs.get(*position), outputs.get_mut(*position))
             {
                 let data = std::mem::take(&mut tensor.data);
@@ -235,7 +235,7 @@ impl<'a> Call<'a> {
 }
 
 /// Puts the highest values in the places of the outputs of which they are wanted.
-fn classify_wanted(entry: &CatalogueEntry, outputs: &mut [Tensor], wanted: &[Wanted]) -> Result<(), Fault> {
+fn classify_wanted(entry: &CatalogueEntry, outputs: &mut [Tensor], wanted: &[WantedOutput]) -> Result<(), Fault> {
     for output in wanted.iter().filter(|output| output.classes > 0) {
         let served = serving(entry)?;
         let batched = served.signature.max_batch > 0;
@@ -252,10 +252,10 @@ fn response<'r>(
     entry: &'r CatalogueEntry,
     id: &'r str,
     outputs: &'r [Tensor],
-    wanted: &'r [Wanted],
+    wanted: &'r [WantedOutput],
 ) -> Result<InferResponse<'r>, Fault> {
     let specs = &serving(entry)?.signature.outputs;
-    let output = |wanted: &'r Wanted| {
+    let output = |wanted: &'r WantedOutput| {
         let (spec, tensor) = specs.get(wanted.position).zip(outputs.get(wanted.position))?;
         let (datatype, shape, data) = (tensor.datatype, &tensor.shape, tensor.data.clone());
         let (binary, region) = (wanted.binary, wanted.region.as_deref());

@@ -5,7 +5,7 @@ use crate::admin::metrics::serve_metrics;
 use crate::admin::scaling::Scaling;
 use crate::io::accept::Acceptor;
 use crate::io::thread::serve_thread;
-use crate::io::{IoContext, Readiness, Shared};
+use crate::io::{IoContext, Readiness, ServerState};
 use controller::Controller;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -59,7 +59,7 @@ pub struct Gateway {
 }
 
 struct ClosingSwitch {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     tell: watch::Sender<bool>,
 }
 
@@ -83,7 +83,7 @@ impl Gateway {
         let tracer = Tracer::new(config.trace_file.clone()).map_err(GatewayError::Thread)?;
         let io_threads = config.io_threads.max(1);
         let scaling = Scaling::new(config.scaling, controller.clone(), metrics.clone());
-        let shared = Arc::new(Shared::new(config, metrics, tracer));
+        let shared = Arc::new(ServerState::new(config, metrics, tracer));
         let (tell, closing) = watch::channel(false);
         let mut threads = Vec::new();
         let mut queues = Vec::new();

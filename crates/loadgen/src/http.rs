@@ -1,6 +1,6 @@
 //! A bare HTTP/1.1 client for prepared requests: one connection, one request at a time, nothing allocated on the way.
 
-use crate::stats::Outcome;
+use crate::stats::RequestOutcome;
 use bytes::Bytes;
 use serde::Deserialize;
 use std::borrow::Cow;
@@ -61,7 +61,7 @@ pub struct HttpConnection {
 
 /// What came back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Answer<'a> {
+pub struct HttpAnswer<'a> {
     pub status: u16,
     /// Empty for a success unless it was asked for.
     pub body: &'a [u8],
@@ -90,17 +90,19 @@ impl HttpConnection {
     }
 
     /// Sends a request and says what became of it.
-    pub async fn ask(&mut self, request: &HttpRequest) -> Outcome {
+    pub async fn ask(&mut self, request: &HttpRequest) -> RequestOutcome {
         match self.exchange(request, false).await {
             Ok(answer) => classify(answer),
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => Outcome::Error("bad_response".into()),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Outcome::Error("connect_failed".into()),
-            Err(_) => Outcome::Error("connection_lost".into()),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => RequestOutcome::Error("bad_response".into()),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                RequestOutcome::Error("connect_failed".into())
+            }
+            Err(_) => RequestOutcome::Error("connection_lost".into()),
         }
     }
 
     /// Sends a request and reads the answer, with its body if it isn't a success or if it is wanted.
-    pub async fn exchange(&mut self, request: &HttpRequest, wants_body: bool) -> io::Result<Answer<'_>> {
+    pub async fn exchange(&mut self, request: &HttpRequest, wants_body: bool) -> io::Result<HttpAnswer<'_>> {
         let reused = self.stream.is_some();
         let head = match self.try_exchange(request, wants_body).await {
             // The server may close an idle connection at any time; that isn't the request's fault.
@@ -111,7 +113,7 @@ impl HttpConnection {
         };
         let kept = wants_body || head.status != 200;
         let body = if kept { &self.buffer[head.body..head.body + head.length] } else { &[] };
-        Ok(Answer { status: head.status, body })
+        Ok(HttpAnswer { status: head.status, body })
     }
 
     async fn try_exchange(&mut self, request: &HttpRequest, wants_body: bool) -> io::Result<Head> {
@@ -213,20 +215,20 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<Head>> {
     Ok(Some(Head { status, length, body, close }))
 }
 
-fn classify(answer: Answer<'_>) -> Outcome {
+fn classify(answer: HttpAnswer<'_>) -> RequestOutcome {
     #[derive(Deserialize)]
     struct Body<'a> {
         #[serde(borrow)]
         reason: Option<Cow<'a, str>>,
     }
     if answer.status == 200 {
-        return Outcome::Success;
+        return RequestOutcome::Success;
     }
     let named = serde_json::from_slice::<Body<'_>>(answer.body).ok().and_then(|body| body.reason);
     let reason = named.map_or_else(|| format!("http_{}", answer.status), Cow::into_owned);
     match answer.status {
-        503 | 504 | 429 => Outcome::Refused(reason),
-        _ => Outcome::Error(reason),
+        503 | 504 | 429 => RequestOutcome::Refused(reason),
+        _ => RequestOutcome::Error(reason),
     }
 }
 
@@ -247,11 +249,11 @@ mod tests {
 
     #[test]
     fn refusals_and_errors_are_told_apart_by_status_and_named_by_the_body() {
-        let ask = |status, body: &str| classify(Answer { status, body: body.as_bytes() });
-        assert_eq!(ask(200, ""), Outcome::Success);
-        assert_eq!(ask(503, r#"{"error":"x","reason":"overloaded"}"#), Outcome::Refused("overloaded".into()));
-        assert_eq!(ask(504, "<html>"), Outcome::Refused("http_504".into()));
-        assert_eq!(ask(400, r#"{"error":"x","reason":"bad_input"}"#), Outcome::Error("bad_input".into()));
+        let ask = |status, body: &str| classify(HttpAnswer { status, body: body.as_bytes() });
+        assert_eq!(ask(200, ""), RequestOutcome::Success);
+        assert_eq!(ask(503, r#"{"error":"x","reason":"overloaded"}"#), RequestOutcome::Refused("overloaded".into()));
+        assert_eq!(ask(504, "<html>"), RequestOutcome::Refused("http_504".into()));
+        assert_eq!(ask(400, r#"{"error":"x","reason":"bad_input"}"#), RequestOutcome::Error("bad_input".into()));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use workload::Process;
 
 /// A whole run.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct LoadPlan {
     /// Where the server is.
     pub address: SocketAddr,
     /// What to call it in the `Host` header.

@@ -40,8 +40,8 @@ pub use config::{
     WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample,
 };
 pub use profiles::{ProfileKey, ProfileStore, StoredProfile, machine};
-pub use scan::{Broken, Entry, Fingerprint, Found, Repository, RepositoryError, is_model_name};
-pub use source::{Bucket, Source, StoreKind};
-pub use sources::{SourceError, Sources, Transfer, Wanted};
+pub use scan::{Broken, Fingerprint, FoundModel, Repository, RepositoryError, ScanEntry, is_model_name};
+pub use source::{Bucket, RepositorySource, StoreKind};
+pub use sources::{SourceError, Sources, Transfer, WantedModels};
 pub use text::TextPosition;
 pub use watch::{WatchOptions, Watcher};

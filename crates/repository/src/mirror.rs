@@ -9,7 +9,7 @@
 //! A file is downloaded again when the store's tag or size for it has changed, so a restart downloads nothing.
 
 use crate::source::Bucket;
-use crate::sources::{SourceError, Transfer, Wanted};
+use crate::sources::{SourceError, Transfer, WantedModels};
 use crate::store;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path as Key;
@@ -98,7 +98,7 @@ impl Mirror {
     /// they are: somebody is writing them.
     pub(crate) fn sync(
         &mut self,
-        wanted: &Wanted,
+        wanted: &WantedModels,
         settling: Duration,
         progress: &dyn Fn(&Transfer),
     ) -> Result<(), SourceError> {
@@ -113,7 +113,12 @@ impl Mirror {
         Err(SourceError::Changing { url: self.bucket.url.clone(), attempts: ATTEMPTS })
     }
 
-    fn try_sync(&mut self, wanted: &Wanted, settling: Duration, progress: &dyn Fn(&Transfer)) -> Result<(), Trouble> {
+    fn try_sync(
+        &mut self,
+        wanted: &WantedModels,
+        settling: Duration,
+        progress: &dyn Fn(&Transfer),
+    ) -> Result<(), Trouble> {
         self.go_on()?;
         let mut seen = self.list()?;
         let mut unsettled = BTreeSet::new();
@@ -135,7 +140,7 @@ impl Mirror {
             .map_err(|error| Trouble::Failed(SourceError::local(&self.folder, &error)))
     }
 
-    fn differs(&self, seen: &Objects, wanted: &Wanted) -> bool {
+    fn differs(&self, seen: &Objects, wanted: &WantedModels) -> bool {
         seen.iter().any(|(path, object)| wanted.includes(model_of(path)) && !self.is_current(path, object))
             || self.kept.keys().any(|path| !seen.contains_key(path))
     }
@@ -375,7 +380,7 @@ mod tests {
         }
 
         /// What was downloaded.
-        fn sync(&mut self, wanted: &Wanted) -> u64 {
+        fn sync(&mut self, wanted: &WantedModels) -> u64 {
             let bytes = RefCell::new(0);
             self.mirror.sync(wanted, Duration::ZERO, &|transfer| *bytes.borrow_mut() = transfer.done_bytes).unwrap();
             bytes.into_inner()
@@ -410,18 +415,18 @@ mod tests {
         bench.put("models/.hidden/1/model.onnx", "hidden");
         bench.put("other/b/1/model.onnx", "elsewhere");
         bench.put("models/empty/1", "");
-        assert_eq!(bench.sync(&Wanted::All), 4);
+        assert_eq!(bench.sync(&WantedModels::All), 4);
         assert_eq!(bench.shown(), "a/1/model.onnx=one a/config.pbtxt=x empty/1/");
-        assert_eq!(bench.sync(&Wanted::All), 0);
+        assert_eq!(bench.sync(&WantedModels::All), 0);
         bench.put("models/a/1/model.onnx", "two!");
         bench.put("models/a/2/model.onnx", "new");
         bench.delete("models/a/config.pbtxt");
         bench.delete("models/empty/1");
-        assert_eq!(bench.sync(&Wanted::All), 7);
+        assert_eq!(bench.sync(&WantedModels::All), 7);
         assert_eq!(bench.shown(), "a/1/model.onnx=two! a/2/model.onnx=new");
         bench.delete("models/a/1/model.onnx");
         bench.delete("models/a/2/model.onnx");
-        assert_eq!(bench.sync(&Wanted::All), 0);
+        assert_eq!(bench.sync(&WantedModels::All), 0);
         assert_eq!(bench.shown(), "");
     }
 
@@ -430,21 +435,21 @@ mod tests {
         let mut bench = Bench::new();
         bench.put("models/a/1/model.onnx", "one");
         bench.put("models/b/1/model.onnx", "four");
-        assert_eq!(bench.sync(&Wanted::All), 7);
+        assert_eq!(bench.sync(&WantedModels::All), 7);
         let mut again = Mirror::open(&bucket(), bench.cache.path(), Arc::default()).unwrap();
         assert!(again.has_copies());
         again.store = bench.store.clone();
         bench.mirror = again;
-        assert_eq!(bench.sync(&Wanted::All), 0);
+        assert_eq!(bench.sync(&WantedModels::All), 0);
         fs::write(bench.mirror.models().join("b/1/model.onnx"), "cut").unwrap();
-        assert_eq!(bench.sync(&Wanted::All), 4);
+        assert_eq!(bench.sync(&WantedModels::All), 4);
         assert_eq!(bench.shown(), "a/1/model.onnx=one b/1/model.onnx=four");
         fs::write(bench.mirror.folder.join("objects.json"), "not JSON").unwrap();
         bench.mirror = Mirror {
             store: bench.store.clone(),
             ..Mirror::open(&bucket(), bench.cache.path(), Arc::default()).unwrap()
         };
-        assert_eq!(bench.sync(&Wanted::All), 7);
+        assert_eq!(bench.sync(&WantedModels::All), 7);
     }
 
     #[test]
@@ -452,7 +457,7 @@ mod tests {
         let mut bench = Bench::new();
         bench.put("models/a/1/model.onnx", "one");
         bench.mirror.stopped.store(true, Ordering::Relaxed);
-        let outcome = bench.mirror.sync(&Wanted::All, Duration::ZERO, &|_| {});
+        let outcome = bench.mirror.sync(&WantedModels::All, Duration::ZERO, &|_| {});
         assert!(matches!(outcome, Err(SourceError::Stopped)), "{outcome:?}");
         assert_eq!(bench.shown(), "");
     }
@@ -462,9 +467,9 @@ mod tests {
         let mut bench = Bench::new();
         bench.put("models/a/1/model.onnx", "one");
         bench.put("models/b/1/model.onnx", "four");
-        assert_eq!(bench.sync(&Wanted::Only(BTreeSet::from(["a".to_owned()]))), 3);
+        assert_eq!(bench.sync(&WantedModels::Only(BTreeSet::from(["a".to_owned()]))), 3);
         assert_eq!(bench.shown(), "a/1/model.onnx=one b/1/");
-        assert_eq!(bench.sync(&Wanted::All), 4);
+        assert_eq!(bench.sync(&WantedModels::All), 4);
     }
 
     #[test]

@@ -85,35 +85,35 @@ fn as_output(input: &ModelInput) -> ModelOutput {
 }
 
 fn tensors(
-    kind: &str,
+    field: &str,
     written: impl Iterator<Item = ModelOutput>,
     positions: &Positions,
 ) -> Result<Vec<TensorConfig>, TextProblem> {
-    written.enumerate().map(|(index, tensor)| read_tensor(kind, index, tensor, positions)).collect()
+    written.enumerate().map(|(index, tensor)| read_tensor(field, index, tensor, positions)).collect()
 }
 
 fn read_tensor(
-    kind: &str,
+    field: &str,
     index: usize,
     written: ModelOutput,
     positions: &Positions,
 ) -> Result<TensorConfig, TextProblem> {
-    let path = format!("{kind}[{index}]");
+    let path = format!("{field}[{index}]");
     let ModelOutput { name, dims, reshape, .. } = written;
     let reshape = reshape.map(|reshape| reshape.shape);
     check_dims(&format!("{path}.dims"), &dims, positions)?;
     check_dims(&format!("{path}.reshape.shape"), reshape.as_deref().unwrap_or_default(), positions)?;
     let labels = relative_file(&format!("{path}.label_filename"), &written.label_filename, positions)?;
     if name.is_empty() {
-        let reason = format!("this {kind} has no name: give it the name that it has in the model");
+        let reason = format!("this {field} has no name: give it the name that it has in the model");
         return Err(positions.wrong_value(&path, reason));
     }
     let Some(datatype) = read_data_type(written.data_type) else {
-        let reason = format!("{kind} {name:?} has no data_type: give one, for instance TYPE_FP32");
+        let reason = format!("{field} {name:?} has no data_type: give one, for instance TYPE_FP32");
         return Err(positions.wrong_value(&path, reason));
     };
     check_reshape(&dims, reshape.as_deref())
-        .map_err(|reason| positions.wrong_value(&path, format!("{kind} {name:?} {reason}")))?;
+        .map_err(|reason| positions.wrong_value(&path, format!("{field} {name:?} {reason}")))?;
     Ok(TensorConfig { name, datatype, dims, reshape, labels })
 }
 

@@ -14,17 +14,17 @@ use wire::proto;
 
 /// Reads a whole configuration. What isn't known and what means nothing here goes into `warnings`.
 pub fn read(tree: &TextMessage, warnings: Warnings<'_>) -> Result<(proto::ModelConfig, Positions), TextProblem> {
-    let mut reader = Reader { positions: Positions::default(), warnings };
+    let mut reader = SchemaReader { positions: Positions::default(), warnings };
     let read = reader.message(tree, "", wire::reflect::descriptor("ModelConfig"))?;
     Ok((read.transcode_to().expect("a message is what its own description says"), reader.positions))
 }
 
-struct Reader<'a> {
+struct SchemaReader<'a> {
     positions: Positions,
     warnings: Warnings<'a>,
 }
 
-impl Reader<'_> {
+impl SchemaReader<'_> {
     fn message(
         &mut self,
         tree: &TextMessage,

@@ -2,7 +2,7 @@
 
 /// What kind of number a metric is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum MetricKind {
     /// Only ever grows, except for a restart.
     Counter,
     /// Goes up and down.
@@ -11,7 +11,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     /// Prometheus' name for it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -28,7 +28,7 @@ pub struct Declaration {
     /// Its full name, unit last.
     pub name: &'static str,
     /// Its kind.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// The names of its labels.
     pub labels: &'static [&'static str],
     /// Upper bounds of a histogram's buckets, ascending; empty for the other kinds.
@@ -59,7 +59,7 @@ macro_rules! declare {
         $(
             pub(crate) const $const: Declaration = Declaration {
                 name: concat!("punctual_", $name),
-                kind: Kind::$kind,
+                kind: MetricKind::$kind,
                 labels: $labels,
                 buckets: $buckets,
                 help: $help,
@@ -153,10 +153,10 @@ macro_rules! declare_tritons {
     ($($const:ident = $kind:ident $name:literal $labels:expr, $help:literal;)*) => {
         /// The metrics that have Triton's names, so that dashboards made for it draw.
         pub(crate) mod triton {
-            use super::{Declaration, Kind, MODEL};
+            use super::{Declaration, MetricKind, MODEL};
             $(
                 pub(crate) const $const: Declaration =
-                    Declaration { name: $name, kind: Kind::$kind, labels: $labels, buckets: &[], help: $help };
+                    Declaration { name: $name, kind: MetricKind::$kind, labels: $labels, buckets: &[], help: $help };
             )*
         }
 
@@ -229,7 +229,7 @@ pub fn reference() -> String {
             .expect("writing to a string doesn't fail");
     }
     page.push_str("\n## Buckets\n\n| metric | upper bounds |\n|---|---|\n");
-    for metric in ALL.iter().filter(|metric| metric.kind == Kind::Histogram) {
+    for metric in ALL.iter().filter(|metric| metric.kind == MetricKind::Histogram) {
         let bounds: Vec<String> = metric.buckets.iter().map(ToString::to_string).collect();
         writeln!(page, "| `{}` | {} |", metric.name, bounds.join(", ")).expect("writing to a string doesn't fail");
     }
@@ -251,8 +251,8 @@ mod tests {
         let names: BTreeSet<_> = ALL.iter().chain(TRITON).map(|metric| metric.name).collect();
         assert_eq!(names.len(), ALL.len() + TRITON.len());
         for metric in ALL {
-            assert_eq!(metric.kind == Kind::Counter, metric.name.ends_with("_total"), "{}", metric.name);
-            assert_eq!(metric.kind == Kind::Histogram, !metric.buckets.is_empty(), "{}", metric.name);
+            assert_eq!(metric.kind == MetricKind::Counter, metric.name.ends_with("_total"), "{}", metric.name);
+            assert_eq!(metric.kind == MetricKind::Histogram, !metric.buckets.is_empty(), "{}", metric.name);
             assert!(metric.buckets.is_sorted(), "{}", metric.name);
         }
     }

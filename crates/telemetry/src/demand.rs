@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The totals, counted.
 #[derive(Debug, Default)]
-pub(crate) struct Demand {
+pub(crate) struct DemandCounters {
     ended: AtomicU64,
     bad: AtomicU64,
     busy_nanos: AtomicU64,
 }
 
-impl Demand {
+impl DemandCounters {
     pub fn answered(&self) {
         self.ended.fetch_add(1, Ordering::Relaxed);
     }

@@ -64,13 +64,13 @@ impl Default for LogSettings {
 }
 
 /// The log of the process, once it is set up.
-struct Running {
+struct ProcessLog {
     settings: Mutex<LogSettings>,
     filter: String,
     handle: reload::Handle<Chosen, Registry>,
 }
 
-static RUNNING: OnceLock<Running> = OnceLock::new();
+static PROCESS_LOG: OnceLock<ProcessLog> = OnceLock::new();
 
 /// Sends the log of the whole process to standard error. `filter` is a level (`info`) or levels by part of the program
 /// (`info,gateway=debug`). Colours only where a person looks at it.
@@ -83,20 +83,20 @@ pub fn init(format: Format, filter: &str) -> Result<(), LogsError> {
     };
     let log = tracing_subscriber::registry().with(layer.with_filter(chosen));
     log.try_init().map_err(|_| LogsError::Twice)?;
-    let running = Running { settings: Mutex::default(), filter: filter.to_owned(), handle };
-    RUNNING.set(running).map_err(|_| LogsError::Twice)
+    let running = ProcessLog { settings: Mutex::default(), filter: filter.to_owned(), handle };
+    PROCESS_LOG.set(running).map_err(|_| LogsError::Twice)
 }
 
 /// How the log is set now.
 pub fn settings() -> LogSettings {
-    RUNNING
+    PROCESS_LOG
         .get()
         .map_or_else(LogSettings::default, |running| *running.settings.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Sets the log anew. `change` is given how it is set now.
 pub fn change(change: impl FnOnce(&mut LogSettings)) -> Result<LogSettings, LogsError> {
-    let running = RUNNING.get().ok_or(LogsError::NotSetUp)?;
+    let running = PROCESS_LOG.get().ok_or(LogsError::NotSetUp)?;
     let mut settings = running.settings.lock().unwrap_or_else(PoisonError::into_inner);
     let mut wanted = *settings;
     change(&mut wanted);

@@ -1,7 +1,7 @@
 //! The registry, and the handles with which the rest of the program counts.
 
 use crate::declare::{self as d, Declaration};
-use crate::demand::{Demand, DemandTotals, ModelDemand};
+use crate::demand::{DemandCounters, DemandTotals, ModelDemand};
 use crate::statistics::{ModelTotals, Spans, Statistics};
 use crate::triton::{Models, TritonCollector};
 use base::{Duration, Reason, Transfers};
@@ -51,7 +51,7 @@ pub struct Metrics {
     pub measured_again: Seconds,
     unrouted: Arc<[IntCounter]>,
     invariants: Arc<[IntCounter]>,
-    demand: Arc<Demand>,
+    demand: Arc<DemandCounters>,
     scaling: ScalingMetrics,
     models: Models,
 }
@@ -240,7 +240,7 @@ impl Metrics {
     /// The metrics of one device, all looked up. Asking twice gives the same series.
     pub fn device(&self, name: &str) -> DeviceMetrics {
         let f = &*self.families;
-        let action = |action: &str, took: Option<Seconds>, demand: Option<Arc<Demand>>| ActionMetrics {
+        let action = |action: &str, took: Option<Seconds>, demand: Option<Arc<DemandCounters>>| ActionMetrics {
             done: f.actions.with_label_values(&[name, action, "done"]),
             too_late: f.actions.with_label_values(&[name, action, "too_late"]),
             failed: f.actions.with_label_values(&[name, action, "failed"]),
@@ -349,7 +349,7 @@ struct ModelSeries {
     fail_nanos: AtomicU64,
     /// What executors count; each place on a device that has the weights holds it too.
     statistics: Arc<Statistics>,
-    demand: Arc<Demand>,
+    demand: Arc<DemandCounters>,
 }
 
 impl ModelSeries {
@@ -474,7 +474,7 @@ pub struct ActionMetrics {
     /// Only for loads: what executions take is kept by model.
     took: Option<Seconds>,
     /// Only for executions: a device that only loads is idle.
-    demand: Option<Arc<Demand>>,
+    demand: Option<Arc<DemandCounters>>,
 }
 
 impl ActionMetrics {
@@ -773,9 +773,9 @@ mod tests {
         let types: Vec<_> = families.iter().map(|family| (family.name(), family.get_field_type())).collect();
         for metric in crate::ALL.iter().chain(crate::TRITON) {
             let kind = match metric.kind {
-                d::Kind::Counter => MetricType::COUNTER,
-                d::Kind::Gauge => MetricType::GAUGE,
-                d::Kind::Histogram => MetricType::HISTOGRAM,
+                d::MetricKind::Counter => MetricType::COUNTER,
+                d::MetricKind::Gauge => MetricType::GAUGE,
+                d::MetricKind::Histogram => MetricType::HISTOGRAM,
             };
             assert!(types.contains(&(metric.name, kind)), "{}", metric.name);
         }

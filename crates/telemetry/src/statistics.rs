@@ -53,7 +53,7 @@ impl BatchTimes {
 /// The counters of one version of a model that executors write.
 #[derive(Debug, Default)]
 pub struct Statistics {
-    work: Work,
+    work: BatchCounters,
     /// Requests that wait to be handed to a device.
     pending: AtomicI64,
     batches: [OnceLock<Box<[BatchCell]>>; SIZE_CLASSES],
@@ -64,7 +64,7 @@ pub struct Statistics {
 /// What each batch adds to. Apart from other memory, so that executors don't disturb whoever reads beside it.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Work {
+struct BatchCounters {
     requests: AtomicU64,
     rows: AtomicU64,
     executions: AtomicU64,

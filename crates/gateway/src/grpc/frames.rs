@@ -6,9 +6,9 @@
 //! ```
 
 use crate::body::encoding::Encoding;
-use crate::body::gather::{Gathered, Memory, to_host};
+use crate::body::gather::{Gathered, OptionalHostMemory, to_host};
 use crate::body::hold::{COUNTED_FROM, Held};
-use crate::io::Shared;
+use crate::io::ServerState;
 use crate::io::offload::offload;
 use base::Reason;
 use bytes::{Buf, Bytes};
@@ -24,12 +24,12 @@ const PREFIX_BYTES: usize = 5;
 
 /// The messages of a call, one after another.
 pub(super) struct Messages {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     incoming: Incoming,
     /// How messages that say that they are compressed are.
     encoding: Option<Encoding>,
     /// Where messages are best, unless they are compressed.
-    memory: Memory,
+    memory: OptionalHostMemory,
     /// What was received and isn't part of a message yet.
     received: Bytes,
     begun: Option<Begun>,
@@ -45,17 +45,22 @@ struct Begun {
 
 /// A message as it came.
 pub(super) struct Framed {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     content: Bytes,
     encoding: Option<Encoding>,
-    memory: Memory,
+    memory: OptionalHostMemory,
     /// What counts it, if it is large.
     held: Option<Held>,
 }
 
 impl Messages {
     /// Those of a request's body. Tensors for a device are best in its memory.
-    pub(super) fn new(shared: &Arc<Shared>, incoming: Incoming, encoding: Option<Encoding>, memory: &Memory) -> Self {
+    pub(super) fn new(
+        shared: &Arc<ServerState>,
+        incoming: Incoming,
+        encoding: Option<Encoding>,
+        memory: &OptionalHostMemory,
+    ) -> Self {
         let (shared, memory) = (Arc::clone(shared), memory.clone());
         Self { shared, incoming, encoding, memory, received: Bytes::new(), begun: None }
     }
@@ -167,7 +172,7 @@ impl Messages {
 }
 
 impl Begun {
-    fn add(&mut self, piece: &[u8], shared: &Arc<Shared>) -> Result<(), Fault> {
+    fn add(&mut self, piece: &[u8], shared: &Arc<ServerState>) -> Result<(), Fault> {
         self.content.add(piece);
         match &mut self.held {
             Some(held) => held.add(piece.len()),

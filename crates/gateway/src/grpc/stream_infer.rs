@@ -42,11 +42,11 @@ const STATUS_HEADER: &str = "triton_grpc_error";
 const JOINED_BYTES: usize = 32 << 10;
 
 /// An answer in its frame, or why the stream ends.
-type Answer = Result<Vec<u8>, Fault>;
+type FramedAnswer = Result<Vec<u8>, Fault>;
 
 /// The answers of a stream. Dropped, what isn't answered is taken back.
 struct Answers {
-    answers: mpsc::Receiver<Answer>,
+    answers: mpsc::Receiver<FramedAnswer>,
     end: End,
     _reader: JoinSet<()>,
 }
@@ -137,7 +137,7 @@ struct Reader {
     ends_with_status: bool,
     /// How answers are compressed.
     encoding: Option<Encoding>,
-    answers: mpsc::Sender<Answer>,
+    answers: mpsc::Sender<FramedAnswer>,
 }
 
 impl Reader {

@@ -1,8 +1,8 @@
 //! Reading the body of a request, within bounds.
 
-use crate::body::gather::{Gathered, Memory, to_host};
+use crate::body::gather::{Gathered, OptionalHostMemory, to_host};
 use crate::body::hold::Held;
-use crate::io::Shared;
+use crate::io::ServerState;
 use base::Reason;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming};
@@ -31,7 +31,11 @@ impl RequestBody {
     }
 
     /// The whole body, if it isn't larger than the server takes, and what counts it if it is large. Tensors for a device are best in its memory.
-    pub(crate) async fn read(&mut self, shared: &Arc<Shared>, memory: &Memory) -> Result<(Bytes, Option<Held>), Fault> {
+    pub(crate) async fn read(
+        &mut self,
+        shared: &Arc<ServerState>,
+        memory: &OptionalHostMemory,
+    ) -> Result<(Bytes, Option<Held>), Fault> {
         let limit = shared.config.max_body_bytes;
         let expected = self.incoming.size_hint();
         let declared = usize::try_from(expected.lower()).unwrap_or(usize::MAX);

@@ -274,12 +274,12 @@ impl Connections {
 /// It is shared, because what serves a connection drops its half when it is done, and the socket must not be closed then:
 /// see [`linger`].
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct WatchedStream {
     stream: Arc<TcpStream>,
     activity: Arc<Activity>,
 }
 
-impl Watched {
+impl WatchedStream {
     pub(crate) fn new(stream: Arc<TcpStream>, activity: Arc<Activity>) -> Self {
         Self { stream, activity }
     }
@@ -312,7 +312,7 @@ impl Watched {
     }
 }
 
-impl AsyncRead for Watched {
+impl AsyncRead for WatchedStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.stream.poll_read_ready(cx))?;
@@ -332,7 +332,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl AsyncWrite for WatchedStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.write_with(cx, |stream| stream.try_write(buf))
     }

@@ -19,7 +19,7 @@ pub(crate) struct IoContext {
     pub(crate) models: Models,
     pub(crate) driver: Driver,
     pub(crate) mailbox: Arc<Mailbox>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ServerState>,
     pub(crate) regions: RegionsView,
     /// Becomes true when the server goes down.
     pub(crate) closing: watch::Receiver<bool>,
@@ -41,7 +41,7 @@ pub(crate) enum Readiness {
 }
 
 /// What all io threads share.
-pub(crate) struct Shared {
+pub(crate) struct ServerState {
     pub(crate) config: Config,
     pub(crate) metrics: Metrics,
     /// Set when the server goes down.
@@ -65,7 +65,7 @@ pub(crate) struct Shared {
     pub(crate) applications: Applications,
 }
 
-impl Shared {
+impl ServerState {
     pub(crate) fn new(config: Config, metrics: Metrics, tracer: Tracer) -> Self {
         Self {
             config,
@@ -83,7 +83,7 @@ impl Shared {
     }
 }
 
-impl Shared {
+impl ServerState {
     /// Tells those who watch. A server that goes down doesn't come back.
     pub(crate) fn tell_readiness(&self, new: Readiness) {
         self.readiness.send_if_modified(|now| {
@@ -105,7 +105,7 @@ impl Shared {
 }
 
 impl IoContext {
-    pub(crate) fn new(controller: Controller, shared: Arc<Shared>, closing: watch::Receiver<bool>) -> Self {
+    pub(crate) fn new(controller: Controller, shared: Arc<ServerState>, closing: watch::Receiver<bool>) -> Self {
         Self {
             models: Models::new(controller.clone()),
             driver: Driver::default(),

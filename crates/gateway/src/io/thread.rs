@@ -4,7 +4,7 @@ use crate::grpc::GrpcServer;
 use crate::http;
 use crate::io::IoContext;
 use crate::io::accept::{Accepted, Protocol};
-use crate::io::connection::{Activity, Connections, Watched, linger};
+use crate::io::connection::{Activity, Connections, WatchedStream, linger};
 use crate::io::open_stream::{OpenStream, StreamBody};
 use crate::server::block_on;
 use hyper::body::{Body, Incoming};
@@ -118,7 +118,7 @@ impl ThreadServer {
         let registration = self.connections.register();
         let key = registration.key();
         let stream = Arc::new(stream);
-        let io = TokioIo::new(Watched::new(Arc::clone(&stream), Arc::clone(&activity)));
+        let io = TokioIo::new(WatchedStream::new(Arc::clone(&stream), Arc::clone(&activity)));
         let closing = self.closing.clone();
         let served = Arc::clone(&activity);
         let task = match protocol {
@@ -148,7 +148,7 @@ impl ThreadServer {
 
 async fn serve_http(
     context: Arc<IoContext>,
-    io: TokioIo<Watched>,
+    io: TokioIo<WatchedStream>,
     activity: &Activity,
     mut closing: watch::Receiver<bool>,
 ) {
@@ -193,7 +193,7 @@ async fn speaks_http2(stream: &TcpStream, mut closing: watch::Receiver<bool>) ->
 
 async fn serve_http2(
     context: Arc<IoContext>,
-    io: TokioIo<Watched>,
+    io: TokioIo<WatchedStream>,
     activity: &Arc<Activity>,
     closing: watch::Receiver<bool>,
 ) {
@@ -211,7 +211,7 @@ async fn serve_http2(
 
 async fn serve_grpc(
     grpc: Arc<GrpcServer>,
-    io: TokioIo<Watched>,
+    io: TokioIo<WatchedStream>,
     activity: &Arc<Activity>,
     closing: watch::Receiver<bool>,
 ) {
@@ -223,7 +223,7 @@ async fn serve_grpc(
 }
 
 /// Serves a connection of HTTP/2.
-async fn multiplex<S, B>(io: TokioIo<Watched>, service: S, mut closing: watch::Receiver<bool>)
+async fn multiplex<S, B>(io: TokioIo<WatchedStream>, service: S, mut closing: watch::Receiver<bool>)
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
     S::Future: Send + 'static,

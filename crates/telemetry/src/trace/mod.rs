@@ -36,7 +36,7 @@ impl Default for TraceSettings {
 
 /// What becomes of one setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Change<T> {
+pub enum SettingChange<T> {
     /// It stays.
     #[default]
     Keep,
@@ -46,7 +46,7 @@ pub enum Change<T> {
     Set(T),
 }
 
-impl<T> Change<T> {
+impl<T> SettingChange<T> {
     fn apply(self, value: &mut Option<T>) {
         match self {
             Self::Keep => {}
@@ -60,13 +60,13 @@ impl<T> Change<T> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TraceChange {
     /// See `TraceSettings`.
-    pub timestamps: Change<bool>,
+    pub timestamps: SettingChange<bool>,
     /// See `TraceSettings`.
-    pub rate: Change<u32>,
+    pub rate: SettingChange<u32>,
     /// See `TraceSettings`.
-    pub count: Change<Option<u64>>,
+    pub count: SettingChange<Option<u64>>,
     /// See `TraceSettings`.
-    pub log_frequency: Change<u32>,
+    pub log_frequency: SettingChange<u32>,
 }
 
 /// Why settings can't be changed.
@@ -140,7 +140,7 @@ impl Sampler {
     fn change(&mut self, change: TraceChange) {
         self.own.change(change);
         // A new count counts from here.
-        if change.count != Change::Keep {
+        if change.count != SettingChange::Keep {
             self.made = 0;
         }
         self.seen = 0;
@@ -148,13 +148,13 @@ impl Sampler {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TracerState {
     server: Sampler,
     models: BTreeMap<String, Sampler>,
     writer: Option<Writer>,
 }
 
-impl State {
+impl TracerState {
     fn settings(&self, model: Option<&str>) -> TraceSettings {
         let server = self.server.own.over(TraceSettings::default());
         match model.and_then(|model| self.models.get(model)) {
@@ -180,18 +180,18 @@ struct Inner {
     active: AtomicBool,
     next_id: AtomicU64,
     file: Option<PathBuf>,
-    state: Mutex<State>,
+    state: Mutex<TracerState>,
 }
 
 impl Tracer {
     /// A tracer that writes to that file, and traces nothing yet. Without a file it never will.
     pub fn new(file: Option<PathBuf>) -> std::io::Result<Self> {
         let writer = file.as_deref().map(Writer::start).transpose()?;
-        let state = Mutex::new(State { writer, ..State::default() });
+        let state = Mutex::new(TracerState { writer, ..TracerState::default() });
         Ok(Self { inner: Arc::new(Inner { file, state, ..Inner::default() }) })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TracerState> {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -207,7 +207,7 @@ impl Tracer {
 
     /// Changes the settings of a model, or those of the server. Traces that wait for more of their file are written.
     pub fn change(&self, model: Option<&str>, change: TraceChange) -> Result<TraceSettings, TraceError> {
-        if change.timestamps == Change::Set(true) && self.inner.file.is_none() {
+        if change.timestamps == SettingChange::Set(true) && self.inner.file.is_none() {
             return Err(TraceError::NoFile);
         }
         let mut state = self.state();
@@ -235,7 +235,7 @@ impl Tracer {
         }
         let frequency = {
             let mut state = self.state();
-            let State { server, models, .. } = &mut *state;
+            let TracerState { server, models, .. } = &mut *state;
             match models.get_mut(model) {
                 Some(sampler) => sampler.sample(server.own.over(TraceSettings::default())),
                 None => server.sample(TraceSettings::default()),
@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     fn on(rate: u32) -> TraceChange {
-        TraceChange { timestamps: Change::Set(true), rate: Change::Set(rate), ..TraceChange::default() }
+        TraceChange { timestamps: SettingChange::Set(true), rate: SettingChange::Set(rate), ..TraceChange::default() }
     }
 
     fn at(nanos: u64) -> Timestamp {
@@ -363,7 +363,7 @@ mod tests {
         let tracer = Tracer::default();
         assert_eq!(tracer.change(None, on(1)), Err(TraceError::NoFile));
         assert!(tracer.sample("m", 1).is_none());
-        let rate = TraceChange { rate: Change::Set(7), ..TraceChange::default() };
+        let rate = TraceChange { rate: SettingChange::Set(7), ..TraceChange::default() };
         assert_eq!(tracer.change(None, rate).unwrap().rate, 7);
     }
 
@@ -372,7 +372,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let tracer = Tracer::new(Some(folder.path().join("trace.json"))).unwrap();
         assert!(tracer.sample("m", 1).is_none());
-        let change = TraceChange { count: Change::Set(Some(2)), ..on(3) };
+        let change = TraceChange { count: SettingChange::Set(Some(2)), ..on(3) };
         tracer.change(None, change).unwrap();
         let sampled: Vec<bool> = (0..12).map(|_| tracer.sample("m", 1).is_some()).collect();
         let expected = [false, false, true, false, false, true, false, false, false, false, false, false];
@@ -386,9 +386,10 @@ mod tests {
         let tracer = Tracer::new(Some(folder.path().join("trace.json"))).unwrap();
         tracer.change(Some("a"), on(1)).unwrap();
         assert!(tracer.sample("a", 1).is_some() && tracer.sample("b", 1).is_none());
-        tracer.change(None, TraceChange { log_frequency: Change::Set(5), ..TraceChange::default() }).unwrap();
+        tracer.change(None, TraceChange { log_frequency: SettingChange::Set(5), ..TraceChange::default() }).unwrap();
         assert_eq!(tracer.settings(Some("a")).log_frequency, 5, "what a model doesn't say is the server's");
-        let clear = TraceChange { timestamps: Change::Clear, rate: Change::Clear, ..TraceChange::default() };
+        let clear =
+            TraceChange { timestamps: SettingChange::Clear, rate: SettingChange::Clear, ..TraceChange::default() };
         let cleared = tracer.change(Some("a"), clear).unwrap();
         assert_eq!((cleared.timestamps, cleared.rate), (false, 1000));
         assert!(tracer.sample("a", 1).is_none());
@@ -422,7 +423,7 @@ mod tests {
     fn with_a_frequency_there_are_several_files_and_the_rest_is_written_at_the_end() {
         let folder = tempfile::tempdir().unwrap();
         let tracer = Tracer::new(Some(folder.path().join("t"))).unwrap();
-        tracer.change(None, TraceChange { log_frequency: Change::Set(2), ..on(1) }).unwrap();
+        tracer.change(None, TraceChange { log_frequency: SettingChange::Set(2), ..on(1) }).unwrap();
         for _ in 0..3 {
             tracer.sample("m", 1).unwrap().end(at(1), at(2));
         }

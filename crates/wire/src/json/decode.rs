@@ -1,7 +1,7 @@
 //! An HTTP body into a request.
 
 use crate::elements::{check_elements, count_elements};
-use crate::parameters::{JsonParameters, Place};
+use crate::parameters::{JsonParameters, RegionParameters};
 use crate::{Fault, InferInput, InferRequest, Parameters, RequestedOutput, numbers};
 use base::{DataType, Duration};
 use bytes::Bytes;
@@ -145,7 +145,7 @@ fn read_input<'a>(input: JsonInput<'a>, tail: &mut Tail) -> Result<InferInput<'a
             return Err(Fault::bad(format!("input {name:?} is in shared memory and has data, too: give one of them")));
         }
         let (offset, byte_size) = (parameters.shared_memory_offset, parameters.shared_memory_byte_size);
-        let region = Some(Place { region: region.0, offset, byte_size }.check("input", &name)?);
+        let region = Some(RegionParameters { region: region.0, offset, byte_size }.check("input", &name)?);
         return Ok(InferInput { name, datatype, shape, data: Bytes::new(), region });
     }
     let data = match (parameters.binary_data_size, data) {
@@ -196,7 +196,7 @@ fn read_output(output: JsonOutput<'_>, defaults: Parameters) -> Result<Requested
         None => None,
         Some(region) => {
             let (offset, byte_size) = (parameters.shared_memory_offset, parameters.shared_memory_byte_size);
-            Some(Place { region: region.0, offset, byte_size }.check("output", &name)?)
+            Some(RegionParameters { region: region.0, offset, byte_size }.check("output", &name)?)
         }
     };
     Ok(RequestedOutput {
