@@ -7,8 +7,8 @@ mod writer;
 
 use crate::statistics::BatchTimes;
 use base::Timestamp;
+use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -303,12 +303,8 @@ impl Trace {
 
     /// Two objects, as in Triton: which request, and when.
     fn json(&self, arrived_at: Timestamp, ended_at: Timestamp) -> String {
-        let mut text = format!("{{\"id\":{},\"model_name\":{}", self.id, quoted(&self.model));
-        let _ = write!(text, ",\"model_version\":{}", self.version);
-        if let Some(request_id) = self.request_id.get() {
-            let _ = write!(text, ",\"request_id\":{}", quoted(request_id));
-        }
-        let _ = write!(text, "}},\n{{\"id\":{},\"timestamps\":[", self.id);
+        let request_id = self.request_id.get().map(String::as_str);
+        let request = TracedRequest { id: self.id, model_name: &self.model, model_version: self.version, request_id };
         let queued = Some(self.queued_nanos.load(Ordering::Relaxed)).filter(|&nanos| nanos > 0);
         let times = self.times.get();
         let of = |instant: fn(&BatchTimes) -> Timestamp| times.map(|times| instant(times).as_nanos());
@@ -321,29 +317,35 @@ impl Trace {
             ("COMPUTE_END", of(|times| times.ended_at)),
             ("REQUEST_END", Some(ended_at.as_nanos())),
         ];
-        let known = steps.into_iter().filter_map(|(name, nanos)| Some((name, nanos?)));
-        let objects: Vec<String> =
-            known.map(|(name, nanos)| format!("{{\"name\":\"{name}\",\"ns\":{nanos}}}")).collect();
-        text.push_str(&objects.join(","));
-        text.push_str("]}");
-        text
+        let known = steps.into_iter().filter_map(|(name, nanos)| Some(TracedInstant { name, ns: nanos? }));
+        let times = TracedTimes { id: self.id, timestamps: known.collect() };
+        format!("{},\n{}", json(&request), json(&times))
     }
 }
 
-/// A string in JSON.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for character in text.chars() {
-        match character {
-            '"' | '\\' => quoted.extend(['\\', character]),
-            control if control < ' ' => {
-                let _ = write!(quoted, "\\u{:04x}", control as u32);
-            }
-            other => quoted.push(other),
-        }
-    }
-    quoted.push('"');
-    quoted
+#[derive(Serialize)]
+struct TracedRequest<'a> {
+    id: u64,
+    model_name: &'a str,
+    model_version: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_id: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct TracedTimes {
+    id: u64,
+    timestamps: Vec<TracedInstant>,
+}
+
+#[derive(Serialize)]
+struct TracedInstant {
+    name: &'static str,
+    ns: u64,
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("structs of numbers and texts can be written")
 }
 
 #[cfg(test)]
@@ -410,7 +412,7 @@ mod tests {
         tracer.close();
         expect_test::expect![[r#"
             [
-            {"id":1,"model_name":"say \"hi\"","model_version":3,"request_id":"r\u000a1"},
+            {"id":1,"model_name":"say \"hi\"","model_version":3,"request_id":"r\n1"},
             {"id":1,"timestamps":[{"name":"REQUEST_START","ns":10},{"name":"QUEUE_START","ns":12},{"name":"COMPUTE_START","ns":20},{"name":"COMPUTE_INPUT_END","ns":21},{"name":"COMPUTE_OUTPUT_START","ns":30},{"name":"COMPUTE_END","ns":31},{"name":"REQUEST_END","ns":40}]},
             {"id":2,"model_name":"m","model_version":1},
             {"id":2,"timestamps":[{"name":"REQUEST_START","ns":50},{"name":"REQUEST_END","ns":60}]}
