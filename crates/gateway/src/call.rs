@@ -30,7 +30,8 @@ pub(crate) struct Head {
     pub(crate) application: ApplicationId,
 }
 
-/// A request for a known model that is ready. Dropped without an end, the client went away: it is taken out of the plan.
+/// A request for a known model that is ready. Dropped without an end, the client went away: it is taken out of the
+/// plan.
 pub(crate) struct Call<'a> {
     context: &'a IoContext,
     entry: Arc<CatalogueEntry>,
@@ -225,7 +226,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What a refusal is to the client. Earliest deadlines are told as a span from the arrival: clients have other clocks.
+    /// What a refusal is to the client. Earliest deadlines are told as a span from the arrival: clients have other
+    /// clocks.
     fn fault(&self, refusal: Refusal) -> Fault {
         let Refusal { reason, earliest_at, why } = refusal;
         let sentence = reason.sentence(&self.entry.name, self.entry.version, &why);

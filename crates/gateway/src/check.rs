@@ -12,8 +12,8 @@ pub(crate) struct Checked {
     pub(crate) inputs: Vec<Tensor>,
     /// Rows of the batch dimension; 1 where the model has none.
     pub(crate) rows: u32,
-    /// How large it is: the elements in a row of the largest input of which the model leaves the size open; `None` where it
-    /// leaves none open.
+    /// How large it is: the elements in a row of the largest input of which the model leaves the size open; `None`
+    /// where it leaves none open.
     pub(crate) size: Option<u32>,
     /// The outputs that are wanted.
     pub(crate) outputs: Vec<WantedOutput>,

@@ -1,8 +1,8 @@
 //! Regions of shared memory that clients registered, and tensors in them.
 //!
 //! A region is a part of a file below `/dev/shm`, which is what `shm_open` makes. Tensors are read and written with one
-//! system call each, never mapped: the client may change or cut the memory at any time, and a mapping that is cut ends the
-//! process (docs/notes/012-shared-memory.md).
+//! system call each, never mapped: the client may change or cut the memory at any time, and a mapping that is cut ends
+//! the process (docs/notes/012-shared-memory.md).
 
 use crate::body::hold::Held;
 use crate::io::IoContext;

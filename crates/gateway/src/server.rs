@@ -97,8 +97,8 @@ impl Gateway {
         let acceptor = Acceptor { queues, shared: Arc::clone(&shared), closing: closing.clone() };
         threads.push(spawn("accept".to_owned(), move || acceptor.run(http, grpc))?);
         if let Some(listener) = metrics_listener {
-            // On a thread of its own: writing the metrics of thousands of models takes milliseconds. It also looks whether
-            // there are enough devices.
+            // On a thread of its own: writing the metrics of thousands of models takes milliseconds. It also looks
+            // whether there are enough devices.
             threads.push(spawn("metrics".to_owned(), move || serve_metrics(listener, scaling, closing))?);
         }
         Ok(Self { http: http_at, grpc: grpc_at, metrics: metrics_at, closing: ClosingSwitch { shared, tell }, threads })
@@ -119,8 +119,8 @@ impl Gateway {
         self.metrics
     }
 
-    /// Says "ready" from now on: the models that were there at the start are ready or known to be broken. Requests to models
-    /// that are ready are answered before that, too.
+    /// Says "ready" from now on: the models that were there at the start are ready or known to be broken. Requests to
+    /// models that are ready are answered before that, too.
     pub fn set_ready(&self) {
         self.closing.shared.started.store(true, Ordering::Relaxed);
         self.closing.shared.tell_readiness(Readiness::Ready);

@@ -1,7 +1,7 @@
 //! The same over gRPC: many requests share a connection.
 //!
-//! Prepared messages go straight to the HTTP/2 connection. A generated client would encode each request anew and hand it from
-//! task to task, and the generator, not the server, would be what a run measures.
+//! Prepared messages go straight to the HTTP/2 connection. A generated client would encode each request anew and hand
+//! it from task to task, and the generator, not the server, would be what a run measures.
 
 use crate::inputs::InputSpec;
 use crate::stats::RequestOutcome;

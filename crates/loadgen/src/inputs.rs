@@ -29,8 +29,8 @@ pub struct FilledInput {
     pub data: Bytes,
 }
 
-/// Inputs for one request of that many rows, random where the plan gives no values. Sizes that the model leaves open are
-/// the plan's; otherwise the first dimension is the batch if it is open, and other open ones become `length`.
+/// Inputs for one request of that many rows, random where the plan gives no values. Sizes that the model leaves open
+/// are the plan's; otherwise the first dimension is the batch if it is open, and other open ones become `length`.
 pub fn make_inputs(specs: &[InputSpec], batch: u32, length: i64, plan: &LoadPlan) -> Result<Vec<FilledInput>, String> {
     let mut random = Random::new(plan.seed, 0);
     let sizes = OpenSizes { batch, length, shapes: &plan.shapes };

@@ -250,7 +250,8 @@ fn run(plan: &LoadPlan) -> LoadReport {
     loadgen::run(plan, std::future::pending()).unwrap()
 }
 
-/// The requests that a timetable at an even rate has: all of them are sent, late or not, so that their number doesn't depend on the machine.
+/// The requests that a timetable at an even rate has: all of them are sent, late or not, so that their number doesn't
+/// depend on the machine.
 fn due(rate: f64, millis: u64) -> u64 {
     (rate * millis as f64 / 1000.0) as u64
 }

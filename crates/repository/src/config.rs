@@ -33,7 +33,8 @@ pub struct ModelConfig {
     pub batch_sizes: Option<Vec<u32>>,
     /// The deadline of a request that brings none, counted from its arrival.
     pub latency_objective: Option<Duration>,
-    /// How many times the device time of other models it may have when devices are short, from the parameter `fair_weight`.
+    /// How many times the device time of other models it may have when devices are short, from the parameter
+    /// `fair_weight`.
     pub fair_weight: Option<f64>,
     /// The part of all device time that it gets in any case, from the parameter `fair_floor`.
     pub fair_floor: Option<f64>,
@@ -41,12 +42,13 @@ pub struct ModelConfig {
     pub emulation: Option<Emulation>,
     /// What to measure the model with where its file leaves it open, by input, from the parameter `profile_inputs`.
     pub profile_inputs: BTreeMap<String, ProfileInput>,
-    /// What open dimensions besides the batch will be, ascending, from the parameter `sequence_lengths`: for engines that prepare
-    /// each shape, and for `padding`.
+    /// What open dimensions besides the batch will be, ascending, from the parameter `sequence_lengths`: for engines
+    /// that prepare each shape, and for `padding`.
     pub lengths: Vec<u32>,
     /// For engines that have a choice: what floats are computed in, from the parameter `precision`.
     pub precision: Option<Precision>,
-    /// What inputs are filled up with so that requests of different lengths can share a batch, by input; none: they can't.
+    /// What inputs are filled up with so that requests of different lengths can share a batch, by input; none: they
+    /// can't.
     pub padding: BTreeMap<String, f64>,
     /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
     pub file_name: Option<String>,

@@ -5,8 +5,8 @@
 //!                      /config.pbtxt            optional
 //! ```
 //!
-//! `Repository::scan` says what is there now; a `Watcher` says what has changed since. What each part of a configuration
-//! means is written in `docs/model-repository.md`.
+//! `Repository::scan` says what is there now; a `Watcher` says what has changed since. What each part of a
+//! configuration means is written in `docs/model-repository.md`.
 
 mod batching;
 mod changes;

@@ -94,8 +94,8 @@ impl Mirror {
         !self.kept.is_empty()
     }
 
-    /// Brings the files of the wanted models up to date. With a `settling` time, models that change within it are left as
-    /// they are: somebody is writing them.
+    /// Brings the files of the wanted models up to date. With a `settling` time, models that change within it are left
+    /// as they are: somebody is writing them.
     pub(crate) fn sync(
         &mut self,
         wanted: &WantedModels,

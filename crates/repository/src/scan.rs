@@ -108,8 +108,8 @@ fn modified(metadata: &Metadata) -> u128 {
     at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos())
 }
 
-/// A model repository: one folder, or several that are served together. Remembers parsed configurations, so that looking
-/// again costs little.
+/// A model repository: one folder, or several that are served together. Remembers parsed configurations, so that
+/// looking again costs little.
 #[derive(Debug)]
 pub struct Repository {
     roots: Vec<PathBuf>,
@@ -165,8 +165,8 @@ impl Repository {
         Ok(entries)
     }
 
-    /// What is there now of one model, with a configuration that counts instead of its file, if one is given. Nothing if
-    /// there is no folder of that name.
+    /// What is there now of one model, with a configuration that counts instead of its file, if one is given. Nothing
+    /// if there is no folder of that name.
     pub fn scan_one(&mut self, name: &str, config: Option<&Arc<ModelConfig>>) -> Vec<ScanEntry> {
         let mut entries = Vec::new();
         if is_model_name(name) {

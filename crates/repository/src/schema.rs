@@ -1,5 +1,5 @@
-//! From a configuration's tree to Triton's own message, by the message's description: every field that is known is read,
-//! whether it means something here or not, and it is noted where each of them stands.
+//! From a configuration's tree to Triton's own message, by the message's description: every field that is known is
+//! read, whether it means something here or not, and it is noted where each of them stands.
 
 use crate::meaning::{limits, unused};
 use crate::positions::Positions;

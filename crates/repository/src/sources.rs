@@ -174,8 +174,8 @@ impl Sources {
         false
     }
 
-    /// Copies what has changed in the buckets. A bucket that can't be read doesn't keep the others from being copied; the
-    /// first error is returned. With a `settling` time, models that are being written are left as they are.
+    /// Copies what has changed in the buckets. A bucket that can't be read doesn't keep the others from being copied;
+    /// the first error is returned. With a `settling` time, models that are being written are left as they are.
     #[cfg(feature = "cloud")]
     pub fn sync(
         &self,

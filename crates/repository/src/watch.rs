@@ -9,7 +9,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Looking from time to time takes one part in so many of a core at most: a look at 10,000 models takes a third of a second.
+/// Looking from time to time takes one part in so many of a core at most: a look at 10,000 models takes a third of a
+/// second.
 const LOOKING_SHARE: u64 = 100;
 
 /// How closely to watch.
@@ -17,7 +18,8 @@ const LOOKING_SHARE: u64 = 100;
 pub struct WatchOptions {
     /// How long files must have stayed the same before they count.
     pub settling: Duration,
-    /// How often to look when nothing was noticed: network file systems and links don't always tell. Less often where a look takes long.
+    /// How often to look when nothing was noticed: network file systems and links don't always tell. Less often where a
+    /// look takes long.
     pub rescan: Duration,
 }
 

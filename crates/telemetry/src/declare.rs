@@ -1,5 +1,5 @@
-//! The one list of metrics: name, kind, labels, buckets, meaning. The registry, the families of series and the reference
-//! page are made from it.
+//! The one list of metrics: name, kind, labels, buckets, meaning. The registry, the families of series and the
+//! reference page are made from it.
 
 use prometheus::{
     CounterVec, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, core::Collector,

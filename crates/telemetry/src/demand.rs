@@ -1,6 +1,6 @@
-//! Totals of the whole process that say whether there are enough devices: what ended, what was lost for want of them, how long
-//! they were busy. The same events as in the metrics by model and device, but these totals never go back when a model is
-//! removed.
+//! Totals of the whole process that say whether there are enough devices: what ended, what was lost for want of them,
+//! how long they were busy. The same events as in the metrics by model and device, but these totals never go back when
+//! a model is removed.
 
 use base::{Duration, Reason};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,5 @@
-//! The set-up of logs: to standard error, as text for people or JSON for machines; and what can be changed while it runs.
+//! The set-up of logs: to standard error, as text for people or JSON for machines; and what can be changed while it
+//! runs.
 
 use std::io::IsTerminal as _;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -51,7 +52,8 @@ pub struct LogSettings {
     pub warning: bool,
     /// Whether errors are written.
     pub error: bool,
-    /// 0: what the filter of the start lets through; 1: also details of every part (debug); 2 and more: everything (trace).
+    /// 0: what the filter of the start lets through; 1: also details of every part (debug); 2 and more: everything
+    /// (trace).
     pub verbose_level: u32,
     /// Whether Triton's format ISO8601 was asked for. Lines have such times in either case.
     pub iso8601: bool,

@@ -50,7 +50,8 @@ impl UsageReader {
     }
 }
 
-/// The sum line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal. Guests' time is in user's already.
+/// The sum line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal. Guests' time is in user's
+/// already.
 fn ticks(stat: &str) -> Option<Ticks> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let numbers: Vec<u64> = line.split_whitespace().take(8).map_while(|number| number.parse().ok()).collect();

@@ -243,8 +243,8 @@ impl Metrics {
         self.invariants[invariant as usize].inc();
     }
 
-    /// Everything, in Prometheus' text format. A histogram of a model or a device is there from its first observation on: most of a page with
-    /// thousands of them would be empty ones.
+    /// Everything, in Prometheus' text format. A histogram of a model or a device is there from its first observation
+    /// on: most of a page with thousands of them would be empty ones.
     pub fn render(&self) -> String {
         let mut families = self.registry.gather();
         for family in families.iter_mut().filter(|family| family.get_field_type() == MetricType::HISTOGRAM) {
@@ -412,7 +412,8 @@ pub struct ActionMetrics {
 }
 
 impl ActionMetrics {
-    /// Done, in that time; so much had been predicted. It kept the executor from others for `busy`: transfers may have run beside another action.
+    /// Done, in that time; so much had been predicted. It kept the executor from others for `busy`: transfers may have
+    /// run beside another action.
     pub fn done(&self, took: Duration, busy: Duration, predicted: Duration) {
         self.done.inc();
         self.busy.inc_by(busy.as_secs_f64());

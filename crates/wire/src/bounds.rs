@@ -7,8 +7,8 @@ use crate::Fault;
 
 /// Inputs, outputs, raw entries and parameters that a request may have, all together: each takes up to 300 bytes.
 pub(crate) const MAX_PARTS: usize = 4096;
-/// The bytes by which a request may grow when it is read: numbers are packed in one byte and up and take up to 8, and an
-/// element of `bytes_contents` takes 32 beside its bytes.
+/// The bytes by which a request may grow when it is read: numbers are packed in one byte and up and take up to 8, and
+/// an element of `bytes_contents` takes 32 beside its bytes.
 const MAX_GROWTH: usize = 64 << 20;
 /// What an element of `bytes_contents` takes beside its bytes.
 const HANDLE_BYTES: usize = 32;

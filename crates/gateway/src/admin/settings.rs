@@ -10,8 +10,8 @@ use wire::proto::{
     log_settings_response, trace_setting_response,
 };
 
-/// `TraceSetting`, `GET` and `POST v2[/models/NAME]/trace/setting`. Without settings it only asks. A setting without values
-/// goes back to its default. Answers with all settings as they are afterwards.
+/// `TraceSetting`, `GET` and `POST v2[/models/NAME]/trace/setting`. Without settings it only asks. A setting without
+/// values goes back to its default. Answers with all settings as they are afterwards.
 pub(crate) fn trace(context: &IoContext, request: &TraceSettingRequest) -> Result<TraceSettingResponse, Fault> {
     let model = Some(request.model_name.as_str()).filter(|name| !name.is_empty());
     if let Some(name) = model {

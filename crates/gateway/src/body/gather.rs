@@ -1,5 +1,5 @@
-//! Bringing the pieces of a request together: in memory that a device reads by itself where there is such, so that the tensors in it needn't be
-//! copied for the device any more.
+//! Bringing the pieces of a request together: in memory that a device reads by itself where there is such, so that the
+//! tensors in it needn't be copied for the device any more.
 
 use bytes::{Bytes, BytesMut};
 use engine::{HostBuffer, HostMemory};

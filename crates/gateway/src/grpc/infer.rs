@@ -58,7 +58,8 @@ pub(super) async fn run<M: Message + 'static>(
     call.end(outcome)
 }
 
-/// What a call's headers say: the smaller of gRPC's own deadline and that of the header that HTTP has too, and who sends it.
+/// What a call's headers say: the smaller of gRPC's own deadline and that of the header that HTTP has too, and who
+/// sends it.
 fn head(context: &IoContext, headers: &HeaderMap) -> Result<Head, Fault> {
     let limit = call_deadline(headers).into_iter().chain(header_deadline(headers)).min();
     Ok(Head { limit, application: application(context, headers)? })

@@ -88,8 +88,8 @@ struct Encodings {
 }
 
 impl Encodings {
-    /// Plain calls get plain answers, compressed ones compressed answers. (Most clients say that they accept compression
-    /// whether they want it or not, and it costs more than it saves here.)
+    /// Plain calls get plain answers, compressed ones compressed answers. (Most clients say that they accept
+    /// compression whether they want it or not, and it costs more than it saves here.)
     fn of(headers: &HeaderMap) -> Result<Self, Fault> {
         let request = Encoding::of_request(ENCODING.as_str(), text(headers, &ENCODING)?)?;
         let answer = match request {

@@ -4,8 +4,9 @@
 //!  messages ──> reader task ──a task for each request, at most MAX_IN_FLIGHT──> answers, as they are done
 //! ```
 //!
-//! Requests of one stream are requests like any other: they are planned apart, and answered in the order in which they are
-//! done. Whoever drops the answers (the client cancelled, or is gone) drops the reader, and that takes all of them back.
+//! Requests of one stream are requests like any other: they are planned apart, and answered in the order in which they
+//! are done. Whoever drops the answers (the client cancelled, or is gone) drops the reader, and that takes all of them
+//! back.
 
 use super::Encodings;
 use super::answer::{messages, trailers};

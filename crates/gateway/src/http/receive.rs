@@ -30,7 +30,8 @@ impl RequestBody {
         Self { incoming, waits, patience }
     }
 
-    /// The whole body, if it isn't larger than the server takes, and what counts it if it is large. Tensors for a device are best in its memory.
+    /// The whole body, if it isn't larger than the server takes, and what counts it if it is large. Tensors for a
+    /// device are best in its memory.
     pub(crate) async fn read(
         &mut self,
         shared: &Arc<ServerState>,

@@ -32,7 +32,8 @@ const LINGERING: u8 = 5;
 /// How long a client may take to close a connection that was served to its end.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// What a client of HTTP/2, and so of gRPC, sends before anything else: 24 bytes that say what it speaks, and the head of a frame.
+/// What a client of HTTP/2, and so of gRPC, sends before anything else: 24 bytes that say what it speaks, and the head
+/// of a frame.
 const GREETING_BYTES: u32 = 33;
 
 /// What a connection is doing and since when. Written by its own thread only.
@@ -271,8 +272,8 @@ impl Connections {
 
 /// A socket that notes when something is received or written.
 ///
-/// It is shared, because what serves a connection drops its half when it is done, and the socket must not be closed then:
-/// see [`linger`].
+/// It is shared, because what serves a connection drops its half when it is done, and the socket must not be closed
+/// then: see [`linger`].
 #[derive(Debug)]
 pub(crate) struct WatchedStream {
     stream: Arc<TcpStream>,
@@ -284,9 +285,9 @@ impl WatchedStream {
         Self { stream, activity }
     }
 
-    /// There was room for more than the socket had, so there is no need to ask it again, which would be a system call for each
-    /// request: says so to the runtime. Nothing can have come in between that it had seen, because it looks at its sockets
-    /// on this very thread.
+    /// There was room for more than the socket had, so there is no need to ask it again, which would be a system call
+    /// for each request: says so to the runtime. Nothing can have come in between that it had seen, because it looks at
+    /// its sockets on this very thread.
     fn emptied(&self) {
         let _: io::Result<()> = self.stream.try_io(Interest::READABLE, || Err(io::ErrorKind::WouldBlock.into()));
     }
@@ -362,8 +363,9 @@ impl AsyncWrite for WatchedStream {
 /// Ends a connection whose serving is over so that the client gets all that was written.
 ///
 /// A socket that is closed while something lies unread in it, or that receives something later, is reset, and a reset
-/// throws away what the client hasn't read. A gRPC client sends frames while it reads an answer, so this is common. Says
-/// that nothing more will come, then reads and forgets until the client closes too; one that doesn't is left to the sweep.
+/// throws away what the client hasn't read. A gRPC client sends frames while it reads an answer, so this is common.
+/// Says that nothing more will come, then reads and forgets until the client closes too; one that doesn't is left to
+/// the sweep.
 pub(crate) async fn linger(stream: &TcpStream, activity: &Activity) {
     activity.lingers();
     // A client that is gone needs no goodbye.

@@ -87,8 +87,8 @@ impl ThreadServer {
         Self { context, connections, grpc, closing, tasks: JoinSet::new(), _background: background }
     }
 
-    /// Waits for the connections to end by themselves. Those of clients that don't react are not waited for once nothing
-    /// is owed to anybody.
+    /// Waits for the connections to end by themselves. Those of clients that don't react are not waited for once
+    /// nothing is owed to anybody.
     async fn finish(&mut self) {
         let mut quiet = 0;
         let mut moves = self.connections.moves();

@@ -1,7 +1,7 @@
 //! Traces of single requests: when each step of a sampled request happened, written to a file in Triton's JSON form.
 //!
-//! While nothing is traced, a request costs one look at a flag. What is traced is handed to a thread that writes it; if the
-//! thread can't keep up, traces are left out and counted, requests don't wait.
+//! While nothing is traced, a request costs one look at a flag. What is traced is handed to a thread that writes it; if
+//! the thread can't keep up, traces are left out and counted, requests don't wait.
 
 mod writer;
 
