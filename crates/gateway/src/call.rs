@@ -23,7 +23,7 @@ use wire::{Fault, InferRequest, InferResponse, OutputTensor};
 
 /// What the transport says of a request.
 #[derive(Clone, Copy)]
-pub(crate) struct Head {
+pub(crate) struct CallHeaders {
     /// The deadline that it gave, from the arrival.
     pub(crate) limit: Option<Duration>,
     /// Who sent it, unless the request itself says.
@@ -88,7 +88,7 @@ impl<'a> Call<'a> {
     pub(crate) async fn run<T: Send + 'static>(
         &mut self,
         mut request: InferRequest<'_>,
-        head: Head,
+        head: CallHeaders,
         compresses: bool,
         encode: impl FnOnce(InferResponse<'_>) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {

@@ -71,7 +71,7 @@ pub struct HttpAnswer<'a> {
 
 /// What a response's head says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Head {
+struct ResponseHead {
     status: u16,
     length: usize,
     body: usize,
@@ -118,7 +118,7 @@ impl HttpConnection {
         Ok(HttpAnswer { status: head.status, body })
     }
 
-    async fn try_exchange(&mut self, request: &HttpRequest, wants_body: bool) -> io::Result<Head> {
+    async fn try_exchange(&mut self, request: &HttpRequest, wants_body: bool) -> io::Result<ResponseHead> {
         if self.stream.is_none() {
             self.connect().await?;
         }
@@ -154,7 +154,7 @@ async fn send(stream: &mut TcpStream, request: &HttpRequest) -> io::Result<()> {
     stream.write_all(&body[sent - head.len()..]).await
 }
 
-async fn receive(stream: &mut TcpStream, buffer: &mut Vec<u8>, wants_body: bool) -> io::Result<Head> {
+async fn receive(stream: &mut TcpStream, buffer: &mut Vec<u8>, wants_body: bool) -> io::Result<ResponseHead> {
     let mut filled = 0;
     let head = loop {
         if filled == buffer.len() {
@@ -196,7 +196,7 @@ async fn receive(stream: &mut TcpStream, buffer: &mut Vec<u8>, wants_body: bool)
 }
 
 /// `None`: the head isn't all there.
-fn parse_head(bytes: &[u8]) -> io::Result<Option<Head>> {
+fn parse_head(bytes: &[u8]) -> io::Result<Option<ResponseHead>> {
     let mut headers = [httparse::EMPTY_HEADER; 32];
     let mut response = httparse::Response::new(&mut headers);
     let body = match response.parse(bytes) {
@@ -214,7 +214,7 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<Head>> {
     }
     let status = response.code.ok_or_else(|| bad("the response has no status"))?;
     let length = length.ok_or_else(|| bad("the response has no Content-Length"))?;
-    Ok(Some(Head { status, length, body, close }))
+    Ok(Some(ResponseHead { status, length, body, close }))
 }
 
 fn classify(answer: HttpAnswer<'_>) -> RequestOutcome {

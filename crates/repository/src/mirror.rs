@@ -62,7 +62,7 @@ pub(crate) struct Mirror {
 }
 
 /// What went wrong in one attempt.
-enum Trouble {
+enum SyncFailure {
     /// The bucket changed meanwhile: look again.
     Moved,
     Failed(SourceError),
@@ -105,9 +105,9 @@ impl Mirror {
         for attempt in 1.. {
             match self.try_sync(wanted, settling, progress) {
                 Ok(()) => return Ok(()),
-                Err(Trouble::Failed(error)) => return Err(error),
-                Err(Trouble::Moved) if attempt == ATTEMPTS => break,
-                Err(Trouble::Moved) => {}
+                Err(SyncFailure::Failed(error)) => return Err(error),
+                Err(SyncFailure::Moved) if attempt == ATTEMPTS => break,
+                Err(SyncFailure::Moved) => {}
             }
         }
         Err(SourceError::Changing { url: self.bucket.url.clone(), attempts: ATTEMPTS })
@@ -118,7 +118,7 @@ impl Mirror {
         wanted: &WantedModels,
         settling: Duration,
         progress: &dyn Fn(&Transfer),
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), SyncFailure> {
         self.go_on()?;
         let mut seen = self.list()?;
         let mut unsettled = BTreeSet::new();
@@ -137,7 +137,7 @@ impl Mirror {
             .collect();
         self.download(&stale, progress)?;
         self.put_in_place(&seen, &stale, &unsettled)
-            .map_err(|error| Trouble::Failed(SourceError::local(&self.folder, &error)))
+            .map_err(|error| SyncFailure::Failed(SourceError::local(&self.folder, &error)))
     }
 
     fn differs(&self, seen: &Objects, wanted: &WantedModels) -> bool {
@@ -152,13 +152,13 @@ impl Mirror {
     }
 
     /// Everything below the prefix that can be part of a model: nothing hidden, and nothing beside the models' folders.
-    fn list(&self) -> Result<Listing, Trouble> {
+    fn list(&self) -> Result<Listing, SyncFailure> {
         let prefix = (!self.bucket.prefix.is_empty()).then(|| Key::from(self.bucket.prefix.as_str()));
         let listed: Result<Vec<ObjectMeta>, _> =
             self.runtime.block_on(self.store.list(prefix.as_ref()).take(MAX_OBJECTS + 1).try_collect());
         let listed = listed.map_err(|error| self.failed(&error))?;
         if listed.len() > MAX_OBJECTS {
-            return Err(Trouble::Failed(SourceError::TooMany { url: self.bucket.url.clone(), most: MAX_OBJECTS }));
+            return Err(SyncFailure::Failed(SourceError::TooMany { url: self.bucket.url.clone(), most: MAX_OBJECTS }));
         }
         let mut objects = Objects::new();
         for meta in listed {
@@ -185,14 +185,14 @@ impl Mirror {
         Ok(Listing { objects, folders })
     }
 
-    fn go_on(&self) -> Result<(), Trouble> {
-        if self.stopped.load(Ordering::Relaxed) { Err(Trouble::Failed(SourceError::Stopped)) } else { Ok(()) }
+    fn go_on(&self) -> Result<(), SyncFailure> {
+        if self.stopped.load(Ordering::Relaxed) { Err(SyncFailure::Failed(SourceError::Stopped)) } else { Ok(()) }
     }
 
-    fn failed(&self, error: &object_store::Error) -> Trouble {
+    fn failed(&self, error: &object_store::Error) -> SyncFailure {
         match error {
-            object_store::Error::Precondition { .. } => Trouble::Moved,
-            error => Trouble::Failed(SourceError::remote(&self.bucket, error)),
+            object_store::Error::Precondition { .. } => SyncFailure::Moved,
+            error => SyncFailure::Failed(SourceError::remote(&self.bucket, error)),
         }
     }
 
@@ -200,11 +200,11 @@ impl Mirror {
         self.folder.join("parts").join(number.to_string())
     }
 
-    fn download(&self, stale: &[(String, Object)], progress: &dyn Fn(&Transfer)) -> Result<(), Trouble> {
+    fn download(&self, stale: &[(String, Object)], progress: &dyn Fn(&Transfer)) -> Result<(), SyncFailure> {
         if stale.is_empty() {
             return Ok(());
         }
-        let local = |error: io::Error| Trouble::Failed(SourceError::local(&self.folder, &error));
+        let local = |error: io::Error| SyncFailure::Failed(SourceError::local(&self.folder, &error));
         fs::create_dir_all(self.folder.join("parts")).map_err(local)?;
         let total_bytes = stale.iter().map(|(_, object)| object.size).sum();
         let files = stale.len();
@@ -225,7 +225,13 @@ impl Mirror {
     }
 
     /// Downloads one object, exactly the one that was listed.
-    async fn fetch(&self, path: &str, object: &Object, part: &Path, add: &impl Fn(&str, u64)) -> Result<(), Trouble> {
+    async fn fetch(
+        &self,
+        path: &str,
+        object: &Object,
+        part: &Path,
+        add: &impl Fn(&str, u64),
+    ) -> Result<(), SyncFailure> {
         let key = match self.bucket.prefix.as_str() {
             "" => path.to_owned(),
             prefix => format!("{prefix}/{path}"),
@@ -234,10 +240,10 @@ impl Mirror {
         let options = GetOptions { if_match: object.tag.clone(), ..GetOptions::default() };
         let result = self.store.get_opts(&key, options).await;
         let result = match result {
-            Err(object_store::Error::NotFound { .. }) => return Err(Trouble::Moved),
+            Err(object_store::Error::NotFound { .. }) => return Err(SyncFailure::Moved),
             result => result.map_err(|error| self.failed(&error))?,
         };
-        let local = |error: io::Error| Trouble::Failed(SourceError::local(part, &error));
+        let local = |error: io::Error| SyncFailure::Failed(SourceError::local(part, &error));
         let mut file = fs::File::create(part).map_err(local)?;
         let (mut content, mut length) = (result.into_stream(), 0);
         while let Some(piece) = content.try_next().await.map_err(|error| self.failed(&error))? {
@@ -246,7 +252,7 @@ impl Mirror {
             length += piece.len() as u64;
             add(path, piece.len() as u64);
         }
-        if length == object.size { Ok(()) } else { Err(Trouble::Moved) }
+        if length == object.size { Ok(()) } else { Err(SyncFailure::Moved) }
     }
 
     /// Renames what was downloaded to where it belongs, and removes what is no longer in the bucket.

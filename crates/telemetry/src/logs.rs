@@ -69,7 +69,7 @@ impl Default for LogSettings {
 struct ProcessLog {
     settings: Mutex<LogSettings>,
     filter: String,
-    handle: reload::Handle<Chosen, Registry>,
+    handle: reload::Handle<LogFilter, Registry>,
 }
 
 static PROCESS_LOG: OnceLock<ProcessLog> = OnceLock::new();
@@ -77,7 +77,7 @@ static PROCESS_LOG: OnceLock<ProcessLog> = OnceLock::new();
 /// Sends the log of the whole process to standard error. `filter` is a level (`info`) or levels by part of the program
 /// (`info,gateway=debug`). Colours only where a person looks at it.
 pub fn init(format: Format, filter: &str) -> Result<(), LogsError> {
-    let (chosen, handle) = reload::Layer::new(Chosen::new(filter, LogSettings::default())?);
+    let (chosen, handle) = reload::Layer::new(LogFilter::new(filter, LogSettings::default())?);
     let layer = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     let layer = match format {
         Format::Text => layer.with_target(false).boxed(),
@@ -102,7 +102,7 @@ pub fn change(change: impl FnOnce(&mut LogSettings)) -> Result<LogSettings, Logs
     let mut settings = running.settings.lock().unwrap_or_else(PoisonError::into_inner);
     let mut wanted = *settings;
     change(&mut wanted);
-    let chosen = Chosen::new(&running.filter, wanted)?;
+    let chosen = LogFilter::new(&running.filter, wanted)?;
     running.handle.reload(chosen).map_err(|_| LogsError::NotSetUp)?;
     *settings = wanted;
     Ok(wanted)
@@ -110,12 +110,12 @@ pub fn change(change: impl FnOnce(&mut LogSettings)) -> Result<LogSettings, Logs
 
 /// What is written: what the filter lets through, of the levels that are on.
 #[derive(Debug)]
-struct Chosen {
+struct LogFilter {
     filter: EnvFilter,
     settings: LogSettings,
 }
 
-impl Chosen {
+impl LogFilter {
     fn new(filter: &str, settings: LogSettings) -> Result<Self, LogsError> {
         let louder = match settings.verbose_level {
             0 => "",
@@ -139,7 +139,7 @@ impl Chosen {
     }
 }
 
-impl<S: Subscriber> Filter<S> for Chosen {
+impl<S: Subscriber> Filter<S> for LogFilter {
     fn enabled(&self, metadata: &Metadata<'_>, context: &Context<'_, S>) -> bool {
         self.is_on(metadata.level()) && Filter::<S>::enabled(&self.filter, metadata, context)
     }
@@ -201,11 +201,11 @@ mod tests {
         }
         let kept = Kept::default();
         let writer = kept.clone();
-        let (chosen, handle) = reload::Layer::new(Chosen::new(filter, LogSettings::default()).unwrap());
+        let (chosen, handle) = reload::Layer::new(LogFilter::new(filter, LogSettings::default()).unwrap());
         let layer = fmt::layer().with_writer(move || writer.clone()).without_time().with_ansi(false).with_target(false);
         let log = tracing_subscriber::registry().with(layer.with_filter(chosen));
         tracing::subscriber::with_default(log, || {
-            handle.reload(Chosen::new(filter, settings).unwrap()).unwrap();
+            handle.reload(LogFilter::new(filter, settings).unwrap()).unwrap();
             tracing::error!("!");
             tracing::warn!("!");
             tracing::info!("!");

@@ -85,25 +85,25 @@ impl<'a> Iterator for Fields<'a> {
 
 /// What was found so far.
 #[derive(Default)]
-struct Walk {
+struct MemoryEstimate {
     parts: usize,
     growth: usize,
 }
 
 /// Refuses a `ModelInferRequest` that would take far more memory than its bytes.
 pub(crate) fn check_infer_request(message: &[u8]) -> Result<(), Fault> {
-    let mut walk = Walk::default();
+    let mut estimate = MemoryEstimate::default();
     for field in Fields(message) {
         match field? {
             (5, FieldValue::Bytes(input)) => {
-                walk.part()?;
-                walk.input(input)?;
+                estimate.part()?;
+                estimate.input(input)?;
             }
             (6, FieldValue::Bytes(output)) => {
-                walk.part()?;
-                walk.parameters(output, 2)?;
+                estimate.part()?;
+                estimate.parameters(output, 2)?;
             }
-            (4 | 7, _) => walk.part()?,
+            (4 | 7, _) => estimate.part()?,
             _ => {}
         }
     }
@@ -129,7 +129,7 @@ pub(crate) fn too_many_parameters() -> Fault {
     ))
 }
 
-impl Walk {
+impl MemoryEstimate {
     fn part(&mut self) -> Result<(), Fault> {
         self.parts += 1;
         if self.parts <= MAX_PARTS {

@@ -12,12 +12,12 @@ use wire::Fault;
 pub(crate) const COUNTED_FROM: usize = 64 << 10;
 
 /// Bytes of one request that count as held until this is dropped.
-pub(crate) struct Held {
+pub(crate) struct HeldBytes {
     shared: Arc<ServerState>,
     bytes: usize,
 }
 
-impl Held {
+impl HeldBytes {
     pub(crate) fn new(shared: &Arc<ServerState>) -> Self {
         Self { shared: Arc::clone(shared), bytes: 0 }
     }
@@ -59,7 +59,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.give_back();
     }
@@ -75,8 +75,8 @@ mod tests {
     fn what_is_held_is_bounded_and_given_back() {
         let config = Config { max_body_bytes: 10, max_held_bytes: 100, ..Config::default() };
         let shared = Arc::new(ServerState::new(config, Metrics::new(), telemetry::Tracer::default()));
-        let mut first = Held::new(&shared);
-        let mut second = Held::new(&shared);
+        let mut first = HeldBytes::new(&shared);
+        let mut second = HeldBytes::new(&shared);
         first.add(60).unwrap();
         first.replace(90).unwrap();
         second.add(10).unwrap();

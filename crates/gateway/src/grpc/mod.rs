@@ -20,7 +20,7 @@ use hyper::body::Incoming;
 use hyper::header::HeaderMap;
 use hyper::http::request::Parts;
 use hyper::{Request, Response};
-use standard::Standard;
+use standard::StandardServices;
 use std::convert::Infallible;
 use std::sync::Arc;
 use tonic::body::Body;
@@ -32,12 +32,12 @@ const SERVICE: &str = "/inference.GRPCInferenceService/";
 /// The services of one io thread.
 pub(crate) struct GrpcServer {
     context: Arc<IoContext>,
-    standard: Standard,
+    standard: StandardServices,
 }
 
 impl GrpcServer {
     pub(crate) fn new(context: Arc<IoContext>) -> Self {
-        let standard = Standard::new(&context.shared);
+        let standard = StandardServices::new(&context.shared);
         Self { context, standard }
     }
 

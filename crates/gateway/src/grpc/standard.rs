@@ -25,7 +25,7 @@ type ServiceFuture = Pin<Box<dyn Future<Output = Result<http::Response<Body>, In
 type Handler = Box<dyn Fn(http::Request<Incoming>) -> ServiceFuture + Send + Sync>;
 
 /// The services.
-pub(super) struct Standard {
+pub(super) struct StandardServices {
     health: Handler,
     reflection: Handler,
     old_reflection: Handler,
@@ -40,7 +40,7 @@ where
     Box::new(move |request| Box::pin(service.clone().call(request)))
 }
 
-impl Standard {
+impl StandardServices {
     pub(super) fn new(shared: &Arc<ServerState>) -> Self {
         let health = HealthServer::new(HealthCalls { readiness: shared.readiness.subscribe() });
         let described = || {

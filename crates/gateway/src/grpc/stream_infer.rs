@@ -13,7 +13,7 @@ use super::answer::{messages, trailers};
 use super::frames::{self, Framed, Messages};
 use super::infer::{self, application, call_deadline, header_deadline};
 use crate::body::encoding::Encoding;
-use crate::call::{Head, count_unrouted};
+use crate::call::{CallHeaders, count_unrouted};
 use crate::io::IoContext;
 use base::{ApplicationId, Duration, Reason, Timestamp};
 use bytes::Bytes;
@@ -192,7 +192,7 @@ impl Reader {
         let context = &self.context;
         let (request, _held) = infer::read(context, message).await.map_err(|fault| (String::new(), fault))?;
         let left = self.ends_at.map(|ends_at| ends_at.since(arrived_at));
-        let head = Head { limit: self.limit.into_iter().chain(left).min(), application: self.application };
+        let head = CallHeaders { limit: self.limit.into_iter().chain(left).min(), application: self.application };
         let answer = infer::run(context, &request, Ok(head), self.encoding, arrived_at, answered).await;
         answer.map_err(|fault| (request.id, fault))
     }

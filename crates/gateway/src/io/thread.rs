@@ -111,7 +111,7 @@ impl ThreadServer {
     }
 
     fn serve(&mut self, stream: StdStream, protocol: Protocol) {
-        let open = Open::new(protocol, Arc::clone(&self.context));
+        let open = CountedConnection::new(protocol, Arc::clone(&self.context));
         let Ok(stream) = TcpStream::from_std(stream) else { return };
         tune(&stream);
         let activity = self.connections.activity(protocol);
@@ -256,12 +256,12 @@ async fn told_to_close(closing: &mut watch::Receiver<bool>) {
 }
 
 /// A connection that counts as open until it is dropped.
-struct Open {
+struct CountedConnection {
     protocol: Protocol,
     context: Arc<IoContext>,
 }
 
-impl Open {
+impl CountedConnection {
     fn new(protocol: Protocol, context: Arc<IoContext>) -> Self {
         let metrics = &context.shared.metrics;
         match protocol {
@@ -272,7 +272,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for CountedConnection {
     fn drop(&mut self) {
         let shared = &self.context.shared;
         match self.protocol {

@@ -79,14 +79,14 @@ pub enum TraceError {
 
 /// Values that were set; what wasn't is inherited.
 #[derive(Clone, Copy, Debug, Default)]
-struct Own {
+struct OwnSettings {
     timestamps: Option<bool>,
     rate: Option<u32>,
     count: Option<Option<u64>>,
     log_frequency: Option<u32>,
 }
 
-impl Own {
+impl OwnSettings {
     fn change(&mut self, change: TraceChange) {
         change.timestamps.apply(&mut self.timestamps);
         change.rate.apply(&mut self.rate);
@@ -112,7 +112,7 @@ impl Own {
 /// The settings of the server or of one model, and how far its sampling is.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sampler {
-    own: Own,
+    own: OwnSettings,
     seen: u64,
     made: u64,
 }
