@@ -5,7 +5,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$HOME/.cargo/bin:$PATH"
 
 # One set of features in every step: what one has built, the next one uses. The solver of `punctual place` is part of it.
-everything=(--workspace --features cli/placement)
+everything=(--workspace --features cli/placement,lab/placement)
 
 step() { printf '\n== %s (%ss)\n' "$1" "$SECONDS"; }
 

@@ -1,5 +1,6 @@
 //! Works out a number for everything that figures depend on: what this crate makes of a file (`src/run`, with the defaults)
 //! and all sources of every crate of ours below it. Results that were kept under another number aren't taken for today's.
+//! Measurements name the profile of the build.
 
 #![allow(clippy::expect_used, reason = "a build that can't read its own sources should stop")]
 
@@ -26,6 +27,16 @@ fn main() {
     }
     println!("cargo:rustc-env=LAB_SOURCES={hash:016x}");
     println!("cargo:rustc-env=LAB_CRATES={}", crates.into_iter().collect::<Vec<_>>().join(" "));
+    println!("cargo:rustc-env=LAB_PROFILE={}", profile());
+}
+
+/// The name of the profile that this is built with: `PROFILE` says no more than whether it is like `release`, but what is
+/// built lies in `target/NAME/build/...`.
+fn profile() -> String {
+    let out = std::env::var("OUT_DIR").expect("cargo says where to put what is built");
+    let folders: Vec<_> = Path::new(&out).iter().map(|folder| folder.to_string_lossy().into_owned()).collect();
+    let named = folders.iter().rposition(|folder| folder == "build").and_then(|build| build.checked_sub(1));
+    named.map_or_else(|| "unknown".to_owned(), |index| folders[index].clone())
 }
 
 /// Adds the crates of this workspace that the one in the folder depends on, and those that they depend on.

@@ -5,11 +5,13 @@ mod ids;
 pub mod margins;
 mod profile;
 mod reason;
+mod start;
 mod tensor;
 mod time;
 
 pub use ids::{ActionId, ApplicationId, DeviceId, ModelId, RequestId};
 pub use profile::{BatchLatency, LatencyProfile, ProfileError, Transfers, USUAL_MAX_BATCH, usual_batch_sizes};
 pub use reason::{GrpcCode, Reason};
+pub use start::OrderStart;
 pub use tensor::{DataType, ModelSignature, Precision, TensorSpec, element_count};
 pub use time::{Duration, Timestamp, Window};

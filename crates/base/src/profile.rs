@@ -18,7 +18,7 @@ pub struct BatchLatency {
 }
 
 /// The transfers of one batch, to a device and from it, where they may run beside other batches.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Transfers {
     /// What was done before its start, while another batch ran.

@@ -5,9 +5,9 @@
 use crate::bytes::ByteSize;
 use crate::devices::{DeviceKind, Devices};
 use clap::Arg;
-use controller::{ControlMode, Effort};
 use engine_cuda::engine::CudaOptions;
 use engine_ort::OrtOptions;
+use models::{ControlMode, ProfilingEffort};
 use planner::advice::AdvisorConfig;
 use recording::Limits;
 use std::net::{IpAddr, Ipv4Addr};
@@ -47,8 +47,8 @@ pub fn say(option: Arg) -> Arg {
     }
 }
 
-/// The default of an option, as one would write it. `None` where there is none, or where it can't be written in a flag: then the
-/// option's own words say it.
+/// The default of an option, as one would write it. `None` where there is none, or where it can't be written in a flag:
+/// then the option's own words say it.
 fn of(option: &str) -> Option<String> {
     let size = |bytes: usize| ByteSize(bytes as u64).exactly();
     let on_or_off = |on: bool| if on { "on" } else { "off" }.to_owned();
@@ -72,7 +72,7 @@ fn of(option: &str) -> Option<String> {
         "cells" => CELLS.to_string(),
         "profile_window" => scheduler.profile_window.to_string(),
         "profile_quantile" => scheduler.profile_quantile.to_string(),
-        "profile_budget_ms" => Effort::default().budget.as_millis_f64().to_string(),
+        "profile_budget_ms" => ProfilingEffort::default().budget.as_millis_f64().to_string(),
         "online_profile_share" => ONLINE_PROFILE_SHARE.to_string(),
         "max_requests" => scheduler::Config::DEFAULT_MAX_REQUESTS.to_string(),
         "max_body" => size(gateway.max_body_bytes),
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use crate::runtime::Runtime;
     use crate::serve::ServeOptions;
-    use crate::{Cli, Command};
+    use crate::{Command, CommandLine};
     use clap::{CommandFactory, Parser};
 
     /// Every option whose default can be written in a flag, with something else that it may be told.
@@ -151,7 +151,7 @@ mod tests {
 
     fn parse(arguments: &[&str]) -> Box<ServeOptions> {
         let all = ["punctual", "serve", "--model-repository", "models"].iter().chain(arguments);
-        match Cli::try_parse_from(all).unwrap_or_else(|error| panic!("{error}")).command {
+        match CommandLine::try_parse_from(all).unwrap_or_else(|error| panic!("{error}")).command {
             Command::Serve(options) => options,
             _ => panic!("not serve"),
         }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     fn default_in_help(flag: &str) -> Option<String> {
-        let command = Cli::command();
+        let command = CommandLine::command();
         let serve = command.find_subcommand("serve").unwrap();
         let option = serve.get_arguments().find(|option| option.get_long() == Some(flag)).unwrap();
         let help = option.get_help().unwrap().to_string();
@@ -209,7 +209,7 @@ mod tests {
     fn no_option_is_forgotten() {
         let mut known: Vec<_> = OTHERS.iter().map(|other| other.0).chain(SWITCHES).chain(REST).collect();
         known.sort_unstable();
-        let command = Cli::command();
+        let command = CommandLine::command();
         let options = command.find_subcommand("serve").unwrap().get_arguments();
         let mut flags: Vec<_> = options.filter_map(Arg::get_long).filter(|flag| *flag != "help").collect();
         flags.sort_unstable();

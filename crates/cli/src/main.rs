@@ -22,7 +22,7 @@ use std::process::ExitCode;
 /// ahead, and either answers before the deadline or says at once that it can't.
 #[derive(Parser)]
 #[command(name = "punctual", version, max_term_width = 100)]
-struct Cli {
+struct CommandLine {
     #[command(subcommand)]
     command: Command,
 }
@@ -36,8 +36,8 @@ enum Command {
     Serve(Box<serve::ServeOptions>),
     /// Send load to a server and report goodput, refusals and latencies.
     ///
-    /// Latency counts from the moment at which a request should have been sent, also when the server kept it waiting to be
-    /// sent.
+    /// Latency counts from the moment at which a request should have been sent, also when the server kept it waiting to
+    /// be sent.
     Load(Box<loadgen::LoadArgs>),
     /// Measure what models take on a device: batches, loads, and how much that varies.
     ///
@@ -49,15 +49,16 @@ enum Command {
     Simulate(Box<lab::simulate::SimulateArgs>),
     /// Run what a server recorded once more, and check it.
     ///
-    /// `punctual serve --record FILE` keeps every event that the scheduler was told. Here they go through a fresh scheduler: the
-    /// same orders must come out, and every invariant that can be seen from events and orders must hold. Says which isn't, and at
-    /// which event; then the exit code is 1. A recording has no tensors in it, only names' numbers, sizes and times.
+    /// `punctual serve --record FILE` keeps every event that the scheduler was told. Here they go through a fresh
+    /// scheduler: the same orders must come out, and every invariant that can be seen from events and orders must hold.
+    /// Says which isn't, and at which event; then the exit code is 1. A recording has no tensors in it, only names'
+    /// numbers, sizes and times.
     Replay(replay::ReplayOptions),
     /// Decide which models share which part of a cluster.
     ///
-    /// A cluster is split into parts; every device of a part holds all models of that part. Models are placed so that all
-    /// parts have about the same request rate and the same weights, within the bounds that the file gives. The assignment is
-    /// the best that a solver of mixed integer programs finds in the time (Symphony, appendix A).
+    /// A cluster is split into parts; every device of a part holds all models of that part. Models are placed so that
+    /// all parts have about the same request rate and the same weights, within the bounds that the file gives. The
+    /// assignment is the best that a solver of mixed integer programs finds in the time (Symphony, appendix A).
     ///
     /// The file is TOML:
     ///
@@ -77,15 +78,15 @@ enum Command {
     ///   part = 2                   # where it is now, numbered from 0; absent: nowhere
     ///   change_cost = 102.3        # of a load or an unload; absent: the weights
     ///
-    /// With `part`, the cost of changes is bounded and kept low: run it again with the parts of the last result when rates
-    /// have changed.
+    /// With `part`, the cost of changes is bounded and kept low: run it again with the parts of the last result when
+    /// rates have changed.
     #[command(verbatim_doc_comment)]
     #[allow(rustdoc::broken_intra_doc_links, reason = "the help shows a TOML file as it is written")]
     Place(place::PlaceOptions),
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    match run(CommandLine::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("punctual: {error:#}");
@@ -94,7 +95,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<()> {
+fn run(cli: CommandLine) -> Result<()> {
     match cli.command {
         Command::Serve(options) => serve::run(*options),
         Command::Load(args) => Ok(loadgen::run_and_print(&args)?),

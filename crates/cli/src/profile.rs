@@ -7,7 +7,7 @@ use crate::runtime::{Choices, Runtime};
 use anyhow::{Context, Result, anyhow, bail};
 use base::Duration;
 use clap::Args;
-use controller::{Runs, Samples, measure_alone, model_source};
+use models::{Runs, Samples, measure_alone, model_source};
 use repository::{Repository, ScanEntry};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

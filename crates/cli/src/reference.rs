@@ -2,13 +2,13 @@
 
 #[cfg(test)]
 mod tests {
-    use crate::Cli;
+    use crate::CommandLine;
     use clap::CommandFactory;
     use std::fmt::Write;
     use std::path::Path;
 
     fn reference() -> String {
-        let command = Cli::command();
+        let command = CommandLine::command();
         let serve = command.find_subcommand("serve").unwrap();
         let mut text = String::from(
             "# Settings of `punctual serve`\n\n\
@@ -40,6 +40,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_well_formed() {
-        Cli::command().debug_assert();
+        CommandLine::command().debug_assert();
     }
 }

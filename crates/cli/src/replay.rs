@@ -157,7 +157,7 @@ fn to_json(replay: &Replay) -> Value {
             "refused": refused,
             "refused_at_once": tally.refused_at_once,
             "refused_early": tally.refused_early,
-            "refusal_ms": tally.refusal.spread(),
+            "refusal_ms": tally.refusal.summary(),
             "open": tally.in_hand,
         },
         "batches": tally.batches,

@@ -8,12 +8,10 @@ use crate::runtime::{Choices, Runtime};
 use anyhow::{Context, Result, anyhow, bail};
 use base::Duration;
 use clap::Args;
-use controller::{
-    ControlMode, Controller, ControllerConfig, DeviceConfig, Divisions, Effort, Manager, ManagerConfig, ModelState,
-    Progress, deal,
-};
+use controller::{Controller, ControllerConfig, DeviceConfig, Divisions, deal};
 use gateway::Gateway;
 use indicatif::{ProgressBar, ProgressStyle};
+use models::{ControlMode, Manager, ManagerConfig, ModelState, ProfilingEffort, Registry, StartProgress};
 use recording::{Header, Limits, Recorder};
 use repository::{RepositorySource, Transfer};
 use scheduler::PolicyKind;
@@ -35,25 +33,26 @@ const MAX_POLL_SECONDS: u64 = 86_400;
 /// How often downloads are logged.
 const LINE_EVERY: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// What `serve` may be told. Each can be given as a flag, as an environment variable, or in the file of `--config`; they
-/// count in this order. [`defaults`] adds the default to the help of those that have one.
+/// What `serve` may be told. Each can be given as a flag, as an environment variable, or in the file of `--config`;
+/// they count in this order. [`defaults`] adds the default to the help of those that have one.
 #[derive(Args, Deserialize, Default, Debug)]
 #[command(mut_args = defaults::say)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServeOptions {
-    /// The models, in Triton's layout: a folder, `s3://bucket/folder`, `s3://host:port/bucket/folder`, `gs://bucket/folder`
-    /// or `az://container/folder`. May be given several times (in a file: as a list).
+    /// The models, in Triton's layout: a folder, `s3://bucket/folder`, `s3://host:port/bucket/folder`,
+    /// `gs://bucket/folder` or `az://container/folder`. May be given several times (in a file: as a list).
     #[arg(long, value_name = "DIR_OR_URL", env = "PUNCTUAL_MODEL_REPOSITORY", alias = "model-store")]
     #[serde(default, deserialize_with = "one_or_many")]
     pub model_repository: Option<Vec<String>>,
 
-    /// Who says which models are served. `auto`: the repository, whose changes are noticed, and clients, who may load and
-    /// unload. `none`: the repository as it is at the start. `poll`: the repository, whose changes are noticed. `explicit`:
-    /// clients, and `--load-model` at the start.
+    /// Who says which models are served. `auto`: the repository, whose changes are noticed, and clients, who may load
+    /// and unload. `none`: the repository as it is at the start. `poll`: the repository, whose changes are noticed.
+    /// `explicit`: clients, and `--load-model` at the start.
     #[arg(long, value_name = "MODE", env = "PUNCTUAL_MODEL_CONTROL_MODE")]
     pub model_control_mode: Option<String>,
 
-    /// A model to load at the start with `--model-control-mode explicit`; `*` is all of them. May be given several times.
+    /// A model to load at the start with `--model-control-mode explicit`; `*` is all of them. May be given several
+    /// times.
     #[arg(long, value_name = "NAME", env = "PUNCTUAL_LOAD_MODEL")]
     #[serde(default, deserialize_with = "one_or_many")]
     pub load_model: Option<Vec<String>>,
@@ -79,7 +78,8 @@ pub struct ServeOptions {
     pub metrics_port: Option<u16>,
 
     /// What to run on: `cpu:N` for N executors on CPU cores, `cuda:0` for an NVIDIA GPU (`cuda:0,1` for two,
-    /// `cuda:0:shares=0.5,0.5` for one in two parts, `cuda:0:shares=0.5,0.5|0.25,0.75` for parts that may be changed while it runs), `emulated:N` for N devices that only pretend.
+    /// `cuda:0:shares=0.5,0.5` for one in two parts, `cuda:0:shares=0.5,0.5|0.25,0.75` for parts that may be changed
+    /// while it runs), `emulated:N` for N devices that only pretend.
     #[arg(long, value_name = "KIND:N", env = "PUNCTUAL_DEVICES")]
     pub devices: Option<Devices>,
 
@@ -87,8 +87,8 @@ pub struct ServeOptions {
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_DEVICE_MEMORY")]
     pub device_memory: Option<ByteSize>,
 
-    /// On a GPU, pinned host memory into which requests are received, so that the GPU reads binary tensors from there by itself. What doesn't fit is
-    /// copied by the device's thread first; 0 has all of them copied.
+    /// On a GPU, pinned host memory into which requests are received, so that the GPU reads binary tensors from there
+    /// by itself. What doesn't fit is copied by the device's thread first; 0 has all of them copied.
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_PINNED_MEMORY")]
     pub pinned_memory: Option<ByteSize>,
 
@@ -108,14 +108,14 @@ pub struct ServeOptions {
     #[arg(long, value_name = "NAME", env = "PUNCTUAL_POLICY")]
     pub policy: Option<String>,
 
-    /// Let batches grow in good times, too, so that devices stay idle that aren't needed, and the advice on scaling can say
-    /// how many: answers come later, but in time.
+    /// Let batches grow in good times, too, so that devices stay idle that aren't needed, and the advice on scaling can
+    /// say how many: answers come later, but in time.
     #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_THRIFT")]
     pub thrift: Option<bool>,
 
-    /// Divide the devices into so many cells, each with a scheduler and with some of the models: for more requests than one core
-    /// can plan. A model runs on the devices of its cell alone, and moves to another cell if its own is short for long.
-    /// `--shards` is an older name for it.
+    /// Divide the devices into so many cells, each with a scheduler and with some of the models: for more requests than
+    /// one core can plan. A model runs on the devices of its cell alone, and moves to another cell if its own is short
+    /// for long. `--shards` is an older name for it.
     #[arg(long, value_name = "N", env = "PUNCTUAL_CELLS", alias = "shards")]
     #[serde(alias = "shards")]
     pub cells: Option<u32>,
@@ -137,8 +137,8 @@ pub struct ServeOptions {
     #[arg(long, value_name = "MS", env = "PUNCTUAL_PROFILE_BUDGET_MS")]
     pub profile_budget_ms: Option<u64>,
 
-    /// The share of a device's time in which requests are run once more, alone, to learn what inputs of different sizes take:
-    /// only when nothing waits and no deadline is near, and only of models that leave sizes open. 0 turns it off.
+    /// The share of a device's time in which requests are run once more, alone, to learn what inputs of different sizes
+    /// take: only when nothing waits and no deadline is near, and only of models that leave sizes open. 0 turns it off.
     #[arg(long, value_name = "SHARE", env = "PUNCTUAL_ONLINE_PROFILE_SHARE")]
     pub online_profile_share: Option<f64>,
 
@@ -171,8 +171,8 @@ pub struct ServeOptions {
     #[arg(long, value_name = "N", env = "PUNCTUAL_SCALING_MIN_BAD")]
     pub scaling_min_bad: Option<u64>,
 
-    /// The share of time that devices should idle, for what the next minute brings; 0 to 0.4. Fewer devices are advised when
-    /// they idle more than twice that, and then so many fewer that this share stays.
+    /// The share of time that devices should idle, for what the next minute brings; 0 to 0.4. Fewer devices are advised
+    /// when they idle more than twice that, and then so many fewer that this share stays.
     #[arg(long, value_name = "SHARE", env = "PUNCTUAL_SCALING_RESERVE")]
     pub scaling_reserve: Option<f64>,
 
@@ -180,13 +180,13 @@ pub struct ServeOptions {
     #[arg(long, value_name = "N", env = "PUNCTUAL_SCALING_MIN_DEVICES")]
     pub scaling_min_devices: Option<u32>,
 
-    /// How far back the advice on scaling looks for lost requests, and how long it says nothing after the number of devices
-    /// has changed. Shorter adds devices sooner, also for bursts that would have passed.
+    /// How far back the advice on scaling looks for lost requests, and how long it says nothing after the number of
+    /// devices has changed. Shorter adds devices sooner, also for bursts that would have passed.
     #[arg(long, value_name = "S", env = "PUNCTUAL_SCALING_SETTLE_S")]
     pub scaling_settle_s: Option<f64>,
 
-    /// How far back it looks for idle time, and how long devices are kept at least before fewer are advised; not less than
-    /// --scaling-settle-s. Longer than the ups and downs of the load, and devices don't come and go with them.
+    /// How far back it looks for idle time, and how long devices are kept at least before fewer are advised; not less
+    /// than --scaling-settle-s. Longer than the ups and downs of the load, and devices don't come and go with them.
     #[arg(long, value_name = "S", env = "PUNCTUAL_SCALING_WINDOW_S")]
     pub scaling_window_s: Option<f64>,
 
@@ -210,12 +210,14 @@ pub struct ServeOptions {
     #[arg(long, value_name = "FILTER", env = "PUNCTUAL_LOG")]
     pub log: Option<String>,
 
-    /// Where traces of single requests go once a client turns them on (`v2/trace/setting`). Without it they can't be turned on.
+    /// Where traces of single requests go once a client turns them on (`v2/trace/setting`). Without it they can't be
+    /// turned on.
     #[arg(long, value_name = "FILE", env = "PUNCTUAL_TRACE_FILE")]
     pub trace_file: Option<PathBuf>,
 
-    /// Record every event that the scheduler is told, so that an incident can be run again with `punctual replay FILE`. A file that
-    /// is there is kept as FILE.1. With several cells there is one for each: FILE.cell0, FILE.cell1 and so on.
+    /// Record every event that the scheduler is told, so that an incident can be run again with `punctual replay FILE`.
+    /// A file that is there is kept as FILE.1. With several cells there is one for each: FILE.cell0, FILE.cell1 and so
+    /// on.
     #[arg(long, value_name = "FILE", env = "PUNCTUAL_RECORD")]
     pub record: Option<PathBuf>,
 
@@ -438,9 +440,9 @@ impl ServeOptions {
     }
 
     /// How much new models are measured.
-    pub(crate) fn effort(&self) -> Effort {
-        let default = Effort::default();
-        Effort { budget: self.profile_budget_ms.map_or(default.budget, Duration::from_millis), ..default }
+    pub(crate) fn effort(&self) -> ProfilingEffort {
+        let default = ProfilingEffort::default();
+        ProfilingEffort { budget: self.profile_budget_ms.map_or(default.budget, Duration::from_millis), ..default }
     }
 
     /// How logs look, and what is logged.
@@ -490,14 +492,16 @@ pub fn run(options: ServeOptions) -> Result<()> {
 
     // Ports first: a port in use should be said before a minute of preparing models.
     let front = gateway::Config { host_memory: runtime.engine.host_memory(), ..options.gateway()? };
-    let gateway = Gateway::start(front, controller.clone(), metrics)?;
+    let registry = Registry::default();
+    let gateway = Gateway::start(front, controller.clone(), registry.clone(), metrics)?;
     let manager = Manager::start(
         controller.clone(),
+        registry.clone(),
         ManagerConfig {
             cache: options.cache(&sources),
             sources,
             control,
-            load_models: options.load_model.clone().unwrap_or_default(),
+            publish_at_start: options.load_model.clone().unwrap_or_default(),
             poll: options.poll(),
             device_kind: runtime.kind,
             default_objective: options.default_objective()?,
@@ -510,7 +514,7 @@ pub fn run(options: ServeOptions) -> Result<()> {
     .map_err(|reason| anyhow!("--model-repository: {reason}"))?;
 
     let stop = stop_signal()?;
-    let serving = wait_until_started(&controller, &gateway, &manager, &stop)?;
+    let serving = wait_until_started(&registry, &gateway, &manager, &stop)?;
     if serving {
         // Fails only if the signal thread is gone, which is a reason to stop as well.
         let _ = stop.recv();
@@ -524,7 +528,7 @@ pub fn run(options: ServeOptions) -> Result<()> {
 }
 
 /// A bar while models are prepared, where somebody looks on.
-fn progress() -> Box<dyn Fn(&Progress) + Send> {
+fn progress() -> Box<dyn Fn(&StartProgress) + Send> {
     if !std::io::stderr().is_terminal() {
         return Box::new(|_| {});
     }
@@ -591,12 +595,7 @@ fn stop_signal() -> Result<Receiver<()>> {
 }
 
 /// Waits for the first models, or for the signal to stop, and says where to find the server.
-fn wait_until_started(
-    controller: &Controller,
-    gateway: &Gateway,
-    manager: &Manager,
-    stop: &Receiver<()>,
-) -> Result<bool> {
+fn wait_until_started(registry: &Registry, gateway: &Gateway, manager: &Manager, stop: &Receiver<()>) -> Result<bool> {
     loop {
         match manager.started() {
             Some(Ok(())) => break,
@@ -609,7 +608,7 @@ fn wait_until_started(
         }
     }
     gateway.set_ready();
-    let catalogue = controller.catalogue();
+    let catalogue = registry.catalogue();
     let versions = || catalogue.models.values().flat_map(|model| model.versions.values());
     let ready = versions().filter(|entry| entry.serving().is_some()).count();
     println!("punctual serves {ready} of {} models", versions().count());

@@ -1,6 +1,8 @@
 //! A cell: a scheduler with devices and models of its own, and all that is needed to drive it without the others.
 
-use crate::core::{Core, Message, Payload};
+use crate::core::Core;
+use crate::messages::CellMessage;
+use crate::payload::Payload;
 use crate::timer::Timer;
 use crate::{ControllerConfig, Inner};
 use base::{ActionId, DeviceId, Timestamp};
@@ -14,7 +16,7 @@ const MESSAGES_PER_TURN: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Cell {
-    pub inbox: SegQueue<Message>,
+    pub inbox: SegQueue<CellMessage>,
     pub core: Mutex<Core>,
     pub timer: Timer,
     /// The thread of its devices that only wait, once there is one.
@@ -84,23 +86,24 @@ impl Cell {
     }
 }
 
-/// The way into a cell's inbox, for threads of its devices and others that it started. Weak: they belong to the controller.
+/// Puts news into a cell's inbox, for threads of its devices and others that it started. Weak: they belong to the
+/// controller.
 #[derive(Clone, Debug)]
-pub(crate) struct WayIn {
+pub(crate) struct InboxSender {
     pub inner: Weak<Inner>,
     pub cell: usize,
 }
 
-impl WayIn {
+impl InboxSender {
     /// Hands over what needn't be looked at before something else comes.
-    pub fn put(&self, message: Message) {
+    pub fn put(&self, message: CellMessage) {
         if let Some(inner) = self.inner.upgrade() {
             inner.put(self.cell, message);
         }
     }
 
     /// Hands over, and drives.
-    pub fn tell(&self, message: Message) {
+    pub fn tell(&self, message: CellMessage) {
         if let Some(inner) = self.inner.upgrade() {
             inner.put(self.cell, message);
             inner.cells[self.cell].drive(&inner);
@@ -110,13 +113,13 @@ impl WayIn {
 
 /// Gives a borrowed device back when it is dropped.
 pub(crate) struct GiveBack {
-    pub way: WayIn,
+    pub inbox: InboxSender,
     pub device: DeviceId,
     pub action: ActionId,
 }
 
 impl Drop for GiveBack {
     fn drop(&mut self) {
-        self.way.tell(Message::Return { device: self.device, action: self.action });
+        self.inbox.tell(CellMessage::Return { device: self.device, action: self.action });
     }
 }

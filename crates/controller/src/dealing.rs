@@ -1,10 +1,11 @@
-//! Who goes where: devices are dealt to cells at the start, and each model goes into one of them when it comes. `moves.rs` moves it when that is short.
+//! Who goes where: devices are dealt to cells at the start, and each model goes into one of them when it is published.
+//! It moves to another when its own is short (`moves.rs`).
 
 use crate::DeviceConfig;
 use base::{Duration, LatencyProfile, ModelId};
 
-/// Deals devices to so many cells: neighbours together, as evenly as possible. So many in a row are the shares of one GPU and stay
-/// together, because they are divided otherwise together. A sentence if there are too few.
+/// Deals devices to so many cells: neighbours together, as evenly as possible. So many in a row are the shares of one
+/// GPU and stay together, because they are divided otherwise together. A sentence if there are too few.
 pub fn deal(devices: Vec<DeviceConfig>, shares: u32, cells: u32) -> Result<Vec<Vec<DeviceConfig>>, String> {
     let (shares, cells) = (shares.max(1) as usize, cells.max(1) as usize);
     let gpus = devices.len().div_ceil(shares);
@@ -19,13 +20,13 @@ pub fn deal(devices: Vec<DeviceConfig>, shares: u32, cells: u32) -> Result<Vec<V
 
 /// What a model asks of the cell that it is in.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wants {
+pub(crate) struct ModelNeeds {
     pub pages: u32,
     /// What a request takes of a device.
     pub work: Duration,
 }
 
-impl Wants {
+impl ModelNeeds {
     /// Nobody knows yet how large its batches will be: the cheapest is as good a guess for one model as for another.
     pub fn new(pages: u32, profile: &LatencyProfile) -> Self {
         let each = profile.batches().iter().map(|batch| batch.median / u64::from(batch.batch));
@@ -35,18 +36,18 @@ impl Wants {
 
 /// What all models of a cell ask for: sums, so that a model that comes isn't compared with all that are there.
 #[derive(Clone, Copy, Debug, Default)]
-struct Wanted {
+struct CellNeeds {
     pages: u64,
     work_nanos: u64,
 }
 
-impl Wanted {
-    fn with(self, model: Wants) -> Self {
+impl CellNeeds {
+    fn with(self, model: ModelNeeds) -> Self {
         let (pages, work_nanos) = (u64::from(model.pages), model.work.as_nanos());
         Self { pages: self.pages + pages, work_nanos: self.work_nanos + work_nanos }
     }
 
-    fn without(self, model: Wants) -> Self {
+    fn without(self, model: ModelNeeds) -> Self {
         let (pages, work_nanos) = (u64::from(model.pages), model.work.as_nanos());
         Self { pages: self.pages - pages, work_nanos: self.work_nanos - work_nanos }
     }
@@ -56,46 +57,46 @@ impl Wanted {
 ///
 /// A model's number says where it is: with n cells, number k of cell c is k * n + c. So nobody has to look it up.
 #[derive(Debug)]
-pub(crate) struct Rooms(Vec<Room>);
+pub(crate) struct Occupancy(Vec<CellOccupancy>);
 
 #[derive(Debug)]
-struct Room {
+struct CellOccupancy {
     devices: u64,
     /// Of its devices together.
     pages: u64,
     /// Of its largest device.
     largest: u32,
     /// By number in the cell; `None` where they have gone.
-    models: Vec<Option<Wants>>,
+    models: Vec<Option<ModelNeeds>>,
     /// What they ask for together.
-    wanted: Wanted,
+    needed: CellNeeds,
 }
 
-impl Rooms {
+impl Occupancy {
     pub fn new(cells: &[Vec<DeviceConfig>]) -> Self {
-        Self(cells.iter().map(|devices| Room::new(devices)).collect())
+        Self(cells.iter().map(|devices| CellOccupancy::new(devices)).collect())
     }
 
     /// Finds the cell for a model, and its number.
-    pub fn add(&mut self, wants: Wants) -> ModelId {
-        let best = self.0.iter().enumerate().min_by_key(|(_, room)| room.rank(wants));
-        self.add_to(best.map_or(0, |(cell, _)| cell), wants)
+    pub fn add(&mut self, needs: ModelNeeds) -> ModelId {
+        let best = self.0.iter().enumerate().min_by_key(|(_, room)| room.rank(needs));
+        self.add_to(best.map_or(0, |(cell, _)| cell), needs)
     }
 
     /// Puts a model into that cell; its number.
-    pub fn add_to(&mut self, cell: usize, wants: Wants) -> ModelId {
+    pub fn add_to(&mut self, cell: usize, needs: ModelNeeds) -> ModelId {
         let cells = self.0.len();
         let room = &mut self.0[cell];
         let local = room.models.len();
-        room.models.push(Some(wants));
-        room.wanted = room.wanted.with(wants);
+        room.models.push(Some(needs));
+        room.needed = room.needed.with(needs);
         ModelId((local * cells + cell) as u32)
     }
 
     /// What each cell has, where so many devices are there now.
     pub fn now(&self, devices: impl Iterator<Item = u32>) -> Vec<planner::cells::Room> {
-        let now = |(room, devices): (&Room, u32)| {
-            let Room { pages, largest, .. } = *room;
+        let now = |(room, devices): (&CellOccupancy, u32)| {
+            let CellOccupancy { pages, largest, .. } = *room;
             planner::cells::Room { devices, pages, largest }
         };
         self.0.iter().zip(devices).map(now).collect()
@@ -106,28 +107,29 @@ impl Rooms {
         let (cell, local) = home(self.0.len(), model);
         let room = &mut self.0[cell];
         if let Some(gone) = room.models.get_mut(local.index()).and_then(Option::take) {
-            room.wanted = room.wanted.without(gone);
+            room.needed = room.needed.without(gone);
         }
     }
 }
 
-impl Room {
+impl CellOccupancy {
     fn new(devices: &[DeviceConfig]) -> Self {
         Self {
             devices: devices.len() as u64,
             pages: devices.iter().map(|device| u64::from(device.pages)).sum(),
             largest: devices.iter().map(|device| device.pages).max().unwrap_or(0),
             models: Vec::new(),
-            wanted: Wanted::default(),
+            needed: CellNeeds::default(),
         }
     }
 
-    /// How good a home it is, the lowest being the best: can a device hold the model at all; how many times over is the memory wanted,
-    /// which is no matter as long as all fit; what is asked of each device, if all models are equally popular.
-    fn rank(&self, new: Wants) -> (bool, u64, u64) {
-        let wanted = self.wanted.with(new);
-        let thousandths = (wanted.pages * 1000 / self.pages.max(1)).max(1000);
-        (new.pages > self.largest, thousandths, wanted.work_nanos / self.devices.max(1))
+    /// How good a home it is, the lowest being the best: can a device hold the model at all; how many times over is the
+    /// memory needed, which is no matter as long as all fit; what is asked of each device, if all models are equally
+    /// popular.
+    fn rank(&self, new: ModelNeeds) -> (bool, u64, u64) {
+        let needed = self.needed.with(new);
+        let thousandths = (needed.pages * 1000 / self.pages.max(1)).max(1000);
+        (new.pages > self.largest, thousandths, needed.work_nanos / self.devices.max(1))
     }
 }
 
@@ -179,42 +181,42 @@ mod tests {
     }
 
     /// The cells that models of these pages and milliseconds go into, one after another.
-    fn cells_of(rooms: &mut Rooms, models: &[(u32, u64)]) -> Vec<usize> {
-        let cells = rooms.0.len();
-        let wants = |&(pages, millis): &(u32, u64)| Wants { pages, work: Duration::from_millis(millis) };
-        models.iter().map(|model| home(cells, rooms.add(wants(model))).0).collect()
+    fn cells_of(occupancy: &mut Occupancy, models: &[(u32, u64)]) -> Vec<usize> {
+        let cells = occupancy.0.len();
+        let needs = |&(pages, millis): &(u32, u64)| ModelNeeds { pages, work: Duration::from_millis(millis) };
+        models.iter().map(|model| home(cells, occupancy.add(needs(model))).0).collect()
     }
 
     #[test]
     fn as_long_as_all_fit_a_model_goes_where_the_least_is_asked_of_each_device() {
-        let mut rooms = Rooms::new(&[devices(&[10]), devices(&[10])]);
-        assert_eq!(cells_of(&mut rooms, &[(1, 6), (5, 2), (1, 3), (1, 2), (1, 1)]), [0, 1, 1, 1, 0]);
-        let mut rooms = Rooms::new(&[devices(&[10]), devices(&[10, 10])]);
-        assert_eq!(cells_of(&mut rooms, &[(1, 2), (1, 2), (1, 2)]), [1, 0, 1]);
+        let mut occupancy = Occupancy::new(&[devices(&[10]), devices(&[10])]);
+        assert_eq!(cells_of(&mut occupancy, &[(1, 6), (5, 2), (1, 3), (1, 2), (1, 1)]), [0, 1, 1, 1, 0]);
+        let mut occupancy = Occupancy::new(&[devices(&[10]), devices(&[10, 10])]);
+        assert_eq!(cells_of(&mut occupancy, &[(1, 2), (1, 2), (1, 2)]), [1, 0, 1]);
     }
 
     #[test]
     fn where_memory_is_short_a_model_goes_where_the_most_is_left() {
-        let mut rooms = Rooms::new(&[devices(&[10]), devices(&[10])]);
-        assert_eq!(cells_of(&mut rooms, &[(8, 1), (4, 9), (4, 9), (4, 9)]), [0, 1, 1, 0]);
+        let mut occupancy = Occupancy::new(&[devices(&[10]), devices(&[10])]);
+        assert_eq!(cells_of(&mut occupancy, &[(8, 1), (4, 9), (4, 9), (4, 9)]), [0, 1, 1, 0]);
     }
 
     #[test]
     fn a_large_model_goes_where_a_device_can_hold_it_however_crowded_that_is() {
-        let mut rooms = Rooms::new(&[devices(&[4, 4, 4]), devices(&[8])]);
-        assert_eq!(cells_of(&mut rooms, &[(8, 1), (8, 1), (1, 1)]), [1, 1, 0]);
-        let home = cells_of(&mut rooms, &[(9, 1)]);
+        let mut occupancy = Occupancy::new(&[devices(&[4, 4, 4]), devices(&[8])]);
+        assert_eq!(cells_of(&mut occupancy, &[(8, 1), (8, 1), (1, 1)]), [1, 1, 0]);
+        let home = cells_of(&mut occupancy, &[(9, 1)]);
         assert_eq!(home, [0], "nobody can: it is refused when it is asked for, as with one cell");
     }
 
     #[test]
     fn a_model_that_goes_makes_room_and_no_number_is_given_twice() {
-        let mut rooms = Rooms::new(&[devices(&[10]), devices(&[10])]);
-        let wants = |pages| Wants { pages, work: Duration::from_millis(u64::from(pages)) };
-        let first = rooms.add(wants(9));
-        rooms.remove(first);
-        rooms.remove(ModelId(77));
-        let numbers = [first, rooms.add(wants(9)), rooms.add(wants(1))];
+        let mut occupancy = Occupancy::new(&[devices(&[10]), devices(&[10])]);
+        let needs = |pages| ModelNeeds { pages, work: Duration::from_millis(u64::from(pages)) };
+        let first = occupancy.add(needs(9));
+        occupancy.remove(first);
+        occupancy.remove(ModelId(77));
+        let numbers = [first, occupancy.add(needs(9)), occupancy.add(needs(1))];
         assert_eq!(numbers, [ModelId(0), ModelId(2), ModelId(1)]);
         assert_eq!(numbers.map(|model| home(2, model)), [(0, ModelId(0)), (0, ModelId(1)), (1, ModelId(0))]);
     }
@@ -223,6 +225,6 @@ mod tests {
     fn what_a_request_takes_is_its_part_of_the_cheapest_batch() {
         let millis = Duration::from_millis;
         let profile = LatencyProfile::linear(millis(1), millis(8), &[1, 4], Duration::ZERO).unwrap();
-        assert_eq!(Wants::new(7, &profile).work, millis(3));
+        assert_eq!(ModelNeeds::new(7, &profile).work, millis(3));
     }
 }

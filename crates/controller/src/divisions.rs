@@ -1,10 +1,11 @@
 //! GPUs that are divided into other shares while the server runs.
 //!
-//! Each division has as many shares, and each device of the scheduler is one of them in every division. So weights stay where they are, requests stay in their queues, and
-//! a change is one number for the engine and one event for each device: what begins after it is computed in the new shares and planned with their times.
+//! Each division has as many shares, and each device of the scheduler is one of them in every division. So weights stay
+//! where they are, requests stay in their queues, and a change is one number for the engine and one event for each
+//! device: what begins after it is computed in the new shares and planned with their times.
 
 use crate::Controller;
-use crate::core::Message;
+use crate::messages::CellMessage;
 use base::DeviceId;
 use engine::Engine;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -72,7 +73,7 @@ impl Controller {
         *current = division;
         for (device, &kind) in divisions.kinds[division].iter().enumerate() {
             let (cell, device) = self.inner.cell_of(DeviceId(device as u32));
-            self.inner.put(cell, Message::ChangeDevice { device, kind });
+            self.inner.put(cell, CellMessage::ChangeDevice { device, kind });
         }
         drop(current);
         self.drive();
@@ -81,19 +82,20 @@ impl Controller {
     }
 
     /// Devices are numbered up to here, those included that are lost at the moment.
-    pub(crate) fn device_numbers(&self) -> u32 {
+    pub fn device_numbers(&self) -> u32 {
         self.inner.kinds.len() as u32
     }
 
-    /// Whether what is measured in a division is as it will be: another one's shares have multiprocessors in common with those that serve.
-    pub(crate) fn is_quiet_for(&self, division: usize) -> bool {
+    /// Whether what is measured in a division is as it will be: another one's shares have multiprocessors in common
+    /// with those that serve.
+    pub fn is_quiet_for(&self, division: usize) -> bool {
         let divisions = self.inner.divisions.get();
         let current = divisions.map(|all| *all.current.lock().unwrap_or_else(PoisonError::into_inner));
         current.is_none_or(|current| current == division) || self.in_hand() == 0
     }
 
     /// A device of each kind, the slowest first, with the division in which it is of that kind.
-    pub(crate) fn kinds(&self) -> Vec<(usize, DeviceId)> {
+    pub fn one_of_each_kind(&self) -> Vec<(usize, DeviceId)> {
         let kinds = self.inner.divisions.get().map_or(std::slice::from_ref(&self.inner.kinds), |all| &all.kinds);
         let find = |kind: u32| {
             kinds.iter().enumerate().find_map(|(division, kinds)| {

@@ -1,11 +1,11 @@
-//! The live driver of the scheduler, and what it drives: devices, the catalogue of models, their preparation.
+//! The live driver of the scheduler: devices on one side, whoever asks on the other.
 //!
 //! # Who runs the scheduler
 //!
-//! Nobody in particular. Whoever has news (a gateway thread with requests, an executor with a report, the timer) puts it
-//! into the inbox and tries to become the driver. One succeeds and works the inbox off; the others go on at once, their
-//! news is seen by the one that drives. So nobody ever waits for a lock, an executor that finishes a batch gets its next
-//! one without a change of threads, and there is no controller thread to wake on the way of a request.
+//! Nobody in particular. Whoever has news (a gateway thread with requests, an executor with a report, the timer) puts
+//! it into the inbox and tries to become the driver. One succeeds and works the inbox off; the others go on at once,
+//! their news is seen by the one that drives. So nobody ever waits for a lock, an executor that finishes a batch gets
+//! its next one without a change of threads, and there is no controller thread to wake on the way of a request.
 //!
 //! ```text
 //!  gateway threads ─┐                      ┌─> executors ── outputs ──> gateway threads
@@ -13,48 +13,36 @@
 //!  timer ───────────┘     (one at a time)  └─> refusals ─────────────> gateway threads
 //! ```
 //!
-//! That is one cell, and usually there is one. More of them share nothing but the slots of requests, and each may be driven by
-//! another thread: n cells use n cores. A device is in one cell, and so is a model, which is moved when its cell is short.
+//! That is one cell, and usually there is one. More of them share nothing but the slots of requests, and each may be
+//! driven by another thread: n cells use n cores. A device is in one cell, and so is a model, which is moved when its
+//! cell is short.
 
 mod api;
-mod bring_up;
 mod cell;
-mod control;
 mod core;
 mod dealing;
 mod divisions;
-mod manager;
+mod messages;
+mod model;
 mod moves;
-mod poller;
-mod profiler;
-mod queueing;
-mod reshape;
-mod rest;
+mod payload;
 mod sampler;
-mod shelf;
 mod timer;
-mod warmup;
 
-pub use api::{Catalogue, CatalogueEntry, ModelState, ModelVersions, Refusal, Reply, ServedModel, Submission, Ticket};
-
-pub use bring_up::model_source;
-pub use control::{ControlError, ControlMode, LoadOrder, ModelControl};
+pub use api::{Refusal, Reply, Submission, Ticket};
 pub use dealing::deal;
 pub use divisions::{Division, Divisions};
-pub use manager::{Manager, ManagerConfig, Progress};
-pub use profiler::{Effort, Runs, Samples, measure_alone};
-pub use queueing::{Admitted, QueuePlace, Queueing};
+pub use model::ModelRecord;
 pub use worker::{DeviceConfig, Padding, Tensor};
 
-use crate::cell::{Cell, GiveBack, WayIn};
-use crate::core::{Message, Payload};
-use crate::dealing::{Rooms, Wants};
-use base::{
-    ActionId, DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, Reason, RequestId, Timestamp, margins,
-};
+use crate::cell::{Cell, GiveBack, InboxSender};
+use crate::dealing::{ModelNeeds, Occupancy};
+use crate::messages::CellMessage;
+use crate::payload::Payload;
+use base::{ActionId, DeviceId, Duration, ModelId, Reason, RequestId, Timestamp, margins};
 use crossbeam_queue::ArrayQueue;
+use engine::Prepared;
 use recording::Recorder;
-use scheduler::Fairness;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use telemetry::Metrics;
@@ -90,7 +78,7 @@ struct Inner {
     page_bytes: u64,
     cells: Box<[Cell]>,
     /// Where models are.
-    rooms: Mutex<Rooms>,
+    occupancy: Mutex<Occupancy>,
     /// Slots that were used before and are free again.
     free: ArrayQueue<RequestId>,
     /// Slots from here on were never used: a quiet server touches few of them.
@@ -103,35 +91,6 @@ struct Inner {
     divisions: OnceLock<Divisions>,
     shutting_down: AtomicBool,
     drivers_actions: AtomicU64,
-    generation: AtomicU64,
-    catalogue: Mutex<Arc<Catalogue>>,
-    /// Where loads and unloads go, once there is a manager.
-    control: OnceLock<ModelControl>,
-}
-
-/// A model that is prepared and measured, and may be served.
-#[derive(Clone)]
-pub struct NewModel {
-    /// For messages and metrics.
-    pub name: String,
-    /// Its version.
-    pub version: u64,
-    /// Its weights, in host memory.
-    pub prepared: Arc<dyn engine::Prepared>,
-    /// What it takes and gives.
-    pub signature: Arc<ModelSignature>,
-    /// How requests of different lengths share a batch, where they do.
-    pub padding: Option<Arc<Padding>>,
-    /// What it was measured to take, on a device of the slowest kind.
-    pub profile: LatencyProfile,
-    /// The same on the other kinds of devices, from kind 1 on.
-    pub elsewhere: Vec<LatencyProfile>,
-    /// What a batch takes whatever its inputs are, where it leaves their sizes open.
-    pub fixed: Duration,
-    /// Its latency objective.
-    pub objective: Option<Duration>,
-    /// What it may have beside other models when devices are short.
-    pub fairness: Fairness,
 }
 
 impl Controller {
@@ -140,8 +99,8 @@ impl Controller {
         Self::start_recorded(config, Vec::new(), metrics)
     }
 
-    /// The same, and keeps everything that the schedulers are told: there is a recorder for each cell, or none. They are for a
-    /// server with this configuration, and for nothing else.
+    /// The same, and keeps everything that the schedulers are told: there is a recorder for each cell, or none. They
+    /// are for a server with this configuration, and for nothing else.
     pub fn start_recorded(
         config: ControllerConfig,
         recorders: Vec<Recorder>,
@@ -155,9 +114,9 @@ impl Controller {
             for config in devices {
                 let device = inner.start_device(number, &config)?;
                 let metrics = inner.metrics.device(&config.name);
-                inner.put(number, Message::AddDevice { config, device, metrics });
+                inner.put(number, CellMessage::AddDevice { config, device, metrics });
             }
-            Timer::start(inner.way_into(number))?;
+            Timer::start(inner.inbox_of(number))?;
         }
         let controller = Self { inner };
         controller.drive();
@@ -174,34 +133,8 @@ impl Controller {
         &self.inner.metrics
     }
 
-    /// Changes whenever the catalogue does: one atomic read, so that a gateway thread can keep its copy until it is stale.
-    pub fn catalogue_generation(&self) -> u64 {
-        self.inner.generation.load(Ordering::Acquire)
-    }
-
-    /// The models of this moment. Takes a lock: keep the result until the generation changes.
-    pub fn catalogue(&self) -> Arc<Catalogue> {
-        Arc::clone(&self.inner.catalogue.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Replaces the catalogue.
-    pub(crate) fn set_catalogue(&self, catalogue: Catalogue) {
-        *self.inner.catalogue.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(catalogue);
-        self.inner.generation.fetch_add(1, Ordering::Release);
-    }
-
-    /// Where loads and unloads go; `None` while the server starts.
-    pub fn control(&self) -> Option<&ModelControl> {
-        self.inner.control.get()
-    }
-
-    /// Says where loads and unloads go. There is one manager for a controller.
-    pub(crate) fn set_control(&self, control: ModelControl) {
-        let _ = self.inner.control.set(control);
-    }
-
-    /// Hands a request over. It is looked at when somebody next calls `drive`. `None`: it can't be taken, and the refusal
-    /// is on its way through the reply channel.
+    /// Hands a request over. It is looked at when somebody next calls `drive`. `None`: it can't be taken, and the
+    /// refusal is on its way through the reply channel.
     pub fn submit(&self, submission: Submission) -> Option<Ticket> {
         let refuse = |submission: Submission, reason: Reason| {
             // A receiver that is gone needs no answer.
@@ -214,25 +147,26 @@ impl Controller {
         let Some(id) = self.inner.take_slot() else { return refuse(submission, Reason::QueueFull) };
         self.inner.in_hand.fetch_add(1, Ordering::Relaxed);
         let now = self.now();
-        let Submission { model, inputs, rows, deadline_at, priority, application, size, trace, reply } = submission;
-        let (cell, model) = self.inner.home(model);
-        let deadline_at = deadline_at - margins::plan_before(deadline_at.since(now));
-        let request = scheduler::Request { id, model, deadline_at, priority, rows, application, size };
-        if let Some(trace) = &trace {
+        let (cell, model) = self.inner.home(submission.model);
+        let submission = Submission { model, ..submission };
+        if let Some(trace) = &submission.trace {
             trace.queued(now);
         }
-        let payload = Payload { id, model, inputs, rows, application, size, trace, reply, submitted_at: now };
-        self.inner.put(cell, Message::Submit { request, payload });
+        let Submission { rows, deadline_at, priority, application, size, .. } = submission;
+        let deadline_at = deadline_at - margins::plan_before(deadline_at.since(now));
+        let request = scheduler::Request { id, model, deadline_at, priority, rows, application, size };
+        let payload = Payload { id, submitted_at: now, submission };
+        self.inner.put(cell, CellMessage::Submit { request, payload });
         Some(Ticket { id, cell })
     }
 
     /// The client went away: takes the request out of the plan if it isn't executing. Also looked at by `drive`.
     pub fn cancel(&self, ticket: Ticket) {
-        self.inner.put(ticket.cell, Message::Cancel(ticket.id));
+        self.inner.put(ticket.cell, CellMessage::Cancel(ticket.id));
     }
 
-    /// Lets the schedulers look at everything that was handed over. Never waits: if another thread is at it, that thread
-    /// sees this thread's news too.
+    /// Lets the schedulers look at everything that was handed over. Never waits: if another thread is at it, that
+    /// thread sees this thread's news too.
     pub fn drive(&self) {
         self.inner.drive();
     }
@@ -242,40 +176,39 @@ impl Controller {
         u32::try_from(bytes.div_ceil(self.inner.page_bytes)).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Puts a model into service. It may be asked from the moment on that its number is in the catalogue.
-    pub fn add_model(&self, model: NewModel) -> ModelId {
-        let wants = self.wants(&model);
-        let number = self.inner.rooms.lock().unwrap_or_else(PoisonError::into_inner).add(wants);
-        self.bring_in(number, wants, model);
+    /// Publishes a model, whose weights are in host memory. It may be asked from now on, by the number that it gets.
+    pub fn publish(&self, record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>) -> ModelId {
+        let needs = self.needs(&record, &*prepared);
+        let number = self.inner.occupancy.lock().unwrap_or_else(PoisonError::into_inner).add(needs);
+        self.tell_of(number, needs, record, prepared);
         number
     }
 
-    fn wants(&self, model: &NewModel) -> Wants {
-        Wants::new(self.pages(model.prepared.weight_bytes()), &model.profile)
+    fn needs(&self, record: &ModelRecord, prepared: &dyn Prepared) -> ModelNeeds {
+        ModelNeeds::new(self.pages(prepared.weight_bytes()), &record.profile)
     }
 
-    /// Tells the cell that a model has its number in of it.
-    fn bring_in(&self, number: ModelId, wants: Wants, model: NewModel) {
-        let metrics = self.inner.metrics.model(&model.name, model.version);
+    /// Tells a model's cell of it.
+    fn tell_of(&self, number: ModelId, needs: ModelNeeds, record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>) {
         let (cell, id) = self.inner.home(number);
-        self.inner.put(cell, Message::AddModel { id, pages: wants.pages, model: Box::new(model), metrics });
+        self.inner.put(cell, CellMessage::Publish { id, pages: needs.pages, record, prepared });
         self.drive();
     }
 
-    /// Takes a model out of service: what is queued for it is refused, what runs is finished.
-    pub fn remove_model(&self, number: ModelId) {
-        self.inner.rooms.lock().unwrap_or_else(PoisonError::into_inner).remove(number);
+    /// Withdraws a model: what is queued for it is refused, what runs is finished.
+    pub fn withdraw(&self, number: ModelId) {
+        self.inner.occupancy.lock().unwrap_or_else(PoisonError::into_inner).remove(number);
         let (cell, id) = self.inner.home(number);
-        self.inner.put(cell, Message::RemoveModel(id));
+        self.inner.put(cell, CellMessage::Withdraw(id));
         self.drive();
     }
 
-    /// Runs something alone on a device when it has no order to carry out, with the scheduler's knowledge. It doesn't run if
-    /// the server is going down.
-    pub(crate) fn borrow_device(&self, device: DeviceId, expected: Duration, work: Box<dyn FnOnce() + Send>) {
+    /// Runs something alone on a device when it has no order to carry out, with the scheduler's knowledge. It doesn't
+    /// run if the server is going down.
+    pub fn borrow_device(&self, device: DeviceId, expected: Duration, work: Box<dyn FnOnce() + Send>) {
         let (cell, device) = self.inner.cell_of(device);
         let (action, work) = self.inner.lend(cell, device, work);
-        self.inner.put(cell, Message::Borrow { device, action, expected, work });
+        self.inner.put(cell, CellMessage::Borrow { device, action, expected, work });
         self.drive();
     }
 
@@ -290,7 +223,7 @@ impl Controller {
     }
 
     /// How many of them a model may run on.
-    pub(crate) fn devices_of(&self, model: ModelId) -> u32 {
+    pub fn devices_of(&self, model: ModelId) -> u32 {
         self.inner.cells[self.inner.home(model).0].devices.load(Ordering::Relaxed)
     }
 
@@ -321,7 +254,7 @@ impl Inner {
             page_bytes: config.page_bytes,
             cells: Cell::all(config, &metrics),
             metrics,
-            rooms: Mutex::new(Rooms::new(&config.cells)),
+            occupancy: Mutex::new(Occupancy::new(&config.cells)),
             free: ArrayQueue::new(config.max_requests.max(1) as usize),
             fresh: AtomicU32::new(0),
             max_requests: config.max_requests.max(1),
@@ -330,15 +263,12 @@ impl Inner {
             divisions: OnceLock::new(),
             shutting_down: AtomicBool::new(false),
             drivers_actions: AtomicU64::new(0),
-            generation: AtomicU64::new(0),
-            catalogue: Mutex::default(),
-            control: OnceLock::new(),
         })
     }
 
     fn start_device(&self, cell: usize, config: &DeviceConfig) -> std::io::Result<worker::Device<Payload>> {
-        let way = self.way_into(cell);
-        let report = move |report| way.tell(Message::Report(report));
+        let inbox = self.inbox_of(cell);
+        let report = move |report| inbox.tell(CellMessage::Report(report));
         if !config.only_waits {
             return worker::Device::start(config, self.clock, report);
         }
@@ -351,12 +281,12 @@ impl Inner {
         Ok(shared.device(config, report))
     }
 
-    fn way_into(&self, cell: usize) -> WayIn {
-        WayIn { inner: self.myself.clone(), cell }
+    fn inbox_of(&self, cell: usize) -> InboxSender {
+        InboxSender { inner: self.myself.clone(), cell }
     }
 
     /// Hands news over. It is looked at when somebody next drives the cell.
-    fn put(&self, cell: usize, message: Message) {
+    fn put(&self, cell: usize, message: CellMessage) {
         self.cells[cell].inbox.push(message);
     }
 
@@ -386,10 +316,10 @@ impl Inner {
         device: DeviceId,
         work: Box<dyn FnOnce() + Send>,
     ) -> (ActionId, Box<dyn FnOnce() + Send>) {
-        let (action, way) = (self.drivers_action(), self.way_into(cell));
+        let (action, inbox) = (self.drivers_action(), self.inbox_of(cell));
         let work = move || {
             // Also after a panic, which the executor catches, the device must be given back.
-            let _giving_back = GiveBack { way, device, action };
+            let _giving_back = GiveBack { inbox, device, action };
             work();
         };
         (action, Box::new(work))

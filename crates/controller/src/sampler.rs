@@ -1,16 +1,17 @@
 //! The online profiler's choices: which requests are run once more, alone, and when.
 //!
-//! What a request takes depends on its input where a model leaves sizes open. A batch only shows what its longest request
-//! takes, so some of the requests that are served are kept, and run alone on a device that has nothing to do. One that was
-//! served alone needs no second run: its execution is the measurement.
+//! What a request takes depends on its input where a model leaves sizes open. A batch only shows what its longest
+//! request takes, so some of the requests that are served are kept, and run alone on a device that has nothing to do.
+//! One that was served alone needs no second run: its execution is the measurement.
 //!
 //! ```text
 //!  served in a batch ──one in 8──> kept ──idle, within the share, no deadline near──> run alone ──> Event::Measured
 //!  served alone ──────one in 8───────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! **Never at the cost of a deadline:** nothing waits when one begins, and whoever comes while it runs still has time for it
-//! and for itself, by the shortest of the latest deadlines; or nobody has come for ten times as long as it takes.
+//! **Never at the cost of a deadline:** nothing waits when one begins, and whoever comes while it runs still has time
+//! for it and for itself, by the shortest of the latest deadlines; or nobody has come for ten times as long as it
+//! takes.
 
 use base::{ApplicationId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, VecDeque};
@@ -33,7 +34,7 @@ const FORGETS: u64 = 64;
 
 /// What is known of a request besides its inputs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Who {
+pub(crate) struct RequestTraits {
     pub model: ModelId,
     pub application: ApplicationId,
     pub size: Option<u32>,
@@ -41,13 +42,13 @@ pub(crate) struct Who {
 
 /// A request that is to be run again.
 #[derive(Debug)]
-pub(crate) struct Kept {
-    pub who: Who,
+pub(crate) struct KeptRequest {
+    pub traits: RequestTraits,
     pub inputs: Vec<Tensor>,
     pub rows: u32,
 }
 
-impl Kept {
+impl KeptRequest {
     fn bytes(&self) -> usize {
         self.inputs.iter().map(|input| input.data.len()).sum()
     }
@@ -55,7 +56,7 @@ impl Kept {
 
 /// A model whose requests differ.
 #[derive(Debug)]
-struct Watched {
+struct WatchedModel {
     served: u32,
     /// The longest of the latest runs alone.
     slowest: Duration,
@@ -66,8 +67,8 @@ struct Watched {
 pub(crate) struct Sampler {
     /// The share of a device's time that measuring may take; 0: none is measured.
     share: f64,
-    watched: BTreeMap<ModelId, Watched>,
-    kept: VecDeque<Kept>,
+    watched: BTreeMap<ModelId, WatchedModel>,
+    kept: VecDeque<KeptRequest>,
     kept_bytes: usize,
     /// The share is used up until then.
     free_at: Timestamp,
@@ -94,15 +95,15 @@ impl Sampler {
     /// From now on requests of that model are measured. `alone` is what one is known to take.
     pub fn watch(&mut self, model: ModelId, alone: Duration) {
         if self.share > 0.0 {
-            self.watched.insert(model, Watched { served: 0, slowest: alone });
+            self.watched.insert(model, WatchedModel { served: 0, slowest: alone });
         }
     }
 
     /// The model is gone.
     pub fn forget(&mut self, model: ModelId) {
         if self.watched.remove(&model).is_some() {
-            self.kept.retain(|kept| kept.who.model != model);
-            self.kept_bytes = self.kept.iter().map(Kept::bytes).sum();
+            self.kept.retain(|kept| kept.traits.model != model);
+            self.kept_bytes = self.kept.iter().map(KeptRequest::bytes).sum();
         }
     }
 
@@ -127,7 +128,7 @@ impl Sampler {
     }
 
     /// Keeps a request for later.
-    pub fn keep(&mut self, kept: Kept) {
+    pub fn keep(&mut self, kept: KeptRequest) {
         let bytes = kept.bytes();
         if bytes > MAX_KEPT_BYTES {
             return;
@@ -139,23 +140,23 @@ impl Sampler {
         self.kept.push_back(kept);
     }
 
-    fn drop_first(&mut self) -> Option<Kept> {
+    fn drop_first(&mut self) -> Option<KeptRequest> {
         let first = self.kept.pop_front()?;
         self.kept_bytes -= first.bytes();
         Some(first)
     }
 
     /// The one to run next, and from when on that may be if nothing waits then.
-    pub fn next(&self) -> Option<(&Kept, Timestamp)> {
+    pub fn next(&self) -> Option<(&KeptRequest, Timestamp)> {
         let first = self.kept.front()?;
-        let takes = self.expected(first.who.model);
+        let takes = self.expected(first.traits.model);
         let quiet_at = self.submitted_at + takes * QUIET;
         let has_time = self.tightest[0].min(self.tightest[1]) >= takes * 2;
         Some((first, if has_time { self.free_at } else { self.free_at.max(quiet_at) }))
     }
 
     /// It is run.
-    pub fn take(&mut self) -> Option<Kept> {
+    pub fn take(&mut self) -> Option<KeptRequest> {
         self.drop_first()
     }
 
@@ -186,10 +187,14 @@ mod tests {
 
     const MODEL: ModelId = ModelId(3);
 
-    fn kept(size: u32, bytes: usize) -> Kept {
+    fn kept(size: u32, bytes: usize) -> KeptRequest {
         let data = Bytes::from(vec![0; bytes]);
         let inputs = vec![Tensor { datatype: DataType::Uint8, shape: vec![1, bytes as i64], data }];
-        Kept { who: Who { model: MODEL, application: ApplicationId::DEFAULT, size: Some(size) }, inputs, rows: 1 }
+        KeptRequest {
+            traits: RequestTraits { model: MODEL, application: ApplicationId::DEFAULT, size: Some(size) },
+            inputs,
+            rows: 1,
+        }
     }
 
     fn millis(millis: u64) -> Duration {
@@ -222,7 +227,7 @@ mod tests {
         let mut sampler = sampler(0.01);
         (0..100).for_each(|size| sampler.keep(kept(size, 10)));
         assert_eq!((sampler.kept.len(), sampler.kept_bytes), (MAX_KEPT, 10 * MAX_KEPT));
-        assert_eq!(sampler.next().unwrap().0.who.size, Some(36), "the oldest went");
+        assert_eq!(sampler.next().unwrap().0.traits.size, Some(36), "the oldest went");
         sampler.keep(kept(0, MAX_KEPT_BYTES + 1));
         assert_eq!(sampler.kept.len(), MAX_KEPT);
         sampler.keep(kept(0, MAX_KEPT_BYTES));

@@ -1,6 +1,6 @@
 //! The thread that drives when nobody else does and the scheduler wants to be woken.
 
-use crate::cell::WayIn;
+use crate::cell::InboxSender;
 use base::Timestamp;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,11 +29,11 @@ impl Default for Timer {
 }
 
 impl Timer {
-    pub fn start(of: WayIn) -> std::io::Result<()> {
-        let way = of.clone();
+    pub fn start(of: InboxSender) -> std::io::Result<()> {
+        let inbox = of.clone();
         let handle = std::thread::Builder::new().name("timer".into()).spawn(move || {
-            while let Some(inner) = way.inner.upgrade() {
-                let cell = &inner.cells[way.cell];
+            while let Some(inner) = inbox.inner.upgrade() {
+                let cell = &inner.cells[inbox.cell];
                 let timer = &cell.timer;
                 if timer.stopped.load(Ordering::Relaxed) {
                     return;

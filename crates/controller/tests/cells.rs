@@ -5,7 +5,7 @@
 mod common;
 
 use base::{ApplicationId, Duration, ModelId, Reason, Timestamp};
-use common::{Bench, LARGEST_BATCH, MODEL_PAGES, until, wait};
+use common::{LARGEST_BATCH, MODEL_PAGES, TestServer, until, wait};
 use controller::{Refusal, Reply, Submission};
 use recording::Recording;
 use scheduler::{Command, Event, PolicyKind, Request, Scheduler};
@@ -15,8 +15,8 @@ use tokio::sync::oneshot;
 
 const POLICY: PolicyKind = PolicyKind::Punctual;
 
-fn later(bench: &Bench) -> Timestamp {
-    bench.controller.now() + Duration::from_secs(600)
+fn later(server: &TestServer) -> Timestamp {
+    server.controller.now() + Duration::from_secs(600)
 }
 
 fn is_answered(reply: &Reply) -> bool {
@@ -24,68 +24,69 @@ fn is_answered(reply: &Reply) -> bool {
 }
 
 /// The batches that a device was ordered to run and did.
-fn batches(bench: &Bench, device: u32) -> u32 {
-    bench.sum(&format!("punctual_actions_total{{action=\"execution\",device=\"emulated:{device}\",result=\"done\"}}"))
+fn batches(server: &TestServer, device: u32) -> u32 {
+    server.sum(&format!("punctual_actions_total{{action=\"execution\",device=\"emulated:{device}\",result=\"done\"}}"))
 }
 
 #[test]
 fn every_request_of_every_model_is_answered_whatever_the_number_of_cells() {
     for cells in [1, 2, 3] {
-        let bench = Bench::with_cells(cells, POLICY, 3, 8 * MODEL_PAGES);
-        let models: Vec<_> = (0..5).map(|index| bench.model(&format!("net{index}")).0).collect();
+        let server = TestServer::with_cells(cells, POLICY, 3, 8 * MODEL_PAGES);
+        let models: Vec<_> = (0..5).map(|index| server.model(&format!("net{index}")).0).collect();
         let mut answers = Vec::new();
         for _ in 0..40 {
-            answers.extend(models.iter().map(|&model| bench.ask(model)));
+            answers.extend(models.iter().map(|&model| server.ask(model)));
         }
         assert_eq!(answers.into_iter().map(wait).filter(is_answered).count(), 200, "{cells} cells");
-        until("all slots to be free", || (bench.controller.in_hand() == 0).then_some(()));
-        assert_eq!(bench.violations(), 0);
+        until("all slots to be free", || (server.controller.in_hand() == 0).then_some(()));
+        assert_eq!(server.violations(), 0);
     }
 }
 
 #[test]
 fn a_model_runs_on_the_devices_of_its_cell_alone() {
-    let bench = Bench::with_cells(2, POLICY, 2, 8 * MODEL_PAGES);
-    let (first, second) = (bench.model("first").0, bench.model("second").0);
+    let server = TestServer::with_cells(2, POLICY, 2, 8 * MODEL_PAGES);
+    let (first, second) = (server.model("first").0, server.model("second").0);
     for _ in 0..10 {
-        assert!(is_answered(&bench.answer(first)));
+        assert!(is_answered(&server.answer(first)));
     }
-    until("the last report", || (batches(&bench, 0) == 10).then_some(()));
-    assert_eq!(batches(&bench, 1), 0);
-    assert!(is_answered(&bench.answer(second)));
-    until("its report", || (batches(&bench, 1) == 1).then_some(()));
-    assert_eq!(batches(&bench, 0), 10);
+    until("the last report", || (batches(&server, 0) == 10).then_some(()));
+    assert_eq!(batches(&server, 1), 0);
+    assert!(is_answered(&server.answer(second)));
+    until("its report", || (batches(&server, 1) == 1).then_some(()));
+    assert_eq!(batches(&server, 0), 10);
 }
 
 #[test]
 fn many_threads_ask_all_cells_at_once_and_each_is_answered() {
-    let bench = Bench::with_cells(2, POLICY, 4, 8 * MODEL_PAGES);
-    let models: Vec<_> = (0..4).map(|index| bench.model(&format!("net{index}")).0).collect();
+    let server = TestServer::with_cells(2, POLICY, 4, 8 * MODEL_PAGES);
+    let models: Vec<_> = (0..4).map(|index| server.model(&format!("net{index}")).0).collect();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 for round in 0..100 {
-                    let reply = bench.answer(models[round % models.len()]);
+                    let reply = server.answer(models[round % models.len()]);
                     assert!(is_answered(&reply), "{reply:?}");
                 }
             });
         }
     });
-    until("all slots to be free", || (bench.controller.in_hand() == 0).then_some(()));
-    assert_eq!(bench.violations(), 0);
+    until("all slots to be free", || (server.controller.in_hand() == 0).then_some(()));
+    assert_eq!(server.violations(), 0);
 }
 
 #[test]
 fn while_one_cell_is_driven_another_thread_drives_the_other() {
-    let bench = Bench::with_cells(2, POLICY, 2, 8 * MODEL_PAGES);
-    let ((here, faults), (there, _)) = (bench.model("here"), bench.model("there"));
+    let server = TestServer::with_cells(2, POLICY, 2, 8 * MODEL_PAGES);
+    let ((here, faults), (there, _)) = (server.model("here"), server.model("there"));
     faults.holds_the_driver.store(true, Ordering::Relaxed);
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| bench.answer(here));
+        let first = scope.spawn(|| server.answer(here));
         until("the driver to be held", || faults.driver_is_held.load(Ordering::Relaxed).then_some(()));
-        // Nobody waits for the one that is held: neither who has news for the other cell, nor who has news for this one.
-        let second = bench.ask(here);
-        assert!(is_answered(&bench.answer(there)));
+        // Nobody waits for the one that is held: neither who has news for the other cell, nor who has news for this
+        // one.
+        let second = server.ask(here);
+        assert!(is_answered(&server.answer(there)));
         faults.holds_the_driver.store(false, Ordering::Relaxed);
         assert!(is_answered(&first.join().unwrap()) && is_answered(&wait(second)));
     });
@@ -94,11 +95,11 @@ fn while_one_cell_is_driven_another_thread_drives_the_other() {
 #[test]
 fn batch_work_and_loads_by_demand_are_there_in_every_cell() {
     // Room for one of two models in each cell.
-    let bench = Bench::with_cells(2, POLICY, 2, MODEL_PAGES);
-    let models: Vec<_> = (0..4).map(|index| bench.model(&format!("net{index}"))).collect();
+    let server = TestServer::with_cells(2, POLICY, 2, MODEL_PAGES);
+    let models: Vec<_> = (0..4).map(|index| server.model(&format!("net{index}"))).collect();
     for _ in 0..3 {
         for (model, _) in &models {
-            let reply = wait(bench.submit(*model, 1, Timestamp::NEVER).1);
+            let reply = wait(server.submit(*model, 1, Timestamp::NEVER).1);
             assert!(is_answered(&reply), "{reply:?}");
         }
     }
@@ -131,53 +132,53 @@ fn ordered_after_the_urgent_one(recording: &Path) -> Vec<Request> {
 
 #[test]
 fn whoever_names_a_priority_goes_first_in_every_cell() {
-    let bench = Bench::with_cells(2, POLICY, 2, 8 * MODEL_PAGES);
-    let models = [bench.model("first").0, bench.model("second").0];
+    let server = TestServer::with_cells(2, POLICY, 2, 8 * MODEL_PAGES);
+    let models = [server.model("first").0, server.model("second").0];
     let mut answers = Vec::new();
     for model in models {
-        answers.extend((0..20).map(|_| bench.hand_over(model, LARGEST_BATCH, later(&bench), 0).1));
-        answers.push(bench.hand_over(model, LARGEST_BATCH, later(&bench), 1).1);
+        answers.extend((0..20).map(|_| server.hand_over(model, LARGEST_BATCH, later(&server), 0).1));
+        answers.push(server.hand_over(model, LARGEST_BATCH, later(&server), 1).1);
     }
-    bench.controller.drive();
+    server.controller.drive();
     assert!(answers.into_iter().map(wait).all(|reply| is_answered(&reply)));
-    bench.stop();
+    server.stop();
     for cell in 0..2 {
-        let batch = ordered_after_the_urgent_one(&bench.recording(cell));
+        let batch = ordered_after_the_urgent_one(&server.recording(cell));
         assert_eq!(batch.iter().map(|request| request.priority).collect::<Vec<_>>(), [1], "cell {cell}");
     }
 }
 
 #[test]
 fn a_device_that_is_lost_in_one_cell_does_not_touch_the_other() {
-    let bench = Bench::with_cells(2, POLICY, 2, 3 * MODEL_PAGES);
-    let (here, here_faults) = bench.model("here");
-    let (bad, bad_faults) = bench.model("bad");
-    let (_, _) = bench.model("also here");
-    let (there, there_faults) = bench.model("there");
-    assert!(is_answered(&bench.answer(here)) && is_answered(&bench.answer(there)));
+    let server = TestServer::with_cells(2, POLICY, 2, 3 * MODEL_PAGES);
+    let (here, here_faults) = server.model("here");
+    let (bad, bad_faults) = server.model("bad");
+    let (_, _) = server.model("also here");
+    let (there, there_faults) = server.model("there");
+    assert!(is_answered(&server.answer(here)) && is_answered(&server.answer(there)));
     bad_faults.execution_panics.store(true, Ordering::Relaxed);
-    let failed = bench.answer(bad);
+    let failed = server.answer(bad);
     assert!(
         matches!(&failed, Reply::Refused(Refusal { reason: Reason::ExecutionFailed, why, .. }) if why.contains("panicked"))
     );
-    until("the loss", || (bench.losses() > 0).then_some(()));
+    until("the loss", || (server.losses() > 0).then_some(()));
     for _ in 0..20 {
-        let reply = bench.answer(here);
+        let reply = server.answer(here);
         assert!(is_answered(&reply), "{reply:?}");
     }
-    assert!(is_answered(&bench.answer_with_patience(there)));
-    until("the device to be back", || (bench.controller.devices() == 2).then_some(()));
+    assert!(is_answered(&server.answer_with_patience(there)));
+    until("the device to be back", || (server.controller.devices() == 2).then_some(()));
     let loads = [here_faults, there_faults].map(|faults| faults.loads.load(Ordering::Relaxed));
-    assert_eq!((loads, bench.losses(), bench.violations()), ([1, 2], 1, 0));
-    assert_eq!(bench.sum("punctual_device_losses_total{device=\"emulated:1\"}"), 1);
+    assert_eq!((loads, server.losses(), server.violations()), ([1, 2], 1, 0));
+    assert_eq!(server.sum("punctual_device_losses_total{device=\"emulated:1\"}"), 1);
 }
 
 #[test]
 fn a_model_that_no_device_can_hold_is_refused_as_with_one_cell() {
     let refusals = [1, 2].map(|cells| {
-        let bench = Bench::with_cells(cells, POLICY, 2, MODEL_PAGES - 1);
-        let (model, _) = bench.model("large");
-        let Reply::Refused(refusal) = bench.answer(model) else { panic!("not refused") };
+        let server = TestServer::with_cells(cells, POLICY, 2, MODEL_PAGES - 1);
+        let (model, _) = server.model("large");
+        let Reply::Refused(refusal) = server.answer(model) else { panic!("not refused") };
         refusal
     });
     assert_eq!(refusals[0], refusals[1]);
@@ -185,51 +186,51 @@ fn a_model_that_no_device_can_hold_is_refused_as_with_one_cell() {
 
 #[test]
 fn a_model_that_is_not_there_is_refused_in_every_cell() {
-    let bench = Bench::with_cells(2, POLICY, 2, 3 * MODEL_PAGES);
-    let (first, second) = (bench.model("first").0, bench.model("second").0);
-    bench.controller.remove_model(second);
+    let server = TestServer::with_cells(2, POLICY, 2, 3 * MODEL_PAGES);
+    let (first, second) = (server.model("first").0, server.model("second").0);
+    server.controller.withdraw(second);
     for unknown in [second, ModelId(first.0 + 40), ModelId(first.0 + 41)] {
-        let reply = bench.answer(unknown);
+        let reply = server.answer(unknown);
         assert!(
             matches!(reply, Reply::Refused(Refusal { reason: Reason::ModelUnavailable, .. })),
             "{unknown}: {reply:?}"
         );
     }
-    assert!(is_answered(&bench.answer(first)));
+    assert!(is_answered(&server.answer(first)));
 }
 
 #[test]
 fn a_request_that_is_taken_back_is_found_in_its_cell() {
-    let bench = Bench::with_cells(2, POLICY, 2, 3 * MODEL_PAGES);
-    for model in [bench.model("first").0, bench.model("second").0] {
+    let server = TestServer::with_cells(2, POLICY, 2, 3 * MODEL_PAGES);
+    for model in [server.model("first").0, server.model("second").0] {
         let (reply, answer) = oneshot::channel();
         // Its inputs are missing: executing it would fail, loudly. It waits for the weights.
         let submission = Submission {
             model,
             inputs: Vec::new(),
             rows: 1,
-            deadline_at: later(&bench),
+            deadline_at: later(&server),
             priority: 0,
             application: ApplicationId::DEFAULT,
             size: None,
             trace: None,
             reply,
         };
-        let ticket = bench.controller.submit(submission).unwrap();
-        bench.controller.cancel(ticket);
-        bench.controller.drive();
+        let ticket = server.controller.submit(submission).unwrap();
+        server.controller.cancel(ticket);
+        server.controller.drive();
         let reply = wait(answer);
         assert!(matches!(reply, Reply::Refused(Refusal { reason: Reason::DeadlineMissed, .. })), "{reply:?}");
     }
-    until("all slots to be free", || (bench.controller.in_hand() == 0).then_some(()));
+    until("all slots to be free", || (server.controller.in_hand() == 0).then_some(()));
 }
 
 #[test]
 fn stopping_gives_each_request_of_each_cell_one_answer() {
-    let bench = Bench::with_cells(2, POLICY, 2, 3 * MODEL_PAGES);
-    let models = [bench.model("first").0, bench.model("second").0];
-    let answers: Vec<_> = (0..200).map(|index| bench.ask(models[index % 2])).collect();
-    bench.controller.stop();
+    let server = TestServer::with_cells(2, POLICY, 2, 3 * MODEL_PAGES);
+    let models = [server.model("first").0, server.model("second").0];
+    let answers: Vec<_> = (0..200).map(|index| server.ask(models[index % 2])).collect();
+    server.controller.stop();
     for reply in answers.into_iter().map(wait) {
         assert!(
             matches!(reply, Reply::Outputs(_) | Reply::Refused(Refusal { reason: Reason::ShuttingDown, .. })),
@@ -237,14 +238,14 @@ fn stopping_gives_each_request_of_each_cell_one_answer() {
         );
     }
     for model in models {
-        assert!(matches!(bench.answer(model), Reply::Refused(Refusal { reason: Reason::ShuttingDown, .. })));
+        assert!(matches!(server.answer(model), Reply::Refused(Refusal { reason: Reason::ShuttingDown, .. })));
     }
 }
 
 #[test]
 fn each_cell_has_its_own_temper_in_the_metrics() {
-    let bench = Bench::with_cells(2, POLICY, 2, 3 * MODEL_PAGES);
-    let page = bench.controller.metrics().render();
+    let server = TestServer::with_cells(2, POLICY, 2, 3 * MODEL_PAGES);
+    let page = server.controller.metrics().render();
     let tempers: Vec<_> = page.lines().filter(|line| line.starts_with("punctual_scheduler_temper")).collect();
     assert_eq!(tempers, ["punctual_scheduler_temper{cell=\"0\"} 0", "punctual_scheduler_temper{cell=\"1\"} 0"]);
 }

@@ -5,7 +5,7 @@
 mod common;
 
 use base::Reason;
-use common::{Bench, MODEL_PAGES, until, wait};
+use common::{MODEL_PAGES, TestServer, until, wait};
 use controller::{Refusal, Reply};
 use scheduler::PolicyKind;
 use std::sync::atomic::Ordering;
@@ -17,103 +17,103 @@ fn is_failure(reply: &Reply, text: &str) -> bool {
 #[test]
 fn after_a_panic_the_device_is_started_anew_and_serves_the_others_whatever_the_policy() {
     for &policy in PolicyKind::ALL {
-        let bench = Bench::new(policy, 1, 3 * MODEL_PAGES);
-        let (good, good_faults) = bench.model("good");
-        let (bad, bad_faults) = bench.model("bad");
-        assert!(matches!(bench.answer(good), Reply::Outputs(_)), "{policy:?}");
+        let server = TestServer::new(policy, 1, 3 * MODEL_PAGES);
+        let (good, good_faults) = server.model("good");
+        let (bad, bad_faults) = server.model("bad");
+        assert!(matches!(server.answer(good), Reply::Outputs(_)), "{policy:?}");
         bad_faults.execution_panics.store(true, Ordering::Relaxed);
-        let failed = bench.answer(bad);
+        let failed = server.answer(bad);
         assert!(is_failure(&failed, "the engine panicked: an execution that was told to"), "{policy:?}: {failed:?}");
-        until("the loss", || (bench.losses() > 0).then_some(()));
-        let again = bench.answer_with_patience(good);
+        until("the loss", || (server.losses() > 0).then_some(()));
+        let again = server.answer_with_patience(good);
         assert!(matches!(again, Reply::Outputs(_)), "{policy:?}: {again:?}");
         assert_eq!(good_faults.loads.load(Ordering::Relaxed), 2, "{policy:?}: its weights were loaded anew");
-        assert_eq!((bench.losses(), bench.controller.devices()), (1, 1), "{policy:?}");
+        assert_eq!((server.losses(), server.controller.devices()), (1, 1), "{policy:?}");
     }
 }
 
 #[test]
 fn the_other_device_takes_over_what_the_broken_one_was_given() {
-    let bench = Bench::new(PolicyKind::Punctual, 2, 3 * MODEL_PAGES);
-    let (good, _) = bench.model("good");
-    let (bad, bad_faults) = bench.model("bad");
+    let server = TestServer::new(PolicyKind::Punctual, 2, 3 * MODEL_PAGES);
+    let (good, _) = server.model("good");
+    let (bad, bad_faults) = server.model("bad");
     bad_faults.execution_panics.store(true, Ordering::Relaxed);
-    let mut answers: Vec<_> = (0..100).map(|_| bench.ask(good)).collect();
-    let failed = bench.ask(bad);
-    answers.extend((0..100).map(|_| bench.ask(good)));
+    let mut answers: Vec<_> = (0..100).map(|_| server.ask(good)).collect();
+    let failed = server.ask(bad);
+    answers.extend((0..100).map(|_| server.ask(good)));
     let failed = wait(failed);
     assert!(is_failure(&failed, "panicked"), "{failed:?}");
     for answer in answers {
         let reply = wait(answer);
         assert!(matches!(reply, Reply::Outputs(_)), "{reply:?}");
     }
-    until("all slots to be free", || (bench.controller.in_hand() == 0).then_some(()));
-    until("the device to be back", || (bench.controller.devices() == 2).then_some(()));
-    assert_eq!((bench.losses(), bench.violations()), (1, 0));
+    until("all slots to be free", || (server.controller.in_hand() == 0).then_some(()));
+    until("the device to be back", || (server.controller.devices() == 2).then_some(()));
+    assert_eq!((server.losses(), server.violations()), (1, 0));
 }
 
 #[test]
 fn a_panic_while_loading_loses_the_device_too() {
-    let bench = Bench::new(PolicyKind::Punctual, 1, 3 * MODEL_PAGES);
-    let (good, _) = bench.model("good");
-    let (bad, bad_faults) = bench.model("bad");
-    assert!(matches!(bench.answer(good), Reply::Outputs(_)));
+    let server = TestServer::new(PolicyKind::Punctual, 1, 3 * MODEL_PAGES);
+    let (good, _) = server.model("good");
+    let (bad, bad_faults) = server.model("bad");
+    assert!(matches!(server.answer(good), Reply::Outputs(_)));
     bad_faults.load_panics.store(true, Ordering::Relaxed);
-    let failed = bench.answer(bad);
+    let failed = server.answer(bad);
     assert!(
         is_failure(&failed, "the model could not be loaded: the engine panicked: a load that was told to"),
         "{failed:?}"
     );
-    until("the loss", || (bench.losses() > 0).then_some(()));
-    assert!(matches!(bench.answer_with_patience(good), Reply::Outputs(_)));
+    until("the loss", || (server.losses() > 0).then_some(()));
+    assert!(matches!(server.answer_with_patience(good), Reply::Outputs(_)));
     // What was wrong is over: the model is tried again, and served.
     bad_faults.load_panics.store(false, Ordering::Relaxed);
-    until("the model to be served", || matches!(bench.answer(bad), Reply::Outputs(_)).then_some(()));
+    until("the model to be served", || matches!(server.answer(bad), Reply::Outputs(_)).then_some(()));
 }
 
 #[test]
 fn a_panic_while_unloading_loses_the_device_too() {
     // Room for one of the two.
-    let bench = Bench::new(PolicyKind::Punctual, 1, MODEL_PAGES);
-    let (first, first_faults) = bench.model("first");
-    let (second, _) = bench.model("second");
-    assert!(matches!(bench.answer(first), Reply::Outputs(_)));
+    let server = TestServer::new(PolicyKind::Punctual, 1, MODEL_PAGES);
+    let (first, first_faults) = server.model("first");
+    let (second, _) = server.model("second");
+    assert!(matches!(server.answer(first), Reply::Outputs(_)));
     first_faults.unload_panics.store(true, Ordering::Relaxed);
-    until("the other model", || matches!(bench.answer_with_patience(second), Reply::Outputs(_)).then_some(()));
-    until("the loss", || (bench.losses() > 0).then_some(()));
-    until("the device to be back", || (bench.controller.devices() == 1).then_some(()));
+    until("the other model", || matches!(server.answer_with_patience(second), Reply::Outputs(_)).then_some(()));
+    until("the loss", || (server.losses() > 0).then_some(()));
+    until("the device to be back", || (server.controller.devices() == 1).then_some(()));
     first_faults.unload_panics.store(false, Ordering::Relaxed);
-    assert!(matches!(bench.answer_with_patience(first), Reply::Outputs(_)));
-    assert!(matches!(bench.answer_with_patience(second), Reply::Outputs(_)));
-    assert_eq!(bench.losses(), 1);
-    assert_eq!(bench.violations(), 0);
+    assert!(matches!(server.answer_with_patience(first), Reply::Outputs(_)));
+    assert!(matches!(server.answer_with_patience(second), Reply::Outputs(_)));
+    assert_eq!(server.losses(), 1);
+    assert_eq!(server.violations(), 0);
 }
 
 #[test]
 fn where_all_fit_a_load_that_fails_is_not_tried_again_at_once() {
-    let bench = Bench::new(PolicyKind::Punctual, 1, 3 * MODEL_PAGES);
-    let (good, _) = bench.model("good");
-    let (bad, bad_faults) = bench.model("bad");
+    let server = TestServer::new(PolicyKind::Punctual, 1, 3 * MODEL_PAGES);
+    let (good, _) = server.model("good");
+    let (bad, bad_faults) = server.model("bad");
     bad_faults.load_fails.store(true, Ordering::Relaxed);
-    assert!(is_failure(&bench.answer(bad), "torn"));
+    assert!(is_failure(&server.answer(bad), "torn"));
     for _ in 0..50 {
-        assert!(matches!(bench.answer(good), Reply::Outputs(_)));
+        assert!(matches!(server.answer(good), Reply::Outputs(_)));
     }
     let tried = bad_faults.loads.load(Ordering::Relaxed);
     assert!((1..=12).contains(&tried), "{tried} tries");
     // Without anybody asking for it, the model is loaded when that is possible: it was asked for, and there is room.
     bad_faults.load_fails.store(false, Ordering::Relaxed);
     until("another try", || (bad_faults.loads.load(Ordering::Relaxed) > tried).then_some(()));
-    until("the model to be served", || matches!(bench.answer(bad), Reply::Outputs(_)).then_some(()));
+    until("the model to be served", || matches!(server.answer(bad), Reply::Outputs(_)).then_some(()));
 }
 
 #[test]
 fn a_model_that_is_loaded_on_one_device_is_served_there_while_it_cannot_be_loaded_on_another() {
-    let bench = Bench::new(PolicyKind::Punctual, 2, MODEL_PAGES);
-    let (model, faults) = bench.model("model");
+    let server = TestServer::new(PolicyKind::Punctual, 2, MODEL_PAGES);
+    let (model, faults) = server.model("model");
     faults.load_fails_elsewhere.store(true, Ordering::Relaxed);
     for _ in 0..50 {
-        let reply = bench.answer(model);
+        let reply = server.answer(model);
         assert!(matches!(reply, Reply::Outputs(_)), "{reply:?}");
     }
     assert!(faults.loads.load(Ordering::Relaxed) > 1, "the other device was tried");
@@ -122,21 +122,21 @@ fn a_model_that_is_loaded_on_one_device_is_served_there_while_it_cannot_be_loade
 #[test]
 fn a_model_that_cannot_be_loaded_does_not_push_others_out_with_every_request() {
     // Room for one of the two.
-    let bench = Bench::new(PolicyKind::Punctual, 1, MODEL_PAGES);
-    let (good, good_faults) = bench.model("good");
-    let (bad, bad_faults) = bench.model("bad");
+    let server = TestServer::new(PolicyKind::Punctual, 1, MODEL_PAGES);
+    let (good, good_faults) = server.model("good");
+    let (bad, bad_faults) = server.model("bad");
     bad_faults.load_fails.store(true, Ordering::Relaxed);
     for _ in 0..50 {
-        let failed = bench.answer(bad);
+        let failed = server.answer(bad);
         assert!(is_failure(&failed, "the model could not be loaded: load failed: the weights are torn"), "{failed:?}");
-        assert!(matches!(bench.answer(good), Reply::Outputs(_)));
+        assert!(matches!(server.answer(good), Reply::Outputs(_)));
     }
     // Each try is twice as long after the one before: the twelfth would be more than three minutes after the first.
     let (tried, reloaded) = (bad_faults.loads.load(Ordering::Relaxed), good_faults.loads.load(Ordering::Relaxed));
     assert!((1..=12).contains(&tried), "{tried} tries");
     assert!(reloaded <= tried + 1, "{reloaded} loads of the other one");
-    assert_eq!(bench.losses(), 0, "a load that fails in an orderly way is no reason to give up a device");
+    assert_eq!(server.losses(), 0, "a load that fails in an orderly way is no reason to give up a device");
     // It is refused with the reason while it rests, and served when it can be.
     bad_faults.load_fails.store(false, Ordering::Relaxed);
-    until("the model to be served", || matches!(bench.answer(bad), Reply::Outputs(_)).then_some(()));
+    until("the model to be served", || matches!(server.answer(bad), Reply::Outputs(_)).then_some(()));
 }

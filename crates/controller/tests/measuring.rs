@@ -7,7 +7,7 @@ mod common;
 use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, TensorSpec, Timestamp};
 use bytes::Bytes;
 use common::until;
-use controller::{Controller, ControllerConfig, DeviceConfig, NewModel, Reply, Submission, Tensor};
+use controller::{Controller, ControllerConfig, DeviceConfig, ModelRecord, Reply, Submission, Tensor};
 use engine::{AtOnce, EngineError, Loaded, Prepared, Sink, TensorView, at_once};
 use scheduler::PolicyKind;
 use std::sync::{Arc, Mutex};
@@ -45,14 +45,14 @@ impl AtOnce for Sequences {
     }
 }
 
-struct Bench {
+struct TestServer {
     controller: Controller,
     metrics: Metrics,
     model: ModelId,
     sequences: Sequences,
 }
 
-impl Bench {
+impl TestServer {
     fn start(share: f64, dims: &[i64]) -> Self {
         let spec =
             |name: &str, dims: &[i64]| TensorSpec { name: name.into(), datatype: DataType::Uint8, dims: dims.into() };
@@ -80,10 +80,9 @@ impl Bench {
         };
         let controller = Controller::start(config, metrics.clone()).unwrap();
         let millis = Duration::from_millis;
-        let model = controller.add_model(NewModel {
+        let record = ModelRecord {
             name: "sequences".into(),
             version: 1,
-            prepared: Arc::new(sequences.clone()),
             signature: Arc::new(signature),
             padding: None,
             profile: LatencyProfile::linear(millis(1), millis(1), &[1, 2, 4, 8], millis(1)).unwrap(),
@@ -91,7 +90,9 @@ impl Bench {
             fixed: Duration::ZERO,
             objective: None,
             fairness: scheduler::Fairness::default(),
-        });
+            metrics: metrics.model("sequences", 1),
+        };
+        let model = controller.publish(Arc::new(record), Arc::new(sequences.clone()));
         Self { controller, metrics, model, sequences }
     }
 
@@ -133,31 +134,31 @@ impl Bench {
 
 #[test]
 fn requests_that_ran_alone_are_measured_and_others_are_run_again() {
-    let bench = Bench::start(1.0, &[-1, -1]);
+    let server = TestServer::start(1.0, &[-1, -1]);
     // The first one may load the weights.
-    bench.ask(1);
-    bench.wait_for("served", 1);
-    assert_eq!(bench.measured("again"), 0, "it ran alone");
+    server.ask(1);
+    server.wait_for("served", 1);
+    assert_eq!(server.measured("again"), 0, "it ran alone");
     // All are of the first ones, and a batch of them.
     until("a request of a batch to be run again", || {
-        bench.ask(8);
-        bench.wait_for("served", 1);
-        (bench.measured("again") > 0).then_some(())
+        server.ask(8);
+        server.wait_for("served", 1);
+        (server.measured("again") > 0).then_some(())
     });
-    let rows = bench.sequences.rows.lock().unwrap().clone();
+    let rows = server.sequences.rows.lock().unwrap().clone();
     let batch = rows.iter().position(|&rows| rows > 1).unwrap();
     assert!(rows[batch..].contains(&1), "one of a batch was run alone: {rows:?}");
-    bench.controller.stop();
+    server.controller.stop();
 }
 
 #[test]
 fn models_of_fixed_sizes_are_left_alone_and_so_are_all_without_a_share() {
-    for bench in [Bench::start(1.0, &[-1, 4]), Bench::start(0.0, &[-1, -1])] {
-        bench.ask(1);
-        bench.ask(8);
+    for server in [TestServer::start(1.0, &[-1, 4]), TestServer::start(0.0, &[-1, -1])] {
+        server.ask(1);
+        server.ask(8);
         // What would be measured was ordered before this is answered.
-        bench.ask(1);
-        assert_eq!((bench.measured("served"), bench.measured("again")), (0, 0));
-        bench.controller.stop();
+        server.ask(1);
+        assert_eq!((server.measured("served"), server.measured("again")), (0, 0));
+        server.controller.stop();
     }
 }

@@ -5,14 +5,14 @@
 mod common;
 
 use base::{DeviceId, Duration, Timestamp};
-use common::{Bench, LARGEST_BATCH, MODEL_PAGES, until, wait};
-use recording::{Ending, Error, Header, Limits, Recorder, Recording, Step};
+use common::{LARGEST_BATCH, MODEL_PAGES, TestServer, until, wait};
+use recording::{Ending, Header, Limits, Recorder, Recording, RecordingError, Step};
 use scheduler::{ActionStatus, Command, DeviceSpec, Event, Outcome, PolicyKind, Scheduler};
 use sim::Replay;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-fn replay(path: &Path) -> Result<Replay, Error> {
+fn replay(path: &Path) -> Result<Replay, RecordingError> {
     sim::replay(path, &mut |_, _| {})
 }
 
@@ -23,49 +23,49 @@ fn steps(path: &Path) -> (Header, Vec<Step>) {
 }
 
 /// Loads, unloads, refusals, clients that go away, batch work, a device that is lost, a model that is removed.
-fn eventful(policy: PolicyKind) -> Bench {
+fn eventful(policy: PolicyKind) -> TestServer {
     // Room for two of the three on each device.
-    let bench = Bench::new(policy, 2, 2 * MODEL_PAGES);
-    let models = ["first", "second", "third"].map(|name| bench.model(name));
-    let later = |bench: &Bench| bench.controller.now() + Duration::from_secs(600);
+    let server = TestServer::new(policy, 2, 2 * MODEL_PAGES);
+    let models = ["first", "second", "third"].map(|name| server.model(name));
+    let later = |server: &TestServer| server.controller.now() + Duration::from_secs(600);
     let mut answers = Vec::new();
     for round in 0..30 {
         for (model, _) in &models {
             // Full batches: no policy has a reason to let them wait.
-            answers.push(bench.ask(*model));
-            answers.push(bench.submit(*model, LARGEST_BATCH, Timestamp::NEVER).1);
+            answers.push(server.ask(*model));
+            answers.push(server.submit(*model, LARGEST_BATCH, Timestamp::NEVER).1);
         }
         // Can't be met.
-        answers.push(bench.submit(models[0].0, 1, bench.controller.now() + Duration::from_micros(50)).1);
-        let (ticket, answer) = bench.submit(models[1].0, 1, later(&bench));
-        bench.controller.cancel(ticket.unwrap());
+        answers.push(server.submit(models[0].0, 1, server.controller.now() + Duration::from_micros(50)).1);
+        let (ticket, answer) = server.submit(models[1].0, 1, later(&server));
+        server.controller.cancel(ticket.unwrap());
         answers.push(answer);
         if round == 10 {
             models[2].1.execution_panics.store(true, Ordering::Relaxed);
             until("the loss", || {
-                answers.push(bench.ask(models[2].0));
+                answers.push(server.ask(models[2].0));
                 std::thread::sleep(std::time::Duration::from_millis(1));
-                (bench.losses() > 0).then_some(())
+                (server.losses() > 0).then_some(())
             });
             models[2].1.execution_panics.store(false, Ordering::Relaxed);
         }
     }
     // Its requests are over by then, and a client may still say that it goes.
-    let (ticket, answer) = bench.submit(models[0].0, LARGEST_BATCH, later(&bench));
+    let (ticket, answer) = server.submit(models[0].0, LARGEST_BATCH, later(&server));
     wait(answer);
-    bench.controller.cancel(ticket.unwrap());
-    bench.controller.remove_model(models[1].0);
+    server.controller.cancel(ticket.unwrap());
+    server.controller.withdraw(models[1].0);
     answers.into_iter().for_each(|answer| drop(wait(answer)));
-    until("all slots to be free", || (bench.controller.in_hand() == 0).then_some(()));
-    assert_eq!(bench.violations(), 0, "{policy:?}");
-    bench
+    until("all slots to be free", || (server.controller.in_hand() == 0).then_some(()));
+    assert_eq!(server.violations(), 0, "{policy:?}");
+    server
 }
 
 #[test]
 fn what_a_server_did_comes_out_again_whatever_the_policy() {
     for &policy in PolicyKind::ALL {
-        let bench = eventful(policy);
-        let replay = replay(&bench.stop()).unwrap();
+        let server = eventful(policy);
+        let replay = replay(&server.stop()).unwrap();
         assert!(replay.is_good(), "{policy:?}: {replay:#?}");
         let tally = &replay.tally;
         let refused: u64 = tally.refused.iter().sum();
@@ -78,8 +78,8 @@ fn what_a_server_did_comes_out_again_whatever_the_policy() {
     }
 }
 
-/// Writes a recording with some steps changed behind the scheduler's back: what it ordered is what it ordered without the
-/// change.
+/// Writes a recording with some steps changed behind the scheduler's back: what it ordered is what it ordered without
+/// the change.
 fn forge(from: &Path, to: &Path, mut change: impl FnMut(usize, &mut Step, &[Command])) {
     let (header, steps) = steps(from);
     let mut scheduler = Scheduler::new(header.config.clone());
@@ -96,8 +96,8 @@ fn forge(from: &Path, to: &Path, mut change: impl FnMut(usize, &mut Step, &[Comm
 
 #[test]
 fn an_event_that_was_altered_shows_at_its_step() {
-    let bench = eventful(PolicyKind::Punctual);
-    let (recorded, folder) = (bench.stop(), tempfile::tempdir().unwrap());
+    let server = eventful(PolicyKind::Punctual);
+    let (recorded, folder) = (server.stop(), tempfile::tempdir().unwrap());
     let forged = folder.path().join("forged");
     let mut altered = None;
     let mut seen = 0;
@@ -123,8 +123,8 @@ fn an_event_that_was_altered_shows_at_its_step() {
 
 #[test]
 fn a_report_that_cannot_be_true_is_named_with_its_event() {
-    let bench = eventful(PolicyKind::Clockwork);
-    let (recorded, folder) = (bench.stop(), tempfile::tempdir().unwrap());
+    let server = eventful(PolicyKind::Clockwork);
+    let (recorded, folder) = (server.stop(), tempfile::tempdir().unwrap());
     let forged = folder.path().join("forged");
     // The last one: much has run on that device before.
     let is_done = |step: &Step| matches!(step.event, Event::Reported(report) if matches!(report.status, ActionStatus::Done { .. }));

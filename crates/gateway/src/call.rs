@@ -13,7 +13,8 @@ use crate::io::offload::{OFFLOAD_WRITE_BYTES, offload};
 use crate::models::serving;
 use crate::regions;
 use base::{ApplicationId, Duration, ModelSignature, Reason, Timestamp, margins};
-use controller::{Admitted, CatalogueEntry, QueuePlace, Refusal, Reply, ServedModel, Submission, Tensor, Ticket};
+use controller::{Refusal, Reply, Submission, Tensor, Ticket};
+use models::{Admitted, CatalogueEntry, QueuePlace, ServedModel};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -76,7 +77,7 @@ impl<'a> Call<'a> {
 
     /// What the model takes and gives.
     pub(crate) fn signature(&self) -> &ModelSignature {
-        &self.served().signature
+        &self.served().model.signature
     }
 
     fn served(&self) -> &ServedModel {
@@ -98,10 +99,10 @@ impl<'a> Call<'a> {
             true => Box::pin(regions::fetch(self.context, &mut request)).await?,
         };
         let served = self.served();
-        let checked = check(&served.signature, &mut request)?;
+        let checked = check(&served.model.signature, &mut request)?;
         let (priority, queue_limit, place) = self.admit(served, request.parameters.priority)?;
         let budget =
-            [request.parameters.timeout, head.limit, served.objective, queue_limit].into_iter().flatten().min();
+            [request.parameters.timeout, head.limit, served.model.objective, queue_limit].into_iter().flatten().min();
         let deadline_at = budget.map_or(Timestamp::NEVER, |budget| self.arrived_at + budget);
         let Checked { inputs, rows, size, outputs: mut wanted } = checked;
         let application = match &*request.application {
@@ -110,7 +111,7 @@ impl<'a> Call<'a> {
         };
         for output in &wanted {
             if let Some(region) = &output.region {
-                regions::check_place(self.context, &served.signature.outputs[output.position].name, region)?;
+                regions::check_place(self.context, &served.model.signature.outputs[output.position].name, region)?;
             }
         }
         let (reply, answer) = oneshot::channel();
@@ -154,7 +155,7 @@ impl<'a> Call<'a> {
 
     /// Writes the outputs that belong into shared memory there; the answer then only says where they are.
     async fn place(&self, outputs: &mut [Tensor], wanted: &mut [WantedOutput]) -> Result<(), Fault> {
-        let specs = &self.served().signature.outputs;
+        let specs = &self.served().model.signature.outputs;
         for WantedOutput { position, region, .. } in wanted {
             if let (Some(region), Some(spec), Some(tensor)) = (region, specs.get(*position), outputs.get_mut(*position))
             {
@@ -167,8 +168,8 @@ impl<'a> Call<'a> {
 
     /// What the model's own rules for waiting requests say of this one: its priority, its deadline, its place.
     fn admit(&self, served: &ServedModel, priority: u32) -> Result<(u32, Option<Duration>, Option<QueuePlace>), Fault> {
-        let Some(queueing) = &served.queueing else { return Ok((priority, None, None)) };
-        match queueing.admit(priority) {
+        let Some(limits) = &served.queue_limits else { return Ok((priority, None, None)) };
+        match limits.admit(priority) {
             Ok(Admitted { priority, limit, place }) => Ok((priority, limit, Some(place))),
             Err(most) => {
                 let name = &self.entry.name;
@@ -209,14 +210,14 @@ impl<'a> Call<'a> {
     pub(crate) fn end<T>(mut self, outcome: Result<T, Fault>) -> Result<T, Fault> {
         self.over = true;
         match &outcome {
-            Ok(_) => self.served().metrics.answered(self.context.controller.now().since(self.arrived_at)),
+            Ok(_) => self.served().model.metrics.answered(self.context.controller.now().since(self.arrived_at)),
             Err(fault) => self.count_failure(fault.reason),
         }
         outcome
     }
 
     fn count_failure(&self, reason: Reason) {
-        self.served().metrics.ended(reason, self.context.controller.now().since(self.arrived_at));
+        self.served().model.metrics.ended(reason, self.context.controller.now().since(self.arrived_at));
     }
 
     fn take_back(&mut self) {
@@ -240,7 +241,7 @@ impl<'a> Call<'a> {
 fn classify_wanted(entry: &CatalogueEntry, outputs: &mut [Tensor], wanted: &[WantedOutput]) -> Result<(), Fault> {
     for output in wanted.iter().filter(|output| output.classes > 0) {
         let served = serving(entry)?;
-        let batched = served.signature.max_batch > 0;
+        let batched = served.model.signature.max_batch > 0;
         let labels = served.labels.get(output.position).map_or(&[][..], Vec::as_slice);
         if let Some(tensor) = outputs.get_mut(output.position) {
             *tensor = classify(tensor, output.classes, batched, labels)?;
@@ -256,7 +257,7 @@ fn response<'r>(
     outputs: &'r [Tensor],
     wanted: &'r [WantedOutput],
 ) -> Result<InferResponse<'r>, Fault> {
-    let specs = &serving(entry)?.signature.outputs;
+    let specs = &serving(entry)?.model.signature.outputs;
     let output = |wanted: &'r WantedOutput| {
         let (spec, tensor) = specs.get(wanted.position).zip(outputs.get(wanted.position))?;
         let (datatype, shape, data) = (tensor.datatype, &tensor.shape, tensor.data.clone());

@@ -1,7 +1,7 @@
 //! Finding the model that a request names, in a copy of the catalogue that this thread keeps until it is stale.
 
 use base::Reason;
-use controller::{Catalogue, CatalogueEntry, Controller, ModelState, ModelVersions, ServedModel};
+use models::{Catalogue, CatalogueEntry, ModelControl, ModelState, ModelVersions, Registry, ServedModel};
 use std::sync::{Arc, Mutex, PoisonError};
 use wire::Fault;
 use wire::json::ModelMetadata;
@@ -11,25 +11,30 @@ const NAMES_SHOWN: usize = 8;
 
 /// One thread's view of the models.
 pub(crate) struct Models {
-    controller: Controller,
+    registry: Registry,
     /// Only this thread locks it: the lock is never contended.
     cached: Mutex<(u64, Arc<Catalogue>)>,
 }
 
 impl Models {
-    pub(crate) fn new(controller: Controller) -> Self {
-        let generation = controller.catalogue_generation();
-        let cached = Mutex::new((generation, controller.catalogue()));
-        Self { controller, cached }
+    pub(crate) fn new(registry: Registry) -> Self {
+        let generation = registry.generation();
+        let cached = Mutex::new((generation, registry.catalogue()));
+        Self { registry, cached }
+    }
+
+    /// Where clients' orders go; `None` while the server starts.
+    pub(crate) fn control(&self) -> Option<&ModelControl> {
+        self.registry.control()
     }
 
     /// A look at all models.
     pub(crate) fn with<T>(&self, look: impl FnOnce(&Catalogue) -> T) -> T {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         // Read before the catalogue: a change in between is seen next time.
-        let generation = self.controller.catalogue_generation();
+        let generation = self.registry.generation();
         if cached.0 != generation {
-            *cached = (generation, self.controller.catalogue());
+            *cached = (generation, self.registry.catalogue());
         }
         look(&cached.1)
     }
@@ -77,8 +82,8 @@ impl Models {
         Ok(write(ModelMetadata {
             name: &entry.name,
             versions: self.ready_versions(name),
-            platform: &served.platform,
-            signature: &served.signature,
+            platform: &served.config.platform,
+            signature: &served.model.signature,
         }))
     }
 }
@@ -88,14 +93,14 @@ pub(crate) fn serving(entry: &CatalogueEntry) -> Result<&ServedModel, Fault> {
     let (name, version) = (&entry.name, entry.version);
     match entry.state() {
         ModelState::Ready(served) => Ok(served),
-        ModelState::Loading => Err(Fault::new(
+        ModelState::Preparing => Err(Fault::new(
             Reason::ModelLoading,
             format!("version {version} of model {name:?} is being prepared: try again in a moment"),
         )),
         ModelState::Broken(why) => {
             Err(Fault::new(Reason::ModelBroken, format!("version {version} of model {name:?} can't be served: {why}")))
         }
-        ModelState::Unloaded(why) => Err(Fault::new(
+        ModelState::Unpublished(why) => Err(Fault::new(
             Reason::ModelUnavailable,
             format!("model {name:?} is {why}: load it with POST /v2/repository/models/{name}/load"),
         )),

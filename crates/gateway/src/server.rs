@@ -7,6 +7,7 @@ use crate::io::accept::Acceptor;
 use crate::io::thread::serve_thread;
 use crate::io::{IoContext, Readiness, ServerState};
 use controller::Controller;
+use models::Registry;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -71,7 +72,12 @@ impl std::fmt::Debug for ClosingSwitch {
 
 impl Gateway {
     /// Listens and serves. Returns when all ports are open; the threads run until `shutdown`.
-    pub fn start(config: Config, controller: Controller, metrics: Metrics) -> Result<Self, GatewayError> {
+    pub fn start(
+        config: Config,
+        controller: Controller,
+        registry: Registry,
+        metrics: Metrics,
+    ) -> Result<Self, GatewayError> {
         raise_file_limit();
         let http = listen("http", config.http)?;
         let grpc = listen("grpc", config.grpc)?;
@@ -89,7 +95,8 @@ impl Gateway {
         let mut queues = Vec::new();
         for number in 0..io_threads {
             let (queue, connections) = mpsc::channel(HANDOVER);
-            let context = Arc::new(IoContext::new(controller.clone(), Arc::clone(&shared), closing.clone()));
+            let context =
+                Arc::new(IoContext::new(controller.clone(), registry.clone(), Arc::clone(&shared), closing.clone()));
             let closing = closing.clone();
             threads.push(spawn(format!("io-{number}"), move || serve_thread(context, connections, closing))?);
             queues.push(queue);

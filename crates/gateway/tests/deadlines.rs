@@ -239,7 +239,9 @@ fn a_port_in_use_is_a_sentence() {
     let server = Server::start();
     let config = Config { http: taken.local_addr().ok(), grpc: None, metrics: None, ..Config::default() };
     let error =
-        gateway::Gateway::start(config, server.controller.clone(), server.metrics.clone()).unwrap_err().to_string();
+        gateway::Gateway::start(config, server.controller.clone(), server.registry.clone(), server.metrics.clone())
+            .unwrap_err()
+            .to_string();
     assert!(error.contains("for http: "), "{error}");
     assert!(error.ends_with("; another process has the port: end it or choose another with --http-port"), "{error}");
 }

@@ -243,7 +243,9 @@ fn a_server_is_not_ready_before_it_is_told_so() {
     let server = Server::start();
     let free = Some(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
     let config = Config { http: free, grpc: None, metrics: None, ..Config::default() };
-    let young = gateway::Gateway::start(config, server.controller.clone(), server.metrics.clone()).unwrap();
+    let young =
+        gateway::Gateway::start(config, server.controller.clone(), server.registry.clone(), server.metrics.clone())
+            .unwrap();
     let ready = || {
         let mut client = Client::connect(young.http_address().unwrap());
         client.send(get("/v2/health/ready"));

@@ -6,7 +6,7 @@ use workload::TraceError;
 
 /// Why an experiment can't be run.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum LabError {
     /// A file can't be read.
     #[error("{path} can't be read: {source}")]
     Read {
@@ -54,7 +54,7 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl LabError {
     pub(crate) fn value(message: impl Into<String>) -> Self {
         Self::Value(message.into())
     }

@@ -1,7 +1,7 @@
 //! The laboratory on the simulated world: experiments as TOML files, and what comes out of them.
 //!
 //! ```text
-//!  file ──> Experiment ──> points x policies x seeds ──> sim::run ──> Outcome ──> tables, plots, claims, pages
+//!  file ──> Experiment ──> points x policies x seeds ──> sim::run ──> PointOutcome ──> tables, plots, claims, pages
 //!           `─────────────── run/ ──────────────────────────────────────────┘    `────── show/ ──────────┘
 //! ```
 //!
@@ -25,11 +25,11 @@ mod show;
 pub mod simulate;
 pub mod worlds;
 
-pub use error::Error;
-pub use run::campaign::{Campaign, Outcome};
+pub use error::LabError;
+pub use run::campaign::{Campaign, PointOutcome};
 pub use run::experiment;
 pub use run::store::Reuse;
 pub use run::sweep::Selection;
 pub use show::claim::{Claim, Holds, Pick};
 pub use show::compare::Compare;
-pub use show::plot::{Kind, PaperPoints, PlotConfig};
+pub use show::plot::{PaperPoints, PlotConfig, PlotKind};

@@ -6,7 +6,7 @@ mod tools;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use tools::{hull, million, slow_device, throughput, worlds};
+use tools::{hull, million, placement, slow_device, throughput, worlds};
 
 /// Experiments in virtual time, and measurements of the scheduler.
 #[derive(Parser)]
@@ -26,6 +26,8 @@ enum Tool {
     Million,
     /// How long the priority queue of `orloj` takes.
     Hull(hull::HullArgs),
+    /// How evenly models are placed on the parts of a cluster, by several ways; needs the feature `placement`.
+    Placement(placement::PlacementArgs),
     /// What one slow device of eight costs.
     SlowDevice(slow_device::SlowDeviceArgs),
     /// Random worlds with everything that can go wrong: prints each seed whose world breaks a promise.
@@ -46,12 +48,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(tool: Tool) -> Result<ExitCode, lab::Error> {
+fn run(tool: Tool) -> Result<ExitCode, lab::LabError> {
     match tool {
         Tool::Simulate(args) => args.run_and_print()?,
         Tool::Throughput(args) => throughput::run(&args)?,
         Tool::Million => million::run(),
         Tool::Hull(args) => hull::run(&args),
+        Tool::Placement(args) => placement::run(&args)?,
         Tool::SlowDevice(args) => slow_device::run(&args),
         Tool::Worlds(args) => return Ok(worlds::run(&args)),
         Tool::World(args) => worlds::show(&args),

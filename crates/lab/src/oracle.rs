@@ -3,7 +3,7 @@
 use crate::worlds::in_bursts;
 use base::{Duration, LatencyProfile, ModelId};
 use scheduler::PolicyKind;
-use sim::{Model, Setup, Traffic};
+use sim::{ModelSetup, Setup, Traffic};
 use std::fmt;
 use workload::{Random, RateCurve};
 
@@ -129,7 +129,7 @@ impl CalmWorld {
         let profile = LatencyProfile::linear(self.alpha, self.beta, &sizes, Duration::from_millis(5));
         let profile = profile.expect("the sizes ascend");
         let model = |index| {
-            let mut model = Model::new(ModelId(index), profile.clone(), Some(self.slo));
+            let mut model = ModelSetup::new(ModelId(index), profile.clone(), Some(self.slo));
             model.spec.pages = 1;
             model
         };

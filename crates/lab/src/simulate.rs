@@ -1,7 +1,7 @@
 //! `punctual simulate`: reads experiments, runs them, and shows what came out.
 
-use crate::Error;
-use crate::run::campaign::{Campaign, Outcome};
+use crate::LabError;
+use crate::run::campaign::{Campaign, PointOutcome};
 use crate::run::store::Reuse;
 use crate::run::sweep::Selection;
 pub use crate::show::page::PageOptions;
@@ -59,6 +59,9 @@ pub struct SimulateArgs {
     /// With --page: run only these files, named without .toml; the page's other sections stay as they are.
     #[arg(long = "part", value_name = "NAME,...", requires = "page", value_delimiter = ',')]
     parts: Vec<String>,
+    /// With --page: run nothing, and write the page's head anew: which sections are of which commit.
+    #[arg(long, requires = "page", conflicts_with_all = ["all", "parts"])]
+    head: bool,
     /// With --page: how results name the state of the sources.
     #[arg(long, value_name = "TEXT", requires = "page", default_value = "an unnamed state of the sources")]
     commit: String,
@@ -66,7 +69,7 @@ pub struct SimulateArgs {
 
 impl SimulateArgs {
     /// Does what they ask for, with a bar on standard error if that is a terminal, and prints the result.
-    pub fn run_and_print(self) -> Result<(), Error> {
+    pub fn run_and_print(self) -> Result<(), LabError> {
         if let Some(folder) = self.page {
             let page = write_page(&PageOptions {
                 experiments: self.file,
@@ -74,6 +77,7 @@ impl SimulateArgs {
                 cache: self.cache,
                 all: self.all,
                 parts: self.parts,
+                head: self.head,
                 again: self.again,
                 commit: self.commit,
                 progress: true,
@@ -89,7 +93,7 @@ impl SimulateArgs {
             max_requests: self.max_requests,
             seeds: self.seeds,
         };
-        let options = Options {
+        let options = SimulateOptions {
             json: self.json,
             svg_dir: self.svg,
             progress: true,
@@ -104,7 +108,7 @@ impl SimulateArgs {
 
 /// How results are shown.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct SimulateOptions {
     /// One JSON object instead of a table.
     pub json: bool,
     /// Draw the experiment's plots into this folder.
@@ -120,7 +124,7 @@ pub struct Options {
 }
 
 /// Runs the experiment in a file; returns what goes to standard output.
-pub fn simulate(path: &Path, options: &Options) -> Result<String, Error> {
+pub fn simulate(path: &Path, options: &SimulateOptions) -> Result<String, LabError> {
     let campaign = Campaign::select(path, &options.selection)?;
     if options.bound {
         let bounds = campaign.bounds()?;
@@ -139,25 +143,25 @@ pub fn simulate(path: &Path, options: &Options) -> Result<String, Error> {
 }
 
 /// Runs all experiments of a folder and writes a page about them: `README.md` and the plots. Returns the page's path.
-pub fn write_page(options: &PageOptions) -> Result<PathBuf, Error> {
+pub fn write_page(options: &PageOptions) -> Result<PathBuf, LabError> {
     page::build(options)
 }
 
 /// A key of the sweep with the values that are wanted, as in `slo_ms=20,25` or `model.latency=strong`.
-fn parse_only(text: &str) -> Result<(String, Vec<toml::Value>), Error> {
+fn parse_only(text: &str) -> Result<(String, Vec<toml::Value>), LabError> {
     let Some((key, values)) = text.split_once('=') else {
-        return Err(Error::value(format!("{text:?} is not a choice of points: write KEY=VALUE or KEY=VALUE,VALUE")));
+        return Err(LabError::value(format!("{text:?} is not a choice of points: write KEY=VALUE or KEY=VALUE,VALUE")));
     };
     let value = |value: &str| value.parse::<f64>().map_or_else(|_| toml::Value::from(value), toml::Value::from);
     Ok((key.trim().to_owned(), values.split(',').map(|text| value(text.trim())).collect()))
 }
 
-fn to_json(outcomes: &[Outcome]) -> String {
-    let results: Vec<Value> = outcomes.iter().map(Outcome::to_json).collect();
+fn to_json(outcomes: &[PointOutcome]) -> String {
+    let results: Vec<Value> = outcomes.iter().map(PointOutcome::to_json).collect();
     format!("{}\n", json!({ "results": results }))
 }
 
-fn to_text(campaign: &Campaign, outcomes: &[Outcome]) -> String {
+fn to_text(campaign: &Campaign, outcomes: &[PointOutcome]) -> String {
     let mut text = table::aligned(&table::cells(outcomes, &campaign.experiment.run.columns));
     for cells in page::compare_cells(&campaign.experiment, outcomes) {
         text.push('\n');

@@ -2,7 +2,7 @@
 
 use base::{Duration, LatencyProfile, ModelId};
 use scheduler::{Delay, ModelSpec, PolicyKind};
-use sim::{Faults, Model, Network, Noise, Setup, Slowdown, Traffic, Variety};
+use sim::{Faults, ModelSetup, Network, Noise, Setup, Slowdown, Traffic, Variety};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use workload::{ClosedLoop, OpenLoop, Popularity, Process, Random, RateCurve, Stream, Think};
 
@@ -139,7 +139,7 @@ impl RandomWorld {
     }
 
     /// Batches take `beta + alpha * b`, on each faster kind of device less.
-    fn model(&self, index: u32, random: &mut Random) -> Model {
+    fn model(&self, index: u32, random: &mut Random) -> ModelSetup {
         let alpha = Duration::from_micros(100).mul_f64(1.0 + 5.0 * random.unit());
         let beta = Duration::from_micros(100).mul_f64(1.0 + 30.0 * random.unit());
         let sizes: Vec<u32> = if random.chance(0.5) { (1..=16).collect() } else { vec![1, 2, 4, 8, 16] };
@@ -151,9 +151,9 @@ impl RandomWorld {
         let urgent = index >= self.batch_models;
         // Some have less time than a batch of one takes and a load, which they can't always be given.
         let slo = urgent.then(|| Duration::from_millis_f64(self.slo_ms).mul_f64(0.5 + random.unit()));
-        let elsewhere = (1..self.variety.kinds).map(|kind| profile(1.0 - 0.3 * f64::from(kind))).collect();
+        let elsewhere = (1..self.variety.device_kinds).map(|kind| profile(1.0 - 0.3 * f64::from(kind))).collect();
         let pages = 3 + random.below(5);
-        let mut model = Model::new(ModelId(index), profile(1.0), slo);
+        let mut model = ModelSetup::new(ModelId(index), profile(1.0), slo);
         model.spec = ModelSpec { pages, elsewhere, ..model.spec };
         model
     }
@@ -256,8 +256,8 @@ fn variety(d: &mut Random) -> Variety {
         max_rows: d.below(9),
         max_priority: d.below(6),
         objective_spread: if d.chance(0.5) { 2.0 * d.unit() } else { 0.0 },
-        kinds,
-        kind_changes_every: if kinds > 1 { seldom(d) / 4 } else { Duration::ZERO },
+        device_kinds: kinds,
+        device_kind_changes_every: if kinds > 1 { seldom(d) / 4 } else { Duration::ZERO },
         model_changes_every: seldom(d) / 4,
         borrows_every: seldom(d) / 4,
         borrowed: Duration::from_millis(10),

@@ -4,7 +4,7 @@
 
 use expect_test::{Expect, expect};
 use lab::Campaign;
-use lab::simulate::{Options, simulate};
+use lab::simulate::{PageOptions, SimulateOptions, simulate, write_page};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ fn run_json(text: &str) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("experiment.toml");
     std::fs::write(&path, text).unwrap();
-    let printed = simulate(&path, &Options { json: true, ..Options::default() }).unwrap();
+    let printed = simulate(&path, &SimulateOptions { json: true, ..SimulateOptions::default() }).unwrap();
     let object: Value = serde_json::from_str(&printed).unwrap();
     object["results"].as_array().unwrap().clone()
 }
@@ -141,7 +141,7 @@ fn people_get_a_table_and_plots() {
     let path = folder.path().join("experiment.toml");
     let plot = "[sweep]\nrate_rps = [50, 100]\n[[plot]]\nname = \"p\"\ntitle = \"T\"\nx = \"rate_rps\"\nx_label = \"rate\"\ny = [\"p99_ms\"]\ny_label = \"ms\"\n";
     std::fs::write(&path, format!("{SMALL}{plot}")).unwrap();
-    let options = Options { svg_dir: Some(folder.path().join("plots")), ..Options::default() };
+    let options = SimulateOptions { svg_dir: Some(folder.path().join("plots")), ..SimulateOptions::default() };
     let text = simulate(&path, &options).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].starts_with("policy") && lines[0].contains("goodput/s"), "{text}");
@@ -213,4 +213,26 @@ fn every_experiment_of_the_project_can_be_read_and_has_a_section() {
         }
     }
     assert!(count >= 3);
+}
+
+#[test]
+fn the_page_of_experiments_is_as_the_program_writes_it() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = std::fs::read_to_string(root.join("docs/experiments/README.md")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("README.md"), &page).unwrap();
+    let options = PageOptions {
+        experiments: root.join("experiments"),
+        folder: folder.path().to_owned(),
+        head: true,
+        ..PageOptions::default()
+    };
+    let written = std::fs::read_to_string(write_page(&options).unwrap()).unwrap();
+    // Which sections were older than the code depends on when the page was written.
+    let without_age = |page: &str| {
+        let of_age = |line: &&str| line.starts_with("Older than the code") || line.starts_with("All sections are of");
+        page.lines().filter(|line| !of_age(line)).map(|line| format!("{line}\n")).collect::<String>()
+    };
+    let command = "`cargo run -p lab -- simulate experiments --page docs/experiments --head` writes its head anew";
+    assert!(without_age(&written) == without_age(&page), "somebody has typed into the page: {command}");
 }

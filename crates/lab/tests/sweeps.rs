@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
 
-use lab::simulate::{Options, PageOptions, simulate, write_page};
+use lab::simulate::{PageOptions, SimulateOptions, simulate, write_page};
 use lab::{Campaign, Reuse, Selection};
 use serde_json::Value;
 use std::path::Path;
@@ -23,11 +23,11 @@ profile_window = 10
 
 const SEARCH: &str = "[run]\npolicies = [\"clockwork\"]\nseconds = 8\nseeds = [1, 2]\nsearch = \"goodput\"\n";
 
-fn results(text: &str, options: &Options) -> Vec<Value> {
+fn results(text: &str, options: &SimulateOptions) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("experiment.toml");
     std::fs::write(&path, text).unwrap();
-    let printed = simulate(&path, &Options { json: true, ..options.clone() }).unwrap();
+    let printed = simulate(&path, &SimulateOptions { json: true, ..options.clone() }).unwrap();
     serde_json::from_str::<Value>(&printed).unwrap()["results"].as_array().unwrap().clone()
 }
 
@@ -39,12 +39,12 @@ fn number(result: &Value, key: &str) -> f64 {
 fn bad_at(rate: f64) -> f64 {
     let fixed = SEARCH.replace("search = \"goodput\"\n", "");
     let text = format!("{WORLD}[workload]\nrate_rps = {rate}\n{fixed}");
-    number(&results(&text, &Options::default())[0], "bad")
+    number(&results(&text, &SimulateOptions::default())[0], "bad")
 }
 
 #[test]
 fn what_a_search_finds_passes_and_little_more_does_not() {
-    let result = &results(&format!("{WORLD}{SEARCH}"), &Options::default())[0];
+    let result = &results(&format!("{WORLD}{SEARCH}"), &SimulateOptions::default())[0];
     let bad = number(result, "bad");
     assert!(bad <= 0.01, "{bad}");
     // The rate that was asked for is a little off the rate that was sent; both seeds together, so is the fraction.
@@ -56,7 +56,7 @@ fn what_a_search_finds_passes_and_little_more_does_not() {
 #[test]
 fn a_search_also_looks_beside_the_peak_and_at_the_bound() {
     let policies = SEARCH.replace("[\"clockwork\"]", "[\"clockwork\", \"timeout\"]");
-    let results = results(&format!("{WORLD}{policies}"), &Options::default());
+    let results = results(&format!("{WORLD}{policies}"), &SimulateOptions::default());
     let best = results.iter().map(|result| number(result, "found_rps")).fold(0.0, f64::max);
     for result in &results {
         assert_eq!(number(result, "best_rps"), best, "all are looked at near the same rate");
@@ -66,16 +66,17 @@ fn a_search_also_looks_beside_the_peak_and_at_the_bound() {
         let bound = number(result, "bound_rps");
         assert!(number(result, "goodput_rps") <= bound * 1.01 && bound <= 800.0 * 1.01, "{bound}");
     }
-    let none = &self::results(&format!("{WORLD}{SEARCH}beside_peak = []\n"), &Options::default())[0];
+    let none = &self::results(&format!("{WORLD}{SEARCH}beside_peak = []\n"), &SimulateOptions::default())[0];
     assert!(none["bad_at"].is_null() && none["found_rps"] == results[0]["found_rps"]);
-    let bounds = self::results(&format!("{WORLD}{SEARCH}"), &Options { bound: true, ..Options::default() });
+    let bounds =
+        self::results(&format!("{WORLD}{SEARCH}"), &SimulateOptions { bound: true, ..SimulateOptions::default() });
     assert_eq!(bounds[0]["bound_rps"], none["bound_rps"]);
 }
 
 #[test]
 fn a_search_can_ask_for_enough_bad_requests() {
     let search = SEARCH.replace("seconds = 8", "seconds = 8\nbad_events = 200\nmax_seconds = 60\nbeside_peak = []");
-    let result = &results(&format!("{WORLD}{search}"), &Options::default())[0];
+    let result = &results(&format!("{WORLD}{search}"), &SimulateOptions::default())[0];
     // 200 of 1 % of both seeds together.
     let sent = number(result, "sent") * 2.0;
     assert!((sent * 0.01 / 200.0 - 1.0).abs() < 0.1, "{sent} requests");
@@ -89,7 +90,7 @@ fn each_model_counts() {
     let shares = "[workload]\npopularity = { kind = \"zipf\", exponent = 4 }\n";
     let of = |whose: &str| {
         let text = format!("{WORLD}{dear}{shares}{SEARCH}max_bad_of = \"{whose}\"\nbeside_peak = []\n");
-        results(&text, &Options::default()).swap_remove(0)
+        results(&text, &SimulateOptions::default()).swap_remove(0)
     };
     let (each, all) = (of("each"), of("all"));
     assert!(number(&each, "found_rps") <= number(&all, "found_rps"));
@@ -100,18 +101,18 @@ fn each_model_counts() {
 #[test]
 fn the_fewest_devices_are_found() {
     let text = format!("{WORLD}[workload]\nrate_rps = 3000\n{}", SEARCH.replace("goodput", "devices"));
-    let result = &results(&text, &Options::default())[0];
+    let result = &results(&text, &SimulateOptions::default())[0];
     let found = number(result, "devices");
     assert!((4.0..=8.0).contains(&found), "3,000 r/s at 800 for each: {found}");
     assert!(number(result, "bad") <= 0.01);
     let one_less = text.replace("search = \"devices\"\n", "").replace("count = 1", &format!("count = {}", found - 1.0));
-    assert!(number(&results(&one_less, &Options::default())[0], "bad") > 0.01);
+    assert!(number(&results(&one_less, &SimulateOptions::default())[0], "bad") > 0.01);
 }
 
 #[test]
 fn loads_are_multiples_of_the_peak() {
     let text = format!("{WORLD}{SEARCH}times_peak = 1\n[sweep]\n\"run.times_peak\" = [0.5, 1, 4]\n");
-    let results = results(&text, &Options::default());
+    let results = results(&text, &SimulateOptions::default());
     let peak = number(&results[0], "peak_rps");
     assert!(results.iter().all(|result| number(result, "peak_rps") == peak), "searched for once");
     for (result, times) in results.iter().zip([0.5, 1.0, 4.0]) {
@@ -154,7 +155,7 @@ fn cases_and_comparisons_reach_the_output() {
         "[[claim]]\nsays = \"about the same\"\nvalue = \"compare.c.mean\"\nwant = 1\nholds = { within = 0.2 }\n";
     let run = "[workload]\nrate_rps = 300\n[run]\npolicies = [\"clockwork\", \"patient\"]\nseconds = 2\n";
     std::fs::write(&path, format!("{WORLD}{run}{cases}{policies}{compare}{claim}")).unwrap();
-    let text = simulate(&path, &Options::default()).unwrap();
+    let text = simulate(&path, &SimulateOptions::default()).unwrap();
     for part in ["slow", "... case fast", "geometric mean", "at least 0.9", "about the same"] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
@@ -166,7 +167,7 @@ fn clusters_can_follow_the_load() {
     let text =
         WORLD.replace("name = \"a\"", "name = \"a\"\nrate_wave = { mean_rps = 1500, swing = 0.9, period_s = 200 }");
     let elastic = "[elastic]\nmax_devices = 9\nevery_s = 1\nstart_s = 1\n[run]\npolicies = [\"clockwork\"]\nseconds = 200\nseries_seconds = 10\n";
-    let result = &results(&format!("{text}{elastic}"), &Options::default())[0];
+    let result = &results(&format!("{text}{elastic}"), &SimulateOptions::default())[0];
     let devices: Vec<f64> =
         result["series"]["devices"].as_array().unwrap().iter().map(|point| number(point, "devices")).collect();
     assert!(devices[0] == 1.0 && devices[10] >= 3.0, "{devices:?}");
@@ -200,6 +201,7 @@ fn large_sweeps_are_drawn_from_what_was_kept() {
     assert!(run.contains("at commit 1234") && run.contains("| yes |"), "{run}");
     let kept = page(experiments.path(), folder.path(), false);
     assert_eq!(kept, run, "without running it again");
+    assert!(kept.contains("\n| commit 1234 | `large` |\n"), "{kept}");
     let svg = std::fs::read_to_string(folder.path().join("p.svg")).unwrap();
     assert!(svg.contains("<polyline"), "{svg}");
 }
@@ -223,7 +225,8 @@ fn sections_that_are_not_asked_for_stay_and_their_age_is_said() {
     let first = page(&["two"]);
     let one =
         first.split("\n## ").find(|section| section.starts_with("Number one\n\n`experiments/one.toml`\n")).unwrap();
-    assert!(first.contains("not run yet: one. ") && one.contains("\nNot run yet: `make experiments`"), "{first}");
+    assert!(first.contains("not run yet: one.\n") && one.contains("\nNot run yet: `make experiments`"), "{first}");
+    assert!(first.contains("\n| commit 1234 | `two` |\n") && first.contains("\n| not run yet | `one` |\n"), "{first}");
     assert!(first.contains("Of commit 1234.") && first.contains("| clockwork |"), "{first}");
     let both = page(&["one"]);
     assert_eq!(both.matches("| clockwork |").count(), 2, "{both}");
@@ -234,7 +237,16 @@ fn sections_that_are_not_asked_for_stay_and_their_age_is_said() {
     let number = number.replace("<!-- sources ", "<!-- sources 0");
     std::fs::write(&path, format!("{before}## Number two{number}")).unwrap();
     let aged = page(&["one"]);
-    assert!(aged.contains("Older than the code, or not run yet: two. "), "{aged}");
+    assert!(aged.contains("\nOlder than the code when this page was written, or not run yet: two.\n"), "{aged}");
+    let older = aged.replace("Of commit 1234. <!-- sources 0", "Of commit 123 and changes. <!-- sources 0");
+    std::fs::write(&path, &older).unwrap();
+    let head = write_page(&PageOptions { head: true, ..options(&[]) }).unwrap();
+    let head = std::fs::read_to_string(head).unwrap();
+    assert!(
+        head.contains("\n| commit 1234 | `one` |\n") && head.contains("\n| commit 123 and changes | `two` |\n"),
+        "{head}"
+    );
+    assert_eq!(head.split_once("\n## ").unwrap().1, older.split_once("\n## ").unwrap().1, "nothing is run");
     assert_eq!(page(&[]), both);
     let unknown = write_page(&options(&["three"])).unwrap_err().to_string();
     assert!(unknown.contains("has no three.toml"), "{unknown}");

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
 
-use lab::simulate::{Options, simulate};
+use lab::simulate::{SimulateOptions, simulate};
 use serde_json::Value;
 
 /// Which part of the requests is in time, and how busy the device is, for each policy: batches of eight take 3 ms, of which `beside` may run beside others.
@@ -33,7 +33,7 @@ fn run(beside: f64, rate: u32) -> Vec<(String, f64)> {
     let path = folder.path().join("experiment.toml");
     std::fs::write(&path, text).unwrap();
     // The checkers of P1 to P9 look on.
-    let printed = simulate(&path, &Options { json: true, ..Options::default() }).unwrap();
+    let printed = simulate(&path, &SimulateOptions { json: true, ..SimulateOptions::default() }).unwrap();
     let results = serde_json::from_str::<Value>(&printed).unwrap();
     let results = results["results"].as_array().unwrap();
     let of = |result: &Value| (result["policy"].as_str().unwrap().to_owned(), result["satisfied"].as_f64().unwrap());

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
 
-use lab::simulate::{Options, simulate};
+use lab::simulate::{SimulateOptions, simulate};
 use scheduler::PolicyKind;
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ fn run(text: &str) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("experiment.toml");
     std::fs::write(&path, text).unwrap();
-    let printed = simulate(&path, &Options { json: true, ..Options::default() }).unwrap();
+    let printed = simulate(&path, &SimulateOptions { json: true, ..SimulateOptions::default() }).unwrap();
     serde_json::from_str::<Value>(&printed).unwrap()["results"].as_array().unwrap().clone()
 }
 
@@ -100,7 +100,7 @@ fn an_experiment_that_makes_no_sense_is_explained() {
         let path = folder.path().join("experiment.toml");
         let text = format!("[[model]]\nname = \"a\"\n{model}\n[devices]\n[run]\npolicies = [\"orloj\"]\nseconds = 1\n");
         std::fs::write(&path, text).unwrap();
-        simulate(&path, &Options::default()).unwrap_err().to_string()
+        simulate(&path, &SimulateOptions::default()).unwrap_err().to_string()
     };
     assert!(message("latency = { row_part = 0.5 }").contains("row_part of model \"a\" needs times"));
     let both = "latency = { alpha_ms = 1, beta_ms = 1 }\nslo_ms = 4\nslo_of_p99 = 2";

@@ -66,7 +66,7 @@ impl Default for AdvisorConfig {
 
 /// What was counted since the start, all of it; the advisor takes the differences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sample {
+pub struct ClusterCounts {
     /// When.
     pub now: Timestamp,
     /// Requests that are over, except those that no number of devices could have served (bad input, cancelled).
@@ -197,8 +197,8 @@ impl Advisor {
     }
 
     /// Takes a sample. Totals that are smaller than before belong to a server that was started anew.
-    pub fn observe(&mut self, sample: Sample) {
-        let Sample { now, ended, bad, busy, devices } = sample;
+    pub fn observe(&mut self, sample: ClusterCounts) {
+        let ClusterCounts { now, ended, bad, busy, devices } = sample;
         let newest = self.snapshots.back();
         let restarted = newest.is_some_and(|n| ended < n.ended || bad < n.bad || busy < n.busy || now < n.at);
         if restarted || devices != self.devices {
@@ -336,7 +336,7 @@ mod tests {
 
     /// A cluster that loses and idles as section 3.5 wants it, except that it is at its limit when `limit` of the devices'
     /// time is used.
-    struct Plant {
+    struct TestCluster {
         now: Timestamp,
         totals: (f64, f64, f64),
         devices: u32,
@@ -345,14 +345,14 @@ mod tests {
         per_device: f64,
     }
 
-    impl Plant {
+    impl TestCluster {
         fn new(devices: u32, limit: f64) -> Self {
             Self { now: Timestamp::ZERO, totals: (0.0, 0.0, 0.0), devices, limit, per_device: 100.0 }
         }
 
-        fn sample(&self) -> Sample {
+        fn sample(&self) -> ClusterCounts {
             let (ended, bad, busy) = self.totals;
-            Sample {
+            ClusterCounts {
                 now: self.now,
                 ended: ended as u64,
                 bad: bad as u64,
@@ -362,7 +362,7 @@ mod tests {
         }
 
         /// One second of so many requests.
-        fn second(&mut self, offered: f64) -> Sample {
+        fn second(&mut self, offered: f64) -> ClusterCounts {
             let peak = f64::from(self.devices) * self.limit * self.per_device;
             let served = offered.min(peak);
             self.totals.0 += offered;
@@ -389,19 +389,19 @@ mod tests {
         devices.windows(2).map(|pair| i64::from(pair[1]) - i64::from(pair[0])).filter(|&change| change != 0).collect()
     }
 
-    fn after(plant: &mut Plant, advisor: &mut Advisor, seconds: u32, offered: f64) -> Advice {
-        advisor.observe(plant.sample());
+    fn after(cluster: &mut TestCluster, advisor: &mut Advisor, seconds: u32, offered: f64) -> Advice {
+        advisor.observe(cluster.sample());
         for _ in 0..seconds {
-            advisor.observe(plant.second(offered));
+            advisor.observe(cluster.second(offered));
         }
-        advisor.advise(plant.now)
+        advisor.advise(cluster.now)
     }
 
     #[test]
     fn overload_asks_for_what_the_paper_says() {
         // 10 devices, 1,250 offered, 1,000 served: r = 0.2, and 10 * 0.2 / 0.8 = 2.5.
-        let (mut plant, mut advisor) = (Plant::new(10, 1.0), Advisor::new(AdvisorConfig::default()));
-        let advice = after(&mut plant, &mut advisor, 10, 1250.0);
+        let (mut cluster, mut advisor) = (TestCluster::new(10, 1.0), Advisor::new(AdvisorConfig::default()));
+        let advice = after(&mut cluster, &mut advisor, 10, 1250.0);
         assert_eq!((advice.action, advice.ground, advice.wanted()), (Action::Add(3), Ground::Overloaded, 13));
         assert_eq!((advice.ended, advice.bad, advice.idle_fraction), (12_500, 2_500, 0.0));
         assert_eq!(advice.to_string(), "add 3 to the 10 devices: 20.0 % of 12500 requests were bad in the last 10 s");
@@ -409,9 +409,9 @@ mod tests {
 
     #[test]
     fn nothing_is_said_before_enough_was_seen() {
-        let (mut plant, mut advisor) = (Plant::new(10, 1.0), Advisor::new(AdvisorConfig::default()));
+        let (mut cluster, mut advisor) = (TestCluster::new(10, 1.0), Advisor::new(AdvisorConfig::default()));
         assert_eq!(advisor.advise(Timestamp::ZERO).ground, Ground::Settling);
-        let advice = after(&mut plant, &mut advisor, 9, 1250.0);
+        let advice = after(&mut cluster, &mut advisor, 9, 1250.0);
         assert_eq!((advice.action, advice.ground), (Action::Enough, Ground::Settling));
         assert_eq!(advice.to_string(), "no advice yet: only 9 s were counted with 10 devices");
     }
@@ -419,10 +419,10 @@ mod tests {
     #[test]
     fn idle_devices_go_except_for_the_reserve() {
         // 100 devices, 40 busy: 40 / 0.9 = 44.4 are needed.
-        let (mut plant, mut advisor) = (Plant::new(100, 1.0), Advisor::new(AdvisorConfig::default()));
-        assert_eq!(after(&mut plant, &mut advisor, 59, 4000.0).action, Action::Enough);
-        advisor.observe(plant.second(4000.0));
-        let advice = advisor.advise(plant.now);
+        let (mut cluster, mut advisor) = (TestCluster::new(100, 1.0), Advisor::new(AdvisorConfig::default()));
+        assert_eq!(after(&mut cluster, &mut advisor, 59, 4000.0).action, Action::Enough);
+        advisor.observe(cluster.second(4000.0));
+        let advice = advisor.advise(cluster.now);
         assert_eq!((advice.action, advice.ground, advice.wanted()), (Action::Remove(55), Ground::Idle, 45));
         assert_eq!(
             advice.to_string(),
@@ -433,25 +433,25 @@ mod tests {
     #[test]
     fn twice_the_reserve_is_left_alone() {
         for (busy, action) in [(81, Action::Enough), (95, Action::Enough), (79, Action::Remove(12))] {
-            let (mut plant, mut advisor) = (Plant::new(100, 1.0), Advisor::new(AdvisorConfig::default()));
-            let advice = after(&mut plant, &mut advisor, 70, f64::from(busy) * 100.0);
+            let (mut cluster, mut advisor) = (TestCluster::new(100, 1.0), Advisor::new(AdvisorConfig::default()));
+            let advice = after(&mut cluster, &mut advisor, 70, f64::from(busy) * 100.0);
             assert_eq!(advice.action, action, "{busy} busy");
         }
     }
 
     #[test]
     fn the_last_device_stays_and_none_at_all_becomes_one() {
-        let (mut plant, mut advisor) = (Plant::new(3, 1.0), Advisor::new(AdvisorConfig::default()));
-        assert_eq!(after(&mut plant, &mut advisor, 70, 0.0).action, Action::Remove(2));
-        let (mut plant, mut advisor) = (Plant::new(0, 1.0), Advisor::new(AdvisorConfig::default()));
-        assert_eq!(after(&mut plant, &mut advisor, 10, 50.0).action, Action::Add(1));
+        let (mut cluster, mut advisor) = (TestCluster::new(3, 1.0), Advisor::new(AdvisorConfig::default()));
+        assert_eq!(after(&mut cluster, &mut advisor, 70, 0.0).action, Action::Remove(2));
+        let (mut cluster, mut advisor) = (TestCluster::new(0, 1.0), Advisor::new(AdvisorConfig::default()));
+        assert_eq!(after(&mut cluster, &mut advisor, 10, 50.0).action, Action::Add(1));
     }
 
     #[test]
     fn a_few_bad_requests_are_bad_luck() {
         let advise = |bad: u64| {
             let mut advisor = Advisor::new(AdvisorConfig::default());
-            let sample = |seconds, ended, bad| Sample {
+            let sample = |seconds, ended, bad| ClusterCounts {
                 now: Timestamp::ZERO + Duration::from_secs(seconds),
                 ended,
                 bad,
@@ -470,16 +470,22 @@ mod tests {
         let mut advisor = Advisor::new(AdvisorConfig::default());
         for second in 0..=10 {
             let now = Timestamp::ZERO + Duration::from_secs(second);
-            advisor.observe(Sample { now, ended: second * 100, bad: second * 100, busy: Duration::ZERO, devices: 4 });
+            advisor.observe(ClusterCounts {
+                now,
+                ended: second * 100,
+                bad: second * 100,
+                busy: Duration::ZERO,
+                devices: 4,
+            });
         }
         assert_eq!(advisor.advise(Timestamp::ZERO + Duration::from_secs(10)).action, Action::Add(36));
     }
 
     #[test]
     fn one_overload_is_answered_once() {
-        let (mut plant, mut advisor) = (Plant::new(10, 1.0), Advisor::new(AdvisorConfig::default()));
-        advisor.observe(plant.sample());
-        let devices = plant.follow(&mut advisor, 600, |_| 1250.0);
+        let (mut cluster, mut advisor) = (TestCluster::new(10, 1.0), Advisor::new(AdvisorConfig::default()));
+        advisor.observe(cluster.sample());
+        let devices = cluster.follow(&mut advisor, 600, |_| 1250.0);
         assert_eq!(changes(&devices), [3], "{devices:?}");
     }
 
@@ -487,11 +493,12 @@ mod tests {
     fn a_steady_load_is_reached_and_kept_whatever_the_start_and_the_limit() {
         for limit in [1.0, 0.9, 0.7] {
             for start in [1, 5, 20, 64, 300] {
-                let (mut plant, mut advisor) = (Plant::new(start, limit), Advisor::new(AdvisorConfig::default()));
-                advisor.observe(plant.sample());
+                let (mut cluster, mut advisor) =
+                    (TestCluster::new(start, limit), Advisor::new(AdvisorConfig::default()));
+                advisor.observe(cluster.sample());
                 // Within 5 %, differently every second.
                 let noisy = |second: u32| 6400.0 * (1.0 + 0.05 * f64::from(second * 7919 % 101) / 50.0 - 0.05);
-                let devices = plant.follow(&mut advisor, 1800, noisy);
+                let devices = cluster.follow(&mut advisor, 1800, noisy);
                 let settled = &devices[600..];
                 assert!(changes(settled).is_empty(), "limit {limit}, start {start}: {:?}", changes(&devices));
                 let enough = 6400.0 / 100.0 / limit;
@@ -504,10 +511,10 @@ mod tests {
 
     #[test]
     fn devices_follow_a_load_that_comes_and_goes() {
-        let (mut plant, mut advisor) = (Plant::new(20, 1.0), Advisor::new(AdvisorConfig::default()));
-        advisor.observe(plant.sample());
+        let (mut cluster, mut advisor) = (TestCluster::new(20, 1.0), Advisor::new(AdvisorConfig::default()));
+        advisor.observe(cluster.sample());
         let offered = |second: u32| if (second / 600).is_multiple_of(2) { 1800.0 } else { 9000.0 };
-        let devices = plant.follow(&mut advisor, 3600, offered);
+        let devices = cluster.follow(&mut advisor, 3600, offered);
         for (quarter, last) in [599, 1199, 1799, 2399].into_iter().enumerate() {
             let needed = if quarter % 2 == 0 { 18 } else { 90 };
             assert!((needed..=needed * 5 / 4).contains(&devices[last]), "{last}: {}", devices[last]);
@@ -518,9 +525,9 @@ mod tests {
 
     #[test]
     fn a_server_that_was_started_anew_is_looked_at_anew() {
-        let (mut plant, mut advisor) = (Plant::new(10, 1.0), Advisor::new(AdvisorConfig::default()));
-        after(&mut plant, &mut advisor, 30, 1250.0);
-        let fresh = Sample { now: plant.now + SECOND, ended: 3, bad: 0, busy: Duration::ZERO, devices: 10 };
+        let (mut cluster, mut advisor) = (TestCluster::new(10, 1.0), Advisor::new(AdvisorConfig::default()));
+        after(&mut cluster, &mut advisor, 30, 1250.0);
+        let fresh = ClusterCounts { now: cluster.now + SECOND, ended: 3, bad: 0, busy: Duration::ZERO, devices: 10 };
         advisor.observe(fresh);
         assert_eq!(advisor.advise(fresh.now).ground, Ground::Settling);
         assert_eq!(advisor.advise(fresh.now).ended, 0);
@@ -530,7 +537,7 @@ mod tests {
     fn a_thousand_samples_a_second_keep_a_bounded_memory_and_the_same_advice() {
         let mut advisor = Advisor::new(AdvisorConfig::default());
         for milli in 0..=120_000_u64 {
-            advisor.observe(Sample {
+            advisor.observe(ClusterCounts {
                 now: Timestamp::ZERO + Duration::from_millis(milli),
                 ended: milli,
                 bad: 0,

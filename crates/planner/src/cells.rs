@@ -122,7 +122,7 @@ impl<K> fmt::Display for Move<K> {
 
 /// What is known of a model.
 #[derive(Clone, Copy, Debug)]
-struct Watched {
+struct WatchedModel {
     placed: Placed,
     counted_at: Timestamp,
     /// For one second, lately; `None` before the second look.
@@ -138,7 +138,7 @@ struct Rates {
     bad: f64,
 }
 
-impl Watched {
+impl WatchedModel {
     fn new(now: Timestamp, placed: Placed) -> Self {
         let cost = placed.work.as_secs_f64();
         Self { placed, counted_at: now, rates: None, cost, rests_until: Timestamp::ZERO }
@@ -186,7 +186,7 @@ impl Watched {
 #[derive(Clone, Debug)]
 pub struct Balancer<K> {
     config: MoveConfig,
-    models: BTreeMap<K, Watched>,
+    models: BTreeMap<K, WatchedModel>,
     began_at: Option<Timestamp>,
 }
 
@@ -201,7 +201,7 @@ impl<K: Ord + Clone> Balancer<K> {
         self.began_at.get_or_insert(now);
         let mut before = std::mem::take(&mut self.models);
         for (key, placed) in models {
-            let mut watched = before.remove(&key).unwrap_or_else(|| Watched::new(now, placed));
+            let mut watched = before.remove(&key).unwrap_or_else(|| WatchedModel::new(now, placed));
             watched.observe(now, placed, self.config.memory);
             self.models.insert(key, watched);
         }
@@ -444,21 +444,21 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// Models that are asked so many times a second, of which the cell answers what its one device has time for.
-    struct Plant {
+    struct TestCells {
         now: Timestamp,
         models: Vec<(Placed, f64)>,
         balancer: Balancer<usize>,
     }
 
-    impl Plant {
+    impl TestCells {
         fn new(models: &[(usize, f64)]) -> Self {
             let placed = |&(cell, rate): &(usize, f64)| {
                 (Placed { cell, pages: 1, work: Duration::from_millis(1), counted: Counted::default() }, rate)
             };
             let models = models.iter().map(placed).collect();
-            let mut plant = Self { now: Timestamp::ZERO, models, balancer: Balancer::new(CONFIG) };
-            plant.observe();
-            plant
+            let mut cells = Self { now: Timestamp::ZERO, models, balancer: Balancer::new(CONFIG) };
+            cells.observe();
+            cells
         }
 
         fn observe(&mut self) {
@@ -500,10 +500,10 @@ mod tests {
 
     #[test]
     fn what_is_asked_counts_the_refused_and_nothing_moves_before_enough_was_seen() {
-        let mut plant = Plant::new(&[(0, 900.0), (0, 800.0), (1, 100.0)]);
-        assert_eq!(plant.follow(29), []);
-        plant.second();
-        let first = plant.balancer.choose(plant.now, &[room(1, 10), room(1, 10)]).unwrap();
+        let mut cells = TestCells::new(&[(0, 900.0), (0, 800.0), (1, 100.0)]);
+        assert_eq!(cells.follow(29), []);
+        cells.second();
+        let first = cells.balancer.choose(cells.now, &[room(1, 10), room(1, 10)]).unwrap();
         assert_eq!((first.model, first.from, first.to), (1, 0, 1));
         // 1,700 are asked of a device that answers 1,000.
         assert!((first.before[0] - 1.7).abs() < 0.01 && (first.bad - 0.41).abs() < 0.01, "{first:?}");
@@ -515,22 +515,22 @@ mod tests {
 
     #[test]
     fn one_shortage_is_answered_once() {
-        let mut plant = Plant::new(&[(0, 900.0), (0, 800.0), (1, 100.0)]);
-        assert_eq!(plant.follow(3600), [(30, 1, 1)]);
+        let mut cells = TestCells::new(&[(0, 900.0), (0, 800.0), (1, 100.0)]);
+        assert_eq!(cells.follow(3600), [(30, 1, 1)]);
     }
 
     #[test]
     fn a_model_does_not_follow_each_turn_of_the_load() {
-        let mut plant = Plant::new(&[(0, 700.0), (0, 700.0), (1, 10.0), (1, 10.0)]);
+        let mut cells = TestCells::new(&[(0, 700.0), (0, 700.0), (1, 10.0), (1, 10.0)]);
         let mut moves = Vec::new();
         for _ in 0..60 {
             // Two are hot for a minute, and always two that are in one cell.
-            let of_cell = |cell| (0..4).filter(|&model| plant.models[model].0.cell == cell).collect::<Vec<_>>();
+            let of_cell = |cell| (0..4).filter(|&model| cells.models[model].0.cell == cell).collect::<Vec<_>>();
             let hot = if of_cell(0).len() > 1 { of_cell(0) } else { of_cell(1) };
-            for (index, (_, rate)) in plant.models.iter_mut().enumerate() {
+            for (index, (_, rate)) in cells.models.iter_mut().enumerate() {
                 *rate = if hot[..2].contains(&index) { 700.0 } else { 10.0 };
             }
-            moves.extend(plant.follow(60));
+            moves.extend(cells.follow(60));
         }
         for model in 0..4 {
             let times: Vec<u64> = moves.iter().filter(|(_, moved, _)| *moved == model).map(|(at, ..)| *at).collect();

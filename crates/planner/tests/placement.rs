@@ -3,27 +3,29 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use expect_test::expect;
-use planner::placement::{Effort, Ending, Model, Placement, PlacementError, Problem, Stage, place};
+use planner::placement::{
+    ModelToPlace, Placement, PlacementEffort, PlacementError, PlacementProblem, SolverEnding, Stage, place,
+};
 use proptest::prelude::*;
 use std::time::Duration;
 
 const MB: u64 = 1_000_000;
 
 /// As long as it takes: what is found must not depend on how fast this machine is.
-fn patient() -> Effort {
-    Effort { time_limit: Duration::from_secs(3600), ..Effort::default() }
+fn patient() -> PlacementEffort {
+    PlacementEffort { time_limit: Duration::from_secs(3600), ..PlacementEffort::default() }
 }
 
-fn model(rate_rps: f64, mb: u64) -> Model {
+fn model(rate_rps: f64, mb: u64) -> ModelToPlace {
     let name = format!("m{rate_rps}");
-    Model { name, rate_rps, static_bytes: mb * MB, dynamic_bytes: 0, previous: None, change_cost: 1.0 }
+    ModelToPlace { name, rate_rps, static_bytes: mb * MB, dynamic_bytes: 0, previous: None, change_cost: 1.0 }
 }
 
-fn placed(problem: &Problem) -> Placement {
+fn placed(problem: &PlacementProblem) -> Placement {
     place(problem, &patient(), &mut |_| {}).unwrap()
 }
 
-fn refused(problem: &Problem) -> String {
+fn refused(problem: &PlacementProblem) -> String {
     match place(problem, &patient(), &mut |_| {}).unwrap_err() {
         PlacementError::Invalid(sentence) => format!("invalid: {sentence}"),
         PlacementError::Impossible(sentence) => format!("impossible: {sentence}"),
@@ -32,7 +34,7 @@ fn refused(problem: &Problem) -> String {
 }
 
 /// The left side of (10), written down once more.
-fn cost(problem: &Problem, part_of: &[usize]) -> f64 {
+fn cost(problem: &PlacementProblem, part_of: &[usize]) -> f64 {
     let mut cost = 0.0;
     for (model, &part) in problem.models.iter().zip(part_of) {
         for j in 0..problem.parts {
@@ -44,8 +46,8 @@ fn cost(problem: &Problem, part_of: &[usize]) -> f64 {
 }
 
 /// Whether (4), (5) and (10) hold, and the objective; written down once more.
-fn judge(problem: &Problem, part_of: &[usize]) -> Option<f64> {
-    let sum = |of: &dyn Fn(&Model) -> f64| -> Vec<f64> {
+fn judge(problem: &PlacementProblem, part_of: &[usize]) -> Option<f64> {
+    let sum = |of: &dyn Fn(&ModelToPlace) -> f64| -> Vec<f64> {
         (0..problem.parts)
             .map(|j| problem.models.iter().zip(part_of).filter(|(_, p)| **p == j).map(|(m, _)| of(m)).sum())
             .collect()
@@ -72,7 +74,7 @@ fn judge(problem: &Problem, part_of: &[usize]) -> Option<f64> {
 }
 
 /// The lowest objective of all assignments.
-fn optimum(problem: &Problem) -> Option<f64> {
+fn optimum(problem: &PlacementProblem) -> Option<f64> {
     let count = problem.parts.pow(problem.models.len() as u32);
     let assignment = |mut number: usize| -> Vec<usize> {
         let mut digit = || {
@@ -89,18 +91,23 @@ fn optimum(problem: &Problem) -> Option<f64> {
 fn a_perfect_partition_is_found_and_proven() {
     let rates = [7.0, 6.0, 5.0, 4.0, 3.0, 3.0, 2.0];
     let models = rates.iter().map(|&rate| model(rate, rate as u64 * 10)).collect();
-    let placement = placed(&Problem { models, parts: 3, ..Problem::default() });
+    let placement = placed(&PlacementProblem { models, parts: 3, ..PlacementProblem::default() });
     assert_eq!(placement.parts.iter().map(|part| part.rate_rps).collect::<Vec<_>>(), [10.0; 3]);
     assert_eq!((placement.score.rate_imbalance, placement.score.memory_imbalance), (0.0, 0.0));
-    assert_eq!((placement.ending, placement.score.objective), (Ending::Optimal, 0.0));
+    assert_eq!((placement.ending, placement.score.objective), (SolverEnding::Optimal, 0.0));
 }
 
 #[test]
 fn the_weight_decides_between_rate_and_memory() {
     // Rates want 1+4 | 2+3, memory wants 1+2 | 3+4.
-    let models: Vec<Model> = [(1.0, 9), (2.0, 1), (3.0, 6), (4.0, 4)].map(|(rate, mb)| model(rate, mb)).into();
+    let models: Vec<ModelToPlace> = [(1.0, 9), (2.0, 1), (3.0, 6), (4.0, 4)].map(|(rate, mb)| model(rate, mb)).into();
     let pairs = |memory_weight| {
-        let placement = placed(&Problem { models: models.clone(), parts: 2, memory_weight, ..Problem::default() });
+        let placement = placed(&PlacementProblem {
+            models: models.clone(),
+            parts: 2,
+            memory_weight,
+            ..PlacementProblem::default()
+        });
         (0..4).filter(|&m| placement.part_of[m] == placement.part_of[0]).collect::<Vec<_>>()
     };
     assert_eq!((pairs(0.1), pairs(10.0)), (vec![0, 3], vec![0, 1]));
@@ -110,8 +117,8 @@ fn the_weight_decides_between_rate_and_memory() {
 fn the_solver_alone_finds_it_too() {
     let rates = [7.0, 6.0, 5.0, 4.0, 3.0, 3.0, 2.0];
     let models = rates.iter().map(|&rate| model(rate, rate as u64 * 10)).collect();
-    let problem = Problem { models, parts: 3, ..Problem::default() };
-    let alone = place(&problem, &Effort { start: false, polish: false, ..patient() }, &mut |_| {}).unwrap();
+    let problem = PlacementProblem { models, parts: 3, ..PlacementProblem::default() };
+    let alone = place(&problem, &PlacementEffort { start: false, polish: false, ..patient() }, &mut |_| {}).unwrap();
     let solver = alone.stages.iter().find(|report| report.stage == Stage::Solver).unwrap();
     assert!(solver.score.unwrap().objective < 1e-6, "{solver:?}");
     assert!(!alone.stages.iter().any(|report| report.stage == Stage::Polish));
@@ -120,10 +127,10 @@ fn the_solver_alone_finds_it_too() {
 #[test]
 fn without_time_for_the_solver_the_start_counts_and_the_result_says_so() {
     let models = (0..40).map(|i| model(f64::from(i * 37 % 41 + 1), u64::from(i * 11_u32 % 17 + 1))).collect();
-    let problem = Problem { models, parts: 4, max_rate_rps: Some(230.0), ..Problem::default() };
-    let hasty = Effort { time_limit: Duration::ZERO, ..Effort::default() };
+    let problem = PlacementProblem { models, parts: 4, max_rate_rps: Some(230.0), ..PlacementProblem::default() };
+    let hasty = PlacementEffort { time_limit: Duration::ZERO, ..PlacementEffort::default() };
     let placement = place(&problem, &hasty, &mut |_| {}).unwrap();
-    assert_eq!((placement.ending, placement.from), (Ending::Nothing, Stage::Start));
+    assert_eq!((placement.ending, placement.from), (SolverEnding::Nothing, Stage::Start));
     assert!((judge(&problem, &placement.part_of).unwrap() - placement.score.objective).abs() < 1e-9);
     let score = |stage| placement.stages.iter().find(|report| report.stage == stage).unwrap().score;
     assert!(score(Stage::Start).unwrap().objective < score(Stage::Greedy).unwrap().objective);
@@ -133,8 +140,8 @@ fn without_time_for_the_solver_the_start_counts_and_the_result_says_so() {
 #[test]
 fn nothing_moves_when_nothing_changed() {
     let rates = [7.0, 6.0, 5.0, 4.0, 3.0, 3.0, 2.0];
-    let models: Vec<Model> = rates.iter().map(|&rate| model(rate, rate as u64)).collect();
-    let mut problem = Problem { models, parts: 3, ..Problem::default() };
+    let models: Vec<ModelToPlace> = rates.iter().map(|&rate| model(rate, rate as u64)).collect();
+    let mut problem = PlacementProblem { models, parts: 3, ..PlacementProblem::default() };
     let first = placed(&problem);
     for (model, &part) in problem.models.iter_mut().zip(&first.part_of) {
         model.previous = Some(part);
@@ -146,11 +153,11 @@ fn nothing_moves_when_nothing_changed() {
 #[test]
 fn balance_costs_as_few_changes_as_it_can() {
     // 6 | 2 becomes 4 | 4 by moving 2, or by moving 1 and 1; or by exchanging everything.
-    let mut models: Vec<Model> = [4.0, 2.0, 1.0, 1.0].map(|rate| model(rate, 1)).into();
+    let mut models: Vec<ModelToPlace> = [4.0, 2.0, 1.0, 1.0].map(|rate| model(rate, 1)).into();
     for (model, previous) in models.iter_mut().zip([0, 0, 1, 1]) {
         (model.previous, model.static_bytes) = (Some(previous), 0);
     }
-    let mut problem = Problem { models, parts: 2, ..Problem::default() };
+    let mut problem = PlacementProblem { models, parts: 2, ..PlacementProblem::default() };
     let placement = placed(&problem);
     assert_eq!((placement.part_of, placement.score.change_cost), (vec![0, 1, 1, 1], 2.0));
     // An unload and a load cost 2: with less than that, all stay.
@@ -166,19 +173,20 @@ fn dynamic_memory_is_counted_once_for_a_part() {
     for model in &mut models {
         model.dynamic_bytes = 8 * MB;
     }
-    let fits = Problem { models: models.clone(), parts: 2, max_bytes: Some(28 * MB), ..Problem::default() };
+    let fits =
+        PlacementProblem { models: models.clone(), parts: 2, max_bytes: Some(28 * MB), ..PlacementProblem::default() };
     assert_eq!(placed(&fits).parts[0].dynamic_bytes, 8 * MB);
     // One that needs 9 pushes its part over; one part must then hold three.
     models[0].dynamic_bytes = 9 * MB;
     expect!["impossible: no assignment keeps all bounds: the bound of 28.0 MB for a device can't hold together with the others; raise it or use more parts"]
-        .assert_eq(&refused(&Problem { models, ..fits }));
+        .assert_eq(&refused(&PlacementProblem { models, ..fits }));
 }
 
 #[test]
 fn impossible_problems_say_which_bound() {
     let models = vec![model(10.0, 100), model(30.0, 100), model(25.0, 50)];
-    let problem = Problem { models, parts: 2, ..Problem::default() };
-    let with = |change: &dyn Fn(&mut Problem)| {
+    let problem = PlacementProblem { models, parts: 2, ..PlacementProblem::default() };
+    let with = |change: &dyn Fn(&mut PlacementProblem)| {
         let mut changed = problem.clone();
         change(&mut changed);
         refused(&changed)
@@ -204,8 +212,8 @@ fn impossible_problems_say_which_bound() {
 
 #[test]
 fn input_that_makes_no_sense_is_a_sentence() {
-    let problem = Problem { models: vec![model(1.0, 1)], parts: 2, ..Problem::default() };
-    let with = |change: &dyn Fn(&mut Problem)| {
+    let problem = PlacementProblem { models: vec![model(1.0, 1)], parts: 2, ..PlacementProblem::default() };
+    let with = |change: &dyn Fn(&mut PlacementProblem)| {
         let mut changed = problem.clone();
         change(&mut changed);
         refused(&changed)
@@ -220,28 +228,30 @@ fn input_that_makes_no_sense_is_a_sentence() {
         .assert_eq(&with(&|p| (p.models[0].static_bytes, p.models[0].dynamic_bytes) = (u64::MAX, 1)));
 }
 
-fn small_problem() -> impl Strategy<Value = Problem> {
+fn small_problem() -> impl Strategy<Value = PlacementProblem> {
     let models = prop::collection::vec((0_u32..40, 1_u64..30, 0_u64..10, 0_u32..5, prop::option::of(0_usize..3)), 1..7);
     let bounds = (prop::option::of(20_u32..120), prop::option::of(20_u64..120), prop::option::of(0_u32..30));
     (models, 1_usize..4, bounds, any::<bool>(), 0_u32..4).prop_map(
         |(models, parts, (rate, mb, cost), moves, weight)| {
             let model =
-                |(number, (rate, mb, dynamic, cost, previous)): (usize, (u32, u64, u64, u32, Option<usize>))| Model {
-                    name: format!("m{number}"),
-                    rate_rps: f64::from(rate),
-                    static_bytes: mb * MB,
-                    dynamic_bytes: dynamic * MB,
-                    previous: previous.filter(|&part| moves && part < parts),
-                    change_cost: f64::from(cost),
+                |(number, (rate, mb, dynamic, cost, previous)): (usize, (u32, u64, u64, u32, Option<usize>))| {
+                    ModelToPlace {
+                        name: format!("m{number}"),
+                        rate_rps: f64::from(rate),
+                        static_bytes: mb * MB,
+                        dynamic_bytes: dynamic * MB,
+                        previous: previous.filter(|&part| moves && part < parts),
+                        change_cost: f64::from(cost),
+                    }
                 };
-            Problem {
+            PlacementProblem {
                 models: models.into_iter().enumerate().map(model).collect(),
                 parts,
                 max_rate_rps: rate.map(f64::from),
                 max_bytes: mb.map(|mb| mb * MB),
                 memory_weight: f64::from(weight) / 2.0,
                 max_change_cost: cost.map(f64::from),
-                ..Problem::default()
+                ..PlacementProblem::default()
             }
         },
     )
@@ -260,7 +270,7 @@ proptest! {
                 prop_assert!((cost(&problem, &placement.part_of) - placement.score.change_cost).abs() < 1e-9);
                 // The solver stops within 1e-6 of the best.
                 prop_assert!(placement.score.objective <= best + 2e-6, "{} instead of {best}", placement.score.objective);
-                prop_assert_eq!(placement.ending, Ending::Optimal);
+                prop_assert_eq!(placement.ending, SolverEnding::Optimal);
             }
             (Err(PlacementError::Impossible(_)), None) => {}
             (found, best) => prop_assert!(false, "{found:?}, but the best is {best:?}"),
@@ -269,7 +279,7 @@ proptest! {
 
     #[test]
     fn without_a_solver_bounds_hold_too(problem in small_problem()) {
-        let hasty = Effort { time_limit: Duration::ZERO, ..Effort::default() };
+        let hasty = PlacementEffort { time_limit: Duration::ZERO, ..PlacementEffort::default() };
         match place(&problem, &hasty, &mut |_| {}) {
             Ok(placement) => prop_assert!(judge(&problem, &placement.part_of).is_some(), "{placement:?}"),
             Err(PlacementError::NotFound(_)) => {}

@@ -26,7 +26,7 @@ pub const MAX_BLOCK: usize = 16 << 20;
 
 /// What a block holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum BlockKind {
     /// A [`Header`]; the first block.
     Header,
     /// Steps.
@@ -35,7 +35,7 @@ pub enum Kind {
     End,
 }
 
-impl Kind {
+impl BlockKind {
     /// The byte that says so.
     pub const fn byte(self) -> u8 {
         match self {
@@ -112,7 +112,7 @@ impl std::fmt::Display for Ending {
 }
 
 /// The bytes of a block, without its payload.
-pub(crate) fn block_head(kind: Kind, payload: &[u8]) -> [u8; BLOCK_HEAD] {
+pub(crate) fn block_head(kind: BlockKind, payload: &[u8]) -> [u8; BLOCK_HEAD] {
     let mut head = [0; BLOCK_HEAD];
     head[0] = kind.byte();
     head[1..5].copy_from_slice(&(payload.len() as u32).to_le_bytes());

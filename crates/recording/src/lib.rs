@@ -15,5 +15,5 @@ mod reader;
 mod recorder;
 
 pub use format::{End, Ending, Header};
-pub use reader::{Error, Recording, Step};
+pub use reader::{Recording, RecordingError, Step};
 pub use recorder::{Limits, Recorder};

@@ -1,6 +1,6 @@
 //! Reads a recording. Whatever is wrong with a file is said in a sentence.
 
-use crate::format::{self, BLOCK_HEAD, End, FORMAT, Header, Kind, MAGIC, MAX_BLOCK};
+use crate::format::{self, BLOCK_HEAD, BlockKind, End, FORMAT, Header, MAGIC, MAX_BLOCK};
 use base::Timestamp;
 use scheduler::Event;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Why a file can't be read as a recording.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum RecordingError {
     /// It can't be read at all.
     #[error("it can't be read: {0}")]
     Io(#[from] io::Error),
@@ -75,25 +75,25 @@ pub struct Recording<R> {
 
 impl Recording<BufReader<File>> {
     /// Opens a file.
-    pub fn open(path: &Path) -> Result<Self, Error> {
+    pub fn open(path: &Path) -> Result<Self, RecordingError> {
         Self::read(BufReader::with_capacity(1 << 18, File::open(path)?))
     }
 }
 
 impl<R: Read> Recording<R> {
     /// Reads the beginning of a recording.
-    pub fn read(mut source: R) -> Result<Self, Error> {
+    pub fn read(mut source: R) -> Result<Self, RecordingError> {
         let mut start = [0; MAGIC.len() + 2];
         if fill(&mut source, &mut start)? < start.len() || start[..MAGIC.len()] != MAGIC {
-            return Err(Error::NotARecording);
+            return Err(RecordingError::NotARecording);
         }
         let found = u16::from_le_bytes([start[MAGIC.len()], start[MAGIC.len() + 1]]);
         if found != FORMAT {
-            return Err(Error::Format { found });
+            return Err(RecordingError::Format { found });
         }
         let at = start.len() as u64;
-        let Some((Kind::Header, payload)) = block(&mut source, at)? else {
-            return Err(Error::Damaged { at, what: "the settings that should be here are missing" });
+        let Some((BlockKind::Header, payload)) = block(&mut source, at)? else {
+            return Err(RecordingError::Damaged { at, what: "the settings that should be here are missing" });
         };
         let header = postcard::from_bytes(&payload).map_err(|error| malformed(0, at, &error))?;
         let next = at + (BLOCK_HEAD + payload.len()) as u64;
@@ -127,18 +127,18 @@ impl<R: Read> Recording<R> {
         self.at
     }
 
-    fn step(&mut self) -> Result<Option<Step>, Error> {
+    fn step(&mut self) -> Result<Option<Step>, RecordingError> {
         while self.used == self.block.len() {
             let Some((kind, payload)) = block(&mut self.source, self.at)? else { return Ok(None) };
             self.block_at = self.at;
             self.at += (BLOCK_HEAD + payload.len()) as u64;
             match kind {
-                Kind::Steps => (self.block, self.used) = (payload, 0),
-                Kind::End => {
+                BlockKind::Steps => (self.block, self.used) = (payload, 0),
+                BlockKind::End => {
                     self.end = Some(postcard::from_bytes(&payload).map_err(|error| self.malformed(&error))?);
                     return Ok(None);
                 }
-                Kind::Header => return Err(self.malformed(&"settings stand in its middle")),
+                BlockKind::Header => return Err(self.malformed(&"settings stand in its middle")),
             }
         }
         let rest = &self.block[self.used..];
@@ -157,7 +157,7 @@ impl<R: Read> Recording<R> {
     }
 
     /// Numbers index tables: one that no driver gives out must not make them large.
-    fn sense(&self, event: &Event) -> Result<(), Error> {
+    fn sense(&self, event: &Event) -> Result<(), RecordingError> {
         let most = self.header.max_requests;
         match event {
             Event::Submitted(request) if request.id.slot >= most => {
@@ -175,7 +175,7 @@ impl<R: Read> Recording<R> {
         }
     }
 
-    fn malformed(&self, reason: &dyn std::fmt::Display) -> Error {
+    fn malformed(&self, reason: &dyn std::fmt::Display) -> RecordingError {
         malformed(self.steps, self.block_at, reason)
     }
 }
@@ -184,7 +184,7 @@ impl<R: Read> Recording<R> {
 const MAX_DENSE: u32 = 1 << 24;
 
 impl<R: Read> Iterator for Recording<R> {
-    type Item = Result<Step, Error>;
+    type Item = Result<Step, RecordingError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.over {
@@ -196,13 +196,13 @@ impl<R: Read> Iterator for Recording<R> {
     }
 }
 
-fn malformed(step: u64, at: u64, reason: &dyn std::fmt::Display) -> Error {
-    Error::Malformed { step, at, reason: reason.to_string() }
+fn malformed(step: u64, at: u64, reason: &dyn std::fmt::Display) -> RecordingError {
+    RecordingError::Malformed { step, at, reason: reason.to_string() }
 }
 
 /// The next block; `None` where the file ends, be it inside of a block: whoever wrote it was ended there.
-fn block(source: &mut impl Read, at: u64) -> Result<Option<(Kind, Vec<u8>)>, Error> {
-    let damaged = |what| Err(Error::Damaged { at, what });
+fn block(source: &mut impl Read, at: u64) -> Result<Option<(BlockKind, Vec<u8>)>, RecordingError> {
+    let damaged = |what| Err(RecordingError::Damaged { at, what });
     let mut head = [0; BLOCK_HEAD];
     if fill(source, &mut head)? < BLOCK_HEAD {
         return Ok(None);
@@ -211,7 +211,7 @@ fn block(source: &mut impl Read, at: u64) -> Result<Option<(Kind, Vec<u8>)>, Err
     if crc32fast::hash(&head[..9]) != number(9) {
         return damaged("the head of a block doesn't match its checksum");
     }
-    let Some(kind) = Kind::of(head[0]) else { return damaged("there is no such kind of block") };
+    let Some(kind) = BlockKind::of(head[0]) else { return damaged("there is no such kind of block") };
     let length = number(1) as usize;
     if length > MAX_BLOCK {
         return damaged("no block is so large");

@@ -1,6 +1,6 @@
 //! The driver's side: packs what it is given, and leaves the disk to a thread of its own.
 
-use crate::format::{self, BLOCK_HEAD, CHUNK_AGE, End, Ending, FORMAT, Header, Kind, MAGIC};
+use crate::format::{self, BLOCK_HEAD, BlockKind, CHUNK_AGE, End, Ending, FORMAT, Header, MAGIC};
 use base::Timestamp;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use scheduler::{Command, Event, Fingerprint};
@@ -82,7 +82,7 @@ impl Recorder {
         let mut first = MAGIC.to_vec();
         first.extend(FORMAT.to_le_bytes());
         let header = postcard::to_stdvec(header).map_err(io::Error::other)?;
-        first.extend(format::block_head(Kind::Header, &header));
+        first.extend(format::block_head(BlockKind::Header, &header));
         first.extend(header);
         sink.write_all(&first)?;
         let (chunks, received) = bounded(CHUNKS);
@@ -215,13 +215,13 @@ fn write(sink: &mut dyn Write, name: &str, chunks: &Receiver<Chunk>, spare: &Sen
     let mut end = End { ending: Ending::Stopped, steps: 0, fingerprint: Fingerprint::default().value() };
     let outcome = (|| {
         while let Ok(mut chunk) = chunks.recv() {
-            block(sink, Kind::Steps, &chunk.bytes)?;
+            block(sink, BlockKind::Steps, &chunk.bytes)?;
             end = End { steps: chunk.steps, fingerprint: chunk.fingerprint, ..end };
             chunk.bytes.clear();
             let _ = spare.try_send(chunk.bytes);
         }
         end.ending = ENDINGS[ending.load(Ordering::Acquire) as usize];
-        block(sink, Kind::End, &postcard::to_stdvec(&end).map_err(io::Error::other)?)?;
+        block(sink, BlockKind::End, &postcard::to_stdvec(&end).map_err(io::Error::other)?)?;
         sink.flush()
     })();
     let steps = end.steps;
@@ -237,7 +237,7 @@ fn write(sink: &mut dyn Write, name: &str, chunks: &Receiver<Chunk>, spare: &Sen
     }
 }
 
-fn block(sink: &mut dyn Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
+fn block(sink: &mut dyn Write, kind: BlockKind, payload: &[u8]) -> io::Result<()> {
     sink.write_all(&format::block_head(kind, payload))?;
     sink.write_all(payload)
 }

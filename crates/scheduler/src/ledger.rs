@@ -11,8 +11,9 @@ use crate::slowness::{Ran, Slowness};
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How often it is noted that a model was used, where nothing ever has to go.
-const RARELY: Duration = Duration::from_secs(1);
+/// How often it is noted that a model was used, where nothing ever has to go: with a million places each is used every ten
+/// seconds or so, and noting it costs more than a request.
+const RARELY: Duration = Duration::from_secs(60);
 /// How fast the use of devices is followed.
 const LATELY: Duration = Duration::from_millis(50);
 
@@ -113,14 +114,20 @@ pub(crate) struct Model {
 }
 
 impl Model {
+    /// Where a device stands, or would. A model that is on all devices has each at its own index.
+    fn position_of(&self, device: DeviceId) -> Result<usize, usize> {
+        match self.residency.get(device.index()) {
+            Some(there) if there.device == device => Ok(device.index()),
+            _ => self.residency.binary_search_by_key(&device, |residency| residency.device),
+        }
+    }
+
     pub fn residency_on(&self, device: DeviceId) -> Option<&Residency> {
-        let index = self.residency.binary_search_by_key(&device, |residency| residency.device).ok()?;
-        Some(&self.residency[index])
+        self.position_of(device).ok().map(|index| &self.residency[index])
     }
 
     pub fn residency_on_mut(&mut self, device: DeviceId) -> Option<&mut Residency> {
-        let index = self.residency.binary_search_by_key(&device, |residency| residency.device).ok()?;
-        Some(&mut self.residency[index])
+        self.position_of(device).ok().map(|index| &mut self.residency[index])
     }
 
     pub fn is_loaded_on(&self, device: DeviceId) -> bool {
@@ -435,10 +442,7 @@ impl Ledger {
     /// Forgets that a model is on a device and gives its pages back.
     pub fn evict(&mut self, model: ModelId, device: DeviceId) {
         let entry = self.model_mut(model);
-        let index = entry
-            .residency
-            .binary_search_by_key(&device, |residency| residency.device)
-            .expect("only resident models are evicted");
+        let index = entry.position_of(device).expect("only resident models are evicted");
         let residency = entry.residency.remove(index);
         let pages = entry.pages;
         let mut held = std::mem::take(&mut entry.held);

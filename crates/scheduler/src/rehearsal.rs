@@ -15,12 +15,12 @@
 //! (stalls, failures, cancelled requests) isn't rehearsed; so reality has the last word: a temper under which much more is lost than
 //! was imagined is left at once, and not taken on again soon.
 
-use crate::event::{ActionStatus, Command, Event, Execution, Outcome, Report, Request};
+use crate::event::{ActionStatus, Command, Event, Execution, Load, Outcome, Report, Request};
 use crate::policy::Fact;
 use crate::table::grown;
 use crate::temper::Temper;
 use crate::{Rehearsed, Scheduler};
-use base::{ActionId, DeviceId, Duration, RequestId, Timestamp, Transfers};
+use base::{ActionId, DeviceId, Duration, OrderStart, RequestId, Timestamp, Transfers};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
@@ -41,7 +41,7 @@ const WARM_UP: u64 = 5;
 const MOST_PLACES: usize = 100_000;
 /// Losses in rehearsals count for a third after so many more requests, or so much time.
 const MEMORY: f64 = 30_000.0;
-const MEMORY_TIME: f64 = 120.0;
+const MEMORY_TIME: f64 = 900.0;
 /// A temper is left for one that lost fewer by this, and by this part of the root of its losses, which is their noise.
 const MARGIN: f64 = 1.0;
 const NOISE: f64 = 0.5;
@@ -54,16 +54,16 @@ const UNEVEN_NOISE: f64 = 1.5;
 const NOTHING: f64 = 0.5;
 /// Real losses lately at which a span begins.
 const SOMETHING: f64 = 2.0;
-/// "Lately": real losses count for a third after so many seconds. While a temper proves itself, after the second.
-const LATELY: f64 = 30.0;
-const TRIAL: f64 = 0.5;
+/// "Lately": real losses count for a third after so many seconds, but the last so many requests are remembered as long as
+/// rehearsals are: where few come, thirty seconds say nothing of one loss in a hundred.
+const LATELY: Memory = Memory { seconds: 30.0, requests: 1_000.0 };
+/// The moment by which a temper proves itself: with fewer requests it tells nothing, so that it lasts longer where few come.
+const MOMENT: Memory = Memory { seconds: 0.5, requests: 300.0 };
 /// A temper has failed when this part of all requests is lost, so many times what was imagined, and so many times what the usual one lost in its worst moment lately: in a burst every temper
 /// loses more than on average.
 const FAILED: f64 = 0.1;
 const TIMES_IMAGINED: f64 = 3.0;
 const TIMES_WORST: f64 = 1.5;
-/// Moments with fewer requests tell nothing.
-const MOMENT: f64 = 100.0;
 /// For so long it isn't taken on again.
 const BANNED: Duration = Duration::from_secs(60);
 /// Requests are let in by turns while no more are lost than so many times what is lost with everybody let in; once it was more, from the second on.
@@ -77,6 +77,13 @@ struct Record {
     banned_until: Timestamp,
 }
 
+/// Losses count for a third after so many seconds, unless so few requests have come since.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    seconds: f64,
+    requests: f64,
+}
+
 /// Real losses, with what is older counting for less.
 #[derive(Clone, Copy, Debug, Default)]
 struct Losses {
@@ -86,18 +93,19 @@ struct Losses {
 }
 
 impl Losses {
-    fn note(&mut self, now: Timestamp, memory: f64, lost: bool) {
+    fn note(&mut self, now: Timestamp, memory: Memory, lost: bool) {
         self.forget(now, memory);
         self.all += 1.0;
         self.lost += f64::from(u8::from(lost));
     }
 
-    fn forget(&mut self, now: Timestamp, memory: f64) {
+    fn forget(&mut self, now: Timestamp, memory: Memory) {
         // At most a thousand steps of a thousandth of the memory, so that nothing is forgotten for each request.
-        let step = memory / 1e3;
+        let step = memory.seconds / 1e3;
         let passed = now.since(self.at).as_secs_f64();
         if passed >= step {
-            let kept = libm::exp(-passed / memory);
+            let least = memory.requests / self.all.max(memory.requests) * libm::exp(-passed / MEMORY_TIME);
+            let kept = libm::exp(-passed / memory.seconds).max(least);
             (self.at, self.lost, self.all) = (now, self.lost * kept, self.all * kept);
         }
     }
@@ -114,8 +122,8 @@ impl Worst {
     /// Takes what is lost now in, if it counts, and tells the largest.
     fn follow(&mut self, now: Timestamp, part: Option<f64>) -> f64 {
         let passed = now.since(self.at).as_secs_f64();
-        if passed >= LATELY / 1e3 {
-            (self.at, self.part) = (now, self.part * libm::exp(-passed / LATELY));
+        if passed >= LATELY.seconds / 1e3 {
+            (self.at, self.part) = (now, self.part * libm::exp(-passed / LATELY.seconds));
         }
         self.part = self.part.max(part.unwrap_or(0.0));
         self.part
@@ -176,14 +184,14 @@ impl Rehearsals {
     pub fn settled(&mut self, now: Timestamp, lost: bool) -> Option<Temper> {
         self.lately.note(now, LATELY, lost);
         if now >= self.trial_from {
-            self.trial.note(now, TRIAL, lost);
+            self.trial.note(now, MOMENT, lost);
         }
         let Losses { lost, all, .. } = self.trial;
         let mut bearable = FAILED.max(TIMES_IMAGINED * self.imagined);
-        if all >= MOMENT {
+        if all >= MOMENT.requests {
             bearable = bearable.max(TIMES_WORST * self.worst.follow(now, (self.current == 0).then_some(lost / all)));
         }
-        if self.current != 0 && all >= MOMENT && lost > all * bearable {
+        if self.current != 0 && all >= MOMENT.requests && lost > all * bearable {
             self.records[self.current].banned_until = now + BANNED;
             return self.take_on(now, 0);
         }
@@ -399,8 +407,7 @@ struct UnderWay {
     device: DeviceId,
     /// `None` for what comes too late.
     started_at: Option<Timestamp>,
-    /// What was done before its start, and what could have been.
-    transfers: (Duration, Duration),
+    transfers: Transfers,
 }
 
 /// Until when an imagined device executes and loads.
@@ -457,7 +464,7 @@ impl Rehearsal {
             for (action, ends_at) in ends {
                 let started_at = Some(now.min(ends_at));
                 let heard_at = ends_at + self.way;
-                let transfers = Default::default();
+                let transfers = Transfers::default();
                 self.under_way.push(Reverse(UnderWay { heard_at, ends_at, action, device, started_at, transfers }));
             }
         }
@@ -499,11 +506,10 @@ impl Rehearsal {
     }
 
     fn ended(&mut self, over: UnderWay) {
-        let UnderWay { heard_at, ends_at, action, device, started_at, transfers: (before, beside) } = over;
+        let UnderWay { heard_at, ends_at, action, device, started_at, transfers } = over;
         if action >= ActionId::DRIVERS {
             return self.step(heard_at, Event::Returned { device, action });
         }
-        let transfers = Transfers { before, beside };
         let done = |started_at| ActionStatus::Done { started_at, ended_at: ends_at, transfers };
         let status = started_at.map_or(ActionStatus::TooLate, done);
         self.step(heard_at, Event::Reported(Report { action, status }));
@@ -514,30 +520,8 @@ impl Rehearsal {
         self.scheduler.step(now, event, &mut commands);
         for command in commands.drain(..) {
             match command {
-                Command::Execute(order) => {
-                    let (takes, beside) = self.takes(&order);
-                    let rows = order.requests.len() as u32;
-                    let here_at = now + self.scheduler.config.delay.of(rows);
-                    let busy = &mut self.busy(order.device).exec;
-                    let start_at = order.window.earliest.max(here_at).max(*busy);
-                    let in_time = start_at <= order.window.latest;
-                    // Inputs come while the batch waits for others.
-                    let transfers = (beside.min(start_at.since(here_at)), beside);
-                    // What is too late takes a moment, so that it can't go on for ever at one instant.
-                    let takes = if in_time { takes - transfers.0 } else { Duration::from_micros(1) };
-                    let ends_at = start_at + takes;
-                    *busy = ends_at;
-                    let started_at = in_time.then_some(start_at);
-                    self.push(order.action, order.device, (started_at, ends_at), transfers);
-                }
-                Command::Load(order) => {
-                    let here_at = now + self.way;
-                    let busy = &mut self.busy(order.device).load;
-                    let start_at = order.window.earliest.max(here_at).max(*busy);
-                    let ends_at = start_at + order.expected;
-                    *busy = ends_at;
-                    self.push(order.action, order.device, (Some(start_at), ends_at), Default::default());
-                }
+                Command::Execute(order) => self.execute(now, &order),
+                Command::Load(order) => self.load(now, &order),
                 Command::Finish { request, outcome } => {
                     self.free_slots.push(request.slot);
                     let counts = self.counted.contains(&self.came_at[request.slot as usize]);
@@ -550,12 +534,35 @@ impl Rehearsal {
         self.commands = commands;
     }
 
+    fn execute(&mut self, now: Timestamp, order: &Execution) {
+        let (takes, beside) = self.takes(order);
+        let ready_at = now + self.scheduler.config.delay.of(order.requests.len() as u32);
+        let busy = &mut self.busy(order.device).exec;
+        let start = OrderStart::new(order.window, ready_at, *busy);
+        let transfers = start.transfers(beside);
+        // What is too late takes a moment, so that it can't go on for ever at one instant.
+        let takes = if start.in_time { takes - transfers.before } else { Duration::from_micros(1) };
+        *busy = start.at + takes;
+        let ends_at = *busy;
+        self.push(order.action, order.device, (start.in_time.then_some(start.at), ends_at), transfers);
+    }
+
+    /// No load is too late in imagination.
+    fn load(&mut self, now: Timestamp, order: &Load) {
+        let ready_at = now + self.way;
+        let busy = &mut self.busy(order.device).load;
+        let start_at = OrderStart::new(order.window, ready_at, *busy).at;
+        *busy = start_at + order.expected;
+        let ends_at = *busy;
+        self.push(order.action, order.device, (Some(start_at), ends_at), Transfers::default());
+    }
+
     fn push(
         &mut self,
         action: ActionId,
         device: DeviceId,
         (started_at, ends_at): (Option<Timestamp>, Timestamp),
-        transfers: (Duration, Duration),
+        transfers: Transfers,
     ) {
         let heard_at = ends_at + self.way;
         self.under_way.push(Reverse(UnderWay { heard_at, ends_at, action, device, started_at, transfers }));
@@ -685,6 +692,43 @@ mod tests {
         assert_eq!(burst(&mut rehearsals, 9_001_001), None);
         let collapse = (9_002_001..9_004_000).find_map(|micros| rehearsals.settled(at(micros), true));
         assert_eq!(collapse, Some(Temper::USUAL));
+    }
+
+    #[test]
+    fn where_few_requests_come_a_better_temper_is_kept_from_one_burst_to_the_next() {
+        // Five requests a second; ten in a row of every thousand are lost, half as many with another temper.
+        let mut rehearsals = Rehearsals::new();
+        let mut now = at(0);
+        let mut changes = Vec::new();
+        for span in 0..400 {
+            let burst = span % 40 == 39;
+            for n in 0..25 {
+                now += Duration::from_millis(200);
+                changes.extend(rehearsals.settled(now, burst && n < 10));
+            }
+            rehearsals.stage = Stage::Full(None);
+            let lost = if burst { [10, 10, 10, 10, 5, 10, 10, 10, 10] } else { [0; 9] };
+            let told = Rehearsed { requests: 25, lasted: Duration::from_secs(5), lost: lost.to_vec() };
+            changes.extend(rehearsals.adopt(now, &told));
+        }
+        assert_eq!(changes, [Temper::CHOICE[4]]);
+    }
+
+    #[test]
+    fn a_burst_in_a_thin_stream_is_no_failure() {
+        let mut rehearsals = waiting(at(0));
+        let good = rehearsed([100, 80, 100, 100, 20, 100, 100, 100]);
+        assert_eq!(rehearsals.adopt(at(1), &good), Some(Temper::CHOICE[4]));
+        let mut now = at(2);
+        let mut settle = |count: u32, apart, lost: u32| {
+            (0..count).find_map(|n| {
+                now += Duration::from_micros(apart);
+                rehearsals.settled(now, n < lost)
+            })
+        };
+        assert_eq!(settle(900, 8_000, 0), None);
+        assert_eq!(settle(150, 2_000, 25), None, "one in six of those of a third of a second");
+        assert_eq!(settle(1_000, 2_000, 500), Some(Temper::USUAL), "half of many is one");
     }
 
     /// One device, one model with l(b) = 1 + 10 ms that is asked for too much; the first span that is full.

@@ -7,12 +7,12 @@ use std::collections::BinaryHeap;
 
 /// One of a device's executors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Executor {
+pub(crate) enum ExecutorKind {
     Execute,
     Load,
 }
 
-/// Something that is due. `life` says which life of a device it belongs to: a device that died has forgotten it.
+/// Something that is due. `generation` says which generation of a device it belongs to: a device that died has forgotten it.
 #[derive(Debug)]
 pub(crate) enum Due {
     /// A client of the closed loop sends.
@@ -22,19 +22,19 @@ pub(crate) enum Due {
     /// A client goes away.
     Cancel(RequestId),
     /// An order reaches a worker.
-    Deliver { device: DeviceId, life: u32, order: Box<Command> },
+    Deliver { device: DeviceId, generation: u32, order: Box<Command> },
     /// An executor wanted to be looked at.
-    Look { device: DeviceId, life: u32, executor: Executor },
+    Look { device: DeviceId, generation: u32, executor: ExecutorKind },
     /// An executor is done.
-    Ended { device: DeviceId, life: u32, executor: Executor, action: ActionId },
+    Ended { device: DeviceId, generation: u32, executor: ExecutorKind, action: ActionId },
     /// A report reaches the controller.
-    Report { device: DeviceId, life: u32, report: Report },
+    Report { device: DeviceId, generation: u32, report: Report },
     /// A device freezes.
     Freeze(DeviceId),
     /// A device becomes slow.
     Slow(DeviceId),
     /// What a device was borrowed for is over, and the controller hears of it.
-    Return { device: DeviceId, life: u32, action: ActionId },
+    Return { device: DeviceId, generation: u32, action: ActionId },
     /// The driver borrows some device.
     Borrow,
     /// Some device becomes one of another kind.
@@ -59,12 +59,12 @@ pub(crate) enum Due {
 
 #[derive(Debug, Default)]
 pub(crate) struct Agenda {
-    heap: BinaryHeap<Reverse<Entry>>,
+    heap: BinaryHeap<Reverse<AgendaItem>>,
     written: u64,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct AgendaItem {
     at: Timestamp,
     order: u64,
     due: Due,
@@ -72,34 +72,34 @@ struct Entry {
 
 impl Agenda {
     pub(crate) fn add(&mut self, at: Timestamp, due: Due) {
-        self.heap.push(Reverse(Entry { at, order: self.written, due }));
+        self.heap.push(Reverse(AgendaItem { at, order: self.written, due }));
         self.written += 1;
     }
 
     pub(crate) fn next_at(&self) -> Option<Timestamp> {
-        self.heap.peek().map(|Reverse(entry)| entry.at)
+        self.heap.peek().map(|Reverse(item)| item.at)
     }
 
     pub(crate) fn take(&mut self) -> Option<Due> {
-        self.heap.pop().map(|Reverse(entry)| entry.due)
+        self.heap.pop().map(|Reverse(item)| item.due)
     }
 }
 
-impl PartialEq for Entry {
+impl PartialEq for AgendaItem {
     fn eq(&self, other: &Self) -> bool {
         self.order == other.order
     }
 }
 
-impl Eq for Entry {}
+impl Eq for AgendaItem {}
 
-impl PartialOrd for Entry {
+impl PartialOrd for AgendaItem {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Entry {
+impl Ord for AgendaItem {
     fn cmp(&self, other: &Self) -> Ordering {
         (self.at, self.order).cmp(&(other.at, other.order))
     }

@@ -25,7 +25,7 @@ struct Swap {
 }
 
 #[derive(Debug)]
-pub(crate) struct Changes {
+pub(crate) struct WorldChanges {
     variety: Variety,
     swaps: Vec<Swap>,
     /// For each model of the setup, the number under which it is served now.
@@ -35,7 +35,7 @@ pub(crate) struct Changes {
     horizon_at: Timestamp,
 }
 
-impl Changes {
+impl WorldChanges {
     /// The changes of a world, and the world with the models that come later.
     pub(crate) fn new(setup: &Setup) -> (Self, Setup) {
         let mut changes = Self {
@@ -79,7 +79,7 @@ impl Changes {
     }
 
     pub(crate) fn plan_kind(&mut self, now: Timestamp, agenda: &mut Agenda) {
-        if let Some(at) = self.after(now, self.variety.kind_changes_every) {
+        if let Some(at) = self.after(now, self.variety.device_kind_changes_every) {
             agenda.add(at, Due::ChangeKind);
         }
     }

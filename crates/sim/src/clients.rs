@@ -1,10 +1,10 @@
 //! The clients' side of a simulated world: who sends when, which requests are alive, and how they ended.
 
 use crate::agenda::{Agenda, Due};
-use crate::inputs::Input;
-use crate::meter::{Ended, Ending, Meter};
+use crate::inputs::DrawnInput;
+use crate::meter::{Ended, Meter, RequestEnding};
 use crate::violation::{Broken, Violation};
-use crate::{Faults, Model, Network, Setup, Traffic, Variety};
+use crate::{Faults, ModelSetup, Network, Setup, Traffic, Variety};
 use base::{ApplicationId, Duration, ModelId, Reason, RequestId, Timestamp};
 use scheduler::{Execution, Measured, Outcome, Request, Sample};
 use std::collections::BTreeMap;
@@ -28,25 +28,25 @@ pub(crate) struct Clients {
     open: Option<Box<dyn Iterator<Item = Arrival> + Send>>,
     next: Option<Arrival>,
     closed: Option<ClosedLoop>,
-    models: Vec<Model>,
+    models: Vec<ModelSetup>,
     network: Network,
     faults: Faults,
     variety: Variety,
     random: Random,
     various: Random,
-    table: Vec<Slot>,
+    table: Vec<RequestSlot>,
     free: Vec<u32>,
     /// For each model, the random numbers of its requests' inputs, and how many there were.
     drawn: Vec<(Random, u64)>,
     /// Finished requests that a profiler has run alone, and how many there were to choose from.
-    measured: Vec<(ModelId, Input)>,
+    measured: Vec<(ModelId, DrawnInput)>,
     executed: u64,
     max_requests: u32,
     horizon_at: Timestamp,
 }
 
 #[derive(Clone, Debug)]
-struct Slot {
+struct RequestSlot {
     generation: u32,
     living: Option<Living>,
 }
@@ -64,7 +64,7 @@ struct Living {
     cold: bool,
     probe: bool,
     /// What the request is, where that matters.
-    input: Option<Input>,
+    input: Option<DrawnInput>,
 }
 
 impl Clients {
@@ -150,7 +150,7 @@ impl Clients {
             input,
         };
         let Some(id) = self.admit(living) else {
-            let ending = Ending::Refused(Reason::QueueFull);
+            let ending = RequestEnding::Refused(Reason::QueueFull);
             meter.ended(&Ended {
                 model: model as usize,
                 group,
@@ -212,7 +212,7 @@ impl Clients {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if self.table.len() < self.max_requests as usize => {
-                self.table.push(Slot { generation: 0, living: None });
+                self.table.push(RequestSlot { generation: 0, living: None });
                 self.table.len() as u32 - 1
             }
             None => return None,
@@ -241,7 +241,7 @@ impl Clients {
     }
 
     /// What a request is, where that matters.
-    pub(crate) fn input(&self, id: RequestId) -> Option<Input> {
+    pub(crate) fn input(&self, id: RequestId) -> Option<DrawnInput> {
         self.living_at(id)?.input
     }
 
@@ -314,7 +314,7 @@ impl Clients {
             answered_at,
             executed_at: living.ended_at.map(|at| at + self.network.control),
             cold: living.cold,
-            ending: Ending::of(outcome),
+            ending: RequestEnding::of(outcome),
         });
         let refused = matches!(outcome, Outcome::Rejected(_) | Outcome::Failed | Outcome::Cancelled);
         self.client_goes_on(living.client, now + self.network.control, refused, agenda);
@@ -328,7 +328,7 @@ impl Clients {
     }
 }
 
-fn by_application(inputs: impl Iterator<Item = (ModelId, Input)>) -> Vec<Measured> {
+fn by_application(inputs: impl Iterator<Item = (ModelId, DrawnInput)>) -> Vec<Measured> {
     let mut samples = BTreeMap::<(ModelId, u32), Vec<Sample>>::new();
     for (model, input) in inputs {
         let sample = Sample { size: input.size, alone: input.alone };

@@ -3,7 +3,7 @@
 //! The executor for batches takes actions by `earliest` and waits; the one for loads obeys LOAD and UNLOAD in the order in
 //! which they came. Neither looks at a clock: both say when they want to be looked at again.
 
-use base::{ActionId, DeviceId, Duration, ModelId, Timestamp, Transfers};
+use base::{ActionId, DeviceId, Duration, ModelId, OrderStart, Timestamp, Transfers};
 use scheduler::{Execution, Load};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -12,7 +12,7 @@ use crate::observe::Refusal;
 
 /// Where the weights of one model are on their way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Weights {
+enum WeightsState {
     Absent,
     Loading,
     Loaded,
@@ -20,14 +20,14 @@ enum Weights {
 
 /// One device.
 #[derive(Debug)]
-pub(crate) struct Device {
+pub(crate) struct SimulatedDevice {
     pub(crate) id: DeviceId,
     pages: u32,
     pages_used: u32,
-    weights: Vec<Weights>,
+    weights: Vec<WeightsState>,
     pages_of: Vec<u32>,
     queue: BinaryHeap<Reverse<Queued>>,
-    loads: VecDeque<LoadOrder>,
+    loads: VecDeque<WeightsOrder>,
     executing: Option<Executing>,
     loading: Option<(Load, Timestamp)>,
 }
@@ -36,9 +36,7 @@ pub(crate) struct Device {
 #[derive(Debug)]
 pub(crate) struct Executing {
     pub(crate) execution: Execution,
-    pub(crate) started_at: Timestamp,
-    /// How long its inputs had been there: in that time they could be brought to where they are needed.
-    pub(crate) waited: Duration,
+    pub(crate) start: OrderStart,
 }
 
 #[derive(Debug)]
@@ -75,7 +73,7 @@ impl Ord for Queued {
 }
 
 #[derive(Debug)]
-enum LoadOrder {
+enum WeightsOrder {
     Load(Load),
     Unload(ModelId),
 }
@@ -100,13 +98,13 @@ pub(crate) enum LoadStep {
     Wait(Option<Timestamp>),
 }
 
-impl Device {
+impl SimulatedDevice {
     pub(crate) fn new(id: DeviceId, pages: u32, pages_of: Vec<u32>) -> Self {
         Self {
             id,
             pages,
             pages_used: 0,
-            weights: vec![Weights::Absent; pages_of.len()],
+            weights: vec![WeightsState::Absent; pages_of.len()],
             pages_of,
             queue: BinaryHeap::new(),
             loads: VecDeque::new(),
@@ -126,7 +124,7 @@ impl Device {
     }
 
     pub(crate) fn loaded(&self, model: ModelId) -> bool {
-        self.weights[model.index()] == Weights::Loaded
+        self.weights[model.index()] == WeightsState::Loaded
     }
 
     /// Takes in a batch whose inputs are there at `ready_at`.
@@ -135,11 +133,11 @@ impl Device {
     }
 
     pub(crate) fn accept_load(&mut self, load: Load) {
-        self.loads.push_back(LoadOrder::Load(load));
+        self.loads.push_back(WeightsOrder::Load(load));
     }
 
     pub(crate) fn accept_unload(&mut self, model: ModelId) {
-        self.loads.push_back(LoadOrder::Unload(model));
+        self.loads.push_back(WeightsOrder::Unload(model));
     }
 
     /// Looks at the executor for batches.
@@ -148,22 +146,20 @@ impl Device {
             return ExecuteStep::Wait(None);
         }
         let Some(Reverse(front)) = self.queue.peek() else { return ExecuteStep::Wait(None) };
-        let start_at = front.earliest.max(front.ready_at).max(now);
-        let hopeless = start_at > front.execution.window.latest;
-        if start_at > now && !hopeless {
-            return ExecuteStep::Wait(Some(start_at));
+        let start = OrderStart::new(front.execution.window, front.ready_at, now);
+        if start.at > now && start.in_time {
+            return ExecuteStep::Wait(Some(start.at));
         }
-        let Some(Reverse(Queued { execution, ready_at, .. })) = self.queue.pop() else {
+        let Some(Reverse(Queued { execution, .. })) = self.queue.pop() else {
             return ExecuteStep::Wait(None);
         };
-        if hopeless {
+        if !start.in_time {
             return ExecuteStep::Refused(execution, Refusal::TooLate);
         }
-        if !is_drivers(&execution) && self.weights[execution.model.index()] != Weights::Loaded {
+        if !is_drivers(&execution) && self.weights[execution.model.index()] != WeightsState::Loaded {
             return ExecuteStep::Refused(execution, Refusal::NoWeights);
         }
-        let waited = now.since(ready_at);
-        ExecuteStep::Started(self.executing.insert(Executing { execution, started_at: now, waited }))
+        ExecuteStep::Started(self.executing.insert(Executing { execution, start }))
     }
 
     /// Looks at the executor for loads.
@@ -173,38 +169,41 @@ impl Device {
         }
         match self.loads.front() {
             None => return LoadStep::Wait(None),
-            Some(LoadOrder::Load(load)) if now < load.window.earliest => {
-                return LoadStep::Wait(Some(load.window.earliest));
+            Some(WeightsOrder::Load(load)) => {
+                let start = OrderStart::new(load.window, now, now);
+                if start.at > now {
+                    return LoadStep::Wait(Some(start.at));
+                }
             }
-            Some(LoadOrder::Load(_) | LoadOrder::Unload(_)) => {}
+            Some(WeightsOrder::Unload(_)) => {}
         }
         match self.loads.pop_front() {
             None => LoadStep::Wait(None),
-            Some(LoadOrder::Unload(model)) => {
-                let before = std::mem::replace(&mut self.weights[model.index()], Weights::Absent);
-                let was_loaded = before == Weights::Loaded;
+            Some(WeightsOrder::Unload(model)) => {
+                let before = std::mem::replace(&mut self.weights[model.index()], WeightsState::Absent);
+                let was_loaded = before == WeightsState::Loaded;
                 if was_loaded {
                     self.pages_used -= self.pages_of[model.index()];
                 }
                 LoadStep::Unloaded { model, pages_used: self.pages_used, was_loaded }
             }
-            Some(LoadOrder::Load(load)) => self.start_load(load, now),
+            Some(WeightsOrder::Load(load)) => self.start_load(load, now),
         }
     }
 
     fn start_load(&mut self, load: Load, now: Timestamp) -> LoadStep {
-        if now > load.window.latest {
+        if !OrderStart::new(load.window, now, now).in_time {
             return LoadStep::Refused(load, Refusal::TooLate);
         }
         let weights = &mut self.weights[load.model.index()];
-        if *weights != Weights::Absent {
+        if *weights != WeightsState::Absent {
             return LoadStep::Refused(load, Refusal::AlreadyLoaded);
         }
         let wanted = self.pages_of[load.model.index()];
         if self.pages - self.pages_used < wanted {
             return LoadStep::Refused(load, Refusal::NoPages);
         }
-        *weights = Weights::Loading;
+        *weights = WeightsState::Loading;
         self.pages_used += wanted;
         self.loading = Some((load, now));
         LoadStep::Started(load, self.pages_used)
@@ -218,7 +217,7 @@ impl Device {
     /// Breaks an execution off that is running or waits, and since when it ran; `None` where it is over.
     pub(crate) fn break_off(&mut self, action: ActionId) -> Option<(Execution, Option<Timestamp>)> {
         if self.executing() == Some(action) {
-            return self.executing.take().map(|executing| (executing.execution, Some(executing.started_at)));
+            return self.executing.take().map(|executing| (executing.execution, Some(executing.start.at)));
         }
         let mut broken_off = None;
         let waiting = std::mem::take(&mut self.queue).into_vec();
@@ -240,14 +239,14 @@ impl Device {
     /// The load that was running has ended.
     pub(crate) fn end_load(&mut self) -> (Load, Timestamp) {
         let (load, started_at) = self.loading.take().expect("a load ends only while one is running");
-        self.weights[load.model.index()] = Weights::Loaded;
+        self.weights[load.model.index()] = WeightsState::Loaded;
         (load, started_at)
     }
 
     /// The load that was running has come to nothing.
     pub(crate) fn fail_load(&mut self) -> Load {
         let (load, _) = self.loading.take().expect("a load fails only while one is running");
-        self.weights[load.model.index()] = Weights::Absent;
+        self.weights[load.model.index()] = WeightsState::Absent;
         self.pages_used -= self.pages_of[load.model.index()];
         load
     }
@@ -298,10 +297,9 @@ impl Durations {
         self.entry(model, batch).1
     }
 
-    /// The transfers of a batch whose inputs had so much time before its start.
-    pub(crate) fn transfers(&self, model: ModelId, batch: u32, waited: Duration) -> Transfers {
-        let beside = self.entry(model, batch).2;
-        Transfers { before: beside.min(waited), beside }
+    /// The transfers of a batch that starts so.
+    pub(crate) fn transfers(&self, model: ModelId, batch: u32, start: OrderStart) -> Transfers {
+        start.transfers(self.entry(model, batch).2)
     }
 
     fn entry(&self, model: ModelId, batch: u32) -> (u32, Duration, Duration) {
@@ -342,8 +340,8 @@ mod tests {
         }
     }
 
-    fn loaded(models: &[u32]) -> Device {
-        let mut device = Device::new(DeviceId(0), 10, vec![4, 4, 4]);
+    fn loaded(models: &[u32]) -> SimulatedDevice {
+        let mut device = SimulatedDevice::new(DeviceId(0), 10, vec![4, 4, 4]);
         for (index, &model) in models.iter().enumerate() {
             device.accept_load(load(index as u64, model, 0, 0));
             assert!(matches!(device.step_load(at(0)), LoadStep::Started(..)));
@@ -360,7 +358,7 @@ mod tests {
         assert!(matches!(device.step_execute(at(100)), ExecuteStep::Wait(Some(when)) if when == at(200)));
         assert!(matches!(device.step_execute(at(200)), ExecuteStep::Started(e) if e.execution.action == ActionId(11)));
         assert!(matches!(device.step_execute(at(300)), ExecuteStep::Wait(None)));
-        assert_eq!(device.end_execution().started_at, at(200));
+        assert_eq!(device.end_execution().start.at, at(200));
         assert!(matches!(device.step_execute(at(400)), ExecuteStep::Started(e) if e.execution.action == ActionId(10)));
     }
 

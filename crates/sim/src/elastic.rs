@@ -1,13 +1,13 @@
 //! A cluster that follows the planner's advice: devices are asked for and come after a while, others go once they idle.
 //!
 //! ```text
-//!  meter ── Sample ──> planner::advice::Advisor ── Advice ──> Cluster ── come, go ──> the world
+//!  meter ── ClusterCounts ──> planner::advice::Advisor ── Advice ──> Cluster ── come, go ──> the world
 //! ```
 
 use crate::meter::Meter;
 use crate::setup::{Elastic, Setup};
 use base::{DeviceId, Timestamp};
-use planner::advice::{Advisor, AdvisorConfig, Sample};
+use planner::advice::{Advisor, AdvisorConfig, ClusterCounts};
 use std::collections::BTreeSet;
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct Cluster {
 
 /// What the world has to do about a piece of advice.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Change {
+pub(crate) struct ClusterChange {
     /// These were asked for: they come after a while.
     pub(crate) ask_for: Vec<DeviceId>,
     /// How many devices more (or fewer, below 0) were advised.
@@ -49,10 +49,10 @@ impl Cluster {
     }
 
     /// Asks for advice and works out which devices should come and go.
-    pub(crate) fn advise(&mut self, now: Timestamp, meter: &Meter) -> Change {
+    pub(crate) fn advise(&mut self, now: Timestamp, meter: &Meter) -> ClusterChange {
         let devices = self.len();
         let (ended, bad, busy) = meter.totals();
-        self.advisor.observe(Sample { now, ended, bad, busy, devices });
+        self.advisor.observe(ClusterCounts { now, ended, bad, busy, devices });
         let advice = self.advisor.advise(now);
         let wanted = advice.wanted().clamp(self.config.min_devices, self.config.max_devices);
         let advised = f64::from(advice.wanted()) - f64::from(devices);
@@ -63,11 +63,11 @@ impl Cluster {
             let missing = (wanted - devices) as usize;
             let ask_for: Vec<DeviceId> = absent.take(missing).filter(|device| !self.coming.contains(device)).collect();
             self.coming.extend(&ask_for);
-            return Change { ask_for, advised };
+            return ClusterChange { ask_for, advised };
         }
         // Those with the highest numbers: policies that consolidate use them last.
         self.leaving = self.present.iter().rev().take((devices - wanted) as usize).copied().collect();
-        Change { ask_for: Vec::new(), advised }
+        ClusterChange { ask_for: Vec::new(), advised }
     }
 
     /// Whether a device should go as soon as nothing is under way for it.

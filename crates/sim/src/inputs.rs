@@ -17,9 +17,9 @@ const HINT_STEPS: f64 = 1_000.0;
 
 /// How long the requests of one model take alone.
 #[derive(Clone, Debug)]
-pub struct Inputs {
+pub struct InputDistribution {
     /// With the sum of the weights up to each.
-    applications: Vec<(f64, Times)>,
+    applications: Vec<(f64, TimeDistribution)>,
     /// The deviation of the logarithm of size hints from what requests take; `None` without hints.
     hint_sigma: Option<f64>,
     /// What requests take on average, in milliseconds.
@@ -29,7 +29,7 @@ pub struct Inputs {
 
 /// How the times of one application are distributed, in milliseconds.
 #[derive(Clone, Debug)]
-pub enum Times {
+pub enum TimeDistribution {
     /// Normally.
     Normal {
         /// The mean.
@@ -48,7 +48,7 @@ pub enum Times {
     Recorded(Arc<[(f64, u32)]>),
 }
 
-impl Times {
+impl TimeDistribution {
     /// The lognormal distribution with that mean and 99th percentile: `ln(p99 / mean) = 2.326 sigma - sigma^2 / 2`. There is
     /// one where the percentile is 1 to about 14 times the mean.
     pub fn lognormal(mean: f64, p99: f64) -> Option<Self> {
@@ -63,7 +63,7 @@ impl Times {
 
 /// What is drawn for one request.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Input {
+pub struct DrawnInput {
     /// Who sends it.
     pub application: u32,
     /// What it takes alone.
@@ -72,10 +72,10 @@ pub struct Input {
     pub size: Option<u32>,
 }
 
-impl Inputs {
+impl InputDistribution {
     /// Requests of applications, each with how often it asks relative to the others. `hint_sigma` is the deviation of the
     /// logarithm of size hints from what requests take; `None`: they have no hints.
-    pub fn new(applications: Vec<(f64, Times)>, hint_sigma: Option<f64>) -> Self {
+    pub fn new(applications: Vec<(f64, TimeDistribution)>, hint_sigma: Option<f64>) -> Self {
         let mut sum = 0.0;
         let summed = applications.into_iter().map(|(weight, times)| {
             sum += weight;
@@ -107,21 +107,21 @@ impl Inputs {
     }
 
     /// Some requests, as a profiler would have seen before.
-    pub fn sample(&self, count: usize, stream: u64) -> Vec<Input> {
+    pub fn sample(&self, count: usize, stream: u64) -> Vec<DrawnInput> {
         let mut random = Random::new(0, stream);
         (0..count).map(|number| self.draw(number as u64, &mut random)).collect()
     }
 
     /// The next request; `number` counts those of its model.
-    pub(crate) fn draw(&self, number: u64, random: &mut Random) -> Input {
+    pub(crate) fn draw(&self, number: u64, random: &mut Random) -> DrawnInput {
         let total = self.applications.last().map_or(1.0, |(sum, _)| *sum);
         // With one application nothing is drawn.
         let point = if self.applications.len() > 1 { random.unit() * total } else { 0.0 };
         let application = self.applications.partition_point(|(sum, _)| *sum <= point).min(self.applications.len() - 1);
         let (alone_ms, size) = match &self.applications[application].1 {
-            Times::Normal { mean, sigma } => (mean + sigma * random.normal(), None),
-            Times::Lognormal { median, sigma } => (median * random.lognormal(*sigma), None),
-            Times::Recorded(all) => {
+            TimeDistribution::Normal { mean, sigma } => (mean + sigma * random.normal(), None),
+            TimeDistribution::Lognormal { median, sigma } => (median * random.lognormal(*sigma), None),
+            TimeDistribution::Recorded(all) => {
                 let (alone, size) = all[number as usize % all.len()];
                 (alone, Some(size))
             }
@@ -131,7 +131,7 @@ impl Inputs {
             let seen = alone_ms * random.lognormal(sigma);
             size.unwrap_or((seen / self.mean_ms * HINT_STEPS).max(1.0) as u32)
         };
-        Input {
+        DrawnInput {
             application: application as u32,
             alone: Duration::from_millis_f64(alone_ms),
             size: self.hint_sigma.map(hint),
@@ -150,8 +150,8 @@ mod tests {
 
     #[test]
     fn applications_ask_as_often_as_their_weights_say() {
-        let normal = |mean, sigma| Times::Normal { mean, sigma };
-        let inputs = Inputs::new(vec![(3.0, normal(50.0, 5.0)), (1.0, normal(150.0, 20.0))], Some(0.0));
+        let normal = |mean, sigma| TimeDistribution::Normal { mean, sigma };
+        let inputs = InputDistribution::new(vec![(3.0, normal(50.0, 5.0)), (1.0, normal(150.0, 20.0))], Some(0.0));
         near(inputs.mean_ms(), 75.0);
         // One in 25 of the longer ones: 1.751 deviations above their mean.
         near(inputs.p99_ms(), 150.0 + 20.0 * 1.751);
@@ -168,11 +168,11 @@ mod tests {
     #[test]
     fn a_mean_and_a_percentile_are_met() {
         for (mean, p99) in [(683.15, 2667.54), (200.39, 242.27), (3.24, 5.56)] {
-            let inputs = Inputs::new(vec![(1.0, Times::lognormal(mean, p99).unwrap())], None);
+            let inputs = InputDistribution::new(vec![(1.0, TimeDistribution::lognormal(mean, p99).unwrap())], None);
             near(inputs.mean_ms(), mean);
             near(inputs.p99_ms(), p99);
             assert!(inputs.sample(10, 1).iter().all(|input| input.size.is_none()));
         }
-        assert!(Times::lognormal(10.0, 5.0).is_none() && Times::lognormal(1.0, 15.0).is_none());
+        assert!(TimeDistribution::lognormal(10.0, 5.0).is_none() && TimeDistribution::lognormal(1.0, 15.0).is_none());
     }
 }

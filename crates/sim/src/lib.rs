@@ -5,14 +5,14 @@
 //! takes seconds, and the same seed gives the same run.
 //!
 //! ```text
-//!  workload ──> clients ── Event ──> scheduler ── Command ──> plant (devices, executors, pages)
+//!  workload ──> clients ── Event ──> scheduler ── Command ──> workers (devices, executors, pages)
 //!                  ▲                     ▲                      │
 //!                  └─── answers          └────── reports ───────┘      everything ──> checkers, meter
 //! ```
 //!
-//! - **The world**: [`Setup`] and [`Traffic`] in, [`Run`] or a [`Violation`] out.
+//! - **The world**: [`Setup`] and [`Traffic`] in, [`RunResult`] or a [`Violation`] out.
 //! - **[`checkers`]**: the invariants P1 to P11, each watched by an observer that knows nothing of the scheduler's insides; on
-//!   unless [`Setup::checked`] says otherwise (they take a sixth of the time). P7 is [`Run::fingerprint`], compared between
+//!   unless [`Setup::checked`] says otherwise (they take a sixth of the time). P7 is [`RunResult::fingerprint`], compared between
 //!   runs.
 //! - **[`replay`](replay())**: the events of a live server, through a scheduler once more.
 //!
@@ -29,21 +29,21 @@ mod elastic;
 mod inputs;
 mod meter;
 mod observe;
-mod plant;
 mod quantiles;
 mod replay;
 mod series;
 mod setup;
 mod violation;
+mod workers;
 mod world;
 
-pub use inputs::{Input, Inputs, Times};
-pub use meter::{Count, ErrorSpread, Errors, Meter, Refused, Tally, Trace, TracedBatch, by_reason, ratio};
+pub use inputs::{DrawnInput, InputDistribution, TimeDistribution};
+pub use meter::{Count, ErrorSummary, Errors, Meter, RefusalCounts, Tally, Trace, TracedBatch, by_reason, ratio};
 pub use observe::{Facts, Observation, Observer, Promises, Refusal};
-pub use quantiles::{ONE_IN, Quantiles, Spread};
-pub use replay::{Difference, Found, Panic, Replay, ReplayProgress, ReplayTally, replay};
+pub use quantiles::{ONE_IN, QuantileSummary, Quantiles};
+pub use replay::{Difference, FoundViolation, Panic, Replay, ReplayProgress, ReplayTally, replay};
 pub use scheduler::Fingerprint;
-pub use series::{ClientPoint, MachinePoint, Series};
-pub use setup::{Elastic, Faults, Model, Network, Noise, Setup, Slowdown, Traffic, Variety};
+pub use series::{ClientPoint, DevicesPoint, Series};
+pub use setup::{Elastic, Faults, ModelSetup, Network, Noise, Setup, Slowdown, Traffic, Variety};
 pub use violation::{Broken, Invariant, Violation};
-pub use world::{Machine, Nobody, Run, run, run_with};
+pub use world::{DrivenScheduler, NoObserver, RunResult, run, run_with};

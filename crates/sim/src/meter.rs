@@ -1,22 +1,22 @@
 //! What a run measures.
 
-use crate::quantiles::{Quantiles, Spread};
+use crate::quantiles::{QuantileSummary, Quantiles};
 use crate::series::Series;
 use base::{Duration, Reason, Timestamp};
 use scheduler::{Execution, Load, Outcome};
 use serde::Serialize;
 
 /// Requests that were refused, by the position of the reason in `Reason::ALL`.
-pub type Refused = [u64; Reason::ALL.len()];
+pub type RefusalCounts = [u64; Reason::ALL.len()];
 
 /// The reasons for which requests were refused, and how many were.
-pub fn by_reason(refused: Refused) -> impl Iterator<Item = (&'static str, u64)> {
+pub fn by_reason(refused: RefusalCounts) -> impl Iterator<Item = (&'static str, u64)> {
     Reason::ALL.map(Reason::name).into_iter().zip(refused).filter(|&(_, count)| count > 0)
 }
 
 /// How a request ended, as a client sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Ending {
+pub(crate) enum RequestEnding {
     Good,
     Late,
     Failed,
@@ -24,7 +24,7 @@ pub(crate) enum Ending {
     Refused(Reason),
 }
 
-impl Ending {
+impl RequestEnding {
     pub(crate) fn of(outcome: Outcome) -> Self {
         match outcome {
             Outcome::Done => Self::Good,
@@ -48,7 +48,7 @@ pub(crate) struct Ended {
     /// When the outputs were there, where it was executed, in time or not.
     pub(crate) executed_at: Option<Timestamp>,
     pub(crate) cold: bool,
-    pub(crate) ending: Ending,
+    pub(crate) ending: RequestEnding,
 }
 
 /// How many requests of one model are over, and how many of them went bad. Those whose client went away don't count.
@@ -90,7 +90,7 @@ pub struct Tally {
     /// Their client went away.
     pub cancelled: u64,
     /// Refused, by reason (see [`by_reason`]).
-    pub refused: Refused,
+    pub refused: RefusalCounts,
     /// Refused while at least half of their time was left.
     pub refused_early: u64,
     /// Refused within a millisecond.
@@ -124,15 +124,15 @@ impl Tally {
     fn add(&mut self, ended: &Ended) {
         self.slowest = self.slowest.max(ended.executed_at.unwrap_or(ended.sent_at).since(ended.sent_at));
         match ended.ending {
-            Ending::Good => {
+            RequestEnding::Good => {
                 self.good += 1;
                 self.cold_good += u64::from(ended.cold);
                 self.latency.record(ended.answered_at.since(ended.sent_at));
             }
-            Ending::Late => self.late += 1,
-            Ending::Failed => self.failed += 1,
-            Ending::Cancelled => self.cancelled += 1,
-            Ending::Refused(reason) => {
+            RequestEnding::Late => self.late += 1,
+            RequestEnding::Failed => self.failed += 1,
+            RequestEnding::Cancelled => self.cancelled += 1,
+            RequestEnding::Refused(reason) => {
                 self.refused[reason as usize] += 1;
                 let left = ended.deadline_at.since(ended.answered_at);
                 self.refused_early += u64::from(left * 2 >= ended.deadline_at.since(ended.sent_at));
@@ -177,19 +177,19 @@ impl Errors {
     }
 
     /// Both sides in numbers.
-    pub fn spread(&self) -> ErrorSpread {
-        let [over, under] = [&self.over, &self.under].map(Quantiles::spread);
-        ErrorSpread { over, under, under_part: ratio(under.count as f64, (over.count + under.count) as f64) }
+    pub fn summary(&self) -> ErrorSummary {
+        let [over, under] = [&self.over, &self.under].map(Quantiles::summary);
+        ErrorSummary { over, under, under_part: ratio(under.count as f64, (over.count + under.count) as f64) }
     }
 }
 
 /// [`Errors`] in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct ErrorSpread {
+pub struct ErrorSummary {
     /// Faster than predicted.
-    pub over: Spread,
+    pub over: QuantileSummary,
     /// Slower than predicted.
-    pub under: Spread,
+    pub under: QuantileSummary,
     /// The part that was slower.
     pub under_part: f64,
 }
@@ -378,13 +378,13 @@ impl Meter {
     }
 
     pub(crate) fn ended(&mut self, ended: &Ended) {
-        let bad = !matches!(ended.ending, Ending::Good | Ending::Cancelled);
-        self.ended_in_all += u64::from(ended.ending != Ending::Cancelled);
+        let bad = !matches!(ended.ending, RequestEnding::Good | RequestEnding::Cancelled);
+        self.ended_in_all += u64::from(ended.ending != RequestEnding::Cancelled);
         self.bad_in_all += u64::from(bad);
         if self.counts(ended.sent_at) {
             self.bad += u64::from(bad);
             self.groups[ended.group].add(ended);
-            if ended.ending != Ending::Cancelled {
+            if ended.ending != RequestEnding::Cancelled {
                 self.models[ended.model].add(Count { ended: 1, bad: u64::from(bad) });
             }
         }
@@ -460,10 +460,10 @@ mod tests {
         [(100, 130), (100, 70), (100, 90), (100, 100)].iter().for_each(|&(predicted, actual)| {
             errors.record(predicted * 1_000_000, actual * 1_000_000);
         });
-        let spread = errors.spread();
-        assert_eq!((spread.under.count, spread.over.count, spread.under_part), (1, 3, 0.25));
-        assert_eq!((spread.under.max_ms, spread.over.max_ms), (30.0, 30.0));
-        assert!((spread.over.p50_ms - 10.0).abs() < 0.02, "what was exact is no underprediction: {spread:?}");
-        assert_eq!(Errors::default().spread().under_part, 0.0);
+        let summary = errors.summary();
+        assert_eq!((summary.under.count, summary.over.count, summary.under_part), (1, 3, 0.25));
+        assert_eq!((summary.under.max_ms, summary.over.max_ms), (30.0, 30.0));
+        assert!((summary.over.p50_ms - 10.0).abs() < 0.02, "what was exact is no underprediction: {summary:?}");
+        assert_eq!(Errors::default().summary().under_part, 0.0);
     }
 }

@@ -116,7 +116,7 @@ pub struct Facts<'a> {
     /// How long the scheduler takes an order and its inputs to be on their way.
     pub delay: Delay,
     /// How long after something happened on a worker the scheduler has heard of it at the latest, faults and all.
-    pub hearsay: Duration,
+    pub heard_within: Duration,
 }
 
 /// What a policy promises beyond what all do.

@@ -74,9 +74,9 @@ impl Quantiles {
     }
 
     /// The usual quantiles in milliseconds.
-    pub fn spread(&self) -> Spread {
+    pub fn summary(&self) -> QuantileSummary {
         let at = |quantile| self.at(quantile).as_millis_f64();
-        Spread {
+        QuantileSummary {
             count: self.len(),
             mean_ms: self.mean().as_millis_f64(),
             p50_ms: at(0.5),
@@ -90,7 +90,7 @@ impl Quantiles {
     }
 }
 
-/// One in so many is above the quantile of that name in a [`Spread`].
+/// One in so many is above the quantile of that name in a [`QuantileSummary`].
 pub const ONE_IN: [(f64, &str); 6] = [
     (2.0, "p50_ms"),
     (10.0, "p90_ms"),
@@ -102,7 +102,7 @@ pub const ONE_IN: [(f64, &str); 6] = [
 
 /// The usual quantiles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Spread {
+pub struct QuantileSummary {
     /// How many.
     pub count: u64,
     /// The mean.
@@ -132,10 +132,10 @@ mod tests {
         let mut quantiles = Quantiles::default();
         assert_eq!(quantiles.at(0.5), Duration::ZERO);
         (1..=1000).for_each(|millis| quantiles.record(Duration::from_millis(millis)));
-        let spread = quantiles.spread();
-        assert!((spread.p50_ms / 500.0 - 1.0).abs() < 2e-3, "{spread:?}");
-        assert!((spread.p99_ms / 990.0 - 1.0).abs() < 2e-3, "{spread:?}");
-        assert_eq!((spread.max_ms, spread.count), (1000.0, 1000));
-        assert!((spread.mean_ms - 500.5).abs() < 1e-6);
+        let summary = quantiles.summary();
+        assert!((summary.p50_ms / 500.0 - 1.0).abs() < 2e-3, "{summary:?}");
+        assert!((summary.p99_ms / 990.0 - 1.0).abs() < 2e-3, "{summary:?}");
+        assert_eq!((summary.max_ms, summary.count), (1000.0, 1000));
+        assert!((summary.mean_ms - 500.5).abs() < 1e-6);
     }
 }

@@ -1,20 +1,20 @@
 //! Runs a recording again: the same events through a fresh scheduler, with the checkers watching.
 //!
 //! The workers are not modelled. What they did is in their reports, so the checkers see a batch start and end when its report
-//! is told; those that need the workers' own view (P4, P5, P6) are replaced by [`books::Books`], which has only orders and
+//! is told; those that need the workers' own view (P4, P5, P6) are replaced by [`by_reports::ReportChecker`], which has only orders and
 //! reports to go by. What isn't checked: that every request has an outcome at the end, because a server that is stopped refuses
 //! what is queued without its scheduler.
 
-mod books;
+mod by_reports;
 
 use crate::checkers::{BoundedQueues, Contract, ExactlyOneOutcome, RefusedNeverExecuted, StartInWindow, SuccessInTime};
-use crate::meter::{AT_ONCE, Refused};
+use crate::meter::{AT_ONCE, RefusalCounts};
 use crate::observe::{Facts, Observation, Observer, Promises};
 use crate::quantiles::Quantiles;
 use crate::violation::{Broken, Invariant, Violation};
 use base::{ActionId, BatchLatency, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp};
-use books::Books;
-use recording::{End, Error, Header, Recording, Step};
+use by_reports::ReportChecker;
+use recording::{End, Header, Recording, RecordingError, Step};
 use scheduler::{ActionStatus, Command, Event, Execution, Fairness, Fingerprint, Load, ModelSpec, Outcome, Scheduler};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,7 +40,7 @@ pub struct Replay {
     /// Where the scheduler ordered something else than when it was recorded (P7). The replay ends there.
     pub difference: Option<Difference>,
     /// The first time that each invariant was broken.
-    pub broken: Vec<Found>,
+    pub broken: Vec<FoundViolation>,
     /// Where the scheduler panicked. The replay ends there.
     pub panic: Option<Panic>,
 }
@@ -66,7 +66,7 @@ pub struct ReplayTally {
     /// Their client went away.
     pub cancelled: u64,
     /// Refused, by reason (see [`crate::by_reason`]).
-    pub refused: Refused,
+    pub refused: RefusalCounts,
     /// Of those, within a millisecond of the instant at which the scheduler was told of the request.
     pub refused_at_once: u64,
     /// Of those, while at least half of the time was left that the request had then.
@@ -108,7 +108,7 @@ pub struct Difference {
 
 /// An invariant that was broken, and where.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct FoundViolation {
     /// At which event, counted from 1.
     pub event: u64,
     /// What was broken.
@@ -132,11 +132,11 @@ pub struct Panic {
 pub type ReplayProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Reads the file through, then runs it again.
-pub fn replay(path: &Path, progress: ReplayProgress<'_>) -> Result<Replay, Error> {
+pub fn replay(path: &Path, progress: ReplayProgress<'_>) -> Result<Replay, RecordingError> {
     let bytes = std::fs::metadata(path)?.len();
     let survey = Survey::of(path, bytes, progress)?;
     let mut recording = Recording::open(path)?;
-    let mut run = Run::new(recording.header(), &survey);
+    let mut run = ReplayRun::new(recording.header(), &survey);
     let mut steps = 0;
     while let Some(step) = recording.next().transpose()? {
         steps += 1;
@@ -161,7 +161,7 @@ struct Survey {
 }
 
 impl Survey {
-    fn of(path: &Path, bytes: u64, progress: ReplayProgress<'_>) -> Result<Self, Error> {
+    fn of(path: &Path, bytes: u64, progress: ReplayProgress<'_>) -> Result<Self, RecordingError> {
         let mut recording = Recording::open(path)?;
         let (mut models, mut devices, mut steps): (Vec<ModelSpec>, u32, u64) = (Vec::new(), 0, 0);
         while let Some(step) = recording.next().transpose()? {
@@ -216,12 +216,12 @@ impl Order {
     }
 }
 
-struct Run {
+struct ReplayRun {
     scheduler: Scheduler,
     commands: Vec<Command>,
     /// Each until it finds its invariant broken: what it remembers means nothing any more then.
     checkers: Vec<Box<dyn Observer>>,
-    books: Option<Books>,
+    by_reports: Option<ReportChecker>,
     orders: HashMap<ActionId, Order>,
     fingerprint: Fingerprint,
     /// The event at hand, counted from 1.
@@ -230,11 +230,11 @@ struct Run {
     last_at: Timestamp,
     tally: ReplayTally,
     difference: Option<Difference>,
-    broken: Vec<Found>,
+    broken: Vec<FoundViolation>,
     panic: Option<Panic>,
 }
 
-impl Run {
+impl ReplayRun {
     fn new(header: &Header, survey: &Survey) -> Self {
         let facts = Facts {
             models: &survey.models,
@@ -243,7 +243,7 @@ impl Run {
             max_queued_per_model: header.config.max_queued_per_model,
             promises: Promises::default(),
             delay: header.config.delay,
-            hearsay: Duration::ZERO,
+            heard_within: Duration::ZERO,
         };
         Self {
             scheduler: Scheduler::new(header.config.clone()),
@@ -256,7 +256,7 @@ impl Run {
                 Box::new(RefusedNeverExecuted::default()),
                 Box::new(BoundedQueues::new(&facts)),
             ],
-            books: Some(Books::new(survey.models.iter().map(|model| model.pages).collect())),
+            by_reports: Some(ReportChecker::new(survey.models.iter().map(|model| model.pages).collect())),
             orders: HashMap::new(),
             fingerprint: Fingerprint::default(),
             event: 0,
@@ -277,7 +277,7 @@ impl Run {
         self.tally.told(now, &event);
         let reported_on = self.see_report(&event);
         self.see(now, &Observation::Told(&event));
-        self.note(now, |books| books.told(&event));
+        self.note(now, |checker| checker.told(&event));
         if let Event::DeviceLost(device) = event {
             self.orders.retain(|_, order| order.device() != device);
         }
@@ -292,7 +292,7 @@ impl Run {
             self.fingerprint.add(now, command);
             self.tally.ordered(now, command);
             self.see(now, &Observation::Ordered(command));
-            self.note(now, |books| books.ordered(command));
+            self.note(now, |checker| checker.ordered(command));
         }
         if check.is_some_and(|check| check != recording::format::check(self.fingerprint)) {
             let ordered = commands.iter().map(|command| format!("{command:?}")).collect();
@@ -313,7 +313,7 @@ impl Run {
         self.commands = commands;
         if let Some(device) = reported_on {
             let free = self.scheduler.free_pages(device);
-            self.note(now, |books| books.settled(device, free));
+            self.note(now, |checker| checker.settled(device, free));
         }
         true
     }
@@ -328,12 +328,12 @@ impl Run {
                 Order::Execute(execution) => {
                     self.see(started_at, &Observation::ExecutionStarted(execution));
                     self.see(ended_at, &Observation::ExecutionEnded { execution, started_at });
-                    self.note(ended_at, |books| books.ran(execution.device, true, ran));
+                    self.note(ended_at, |checker| checker.ran(execution.device, true, ran));
                 }
                 Order::Load(load) => {
                     self.see(started_at, &Observation::LoadStarted { load, pages_used: 0 });
                     self.see(ended_at, &Observation::LoadEnded { load, started_at });
-                    self.note(ended_at, |books| books.ran(load.device, false, ran));
+                    self.note(ended_at, |checker| checker.ran(load.device, false, ran));
                 }
             }
         }
@@ -345,17 +345,17 @@ impl Run {
         self.checkers.retain_mut(|checker| match checker.observe(at, seen) {
             Ok(()) => true,
             Err(violation) => {
-                broken.push(Found { event, violation });
+                broken.push(FoundViolation { event, violation });
                 false
             }
         });
     }
 
-    fn note(&mut self, at: Timestamp, look: impl FnOnce(&mut Books) -> Result<(), (Invariant, String)>) {
-        let Some(Err((invariant, message))) = self.books.as_mut().map(look) else { return };
-        self.books = None;
+    fn note(&mut self, at: Timestamp, look: impl FnOnce(&mut ReportChecker) -> Result<(), (Invariant, String)>) {
+        let Some(Err((invariant, message))) = self.by_reports.as_mut().map(look) else { return };
+        self.by_reports = None;
         let violation = Violation { at, broken: Broken::Recorded { invariant, message } };
-        self.broken.push(Found { event: self.event, violation });
+        self.broken.push(FoundViolation { event: self.event, violation });
     }
 
     fn result(mut self, header: Header, end: Option<End>, bytes: u64) -> Replay {

@@ -1,6 +1,6 @@
 //! What a run measures over time, in steps of equal length.
 
-use crate::meter::{Ended, Ending, ratio};
+use crate::meter::{Ended, RequestEnding, ratio};
 use crate::quantiles::Quantiles;
 use base::{Duration, Timestamp};
 use serde::Serialize;
@@ -13,8 +13,8 @@ pub struct Series {
     devices: u32,
     devices_since: Timestamp,
     horizon_at: Timestamp,
-    steps: Vec<Machine>,
-    groups: Vec<Vec<Clients>>,
+    steps: Vec<DeviceTotals>,
+    groups: Vec<Vec<ClientTotals>>,
     /// The latencies of the present step, for each group.
     latencies: Vec<Quantiles>,
     /// For each model, the number of the last step in which it was asked for while it wasn't loaded, counted from 1.
@@ -23,7 +23,7 @@ pub struct Series {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Machine {
+struct DeviceTotals {
     exec_busy: Duration,
     load_busy: Duration,
     batches: u64,
@@ -34,7 +34,7 @@ struct Machine {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Clients {
+struct ClientTotals {
     sent: u64,
     cold: u64,
     cold_models: u64,
@@ -46,7 +46,7 @@ struct Clients {
     max: Duration,
 }
 
-impl Clients {
+impl ClientTotals {
     /// A latency in milliseconds; there is none where nothing was answered in time.
     fn shown(&self, latency: Duration) -> Option<f64> {
         (self.good > 0).then(|| latency.as_millis_f64())
@@ -55,7 +55,7 @@ impl Clients {
 
 /// One step of the series of all models.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct MachinePoint {
+pub struct DevicesPoint {
     /// Where the step begins, in seconds from the start.
     pub at_s: f64,
     /// The part of the step in which executors for batches were busy.
@@ -108,8 +108,8 @@ impl Series {
             devices,
             devices_since: Timestamp::ZERO,
             horizon_at: Timestamp::ZERO + horizon,
-            steps: vec![Machine::default(); steps],
-            groups: vec![vec![Clients::default(); steps]; groups],
+            steps: vec![DeviceTotals::default(); steps],
+            groups: vec![vec![ClientTotals::default(); steps]; groups],
             latencies: vec![Quantiles::default(); groups],
             cold_in: vec![0; models],
             present: 0,
@@ -158,12 +158,12 @@ impl Series {
         let Some(index) = self.enter(ended.answered_at) else { return };
         let clients = &mut self.groups[ended.group][index];
         match ended.ending {
-            Ending::Good => {
+            RequestEnding::Good => {
                 clients.good += 1;
                 self.latencies[ended.group].record(ended.answered_at.since(ended.sent_at));
             }
-            Ending::Late | Ending::Failed | Ending::Refused(_) => clients.bad += 1,
-            Ending::Cancelled => {}
+            RequestEnding::Late | RequestEnding::Failed | RequestEnding::Refused(_) => clients.bad += 1,
+            RequestEnding::Cancelled => {}
         }
     }
 
@@ -172,24 +172,29 @@ impl Series {
             self.steps[index].batches += 1;
             self.steps[index].rows += u64::from(rows);
         }
-        self.spread(started_at, ended_at, |machine| &mut machine.exec_busy);
+        self.spread(started_at, ended_at, |totals| &mut totals.exec_busy);
     }
 
     pub(crate) fn broken_off(&mut self, started_at: Timestamp, at: Timestamp) {
-        self.spread(started_at, at, |machine| &mut machine.exec_busy);
+        self.spread(started_at, at, |totals| &mut totals.exec_busy);
     }
 
     pub(crate) fn loaded(&mut self, started_at: Timestamp, ended_at: Timestamp) {
-        self.spread(started_at, ended_at, |machine| &mut machine.load_busy);
+        self.spread(started_at, ended_at, |totals| &mut totals.load_busy);
     }
 
-    fn spread(&mut self, started_at: Timestamp, ended_at: Timestamp, field: impl Fn(&mut Machine) -> &mut Duration) {
+    fn spread(
+        &mut self,
+        started_at: Timestamp,
+        ended_at: Timestamp,
+        field: impl Fn(&mut DeviceTotals) -> &mut Duration,
+    ) {
         let mut at = started_at;
         while at < ended_at {
             let index = at.as_nanos() / self.step.as_nanos();
             let until = ended_at.min(Timestamp::ZERO + self.step * (index + 1));
-            let Some(machine) = self.steps.get_mut(index as usize) else { return };
-            *field(machine) += until.since(at);
+            let Some(totals) = self.steps.get_mut(index as usize) else { return };
+            *field(totals) += until.since(at);
             at = until;
         }
     }
@@ -206,8 +211,8 @@ impl Series {
         while at < to {
             let index = at.as_nanos() / self.step.as_nanos();
             let until = to.min(Timestamp::ZERO + self.step * (index + 1));
-            let Some(machine) = self.steps.get_mut(index as usize) else { return };
-            machine.there += until.since(at) * u64::from(devices);
+            let Some(totals) = self.steps.get_mut(index as usize) else { return };
+            totals.there += until.since(at) * u64::from(devices);
             at = until;
         }
     }
@@ -225,16 +230,16 @@ impl Series {
     }
 
     /// The devices over time.
-    pub fn machine(&self) -> Vec<MachinePoint> {
-        let point = |(index, machine): (usize, &Machine)| {
-            let whole = machine.there.as_secs_f64();
-            MachinePoint {
+    pub fn devices(&self) -> Vec<DevicesPoint> {
+        let point = |(index, totals): (usize, &DeviceTotals)| {
+            let whole = totals.there.as_secs_f64();
+            DevicesPoint {
                 at_s: self.at_s(index),
-                utilization: ratio(machine.exec_busy.as_secs_f64(), whole),
-                load_utilization: ratio(machine.load_busy.as_secs_f64(), whole),
-                mean_batch: ratio(machine.rows as f64, machine.batches as f64),
+                utilization: ratio(totals.exec_busy.as_secs_f64(), whole),
+                load_utilization: ratio(totals.load_busy.as_secs_f64(), whole),
+                mean_batch: ratio(totals.rows as f64, totals.batches as f64),
                 devices: ratio(whole, self.step.as_secs_f64()),
-                advised: machine.advised,
+                advised: totals.advised,
             }
         };
         self.steps.iter().enumerate().map(point).collect()
@@ -268,7 +273,7 @@ impl Series {
     /// A group's requests over time.
     pub fn group(&self, group: usize) -> Vec<ClientPoint> {
         let seconds = self.step.as_secs_f64();
-        let point = |(index, clients): (usize, &Clients)| ClientPoint {
+        let point = |(index, clients): (usize, &ClientTotals)| ClientPoint {
             at_s: self.at_s(index),
             rate_rps: clients.sent as f64 / seconds,
             goodput_rps: clients.good as f64 / seconds,
@@ -299,7 +304,7 @@ mod tests {
         let mut series = Series::new(Duration::from_secs(1), Duration::from_secs(3), 1, 1, 1);
         series.executed(4, at(800), at(2100));
         series.set_devices(at(3000), 1);
-        let points: Vec<_> = series.machine().iter().map(|point| (point.utilization, point.mean_batch)).collect();
+        let points: Vec<_> = series.devices().iter().map(|point| (point.utilization, point.mean_batch)).collect();
         assert_eq!(points, [(0.2, 0.0), (1.0, 0.0), (0.1, 4.0)]);
     }
 
@@ -312,9 +317,9 @@ mod tests {
         series.executed(1, at(0), at(500));
         series.sent(at(2500), 0, 0, false);
         series.close();
-        let points: Vec<_> = series.machine().iter().map(|point| (point.devices, point.advised)).collect();
+        let points: Vec<_> = series.devices().iter().map(|point| (point.devices, point.advised)).collect();
         assert_eq!(points, [(6.0, 0.0), (8.0, 3.0), (8.0, 0.0)]);
-        assert!((series.machine()[0].utilization - 0.5 / 6.0).abs() < 1e-9);
+        assert!((series.devices()[0].utilization - 0.5 / 6.0).abs() < 1e-9);
     }
 
     #[test]
@@ -331,8 +336,8 @@ mod tests {
             cold: true,
             ending,
         };
-        series.ended(&ended(at(1400), Ending::Good));
-        series.ended(&ended(at(2400), Ending::Late));
+        series.ended(&ended(at(1400), RequestEnding::Good));
+        series.ended(&ended(at(2400), RequestEnding::Late));
         series.close();
         let points = series.group(0);
         assert_eq!((points[0].rate_rps, points[0].cold, points[0].goodput_rps), (1.0, 1.0, 0.0));

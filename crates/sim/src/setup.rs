@@ -1,6 +1,6 @@
 //! All that one run of the simulator needs to know.
 
-use crate::inputs::Inputs;
+use crate::inputs::InputDistribution;
 use base::{Duration, LatencyProfile, ModelId};
 use scheduler::{Fairness, ModelSpec};
 use workload::{Arrival, ClosedLoop};
@@ -11,7 +11,7 @@ pub struct Setup {
     /// The scheduler's settings.
     pub scheduler: scheduler::Config,
     /// The models; the id of each is its position.
-    pub models: Vec<Model>,
+    pub models: Vec<ModelSetup>,
     /// The names under which models are counted together.
     pub groups: Vec<String>,
     /// How many devices.
@@ -50,7 +50,7 @@ pub struct Setup {
 
 impl Setup {
     /// A world with nothing special about it: one page on each device, no noise, no faults, every invariant but P10 checked.
-    pub fn new(scheduler: scheduler::Config, models: Vec<Model>, devices: u32, horizon: Duration) -> Self {
+    pub fn new(scheduler: scheduler::Config, models: Vec<ModelSetup>, devices: u32, horizon: Duration) -> Self {
         Self {
             scheduler,
             models,
@@ -95,7 +95,7 @@ pub struct Elastic {
 
 /// A model of the world.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct ModelSetup {
     /// What the scheduler is told.
     pub spec: ModelSpec,
     /// How long each request has; `None` for batch work.
@@ -105,10 +105,10 @@ pub struct Model {
     /// Where it is counted.
     pub group: usize,
     /// How its requests differ, where they do.
-    pub inputs: Option<Inputs>,
+    pub inputs: Option<InputDistribution>,
 }
 
-impl Model {
+impl ModelSetup {
     /// A model with nothing special about it: requests of one row, weights that take no memory.
     pub fn new(model: ModelId, profile: LatencyProfile, slo: Option<Duration>) -> Self {
         let spec = ModelSpec {
@@ -231,9 +231,9 @@ pub struct Variety {
     /// Each request has its model's objective, times 1 up to 1 more than this.
     pub objective_spread: f64,
     /// So many kinds of devices, in turn; 0 and 1: all are the same.
-    pub kinds: u32,
+    pub device_kinds: u32,
     /// How often a device becomes one of another kind, on average; zero: never.
-    pub kind_changes_every: Duration,
+    pub device_kind_changes_every: Duration,
     /// How often a model is removed, and soon after another one with another number takes its place; zero: never.
     pub model_changes_every: Duration,
     /// How often the driver borrows a device, on average; zero: never.

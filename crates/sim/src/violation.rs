@@ -53,7 +53,7 @@ impl fmt::Display for Invariant {
 pub enum Broken {
     // ---- the scheduler's contract ----
     #[error("the scheduler asks again and again to be woken at this instant")]
-    Restless,
+    WakesAtOnce,
     #[error("all faults are over, but a request for {model} ends as {outcome:?}")]
     NotServedAgain { model: ModelId, outcome: Outcome },
     #[error("{action} does not come after the action before it")]
@@ -176,7 +176,7 @@ impl Broken {
     /// Which promise it is about.
     pub fn invariant(&self) -> Invariant {
         match self {
-            Self::Restless
+            Self::WakesAtOnce
             | Self::NotServedAgain { .. }
             | Self::NotNumbered { .. }
             | Self::InsideOut { .. }

@@ -1,14 +1,14 @@
 //! Virtual time: drives a scheduler from one thing that is due to the next, with modelled clients, network and workers.
 
 use crate::agenda::{Agenda, Due};
-use crate::changes::Changes;
+use crate::changes::WorldChanges;
 use crate::checkers::Checkers;
 use crate::clients::Clients;
 use crate::elastic::Cluster;
 use crate::meter::Meter;
 use crate::observe::{Facts, Observation, Observer, Promises};
-use crate::plant::Plant;
 use crate::violation::{Broken, Violation};
+use crate::workers::Workers;
 use crate::{Fingerprint, Network, Setup, Traffic};
 use base::{DeviceId, Duration, Timestamp};
 use scheduler::{Command, DeviceSpec, Event, ModelSpec, PolicyKind, Scheduler, Span};
@@ -21,7 +21,7 @@ const MAX_WAKEUPS_AT_ONCE: u32 = 1_000;
 const MAX_PROBES: usize = 100;
 
 /// What the simulator drives. [`Scheduler`] is one; tests have others that break promises.
-pub trait Machine {
+pub trait DrivenScheduler {
     /// Takes in one fact and appends the orders that follow from it.
     fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>);
     /// When to tell it that time has passed if nothing else happens before.
@@ -50,18 +50,18 @@ fn promises_of(setup: &Setup) -> Promises {
         PolicyKind::Clipper | PolicyKind::Orloj => (false, false),
     };
     let alike = setup.models.iter().all(|model| model.inputs.is_none());
-    let beside = |model: &crate::Model| model.spec.profile.batches().iter().any(|it| it.beside > Duration::ZERO);
+    let beside = |model: &crate::ModelSetup| model.spec.profile.batches().iter().any(|it| it.beside > Duration::ZERO);
     let idle_devices = idle_devices && alike && setup.strict;
     Promises { exact: exact && alike, planned: !setup.models.iter().any(beside), idle_devices }
 }
 
 /// How long after something happened on a worker the scheduler has heard of it at the latest.
-fn hearsay(setup: &Setup) -> Duration {
+fn heard_within(setup: &Setup) -> Duration {
     let way = if setup.network.jitter_sigma > 0.0 { Network::LONGEST } else { 1.0 };
     setup.network.control.mul_f64(way) + setup.faults.detection + setup.faults.late_report
 }
 
-impl Machine for Scheduler {
+impl DrivenScheduler for Scheduler {
     fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
         Self::step(self, now, event, out);
     }
@@ -85,9 +85,9 @@ impl Machine for Scheduler {
 
 /// An observer that doesn't look.
 #[derive(Debug)]
-pub struct Nobody;
+pub struct NoObserver;
 
-impl Observer for Nobody {
+impl Observer for NoObserver {
     fn observe(&mut self, _at: Timestamp, _seen: &Observation<'_>) -> Result<(), Violation> {
         Ok(())
     }
@@ -95,7 +95,7 @@ impl Observer for Nobody {
 
 /// What a run leaves behind.
 #[derive(Debug)]
-pub struct Run {
+pub struct RunResult {
     /// The measurements.
     pub meter: Meter,
     /// The fingerprint of all commands (P7).
@@ -107,18 +107,18 @@ pub struct Run {
 }
 
 /// Runs a world with the real scheduler to its end.
-pub fn run(setup: &Setup, traffic: Traffic) -> Result<Run, Violation> {
-    run_with(setup, traffic, Scheduler::new(setup.scheduler.clone()), &mut Nobody)
+pub fn run(setup: &Setup, traffic: Traffic) -> Result<RunResult, Violation> {
+    run_with(setup, traffic, Scheduler::new(setup.scheduler.clone()), &mut NoObserver)
 }
 
 /// Runs a world with any scheduler, watched by one more observer.
-pub fn run_with<M: Machine, O: Observer>(
+pub fn run_with<M: DrivenScheduler, O: Observer>(
     setup: &Setup,
     traffic: Traffic,
     machine: M,
     observer: &mut O,
-) -> Result<Run, Violation> {
-    let (changes, larger) = Changes::new(setup);
+) -> Result<RunResult, Violation> {
+    let (changes, larger) = WorldChanges::new(setup);
     let setup = &larger;
     let specs: Vec<ModelSpec> = setup.models.iter().map(|model| model.spec.clone()).collect();
     let facts = Facts {
@@ -128,7 +128,7 @@ pub fn run_with<M: Machine, O: Observer>(
         max_queued_per_model: setup.scheduler.max_queued_per_model,
         promises: promises_of(setup),
         delay: setup.scheduler.delay,
-        hearsay: hearsay(setup),
+        heard_within: heard_within(setup),
     };
     let checkers = setup.checked.then(|| Checkers::new(&facts));
     let watch = Watch { checkers, observer, meter: Meter::new(setup), now: Timestamp::ZERO };
@@ -140,7 +140,7 @@ pub fn run_with<M: Machine, O: Observer>(
         orders: Vec::new(),
         agenda: Agenda::default(),
         clients: Clients::new(setup, traffic),
-        plant: Plant::new(setup, &specs),
+        workers: Workers::new(setup, &specs),
         cluster: Cluster::new(setup),
         changes,
         watch,
@@ -156,7 +156,7 @@ pub fn run_with<M: Machine, O: Observer>(
     if let Some(series) = &mut meter.series {
         series.close();
     }
-    Ok(Run { meter, fingerprint: world.fingerprint.value(), events: world.events, gave_up })
+    Ok(RunResult { meter, fingerprint: world.fingerprint.value(), events: world.events, gave_up })
 }
 
 /// Everybody who looks on.
@@ -186,9 +186,9 @@ struct World<'a, M, O> {
     orders: Vec<Command>,
     agenda: Agenda,
     clients: Clients,
-    plant: Plant,
+    workers: Workers,
     cluster: Option<Cluster>,
-    changes: Changes,
+    changes: WorldChanges,
     watch: Watch<'a, O>,
     fingerprint: Fingerprint,
     /// For each device, how slow the scheduler takes it to be.
@@ -199,13 +199,13 @@ struct World<'a, M, O> {
 }
 
 /// What comes next.
-enum Next {
+enum NextStep {
     Due,
     Arrival,
     Wakeup,
 }
 
-impl<M: Machine, O: Observer> World<'_, M, O> {
+impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
     fn begin(&mut self, specs: &[ModelSpec]) -> Result<(), Violation> {
         for spec in &specs[..self.changes.streams()] {
             self.tell(Event::ModelAdded(spec.clone()))?;
@@ -217,7 +217,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
             self.tell(Event::Measured(measured))?;
         }
         self.clients.begin(&mut self.agenda);
-        self.plant.begin(&mut self.agenda);
+        self.workers.begin(&mut self.agenda);
         self.changes.begin(&mut self.agenda);
         if let Some(cluster) = &self.cluster {
             self.agenda.add(Timestamp::ZERO + cluster.config().every, Due::Advise);
@@ -234,9 +234,9 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
             self.now = at;
             self.watch.now = at;
             match next {
-                Next::Due => self.due()?,
-                Next::Arrival => self.arrival()?,
-                Next::Wakeup => self.wake_up()?,
+                NextStep::Due => self.due()?,
+                NextStep::Arrival => self.arrival()?,
+                NextStep::Wakeup => self.wake_up()?,
             }
             for measured in self.clients.measured() {
                 self.tell(Event::Measured(measured))?;
@@ -254,7 +254,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
 
     /// After the last request: whether everything has ended, and every model was served once more after the faults.
     fn is_over(&mut self, at: Timestamp) -> Result<bool, Violation> {
-        let idle = self.clients.living() == 0 && self.plant.is_idle() && !self.clients.more_before(self.horizon_at);
+        let idle = self.clients.living() == 0 && self.workers.is_idle() && !self.clients.more_before(self.horizon_at);
         if !idle {
             return Ok(at > self.horizon_at + PATIENCE);
         }
@@ -270,12 +270,12 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
         Ok(false)
     }
 
-    fn next(&mut self) -> Option<(Timestamp, Next)> {
-        let due = self.agenda.next_at().map(|at| (at, Next::Due));
-        let arrival = self.clients.next_arrival_at(self.horizon_at).map(|at| (at, Next::Arrival));
-        let wakeup = self.machine.next_wakeup().map(|at| (at.max(self.now), Next::Wakeup));
+    fn next(&mut self) -> Option<(Timestamp, NextStep)> {
+        let due = self.agenda.next_at().map(|at| (at, NextStep::Due));
+        let arrival = self.clients.next_arrival_at(self.horizon_at).map(|at| (at, NextStep::Arrival));
+        let wakeup = self.machine.next_wakeup().map(|at| (at.max(self.now), NextStep::Wakeup));
         // The first of those that are earliest: what happens comes before what is thought about it.
-        let earlier = |a: Option<(Timestamp, Next)>, b: Option<(Timestamp, Next)>| match (a, b) {
+        let earlier = |a: Option<(Timestamp, NextStep)>, b: Option<(Timestamp, NextStep)>| match (a, b) {
             (Some(a), Some(b)) => Some(if b.0 < a.0 { b } else { a }),
             (a, b) => a.or(b),
         };
@@ -285,7 +285,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
     fn wake_up(&mut self) -> Result<(), Violation> {
         self.wakeups_at_once += 1;
         if self.wakeups_at_once > MAX_WAKEUPS_AT_ONCE {
-            return Err(Broken::Restless.at(self.now));
+            return Err(Broken::WakesAtOnce.at(self.now));
         }
         self.tell(Event::WokeUp)
     }
@@ -298,10 +298,10 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
     /// A client sends a request.
     fn send(&mut self, model: u32, client: Option<u32>) -> Result<(), Violation> {
         let model = self.changes.current(model);
-        let cold = self.plant.is_cold(model);
+        let cold = self.workers.is_cold(model);
         let sent = self.clients.send(self.now, model, client, cold, &mut self.agenda, &mut self.watch.meter);
         if let Some(id) = sent {
-            self.plant.expect(id, self.clients.input(id).map_or(Duration::ZERO, |input| input.alone));
+            self.workers.expect(id, self.clients.input(id).map_or(Duration::ZERO, |input| input.alone));
         }
         match sent {
             None => {}
@@ -332,26 +332,26 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
                 Some(_) => self.tell(Event::Cancelled(id)),
                 None => Ok(()),
             },
-            Due::Deliver { device, life, order } => {
-                self.plant.deliver(device, life, *order, &mut self.agenda, &mut self.watch)
+            Due::Deliver { device, generation, order } => {
+                self.workers.deliver(device, generation, *order, &mut self.agenda, &mut self.watch)
             }
-            Due::Look { device, life, executor } => {
-                self.plant.look(device, life, executor, &mut self.agenda, &mut self.watch)
+            Due::Look { device, generation, executor } => {
+                self.workers.look(device, generation, executor, &mut self.agenda, &mut self.watch)
             }
-            Due::Ended { device, life, executor, action } => {
+            Due::Ended { device, generation, executor, action } => {
                 let clients = &mut self.clients;
-                self.plant.ended(device, life, (executor, action), clients, &mut self.agenda, &mut self.watch)
+                self.workers.ended(device, generation, (executor, action), clients, &mut self.agenda, &mut self.watch)
             }
-            Due::Report { device, life, report } => {
-                if self.plant.accepts_report(device, life) {
+            Due::Report { device, generation, report } => {
+                if self.workers.accepts_report(device, generation) {
                     self.tell(Event::Reported(report))?;
                     self.settle(device)?;
                     self.let_go(device)?;
                 }
                 Ok(())
             }
-            Due::Return { device, life, action } => {
-                if self.plant.accepts_report(device, life) {
+            Due::Return { device, generation, action } => {
+                if self.workers.accepts_report(device, generation) {
                     self.tell(Event::Returned { device, action })?;
                     self.settle(device)?;
                 }
@@ -368,63 +368,63 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
                 self.tell(Event::ModelAdded(self.setup.models[model as usize].spec.clone()))
             }
             Due::Freeze(device) => {
-                self.plant.freeze(device, self.now, &mut self.agenda);
+                self.workers.freeze(device, self.now, &mut self.agenda);
                 Ok(())
             }
             Due::Slow(device) => {
-                self.plant.slow(device, self.now, &mut self.agenda);
+                self.workers.slow(device, self.now, &mut self.agenda);
                 Ok(())
             }
             Due::Adopt(rehearsed) => self.tell(Event::Adopted(rehearsed)),
             Due::Advise => self.advise(),
             Due::Come(device) => {
-                self.plant.join(device);
+                self.workers.join(device);
                 if let Some(cluster) = &mut self.cluster {
                     cluster.came(device);
                     self.watch.meter.set_devices(self.now, cluster.len());
                 }
                 self.tell(self.device_added(device))
             }
-            Due::Die(device) => self.plant.die(device, &mut self.agenda, &mut self.watch),
+            Due::Die(device) => self.workers.die(device, &mut self.agenda, &mut self.watch),
             Due::Notice(device) => {
-                self.plant.noticed(device);
+                self.workers.noticed(device);
                 self.tell(Event::DeviceLost(device))
             }
             Due::Revive(device) => {
-                self.plant.revive(device, &mut self.agenda, self.now);
+                self.workers.revive(device, &mut self.agenda, self.now);
                 self.tell(self.device_added(device))
             }
         }
     }
 
     fn device_added(&self, device: DeviceId) -> Event {
-        Event::DeviceAdded(DeviceSpec { device, pages: self.setup.pages, kind: self.plant.kind(device) })
+        Event::DeviceAdded(DeviceSpec { device, pages: self.setup.pages, kind: self.workers.kind(device) })
     }
 
     /// The driver borrows some device that is there.
     fn borrow(&mut self) -> Result<(), Violation> {
         self.changes.plan_borrow(self.now, &mut self.agenda);
-        let devices = self.plant.alive();
+        let devices = self.workers.alive();
         if devices.is_empty() {
             return Ok(());
         }
         let device = devices[self.changes.pick(devices.len())];
         let (action, expected, takes) = self.changes.borrow();
         // The driver has put it behind the batches before it tells.
-        self.plant.lend(device, (action, takes), &mut self.agenda, &mut self.watch)?;
+        self.workers.lend(device, (action, takes), &mut self.agenda, &mut self.watch)?;
         self.tell(Event::Borrowed { device, action, expected })
     }
 
     /// Some device that is there becomes one of another kind.
     fn change_kind(&mut self) -> Result<(), Violation> {
         self.changes.plan_kind(self.now, &mut self.agenda);
-        let devices = self.plant.alive();
+        let devices = self.workers.alive();
         if devices.is_empty() {
             return Ok(());
         }
         let device = devices[self.changes.pick(devices.len())];
-        let kind = self.changes.pick(self.setup.variety.kinds.max(1) as usize) as u32;
-        self.plant.set_kind(device, kind);
+        let kind = self.changes.pick(self.setup.variety.device_kinds.max(1) as usize) as u32;
+        self.workers.set_kind(device, kind);
         self.tell(Event::DeviceChanged { device, kind })
     }
 
@@ -448,7 +448,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
     /// Lets a device go that should, if nothing is under way for it.
     fn let_go(&mut self, device: DeviceId) -> Result<(), Violation> {
         let Some(cluster) = &mut self.cluster else { return Ok(()) };
-        if !cluster.is_leaving(device) || !self.plant.leave(device, &mut self.watch)? {
+        if !cluster.is_leaving(device) || !self.workers.leave(device, &mut self.watch)? {
             return Ok(());
         }
         cluster.went(device);
@@ -458,7 +458,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
 
     /// With nothing under way for a device, both sides must agree on its pages.
     fn settle(&mut self, device: DeviceId) -> Result<(), Violation> {
-        let Some(pages_used) = self.plant.settled_pages(device) else { return Ok(()) };
+        let Some(pages_used) = self.workers.settled_pages(device) else { return Ok(()) };
         let controller_used = self.machine.free_pages(device).map(|free| self.setup.pages - free);
         self.watch.see(&Observation::Settled { device, pages_used, controller_used })
     }
@@ -501,7 +501,7 @@ impl<M: Machine, O: Observer> World<'_, M, O> {
             Command::Finish { request, outcome } => {
                 self.clients.finish(self.now, request, outcome, &mut self.agenda, &mut self.watch.meter)
             }
-            order => self.plant.order(order, self.now, &mut self.agenda, &mut self.watch),
+            order => self.workers.order(order, self.now, &mut self.agenda, &mut self.watch),
         }
     }
 }

@@ -31,7 +31,7 @@ impl Log {
             max_queued_per_model: 2,
             promises: Promises { exact: true, planned: true, idle_devices: true },
             delay: Delay::default(),
-            hearsay: Duration::from_millis(5),
+            heard_within: Duration::from_millis(5),
         };
         let log = Self { checkers: Checkers::new(&facts), broken: None };
         let log = specs.into_iter().fold(log, |log, spec| log.told(0, Event::ModelAdded(spec)));

@@ -7,11 +7,11 @@ mod common;
 use base::{Duration, LatencyProfile};
 use common::{model, open, world};
 use scheduler::{Config, Delay, Fairness, PolicyKind};
-use sim::{Faults, Model, Network, Noise, Run, Setup, Slowdown, Traffic};
+use sim::{Faults, ModelSetup, Network, Noise, RunResult, Setup, Slowdown, Traffic};
 use workload::{OpenLoop, Process, RateCurve, Stream};
 
 /// A model whose batches of 1 to `largest` take `alpha b + beta`, and whose weights are there at once.
-fn linear(index: u32, (alpha_us, beta_us): (u64, u64), slo_us: u64, largest: u32) -> Model {
+fn linear(index: u32, (alpha_us, beta_us): (u64, u64), slo_us: u64, largest: u32) -> ModelSetup {
     let sizes: Vec<u32> = (1..=largest).collect();
     let (alpha, beta) = (Duration::from_micros(alpha_us), Duration::from_micros(beta_us));
     let profile = LatencyProfile::linear(alpha, beta, &sizes, Duration::ZERO).unwrap();
@@ -29,11 +29,11 @@ fn served(count: u32, times: (u64, u64), slo_us: u64, devices: u32, seconds: u64
     setup
 }
 
-fn run(setup: &Setup, traffic: Traffic) -> Run {
+fn run(setup: &Setup, traffic: Traffic) -> RunResult {
     sim::run(setup, traffic).unwrap()
 }
 
-fn bad(run: &Run) -> f64 {
+fn bad(run: &RunResult) -> f64 {
     let total = run.meter.total();
     total.bad() as f64 / total.sent as f64
 }
@@ -214,7 +214,7 @@ fn fault_g_what_only_one_kind_has_time_for_is_served_by_it() {
     // l(1) is 6 ms on the quick devices and 60 ms on the others: all was refused, because the slowest kind was asked for.
     for policy in [PolicyKind::Punctual, PolicyKind::Deferred, PolicyKind::Clockwork] {
         let mut setup = served(4, (10_000, 50_000), 25_000, 8, 5);
-        setup.variety.kinds = 2;
+        setup.variety.device_kinds = 2;
         setup.scheduler.policy = policy;
         for model in &mut setup.models {
             model.spec.elsewhere = vec![linear(0, (1_000, 5_000), 25_000, 64).spec.profile];

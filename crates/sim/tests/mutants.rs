@@ -7,7 +7,7 @@ mod common;
 use base::{DeviceId, Duration, RequestId, Timestamp};
 use common::{model, open, world};
 use scheduler::{Command, Event, Outcome, PolicyKind, Rejection, Scheduler, Unload};
-use sim::{Invariant, Machine, Nobody, Setup};
+use sim::{DrivenScheduler, Invariant, NoObserver, Setup};
 use std::collections::VecDeque;
 
 /// The real scheduler with its orders tampered with.
@@ -16,7 +16,7 @@ struct Mutant<F> {
     tamper: F,
 }
 
-impl<F: FnMut(Timestamp, &mut Vec<Command>)> Machine for Mutant<F> {
+impl<F: FnMut(Timestamp, &mut Vec<Command>)> DrivenScheduler for Mutant<F> {
     fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
         self.scheduler.step(now, event, out);
         (self.tamper)(now, out);
@@ -40,7 +40,7 @@ fn setup() -> Setup {
 fn caught(tamper: impl FnMut(Timestamp, &mut Vec<Command>)) -> Option<Invariant> {
     let setup = setup();
     let machine = Mutant { scheduler: Scheduler::new(setup.scheduler.clone()), tamper };
-    let run = sim::run_with(&setup, open(&setup, 1_500.0, 1.0, 1), machine, &mut Nobody);
+    let run = sim::run_with(&setup, open(&setup, 1_500.0, 1.0, 1), machine, &mut NoObserver);
     run.err().map(|violation| violation.invariant())
 }
 
@@ -176,7 +176,7 @@ fn a_refusal_of_what_is_in_a_batch_is_p8() {
 fn a_cancelled_request_that_is_executed_is_p8() {
     /// Doesn't hear of those who went away.
     struct Deaf(Scheduler);
-    impl Machine for Deaf {
+    impl DrivenScheduler for Deaf {
         fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
             let event = if let Event::Cancelled(_) = event { Event::WokeUp } else { event };
             self.0.step(now, event, out);
@@ -191,7 +191,7 @@ fn a_cancelled_request_that_is_executed_is_p8() {
     let mut setup = setup();
     setup.faults.cancel_probability = 0.3;
     let machine = Deaf(Scheduler::new(setup.scheduler.clone()));
-    let run = sim::run_with(&setup, open(&setup, 1_500.0, 1.0, 1), machine, &mut Nobody);
+    let run = sim::run_with(&setup, open(&setup, 1_500.0, 1.0, 1), machine, &mut NoObserver);
     assert_eq!(run.unwrap_err().invariant(), Invariant::P8);
 }
 
@@ -199,7 +199,7 @@ fn a_cancelled_request_that_is_executed_is_p8() {
 fn a_scheduler_that_oversleeps_is_p10() {
     /// Wakes up late.
     struct Sleepy(Scheduler);
-    impl Machine for Sleepy {
+    impl DrivenScheduler for Sleepy {
         fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
             self.0.step(now, event, out);
         }
@@ -215,7 +215,7 @@ fn a_scheduler_that_oversleeps_is_p10() {
     setup.scheduler.policy = PolicyKind::Timeout;
     setup.scheduler.timeout = 0.95;
     let machine = Sleepy(Scheduler::new(setup.scheduler.clone()));
-    let run = sim::run_with(&setup, open(&setup, 20.0, 1.0, 1), machine, &mut Nobody);
+    let run = sim::run_with(&setup, open(&setup, 20.0, 1.0, 1), machine, &mut NoObserver);
     assert_eq!(run.err().map(|violation| violation.invariant()), Some(Invariant::P10));
 }
 
@@ -226,7 +226,7 @@ fn a_refusal_that_is_kept_back_is_p11() {
         scheduler: Scheduler,
         kept: VecDeque<(Timestamp, Command)>,
     }
-    impl Machine for Shy {
+    impl DrivenScheduler for Shy {
         fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
             while self.kept.front().is_some_and(|&(at, _)| at <= now) {
                 out.extend(self.kept.pop_front().map(|(_, command)| command));
@@ -252,7 +252,7 @@ fn a_refusal_that_is_kept_back_is_p11() {
     }
     let setup = setup();
     let machine = Shy { scheduler: Scheduler::new(setup.scheduler.clone()), kept: VecDeque::new() };
-    let run = sim::run_with(&setup, open(&setup, 1_500.0, 1.0, 1), machine, &mut Nobody);
+    let run = sim::run_with(&setup, open(&setup, 1_500.0, 1.0, 1), machine, &mut NoObserver);
     let invariant = run.unwrap_err().invariant();
     assert_eq!(invariant, Invariant::P11);
 }
@@ -264,14 +264,14 @@ fn a_scheduler_that_never_refuses_a_full_queue_is_p9() {
     // The driver's bound is 4, the scheduler believes in another.
     let believed = scheduler::Config { max_queued_per_model: 1 << 20, ..setup.scheduler.clone() };
     let machine = Mutant { scheduler: Scheduler::new(believed), tamper: |_, _: &mut Vec<Command>| {} };
-    let run = sim::run_with(&setup, open(&setup, 20_000.0, 1.0, 1), machine, &mut Nobody);
+    let run = sim::run_with(&setup, open(&setup, 20_000.0, 1.0, 1), machine, &mut NoObserver);
     assert_eq!(run.unwrap_err().invariant(), Invariant::P9);
 }
 
 #[test]
 fn a_scheduler_that_asks_to_be_woken_for_ever_is_stopped() {
-    struct Restless;
-    impl Machine for Restless {
+    struct WakesAtOnce;
+    impl DrivenScheduler for WakesAtOnce {
         fn step(&mut self, _: Timestamp, _: Event, _: &mut Vec<Command>) {}
         fn next_wakeup(&self) -> Option<Timestamp> {
             Some(Timestamp::ZERO)
@@ -281,7 +281,7 @@ fn a_scheduler_that_asks_to_be_woken_for_ever_is_stopped() {
         }
     }
     let setup = setup();
-    let run = sim::run_with(&setup, open(&setup, 10.0, 1.0, 1), Restless, &mut Nobody);
+    let run = sim::run_with(&setup, open(&setup, 10.0, 1.0, 1), WakesAtOnce, &mut NoObserver);
     assert!(run.unwrap_err().to_string().contains("woken"), "a livelock is named");
 }
 
@@ -301,7 +301,7 @@ fn chance_in_a_scheduler_shows_in_its_fingerprint() {
             }
         };
         let machine = Mutant { scheduler: Scheduler::new(setup.scheduler.clone()), tamper };
-        sim::run_with(&setup, open(&setup, 1_500.0, 1.0, 1), machine, &mut Nobody).unwrap().fingerprint
+        sim::run_with(&setup, open(&setup, 1_500.0, 1.0, 1), machine, &mut NoObserver).unwrap().fingerprint
     };
     assert_eq!(run(false), run(false));
     assert_ne!(run(false), run(true));

@@ -7,7 +7,7 @@ mod common;
 use base::{ActionId, DeviceId, Duration, Timestamp};
 use common::{model, open, world};
 use scheduler::{Command, Event, PolicyKind, Scheduler};
-use sim::{Invariant, Machine, Meter, Nobody, Setup, Traffic};
+use sim::{DrivenScheduler, Invariant, Meter, NoObserver, Setup, Traffic};
 use workload::Arrival;
 
 /// `shepherd` on one device that holds its model after 8 ms.
@@ -55,7 +55,7 @@ struct Meddler<F> {
     meddle: F,
 }
 
-impl<F: FnMut(Option<ActionId>, &mut Vec<Command>)> Machine for Meddler<F> {
+impl<F: FnMut(Option<ActionId>, &mut Vec<Command>)> DrivenScheduler for Meddler<F> {
     fn step(&mut self, now: Timestamp, event: Event, out: &mut Vec<Command>) {
         let over = match &event {
             Event::Reported(report) => Some(report.action),
@@ -77,7 +77,7 @@ impl<F: FnMut(Option<ActionId>, &mut Vec<Command>)> Machine for Meddler<F> {
 fn meddled(meddle: impl FnMut(Option<ActionId>, &mut Vec<Command>)) -> Result<Meter, Invariant> {
     let setup = world((0..10).map(|index| model(index, Some(60))).collect(), 2, 28, 2);
     let machine = Meddler { scheduler: Scheduler::new(setup.scheduler.clone()), meddle };
-    let run = sim::run_with(&setup, open(&setup, 1_500.0, 1.0, 1), machine, &mut Nobody);
+    let run = sim::run_with(&setup, open(&setup, 1_500.0, 1.0, 1), machine, &mut NoObserver);
     run.map(|run| run.meter).map_err(|violation| violation.invariant())
 }
 

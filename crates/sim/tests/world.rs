@@ -142,7 +142,7 @@ fn devices_follow_the_load() {
     let stream = Stream { model: 0, process: Process::Poisson, curve, share: 1.0, starts_at: Duration::ZERO };
     let traffic = Traffic { open: Some(Box::new(OpenLoop::new([stream], 1))), closed: None };
     let meter = sim::run(&setup, traffic).unwrap().meter;
-    let devices: Vec<f64> = meter.series.as_ref().unwrap().machine().iter().map(|point| point.devices).collect();
+    let devices: Vec<f64> = meter.series.as_ref().unwrap().devices().iter().map(|point| point.devices).collect();
     assert_eq!(devices[3], 1.0, "{devices:?}");
     assert!(devices[18] >= 3.5, "more when more is asked: {devices:?}");
     assert!(devices[39] <= devices[18] / 2.0, "fewer when less is asked: {devices:?}");

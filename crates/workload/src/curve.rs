@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 /// Requests per second over time, constant between steps. Cheap to clone: thousands of models may share one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RateCurve(Arc<[Step]>);
+pub struct RateCurve(Arc<[RateStep]>);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Step {
+struct RateStep {
     from_secs: f64,
     rate: f64,
 }
@@ -22,8 +22,10 @@ impl RateCurve {
     /// Each rate from its instant on; 0 before the first. Instants in any order, rates that aren't positive count as 0.
     pub fn steps(steps: impl IntoIterator<Item = (Duration, f64)>) -> Self {
         let clean = |rate: f64| if rate > 0.0 { rate } else { 0.0 };
-        let mut steps: Vec<Step> =
-            steps.into_iter().map(|(from, rate)| Step { from_secs: from.as_secs_f64(), rate: clean(rate) }).collect();
+        let mut steps: Vec<RateStep> = steps
+            .into_iter()
+            .map(|(from, rate)| RateStep { from_secs: from.as_secs_f64(), rate: clean(rate) })
+            .collect();
         steps.sort_by(|a, b| a.from_secs.total_cmp(&b.from_secs));
         Self(steps.into())
     }

@@ -84,10 +84,10 @@ impl FunctionTrace {
     /// a call becomes a call with that probability), and the calls of a minute fall anywhere in it with equal chance.
     pub fn replay(self: &Arc<Self>, models: u32, factor: f64, seed: u64) -> FunctionArrivals {
         let model = |index: usize| (index % models.max(1) as usize) as u32;
-        let mut functions: Vec<Running> = (0..self.functions())
-            .map(|index| Running::new(model(index), factor, Random::new(seed, index as u64)))
+        let mut functions: Vec<RunningFunction> = (0..self.functions())
+            .map(|index| RunningFunction::new(model(index), factor, Random::new(seed, index as u64)))
             .collect();
-        let first = |(index, running): (usize, &mut Running)| {
+        let first = |(index, running): (usize, &mut RunningFunction)| {
             running.next(&self.functions[index]).map(|at| Reverse((at, index as u32)))
         };
         let next = functions.iter_mut().enumerate().filter_map(first).collect();
@@ -120,12 +120,12 @@ fn parse_counts(line: &str, number: usize, minutes: u32) -> Result<Vec<(u32, u32
 #[derive(Clone, Debug)]
 pub struct FunctionArrivals {
     trace: Arc<FunctionTrace>,
-    functions: Vec<Running>,
+    functions: Vec<RunningFunction>,
     next: BinaryHeap<Reverse<(Duration, u32)>>,
 }
 
 #[derive(Clone, Debug)]
-struct Running {
+struct RunningFunction {
     /// Minutes with calls that have begun.
     begun: usize,
     model: u32,
@@ -137,7 +137,7 @@ struct Running {
     minute: u32,
 }
 
-impl Running {
+impl RunningFunction {
     fn new(model: u32, factor: f64, random: Random) -> Self {
         Self { begun: 0, model, factor, random, left: 0, position: 0.0, minute: 0 }
     }

@@ -70,13 +70,13 @@ pub struct Stream {
 /// depend on which others there are. An arrival costs `O(log streams)` and no allocation.
 #[derive(Clone, Debug)]
 pub struct OpenLoop {
-    streams: Vec<Running>,
+    streams: Vec<RunningStream>,
     /// The next arrival of each stream that has one.
     next: BinaryHeap<Reverse<(Duration, u32)>>,
 }
 
 #[derive(Clone, Debug)]
-struct Running {
+struct RunningStream {
     stream: Stream,
     random: Random,
     at_secs: f64,
@@ -86,9 +86,12 @@ struct Running {
 impl OpenLoop {
     /// The merged arrivals of those streams under that seed.
     pub fn new(streams: impl IntoIterator<Item = Stream>, seed: u64) -> Self {
-        let mut streams: Vec<Running> =
-            streams.into_iter().enumerate().map(|(index, stream)| Running::new(stream, seed, index as u64)).collect();
-        let first = |(index, running): (usize, &mut Running)| {
+        let mut streams: Vec<RunningStream> = streams
+            .into_iter()
+            .enumerate()
+            .map(|(index, stream)| RunningStream::new(stream, seed, index as u64))
+            .collect();
+        let first = |(index, running): (usize, &mut RunningStream)| {
             let gap = running.stream.process.first_gap(&mut running.random);
             running.advance(gap).map(|offset| Reverse((offset, index as u32)))
         };
@@ -97,7 +100,7 @@ impl OpenLoop {
     }
 }
 
-impl Running {
+impl RunningStream {
     fn new(stream: Stream, seed: u64, index: u64) -> Self {
         let at_secs = stream.starts_at.as_secs_f64();
         let cursor = stream.curve.cursor(at_secs);

@@ -3,17 +3,17 @@
 import re
 
 from figures.common import Failed, Figure, step
-from figures.bench.tools import built, example
+from figures.bench.tools import lab, lab_built
 
 FEATURES = ("placement",)
 
 
 def run(quick):
     with step("building, with the solver (minutes, the first time)"):
-        built("planner", "placement", FEATURES)
+        lab_built(FEATURES)
     seeds, seconds = (1, 1) if quick else (5, 10)
     with step(f"{seeds} seeds, twice three ways of {seconds} s each"):
-        text = example("planner", "placement", seeds, seconds, features=FEATURES)
+        text = lab("placement", seeds, seconds, features=FEATURES)
     first, changed = parse(text)
     figures = []
     for title, rows in (("first placement", first), ("rates changed", changed)):

@@ -1,6 +1,8 @@
-"""Writes docs/benchmarks.md from what was measured at this commit."""
+"""Writes docs/benchmarks.md from what was measured at this commit; says which sections of an older page are older than the code."""
 
 import json
+import re
+import subprocess
 
 from figures.common import BENCH, RESULTS, ROOT, Failed, Figure, machine
 
@@ -132,6 +134,8 @@ def write(quick=False):
     results = {part: json.loads(file.read_text()) for part, file in files.items() if file.exists()}
     results = {part: result for part, result in results.items() if result["machine"]["commit"] == commit}
     if not results:
+        if not quick and page.exists():
+            page.write_text(dated(page.read_text()))
         raise Failed(f"nothing was measured at commit {commit}: run scripts/bench.sh {'--quick ' if quick else ''}first")
     missing = [part for part in PARTS if part not in results]
     if missing:
@@ -141,6 +145,31 @@ def write(quick=False):
         sections += [PARTS[part], table(result)]
     page.write_text("\n".join(sections))
     return page.relative_to(ROOT)
+
+
+OLDER = "**Older than the code:** "
+COMMIT = re.compile(r"\b[Cc]ommit ([0-9a-f]{7,40})\b")
+
+
+def dated(text, changed=None):
+    """The page with a line below its title that names the sections whose commit had other code than there is; `changed` tells for a commit."""
+    changed = changed or has_changed
+    title, *rest = [block for block in text.split("\n\n") if not block.startswith(OLDER)]
+    head, *sections = "\n\n".join(rest).split("\n## ")
+    of_all = COMMIT.search(head)
+    older = []
+    for section in sections:
+        commits = COMMIT.findall(section) or ([of_all[1]] if of_all else [])
+        if not commits or any(changed(commit) for commit in commits):
+            older.append(f"{section.splitlines()[0]} ({', '.join(commits) or 'of an unknown commit'})")
+    line = [f"{OLDER}{'; '.join(older)}. `make bench` measures again."] if older else []
+    return "\n\n".join([title, *line, *rest])
+
+
+def has_changed(commit, root=ROOT):
+    """Whether the crates are others than they were at that commit, or nobody knows it."""
+    command = ["git", "diff", "--quiet", commit, "--", "crates"]
+    return subprocess.run(command, cwd=root, capture_output=True).returncode != 0
 
 
 def about(results, quick):

@@ -15,14 +15,14 @@ def built(package, name, features=()):
     cargo("build", package, features, "--example", name)
 
 
-def lab(tool, *arguments):
+def lab(tool, *arguments, features=()):
     """Builds and runs a tool of the laboratory; gives what it printed."""
-    return cargo("run", "lab", (), "--", tool, *arguments)
+    return cargo("run", "lab", features, "--", tool, *arguments)
 
 
-def lab_built():
+def lab_built(features=()):
     """Builds the laboratory first, so that its run isn't disturbed by the compiler."""
-    cargo("build", "lab", ())
+    cargo("build", "lab", features)
 
 
 def cargo(what, package, features, *arguments):

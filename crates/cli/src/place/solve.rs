@@ -3,7 +3,7 @@
 use super::PlaceOptions;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use planner::placement::{Effort, Ending, Model, Placement, Problem, place};
+use planner::placement::{ModelToPlace, Placement, PlacementEffort, PlacementProblem, SolverEnding, place};
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::HashSet;
@@ -26,12 +26,12 @@ struct File {
     change_weight: Option<f64>,
     seconds: Option<f64>,
     #[serde(default)]
-    model: Vec<Entry>,
+    model: Vec<ModelLine>,
 }
 
 #[derive(Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct ModelLine {
     name: String,
     rate_rps: f64,
     weights_mb: f64,
@@ -63,11 +63,11 @@ fn bytes(what: &str, megabytes: f64) -> Result<u64> {
     Ok((megabytes * MB).round() as u64)
 }
 
-fn problem(file: File) -> Result<Problem> {
+fn problem(file: File) -> Result<PlacementProblem> {
     let mut names = HashSet::new();
     let mut models = Vec::with_capacity(file.model.len());
     for entry in file.model {
-        let Entry { name, rate_rps, weights_mb, working_mb, part, change_cost } = entry;
+        let ModelLine { name, rate_rps, weights_mb, working_mb, part, change_cost } = entry;
         if !names.insert(name.clone()) {
             bail!("model {name:?} is listed twice: give each its own name");
         }
@@ -75,10 +75,10 @@ fn problem(file: File) -> Result<Problem> {
         let dynamic_bytes = bytes(&format!("working_mb of model {name:?}"), working_mb)?;
         // What a load takes grows with the weights, so that they are its cost unless another is given.
         let change_cost = change_cost.unwrap_or(weights_mb);
-        models.push(Model { name, rate_rps, static_bytes, dynamic_bytes, previous: part, change_cost });
+        models.push(ModelToPlace { name, rate_rps, static_bytes, dynamic_bytes, previous: part, change_cost });
     }
-    let defaults = Problem::default();
-    Ok(Problem {
+    let defaults = PlacementProblem::default();
+    Ok(PlacementProblem {
         models,
         parts: file.parts,
         max_rate_rps: file.max_rate_rps,
@@ -89,12 +89,12 @@ fn problem(file: File) -> Result<Problem> {
     })
 }
 
-fn solve(problem: &Problem, time_limit: Duration, path: &Path) -> Result<Placement> {
+fn solve(problem: &PlacementProblem, time_limit: Duration, path: &Path) -> Result<Placement> {
     let bar = if std::io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
     let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}");
     bar.set_style(style.expect("the template is well formed"));
     bar.enable_steady_tick(Duration::from_millis(100));
-    let effort = Effort { time_limit, ..Effort::default() };
+    let effort = PlacementEffort { time_limit, ..PlacementEffort::default() };
     let found = place(problem, &effort, &mut |stage| {
         let size = format!("{} models, {} parts", problem.models.len(), problem.parts);
         bar.set_message(format!("placing {size}: {} (at most {:.0} s)", stage.name(), time_limit.as_secs_f64()));
@@ -106,13 +106,13 @@ fn solve(problem: &Problem, time_limit: Duration, path: &Path) -> Result<Placeme
 /// How sure the result is, in words.
 fn certainty(placement: &Placement) -> &'static str {
     match placement.ending {
-        Ending::Optimal => "no assignment is better",
-        Ending::TimeLimit => "the best found in the time; there may be better ones",
-        Ending::Nothing => "the solver found nothing in the time; this is from exchanges of models alone",
+        SolverEnding::Optimal => "no assignment is better",
+        SolverEnding::TimeLimit => "the best found in the time; there may be better ones",
+        SolverEnding::Nothing => "the solver found nothing in the time; this is from exchanges of models alone",
     }
 }
 
-fn to_text(problem: &Problem, placement: &Placement) -> String {
+fn to_text(problem: &PlacementProblem, placement: &Placement) -> String {
     let mut text =
         format!("{:>5} {:>7} {:>12} {:>12} {:>12}\n", "part", "models", "rate r/s", "weights MB", "working MB");
     let mut line = |part: usize, models: usize, rate: f64, weights: u64, working: u64| {
@@ -135,8 +135,8 @@ fn to_text(problem: &Problem, placement: &Placement) -> String {
         score.memory_imbalance * 100.0,
         certainty(placement)
     ));
-    let moved = |model: &&(&Model, usize)| model.0.previous.is_some_and(|previous| previous != model.1);
-    let placed: Vec<(&Model, usize)> = problem.models.iter().zip(placement.part_of.iter().copied()).collect();
+    let moved = |model: &&(&ModelToPlace, usize)| model.0.previous.is_some_and(|previous| previous != model.1);
+    let placed: Vec<(&ModelToPlace, usize)> = problem.models.iter().zip(placement.part_of.iter().copied()).collect();
     if problem.models.iter().any(|model| model.previous.is_some()) {
         let moves = placed.iter().filter(moved).count();
         say(format!("{moves} models move; loads and unloads cost {:.1}", score.change_cost));
@@ -152,7 +152,7 @@ fn to_text(problem: &Problem, placement: &Placement) -> String {
     text
 }
 
-fn to_json(problem: &Problem, placement: &Placement) -> String {
+fn to_json(problem: &PlacementProblem, placement: &Placement) -> String {
     let models: Vec<_> = problem
         .models
         .iter()
@@ -188,8 +188,8 @@ fn to_json(problem: &Problem, placement: &Placement) -> String {
         "rate_imbalance": placement.score.rate_imbalance,
         "memory_imbalance": placement.score.memory_imbalance,
         "change_cost": placement.score.change_cost,
-        "optimal": placement.ending == Ending::Optimal,
-        "fallback": placement.ending == Ending::Nothing,
+        "optimal": placement.ending == SolverEnding::Optimal,
+        "fallback": placement.ending == SolverEnding::Nothing,
         "from": placement.from.name(),
         "stages": stages,
     });
@@ -200,7 +200,7 @@ fn to_json(problem: &Problem, placement: &Placement) -> String {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Problem> {
+    fn read(text: &str) -> Result<PlacementProblem> {
         problem(toml::from_str(text)?)
     }
 

@@ -1,10 +1,15 @@
-//! Models that go to another cell: requests for them are sent on, and they are withdrawn when nothing of them is left here.
+//! Models that go to another cell: requests for them are sent on, and they are withdrawn when nothing of them is left
+//! here.
 //!
-//! A gateway thread may have looked a model up long before it hands a request over, so that requests with the old number come at any time. They
-//! go to the other cell as if they had been for it, with the deadline and the slot that they have.
+//! A gateway thread may have looked a model up long before it hands a request over, so that requests with the old
+//! number come at any time. They go to the other cell as if they had been for it, with the deadline and the slot that
+//! they have.
 
-use super::{Core, Expectation, Message, Payload};
-use crate::Inner;
+use super::Core;
+use super::books::Expectation;
+use crate::messages::CellMessage;
+use crate::payload::Payload;
+use crate::{Inner, Submission};
 use base::{ModelId, RequestId, Timestamp};
 use scheduler::Request;
 use std::collections::HashMap;
@@ -41,7 +46,7 @@ impl Core {
         std::mem::take(&mut self.departures.told)
     }
 
-    fn tell(&mut self, inner: &Inner, cell: usize, message: Message) {
+    fn tell(&mut self, inner: &Inner, cell: usize, message: CellMessage) {
         inner.put(cell, message);
         if !self.departures.told.contains(&cell) {
             self.departures.told.push(cell);
@@ -52,7 +57,9 @@ impl Core {
     pub(super) fn send_on(&mut self, inner: &Inner, request: Request, payload: Payload) {
         let (cell, model) = inner.home(self.departures.gone[&request.model]);
         self.departures.sent_on.insert(request.id.slot, (request.id, cell));
-        let message = Message::Submit { request: Request { model, ..request }, payload: Payload { model, ..payload } };
+        let submission = Submission { model, ..payload.submission };
+        let payload = Payload { submission, ..payload };
+        let message = CellMessage::Submit { request: Request { model, ..request }, payload };
         self.tell(inner, cell, message);
     }
 
@@ -61,13 +68,13 @@ impl Core {
         let Some(&(sent, cell)) = self.departures.sent_on.get(&id.slot) else { return false };
         if sent == id {
             self.departures.sent_on.remove(&id.slot);
-            self.tell(inner, cell, Message::Cancel(id));
+            self.tell(inner, cell, CellMessage::Cancel(id));
         }
         sent == id
     }
 
-    /// Withdraws the models that left, once nothing is queued for them and no batch of theirs runs: what runs may come back into the queue, and a
-    /// scheduler refuses what is queued for a model that is withdrawn and on no device.
+    /// Withdraws the models that left, once nothing is queued for them and no batch of theirs runs: what runs may come
+    /// back into the queue, and a scheduler refuses what is queued for a model that is withdrawn and on no device.
     pub fn let_depart(&mut self, inner: &Inner, now: Timestamp) {
         // Then its devices are gone.
         if self.stopped {
@@ -81,7 +88,7 @@ impl Core {
 
     fn has_left(&self, model: ModelId) -> bool {
         let runs = |expected: &Expectation| expected.model == model && expected.done_at.is_some();
-        let queued = self.models.get(model.index()).and_then(Option::as_ref).map_or(0, |record| record.queued);
+        let queued = self.models.get(model.index()).and_then(Option::as_ref).map_or(0, |model| model.queued);
         queued == 0 && !self.expectations.values().any(runs)
     }
 }

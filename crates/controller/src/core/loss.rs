@@ -1,7 +1,7 @@
 //! What follows when an engine panics on a device: the device is lost, and started anew.
 //!
-//! The panic itself was caught, and its batch has failed. But what the engine keeps for the device may be in any state, so that
-//! nothing of it is used any more once the driver knows:
+//! The panic itself was caught, and its batch has failed. But what the engine keeps for the device may be in any state,
+//! so that nothing of it is used any more once the driver knows:
 //!
 //! ```text
 //!  panic ──> retire ──> orders come back ──> DeviceLost ──> the old threads end, weights are freed ──> DeviceAdded, empty
@@ -9,8 +9,10 @@
 //!                                                └──> the scheduler plans its requests elsewhere, or anew
 //! ```
 
-use super::{Core, Expectation};
-use crate::{Inner, Message};
+use super::Core;
+use super::books::Expectation;
+use crate::Inner;
+use crate::messages::CellMessage;
 use base::{DeviceId, Timestamp};
 use scheduler::{DeviceSpec, Event};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,15 +21,15 @@ use std::sync::atomic::Ordering;
 impl Core {
     /// Tells the scheduler of a device that is there and empty.
     pub(super) fn announce(&mut self, inner: &Inner, now: Timestamp, device: DeviceId) {
-        let record = &self.devices[device.index()];
+        let driven = &self.devices[device.index()];
         let kind = self.configs[device.index()].kind;
-        let spec = DeviceSpec { device, pages: record.device.pages().total(), kind };
-        record.metrics.pages(spec.pages, 0);
+        let spec = DeviceSpec { device, pages: driven.device.pages().total(), kind };
+        driven.metrics.pages(spec.pages, 0);
         self.step(inner, now, Event::DeviceAdded(spec));
     }
 
-    /// Gives up a device whose engine has panicked, in a batch, a load or an unload. It is lost when it has given back what it was ordered: the scheduler may
-    /// give these requests to others at once, and must find their inputs here.
+    /// Gives up a device whose engine has panicked, in a batch, a load or an unload. It is lost when it has given back
+    /// what it was ordered: the scheduler may give these requests to others at once, and must find their inputs here.
     pub(super) fn retire(&mut self, device: DeviceId) {
         if self.broken.contains(&device) {
             return;
@@ -61,9 +63,9 @@ impl Core {
         self.held.retain(|(_, load)| load.device != device);
         self.watch.forget(device);
         inner.cells[self.cell].devices.fetch_sub(1, Ordering::Relaxed);
-        let (record, config) = (&mut self.devices[device.index()], &self.configs[device.index()]);
-        record.metrics.lost();
-        record.metrics.pages(record.device.pages().total(), 0);
+        let (driven, config) = (&mut self.devices[device.index()], &self.configs[device.index()]);
+        driven.metrics.lost();
+        driven.metrics.pages(driven.device.pages().total(), 0);
         let name = config.name.clone();
         tracing::error!(
             device = name,
@@ -72,16 +74,16 @@ impl Core {
         let weights: Vec<_> =
             self.models.iter_mut().flatten().filter_map(|model| model.slots.remove(&device)).collect();
         let old = match inner.start_device(self.cell, config) {
-            Ok(fresh) => Some(std::mem::replace(&mut record.device, fresh)),
+            Ok(fresh) => Some(std::mem::replace(&mut driven.device, fresh)),
             Err(error) => {
                 tracing::error!(device = name, "the device stays away: its threads could not be started: {error}");
                 None
             }
         };
         self.step(inner, now, Event::DeviceLost(device));
-        let way = inner.way_into(self.cell);
+        let inbox = inner.inbox_of(self.cell);
         // Not here: to free memory takes time, and the end of the old threads may take longer.
-        let burial = std::thread::Builder::new().name(format!("bury {name}")).spawn(move || {
+        let cleanup = std::thread::Builder::new().name(format!("free {name}")).spawn(move || {
             let comes_back = old.is_some();
             drop(old);
             for slot in weights {
@@ -89,10 +91,10 @@ impl Core {
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(slot)));
             }
             if comes_back {
-                way.tell(Message::DeviceBack(device));
+                inbox.tell(CellMessage::DeviceBack(device));
             }
         });
-        if let Err(error) = burial {
+        if let Err(error) = cleanup {
             tracing::error!("the lost device stays away: a thread could not be started: {error}");
         }
     }

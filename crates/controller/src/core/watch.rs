@@ -1,4 +1,5 @@
-//! The invariants that the driver can see for itself, cheaply, while it drives: it counts and logs what it finds broken.
+//! The invariants that the driver can see for itself, cheaply, while it drives: it counts and logs what it finds
+//! broken.
 //!
 //! | | what is looked at |
 //! |---|---|
@@ -13,7 +14,7 @@
 //!
 //! P7 is about two runs: `punctual replay` looks at it.
 
-use super::Expectation;
+use super::books::Expectation;
 use base::{DeviceId, RequestId, Timestamp, Transfers};
 use scheduler::{OneAtATime, Outcome};
 use telemetry::{Invariant, Metrics};
@@ -22,7 +23,7 @@ use telemetry::{Invariant, Metrics};
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     /// By slot.
-    requests: Vec<Request>,
+    requests: Vec<WatchedRequest>,
     living: usize,
     /// By device: batches, loads.
     executors: Vec<[OneAtATime; 2]>,
@@ -31,7 +32,7 @@ pub(super) struct Watch {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Request {
+struct WatchedRequest {
     generation: u32,
     lives: bool,
     deadline_at: Timestamp,
@@ -48,11 +49,11 @@ impl Watch {
     pub fn submitted(&mut self, metrics: &Metrics, id: RequestId, deadline_at: Timestamp) {
         let slot = id.slot as usize;
         if self.requests.len() <= slot {
-            self.requests.resize(slot + 1, Request::default());
+            self.requests.resize(slot + 1, WatchedRequest::default());
         }
         let before = std::mem::replace(
             &mut self.requests[slot],
-            Request { generation: id.generation, lives: true, deadline_at },
+            WatchedRequest { generation: id.generation, lives: true, deadline_at },
         );
         if before.lives {
             broken(metrics, Invariant::P1, &format!("{id} has the slot of a request that has no outcome"));
@@ -61,8 +62,8 @@ impl Watch {
         }
     }
 
-    /// The scheduler says how a request ended; `ended_at` is when the execution did whose report it was just told. Whether the
-    /// request was there: otherwise nothing may follow from it.
+    /// The scheduler says how a request ended; `ended_at` is when the execution did whose report it was just told.
+    /// Whether the request was there: otherwise nothing may follow from it.
     pub fn finished(
         &mut self,
         metrics: &Metrics,

@@ -1,12 +1,12 @@
-//! A live controller with emulated devices and an engine that fails and panics on demand. Everything is recorded, and run again at
-//! the end: the same orders must come out.
+//! A live controller with emulated devices and an engine that fails and panics on demand. Everything is recorded, and
+//! run again at the end: the same orders must come out.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 #![allow(dead_code, reason = "each test needs a part of it")]
 
 use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, Reason, Timestamp};
 use bytes::Bytes;
-use controller::{Controller, ControllerConfig, DeviceConfig, NewModel, Refusal, Reply, Submission, Tensor, Ticket};
+use controller::{Controller, ControllerConfig, DeviceConfig, ModelRecord, Refusal, Reply, Submission, Tensor, Ticket};
 use engine::{EmulatedEngine, Emulation, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Staged};
 use recording::{Header, Limits, Recorder};
 use scheduler::PolicyKind;
@@ -93,14 +93,14 @@ impl Loaded for FaultyOnDevice {
     }
 }
 
-pub struct Bench {
+pub struct TestServer {
     pub controller: Controller,
     metrics: Metrics,
     cells: u32,
     folder: tempfile::TempDir,
 }
 
-impl Bench {
+impl TestServer {
     pub fn new(policy: PolicyKind, devices: u32, pages: u32) -> Self {
         Self::with_cells(1, policy, devices, pages)
     }
@@ -143,21 +143,19 @@ impl Bench {
         let faults = Arc::<Faults>::default();
         let prepared = Arc::new(Faulty { emulated, faults: Arc::clone(&faults) });
         let signature = Arc::new(prepared.signature().clone());
-        let name = name.into();
-        let (fixed, objective, padding) = (Duration::ZERO, None, None);
-        let model = NewModel {
-            name,
+        let record = ModelRecord {
+            name: name.into(),
             version: 1,
-            prepared,
             signature,
-            padding,
+            padding: None,
             profile,
             elsewhere: Vec::new(),
-            fixed,
-            objective,
+            fixed: Duration::ZERO,
+            objective: None,
             fairness: scheduler::Fairness::default(),
+            metrics: self.metrics.model(name, 1),
         };
-        (self.controller.add_model(model), faults)
+        (self.controller.publish(Arc::new(record), prepared), faults)
     }
 
     /// Asks for a full batch: no policy has a reason to let it wait.
@@ -230,7 +228,7 @@ impl Bench {
     }
 }
 
-impl Bench {
+impl TestServer {
     /// Ends the server; what its first cell recorded.
     pub fn stop(&self) -> PathBuf {
         self.controller.stop();
@@ -242,7 +240,7 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
+impl Drop for TestServer {
     fn drop(&mut self) {
         self.stop();
         if std::thread::panicking() {
@@ -265,7 +263,8 @@ pub fn wait(answer: oneshot::Receiver<Reply>) -> Reply {
     answer.blocking_recv().expect("every request gets an answer (P1)")
 }
 
-/// Looks again and again until there is something, for two minutes at most: what never comes fails a test and doesn't hang it.
+/// Looks again and again until there is something, for two minutes at most: what never comes fails a test and doesn't
+/// hang it.
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let patience = std::time::Instant::now() + std::time::Duration::from_secs(120);
     loop {

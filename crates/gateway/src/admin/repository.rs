@@ -6,7 +6,7 @@ use crate::io::IoContext;
 use crate::models::serving;
 use base::Reason;
 use bytes::Bytes;
-use controller::{ControlError, LoadOrder, ModelControl, ModelState};
+use models::{ControlError, ModelControl, ModelState, PublishOrder};
 use std::collections::BTreeMap;
 use wire::Fault;
 use wire::proto::model_repository_parameter::ParameterChoice;
@@ -41,8 +41,8 @@ pub(crate) fn index(context: &IoContext, request: &RepositoryIndexRequest) -> Re
         let entries = versions.map(|entry| {
             let (state, reason) = match entry.state() {
                 ModelState::Ready(_) => ("READY", ""),
-                ModelState::Loading => ("LOADING", ""),
-                ModelState::Broken(reason) | ModelState::Unloaded(reason) => ("UNAVAILABLE", reason.as_str()),
+                ModelState::Preparing => ("LOADING", ""),
+                ModelState::Broken(reason) | ModelState::Unpublished(reason) => ("UNAVAILABLE", reason.as_str()),
             };
             ModelIndex {
                 name: entry.name.clone(),
@@ -62,8 +62,8 @@ pub(crate) async fn load(
     context: &IoContext,
     request: RepositoryModelLoadRequest,
 ) -> Result<RepositoryModelLoadResponse, Fault> {
-    let order = load_order(request.model_name, request.parameters)?;
-    control(context)?.load(order).await.map_err(fault)?;
+    let order = publish_order(request.model_name, request.parameters)?;
+    control(context)?.publish(order).await.map_err(fault)?;
     Ok(RepositoryModelLoadResponse {})
 }
 
@@ -82,18 +82,18 @@ pub(crate) async fn unload(
             _ => return Err(Fault::bad(format!("an unload has no parameter {name:?}: it has unload_dependents"))),
         }
     }
-    control(context)?.unload(request.model_name).await.map_err(fault)?;
+    control(context)?.withdraw(request.model_name).await.map_err(fault)?;
     Ok(RepositoryModelUnloadResponse {})
 }
 
 fn control(context: &IoContext) -> Result<&ModelControl, Fault> {
     context
-        .controller
+        .models
         .control()
         .ok_or_else(|| Fault::new(Reason::NotReady, "the server is starting: try again in a moment"))
 }
 
-fn load_order(model: String, parameters: BTreeMap<String, ModelRepositoryParameter>) -> Result<LoadOrder, Fault> {
+fn publish_order(model: String, parameters: BTreeMap<String, ModelRepositoryParameter>) -> Result<PublishOrder, Fault> {
     let (mut config, mut files) = (None, Vec::new());
     for (name, parameter) in parameters {
         match (name.strip_prefix(FILE_PREFIX), name.as_str(), parameter.parameter_choice) {
@@ -109,7 +109,7 @@ fn load_order(model: String, parameters: BTreeMap<String, ModelRepositoryParamet
             }
         }
     }
-    Ok(LoadOrder { model, config, files })
+    Ok(PublishOrder { model, config, files })
 }
 
 fn fault(error: ControlError) -> Fault {

@@ -1,7 +1,7 @@
 //! The advice on the number of devices, live: what was counted goes in, metrics and JSON come out.
 
 use controller::Controller;
-use planner::advice::{Action, Advice, Advisor, AdvisorConfig, Sample};
+use planner::advice::{Action, Advice, Advisor, AdvisorConfig, ClusterCounts};
 use serde::Serialize;
 use std::sync::{Mutex, PoisonError};
 use telemetry::Metrics;
@@ -30,8 +30,13 @@ impl Scaling {
     pub(crate) fn advise(&self) -> Advice {
         let now = self.controller.now();
         let totals = self.metrics.demand();
-        let sample =
-            Sample { now, ended: totals.ended, bad: totals.bad, busy: totals.busy, devices: self.controller.devices() };
+        let sample = ClusterCounts {
+            now,
+            ended: totals.ended,
+            bad: totals.bad,
+            busy: totals.busy,
+            devices: self.controller.devices(),
+        };
         let mut advisor = self.advisor.lock().unwrap_or_else(PoisonError::into_inner);
         advisor.observe(sample);
         let advice = advisor.advise(now);

@@ -3,7 +3,7 @@
 use crate::io::IoContext;
 use crate::models::serving;
 use base::Timestamp;
-use controller::CatalogueEntry;
+use models::CatalogueEntry;
 use std::sync::Arc;
 use std::time::SystemTime;
 use telemetry::{BatchTotals, ModelTotals, Spans};
@@ -50,7 +50,7 @@ impl Clocks {
 }
 
 fn of_model(entry: &Arc<CatalogueEntry>, clocks: Clocks) -> Result<ModelStatistics, Fault> {
-    let totals = serving(entry)?.metrics.totals();
+    let totals = serving(entry)?.model.metrics.totals();
     let ModelTotals { last_inference_at, inferences, executions, success, fail, queue, .. } = totals;
     let inference_stats = InferStatistics {
         success: Some(duration(success)),

@@ -118,7 +118,7 @@ async fn infer(
             };
             held.replace(plain.len())?;
             let request = match raw {
-                true => raw_request(&serving(&entry)?.signature, plain)?,
+                true => raw_request(&serving(&entry)?.model.signature, plain)?,
                 false => json::decode(&plain, json_length)?.into_owned(),
             };
             Ok((request, Some(held)))

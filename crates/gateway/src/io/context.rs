@@ -8,6 +8,7 @@ use crate::io::mailbox::Mailbox;
 use crate::models::Models;
 use crate::regions::{Regions, RegionsView};
 use controller::Controller;
+use models::Registry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use telemetry::{Metrics, Tracer};
@@ -105,9 +106,14 @@ impl ServerState {
 }
 
 impl IoContext {
-    pub(crate) fn new(controller: Controller, shared: Arc<ServerState>, closing: watch::Receiver<bool>) -> Self {
+    pub(crate) fn new(
+        controller: Controller,
+        registry: Registry,
+        shared: Arc<ServerState>,
+        closing: watch::Receiver<bool>,
+    ) -> Self {
         Self {
-            models: Models::new(controller.clone()),
+            models: Models::new(registry),
             driver: Driver::default(),
             mailbox: Arc::default(),
             controller,

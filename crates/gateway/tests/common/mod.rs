@@ -2,9 +2,10 @@
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part, and a failed unwrap is a failed test")]
 
-use controller::{Controller, ControllerConfig, DeviceConfig, Manager, ManagerConfig};
+use controller::{Controller, ControllerConfig, DeviceConfig};
 use engine::{EmulatedEngine, HostBuffer, HostMemory};
 use gateway::{Config, Gateway};
+use models::{Manager, ManagerConfig, Registry};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -21,6 +22,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Server {
     pub gateway: Option<Gateway>,
     pub controller: Controller,
+    pub registry: Registry,
     pub metrics: Metrics,
     _manager: Manager,
     _repository: tempfile::TempDir,
@@ -81,13 +83,14 @@ impl Server {
         };
         let controller = Controller::start(settings, metrics.clone()).unwrap();
         let settings = ManagerConfig::new(repository.path().to_owned(), Arc::new(EmulatedEngine::default()));
-        let manager = Manager::start(controller.clone(), settings).unwrap();
+        let registry = Registry::default();
+        let manager = Manager::start(controller.clone(), registry.clone(), settings).unwrap();
         manager.wait_until_started();
         let free = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
         let config = Config { http: free, grpc: free, metrics: free, ..config };
-        let gateway = Gateway::start(config, controller.clone(), metrics.clone()).unwrap();
+        let gateway = Gateway::start(config, controller.clone(), registry.clone(), metrics.clone()).unwrap();
         gateway.set_ready();
-        Self { gateway: Some(gateway), controller, metrics, _manager: manager, _repository: repository }
+        Self { gateway: Some(gateway), controller, registry, metrics, _manager: manager, _repository: repository }
     }
 
     fn gateway(&self) -> &Gateway {

@@ -20,7 +20,7 @@
 
 use crate::run::experiment::MaxBadOf;
 use crate::run::traffic::Workload;
-use sim::{Model, Setup};
+use sim::{ModelSetup, Setup};
 
 /// Requests of the average model, of all together at least, and at most.
 const REQUESTS_EACH: usize = 6_000;
@@ -36,14 +36,14 @@ const BUSY: f64 = 3e-4;
 
 /// A world's models with their arrivals.
 pub(crate) struct Bound {
-    streams: Vec<Stream>,
+    streams: Vec<ModelArrivals>,
     devices: f64,
     max_bad: f64,
     whose: MaxBadOf,
 }
 
 /// The arrivals of one model.
-struct Stream {
+struct ModelArrivals {
     /// In seconds, as drawn.
     at: Vec<f64>,
     /// How many requests of the model's share each of these stands for: about 1, because they were drawn by chance.
@@ -64,11 +64,11 @@ struct Cut {
 impl Bound {
     /// For a world in which all models share one rate and have objectives, and requests of a model take the same time.
     pub(crate) fn new(setup: &Setup, workload: &Workload, max_bad: f64, whose: MaxBadOf) -> Option<Self> {
-        let plain = |model: &Model| model.slo.is_some() && model.inputs.is_none();
+        let plain = |model: &ModelSetup| model.slo.is_some() && model.inputs.is_none();
         if !workload.all_share_the_rate() || !setup.models.iter().all(plain) {
             return None;
         }
-        let mut streams: Vec<Stream> = setup.models.iter().map(Stream::new).collect();
+        let mut streams: Vec<ModelArrivals> = setup.models.iter().map(ModelArrivals::new).collect();
         let wanted = (REQUESTS_EACH * streams.len()).clamp(REQUESTS.0, REQUESTS.1);
         for arrival in workload.traffic(DRAWN_AT, 1).open?.take(wanted) {
             streams[arrival.model as usize].at.push(arrival.offset.as_secs_f64());
@@ -115,7 +115,7 @@ impl Bound {
     }
 
     /// Seconds of devices for these streams with `max_bad` of their requests dropped, those that save most.
-    fn least_cost(&self, streams: &[Stream], speed: f64) -> f64 {
+    fn least_cost(&self, streams: &[ModelArrivals], speed: f64) -> f64 {
         let may_drop = requests(streams) * self.max_bad;
         let cut = |price: f64| {
             let mut all = Cut::default();
@@ -156,12 +156,12 @@ impl Bound {
     }
 }
 
-fn requests(streams: &[Stream]) -> f64 {
+fn requests(streams: &[ModelArrivals]) -> f64 {
     streams.iter().map(|stream| stream.at.len() as f64 * stream.weight).sum()
 }
 
-impl Stream {
-    fn new(model: &Model) -> Self {
+impl ModelArrivals {
+    fn new(model: &ModelSetup) -> Self {
         let rows = model.rows.max(1);
         let mut sizes: Vec<(usize, f64)> = Vec::new();
         for entry in model.spec.profile.batches() {
@@ -227,8 +227,8 @@ impl Stream {
 mod tests {
     use super::*;
 
-    fn stream(at: Vec<f64>, objective: f64) -> Stream {
-        Stream { at, weight: 1.0, objective, sizes: (1..=4).map(|size| (size, 1.0 + size as f64)).collect() }
+    fn stream(at: Vec<f64>, objective: f64) -> ModelArrivals {
+        ModelArrivals { at, weight: 1.0, objective, sizes: (1..=4).map(|size| (size, 1.0 + size as f64)).collect() }
     }
 
     #[test]

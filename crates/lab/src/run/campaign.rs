@@ -1,8 +1,8 @@
 //! Runs an experiment: every policy at every point of its sweep, on all cores.
 
-use crate::Error;
-use crate::run::entry::{Entry, Peaks, with};
+use crate::LabError;
 use crate::run::experiment::Experiment;
+use crate::run::ready_point::{Peaks, ReadyPoint, with};
 use crate::run::store::{self, Kept, Reuse, Store};
 use crate::run::sweep::{self, Selection};
 use crate::run::variant::{self, Variant};
@@ -22,13 +22,13 @@ pub struct Campaign {
     pub experiment: Experiment,
     /// Its `[scheduler]`.
     scheduler: toml::Table,
-    entries: Vec<Entry>,
+    entries: Vec<ReadyPoint>,
     all_points: usize,
 }
 
 /// One entry of the results.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct PointOutcome {
     /// The policy's name.
     pub policy: String,
     /// The sweep's values.
@@ -39,7 +39,7 @@ pub struct Outcome {
     pub took_s: f64,
 }
 
-impl Outcome {
+impl PointOutcome {
     /// As one JSON object.
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
@@ -62,23 +62,23 @@ impl Outcome {
 
 impl Campaign {
     /// Reads and checks a file; nothing is run.
-    pub fn read(path: &Path) -> Result<Self, Error> {
+    pub fn read(path: &Path) -> Result<Self, LabError> {
         Self::select(path, &Selection::default())
     }
 
     /// Reads and checks a part of a file.
-    pub fn select(path: &Path, selection: &Selection) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    pub fn select(path: &Path, selection: &Selection) -> Result<Self, LabError> {
+        let text = std::fs::read_to_string(path).map_err(|source| LabError::Read { path: path.to_owned(), source })?;
         Self::parse_part(&text, path, selection)
     }
 
     /// Checks a text that stands, or could stand, at that path.
-    pub fn parse(text: &str, path: &Path) -> Result<Self, Error> {
+    pub fn parse(text: &str, path: &Path) -> Result<Self, LabError> {
         Self::parse_part(text, path, &Selection::default())
     }
 
-    fn parse_part(text: &str, path: &Path, selection: &Selection) -> Result<Self, Error> {
-        let parse = |source| Error::Parse { path: path.to_owned(), source: Box::new(source) };
+    fn parse_part(text: &str, path: &Path, selection: &Selection) -> Result<Self, LabError> {
+        let parse = |source| LabError::Parse { path: path.to_owned(), source: Box::new(source) };
         // From the text, so that messages show the line.
         let mut experiment: Experiment = toml::from_str(text).map_err(parse)?;
         let table: toml::Table = toml::from_str(text).map_err(parse)?;
@@ -89,7 +89,7 @@ impl Campaign {
         let points = sweep::points(table)?;
         let all_points = points.len();
         let points = selection.of(points)?;
-        let entries = points.into_iter().map(|point| Entry::new(point, path, &folder));
+        let entries = points.into_iter().map(|point| ReadyPoint::new(point, path, &folder));
         let entries = entries.collect::<Result<Vec<_>, _>>()?;
         models::expand(&mut experiment, &folder)?;
         Ok(Self { experiment, scheduler, entries, all_points })
@@ -112,17 +112,17 @@ impl Campaign {
 
     /// How long each run is.
     pub(crate) fn seconds(&self) -> f64 {
-        self.entries.first().map_or(0.0, Entry::seconds)
+        self.entries.first().map_or(0.0, ReadyPoint::seconds)
     }
 
     /// Above how many requests runs are cut.
     pub(crate) fn max_requests(&self) -> Option<f64> {
-        self.entries.first().and_then(Entry::max_requests)
+        self.entries.first().and_then(ReadyPoint::max_requests)
     }
 
     /// How many seeds there are.
     pub(crate) fn seeds(&self) -> usize {
-        self.entries.first().map_or(0, Entry::seeds)
+        self.entries.first().map_or(0, ReadyPoint::seeds)
     }
 
     /// How many entries the results will have.
@@ -136,16 +136,16 @@ impl Campaign {
     }
 
     /// Runs all of it; with a bar on standard error if that is a terminal and `progress` is set.
-    pub fn run(&self, progress: bool) -> Result<Vec<Outcome>, Error> {
+    pub fn run(&self, progress: bool) -> Result<Vec<PointOutcome>, LabError> {
         self.run_or_reuse(progress, &Reuse::default())
     }
 
     /// Runs what isn't in the file of results, and adds it there.
-    pub fn run_or_reuse(&self, progress: bool, reuse: &Reuse) -> Result<Vec<Outcome>, Error> {
+    pub fn run_or_reuse(&self, progress: bool, reuse: &Reuse) -> Result<Vec<PointOutcome>, LabError> {
         let store = Store::open(reuse)?;
         let policies = self.entries.first().map_or(0, |entry| entry.variants.len());
         // Policy by policy, as tables are read.
-        let all: Vec<(&Entry, &Variant)> = (0..policies)
+        let all: Vec<(&ReadyPoint, &Variant)> = (0..policies)
             .flat_map(|policy| self.entries.iter().map(move |entry| (entry, &entry.variants[policy])))
             .collect();
         let peaks = Peaks::default();
@@ -161,7 +161,7 @@ impl Campaign {
         if self.experiment.run.search.is_some() && self.wants("bound_rps") {
             self.add_bounds(&all, &mut kept, &store)?;
         }
-        let outcome = |(&(entry, variant), kept): (&(&Entry, &Variant), Kept)| Outcome {
+        let outcome = |(&(entry, variant), kept): (&(&ReadyPoint, &Variant), Kept)| PointOutcome {
             policy: variant.label.clone(),
             point: entry.values.clone(),
             figures: kept.figures,
@@ -173,11 +173,11 @@ impl Campaign {
     /// What each policy loses at parts of the highest rate that any policy carries at the same point of the sweep.
     fn look_beside(
         &self,
-        all: &[(&Entry, &Variant)],
+        all: &[(&ReadyPoint, &Variant)],
         kept: &mut [Kept],
         store: &Store,
         progress: bool,
-    ) -> Result<(), Error> {
+    ) -> Result<(), LabError> {
         let mut best: HashMap<&str, f64> = HashMap::new();
         for ((entry, _), kept) in all.iter().zip(kept.iter()) {
             let found = summary::figure(&kept.figures, "found_rps").unwrap_or(0.0);
@@ -208,7 +208,7 @@ impl Campaign {
     }
 
     /// What no policy can exceed at each point, and which part of it each reaches.
-    fn add_bounds(&self, all: &[(&Entry, &Variant)], kept: &mut [Kept], store: &Store) -> Result<(), Error> {
+    fn add_bounds(&self, all: &[(&ReadyPoint, &Variant)], kept: &mut [Kept], store: &Store) -> Result<(), LabError> {
         let jobs = all.iter().map(|(entry, _)| Job { entry, label: "bound", what: "bound".into() });
         let jobs: Vec<Job<'_>> = jobs.collect();
         let bounds = run_jobs(&jobs, store, false, |job| Ok(all[job].0.bound()?.unwrap_or(Value::Null)))?;
@@ -226,13 +226,13 @@ impl Campaign {
     }
 
     /// What no policy can exceed, at each point of the sweep.
-    pub fn bounds(&self) -> Result<Vec<Outcome>, Error> {
+    pub fn bounds(&self) -> Result<Vec<PointOutcome>, LabError> {
         if self.experiment.run.search.is_none() {
-            return Err(Error::value("there is a bound only for what is searched for: give run.search"));
+            return Err(LabError::value("there is a bound only for what is searched for: give run.search"));
         }
         let bounds = parallel(self.entries.len(), |index| self.entries[index].bound());
-        let outcome = |(entry, bound): (&Entry, Result<Option<Value>, Error>)| {
-            Ok(Outcome {
+        let outcome = |(entry, bound): (&ReadyPoint, Result<Option<Value>, LabError>)| {
+            Ok(PointOutcome {
                 policy: "bound".into(),
                 point: entry.values.clone(),
                 figures: bound?.unwrap_or(json!({})),
@@ -266,7 +266,7 @@ impl Campaign {
 
 /// Something to find out about an entry; the same of the same world is found once.
 struct Job<'a> {
-    entry: &'a Entry,
+    entry: &'a ReadyPoint,
     label: &'a str,
     what: String,
 }
@@ -276,8 +276,8 @@ fn run_jobs(
     all: &[Job<'_>],
     store: &Store,
     progress: bool,
-    run: impl Fn(usize) -> Result<Value, Error> + Sync,
-) -> Result<Vec<Kept>, Error> {
+    run: impl Fn(usize) -> Result<Value, LabError> + Sync,
+) -> Result<Vec<Kept>, LabError> {
     let keys: Vec<String> = all.iter().map(|job| store::key(&job.entry.identity, &job.what)).collect();
     let mut place: HashMap<&str, usize> = HashMap::new();
     let mut jobs: Vec<usize> = Vec::new();
@@ -297,7 +297,7 @@ fn run_jobs(
         Ok(kept)
     });
     bar.finish_and_clear();
-    let done = done.into_iter().collect::<Result<Vec<Kept>, Error>>()?;
+    let done = done.into_iter().collect::<Result<Vec<Kept>, LabError>>()?;
     Ok(keys.iter().map(|key| store.get(key).unwrap_or_else(|| &done[place[key.as_str()]]).clone()).collect())
 }
 
@@ -309,9 +309,9 @@ fn bar(jobs: u64, progress: bool) -> ProgressBar {
 }
 
 /// The results of all jobs, in their order. Later jobs aren't begun after one has failed.
-fn parallel<T: Send>(jobs: usize, job: impl Fn(usize) -> Result<T, Error> + Sync) -> Vec<Result<T, Error>> {
+fn parallel<T: Send>(jobs: usize, job: impl Fn(usize) -> Result<T, LabError> + Sync) -> Vec<Result<T, LabError>> {
     let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<(usize, Result<T, Error>)>> = Mutex::new(Vec::with_capacity(jobs));
+    let results: Mutex<Vec<(usize, Result<T, LabError>)>> = Mutex::new(Vec::with_capacity(jobs));
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(jobs);
     std::thread::scope(|scope| {
         for _ in 0..threads {

@@ -3,15 +3,15 @@
 
 mod bound;
 pub(crate) mod campaign;
-mod entry;
 pub mod experiment;
+mod latency_files;
 mod models;
+mod ready_point;
 mod resolve;
 mod search;
 pub(crate) mod store;
 mod summary;
 pub(crate) mod sweep;
-mod tables;
 mod times;
 mod traffic;
 mod variant;

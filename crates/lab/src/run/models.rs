@@ -1,13 +1,13 @@
 //! From `[[model]]` entries as written to one entry for each kind of model: tables are read, objectives worked out.
 
-use crate::Error;
+use crate::LabError;
 use crate::run::experiment::{BatchSizes, Experiment, LatencyConfig, ModelConfig, NamedSizes};
-use crate::run::{resolve, tables, times};
+use crate::run::{latency_files, resolve, times};
 use std::path::Path;
 
 /// Replaces every entry with a `table` by one for each row, gives every entry its objective in milliseconds, and works
 /// out how many devices there are.
-pub(crate) fn expand(experiment: &mut Experiment, folder: &Path) -> Result<(), Error> {
+pub(crate) fn expand(experiment: &mut Experiment, folder: &Path) -> Result<(), LabError> {
     experiment.groups = experiment.models.iter().map(|model| model.name.clone()).collect();
     let mut expanded = Vec::with_capacity(experiment.models.len());
     for (group, mut config) in std::mem::take(&mut experiment.models).into_iter().enumerate() {
@@ -16,7 +16,7 @@ pub(crate) fn expand(experiment: &mut Experiment, folder: &Path) -> Result<(), E
             Some(table) => expanded.extend(rows(&config, &table, folder)?),
             None if has_filters(&config) => {
                 let message = format!("model {:?} has filters of a table, but no table", config.name);
-                return Err(Error::Value(message));
+                return Err(LabError::Value(message));
             }
             None => {
                 config.row = (0, 1);
@@ -48,33 +48,33 @@ fn filters_by_slope(config: &ModelConfig) -> bool {
 }
 
 /// One entry for each row that the filters leave.
-fn rows(config: &ModelConfig, table: &Path, folder: &Path) -> Result<Vec<ModelConfig>, Error> {
+fn rows(config: &ModelConfig, table: &Path, folder: &Path) -> Result<Vec<ModelConfig>, LabError> {
     let name = &config.name;
     let path = &folder.join(table);
     if config.latency.is_given() {
-        return Err(Error::value(format!("model {name:?} must have latency or table, not both")));
+        return Err(LabError::value(format!("model {name:?} must have latency or table, not both")));
     }
     if config.rate_rps.is_some() || config.rate_steps.is_some() {
-        return Err(Error::value(format!(
+        return Err(LabError::value(format!(
             "model {name:?} is a table: its models share the workload's rate, or have a rate_wave"
         )));
     }
-    let all = tables::rows(path)?;
+    let all = latency_files::rows(path)?;
     if let Some(missing) = config.table_rows.iter().flatten().find(|row| all.iter().all(|line| line.model != **row)) {
-        return Err(Error::value(format!("{} has no model {missing:?} (table_rows of {name:?})", path.display())));
+        return Err(LabError::value(format!("{} has no model {missing:?} (table_rows of {name:?})", path.display())));
     }
     if let Some(row) = all.iter().find(|row| row.line.is_none() && filters_by_slope(config)) {
         let message =
             format!("{} has no line for {:?}, so model {name:?} can't be filtered by it", path.display(), row.model);
-        return Err(Error::Value(message));
+        return Err(LabError::Value(message));
     }
-    let wanted = |row: &tables::Row| {
+    let wanted = |row: &latency_files::Row| {
         let ratio = row.line.map_or(0.0, |(alpha, beta)| beta / alpha);
         config.table_rows.as_ref().is_none_or(|rows| rows.contains(&row.model))
             && config.min_beta_over_alpha.is_none_or(|least| ratio > least)
             && config.max_beta_over_alpha.is_none_or(|most| ratio < most)
     };
-    let entry = |row: tables::Row| {
+    let entry = |row: latency_files::Row| {
         let own = config.slo_ms.or(config.slo_of_l4).or(config.slo_of_l8).or(config.slo_of_p99).is_some();
         let latency = match row.line {
             Some((alpha, beta)) => {
@@ -93,17 +93,17 @@ fn rows(config: &ModelConfig, table: &Path, folder: &Path) -> Result<Vec<ModelCo
     let count = rows.len();
     rows.iter_mut().enumerate().for_each(|(index, row)| row.row = (index, count));
     if rows.is_empty() {
-        return Err(Error::value(format!("the filters of model {name:?} leave no row of {}", path.display())));
+        return Err(LabError::value(format!("the filters of model {name:?} leave no row of {}", path.display())));
     }
     Ok(rows)
 }
 
 /// The objective in milliseconds, however it is written.
-fn objective(config: &ModelConfig, folder: &Path) -> Result<Option<f64>, Error> {
+fn objective(config: &ModelConfig, folder: &Path) -> Result<Option<f64>, LabError> {
     let name = &config.name;
     if let Some(times) = config.slo_of_p99 {
         if config.slo_ms.or(config.slo_of_l4).or(config.slo_of_l8).is_some() {
-            return Err(Error::value(format!("model {name:?} must have one objective: slo_of_p99 or another")));
+            return Err(LabError::value(format!("model {name:?} must have one objective: slo_of_p99 or another")));
         }
         resolve::positive(&format!("slo_of_p99 of model {name:?}"), times)?;
         return Ok(Some(times * alone_p99(config, folder)?));
@@ -114,7 +114,7 @@ fn objective(config: &ModelConfig, folder: &Path) -> Result<Option<f64>, Error> 
         (None, None, Some(times)) => (times, 8),
         _ => {
             let message = format!("model {name:?} must have one of slo_ms, slo_of_l4 and slo_of_l8");
-            return Err(Error::Value(message));
+            return Err(LabError::Value(message));
         }
     };
     resolve::positive(&format!("slo_of_l{batch} of model {name:?}"), times)?;
@@ -123,7 +123,7 @@ fn objective(config: &ModelConfig, folder: &Path) -> Result<Option<f64>, Error> 
     let takes = sizes.iter().find(|(size, _)| *size == batch).map(|(_, takes)| takes);
     match takes {
         Some(takes) => Ok(Some(times * takes)),
-        None => Err(Error::value(format!("slo_of_l{batch} of model {name:?}: its latency has no batch of {batch}"))),
+        None => Err(LabError::value(format!("slo_of_l{batch} of model {name:?}: its latency has no batch of {batch}"))),
     }
 }
 
@@ -135,12 +135,12 @@ fn whole(config: &ModelConfig) -> ModelConfig {
 }
 
 /// The line of the average request where each row but the first adds this part of its time.
-fn line_of(config: &ModelConfig, part: f64, folder: &Path) -> Result<LatencyConfig, Error> {
+fn line_of(config: &ModelConfig, part: f64, folder: &Path) -> Result<LatencyConfig, LabError> {
     let name = &config.name;
     let Some(times) = config.times.as_ref().filter(|_| (0.0..=1.0).contains(&part) && !config.latency.is_given())
     else {
         let message = format!("latency.row_part of model {name:?} needs times, no other latency, and 0 to 1");
-        return Err(Error::Value(message));
+        return Err(LabError::Value(message));
     };
     let mean = times::inputs(times, name, folder)?.mean_ms();
     let varies = mean
@@ -152,7 +152,7 @@ fn line_of(config: &ModelConfig, part: f64, folder: &Path) -> Result<LatencyConf
 }
 
 /// What 99 of 100 requests take alone at most, in milliseconds.
-fn alone_p99(config: &ModelConfig, folder: &Path) -> Result<f64, Error> {
+fn alone_p99(config: &ModelConfig, folder: &Path) -> Result<f64, LabError> {
     match &config.times {
         Some(times) => Ok(times::inputs(times, &config.name, folder)?.p99_ms()),
         None => {

@@ -1,12 +1,12 @@
 //! From an experiment as written to a world that can run: defaults filled in, values checked, files read.
 
-use crate::Error;
+use crate::LabError;
 use crate::run::experiment::{BatchSizes, Experiment, FaultsConfig, LatencyConfig, ModelConfig, NamedSizes};
 use crate::run::variant::Variant;
-use crate::run::{tables, times};
+use crate::run::{latency_files, times};
 use base::{BatchLatency, Duration, LatencyProfile, ModelId};
 use scheduler::{Fairness, ModelSpec};
-use sim::{Elastic, Faults, Model, Network, Noise, Setup, Variety};
+use sim::{Elastic, Faults, ModelSetup, Network, Noise, Setup, Variety};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use std::path::Path;
 const MAX_MODELS: u64 = 1_000_000;
 
 /// The world of an experiment; `folder` is where its relative paths start.
-pub(crate) fn setup(experiment: &Experiment, folder: &Path, variant: &Variant, seed: u64) -> Result<Setup, Error> {
+pub(crate) fn setup(experiment: &Experiment, folder: &Path, variant: &Variant, seed: u64) -> Result<Setup, LabError> {
     check_run(experiment)?;
     let devices = &experiment.devices;
     positive("devices.count", f64::from(devices.count))?;
@@ -28,7 +28,7 @@ pub(crate) fn setup(experiment: &Experiment, folder: &Path, variant: &Variant, s
     if let Some(large) = models.iter().find(|model| model.spec.pages > pages) {
         let (name, needs) = (&experiment.groups[large.group], large.spec.pages);
         let message = format!("model {name:?} needs {needs} pages, a device has {pages}: raise devices.memory_mb");
-        return Err(Error::Value(message));
+        return Err(LabError::Value(message));
     }
     Ok(Setup {
         scheduler: variant.scheduler_config(experiment)?,
@@ -53,7 +53,7 @@ pub(crate) fn setup(experiment: &Experiment, folder: &Path, variant: &Variant, s
     })
 }
 
-pub(crate) fn network(experiment: &Experiment) -> Result<Network, Error> {
+pub(crate) fn network(experiment: &Experiment) -> Result<Network, LabError> {
     Ok(Network {
         control: micros("network.control_us", experiment.network.control_us)?,
         data_per_request: micros("network.data_us_per_request", experiment.network.data_us_per_request)?,
@@ -61,17 +61,17 @@ pub(crate) fn network(experiment: &Experiment) -> Result<Network, Error> {
     })
 }
 
-fn elastic(experiment: &Experiment) -> Result<Option<Elastic>, Error> {
+fn elastic(experiment: &Experiment) -> Result<Option<Elastic>, LabError> {
     let Some(config) = experiment.elastic else { return Ok(None) };
     let first = experiment.devices.count;
     if config.min_devices == 0 || config.min_devices > first || first > config.max_devices {
-        return Err(Error::value(format!(
+        return Err(LabError::value(format!(
             "elastic.min_devices is {}, devices.count {first}, elastic.max_devices {}: give at least 1, in this order",
             config.min_devices, config.max_devices
         )));
     }
     if faults(&experiment.faults)?.any() {
-        return Err(Error::value("devices that come and go can't also die: leave out [elastic] or [faults]"));
+        return Err(LabError::value("devices that come and go can't also die: leave out [elastic] or [faults]"));
     }
     Ok(Some(Elastic {
         min_devices: config.min_devices,
@@ -81,7 +81,7 @@ fn elastic(experiment: &Experiment) -> Result<Option<Elastic>, Error> {
     }))
 }
 
-fn check_run(experiment: &Experiment) -> Result<(), Error> {
+fn check_run(experiment: &Experiment) -> Result<(), LabError> {
     let run = &experiment.run;
     positive("run.seconds", run.seconds)?;
     positive("run.tolerance", run.tolerance)?;
@@ -89,48 +89,48 @@ fn check_run(experiment: &Experiment) -> Result<(), Error> {
     probability("run.max_bad", run.max_bad)?;
     run.bad_events.map(|events| positive("run.bad_events", events)).transpose()?;
     if run.max_seconds.is_some_and(|most| most <= run.warmup_seconds || run.bad_events.is_none()) {
-        return Err(Error::value("run.max_seconds needs run.bad_events, and must be more than run.warmup_seconds"));
+        return Err(LabError::value("run.max_seconds needs run.bad_events, and must be more than run.warmup_seconds"));
     }
     run.beside_peak.iter().try_for_each(|&part| positive("run.beside_peak", part).map(drop))?;
     if run.warmup_seconds >= run.seconds {
-        return Err(Error::value("run.warmup_seconds leaves nothing to measure: make it less than run.seconds"));
+        return Err(LabError::value("run.warmup_seconds leaves nothing to measure: make it less than run.seconds"));
     }
     if let Some(step) = run.series_seconds {
         positive("run.series_seconds", step)?;
         if run.seconds / step > 1e6 {
-            return Err(Error::value("run.series_seconds gives more than a million points: make it longer"));
+            return Err(LabError::value("run.series_seconds gives more than a million points: make it longer"));
         }
     }
     if run.seeds.is_empty() || run.policies.is_empty() || experiment.models.is_empty() {
-        return Err(Error::value("run.seeds, run.policies and [[model]] each need at least one entry"));
+        return Err(LabError::value("run.seeds, run.policies and [[model]] each need at least one entry"));
     }
     let mut names: Vec<&str> = experiment.groups.iter().map(String::as_str).collect();
     names.sort_unstable();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => {
-            Err(Error::value(format!("two [[model]] entries are named {:?}: use `count`, or another name", pair[0])))
+            Err(LabError::value(format!("two [[model]] entries are named {:?}: use `count`, or another name", pair[0])))
         }
         None => Ok(()),
     }
 }
 
-fn models(experiment: &Experiment, folder: &Path) -> Result<Vec<Model>, Error> {
+fn models(experiment: &Experiment, folder: &Path) -> Result<Vec<ModelSetup>, LabError> {
     let count: u64 = experiment.models.iter().map(|model| u64::from(model.count)).sum();
     if count > MAX_MODELS {
-        return Err(Error::value(format!("{count} models are more than {MAX_MODELS}: lower `count`")));
+        return Err(LabError::value(format!("{count} models are more than {MAX_MODELS}: lower `count`")));
     }
     let mut models = Vec::with_capacity(count as usize);
     for config in &experiment.models {
         let name = &config.name;
         let slo = config.slo_ms.map(|slo| millis(&format!("slo_ms of model {name:?}"), slo)).transpose()?;
         if slo == Some(Duration::ZERO) {
-            return Err(Error::value(format!("slo_ms of model {name:?} is 0: leave it out for batch work")));
+            return Err(LabError::value(format!("slo_ms of model {name:?} is 0: leave it out for batch work")));
         }
         let profile = profile(config, experiment, folder)?;
         let inputs = config.times.as_ref().map(|times| times::inputs(times, name, folder)).transpose()?;
         if config.rows == 0 || config.rows > profile.max_batch() {
             let (rows, largest) = (config.rows, profile.max_batch());
-            return Err(Error::value(format!(
+            return Err(LabError::value(format!(
                 "rows of model {name:?} is {rows}: give 1 to {largest}, its largest batch"
             )));
         }
@@ -146,13 +146,13 @@ fn models(experiment: &Experiment, folder: &Path) -> Result<Vec<Model>, Error> {
             let model = ModelId(models.len() as u32);
             let (profile, elsewhere) = (profile.clone(), Vec::new());
             let spec = ModelSpec { model, pages, profile, elsewhere, objective: slo, fixed, fairness };
-            models.push(Model { spec, slo, rows: config.rows, group: config.group, inputs: inputs.clone() });
+            models.push(ModelSetup { spec, slo, rows: config.rows, group: config.group, inputs: inputs.clone() });
         }
     }
     Ok(models)
 }
 
-fn profile(config: &ModelConfig, experiment: &Experiment, folder: &Path) -> Result<LatencyProfile, Error> {
+fn profile(config: &ModelConfig, experiment: &Experiment, folder: &Path) -> Result<LatencyProfile, LabError> {
     let name = &config.name;
     let load = match (config.load_ms, config.weights_mb, experiment.devices.load_gb_per_s) {
         (Some(load), ..) => millis(&format!("load_ms of model {name:?}"), load)?,
@@ -178,11 +178,11 @@ fn profile(config: &ModelConfig, experiment: &Experiment, folder: &Path) -> Resu
         BatchLatency { batch, median, p99, beside }
     };
     LatencyProfile::new(table.iter().map(entry).collect(), load)
-        .map_err(|error| Error::value(format!("the latency of model {name:?}: {error}")))
+        .map_err(|error| LabError::value(format!("the latency of model {name:?}: {error}")))
 }
 
 /// The batch sizes of a model with their times in milliseconds.
-pub(crate) fn latency_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(u32, f64)>, Error> {
+pub(crate) fn latency_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(u32, f64)>, LabError> {
     let name = &config.name;
     match &config.latency {
         LatencyConfig { alpha_ms: Some(alpha), beta_ms: Some(beta), batch_ms: None, file: None, row: None, .. } => {
@@ -192,42 +192,42 @@ pub(crate) fn latency_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(
             by_size(table, "batch_ms", name)
         }
         LatencyConfig { alpha_ms: None, beta_ms: None, batch_ms: None, file: Some(file), row, .. } => {
-            tables::batch_times(&folder.join(file), row.as_deref().unwrap_or(name), "_ms")
+            latency_files::batch_times(&folder.join(file), row.as_deref().unwrap_or(name), "_ms")
         }
-        _ => Err(Error::value(format!(
+        _ => Err(LabError::value(format!(
             "the latency of model {name:?} must be a line {{ alpha_ms, beta_ms }}, a table {{ batch_ms }}, or {{ file, row }}"
         ))),
     }
 }
 
 /// The 99th percentiles that are given, by batch size.
-fn quantile_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(u32, f64)>, Error> {
+fn quantile_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(u32, f64)>, LabError> {
     let name = &config.name;
     match &config.latency {
         LatencyConfig { batch_p99_ms: Some(table), .. } => by_size(table, "batch_p99_ms", name),
         LatencyConfig { file: Some(file), row, .. } => {
-            tables::batch_times(&folder.join(file), row.as_deref().unwrap_or(name), "_p99_ms")
+            latency_files::batch_times(&folder.join(file), row.as_deref().unwrap_or(name), "_p99_ms")
         }
         _ => Ok(Vec::new()),
     }
 }
 
 /// What of batches may run beside others, by batch size, where a file says so.
-fn transfer_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(u32, f64)>, Error> {
+fn transfer_table(config: &ModelConfig, folder: &Path) -> Result<Vec<(u32, f64)>, LabError> {
     let LatencyConfig { file: Some(file), row, .. } = &config.latency else { return Ok(Vec::new()) };
-    tables::batch_times(&folder.join(file), row.as_deref().unwrap_or(&config.name), "_beside_ms")
+    latency_files::batch_times(&folder.join(file), row.as_deref().unwrap_or(&config.name), "_beside_ms")
 }
 
-fn by_size(table: &BTreeMap<String, f64>, key: &str, name: &str) -> Result<Vec<(u32, f64)>, Error> {
+fn by_size(table: &BTreeMap<String, f64>, key: &str, name: &str) -> Result<Vec<(u32, f64)>, LabError> {
     let entry = |(size, &time): (&String, &f64)| match size.parse::<u32>() {
         Ok(size) => Ok((size, time)),
-        Err(_) => Err(Error::value(format!("{size:?} in {key} of model {name:?} is not a batch size"))),
+        Err(_) => Err(LabError::value(format!("{size:?} in {key} of model {name:?} is not a batch size"))),
     };
     table.iter().map(entry).collect()
 }
 
 /// A line at the sizes asked for, at all that can make the objective, or at those that the server would prepare.
-fn line(config: &ModelConfig, alpha: f64, beta: f64) -> Result<Vec<(u32, f64)>, Error> {
+fn line(config: &ModelConfig, alpha: f64, beta: f64) -> Result<Vec<(u32, f64)>, LabError> {
     let at = |size: u32| (size, alpha * f64::from(size) + beta);
     let largest = config.max_batch.unwrap_or(base::USUAL_MAX_BATCH);
     let sizes = match &config.batch_sizes {
@@ -243,7 +243,7 @@ fn line(config: &ModelConfig, alpha: f64, beta: f64) -> Result<Vec<(u32, f64)>, 
     Ok(sizes.into_iter().map(at).collect())
 }
 
-fn noise(experiment: &Experiment) -> Result<Noise, Error> {
+fn noise(experiment: &Experiment) -> Result<Noise, LabError> {
     let noise = &experiment.noise;
     Ok(Noise {
         exec_sigma: not_negative("noise.exec_sigma", noise.exec_sigma)?,
@@ -253,7 +253,7 @@ fn noise(experiment: &Experiment) -> Result<Noise, Error> {
     })
 }
 
-fn faults(config: &FaultsConfig) -> Result<Faults, Error> {
+fn faults(config: &FaultsConfig) -> Result<Faults, LabError> {
     Ok(Faults {
         device_lifetime: seconds("faults.device_lifetime_s", config.device_lifetime_s)?,
         device_downtime: seconds("faults.device_downtime_s", config.device_downtime_s)?,
@@ -268,45 +268,49 @@ fn faults(config: &FaultsConfig) -> Result<Faults, Error> {
     })
 }
 
-pub(crate) fn positive(key: &str, value: f64) -> Result<f64, Error> {
+pub(crate) fn positive(key: &str, value: f64) -> Result<f64, LabError> {
     if value > 0.0 && value.is_finite() {
         Ok(value)
     } else {
-        Err(Error::value(format!("{key} is {value}: give a number above 0")))
+        Err(LabError::value(format!("{key} is {value}: give a number above 0")))
     }
 }
 
-pub(crate) fn not_negative(key: &str, value: f64) -> Result<f64, Error> {
+pub(crate) fn not_negative(key: &str, value: f64) -> Result<f64, LabError> {
     if value >= 0.0 && value.is_finite() {
         Ok(value)
     } else {
-        Err(Error::value(format!("{key} is {value}: give 0 or more")))
+        Err(LabError::value(format!("{key} is {value}: give 0 or more")))
     }
 }
 
-fn fairness(name: &str, config: &ModelConfig) -> Result<Fairness, Error> {
+fn fairness(name: &str, config: &ModelConfig) -> Result<Fairness, LabError> {
     let usual = Fairness::default();
     let weight = config.fair_weight.unwrap_or(usual.weight);
     if !(weight > 0.0 && weight.is_finite()) {
-        return Err(Error::value(format!("fair_weight of model {name:?} is {weight}: give a number above 0")));
+        return Err(LabError::value(format!("fair_weight of model {name:?} is {weight}: give a number above 0")));
     }
     let floor = probability(&format!("fair_floor of model {name:?}"), config.fair_floor.unwrap_or(usual.floor))?;
     Ok(Fairness { weight, floor })
 }
 
-fn probability(key: &str, value: f64) -> Result<f64, Error> {
-    if (0.0..=1.0).contains(&value) { Ok(value) } else { Err(Error::value(format!("{key} is {value}: give 0 to 1"))) }
+fn probability(key: &str, value: f64) -> Result<f64, LabError> {
+    if (0.0..=1.0).contains(&value) {
+        Ok(value)
+    } else {
+        Err(LabError::value(format!("{key} is {value}: give 0 to 1")))
+    }
 }
 
-fn micros(key: &str, value: f64) -> Result<Duration, Error> {
+fn micros(key: &str, value: f64) -> Result<Duration, LabError> {
     Ok(Duration::from_millis_f64(not_negative(key, value)? / 1e3))
 }
 
-pub(crate) fn millis(key: &str, value: f64) -> Result<Duration, Error> {
+pub(crate) fn millis(key: &str, value: f64) -> Result<Duration, LabError> {
     Ok(Duration::from_millis_f64(not_negative(key, value)?))
 }
 
-pub(crate) fn seconds(key: &str, value: f64) -> Result<Duration, Error> {
+pub(crate) fn seconds(key: &str, value: f64) -> Result<Duration, LabError> {
     Ok(Duration::from_secs_f64(not_negative(key, value)?))
 }
 

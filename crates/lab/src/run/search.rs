@@ -13,11 +13,11 @@
 //!      └──────────────────> rate
 //! ```
 
-use crate::Error;
+use crate::LabError;
 
 /// How much a run costs and says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Effort {
+pub(crate) enum RunEffort {
     /// A few seconds of one seed.
     Glance,
     /// A part of one seed.
@@ -26,7 +26,7 @@ pub(crate) enum Effort {
     Full,
 }
 
-impl Effort {
+impl RunEffort {
     /// How closely the boundary is found on this rung, given the tolerance of the whole search.
     fn precision(self, tolerance: f64) -> f64 {
         match self {
@@ -51,7 +51,7 @@ pub(crate) struct Goal {
 
 /// What a run at one rate showed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct RateResult {
     /// The part of bad requests; of those up to then, where the run was given up.
     pub(crate) bad: f64,
     /// Whether few enough were bad.
@@ -79,9 +79,9 @@ const BELOW: f64 = 0.98;
 /// The highest rate that passes at full effort, or `None` where not even a trickle does.
 pub(crate) fn highest_rate(
     goal: Goal,
-    ladder: &[Effort],
-    mut run: impl FnMut(Effort, f64) -> Result<Seen, Error>,
-) -> Result<Option<f64>, Error> {
+    ladder: &[RunEffort],
+    mut run: impl FnMut(RunEffort, f64) -> Result<RateResult, LabError>,
+) -> Result<Option<f64>, LabError> {
     let mut start = goal.ceiling * FIRST_GUESS;
     let mut slope = None;
     let mut found = None;
@@ -135,10 +135,10 @@ pub(crate) fn is_too_much(bad: f64, max_bad: f64) -> bool {
 pub(crate) fn fewest_devices(
     first: u32,
     most: u32,
-    mut run: impl FnMut(Effort, u32) -> Result<Seen, Error>,
-) -> Result<Option<u32>, Error> {
-    let about = fewest(first.clamp(1, most), most, 8, |count| run(Effort::Look, count))?.unwrap_or(most);
-    fewest(about, most, 1, |count| run(Effort::Full, count))
+    mut run: impl FnMut(RunEffort, u32) -> Result<RateResult, LabError>,
+) -> Result<Option<u32>, LabError> {
+    let about = fewest(first.clamp(1, most), most, 8, |count| run(RunEffort::Look, count))?.unwrap_or(most);
+    fewest(about, most, 1, |count| run(RunEffort::Full, count))
 }
 
 /// The smallest count that passes, near `first`: in steps of a `part` of it (of one where that is 1), then by halves.
@@ -146,8 +146,8 @@ fn fewest(
     first: u32,
     most: u32,
     part: u32,
-    mut run: impl FnMut(u32) -> Result<Seen, Error>,
-) -> Result<Option<u32>, Error> {
+    mut run: impl FnMut(u32) -> Result<RateResult, LabError>,
+) -> Result<Option<u32>, LabError> {
     let step = |count: u32| if part == 1 { 1 } else { (count / part).max(1) };
     let (mut fails, mut passes) = (0, None);
     let mut count = first;
@@ -184,9 +184,9 @@ impl Rung {
     fn climb(
         &mut self,
         start: f64,
-        effort: Effort,
-        run: &mut impl FnMut(Effort, f64) -> Result<Seen, Error>,
-    ) -> Result<(), Error> {
+        effort: RunEffort,
+        run: &mut impl FnMut(RunEffort, f64) -> Result<RateResult, LabError>,
+    ) -> Result<(), LabError> {
         let mut rate = Some(start);
         while let Some(at) = rate {
             let seen = run(effort, at)?;
@@ -196,7 +196,7 @@ impl Rung {
     }
 
     /// Takes in a result; the rate to try next, unless this rung is done.
-    fn next(&mut self, rate: f64, seen: Seen) -> Option<f64> {
+    fn next(&mut self, rate: f64, seen: RateResult) -> Option<f64> {
         self.learn_slope(rate, seen.bad);
         if seen.passes {
             if self.low.is_none_or(|(low, _)| rate > low) {
@@ -293,16 +293,16 @@ impl Rung {
 mod tests {
     use super::*;
 
-    const LADDER: [Effort; 3] = [Effort::Glance, Effort::Look, Effort::Full];
+    const LADDER: [RunEffort; 3] = [RunEffort::Glance, RunEffort::Look, RunEffort::Full];
 
     /// Searches a made-up curve; the rate found and how many runs of full effort it took.
-    fn search(curve: impl Fn(Effort, f64) -> f64) -> (Option<f64>, u32) {
+    fn search(curve: impl Fn(RunEffort, f64) -> f64) -> (Option<f64>, u32) {
         let mut full = 0;
         let goal = Goal { max_bad: 0.01, tolerance: 0.005, ceiling: 1000.0 };
         let found = highest_rate(goal, &LADDER, |effort, rate| {
-            full += u32::from(effort == Effort::Full);
+            full += u32::from(effort == RunEffort::Full);
             let bad = curve(effort, rate);
-            Ok(Seen { bad, passes: bad <= goal.max_bad })
+            Ok(RateResult { bad, passes: bad <= goal.max_bad })
         });
         (found.unwrap(), full)
     }
@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn short_runs_may_be_wrong() {
         for error in [0.7, 0.95, 1.1, 1.6] {
-            let boundary = |effort| if effort == Effort::Full { 400.0 } else { 400.0 * error };
+            let boundary = |effort| if effort == RunEffort::Full { 400.0 } else { 400.0 * error };
             let (found, full) = search(|effort, rate| (0.01 * (rate / boundary(effort)).powf(25.0)).min(1.0));
             let found = found.unwrap();
             assert!((398.0..=400.0).contains(&found), "{found} after an error of {error}");
@@ -369,14 +369,14 @@ mod tests {
         for (first, needed, short) in [(1, 1, 1), (10, 25, 24), (40, 7, 9), (25, 25, 25), (3, 100, 100), (20, 6, 2)] {
             let mut full = 0;
             let found = fewest_devices(first, 200, |effort, count| {
-                full += u32::from(effort == Effort::Full);
-                let passes = count >= if effort == Effort::Full { needed } else { short };
-                Ok(Seen { bad: if passes { 0.0 } else { 0.1 }, passes })
+                full += u32::from(effort == RunEffort::Full);
+                let passes = count >= if effort == RunEffort::Full { needed } else { short };
+                Ok(RateResult { bad: if passes { 0.0 } else { 0.1 }, passes })
             });
             assert_eq!(found.unwrap(), Some(needed), "from {first}");
             assert!(full <= 2 + needed.abs_diff(short), "{full} full runs");
         }
-        let never = fewest_devices(5, 50, |_, _| Ok(Seen { bad: 1.0, passes: false }));
+        let never = fewest_devices(5, 50, |_, _| Ok(RateResult { bad: 1.0, passes: false }));
         assert_eq!(never.unwrap(), None);
     }
 }

@@ -4,7 +4,7 @@
 //! contents of tables and traces. With it stands a number for the sources of scheduler, world and laboratory (`build.rs`);
 //! results of other sources are run again unless the caller says otherwise.
 
-use crate::Error;
+use crate::LabError;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fs::File;
@@ -39,16 +39,16 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    pub(crate) fn open(reuse: &Reuse) -> Result<Self, Error> {
+    pub(crate) fn open(reuse: &Reuse) -> Result<Self, LabError> {
         let Some(path) = &reuse.file else { return Ok(Self { known: HashMap::new(), out: None }) };
-        let write = |source| Error::Write { path: path.clone(), source };
+        let write = |source| LabError::Write { path: path.clone(), source };
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(write)?;
         }
         let (known, cut) = match std::fs::read_to_string(path) {
             Ok(text) => (read(&text, &reuse.again), !text.is_empty() && !text.ends_with('\n')),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => (HashMap::new(), false),
-            Err(source) => return Err(Error::Read { path: path.clone(), source }),
+            Err(source) => return Err(LabError::Read { path: path.clone(), source }),
         };
         let mut file = File::options().create(true).append(true).open(path).map_err(write)?;
         if cut {
@@ -62,7 +62,7 @@ impl Store {
     }
 
     /// Writes one entry down, so that it is there even if the process ends now.
-    pub(crate) fn put(&self, key: &str, policy: &str, point: &Map<String, Value>, kept: &Kept) -> Result<(), Error> {
+    pub(crate) fn put(&self, key: &str, policy: &str, point: &Map<String, Value>, kept: &Kept) -> Result<(), LabError> {
         let Some((path, file)) = &self.out else { return Ok(()) };
         let line = json!({
             "key": key, "sources": SOURCES, "policy": policy, "point": point,
@@ -70,7 +70,7 @@ impl Store {
         });
         let mut file = file.lock().expect("nobody panics while holding it");
         // One write for the line and its end: a process that is killed leaves whole lines, or one that isn't JSON.
-        file.write_all(format!("{line}\n").as_bytes()).map_err(|source| Error::Write { path: path.clone(), source })
+        file.write_all(format!("{line}\n").as_bytes()).map_err(|source| LabError::Write { path: path.clone(), source })
     }
 }
 

@@ -1,10 +1,10 @@
 //! The figures of a run, and their mean over seeds.
 
 use serde_json::{Map, Value, json};
-use sim::{Meter, Run, Tally, by_reason, ratio};
+use sim::{Meter, RunResult, Tally, by_reason, ratio};
 
 /// The figures of one run as a JSON object.
-pub(crate) fn of_run(run: &Run, groups: &[String]) -> Value {
+pub(crate) fn of_run(run: &RunResult, groups: &[String]) -> Value {
     let meter = &run.meter;
     let mut figures = tally(&meter.total(), meter.span().as_secs_f64());
     let own = json!({
@@ -15,9 +15,9 @@ pub(crate) fn of_run(run: &Run, groups: &[String]) -> Value {
         "broken_off": meter.broken_off,
         "loads": meter.loads,
         "events": run.events,
-        "exec_error": meter.exec_error.spread(),
-        "load_error": meter.load_error.spread(),
-        "completion_error": meter.completion_error.spread(),
+        "exec_error": meter.exec_error.summary(),
+        "load_error": meter.load_error.summary(),
+        "completion_error": meter.completion_error.summary(),
     });
     extend(&mut figures, own);
     if groups.len() > 1 {
@@ -33,7 +33,7 @@ pub(crate) fn of_run(run: &Run, groups: &[String]) -> Value {
 }
 
 /// The first batches of a run, where they were asked for.
-pub(crate) fn trace(run: &Run) -> Option<Value> {
+pub(crate) fn trace(run: &RunResult) -> Option<Value> {
     let trace = &run.meter.trace;
     (!trace.batches.is_empty()).then(|| json!(trace))
 }
@@ -66,7 +66,7 @@ fn tally(tally: &Tally, seconds: f64) -> Map<String, Value> {
         "cold_of_good": ratio(tally.cold_good as f64, tally.good as f64),
     });
     extend(&mut figures, own);
-    if let Ok(mut latency) = serde_json::to_value(tally.latency.spread()) {
+    if let Ok(mut latency) = serde_json::to_value(tally.latency.summary()) {
         latency.as_object_mut().map(|latency| latency.remove("count"));
         extend(&mut figures, latency);
     }
@@ -76,7 +76,7 @@ fn tally(tally: &Tally, seconds: f64) -> Map<String, Value> {
 fn series(meter: &Meter, groups: &[String]) -> Option<Value> {
     let series = meter.series.as_ref()?;
     let mut all = Map::new();
-    all.insert("devices".into(), json!(series.machine()));
+    all.insert("devices".into(), json!(series.devices()));
     if groups.len() > 1 && !groups.iter().any(|name| name == "all") {
         all.insert("all".into(), json!(series.all()));
     }

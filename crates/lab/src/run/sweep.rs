@@ -4,7 +4,7 @@
 //! `"workload.arrivals.shape"`), or alone where the file has it in one section only (`slo_ms`). Where several keys change together, `[[case]]` gives each
 //! combination a name.
 
-use crate::Error;
+use crate::LabError;
 use crate::run::experiment::RunConfig;
 use std::collections::BTreeMap;
 use toml::{Table, Value};
@@ -49,10 +49,10 @@ impl Selection {
     }
 
     /// The points that were asked for, changed as was asked for.
-    pub(crate) fn of(&self, mut points: Vec<Point>) -> Result<Vec<Point>, Error> {
+    pub(crate) fn of(&self, mut points: Vec<Point>) -> Result<Vec<Point>, LabError> {
         for key in self.only.keys() {
             if !points.iter().any(|point| point.values.iter().any(|(name, _)| name == key)) {
-                return Err(Error::value(format!("only {key}: the sweep has no such key, write it as in [sweep]")));
+                return Err(LabError::value(format!("only {key}: the sweep has no such key, write it as in [sweep]")));
             }
         }
         let wanted = |(key, value): &(String, Value)| {
@@ -60,7 +60,7 @@ impl Selection {
         };
         points.retain(|point| point.values.iter().all(wanted));
         if points.is_empty() {
-            return Err(Error::value("no point of the sweep has the values that were asked for"));
+            return Err(LabError::value("no point of the sweep has the values that were asked for"));
         }
         if let Some(sample) = self.sample {
             draw(&mut points, sample);
@@ -71,7 +71,7 @@ impl Selection {
         Ok(points)
     }
 
-    fn change(&self, file: &mut Table) -> Result<(), Error> {
+    fn change(&self, file: &mut Table) -> Result<(), LabError> {
         let Some(Value::Table(run)) = file.get_mut("run") else { return Ok(()) };
         if !self.policies.is_empty() {
             run.insert("policies".into(), Value::from(self.policies.clone()));
@@ -85,7 +85,7 @@ impl Selection {
         if !self.seeds.is_empty() {
             let seeds = self.seeds.iter().map(|&seed| i64::try_from(seed).map(Value::from));
             let seeds = seeds.collect::<Result<Vec<_>, _>>();
-            run.insert("seeds".into(), Value::Array(seeds.map_err(|_| Error::value("a seed is too large"))?));
+            run.insert("seeds".into(), Value::Array(seeds.map_err(|_| LabError::value("a seed is too large"))?));
         }
         Ok(())
     }
@@ -114,7 +114,7 @@ fn draw(points: &mut Vec<Point>, count: usize) {
 }
 
 /// All combinations of a file; the last key varies fastest. A file without `[sweep]` is one.
-pub(crate) fn points(mut file: Table) -> Result<Vec<Point>, Error> {
+pub(crate) fn points(mut file: Table) -> Result<Vec<Point>, LabError> {
     // What is only shown isn't carried through every point.
     for shown in ["about", "plot", "claim", "compare"] {
         file.remove(shown);
@@ -123,14 +123,14 @@ pub(crate) fn points(mut file: Table) -> Result<Vec<Point>, Error> {
     let mut points = cases(file)?;
     let Some(sweep) = sweep else { return Ok(points) };
     let Value::Table(sweep) = sweep else {
-        return Err(Error::value("sweep must be a table of keys with lists of values"));
+        return Err(LabError::value("sweep must be a table of keys with lists of values"));
     };
     for (key, values) in sweep {
         let Value::Array(values) = values else {
-            return Err(Error::value(format!("sweep.{key} must be a list of values")));
+            return Err(LabError::value(format!("sweep.{key} must be a list of values")));
         };
         if values.is_empty() || points.len() * values.len() > MAX_POINTS {
-            return Err(Error::value(format!(
+            return Err(LabError::value(format!(
                 "sweep.{key} has {} values: give 1 or more, at most {MAX_POINTS} combinations",
                 values.len()
             )));
@@ -150,9 +150,9 @@ pub(crate) fn points(mut file: Table) -> Result<Vec<Point>, Error> {
 }
 
 /// One point for each `[[case]]`, or one in all.
-fn cases(mut file: Table) -> Result<Vec<Point>, Error> {
+fn cases(mut file: Table) -> Result<Vec<Point>, LabError> {
     let Some(cases) = file.remove("case") else { return Ok(vec![Point { file, values: Vec::new() }]) };
-    let wrong = || Error::value("every [[case]] needs a name and set = { KEY = VALUE, ... }, keys as in [sweep]");
+    let wrong = || LabError::value("every [[case]] needs a name and set = { KEY = VALUE, ... }, keys as in [sweep]");
     let mut points = Vec::new();
     for case in cases.as_array().ok_or_else(wrong)? {
         let (Some(name), Some(set_to)) = (case.get("name"), case.get("set").and_then(Value::as_table)) else {
@@ -167,7 +167,7 @@ fn cases(mut file: Table) -> Result<Vec<Point>, Error> {
     Ok(points)
 }
 
-fn set(file: &mut Table, key: &str, value: &Value) -> Result<(), Error> {
+fn set(file: &mut Table, key: &str, value: &Value) -> Result<(), LabError> {
     // A whole section at once.
     if SECTIONS.contains(&key) {
         file.insert(key.to_owned(), value.clone());
@@ -177,14 +177,18 @@ fn set(file: &mut Table, key: &str, value: &Value) -> Result<(), Error> {
     if !SECTIONS.contains(&path[0]) {
         let message =
             format!("sweep.{key:?}: there is no section {:?}, expected one of {}", path[0], SECTIONS.join(", "));
-        return Err(Error::Value(message));
+        return Err(LabError::Value(message));
     }
     let section = file.entry(path[0]).or_insert_with(|| Value::Table(Table::new()));
     let done = match section {
         Value::Array(entries) => put_in_entries(entries, &path[1..], value),
         single => put(single, &path[1..], value),
     };
-    if done { Ok(()) } else { Err(Error::value(format!("sweep.{key:?} leads through something that isn't a table"))) }
+    if done {
+        Ok(())
+    } else {
+        Err(LabError::value(format!("sweep.{key:?} leads through something that isn't a table")))
+    }
 }
 
 /// Puts a value into every entry, or, where the path begins with the name of one, into that one.
@@ -210,7 +214,7 @@ fn put(at: &mut Value, path: &[&str], value: &Value) -> bool {
 }
 
 /// The only section that has this key.
-fn section_of(file: &Table, key: &str) -> Result<&'static str, Error> {
+fn section_of(file: &Table, key: &str) -> Result<&'static str, LabError> {
     let has = |section: &&str| match file.get(*section) {
         Some(Value::Table(table)) => table.contains_key(key),
         Some(Value::Array(entries)) => entries.iter().any(|entry| entry.get(key).is_some()),
@@ -219,10 +223,10 @@ fn section_of(file: &Table, key: &str) -> Result<&'static str, Error> {
     let found: Vec<&'static str> = SECTIONS.into_iter().filter(has).collect();
     match found[..] {
         [section] => Ok(section),
-        [] => Err(Error::value(format!(
+        [] => Err(LabError::value(format!(
             "sweep.{key}: no section of the file has this key, so write it with its section, as in \"devices.count\""
         ))),
-        _ => Err(Error::value(format!(
+        _ => Err(LabError::value(format!(
             "sweep.{key}: {} have this key, so write it with its section",
             found.join(" and ")
         ))),

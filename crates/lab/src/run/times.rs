@@ -1,14 +1,14 @@
 //! From `times` of a model, as written, to how its requests differ.
 
-use crate::Error;
+use crate::LabError;
 use crate::run::experiment::TimesConfig;
 use crate::run::resolve::{not_negative, positive};
-use sim::{Inputs, Times};
+use sim::{InputDistribution, TimeDistribution};
 use std::path::Path;
 use std::sync::Arc;
 
 /// How the requests of the model of that name differ; a file of requests stands relative to the folder.
-pub(crate) fn inputs(config: &TimesConfig, name: &str, folder: &Path) -> Result<Inputs, Error> {
+pub(crate) fn inputs(config: &TimesConfig, name: &str, folder: &Path) -> Result<InputDistribution, LabError> {
     let key = |key: &str| format!("times.{key} of model {name:?}");
     let applications = match config {
         TimesConfig { modes_ms: Some(modes), mean_ms: None, p99_ms: None, file: None, .. } => {
@@ -17,48 +17,54 @@ pub(crate) fn inputs(config: &TimesConfig, name: &str, folder: &Path) -> Result<
         TimesConfig { modes_ms: None, mean_ms: Some(mean), p99_ms: Some(p99), file: None, .. } => {
             vec![(
                 1.0,
-                Times::lognormal(positive(&key("mean_ms"), *mean)?, *p99)
-                    .ok_or_else(|| Error::value(format!("{} is {p99}: give 1 to 14 times mean_ms", key("p99_ms"))))?,
+                TimeDistribution::lognormal(positive(&key("mean_ms"), *mean)?, *p99).ok_or_else(|| {
+                    LabError::value(format!("{} is {p99}: give 1 to 14 times mean_ms", key("p99_ms")))
+                })?,
             )]
         }
         TimesConfig { modes_ms: None, mean_ms: None, p99_ms: None, file: Some(file), .. } => {
-            vec![(1.0, Times::Recorded(recorded(config, &folder.join(file))?))]
+            vec![(1.0, TimeDistribution::Recorded(recorded(config, &folder.join(file))?))]
         }
         _ => {
             let message = format!("times of model {name:?} must have modes_ms, mean_ms and p99_ms, or file");
-            return Err(Error::Value(message));
+            return Err(LabError::Value(message));
         }
     };
     let hint_sigma = config.hint_sigma.map(|sigma| not_negative(&key("hint_sigma"), sigma)).transpose()?;
-    let inputs = Inputs::new(applications, hint_sigma);
+    let inputs = InputDistribution::new(applications, hint_sigma);
     Ok(match config.p99_ms {
         Some(p99) => inputs.with_p99_ms(p99),
         None => inputs,
     })
 }
 
-fn modes_of(config: &TimesConfig, modes: &[f64], key: impl Fn(&str) -> String) -> Result<Vec<(f64, Times)>, Error> {
+fn modes_of(
+    config: &TimesConfig,
+    modes: &[f64],
+    key: impl Fn(&str) -> String,
+) -> Result<Vec<(f64, TimeDistribution)>, LabError> {
     let sigmas = config.sigma_ms.as_deref().unwrap_or(&[0.0]);
     let weights = config.weights.as_deref().unwrap_or(&[1.0]);
     let fits = |list: &[f64]| list.len() == 1 || list.len() == modes.len();
     if modes.is_empty() || !fits(sigmas) || !fits(weights) {
         let message = format!("{} must have one value, or one for each of modes_ms: so must weights", key("sigma_ms"));
-        return Err(Error::Value(message));
+        return Err(LabError::Value(message));
     }
     let mut applications = Vec::new();
     for (index, &mode) in modes.iter().enumerate() {
         let of = |list: &[f64]| list[index.min(list.len() - 1)];
         let weight = positive(&key("weights"), of(weights))?;
         let mean = positive(&key("modes_ms"), mode)?;
-        applications.push((weight, Times::Normal { mean, sigma: not_negative(&key("sigma_ms"), of(sigmas))? }));
+        applications
+            .push((weight, TimeDistribution::Normal { mean, sigma: not_negative(&key("sigma_ms"), of(sigmas))? }));
     }
     Ok(applications)
 }
 
 /// The requests of a file: what each takes, as a sum over columns, and its hint.
-fn recorded(config: &TimesConfig, path: &Path) -> Result<Arc<[(f64, u32)]>, Error> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    let broken = |message: String| Error::value(format!("{}: {message}", path.display()));
+fn recorded(config: &TimesConfig, path: &Path) -> Result<Arc<[(f64, u32)]>, LabError> {
+    let text = std::fs::read_to_string(path).map_err(|source| LabError::Read { path: path.to_owned(), source })?;
+    let broken = |message: String| LabError::value(format!("{}: {message}", path.display()));
     let mut lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
     let header: Vec<&str> = lines.next().unwrap_or_default().split(',').map(str::trim).collect();
     let column = |name: &str| {
@@ -66,7 +72,7 @@ fn recorded(config: &TimesConfig, path: &Path) -> Result<Arc<[(f64, u32)]>, Erro
         found.ok_or_else(|| broken(format!("there is no column {name:?}")))
     };
     let terms = config.columns_ms.iter().flatten();
-    let terms: Vec<(usize, f64)> = terms.map(|(name, ms)| Ok((column(name)?, *ms))).collect::<Result<_, Error>>()?;
+    let terms: Vec<(usize, f64)> = terms.map(|(name, ms)| Ok((column(name)?, *ms))).collect::<Result<_, LabError>>()?;
     let hint = config.hint_column.as_deref().map(column).transpose()?;
     let row = |line: &str| {
         let fields: Vec<&str> = line.split(',').map(str::trim).collect();
@@ -81,7 +87,7 @@ fn recorded(config: &TimesConfig, path: &Path) -> Result<Arc<[(f64, u32)]>, Erro
         let size = hint.map(number).transpose()?.map_or(1, |size| (size as u32).max(1));
         Ok((alone, size))
     };
-    let rows: Vec<(f64, u32)> = lines.map(row).collect::<Result<_, Error>>()?;
+    let rows: Vec<(f64, u32)> = lines.map(row).collect::<Result<_, LabError>>()?;
     if rows.is_empty() {
         return Err(broken("there is no request in it".into()));
     }
@@ -92,7 +98,7 @@ fn recorded(config: &TimesConfig, path: &Path) -> Result<Arc<[(f64, u32)]>, Erro
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Inputs, String> {
+    fn read(text: &str) -> Result<InputDistribution, String> {
         let config: TimesConfig = toml::from_str(text).unwrap();
         inputs(&config, "a", Path::new("")).map_err(|error| error.to_string())
     }

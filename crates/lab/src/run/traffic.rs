@@ -1,10 +1,10 @@
 //! From an experiment's workload to arrivals.
 
-use crate::Error;
+use crate::LabError;
 use crate::run::experiment::{ArrivalsConfig, Experiment, ModelConfig, RateWave};
 use crate::run::resolve::{millis, not_negative, positive, seconds};
 use base::{Duration, LatencyProfile};
-use sim::{Model, Setup, Traffic};
+use sim::{ModelSetup, Setup, Traffic};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,7 +61,7 @@ enum Recorded {
 }
 
 impl Workload {
-    pub(crate) fn new(experiment: &Experiment, folder: &Path) -> Result<Self, Error> {
+    pub(crate) fn new(experiment: &Experiment, folder: &Path) -> Result<Self, LabError> {
         let config = &experiment.workload;
         if let workload::Popularity::Zipf { exponent } = config.popularity {
             not_negative("workload.popularity.exponent", exponent)?;
@@ -127,7 +127,7 @@ impl Workload {
 
     /// The rate of a plain run.
     pub(crate) fn plain_rate(&self, setup: &Setup) -> f64 {
-        let alone = |model: &Model| match &model.inputs {
+        let alone = |model: &ModelSetup| match &model.inputs {
             Some(inputs) => inputs.mean_ms() / 1e3,
             None => model.spec.profile.batches()[0].median.as_secs_f64(),
         };
@@ -240,7 +240,7 @@ fn functions(
     Box::new(trace.replay(models, factor, seed))
 }
 
-fn check_arrivals(arrivals: &ArrivalsConfig) -> Result<(), Error> {
+fn check_arrivals(arrivals: &ArrivalsConfig) -> Result<(), LabError> {
     match arrivals {
         ArrivalsConfig::Gamma { shape } => drop(positive("arrivals.shape", *shape)?),
         ArrivalsConfig::Closed { clients, think_ms, backoff_ms } => {
@@ -255,12 +255,15 @@ fn check_arrivals(arrivals: &ArrivalsConfig) -> Result<(), Error> {
     Ok(())
 }
 
-fn own_rate(model: &ModelConfig) -> Result<Option<OwnRate>, Error> {
+fn own_rate(model: &ModelConfig) -> Result<Option<OwnRate>, LabError> {
     let key = |name: &str| format!("{name} of model {:?}", model.name);
     let count = f64::from(model.count.max(1));
     if let Some(wave) = &model.rate_wave {
         if model.rate_rps.is_some() || model.rate_steps.is_some() || model.activation.is_some() {
-            return Err(Error::value(format!("model {:?} must have rate_wave or another rate, not both", model.name)));
+            return Err(LabError::value(format!(
+                "model {:?} must have rate_wave or another rate, not both",
+                model.name
+            )));
         }
         let curve = wave_curve(wave, model, key)?;
         return Ok(Some(OwnRate { curve, first: Duration::ZERO, every: Duration::ZERO }));
@@ -281,24 +284,24 @@ fn own_rate(model: &ModelConfig) -> Result<Option<OwnRate>, Error> {
             let step = |&(at, rate): &(f64, f64)| {
                 Ok((seconds(&key("rate_steps"), at)?, not_negative(&key("rate_steps"), rate)? / count))
             };
-            let steps: Result<Vec<_>, Error> = steps.iter().map(step).collect();
+            let steps: Result<Vec<_>, LabError> = steps.iter().map(step).collect();
             (RateCurve::steps(steps?), Duration::ZERO, Duration::ZERO)
         }
         _ => {
             let message =
                 format!("model {:?} must have one of rate_rps, rate_steps, or rate_rps with activation", model.name);
-            return Err(Error::Value(message));
+            return Err(LabError::Value(message));
         }
     };
     Ok(Some(OwnRate { curve, first, every }))
 }
 
 /// A wave as steps, for as long as anybody would simulate.
-fn wave_curve(wave: &RateWave, model: &ModelConfig, key: impl Fn(&str) -> String) -> Result<RateCurve, Error> {
+fn wave_curve(wave: &RateWave, model: &ModelConfig, key: impl Fn(&str) -> String) -> Result<RateCurve, LabError> {
     let mean = not_negative(&key("rate_wave.mean_rps"), wave.mean_rps)?;
     let period = positive(&key("rate_wave.period_s"), wave.period_s)?;
     if !(0.0..=1.0).contains(&wave.swing) {
-        return Err(Error::value(format!("{} is {}: give 0 to 1", key("rate_wave.swing"), wave.swing)));
+        return Err(LabError::value(format!("{} is {}: give 0 to 1", key("rate_wave.swing"), wave.swing)));
     }
     let (row, rows) = model.row;
     let low = not_negative(&key("rate_wave.low_s"), wave.low_s)?
@@ -310,7 +313,7 @@ fn wave_curve(wave: &RateWave, model: &ModelConfig, key: impl Fn(&str) -> String
     Ok(RateCurve::steps(steps.map(|at| (Duration::from_secs_f64(at), rate(at + step / 2.0)))))
 }
 
-fn recorded(arrivals: &ArrivalsConfig, folder: &Path) -> Result<Option<Recorded>, Error> {
+fn recorded(arrivals: &ArrivalsConfig, folder: &Path) -> Result<Option<Recorded>, LabError> {
     match arrivals {
         ArrivalsConfig::StandIn { functions } => Ok(Some(Recorded::StandIn(*functions))),
         ArrivalsConfig::Trace { file } => read_trace(folder.join(file)).map(Some),
@@ -325,10 +328,10 @@ fn recorded(arrivals: &ArrivalsConfig, folder: &Path) -> Result<Option<Recorded>
     }
 }
 
-fn read_trace(path: PathBuf) -> Result<Recorded, Error> {
+fn read_trace(path: PathBuf) -> Result<Recorded, LabError> {
     let open = || std::fs::File::open(&path).map(BufReader::new);
-    let read = |source| Error::Read { path: path.clone(), source };
-    let broken = |source| Error::Trace { path: path.clone(), source };
+    let read = |source| LabError::Read { path: path.clone(), source };
+    let broken = |source| LabError::Trace { path: path.clone(), source };
     match RequestTrace::read(open().map_err(read)?) {
         Ok(trace) => Ok(Recorded::Requests(Arc::new(trace))),
         Err(TraceError::Header { .. }) => {

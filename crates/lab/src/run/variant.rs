@@ -1,6 +1,6 @@
 //! The policies of an experiment: a policy of the scheduler with settings, under a name.
 
-use crate::Error;
+use crate::LabError;
 use crate::run::experiment::{BatchSizes, Experiment, GatherConfig, NamedSizes, SchedulerConfig};
 use crate::run::resolve::{self, millis};
 use scheduler::{Delay, Gather, PolicyKind};
@@ -19,22 +19,24 @@ pub(crate) struct Variant {
 
 impl Variant {
     /// The variant of that name in an experiment; `scheduler` is the experiment's `[scheduler]` as written.
-    pub(crate) fn new(label: &str, experiment: &Experiment, scheduler: Option<&Value>) -> Result<Self, Error> {
+    pub(crate) fn new(label: &str, experiment: &Experiment, scheduler: Option<&Value>) -> Result<Self, LabError> {
         let mut own = experiment.policy.get(label).cloned().unwrap_or_default();
         let kind = match own.remove("kind") {
             None => label.to_owned(),
             Some(Value::String(kind)) => kind,
-            Some(other) => return Err(Error::value(format!("policy.{label}.kind is {other}: give a policy's name"))),
+            Some(other) => {
+                return Err(LabError::value(format!("policy.{label}.kind is {other}: give a policy's name")));
+            }
         };
         let Some(kind) = PolicyKind::from_name(&kind) else {
             let known: Vec<&str> = PolicyKind::ALL.iter().map(|kind| kind.name()).collect();
             let message = format!("unknown policy {kind:?} in run.policies: known are {}", known.join(", "));
-            return Err(Error::Value(message));
+            return Err(LabError::Value(message));
         };
         let mut merged = scheduler.and_then(Value::as_table).cloned().unwrap_or_default();
         merged.extend(own.clone());
         let settings =
-            merged.try_into().map_err(|error: toml::de::Error| Error::value(format!("policy.{label}: {error}")))?;
+            merged.try_into().map_err(|error: toml::de::Error| LabError::value(format!("policy.{label}: {error}")))?;
         Ok(Self { label: label.to_owned(), kind, own, settings })
     }
 
@@ -44,16 +46,16 @@ impl Variant {
     }
 
     /// The scheduler's settings.
-    pub(crate) fn scheduler_config(&self, experiment: &Experiment) -> Result<scheduler::Config, Error> {
+    pub(crate) fn scheduler_config(&self, experiment: &Experiment) -> Result<scheduler::Config, LabError> {
         let config = &self.settings;
         let default = scheduler::Config::default();
         let profile_quantile = config.profile_quantile.unwrap_or(default.profile_quantile);
         if !(0.0..=1.0).contains(&profile_quantile) {
-            return Err(Error::value(format!("scheduler.profile_quantile is {profile_quantile}: give 0 to 1")));
+            return Err(LabError::value(format!("scheduler.profile_quantile is {profile_quantile}: give 0 to 1")));
         }
         let part = |key: &str, value: Option<f64>, default: f64| match value.unwrap_or(default) {
             value if (0.0..=1.0).contains(&value) => Ok(value),
-            value => Err(Error::value(format!("{key} of policy {:?} is {value}: give 0 to 1", self.label))),
+            value => Err(LabError::value(format!("{key} of policy {:?} is {value}: give 0 to 1", self.label))),
         };
         // The scheduler knows what the modelled network takes.
         let network = resolve::network(experiment)?;

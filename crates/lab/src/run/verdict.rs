@@ -10,7 +10,7 @@
 //! allowance: where each loses at most `max_bad`, so do all, and their number is large.
 
 use crate::run::experiment::MaxBadOf;
-use sim::{Count, Run, ratio};
+use sim::{Count, RunResult, ratio};
 
 /// So many deviations above the average are left to chance.
 const CHANCE: f64 = 2.5;
@@ -32,7 +32,7 @@ pub(crate) struct Verdict {
 
 impl Verdict {
     /// Of runs of one world with different seeds.
-    pub(crate) fn of(runs: &[Run], max_bad: f64, whose: MaxBadOf) -> Self {
+    pub(crate) fn of(runs: &[RunResult], max_bad: f64, whose: MaxBadOf) -> Self {
         let mut models: Vec<Count> = Vec::new();
         for run in runs {
             models.resize(run.meter.models.len(), Count::default());

@@ -1,7 +1,7 @@
 //! What a paper says, what we take that to ask for, and what we measure. The three are kept apart: a paper's "nearly all"
 //! has no number, and the one that we choose is ours.
 
-use crate::run::campaign::Outcome;
+use crate::run::campaign::PointOutcome;
 use crate::show::compare::Compare;
 use crate::show::plot::series;
 use serde::Deserialize;
@@ -78,7 +78,7 @@ fn one() -> f64 {
 
 impl Claim {
     /// Our number, if the results have it.
-    pub fn ours(&self, outcomes: &[Outcome], compares: &[Compare]) -> Option<f64> {
+    pub fn ours(&self, outcomes: &[PointOutcome], compares: &[Compare]) -> Option<f64> {
         if let Some(path) = self.value.strip_prefix("compare.") {
             let (id, name) = path.split_once('.')?;
             let compare = compares.iter().find(|compare| compare.id == id)?;
@@ -93,8 +93,14 @@ impl Claim {
         (whole != 0.0).then_some(value / whole * self.times)
     }
 
-    fn figure(&self, outcomes: &[Outcome], policy: Option<&str>, at: &BTreeMap<String, toml::Value>) -> Option<f64> {
-        let there = |outcome: &&Outcome| policy.is_none_or(|policy| outcome.policy == policy) && matches(outcome, at);
+    fn figure(
+        &self,
+        outcomes: &[PointOutcome],
+        policy: Option<&str>,
+        at: &BTreeMap<String, toml::Value>,
+    ) -> Option<f64> {
+        let there =
+            |outcome: &&PointOutcome| policy.is_none_or(|policy| outcome.policy == policy) && matches(outcome, at);
         let outcome = outcomes.iter().find(there)?;
         let Some((from, to)) = self.over_s else { return outcome.figure(&self.value) };
         let values =
@@ -140,7 +146,7 @@ impl Claim {
 }
 
 /// Whether an outcome is at a point of the sweep: numbers however they are written, everything else as it is shown.
-pub(crate) fn matches(outcome: &Outcome, at: &BTreeMap<String, toml::Value>) -> bool {
+pub(crate) fn matches(outcome: &PointOutcome, at: &BTreeMap<String, toml::Value>) -> bool {
     at.iter().all(|(key, wanted)| {
         let number = wanted.as_float().or(wanted.as_integer().map(|integer| integer as f64));
         match (number, outcome.figure(key)) {
@@ -171,7 +177,7 @@ mod tests {
 
     #[test]
     fn numbers_are_found_at_points_and_over_time() {
-        let outcome = |slo: f64, goodput: f64| Outcome {
+        let outcome = |slo: f64, goodput: f64| PointOutcome {
             policy: "clockwork".into(),
             took_s: 0.0,
             point: json!({"slo_ms": slo, "kind": "weak"}).as_object().unwrap().clone(),

@@ -1,7 +1,7 @@
 //! What is worked out from the results of several policies: how one does against another, or against the best of the
 //! others, at each point of a sweep, and what that comes to over all of them.
 
-use crate::run::campaign::Outcome;
+use crate::run::campaign::PointOutcome;
 use crate::show::claim::matches;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -62,7 +62,7 @@ pub struct Ratio<'a> {
 
 /// What ratios come to.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spread {
+pub struct RatioSummary {
     /// At how many points.
     pub points: usize,
     /// The geometric mean.
@@ -75,8 +75,8 @@ pub struct Spread {
 
 impl Compare {
     /// The ratio at each point where both sides are known and one of them is not nothing, in the order of the results.
-    pub fn ratios<'a>(&self, outcomes: &'a [Outcome]) -> Vec<Ratio<'a>> {
-        let mut by_point: BTreeMap<String, Vec<&'a Outcome>> = BTreeMap::new();
+    pub fn ratios<'a>(&self, outcomes: &'a [PointOutcome]) -> Vec<Ratio<'a>> {
+        let mut by_point: BTreeMap<String, Vec<&'a PointOutcome>> = BTreeMap::new();
         for outcome in outcomes {
             by_point.entry(place(&outcome.point)).or_default().push(outcome);
         }
@@ -84,8 +84,8 @@ impl Compare {
         own.filter_map(|own| self.ratio(own, &by_point[&place(&own.point)])).collect()
     }
 
-    fn ratio<'a>(&self, own: &'a Outcome, there: &[&'a Outcome]) -> Option<Ratio<'a>> {
-        let rival = |outcome: &&&'a Outcome| match &self.to {
+    fn ratio<'a>(&self, own: &'a PointOutcome, there: &[&'a PointOutcome]) -> Option<Ratio<'a>> {
+        let rival = |outcome: &&&'a PointOutcome| match &self.to {
             Some(to) => outcome.policy == *to,
             None if self.among.is_empty() => outcome.policy != self.of,
             None => outcome.policy != self.of && self.among.contains(&outcome.policy),
@@ -101,7 +101,7 @@ impl Compare {
     }
 
     /// The figure, turned so that more is better.
-    fn worth(&self, outcome: &Outcome) -> Option<f64> {
+    fn worth(&self, outcome: &PointOutcome) -> Option<f64> {
         let figure = outcome.figure(&self.value);
         match figure {
             Some(figure) if self.complement => Some(1.0 - figure),
@@ -113,20 +113,20 @@ impl Compare {
     }
 
     /// The number of this name: `mean`, `min`, `max`, `points`, or `at_least 0.95`, which is a part of the points.
-    pub fn figure(&self, name: &str, outcomes: &[Outcome]) -> Option<f64> {
+    pub fn figure(&self, name: &str, outcomes: &[PointOutcome]) -> Option<f64> {
         let ratios: Vec<f64> = self.ratios(outcomes).iter().map(|ratio| ratio.ratio).collect();
-        let spread = Spread::of(&ratios)?;
+        let summary = RatioSummary::of(&ratios)?;
         match name {
-            "mean" => Some(spread.mean),
-            "min" => Some(spread.min),
-            "max" => Some(spread.max),
-            "points" => Some(spread.points as f64),
+            "mean" => Some(summary.mean),
+            "min" => Some(summary.min),
+            "max" => Some(summary.max),
+            "points" => Some(summary.points as f64),
             other => Some(reach(&ratios, other.strip_prefix("at_least ")?.parse().ok()?)),
         }
     }
 
     /// The lines of a table about it: one for all points, one for each value of each key of `by`.
-    pub(crate) fn cells(&self, outcomes: &[Outcome]) -> Vec<Vec<String>> {
+    pub(crate) fn cells(&self, outcomes: &[PointOutcome]) -> Vec<Vec<String>> {
         let ratios = self.ratios(outcomes);
         let mut lines = vec![self.line(self.title.clone(), &ratios.iter().collect::<Vec<_>>())];
         for key in &self.by {
@@ -148,12 +148,12 @@ impl Compare {
 
     fn line(&self, title: String, ratios: &[&Ratio<'_>]) -> Vec<String> {
         let numbers: Vec<f64> = ratios.iter().map(|ratio| ratio.ratio).collect();
-        let Some(spread) = Spread::of(&numbers) else { return vec![title, "0".into()] };
+        let Some(summary) = RatioSummary::of(&numbers) else { return vec![title, "0".into()] };
         let worst = ratios.iter().min_by(|a, b| a.ratio.total_cmp(&b.ratio)).map_or("", |ratio| ratio.to);
-        let mut line = vec![title, spread.points.to_string(), format!("{:.3}", spread.mean)];
+        let mut line = vec![title, summary.points.to_string(), format!("{:.3}", summary.mean)];
         let against = if self.to.is_some() { String::new() } else { format!(" ({worst})") };
-        line.push(format!("{:.3}{against}", spread.min));
-        line.push(format!("{:.3}", spread.max));
+        line.push(format!("{:.3}{against}", summary.min));
+        line.push(format!("{:.3}", summary.max));
         line.extend(self.at_least.iter().map(|&least| format!("{:.1} %", 100.0 * reach(&numbers, least))));
         line
     }
@@ -176,7 +176,7 @@ fn reach(ratios: &[f64], least: f64) -> f64 {
     ratios.iter().filter(|&&ratio| ratio >= least).count() as f64 / ratios.len().max(1) as f64
 }
 
-impl Spread {
+impl RatioSummary {
     fn of(ratios: &[f64]) -> Option<Self> {
         if ratios.is_empty() {
             return None;
@@ -197,8 +197,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn outcomes() -> Vec<Outcome> {
-        let entry = |policy: &str, slo: f64, goodput: f64| Outcome {
+    fn outcomes() -> Vec<PointOutcome> {
+        let entry = |policy: &str, slo: f64, goodput: f64| PointOutcome {
             policy: policy.into(),
             point: json!({"slo_ms": slo}).as_object().unwrap().clone(),
             figures: json!({"goodput_rps": goodput}),
@@ -241,7 +241,7 @@ mod tests {
         let fewer = compare("to = 'a'\nless_is_better = true");
         assert_eq!(fewer.figure("max", &outcomes), Some(0.5));
         assert_eq!(compare("at = { slo_ms = 20 }").figure("points", &outcomes), Some(1.0));
-        let bad = |policy: &str, bad: f64| Outcome {
+        let bad = |policy: &str, bad: f64| PointOutcome {
             policy: policy.into(),
             point: Map::new(),
             figures: json!({"bad_at": {"0.9": bad}}),

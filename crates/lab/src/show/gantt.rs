@@ -53,7 +53,7 @@ impl Gantt<'_> {
     }
 }
 
-fn draw_batch(svg: &mut String, batch: &Batch, x: &Scale, top: f64) {
+fn draw_batch(svg: &mut String, batch: &BatchBar, x: &Scale, top: f64) {
     let (left, right) = (x.place(batch.started_ms), x.place(batch.ended_ms));
     let up = top + LINE * batch.device as f64 + (LINE - BLOCK) / 2.0;
     let (fill, rows) = (colour(batch.model as usize), batch.rows);
@@ -90,7 +90,7 @@ fn draw_bad(svg: &mut String, trace: &Value, x: &Scale, y: f64, until_ms: f64) {
     }
 }
 
-struct Batch {
+struct BatchBar {
     device: u64,
     model: u64,
     rows: u64,
@@ -98,9 +98,9 @@ struct Batch {
     ended_ms: f64,
 }
 
-fn batches(trace: &Value) -> impl Iterator<Item = Batch> {
+fn batches(trace: &Value) -> impl Iterator<Item = BatchBar> {
     let batch = |batch: &Value| {
-        Some(Batch {
+        Some(BatchBar {
             device: batch.get("device")?.as_u64()?,
             model: batch.get("model")?.as_u64()?,
             rows: batch.get("rows")?.as_u64()?,

@@ -1,22 +1,25 @@
 //! Results of large sweeps as they are kept beside the page: comma-separated values, one line for each policy at each
 //! point, below a few lines about where they come from.
 
-use crate::Error;
-use crate::run::campaign::{Campaign, Outcome};
+use crate::LabError;
+use crate::run::campaign::{Campaign, PointOutcome};
 use crate::show::table::shown;
 use serde_json::{Map, Value, json};
 use std::path::Path;
+
+/// Behind these words stands the state of the sources that results are of.
+pub(crate) const FOUND_AT: &str = " hours of one core, at ";
 
 /// What was kept.
 #[derive(Clone, Debug)]
 pub(crate) struct KeptResults {
     /// The lines at the top, without their `# `.
     pub(crate) origin: Vec<String>,
-    pub(crate) outcomes: Vec<Outcome>,
+    pub(crate) outcomes: Vec<PointOutcome>,
 }
 
 /// The text of the file.
-pub(crate) fn to_text(campaign: &Campaign, outcomes: &[Outcome], commit: &str, sources: &str) -> String {
+pub(crate) fn to_text(campaign: &Campaign, outcomes: &[PointOutcome], commit: &str, sources: &str) -> String {
     let run = &campaign.experiment.run;
     let hours = outcomes.iter().map(|outcome| outcome.took_s).sum::<f64>() / 3600.0;
     let points = campaign.points();
@@ -29,7 +32,7 @@ pub(crate) fn to_text(campaign: &Campaign, outcomes: &[Outcome], commit: &str, s
         }
     };
     let mut text = format!(
-        "# {points}{of} points, {} policies, {length} and {} seeds each; found in {hours:.2} hours of one core, at {commit}, sources {sources}\n",
+        "# {points}{of} points, {} policies, {length} and {} seeds each; found in {hours:.2}{FOUND_AT}{commit}, sources {sources}\n",
         outcomes.len() / points.max(1),
         campaign.seeds(),
     );
@@ -58,13 +61,13 @@ fn short(value: f64) -> String {
 }
 
 /// Reads such a file; `None` where there is none.
-pub(crate) fn read(path: &Path, figures: &[String]) -> Result<Option<KeptResults>, Error> {
+pub(crate) fn read(path: &Path, figures: &[String]) -> Result<Option<KeptResults>, LabError> {
     match std::fs::read_to_string(path) {
         Ok(text) => {
-            parse(&text, figures).map(Some).map_err(|message| Error::value(format!("{}: {message}", path.display())))
+            parse(&text, figures).map(Some).map_err(|message| LabError::value(format!("{}: {message}", path.display())))
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Read { path: path.to_owned(), source }),
+        Err(source) => Err(LabError::Read { path: path.to_owned(), source }),
     }
 }
 
@@ -89,7 +92,7 @@ fn parse(text: &str, figures: &[String]) -> Result<KeptResults, String> {
                 point.insert((*column).to_owned(), value);
             }
         }
-        Ok(Outcome { policy: fields[0].to_owned(), point, figures: Value::Object(found), took_s: 0.0 })
+        Ok(PointOutcome { policy: fields[0].to_owned(), point, figures: Value::Object(found), took_s: 0.0 })
     };
     Ok(KeptResults { origin, outcomes: lines.map(outcome).collect::<Result<_, _>>()? })
 }

@@ -1,10 +1,10 @@
 //! The page of experiments: for each file its words, its plots, the paper's numbers beside ours, and its table.
 //!
-//! Every section says of which state it is. One that wasn't asked for stays as it is on the page, and the head says which are older than
-//! the code.
+//! Every section says of which state it is. A section that wasn't asked for stays as it is on the page. The head lists which
+//! sections are of which state, and which were older than the code when the page was written.
 
-use crate::Error;
-use crate::run::campaign::{Campaign, Outcome};
+use crate::LabError;
+use crate::run::campaign::{Campaign, PointOutcome};
 use crate::run::experiment::Experiment;
 use crate::run::store;
 use crate::run::store::Reuse;
@@ -47,6 +47,8 @@ pub struct PageOptions {
     pub all: bool,
     /// Only these files, by their names without `.toml`; the sections of the others stay as they are. Empty: all.
     pub parts: Vec<String>,
+    /// Run nothing: write the head anew, from the sections as they are.
+    pub head: bool,
     /// Take results of other sources too, except those of these policies.
     pub again: Vec<String>,
     /// Which state of the sources this is, as kept results say it.
@@ -56,18 +58,18 @@ pub struct PageOptions {
 }
 
 /// Runs the experiments of a folder that were asked for, in the order of their names, and writes the page.
-pub(crate) fn build(options: &PageOptions) -> Result<PathBuf, Error> {
+pub(crate) fn build(options: &PageOptions) -> Result<PathBuf, LabError> {
     let files = files(&options.experiments)?;
     if let Some(unknown) = options.parts.iter().find(|part| files.iter().all(|path| name_of(path) != **part)) {
         let folder = options.experiments.display();
-        return Err(Error::value(format!("{folder} has no {unknown}.toml: give the name of a file, without .toml")));
+        return Err(LabError::value(format!("{folder} has no {unknown}.toml: give the name of a file, without .toml")));
     }
     let path = options.folder.join("README.md");
     let before = std::fs::read_to_string(&path).unwrap_or_default();
     let mut sections = Vec::new();
     for file in files {
         let name = name_of(&file);
-        let wanted = options.parts.is_empty() || options.parts.contains(&name);
+        let wanted = !options.head && (options.parts.is_empty() || options.parts.contains(&name));
         let text = if wanted { run(&file, &name, options)? } else { as_it_was(&before, &file)? };
         sections.push((name, text));
     }
@@ -75,7 +77,7 @@ pub(crate) fn build(options: &PageOptions) -> Result<PathBuf, Error> {
     let older: Vec<&str> =
         sections.iter().filter(|(_, text)| !text.contains(&sources)).map(|(name, _)| name.as_str()).collect();
     let text = sections.iter().map(|(_, text)| text.as_str()).collect::<String>();
-    write(&path, &format!("{HEAD}{}{text}", age(&older)))?;
+    write(&path, &format!("{HEAD}{}{}{text}", age(&older), states(&sections)))?;
     Ok(path)
 }
 
@@ -84,7 +86,7 @@ fn name_of(path: &Path) -> String {
 }
 
 /// Runs one experiment, draws its plots and writes its section.
-fn run(path: &Path, name: &str, options: &PageOptions) -> Result<String, Error> {
+fn run(path: &Path, name: &str, options: &PageOptions) -> Result<String, LabError> {
     let campaign = Campaign::read(path)?;
     if options.progress {
         eprintln!("{name}");
@@ -101,15 +103,39 @@ fn run(path: &Path, name: &str, options: &PageOptions) -> Result<String, Error> 
 fn age(older: &[&str]) -> String {
     match older {
         [] => "\nAll sections are of the code as it is.\n".into(),
-        _ => format!(
-            "\nOlder than the code, or not run yet: {}. Each section says of which commit it is.\n",
-            older.join(", ")
-        ),
+        _ => format!("\nOlder than the code when this page was written, or not run yet: {}.\n", older.join(", ")),
     }
 }
 
+/// Which sections are of which state, in the order of the page.
+fn states(sections: &[(String, String)]) -> String {
+    let mut states: Vec<(&str, Vec<String>)> = Vec::new();
+    for (name, text) in sections {
+        let state = state_of(text).unwrap_or("not run yet");
+        let linked = format!("`{name}`");
+        match states.iter_mut().find(|(known, _)| *known == state) {
+            Some((_, names)) => names.push(linked),
+            None => states.push((state, vec![linked])),
+        }
+    }
+    let lines = states.iter().map(|(state, names)| format!("| {state} | {} |\n", names.join(", ")));
+    format!("\n| results of | sections |\n| --- | --- |\n{}", lines.collect::<String>())
+}
+
+/// The state that a section's results are of, as the section says it.
+fn state_of(section: &str) -> Option<&str> {
+    section.lines().find_map(|line| match line.split_once(kept::FOUND_AT) {
+        Some((_, words)) => words.split([',', '(', ';']).next().map(str::trim_end),
+        // The words of an experiment may begin so, too, but not with a commit or a number for the sources.
+        None if line.contains("<!-- sources") || line.starts_with("Of commit ") => {
+            line.split(" <!--").next()?.strip_prefix("Of ")?.strip_suffix('.')
+        }
+        None => None,
+    })
+}
+
 /// The section of a file as the page has it.
-fn as_it_was(page: &str, path: &Path) -> Result<String, Error> {
+fn as_it_was(page: &str, path: &Path) -> Result<String, LabError> {
     let own = format!("\n\n`experiments/{}`\n", path.file_name().unwrap_or_default().to_string_lossy());
     let found = page.split("\n## ").skip(1).find(|section| section.contains(&own));
     match found {
@@ -136,7 +162,7 @@ fn state(options: &PageOptions) -> String {
 }
 
 /// The results of one experiment, run or kept, and where they come from.
-fn results(name: &str, campaign: &Campaign, options: &PageOptions) -> Result<(Vec<Outcome>, Origin), Error> {
+fn results(name: &str, campaign: &Campaign, options: &PageOptions) -> Result<(Vec<PointOutcome>, Origin), LabError> {
     let reuse = Reuse {
         file: options.cache.as_ref().map(|folder| folder.join(format!("{name}.jsonl"))),
         again: options.again.clone(),
@@ -161,19 +187,19 @@ fn results(name: &str, campaign: &Campaign, options: &PageOptions) -> Result<(Ve
     }
 }
 
-fn files(folder: &Path) -> Result<Vec<PathBuf>, Error> {
-    let read = |source| Error::Read { path: folder.to_owned(), source };
+fn files(folder: &Path) -> Result<Vec<PathBuf>, LabError> {
+    let read = |source| LabError::Read { path: folder.to_owned(), source };
     let entries = std::fs::read_dir(folder).map_err(read)?.collect::<Result<Vec<_>, _>>().map_err(read)?;
     let mut files: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
     files.sort();
     if files.is_empty() {
-        return Err(Error::value(format!("{} has no experiment (*.toml)", folder.display())));
+        return Err(LabError::value(format!("{} has no experiment (*.toml)", folder.display())));
     }
     Ok(files)
 }
 
-fn section(path: &Path, campaign: &Campaign, outcomes: &[Outcome], origin: &Origin) -> String {
+fn section(path: &Path, campaign: &Campaign, outcomes: &[PointOutcome], origin: &Origin) -> String {
     let experiment = &campaign.experiment;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let title = experiment.about.title.clone().unwrap_or_else(|| name.to_string());
@@ -210,7 +236,7 @@ fn section(path: &Path, campaign: &Campaign, outcomes: &[Outcome], origin: &Orig
 }
 
 /// All runs as a table, folded away where it is long.
-fn runs(outcomes: &[Outcome], columns: &[String]) -> String {
+fn runs(outcomes: &[PointOutcome], columns: &[String]) -> String {
     let cells = table::cells(outcomes, columns);
     let rows = table::markdown(&cells);
     if cells.len() > LONG_TABLE {
@@ -221,7 +247,7 @@ fn runs(outcomes: &[Outcome], columns: &[String]) -> String {
 }
 
 /// What the paper says beside what we measure, headings first.
-pub(crate) fn claim_cells(experiment: &Experiment, outcomes: &[Outcome]) -> Vec<Vec<String>> {
+pub(crate) fn claim_cells(experiment: &Experiment, outcomes: &[PointOutcome]) -> Vec<Vec<String>> {
     let claims = &experiment.claims;
     let mut cells = vec![["the paper says", "so we ask for", "here", "agrees", "note"].map(str::to_owned).to_vec()];
     for claim in claims {
@@ -237,7 +263,7 @@ pub(crate) fn claim_cells(experiment: &Experiment, outcomes: &[Outcome]) -> Vec<
 }
 
 /// Tables of comparisons, headings first; those with the same headings are one table.
-pub(crate) fn compare_cells(experiment: &Experiment, outcomes: &[Outcome]) -> Vec<Vec<Vec<String>>> {
+pub(crate) fn compare_cells(experiment: &Experiment, outcomes: &[PointOutcome]) -> Vec<Vec<Vec<String>>> {
     let mut tables: Vec<Vec<Vec<String>>> = Vec::new();
     for compare in &experiment.compares {
         let headings = compare.headings();
@@ -251,8 +277,8 @@ pub(crate) fn compare_cells(experiment: &Experiment, outcomes: &[Outcome]) -> Ve
 }
 
 /// Writes a file, making its folder if need be.
-pub(crate) fn write(path: &Path, text: &str) -> Result<(), Error> {
-    let failed = |source| Error::Write { path: path.to_owned(), source };
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), LabError> {
+    let failed = |source| LabError::Write { path: path.to_owned(), source };
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(failed)?;
     }

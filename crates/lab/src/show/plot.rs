@@ -1,7 +1,7 @@
 //! What an experiment draws: a figure against a key of its sweep or against time, as lines or bars; how often a ratio is
 //! reached; batches on devices.
 
-use crate::run::campaign::Outcome;
+use crate::run::campaign::PointOutcome;
 use crate::show::bars::{self, Bars};
 use crate::show::claim::matches;
 use crate::show::compare::Compare;
@@ -22,7 +22,7 @@ pub struct PlotConfig {
     pub title: String,
     /// How it is drawn.
     #[serde(default)]
-    pub kind: Kind,
+    pub kind: PlotKind,
     /// A key of the sweep, or `time`; bars also `policy`.
     #[serde(default)]
     pub x: String,
@@ -77,7 +77,7 @@ pub struct PlotConfig {
 /// How a plot is drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum PlotKind {
     /// Lines.
     #[default]
     Lines,
@@ -107,17 +107,17 @@ fn one() -> f64 {
 
 impl PlotConfig {
     /// The chart as SVG.
-    pub(crate) fn draw(&self, outcomes: &[Outcome], compares: &[Compare]) -> String {
-        let wanted = |outcome: &&Outcome| {
+    pub(crate) fn draw(&self, outcomes: &[PointOutcome], compares: &[Compare]) -> String {
+        let wanted = |outcome: &&PointOutcome| {
             (self.policies.is_empty() || self.policies.contains(&outcome.policy)) && matches(outcome, &self.at)
         };
-        let shown: Vec<&Outcome> = outcomes.iter().filter(wanted).collect();
+        let shown: Vec<&PointOutcome> = outcomes.iter().filter(wanted).collect();
         match self.kind {
-            Kind::Lines => self.draw_lines(&shown, outcomes),
-            Kind::Bars => self.draw_bars(&shown, outcomes),
-            Kind::Ratios => self.draw_ratios(outcomes, compares),
-            Kind::Quantiles => self.draw_quantiles(&shown),
-            Kind::Batches => self.draw_batches(&shown),
+            PlotKind::Lines => self.draw_lines(&shown, outcomes),
+            PlotKind::Bars => self.draw_bars(&shown, outcomes),
+            PlotKind::Ratios => self.draw_ratios(outcomes, compares),
+            PlotKind::Quantiles => self.draw_quantiles(&shown),
+            PlotKind::Batches => self.draw_batches(&shown),
         }
     }
 
@@ -127,7 +127,7 @@ impl PlotConfig {
         (x, Axis { from: self.y_from, to: self.y_to, ..axis(&self.y_label, self.y_log) })
     }
 
-    fn draw_lines(&self, shown: &[&Outcome], all: &[Outcome]) -> String {
+    fn draw_lines(&self, shown: &[&PointOutcome], all: &[PointOutcome]) -> String {
         let (x, y) = self.axes();
         let mut lines = if self.x == "time" { self.over_time(shown) } else { self.over_sweep(shown, all) };
         lines.extend(self.paper.iter().map(|paper| Line {
@@ -139,8 +139,8 @@ impl PlotConfig {
     }
 
     /// One cluster for each value of `x`, one bar in it for each policy and figure.
-    fn draw_bars(&self, shown_outcomes: &[&Outcome], all: &[Outcome]) -> String {
-        let category = |outcome: &Outcome| match self.x.as_str() {
+    fn draw_bars(&self, shown_outcomes: &[&PointOutcome], all: &[PointOutcome]) -> String {
+        let category = |outcome: &PointOutcome| match self.x.as_str() {
             "policy" => outcome.policy.clone(),
             key => outcome.point.get(key).map(shown).unwrap_or_default(),
         };
@@ -182,7 +182,7 @@ impl PlotConfig {
     }
 
     /// For each comparison, the part of the points with at most that ratio.
-    fn draw_ratios(&self, outcomes: &[Outcome], compares: &[Compare]) -> String {
+    fn draw_ratios(&self, outcomes: &[PointOutcome], compares: &[Compare]) -> String {
         let (x, y) = self.axes();
         let y = Axis { from: y.from.or(Some(0.0)), to: y.to.or(Some(100.0)), ..y };
         let mut lines = Vec::new();
@@ -199,7 +199,7 @@ impl PlotConfig {
         Chart { title: self.title.clone(), x, y, lines }.to_svg()
     }
 
-    fn draw_quantiles(&self, shown: &[&Outcome]) -> String {
+    fn draw_quantiles(&self, shown: &[&PointOutcome]) -> String {
         let (x, y) = self.axes();
         let many = shown.iter().any(|outcome| outcome.policy != shown[0].policy);
         let mut lines = Vec::new();
@@ -213,7 +213,7 @@ impl PlotConfig {
     }
 
     /// The quantiles that there are enough values for. A logarithmic axis has no place for zeros.
-    fn quantiles(&self, outcome: &Outcome, path: &str) -> Vec<(f64, f64)> {
+    fn quantiles(&self, outcome: &PointOutcome, path: &str) -> Vec<(f64, f64)> {
         let count = outcome.figure(&format!("{path}.count")).unwrap_or(0.0);
         let point = |&(one_in, name): &(f64, &str)| {
             let value = outcome.figure(&format!("{path}.{name}"))? * self.y_times;
@@ -222,7 +222,7 @@ impl PlotConfig {
         sim::ONE_IN.iter().filter_map(point).collect()
     }
 
-    fn draw_batches(&self, outcomes: &[&Outcome]) -> String {
+    fn draw_batches(&self, outcomes: &[&PointOutcome]) -> String {
         let runs = outcomes.iter().filter_map(|outcome| Some((heading(outcome), outcome.figures.get("trace")?)));
         Gantt {
             title: self.title.clone(),
@@ -238,7 +238,7 @@ impl PlotConfig {
     }
 
     /// What a line or bar is called: its policy, its figure where there are several, and the sweep's other values.
-    fn line_label(&self, index: usize, path: &str, outcome: &Outcome, many: bool) -> String {
+    fn line_label(&self, index: usize, path: &str, outcome: &PointOutcome, many: bool) -> String {
         let mut parts = Vec::new();
         if many {
             parts.push(outcome.policy.clone());
@@ -255,7 +255,7 @@ impl PlotConfig {
     }
 
     /// A figure of an outcome, or its ratio to another policy's at the same point.
-    fn value(&self, outcome: &Outcome, path: &str, all: &[Outcome]) -> Option<f64> {
+    fn value(&self, outcome: &PointOutcome, path: &str, all: &[PointOutcome]) -> Option<f64> {
         let value = outcome.figure(path)?;
         let Some(whole) = &self.relative_to else { return Some(value) };
         let other = all.iter().find(|other| other.policy == *whole && other.point == outcome.point)?;
@@ -263,7 +263,7 @@ impl PlotConfig {
     }
 
     /// One line for each figure, each policy, and each combination of the sweep's other keys.
-    fn over_sweep(&self, outcomes: &[&Outcome], all: &[Outcome]) -> Vec<Line> {
+    fn over_sweep(&self, outcomes: &[&PointOutcome], all: &[PointOutcome]) -> Vec<Line> {
         let mut lines: Vec<Line> = Vec::new();
         let many = outcomes.iter().any(|outcome| outcome.policy != outcomes[0].policy);
         for (index, path) in self.y.iter().enumerate() {
@@ -284,7 +284,7 @@ impl PlotConfig {
         (x - self.x_minus) / self.x_divide
     }
 
-    fn over_time(&self, outcomes: &[&Outcome]) -> Vec<Line> {
+    fn over_time(&self, outcomes: &[&PointOutcome]) -> Vec<Line> {
         let many = outcomes.len() > 1;
         let mut lines = Vec::new();
         for (index, path) in self.y.iter().enumerate() {
@@ -301,7 +301,7 @@ impl PlotConfig {
 }
 
 /// A run in words.
-fn heading(outcome: &Outcome) -> String {
+fn heading(outcome: &PointOutcome) -> String {
     let mut text = outcome.policy.clone();
     for (key, value) in &outcome.point {
         text.push_str(&format!(", {} {}", key.rsplit('.').next().unwrap_or(key), shown(value)));
@@ -310,7 +310,7 @@ fn heading(outcome: &Outcome) -> String {
 }
 
 /// A figure over time, as `(second, value)`: `minor.p99_ms` is the figure `p99_ms` of the series `minor`.
-pub(crate) fn series(outcome: &Outcome, path: &str) -> Vec<(f64, f64)> {
+pub(crate) fn series(outcome: &PointOutcome, path: &str) -> Vec<(f64, f64)> {
     let Some((name, key)) = path.rsplit_once('.') else { return Vec::new() };
     let points = outcome.figures.get("series").and_then(|series| series.get(name)).and_then(Value::as_array);
     let point = |point: &Value| Some((point.get("at_s")?.as_f64()?, point.get(key)?.as_f64()?));
@@ -322,8 +322,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn outcome(policy: &str, slo: f64, goodput: f64) -> Outcome {
-        Outcome {
+    fn outcome(policy: &str, slo: f64, goodput: f64) -> PointOutcome {
+        PointOutcome {
             policy: policy.into(),
             point: json!({"slo_ms": slo, "zoo": "weak"}).as_object().unwrap().clone(),
             figures: json!({"goodput_rps": goodput}),
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn lines_can_be_parts_of_another_policys() {
         let all = [outcome("a", 10.0, 50.0), outcome("a", 20.0, 80.0), outcome("b", 10.0, 100.0)];
-        let shown: Vec<&Outcome> = all.iter().collect();
+        let shown: Vec<&PointOutcome> = all.iter().collect();
         let plot = plot("x = 'slo_ms'\ny = ['goodput_rps']\nrelative_to = 'b'\nat = { zoo = 'weak' }");
         let lines = plot.over_sweep(&shown, &all);
         let lines: Vec<_> = lines.iter().map(|line| (line.label.as_str(), line.points.clone())).collect();
@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn quantiles_are_drawn_where_there_are_enough_values() {
         let figures = json!({"error": {"count": 150, "p50_ms": 0.0, "p90_ms": 0.5, "p99_ms": 2.0, "p999_ms": 2.5}});
-        let outcome = Outcome { figures, ..outcome("a", 10.0, 50.0) };
+        let outcome = PointOutcome { figures, ..outcome("a", 10.0, 50.0) };
         let logarithmic = plot("kind = 'quantiles'\ny = ['error']\ny_log = true\ny_times = 1000");
         assert_eq!(logarithmic.quantiles(&outcome, "error"), [(10.0, 500.0), (100.0, 2000.0)]);
         assert_eq!(plot("kind = 'quantiles'\ny = ['error']").quantiles(&outcome, "error").len(), 3);

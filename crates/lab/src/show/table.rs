@@ -1,6 +1,6 @@
 //! Results as an aligned table, for people.
 
-use crate::run::campaign::Outcome;
+use crate::run::campaign::PointOutcome;
 use serde_json::Value;
 
 /// A column: its heading, where the number stands, how it is shown.
@@ -39,7 +39,7 @@ type Shown = (String, String, fn(f64) -> String);
 
 /// The columns of these results: those that there always are, those that some result has, the part of bad requests
 /// beside the peak, and those that the file asks for.
-fn columns(outcomes: &[Outcome], asked: &[String]) -> Vec<Shown> {
+fn columns(outcomes: &[PointOutcome], asked: &[String]) -> Vec<Shown> {
     let owned = |&(heading, path, show): &Column| (heading.to_owned(), path.to_owned(), show);
     let has = |column: &&Column| outcomes.iter().any(|outcome| outcome.figure(column.1).is_some());
     let mut columns: Vec<Shown> = COLUMNS.iter().map(owned).collect();
@@ -55,7 +55,7 @@ fn columns(outcomes: &[Outcome], asked: &[String]) -> Vec<Shown> {
 }
 
 /// What no policy can exceed, headings first: one line for each point of the sweep.
-pub(crate) fn bounds(outcomes: &[Outcome]) -> Vec<Vec<String>> {
+pub(crate) fn bounds(outcomes: &[PointOutcome]) -> Vec<Vec<String>> {
     let keys: Vec<&String> = outcomes.first().map(|first| first.point.keys().collect()).unwrap_or_default();
     let names = ["bound_rps", "bound_devices"];
     let names: Vec<&str> =
@@ -71,7 +71,7 @@ pub(crate) fn bounds(outcomes: &[Outcome]) -> Vec<Vec<String>> {
 }
 
 /// The cells of a table, headings first: one line for each result, and one for each of its models where there are several.
-pub(crate) fn cells(outcomes: &[Outcome], asked: &[String]) -> Vec<Vec<String>> {
+pub(crate) fn cells(outcomes: &[PointOutcome], asked: &[String]) -> Vec<Vec<String>> {
     let columns = columns(outcomes, asked);
     let keys: Vec<&String> = outcomes.first().map(|first| first.point.keys().collect()).unwrap_or_default();
     let by_model = outcomes.iter().any(|outcome| outcome.figures.get("models").is_some());

@@ -2,7 +2,7 @@
 
 use base::{Duration, LatencyProfile, ModelId};
 use scheduler::Config;
-use sim::{Model, Noise, Setup, Traffic};
+use sim::{ModelSetup, Noise, Setup, Traffic};
 use std::time::Instant;
 use workload::{OpenLoop, Process, RateCurve, Stream};
 
@@ -47,7 +47,7 @@ fn setup() -> Setup {
     .expect("the sizes ascend");
     let slo = Duration::from_millis(50);
     let model = |index| {
-        let mut model = Model::new(ModelId(index), profile.clone(), Some(slo));
+        let mut model = ModelSetup::new(ModelId(index), profile.clone(), Some(slo));
         model.spec.pages = 7;
         model
     };

@@ -1,7 +1,8 @@
-//! Measurements of the scheduler and of the simulator, each a subcommand.
+//! Measurements of the scheduler, the simulator and the planner, each a subcommand.
 
 pub(crate) mod hull;
 pub(crate) mod million;
+pub(crate) mod placement;
 pub(crate) mod slow_device;
 pub(crate) mod throughput;
 pub(crate) mod worlds;

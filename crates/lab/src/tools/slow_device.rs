@@ -2,7 +2,7 @@
 
 use base::{Duration, LatencyProfile, ModelId};
 use scheduler::{Config, PolicyKind};
-use sim::{Faults, Model, Noise, Setup, Slowdown, Traffic};
+use sim::{Faults, ModelSetup, Noise, Setup, Slowdown, Traffic};
 use workload::{OpenLoop, Process, RateCurve, Stream};
 
 const MODELS: u32 = 10;
@@ -21,7 +21,7 @@ fn setup(policy: PolicyKind, devices: u32, slowdown: Option<Slowdown>, args: &Sl
     let sizes: Vec<u32> = (1..=64).collect();
     let (alpha, beta) = (Duration::from_millis(1), Duration::from_millis(5));
     let profile = LatencyProfile::linear(alpha, beta, &sizes, Duration::ZERO).expect("the sizes ascend");
-    let model = |index| Model::new(ModelId(index), profile.clone(), Some(Duration::from_millis(args.slo)));
+    let model = |index| ModelSetup::new(ModelId(index), profile.clone(), Some(Duration::from_millis(args.slo)));
     let scheduler = Config { policy, ..Config::default() };
     Setup {
         noise: Noise { exec_sigma: args.sigma, ..Noise::default() },

@@ -4,13 +4,14 @@
 //! ```text
 //! cargo run --release -p lab -- throughput                          the table of docs/benchmarks.md
 //! cargo run --release -p lab -- throughput MODELS DEVICES [CELLS]   one line of it
-//! cargo run --release -p lab -- throughput --cells N MODELS DEVICES TIMES
+//! cargo run --release -p lab -- throughput --cells N MODELS DEVICES ROUNDS
 //! cargo run --release -p lab -- throughput --once MODELS DEVICES RATE REQUESTS
 //! ```
 //!
 //! `--cells` divides what there is into N cells, each with its part of the models and devices and a thread of its own, and
-//! says how many times the requests of one cell that has everything they take. So many times, the one and the others in
-//! turn: what disturbs the machine disturbs both.
+//! says how many times the requests of one cell that has everything they take. Each round measures both, in the other order
+//! than the round before: what disturbs the machine disturbs both. Two ratios are given, each the median of the rounds: of the
+//! rates that held, for which the machine must have nothing else to do, and of the processor time that a request takes.
 //!
 //! The last one is for `valgrind --tool=callgrind --toggle-collect='*measured*'`: what is collected is the scheduler's alone.
 //!
@@ -23,7 +24,10 @@
 //! measures by default, scaled so that the rate keeps devices busy for 80 % of the time in batches of what comes for a model in 12.5 ms. The
 //! objective is 25 ms, or four times what a batch of 16 takes where that is more.
 
-use base::{ActionId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Transfers};
+use base::{
+    ActionId, DeviceId, Duration, LatencyProfile, ModelId, OrderStart, RequestId, Timestamp, Transfers, Window,
+};
+use lab::LabError;
 use scheduler::{ActionStatus, Command, Config, DeviceSpec, Event, ModelSpec, Outcome, Report, Request, Scheduler};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -44,7 +48,7 @@ const REQUESTS: u64 = 400_000;
 const WARM_UP: u64 = 100_000;
 
 #[derive(Clone, Copy)]
-struct Plan {
+struct LoadPlan {
     models: u32,
     devices: u32,
     rate: f64,
@@ -53,7 +57,7 @@ struct Plan {
 
 /// What came out of a run.
 #[derive(Clone, Copy, Default)]
-struct Measured {
+struct CellRun {
     requests: u64,
     served: u64,
     late: u64,
@@ -63,19 +67,27 @@ struct Measured {
     /// Weights that were loaded meanwhile.
     loads: u64,
     inside: Duration,
+    /// The part of the run's time in which its thread had a core.
+    had_core: f64,
 }
 
-impl Measured {
+impl CellRun {
     fn holds(&self) -> bool {
         self.late as f64 <= LATE_PART * self.requests as f64 && self.served as f64 >= MIN_SERVED * self.requests as f64
     }
 
+    /// Seconds for a request.
     fn each(&self) -> f64 {
         self.inside.as_secs_f64() / self.requests.max(1) as f64
     }
+
+    /// The same without the time in which others had the core: they take it at any instant, inside of the scheduler or not.
+    fn processor_time(&self) -> f64 {
+        self.each() * self.had_core
+    }
 }
 
-impl Plan {
+impl LoadPlan {
     /// What a row takes beyond its batch's fixed cost, in seconds.
     fn alpha(self) -> f64 {
         let gathered = self.rate / f64::from(self.models) * GATHERED;
@@ -106,7 +118,7 @@ impl Plan {
 
 struct Harness {
     scheduler: Scheduler,
-    plan: Plan,
+    plan: LoadPlan,
     now: Timestamp,
     /// When the core has done everything that was due so far.
     core_free_at: Timestamp,
@@ -118,11 +130,11 @@ struct Harness {
     commands: Vec<Command>,
     random: u64,
     counted: bool,
-    measured: Measured,
+    measured: CellRun,
 }
 
 impl Harness {
-    fn new(plan: Plan, seed: u64) -> Self {
+    fn new(plan: LoadPlan, seed: u64) -> Self {
         let mut harness = Self {
             scheduler: Scheduler::new(Config::default()),
             plan,
@@ -135,7 +147,7 @@ impl Harness {
             commands: Vec::new(),
             random: 0x9e37_79b9_7f4a_7c15 ^ seed,
             counted: false,
-            measured: Measured::default(),
+            measured: CellRun::default(),
         };
         for device in 0..plan.devices {
             harness.step(Event::DeviceAdded(DeviceSpec { device: DeviceId(device), pages: plan.models, kind: 0 }));
@@ -193,11 +205,11 @@ impl Harness {
                     self.measured.batches += 1;
                     self.measured.rows += execution.requests.len() as u64;
                 }
-                self.run(execution.device, 0, execution.action, execution.expected);
+                self.run(execution.device, 0, (execution.action, execution.window), execution.expected);
             }
             Command::Load(load) => {
                 self.measured.loads += u64::from(self.counted);
-                self.run(load.device, 1, load.action, load.expected);
+                self.run(load.device, 1, (load.action, load.window), load.expected);
             }
             Command::Unload(_) | Command::Preempt { .. } => {}
             Command::Finish { request, outcome } => {
@@ -207,9 +219,10 @@ impl Harness {
         }
     }
 
-    fn run(&mut self, device: DeviceId, executor: usize, action: ActionId, takes: Duration) {
+    /// Runs an order, too late or not: devices here take exactly what is expected.
+    fn run(&mut self, device: DeviceId, executor: usize, (action, window): (ActionId, Window), takes: Duration) {
         let free_at = &mut self.free_at[device.index()][executor];
-        let start = self.now.max(*free_at);
+        let start = OrderStart::new(window, self.now, *free_at).at;
         *free_at = start + takes;
         self.agenda.push(Reverse((*free_at, action, start)));
     }
@@ -233,7 +246,16 @@ impl Harness {
         self.step(Event::Submitted(request))
     }
 
-    fn run_all(&mut self) -> Measured {
+    fn run_all(&mut self) -> CellRun {
+        let (began, had_before) = (Instant::now(), time_on_a_core());
+        self.send_all();
+        let (took, had) = (began.elapsed().as_secs_f64(), time_on_a_core() - had_before);
+        // Where nobody counts it, it counts as all.
+        self.measured.had_core = if had > 0.0 { (had / took).min(1.0) } else { 1.0 };
+        self.measured
+    }
+
+    fn send_all(&mut self) {
         let gap = 1.0 / self.plan.rate;
         let mut next_at = self.now;
         let (mut sent, mut wakeup) = (0, None);
@@ -260,27 +282,37 @@ impl Harness {
                 wakeup = self.step(Event::WokeUp);
             }
         }
-        self.measured
     }
 }
 
-/// The highest rate that holds, a twentieth exact, and what came out there.
-fn search(models: u32, devices: u32, cells: u32) -> (f64, Measured) {
-    let plan = |rate| Plan { models, devices, rate, requests: REQUESTS };
-    let mut rate = 0.9 / in_cells(plan(100_000.0), cells)[0].each();
+/// Seconds for which this thread had a core since it began; 0 where the system doesn't say.
+fn time_on_a_core() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split(' ').next().and_then(|nanos| nanos.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
+}
+
+/// The highest rate that holds, a twentieth exact, and what came out there in the slowest cell; 0 where none holds.
+fn search(models: u32, devices: u32, cells: u32) -> (f64, CellRun) {
+    let measure = |rate| {
+        let runs = in_cells(LoadPlan { models, devices, rate, requests: REQUESTS }, cells);
+        let holds = runs.iter().all(CellRun::holds);
+        (holds, runs.into_iter().max_by(|a, b| a.each().total_cmp(&b.each())).unwrap_or_default())
+    };
+    let mut slowest = measure(100_000.0).1;
+    let mut rate = 0.9 / slowest.each();
     for _ in 0..12 {
-        let measured = in_cells(plan(rate), cells);
-        if measured.iter().all(Measured::holds) {
-            return (rate, measured[0]);
+        let holds;
+        (holds, slowest) = measure(rate);
+        if holds {
+            return (rate, slowest);
         }
-        let slowest = measured.iter().map(Measured::each).fold(0.0, f64::max);
-        rate = (0.9 / slowest).min(rate * 0.95);
+        rate = (0.9 / slowest.each()).min(rate * 0.95);
     }
-    (0.0, Measured::default())
+    (0.0, slowest)
 }
 
 /// The same in so many threads at once, each with models and devices of its own.
-fn in_cells(plan: Plan, cells: u32) -> Vec<Measured> {
+fn in_cells(plan: LoadPlan, cells: u32) -> Vec<CellRun> {
     let run = |cell: u32| Harness::new(plan, u64::from(cell)).run_all();
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..cells).map(|cell| scope.spawn(move || run(cell))).collect();
@@ -302,30 +334,61 @@ fn line(models: u32, devices: u32, cells: u32) {
     );
 }
 
-/// Compares cells with one that has everything, so many times.
-fn compare(cells: u32, models: u32, devices: u32, times: u32) {
-    println!("| run | 1 cell, requests/s | {cells} cells, requests/s | ratio |\n|---|---|---|---|");
-    let mut ratios: Vec<f64> = (1..=times)
-        .map(|run| {
-            let one = search(models, devices, 1).0;
-            let all = search(models / cells, devices / cells, cells).0 * f64::from(cells);
-            println!("| {run} | {one:.0} | {all:.0} | {:.2} |", all / one);
-            all / one
-        })
-        .collect();
-    ratios.retain(|ratio| ratio.is_finite());
+/// What N cells take beside one cell that has everything, in rounds that measure both.
+fn compare(cells: u32, models: u32, devices: u32, rounds: u32) {
+    println!(
+        "| round | 1 cell, requests/s | processor ns/request | {cells} cells, requests/s | processor ns/request | ratio of rates | of processor time |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    let ratios: Vec<[f64; 2]> = (1..=rounds).map(|number| round(number, cells, models, devices)).collect();
+    let [rates, times] = [0, 1].map(|which| ratios.iter().map(|both| both[which]).collect::<Vec<f64>>());
+    println!("\n{}", in_words(cells, "by the rates that held", rates));
+    println!("{}", in_words(cells, "by the processor time of a request", times));
+}
+
+/// Measures both, one cell first in odd rounds; how many times as much the cells take, by rates and by processor time.
+fn round(number: u32, cells: u32, models: u32, devices: u32) -> [f64; 2] {
+    let one = || search(models, devices, 1);
+    let several = || search(models / cells, devices / cells, cells);
+    let ((one, of_one), (each, of_each)) = if number % 2 == 1 {
+        let one = one();
+        (one, several())
+    } else {
+        let several = several();
+        (one(), several)
+    };
+    let all = each * f64::from(cells);
+    let (one_takes, each_takes) = (of_one.processor_time(), of_each.processor_time());
+    let (rates, times) = (all / one, f64::from(cells) * one_takes / each_takes);
+    let nanos = |seconds: f64| seconds * 1e9;
+    println!(
+        "| {number} | {one:.0} | {:.0} | {all:.0} | {:.0} | {rates:.2} | {times:.2} |",
+        nanos(one_takes),
+        nanos(each_takes)
+    );
+    [rates, times]
+}
+
+/// The median of the rounds' ratios, of those that there are.
+fn in_words(cells: u32, by: &str, mut ratios: Vec<f64>) -> String {
+    ratios.retain(|ratio| ratio.is_finite() && *ratio > 0.0);
     ratios.sort_by(f64::total_cmp);
-    match ratios.get(ratios.len() / 2) {
-        Some(median) => {
-            println!("\n{cells} cells take {median:.2} times what one takes: the median of {}", ratios.len());
+    match ratios[..] {
+        [] => format!("No figure {by}: the machine has too much else to do."),
+        [only] => format!("{cells} cells take {only:.2} times what one takes, {by}, in one round."),
+        [least, .., most] => {
+            let (count, middle) = (ratios.len(), ratios.len() / 2);
+            let median = (ratios[(count - 1) / 2] + ratios[middle]) / 2.0;
+            format!(
+                "{cells} cells take {median:.2} times what one takes, {by}: the median of {count} rounds, {least:.2} to {most:.2}."
+            )
         }
-        None => println!("\nno rate held: the machine has too much else to do"),
     }
 }
 
 #[derive(clap::Args)]
 pub(crate) struct ThroughputArgs {
-    /// Compare so many cells with one that has everything: MODELS DEVICES TIMES.
+    /// Compare so many cells with one that has everything: MODELS DEVICES ROUNDS.
     #[arg(long, value_name = "N", conflicts_with = "once")]
     cells: Option<u32>,
     /// One run at a fixed rate, to be counted by callgrind: MODELS DEVICES RATE REQUESTS.
@@ -336,30 +399,96 @@ pub(crate) struct ThroughputArgs {
     numbers: Vec<u32>,
 }
 
-pub(crate) fn run(args: &ThroughputArgs) -> Result<(), lab::Error> {
-    match (args.cells, args.once, &args.numbers[..]) {
-        (Some(cells), _, &[models, devices, times]) => compare(cells.max(1), models, devices, times),
-        (None, true, &[models, devices, rate, requests]) => {
-            once(Plan { models, devices, rate: f64::from(rate), requests: u64::from(requests) });
+/// What is asked for.
+#[derive(PartialEq, Debug)]
+enum Task {
+    /// Everything that docs/benchmarks.md has.
+    All,
+    /// One line of the table.
+    Line {
+        models: u32,
+        devices: u32,
+        cells: u32,
+    },
+    Compare {
+        cells: u32,
+        models: u32,
+        devices: u32,
+        rounds: u32,
+    },
+    Once {
+        models: u32,
+        devices: u32,
+        rate: u32,
+        requests: u32,
+    },
+}
+
+impl ThroughputArgs {
+    fn task(&self) -> Result<Task, LabError> {
+        if self.numbers.contains(&0) || self.cells == Some(0) {
+            return Err(LabError::Value("0 is none of these: every number must be at least 1".into()));
         }
-        (None, false, []) => table(&[(1, 8, 1), (100, 100, 1), (1_000, 1_000, 1), (10_000, 1_000, 1), (100, 100, 2)]),
-        (None, false, &[models, devices]) => table(&[(models, devices, 1)]),
-        (None, false, &[models, devices, cells]) => table(&[(models, devices, cells)]),
-        (_, _, numbers) => {
-            let message = format!(
-                "{} numbers: give MODELS DEVICES [CELLS], --cells N MODELS DEVICES TIMES, or --once MODELS DEVICES RATE REQUESTS",
+        match (self.cells, self.once, &self.numbers[..]) {
+            (Some(cells), _, &[models, devices, _]) if models % cells > 0 || devices % cells > 0 => {
+                Err(LabError::Value(format!(
+                    "{models} models and {devices} devices can't be divided evenly into {cells} cells: give multiples of {cells}"
+                )))
+            }
+            (Some(cells), _, &[models, devices, rounds]) => Ok(Task::Compare { cells, models, devices, rounds }),
+            (None, true, &[models, devices, rate, requests]) => Ok(Task::Once { models, devices, rate, requests }),
+            (None, false, []) => Ok(Task::All),
+            (None, false, &[models, devices]) => Ok(Task::Line { models, devices, cells: 1 }),
+            (None, false, &[models, devices, cells]) => Ok(Task::Line { models, devices, cells }),
+            (_, _, numbers) => Err(LabError::Value(format!(
+                "{} numbers: give MODELS DEVICES [CELLS], --cells N MODELS DEVICES ROUNDS, or --once MODELS DEVICES RATE REQUESTS",
                 numbers.len()
-            );
-            return Err(lab::Error::Value(message));
+            ))),
+        }
+    }
+}
+
+pub(crate) fn run(args: &ThroughputArgs) -> Result<(), LabError> {
+    let task = args.task()?;
+    println!("{}\n", conditions());
+    match task {
+        Task::All => {
+            table(&[(1, 8, 1), (100, 100, 1), (1_000, 1_000, 1), (10_000, 1_000, 1)]);
+            println!();
+            compare(2, 100, 100, 3);
+        }
+        Task::Line { models, devices, cells } => table(&[(models, devices, cells)]),
+        Task::Compare { cells, models, devices, rounds } => compare(cells, models, devices, rounds),
+        Task::Once { models, devices, rate, requests } => {
+            once(LoadPlan { models, devices, rate: f64::from(rate), requests: u64::from(requests) });
         }
     }
     Ok(())
 }
 
-fn once(plan: Plan) {
+/// What is measured, and on what.
+fn conditions() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    format!(
+        "Policy {}, built with the profile {}; {cores} cores of {}, load average {}.",
+        Config::default().policy.name(),
+        env!("LAB_PROFILE"),
+        processor(&read("/proc/cpuinfo")),
+        read("/proc/loadavg").split(' ').next().filter(|load| !load.is_empty()).unwrap_or("unknown"),
+    )
+}
+
+/// The processor's name in the text of `/proc/cpuinfo`.
+fn processor(cpuinfo: &str) -> &str {
+    let named = cpuinfo.lines().filter_map(|line| line.split_once(':')).find(|(key, _)| key.trim() == "model name");
+    named.map_or("an unknown processor", |(_, name)| name.trim())
+}
+
+fn once(plan: LoadPlan) {
     let measured = Harness::new(plan, 0).run_all();
     let (each, batch) = (measured.each() * 1e9, measured.rows as f64 / measured.batches.max(1) as f64);
-    let Measured { requests, served, loads, .. } = measured;
+    let CellRun { requests, served, loads, .. } = measured;
     println!("{requests} requests, {each:.0} ns each, batches of {batch:.1}, {served} in time, {loads} loads");
 }
 
@@ -368,4 +497,78 @@ fn table(lines: &[(u32, u32, u32)]) {
     println!("| models | devices | cells | requests/s | ns/request | mean batch | latest, ms | in time | search |");
     println!("|---|---|---|---|---|---|---|---|---|");
     lines.iter().for_each(|&(models, devices, cells)| line(models, devices, cells));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: ThroughputArgs,
+    }
+
+    /// What a command line asks for, or what is wrong with it.
+    fn task(line: &str) -> Result<Task, String> {
+        let words = std::iter::once("throughput").chain(line.split_whitespace());
+        let program = Program::try_parse_from(words).map_err(|error| error.to_string())?;
+        program.args.task().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn every_form_is_understood() {
+        assert_eq!(task(""), Ok(Task::All));
+        assert_eq!(task("10 20"), Ok(Task::Line { models: 10, devices: 20, cells: 1 }));
+        assert_eq!(task("10 20 2"), Ok(Task::Line { models: 10, devices: 20, cells: 2 }));
+        let compare = Task::Compare { cells: 2, models: 10, devices: 20, rounds: 3 };
+        assert_eq!(task("--cells 2 10 20 3"), Ok(compare));
+        let once = Task::Once { models: 10, devices: 20, rate: 100, requests: 1_000 };
+        assert_eq!(task("--once 10 20 100 1000"), Ok(once));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_said() {
+        let complaint = |line: &str| task(line).unwrap_err();
+        assert!(complaint("10").starts_with("1 numbers: give MODELS DEVICES [CELLS]"));
+        assert!(complaint("--cells 2 10 20").starts_with("2 numbers: give "));
+        assert!(complaint("--once 10 20 100").starts_with("3 numbers: give "));
+        assert!(complaint("--cells 0 10 20 3").starts_with("0 is none of these"));
+        assert!(complaint("10 0").starts_with("0 is none of these"));
+        assert!(
+            complaint("--cells 3 10 20 3").starts_with("10 models and 20 devices can't be divided evenly into 3 cells")
+        );
+        assert!(complaint("--cells 3 9 20 3").starts_with("9 models and 20 devices can't be divided"));
+        assert!(complaint("--cells 2 --once 10 20 3").contains("cannot be used with"));
+        assert!(complaint("ten 20").contains("invalid value"));
+    }
+
+    #[test]
+    fn a_comparison_is_the_median_of_the_rounds_that_have_a_figure() {
+        let words = |ratios: &[f64]| in_words(2, "by rates", ratios.to_vec());
+        assert_eq!(words(&[f64::NAN, 0.0]), "No figure by rates: the machine has too much else to do.");
+        assert_eq!(words(&[f64::INFINITY, 1.5]), "2 cells take 1.50 times what one takes, by rates, in one round.");
+        let three = "2 cells take 1.70 times what one takes, by rates: the median of 3 rounds, 1.50 to 1.90.";
+        assert_eq!(words(&[1.9, 1.5, 1.7]), three);
+        assert!(words(&[2.0, 2.2]).contains("2.10 times"));
+    }
+
+    #[test]
+    fn time_that_others_had_is_no_processor_time() {
+        let run = CellRun { requests: 10, inside: Duration::from_micros(40), had_core: 0.25, ..CellRun::default() };
+        assert!((run.each() - 4e-6).abs() < 1e-12 && (run.processor_time() - 1e-6).abs() < 1e-12);
+        let plan = LoadPlan { models: 1, devices: 1, rate: 1_000.0, requests: 10 };
+        let had_core = Harness::new(plan, 0).run_all().had_core;
+        assert!(had_core > 0.0 && had_core <= 1.0, "{had_core}");
+    }
+
+    #[test]
+    fn a_report_says_what_it_was_measured_on() {
+        assert_eq!(processor("processor\t: 0\nmodel name\t: A B: C\n"), "A B: C");
+        assert_eq!(processor(""), "an unknown processor");
+        let words = conditions();
+        assert!(words.starts_with("Policy punctual, built with the profile "), "{words}");
+        assert!(!words.contains("profile unknown"), "{words}");
+    }
 }

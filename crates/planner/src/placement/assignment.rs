@@ -1,6 +1,6 @@
 //! An assignment of models to parts, with the sums that its bounds and its objective are made of.
 
-use super::Problem;
+use super::PlacementProblem;
 
 /// Sums of rates are compared with this tolerance, relative to the bound: they are added up in different orders.
 pub(super) const TOLERANCE: f64 = 1e-9;
@@ -46,7 +46,7 @@ fn imbalance(values: impl Iterator<Item = f64> + Clone) -> f64 {
 /// Each model in a part.
 #[derive(Clone, Debug)]
 pub(super) struct Assignment<'p> {
-    problem: &'p Problem,
+    problem: &'p PlacementProblem,
     part_of: Vec<usize>,
     members: Vec<Vec<usize>>,
     loads: Vec<Load>,
@@ -73,7 +73,7 @@ impl Load {
 const NOBODY: usize = usize::MAX;
 
 impl<'p> Assignment<'p> {
-    pub fn new(problem: &'p Problem, part_of: Vec<usize>) -> Self {
+    pub fn new(problem: &'p PlacementProblem, part_of: Vec<usize>) -> Self {
         let mut members = vec![Vec::new(); problem.parts];
         for (model, &part) in part_of.iter().enumerate() {
             members[part].push(model);
@@ -87,7 +87,7 @@ impl<'p> Assignment<'p> {
         made
     }
 
-    pub fn problem(&self) -> &'p Problem {
+    pub fn problem(&self) -> &'p PlacementProblem {
         self.problem
     }
 
@@ -205,19 +205,19 @@ impl Excess {
 }
 
 /// By how much (4) is exceeded.
-pub(super) fn rate_excess(problem: &Problem, rate: f64) -> f64 {
+pub(super) fn rate_excess(problem: &PlacementProblem, rate: f64) -> f64 {
     over(rate, problem.max_rate_rps)
 }
 
 /// By how much (5) is exceeded.
-pub(super) fn bytes_excess(problem: &Problem, bytes: u64, dynamic: u64) -> f64 {
+pub(super) fn bytes_excess(problem: &PlacementProblem, bytes: u64, dynamic: u64) -> f64 {
     let Some(most) = problem.max_bytes else { return 0.0 };
     let all = bytes.saturating_add(dynamic);
     if all <= most { 0.0 } else { (all - most) as f64 / (most as f64).max(1.0) }
 }
 
 /// By how much (10) is exceeded.
-pub(super) fn change_excess(problem: &Problem, cost: f64) -> f64 {
+pub(super) fn change_excess(problem: &PlacementProblem, cost: f64) -> f64 {
     over(cost, problem.max_change_cost)
 }
 
@@ -227,7 +227,7 @@ fn over(value: f64, most: Option<f64>) -> f64 {
 }
 
 /// What having a model in that part costs: nothing where it is, a load if it is new, else an unload and a load.
-pub(super) fn change(problem: &Problem, model: usize, part: usize) -> f64 {
+pub(super) fn change(problem: &PlacementProblem, model: usize, part: usize) -> f64 {
     let model = &problem.models[model];
     match model.previous {
         Some(previous) if previous == part => 0.0,
@@ -236,7 +236,7 @@ pub(super) fn change(problem: &Problem, model: usize, part: usize) -> f64 {
     }
 }
 
-impl Problem {
+impl PlacementProblem {
     /// Models are somewhere already.
     pub(super) fn has_previous(&self) -> bool {
         self.models.iter().any(|model| model.previous.is_some())
@@ -257,7 +257,7 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    pub fn of(problem: &Problem) -> Self {
+    pub fn of(problem: &PlacementProblem) -> Self {
         let parts = problem.parts as f64;
         let everything: f64 = problem.models.iter().map(|model| 2.0 * model.change_cost).sum();
         let cost = if everything > 0.0 { 1.0 / everything } else { 0.0 };

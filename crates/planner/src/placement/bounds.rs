@@ -1,19 +1,19 @@
 //! Input that can't be placed, in sentences: which bound can't hold, and by how much.
 
 use super::assignment::{Assignment, TOLERANCE};
-use super::{Ending, PlacementError, Problem, milp, search};
+use super::{PlacementError, PlacementProblem, SolverEnding, milp, search};
 use std::time::{Duration, Instant};
 
 /// The solver gets this long to find out which bound is to blame.
 const BLAME_TIME: Duration = Duration::from_secs(2);
 
 /// Says what is wrong with a problem that can be seen to be wrong without solving it.
-pub(super) fn check(problem: &Problem) -> Result<(), PlacementError> {
+pub(super) fn check(problem: &PlacementProblem) -> Result<(), PlacementError> {
     sane(problem).map_err(PlacementError::Invalid)?;
     possible(problem).map_err(PlacementError::Impossible)
 }
 
-fn sane(problem: &Problem) -> Result<(), String> {
+fn sane(problem: &PlacementProblem) -> Result<(), String> {
     if problem.models.is_empty() {
         return Err("there is no model to place: list at least one".into());
     }
@@ -44,7 +44,7 @@ fn sane(problem: &Problem) -> Result<(), String> {
     Ok(())
 }
 
-fn possible(problem: &Problem) -> Result<(), String> {
+fn possible(problem: &PlacementProblem) -> Result<(), String> {
     let parts = problem.parts;
     if let Some(most) = problem.max_rate_rps {
         let limit = most * (1.0 + TOLERANCE);
@@ -111,24 +111,25 @@ fn possible(problem: &Problem) -> Result<(), String> {
 }
 
 /// The solver showed that nothing keeps all bounds: which one would have to go?
-pub(super) fn culprit(problem: &Problem) -> PlacementError {
-    let without = |name: String, relaxed: Problem| {
+pub(super) fn culprit(problem: &PlacementProblem) -> PlacementError {
+    let without = |name: String, relaxed: PlacementProblem| {
         let start = search::improve(search::greedy(&relaxed), Instant::now() + BLAME_TIME);
-        let there_is = start.keeps_bounds() || milp::solve(&relaxed, None, false, BLAME_TIME).ending != Ending::Nothing;
+        let there_is =
+            start.keeps_bounds() || milp::solve(&relaxed, None, false, BLAME_TIME).ending != SolverEnding::Nothing;
         there_is.then_some(name)
     };
     let mut blamed = Vec::new();
     if let Some(most) = problem.max_rate_rps {
         let name = format!("the bound of {most} r/s for a part");
-        blamed.extend(without(name, Problem { max_rate_rps: None, ..problem.clone() }));
+        blamed.extend(without(name, PlacementProblem { max_rate_rps: None, ..problem.clone() }));
     }
     if let Some(most) = problem.max_bytes {
         let name = format!("the bound of {} for a device", mb(most));
-        blamed.extend(without(name, Problem { max_bytes: None, ..problem.clone() }));
+        blamed.extend(without(name, PlacementProblem { max_bytes: None, ..problem.clone() }));
     }
     if let Some(most) = problem.max_change_cost {
         let name = format!("the bound of {most} for the cost of changes");
-        blamed.extend(without(name, Problem { max_change_cost: None, ..problem.clone() }));
+        blamed.extend(without(name, PlacementProblem { max_change_cost: None, ..problem.clone() }));
     }
     PlacementError::Impossible(match blamed.as_slice() {
         [] => "no assignment keeps the bounds, and raising one of them alone isn't enough: use more parts".into(),

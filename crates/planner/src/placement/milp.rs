@@ -13,7 +13,7 @@
 //!   `d_i > S_max - (1 + v/w) S` can break (5) there; the rows of the others are left out.
 
 use super::assignment::{Assignment, Scale};
-use super::{Ending, Problem};
+use super::{PlacementProblem, SolverEnding};
 use good_lp::solvers::SolutionStatus;
 use good_lp::solvers::highs::HighsParallelType;
 use good_lp::{
@@ -24,7 +24,7 @@ use std::time::Duration;
 /// What the solver gave.
 pub(super) struct Solved<'p> {
     pub assignment: Option<Assignment<'p>>,
-    pub ending: Ending,
+    pub ending: SolverEnding,
     /// It showed that no assignment keeps the bounds.
     pub impossible: bool,
 }
@@ -35,12 +35,12 @@ const LEAST_TIME: Duration = Duration::from_millis(1);
 /// Solves the program. `known` is an assignment that keeps the bounds; it shortens the program, and is what the solver starts
 /// from if `hand_over`.
 pub(super) fn solve<'p>(
-    problem: &'p Problem,
+    problem: &'p PlacementProblem,
     known: Option<&Assignment<'p>>,
     hand_over: bool,
     time_limit: Duration,
 ) -> Solved<'p> {
-    let nothing = |impossible| Solved { assignment: None, ending: Ending::Nothing, impossible };
+    let nothing = |impossible| Solved { assignment: None, ending: SolverEnding::Nothing, impossible };
     if time_limit < LEAST_TIME {
         return nothing(false);
     }
@@ -51,8 +51,8 @@ pub(super) fn solve<'p>(
         Ok(solution) => {
             let ending = match solution.status() {
                 // The relative gap is 0, so that a gap it ended with is the absolute one of 1e-6.
-                SolutionStatus::Optimal | SolutionStatus::GapLimit => Ending::Optimal,
-                SolutionStatus::TimeLimit => Ending::TimeLimit,
+                SolutionStatus::Optimal | SolutionStatus::GapLimit => SolverEnding::Optimal,
+                SolutionStatus::TimeLimit => SolverEnding::TimeLimit,
             };
             match read(problem, &program.x, &solution) {
                 Some(assignment) => Solved { assignment: Some(assignment), ending, impossible: false },
@@ -64,14 +64,18 @@ pub(super) fn solve<'p>(
 }
 
 /// The parts of a solution; `None` if there is none in it, as when time ran out before the first.
-fn read<'p>(problem: &'p Problem, x: &[Vec<Option<Variable>>], solution: &impl Solution) -> Option<Assignment<'p>> {
+fn read<'p>(
+    problem: &'p PlacementProblem,
+    x: &[Vec<Option<Variable>>],
+    solution: &impl Solution,
+) -> Option<Assignment<'p>> {
     let part = |row: &Vec<Option<Variable>>| row.iter().position(|x| x.is_some_and(|x| solution.value(x) > 0.5));
     let part_of: Vec<usize> = x.iter().map(part).collect::<Option<_>>()?;
     Some(Assignment::new(problem, part_of))
 }
 
 /// Each model's place in the order of size; all the same where models are somewhere already, and parts are not alike.
-fn ranks(problem: &Problem) -> Vec<usize> {
+fn ranks(problem: &PlacementProblem) -> Vec<usize> {
     let mut ranks = vec![problem.parts; problem.models.len()];
     if problem.has_previous() {
         return ranks;
@@ -91,7 +95,7 @@ fn ranks(problem: &Problem) -> Vec<usize> {
 }
 
 /// The same assignment with its parts numbered in the order of their largest models.
-fn relabelled(problem: &Problem, part_of: &[usize], ranks: &[usize]) -> Vec<usize> {
+fn relabelled(problem: &PlacementProblem, part_of: &[usize], ranks: &[usize]) -> Vec<usize> {
     if problem.has_previous() {
         return part_of.to_vec();
     }
@@ -115,7 +119,12 @@ struct Program {
 }
 
 impl Program {
-    fn write(problem: &Problem, known: Option<&Assignment<'_>>, start: Option<&[usize]>, ranks: &[usize]) -> Self {
+    fn write(
+        problem: &PlacementProblem,
+        known: Option<&Assignment<'_>>,
+        start: Option<&[usize]>,
+        ranks: &[usize],
+    ) -> Self {
         let scale = Scale::of(problem);
         let begin = start.map(|part_of| Assignment::new(problem, part_of.to_vec()));
         let mut all = variables!();
@@ -201,7 +210,7 @@ impl Program {
 }
 
 /// Which models can break (5) in an assignment that is better than the known one.
-fn rows_for_dynamic(problem: &Problem, known: Option<&Assignment<'_>>, scale: &Scale) -> Vec<bool> {
+fn rows_for_dynamic(problem: &PlacementProblem, known: Option<&Assignment<'_>>, scale: &Scale) -> Vec<bool> {
     let Some(most) = problem.max_bytes else { return vec![false; problem.models.len()] };
     let fullest = known
         .filter(|_| problem.memory_weight > 0.0)

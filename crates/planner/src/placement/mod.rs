@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 /// A model to place.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Model {
+pub struct ModelToPlace {
     /// For messages.
     pub name: String,
     /// Requests per second, `r`.
@@ -47,9 +47,9 @@ pub struct Model {
 
 /// What to solve.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Problem {
+pub struct PlacementProblem {
     /// The models.
-    pub models: Vec<Model>,
+    pub models: Vec<ModelToPlace>,
     /// How many parts.
     pub parts: usize,
     /// The highest rate of a part, `R_max`.
@@ -66,7 +66,7 @@ pub struct Problem {
     pub change_weight: f64,
 }
 
-impl Default for Problem {
+impl Default for PlacementProblem {
     fn default() -> Self {
         Self {
             models: Vec::new(),
@@ -82,7 +82,7 @@ impl Default for Problem {
 
 /// How hard to try.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Effort {
+pub struct PlacementEffort {
     /// For the start and the solver; the polish takes up to two seconds more. The solver looks at its clock only now and then:
     /// of 20 runs with 800 models, most overran by less than a second and one by twelve.
     pub time_limit: Duration,
@@ -92,7 +92,7 @@ pub struct Effort {
     pub polish: bool,
 }
 
-impl Default for Effort {
+impl Default for PlacementEffort {
     fn default() -> Self {
         Self { time_limit: Duration::from_secs(10), start: true, polish: true }
     }
@@ -136,7 +136,7 @@ pub struct StageReport {
 
 /// How the solver ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ending {
+pub enum SolverEnding {
     /// With a proof that nothing is better (than its own objective, to the solver's tolerance of 1e-6).
     Optimal,
     /// When its time was over, with an assignment.
@@ -155,7 +155,7 @@ pub struct Placement {
     /// How good it is.
     pub score: Score,
     /// How the solver ended.
-    pub ending: Ending,
+    pub ending: SolverEnding,
     /// The stage that this assignment is from.
     pub from: Stage,
     /// What each stage reached.
@@ -180,10 +180,14 @@ pub enum PlacementError {
 const LEAST_SEARCH: Duration = Duration::from_secs(2);
 
 /// Places the models. `progress` is told of each stage when it begins.
-pub fn place(problem: &Problem, effort: &Effort, progress: &mut dyn FnMut(Stage)) -> Result<Placement, PlacementError> {
+pub fn place(
+    problem: &PlacementProblem,
+    effort: &PlacementEffort,
+    progress: &mut dyn FnMut(Stage),
+) -> Result<Placement, PlacementError> {
     let began = Instant::now();
     bounds::check(problem)?;
-    let mut run = Run { problem, stages: Vec::new(), best: None };
+    let mut run = StagedRun { problem, stages: Vec::new(), best: None };
     let greedy = run.stage(Stage::Greedy, progress, || Some(search::greedy(problem)));
     let half_time = began + (effort.time_limit / 2).max(LEAST_SEARCH);
     let start = if effort.start {
@@ -192,7 +196,7 @@ pub fn place(problem: &Problem, effort: &Effort, progress: &mut dyn FnMut(Stage)
         greedy
     };
     let feasible = start.as_ref().filter(|start| start.keeps_bounds());
-    let mut ending = Ending::Nothing;
+    let mut ending = SolverEnding::Nothing;
     let mut impossible = false;
     let solved = run.stage(Stage::Solver, progress, || {
         let left = effort.time_limit.saturating_sub(began.elapsed());
@@ -212,13 +216,13 @@ pub fn place(problem: &Problem, effort: &Effort, progress: &mut dyn FnMut(Stage)
     Err(if impossible { bounds::culprit(problem) } else { bounds::not_found(start.as_ref(), began.elapsed()) })
 }
 
-struct Run<'p> {
-    problem: &'p Problem,
+struct StagedRun<'p> {
+    problem: &'p PlacementProblem,
     stages: Vec<StageReport>,
     best: Option<(Stage, Assignment<'p>)>,
 }
 
-impl<'p> Run<'p> {
+impl<'p> StagedRun<'p> {
     /// Runs one stage, writes down what it reached, and keeps it if it is the best so far.
     fn stage(
         &mut self,

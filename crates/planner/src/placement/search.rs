@@ -1,6 +1,6 @@
 //! Assignments without a solver: greedy, and exchanges of models between two parts for as long as they gain.
 
-use super::Problem;
+use super::PlacementProblem;
 use super::assignment::{Assignment, Load, Scale, bytes_excess, change, change_excess, rate_excess};
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ const LEAST_GAIN: f64 = 1e-12;
 const PRICES: [f64; 8] = [4.0, 1.0, 0.25, 0.06, 0.015, 0.004, 0.001, 0.0];
 
 /// Models that are somewhere stay there; the others go, largest first, where the part's load stays lowest.
-pub(super) fn greedy(problem: &Problem) -> Assignment<'_> {
+pub(super) fn greedy(problem: &PlacementProblem) -> Assignment<'_> {
     let scale = Scale::of(problem);
     let rate = |model: usize| share(problem.models[model].rate_rps, scale.rate);
     let bytes = |model: usize| share(problem.models[model].static_bytes as f64, scale.bytes);
@@ -62,25 +62,25 @@ fn share(value: f64, average: f64) -> f64 {
 /// until the objective is, which only exchanges with the farthest parts can.
 pub(super) fn improve(mut assignment: Assignment<'_>, give_up_at: Instant) -> Assignment<'_> {
     let problem = assignment.problem();
-    let mut purse = Purse { looks: 0, give_up_at };
+    let mut budget = SearchBudget { looks: 0, give_up_at };
     if problem.has_previous() {
         for price in PRICES {
-            descend(&mut assignment, Aim::Squares { price }, &mut purse);
+            descend(&mut assignment, Aim::Squares { price }, &mut budget);
         }
     } else {
-        descend(&mut assignment, Aim::Squares { price: 0.0 }, &mut purse);
+        descend(&mut assignment, Aim::Squares { price: 0.0 }, &mut budget);
     }
-    descend(&mut assignment, Aim::Objective, &mut purse);
+    descend(&mut assignment, Aim::Objective, &mut budget);
     assignment
 }
 
 /// What an improvement may spend.
-struct Purse {
+struct SearchBudget {
     looks: u64,
     give_up_at: Instant,
 }
 
-impl Purse {
+impl SearchBudget {
     fn is_empty(&self) -> bool {
         self.looks >= MOST_LOOKS || Instant::now() >= self.give_up_at
     }
@@ -107,7 +107,7 @@ impl Aim {
 
 /// Goes over all pairs of parts until none of them gains any more. A pair that gained nothing is looked at again when one of
 /// its parts has changed, and once more at the end: what another part has become may let it gain after all.
-fn descend(assignment: &mut Assignment<'_>, aim: Aim, purse: &mut Purse) {
+fn descend(assignment: &mut Assignment<'_>, aim: Aim, budget: &mut SearchBudget) {
     let parts = assignment.problem().parts;
     let mut changed_at = vec![1_u64; parts];
     let mut looked_at = vec![0_u64; parts * parts];
@@ -119,8 +119,8 @@ fn descend(assignment: &mut Assignment<'_>, aim: Aim, purse: &mut Purse) {
                 if !last_round && looked_at[a * parts + b] >= changed_at[a].max(changed_at[b]) {
                     continue;
                 }
-                while !purse.is_empty() {
-                    let Some(best) = best_exchange(assignment, a, b, aim, &mut purse.looks) else { break };
+                while !budget.is_empty() {
+                    let Some(best) = best_exchange(assignment, a, b, aim, &mut budget.looks) else { break };
                     assignment.exchange(a, b, best.from_a.models(), best.from_b.models());
                     gained = true;
                     now += 1;
@@ -129,7 +129,7 @@ fn descend(assignment: &mut Assignment<'_>, aim: Aim, purse: &mut Purse) {
                 looked_at[a * parts + b] = now;
             }
         }
-        if purse.is_empty() || (!gained && last_round) {
+        if budget.is_empty() || (!gained && last_round) {
             return;
         }
         last_round = !gained;
@@ -138,12 +138,12 @@ fn descend(assignment: &mut Assignment<'_>, aim: Aim, purse: &mut Purse) {
 
 /// Up to two models.
 #[derive(Clone, Copy, Debug)]
-struct Few {
+struct UpToTwo {
     models: [usize; 2],
     count: usize,
 }
 
-impl Few {
+impl UpToTwo {
     fn models(&self) -> &[usize] {
         &self.models[..self.count]
     }
@@ -151,14 +151,14 @@ impl Few {
 
 #[derive(Clone, Copy, Debug)]
 struct Exchange {
-    from_a: Few,
-    from_b: Few,
+    from_a: UpToTwo,
+    from_b: UpToTwo,
 }
 
 /// What is compared: excess over the bounds, then the aim, then the squares.
-type Key = (f64, f64, f64);
+type ExchangeValue = (f64, f64, f64);
 
-fn is_less(new: Key, old: Key) -> bool {
+fn is_less(new: ExchangeValue, old: ExchangeValue) -> bool {
     let clearly = |new: f64, old: f64| new < old - LEAST_GAIN;
     let equal = |new: f64, old: f64| (new - old).abs() <= LEAST_GAIN;
     clearly(new.0, old.0)
@@ -167,7 +167,7 @@ fn is_less(new: Key, old: Key) -> bool {
 
 /// All that a pair's keys share: the other parts, and the weights.
 struct Pair<'a> {
-    problem: &'a Problem,
+    problem: &'a PlacementProblem,
     scale: Scale,
     aim: Aim,
     loads: [Load; 2],
@@ -177,7 +177,7 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    fn key(&self, gives: [&[usize]; 2], parts: [usize; 2]) -> Key {
+    fn key(&self, gives: [&[usize]; 2], parts: [usize; 2]) -> ExchangeValue {
         let (mut excess, mut squares) = (0.0, 0.0);
         let (mut rate_far, mut bytes_far) = self.others;
         let weight = self.problem.memory_weight;
@@ -227,7 +227,7 @@ fn best_exchange(assignment: &Assignment<'_>, a: usize, b: usize, aim: Aim, look
         });
     let pair = Pair { problem, scale, aim, loads: [loads[a], loads[b]], others, cost: assignment.change_cost() };
     let mut best = (pair.key([&[], &[]], [a, b]), None);
-    let mut look = |from_a: Few, from_b: Few| {
+    let mut look = |from_a: UpToTwo, from_b: UpToTwo| {
         *looks += 1;
         let key = pair.key([from_a.models(), from_b.models()], [a, b]);
         if is_less(key, best.0) {
@@ -235,8 +235,8 @@ fn best_exchange(assignment: &Assignment<'_>, a: usize, b: usize, aim: Aim, look
         }
     };
     let (in_a, in_b) = (assignment.members(a), assignment.members(b));
-    let nothing = Few { models: [0; 2], count: 0 };
-    let one = |model: usize| Few { models: [model, 0], count: 1 };
+    let nothing = UpToTwo { models: [0; 2], count: 0 };
+    let one = |model: usize| UpToTwo { models: [model, 0], count: 1 };
     for &model in in_a {
         look(one(model), nothing);
         for &other in in_b {
@@ -251,14 +251,14 @@ fn best_exchange(assignment: &Assignment<'_>, a: usize, b: usize, aim: Aim, look
         for (position, &first) in in_a.iter().enumerate() {
             for &second in &in_a[position + 1..] {
                 for &other in in_b {
-                    look(Few { models: [first, second], count: 2 }, one(other));
+                    look(UpToTwo { models: [first, second], count: 2 }, one(other));
                 }
             }
         }
         for (position, &first) in in_b.iter().enumerate() {
             for &second in &in_b[position + 1..] {
                 for &other in in_a {
-                    look(one(other), Few { models: [first, second], count: 2 });
+                    look(one(other), UpToTwo { models: [first, second], count: 2 });
                 }
             }
         }

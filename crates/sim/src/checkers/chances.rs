@@ -40,9 +40,9 @@ pub struct IdleDevicesServe {
     promised: bool,
     delay: Delay,
     models: Vec<Believed>,
-    devices: Vec<Seen>,
+    devices: Vec<DeviceHistory>,
     idle: BTreeSet<DeviceId>,
-    requests: Vec<Option<Waiting>>,
+    requests: Vec<Option<WaitingRequest>>,
     outstanding: HashMap<ActionId, Outstanding>,
     loading: HashMap<ActionId, (DeviceId, ModelId)>,
     /// When a device of another kind came, or one changed.
@@ -88,7 +88,7 @@ impl Believed {
 }
 
 #[derive(Clone, Debug)]
-struct Seen {
+struct DeviceHistory {
     outstanding: u32,
     idle_since: Timestamp,
     /// How many times as long as on others of its kind batches take, and since when that is thought.
@@ -98,7 +98,7 @@ struct Seen {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct WaitingRequest {
     generation: u32,
     model: ModelId,
     rows: u32,
@@ -118,7 +118,7 @@ impl IdleDevicesServe {
     /// Before the first device.
     pub fn new(facts: &Facts<'_>) -> Self {
         let models = facts.models.len();
-        let seen = Seen {
+        let seen = DeviceHistory {
             outstanding: 0,
             idle_since: Timestamp::ZERO,
             slowness: (1.0, Timestamp::ZERO),
@@ -155,7 +155,7 @@ impl IdleDevicesServe {
         match event {
             Event::DeviceAdded(spec) => {
                 let seen = &mut self.devices[spec.device.index()];
-                *seen = Seen {
+                *seen = DeviceHistory {
                     outstanding: 0,
                     idle_since: at,
                     slowness: (1.0, at),
@@ -172,7 +172,7 @@ impl IdleDevicesServe {
             }
             Event::DeviceChanged { .. } => self.kinds_at = at,
             Event::Submitted(request) => {
-                *entry(&mut self.requests, request.id.slot) = Some(Waiting {
+                *entry(&mut self.requests, request.id.slot) = Some(WaitingRequest {
                     generation: request.id.generation,
                     model: request.model,
                     rows: request.rows,
@@ -223,7 +223,7 @@ impl IdleDevicesServe {
 
     fn refused(&mut self, at: Timestamp, request: RequestId) -> Result<(), Broken> {
         let Some(waiting) = *entry(&mut self.requests, request.slot) else { return Ok(()) };
-        let Waiting { model, rows, deadline_at, queued_at, .. } = waiting;
+        let WaitingRequest { model, rows, deadline_at, queued_at, .. } = waiting;
         let Some(believed) = self.models.get(model.index()) else { return Ok(()) };
         let knew = believed.since.max(self.kinds_at).max(queued_at);
         for &device in &self.idle {
@@ -268,19 +268,19 @@ impl Observer for IdleDevicesServe {
 
 /// P11. A request that was in no batch has its outcome by its deadline. One that was has it by its deadline or by the end of
 /// its last batch on the worker, whichever is later, and what the scheduler then needs to hear of it: the report's way, a late
-/// report, the time to detect that a device or an order was lost ([`Facts::hearsay`]).
+/// report, the time to detect that a device or an order was lost ([`Facts::heard_within`]).
 ///
 /// A batch that takes longer than was expected, or stands on a frozen device, is not over: nothing detects these.
 #[derive(Debug)]
 pub struct OutcomeInTime {
-    hearsay: Duration,
-    requests: Vec<Option<Due>>,
+    heard_within: Duration,
+    requests: Vec<Option<DueOutcome>>,
     /// Batches that aren't over on their workers.
     running: HashMap<ActionId, (DeviceId, Vec<RequestId>)>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Due {
+struct DueOutcome {
     generation: u32,
     /// When the outcome is due.
     at: Timestamp,
@@ -290,18 +290,18 @@ struct Due {
 impl OutcomeInTime {
     /// Before the first request.
     pub fn new(facts: &Facts<'_>) -> Self {
-        Self { hearsay: facts.hearsay, requests: Vec::new(), running: HashMap::new() }
+        Self { heard_within: facts.heard_within, requests: Vec::new(), running: HashMap::new() }
     }
 
-    fn due(&mut self, request: RequestId) -> Option<&mut Due> {
+    fn due(&mut self, request: RequestId) -> Option<&mut DueOutcome> {
         entry(&mut self.requests, request.slot).as_mut().filter(|due| due.generation == request.generation)
     }
 
     fn ordered(&mut self, at: Timestamp, execution: &Execution) {
-        let hearsay = self.hearsay;
+        let heard_within = self.heard_within;
         // If the order is lost, the driver waits until it would have been over.
         let latest = execution.window.latest;
-        let lost_at = if latest == Timestamp::NEVER { at } else { latest.max(at) } + execution.expected + hearsay;
+        let lost_at = if latest == Timestamp::NEVER { at } else { latest.max(at) } + execution.expected + heard_within;
         for &request in &execution.requests {
             if let Some(due) = self.due(request) {
                 (due.at, due.in_batch) = (due.at.max(lost_at), true);
@@ -312,7 +312,7 @@ impl OutcomeInTime {
 
     fn over(&mut self, at: Timestamp, action: ActionId) {
         let Some((_, requests)) = self.running.remove(&action) else { return };
-        let known_at = at + self.hearsay;
+        let known_at = at + self.heard_within;
         for request in requests {
             if let Some(due) = self.due(request) {
                 (due.at, due.in_batch) = (due.at.max(known_at), false);
@@ -325,7 +325,8 @@ impl Observer for OutcomeInTime {
     fn observe(&mut self, at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
         match seen {
             Observation::Told(Event::Submitted(request)) => {
-                let due = Due { generation: request.id.generation, at: request.deadline_at.max(at), in_batch: false };
+                let due =
+                    DueOutcome { generation: request.id.generation, at: request.deadline_at.max(at), in_batch: false };
                 *entry(&mut self.requests, request.id.slot) = Some(due);
             }
             Observation::Ordered(Command::Execute(execution)) => self.ordered(at, execution),
@@ -342,7 +343,7 @@ impl Observer for OutcomeInTime {
                 }
             }
             Observation::Ordered(Command::Finish { request, outcome }) => {
-                if let Some(&mut Due { at: due_at, in_batch: false, .. }) = self.due(*request)
+                if let Some(&mut DueOutcome { at: due_at, in_batch: false, .. }) = self.due(*request)
                     && at > due_at
                 {
                     let late = at.since(due_at);

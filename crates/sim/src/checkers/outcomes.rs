@@ -99,7 +99,7 @@ impl Observer for SuccessInTime {
 
 /// How far a request has come, as the scheduler knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Progress {
+enum RequestProgress {
     /// Queued, or not there any more.
     #[default]
     Waits,
@@ -112,7 +112,7 @@ enum Progress {
 #[derive(Clone, Copy, Debug, Default)]
 struct Followed {
     generation: u32,
-    progress: Progress,
+    progress: RequestProgress,
     cancelled_before: bool,
     over: bool,
 }
@@ -138,7 +138,7 @@ impl RefusedNeverExecuted {
                 Some(followed) if followed.cancelled_before => {
                     return Err(Broken::ExecutedCancelled { request, action });
                 }
-                Some(followed) if !followed.over => followed.progress = Progress::InBatch(action),
+                Some(followed) if !followed.over => followed.progress = RequestProgress::InBatch(action),
                 Some(_) | None => return Err(Broken::ExecutedEnded { request, action }),
             }
         }
@@ -146,7 +146,7 @@ impl RefusedNeverExecuted {
         Ok(())
     }
 
-    fn heard(&mut self, requests: &[RequestId], progress: Progress) {
+    fn heard(&mut self, requests: &[RequestId], progress: RequestProgress) {
         for &request in requests {
             if let Some(followed) = self.followed(request) {
                 followed.progress = progress;
@@ -157,24 +157,24 @@ impl RefusedNeverExecuted {
     fn reported(&mut self, report: &Report) {
         let Some((_, requests)) = self.outstanding.remove(&report.action) else { return };
         let progress = match report.status {
-            ActionStatus::Done { .. } | ActionStatus::Failed => Progress::Executed,
+            ActionStatus::Done { .. } | ActionStatus::Failed => RequestProgress::Executed,
             // As if it had never been ordered.
-            ActionStatus::TooLate | ActionStatus::Preempted => Progress::Waits,
+            ActionStatus::TooLate | ActionStatus::Preempted => RequestProgress::Waits,
         };
         self.heard(&requests, progress);
     }
 
     fn lost(&mut self, device: DeviceId) {
         let on_it: Vec<_> = self.outstanding.extract_if(|_, (on, _)| *on == device).collect();
-        on_it.iter().for_each(|(_, (_, requests))| self.heard(requests, Progress::Executed));
+        on_it.iter().for_each(|(_, (_, requests))| self.heard(requests, RequestProgress::Executed));
     }
 
     fn finished(&mut self, request: RequestId, outcome: Outcome) -> Result<(), Broken> {
         let Some(followed) = self.followed(request) else { return Ok(()) };
         followed.over = true;
         match (outcome, followed.progress) {
-            (Outcome::Rejected(reason), Progress::Executed) => Err(Broken::RejectedExecuted { request, reason }),
-            (Outcome::Rejected(reason), Progress::InBatch(action)) => {
+            (Outcome::Rejected(reason), RequestProgress::Executed) => Err(Broken::RejectedExecuted { request, reason }),
+            (Outcome::Rejected(reason), RequestProgress::InBatch(action)) => {
                 Err(Broken::RejectedInBatch { request, reason, action })
             }
             _ => Ok(()),
@@ -192,7 +192,7 @@ impl Observer for RefusedNeverExecuted {
             }
             Observation::Told(Event::Cancelled(request)) => {
                 if let Some(followed) = self.followed(*request) {
-                    followed.cancelled_before = followed.progress == Progress::Waits;
+                    followed.cancelled_before = followed.progress == RequestProgress::Waits;
                 }
                 Ok(())
             }

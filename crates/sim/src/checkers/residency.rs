@@ -7,11 +7,11 @@ use base::{ModelId, Timestamp};
 /// P6.
 #[derive(Debug)]
 pub struct WeightsInPlace {
-    devices: Vec<Weights>,
+    devices: Vec<DeviceWeights>,
 }
 
 #[derive(Clone, Debug)]
-struct Weights {
+struct DeviceWeights {
     /// For each model, whether it is fully loaded.
     loaded: Vec<bool>,
     running: Option<ModelId>,
@@ -20,7 +20,7 @@ struct Weights {
 impl WeightsInPlace {
     /// With every device empty.
     pub fn new(facts: &Facts<'_>) -> Self {
-        let empty = Weights { loaded: vec![false; facts.models.len()], running: None };
+        let empty = DeviceWeights { loaded: vec![false; facts.models.len()], running: None };
         Self { devices: vec![empty; facts.devices as usize] }
     }
 }

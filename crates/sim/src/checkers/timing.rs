@@ -92,7 +92,7 @@ pub struct OneAtATime {
     /// For each device, what its executors for batches and for loads are doing.
     running: Vec<[Option<ActionId>; 2]>,
     /// For each device, what was ordered.
-    plans: Vec<Plan>,
+    work: Vec<PlannedWork>,
     /// Where what was ordered and not reported yet is.
     devices: HashMap<ActionId, DeviceId>,
 }
@@ -102,13 +102,13 @@ const LOAD: usize = 1;
 
 /// What a device was ordered to run and did not report yet.
 #[derive(Clone, Debug, Default)]
-struct Plan {
+struct PlannedWork {
     ordered: VecDeque<(ActionId, Timestamp, Duration)>,
     /// When all of it is planned to be over.
     free_at: Timestamp,
 }
 
-impl Plan {
+impl PlannedWork {
     fn add(&mut self, at: Timestamp, action: ActionId, expected: Duration) {
         self.free_at = self.free_at.max(at) + expected;
         self.ordered.push_back((action, at, expected));
@@ -130,7 +130,7 @@ impl OneAtATime {
         Self {
             planned: facts.promises.planned,
             running: vec![[None; 2]; facts.devices as usize],
-            plans: vec![Plan::default(); facts.devices as usize],
+            work: vec![PlannedWork::default(); facts.devices as usize],
             devices: HashMap::new(),
         }
     }
@@ -149,9 +149,9 @@ impl OneAtATime {
 
     fn ordered(&mut self, at: Timestamp, execution: &Execution) -> Result<(), Broken> {
         let Execution { action, device, expected, expected_done_at, .. } = *execution;
-        let Some(plan) = self.plans.get_mut(device.index()).filter(|_| self.planned) else { return Ok(()) };
-        let (start_at, free_at) = (expected_done_at - expected, plan.free_at.max(at));
-        plan.add(at, action, expected);
+        let Some(work) = self.work.get_mut(device.index()).filter(|_| self.planned) else { return Ok(()) };
+        let (start_at, free_at) = (expected_done_at - expected, work.free_at.max(at));
+        work.add(at, action, expected);
         self.devices.insert(action, device);
         if start_at < free_at { Err(Broken::PlannedOverlap { action, device, start_at, free_at }) } else { Ok(()) }
     }
@@ -164,13 +164,13 @@ impl OneAtATime {
                     ActionStatus::TooLate | ActionStatus::Preempted | ActionStatus::Failed => at,
                 };
                 if let Some(device) = self.devices.remove(action) {
-                    self.plans[device.index()].end(ended_at, *action);
+                    self.work[device.index()].end(ended_at, *action);
                 }
             }
-            Event::Borrowed { device, action, expected } => self.plans[device.index()].add(at, *action, *expected),
-            Event::Returned { device, action } => self.plans[device.index()].end(at, *action),
+            Event::Borrowed { device, action, expected } => self.work[device.index()].add(at, *action, *expected),
+            Event::Returned { device, action } => self.work[device.index()].end(at, *action),
             Event::DeviceLost(device) => {
-                self.plans[device.index()] = Plan::default();
+                self.work[device.index()] = PlannedWork::default();
                 self.devices.retain(|_, on| on != device);
             }
             _ => {}

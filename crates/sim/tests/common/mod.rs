@@ -3,11 +3,11 @@
 #![allow(dead_code, reason = "each test file uses some of them")]
 
 use base::{Duration, LatencyProfile, ModelId};
-use sim::{Model, Setup, Traffic};
+use sim::{ModelSetup, Setup, Traffic};
 use workload::{ClosedLoop, OpenLoop, Process, RateCurve, Stream, Think};
 
 /// A model of that number, with batches of 1 to 16 that take `2 ms + 0.5 ms * b`, loaded in 8 ms into 7 pages.
-pub fn model(index: u32, slo_ms: Option<u64>) -> Model {
+pub fn model(index: u32, slo_ms: Option<u64>) -> ModelSetup {
     let profile = LatencyProfile::linear(
         Duration::from_micros(500),
         Duration::from_millis(2),
@@ -15,13 +15,13 @@ pub fn model(index: u32, slo_ms: Option<u64>) -> Model {
         Duration::from_millis(8),
     );
     let slo = slo_ms.map(Duration::from_millis);
-    let mut model = Model::new(ModelId(index), profile.expect("the sizes ascend"), slo);
+    let mut model = ModelSetup::new(ModelId(index), profile.expect("the sizes ascend"), slo);
     model.spec.pages = 7;
     model
 }
 
 /// A world of those models with nothing special about it, in which P10 is checked, too.
-pub fn world(models: Vec<Model>, devices: u32, pages: u32, seconds: u64) -> Setup {
+pub fn world(models: Vec<ModelSetup>, devices: u32, pages: u32, seconds: u64) -> Setup {
     let plain = Setup::new(scheduler::Config::clockwork(), models, devices, Duration::from_secs(seconds));
     Setup { pages, max_requests: 1 << 16, strict: true, ..plain }
 }

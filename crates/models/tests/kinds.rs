@@ -1,14 +1,16 @@
-//! Devices of several kinds, as shares of a GPU are: a model is measured on one of each, and warmed up on all. Shares may change while it is served.
+//! Devices of several kinds, as shares of a GPU are: a model is measured on one of each, and warmed up on all. Shares
+//! may change while it is served.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
+mod common;
+
 use base::{ApplicationId, DataType, Duration, ModelSignature, TensorSpec, Timestamp};
 use bytes::Bytes;
-use controller::{
-    Controller, ControllerConfig, DeviceConfig, Divisions, Effort, Manager, ManagerConfig, ModelState, Reply,
-    Submission, Tensor, deal,
-};
+use common::until;
+use controller::{Controller, ControllerConfig, DeviceConfig, Divisions, Reply, Submission, Tensor, deal};
 use engine::{AtOnce, Engine, EngineError, Loaded, ModelSource, Prepared, Sink, TensorView, at_once};
+use models::{Manager, ManagerConfig, ModelState, ProfilingEffort, Registry};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -89,8 +91,15 @@ impl AtOnce for OnDevice {
     }
 }
 
-/// Brings the model up on devices of these kinds, by division of which each has as many, in so many cells, with this folder to keep measurements in.
-fn bring_up(echo: &Echo, kinds: &[&[u32]], cells: u32, repository: &Path, cache: &Path) -> (Controller, Manager) {
+/// Brings the model up on devices of these kinds, by division of which each has as many, in so many cells, with this
+/// folder to keep measurements in.
+fn bring_up(
+    echo: &Echo,
+    kinds: &[&[u32]],
+    cells: u32,
+    repository: &Path,
+    cache: &Path,
+) -> (Controller, Registry, Manager) {
     let device = |(index, &kind): (usize, &u32)| DeviceConfig {
         name: format!("echo:{index}"),
         index: index as u32,
@@ -114,13 +123,14 @@ fn bring_up(echo: &Echo, kinds: &[&[u32]], cells: u32, repository: &Path, cache:
     }
     let mut config = ManagerConfig::new(repository.to_owned(), Arc::new(echo.clone()));
     config.cache = Some(cache.to_owned());
-    config.effort = Effort { runs: 3, budget: Duration::from_secs(60) };
-    let manager = Manager::start(controller.clone(), config).unwrap();
+    config.effort = ProfilingEffort { runs: 3, budget: Duration::from_secs(60) };
+    let registry = Registry::default();
+    let manager = Manager::start(controller.clone(), registry.clone(), config).unwrap();
     manager.wait_until_started();
-    let catalogue = controller.catalogue();
+    let catalogue = registry.catalogue();
     let state = catalogue.models["echo"].default_version().unwrap().state();
     assert!(matches!(state, ModelState::Ready(_)), "it must be ready");
-    (controller, manager)
+    (controller, registry, manager)
 }
 
 /// A repository with the model, which is warmed up with zeros, and a folder for measurements, which are with ones.
@@ -162,12 +172,12 @@ fn shares_change_while_a_model_is_served() {
 fn change_shares(cells: u32) {
     let [repository, cache] = folders();
     let echo = Echo::new();
-    let (controller, _manager) = bring_up(&echo, &[&[1, 1], &[0, 2]], cells, repository.path(), cache.path());
+    let (controller, registry, _manager) = bring_up(&echo, &[&[1, 1], &[0, 2]], cells, repository.path(), cache.path());
     // The sizes that are only in the second division are measured there.
     assert_eq!(echo.places(1), [(0, 0), (1, 0), (1, 1)]);
     let ask = |value: u8| {
         let (reply, answer) = oneshot::channel();
-        let model = controller.catalogue().models["echo"].default_version().unwrap().serving().unwrap().id;
+        let model = registry.catalogue().models["echo"].default_version().unwrap().serving().unwrap().id;
         controller.submit(Submission {
             model,
             inputs: vec![Tensor { datatype: DataType::Uint8, shape: vec![1, 1], data: Bytes::from(vec![value]) }],
@@ -199,7 +209,20 @@ fn change_shares(cells: u32) {
 #[test]
 fn where_nothing_was_prepared_nothing_can_be_changed() {
     let [repository, cache] = folders();
-    let (controller, _manager) = bring_up(&Echo::new(), &[&[0]], 1, repository.path(), cache.path());
+    let (controller, _registry, _manager) = bring_up(&Echo::new(), &[&[0]], 1, repository.path(), cache.path());
     assert_eq!(controller.division(), None);
     assert!(controller.divide(&[1.0]).unwrap_err().contains("--devices"));
+}
+
+#[test]
+fn whoever_still_has_an_old_catalogue_does_not_keep_the_weights() {
+    let [repository, cache] = folders();
+    let echo = Echo::new();
+    let (_controller, registry, _manager) = bring_up(&echo, &[&[0]], 1, repository.path(), cache.path());
+    let old = registry.catalogue();
+    std::fs::remove_dir_all(repository.path().join("echo")).unwrap();
+    // This one, and the engine.
+    until("all to let go of the weights", || Arc::strong_count(&echo.runs) == 2);
+    assert!(old.models["echo"].default_version().unwrap().serving().is_some());
+    assert!(registry.catalogue().models.is_empty());
 }

@@ -1,13 +1,13 @@
 //! Files of latencies: one line for each model, with a column `b<size>_ms` for each batch size (and perhaps `b<size>_p99_ms` and `b<size>_beside_ms`), or with
 //! the line `alpha_ms * b + beta_ms`; perhaps with columns `slo_ms` and `weights_mb`.
 
-use crate::Error;
+use crate::LabError;
 use std::path::Path;
 
 /// The batch sizes and times in milliseconds of one model in such a file, from the columns that end so.
-pub(crate) fn batch_times(path: &Path, model: &str, ending: &str) -> Result<Vec<(u32, f64)>, Error> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    parse(&text, model, ending).map_err(|message| Error::value(format!("{}: {message}", path.display())))
+pub(crate) fn batch_times(path: &Path, model: &str, ending: &str) -> Result<Vec<(u32, f64)>, LabError> {
+    let text = std::fs::read_to_string(path).map_err(|source| LabError::Read { path: path.to_owned(), source })?;
+    parse(&text, model, ending).map_err(|message| LabError::value(format!("{}: {message}", path.display())))
 }
 
 /// One model of a file.
@@ -22,9 +22,9 @@ pub(crate) struct Row {
 
 /// All models of a file with the columns `model`, `alpha_ms`, `beta_ms` and `slo_ms`, or `model`, `b1_ms` and so on, in any
 /// order.
-pub(crate) fn rows(path: &Path) -> Result<Vec<Row>, Error> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    parse_rows(&text).map_err(|message| Error::value(format!("{}: {message}", path.display())))
+pub(crate) fn rows(path: &Path) -> Result<Vec<Row>, LabError> {
+    let text = std::fs::read_to_string(path).map_err(|source| LabError::Read { path: path.to_owned(), source })?;
+    parse_rows(&text).map_err(|message| LabError::value(format!("{}: {message}", path.display())))
 }
 
 fn parse_rows(text: &str) -> Result<Vec<Row>, String> {

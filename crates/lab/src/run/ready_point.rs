@@ -1,8 +1,8 @@
 //! One point of a sweep: its world, its workload, and what each policy comes to in it, by a search or by plain runs.
 
-use crate::Error;
+use crate::LabError;
 use crate::run::experiment::{Experiment, Search};
-use crate::run::search::{self, Collapse, Effort, Goal, Seen};
+use crate::run::search::{self, Collapse, Goal, RateResult, RunEffort};
 use crate::run::sweep::Point;
 use crate::run::traffic::Workload;
 use crate::run::variant::Variant;
@@ -10,7 +10,7 @@ use crate::run::verdict::Verdict;
 use crate::run::{bound, models, resolve, summary};
 use base::Duration;
 use serde_json::{Map, Value, json};
-use sim::{Run, Setup};
+use sim::{RunResult, Setup};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -44,15 +44,15 @@ struct Peak {
 }
 
 /// What one rate came to.
-struct Measured {
+struct MeasuredRate {
     rate: f64,
     verdict: Verdict,
-    runs: Vec<Run>,
+    runs: Vec<RunResult>,
 }
 
 /// One point of the sweep, ready to run.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct ReadyPoint {
     experiment: Experiment,
     workload: Workload,
     folder: PathBuf,
@@ -66,9 +66,9 @@ pub(crate) struct Entry {
     identity_of_peak: String,
 }
 
-impl Entry {
-    pub(crate) fn new(point: Point, path: &Path, folder: &Path) -> Result<Self, Error> {
-        let parse = |source| Error::Parse { path: path.to_owned(), source: Box::new(source) };
+impl ReadyPoint {
+    pub(crate) fn new(point: Point, path: &Path, folder: &Path) -> Result<Self, LabError> {
+        let parse = |source| LabError::Parse { path: path.to_owned(), source: Box::new(source) };
         let identity_of_peak = identity(&without_times_peak(&point.file), folder);
         let identity = identity(&point.file, folder);
         let scheduler = point.file.get("scheduler").cloned();
@@ -98,7 +98,7 @@ impl Entry {
     }
 
     /// The figures of one policy, the mean over the seeds.
-    pub(crate) fn run(&self, variant: &Variant, peaks: &Peaks) -> Result<Value, Error> {
+    pub(crate) fn run(&self, variant: &Variant, peaks: &Peaks) -> Result<Value, LabError> {
         if let (Some(Search::Goodput), Some(times)) = (self.experiment.run.search, self.experiment.run.times_peak) {
             return self.run_at(times, variant, peaks);
         }
@@ -129,13 +129,13 @@ impl Entry {
     /// What a policy that was found to carry `found` loses at parts of `best`, the highest rate that any policy carries. A
     /// search looks at rates near the boundary and believes that lower ones are easier. Where that isn't so, the policy carries
     /// no more than the highest rate below which everything that was measured holds, and these are its figures.
-    pub(crate) fn beside(&self, variant: &Variant, figures: &Value, best: f64) -> Result<Value, Error> {
+    pub(crate) fn beside(&self, variant: &Variant, figures: &Value, best: f64) -> Result<Value, LabError> {
         let mut setup = resolve::setup(&self.experiment, &self.folder, variant, 0)?;
         let found = summary::figure(figures, "found_rps").unwrap_or(0.0);
         let mut parts = self.beside_peak().to_vec();
         parts.sort_by(f64::total_cmp);
         let mut bad_at = Map::new();
-        let mut points: Vec<Measured> = Vec::with_capacity(parts.len());
+        let mut points: Vec<MeasuredRate> = Vec::with_capacity(parts.len());
         for part in parts {
             let point = self.measure(&mut setup, variant, best * part)?;
             bad_at.insert(part.to_string(), json!(point.verdict.bad));
@@ -163,19 +163,19 @@ impl Entry {
     }
 
     /// All seeds at one rate, for as long as a search's last runs last.
-    fn measure(&self, setup: &mut Setup, variant: &Variant, rate: f64) -> Result<Measured, Error> {
-        let (seconds, _) = self.span(setup, rate, Effort::Full);
+    fn measure(&self, setup: &mut Setup, variant: &Variant, rate: f64) -> Result<MeasuredRate, LabError> {
+        let (seconds, _) = self.span(setup, rate, RunEffort::Full);
         setup.horizon = Duration::from_secs_f64(self.experiment.run.warmup_seconds + seconds);
         let runs = self.plain(setup.clone(), variant, rate)?;
-        Ok(Measured { rate, verdict: self.verdict(&runs), runs })
+        Ok(MeasuredRate { rate, verdict: self.verdict(&runs), runs })
     }
 
-    fn verdict(&self, runs: &[Run]) -> Verdict {
+    fn verdict(&self, runs: &[RunResult]) -> Verdict {
         Verdict::of(runs, self.experiment.run.max_bad, self.experiment.run.max_bad_of)
     }
 
     /// What no policy can exceed: `bound_rps`, or `bound_devices` where devices are searched for.
-    pub(crate) fn bound(&self) -> Result<Option<Value>, Error> {
+    pub(crate) fn bound(&self) -> Result<Option<Value>, LabError> {
         let (run, Some(first)) = (&self.experiment.run, self.variants.first()) else { return Ok(None) };
         let setup = resolve::setup(&self.experiment, &self.folder, first, 0)?;
         let bound = bound::Bound::new(&setup, &self.workload, run.max_bad, run.max_bad_of);
@@ -186,7 +186,7 @@ impl Entry {
     }
 
     /// Every seed at so many times the rate that a search finds, and how that compares with the peak.
-    fn run_at(&self, times: f64, variant: &Variant, peaks: &Peaks) -> Result<Value, Error> {
+    fn run_at(&self, times: f64, variant: &Variant, peaks: &Peaks) -> Result<Value, LabError> {
         let setup = resolve::setup(&self.experiment, &self.folder, variant, 0)?;
         let key = format!("{} {}", self.identity_of_peak, variant.identity());
         let place = peaks.0.lock().expect("nobody panics while holding it").entry(key).or_default().clone();
@@ -216,7 +216,7 @@ impl Entry {
     }
 
     /// Every seed at one rate.
-    fn plain(&self, mut setup: Setup, variant: &Variant, rate: f64) -> Result<Vec<Run>, Error> {
+    fn plain(&self, mut setup: Setup, variant: &Variant, rate: f64) -> Result<Vec<RunResult>, LabError> {
         let mut run = |&seed: &u64| {
             setup.seed = seed;
             self.once(&setup, variant, rate)
@@ -224,8 +224,8 @@ impl Entry {
         self.experiment.run.seeds.iter().map(&mut run).collect()
     }
 
-    fn once(&self, setup: &Setup, variant: &Variant, rate: f64) -> Result<Run, Error> {
-        sim::run(setup, self.workload.traffic(rate, setup.seed)).map_err(|violation| Error::Violation {
+    fn once(&self, setup: &Setup, variant: &Variant, rate: f64) -> Result<RunResult, LabError> {
+        sim::run(setup, self.workload.traffic(rate, setup.seed)).map_err(|violation| LabError::Violation {
             policy: variant.label.clone(),
             seed: setup.seed,
             violation,
@@ -233,15 +233,15 @@ impl Entry {
     }
 
     /// The highest rate with at most `max_bad`, and the runs at it.
-    fn search_rate(&self, mut setup: Setup, variant: &Variant) -> Result<(f64, Vec<Run>), Error> {
+    fn search_rate(&self, mut setup: Setup, variant: &Variant) -> Result<(f64, Vec<RunResult>), LabError> {
         let run = &self.experiment.run;
         // Above this even perfect batches leave more than `max_bad` behind; 5 % for the luck of a short run.
         let ceiling = self.workload.capacity(&setup) / (1.0 - run.max_bad).max(0.01) * 1.05;
         let goal = Goal { max_bad: run.max_bad, tolerance: run.tolerance, ceiling };
-        let mut best: Option<(f64, Vec<Run>)> = None;
+        let mut best: Option<(f64, Vec<RunResult>)> = None;
         search::highest_rate(goal, &self.ladder(&setup, ceiling), |effort, rate| {
             let (seen, runs) = self.attempt(&mut setup, variant, rate, effort)?;
-            if effort == Effort::Full && seen.passes && best.as_ref().is_none_or(|(so_far, _)| rate > *so_far) {
+            if effort == RunEffort::Full && seen.passes && best.as_ref().is_none_or(|(so_far, _)| rate > *so_far) {
                 best = Some((rate, runs));
             }
             Ok(seen)
@@ -254,17 +254,17 @@ impl Entry {
     }
 
     /// The runs with the fewest devices that carry the rate, and how many those are.
-    fn search_devices(&self, mut setup: Setup, variant: &Variant) -> Result<(Vec<Run>, Option<u32>), Error> {
+    fn search_devices(&self, mut setup: Setup, variant: &Variant) -> Result<(Vec<RunResult>, Option<u32>), LabError> {
         let rate = self.workload.rate.unwrap_or(0.0);
         let each = self.workload.capacity(&setup) / f64::from(setup.devices);
         // With fewer, even perfect batches leave too much behind.
         let least = (rate * (1.0 - self.experiment.run.max_bad) / each).ceil().max(1.0);
         let most = ((least * 100.0) as u32).min(MAX_DEVICES);
-        let mut best: Option<(u32, Vec<Run>)> = None;
+        let mut best: Option<(u32, Vec<RunResult>)> = None;
         search::fewest_devices((least * 1.1) as u32, most, |effort, devices| {
             setup.devices = devices;
             let (seen, runs) = self.attempt(&mut setup, variant, rate, effort)?;
-            if effort == Effort::Full && seen.passes && best.as_ref().is_none_or(|(so_far, _)| devices < *so_far) {
+            if effort == RunEffort::Full && seen.passes && best.as_ref().is_none_or(|(so_far, _)| devices < *so_far) {
                 best = Some((devices, runs));
             }
             Ok(seen)
@@ -276,13 +276,13 @@ impl Entry {
     }
 
     /// The rungs that are much cheaper than those after them, where rates are at most `rate`.
-    fn ladder(&self, setup: &Setup, rate: f64) -> Vec<Effort> {
+    fn ladder(&self, setup: &Setup, rate: f64) -> Vec<RunEffort> {
         let cost = |effort| {
             let (seconds, seeds) = self.span(setup, rate, effort);
             seconds * seeds as f64
         };
-        let mut ladder = vec![Effort::Full];
-        for effort in [Effort::Look, Effort::Glance] {
+        let mut ladder = vec![RunEffort::Full];
+        for effort in [RunEffort::Look, RunEffort::Glance] {
             if cost(effort) * WORTH_IT <= cost(ladder[0]) {
                 ladder.insert(0, effort);
             }
@@ -291,7 +291,7 @@ impl Entry {
     }
 
     /// How many seconds are measured after the warm-up, and how many seeds.
-    fn span(&self, setup: &Setup, rate: f64, effort: Effort) -> (f64, usize) {
+    fn span(&self, setup: &Setup, rate: f64, effort: RunEffort) -> (f64, usize) {
         let run = &self.experiment.run;
         let (mut whole, seeds) = (run.seconds - run.warmup_seconds, run.seeds.len());
         if let Some(events) = run.bad_events {
@@ -304,9 +304,9 @@ impl Entry {
         let longest = setup.models.iter().filter_map(|model| model.slo).max().unwrap_or_default().as_secs_f64();
         let glance = (GLANCE_REQUESTS / rate.max(1e-9)).max(GLANCE_OBJECTIVES * longest).max(1.0).min(whole);
         match effort {
-            Effort::Glance => (glance, 1),
-            Effort::Look => ((whole * seeds as f64 * LOOK_PART).max(4.0 * glance).min(whole), 1),
-            Effort::Full => (whole, seeds),
+            RunEffort::Glance => (glance, 1),
+            RunEffort::Look => ((whole * seeds as f64 * LOOK_PART).max(4.0 * glance).min(whole), 1),
+            RunEffort::Full => (whole, seeds),
         }
     }
 
@@ -316,16 +316,16 @@ impl Entry {
         setup: &mut Setup,
         variant: &Variant,
         rate: f64,
-        effort: Effort,
-    ) -> Result<(Seen, Vec<Run>), Error> {
+        effort: RunEffort,
+    ) -> Result<(RateResult, Vec<RunResult>), LabError> {
         let run = &self.experiment.run;
         let (seconds, seeds) = self.span(setup, rate, effort);
         setup.horizon = Duration::from_secs_f64(run.warmup_seconds + seconds);
         let allowed = (run.max_bad * rate * seconds * seeds as f64 * HOPELESS.0 + HOPELESS.1) as u64;
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<RunResult> = Vec::new();
         for (index, &seed) in run.seeds[..seeds].iter().enumerate() {
             setup.seed = seed;
-            setup.checked = effort == Effort::Full && index == 0;
+            setup.checked = effort == RunEffort::Full && index == 0;
             let so_far: u64 = runs.iter().map(|run| run.meter.total().bad()).sum();
             setup.give_up_after_bad = Some(allowed.saturating_sub(so_far));
             runs.push(self.once(setup, variant, rate)?);
@@ -334,11 +334,11 @@ impl Entry {
             }
         }
         let verdict = self.verdict(&runs);
-        Ok((Seen { bad: verdict.judged, passes: verdict.passes(run.max_bad) }, runs))
+        Ok((RateResult { bad: verdict.judged, passes: verdict.passes(run.max_bad) }, runs))
     }
 
     /// The figures of the runs of one rate, the mean over the seeds.
-    fn figures(&self, runs: &[Run], setup: &Setup, devices: Option<u32>) -> Value {
+    fn figures(&self, runs: &[RunResult], setup: &Setup, devices: Option<u32>) -> Value {
         let each: Vec<Value> = runs.iter().map(|run| summary::of_run(run, &setup.groups)).collect();
         let verdict = self.verdict(runs);
         let mut figures =
@@ -369,27 +369,27 @@ fn without_times_peak(file: &toml::Table) -> toml::Table {
     file
 }
 
-fn check_rate(experiment: &Experiment, workload: &Workload) -> Result<(), Error> {
+fn check_rate(experiment: &Experiment, workload: &Workload) -> Result<(), LabError> {
     let has_rate = workload.knows_rate();
     if let Some(times) = experiment.run.times_peak {
         resolve::not_negative("run.times_peak", times)?;
         if experiment.run.search != Some(Search::Goodput) {
-            return Err(Error::value("run.times_peak needs run.search = \"goodput\": what would it be times of?"));
+            return Err(LabError::value("run.times_peak needs run.search = \"goodput\": what would it be times of?"));
         }
     }
     match experiment.run.search {
         None if workload.has_rate() && !has_rate => {
-            Err(Error::value("there is no rate: give workload.rate_rps, workload.load, or run.search = \"goodput\""))
+            Err(LabError::value("there is no rate: give workload.rate_rps, workload.load, or run.search = \"goodput\""))
         }
         Some(_) if !workload.has_rate() => {
             let message = "run.search has no rate to vary: every model has a rate or clients of its own";
-            Err(Error::value(message))
+            Err(LabError::value(message))
         }
         Some(Search::Devices) if workload.rate.is_none() => {
-            Err(Error::value("run.search = \"devices\" needs the rate to carry: give workload.rate_rps"))
+            Err(LabError::value("run.search = \"devices\" needs the rate to carry: give workload.rate_rps"))
         }
         Some(_) if experiment.elastic.is_some() => {
-            Err(Error::value("a search needs a fixed cluster: leave out [elastic] or run.search"))
+            Err(LabError::value("a search needs a fixed cluster: leave out [elastic] or run.search"))
         }
         _ => Ok(()),
     }

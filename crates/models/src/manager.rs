@@ -1,13 +1,16 @@
-//! From the model repository to models in service: starts the thread that brings models up, and what tells it of changes.
+//! From the model repository to models in service: starts the thread that brings models up, and what tells it of
+//! changes.
 
-use crate::control::{ControlMode, ModelControl};
+use crate::bring_up::BringUp;
+use crate::control::{ControlMode, ModelControl, Order};
 use crate::poller::Poller;
-use crate::profiler::Effort;
-use crate::shelf::{Shelf, Work};
-use crate::{Controller, bring_up::BringUp};
+use crate::profiler::ProfilingEffort;
+use crate::publisher::Publisher;
+use crate::registry::Registry;
 use base::Duration;
+use controller::Controller;
 use engine::Engine;
-use repository::{Repository, RepositorySource, Sources, Transfer};
+use repository::{Change, Repository, RepositorySource, Sources, Transfer};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -23,8 +26,8 @@ pub struct ManagerConfig {
     pub sources: Vec<RepositorySource>,
     /// Who says which of them are served.
     pub control: ControlMode,
-    /// With `ControlMode::Explicit`: the models to load at the start; `*` is all of them.
-    pub load_models: Vec<String>,
+    /// With `ControlMode::Explicit`: the models to publish at the start; `*` is all of them.
+    pub publish_at_start: Vec<String>,
     /// How often to look at sources that don't tell when they change.
     pub poll: Duration,
     /// Where prepared models, profiles and downloads are kept; `None` keeps nothing.
@@ -36,9 +39,9 @@ pub struct ManagerConfig {
     /// The default deadline of requests to models whose configuration gives none.
     pub default_objective: Option<Duration>,
     /// How much measuring is enough.
-    pub effort: Effort,
+    pub effort: ProfilingEffort,
     /// Told of each model as it becomes ready or fails while the server starts.
-    pub progress: Box<dyn Fn(&Progress) + Send>,
+    pub progress: Box<dyn Fn(&StartProgress) + Send>,
     /// Told how far downloads are while the server starts.
     pub transfer: Box<dyn Fn(&Transfer) + Send>,
 }
@@ -49,13 +52,13 @@ impl ManagerConfig {
         Self {
             sources: vec![RepositorySource::Folder(repository.into())],
             control: ControlMode::Auto,
-            load_models: Vec::new(),
+            publish_at_start: Vec::new(),
             poll: DEFAULT_POLL,
             cache: None,
             device_kind: engine.name().to_owned(),
             engine,
             default_objective: None,
-            effort: Effort::default(),
+            effort: ProfilingEffort::default(),
             progress: Box::new(|_| {}),
             transfer: Box::new(|_| {}),
         }
@@ -64,7 +67,7 @@ impl ManagerConfig {
 
 /// How far the start is.
 #[derive(Clone, Debug)]
-pub struct Progress {
+pub struct StartProgress {
     /// Versions of models that are done, ready or not.
     pub done: usize,
     /// Versions of models in all.
@@ -73,12 +76,23 @@ pub struct Progress {
     pub current: String,
 }
 
+/// What the manager's thread is told to do.
+pub(crate) enum ManagerWork {
+    /// Files have changed.
+    Changes(Vec<Change>),
+    /// A client wants something.
+    Order(Order),
+    /// It is time to look whether a model should go to another cell.
+    Balance,
+    Stop,
+}
+
 /// How the start went: nothing yet, or done, or a reason why nothing can be served.
 type Started = Arc<(Mutex<Option<Result<(), String>>>, Condvar)>;
 
 /// Keeps the catalogue in step with the repository and the wishes of clients until it is dropped.
 pub struct Manager {
-    work: Sender<Work>,
+    work: Sender<ManagerWork>,
     thread: Option<JoinHandle<()>>,
     started: Started,
     stopping: Arc<AtomicBool>,
@@ -93,20 +107,20 @@ impl std::fmt::Debug for Manager {
 
 impl Manager {
     /// Looks at the repository and starts to work on what is there. Models become ready one after another.
-    pub fn start(controller: Controller, config: ManagerConfig) -> Result<Self, String> {
+    pub fn start(controller: Controller, registry: Registry, config: ManagerConfig) -> Result<Self, String> {
         let sources = Sources::open(&config.sources, config.cache.as_deref()).map_err(|error| error.to_string())?;
         let sources = Arc::new(sources);
         let repository = Repository::open(sources.roots()).map_err(|error| error.to_string())?;
         let (work, orders) = mpsc::channel();
         let started = Started::default();
         let stopping = Arc::new(AtomicBool::new(false));
-        controller.set_control(ModelControl::new(config.control, work.clone()));
+        registry.set_control(ModelControl::new(config.control, work.clone()));
         let (notices, signal, looked_at) = (work.clone(), Arc::clone(&started), Arc::clone(&sources));
         let (control, poll) = (config.control, config.poll);
         let bring_up = BringUp::new(controller, config, Arc::clone(&stopping));
-        let mut shelf = Shelf::new(bring_up, repository, Arc::clone(&sources));
+        let mut publisher = Publisher::new(bring_up, registry, repository, Arc::clone(&sources));
         let thread = std::thread::Builder::new().name("models".into()).spawn(move || {
-            let watchers = shelf.start(notices).map(|watcher| {
+            let watchers = publisher.start(notices).map(|watcher| {
                 let polls = matches!(control, ControlMode::Auto | ControlMode::Poll) && looked_at.has_buckets();
                 (watcher, polls.then(|| Poller::start(looked_at, poll)))
             });
@@ -114,11 +128,11 @@ impl Manager {
             *signal.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
             signal.1.notify_all();
             loop {
-                match next(&orders, shelf.until_balanced()) {
-                    Work::Changes(changes) => shelf.apply(changes),
-                    Work::Order(order) => shelf.carry_out(order),
-                    Work::Balance => shelf.balance(),
-                    Work::Stop => break,
+                match next(&orders, publisher.until_balanced()) {
+                    ManagerWork::Changes(changes) => publisher.apply(changes),
+                    ManagerWork::Order(order) => publisher.carry_out(order),
+                    ManagerWork::Balance => publisher.balance(),
+                    ManagerWork::Stop => break,
                 }
             }
         });
@@ -141,14 +155,14 @@ impl Manager {
 }
 
 /// What to do next: what somebody wants, or, if nobody wants anything for so long, a look at the cells.
-fn next(orders: &Receiver<Work>, pause: Option<Duration>) -> Work {
+fn next(orders: &Receiver<ManagerWork>, pause: Option<Duration>) -> ManagerWork {
     let work = match pause {
         Some(pause) => orders.recv_timeout(pause.into()),
         None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
     };
     work.unwrap_or_else(|error| match error {
-        RecvTimeoutError::Timeout => Work::Balance,
-        RecvTimeoutError::Disconnected => Work::Stop,
+        RecvTimeoutError::Timeout => ManagerWork::Balance,
+        RecvTimeoutError::Disconnected => ManagerWork::Stop,
     })
 }
 
@@ -156,7 +170,7 @@ impl Drop for Manager {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Relaxed);
         self.sources.stop();
-        let _ = self.work.send(Work::Stop);
+        let _ = self.work.send(ManagerWork::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -1,8 +1,8 @@
 //! Runs a model's warmup samples on every device before it is ready.
 
-use crate::Controller;
-use crate::profiler::Run;
+use crate::profiler::DeviceRunner;
 use base::{DataType, DeviceId, ModelSignature, element_count};
+use controller::Controller;
 use engine::{Prepared, Tensor};
 use repository::{FoundModel, WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample};
 use std::path::Path;
@@ -20,12 +20,12 @@ pub(crate) fn run(controller: &Controller, prepared: &dyn Prepared, found: &Foun
     let mut runs = 0;
     for device in 0..controller.device_numbers() {
         let loaded = prepared.load(device).map_err(|error| error.to_string())?;
-        let mut device = Run::new(controller, DeviceId(device), loaded);
+        let mut runner = DeviceRunner::new(controller, DeviceId(device), loaded);
         for sample in samples {
             let failed = |reason: String| format!("model_warmup {:?}: {reason}", sample.name);
             let inputs = inputs(sample, prepared.signature(), &found.folder).map_err(failed)?;
             for _ in 0..sample.count {
-                device.once(&inputs).map_err(failed)?;
+                runner.once(&inputs).map_err(failed)?;
                 runs += 1;
             }
         }

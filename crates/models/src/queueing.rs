@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The rules of one model.
+/// The rules of one model, and how many of its requests are in hand.
 #[derive(Debug)]
-pub struct Queueing {
+pub struct QueueLimits {
     levels: u32,
     default_level: u32,
     /// The default policy first, then those of single levels.
@@ -41,11 +41,11 @@ pub struct Admitted {
 /// A place among a model's requests.
 #[derive(Debug)]
 pub struct QueuePlace {
-    queueing: Arc<Queueing>,
+    limits: Arc<QueueLimits>,
     policy: usize,
 }
 
-impl Queueing {
+impl QueueLimits {
     /// The rules of a model whose largest batch takes `longest`; so many rows can be executed at once.
     pub fn new(config: &repository::Queueing, longest: Duration, rows_at_once: u32) -> Self {
         let level = |policy: &QueuePolicy| Level {
@@ -72,7 +72,7 @@ impl Queueing {
         let policy = self.by_level.get(&priority).copied().unwrap_or(0);
         let level = &self.policies[policy];
         let before = level.in_hand.fetch_add(1, Ordering::Relaxed);
-        let place = QueuePlace { queueing: Arc::clone(self), policy };
+        let place = QueuePlace { limits: Arc::clone(self), policy };
         if level.most > 0 && before >= level.most {
             return Err(level.max_queue_size);
         }
@@ -82,7 +82,7 @@ impl Queueing {
 
 impl Drop for QueuePlace {
     fn drop(&mut self) {
-        self.queueing.policies[self.policy].in_hand.fetch_sub(1, Ordering::Relaxed);
+        self.limits.policies[self.policy].in_hand.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -90,21 +90,21 @@ impl Drop for QueuePlace {
 mod tests {
     use super::*;
 
-    fn queueing(text: &str) -> Arc<Queueing> {
+    fn limits(text: &str) -> Arc<QueueLimits> {
         let text = format!("dynamic_batching {{ {text} }}");
         let config = repository::ModelConfig::parse(&text, "config.pbtxt".as_ref(), "m").unwrap();
-        Arc::new(Queueing::new(&config.queueing.unwrap(), Duration::from_millis(30), 4))
+        Arc::new(QueueLimits::new(&config.queueing.unwrap(), Duration::from_millis(30), 4))
     }
 
     #[test]
     fn levels_that_are_not_there_are_the_default_one() {
-        let queueing = queueing(
+        let limits = limits(
             "priority_levels: 3 default_priority_level: 2 default_queue_policy { default_timeout_microseconds: 20000 }
              priority_queue_policy { key: 1 value { default_timeout_microseconds: 1000 timeout_action: DELAY } }
              priority_queue_policy { key: 3 value { default_timeout_microseconds: 5000 } }",
         );
         let admitted = |priority| {
-            let admitted = queueing.admit(priority).unwrap();
+            let admitted = limits.admit(priority).unwrap();
             (admitted.priority, admitted.limit.map(Duration::as_millis_f64))
         };
         assert_eq!(admitted(0), (2, Some(60.0)));
@@ -116,11 +116,11 @@ mod tests {
 
     #[test]
     fn a_full_queue_refuses_until_somebody_leaves() {
-        let queueing = queueing("default_queue_policy { max_queue_size: 2 }");
-        let mut inside: Vec<Admitted> = (0..6).map(|_| queueing.admit(9).unwrap()).collect();
+        let limits = limits("default_queue_policy { max_queue_size: 2 }");
+        let mut inside: Vec<Admitted> = (0..6).map(|_| limits.admit(9).unwrap()).collect();
         assert_eq!(inside[0].priority, 9, "without levels a request may name any");
-        assert_eq!(queueing.admit(0).unwrap_err(), 2);
+        assert_eq!(limits.admit(0).unwrap_err(), 2);
         inside.pop();
-        assert!(queueing.admit(0).is_ok());
+        assert!(limits.admit(0).is_ok());
     }
 }

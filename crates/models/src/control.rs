@@ -1,5 +1,7 @@
-//! Loading and unloading models at the wish of clients: orders to the manager's thread, and what came of them.
+//! Publishing and withdrawing models at the wish of clients: orders to the manager's thread, and what came of them.
+//! What clients are told of it says `load` and `unload`, the protocol's words.
 
+use crate::manager::ManagerWork;
 use base::Reason;
 use bytes::Bytes;
 use std::fmt;
@@ -15,8 +17,8 @@ const MAX_WAITING: usize = 64;
 /// Who says which models are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ControlMode {
-    /// The repository, and clients: changes are noticed, and what a client loads or unloads stays so until it says
-    /// otherwise.
+    /// The repository, and clients: changes are noticed, and what a client publishes or withdraws stays so until it
+    /// says otherwise.
     #[default]
     Auto,
     /// The repository as it was at the start.
@@ -28,7 +30,7 @@ pub enum ControlMode {
 }
 
 impl ControlMode {
-    /// Whether clients may load and unload.
+    /// Whether clients may publish and withdraw.
     pub fn takes_orders(self) -> bool {
         matches!(self, Self::Auto | Self::Explicit)
     }
@@ -54,9 +56,9 @@ impl FromStr for ControlMode {
     }
 }
 
-/// What a client wants to be loaded.
+/// What a client wants to be published.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct LoadOrder {
+pub struct PublishOrder {
     /// The model's name.
     pub model: String,
     /// A configuration, as JSON, that counts instead of the model's own.
@@ -109,20 +111,20 @@ impl ControlError {
 
 /// An order on its way.
 pub(crate) struct Order {
-    pub(crate) wish: OrderKind,
+    pub(crate) wish: OrderWish,
     pub(crate) reply: oneshot::Sender<Result<(), ControlError>>,
-    _place: Place,
+    _place: OrderPlace,
 }
 
-pub(crate) enum OrderKind {
-    Load(LoadOrder),
-    Unload(String),
+pub(crate) enum OrderWish {
+    Publish(PublishOrder),
+    Withdraw(String),
 }
 
 /// A place among the waiting orders, given back when it is dropped.
-struct Place(Arc<AtomicUsize>);
+struct OrderPlace(Arc<AtomicUsize>);
 
-impl Drop for Place {
+impl Drop for OrderPlace {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -132,7 +134,7 @@ impl Drop for Place {
 #[derive(Clone)]
 pub struct ModelControl {
     mode: ControlMode,
-    orders: Sender<crate::shelf::Work>,
+    orders: Sender<ManagerWork>,
     waiting: Arc<AtomicUsize>,
 }
 
@@ -143,21 +145,21 @@ impl fmt::Debug for ModelControl {
 }
 
 impl ModelControl {
-    pub(crate) fn new(mode: ControlMode, orders: Sender<crate::shelf::Work>) -> Self {
+    pub(crate) fn new(mode: ControlMode, orders: Sender<ManagerWork>) -> Self {
         Self { mode, orders, waiting: Arc::default() }
     }
 
-    /// Loads a model; returns when it is ready, or can't be.
-    pub async fn load(&self, order: LoadOrder) -> Result<(), ControlError> {
-        self.order(OrderKind::Load(order)).await
+    /// Publishes a model; returns when it is ready, or can't be.
+    pub async fn publish(&self, order: PublishOrder) -> Result<(), ControlError> {
+        self.order(OrderWish::Publish(order)).await
     }
 
-    /// Unloads a model. It stays unloaded until it is loaded again.
-    pub async fn unload(&self, model: String) -> Result<(), ControlError> {
-        self.order(OrderKind::Unload(model)).await
+    /// Withdraws a model. It stays withdrawn until it is published again.
+    pub async fn withdraw(&self, model: String) -> Result<(), ControlError> {
+        self.order(OrderWish::Withdraw(model)).await
     }
 
-    async fn order(&self, wish: OrderKind) -> Result<(), ControlError> {
+    async fn order(&self, wish: OrderWish) -> Result<(), ControlError> {
         if !self.mode.takes_orders() {
             return Err(ControlError::Off(self.mode));
         }
@@ -166,8 +168,8 @@ impl ModelControl {
             return Err(ControlError::Busy);
         }
         let (reply, answer) = oneshot::channel();
-        let order = Order { wish, reply, _place: Place(Arc::clone(&self.waiting)) };
-        self.orders.send(crate::shelf::Work::Order(order)).map_err(|_| ControlError::ShuttingDown)?;
+        let order = Order { wish, reply, _place: OrderPlace(Arc::clone(&self.waiting)) };
+        self.orders.send(ManagerWork::Order(order)).map_err(|_| ControlError::ShuttingDown)?;
         answer.await.unwrap_or(Err(ControlError::ShuttingDown))
     }
 }

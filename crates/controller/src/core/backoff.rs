@@ -1,8 +1,9 @@
 //! How long a model is left alone after something of it failed that cost others.
 //!
-//! A load that fails has pushed other models out of memory before; a panic costs a device all that it held. If every request were
-//! another try, one model could keep all others from being served; and where there is room for all models, the scheduler would try
-//! again by itself as soon as it hears of the failure. So new requests are refused and loads are held back for a while.
+//! A load that fails has pushed other models out of memory before; a panic costs a device all that it held. If every
+//! request were another try, one model could keep all others from being served; and where there is room for all models,
+//! the scheduler would try again by itself as soon as it hears of the failure. So new requests are refused and loads
+//! are held back for a while.
 
 use base::{Duration, Timestamp};
 
@@ -13,16 +14,16 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// Failures that are further apart aren't in a row.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
-/// The rest of one model: twice as long after each failure in a row.
+/// How long one model is left alone: twice as long after each failure in a row.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Rest {
+pub(crate) struct Backoff {
     /// How many in a row, and when the last one was.
     failures: u32,
     failed_at: Timestamp,
     until: Timestamp,
 }
 
-impl Rest {
+impl Backoff {
     /// Something failed.
     pub fn begin(&mut self, now: Timestamp) {
         let in_a_row = self.failures > 0 && now.since(self.failed_at) < FORGOTTEN_AFTER;
@@ -32,7 +33,7 @@ impl Rest {
         self.until = now + (SHORTEST * (1 << doublings)).min(LONGEST);
     }
 
-    /// How long it still lasts; `None` when it is over.
+    /// How long it is still left alone; `None` when that is over.
     pub fn left(&self, now: Timestamp) -> Option<Duration> {
         (now < self.until).then(|| self.until.since(now))
     }
@@ -44,16 +45,16 @@ mod tests {
 
     #[test]
     fn each_failure_in_a_row_doubles_it_up_to_a_bound() {
-        let mut rest = Rest::default();
+        let mut backoff = Backoff::default();
         let mut now = Timestamp::ZERO + Duration::from_secs(5);
-        assert_eq!(rest.left(now), None);
+        assert_eq!(backoff.left(now), None);
         let mut spans = Vec::new();
         for _ in 0..11 {
-            rest.begin(now);
-            let left = rest.left(now).unwrap();
+            backoff.begin(now);
+            let left = backoff.left(now).unwrap();
             spans.push(left.as_millis_f64());
             now += left;
-            assert_eq!(rest.left(now), None, "it is over after that time");
+            assert_eq!(backoff.left(now), None, "it is over after that time");
         }
         let expected = [100.0, 200.0, 400.0, 800.0, 1600.0, 3200.0, 6400.0, 12_800.0, 25_600.0, 30_000.0, 30_000.0];
         assert_eq!(spans, expected);
@@ -61,11 +62,11 @@ mod tests {
 
     #[test]
     fn a_failure_long_after_the_last_one_is_the_first_again() {
-        let mut rest = Rest::default();
+        let mut backoff = Backoff::default();
         let start = Timestamp::ZERO + Duration::from_secs(5);
-        (0..5).for_each(|_| rest.begin(start));
+        (0..5).for_each(|_| backoff.begin(start));
         let later = start + FORGOTTEN_AFTER;
-        rest.begin(later);
-        assert_eq!(rest.left(later), Some(SHORTEST));
+        backoff.begin(later);
+        assert_eq!(backoff.left(later), Some(SHORTEST));
     }
 }

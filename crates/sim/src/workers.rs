@@ -1,8 +1,8 @@
 //! The workers' side of a simulated world: devices, the way to them and back, and what goes wrong there.
 
-use crate::agenda::{Agenda, Due, Executor};
+use crate::agenda::{Agenda, Due, ExecutorKind};
 use crate::clients::Clients;
-use crate::device::{Device, Durations, ExecuteStep, Executing, LoadStep, is_drivers};
+use crate::device::{Durations, ExecuteStep, Executing, LoadStep, SimulatedDevice, is_drivers};
 use crate::observe::{Observation, Observer, Refusal};
 use crate::violation::Violation;
 use crate::world::Watch;
@@ -11,8 +11,8 @@ use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp, Transfer
 use scheduler::{ActionStatus, Command, Execution, ModelSpec, Report};
 use workload::Random;
 
-pub(crate) struct Plant {
-    sites: Vec<Site>,
+pub(crate) struct Workers {
+    workers: Vec<Worker>,
     /// For each model, on how many devices it is loaded.
     residents: Vec<u32>,
     /// For each kind of device.
@@ -25,18 +25,18 @@ pub(crate) struct Plant {
     horizon_at: Timestamp,
     random: Random,
     /// For what came to the simulator later: what it draws doesn't shift the numbers of the rest.
-    chaos: Random,
+    extra_random: Random,
 }
 
 /// A device with what the driver knows about it.
-struct Site {
-    device: Device,
+struct Worker {
+    device: SimulatedDevice,
     /// Whether it belongs to the cluster; one that doesn't is neither alive nor missed.
     present: bool,
     alive: bool,
-    /// Counts deaths and returns: what was under way in an earlier life is void.
-    life: u32,
-    /// Reports from lives before this one are no longer listened to.
+    /// Counts deaths and returns: what was under way in an earlier generation is void.
+    generation: u32,
+    /// Reports from generations before this one are no longer listened to.
     heard_from: u32,
     /// Orders that were neither reported nor, for unloads, obeyed.
     under_way: u32,
@@ -55,17 +55,17 @@ const TO: usize = 0;
 const FROM: usize = 1;
 
 /// The number of the stream of random numbers.
-const CHAOS: u64 = 6 << 40;
+const EXTRA_RANDOM: u64 = 6 << 40;
 
-impl Plant {
+impl Workers {
     pub(crate) fn new(setup: &Setup, specs: &[ModelSpec]) -> Self {
         let pages_of: Vec<u32> = specs.iter().map(|spec| spec.pages).collect();
-        let kinds = setup.variety.kinds.max(1);
-        let site = |device| Site {
-            device: Device::new(DeviceId(device), setup.pages, pages_of.clone()),
+        let kinds = setup.variety.device_kinds.max(1);
+        let worker = |device| Worker {
+            device: SimulatedDevice::new(DeviceId(device), setup.pages, pages_of.clone()),
             present: device < setup.devices,
             alive: device < setup.devices,
-            life: 0,
+            generation: 0,
             heard_from: 0,
             under_way: 0,
             look_at: [None; 2],
@@ -75,7 +75,7 @@ impl Plant {
             last_message_at: [Timestamp::ZERO; 2],
         };
         Self {
-            sites: (0..setup.most_devices()).map(site).collect(),
+            workers: (0..setup.most_devices()).map(worker).collect(),
             residents: vec![0; specs.len()],
             durations: (0..kinds).map(|kind| Durations::new(specs, kind as usize)).collect(),
             alone: Vec::new(),
@@ -84,12 +84,12 @@ impl Plant {
             faults: setup.faults,
             horizon_at: Timestamp::ZERO + setup.horizon,
             random: Random::new(setup.seed, 2 << 40),
-            chaos: Random::new(setup.seed, CHAOS),
+            extra_random: Random::new(setup.seed, EXTRA_RANDOM),
         }
     }
 
     pub(crate) fn begin(&mut self, agenda: &mut Agenda) {
-        for index in 0..self.sites.len() {
+        for index in 0..self.workers.len() {
             let device = DeviceId(index as u32);
             self.plan_death(device, Timestamp::ZERO, agenda);
             self.plan(self.faults.freezes_every, Timestamp::ZERO, Due::Freeze(device), agenda);
@@ -100,7 +100,7 @@ impl Plant {
     /// Plans the next of something that happens so often on average, before the horizon.
     fn plan(&mut self, every: Duration, now: Timestamp, due: Due, agenda: &mut Agenda) {
         if every > Duration::ZERO {
-            let at = now + every.mul_f64(self.chaos.exponential());
+            let at = now + every.mul_f64(self.extra_random.exponential());
             if at < self.horizon_at {
                 agenda.add(at, due);
             }
@@ -109,33 +109,33 @@ impl Plant {
 
     /// A device stops, to go on later.
     pub(crate) fn freeze(&mut self, device: DeviceId, now: Timestamp, agenda: &mut Agenda) {
-        let until = now + self.faults.frozen.mul_f64(self.chaos.unit());
-        let site = &mut self.sites[device.index()];
-        if site.alive && site.frozen.1 <= now {
-            site.frozen = (now, until);
+        let until = now + self.faults.frozen.mul_f64(self.extra_random.unit());
+        let worker = &mut self.workers[device.index()];
+        if worker.alive && worker.frozen.1 <= now {
+            worker.frozen = (now, until);
         }
         self.plan(self.faults.freezes_every, until, Due::Freeze(device), agenda);
     }
 
     /// A device becomes slow for a while.
     pub(crate) fn slow(&mut self, device: DeviceId, now: Timestamp, agenda: &mut Agenda) {
-        let until = now + self.faults.slow.mul_f64(self.chaos.unit());
-        self.sites[device.index()].slow_until = until;
+        let until = now + self.faults.slow.mul_f64(self.extra_random.unit());
+        self.workers[device.index()].slow_until = until;
         self.plan(self.faults.slows_every, until, Due::Slow(device), agenda);
     }
 
     /// The devices that are there and alive.
     pub(crate) fn alive(&self) -> Vec<DeviceId> {
-        let sites = self.sites.iter().filter(|site| site.present && site.alive);
-        sites.map(|site| site.device.id).collect()
+        let workers = self.workers.iter().filter(|worker| worker.present && worker.alive);
+        workers.map(|worker| worker.device.id).collect()
     }
 
     pub(crate) fn kind(&self, device: DeviceId) -> u32 {
-        self.sites[device.index()].kind
+        self.workers[device.index()].kind
     }
 
     pub(crate) fn set_kind(&mut self, device: DeviceId, kind: u32) {
-        self.sites[device.index()].kind = kind;
+        self.workers[device.index()].kind = kind;
     }
 
     /// The driver borrows a device for so long: behind what was ordered.
@@ -146,7 +146,7 @@ impl Plant {
         agenda: &mut Agenda,
         watch: &mut Watch<'_, O>,
     ) -> Result<(), Violation> {
-        self.sites[device.index()].under_way += 1;
+        self.workers[device.index()].under_way += 1;
         let window = Window { earliest: watch.now, latest: Timestamp::NEVER };
         let (model, requests, expected_done_at) = (ModelId(0), Vec::new(), watch.now);
         let work = Execution { action, device, model, batch: 0, requests, window, expected: takes, expected_done_at };
@@ -162,13 +162,13 @@ impl Plant {
         agenda: &mut Agenda,
         watch: &mut Watch<'_, O>,
     ) -> Result<(), Violation> {
-        let life = self.sites[device.index()].life;
+        let generation = self.workers[device.index()].generation;
         if self.network.control > Duration::ZERO {
             let at = self.message(device, TO, now);
-            agenda.add(at, Due::Deliver { device, life, order: Box::new(order) });
+            agenda.add(at, Due::Deliver { device, generation, order: Box::new(order) });
             return Ok(());
         }
-        self.deliver(device, life, order, agenda, watch)
+        self.deliver(device, generation, order, agenda, watch)
     }
 
     /// When a message that leaves now is there.
@@ -176,16 +176,16 @@ impl Plant {
         if self.network.jitter_sigma == 0.0 {
             return now + self.network.control;
         }
-        let factor = self.chaos.lognormal(self.network.jitter_sigma).min(Network::LONGEST);
-        let last = &mut self.sites[device.index()].last_message_at[way];
+        let factor = self.extra_random.lognormal(self.network.jitter_sigma).min(Network::LONGEST);
+        let last = &mut self.workers[device.index()].last_message_at[way];
         *last = (*last).max(now + self.network.control.mul_f64(factor));
         *last
     }
 
     /// Until when a device that is frozen lets everything wait, and since when.
-    fn frozen(&self, device: DeviceId, life: u32, now: Timestamp) -> Option<(Timestamp, Timestamp)> {
-        let site = &self.sites[device.index()];
-        (site.alive && site.life == life && now < site.frozen.1).then_some(site.frozen)
+    fn frozen(&self, device: DeviceId, generation: u32, now: Timestamp) -> Option<(Timestamp, Timestamp)> {
+        let worker = &self.workers[device.index()];
+        (worker.alive && worker.generation == generation && now < worker.frozen.1).then_some(worker.frozen)
     }
 
     fn plan_death(&mut self, device: DeviceId, now: Timestamp, agenda: &mut Agenda) {
@@ -211,7 +211,7 @@ impl Plant {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.sites.iter().all(|site| !site.present || (site.alive && site.under_way == 0))
+        self.workers.iter().all(|worker| !worker.present || (worker.alive && worker.under_way == 0))
     }
 
     /// The scheduler ordered something: it goes on its way.
@@ -234,8 +234,8 @@ impl Plant {
             }
             Command::Finish { .. } => return Ok(()),
         };
-        let site = &mut self.sites[device.index()];
-        site.under_way += 1;
+        let worker = &mut self.workers[device.index()];
+        worker.under_way += 1;
         if let Some((action, latest, expected)) = lossy
             && now < self.horizon_at
             && self.random.chance(self.faults.lost_action_probability)
@@ -243,7 +243,7 @@ impl Plant {
             // The driver waits until the action would have been over, then calls it failed.
             let over_at = if latest == Timestamp::NEVER { now } else { latest.max(now) } + expected;
             let report = Report { action, status: ActionStatus::Failed };
-            agenda.add(over_at + self.faults.detection, Due::Report { device, life: site.life, report });
+            agenda.add(over_at + self.faults.detection, Due::Report { device, generation: worker.generation, report });
             return Ok(());
         }
         self.send(device, order, now, agenda, watch)
@@ -253,35 +253,35 @@ impl Plant {
     pub(crate) fn deliver<O: Observer>(
         &mut self,
         device: DeviceId,
-        life: u32,
+        generation: u32,
         order: Command,
         agenda: &mut Agenda,
         watch: &mut Watch<'_, O>,
     ) -> Result<(), Violation> {
-        if let Some((_, until)) = self.frozen(device, life, watch.now) {
-            agenda.add(until, Due::Deliver { device, life, order: Box::new(order) });
+        if let Some((_, until)) = self.frozen(device, generation, watch.now) {
+            agenda.add(until, Due::Deliver { device, generation, order: Box::new(order) });
             return Ok(());
         }
-        let site = &mut self.sites[device.index()];
-        if !site.alive || site.life != life {
+        let worker = &mut self.workers[device.index()];
+        if !worker.alive || worker.generation != generation {
             return Ok(());
         }
         let executor = match order {
             Command::Execute(execution) => {
                 let fetch = self.network.data_per_request * execution.requests.len() as u64;
-                site.device.accept_execution(execution, watch.now + fetch);
-                Executor::Execute
+                worker.device.accept_execution(execution, watch.now + fetch);
+                ExecutorKind::Execute
             }
             Command::Load(load) => {
-                site.device.accept_load(load);
-                Executor::Load
+                worker.device.accept_load(load);
+                ExecutorKind::Load
             }
             Command::Unload(unload) => {
-                site.device.accept_unload(unload.model);
-                Executor::Load
+                worker.device.accept_unload(unload.model);
+                ExecutorKind::Load
             }
             Command::Preempt { action, .. } => {
-                if let Some((execution, started_at)) = site.device.break_off(action) {
+                if let Some((execution, started_at)) = worker.device.break_off(action) {
                     if let Some(started_at) = started_at {
                         watch.see(&Observation::ExecutionBrokenOff(&execution))?;
                         watch.meter.broken_off(started_at, watch.now);
@@ -289,44 +289,44 @@ impl Plant {
                     let report = Report { action, status: ActionStatus::Preempted };
                     self.report(device, report, watch.now, agenda);
                 }
-                Executor::Execute
+                ExecutorKind::Execute
             }
             Command::Finish { .. } => return Ok(()),
         };
-        self.look(device, life, executor, agenda, watch)
+        self.look(device, generation, executor, agenda, watch)
     }
 
     /// Looks at an executor until it has nothing more to do at this instant.
     pub(crate) fn look<O: Observer>(
         &mut self,
         device: DeviceId,
-        life: u32,
-        executor: Executor,
+        generation: u32,
+        executor: ExecutorKind,
         agenda: &mut Agenda,
         watch: &mut Watch<'_, O>,
     ) -> Result<(), Violation> {
-        if let Some((_, until)) = self.frozen(device, life, watch.now) {
-            agenda.add(until, Due::Look { device, life, executor });
+        if let Some((_, until)) = self.frozen(device, generation, watch.now) {
+            agenda.add(until, Due::Look { device, generation, executor });
             return Ok(());
         }
-        let site = &mut self.sites[device.index()];
-        if !site.alive || site.life != life {
+        let worker = &mut self.workers[device.index()];
+        if !worker.alive || worker.generation != generation {
             return Ok(());
         }
-        let look_at = &mut site.look_at[executor as usize];
+        let look_at = &mut worker.look_at[executor as usize];
         if look_at.is_some_and(|at| at <= watch.now) {
             *look_at = None;
         }
         let wait = match executor {
-            Executor::Execute => self.look_at_batches(device, agenda, watch)?,
-            Executor::Load => self.look_at_loads(device, agenda, watch)?,
+            ExecutorKind::Execute => self.look_at_batches(device, agenda, watch)?,
+            ExecutorKind::Load => self.look_at_loads(device, agenda, watch)?,
         };
-        let look_at = &mut self.sites[device.index()].look_at[executor as usize];
+        let look_at = &mut self.workers[device.index()].look_at[executor as usize];
         if let Some(at) = wait
             && look_at.is_none_or(|planned| at < planned)
         {
             *look_at = Some(at);
-            agenda.add(at, Due::Look { device, life, executor });
+            agenda.add(at, Due::Look { device, generation, executor });
         }
         Ok(())
     }
@@ -338,28 +338,29 @@ impl Plant {
         watch: &mut Watch<'_, O>,
     ) -> Result<Option<Timestamp>, Violation> {
         loop {
-            let site = &mut self.sites[device.index()];
-            match site.device.step_execute(watch.now) {
+            let worker = &mut self.workers[device.index()];
+            match worker.device.step_execute(watch.now) {
                 ExecuteStep::Wait(at) => return Ok(at),
                 ExecuteStep::Started(Executing { execution, .. }) if is_drivers(execution) => {
-                    let (action, executor, life) = (execution.action, Executor::Execute, site.life);
-                    agenda.add(watch.now + execution.expected, Due::Ended { device, life, executor, action });
+                    let (action, executor, generation) = (execution.action, ExecutorKind::Execute, worker.generation);
+                    agenda.add(watch.now + execution.expected, Due::Ended { device, generation, executor, action });
                 }
-                ExecuteStep::Started(Executing { execution, waited, .. }) => {
+                ExecuteStep::Started(Executing { execution, start }) => {
                     watch.see(&Observation::ExecutionStarted(execution))?;
-                    let (action, model, batch, life) = (execution.action, execution.model, execution.batch, site.life);
+                    let (action, model, batch, generation) =
+                        (execution.action, execution.model, execution.batch, worker.generation);
                     let alone = |request: &RequestId| self.alone.get(request.slot as usize).copied();
                     let longest = execution.requests.iter().filter_map(alone).max().filter(|&it| it > Duration::ZERO);
-                    let durations = &self.durations[site.kind as usize];
+                    let durations = &self.durations[worker.kind as usize];
                     let median = match longest {
                         Some(longest) => durations.padded(model, batch, longest),
                         None => durations.execution(model, batch),
                     };
-                    let hidden = durations.transfers(model, batch, *waited).before;
-                    let slowness = slowness(site, &self.faults, watch.now);
+                    let hidden = durations.transfers(model, batch, *start).before;
+                    let slowness = slowness(worker, &self.faults, watch.now);
                     let takes = self.execution_takes(median, watch.now).mul_f64(slowness) - hidden;
-                    let executor = Executor::Execute;
-                    agenda.add(watch.now + takes, Due::Ended { device, life, executor, action });
+                    let executor = ExecutorKind::Execute;
+                    agenda.add(watch.now + takes, Due::Ended { device, generation, executor, action });
                 }
                 ExecuteStep::Refused(execution, why) => self.refuse(device, execution.action, why, agenda, watch)?,
             }
@@ -373,23 +374,23 @@ impl Plant {
         watch: &mut Watch<'_, O>,
     ) -> Result<Option<Timestamp>, Violation> {
         loop {
-            let site = &mut self.sites[device.index()];
-            let life = site.life;
-            match site.device.step_load(watch.now) {
+            let worker = &mut self.workers[device.index()];
+            let generation = worker.generation;
+            match worker.device.step_load(watch.now) {
                 LoadStep::Wait(at) => return Ok(at),
                 LoadStep::Started(load, pages_used) => {
                     watch.see(&Observation::LoadStarted { load: &load, pages_used })?;
-                    let (kind, slowness) = (site.kind, slowness(site, &self.faults, watch.now));
+                    let (kind, slowness) = (worker.kind, slowness(worker, &self.faults, watch.now));
                     let takes = self.load_takes(load.model, kind).mul_f64(slowness);
-                    let (executor, action) = (Executor::Load, load.action);
-                    agenda.add(watch.now + takes, Due::Ended { device, life, executor, action });
+                    let (executor, action) = (ExecutorKind::Load, load.action);
+                    agenda.add(watch.now + takes, Due::Ended { device, generation, executor, action });
                 }
                 LoadStep::Refused(load, why) => self.refuse(device, load.action, why, agenda, watch)?,
                 LoadStep::Unloaded { model, pages_used, was_loaded } => {
                     if was_loaded {
                         self.residents[model.index()] -= 1;
                     }
-                    self.sites[device.index()].under_way -= 1;
+                    self.workers[device.index()].under_way -= 1;
                     watch.see(&Observation::Unloaded { device, model, pages_used })?;
                 }
             }
@@ -417,54 +418,55 @@ impl Plant {
     pub(crate) fn ended<O: Observer>(
         &mut self,
         device: DeviceId,
-        life: u32,
-        (executor, action): (Executor, ActionId),
+        generation: u32,
+        (executor, action): (ExecutorKind, ActionId),
         clients: &mut Clients,
         agenda: &mut Agenda,
         watch: &mut Watch<'_, O>,
     ) -> Result<(), Violation> {
         let now = watch.now;
-        if let Some((since, until)) = self.frozen(device, life, now) {
+        if let Some((since, until)) = self.frozen(device, generation, now) {
             // What was left of it when it froze is still to be done.
-            agenda.add(until + now.since(since), Due::Ended { device, life, executor, action });
+            agenda.add(until + now.since(since), Due::Ended { device, generation, executor, action });
             return Ok(());
         }
         let failed = self.comes_to_nothing(executor, now);
-        let site = &mut self.sites[device.index()];
-        if !site.alive || site.life != life {
+        let worker = &mut self.workers[device.index()];
+        if !worker.alive || worker.generation != generation {
             return Ok(());
         }
         // What was broken off doesn't end any more.
-        if executor == Executor::Execute && site.device.executing() != Some(action) {
+        if executor == ExecutorKind::Execute && worker.device.executing() != Some(action) {
             return Ok(());
         }
         if action >= ActionId::DRIVERS {
-            site.device.end_execution();
+            worker.device.end_execution();
             let at = self.message(device, FROM, now);
-            agenda.add(at, Due::Return { device, life, action });
-            return self.look(device, life, executor, agenda, watch);
+            agenda.add(at, Due::Return { device, generation, action });
+            return self.look(device, generation, executor, agenda, watch);
         }
         if failed {
             match executor {
-                Executor::Execute => {
-                    watch.see(&Observation::ExecutionFailed(&site.device.end_execution().execution))?;
+                ExecutorKind::Execute => {
+                    watch.see(&Observation::ExecutionFailed(&worker.device.end_execution().execution))?;
                 }
-                Executor::Load => watch.see(&Observation::LoadFailed(&site.device.fail_load()))?,
+                ExecutorKind::Load => watch.see(&Observation::LoadFailed(&worker.device.fail_load()))?,
             }
             self.report(device, Report { action, status: ActionStatus::Failed }, now, agenda);
-            return self.look(device, life, executor, agenda, watch);
+            return self.look(device, generation, executor, agenda, watch);
         }
         let (action, started_at, transfers) = match executor {
-            Executor::Execute => {
-                let Executing { execution, started_at, waited } = site.device.end_execution();
-                let transfers = self.durations[site.kind as usize].transfers(execution.model, execution.batch, waited);
+            ExecutorKind::Execute => {
+                let Executing { execution, start } = worker.device.end_execution();
+                let started_at = start.at;
+                let transfers = self.durations[worker.kind as usize].transfers(execution.model, execution.batch, start);
                 watch.see(&Observation::ExecutionEnded { execution: &execution, started_at })?;
                 let rows = clients.executed(&execution, now);
                 watch.meter.executed(&execution, rows, started_at, now);
                 (execution.action, started_at, transfers)
             }
-            Executor::Load => {
-                let (load, started_at) = site.device.end_load();
+            ExecutorKind::Load => {
+                let (load, started_at) = worker.device.end_load();
                 self.residents[load.model.index()] += 1;
                 watch.see(&Observation::LoadEnded { load: &load, started_at })?;
                 watch.meter.loaded(&load, started_at, now);
@@ -473,7 +475,7 @@ impl Plant {
         };
         let status = ActionStatus::Done { started_at, ended_at: now, transfers };
         self.report(device, Report { action, status }, now, agenda);
-        self.look(device, life, executor, agenda, watch)
+        self.look(device, generation, executor, agenda, watch)
     }
 
     fn report(&mut self, device: DeviceId, report: Report, now: Timestamp, agenda: &mut Agenda) {
@@ -481,23 +483,23 @@ impl Plant {
         if now < self.horizon_at && self.random.chance(self.faults.late_report_probability) {
             at += self.faults.late_report.mul_f64(self.random.unit());
         }
-        agenda.add(at, Due::Report { device, life: self.sites[device.index()].life, report });
+        agenda.add(at, Due::Report { device, generation: self.workers[device.index()].generation, report });
     }
 
     /// Whether a report counts; if it does, one thing less is under way.
-    pub(crate) fn accepts_report(&mut self, device: DeviceId, life: u32) -> bool {
-        let site = &mut self.sites[device.index()];
-        let accepted = life >= site.heard_from;
+    pub(crate) fn accepts_report(&mut self, device: DeviceId, generation: u32) -> bool {
+        let worker = &mut self.workers[device.index()];
+        let accepted = generation >= worker.heard_from;
         if accepted {
-            site.under_way -= 1;
+            worker.under_way -= 1;
         }
         accepted
     }
 
     /// The pages in use on a device for which nothing is under way.
     pub(crate) fn settled_pages(&self, device: DeviceId) -> Option<u32> {
-        let site = &self.sites[device.index()];
-        (site.under_way == 0 && site.alive).then(|| site.device.pages_used())
+        let worker = &self.workers[device.index()];
+        (worker.under_way == 0 && worker.alive).then(|| worker.device.pages_used())
     }
 
     pub(crate) fn die<O: Observer>(
@@ -515,49 +517,49 @@ impl Plant {
 
     /// A device is no longer alive, and forgets everything.
     fn clear(&mut self, device: DeviceId) {
-        let site = &mut self.sites[device.index()];
-        site.alive = false;
-        site.life += 1;
-        site.look_at = [None; 2];
-        site.frozen = (Timestamp::ZERO, Timestamp::ZERO);
+        let worker = &mut self.workers[device.index()];
+        worker.alive = false;
+        worker.generation += 1;
+        worker.look_at = [None; 2];
+        worker.frozen = (Timestamp::ZERO, Timestamp::ZERO);
         for (model, residents) in self.residents.iter_mut().enumerate() {
-            *residents -= u32::from(site.device.loaded(ModelId(model as u32)));
+            *residents -= u32::from(worker.device.loaded(ModelId(model as u32)));
         }
-        site.device.reset();
+        worker.device.reset();
     }
 
     /// A device leaves the cluster, if nothing is under way for it.
     pub(crate) fn leave<O: Observer>(&mut self, device: DeviceId, watch: &mut Watch<'_, O>) -> Result<bool, Violation> {
-        let site = &self.sites[device.index()];
-        if !site.alive || site.under_way > 0 {
+        let worker = &self.workers[device.index()];
+        if !worker.alive || worker.under_way > 0 {
             return Ok(false);
         }
         self.clear(device);
         self.noticed(device);
-        self.sites[device.index()].present = false;
+        self.workers[device.index()].present = false;
         watch.see(&Observation::DeviceDied(device))?;
         Ok(true)
     }
 
     /// A device joins the cluster, empty.
     pub(crate) fn join(&mut self, device: DeviceId) {
-        let site = &mut self.sites[device.index()];
-        site.present = true;
-        site.alive = true;
-        site.life += 1;
+        let worker = &mut self.workers[device.index()];
+        worker.present = true;
+        worker.alive = true;
+        worker.generation += 1;
     }
 
     /// The driver takes the connection for dead: nothing more is heard on it.
     pub(crate) fn noticed(&mut self, device: DeviceId) {
-        let site = &mut self.sites[device.index()];
-        site.heard_from = site.life + 1;
-        site.under_way = 0;
+        let worker = &mut self.workers[device.index()];
+        worker.heard_from = worker.generation + 1;
+        worker.under_way = 0;
     }
 
     pub(crate) fn revive(&mut self, device: DeviceId, agenda: &mut Agenda, now: Timestamp) {
-        let site = &mut self.sites[device.index()];
-        site.alive = true;
-        site.life += 1;
+        let worker = &mut self.workers[device.index()];
+        worker.alive = true;
+        worker.generation += 1;
         self.plan_death(device, now, agenda);
     }
 
@@ -570,12 +572,12 @@ impl Plant {
     }
 
     /// Whether what an executor has just done is in vain.
-    fn comes_to_nothing(&mut self, executor: Executor, now: Timestamp) -> bool {
+    fn comes_to_nothing(&mut self, executor: ExecutorKind, now: Timestamp) -> bool {
         let probability = match executor {
-            Executor::Execute => self.faults.failed_execution_probability,
-            Executor::Load => self.faults.failed_load_probability,
+            ExecutorKind::Execute => self.faults.failed_execution_probability,
+            ExecutorKind::Load => self.faults.failed_load_probability,
         };
-        now < self.horizon_at && self.chaos.chance(probability)
+        now < self.horizon_at && self.extra_random.chance(probability)
     }
 
     fn load_takes(&mut self, model: ModelId, kind: u32) -> Duration {
@@ -588,8 +590,8 @@ impl Plant {
 }
 
 /// How many times as long everything takes on a device now.
-fn slowness(site: &Site, faults: &Faults, now: Timestamp) -> f64 {
-    let briefly = if now < site.slow_until { faults.slow_factor.max(1.0) } else { 1.0 };
+fn slowness(worker: &Worker, faults: &Faults, now: Timestamp) -> f64 {
+    let briefly = if now < worker.slow_until { faults.slow_factor.max(1.0) } else { 1.0 };
     let since = now.since(Timestamp::ZERO);
-    briefly * faults.slowdown.map_or(1.0, |slowdown| slowdown.of(site.device.id.0, since))
+    briefly * faults.slowdown.map_or(1.0, |slowdown| slowdown.of(worker.device.id.0, since))
 }

@@ -7,22 +7,22 @@ use std::collections::{BTreeMap, HashMap};
 
 /// What orders and reports say about each device.
 #[derive(Debug)]
-pub(super) struct Books {
+pub(super) struct ReportChecker {
     /// Pages of each model.
     pages_of: Vec<u32>,
-    devices: HashMap<DeviceId, Device>,
+    devices: HashMap<DeviceId, ReportedDevice>,
     /// Batches and loads that weren't reported.
-    under_way: HashMap<ActionId, (DeviceId, ModelId, What)>,
+    under_way: HashMap<ActionId, (DeviceId, ModelId, ActionKind)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum What {
+enum ActionKind {
     Batch,
     Load,
 }
 
 #[derive(Debug)]
-struct Device {
+struct ReportedDevice {
     pages: u32,
     used: u32,
     /// Models whose load was ordered, and whether it is done.
@@ -31,18 +31,18 @@ struct Device {
     loads: OneAtATime,
 }
 
-type Verdict = Result<(), (Invariant, String)>;
+type Checked = Result<(), (Invariant, String)>;
 
-impl Books {
+impl ReportChecker {
     pub fn new(pages_of: Vec<u32>) -> Self {
         Self { pages_of, devices: HashMap::new(), under_way: HashMap::new() }
     }
 
-    pub fn told(&mut self, event: &Event) -> Verdict {
+    pub fn told(&mut self, event: &Event) -> Checked {
         match event {
             Event::DeviceAdded(spec) => {
                 let (batches, loads) = Default::default();
-                let device = Device { pages: spec.pages, used: 0, weights: BTreeMap::new(), batches, loads };
+                let device = ReportedDevice { pages: spec.pages, used: 0, weights: BTreeMap::new(), batches, loads };
                 self.devices.insert(spec.device, device);
             }
             Event::DeviceLost(device) => {
@@ -50,7 +50,7 @@ impl Books {
                 self.under_way.retain(|_, (on, ..)| on != device);
             }
             Event::Reported(report) => {
-                if let Some((on, model, What::Load)) = self.under_way.remove(&report.action)
+                if let Some((on, model, ActionKind::Load)) = self.under_way.remove(&report.action)
                     && let Some(device) = self.devices.get_mut(&on)
                 {
                     if matches!(report.status, ActionStatus::Done { .. }) {
@@ -66,7 +66,7 @@ impl Books {
         Ok(())
     }
 
-    pub fn ordered(&mut self, command: &Command) -> Verdict {
+    pub fn ordered(&mut self, command: &Command) -> Checked {
         match command {
             Command::Execute(execution) => {
                 let (action, on, model) = (execution.action, execution.device, execution.model);
@@ -74,7 +74,7 @@ impl Books {
                 if loaded != Some(&true) {
                     return Err((Invariant::P6, format!("{action} is sent to {on}, where {model} isn't loaded")));
                 }
-                self.under_way.insert(action, (on, model, What::Batch));
+                self.under_way.insert(action, (on, model, ActionKind::Batch));
             }
             Command::Load(load) => {
                 let (action, on, model) = (load.action, load.device, load.model);
@@ -90,11 +90,13 @@ impl Books {
                         format!("{action} loads {model}, and {used} of {pages} pages of {on} are used"),
                     ));
                 }
-                self.under_way.insert(action, (on, model, What::Load));
+                self.under_way.insert(action, (on, model, ActionKind::Load));
             }
             Command::Unload(unload) => {
                 let (on, model) = (unload.device, unload.model);
-                if let Some((action, _)) = self.under_way.iter().find(|(_, what)| **what == (on, model, What::Batch)) {
+                if let Some((action, _)) =
+                    self.under_way.iter().find(|(_, what)| **what == (on, model, ActionKind::Batch))
+                {
                     return Err((Invariant::P6, format!("{model} is unloaded from {on}, where {action} needs it")));
                 }
                 let Some(device) = self.devices.get_mut(&on) else { return Ok(()) };
@@ -114,7 +116,7 @@ impl Books {
         on: DeviceId,
         batch: bool,
         (started_at, ended_at, transfers): (Timestamp, Timestamp, Transfers),
-    ) -> Verdict {
+    ) -> Checked {
         let Some(device) = self.devices.get_mut(&on) else { return Ok(()) };
         let executor = if batch { &mut device.batches } else { &mut device.loads };
         if executor.ran(started_at, ended_at, transfers) {
@@ -127,7 +129,7 @@ impl Books {
     }
 
     /// Orders and reports must leave as many pages free as the scheduler counts.
-    pub fn settled(&self, on: DeviceId, free: Option<u32>) -> Verdict {
+    pub fn settled(&self, on: DeviceId, free: Option<u32>) -> Checked {
         let Some((device, free)) = self.devices.get(&on).zip(free) else { return Ok(()) };
         let left = device.pages - device.used;
         if left == free {

@@ -1,12 +1,12 @@
 //! Symphony's experiment A.2: 800 models, 20 parts, 10 seconds. The imbalance factor of random assignments, of the greedy one,
 //! of the solver alone, and of all stages; then the same after rates have changed, with a bounded cost of change.
-//!
-//! `cargo run --release -p planner --features placement --example placement -- [SEEDS] [SECONDS]`
 
-use planner::placement::{Effort, Ending, Model, Placement, Problem, Score, Stage, place};
-use rand_pcg::Pcg64;
-use rand_pcg::rand_core::{RngCore, SeedableRng};
+use lab::LabError;
+use planner::placement::{
+    ModelToPlace, Placement, PlacementEffort, PlacementProblem, Score, SolverEnding, Stage, place,
+};
 use std::time::{Duration, Instant};
+use workload::Random;
 
 /// The models of the paper's tables 3 and 4, with the parameters (in millions) that their authors publish: weights take four
 /// bytes for each. The paper doesn't say how large its variants are; here each has 0.6 to 1.4 times the weights, and needs 64
@@ -55,58 +55,46 @@ const MODELS: usize = 800;
 const PARTS: usize = 20;
 const MEAN_RATE_RPS: f64 = 100.0;
 
-struct Dice(Pcg64);
-
-impl Dice {
-    fn unit(&mut self) -> f64 {
-        (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        ((self.unit() * bound as f64) as usize).min(bound - 1)
-    }
-
-    fn exponential(&mut self) -> f64 {
-        -(1.0 - self.unit()).ln()
-    }
+fn below(random: &mut Random, bound: usize) -> usize {
+    random.below(bound as u32) as usize
 }
 
 /// Bounds that random assignments keep, too: else the baseline would have nothing to show.
-fn problem(dice: &mut Dice) -> Problem {
+fn draw(random: &mut Random) -> PlacementProblem {
     let model = |number: usize| {
-        let (name, parameters) = ZOO[dice.below(ZOO.len())];
-        let bytes = parameters * 4e6 * (0.6 + 0.8 * dice.unit());
-        Model {
+        let (name, parameters) = ZOO[below(random, ZOO.len())];
+        let bytes = parameters * 4e6 * (0.6 + 0.8 * random.unit());
+        ModelToPlace {
             name: format!("{name}-{number}"),
-            rate_rps: MEAN_RATE_RPS * dice.exponential(),
+            rate_rps: MEAN_RATE_RPS * random.exponential(),
             static_bytes: bytes as u64,
             dynamic_bytes: (bytes / 2.0) as u64 + (64 << 20),
             previous: None,
             change_cost: bytes / 1e6,
         }
     };
-    let models: Vec<Model> = (0..MODELS).map(model).collect();
+    let models: Vec<ModelToPlace> = (0..MODELS).map(model).collect();
     let rate: f64 = models.iter().map(|model| model.rate_rps).sum();
     let bytes: u64 = models.iter().map(|model| model.static_bytes).sum();
-    Problem {
+    PlacementProblem {
         models,
         parts: PARTS,
         max_rate_rps: Some(2.0 * rate / PARTS as f64),
         max_bytes: Some(2 * bytes / PARTS as u64),
-        ..Problem::default()
+        ..PlacementProblem::default()
     }
 }
 
 /// What is compared.
 #[derive(Clone, Copy)]
-struct Seen {
+struct Imbalance {
     rate: f64,
     memory: f64,
     cost: f64,
 }
 
 /// An assignment's imbalance factors and cost, if it keeps the bounds, and its objective.
-fn judge(problem: &Problem, part_of: &[usize]) -> Option<(f64, Seen)> {
+fn judge(problem: &PlacementProblem, part_of: &[usize]) -> Option<(f64, Imbalance)> {
     let mut parts = vec![(0.0, 0_u64, 0_u64); problem.parts];
     let mut cost = 0.0;
     for (model, &part) in problem.models.iter().zip(part_of) {
@@ -131,53 +119,53 @@ fn judge(problem: &Problem, part_of: &[usize]) -> Option<(f64, Seen)> {
     };
     let (rate_off, rate) = spread(&|part| part.0);
     let (memory_off, memory) = spread(&|part| part.1 as f64);
-    holds.then_some((rate_off + problem.memory_weight * memory_off, Seen { rate, memory, cost }))
+    holds.then_some((rate_off + problem.memory_weight * memory_off, Imbalance { rate, memory, cost }))
 }
 
 /// The paper's baseline: random assignments until the time is over; the best that keeps the bounds counts. Where models are
 /// somewhere, random ones move, as many as the bound on changes allows.
-fn random(problem: &Problem, dice: &mut Dice, time: Duration) -> (Option<Seen>, u64) {
+fn best_random(problem: &PlacementProblem, random: &mut Random, time: Duration) -> (Option<Imbalance>, u64) {
     let began = Instant::now();
-    let mut best: Option<(f64, Seen)> = None;
+    let mut best: Option<(f64, Imbalance)> = None;
     let mut tried = 0;
     while began.elapsed() < time {
         let mut left = problem.max_change_cost.unwrap_or(f64::INFINITY);
         let mut part_of: Vec<usize> =
-            problem.models.iter().map(|model| model.previous.unwrap_or_else(|| dice.below(problem.parts))).collect();
+            problem.models.iter().map(|model| model.previous.unwrap_or_else(|| below(random, problem.parts))).collect();
         if problem.max_change_cost.is_some() {
             loop {
-                let model = dice.below(part_of.len());
+                let model = below(random, part_of.len());
                 left -= 2.0 * problem.models[model].change_cost;
                 if left < 0.0 {
                     break;
                 }
-                part_of[model] = dice.below(problem.parts);
+                part_of[model] = below(random, problem.parts);
             }
         }
-        if let Some((objective, seen)) = judge(problem, &part_of)
+        if let Some((objective, imbalance)) = judge(problem, &part_of)
             && best.is_none_or(|(least, _)| objective < least)
         {
-            best = Some((objective, seen));
+            best = Some((objective, imbalance));
         }
         tried += 1;
     }
-    (best.map(|(_, seen)| seen), tried)
+    (best.map(|(_, imbalance)| imbalance), tried)
 }
 
-fn of_score(score: Score) -> Seen {
-    Seen { rate: score.rate_imbalance, memory: score.memory_imbalance, cost: score.change_cost }
+fn of_score(score: Score) -> Imbalance {
+    Imbalance { rate: score.rate_imbalance, memory: score.memory_imbalance, cost: score.change_cost }
 }
 
-fn show(name: &str, seen: Option<Seen>, note: &str) {
-    match seen {
-        Some(Seen { rate, memory, cost }) => {
+fn show(name: &str, imbalance: Option<Imbalance>, note: &str) {
+    match imbalance {
+        Some(Imbalance { rate, memory, cost }) => {
             println!("| {name} | {rate:.6} | {memory:.6} | {cost:.0} | {note} |");
         }
         None => println!("| {name} | - | - | - | {note} |"),
     }
 }
 
-fn solve(problem: &Problem, effort: &Effort) -> Result<Placement, String> {
+fn solve(problem: &PlacementProblem, effort: &PlacementEffort) -> Result<Placement, String> {
     place(problem, effort, &mut |_| {}).map_err(|error| error.to_string())
 }
 
@@ -189,19 +177,19 @@ fn stages(placement: &Placement) -> String {
     };
     let all: Vec<String> = placement.stages.iter().map(stage).collect();
     let ending = match placement.ending {
-        Ending::Optimal => "optimal",
-        Ending::TimeLimit => "time limit",
-        Ending::Nothing => "no assignment",
+        SolverEnding::Optimal => "optimal",
+        SolverEnding::TimeLimit => "time limit",
+        SolverEnding::Nothing => "no assignment",
     };
     format!("{}; solver: {ending}; from {}", all.join(", "), placement.from.name())
 }
 
 /// Random, greedy, the solver alone, all stages.
-fn compare(problem: &Problem, dice: &mut Dice, time: Duration) -> Result<Placement, String> {
-    let (baseline, tried) = random(problem, dice, time);
+fn compare(problem: &PlacementProblem, random: &mut Random, time: Duration) -> Result<Placement, String> {
+    let (baseline, tried) = best_random(problem, random, time);
     show("random", baseline, &format!("{tried} tried"));
-    let alone = solve(problem, &Effort { time_limit: time, start: false, polish: false })?;
-    let all = solve(problem, &Effort { time_limit: time, ..Effort::default() })?;
+    let alone = solve(problem, &PlacementEffort { time_limit: time, start: false, polish: false })?;
+    let all = solve(problem, &PlacementEffort { time_limit: time, ..PlacementEffort::default() })?;
     let reached = |placement: &Placement, stage: Stage| {
         let report = placement.stages.iter().find(|report| report.stage == stage);
         report.and_then(|report| report.score).map(of_score)
@@ -213,36 +201,30 @@ fn compare(problem: &Problem, dice: &mut Dice, time: Duration) -> Result<Placeme
     Ok(all)
 }
 
-fn main() -> Result<(), String> {
-    let mut arguments = std::env::args().skip(1);
-    let mut number = |default: u64| arguments.next().map_or(Ok(default), |text| text.parse());
-    let seeds = number(5).map_err(|error| format!("SEEDS: {error}"))?;
-    let seconds = number(10).map_err(|error| format!("SECONDS: {error}"))?;
-    let time = Duration::from_secs(seconds);
-    for seed in 1..=seeds {
-        let mut dice = Dice(Pcg64::seed_from_u64(seed));
-        let mut problem = problem(&mut dice);
-        println!("\nseed {seed}: {MODELS} models, {PARTS} parts, {seconds} s\n");
-        println!(
-            "| how | rate: (max - min) / avg | memory: (max - min) / avg | cost of changes | |\n|---|---|---|---|---|"
-        );
-        let first = compare(&problem, &mut dice, time)?;
+/// Compares the ways on so many problems, with so many seconds for each way.
+pub(super) fn compare_all(seeds: u64, seconds: u64) -> Result<(), LabError> {
+    (1..=seeds).try_for_each(|seed| compare_twice(seed, seconds)).map_err(LabError::Value)
+}
 
-        // Every rate is halved, doubled or something between; a tenth of all weights may be loaded and unloaded.
-        let everything: f64 = problem.models.iter().map(|model| 2.0 * model.change_cost).sum();
-        for (model, &part) in problem.models.iter_mut().zip(&first.part_of) {
-            model.previous = Some(part);
-            model.rate_rps *= (2.0 * dice.unit() - 1.0).exp2();
-        }
-        problem.max_change_cost = Some(everything / 10.0);
-        let rate: f64 = problem.models.iter().map(|model| model.rate_rps).sum();
-        problem.max_rate_rps = Some(2.0 * rate / PARTS as f64);
-        println!("\nseed {seed}, rates changed, changes may cost {:.0}\n", everything / 10.0);
-        println!(
-            "| how | rate: (max - min) / avg | memory: (max - min) / avg | cost of changes | |\n|---|---|---|---|---|"
-        );
-        show("nothing moves", judge(&problem, &first.part_of).map(|(_, seen)| seen), "");
-        compare(&problem, &mut dice, time)?;
+const HEADINGS: &str =
+    "| how | rate: (max - min) / avg | memory: (max - min) / avg | cost of changes | |\n|---|---|---|---|---|";
+
+/// A first placement, and one after every rate was halved, doubled or something between: a tenth of all weights may be loaded
+/// and unloaded then.
+fn compare_twice(seed: u64, seconds: u64) -> Result<(), String> {
+    let (mut random, time) = (Random::new(seed, 0), Duration::from_secs(seconds));
+    let mut problem = draw(&mut random);
+    println!("\nseed {seed}: {MODELS} models, {PARTS} parts, {seconds} s\n\n{HEADINGS}");
+    let first = compare(&problem, &mut random, time)?;
+    let everything: f64 = problem.models.iter().map(|model| 2.0 * model.change_cost).sum();
+    for (model, &part) in problem.models.iter_mut().zip(&first.part_of) {
+        model.previous = Some(part);
+        model.rate_rps *= (2.0 * random.unit() - 1.0).exp2();
     }
-    Ok(())
+    problem.max_change_cost = Some(everything / 10.0);
+    let rate: f64 = problem.models.iter().map(|model| model.rate_rps).sum();
+    problem.max_rate_rps = Some(2.0 * rate / PARTS as f64);
+    println!("\nseed {seed}, rates changed, changes may cost {:.0}\n\n{HEADINGS}", everything / 10.0);
+    show("nothing moves", judge(&problem, &first.part_of).map(|(_, imbalance)| imbalance), "");
+    compare(&problem, &mut random, time).map(|_| ())
 }

@@ -4,10 +4,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
-mod served;
+mod common;
 
+use common::{ask, manage, wait, write_model};
 use controller::{Controller, ControllerConfig, DeviceConfig, Reply};
-use served::{ask, manage, write_model};
 use telemetry::Metrics;
 
 const DEVICES: u32 = 500;
@@ -43,14 +43,14 @@ fn five_hundred_emulated_devices_take_a_handful_of_threads_and_a_start_a_handful
     let text = "platform: \"emulated\" max_batch_size: 4
         parameters { key: \"emulated_latency\" value { string_value: \"alpha_ms=1,beta_ms=1,load_ms=1\" } }";
     (0..MODELS).for_each(|index| write_model(repository.path(), &format!("m{index}"), text));
-    let manager = manage(&controller, repository.path());
-    let catalogues = controller.catalogue_generation();
+    let (registry, manager) = manage(&controller, repository.path());
+    let catalogues = registry.generation();
     assert!(catalogues <= 2, "{catalogues} catalogues for {MODELS} models");
 
-    let replies: Vec<_> = (0..MODELS).map(|index| ask(&controller, &format!("m{index}"), None)).collect();
+    let replies: Vec<_> = (0..MODELS).map(|index| ask(&controller, &registry, &format!("m{index}"))).collect();
     controller.drive();
     for reply in replies {
-        let reply = reply.blocking_recv().expect("every request gets an answer (P1)");
+        let reply = wait(reply);
         assert!(matches!(reply, Reply::Outputs(_)), "{reply:?}");
     }
     drop(manager);

@@ -1,8 +1,8 @@
 //! Measures what a model's batches and loads take, alone on the device.
 
-use crate::Controller;
 use base::{BatchLatency, DataType, DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
 use bytes::Bytes;
+use controller::Controller;
 use engine::{HostMemory, Loaded, Prepared, Tensor};
 use repository::ProfileInput;
 use std::collections::BTreeMap;
@@ -11,15 +11,15 @@ use std::time::Instant;
 
 /// How much measuring is enough.
 #[derive(Clone, Copy, Debug)]
-pub struct Effort {
+pub struct ProfilingEffort {
     /// Runs of each batch size; a hundred are what a 99th percentile needs.
     pub runs: u32,
-    /// No more runs of a batch size once they have taken this long. Slow batches get fewer, and their slowest run stands for
-    /// the 99th percentile.
+    /// No more runs of a batch size once they have taken this long. Slow batches get fewer, and their slowest run
+    /// stands for the 99th percentile.
     pub budget: Duration,
 }
 
-impl Default for Effort {
+impl Default for ProfilingEffort {
     fn default() -> Self {
         Self { runs: 100, budget: Duration::from_millis(1500) }
     }
@@ -55,10 +55,10 @@ pub(crate) fn measure(
     prepared: &dyn Prepared,
     sizes: &[u32],
     samples: Samples<'_>,
-    effort: Effort,
+    effort: ProfilingEffort,
 ) -> Result<(LatencyProfile, Duration), String> {
     let (load, loaded) = measure_load(prepared, place)?;
-    let mut run = Run::new(controller, place.1, loaded);
+    let mut runner = DeviceRunner::new(controller, place.1, loaded);
     let signature = prepared.signature();
     let mut measured = Vec::new();
     let mut open_size = None;
@@ -66,33 +66,33 @@ pub(crate) fn measure(
         let inputs = match open_size {
             Some(size) => make_inputs(signature, batch, size, samples)?,
             None => {
-                let (size, inputs) = run.find_inputs(signature, batch, samples)?;
+                let (size, inputs) = runner.find_inputs(signature, batch, samples)?;
                 open_size = Some(size);
                 inputs
             }
         };
         // The first run pays for memory that is touched for the first time.
-        run.once(&inputs)?;
-        measured.push(Measured { batch, inputs, spans: Vec::new(), beside: Vec::new(), spent: Duration::ZERO });
+        runner.once(&inputs)?;
+        measured.push(SizeMeasurement { batch, inputs, spans: Vec::new(), beside: Vec::new(), spent: Duration::ZERO });
     }
     // In rounds: a machine that is slow for a while is so for all sizes alike, and which size pays stays true.
     while measured.iter().any(|size| size.wants_more(effort)) {
         for size in measured.iter_mut().filter(|size| size.wants_more(effort)) {
-            let span = run.once(&size.inputs)?;
+            let span = runner.once(&size.inputs)?;
             size.spent += span;
             size.spans.push(span);
-            size.beside.push(run.beside);
+            size.beside.push(runner.beside);
         }
     }
-    let fixed = measured.first().map_or(Duration::ZERO, |one| measure_fixed(&mut run, signature, &one.inputs));
-    let batches = measured.into_iter().map(Measured::latency).collect();
+    let fixed = measured.first().map_or(Duration::ZERO, |one| measure_fixed(&mut runner, signature, &one.inputs));
+    let batches = measured.into_iter().map(SizeMeasurement::latency).collect();
     let profile = LatencyProfile::new(batches, load).map_err(|error| error.to_string())?;
     Ok((profile, fixed))
 }
 
-/// What a batch takes whatever its inputs are: where the line through the times of two sizes comes to no size at all. Nothing
-/// where the model leaves no size open, or takes no smaller ones.
-fn measure_fixed(run: &mut Run<'_>, signature: &ModelSignature, large: &Arc<[Tensor]>) -> Duration {
+/// What a batch takes whatever its inputs are: where the line through the times of two sizes comes to no size at all.
+/// Nothing where the model leaves no size open, or takes no smaller ones.
+fn measure_fixed(runner: &mut DeviceRunner<'_>, signature: &ModelSignature, large: &Arc<[Tensor]>) -> Duration {
     let small: Arc<[Tensor]> = large
         .iter()
         .zip(&signature.inputs)
@@ -105,7 +105,7 @@ fn measure_fixed(run: &mut Run<'_>, signature: &ModelSignature, large: &Arc<[Ten
     }
     let (mut slow, mut quick) = (Vec::new(), Vec::new());
     for _ in 0..FIXED_RUNS {
-        let (Ok(first), Ok(second)) = (run.once(large), run.once(&small)) else { return Duration::ZERO };
+        let (Ok(first), Ok(second)) = (runner.once(large), runner.once(&small)) else { return Duration::ZERO };
         slow.push(first);
         quick.push(second);
     }
@@ -131,8 +131,8 @@ pub struct Runs {
     pub beside: Vec<Duration>,
 }
 
-/// Loads a model so often, then runs each batch size so often, on this thread and with nothing beside it, on a device in a division. What loads took,
-/// ascending, and what batches took.
+/// Loads a model so often, then runs each batch size so often, on this thread and with nothing beside it, on a device
+/// in a division. What loads took, ascending, and what batches took.
 pub fn measure_alone(
     prepared: &dyn Prepared,
     (division, device): (usize, u32),
@@ -179,7 +179,7 @@ pub fn measure_alone(
 }
 
 /// What was measured of one batch size so far.
-struct Measured {
+struct SizeMeasurement {
     batch: u32,
     inputs: Arc<[Tensor]>,
     spans: Vec<Duration>,
@@ -188,8 +188,8 @@ struct Measured {
     spent: Duration,
 }
 
-impl Measured {
-    fn wants_more(&self, effort: Effort) -> bool {
+impl SizeMeasurement {
+    fn wants_more(&self, effort: ProfilingEffort) -> bool {
         let runs = self.spans.len() as u32;
         runs < FEWEST_RUNS || (runs < effort.runs && self.spent < effort.budget)
     }
@@ -205,7 +205,8 @@ impl Measured {
     }
 }
 
-/// The slowest of a few loads, and the last one's result. The first isn't counted: it pays for memory that the later ones find.
+/// The slowest of a few loads, and the last one's result. The first isn't counted: it pays for memory that the later
+/// ones find.
 fn measure_load(
     prepared: &dyn Prepared,
     (division, device): (usize, DeviceId),
@@ -235,8 +236,8 @@ fn shrunk(tensor: &Tensor, spec: &TensorSpec, from: usize) -> Tensor {
     Tensor { datatype: tensor.datatype, shape, data }
 }
 
-/// Executions of one model on a device, between whatever it has to do besides.
-pub(crate) struct Run<'a> {
+/// Runs one model on a device, between whatever it has to do besides.
+pub(crate) struct DeviceRunner<'a> {
     controller: &'a Controller,
     device: DeviceId,
     /// With the executor while a run is under way.
@@ -247,7 +248,7 @@ pub(crate) struct Run<'a> {
     beside: Duration,
 }
 
-impl<'a> Run<'a> {
+impl<'a> DeviceRunner<'a> {
     pub(crate) fn new(controller: &'a Controller, device: DeviceId, loaded: Box<dyn Loaded>) -> Self {
         Self { controller, device, loaded: Some(loaded), expected: FIRST_GUESS, beside: Duration::ZERO }
     }

@@ -1,11 +1,12 @@
-//! From a model's files to a model in service: prepare, check against the configuration, measure, warm up.
+//! From a model's files to a published model: prepare, check against the configuration, measure, warm up.
 
-use crate::api::ServedModel;
+use crate::catalogue::ServedModel;
 use crate::manager::ManagerConfig;
 use crate::profiler::Samples;
-use crate::queueing::Queueing;
-use crate::{Controller, NewModel, profiler, reshape, warmup};
+use crate::queueing::QueueLimits;
+use crate::{profiler, reshape, warmup};
 use base::{DeviceId, Duration, LatencyProfile, ModelSignature};
+use controller::{Controller, ModelRecord, Padding};
 use engine::{Emulation, FileHashes, ModelSource, Prepared};
 use repository::{FoundModel, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile, TensorConfig};
 use scheduler::Fairness;
@@ -14,7 +15,6 @@ use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use worker::Padding;
 
 /// A list of labels longer than this is something else.
 const MAX_LABEL_BYTES: u64 = 64 << 20;
@@ -48,17 +48,12 @@ impl BringUp {
         }
     }
 
-    /// Prepares and measures a model and puts it into service. Gives also what is needed to bring it into another cell, where there is one.
-    pub(crate) fn run(&self, found: &FoundModel) -> Result<(ServedModel, Option<NewModel>), String> {
+    /// Prepares, measures and publishes a model. Gives its weights, too.
+    pub(crate) fn run(&self, found: &FoundModel) -> Result<(ServedModel, Arc<dyn Prepared>), String> {
         let config = &found.config;
         self.say_once(&found.name, &config.warnings);
         let source = model_source(found, self.config.cache.clone())?;
-        let prepared = self.config.engine.prepare(&source).map_err(|error| error.to_string())?;
-        let wrong = repository::disagreements(config, prepared.signature());
-        if !wrong.is_empty() {
-            return Err(wrong.join("; "));
-        }
-        let prepared = reshape::with_shapes(prepared, config);
+        let prepared = self.prepare(config, &source)?;
         let mut signature = prepared.signature().clone();
         let sizes = config.batch_sizes(signature.max_batch);
         if signature.max_batch > 0 {
@@ -77,40 +72,46 @@ impl BringUp {
         };
         warmup::run(&self.controller, &*prepared, found)?;
         let labels = labels(found, &signature)?;
-        let longest = profile.batches().last().map_or(Duration::ZERO, |batch| batch.p99);
-        let objective = config.latency_objective.or(self.config.default_objective);
-        let medians: Vec<String> =
-            profile.batches().iter().map(|entry| format!("{}: {}", entry.batch, entry.median)).collect();
-        let (load, bytes) = (profile.load(), prepared.weight_bytes());
-        tracing::info!(model = found.name, version = found.version, %load, weight_bytes = bytes, batches = medians.join(", "), "ready");
-        let signature = Arc::new(signature);
-        let model = NewModel {
+        log_ready(found, &profile, prepared.weight_bytes());
+        let record = ModelRecord {
             name: found.name.clone(),
             version: found.version,
-            signature: Arc::clone(&signature),
-            prepared,
+            signature: Arc::new(signature),
             padding,
             profile,
             elsewhere,
             fixed,
-            objective,
+            objective: config.latency_objective.or(self.config.default_objective),
             fairness: fairness(config),
-        };
-        let again = (self.controller.cells() > 1).then(|| model.clone());
-        let id = self.controller.add_model(model);
-        let devices = self.controller.devices_of(id);
-        let all = self.complete(found, &signature, devices);
-        let served = ServedModel {
-            id,
-            platform: all.platform.clone(),
-            config: Arc::new(all),
-            labels,
-            queueing: queueing(config, longest, signature.max_batch, devices),
-            objective,
             metrics: self.controller.metrics().model(&found.name, found.version),
-            signature,
         };
-        Ok((served, again))
+        Ok((self.publish(found, Arc::new(record), &prepared, labels), prepared))
+    }
+
+    /// The model in host memory, with the shapes that its configuration shows to clients.
+    fn prepare(&self, config: &ModelConfig, source: &ModelSource) -> Result<Arc<dyn Prepared>, String> {
+        let prepared = self.config.engine.prepare(source).map_err(|error| error.to_string())?;
+        let wrong = repository::disagreements(config, prepared.signature());
+        match wrong.is_empty() {
+            true => Ok(reshape::with_shapes(prepared, config)),
+            false => Err(wrong.join("; ")),
+        }
+    }
+
+    /// Tells the controller of a model. What clients are told of it depends on the devices that it may run on.
+    fn publish(
+        &self,
+        found: &FoundModel,
+        model: Arc<ModelRecord>,
+        prepared: &Arc<dyn Prepared>,
+        labels: Arc<[Vec<String>]>,
+    ) -> ServedModel {
+        let id = self.controller.publish(Arc::clone(&model), Arc::clone(prepared));
+        let devices = self.controller.devices_of(id);
+        let longest = model.profile.batches().last().map_or(Duration::ZERO, |batch| batch.p99);
+        let config = Arc::new(self.complete(found, &model.signature, devices));
+        let queue_limits = queue_limits(&found.config, longest, model.signature.max_batch, devices);
+        ServedModel { id, model, config, labels, queue_limits }
     }
 
     /// The configuration as clients see it, with everything filled in, of a model on so many devices.
@@ -123,14 +124,15 @@ impl BringUp {
         )
     }
 
-    /// Of the slowest kind of devices and of the others; and what a batch takes whatever its inputs are, on the slowest.
+    /// Of the slowest kind of devices and of the others; and what a batch takes whatever its inputs are, on the
+    /// slowest.
     fn profiles(
         &self,
         found: &FoundModel,
         prepared: &dyn Prepared,
         sizes: &[u32],
     ) -> Result<(LatencyProfile, Vec<LatencyProfile>, Duration), String> {
-        let kinds = self.controller.kinds();
+        let kinds = self.controller.one_of_each_kind();
         let several = kinds.len() > 1;
         let measure = |place| self.profile(found, prepared, sizes, place, several);
         let [slowest, others @ ..] = &kinds[..] else { return Err("there is no device".into()) };
@@ -139,7 +141,8 @@ impl BringUp {
         Ok((profile, others.collect::<Result<_, _>>()?, fixed))
     }
 
-    /// A device's profile from an earlier start, or measured now and kept for the next; and what a batch takes whatever its inputs are.
+    /// A device's profile from an earlier start, or measured now and kept for the next; and what a batch takes whatever
+    /// its inputs are.
     fn profile(
         &self,
         found: &FoundModel,
@@ -180,10 +183,17 @@ impl BringUp {
     }
 }
 
+fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64) {
+    let medians: Vec<String> =
+        profile.batches().iter().map(|entry| format!("{}: {}", entry.batch, entry.median)).collect();
+    let (model, version, load, batches) = (&found.name, found.version, profile.load(), medians.join(", "));
+    tracing::info!(model, version, %load, weight_bytes, batches, "ready");
+}
+
 /// What holds for requests that wait for a model whose largest batch takes so long, on so many devices.
-fn queueing(config: &ModelConfig, longest: Duration, max_batch: u32, devices: u32) -> Option<Arc<Queueing>> {
+fn queue_limits(config: &ModelConfig, longest: Duration, max_batch: u32, devices: u32) -> Option<Arc<QueueLimits>> {
     let at_once = max_batch.max(1).saturating_mul(devices);
-    config.queueing.as_ref().map(|rules| Arc::new(Queueing::new(rules, longest, at_once)))
+    config.queueing.as_ref().map(|rules| Arc::new(QueueLimits::new(rules, longest, at_once)))
 }
 
 /// What an engine is told of a model.
@@ -230,7 +240,7 @@ fn own_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<i64>> {
 }
 
 /// The names of each output's classes, where the configuration says which file has them.
-fn labels(found: &FoundModel, signature: &ModelSignature) -> Result<Vec<Vec<String>>, String> {
+fn labels(found: &FoundModel, signature: &ModelSignature) -> Result<Arc<[Vec<String>]>, String> {
     let of_output = |spec: &base::TensorSpec| {
         let config = found.config.outputs.iter().find(|config| config.name == spec.name);
         let Some(name) = config.and_then(|config| config.labels.as_ref()) else { return Ok(Vec::new()) };

@@ -1,4 +1,5 @@
-//! Models whose clients see other shapes than the model itself: `reshape`, and dimensions that are narrower than the model's.
+//! Models whose clients see other shapes than the model itself: `reshape`, and dimensions that are narrower than the
+//! model's.
 
 use base::{ModelSignature, TensorSpec};
 use engine::{Compute, DeviceTimes, EngineError, Input, Inputs, Loaded, Prepared, Sink, Staged, TensorView};
@@ -36,7 +37,8 @@ fn sides(own: &[TensorSpec], configured: &[TensorConfig], batched: bool) -> (Vec
         .unzip()
 }
 
-/// From one shape to another with the same elements; open sizes are taken over in their order. Without the batch dimension.
+/// From one shape to another with the same elements; open sizes are taken over in their order. Without the batch
+/// dimension.
 #[derive(Clone, Debug)]
 struct Map {
     from: Vec<i64>,

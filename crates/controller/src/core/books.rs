@@ -1,0 +1,116 @@
+//! What the driver keeps of models, devices and actions under way.
+
+use super::backoff::Backoff;
+use crate::ModelRecord;
+use crate::payload::Payload;
+use crate::sampler::RequestTraits;
+use base::{DeviceId, Duration, ModelId, Timestamp, Window};
+use engine::Prepared;
+use std::collections::HashMap;
+use std::sync::Arc;
+use telemetry::{DeviceMetrics, Invariant, Metrics, ModelMetrics};
+use worker::{Device, Slot, Status};
+
+/// A model as its cell's driver has it.
+pub(super) struct DrivenModel {
+    pub record: Arc<ModelRecord>,
+    /// Its weights, in host memory.
+    pub prepared: Arc<dyn Prepared>,
+    pub pages: u32,
+    /// Where its weights are or are to come. Not one for each device: there may be 10,000 models and 1,000 devices.
+    pub slots: HashMap<DeviceId, Arc<Slot>>,
+    /// Why an action failed the last time that one did.
+    pub failure: String,
+    /// What failed and was costly isn't tried again at once.
+    pub backoff: Backoff,
+    /// What failed was a panic, which another device would have as well.
+    pub panicked: bool,
+    /// Requests that are queued.
+    pub queued: usize,
+}
+
+impl DrivenModel {
+    /// One that is on no device.
+    pub fn new(record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>, pages: u32) -> Self {
+        Self {
+            record,
+            prepared,
+            pages,
+            slots: HashMap::new(),
+            failure: String::new(),
+            backoff: Backoff::default(),
+            panicked: false,
+            queued: 0,
+        }
+    }
+
+    /// The place for its weights on a device.
+    pub fn slot(&mut self, device: DeviceId) -> Arc<Slot> {
+        let statistics = self.record.metrics.statistics();
+        let slot = self.slots.entry(device).or_insert_with(|| Arc::new(Slot::new(Arc::clone(statistics))));
+        Arc::clone(slot)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct DrivenDevice {
+    pub device: Device<Payload>,
+    pub metrics: DeviceMetrics,
+}
+
+/// What was expected of an action, to compare with its report.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expectation {
+    pub device: DeviceId,
+    pub model: ModelId,
+    pub took: Duration,
+    /// `None` for loads.
+    pub done_at: Option<Timestamp>,
+    /// When it may start.
+    pub window: Window,
+    pub rows: u32,
+    /// Of the weights of a load.
+    pub bytes: u64,
+    /// Of the batch's one request, if its time is wanted.
+    pub alone: Option<RequestTraits>,
+}
+
+impl Expectation {
+    /// Counts what became of the action.
+    pub fn measure(&self, driven: &DrivenDevice, model: &ModelMetrics, status: &Status) {
+        let actions = if self.done_at.is_some() { driven.metrics.executions() } else { driven.metrics.loads() };
+        match status {
+            Status::Done { started_at, ended_at, transfers } => {
+                let busy = ended_at.since(*started_at);
+                let took = busy + transfers.before;
+                actions.done(took, busy, self.took);
+                if let Some(done_at) = self.done_at {
+                    model.executed(self.rows, took);
+                    driven.metrics.moved(*transfers);
+                    driven.metrics.completed(*ended_at, done_at);
+                } else {
+                    model.loaded(driven.metrics.name(), self.bytes);
+                    driven.metrics.pages(driven.device.pages().total(), driven.device.pages().used());
+                }
+            }
+            Status::TooLate => actions.too_late(),
+            Status::Failed(_) | Status::Panicked(_) => actions.failed(),
+        }
+    }
+
+    /// Counts and logs a failure.
+    pub fn note_failure(&self, metrics: &Metrics, model: &str, reason: &str) {
+        note_violation(metrics, reason);
+        let what = if self.done_at.is_some() { "an execution" } else { "a load" };
+        tracing::error!(model, "{what} failed: {reason}");
+    }
+}
+
+/// Counts a broken invariant that a worker's reason names.
+pub(super) fn note_violation(metrics: &Metrics, reason: &str) {
+    for (name, invariant) in [("P5", Invariant::P5), ("P6", Invariant::P6)] {
+        if reason.starts_with(name) {
+            metrics.violated(invariant);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Devices that are lent for something that the scheduler didn't order: what is measured runs there alone.
+
+use super::Core;
+use crate::Inner;
+use crate::messages::CellMessage;
+use crate::sampler::{KeptRequest, RequestTraits};
+use base::{ActionId, DeviceId, Duration, Timestamp};
+use scheduler::{Event, Measured, Sample};
+use std::sync::Arc;
+
+impl Core {
+    pub(super) fn borrow(
+        &mut self,
+        inner: &Inner,
+        now: Timestamp,
+        device: DeviceId,
+        (action, expected): (ActionId, Duration),
+        work: Box<dyn FnOnce() + Send>,
+    ) {
+        self.step(inner, now, Event::Borrowed { device, action, expected });
+        if !self.devices[device.index()].device.run_alone(work) {
+            self.take_back(inner, now, device, action);
+        }
+    }
+
+    pub(super) fn take_back(&mut self, inner: &Inner, now: Timestamp, device: DeviceId, action: ActionId) {
+        if self.measuring == Some(action) {
+            self.measuring = None;
+        }
+        self.step(inner, now, Event::Returned { device, action });
+    }
+
+    /// Tells the scheduler what a request took alone.
+    pub(super) fn note_measured(&mut self, inner: &Inner, now: Timestamp, traits: RequestTraits, took: Duration) {
+        let RequestTraits { model, application, size } = traits;
+        if !matches!(self.models.get(model.index()), Some(Some(_))) {
+            return;
+        }
+        self.sampler.measured(model, took);
+        let samples = vec![Sample { size, alone: took }];
+        self.step(inner, now, Event::Measured(Measured { model, application, samples }));
+    }
+
+    /// Runs a request once more on a device that has nothing to do, if nobody waits. Says when to look again; whenever
+    /// something ends it is looked again anyway.
+    pub(super) fn run_kept(&mut self, inner: &Inner, now: Timestamp) -> Timestamp {
+        if self.waiting > 0 || self.measuring.is_some() {
+            return Timestamp::NEVER;
+        }
+        let (number, at) = match self.sampler.next() {
+            Some((kept, at)) => (kept.traits.model, at),
+            None => return Timestamp::NEVER,
+        };
+        if at > now {
+            return at;
+        }
+        let Some(Some(model)) = self.models.get(number.index()) else { return Timestamp::NEVER };
+        let idle = |device: &DeviceId| {
+            !self.broken.contains(device)
+                && self.expectations.values().all(|expected| expected.device != *device)
+                && model.slots.get(device).is_some_and(|slot| slot.has_weights())
+        };
+        let device = (0..self.devices.len() as u32).map(DeviceId).find(idle);
+        let Some((device, kept)) = device.and_then(|device| Some((device, self.sampler.take()?))) else {
+            return Timestamp::NEVER;
+        };
+        let (slot, signature) = (Arc::clone(&model.slots[&device]), Arc::clone(&model.record.signature));
+        let (padding, clock, inbox) = (model.record.padding.clone(), inner.clock, inner.inbox_of(self.cell));
+        let work = move || {
+            let KeptRequest { traits, inputs, rows } = kept;
+            let took = slot.measure(clock, &signature, padding.as_ref(), inputs, rows);
+            inbox.put(CellMessage::Measured { traits, took });
+        };
+        let (action, work) = inner.lend(self.cell, device, Box::new(work));
+        self.measuring = Some(action);
+        let expected = self.sampler.expected(number);
+        self.borrow(inner, now, device, (action, expected), work);
+        Timestamp::NEVER
+    }
+
+    /// A request was run once more, alone.
+    pub(super) fn ran_again(
+        &mut self,
+        inner: &Inner,
+        now: Timestamp,
+        traits: RequestTraits,
+        took: Result<Duration, String>,
+    ) {
+        let expected = self.sampler.expected(traits.model);
+        self.sampler.spent(now, *took.as_ref().unwrap_or(&expected));
+        match took {
+            Ok(took) => {
+                inner.metrics.measured_again.observe(took);
+                self.note_measured(inner, now, traits, took);
+            }
+            Err(reason) => tracing::debug!("a request could not be run again: {reason}"),
+        }
+    }
+}

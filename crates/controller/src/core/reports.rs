@@ -1,0 +1,139 @@
+//! What devices report: the books follow it, and the scheduler is told.
+
+use super::Core;
+use super::books::{DrivenModel, Expectation, note_violation};
+use super::watch::broken;
+use crate::Inner;
+use crate::payload::Payload;
+use base::{DeviceId, ModelId, Timestamp};
+use scheduler::{ActionStatus, Event};
+use telemetry::Invariant;
+use worker::Status;
+
+impl Core {
+    pub(super) fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::Report<Payload>) {
+        if let Some(device) = self.unloads.remove(&report.action) {
+            return self.unloaded(inner, now, device, report.status);
+        }
+        for payload in report.returned {
+            if let Some(Some(model)) = self.models.get(payload.submission.model.index()) {
+                model.record.metrics.statistics().waits();
+            }
+            self.note_queued(payload.submission.model);
+            let slot = payload.id.slot as usize;
+            self.payloads[slot] = Some(payload);
+            self.waiting += 1;
+        }
+        let expectation = self.expectations.remove(&report.action);
+        if let Some(expectation) = &expectation {
+            self.measure(expectation, &report.status);
+        }
+        let device = expectation.as_ref().map(|expectation| expectation.device);
+        let alone = expectation.and_then(|expectation| expectation.alone);
+        let mut took = None;
+        let status = match report.status {
+            Status::Done { started_at, ended_at, transfers } => {
+                took = Some(ended_at.since(started_at) + transfers.before);
+                self.ended_at = Some(ended_at);
+                if let Some(expectation) = &expectation {
+                    self.watch.ran(&inner.metrics, expectation, (started_at, ended_at), transfers);
+                }
+                ActionStatus::Done { started_at, ended_at, transfers }
+            }
+            Status::TooLate if expectation.is_some_and(|expectation| self.came_back(&expectation)) => {
+                return self.lose_if_empty(inner, now, device);
+            }
+            Status::TooLate => ActionStatus::TooLate,
+            Status::Failed(reason) => {
+                self.note_failure(inner, now, expectation.as_ref(), reason, false);
+                ActionStatus::Failed
+            }
+            Status::Panicked(reason) => {
+                self.note_failure(inner, now, expectation.as_ref(), reason, true);
+                ActionStatus::Failed
+            }
+        };
+        self.step(inner, now, Event::Reported(scheduler::Report { action: report.action, status }));
+        self.ended_at = None;
+        if let Some(device) = device {
+            self.devices[device.index()].metrics.slowness(self.scheduler.slowness(device));
+        }
+        if let Some(expectation) = expectation.filter(|expectation| expectation.done_at.is_none()) {
+            self.check_pages(inner, expectation.device);
+        }
+        if let (Some(traits), Some(took)) = (alone, took) {
+            inner.metrics.measured_served.observe(took);
+            self.note_measured(inner, now, traits, took);
+        }
+        self.lose_if_empty(inner, now, device);
+    }
+
+    /// A device has freed weights. If its engine panicked over that, what it keeps for the device may be in any state.
+    fn unloaded(&mut self, inner: &Inner, now: Timestamp, device: DeviceId, status: Status) {
+        let there = &self.devices[device.index()];
+        there.metrics.pages(there.device.pages().total(), there.device.pages().used());
+        if let Status::Failed(reason) | Status::Panicked(reason) = status {
+            tracing::error!(device = self.configs[device.index()].name, "an unload failed: {reason}");
+            self.retire(device);
+            return self.lose_if_empty(inner, now, Some(device));
+        }
+        self.check_pages(inner, device);
+    }
+
+    /// With nothing under way that takes or frees pages of a device, both sides must agree on them (P5).
+    fn check_pages(&self, inner: &Inner, device: DeviceId) {
+        let loads = |expected: &Expectation| expected.device == device && expected.done_at.is_none();
+        let under_way = self.broken.contains(&device)
+            || self.unloads.values().any(|on| *on == device)
+            || self.held.iter().any(|(_, load)| load.device == device)
+            || self.expectations.values().any(loads);
+        let Some(free) = self.scheduler.free_pages(device).filter(|_| !under_way) else { return };
+        let pages = self.devices[device.index()].device.pages();
+        let (here, there) = (pages.total() - free, pages.used());
+        if here != there {
+            let what = format!("{device} has {there} pages in use, the scheduler counts {here}");
+            broken(&inner.metrics, Invariant::P5, &what);
+        }
+    }
+
+    /// Whether a model that is left alone for a while is refused. One whose load has failed is still served where its
+    /// weights are, or will soon be.
+    pub(super) fn is_barred(&self, id: ModelId, model: &DrivenModel) -> bool {
+        let loads = |expected: &Expectation| expected.model == id && expected.done_at.is_none();
+        model.panicked || !(self.scheduler.is_loaded(id) || self.expectations.values().any(loads))
+    }
+
+    fn note_failure(
+        &mut self,
+        inner: &Inner,
+        now: Timestamp,
+        expectation: Option<&Expectation>,
+        reason: String,
+        panicked: bool,
+    ) {
+        let model = expectation.and_then(|expectation| self.models.get_mut(expectation.model.index())?.as_mut());
+        match (expectation, model) {
+            (Some(expectation), Some(model)) => {
+                expectation.note_failure(&inner.metrics, &model.record.name, &reason);
+                let is_load = expectation.done_at.is_none();
+                model.failure = if is_load { format!("the model could not be loaded: {reason}") } else { reason };
+                // A load takes room from other models, a panic takes their weights: neither may happen with every
+                // request.
+                if panicked || is_load {
+                    model.backoff.begin(now);
+                    model.panicked = panicked;
+                }
+            }
+            (_, _) => note_violation(&inner.metrics, &reason),
+        }
+        if let Some(expectation) = expectation.filter(|_| panicked) {
+            self.retire(expectation.device);
+        }
+    }
+
+    fn measure(&self, expected: &Expectation, status: &Status) {
+        let device = &self.devices[expected.device.index()];
+        let Some(Some(model)) = self.models.get(expected.model.index()) else { return };
+        expected.measure(device, &model.record.metrics, status);
+    }
+}

@@ -1,0 +1,103 @@
+//! What a cell's driver is told.
+
+use crate::ModelRecord;
+use crate::payload::Payload;
+use crate::sampler::RequestTraits;
+use base::{ActionId, DeviceId, Duration, ModelId, RequestId};
+use engine::Prepared;
+use scheduler::Rehearsed;
+use std::sync::{Arc, mpsc};
+use telemetry::DeviceMetrics;
+use worker::{Device, DeviceConfig};
+
+/// News for a cell: whoever drives it looks at them in their order.
+pub(crate) enum CellMessage {
+    Submit {
+        request: scheduler::Request,
+        payload: Payload,
+    },
+    Cancel(RequestId),
+    Report(worker::Report<Payload>),
+    AddDevice {
+        config: DeviceConfig,
+        device: Device<Payload>,
+        metrics: DeviceMetrics,
+    },
+    /// A device that was lost is there again, empty.
+    DeviceBack(DeviceId),
+    /// A device is another share of its GPU from now on.
+    ChangeDevice {
+        device: DeviceId,
+        kind: u32,
+    },
+    /// A model may be asked from now on.
+    Publish {
+        id: ModelId,
+        pages: u32,
+        record: Arc<ModelRecord>,
+        /// Its weights, in host memory.
+        prepared: Arc<dyn Prepared>,
+    },
+    /// A model may not be asked any more.
+    Withdraw(ModelId),
+    /// Requests for a model are about to come: its weights should be there before.
+    Expect(ModelId),
+    /// On how many devices are a model's weights?
+    CountLoaded {
+        model: ModelId,
+        reply: mpsc::Sender<usize>,
+    },
+    /// A model is in another cell from now on.
+    Depart {
+        model: ModelId,
+        /// Its number there, among those of all cells.
+        to: ModelId,
+    },
+    Borrow {
+        device: DeviceId,
+        action: ActionId,
+        expected: Duration,
+        work: Box<dyn FnOnce() + Send>,
+    },
+    Return {
+        device: DeviceId,
+        action: ActionId,
+    },
+    /// A request was run once more, alone.
+    Measured {
+        traits: RequestTraits,
+        took: Result<Duration, String>,
+    },
+    /// A rehearsal is over.
+    Rehearsed(Rehearsed),
+}
+
+impl std::fmt::Debug for CellMessage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("CellMessage")
+    }
+}
+
+impl CellMessage {
+    /// Answers whoever waits for this message to be handled.
+    pub fn refuse(self) {
+        let waiting = match self {
+            Self::Submit { payload, .. } => vec![payload],
+            Self::Report(report) => report.returned,
+            Self::Cancel(_)
+            | Self::AddDevice { .. }
+            | Self::DeviceBack(_)
+            | Self::ChangeDevice { .. }
+            | Self::Publish { .. }
+            | Self::Withdraw(_)
+            | Self::Expect(_)
+            | Self::CountLoaded { .. }
+            | Self::Depart { .. }
+            | Self::Borrow { .. }
+            | Self::Return { .. }
+            | Self::Measured { .. }
+            | Self::Rehearsed(_) => Vec::new(),
+        };
+        waiting.into_iter().for_each(Payload::refuse_at_the_end);
+    }
+}

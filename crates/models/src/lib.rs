@@ -1,0 +1,34 @@
+//! Models in service: which of the repository's models may be asked, and everything between their files and the
+//! controller.
+//!
+//! ```text
+//!  repository's changes ─┐                ┌─> bring_up: prepare, measure, warm up ─> Controller::publish
+//!  clients' orders ──────┼─> publisher ───┤
+//!  a look at the cells ──┘  (one thread)  ├─> Controller::withdraw
+//!                                         └─> catalogue ─> gateway threads
+//! ```
+//!
+//! A model is *published* and *withdrawn* here; whether its weights are *loaded* onto a device is the scheduler's
+//! decision alone. To clients both are the same word, because Triton's protocol has one: a `load` of theirs publishes,
+//! an `unload` withdraws.
+
+mod balance;
+mod bring_up;
+mod catalogue;
+mod control;
+mod manager;
+mod poller;
+mod profiler;
+mod publisher;
+mod queueing;
+mod registry;
+mod reshape;
+mod warmup;
+
+pub use bring_up::model_source;
+pub use catalogue::{Catalogue, CatalogueEntry, ModelState, ModelVersions, ServedModel};
+pub use control::{ControlError, ControlMode, ModelControl, PublishOrder};
+pub use manager::{Manager, ManagerConfig, StartProgress};
+pub use profiler::{ProfilingEffort, Runs, Samples, measure_alone};
+pub use queueing::{Admitted, QueueLimits, QueuePlace};
+pub use registry::Registry;

@@ -1,0 +1,408 @@
+//! Publishes and withdraws models: which versions are there, in which state, and why. The manager's thread works with
+//! it.
+//!
+//! Two parties have a say. The repository's files say what there is; clients say which of it is published, and may
+//! bring files and configurations of their own. What a client said holds until a client says otherwise:
+//!
+//! ```text
+//!            withdraw                    publish with files or a configuration, or any publish with `explicit`
+//!  Follow ──────────────> Withdrawn           ─────────────────────────────> Frozen
+//!  changes are taken in   changes are listed        changes are ignored
+//! ```
+
+mod clients;
+
+use crate::balance::Moves;
+use crate::bring_up::BringUp;
+use crate::catalogue::{Catalogue, CatalogueEntry, ModelState, ServedModel};
+use crate::control::ControlMode;
+use crate::manager::{ManagerWork, StartProgress};
+use crate::registry::Registry;
+use base::Duration;
+use engine::Prepared;
+use repository::{Change, Repository, ScanEntry, Sources, WantedModels, WatchOptions, Watcher};
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use tempfile::TempDir;
+
+/// A version of a model, by its name and number.
+pub(crate) type ModelKey = (String, u64);
+
+/// What only the publisher has of a version that can be asked.
+pub(crate) struct Origin {
+    /// The files that it was made from.
+    files: ScanEntry,
+    /// Its weights, in host memory, to bring it into another cell.
+    pub(crate) prepared: Arc<dyn Prepared>,
+}
+
+/// A version in the catalogue.
+pub(crate) struct Version {
+    pub(crate) entry: Arc<CatalogueEntry>,
+    /// If it can be asked.
+    pub(crate) origin: Option<Origin>,
+}
+
+impl Version {
+    fn is_preparing(&self) -> bool {
+        matches!(self.entry.state(), ModelState::Preparing)
+    }
+
+    fn is_published(&self) -> bool {
+        self.origin.is_some()
+    }
+
+    /// What clients and the publisher have of it, if it can be asked.
+    pub(crate) fn published(&self) -> Option<(&ServedModel, &Origin)> {
+        self.entry.serving().zip(self.origin.as_ref())
+    }
+}
+
+/// What holds for a model, by its name.
+#[derive(Default)]
+enum Wish {
+    /// Published as the repository has it, whenever that changes.
+    #[default]
+    Follow,
+    /// Published as a client wanted it; files that it sent are here.
+    Frozen(#[allow(dead_code, reason = "the folder is removed when this is dropped")] Option<TempDir>),
+    /// Not published.
+    Withdrawn,
+}
+
+/// See the module.
+pub(crate) struct Publisher {
+    pub(crate) bring_up: BringUp,
+    pub(crate) registry: Registry,
+    repository: Repository,
+    sources: Arc<Sources>,
+    /// By name and version; version 0 stands for a model that is broken as a whole.
+    pub(crate) versions: BTreeMap<ModelKey, Version>,
+    /// Those that differ from what the mode says.
+    wishes: BTreeMap<String, Wish>,
+    /// Which models should be in which cell, where there are several.
+    pub(crate) moves: Option<Moves>,
+}
+
+impl Publisher {
+    pub(crate) fn new(bring_up: BringUp, registry: Registry, repository: Repository, sources: Arc<Sources>) -> Self {
+        let moves = (bring_up.controller.cells() > 1).then(|| Moves::new(bring_up.controller.now()));
+        Self { bring_up, registry, repository, sources, versions: BTreeMap::new(), wishes: BTreeMap::new(), moves }
+    }
+
+    fn mode(&self) -> ControlMode {
+        self.bring_up.config.control
+    }
+
+    /// Whether changes of a model's files are taken in.
+    fn follows(&self, name: &str) -> bool {
+        match self.wishes.get(name) {
+            Some(wish) => matches!(wish, Wish::Follow),
+            None => self.mode() != ControlMode::Explicit,
+        }
+    }
+
+    fn is_withdrawn(&self, name: &str) -> bool {
+        match self.wishes.get(name) {
+            Some(wish) => matches!(wish, Wish::Withdrawn),
+            None => self.mode() == ControlMode::Explicit,
+        }
+    }
+
+    /// Publishes what is there, and starts to watch it where the mode says so.
+    pub(crate) fn start(&mut self, notices: Sender<ManagerWork>) -> Result<Option<Watcher>, String> {
+        let wanted = self.wanted_at_start();
+        let entries = self.scan(&wanted)?;
+        let explicit = self.mode() == ControlMode::Explicit;
+        let published = |entry: &ScanEntry| !explicit || wanted.includes(entry.name());
+        self.bring_up_all(entries.iter().filter(|entry| published(entry)).cloned().collect(), &entries);
+        if let WantedModels::Only(names) = &wanted {
+            self.list_missing(names);
+        }
+        if self.mode() == ControlMode::None {
+            return Ok(None);
+        }
+        let watched = Repository::open(self.repository.roots()).map_err(|error| error.to_string())?;
+        let watcher = Watcher::start(watched, entries, WatchOptions::default(), move |changes| {
+            // Fails only when the manager is going down.
+            let _ = notices.send(ManagerWork::Changes(changes));
+        });
+        watcher.map(Some).map_err(|error| format!("the repository can't be watched: {error}"))
+    }
+
+    /// What the start needs of the sources.
+    fn wanted_at_start(&self) -> WantedModels {
+        let names = &self.bring_up.config.publish_at_start;
+        if self.mode() != ControlMode::Explicit || names.iter().any(|name| name == "*") {
+            return WantedModels::All;
+        }
+        WantedModels::Only(names.iter().cloned().collect())
+    }
+
+    /// Copies what is in buckets, and lists what is there.
+    fn scan(&mut self, wanted: &WantedModels) -> Result<Vec<ScanEntry>, String> {
+        let config = &self.bring_up.config;
+        if let Err(error) = self.sources.sync(wanted, Duration::ZERO, &config.transfer) {
+            if !self.sources.has_copies() {
+                return Err(error.to_string());
+            }
+            tracing::warn!("{error}; what was copied before is served");
+        }
+        let entries = self.repository.scan().map_err(|error| error.to_string())?;
+        if entries.is_empty() {
+            let places: Vec<String> = config.sources.iter().map(ToString::to_string).collect();
+            let places = places.join(" and ");
+            tracing::warn!("{places} holds no model yet; put one at NAME/1/model.onnx and it will be served");
+        }
+        Ok(entries)
+    }
+
+    /// Lists the models that were asked for at the start and aren't there.
+    fn list_missing(&mut self, names: &BTreeSet<String>) {
+        for name in names {
+            if !self.versions_of(name).is_empty() {
+                continue;
+            }
+            let reason = "--load-model names it, but it isn't in the model repository".to_owned();
+            tracing::error!(model = name, "the model can't be served: {reason}");
+            self.set(CatalogueEntry::settled(name, 0, ModelState::Broken(reason)));
+        }
+        self.update_catalogue();
+    }
+
+    fn bring_up_all(&mut self, wanted: Vec<ScanEntry>, all: &[ScanEntry]) {
+        for entry in all {
+            self.set_unpublished(entry, "not loaded");
+        }
+        for entry in &wanted {
+            self.set_preparing(entry);
+            if self.mode() == ControlMode::Explicit {
+                self.wishes.insert(entry.name().to_owned(), Wish::Frozen(None));
+            }
+        }
+        self.update_catalogue();
+        let total = wanted.len();
+        for (done, entry) in wanted.into_iter().enumerate() {
+            (self.bring_up.config.progress)(&StartProgress { done, total, current: entry.name().to_owned() });
+            let _ = self.take_in(entry);
+        }
+        (self.bring_up.config.progress)(&StartProgress { done: total, total, current: String::new() });
+    }
+
+    /// Takes in what has changed in the repository.
+    pub(crate) fn apply(&mut self, changes: Vec<Change>) {
+        let (followed, others): (Vec<_>, Vec<_>) =
+            changes.into_iter().partition(|change| self.follows(name_of(change)));
+        self.list(others);
+        let names = |wanted: &dyn Fn(&ScanEntry) -> bool| -> BTreeSet<String> {
+            let entries = followed.iter().filter_map(|change| match change {
+                Change::Added(entry) | Change::Changed(entry) => Some(entry),
+                Change::Removed { .. } => None,
+            });
+            entries.filter(|&entry| wanted(entry)).map(|entry| entry.name().to_owned()).collect()
+        };
+        // A configuration that can't be read makes the whole model unreadable: versions that are served stay.
+        let unreadable = names(&|entry| entry.version().is_none());
+        let readable = names(&|entry| entry.version().is_some());
+        // All that is new is listed at once: each catalogue is made of all models.
+        let new: Vec<&ScanEntry> = (followed.iter())
+            .filter_map(|change| match change {
+                Change::Added(entry) if !self.versions.contains_key(&key_of(entry)) => Some(entry),
+                Change::Added(_) | Change::Changed(_) | Change::Removed { .. } => None,
+            })
+            .filter(|entry| entry.version().is_some())
+            .collect();
+        if !new.is_empty() {
+            new.into_iter().for_each(|entry| self.set_preparing(entry));
+            self.update_catalogue();
+        }
+        for change in followed {
+            match change {
+                Change::Added(entry) | Change::Changed(entry) => self.change(entry),
+                Change::Removed { name, version: Some(_) } if unreadable.contains(&name) => {}
+                Change::Removed { name, version: Some(version) } => self.remove(&name, version),
+                Change::Removed { name, version: None } => {
+                    self.remove(&name, 0);
+                    if !readable.contains(&name) {
+                        self.versions_of(&name).into_iter().for_each(|version| self.remove(&name, version));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Keeps the list of models that aren't served up to date.
+    fn list(&mut self, changes: Vec<Change>) {
+        let mut changed = false;
+        for change in changes {
+            if !self.is_withdrawn(name_of(&change)) {
+                continue;
+            }
+            changed = true;
+            match change {
+                Change::Added(entry) | Change::Changed(entry) => self.set_unpublished(&entry, "not loaded"),
+                Change::Removed { name, version } => drop(self.versions.remove(&(name, version.unwrap_or(0)))),
+            }
+        }
+        if changed {
+            self.update_catalogue();
+        }
+    }
+
+    fn change(&mut self, entry: ScanEntry) {
+        let (name, version) = (entry.name().to_owned(), entry.version().unwrap_or(0));
+        if self.serves(&entry) {
+            return;
+        }
+        tracing::info!(model = name, version, "a model was added or changed");
+        let serves = |version: &u64| self.versions[&(name.clone(), *version)].is_published();
+        if let (ScanEntry::Broken(broken), None) = (&entry, entry.version())
+            && self.versions_of(&name).iter().any(serves)
+        {
+            tracing::error!(model = name, "the change can't be served, the model stays as it was: {}", broken.reason);
+            return;
+        }
+        self.list_preparing(&entry);
+        let _ = self.take_in(entry);
+    }
+
+    /// One that is published already serves until its successor is ready, and one that is being prepared is listed.
+    fn list_preparing(&mut self, entry: &ScanEntry) {
+        let known = self.versions.get(&key_of(entry));
+        if known.is_none_or(|version| !version.is_published() && !version.is_preparing()) {
+            self.set_preparing(entry);
+            self.update_catalogue();
+        }
+    }
+
+    /// Whether exactly this is published.
+    fn serves(&self, entry: &ScanEntry) -> bool {
+        let known = self.versions.get(&key_of(entry)).and_then(|version| version.origin.as_ref());
+        known.is_some_and(|origin| origin.files == *entry)
+    }
+
+    fn remove(&mut self, name: &str, version: u64) {
+        if let Some(old) = self.versions.remove(&(name.to_owned(), version)) {
+            tracing::info!(model = name, version, "a model was removed");
+            self.update_catalogue();
+            self.withdraw(&old);
+            self.bring_up.controller.metrics().remove_model(name, version);
+        }
+    }
+
+    fn versions_of(&self, name: &str) -> Vec<u64> {
+        let all = (name.to_owned(), 0)..=(name.to_owned(), u64::MAX);
+        self.versions.range(all).map(|((_, version), _)| *version).collect()
+    }
+
+    /// Brings a version up and puts it into the catalogue; what is served stays if that fails.
+    fn take_in(&mut self, entry: ScanEntry) -> Result<(), String> {
+        if self.bring_up.stops() {
+            return Err("the server is going down".into());
+        }
+        let (name, version) = (entry.name().to_owned(), entry.version().unwrap_or(0));
+        let outcome = match &entry {
+            // Whatever a model file makes a runtime do, the other models go on.
+            ScanEntry::Found(found) => catch_unwind(AssertUnwindSafe(|| self.bring_up.run(found)))
+                .unwrap_or_else(|_| Err("the runtime panicked while it was prepared: the file may be damaged".into())),
+            ScanEntry::Broken(broken) => Err(broken.reason.clone()),
+        };
+        let key = (name.clone(), version);
+        match outcome {
+            Ok((served, prepared)) => {
+                let origin = Origin { files: entry, prepared };
+                if let Some(old) = self.settle(key, ModelState::Ready(served), Some(origin)) {
+                    self.withdraw(&old);
+                }
+                Ok(())
+            }
+            Err(reason) if self.versions.get(&key).is_some_and(Version::is_published) => {
+                tracing::error!(
+                    model = name,
+                    version,
+                    "the change can't be served, the model stays as it was: {reason}"
+                );
+                Err(reason)
+            }
+            Err(reason) => {
+                tracing::error!(model = name, version, "the model can't be served: {reason}");
+                self.settle(key, ModelState::Broken(reason.clone()), None);
+                Err(reason)
+            }
+        }
+    }
+
+    /// What was published isn't asked any more.
+    fn withdraw(&self, old: &Version) {
+        if let Some(served) = old.entry.serving() {
+            self.bring_up.controller.withdraw(served.id);
+        }
+    }
+
+    /// Says what became of a version: in place if it is listed as being prepared, else in a new catalogue. Gives what
+    /// was there in its stead.
+    fn settle(&mut self, key: ModelKey, state: ModelState, origin: Option<Origin>) -> Option<Version> {
+        let metrics = self.bring_up.controller.metrics();
+        if let Some(listed) = self.versions.get_mut(&key).filter(|version| version.is_preparing()) {
+            listed.entry.settle(state).expect("only this thread settles entries, and it was being prepared");
+            let counted = if origin.is_some() { &metrics.models_ready } else { &metrics.models_broken };
+            listed.origin = origin;
+            metrics.models_loading.dec();
+            counted.inc();
+            return None;
+        }
+        let entry = Arc::new(CatalogueEntry::settled(&key.0, key.1, state));
+        let old = self.versions.insert(key, Version { entry, origin });
+        self.update_catalogue();
+        old
+    }
+
+    fn set(&mut self, entry: CatalogueEntry) {
+        let key = (entry.name.clone(), entry.version);
+        self.versions.insert(key, Version { entry: Arc::new(entry), origin: None });
+    }
+
+    fn set_preparing(&mut self, entry: &ScanEntry) {
+        let (name, version) = key_of(entry);
+        self.set(CatalogueEntry::preparing(&name, version));
+    }
+
+    fn set_unpublished(&mut self, entry: &ScanEntry, why: &str) {
+        let (name, version) = key_of(entry);
+        self.set(CatalogueEntry::settled(&name, version, ModelState::Unpublished(why.to_owned())));
+    }
+
+    /// Shows everybody what is there.
+    pub(crate) fn update_catalogue(&self) {
+        let mut catalogue = Catalogue::default();
+        let (mut preparing, mut ready, mut broken) = (0, 0, 0);
+        for ((name, number), version) in &self.versions {
+            match version.entry.state() {
+                ModelState::Preparing => preparing += 1,
+                ModelState::Ready(_) => ready += 1,
+                ModelState::Broken(_) => broken += 1,
+                ModelState::Unpublished(_) => {}
+            }
+            let model = catalogue.models.entry(name.clone()).or_default();
+            model.versions.insert(*number, Arc::clone(&version.entry));
+        }
+        let metrics = self.bring_up.controller.metrics();
+        metrics.models_loading.set(preparing);
+        metrics.models_ready.set(ready);
+        metrics.models_broken.set(broken);
+        self.registry.set_catalogue(catalogue);
+    }
+}
+
+fn key_of(entry: &ScanEntry) -> ModelKey {
+    (entry.name().to_owned(), entry.version().unwrap_or(0))
+}
+
+fn name_of(change: &Change) -> &str {
+    match change {
+        Change::Added(entry) | Change::Changed(entry) => entry.name(),
+        Change::Removed { name, .. } => name,
+    }
+}

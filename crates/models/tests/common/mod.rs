@@ -1,0 +1,61 @@
+//! Emulated models from a repository, and requests for them.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
+#![allow(dead_code, reason = "each test needs a part of it")]
+
+use base::{ApplicationId, DataType, Timestamp};
+use bytes::Bytes;
+use controller::{Controller, Reply, Submission, Tensor};
+use engine::EmulatedEngine;
+use models::{Manager, ManagerConfig, Registry};
+use std::path::Path;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+pub fn write_model(repository: &Path, name: &str, config: &str) {
+    std::fs::create_dir_all(repository.join(name).join("1")).unwrap();
+    std::fs::write(repository.join(name).join("config.pbtxt"), config).unwrap();
+}
+
+/// Publishes what is in a repository, until the manager is dropped.
+pub fn manage(controller: &Controller, repository: &Path) -> (Registry, Manager) {
+    let registry = Registry::default();
+    let config = ManagerConfig::new(repository.to_owned(), Arc::new(EmulatedEngine::default()));
+    let manager = Manager::start(controller.clone(), registry.clone(), config).unwrap();
+    manager.wait_until_started();
+    (registry, manager)
+}
+
+/// A request of one row of the right width, without a deadline.
+pub fn ask(controller: &Controller, registry: &Registry, model: &str) -> oneshot::Receiver<Reply> {
+    let (reply, receiver) = oneshot::channel();
+    let catalogue = registry.catalogue();
+    let served = catalogue.models[model].default_version().unwrap().serving().unwrap();
+    let width = served.model.signature.inputs[0].dims[1];
+    let data = Bytes::from(vec![0; width as usize * 4]);
+    controller.submit(Submission {
+        model: served.id,
+        inputs: vec![Tensor { datatype: DataType::Fp32, shape: vec![1, width], data }],
+        rows: 1,
+        deadline_at: Timestamp::NEVER,
+        priority: 0,
+        application: ApplicationId::DEFAULT,
+        size: None,
+        trace: None,
+        reply,
+    });
+    receiver
+}
+
+pub fn wait(answer: oneshot::Receiver<Reply>) -> Reply {
+    answer.blocking_recv().expect("every request gets an answer (P1)")
+}
+
+/// Looks again and again, for two minutes at most: what never comes fails a test and doesn't hang it.
+pub fn until(what: &str, mut look: impl FnMut() -> bool) {
+    let patience = std::time::Instant::now() + std::time::Duration::from_secs(120);
+    while !look() {
+        assert!(std::time::Instant::now() < patience, "waited for {what}");
+        std::thread::yield_now();
+    }
+}
