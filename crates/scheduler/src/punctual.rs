@@ -39,6 +39,8 @@ const FULL_HOUSE: f64 = 0.93;
 const MOSTLY_IDLE: f64 = 0.5;
 /// Batches are ready early, so that they find a device, only as far as devices would be busy for no more than this part of the time if all had so much room left, or so many rows fewer.
 const FULLER_HOUSE: f64 = 1.15;
+/// Finer differences than this change nothing.
+const LOAD_STEPS: f64 = 128.0;
 /// How many candidates are looked at for an early start.
 const EARLY_SEARCH: usize = 4;
 /// A patient candidate is ready no earlier than by this part of the objective before it must start.
@@ -66,12 +68,32 @@ struct PunctualModel {
     objective: Duration,
     /// While its candidate is in `early` or `willing`.
     early_start: Option<EarlyStart>,
-    /// When there were too few devices for an early start.
-    too_few: Option<State>,
+    /// In which state of the devices it couldn't start early.
+    refused_in: Option<DeviceState>,
 }
 
-/// What there being too few devices depends on, for a candidate that stays as it is: a device that is hungry again, whatever relieves them, and whether they mostly idle.
-type State = (u64, u64, bool);
+/// What an early start of a candidate that stays as it is depends on. While this is the same, who couldn't start early still can't.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct DeviceState {
+    /// Counts devices that are hungry again.
+    hungry: u64,
+    /// Counts whatever relieves devices.
+    relieved: u64,
+    /// For which part of the time devices would be busy with batches of the best size, in steps of one in [`LOAD_STEPS`].
+    load: u32,
+    /// Whether there are many more candidates than devices.
+    crowded: bool,
+}
+
+impl DeviceState {
+    fn load(self) -> f64 {
+        f64::from(self.load) / LOAD_STEPS
+    }
+
+    fn mostly_idle(self) -> bool {
+        self.load() < MOSTLY_IDLE
+    }
+}
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Punctual {
@@ -82,8 +104,8 @@ pub(crate) struct Punctual {
     early: Heap,
     /// Those that may now, by when they must start.
     willing: Heap,
-    /// When there were too few devices for all of these that are looked at.
-    nobody: Option<State>,
+    /// In which state of the devices none of these that are looked at could.
+    nobody_in: Option<DeviceState>,
     demand: Demand,
     early_cost: EarlyCost,
     uneven: Uneven,
@@ -143,7 +165,7 @@ impl Punctual {
             self.early.remove(index);
             let early_start = self.models[index].early_start.expect("who may start early says why");
             self.willing.set(index, early_start.latest);
-            self.nobody = None;
+            self.nobody_in = None;
         }
     }
 
@@ -248,7 +270,7 @@ impl Punctual {
         }
         if before.is_some() && (early_start.is_none() || !self.early.contains(index)) {
             let _ = self.early.remove(index) || self.willing.remove(index);
-            (self.models[index].too_few, self.nobody) = (None, None);
+            (self.models[index].refused_in, self.nobody_in) = (None, None);
         }
         if let Some(early_start) = early_start {
             self.early.set(index, early_start.early_at);
@@ -263,43 +285,57 @@ impl Punctual {
         if self.willing.is_empty() || view.hungry.is_empty() || self.matching.spares() {
             return None;
         }
-        let load = self.load(view);
-        let state = (view.hungry.revision(), self.matching.relieved, load.is_some_and(|load| load < MOSTLY_IDLE));
-        if self.nobody == Some(state) {
+        let state = self.device_state(view);
+        if self.nobody_in == Some(state) {
             return None;
         }
-        let mut all_too_few = true;
+        let mut nobody = true;
         for (latest, index) in self.willing.firsts::<EARLY_SEARCH>() {
-            if self.may_start_early(view, index, load.unwrap_or(0.0), state) {
+            if self.may_start_early(view, index, state) {
                 let model = ModelId(index as u32);
                 return Some((model, latest, quick_device(view, model)?));
             }
-            all_too_few &= self.models[index].too_few == Some(state);
+            nobody &= self.models[index].refused_in == Some(state);
         }
-        self.nobody = all_too_few.then_some(state);
+        self.nobody_in = nobody.then_some(state);
         None
     }
 
+    fn device_state(&self, view: &View<'_>) -> DeviceState {
+        let load = self.load(view).unwrap_or(0.0);
+        DeviceState {
+            hungry: view.hungry.revision(),
+            relieved: self.matching.relieved,
+            load: (load * LOAD_STEPS) as u32,
+            // With many more candidates than devices a batch that waits finds no device later, and starting is better.
+            crowded: 4 * self.matching.growing.len() >= 3 * view.ledger.quick_count(),
+        }
+    }
+
     /// Whether a growing candidate has a hungry device that nobody else will need.
-    fn may_start_early(&mut self, view: &View<'_>, index: usize, load: f64, state: State) -> bool {
-        let PunctualModel { early_start: Some(early_start), too_few, .. } = self.models[index] else { return false };
-        let (growing, devices) = (self.matching.growing.len(), view.ledger.quick_count());
-        // Where objectives are tight, one more device is kept for whoever comes next, and where devices mostly idle: that costs nothing, and a burst needs it.
-        let kept = usize::from(early_start.tight || (devices > 1 && state.2));
-        if too_few == Some(state) {
-            debug_assert!(!self.enough(view, &early_start, kept), "an early start was missed");
+    fn may_start_early(&mut self, view: &View<'_>, index: usize, state: DeviceState) -> bool {
+        let PunctualModel { early_start: Some(early_start), refused_in, .. } = self.models[index] else { return false };
+        if refused_in == Some(state) {
+            debug_assert!(!self.have_time(view, &early_start, state), "an early start was missed");
             return false;
         }
-        // With many more candidates than devices a batch that waits finds no device later, and starting is better.
-        if 4 * growing < 3 * devices && load * f64::from(early_start.strain) > 1e3 * FULL_HOUSE {
-            return false;
-        }
-        // It is itself among those that will need a device soon.
-        if view.quick_hungry() < (growing + kept).min(FORESIGHT + 1) && !self.enough(view, &early_start, kept) {
-            self.models[index].too_few = Some(state);
+        if !self.have_time(view, &early_start, state) {
+            self.models[index].refused_in = Some(state);
             return false;
         }
         quick_device(view, ModelId(index as u32)).is_some()
+    }
+
+    /// Whether devices have time for a batch as small as a candidate is, and are enough for those that come before it is full.
+    fn have_time(&self, view: &View<'_>, early_start: &EarlyStart, state: DeviceState) -> bool {
+        if !state.crowded && state.load() * f64::from(early_start.strain) > 1e3 * FULL_HOUSE {
+            return false;
+        }
+        // Where objectives are tight, one more device is kept for whoever comes next, and where devices mostly idle: that costs nothing, and a burst needs it.
+        let kept = usize::from(early_start.tight || (view.ledger.quick_count() > 1 && state.mostly_idle()));
+        // It is itself among those that will need a device soon.
+        let needed = (self.matching.growing.len() + kept).min(FORESIGHT + 1);
+        view.quick_hungry() >= needed || self.enough(view, early_start, kept)
     }
 
     /// Whether devices that are hungry now, or free before a candidate is likely to be full, are enough for all that will be ready before it would be.
