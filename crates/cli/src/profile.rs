@@ -140,7 +140,7 @@ fn line(name: &str, share: f64, weight_bytes: u64, loads: &[Duration], runs: &[R
     for Runs { wall, device, overlap, .. } in runs {
         let (device, p99, p9999) = (at(device, 0.5), at(wall, 0.99), at(wall, 0.9999));
         let overlap = if overlap.is_empty() { "0".to_owned() } else { at(overlap, 0.5) };
-        let _ = write!(text, ",{},{device},{beside},{p99},{p9999}", at(wall, 0.5));
+        let _ = write!(text, ",{},{device},{overlap},{p99},{p9999}", at(wall, 0.5));
     }
     text + "\n"
 }
