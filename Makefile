@@ -50,6 +50,7 @@ experiments-all: release
 	@scripts/experiments.sh --all $(ARGS)
 
 format:
+	@scripts/wrap_comments.py
 	@cargo fmt --all
 
 clean:

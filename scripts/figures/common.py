@@ -218,13 +218,11 @@ def watch(server):
     def change(name, **labels):
         return difference(before, after, name, **labels)
 
-    successes, good = change("punctual_requests_total", outcome="success"), change("punctual_goodput_total")
     earlier = before.by("punctual_requests_total", "reason", outcome="refused")
     refused = after.by("punctual_requests_total", "reason", outcome="refused")
     rows = change("punctual_batch_rows_sum")
     seen.update(
-        successes=successes,
-        successes_after_deadline=successes - good,
+        successes=change("punctual_requests_total", outcome="success"),
         refused={reason: count - earlier.get(reason, 0) for reason, count in refused.items()},
         violations=after.by("punctual_invariant_violations_total", "invariant"),
         executions={

@@ -101,6 +101,23 @@ def test_refusals_are_answers_like_any_other(server):
     stream.close()
 
 
+def test_answers_come_as_they_are_done(tmp_path):
+    """Triton would keep the second answer back until the first is there, which takes an hour here."""
+    (tmp_path / "slow" / "1").mkdir(parents=True)
+    (tmp_path / "slow" / "config.pbtxt").write_text(EMULATED.format(beta=3_600_000))
+    server = conftest.start(tmp_path, "--devices", "emulated:1")
+    try:
+        stream = Stream(server)
+        stream.send("slow", rows(1))
+        server.until("it is there", lambda: server.metric("punctual_requests_in_flight") == 1)
+        stream.send("nothing", rows(1))
+        assert 'there is no model "nothing"' in stream.next()[1].message()
+        stream.close(cancel_requests=True)
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
 def test_outputs_and_classes(server):
     stream = Stream(server)
     data = rows(2)

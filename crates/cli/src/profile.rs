@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use base::Duration;
 use clap::Args;
 use models::{Runs, Samples, measure_alone, model_source};
-use repository::{Entry, Repository};
+use repository::{Repository, ScanEntry};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -74,8 +74,8 @@ pub fn run(options: &ProfileOptions) -> Result<()> {
             continue;
         }
         match entry {
-            Entry::Broken(broken) => eprintln!("{}: not measured: {}", broken.name, broken.reason),
-            Entry::Found(found) => {
+            ScanEntry::Broken(broken) => eprintln!("{}: not measured: {}", broken.name, broken.reason),
+            ScanEntry::Found(found) => {
                 let text = model(options, &runtime, &found, &cache).with_context(|| found.name.clone())?;
                 measured += 1;
                 match &options.output {
@@ -97,7 +97,7 @@ pub fn run(options: &ProfileOptions) -> Result<()> {
 }
 
 /// The measurements of one model, one line for each device.
-fn model(options: &ProfileOptions, runtime: &Runtime, found: &repository::Found, cache: &Path) -> Result<String> {
+fn model(options: &ProfileOptions, runtime: &Runtime, found: &repository::FoundModel, cache: &Path) -> Result<String> {
     let source = model_source(found, Some(cache.to_owned())).map_err(|reason| anyhow!(reason))?;
     let prepared = runtime.engine.prepare(&source)?;
     let sizes = found.config.batch_sizes(prepared.signature().max_batch);
@@ -140,7 +140,7 @@ fn line(name: &str, share: f64, weight_bytes: u64, loads: &[Duration], runs: &[R
     for Runs { wall, device, overlap, .. } in runs {
         let (device, p99, p9999) = (at(device, 0.5), at(wall, 0.99), at(wall, 0.9999));
         let overlap = if overlap.is_empty() { "0".to_owned() } else { at(overlap, 0.5) };
-        let _ = write!(text, ",{},{device},{beside},{p99},{p9999}", at(wall, 0.5));
+        let _ = write!(text, ",{},{device},{overlap},{p99},{p9999}", at(wall, 0.5));
     }
     text + "\n"
 }

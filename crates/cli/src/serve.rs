@@ -13,7 +13,7 @@ use gateway::Gateway;
 use indicatif::{ProgressBar, ProgressStyle};
 use models::{ControlMode, Manager, ManagerConfig, ModelState, ProfilingEffort, Registry, StartProgress};
 use recording::{Header, Limits, Recorder};
-use repository::{Source, Transfer};
+use repository::{RepositorySource, Transfer};
 use scheduler::PolicyKind;
 use serde::Deserialize;
 use std::cell::Cell;
@@ -397,7 +397,7 @@ impl ServeOptions {
     }
 
     /// Where models come from.
-    fn sources(&self) -> Result<Vec<Source>> {
+    fn sources(&self) -> Result<Vec<RepositorySource>> {
         let Some(texts) = self.model_repository.as_ref().filter(|texts| !texts.is_empty()) else {
             bail!("no --model-repository: name the folder with the models (DIR/NAME/1/model.onnx)");
         };
@@ -421,10 +421,10 @@ impl ServeOptions {
     }
 
     /// Where results and downloads are kept: beside the models, or where a user's caches are.
-    fn cache(&self, sources: &[Source]) -> Option<PathBuf> {
+    fn cache(&self, sources: &[RepositorySource]) -> Option<PathBuf> {
         let folder = sources.iter().find_map(|source| match source {
-            Source::Folder(folder) => Some(folder.join(defaults::CACHE_FOLDER)),
-            Source::Bucket(_) => None,
+            RepositorySource::Folder(folder) => Some(folder.join(defaults::CACHE_FOLDER)),
+            RepositorySource::Bucket(_) => None,
         });
         let home = || {
             let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);

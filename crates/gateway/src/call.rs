@@ -6,7 +6,7 @@
 //!    └── Call::begin       └── the net answers here if nothing came ──┘
 //! ```
 
-use crate::check::{Checked, Wanted, check};
+use crate::check::{Checked, WantedOutput, check};
 use crate::classify::classify;
 use crate::io::IoContext;
 use crate::io::offload::{OFFLOAD_WRITE_BYTES, offload};
@@ -24,14 +24,15 @@ use wire::{Fault, InferRequest, InferResponse, OutputTensor};
 
 /// What the transport says of a request.
 #[derive(Clone, Copy)]
-pub(crate) struct Head {
+pub(crate) struct CallHeaders {
     /// The deadline that it gave, from the arrival.
     pub(crate) limit: Option<Duration>,
     /// Who sent it, unless the request itself says.
     pub(crate) application: ApplicationId,
 }
 
-/// A request for a known model that is ready. Dropped without an end, the client went away: it is taken out of the plan.
+/// A request for a known model that is ready. Dropped without an end, the client went away: it is taken out of the
+/// plan.
 pub(crate) struct Call<'a> {
     context: &'a IoContext,
     entry: Arc<CatalogueEntry>,
@@ -88,7 +89,7 @@ impl<'a> Call<'a> {
     pub(crate) async fn run<T: Send + 'static>(
         &mut self,
         mut request: InferRequest<'_>,
-        head: Head,
+        head: CallHeaders,
         compresses: bool,
         encode: impl FnOnce(InferResponse<'_>) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {
@@ -153,9 +154,9 @@ impl<'a> Call<'a> {
     }
 
     /// Writes the outputs that belong into shared memory there; the answer then only says where they are.
-    async fn place(&self, outputs: &mut [Tensor], wanted: &mut [Wanted]) -> Result<(), Fault> {
+    async fn place(&self, outputs: &mut [Tensor], wanted: &mut [WantedOutput]) -> Result<(), Fault> {
         let specs = &self.served().model.signature.outputs;
-        for Wanted { position, region, .. } in wanted {
+        for WantedOutput { position, region, .. } in wanted {
             if let (Some(region), Some(spec), Some(tensor)) = (region, specs.get(*position), outputs.get_mut(*position))
             {
                 let data = std::mem::take(&mut tensor.data);
@@ -226,7 +227,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What a refusal is to the client. Earliest deadlines are told as a span from the arrival: clients have other clocks.
+    /// What a refusal is to the client. Earliest deadlines are told as a span from the arrival: clients have other
+    /// clocks.
     fn fault(&self, refusal: Refusal) -> Fault {
         let Refusal { reason, earliest_at, why } = refusal;
         let sentence = reason.sentence(&self.entry.name, self.entry.version, &why);
@@ -236,7 +238,7 @@ impl<'a> Call<'a> {
 }
 
 /// Puts the highest values in the places of the outputs of which they are wanted.
-fn classify_wanted(entry: &CatalogueEntry, outputs: &mut [Tensor], wanted: &[Wanted]) -> Result<(), Fault> {
+fn classify_wanted(entry: &CatalogueEntry, outputs: &mut [Tensor], wanted: &[WantedOutput]) -> Result<(), Fault> {
     for output in wanted.iter().filter(|output| output.classes > 0) {
         let served = serving(entry)?;
         let batched = served.model.signature.max_batch > 0;
@@ -253,10 +255,10 @@ fn response<'r>(
     entry: &'r CatalogueEntry,
     id: &'r str,
     outputs: &'r [Tensor],
-    wanted: &'r [Wanted],
+    wanted: &'r [WantedOutput],
 ) -> Result<InferResponse<'r>, Fault> {
     let specs = &serving(entry)?.model.signature.outputs;
-    let output = |wanted: &'r Wanted| {
+    let output = |wanted: &'r WantedOutput| {
         let (spec, tensor) = specs.get(wanted.position).zip(outputs.get(wanted.position))?;
         let (datatype, shape, data) = (tensor.datatype, &tensor.shape, tensor.data.clone());
         let (binary, region) = (wanted.binary, wanted.region.as_deref());

@@ -12,16 +12,16 @@ pub(crate) struct Checked {
     pub(crate) inputs: Vec<Tensor>,
     /// Rows of the batch dimension; 1 where the model has none.
     pub(crate) rows: u32,
-    /// How large it is: the elements in a row of the largest input of which the model leaves the size open; `None` where it
-    /// leaves none open.
+    /// How large it is: the elements in a row of the largest input of which the model leaves the size open; `None`
+    /// where it leaves none open.
     pub(crate) size: Option<u32>,
     /// The outputs that are wanted.
-    pub(crate) outputs: Vec<Wanted>,
+    pub(crate) outputs: Vec<WantedOutput>,
 }
 
 /// An output that is wanted, and how.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Wanted {
+pub(crate) struct WantedOutput {
     /// Its position in the signature.
     pub(crate) position: usize,
     /// Whether as bytes.
@@ -115,10 +115,10 @@ fn wanted_outputs(
     signature: &ModelSignature,
     requested: Vec<RequestedOutput<'_>>,
     binary: bool,
-) -> Result<Vec<Wanted>, Fault> {
-    let mut wanted: Vec<Wanted> = Vec::with_capacity(signature.outputs.len());
+) -> Result<Vec<WantedOutput>, Fault> {
+    let mut wanted: Vec<WantedOutput> = Vec::with_capacity(signature.outputs.len());
     if requested.is_empty() {
-        let plain = |position| Wanted { position, binary, classes: 0, region: None };
+        let plain = |position| WantedOutput { position, binary, classes: 0, region: None };
         wanted.extend((0..signature.outputs.len()).map(plain));
     }
     for output in requested {
@@ -129,7 +129,7 @@ fn wanted_outputs(
             return Err(Fault::bad(format!("output {:?} is asked for twice", output.name)));
         }
         let RequestedOutput { binary, classes, region, .. } = output;
-        wanted.push(Wanted { position, binary, classes, region });
+        wanted.push(WantedOutput { position, binary, classes, region });
     }
     for wanted in &wanted {
         check_form(&signature.outputs[wanted.position], wanted)?;
@@ -138,7 +138,7 @@ fn wanted_outputs(
 }
 
 /// Whether an output has the form in which it is wanted.
-fn check_form(spec: &TensorSpec, wanted: &Wanted) -> Result<(), Fault> {
+fn check_form(spec: &TensorSpec, wanted: &WantedOutput) -> Result<(), Fault> {
     if wanted.classes == 0 {
         return wire::json::check_output(&spec.name, spec.datatype, wanted.binary || wanted.region.is_some());
     }
@@ -189,8 +189,8 @@ mod tests {
         RequestedOutput { name: name.into(), binary: true, classes: 0, region: None }
     }
 
-    fn plain(position: usize) -> Wanted {
-        Wanted { position, binary: true, classes: 0, region: None }
+    fn plain(position: usize) -> WantedOutput {
+        WantedOutput { position, binary: true, classes: 0, region: None }
     }
 
     fn request(inputs: Vec<InferInput<'static>>, outputs: &[&'static str]) -> InferRequest<'static> {

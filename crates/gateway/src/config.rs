@@ -20,8 +20,8 @@ pub struct Config {
     pub io_threads: usize,
     /// The largest request, in bytes, also after decompression. Larger ones are refused without being kept.
     pub max_body_bytes: usize,
-    /// The bytes of large requests that are held at one time, of all connections; more are refused. At least one request of
-    /// the largest size is always taken.
+    /// The bytes of large requests that are held at one time, of all connections; more are refused. At least one
+    /// request of the largest size is always taken.
     pub max_held_bytes: usize,
     /// Connections of clients at one time, over each protocol; more are told so and closed.
     pub max_connections: usize,
@@ -31,8 +31,8 @@ pub struct Config {
     pub body_timeout: Duration,
     /// How long a connection may be open with nothing asked.
     pub idle_timeout: Duration,
-    /// Whether clients may have tensors read from and written to shared memory, and thereby everything in `/dev/shm` that this
-    /// process may open.
+    /// Whether clients may have tensors read from and written to shared memory, and thereby everything in `/dev/shm`
+    /// that this process may open.
     pub shared_memory: bool,
     /// Where devices read inputs by themselves: binary tensors are received there as far as there is room.
     pub host_memory: Option<Arc<dyn HostMemory>>,

@@ -7,11 +7,12 @@
 //!                                           connection tasks: reply, encode, write
 //! ```
 //!
-//! A thread that finds several requests in its sockets hands all of them over before the driver task looks at them once:
-//! requests that arrive together are planned together, and nobody is woken for each of them.
+//! A thread that finds several requests in its sockets hands all of them over before the driver task looks at them
+//! once: requests that arrive together are planned together, and nobody is woken for each of them.
 //!
-//! `http` and `grpc` turn bytes into requests and answers into bytes; `call` is the way of a request on either protocol. `io`
-//! has the threads and connections below them, `body` the bytes of bodies, `admin` every call that isn't inference.
+//! `http` and `grpc` turn bytes into requests and answers into bytes; `call` is the way of a request on either
+//! protocol. `io` has the threads and connections below them, `body` the bytes of bodies, `admin` every call that isn't
+//! inference.
 
 mod admin;
 mod applications;

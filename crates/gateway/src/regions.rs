@@ -1,10 +1,10 @@
 //! Regions of shared memory that clients registered, and tensors in them.
 //!
 //! A region is a part of a file below `/dev/shm`, which is what `shm_open` makes. Tensors are read and written with one
-//! system call each, never mapped: the client may change or cut the memory at any time, and a mapping that is cut ends the
-//! process (docs/notes/012-shared-memory.md).
+//! system call each, never mapped: the client may change or cut the memory at any time, and a mapping that is cut ends
+//! the process (docs/notes/012-shared-memory.md).
 
-use crate::body::hold::Held;
+use crate::body::hold::HeldBytes;
 use crate::io::IoContext;
 use crate::io::offload::offload;
 use base::Reason;
@@ -174,14 +174,14 @@ pub(crate) fn no_shared_memory() -> Fault {
 }
 
 /// Where a tensor lies: an open file and the position in it.
-struct Spot {
+struct RegionSlice {
     file: Arc<Registered>,
     at: u64,
     length: usize,
 }
 
 /// Finds the part of a region that a tensor names.
-fn spot(context: &IoContext, what: &str, name: &str, part: &Region) -> Result<Spot, Fault> {
+fn find_slice(context: &IoContext, what: &str, name: &str, part: &Region) -> Result<RegionSlice, Fault> {
     if !context.shared.config.shared_memory {
         return Err(no_shared_memory());
     }
@@ -199,18 +199,18 @@ fn spot(context: &IoContext, what: &str, name: &str, part: &Region) -> Result<Sp
     // Fits: the sum of all three was checked when the region was registered.
     let at = file.status.offset + part.offset;
     let length = usize::try_from(part.byte_size).unwrap_or(usize::MAX);
-    Ok(Spot { file, at, length })
+    Ok(RegionSlice { file, at, length })
 }
 
 /// Reads the inputs that lie in regions. They count as held like those that come in bodies, until what is returned is
 /// dropped.
-pub(crate) async fn fetch(context: &IoContext, request: &mut InferRequest<'_>) -> Result<Option<Held>, Fault> {
+pub(crate) async fn fetch(context: &IoContext, request: &mut InferRequest<'_>) -> Result<Option<HeldBytes>, Fault> {
     let mut held = None;
     let mut left = context.shared.config.max_body_bytes;
     for input in &mut request.inputs {
         let Some(region) = &input.region else { continue };
-        let spot = spot(context, "input", &input.name, region)?;
-        left = left.checked_sub(spot.length).ok_or_else(|| {
+        let slice = find_slice(context, "input", &input.name, region)?;
+        left = left.checked_sub(slice.length).ok_or_else(|| {
             Fault::new(
                 Reason::BodyTooLarge,
                 format!(
@@ -219,12 +219,12 @@ pub(crate) async fn fetch(context: &IoContext, request: &mut InferRequest<'_>) -
                 ),
             )
         })?;
-        held.get_or_insert_with(|| Held::new(&context.shared)).add(spot.length)?;
+        held.get_or_insert_with(|| HeldBytes::new(&context.shared)).add(slice.length)?;
         let sentence =
             format!("input {:?} could not be read from the shared memory region {:?}", input.name, region.name);
         let read = move || {
-            let mut data = vec![0; spot.length];
-            match spot.file.file.read_exact_at(&mut data, spot.at) {
+            let mut data = vec![0; slice.length];
+            match slice.file.file.read_exact_at(&mut data, slice.at) {
                 Ok(()) => Ok(Bytes::from(data)),
                 Err(error) => Err(Fault::bad(format!("{sentence}: {error}; was it cut?"))),
             }
@@ -237,17 +237,17 @@ pub(crate) async fn fetch(context: &IoContext, request: &mut InferRequest<'_>) -
 
 /// Whether an output may be written to a region; said before anything is computed.
 pub(crate) fn check_place(context: &IoContext, name: &str, region: &Region) -> Result<(), Fault> {
-    spot(context, "output", name, region).map(drop)
+    find_slice(context, "output", name, region).map(drop)
 }
 
 /// Writes an output to its region, which then says how long it is.
 pub(crate) async fn place(context: &IoContext, name: &str, data: &Bytes, region: &mut Region) -> Result<(), Fault> {
-    let spot = spot(context, "output", name, region)?;
-    if data.len() > spot.length {
+    let slice = find_slice(context, "output", name, region)?;
+    if data.len() > slice.length {
         return Err(Fault::bad(format!(
             "output {name:?} has {} bytes, but its shared_memory_byte_size is {}: give it more",
             data.len(),
-            spot.length
+            slice.length
         )));
     }
     region.byte_size = data.len() as u64;
@@ -257,11 +257,11 @@ pub(crate) async fn place(context: &IoContext, name: &str, data: &Bytes, region:
     let write = move || {
         let bad = |error: &dyn std::fmt::Display| Fault::bad(format!("{sentence}: {error}"));
         // Writing behind the end would make the object longer.
-        let end = spot.at + data.len() as u64;
-        if length(&spot.file.file).map_err(|error| bad(&error))? < end {
+        let end = slice.at + data.len() as u64;
+        if length(&slice.file.file).map_err(|error| bad(&error))? < end {
             return Err(bad(&"it was cut"));
         }
-        spot.file.file.write_all_at(&data, spot.at).map_err(|error| bad(&error))
+        slice.file.file.write_all_at(&data, slice.at).map_err(|error| bad(&error))
     };
     if is_large { offload(write).await } else { write() }
 }

@@ -5,7 +5,7 @@ use crate::admin::metrics::serve_metrics;
 use crate::admin::scaling::Scaling;
 use crate::io::accept::Acceptor;
 use crate::io::thread::serve_thread;
-use crate::io::{IoContext, Readiness, Shared};
+use crate::io::{IoContext, Readiness, ServerState};
 use controller::Controller;
 use models::Registry;
 use std::io;
@@ -60,7 +60,7 @@ pub struct Gateway {
 }
 
 struct ClosingSwitch {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     tell: watch::Sender<bool>,
 }
 
@@ -89,7 +89,7 @@ impl Gateway {
         let tracer = Tracer::new(config.trace_file.clone()).map_err(GatewayError::Thread)?;
         let io_threads = config.io_threads.max(1);
         let scaling = Scaling::new(config.scaling, controller.clone(), metrics.clone());
-        let shared = Arc::new(Shared::new(config, metrics, tracer));
+        let shared = Arc::new(ServerState::new(config, metrics, tracer));
         let (tell, closing) = watch::channel(false);
         let mut threads = Vec::new();
         let mut queues = Vec::new();
@@ -104,8 +104,8 @@ impl Gateway {
         let acceptor = Acceptor { queues, shared: Arc::clone(&shared), closing: closing.clone() };
         threads.push(spawn("accept".to_owned(), move || acceptor.run(http, grpc))?);
         if let Some(listener) = metrics_listener {
-            // On a thread of its own: writing the metrics of thousands of models takes milliseconds. It also looks whether
-            // there are enough devices.
+            // On a thread of its own: writing the metrics of thousands of models takes milliseconds. It also looks
+            // whether there are enough devices.
             threads.push(spawn("metrics".to_owned(), move || serve_metrics(listener, scaling, closing))?);
         }
         Ok(Self { http: http_at, grpc: grpc_at, metrics: metrics_at, closing: ClosingSwitch { shared, tell }, threads })
@@ -126,8 +126,8 @@ impl Gateway {
         self.metrics
     }
 
-    /// Says "ready" from now on: the models that were there at the start are ready or known to be broken. Requests to models
-    /// that are ready are answered before that, too.
+    /// Says "ready" from now on: the models that were there at the start are ready or known to be broken. Requests to
+    /// models that are ready are answered before that, too.
     pub fn set_ready(&self) {
         self.closing.shared.started.store(true, Ordering::Relaxed);
         self.closing.shared.tell_readiness(Readiness::Ready);

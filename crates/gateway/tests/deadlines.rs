@@ -46,8 +46,8 @@ fn a_models_objective_is_the_default_deadline() {
 #[test]
 fn what_is_behind_others_is_refused_as_overload_with_retry_after() {
     let server = Server::start();
-    // Six batches of 8 rows, 200 ms each: five can't be done within a second, however fast this machine is. On a slow one
-    // fewer are, perhaps none: then they are asked again.
+    // Six batches of 8 rows, 200 ms each: five can't be done within a second, however fast this machine is. On a slow
+    // one fewer are, perhaps none: then they are asked again.
     let (mut done, mut overloaded) = (0, 0);
     let give_up_at = Instant::now() + PATIENCE;
     while done == 0 || overloaded == 0 {

@@ -3,10 +3,10 @@
 use crate::LoadError;
 use crate::lengths::Lengths;
 use crate::pace::Pacer;
-use crate::plan::{ClassPlan, Loop, Plan};
-use crate::progress::Progress;
-use crate::report::Report;
-use crate::stats::{Outcome, Stats, Times};
+use crate::plan::{ClassPlan, LoadPlan, Loop};
+use crate::progress::ProgressLine;
+use crate::report::LoadReport;
+use crate::stats::{RequestOutcome, RequestTimes, Stats};
 use crate::target::{Target, Transports};
 use base::Duration;
 use std::cell::{Cell, RefCell};
@@ -26,7 +26,7 @@ const MAX_WAITING: usize = 1 << 20;
 const BURST: u32 = 32;
 
 /// What all tasks of a run share.
-pub struct Run {
+pub struct LoadRun {
     started_at: Instant,
     warmup: Duration,
     /// One for each class.
@@ -41,14 +41,14 @@ pub struct Run {
 }
 
 /// Generates the load and waits for the answers.
-pub async fn drive(plan: &Plan, stop: impl Future<Output = ()>) -> Result<Report, LoadError> {
+pub async fn drive(plan: &LoadPlan, stop: impl Future<Output = ()>) -> Result<LoadReport, LoadError> {
     let mut stop = std::pin::pin!(stop);
     let transports = Rc::new(Transports::open(plan).await?);
     let targets = tokio::select! {
         targets = transports.targets(plan) => targets?,
         () = &mut stop => return Err(LoadError::Target("stopped before the first request".into())),
     };
-    let run = Rc::new(Run {
+    let run = Rc::new(LoadRun {
         started_at: Instant::now(),
         warmup: plan.warmup,
         stats: RefCell::new(plan.classes.iter().map(|class| Stats::new(class.deadline)).collect()),
@@ -60,7 +60,7 @@ pub async fn drive(plan: &Plan, stop: impl Future<Output = ()>) -> Result<Report
     for (index, targets) in targets.into_iter().enumerate() {
         let variants = plan.classes[index].lengths.map_or(1, Lengths::variants);
         let (run, transports) = (run.clone(), transports.clone());
-        let class = Class { index, run, targets: targets.into(), variants, transports };
+        let class = ClassTasks { index, run, targets: targets.into(), variants, transports };
         class.start(&plan.classes[index], plan)?;
     }
     if plan.busy_poll {
@@ -71,7 +71,7 @@ pub async fn drive(plan: &Plan, stop: impl Future<Output = ()>) -> Result<Report
             }
         });
     }
-    let progress = plan.progress.then(|| Progress::start(run.clone(), plan.duration));
+    let progress = plan.progress.then(|| ProgressLine::start(run.clone(), plan.duration));
     let mut interrupted = tokio::select! {
         () = tokio::time::sleep_until((run.started_at + plan.duration.into()).into()) => false,
         () = &mut stop => true,
@@ -89,10 +89,10 @@ pub async fn drive(plan: &Plan, stop: impl Future<Output = ()>) -> Result<Report
     drop(progress);
     let answered = run.now();
     let stats = run.stats.borrow();
-    Ok(Report::new(plan, &stats, seconds, answered, interrupted))
+    Ok(LoadReport::new(plan, &stats, seconds, answered, interrupted))
 }
 
-impl Run {
+impl LoadRun {
     /// Time since the start.
     pub fn now(&self) -> Duration {
         self.started_at.elapsed().into()
@@ -107,8 +107,8 @@ impl Run {
     }
 
     /// A request is over.
-    fn end(&self, class: usize, intended: Duration, sent: Duration, outcome: &Outcome) {
-        let times = Times { intended, sent, answered: self.now() };
+    fn end(&self, class: usize, intended: Duration, sent: Duration, outcome: &RequestOutcome) {
+        let times = RequestTimes { intended, sent, answered: self.now() };
         if intended >= self.warmup {
             self.stats.borrow_mut()[class].record(times, outcome);
         }
@@ -135,23 +135,23 @@ impl Run {
 
 /// What the tasks of one class share.
 #[derive(Clone)]
-struct Class {
+struct ClassTasks {
     index: usize,
-    run: Rc<Run>,
+    run: Rc<LoadRun>,
     /// For each model, as many as there are lengths.
     targets: Rc<[Target]>,
     variants: u32,
     transports: Rc<Transports>,
 }
 
-impl Class {
+impl ClassTasks {
     /// Any of a model's requests.
     fn any_of(&self, model: usize, random: &mut Random) -> usize {
         let variant = if self.variants > 1 { random.below(self.variants) } else { 0 };
         model * self.variants as usize + variant as usize
     }
 
-    fn start(&self, class: &ClassPlan, plan: &Plan) -> Result<(), LoadError> {
+    fn start(&self, class: &ClassPlan, plan: &LoadPlan) -> Result<(), LoadError> {
         let timer = || Pacer::new().map_err(|error| LoadError::System { what: "a timer can't be made", error });
         // Each class has its own random numbers, so that adding one leaves the others as they were.
         let seed = plan.seed.wrapping_mul(1_000_003).wrapping_add(self.index as u64);
@@ -225,7 +225,7 @@ fn streams(
 
 /// Hands out requests when they are due.
 struct Timetable {
-    class: Class,
+    class: ClassTasks,
     pacer: Pacer,
     arrivals: OpenLoop,
     /// Chooses among a model's requests.
@@ -236,8 +236,8 @@ struct Timetable {
 
 /// Requests that are due, and the senders that wait for them.
 #[derive(Default)]
-struct Waiting {
-    due: RefCell<VecDeque<Due>>,
+struct DueQueue {
+    due: RefCell<VecDeque<DueRequest>>,
     news: Notify,
     idle: Cell<usize>,
     connecting: Cell<usize>,
@@ -245,15 +245,15 @@ struct Waiting {
 }
 
 #[derive(Clone, Copy)]
-struct Due {
+struct DueRequest {
     intended: Duration,
     target: usize,
 }
 
 impl Timetable {
     async fn follow(mut self) {
-        let Class { index, run, .. } = &self.class;
-        let waiting = Rc::new(Waiting::default());
+        let ClassTasks { index, run, .. } = &self.class;
+        let waiting = Rc::new(DueQueue::default());
         let mut burst = 0;
         for arrival in self.arrivals {
             if arrival.offset >= self.end {
@@ -275,11 +275,11 @@ impl Timetable {
             }
             run.begin(*index, arrival.offset);
             if waiting.due.borrow().len() >= MAX_WAITING {
-                run.end(*index, arrival.offset, run.now(), &Outcome::Error("not_sent".into()));
+                run.end(*index, arrival.offset, run.now(), &RequestOutcome::Error("not_sent".into()));
                 continue;
             }
             let target = self.class.any_of(arrival.model as usize, &mut self.random);
-            waiting.due.borrow_mut().push_back(Due { intended: arrival.offset, target });
+            waiting.due.borrow_mut().push_back(DueRequest { intended: arrival.offset, target });
             let coming = waiting.idle.get() + waiting.connecting.get();
             if waiting.due.borrow().len() > coming && waiting.senders.get() < self.connections {
                 waiting.senders.set(waiting.senders.get() + 1);
@@ -292,7 +292,7 @@ impl Timetable {
 }
 
 /// One sender: takes what is due, sends it, waits for the answer.
-async fn send_what_is_due(class: Class, waiting: Rc<Waiting>) {
+async fn send_what_is_due(class: ClassTasks, waiting: Rc<DueQueue>) {
     let mut transport = class.transports.make();
     waiting.connecting.set(waiting.connecting.get() + 1);
     transport.warm_up().await;
@@ -314,7 +314,7 @@ async fn send_what_is_due(class: Class, waiting: Rc<Waiting>) {
 // ---- closed loop ---------------------------------------------------------------------------------------------------
 
 struct Client {
-    class: Class,
+    class: ClassTasks,
     pacer: Pacer,
     /// The models' shares, summed up.
     cumulative: Rc<[f64]>,
@@ -324,7 +324,7 @@ struct Client {
 
 impl Client {
     async fn ask_again_and_again(mut self) {
-        let Class { index, run, targets, transports, .. } = self.class.clone();
+        let ClassTasks { index, run, targets, transports, .. } = self.class.clone();
         let mut transport = transports.make();
         while !run.stopping.get() {
             let model = self.pick();
@@ -334,9 +334,9 @@ impl Client {
             let outcome = transport.ask(&targets[target]).await;
             run.end(index, intended, intended, &outcome);
             let pause = match outcome {
-                Outcome::Success => continue,
-                Outcome::Refused(_) => self.backoff,
-                Outcome::Error(_) => RECONNECT,
+                RequestOutcome::Success => continue,
+                RequestOutcome::Refused(_) => self.backoff,
+                RequestOutcome::Error(_) => RECONNECT,
             };
             if self.pacer.until(Instant::now() + pause.into()).await.is_err() {
                 return;

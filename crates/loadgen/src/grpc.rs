@@ -1,10 +1,10 @@
 //! The same over gRPC: many requests share a connection.
 //!
-//! Prepared messages go straight to the HTTP/2 connection. A generated client would encode each request anew and hand it from
-//! task to task, and the generator, not the server, would be what a run measures.
+//! Prepared messages go straight to the HTTP/2 connection. A generated client would encode each request anew and hand
+//! it from task to task, and the generator, not the server, would be what a run measures.
 
 use crate::inputs::InputSpec;
-use crate::stats::Outcome;
+use crate::stats::RequestOutcome;
 use bytes::{BufMut, Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -66,7 +66,7 @@ pub struct GrpcClient {
 
 /// How a call failed.
 #[derive(PartialEq, Eq, Debug)]
-enum Failure {
+enum GrpcFailure {
     /// The server can't be reached.
     Connect,
     /// There was no whole answer.
@@ -89,8 +89,8 @@ impl GrpcClient {
         let request = ModelMetadataRequest { name: model.to_owned(), version: String::new() };
         let answer = self.call(&GrpcRequest::new(self.address, "ModelMetadata", &request), true).await;
         let answer = answer.map_err(|failure| match failure {
-            Failure::Connect | Failure::Lost => "the connection was lost".to_owned(),
-            Failure::Status { message, .. } => message,
+            GrpcFailure::Connect | GrpcFailure::Lost => "the connection was lost".to_owned(),
+            GrpcFailure::Status { message, .. } => message,
         })?;
         let message = answer.get(PREFIX_BYTES..).unwrap_or_default();
         let answer = ModelMetadataResponse::decode(message)
@@ -100,22 +100,22 @@ impl GrpcClient {
     }
 
     /// Sends a request and says what became of it.
-    pub async fn ask(&mut self, request: &GrpcRequest) -> Outcome {
+    pub async fn ask(&mut self, request: &GrpcRequest) -> RequestOutcome {
         match self.call(request, false).await {
-            Ok(_) => Outcome::Success,
+            Ok(_) => RequestOutcome::Success,
             Err(failure) => classify(failure),
         }
     }
 
     /// The answer's message with its prefix, if it is wanted.
-    async fn call(&mut self, request: &GrpcRequest, wants_body: bool) -> Result<Vec<u8>, Failure> {
+    async fn call(&mut self, request: &GrpcRequest, wants_body: bool) -> Result<Vec<u8>, GrpcFailure> {
         if self.connection.borrow().is_closed() {
-            let opened = open(self.address).await.map_err(|_| Failure::Connect)?;
+            let opened = open(self.address).await.map_err(|_| GrpcFailure::Connect)?;
             self.connection.replace(opened);
         }
         let mut connection = self.connection.borrow().clone();
-        connection.ready().await.map_err(|_| Failure::Lost)?;
-        let answer = connection.send_request(request.to_http()).await.map_err(|_| Failure::Lost)?;
+        connection.ready().await.map_err(|_| GrpcFailure::Lost)?;
+        let answer = connection.send_request(request.to_http()).await.map_err(|_| GrpcFailure::Lost)?;
         let (head, mut body) = answer.into_parts();
         let mut kept = Vec::new();
         let trailers = read(&mut body, wants_body.then_some(&mut kept)).await?;
@@ -139,10 +139,10 @@ async fn open(address: SocketAddr) -> Result<SendRequest<Full<Bytes>>, Box<dyn s
 }
 
 /// Reads an answer to its end, and gives its trailers.
-async fn read(body: &mut Incoming, mut kept: Option<&mut Vec<u8>>) -> Result<Option<HeaderMap>, Failure> {
+async fn read(body: &mut Incoming, mut kept: Option<&mut Vec<u8>>) -> Result<Option<HeaderMap>, GrpcFailure> {
     let mut trailers = None;
     while let Some(frame) = body.frame().await {
-        match frame.map_err(|_| Failure::Lost)?.into_data() {
+        match frame.map_err(|_| GrpcFailure::Lost)?.into_data() {
             Ok(data) => {
                 if let Some(kept) = &mut kept {
                     kept.extend_from_slice(&data);
@@ -155,28 +155,28 @@ async fn read(body: &mut Incoming, mut kept: Option<&mut Vec<u8>>) -> Result<Opt
 }
 
 /// What the end of an answer says.
-fn finished(trailers: &HeaderMap) -> Result<(), Failure> {
+fn finished(trailers: &HeaderMap) -> Result<(), GrpcFailure> {
     let text = |name: &str| trailers.get(name).and_then(|value| value.to_str().ok()).map(ToOwned::to_owned);
-    let status = trailers.get("grpc-status").ok_or(Failure::Lost)?;
+    let status = trailers.get("grpc-status").ok_or(GrpcFailure::Lost)?;
     match Code::from_bytes(status.as_bytes()) {
         Code::Ok => Ok(()),
         code => {
             let message = text("grpc-message").unwrap_or_default();
-            Err(Failure::Status { code, reason: text(wire::REASON_METADATA), message })
+            Err(GrpcFailure::Status { code, reason: text(wire::REASON_METADATA), message })
         }
     }
 }
 
-fn classify(failure: Failure) -> Outcome {
+fn classify(failure: GrpcFailure) -> RequestOutcome {
     let (code, reason) = match failure {
-        Failure::Connect => return Outcome::Error("connect_failed".into()),
-        Failure::Lost => return Outcome::Error("connection_lost".into()),
-        Failure::Status { code, reason, .. } => (code, reason),
+        GrpcFailure::Connect => return RequestOutcome::Error("connect_failed".into()),
+        GrpcFailure::Lost => return RequestOutcome::Error("connection_lost".into()),
+        GrpcFailure::Status { code, reason, .. } => (code, reason),
     };
     let reason = reason.unwrap_or_else(|| format!("grpc_{}", i32::from(code)));
     match code {
-        Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted => Outcome::Refused(reason),
-        _ => Outcome::Error(reason),
+        Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted => RequestOutcome::Refused(reason),
+        _ => RequestOutcome::Error(reason),
     }
 }
 
@@ -200,12 +200,12 @@ mod tests {
     #[test]
     fn what_a_server_says_is_told_from_a_lost_connection() {
         assert_eq!(finished(&trailers(&[("grpc-status", "0")])), Ok(()));
-        assert_eq!(finished(&trailers(&[])), Err(Failure::Lost));
+        assert_eq!(finished(&trailers(&[])), Err(GrpcFailure::Lost));
         let outcome = |of| classify(finished(&trailers(of)).unwrap_err());
-        assert_eq!(outcome(&[("grpc-status", "4")]), Outcome::Refused("grpc_4".into()));
-        assert_eq!(outcome(&[("grpc-status", "3")]), Outcome::Error("grpc_3".into()));
+        assert_eq!(outcome(&[("grpc-status", "4")]), RequestOutcome::Refused("grpc_4".into()));
+        assert_eq!(outcome(&[("grpc-status", "3")]), RequestOutcome::Error("grpc_3".into()));
         let named = [("grpc-status", "14"), (wire::REASON_METADATA, "deadline_unreachable")];
-        assert_eq!(outcome(&named), Outcome::Refused("deadline_unreachable".into()));
-        assert_eq!(outcome(&[]), Outcome::Error("connection_lost".into()));
+        assert_eq!(outcome(&named), RequestOutcome::Refused("deadline_unreachable".into()));
+        assert_eq!(outcome(&[]), RequestOutcome::Error("connection_lost".into()));
     }
 }

@@ -1,7 +1,8 @@
 //! A bare HTTP/1.1 client for prepared requests: one connection, one request at a time, nothing allocated on the way.
 
-use crate::stats::Outcome;
+use crate::stats::RequestOutcome;
 use bytes::Bytes;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::io::{self, IoSlice};
@@ -45,10 +46,11 @@ impl HttpRequest {
     }
 }
 
-/// Percent-encodes everything that isn't plain in a path.
-fn encode(name: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    name.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+/// All that isn't plain in a path.
+const NOT_PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+fn encode(name: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(name, NOT_PLAIN)
 }
 
 /// A connection that is opened when needed and again when it was lost.
@@ -61,7 +63,7 @@ pub struct HttpConnection {
 
 /// What came back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Answer<'a> {
+pub struct HttpAnswer<'a> {
     pub status: u16,
     /// Empty for a success unless it was asked for.
     pub body: &'a [u8],
@@ -69,7 +71,7 @@ pub struct Answer<'a> {
 
 /// What a response's head says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Head {
+struct ResponseHead {
     status: u16,
     length: usize,
     body: usize,
@@ -90,17 +92,19 @@ impl HttpConnection {
     }
 
     /// Sends a request and says what became of it.
-    pub async fn ask(&mut self, request: &HttpRequest) -> Outcome {
+    pub async fn ask(&mut self, request: &HttpRequest) -> RequestOutcome {
         match self.exchange(request, false).await {
             Ok(answer) => classify(answer),
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => Outcome::Error("bad_response".into()),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Outcome::Error("connect_failed".into()),
-            Err(_) => Outcome::Error("connection_lost".into()),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => RequestOutcome::Error("bad_response".into()),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                RequestOutcome::Error("connect_failed".into())
+            }
+            Err(_) => RequestOutcome::Error("connection_lost".into()),
         }
     }
 
     /// Sends a request and reads the answer, with its body if it isn't a success or if it is wanted.
-    pub async fn exchange(&mut self, request: &HttpRequest, wants_body: bool) -> io::Result<Answer<'_>> {
+    pub async fn exchange(&mut self, request: &HttpRequest, wants_body: bool) -> io::Result<HttpAnswer<'_>> {
         let reused = self.stream.is_some();
         let head = match self.try_exchange(request, wants_body).await {
             // The server may close an idle connection at any time; that isn't the request's fault.
@@ -111,10 +115,10 @@ impl HttpConnection {
         };
         let kept = wants_body || head.status != 200;
         let body = if kept { &self.buffer[head.body..head.body + head.length] } else { &[] };
-        Ok(Answer { status: head.status, body })
+        Ok(HttpAnswer { status: head.status, body })
     }
 
-    async fn try_exchange(&mut self, request: &HttpRequest, wants_body: bool) -> io::Result<Head> {
+    async fn try_exchange(&mut self, request: &HttpRequest, wants_body: bool) -> io::Result<ResponseHead> {
         if self.stream.is_none() {
             self.connect().await?;
         }
@@ -150,7 +154,7 @@ async fn send(stream: &mut TcpStream, request: &HttpRequest) -> io::Result<()> {
     stream.write_all(&body[sent - head.len()..]).await
 }
 
-async fn receive(stream: &mut TcpStream, buffer: &mut Vec<u8>, wants_body: bool) -> io::Result<Head> {
+async fn receive(stream: &mut TcpStream, buffer: &mut Vec<u8>, wants_body: bool) -> io::Result<ResponseHead> {
     let mut filled = 0;
     let head = loop {
         if filled == buffer.len() {
@@ -192,7 +196,7 @@ async fn receive(stream: &mut TcpStream, buffer: &mut Vec<u8>, wants_body: bool)
 }
 
 /// `None`: the head isn't all there.
-fn parse_head(bytes: &[u8]) -> io::Result<Option<Head>> {
+fn parse_head(bytes: &[u8]) -> io::Result<Option<ResponseHead>> {
     let mut headers = [httparse::EMPTY_HEADER; 32];
     let mut response = httparse::Response::new(&mut headers);
     let body = match response.parse(bytes) {
@@ -210,23 +214,23 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<Head>> {
     }
     let status = response.code.ok_or_else(|| bad("the response has no status"))?;
     let length = length.ok_or_else(|| bad("the response has no Content-Length"))?;
-    Ok(Some(Head { status, length, body, close }))
+    Ok(Some(ResponseHead { status, length, body, close }))
 }
 
-fn classify(answer: Answer<'_>) -> Outcome {
+fn classify(answer: HttpAnswer<'_>) -> RequestOutcome {
     #[derive(Deserialize)]
     struct Body<'a> {
         #[serde(borrow)]
         reason: Option<Cow<'a, str>>,
     }
     if answer.status == 200 {
-        return Outcome::Success;
+        return RequestOutcome::Success;
     }
     let named = serde_json::from_slice::<Body<'_>>(answer.body).ok().and_then(|body| body.reason);
     let reason = named.map_or_else(|| format!("http_{}", answer.status), Cow::into_owned);
     match answer.status {
-        503 | 504 | 429 => Outcome::Refused(reason),
-        _ => Outcome::Error(reason),
+        503 | 504 | 429 => RequestOutcome::Refused(reason),
+        _ => RequestOutcome::Error(reason),
     }
 }
 
@@ -247,16 +251,16 @@ mod tests {
 
     #[test]
     fn refusals_and_errors_are_told_apart_by_status_and_named_by_the_body() {
-        let ask = |status, body: &str| classify(Answer { status, body: body.as_bytes() });
-        assert_eq!(ask(200, ""), Outcome::Success);
-        assert_eq!(ask(503, r#"{"error":"x","reason":"overloaded"}"#), Outcome::Refused("overloaded".into()));
-        assert_eq!(ask(504, "<html>"), Outcome::Refused("http_504".into()));
-        assert_eq!(ask(400, r#"{"error":"x","reason":"bad_input"}"#), Outcome::Error("bad_input".into()));
+        let ask = |status, body: &str| classify(HttpAnswer { status, body: body.as_bytes() });
+        assert_eq!(ask(200, ""), RequestOutcome::Success);
+        assert_eq!(ask(503, r#"{"error":"x","reason":"overloaded"}"#), RequestOutcome::Refused("overloaded".into()));
+        assert_eq!(ask(504, "<html>"), RequestOutcome::Refused("http_504".into()));
+        assert_eq!(ask(400, r#"{"error":"x","reason":"bad_input"}"#), RequestOutcome::Error("bad_input".into()));
     }
 
     #[test]
     fn names_are_encoded_for_the_path() {
-        assert_eq!(encode("a-b_c.1"), "a-b_c.1");
-        assert_eq!(encode("a b/é"), "a%20b%2F%C3%A9");
+        assert_eq!(encode("a-b_c.1").to_string(), "a-b_c.1");
+        assert_eq!(encode("a b/é").to_string(), "a%20b%2F%C3%A9");
     }
 }

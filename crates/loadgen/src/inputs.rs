@@ -1,6 +1,6 @@
 //! Inputs of a model's shape, and the messages that carry them.
 
-use crate::plan::{ClassPlan, Plan};
+use crate::plan::{ClassPlan, LoadPlan};
 use base::{DataType, element_count};
 use bytes::Bytes;
 use serde_json::json;
@@ -22,24 +22,24 @@ pub struct InputSpec {
 
 /// An input with its elements, in the protocol's binary form.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Input {
+pub struct FilledInput {
     pub name: String,
     pub datatype: DataType,
     pub shape: Vec<i64>,
     pub data: Bytes,
 }
 
-/// Inputs for one request of that many rows, random where the plan gives no values. Sizes that the model leaves open are
-/// the plan's; otherwise the first dimension is the batch if it is open, and other open ones become `length`.
-pub fn make_inputs(specs: &[InputSpec], batch: u32, length: i64, plan: &Plan) -> Result<Vec<Input>, String> {
+/// Inputs for one request of that many rows, random where the plan gives no values. Sizes that the model leaves open
+/// are the plan's; otherwise the first dimension is the batch if it is open, and other open ones become `length`.
+pub fn make_inputs(specs: &[InputSpec], batch: u32, length: i64, plan: &LoadPlan) -> Result<Vec<FilledInput>, String> {
     let mut random = Random::new(plan.seed, 0);
-    let sizes = Sizes { batch, length, shapes: &plan.shapes };
+    let sizes = OpenSizes { batch, length, shapes: &plan.shapes };
     specs.iter().map(|spec| make_input(spec, sizes, &plan.values, &mut random)).collect()
 }
 
 /// What open dimensions become.
 #[derive(Clone, Copy)]
-struct Sizes<'a> {
+struct OpenSizes<'a> {
     batch: u32,
     length: i64,
     /// The plan's own, by input.
@@ -48,10 +48,10 @@ struct Sizes<'a> {
 
 fn make_input(
     spec: &InputSpec,
-    sizes: Sizes<'_>,
+    sizes: OpenSizes<'_>,
     values: &[(String, f64)],
     random: &mut Random,
-) -> Result<Input, String> {
+) -> Result<FilledInput, String> {
     let InputSpec { name, datatype, .. } = spec;
     let shape = shape_for(spec, sizes)?;
     let size = datatype.size().unwrap_or(12);
@@ -67,11 +67,11 @@ fn make_input(
         }
         None => (0..count).for_each(|_| push_random(&mut data, *datatype, random)),
     }
-    Ok(Input { name: name.clone(), datatype: *datatype, shape, data: data.into() })
+    Ok(FilledInput { name: name.clone(), datatype: *datatype, shape, data: data.into() })
 }
 
-fn shape_for(spec: &InputSpec, sizes: Sizes<'_>) -> Result<Vec<i64>, String> {
-    let Sizes { batch, length, shapes } = sizes;
+fn shape_for(spec: &InputSpec, sizes: OpenSizes<'_>) -> Result<Vec<i64>, String> {
+    let OpenSizes { batch, length, shapes } = sizes;
     let name = &spec.name;
     if let Some((_, given)) = shapes.iter().find(|(given, _)| given == name) {
         let fits = given.len() == spec.shape.len()
@@ -121,7 +121,7 @@ fn timeout_micros(class: &ClassPlan) -> Option<u64> {
 }
 
 /// The body of an HTTP request with the tensors as JSON.
-pub fn json_body(inputs: &[Input], class: &ClassPlan) -> Result<Bytes, String> {
+pub fn json_body(inputs: &[FilledInput], class: &ClassPlan) -> Result<Bytes, String> {
     let inputs = inputs
         .iter()
         .map(|input| {
@@ -134,7 +134,7 @@ pub fn json_body(inputs: &[Input], class: &ClassPlan) -> Result<Bytes, String> {
 }
 
 /// The body of an HTTP request with the tensors as bytes, and the length of its JSON header.
-pub fn binary_body(inputs: &[Input], class: &ClassPlan) -> (Bytes, usize) {
+pub fn binary_body(inputs: &[FilledInput], class: &ClassPlan) -> (Bytes, usize) {
     let described: Vec<_> = inputs
         .iter()
         .map(|input| {
@@ -151,7 +151,7 @@ pub fn binary_body(inputs: &[Input], class: &ClassPlan) -> (Bytes, usize) {
 }
 
 /// The gRPC message.
-pub fn grpc_request(model: &str, inputs: &[Input], class: &ClassPlan) -> ModelInferRequest {
+pub fn grpc_request(model: &str, inputs: &[FilledInput], class: &ClassPlan) -> ModelInferRequest {
     let parameter = |value: u64| {
         let value = i64::try_from(value).unwrap_or(i64::MAX);
         InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(value)) }
@@ -199,7 +199,7 @@ fn json_parameters(class: &ClassPlan, binary: bool) -> serde_json::Value {
     parameters.into()
 }
 
-fn json_elements(input: &Input) -> Result<Vec<serde_json::Value>, String> {
+fn json_elements(input: &FilledInput) -> Result<Vec<serde_json::Value>, String> {
     let data = &input.data;
     let signed = |width: usize| data.chunks_exact(width).map(|element| sign_extended(element).into()).collect();
     let unsigned = |width: usize| data.chunks_exact(width).map(|element| zero_extended(element).into()).collect();
@@ -272,8 +272,8 @@ mod tests {
         batch: u32,
         values: &[(String, f64)],
         random: &mut Random,
-    ) -> Result<Vec<Input>, String> {
-        let sizes = Sizes { batch, length: 1, shapes: &[] };
+    ) -> Result<Vec<FilledInput>, String> {
+        let sizes = OpenSizes { batch, length: 1, shapes: &[] };
         specs.iter().map(|spec| make_input(spec, sizes, values, random)).collect()
     }
 
@@ -333,12 +333,12 @@ mod tests {
     #[test]
     fn open_dimensions_are_filled_in() {
         let ids = spec("ids", DataType::Int64, &[-1, -1]);
-        let shape = |batch, shapes: &[(String, Vec<i64>)]| shape_for(&ids, Sizes { batch, length: 7, shapes });
+        let shape = |batch, shapes: &[(String, Vec<i64>)]| shape_for(&ids, OpenSizes { batch, length: 7, shapes });
         assert_eq!(shape(4, &[]).unwrap(), [4, 7]);
         assert_eq!(shape(1, &[("ids".into(), vec![1, 128])]).unwrap(), [1, 128]);
         assert!(shape(1, &[("ids".into(), vec![128])]).unwrap_err().contains("doesn't fit"));
         let fixed = spec("x", DataType::Fp32, &[1, 3]);
-        let two = Sizes { batch: 2, length: 1, shapes: &[] };
+        let two = OpenSizes { batch: 2, length: 1, shapes: &[] };
         assert!(shape_for(&fixed, two).unwrap_err().contains("no batch of 2"));
         let huge = spec("x", DataType::Fp32, &[i64::MAX, 2]);
         assert!(random_inputs(&[huge], 1, &[], &mut Random::new(1, 1)).unwrap_err().contains("too large"));

@@ -28,8 +28,8 @@ mod target;
 
 pub use lengths::Lengths;
 pub use options::{ArrivalKind, LoadArgs, Protocol};
-pub use plan::{ClassPlan, Loop, Plan, PlanError};
-pub use report::{ClassReport, Report, Spread};
+pub use plan::{ClassPlan, LoadPlan, Loop, PlanError};
+pub use report::{ClassReport, LoadReport, Quantiles};
 
 use std::future::Future;
 
@@ -70,7 +70,7 @@ pub fn run_and_print(args: &LoadArgs) -> Result<(), LoadError> {
 }
 
 /// Generates load on this thread until it is done or `stop` is.
-pub fn run(plan: &Plan, stop: impl Future<Output = ()>) -> Result<Report, LoadError> {
+pub fn run(plan: &LoadPlan, stop: impl Future<Output = ()>) -> Result<LoadReport, LoadError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -1,7 +1,7 @@
 //! The arguments of `punctual load`, and the file in which a run with several classes can be written.
 
 use crate::lengths::Lengths;
-use crate::plan::{ClassPlan, Loop, Plan, PlanError, expand, resolve};
+use crate::plan::{ClassPlan, LoadPlan, Loop, PlanError, expand, resolve};
 use base::Duration;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
@@ -191,7 +191,7 @@ fn one_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<
 
 impl LoadArgs {
     /// Checks everything and looks up the server's address.
-    pub fn plan(&self) -> Result<Plan, PlanError> {
+    pub fn plan(&self) -> Result<LoadPlan, PlanError> {
         let default_url = if self.protocol == Protocol::Grpc { "127.0.0.1:8001" } else { "127.0.0.1:8000" };
         let (address, host) = resolve(self.url.as_deref().unwrap_or(default_url), self.allow_remote)?;
         let specs = self.specs()?;
@@ -211,7 +211,7 @@ impl LoadArgs {
             return Err(PlanError::value("--grpc-connections is 0: at least one is needed"));
         }
         let longest = classes.iter().filter_map(|class| class.deadline).max().unwrap_or_default();
-        Ok(Plan {
+        Ok(LoadPlan {
             address,
             host,
             protocol: self.protocol,
@@ -415,7 +415,7 @@ mod tests {
         load: LoadArgs,
     }
 
-    fn plan(args: &str) -> Result<Plan, String> {
+    fn plan(args: &str) -> Result<LoadPlan, String> {
         let args = std::iter::once("load").chain(args.split_whitespace());
         let cli = Cli::try_parse_from(args).map_err(|error| error.to_string())?;
         cli.load.plan().map_err(|error| error.to_string())

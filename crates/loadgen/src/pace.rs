@@ -1,7 +1,7 @@
 //! Waiting until an instant, to a few microseconds.
 //!
-//! The event loop's own timer counts whole milliseconds, which is longer than many answers take. The kernel's timer that
-//! can be waited for like a socket has no such grid.
+//! The event loop's own timer counts whole milliseconds, which is longer than many answers take. The kernel's timer
+//! that can be waited for like a socket has no such grid.
 
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -21,8 +21,8 @@ impl Pacer {
     /// A timer on the present event loop.
     pub fn new() -> io::Result<Self> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
-        // Its replacement asks for a promise in an unsafe block: that the value never names another descriptor. This one
-        // owns its descriptor for as long as it lives.
+        // Its replacement asks for a promise in an unsafe block: that the value never names another descriptor. This
+        // one owns its descriptor for as long as it lives.
         #[expect(deprecated, reason = "the safe way; what the other one guards against can't happen here")]
         let timer = AsyncFd::new(timer)?;
         Ok(Self { timer })

@@ -8,7 +8,7 @@ use workload::Process;
 
 /// A whole run.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct LoadPlan {
     /// Where the server is.
     pub address: SocketAddr,
     /// What to call it in the `Host` header.
@@ -72,8 +72,8 @@ pub enum Loop {
         process: Process,
         /// When the first is sent.
         from: Duration,
-        /// Models join one after another, so far apart, and the rate is spread evenly over those that are there; without it, all
-        /// are there from the start, each with its share.
+        /// Models join one after another, so far apart, and the rate is spread evenly over those that are there;
+        /// without it, all are there from the start, each with its share.
         join_every: Option<Duration>,
     },
     /// By clients that each wait for an answer before they send again.

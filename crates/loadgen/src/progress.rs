@@ -1,6 +1,6 @@
 //! The line that is shown while load is generated.
 
-use crate::driver::Run;
+use crate::driver::LoadRun;
 use crate::stats::Stats;
 use base::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -8,13 +8,13 @@ use std::rc::Rc;
 use tokio::task::JoinHandle;
 
 /// Shows a line on standard error until it is dropped.
-pub struct Progress {
+pub struct ProgressLine {
     bar: ProgressBar,
     task: JoinHandle<()>,
 }
 
-impl Progress {
-    pub fn start(run: Rc<Run>, duration: Duration) -> Self {
+impl ProgressLine {
+    pub fn start(run: Rc<LoadRun>, duration: Duration) -> Self {
         let bar = ProgressBar::new(duration.as_nanos());
         bar.set_style(
             ProgressStyle::with_template("{bar:20} {msg}").expect("the template is valid").progress_chars("━━ "),
@@ -24,14 +24,14 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.task.abort();
         self.bar.finish_and_clear();
     }
 }
 
-async fn update(run: Rc<Run>, duration: Duration, bar: ProgressBar) {
+async fn update(run: Rc<LoadRun>, duration: Duration, bar: ProgressBar) {
     let mut before = (0, 0, 0);
     let mut looked_at = Duration::ZERO;
     loop {

@@ -1,6 +1,6 @@
 //! The result of a run, as a table for people and as JSON for machines.
 
-use crate::plan::{Loop, Plan};
+use crate::plan::{LoadPlan, Loop};
 use crate::stats::Stats;
 use base::Duration;
 use hdrhistogram::Histogram;
@@ -10,7 +10,7 @@ use std::fmt;
 
 /// The result of a run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct LoadReport {
     /// How long was sent and counted, in seconds.
     pub seconds: f64,
     /// From the start until the last answer came, in seconds; requests that were under way at the end are waited for.
@@ -67,18 +67,18 @@ pub struct ClassReport {
     /// Requests without any answer when the run ended.
     pub unanswered: u64,
     /// Latency of successes.
-    pub latency_ms: Spread,
+    pub latency_ms: Quantiles,
     /// Latency of refusals.
-    pub refusal_ms: Spread,
+    pub refusal_ms: Quantiles,
     /// How much later than intended requests were sent: above the latency's own size, the generator or its connections
     /// were the limit.
-    pub send_lag_ms: Spread,
+    pub send_lag_ms: Quantiles,
 }
 
 /// Quantiles in milliseconds; all 0 where there is nothing.
 #[derive(Clone, Copy, Debug, Serialize, PartialEq)]
 #[expect(missing_docs, reason = "the names say it")]
-pub struct Spread {
+pub struct Quantiles {
     pub count: u64,
     pub mean: f64,
     pub p50: f64,
@@ -89,7 +89,7 @@ pub struct Spread {
     pub max: f64,
 }
 
-impl Spread {
+impl Quantiles {
     fn new(histogram: &Histogram<u64>) -> Self {
         let millis = |nanos: u64| nanos as f64 / 1e6;
         let quantile = |q| millis(histogram.value_at_quantile(q));
@@ -106,8 +106,14 @@ impl Spread {
     }
 }
 
-impl Report {
-    pub(crate) fn new(plan: &Plan, stats: &[Stats], seconds: Duration, answered: Duration, interrupted: bool) -> Self {
+impl LoadReport {
+    pub(crate) fn new(
+        plan: &LoadPlan,
+        stats: &[Stats],
+        seconds: Duration,
+        answered: Duration,
+        interrupted: bool,
+    ) -> Self {
         let (seconds, answered_seconds) = (seconds.as_secs_f64(), answered.as_secs_f64());
         let mut sum = Stats::new(None);
         let mut total_rows = 0.0;
@@ -166,14 +172,14 @@ impl ClassReport {
             errors: stats.failures(),
             errors_by_reason: stats.errors.clone(),
             unanswered: stats.open(),
-            latency_ms: Spread::new(&stats.success_latency),
-            refusal_ms: Spread::new(&stats.refusal_latency),
-            send_lag_ms: Spread::new(&stats.send_lag),
+            latency_ms: Quantiles::new(&stats.success_latency),
+            refusal_ms: Quantiles::new(&stats.refusal_latency),
+            send_lag_ms: Quantiles::new(&stats.send_lag),
         }
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for LoadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cut = if self.interrupted { ", interrupted" } else { "" };
         writeln!(f, "{:.1} s counted{cut}", self.seconds)?;
@@ -226,7 +232,7 @@ impl fmt::Display for ClassReport {
             [("success", self.latency_ms), ("refusal", self.refusal_ms), ("send lag", self.send_lag_ms)]
         {
             if spread.count > 0 {
-                let Spread { p50, p90, p99, p999, p9999, max, .. } = spread;
+                let Quantiles { p50, p90, p99, p999, p9999, max, .. } = spread;
                 writeln!(f, "  {name:<24} {p50:>9.3} {p90:>9.3} {p99:>9.3} {p999:>9.3} {p9999:>9.3} {max:>9.3}")?;
             }
         }
@@ -237,7 +243,7 @@ impl fmt::Display for ClassReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::{Outcome, Times};
+    use crate::stats::{RequestOutcome, RequestTimes};
     use expect_test::expect;
 
     #[test]
@@ -250,11 +256,11 @@ mod tests {
             let sent = intended + Duration::from_micros(100);
             let answered = intended + Duration::from_micros(1_000 + index * 22);
             let outcome = match index % 10 {
-                0 => Outcome::Refused("overloaded".into()),
-                1 => Outcome::Error("bad_input".into()),
-                _ => Outcome::Success,
+                0 => RequestOutcome::Refused("overloaded".into()),
+                1 => RequestOutcome::Error("bad_input".into()),
+                _ => RequestOutcome::Success,
             };
-            stats.record(Times { intended, sent, answered }, &outcome);
+            stats.record(RequestTimes { intended, sent, answered }, &outcome);
         }
         let report = ClassReport::new("fast".into(), "open loop".into(), deadline, &stats, 2.0);
         expect![[r#"

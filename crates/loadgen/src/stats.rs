@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 /// What became of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// Outputs.
     Success,
     /// The server said that it can't or won't in time (HTTP 503 and 504, UNAVAILABLE, DEADLINE_EXCEEDED,
@@ -18,7 +18,7 @@ pub enum Outcome {
 
 /// When things happened to one request, counted from the start of the run.
 #[derive(Clone, Copy, Debug)]
-pub struct Times {
+pub struct RequestTimes {
     /// When it should have been sent.
     pub intended: Duration,
     /// When it was.
@@ -85,20 +85,20 @@ impl Stats {
     }
 
     /// Counts a request that is over.
-    pub fn record(&mut self, times: Times, outcome: &Outcome) {
+    pub fn record(&mut self, times: RequestTimes, outcome: &RequestOutcome) {
         let latency = times.answered - times.intended;
         let from_send = times.answered - times.sent;
         self.send_lag.saturating_record((times.sent - times.intended).as_nanos());
         let is_after = |span: Duration| self.deadline.is_some_and(|deadline| span > deadline);
         match outcome {
-            Outcome::Success => {
+            RequestOutcome::Success => {
                 self.successes += 1;
                 self.late += u64::from(is_after(latency));
                 self.good += u64::from(!is_after(latency));
                 self.late_from_send += u64::from(is_after(from_send));
                 self.success_latency.saturating_record(latency.as_nanos());
             }
-            Outcome::Refused(reason) => {
+            RequestOutcome::Refused(reason) => {
                 self.refused_late += u64::from(is_after(latency));
                 self.refused_late_from_send += u64::from(is_after(from_send));
                 self.refused_early += u64::from(self.deadline.is_some_and(|deadline| latency <= deadline / 2));
@@ -106,7 +106,7 @@ impl Stats {
                 count(&mut self.refused, reason);
                 self.refusal_latency.saturating_record(latency.as_nanos());
             }
-            Outcome::Error(reason) => count(&mut self.errors, reason),
+            RequestOutcome::Error(reason) => count(&mut self.errors, reason),
         }
     }
 
@@ -164,20 +164,20 @@ fn count(counts: &mut BTreeMap<String, u64>, reason: &str) {
 mod tests {
     use super::*;
 
-    fn times(intended: u64, sent: u64, answered: u64) -> Times {
+    fn times(intended: u64, sent: u64, answered: u64) -> RequestTimes {
         let at = Duration::from_millis;
-        Times { intended: at(intended), sent: at(sent), answered: at(answered) }
+        RequestTimes { intended: at(intended), sent: at(sent), answered: at(answered) }
     }
 
     #[test]
     fn the_clock_starts_at_the_intended_send() {
         let mut stats = Stats::new(Some(Duration::from_millis(10)));
         stats.sent = 6;
-        stats.record(times(0, 0, 10), &Outcome::Success);
-        stats.record(times(0, 8, 12), &Outcome::Success);
-        stats.record(times(0, 0, 12), &Outcome::Success);
-        stats.record(times(0, 4, 5), &Outcome::Refused("overloaded".into()));
-        stats.record(times(0, 3, 12), &Outcome::Refused("overloaded".into()));
+        stats.record(times(0, 0, 10), &RequestOutcome::Success);
+        stats.record(times(0, 8, 12), &RequestOutcome::Success);
+        stats.record(times(0, 0, 12), &RequestOutcome::Success);
+        stats.record(times(0, 4, 5), &RequestOutcome::Refused("overloaded".into()));
+        stats.record(times(0, 3, 12), &RequestOutcome::Refused("overloaded".into()));
         assert_eq!((stats.good, stats.late, stats.late_from_send), (1, 2, 1));
         assert_eq!((stats.refused_early, stats.refused_late, stats.refused_late_from_send), (1, 1, 0));
         assert_eq!((stats.refused_at_once, stats.refusals(), stats.open()), (1, 2, 1));
@@ -189,8 +189,8 @@ mod tests {
     fn without_a_deadline_every_success_is_good() {
         let mut stats = Stats::new(None);
         stats.sent = 2;
-        stats.record(times(0, 0, 100_000), &Outcome::Success);
-        stats.record(times(0, 0, 1), &Outcome::Error("connection".into()));
+        stats.record(times(0, 0, 100_000), &RequestOutcome::Success);
+        stats.record(times(0, 0, 1), &RequestOutcome::Error("connection".into()));
         assert_eq!((stats.good, stats.late, stats.failures()), (1, 0, 1));
     }
 }

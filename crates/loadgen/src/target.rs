@@ -5,8 +5,8 @@ use crate::grpc::{GrpcClient, GrpcRequest};
 use crate::http::{HttpConnection, HttpRequest};
 use crate::inputs::{self, InputSpec};
 use crate::options::Protocol;
-use crate::plan::{ClassPlan, Plan};
-use crate::stats::Outcome;
+use crate::plan::{ClassPlan, LoadPlan};
+use crate::stats::RequestOutcome;
 use base::DataType;
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ pub enum Transport {
 
 impl Transport {
     /// Sends a request and says what became of it.
-    pub async fn ask(&mut self, target: &Target) -> Outcome {
+    pub async fn ask(&mut self, target: &Target) -> RequestOutcome {
         match (self, target) {
             (Self::Http(connection), Target::Http(request)) => connection.ask(request).await,
             (Self::Grpc(client), Target::Grpc(request)) => client.ask(request).await,
@@ -56,7 +56,7 @@ pub struct Transports {
 
 impl Transports {
     /// Connects where connections are shared.
-    pub async fn open(plan: &Plan) -> Result<Self, LoadError> {
+    pub async fn open(plan: &LoadPlan) -> Result<Self, LoadError> {
         let mut clients = Vec::new();
         if plan.protocol == Protocol::Grpc {
             for _ in 0..plan.grpc_connections {
@@ -76,7 +76,7 @@ impl Transports {
     }
 
     /// The requests of each class: for each of its models, one behind another, as many as it has lengths.
-    pub async fn targets(&self, plan: &Plan) -> Result<Vec<Vec<Target>>, LoadError> {
+    pub async fn targets(&self, plan: &LoadPlan) -> Result<Vec<Vec<Target>>, LoadError> {
         let mut transport = self.make();
         let mut known: HashMap<&str, Vec<InputSpec>> = HashMap::new();
         let mut all = Vec::new();
@@ -109,7 +109,7 @@ impl Transports {
 type Bodies = HashMap<(Vec<InputSpec>, i64), (bytes::Bytes, Option<usize>)>;
 
 fn make_target(
-    plan: &Plan,
+    plan: &LoadPlan,
     class: &ClassPlan,
     model: &str,
     (specs, length): (&[InputSpec], i64),
@@ -138,7 +138,7 @@ fn make_target(
     Ok(Target::Http(HttpRequest::infer(&plan.host, model, body, header)))
 }
 
-async fn ask_metadata(transport: &mut Transport, plan: &Plan, model: &str) -> Result<Vec<InputSpec>, String> {
+async fn ask_metadata(transport: &mut Transport, plan: &LoadPlan, model: &str) -> Result<Vec<InputSpec>, String> {
     #[derive(Deserialize)]
     struct Metadata {
         inputs: Vec<Tensor>,

@@ -9,7 +9,7 @@ use hyper::body::{Bytes, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use loadgen::{ClassPlan, LoadError, Loop, Plan, Protocol, Report};
+use loadgen::{ClassPlan, LoadError, LoadPlan, LoadReport, Loop, Protocol};
 use prost::Message as _;
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use workload::Process;
 
 /// What a server answers, and after which delay.
 #[derive(Clone, Copy)]
-struct Answer {
+struct ScriptedAnswer {
     status: u16,
     reason: &'static str,
     delay_ms: u64,
@@ -32,10 +32,10 @@ struct Answer {
     close: bool,
 }
 
-const OK: Answer = Answer { status: 200, reason: "", delay_ms: 0, company: 0, close: false };
+const OK: ScriptedAnswer = ScriptedAnswer { status: 200, reason: "", delay_ms: 0, company: 0, close: false };
 
-fn refuse(status: u16, reason: &'static str) -> Answer {
-    Answer { status, reason, ..OK }
+fn refuse(status: u16, reason: &'static str) -> ScriptedAnswer {
+    ScriptedAnswer { status, reason, ..OK }
 }
 
 #[derive(Default)]
@@ -89,7 +89,7 @@ const METADATA: &str = r#"{"name":"m","versions":["1"],"platform":"onnxruntime_o
     "outputs":[{"name":"y","datatype":"FP32","shape":[-1,10]}]}"#;
 
 /// A server that answers the n-th request as `answer(n)` says.
-fn http_server(answer: impl Fn(u64) -> Answer + Send + Sync + Copy + 'static) -> (SocketAddr, Arc<Seen>) {
+fn http_server(answer: impl Fn(u64) -> ScriptedAnswer + Send + Sync + Copy + 'static) -> (SocketAddr, Arc<Seen>) {
     let seen = Arc::new(Seen::default());
     let counted = seen.clone();
     let address = listen(move |stream| {
@@ -105,7 +105,7 @@ fn http_server(answer: impl Fn(u64) -> Answer + Send + Sync + Copy + 'static) ->
 async fn http_answer(
     request: Request<Incoming>,
     seen: Arc<Seen>,
-    answer: impl Fn(u64) -> Answer,
+    answer: impl Fn(u64) -> ScriptedAnswer,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     if request.method() == hyper::Method::GET {
         return Ok(match request.uri().path() {
@@ -136,7 +136,7 @@ async fn http_answer(
 }
 
 /// The same over gRPC, on HTTP/2 by hand: a 5-byte prefix before the message, the status in the trailers.
-fn grpc_server(answer: impl Fn(u64) -> Answer + Send + Sync + Copy + 'static) -> (SocketAddr, Arc<Seen>) {
+fn grpc_server(answer: impl Fn(u64) -> ScriptedAnswer + Send + Sync + Copy + 'static) -> (SocketAddr, Arc<Seen>) {
     let seen = Arc::new(Seen::default());
     let counted = seen.clone();
     let address = listen(move |stream| {
@@ -155,7 +155,7 @@ type GrpcBody = http_body_util::combinators::BoxBody<Bytes, Infallible>;
 async fn grpc_answer(
     request: Request<Incoming>,
     seen: Arc<Seen>,
-    answer: impl Fn(u64) -> Answer,
+    answer: impl Fn(u64) -> ScriptedAnswer,
 ) -> Result<Response<GrpcBody>, Infallible> {
     use wire::proto::model_metadata_response::TensorMetadata;
     let is_metadata = request.uri().path() == "/inference.GRPCInferenceService/ModelMetadata";
@@ -226,8 +226,8 @@ fn closed(clients: u32) -> Loop {
     Loop::Closed { clients, backoff: Duration::from_micros(100) }
 }
 
-fn plan(address: SocketAddr, protocol: Protocol, millis: u64, classes: Vec<ClassPlan>) -> Plan {
-    Plan {
+fn plan(address: SocketAddr, protocol: Protocol, millis: u64, classes: Vec<ClassPlan>) -> LoadPlan {
+    LoadPlan {
         address,
         host: address.to_string(),
         protocol,
@@ -246,11 +246,12 @@ fn plan(address: SocketAddr, protocol: Protocol, millis: u64, classes: Vec<Class
     }
 }
 
-fn run(plan: &Plan) -> Report {
+fn run(plan: &LoadPlan) -> LoadReport {
     loadgen::run(plan, std::future::pending()).unwrap()
 }
 
-/// The requests that a timetable at an even rate has: all of them are sent, late or not, so that their number doesn't depend on the machine.
+/// The requests that a timetable at an even rate has: all of them are sent, late or not, so that their number doesn't
+/// depend on the machine.
 fn due(rate: f64, millis: u64) -> u64 {
     (rate * millis as f64 / 1000.0) as u64
 }
@@ -290,7 +291,7 @@ fn every_request_of_the_timetable_is_sent_and_every_answer_counted() {
 #[test]
 fn latency_counts_from_the_intended_send_also_when_the_connection_is_busy() {
     // The first answer takes 500 ms, and there is one connection only: what was due meanwhile waits, on the clock.
-    let (address, _) = http_server(|n| Answer { delay_ms: if n == 0 { 500 } else { 0 }, ..OK });
+    let (address, _) = http_server(|n| ScriptedAnswer { delay_ms: if n == 0 { 500 } else { 0 }, ..OK });
     let mut plan = plan(address, Protocol::HttpBinary, 1000, vec![class("c", open(100.0), None)]);
     plan.connections = 1;
     let report = run(&plan).total;
@@ -305,7 +306,7 @@ fn latency_counts_from_the_intended_send_also_when_the_connection_is_busy() {
 #[test]
 fn answers_after_the_deadline_are_late_whatever_they_say() {
     let (address, _) =
-        http_server(|n| Answer { delay_ms: 60, ..if n % 2 == 0 { OK } else { refuse(503, "overloaded") } });
+        http_server(|n| ScriptedAnswer { delay_ms: 60, ..if n % 2 == 0 { OK } else { refuse(503, "overloaded") } });
     let report = run(&plan(address, Protocol::HttpJson, 200, vec![class("c", open(100.0), Some(30))])).total;
     assert_eq!((report.good, report.goodput_rps), (0, 0.0));
     assert_eq!((report.late, report.late_from_send), (report.successes, report.successes));
@@ -321,7 +322,7 @@ fn answers_after_the_deadline_are_late_whatever_they_say() {
 #[test]
 fn a_closed_loop_keeps_its_number_of_clients_busy() {
     // With fewer than three clients nobody would be answered.
-    let (address, seen) = http_server(|_| Answer { company: 3, delay_ms: 1, ..OK });
+    let (address, seen) = http_server(|_| ScriptedAnswer { company: 3, delay_ms: 1, ..OK });
     let plan = plan(address, Protocol::HttpBinary, 3_600_000, vec![class("bulk", closed(3), None)]);
     let report = loadgen::run(&plan, enough(&seen, 30)).unwrap().total;
     assert_eq!(seen.most_under_way.load(Ordering::SeqCst), 3);
@@ -332,7 +333,7 @@ fn a_closed_loop_keeps_its_number_of_clients_busy() {
 #[test]
 fn classes_run_at_once() {
     // The three clients of one class are answered once the other has sent something.
-    let (address, seen) = http_server(|_| Answer { company: 4, delay_ms: 1, ..OK });
+    let (address, seen) = http_server(|_| ScriptedAnswer { company: 4, delay_ms: 1, ..OK });
     let classes = vec![class("bulk", closed(3), None), class("fast", open(50.0), None)];
     let report = loadgen::run(&plan(address, Protocol::HttpBinary, 3_600_000, classes), enough(&seen, 40)).unwrap();
     let [bulk, fast] = &report.classes[..] else { panic!() };
@@ -343,7 +344,7 @@ fn classes_run_at_once() {
 
 #[test]
 fn a_closed_connection_is_opened_again() {
-    let (address, seen) = http_server(|_| Answer { close: true, ..OK });
+    let (address, seen) = http_server(|_| ScriptedAnswer { close: true, ..OK });
     let report = run(&plan(address, Protocol::HttpBinary, 200, vec![class("c", open(200.0), None)])).total;
     assert_eq!((report.successes, report.errors), (seen.requests(), 0));
 }
@@ -383,7 +384,7 @@ fn grpc_counts_the_same() {
 
 #[test]
 fn stopping_gives_the_result_so_far() {
-    let (address, seen) = http_server(|n| Answer { delay_ms: if n < 5 { 0 } else { 3_600_000 }, ..OK });
+    let (address, seen) = http_server(|n| ScriptedAnswer { delay_ms: if n < 5 { 0 } else { 3_600_000 }, ..OK });
     let plan = plan(address, Protocol::HttpBinary, 3_600_000, vec![class("c", open(200.0), None)]);
     let report = loadgen::run(&plan, enough(&seen, 8)).unwrap();
     assert!(report.interrupted);
@@ -409,7 +410,7 @@ fn what_cant_be_asked_is_a_sentence() {
     let (address, _) = http_server(|_| OK);
     let mut wrong = plan(address, Protocol::HttpBinary, 100, vec![class("c", open(1.0), None)]);
     wrong.classes[0].models[0].0 = "other".into();
-    let error = |plan: &Plan| match loadgen::run(plan, std::future::pending()) {
+    let error = |plan: &LoadPlan| match loadgen::run(plan, std::future::pending()) {
         Err(error @ LoadError::Target(_)) => error.to_string(),
         other => panic!("{other:?}"),
     };

@@ -8,7 +8,7 @@ use crate::{profiler, reshape, warmup};
 use base::{DeviceId, Duration, LatencyProfile, ModelSignature};
 use controller::{Controller, ModelRecord, Padding};
 use engine::{Emulation, FileHashes, ModelSource, Prepared};
-use repository::{Found, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile, TensorConfig};
+use repository::{FoundModel, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile, TensorConfig};
 use scheduler::Fairness;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead as _, BufReader};
@@ -49,7 +49,7 @@ impl BringUp {
     }
 
     /// Prepares, measures and publishes a model. Gives its weights, too.
-    pub(crate) fn run(&self, found: &Found) -> Result<(ServedModel, Arc<dyn Prepared>), String> {
+    pub(crate) fn run(&self, found: &FoundModel) -> Result<(ServedModel, Arc<dyn Prepared>), String> {
         let config = &found.config;
         self.say_once(&found.name, &config.warnings);
         let source = model_source(found, self.config.cache.clone())?;
@@ -101,7 +101,7 @@ impl BringUp {
     /// Tells the controller of a model. What clients are told of it depends on the devices that it may run on.
     fn publish(
         &self,
-        found: &Found,
+        found: &FoundModel,
         model: Arc<ModelRecord>,
         prepared: &Arc<dyn Prepared>,
         labels: Arc<[Vec<String>]>,
@@ -115,7 +115,7 @@ impl BringUp {
     }
 
     /// The configuration as clients see it, with everything filled in, of a model on so many devices.
-    fn complete(&self, found: &Found, signature: &ModelSignature, devices: u32) -> wire::proto::ModelConfig {
+    fn complete(&self, found: &FoundModel, signature: &ModelSignature, devices: u32) -> wire::proto::ModelConfig {
         let file_name = found.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let engine = self.config.engine.name();
         repository::complete(
@@ -128,7 +128,7 @@ impl BringUp {
     /// slowest.
     fn profiles(
         &self,
-        found: &Found,
+        found: &FoundModel,
         prepared: &dyn Prepared,
         sizes: &[u32],
     ) -> Result<(LatencyProfile, Vec<LatencyProfile>, Duration), String> {
@@ -145,7 +145,7 @@ impl BringUp {
     /// its inputs are.
     fn profile(
         &self,
-        found: &Found,
+        found: &FoundModel,
         prepared: &dyn Prepared,
         sizes: &[u32],
         place: (usize, DeviceId),
@@ -183,7 +183,7 @@ impl BringUp {
     }
 }
 
-fn log_ready(found: &Found, profile: &LatencyProfile, weight_bytes: u64) {
+fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64) {
     let medians: Vec<String> =
         profile.batches().iter().map(|entry| format!("{}: {}", entry.batch, entry.median)).collect();
     let (model, version, load, batches) = (&found.name, found.version, profile.load(), medians.join(", "));
@@ -197,7 +197,7 @@ fn queue_limits(config: &ModelConfig, longest: Duration, max_batch: u32, devices
 }
 
 /// What an engine is told of a model.
-pub fn model_source(found: &Found, cache: Option<PathBuf>) -> Result<ModelSource, String> {
+pub fn model_source(found: &FoundModel, cache: Option<PathBuf>) -> Result<ModelSource, String> {
     let config = &found.config;
     let emulated_sizes = config.batch_sizes(config.max_batch.unwrap_or(16));
     let emulated = config.emulated_profile(&emulated_sizes).transpose().map_err(|error| error.to_string())?;
@@ -240,7 +240,7 @@ fn own_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<i64>> {
 }
 
 /// The names of each output's classes, where the configuration says which file has them.
-fn labels(found: &Found, signature: &ModelSignature) -> Result<Arc<[Vec<String>]>, String> {
+fn labels(found: &FoundModel, signature: &ModelSignature) -> Result<Arc<[Vec<String>]>, String> {
     let of_output = |spec: &base::TensorSpec| {
         let config = found.config.outputs.iter().find(|config| config.name == spec.name);
         let Some(name) = config.and_then(|config| config.labels.as_ref()) else { return Ok(Vec::new()) };

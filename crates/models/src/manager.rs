@@ -10,7 +10,7 @@ use crate::registry::Registry;
 use base::Duration;
 use controller::Controller;
 use engine::Engine;
-use repository::{Change, Repository, Source, Sources, Transfer};
+use repository::{Change, Repository, RepositorySource, Sources, Transfer};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -23,7 +23,7 @@ const DEFAULT_POLL: Duration = Duration::from_secs(15);
 /// What a manager is made with.
 pub struct ManagerConfig {
     /// Where models come from.
-    pub sources: Vec<Source>,
+    pub sources: Vec<RepositorySource>,
     /// Who says which of them are served.
     pub control: ControlMode,
     /// With `ControlMode::Explicit`: the models to publish at the start; `*` is all of them.
@@ -50,7 +50,7 @@ impl ManagerConfig {
     /// All models of a folder, in that runtime, with nothing kept and nobody told.
     pub fn new(repository: impl Into<PathBuf>, engine: Arc<dyn Engine>) -> Self {
         Self {
-            sources: vec![Source::Folder(repository.into())],
+            sources: vec![RepositorySource::Folder(repository.into())],
             control: ControlMode::Auto,
             publish_at_start: Vec::new(),
             poll: DEFAULT_POLL,

@@ -1,7 +1,7 @@
 //! A thread that copies what has changed in buckets, from time to time.
 
 use base::Duration;
-use repository::{Sources, Wanted};
+use repository::{Sources, WantedModels};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
@@ -21,7 +21,7 @@ impl Poller {
         let thread = std::thread::Builder::new().name("sources".into()).spawn(move || {
             let mut failed = false;
             while stopped.recv_timeout(interval.into()) == Err(RecvTimeoutError::Timeout) {
-                match sources.sync(&Wanted::All, SETTLING, &|_| {}) {
+                match sources.sync(&WantedModels::All, SETTLING, &|_| {}) {
                     Ok(()) if failed => {
                         failed = false;
                         tracing::info!("all buckets can be read again");

@@ -20,7 +20,7 @@ use crate::manager::{ManagerWork, StartProgress};
 use crate::registry::Registry;
 use base::Duration;
 use engine::Prepared;
-use repository::{Change, Entry, Repository, Sources, Wanted, WatchOptions, Watcher};
+use repository::{Change, Repository, ScanEntry, Sources, WantedModels, WatchOptions, Watcher};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub(crate) type ModelKey = (String, u64);
 /// What only the publisher has of a version that can be asked.
 pub(crate) struct Origin {
     /// The files that it was made from.
-    files: Entry,
+    files: ScanEntry,
     /// Its weights, in host memory, to bring it into another cell.
     pub(crate) prepared: Arc<dyn Prepared>,
 }
@@ -116,9 +116,9 @@ impl Publisher {
         let wanted = self.wanted_at_start();
         let entries = self.scan(&wanted)?;
         let explicit = self.mode() == ControlMode::Explicit;
-        let published = |entry: &Entry| !explicit || wanted.includes(entry.name());
+        let published = |entry: &ScanEntry| !explicit || wanted.includes(entry.name());
         self.bring_up_all(entries.iter().filter(|entry| published(entry)).cloned().collect(), &entries);
-        if let Wanted::Only(names) = &wanted {
+        if let WantedModels::Only(names) = &wanted {
             self.list_missing(names);
         }
         if self.mode() == ControlMode::None {
@@ -133,16 +133,16 @@ impl Publisher {
     }
 
     /// What the start needs of the sources.
-    fn wanted_at_start(&self) -> Wanted {
+    fn wanted_at_start(&self) -> WantedModels {
         let names = &self.bring_up.config.publish_at_start;
         if self.mode() != ControlMode::Explicit || names.iter().any(|name| name == "*") {
-            return Wanted::All;
+            return WantedModels::All;
         }
-        Wanted::Only(names.iter().cloned().collect())
+        WantedModels::Only(names.iter().cloned().collect())
     }
 
     /// Copies what is in buckets, and lists what is there.
-    fn scan(&mut self, wanted: &Wanted) -> Result<Vec<Entry>, String> {
+    fn scan(&mut self, wanted: &WantedModels) -> Result<Vec<ScanEntry>, String> {
         let config = &self.bring_up.config;
         if let Err(error) = self.sources.sync(wanted, Duration::ZERO, &config.transfer) {
             if !self.sources.has_copies() {
@@ -172,7 +172,7 @@ impl Publisher {
         self.update_catalogue();
     }
 
-    fn bring_up_all(&mut self, wanted: Vec<Entry>, all: &[Entry]) {
+    fn bring_up_all(&mut self, wanted: Vec<ScanEntry>, all: &[ScanEntry]) {
         for entry in all {
             self.set_unpublished(entry, "not loaded");
         }
@@ -196,7 +196,7 @@ impl Publisher {
         let (followed, others): (Vec<_>, Vec<_>) =
             changes.into_iter().partition(|change| self.follows(name_of(change)));
         self.list(others);
-        let names = |wanted: &dyn Fn(&Entry) -> bool| -> BTreeSet<String> {
+        let names = |wanted: &dyn Fn(&ScanEntry) -> bool| -> BTreeSet<String> {
             let entries = followed.iter().filter_map(|change| match change {
                 Change::Added(entry) | Change::Changed(entry) => Some(entry),
                 Change::Removed { .. } => None,
@@ -207,7 +207,7 @@ impl Publisher {
         let unreadable = names(&|entry| entry.version().is_none());
         let readable = names(&|entry| entry.version().is_some());
         // All that is new is listed at once: each catalogue is made of all models.
-        let new: Vec<&Entry> = (followed.iter())
+        let new: Vec<&ScanEntry> = (followed.iter())
             .filter_map(|change| match change {
                 Change::Added(entry) if !self.versions.contains_key(&key_of(entry)) => Some(entry),
                 Change::Added(_) | Change::Changed(_) | Change::Removed { .. } => None,
@@ -251,14 +251,14 @@ impl Publisher {
         }
     }
 
-    fn change(&mut self, entry: Entry) {
+    fn change(&mut self, entry: ScanEntry) {
         let (name, version) = (entry.name().to_owned(), entry.version().unwrap_or(0));
         if self.serves(&entry) {
             return;
         }
         tracing::info!(model = name, version, "a model was added or changed");
         let serves = |version: &u64| self.versions[&(name.clone(), *version)].is_published();
-        if let (Entry::Broken(broken), None) = (&entry, entry.version())
+        if let (ScanEntry::Broken(broken), None) = (&entry, entry.version())
             && self.versions_of(&name).iter().any(serves)
         {
             tracing::error!(model = name, "the change can't be served, the model stays as it was: {}", broken.reason);
@@ -269,7 +269,7 @@ impl Publisher {
     }
 
     /// One that is published already serves until its successor is ready, and one that is being prepared is listed.
-    fn list_preparing(&mut self, entry: &Entry) {
+    fn list_preparing(&mut self, entry: &ScanEntry) {
         let known = self.versions.get(&key_of(entry));
         if known.is_none_or(|version| !version.is_published() && !version.is_preparing()) {
             self.set_preparing(entry);
@@ -278,7 +278,7 @@ impl Publisher {
     }
 
     /// Whether exactly this is published.
-    fn serves(&self, entry: &Entry) -> bool {
+    fn serves(&self, entry: &ScanEntry) -> bool {
         let known = self.versions.get(&key_of(entry)).and_then(|version| version.origin.as_ref());
         known.is_some_and(|origin| origin.files == *entry)
     }
@@ -298,16 +298,16 @@ impl Publisher {
     }
 
     /// Brings a version up and puts it into the catalogue; what is served stays if that fails.
-    fn take_in(&mut self, entry: Entry) -> Result<(), String> {
+    fn take_in(&mut self, entry: ScanEntry) -> Result<(), String> {
         if self.bring_up.stops() {
             return Err("the server is going down".into());
         }
         let (name, version) = (entry.name().to_owned(), entry.version().unwrap_or(0));
         let outcome = match &entry {
             // Whatever a model file makes a runtime do, the other models go on.
-            Entry::Found(found) => catch_unwind(AssertUnwindSafe(|| self.bring_up.run(found)))
+            ScanEntry::Found(found) => catch_unwind(AssertUnwindSafe(|| self.bring_up.run(found)))
                 .unwrap_or_else(|_| Err("the runtime panicked while it was prepared: the file may be damaged".into())),
-            Entry::Broken(broken) => Err(broken.reason.clone()),
+            ScanEntry::Broken(broken) => Err(broken.reason.clone()),
         };
         let key = (name.clone(), version);
         match outcome {
@@ -364,12 +364,12 @@ impl Publisher {
         self.versions.insert(key, Version { entry: Arc::new(entry), origin: None });
     }
 
-    fn set_preparing(&mut self, entry: &Entry) {
+    fn set_preparing(&mut self, entry: &ScanEntry) {
         let (name, version) = key_of(entry);
         self.set(CatalogueEntry::preparing(&name, version));
     }
 
-    fn set_unpublished(&mut self, entry: &Entry, why: &str) {
+    fn set_unpublished(&mut self, entry: &ScanEntry, why: &str) {
         let (name, version) = key_of(entry);
         self.set(CatalogueEntry::settled(&name, version, ModelState::Unpublished(why.to_owned())));
     }
@@ -396,7 +396,7 @@ impl Publisher {
     }
 }
 
-fn key_of(entry: &Entry) -> ModelKey {
+fn key_of(entry: &ScanEntry) -> ModelKey {
     (entry.name().to_owned(), entry.version().unwrap_or(0))
 }
 

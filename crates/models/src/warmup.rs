@@ -4,7 +4,7 @@ use crate::profiler::DeviceRunner;
 use base::{DataType, DeviceId, ModelSignature, element_count};
 use controller::Controller;
 use engine::{Prepared, Tensor};
-use repository::{Found, WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample};
+use repository::{FoundModel, WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 const MAX_INPUT_BYTES: usize = 256 << 20;
 
 /// Runs all samples of a model; a sample that fails says why.
-pub(crate) fn run(controller: &Controller, prepared: &dyn Prepared, found: &Found) -> Result<(), String> {
+pub(crate) fn run(controller: &Controller, prepared: &dyn Prepared, found: &FoundModel) -> Result<(), String> {
     let samples = &found.config.warmup;
     if samples.is_empty() {
         return Ok(());

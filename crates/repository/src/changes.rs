@@ -1,6 +1,6 @@
 //! What has changed between two looks at a repository, and when a change has settled.
 
-use crate::scan::Entry;
+use crate::scan::ScanEntry;
 use base::{Duration, Timestamp};
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 #[derive(Clone, PartialEq, Debug)]
 pub enum Change {
     /// Was not there.
-    Added(Entry),
+    Added(ScanEntry),
     /// Has other files, another configuration, or is broken in another way.
-    Changed(Entry),
+    Changed(ScanEntry),
     /// Is no longer there.
     Removed {
         /// The model's name.
@@ -20,7 +20,7 @@ pub enum Change {
     },
 }
 
-type Key = (String, Option<u64>);
+type VersionKey = (String, Option<u64>);
 
 /// The accepted state of a repository, and what differs from it but hasn't settled yet.
 ///
@@ -29,14 +29,14 @@ type Key = (String, Option<u64>);
 #[derive(Debug)]
 pub struct Changes {
     settling: Duration,
-    accepted: BTreeMap<Key, Entry>,
+    accepted: BTreeMap<VersionKey, ScanEntry>,
     /// What it may become (`None`: gone), and since when it looks like that.
-    pending: BTreeMap<Key, (Option<Entry>, Timestamp)>,
+    pending: BTreeMap<VersionKey, (Option<ScanEntry>, Timestamp)>,
 }
 
 impl Changes {
     /// Starts from a state that counts as it is.
-    pub fn new(settling: Duration, start: Vec<Entry>) -> Self {
+    pub fn new(settling: Duration, start: Vec<ScanEntry>) -> Self {
         Self { settling, accepted: by_key(start), pending: BTreeMap::new() }
     }
 
@@ -47,10 +47,10 @@ impl Changes {
 
     /// Takes in what is there at `now` and gives what has settled: first what to add, then what changed, then what to
     /// remove, so that a new version can be ready before the old one goes.
-    pub fn look(&mut self, now: Timestamp, scan: Vec<Entry>) -> Vec<Change> {
+    pub fn look(&mut self, now: Timestamp, scan: Vec<ScanEntry>) -> Vec<Change> {
         let seen = by_key(scan);
         let mut pending = std::mem::take(&mut self.pending);
-        let keys: Vec<Key> = self.accepted.keys().chain(seen.keys()).cloned().collect();
+        let keys: Vec<VersionKey> = self.accepted.keys().chain(seen.keys()).cloned().collect();
         let mut settled = Vec::new();
         for key in keys {
             let entry = seen.get(&key);
@@ -79,7 +79,7 @@ impl Changes {
         settled
     }
 
-    fn accept(&mut self, key: Key, entry: Option<Entry>) -> Change {
+    fn accept(&mut self, key: VersionKey, entry: Option<ScanEntry>) -> Change {
         match entry {
             Some(entry) => match self.accepted.insert(key, entry.clone()) {
                 None => Change::Added(entry),
@@ -93,7 +93,7 @@ impl Changes {
     }
 }
 
-fn by_key(entries: Vec<Entry>) -> BTreeMap<Key, Entry> {
+fn by_key(entries: Vec<ScanEntry>) -> BTreeMap<VersionKey, ScanEntry> {
     entries.into_iter().map(|entry| ((entry.name().to_owned(), entry.version()), entry)).collect()
 }
 
@@ -103,10 +103,10 @@ mod tests {
     use crate::scan::{Broken, Fingerprint};
 
     /// A made-up state: `a1=x b2=y` is version 1 of `a` in state x, and so on.
-    fn entries(text: &str) -> Vec<Entry> {
+    fn entries(text: &str) -> Vec<ScanEntry> {
         let entry = |part: &str| {
             let (name, state) = part.split_once('=').unwrap();
-            Entry::Broken(Broken {
+            ScanEntry::Broken(Broken {
                 name: name[..1].to_owned(),
                 version: name[1..].parse().ok(),
                 reason: state.to_owned(),

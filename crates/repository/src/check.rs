@@ -29,25 +29,25 @@ pub fn disagreements(config: &ModelConfig, signature: &ModelSignature) -> Vec<St
     found
 }
 
-fn compare(kind: &str, configured: &[TensorConfig], specs: &[TensorSpec], batched: bool) -> Vec<String> {
+fn compare(role: &str, configured: &[TensorConfig], specs: &[TensorSpec], batched: bool) -> Vec<String> {
     let mut found = Vec::new();
     for tensor in configured {
         let name = &tensor.name;
         let Some(spec) = specs.iter().find(|spec| spec.name == *name) else {
             let names: Vec<String> = specs.iter().map(|spec| format!("{:?}", spec.name)).collect();
-            found.push(format!("{kind} {name:?} isn't in the model: it has {}", names.join(", ")));
+            found.push(format!("{role} {name:?} isn't in the model: it has {}", names.join(", ")));
             continue;
         };
         if tensor.datatype != spec.datatype {
             let (configured, actual) = (tensor.datatype, spec.datatype);
-            found.push(format!("{kind} {name:?} is configured as {configured}, but is {actual} in the model"));
+            found.push(format!("{role} {name:?} is configured as {configured}, but is {actual} in the model"));
         }
         let actual = if batched && !spec.dims.is_empty() { &spec.dims[1..] } else { &spec.dims[..] };
         if !fits(tensor.reshape.as_ref().unwrap_or(&tensor.dims), actual) {
             let without = if batched { " without the batch dimension" } else { "" };
             let (what, dims) = tensor.reshape.as_ref().map_or(("dims", &tensor.dims), |dims| ("reshape", dims));
             found.push(format!(
-                "{kind} {name:?} is configured with {what} {dims:?}, but has {actual:?} in the model{without}"
+                "{role} {name:?} is configured with {what} {dims:?}, but has {actual:?} in the model{without}"
             ));
         }
     }

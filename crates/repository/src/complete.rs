@@ -98,7 +98,8 @@ fn output(spec: &TensorSpec, batched: bool) -> ModelOutput {
     ModelOutput { name: spec.name.clone(), data_type, dims: dims(spec, batched), ..ModelOutput::default() }
 }
 
-fn data_type(datatype: DataType) -> proto::DataType {
+/// What Triton calls a type.
+pub fn data_type(datatype: DataType) -> proto::DataType {
     match datatype {
         DataType::Bool => proto::DataType::TypeBool,
         DataType::Uint8 => proto::DataType::TypeUint8,

@@ -1,6 +1,6 @@
 //! What a config.pbtxt says of a model, checked and in our own terms.
 
-use crate::text::{self, Message, Place, Problem};
+use crate::text::{self, TextMessage, TextPosition, TextProblem};
 use crate::{json, read, schema};
 use base::{DataType, Duration, LatencyProfile, Precision, ProfileError, USUAL_MAX_BATCH, usual_batch_sizes};
 use std::collections::BTreeMap;
@@ -33,7 +33,8 @@ pub struct ModelConfig {
     pub batch_sizes: Option<Vec<u32>>,
     /// The deadline of a request that brings none, counted from its arrival.
     pub latency_objective: Option<Duration>,
-    /// How many times the device time of other models it may have when devices are short, from the parameter `fair_weight`.
+    /// How many times the device time of other models it may have when devices are short, from the parameter
+    /// `fair_weight`.
     pub fair_weight: Option<f64>,
     /// The part of all device time that it gets in any case, from the parameter `fair_floor`.
     pub fair_floor: Option<f64>,
@@ -41,19 +42,18 @@ pub struct ModelConfig {
     pub emulation: Option<Emulation>,
     /// What to measure the model with where its file leaves it open, by input, from the parameter `profile_inputs`.
     pub profile_inputs: BTreeMap<String, ProfileInput>,
-    /// What open dimensions besides the batch will be, ascending, from the parameter `sequence_lengths`: for engines that prepare
-    /// each shape, and for `padding`.
+    /// What open dimensions besides the batch will be, ascending, from the parameter `sequence_lengths`: for engines
+    /// that prepare each shape, and for `padding`.
     pub lengths: Vec<u32>,
     /// For engines that have a choice: what floats are computed in, from the parameter `precision`.
     pub precision: Option<Precision>,
-    /// What inputs are filled up with so that requests of different lengths can share a batch, by input; none: they can't.
+    /// What inputs are filled up with so that requests of different lengths can share a batch, by input; none: they
+    /// can't.
     pub padding: BTreeMap<String, f64>,
     /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
     pub file_name: Option<String>,
     /// Everything as it was written, in Triton's message.
     pub written: proto::ModelConfig,
-    /// Every parameter, as written.
-    pub parameters: BTreeMap<String, String>,
     /// What was ignored, as sentences that name the file.
     pub warnings: Vec<String>,
 }
@@ -175,12 +175,12 @@ pub struct Emulation {
 
 /// Why a config.pbtxt can't be used.
 #[derive(Debug, thiserror::Error, PartialEq)]
-#[error("{}: {reason}", place.in_file(file))]
+#[error("{}: {reason}", position.in_file(file))]
 pub struct ConfigError {
     /// Which file.
     pub file: PathBuf,
     /// Where in it.
-    pub place: Place,
+    pub position: TextPosition,
     /// What is wrong there and what was expected.
     pub reason: String,
 }
@@ -196,17 +196,20 @@ impl ModelConfig {
         Self::read(json::parse(source), origin, model)
     }
 
-    fn read(tree: Result<Message, Problem>, file: &Path, model: &str) -> Result<Self, ConfigError> {
+    fn read(tree: Result<TextMessage, TextProblem>, file: &Path, model: &str) -> Result<Self, ConfigError> {
         let mut warnings = Vec::new();
         let parsed = tree.and_then(|tree| {
-            let config = read::config(&tree, model, &mut warnings)?;
-            Ok(Self { written: schema::read(&tree, &mut warnings)?, ..config })
+            let (written, positions) = schema::read(&tree, &mut warnings)?;
+            read::config(written, &positions, model, &mut warnings)
         });
-        let mut config =
-            parsed.map_err(|Problem { place, reason }| ConfigError { file: file.to_owned(), place, reason })?;
-        warnings.sort_by_key(|problem| (problem.place.line, problem.place.column));
-        config.warnings =
-            warnings.iter().map(|Problem { place, reason }| format!("{}: {reason}", place.in_file(file))).collect();
+        let mut config = parsed.map_err(|TextProblem { position, reason }| ConfigError {
+            file: file.to_owned(),
+            position,
+            reason,
+        })?;
+        warnings.sort_by_key(|problem| (problem.position.line, problem.position.column));
+        let sentence = |TextProblem { position, reason }: &TextProblem| format!("{}: {reason}", position.in_file(file));
+        config.warnings = warnings.iter().map(sentence).collect();
         Ok(config)
     }
 
@@ -370,6 +373,17 @@ mod tests {
         assert_eq!(error(r#"{"input": 3}"#), "config: `input` must be a message: { ... }");
     }
 
+    /// Clients take the configuration that a server shows, change something and load the model with it.
+    #[test]
+    fn what_is_shown_can_be_loaded_again() {
+        let config = parse("max_batch_size: 4 version_policy { all { } } sequence_batching { }").unwrap();
+        let shown = String::from_utf8(wire::reflect::to_json("ModelConfig", &config.written)).unwrap();
+        let mut again = ModelConfig::parse_json(&shown, Path::new("config"), "m").unwrap();
+        assert_eq!(again.warnings.len(), 1, "{:?}", again.warnings);
+        again.warnings.clone_from(&config.warnings);
+        assert_eq!(again, config);
+    }
+
     #[test]
     fn what_would_compute_something_else_is_refused() {
         for (text, part) in [
@@ -429,6 +443,159 @@ mod tests {
         ] {
             assert!(error.starts_with("m/config.pbtxt:1:") && error.contains(part), "{error}");
         }
+    }
+
+    /// One configuration in each line: what is said of it, with its place.
+    #[test]
+    fn every_mistake_has_its_sentence_and_its_place() {
+        let texts = r#"
+            platform: onnxruntime_onnx
+            platform: "tensorrt_plan"
+            max_batch_size: 99999999999
+            max_batch_size: [ 1, 2 ]
+            max_batch_size: 1 max_batch_size: 2
+            input { name: "x" data_type: TYPE_FLOAT }
+            input [ { name: "x" data_type: TYPE_FP32 }, { name: "y" data_type: TYPE_INVALID } ]
+            input { name: "x" data_type: TYPE_FP32 dims: [ 3, 0 ] }
+            input { name: "x" data_type: TYPE_FP32 dims: 3 } input { name: "y" data_type: TYPE_FP32 dims: [ 1, -2 ] }
+            input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, -3 ] } }
+            input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 3 ] } }
+            output { name: "x" data_type: TYPE_FP32 dims: 1 label_filename: "/x" }
+            dynamic_batching { preferred_batch_size: [ 4, 0 ] }
+            dynamic_batching { preferred_batch_size: 4 preferred_batch_size: 5000 }
+            dynamic_batching { priority_levels: 70000 }
+            dynamic_batching { priority_levels: -1 }
+            dynamic_batching { priority_levels: 2 default_priority_level: 3 }
+            dynamic_batching { priority_queue_policy { key: 3 value { } } }
+            dynamic_batching { default_queue_policy { timeout_action: WAIT } }
+            dynamic_batching { default_queue_policy { max_queue_size: 4294967296 } }
+            dynamic_batching { } sequence_batching { }
+            version_policy { specific { versions: [ 2, 0 ] } }
+            version_policy { specific { } }
+            default_model_filename: ".."
+            parameters { value { string_value: "1" } }
+            parameters { key: "batch_sizes" }
+            parameters { key: "weights_mb" value { string_value: "x" } }
+            parameters { key: "padding" value { string_value: "x" } } max_batch_size: -1
+            model_warmup { name: "w" count: 20000 }
+            model_warmup { name: "w" batch_size: 5000 }
+            model_warmup { inputs { value { } } }
+            model_warmup { inputs { key: "x" value { zero_data: true } } }
+            model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 zero_data: false } } }
+            model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 dims: -1 zero_data: true } } }
+            model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 dims: 0 zero_data: true } } }
+            model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 input_data_file: "a/../b" } } }
+            sequence_batching { max_sequence_idle_microseconds: 5 iterative_sequence: true }
+            ensemble_scheduling { step { } }
+            batch_output { }
+            batch_input [ { kind: BATCH_ITEM_SHAPE } ]
+            response_cache { enable: maybe }
+            optimization { cuda { graph_spec { batch_size: x } } }
+        "#;
+        let texts = texts.lines().map(str::trim).filter(|text| !text.is_empty());
+        let said: String = texts.map(|text| parse(text).unwrap_err()[15..].to_owned() + "\n").collect();
+        expect_test::expect![[r#"
+            1:11: `platform` must be a string: put it into quotes
+            1:11: platform "tensorrt_plan" isn't supported: use "onnxruntime_onnx" with an ONNX file
+            1:17: max_batch_size is 99999999999: it must be from 0 to 4096
+            1:17: `max_batch_size` has one value, not a list
+            1:19: `max_batch_size` is given twice
+            1:30: data_type "TYPE_FLOAT" isn't known: use one of TYPE_BOOL, TYPE_UINT8, TYPE_UINT16, TYPE_UINT32, TYPE_UINT64, TYPE_INT8, TYPE_INT16, TYPE_INT32, TYPE_INT64, TYPE_FP16, TYPE_FP32, TYPE_FP64, TYPE_STRING, TYPE_BF16
+            1:68: data_type "TYPE_INVALID" isn't known: use one of TYPE_BOOL, TYPE_UINT8, TYPE_UINT16, TYPE_UINT32, TYPE_UINT64, TYPE_INT8, TYPE_INT16, TYPE_INT32, TYPE_INT64, TYPE_FP16, TYPE_FP32, TYPE_FP64, TYPE_STRING, TYPE_BF16
+            1:51: a dimension is 0: write a size from 1 up, or -1 for any size
+            1:100: a dimension is -2: write a size from 1 up, or -1 for any size
+            1:74: a dimension is -3: write a size from 1 up, or -1 for any size
+            1:7: input "x" has dims [4], which can't be reshaped to [2, 3]: both must have the same number of elements
+            1:65: label_filename is "/x": it must be a file in the model's folder
+            1:47: preferred_batch_size is 0: it must be from 1 to 4096
+            1:66: preferred_batch_size is 5000: it must be from 1 to 4096
+            1:37: priority_levels is 70000: it must be from 0 to 65536
+            1:37: priority_levels is -1: it must be from 0 to 65536
+            1:1: default_priority_level is 3: with priority_levels 2 it must be from 1 to 2
+            1:1: priority_queue_policy has a policy for level 3, but priority_levels is 0
+            1:59: timeout_action "WAIT" isn't known: use one of REJECT, DELAY
+            1:59: max_queue_size is 4294967296: it must be from 0 to 4294967295
+            1:22: `dynamic_batching` and `sequence_batching` exclude one another
+            1:44: version_policy names version 0: versions are numbers from 1 up
+            1:18: version_policy.specific names no version: list at least one
+            1:25: default_model_filename is "..", which is no file
+            1:12: this parameter has no key: write parameters { key: "NAME" value { string_value: "VALUE" } }
+            1:12: parameter `batch_sizes` has "": write sizes with commas between, as in "1,2,4,8,16"
+            1:54: parameter `weights_mb` is "x": write a number from 0 up, as in "25"
+            1:75: max_batch_size is -1: it must be from 0 to 4096
+            1:33: count is 20000: it must be from 0 to 10000
+            1:38: batch_size is 5000: it must be from 0 to 4096
+            1:23: an input of model_warmup has no key: write the input's name there
+            1:23: input "x" of model_warmup has no data_type
+            1:23: input "x" of model_warmup has no data: give zero_data, random_data or input_data_file
+            1:23: input "x" of model_warmup has a dimension of -1: a request has sizes
+            1:69: a dimension is 0: write a size from 1 up, or -1 for any size
+            1:80: input_data_file is "a/../b": it must be a file in the model's folder
+            1:55: sequence_batching.iterative_sequence isn't supported: a model that the server keeps state for isn't served here
+            1:1: ensemble_scheduling isn't supported: models that call other models aren't served here: call them one after another
+            1:1: batch_output isn't supported: inputs and outputs that describe the whole batch aren't made here: remove it if the model has none
+            1:1: batch_input isn't supported: inputs and outputs that describe the whole batch aren't made here: remove it if the model has none
+            1:26: `enable` must be true or false, not maybe
+            1:48: `batch_size` must be a whole number, not x
+        "#]].assert_eq(&said);
+    }
+
+    #[test]
+    fn everything_that_is_ignored_has_its_sentence_and_its_place() {
+        let text = r#"
+            instance_group [ { count: 2 kind: KIND_CPU } ] instance_group { count: 1 }
+            optimization { } response_cache { enable: true } model_transaction_policy { } sequence_batching { }
+            model_operations { } model_repository_agents { } model_metrics { } metric_tags { key: "k" value: "v" }
+            cc_model_filenames { key: "k" value: "v" } runtime: "r" unheard_of: 3
+            input { name: "x" data_type: TYPE_FP32 format: FORMAT_NONE is_shape_tensor: true allow_ragged_batch: true
+              optional: true is_non_linear_format_io: true colour: 3 }
+            input { name: "y" data_type: TYPE_FP32 is_shape_tensor: false optional: false }
+            output { name: "z" data_type: TYPE_FP32 is_shape_tensor: true is_non_linear_format_io: true }
+            parameters { key: "weights_mb" value { string_value: "5" text: "5" } } parameters { key: "k" }
+        "#;
+        let batching = r#"
+            dynamic_batching { max_queue_delay_microseconds: 100 preserve_ordering: true
+              default_queue_policy { allow_timeout_override: false timeout_action: DELAY default_timeout_microseconds: 7 }
+              priority_levels: 2 default_priority_level: 2
+              priority_queue_policy { key: 1 value { allow_timeout_override: true timeout_action: DELAY } }
+              priority_queue_policy { key: 2 value { timeout_action: DELAY default_timeout_microseconds: 7 } }
+            }
+        "#;
+        let said = [text, batching].map(|text| {
+            let warnings = parse(text).unwrap().warnings;
+            warnings.iter().map(|warning| warning[15..].to_owned() + "\n").collect::<String>()
+        });
+        expect_test::expect![[r#"
+            2:13: instance_group is ignored: `--devices` says where models run, and every device serves all of them
+            2:60: instance_group is ignored: `--devices` says where models run, and every device serves all of them
+            3:13: optimization is ignored: graphs are always optimised, and the runtime is set up by the server's own options
+            3:30: response_cache is ignored: answers aren't kept: every request is computed
+            3:62: model_transaction_policy is ignored: a model here gives one answer to each request
+            3:91: sequence_batching is ignored: each request stands for itself, and goes to whichever device is free
+            4:13: model_operations is ignored: operators come with the runtime's library
+            4:34: model_repository_agents is ignored: files are served as they are
+            4:62: model_metrics is ignored: metrics are the same for all models
+            4:80: metric_tags is ignored: series carry the model's name and version
+            5:13: cc_model_filenames is ignored: there is one file for all devices
+            5:56: runtime is ignored: the server brings its runtime
+            5:69: field `unheard_of` isn't known and is ignored
+            6:72: is_shape_tensor is ignored: only TensorRT has shape tensors
+            6:94: allow_ragged_batch is ignored: requests of different shapes are executed one after another
+            7:15: optional is ignored: an ONNX model needs all of its inputs
+            7:30: is_non_linear_format_io is ignored: only TensorRT has such formats
+            7:60: field `colour` isn't known and is ignored
+            9:53: is_shape_tensor is ignored: only TensorRT has shape tensors
+            9:75: is_non_linear_format_io is ignored: only TensorRT has such formats
+            10:66: parameter `weights_mb` is ignored without `emulated_latency`
+            10:70: field `text` isn't known and is ignored
+            10:95: parameter `k` isn't known and is ignored
+            2:32: max_queue_delay_microseconds is ignored: not needed, batches are planned from deadlines
+            2:66: preserve_ordering is ignored: answers leave when they are there; a client tells them apart by their ids
+            3:38: allow_timeout_override is ignored: a request's own timeout always counts if it is the shorter one
+            3:68: timeout_action is ignored: what waited too long is never put behind others: with DELAY there is no bound
+            5:54: allow_timeout_override is ignored: a request's own timeout always counts if it is the shorter one
+            6:54: timeout_action is ignored: what waited too long is never put behind others: with DELAY there is no bound
+        "#]].assert_eq(&said.concat());
     }
 
     #[test]

@@ -1,16 +1,19 @@
 //! A configuration that comes as JSON, as clients send it with a load, as the same tree that a text gives.
 
-use crate::text::{Field, Message, Place, Problem, Value, ValueKind};
+use crate::text::{TextField, TextMessage, TextPosition, TextProblem, TextValue, ValueKind};
 use crate::values::problem;
 use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor};
 use serde_json::Value as Json;
 
 /// Reads a whole configuration.
-pub fn parse(text: &str) -> Result<Message, Problem> {
+pub fn parse(text: &str) -> Result<TextMessage, TextProblem> {
     let json: Json = serde_json::from_str(text)
-        .map_err(|error| problem(Place::NOWHERE, format!("the configuration isn't JSON: {error}")))?;
+        .map_err(|error| problem(TextPosition::NOWHERE, format!("the configuration isn't JSON: {error}")))?;
     let Json::Object(_) = json else {
-        return Err(problem(Place::NOWHERE, "the configuration must be a JSON object, as in {\"max_batch_size\": 8}"));
+        return Err(problem(
+            TextPosition::NOWHERE,
+            "the configuration must be a JSON object, as in {\"max_batch_size\": 8}",
+        ));
     };
     let value = message(&json, &wire::reflect::descriptor("ModelConfig"));
     match value.kind {
@@ -19,15 +22,15 @@ pub fn parse(text: &str) -> Result<Message, Problem> {
     }
 }
 
-fn value(kind: ValueKind) -> Value {
-    Value { place: Place::NOWHERE, kind }
+fn value(kind: ValueKind) -> TextValue {
+    TextValue { position: TextPosition::NOWHERE, kind }
 }
 
-fn field(name: &str, value: Value) -> Field {
-    Field { name: name.to_owned(), place: Place::NOWHERE, value }
+fn field(name: &str, value: TextValue) -> TextField {
+    TextField { name: name.to_owned(), position: TextPosition::NOWHERE, value }
 }
 
-fn message(json: &Json, descriptor: &MessageDescriptor) -> Value {
+fn message(json: &Json, descriptor: &MessageDescriptor) -> TextValue {
     let Json::Object(entries) = json else { return scalar(json, false) };
     let mut fields = Vec::new();
     for (name, json) in entries.iter().filter(|(_, json)| !json.is_null()) {
@@ -35,10 +38,10 @@ fn message(json: &Json, descriptor: &MessageDescriptor) -> Value {
         let name = known.as_ref().map_or(name.as_str(), |known| known.name());
         fields.push(field(name, known.as_ref().map_or_else(|| scalar(json, false), |known| of_field(json, known))));
     }
-    value(ValueKind::Message(Message { fields }))
+    value(ValueKind::Message(TextMessage { fields }))
 }
 
-fn of_field(json: &Json, known: &FieldDescriptor) -> Value {
+fn of_field(json: &Json, known: &FieldDescriptor) -> TextValue {
     match (json, known.kind()) {
         (Json::Object(entries), Kind::Message(entry)) if known.is_map() => {
             let entries = entries.iter().map(|(key, json)| {
@@ -48,7 +51,7 @@ fn of_field(json: &Json, known: &FieldDescriptor) -> Value {
                 };
                 let inner = one(json, &entry.map_entry_value_field());
                 let fields = vec![field("key", value(key)), field("value", inner)];
-                value(ValueKind::Message(Message { fields }))
+                value(ValueKind::Message(TextMessage { fields }))
             });
             value(ValueKind::List(entries.collect()))
         }
@@ -57,7 +60,7 @@ fn of_field(json: &Json, known: &FieldDescriptor) -> Value {
     }
 }
 
-fn one(json: &Json, known: &FieldDescriptor) -> Value {
+fn one(json: &Json, known: &FieldDescriptor) -> TextValue {
     match known.kind() {
         Kind::Message(descriptor) => message(json, &descriptor),
         Kind::String => scalar(json, false),
@@ -66,12 +69,12 @@ fn one(json: &Json, known: &FieldDescriptor) -> Value {
     }
 }
 
-fn scalar(json: &Json, texts_are_words: bool) -> Value {
+fn scalar(json: &Json, texts_are_words: bool) -> TextValue {
     value(match json {
         Json::String(text) if texts_are_words => ValueKind::Word(text.clone()),
         Json::String(text) => ValueKind::Text(text.clone()),
         Json::Array(values) => ValueKind::List(values.iter().map(|json| scalar(json, texts_are_words)).collect()),
-        Json::Object(_) => ValueKind::Message(Message::default()),
+        Json::Object(_) => ValueKind::Message(TextMessage::default()),
         Json::Null | Json::Bool(_) | Json::Number(_) => ValueKind::Word(json.to_string()),
     })
 }

@@ -5,8 +5,8 @@
 //!                      /config.pbtxt            optional
 //! ```
 //!
-//! `Repository::scan` says what is there now; a `Watcher` says what has changed since. What each part of a configuration
-//! means is written in `docs/model-repository.md`.
+//! `Repository::scan` says what is there now; a `Watcher` says what has changed since. What each part of a
+//! configuration means is written in `docs/model-repository.md`.
 
 mod batching;
 mod changes;
@@ -18,6 +18,7 @@ mod meaning;
 #[cfg(feature = "cloud")]
 mod mirror;
 mod parameters;
+mod positions;
 mod profiles;
 mod read;
 mod scan;
@@ -39,8 +40,8 @@ pub use config::{
     WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample,
 };
 pub use profiles::{ProfileKey, ProfileStore, StoredProfile, machine};
-pub use scan::{Broken, Entry, Fingerprint, Found, Repository, RepositoryError, is_model_name};
-pub use source::{Bucket, Source, StoreKind};
-pub use sources::{SourceError, Sources, Transfer, Wanted};
-pub use text::Place;
+pub use scan::{Broken, Fingerprint, FoundModel, Repository, RepositoryError, ScanEntry, is_model_name};
+pub use source::{Bucket, RepositorySource, StoreKind};
+pub use sources::{SourceError, Sources, Transfer, WantedModels};
+pub use text::TextPosition;
 pub use watch::{WatchOptions, Watcher};

@@ -1,46 +1,64 @@
-//! The fields of a configuration that mean nothing here, each with the reason, so that the log can say it once.
+//! What single fields of a configuration may be, and which of them mean nothing here, each with the reason.
 
-use crate::text::Field;
-use crate::values::{Warnings, problem};
+/// Whole numbers that have bounds of their own: the message, the field, from, to.
+const LIMITS: &[(&str, &str, u32, u32)] = &[
+    // A larger batch is a slip, and every size is profiled.
+    ("ModelConfig", "max_batch_size", 0, MAX_BATCH),
+    ("ModelDynamicBatching", "preferred_batch_size", 1, MAX_BATCH),
+    ("ModelWarmup", "batch_size", 0, MAX_BATCH),
+    // Each run takes time before the model is ready.
+    ("ModelWarmup", "count", 0, 10_000),
+    // More levels than the scheduler tells apart mean nothing; far more are a slip.
+    ("ModelDynamicBatching", "priority_levels", 0, 1 << 16),
+    ("ModelDynamicBatching", "default_priority_level", 0, 1 << 16),
+];
 
-/// By the message that the field is in (empty at the top) and the field's name.
-pub const WITHOUT_MEANING: &[(&str, &str, &str)] = &[
-    ("", "instance_group", "`--devices` says where models run, and every device serves all of them"),
-    ("", "optimization", "graphs are always optimised, and the runtime is set up by the server's own options"),
-    ("", "response_cache", "answers aren't kept: every request is computed"),
-    ("", "model_transaction_policy", "a model here gives one answer to each request"),
-    ("", "sequence_batching", "each request stands for itself, and goes to whichever device is free"),
-    ("", "model_operations", "operators come with the runtime's library"),
-    ("", "model_repository_agents", "files are served as they are"),
-    ("", "model_metrics", "metrics are the same for all models"),
-    ("", "metric_tags", "series carry the model's name and version"),
-    ("", "cc_model_filenames", "there is one file for all devices"),
-    ("", "runtime", "the server brings its runtime"),
-    ("input", "format", "tensors are taken as the client sends them"),
-    ("input", "is_shape_tensor", "only TensorRT has shape tensors"),
-    ("input", "allow_ragged_batch", "requests of different shapes are executed one after another"),
-    ("input", "optional", "an ONNX model needs all of its inputs"),
-    ("input", "is_non_linear_format_io", "only TensorRT has such formats"),
-    ("output", "is_shape_tensor", "only TensorRT has shape tensors"),
-    ("output", "is_non_linear_format_io", "only TensorRT has such formats"),
-    ("dynamic_batching", "max_queue_delay_microseconds", "not needed, batches are planned from deadlines"),
+/// The largest batch size that a configuration may name.
+pub const MAX_BATCH: u32 = 4096;
+
+/// From what to what a field of a message may be, if it has bounds of its own.
+pub fn limits(message: &str, field: &str) -> Option<(i128, i128)> {
+    let found = LIMITS.iter().find(|(of, name, ..)| *of == message && *name == field);
+    found.map(|&(_, _, least, most)| (least.into(), most.into()))
+}
+
+/// By the message that the field is in and the field's name.
+const WITHOUT_MEANING: &[(&str, &str, &str)] = &[
+    ("ModelConfig", "instance_group", "`--devices` says where models run, and every device serves all of them"),
     (
-        "dynamic_batching",
+        "ModelConfig",
+        "optimization",
+        "graphs are always optimised, and the runtime is set up by the server's own options",
+    ),
+    ("ModelConfig", "response_cache", "answers aren't kept: every request is computed"),
+    ("ModelConfig", "model_transaction_policy", "a model here gives one answer to each request"),
+    ("ModelConfig", "sequence_batching", "each request stands for itself, and goes to whichever device is free"),
+    ("ModelConfig", "model_operations", "operators come with the runtime's library"),
+    ("ModelConfig", "model_repository_agents", "files are served as they are"),
+    ("ModelConfig", "model_metrics", "metrics are the same for all models"),
+    ("ModelConfig", "metric_tags", "series carry the model's name and version"),
+    ("ModelConfig", "cc_model_filenames", "there is one file for all devices"),
+    ("ModelConfig", "runtime", "the server brings its runtime"),
+    ("ModelInput", "format", "tensors are taken as the client sends them"),
+    ("ModelInput", "is_shape_tensor", "only TensorRT has shape tensors"),
+    ("ModelInput", "allow_ragged_batch", "requests of different shapes are executed one after another"),
+    ("ModelInput", "optional", "an ONNX model needs all of its inputs"),
+    ("ModelInput", "is_non_linear_format_io", "only TensorRT has such formats"),
+    ("ModelOutput", "is_shape_tensor", "only TensorRT has shape tensors"),
+    ("ModelOutput", "is_non_linear_format_io", "only TensorRT has such formats"),
+    ("ModelDynamicBatching", "max_queue_delay_microseconds", "not needed, batches are planned from deadlines"),
+    (
+        "ModelDynamicBatching",
         "preserve_ordering",
         "answers leave when they are there; a client tells them apart by their ids",
     ),
-    ("queue_policy", "allow_timeout_override", "a request's own timeout always counts if it is the shorter one"),
-    ("queue_policy", "timeout_action", "what waited too long is never put behind others: with DELAY there is no bound"),
+    ("ModelQueuePolicy", "allow_timeout_override", "a request's own timeout always counts if it is the shorter one"),
 ];
 
-/// Says that a field is ignored, and why. What isn't known at all is named when the whole configuration is read by its
-/// description.
-pub fn unused(within: &str, field: &Field, warnings: Warnings<'_>) {
-    let name = &field.name;
-    let known = WITHOUT_MEANING.iter().find(|(message, field, _)| *message == within && field == name);
-    if let Some((_, _, reason)) = known {
-        warnings.push(problem(field.place, format!("{name} is ignored: {reason}")));
-    }
+/// Why a field of a message is ignored, if it is.
+pub fn unused(message: &str, field: &str) -> Option<&'static str> {
+    let found = WITHOUT_MEANING.iter().find(|(of, name, _)| *of == message && *name == field);
+    found.map(|&(_, _, reason)| reason)
 }
 
 #[cfg(test)]
@@ -63,10 +81,13 @@ mod tests {
     }
 
     #[test]
-    fn fields_without_meaning_are_fields() {
+    fn the_tables_name_fields_that_there_are() {
         let fields = schema::all_fields();
-        for (_, name, reason) in WITHOUT_MEANING {
-            assert!(fields.iter().any(|(_, field)| field == name) && !reason.is_empty(), "{name}");
+        let without_meaning = WITHOUT_MEANING.iter().map(|&(message, field, _)| (message, field));
+        let limited = LIMITS.iter().map(|&(message, field, ..)| (message, field));
+        for (message, field) in without_meaning.chain(limited) {
+            let known = fields.iter().any(|(of, name)| of == message && name == field);
+            assert!(known, "{message}.{field}");
         }
     }
 }

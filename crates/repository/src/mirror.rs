@@ -9,7 +9,7 @@
 //! A file is downloaded again when the store's tag or size for it has changed, so a restart downloads nothing.
 
 use crate::source::Bucket;
-use crate::sources::{SourceError, Transfer, Wanted};
+use crate::sources::{SourceError, Transfer, WantedModels};
 use crate::store;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path as Key;
@@ -62,7 +62,7 @@ pub(crate) struct Mirror {
 }
 
 /// What went wrong in one attempt.
-enum Trouble {
+enum SyncFailure {
     /// The bucket changed meanwhile: look again.
     Moved,
     Failed(SourceError),
@@ -94,26 +94,31 @@ impl Mirror {
         !self.kept.is_empty()
     }
 
-    /// Brings the files of the wanted models up to date. With a `settling` time, models that change within it are left as
-    /// they are: somebody is writing them.
+    /// Brings the files of the wanted models up to date. With a `settling` time, models that change within it are left
+    /// as they are: somebody is writing them.
     pub(crate) fn sync(
         &mut self,
-        wanted: &Wanted,
+        wanted: &WantedModels,
         settling: Duration,
         progress: &dyn Fn(&Transfer),
     ) -> Result<(), SourceError> {
         for attempt in 1.. {
             match self.try_sync(wanted, settling, progress) {
                 Ok(()) => return Ok(()),
-                Err(Trouble::Failed(error)) => return Err(error),
-                Err(Trouble::Moved) if attempt == ATTEMPTS => break,
-                Err(Trouble::Moved) => {}
+                Err(SyncFailure::Failed(error)) => return Err(error),
+                Err(SyncFailure::Moved) if attempt == ATTEMPTS => break,
+                Err(SyncFailure::Moved) => {}
             }
         }
         Err(SourceError::Changing { url: self.bucket.url.clone(), attempts: ATTEMPTS })
     }
 
-    fn try_sync(&mut self, wanted: &Wanted, settling: Duration, progress: &dyn Fn(&Transfer)) -> Result<(), Trouble> {
+    fn try_sync(
+        &mut self,
+        wanted: &WantedModels,
+        settling: Duration,
+        progress: &dyn Fn(&Transfer),
+    ) -> Result<(), SyncFailure> {
         self.go_on()?;
         let mut seen = self.list()?;
         let mut unsettled = BTreeSet::new();
@@ -132,10 +137,10 @@ impl Mirror {
             .collect();
         self.download(&stale, progress)?;
         self.put_in_place(&seen, &stale, &unsettled)
-            .map_err(|error| Trouble::Failed(SourceError::local(&self.folder, &error)))
+            .map_err(|error| SyncFailure::Failed(SourceError::local(&self.folder, &error)))
     }
 
-    fn differs(&self, seen: &Objects, wanted: &Wanted) -> bool {
+    fn differs(&self, seen: &Objects, wanted: &WantedModels) -> bool {
         seen.iter().any(|(path, object)| wanted.includes(model_of(path)) && !self.is_current(path, object))
             || self.kept.keys().any(|path| !seen.contains_key(path))
     }
@@ -147,13 +152,13 @@ impl Mirror {
     }
 
     /// Everything below the prefix that can be part of a model: nothing hidden, and nothing beside the models' folders.
-    fn list(&self) -> Result<Listing, Trouble> {
+    fn list(&self) -> Result<Listing, SyncFailure> {
         let prefix = (!self.bucket.prefix.is_empty()).then(|| Key::from(self.bucket.prefix.as_str()));
         let listed: Result<Vec<ObjectMeta>, _> =
             self.runtime.block_on(self.store.list(prefix.as_ref()).take(MAX_OBJECTS + 1).try_collect());
         let listed = listed.map_err(|error| self.failed(&error))?;
         if listed.len() > MAX_OBJECTS {
-            return Err(Trouble::Failed(SourceError::TooMany { url: self.bucket.url.clone(), most: MAX_OBJECTS }));
+            return Err(SyncFailure::Failed(SourceError::TooMany { url: self.bucket.url.clone(), most: MAX_OBJECTS }));
         }
         let mut objects = Objects::new();
         for meta in listed {
@@ -180,14 +185,14 @@ impl Mirror {
         Ok(Listing { objects, folders })
     }
 
-    fn go_on(&self) -> Result<(), Trouble> {
-        if self.stopped.load(Ordering::Relaxed) { Err(Trouble::Failed(SourceError::Stopped)) } else { Ok(()) }
+    fn go_on(&self) -> Result<(), SyncFailure> {
+        if self.stopped.load(Ordering::Relaxed) { Err(SyncFailure::Failed(SourceError::Stopped)) } else { Ok(()) }
     }
 
-    fn failed(&self, error: &object_store::Error) -> Trouble {
+    fn failed(&self, error: &object_store::Error) -> SyncFailure {
         match error {
-            object_store::Error::Precondition { .. } => Trouble::Moved,
-            error => Trouble::Failed(SourceError::remote(&self.bucket, error)),
+            object_store::Error::Precondition { .. } => SyncFailure::Moved,
+            error => SyncFailure::Failed(SourceError::remote(&self.bucket, error)),
         }
     }
 
@@ -195,11 +200,11 @@ impl Mirror {
         self.folder.join("parts").join(number.to_string())
     }
 
-    fn download(&self, stale: &[(String, Object)], progress: &dyn Fn(&Transfer)) -> Result<(), Trouble> {
+    fn download(&self, stale: &[(String, Object)], progress: &dyn Fn(&Transfer)) -> Result<(), SyncFailure> {
         if stale.is_empty() {
             return Ok(());
         }
-        let local = |error: io::Error| Trouble::Failed(SourceError::local(&self.folder, &error));
+        let local = |error: io::Error| SyncFailure::Failed(SourceError::local(&self.folder, &error));
         fs::create_dir_all(self.folder.join("parts")).map_err(local)?;
         let total_bytes = stale.iter().map(|(_, object)| object.size).sum();
         let files = stale.len();
@@ -220,7 +225,13 @@ impl Mirror {
     }
 
     /// Downloads one object, exactly the one that was listed.
-    async fn fetch(&self, path: &str, object: &Object, part: &Path, add: &impl Fn(&str, u64)) -> Result<(), Trouble> {
+    async fn fetch(
+        &self,
+        path: &str,
+        object: &Object,
+        part: &Path,
+        add: &impl Fn(&str, u64),
+    ) -> Result<(), SyncFailure> {
         let key = match self.bucket.prefix.as_str() {
             "" => path.to_owned(),
             prefix => format!("{prefix}/{path}"),
@@ -229,10 +240,10 @@ impl Mirror {
         let options = GetOptions { if_match: object.tag.clone(), ..GetOptions::default() };
         let result = self.store.get_opts(&key, options).await;
         let result = match result {
-            Err(object_store::Error::NotFound { .. }) => return Err(Trouble::Moved),
+            Err(object_store::Error::NotFound { .. }) => return Err(SyncFailure::Moved),
             result => result.map_err(|error| self.failed(&error))?,
         };
-        let local = |error: io::Error| Trouble::Failed(SourceError::local(part, &error));
+        let local = |error: io::Error| SyncFailure::Failed(SourceError::local(part, &error));
         let mut file = fs::File::create(part).map_err(local)?;
         let (mut content, mut length) = (result.into_stream(), 0);
         while let Some(piece) = content.try_next().await.map_err(|error| self.failed(&error))? {
@@ -241,7 +252,7 @@ impl Mirror {
             length += piece.len() as u64;
             add(path, piece.len() as u64);
         }
-        if length == object.size { Ok(()) } else { Err(Trouble::Moved) }
+        if length == object.size { Ok(()) } else { Err(SyncFailure::Moved) }
     }
 
     /// Renames what was downloaded to where it belongs, and removes what is no longer in the bucket.
@@ -375,7 +386,7 @@ mod tests {
         }
 
         /// What was downloaded.
-        fn sync(&mut self, wanted: &Wanted) -> u64 {
+        fn sync(&mut self, wanted: &WantedModels) -> u64 {
             let bytes = RefCell::new(0);
             self.mirror.sync(wanted, Duration::ZERO, &|transfer| *bytes.borrow_mut() = transfer.done_bytes).unwrap();
             bytes.into_inner()
@@ -410,18 +421,18 @@ mod tests {
         bench.put("models/.hidden/1/model.onnx", "hidden");
         bench.put("other/b/1/model.onnx", "elsewhere");
         bench.put("models/empty/1", "");
-        assert_eq!(bench.sync(&Wanted::All), 4);
+        assert_eq!(bench.sync(&WantedModels::All), 4);
         assert_eq!(bench.shown(), "a/1/model.onnx=one a/config.pbtxt=x empty/1/");
-        assert_eq!(bench.sync(&Wanted::All), 0);
+        assert_eq!(bench.sync(&WantedModels::All), 0);
         bench.put("models/a/1/model.onnx", "two!");
         bench.put("models/a/2/model.onnx", "new");
         bench.delete("models/a/config.pbtxt");
         bench.delete("models/empty/1");
-        assert_eq!(bench.sync(&Wanted::All), 7);
+        assert_eq!(bench.sync(&WantedModels::All), 7);
         assert_eq!(bench.shown(), "a/1/model.onnx=two! a/2/model.onnx=new");
         bench.delete("models/a/1/model.onnx");
         bench.delete("models/a/2/model.onnx");
-        assert_eq!(bench.sync(&Wanted::All), 0);
+        assert_eq!(bench.sync(&WantedModels::All), 0);
         assert_eq!(bench.shown(), "");
     }
 
@@ -430,21 +441,21 @@ mod tests {
         let mut bench = Bench::new();
         bench.put("models/a/1/model.onnx", "one");
         bench.put("models/b/1/model.onnx", "four");
-        assert_eq!(bench.sync(&Wanted::All), 7);
+        assert_eq!(bench.sync(&WantedModels::All), 7);
         let mut again = Mirror::open(&bucket(), bench.cache.path(), Arc::default()).unwrap();
         assert!(again.has_copies());
         again.store = bench.store.clone();
         bench.mirror = again;
-        assert_eq!(bench.sync(&Wanted::All), 0);
+        assert_eq!(bench.sync(&WantedModels::All), 0);
         fs::write(bench.mirror.models().join("b/1/model.onnx"), "cut").unwrap();
-        assert_eq!(bench.sync(&Wanted::All), 4);
+        assert_eq!(bench.sync(&WantedModels::All), 4);
         assert_eq!(bench.shown(), "a/1/model.onnx=one b/1/model.onnx=four");
         fs::write(bench.mirror.folder.join("objects.json"), "not JSON").unwrap();
         bench.mirror = Mirror {
             store: bench.store.clone(),
             ..Mirror::open(&bucket(), bench.cache.path(), Arc::default()).unwrap()
         };
-        assert_eq!(bench.sync(&Wanted::All), 7);
+        assert_eq!(bench.sync(&WantedModels::All), 7);
     }
 
     #[test]
@@ -452,7 +463,7 @@ mod tests {
         let mut bench = Bench::new();
         bench.put("models/a/1/model.onnx", "one");
         bench.mirror.stopped.store(true, Ordering::Relaxed);
-        let outcome = bench.mirror.sync(&Wanted::All, Duration::ZERO, &|_| {});
+        let outcome = bench.mirror.sync(&WantedModels::All, Duration::ZERO, &|_| {});
         assert!(matches!(outcome, Err(SourceError::Stopped)), "{outcome:?}");
         assert_eq!(bench.shown(), "");
     }
@@ -462,9 +473,9 @@ mod tests {
         let mut bench = Bench::new();
         bench.put("models/a/1/model.onnx", "one");
         bench.put("models/b/1/model.onnx", "four");
-        assert_eq!(bench.sync(&Wanted::Only(BTreeSet::from(["a".to_owned()]))), 3);
+        assert_eq!(bench.sync(&WantedModels::Only(BTreeSet::from(["a".to_owned()]))), 3);
         assert_eq!(bench.shown(), "a/1/model.onnx=one b/1/");
-        assert_eq!(bench.sync(&Wanted::All), 4);
+        assert_eq!(bench.sync(&WantedModels::All), 4);
     }
 
     #[test]

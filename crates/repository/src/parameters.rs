@@ -1,12 +1,14 @@
 //! The entries of `parameters`: those that mean something to Punctual, read and checked.
 
 use crate::config::{Emulation, ModelConfig, ProfileInput};
-use crate::meaning::unused;
-use crate::read::{checked_batch_size, sorted};
-use crate::text::{Field, Place, Problem};
-use crate::values::{Warnings, each, message, problem, text};
+use crate::meaning::MAX_BATCH;
+use crate::positions::Positions;
+use crate::read::sorted;
+use crate::text::{TextPosition, TextProblem};
+use crate::values::{Warnings, problem};
 use base::{Duration, Precision};
 use std::collections::BTreeMap;
+use wire::proto::ModelParameter;
 
 /// The parameters that mean something to Punctual.
 const LATENCY_OBJECTIVE_MS: &str = "latency_objective_ms";
@@ -20,70 +22,59 @@ const PADDING: &str = "padding";
 const FAIR_WEIGHT: &str = "fair_weight";
 const FAIR_FLOOR: &str = "fair_floor";
 
-/// By name: the text, and where it stands.
-pub type Parameters = BTreeMap<String, (Place, String)>;
-
-pub fn read_parameters(field: &Field, parameters: &mut Parameters, warnings: Warnings<'_>) -> Result<(), Problem> {
-    for entry in each(&field.value) {
-        let (mut key, mut value) = (None, (entry.place, String::new()));
-        for part in &message(field, entry)?.fields {
-            match part.name.as_str() {
-                "key" => key = Some(text(part, &part.value)?.to_owned()),
-                "value" => {
-                    for inner in &message(part, &part.value)?.fields {
-                        match inner.name.as_str() {
-                            "string_value" => value = (inner.value.place, text(inner, &inner.value)?.to_owned()),
-                            _ => unused("parameters.value", inner, warnings),
-                        }
-                    }
-                }
-                _ => unused("parameters", part, warnings),
-            }
+/// Reads all of them into `config`.
+pub fn read(
+    written: &BTreeMap<String, ModelParameter>,
+    positions: &Positions,
+    config: &mut ModelConfig,
+    warnings: Warnings<'_>,
+) -> Result<(), TextProblem> {
+    for (name, ModelParameter { string_value: text }) in written {
+        let position = position(name, positions);
+        if !read_one(name, text, config).map_err(|reason| problem(position, reason))? {
+            warnings.push(problem(position, format!("parameter `{name}` isn't known and is ignored")));
         }
-        let Some(key) = key else {
-            return Err(problem(
-                entry.place,
-                "this parameter has no key: write parameters { key: \"NAME\" value { string_value: \"VALUE\" } }",
-            ));
-        };
-        parameters.insert(key, value);
+    }
+    if let Some(ModelParameter { string_value: text }) = written.get(WEIGHTS_MB) {
+        let position = position(WEIGHTS_MB, positions);
+        let megabytes = number(WEIGHTS_MB, text, 0.0).map_err(|reason| problem(position, reason))?;
+        match &mut config.emulation {
+            Some(emulation) => emulation.weight_bytes = (megabytes * 1e6).round() as u64,
+            None => warnings.push(problem(position, "parameter `weights_mb` is ignored without `emulated_latency`")),
+        }
     }
     Ok(())
 }
 
-pub fn apply_parameters(
-    parameters: &Parameters,
-    config: &mut ModelConfig,
-    warnings: Warnings<'_>,
-) -> Result<(), Problem> {
-    for (name, (place, text)) in parameters {
-        let done = match name.as_str() {
-            LATENCY_OBJECTIVE_MS => number(name, text, 0.001)
-                .map(|millis| config.latency_objective = Some(Duration::from_millis_f64(millis))),
-            BATCH_SIZES => sizes(BATCH_SIZES, text).map(|sizes| config.batch_sizes = Some(sizes)),
-            SEQUENCE_LENGTHS => sizes(SEQUENCE_LENGTHS, text).map(|sizes| config.lengths = sizes),
-            PRECISION => precision(text).map(|precision| config.precision = Some(precision)),
-            EMULATED_LATENCY => emulation(text).map(|emulation| config.emulation = Some(emulation)),
-            WEIGHTS_MB => Ok(()),
-            PROFILE_INPUTS => profile_inputs(text).map(|inputs| config.profile_inputs = inputs),
-            FAIR_WEIGHT => number(name, text, 0.001).map(|weight| config.fair_weight = Some(weight)),
-            FAIR_FLOOR => part(name, text).map(|floor| config.fair_floor = Some(floor)),
-            PADDING => padding(text).map(|padding| config.padding = padding),
-            _ => {
-                warnings.push(problem(*place, format!("parameter `{name}` isn't known and is ignored")));
-                Ok(())
-            }
-        };
-        done.map_err(|reason| problem(*place, reason))?;
-    }
-    if let Some((place, text)) = parameters.get(WEIGHTS_MB) {
-        let megabytes = number(WEIGHTS_MB, text, 0.0).map_err(|reason| problem(*place, reason))?;
-        match &mut config.emulation {
-            Some(emulation) => emulation.weight_bytes = (megabytes * 1e6).round() as u64,
-            None => warnings.push(problem(*place, "parameter `weights_mb` is ignored without `emulated_latency`")),
+/// Where its text stands; where the whole parameter does if it has no text or no name.
+fn position(name: &str, positions: &Positions) -> TextPosition {
+    let (entry, text) = (format!("parameters[{name}]"), format!("parameters[{name}].string_value"));
+    positions.value(if !name.is_empty() && positions.is_written(&text) { &text } else { &entry })
+}
+
+/// Reads one of them into `config`; `false` if it isn't known.
+fn read_one(name: &str, text: &str, config: &mut ModelConfig) -> Result<bool, String> {
+    match name {
+        LATENCY_OBJECTIVE_MS => {
+            config.latency_objective = Some(Duration::from_millis_f64(number(name, text, 0.001)?));
         }
+        BATCH_SIZES => config.batch_sizes = Some(sizes(BATCH_SIZES, text)?),
+        SEQUENCE_LENGTHS => config.lengths = sizes(SEQUENCE_LENGTHS, text)?,
+        PRECISION => config.precision = Some(precision(text)?),
+        EMULATED_LATENCY => config.emulation = Some(emulation(text)?),
+        // Read when it is known whether there is something to emulate.
+        WEIGHTS_MB => {}
+        PROFILE_INPUTS => config.profile_inputs = profile_inputs(text)?,
+        FAIR_WEIGHT => config.fair_weight = Some(number(name, text, 0.001)?),
+        FAIR_FLOOR => config.fair_floor = Some(part(name, text)?),
+        PADDING => config.padding = padding(text)?,
+        "" => {
+            let example = r#"parameters { key: "NAME" value { string_value: "VALUE" } }"#;
+            return Err(format!("this parameter has no key: write {example}"));
+        }
+        _ => return Ok(false),
     }
-    Ok(())
+    Ok(true)
 }
 
 /// `input=1x576,rate=@16000`: an input's name, its dimensions, behind an @ the value of its elements.
@@ -132,7 +123,10 @@ fn sizes(parameter: &str, text: &str) -> Result<Vec<u32>, String> {
         let number = part.parse::<i64>().map_err(|_| {
             format!("parameter `{parameter}` has {part:?}: write sizes with commas between, as in \"1,2,4,8,16\"")
         })?;
-        checked_batch_size(&format!("a size in parameter `{parameter}`"), number, 1)
+        u32::try_from(number)
+            .ok()
+            .filter(|size| (1..=MAX_BATCH).contains(size))
+            .ok_or_else(|| format!("a size in parameter `{parameter}` is {number}: it must be from 1 to {MAX_BATCH}"))
     };
     Ok(sorted(text.split(',').map(size).collect::<Result<Vec<_>, _>>()?))
 }

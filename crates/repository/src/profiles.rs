@@ -50,11 +50,11 @@ struct Document {
     load_ns: u64,
     #[serde(default)]
     fixed_ns: u64,
-    batches: Vec<Batch>,
+    batches: Vec<StoredBatch>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Batch {
+struct StoredBatch {
     batch: u32,
     median_ns: u64,
     p99_ns: u64,
@@ -91,7 +91,7 @@ impl ProfileStore {
 
     /// Keeps a profile, whole or not at all: it is written beside its place and then moved there.
     fn try_save(&self, key: &ProfileKey, stored: &StoredProfile) -> io::Result<()> {
-        let batch = |b: &BatchLatency| Batch {
+        let batch = |b: &BatchLatency| StoredBatch {
             batch: b.batch,
             median_ns: b.median.as_nanos(),
             p99_ns: b.p99.as_nanos(),
@@ -133,7 +133,7 @@ fn read(path: &Path, key: &ProfileKey) -> Result<Option<StoredProfile>, String> 
     if document.key != *key {
         return Err("it was measured for something else".into());
     }
-    let batch = |b: &Batch| BatchLatency {
+    let batch = |b: &StoredBatch| BatchLatency {
         batch: b.batch,
         median: Duration::from_nanos(b.median_ns),
         p99: Duration::from_nanos(b.p99_ns),

@@ -1,159 +1,120 @@
-//! From the tree of a config.pbtxt to a configuration: field by field, each with its own check.
+//! From Triton's message to our own configuration: field by field, each with its own check.
 
+use crate::complete::data_type;
 use crate::config::{ModelConfig, TensorConfig, VersionPolicy};
-use crate::meaning::unused;
-use crate::text::{Field, Message, Place, Problem, Value};
-use crate::values::{Warnings, boolean, each, integer, message, problem, relative_file, text, word};
+use crate::positions::Positions;
+use crate::text::TextProblem;
+use crate::values::{Warnings, relative_file};
 use crate::{batching, parameters, warmup};
 use base::DataType;
-use std::collections::BTreeMap;
-
-/// The largest batch size that a configuration may name; larger is a slip, and every size is profiled.
-const MAX_BATCH: u32 = 4096;
+use wire::proto::{self, ModelInput, ModelOutput, ModelVersionPolicy, model_config};
 
 /// Reads a whole configuration. What is ignored goes into `warnings`.
-pub fn config(tree: &Message, model: &str, warnings: Warnings<'_>) -> Result<ModelConfig, Problem> {
-    let mut config = ModelConfig::default();
-    let mut parameters = BTreeMap::new();
-    for field in &tree.fields {
-        match field.name.as_str() {
-            "name" => check_name(field, model)?,
-            "platform" => config.platform = one_of(field, &["onnxruntime_onnx", "emulated"])?,
-            "backend" => drop(one_of(field, &["onnxruntime", "emulated"])?),
-            "max_batch_size" => config.max_batch = Some(batch_size(field, &field.value, 0)?),
-            "input" => tensors(field, &mut config.inputs, warnings)?,
-            "output" => tensors(field, &mut config.outputs, warnings)?,
-            "version_policy" => config.version_policy = version_policy(field, warnings)?,
-            "dynamic_batching" => batching::read(field, &mut config, warnings)?,
-            "default_model_filename" => config.file_name = file_name(field)?,
-            "parameters" => parameters::read_parameters(field, &mut parameters, warnings)?,
-            "model_warmup" => warmup::read(field, &mut config.warmup, warnings)?,
-            "sequence_batching" => sequences(field, warnings)?,
-            "ensemble_scheduling" | "batch_input" | "batch_output" => return Err(not_served(field)),
-            _ => unused("", field, warnings),
-        }
+pub fn config(
+    written: proto::ModelConfig,
+    positions: &Positions,
+    model: &str,
+    warnings: Warnings<'_>,
+) -> Result<ModelConfig, TextProblem> {
+    check_name(&written.name, positions, model)?;
+    check_served(&written, positions)?;
+    one_of("backend", &written.backend, &["onnxruntime", "emulated"], positions)?;
+    let max_batch = u32::try_from(written.max_batch_size).unwrap_or(0);
+    let mut config = ModelConfig {
+        platform: one_of("platform", &written.platform, &["onnxruntime_onnx", "emulated"], positions)?,
+        max_batch: positions.is_written("max_batch_size").then_some(max_batch),
+        inputs: tensors("input", written.input.iter().map(as_output), positions)?,
+        outputs: tensors("output", written.output.iter().cloned(), positions)?,
+        version_policy: version_policy(written.version_policy.as_ref(), positions)?,
+        file_name: file_name(&written.default_model_filename, positions)?,
+        warmup: warmup::read(&written.model_warmup, positions)?,
+        ..ModelConfig::default()
+    };
+    if let Some(model_config::SchedulingChoice::DynamicBatching(batching)) = &written.scheduling_choice {
+        batching::read(batching, positions, &mut config, warnings)?;
     }
-    parameters::apply_parameters(&parameters, &mut config, warnings)?;
-    config.parameters = parameters.into_iter().map(|(name, (_, text))| (name, text)).collect();
+    parameters::read(&written.parameters, positions, &mut config, warnings)?;
+    config.written = written;
     Ok(config)
 }
 
-/// Without these the model would compute something else than it was made for.
-fn not_served(field: &Field) -> Problem {
-    let why = match field.name.as_str() {
-        "ensemble_scheduling" => "models that call other models aren't served here: call them one after another",
-        _ => "inputs and outputs that describe the whole batch aren't made here: remove it if the model has none",
-    };
-    problem(field.place, format!("{} isn't supported: {why}", field.name))
-}
-
-/// Sequences whose state or signals the server would have to make up can't be served; others are plain requests.
-fn sequences(field: &Field, warnings: Warnings<'_>) -> Result<(), Problem> {
-    for inner in &message(field, &field.value)?.fields {
-        if matches!(inner.name.as_str(), "control_input" | "state" | "iterative_sequence") {
-            return Err(problem(
-                inner.place,
-                format!(
-                    "sequence_batching.{} isn't supported: a model that the server keeps state for isn't served here",
-                    inner.name
-                ),
-            ));
+/// With these the model would have to be given or asked for something that a request doesn't say.
+fn check_served(written: &proto::ModelConfig, positions: &Positions) -> Result<(), TextProblem> {
+    use model_config::SchedulingChoice::{EnsembleScheduling, SequenceBatching};
+    const ENSEMBLE: &str = "models that call other models aren't served here: call them one after another";
+    const WHOLE_BATCH: &str =
+        "inputs and outputs that describe the whole batch aren't made here: remove it if the model has none";
+    const STATE: &str = "a model that the server keeps state for isn't served here";
+    let choice = written.scheduling_choice.as_ref();
+    let sequences = choice.and_then(|choice| if let SequenceBatching(found) = choice { Some(found) } else { None });
+    for (path, is_asked_for, why) in [
+        ("ensemble_scheduling", matches!(choice, Some(EnsembleScheduling(_))), ENSEMBLE),
+        ("batch_input", !written.batch_input.is_empty(), WHOLE_BATCH),
+        ("batch_output", !written.batch_output.is_empty(), WHOLE_BATCH),
+        ("sequence_batching.control_input", sequences.is_some_and(|found| !found.control_input.is_empty()), STATE),
+        ("sequence_batching.state", sequences.is_some_and(|found| !found.state.is_empty()), STATE),
+        ("sequence_batching.iterative_sequence", sequences.is_some_and(|found| found.iterative_sequence), STATE),
+    ] {
+        if is_asked_for {
+            return Err(positions.wrong_field(path, format!("{path} isn't supported: {why}")));
         }
-    }
-    unused("", field, warnings);
-    Ok(())
-}
-
-fn check_name(field: &Field, model: &str) -> Result<(), Problem> {
-    match text(field, &field.value)? {
-        "" => Ok(()),
-        name if name == model => Ok(()),
-        name => Err(problem(
-            field.value.place,
-            format!("name is {name:?}, but the folder is called {model:?}: make them equal or leave name out"),
-        )),
-    }
-}
-
-fn one_of(field: &Field, known: &[&str]) -> Result<Option<String>, Problem> {
-    match text(field, &field.value)? {
-        "" => Ok(None),
-        text if known.contains(&text) => Ok(Some(text.to_owned())),
-        text => Err(problem(
-            field.value.place,
-            format!("{} {text:?} isn't supported: use {:?} with an ONNX file", field.name, known[0]),
-        )),
-    }
-}
-
-pub fn batch_size(field: &Field, value: &Value, least: u32) -> Result<u32, Problem> {
-    let size = integer(field, value)?;
-    checked_batch_size(&field.name, size, least).map_err(|reason| problem(value.place, reason))
-}
-
-pub fn checked_batch_size(name: &str, size: i64, least: u32) -> Result<u32, String> {
-    let checked = u32::try_from(size).ok().filter(|size| (least..=MAX_BATCH).contains(size));
-    checked.ok_or_else(|| format!("{name} is {size}: it must be from {least} to {MAX_BATCH}"))
-}
-
-pub fn sorted(mut sizes: Vec<u32>) -> Vec<u32> {
-    sizes.sort_unstable();
-    sizes.dedup();
-    sizes
-}
-
-fn tensors(field: &Field, tensors: &mut Vec<TensorConfig>, warnings: Warnings<'_>) -> Result<(), Problem> {
-    for value in each(&field.value) {
-        tensors.push(tensor(&field.name, message(field, value)?, value.place, warnings)?);
     }
     Ok(())
 }
 
-fn tensor(kind: &str, tree: &Message, place: Place, warnings: Warnings<'_>) -> Result<TensorConfig, Problem> {
-    let (mut name, mut datatype, mut dims) = (String::new(), None, Vec::new());
-    let (mut reshape, mut labels) = (None, None);
-    for field in &tree.fields {
-        match field.name.as_str() {
-            "name" => text(field, &field.value)?.clone_into(&mut name),
-            "data_type" => datatype = Some(data_type(&field.value)?),
-            "dims" => {
-                for value in each(&field.value) {
-                    dims.push(dimension(field, value)?);
-                }
-            }
-            "reshape" => reshape = Some(shape(field, warnings)?),
-            "label_filename" if kind == "output" => labels = relative_file(field)?,
-            "is_shape_tensor" | "allow_ragged_batch" | "is_non_linear_format_io" | "optional" => {
-                if boolean(&field.name, &field.value)? {
-                    unused(kind, field, warnings);
-                }
-            }
-            _ => unused(kind, field, warnings),
-        }
+fn check_name(name: &str, positions: &Positions, model: &str) -> Result<(), TextProblem> {
+    if name.is_empty() || name == model {
+        return Ok(());
     }
+    let reason = format!("name is {name:?}, but the folder is called {model:?}: make them equal or leave name out");
+    Err(positions.wrong_value("name", reason))
+}
+
+fn one_of(field: &str, text: &str, known: &[&str], positions: &Positions) -> Result<Option<String>, TextProblem> {
+    if text.is_empty() || known.contains(&text) {
+        return Ok(Some(text.to_owned()).filter(|text| !text.is_empty()));
+    }
+    let reason = format!("{field} {text:?} isn't supported: use {:?} with an ONNX file", known[0]);
+    Err(positions.wrong_value(field, reason))
+}
+
+/// An input says what an output says, but for labels.
+fn as_output(input: &ModelInput) -> ModelOutput {
+    let ModelInput { name, data_type, dims, reshape, .. } = input.clone();
+    ModelOutput { name, data_type, dims, reshape, ..ModelOutput::default() }
+}
+
+fn tensors(
+    field: &str,
+    written: impl Iterator<Item = ModelOutput>,
+    positions: &Positions,
+) -> Result<Vec<TensorConfig>, TextProblem> {
+    written.enumerate().map(|(index, tensor)| read_tensor(field, index, tensor, positions)).collect()
+}
+
+fn read_tensor(
+    field: &str,
+    index: usize,
+    written: ModelOutput,
+    positions: &Positions,
+) -> Result<TensorConfig, TextProblem> {
+    let path = format!("{field}[{index}]");
+    let ModelOutput { name, dims, reshape, .. } = written;
+    let reshape = reshape.map(|reshape| reshape.shape);
+    check_dims(&format!("{path}.dims"), &dims, positions)?;
+    check_dims(&format!("{path}.reshape.shape"), reshape.as_deref().unwrap_or_default(), positions)?;
+    let labels = relative_file(&format!("{path}.label_filename"), &written.label_filename, positions)?;
     if name.is_empty() {
-        return Err(problem(place, format!("this {kind} has no name: give it the name that it has in the model")));
+        let reason = format!("this {field} has no name: give it the name that it has in the model");
+        return Err(positions.wrong_value(&path, reason));
     }
-    let Some(datatype) = datatype else {
-        return Err(problem(place, format!("{kind} {name:?} has no data_type: give one, for instance TYPE_FP32")));
+    let Some(datatype) = read_data_type(written.data_type) else {
+        let reason = format!("{field} {name:?} has no data_type: give one, for instance TYPE_FP32");
+        return Err(positions.wrong_value(&path, reason));
     };
-    check_reshape(&dims, reshape.as_deref()).map_err(|reason| problem(place, format!("{kind} {name:?} {reason}")))?;
+    check_reshape(&dims, reshape.as_deref())
+        .map_err(|reason| positions.wrong_value(&path, format!("{field} {name:?} {reason}")))?;
     Ok(TensorConfig { name, datatype, dims, reshape, labels })
-}
-
-fn shape(field: &Field, warnings: Warnings<'_>) -> Result<Vec<i64>, Problem> {
-    let mut dims = Vec::new();
-    for inner in &message(field, &field.value)?.fields {
-        match inner.name.as_str() {
-            "shape" => {
-                for value in each(&inner.value) {
-                    dims.push(dimension(inner, value)?);
-                }
-            }
-            _ => unused("reshape", inner, warnings),
-        }
-    }
-    Ok(dims)
 }
 
 /// Both shapes must have the same elements, and sizes that are left open must be as many in both.
@@ -169,77 +130,61 @@ fn check_reshape(dims: &[i64], reshape: Option<&[i64]>) -> Result<(), String> {
     ))
 }
 
-pub fn dimension(field: &Field, value: &Value) -> Result<i64, Problem> {
-    match integer(field, value)? {
-        dim if dim < -1 || dim == 0 => {
-            Err(problem(value.place, format!("a dimension is {dim}: write a size from 1 up, or -1 for any size")))
-        }
-        dim => Ok(dim),
+pub fn check_dims(path: &str, dims: &[i64], positions: &Positions) -> Result<(), TextProblem> {
+    match dims.iter().position(|&dim| dim < -1 || dim == 0) {
+        None => Ok(()),
+        Some(wrong) => Err(positions.wrong_value(
+            &format!("{path}[{wrong}]"),
+            format!("a dimension is {}: write a size from 1 up, or -1 for any size", dims[wrong]),
+        )),
     }
 }
 
-/// Triton's names are ours with `TYPE_` before them, except for strings. Its numbers are understood too.
-pub fn data_type(value: &Value) -> Result<DataType, Problem> {
-    const BY_NUMBER: [&str; 15] = [
-        "INVALID", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32",
-        "FP64", "STRING", "BF16",
-    ];
-    let word = word(value).unwrap_or_default();
-    let by_number = word.parse::<usize>().ok().and_then(|number| BY_NUMBER.get(number).copied());
-    let name = word.strip_prefix("TYPE_").or(by_number).unwrap_or_default();
-    let found = if name == "STRING" { Some(DataType::Bytes) } else { DataType::from_name(name) };
-    found.filter(|_| name != "BYTES").ok_or_else(|| {
-        let known: Vec<String> = BY_NUMBER[1..].iter().map(|name| format!("TYPE_{name}")).collect();
-        problem(value.place, format!("data_type {word:?} isn't known: use one of {}", known.join(", ")))
-    })
+/// The type of Triton's number for it; `None` where none was given.
+pub fn read_data_type(number: i32) -> Option<DataType> {
+    DataType::ALL.iter().copied().find(|&known| data_type(known) as i32 == number)
 }
 
-fn version_policy(field: &Field, warnings: Warnings<'_>) -> Result<VersionPolicy, Problem> {
-    let mut policy = VersionPolicy::default();
-    for choice in &message(field, &field.value)?.fields {
-        let inner = message(choice, &choice.value)?;
-        match choice.name.as_str() {
-            "all" => policy = VersionPolicy::All,
-            "latest" => {
-                let count = inner.fields.iter().rfind(|field| field.name == "num_versions");
-                let count = count.map_or(Ok(1), |field| integer(field, &field.value))?;
-                policy = VersionPolicy::Latest(u32::try_from(count).unwrap_or(0).max(1));
-            }
-            "specific" => policy = VersionPolicy::Specific(specific_versions(choice, inner)?),
-            _ => unused("version_policy", choice, warnings),
-        }
-    }
-    Ok(policy)
+pub fn sorted(mut sizes: Vec<u32>) -> Vec<u32> {
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
 }
 
-fn specific_versions(choice: &Field, inner: &Message) -> Result<Vec<u64>, Problem> {
-    let mut versions = Vec::new();
-    for field in inner.fields.iter().filter(|field| field.name == "versions") {
-        for value in each(&field.value) {
-            let number = integer(field, value)?;
-            let version = u64::try_from(number).ok().filter(|&version| version > 0);
-            versions.push(version.ok_or_else(|| {
-                problem(value.place, format!("version_policy names version {number}: versions are numbers from 1 up"))
-            })?);
-        }
+fn version_policy(written: Option<&ModelVersionPolicy>, positions: &Positions) -> Result<VersionPolicy, TextProblem> {
+    use proto::model_version_policy::PolicyChoice;
+    match written.and_then(|policy| policy.policy_choice.as_ref()) {
+        None => Ok(VersionPolicy::default()),
+        Some(PolicyChoice::All(_)) => Ok(VersionPolicy::All),
+        Some(PolicyChoice::Latest(latest)) => Ok(VersionPolicy::Latest(latest.num_versions.max(1))),
+        Some(PolicyChoice::Specific(specific)) => specific_versions(&specific.versions, positions),
     }
+}
+
+fn specific_versions(written: &[i64], positions: &Positions) -> Result<VersionPolicy, TextProblem> {
+    const PATH: &str = "version_policy.specific";
+    let checked = written.iter().enumerate().map(|(index, &number)| {
+        u64::try_from(number).ok().filter(|&version| version > 0).ok_or_else(|| {
+            let reason = format!("version_policy names version {number}: versions are numbers from 1 up");
+            positions.wrong_value(&format!("{PATH}.versions[{index}]"), reason)
+        })
+    });
+    let mut versions: Vec<u64> = checked.collect::<Result<_, _>>()?;
     versions.sort_unstable();
     versions.dedup();
     if versions.is_empty() {
-        return Err(problem(choice.place, "version_policy.specific names no version: list at least one"));
+        return Err(positions.wrong_field(PATH, "version_policy.specific names no version: list at least one"));
     }
-    Ok(versions)
+    Ok(VersionPolicy::Specific(versions))
 }
 
-fn file_name(field: &Field) -> Result<Option<String>, Problem> {
-    let name = text(field, &field.value)?;
-    match name {
-        "" => Ok(None),
-        "." | ".." => Err(problem(field.value.place, format!("default_model_filename is {name:?}, which is no file"))),
-        _ if name.contains(['/', '\\', '\0']) => Err(problem(
-            field.value.place,
-            format!("default_model_filename is {name:?}: it must be a name in the version's folder, not a path"),
-        )),
-        _ => Ok(Some(name.to_owned())),
-    }
+fn file_name(name: &str, positions: &Positions) -> Result<Option<String>, TextProblem> {
+    let why = match name {
+        "" => return Ok(None),
+        "." | ".." => ", which is no file",
+        _ if name.contains(['/', '\\', '\0']) => ": it must be a name in the version's folder, not a path",
+        _ => return Ok(Some(name.to_owned())),
+    };
+    let field = "default_model_filename";
+    Err(positions.wrong_value(field, format!("{field} is {name:?}{why}")))
 }

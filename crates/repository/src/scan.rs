@@ -29,16 +29,16 @@ pub enum RepositoryError {
 
 /// One version of a model, or the model as a whole where no version could be found.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Entry {
+pub enum ScanEntry {
     /// Can be given to an engine.
-    Found(Found),
+    Found(FoundModel),
     /// Can't be served.
     Broken(Broken),
 }
 
 /// A version of a model that can be given to an engine.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Found {
+pub struct FoundModel {
     /// The model's name: that of its folder.
     pub name: String,
     /// The version: the name of its folder.
@@ -66,7 +66,7 @@ pub struct Broken {
     pub fingerprint: Fingerprint,
 }
 
-impl Entry {
+impl ScanEntry {
     /// The model's name.
     pub fn name(&self) -> &str {
         match self {
@@ -108,8 +108,8 @@ fn modified(metadata: &Metadata) -> u128 {
     at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos())
 }
 
-/// A model repository: one folder, or several that are served together. Remembers parsed configurations, so that looking
-/// again costs little.
+/// A model repository: one folder, or several that are served together. Remembers parsed configurations, so that
+/// looking again costs little.
 #[derive(Debug)]
 pub struct Repository {
     roots: Vec<PathBuf>,
@@ -139,7 +139,7 @@ impl Repository {
     }
 
     /// Everything that is there now, by name, then version. Hidden folders and plain files don't count.
-    pub fn scan(&mut self) -> Result<Vec<Entry>, RepositoryError> {
+    pub fn scan(&mut self) -> Result<Vec<ScanEntry>, RepositoryError> {
         let mut names: BTreeMap<OsString, Vec<PathBuf>> = BTreeMap::new();
         for root in &self.roots {
             let listing = fs::read_dir(root).and_then(Iterator::collect::<io::Result<Vec<_>>>);
@@ -153,7 +153,7 @@ impl Repository {
             match name.to_str() {
                 Some(name) if name.starts_with('.') => {}
                 Some(name) => self.scan_folders(name, folders, None, &mut entries),
-                None => entries.push(Entry::Broken(Broken {
+                None => entries.push(ScanEntry::Broken(Broken {
                     name: name.to_string_lossy().into_owned(),
                     version: None,
                     reason: format!("the folder's name {name:?} isn't UTF-8: rename it"),
@@ -165,9 +165,9 @@ impl Repository {
         Ok(entries)
     }
 
-    /// What is there now of one model, with a configuration that counts instead of its file, if one is given. Nothing if
-    /// there is no folder of that name.
-    pub fn scan_one(&mut self, name: &str, config: Option<&Arc<ModelConfig>>) -> Vec<Entry> {
+    /// What is there now of one model, with a configuration that counts instead of its file, if one is given. Nothing
+    /// if there is no folder of that name.
+    pub fn scan_one(&mut self, name: &str, config: Option<&Arc<ModelConfig>>) -> Vec<ScanEntry> {
         let mut entries = Vec::new();
         if is_model_name(name) {
             let folders: Vec<_> = self.roots.iter().map(|root| root.join(name)).filter(|path| path.is_dir()).collect();
@@ -183,13 +183,13 @@ impl Repository {
         name: &str,
         folders: &[PathBuf],
         config: Option<&Arc<ModelConfig>>,
-        entries: &mut Vec<Entry>,
+        entries: &mut Vec<ScanEntry>,
     ) {
         match folders {
             [folder] => self.scan_model(name, folder, config, entries),
             _ => {
                 let places: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
-                entries.push(Entry::Broken(Broken {
+                entries.push(ScanEntry::Broken(Broken {
                     name: name.to_owned(),
                     version: None,
                     reason: format!("there are several models of this name, {}: keep one", places.join(" and ")),
@@ -199,10 +199,16 @@ impl Repository {
         }
     }
 
-    fn scan_model(&mut self, name: &str, folder: &Path, given: Option<&Arc<ModelConfig>>, entries: &mut Vec<Entry>) {
+    fn scan_model(
+        &mut self,
+        name: &str,
+        folder: &Path,
+        given: Option<&Arc<ModelConfig>>,
+        entries: &mut Vec<ScanEntry>,
+    ) {
         let mut fingerprint = Fingerprint::default();
         let broken = |version, reason, fingerprint: &Fingerprint| {
-            Entry::Broken(Broken { name: name.to_owned(), version, reason, fingerprint: fingerprint.clone() })
+            ScanEntry::Broken(Broken { name: name.to_owned(), version, reason, fingerprint: fingerprint.clone() })
         };
         let config = match given.map_or_else(|| self.config(name, folder, &mut fingerprint), |given| Ok(given.clone()))
         {
@@ -235,7 +241,7 @@ impl Repository {
                 add_files(&mut fingerprint, &folder.join(version.to_string()));
             }
             entries.push(if usable(&version) && there.contains(&version) {
-                Entry::Found(Found {
+                ScanEntry::Found(FoundModel {
                     name: name.to_owned(),
                     version,
                     folder: folder.to_owned(),
@@ -367,12 +373,12 @@ mod tests {
         let mut repository = Repository::open([folder.path()]).unwrap();
         let first = repository.scan().unwrap();
         assert_eq!(first, repository.scan().unwrap());
-        let line = |entry: &Entry| match entry {
-            Entry::Found(found) => {
+        let line = |entry: &ScanEntry| match entry {
+            ScanEntry::Found(found) => {
                 let file = found.file.strip_prefix(folder.path()).unwrap();
                 format!("{} {} {}\n", found.name, found.version, file.display())
             }
-            Entry::Broken(broken) => {
+            ScanEntry::Broken(broken) => {
                 let root = format!("{}/", folder.path().display());
                 format!("{} {:?} broken: {}\n", broken.name, broken.version, broken.reason.replace(&root, ""))
             }
@@ -464,8 +470,8 @@ mod tests {
         let reasons: Vec<_> = entries
             .iter()
             .map(|entry| match entry {
-                Entry::Broken(broken) => broken.reason.split_once(": ").unwrap().0,
-                Entry::Found(found) => panic!("{found:?}"),
+                ScanEntry::Broken(broken) => broken.reason.split_once(": ").unwrap().0,
+                ScanEntry::Found(found) => panic!("{found:?}"),
             })
             .collect();
         let root = folder.path().display();
@@ -491,10 +497,10 @@ mod tests {
         assert_ne!(first, second);
         fs::write(folder.path().join("m/config.pbtxt"), "max_batch_size: 3").unwrap();
         let third = repository.scan().unwrap();
-        let Entry::Found(found) = &third[0] else { panic!("{third:?}") };
+        let ScanEntry::Found(found) = &third[0] else { panic!("{third:?}") };
         assert_eq!(found.config.max_batch, Some(3));
         fs::write(folder.path().join("m/config.pbtxt"), "max_batch_size: 12").unwrap();
-        let Entry::Found(found) = &repository.scan().unwrap()[0] else { panic!() };
+        let ScanEntry::Found(found) = &repository.scan().unwrap()[0] else { panic!() };
         assert_eq!(found.config.max_batch, Some(12));
     }
 
@@ -507,12 +513,14 @@ mod tests {
         }
         let mut repository = Repository::open([first.path(), second.path()]).unwrap();
         let entries = repository.scan().unwrap();
-        let [Entry::Found(a), Entry::Found(b), Entry::Broken(both)] = &entries[..] else { panic!("{entries:?}") };
+        let [ScanEntry::Found(a), ScanEntry::Found(b), ScanEntry::Broken(both)] = &entries[..] else {
+            panic!("{entries:?}")
+        };
         assert_eq!((a.folder.as_path(), b.folder.as_path()), (&*first.path().join("a"), &*second.path().join("b")));
         assert!(both.reason.starts_with("there are several models of this name"), "{}", both.reason);
         assert_eq!(repository.scan_one("b", None), entries[1..2]);
         let other = Arc::new(ModelConfig { max_batch: Some(7), ..ModelConfig::default() });
-        let [Entry::Found(found)] = &repository.scan_one("a", Some(&other))[..] else { panic!() };
+        let [ScanEntry::Found(found)] = &repository.scan_one("a", Some(&other))[..] else { panic!() };
         assert_eq!(found.config.max_batch, Some(7));
         for outside in ["", ".", "..", "../a", "a/../b", "/etc", "none"] {
             assert_eq!(repository.scan_one(outside, None), [], "{outside}");

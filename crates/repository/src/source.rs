@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 /// A place that models come from.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Source {
+pub enum RepositorySource {
     /// A folder on this machine.
     Folder(PathBuf),
     /// A bucket, or a part of one.
@@ -41,7 +41,7 @@ pub enum StoreKind {
     Azure,
 }
 
-impl FromStr for Source {
+impl FromStr for RepositorySource {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -114,7 +114,7 @@ fn s3(rest: &str) -> Option<Bucket> {
     Some(Bucket { endpoint, ..plain(StoreKind::S3, behind)? })
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for RepositorySource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Folder(folder) => folder.display().fmt(f),
@@ -128,9 +128,9 @@ mod tests {
     use super::*;
 
     fn show(text: &str) -> String {
-        match text.parse::<Source>() {
-            Ok(Source::Folder(folder)) => format!("folder {}", folder.display()),
-            Ok(Source::Bucket(Bucket { kind, endpoint, account, bucket, prefix, .. })) => {
+        match text.parse::<RepositorySource>() {
+            Ok(RepositorySource::Folder(folder)) => format!("folder {}", folder.display()),
+            Ok(RepositorySource::Bucket(Bucket { kind, endpoint, account, bucket, prefix, .. })) => {
                 let [endpoint, account] = [endpoint, account].map(|part| part.unwrap_or("-".into()));
                 format!("{kind:?} {endpoint} {account} {bucket} [{prefix}]")
             }

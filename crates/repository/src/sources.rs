@@ -1,6 +1,6 @@
 //! All places that models come from, as folders on this machine; buckets are copied into the cache and looked at again.
 
-use crate::source::{Bucket, Source};
+use crate::source::{Bucket, RepositorySource};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -81,14 +81,14 @@ impl SourceError {
 
 /// Which models of a bucket to download.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Wanted {
+pub enum WantedModels {
     /// Every one.
     All,
     /// Those of these names; of the others only the folders are made.
     Only(BTreeSet<String>),
 }
 
-impl Wanted {
+impl WantedModels {
     /// Whether a model is among them.
     pub fn includes(&self, model: &str) -> bool {
         match self {
@@ -129,13 +129,13 @@ impl std::fmt::Debug for Sources {
 impl Sources {
     /// Opens them; nothing is sent or downloaded yet.
     #[cfg(feature = "cloud")]
-    pub fn open(sources: &[Source], cache: Option<&Path>) -> Result<Self, SourceError> {
+    pub fn open(sources: &[RepositorySource], cache: Option<&Path>) -> Result<Self, SourceError> {
         let (mut roots, mut mirrors) = (Vec::new(), Vec::new());
         let stopped = Arc::new(AtomicBool::new(false));
         for source in sources {
             match source {
-                Source::Folder(folder) => roots.push(folder.clone()),
-                Source::Bucket(bucket) => {
+                RepositorySource::Folder(folder) => roots.push(folder.clone()),
+                RepositorySource::Bucket(bucket) => {
                     let cache = cache.ok_or_else(|| SourceError::NoCache { url: bucket.url.clone() })?;
                     let mirror = Mirror::open(bucket, cache, Arc::clone(&stopped))?;
                     roots.push(mirror.models());
@@ -148,10 +148,10 @@ impl Sources {
 
     /// Opens them: folders alone, in this build.
     #[cfg(not(feature = "cloud"))]
-    pub fn open(sources: &[Source], _cache: Option<&Path>) -> Result<Self, SourceError> {
-        let root = |source: &Source| match source {
-            Source::Folder(folder) => Ok(folder.clone()),
-            Source::Bucket(Bucket { url, .. }) => Err(SourceError::NotBuilt { url: url.clone() }),
+    pub fn open(sources: &[RepositorySource], _cache: Option<&Path>) -> Result<Self, SourceError> {
+        let root = |source: &RepositorySource| match source {
+            RepositorySource::Folder(folder) => Ok(folder.clone()),
+            RepositorySource::Bucket(Bucket { url, .. }) => Err(SourceError::NotBuilt { url: url.clone() }),
         };
         Ok(Self { roots: sources.iter().map(root).collect::<Result<_, _>>()?, stopped: Arc::default() })
     }
@@ -174,12 +174,12 @@ impl Sources {
         false
     }
 
-    /// Copies what has changed in the buckets. A bucket that can't be read doesn't keep the others from being copied; the
-    /// first error is returned. With a `settling` time, models that are being written are left as they are.
+    /// Copies what has changed in the buckets. A bucket that can't be read doesn't keep the others from being copied;
+    /// the first error is returned. With a `settling` time, models that are being written are left as they are.
     #[cfg(feature = "cloud")]
     pub fn sync(
         &self,
-        wanted: &Wanted,
+        wanted: &WantedModels,
         settling: base::Duration,
         progress: &dyn Fn(&Transfer),
     ) -> Result<(), SourceError> {
@@ -198,7 +198,7 @@ impl Sources {
     #[cfg(not(feature = "cloud"))]
     pub fn sync(
         &self,
-        _wanted: &Wanted,
+        _wanted: &WantedModels,
         _settling: base::Duration,
         _progress: &dyn Fn(&Transfer),
     ) -> Result<(), SourceError> {

@@ -5,26 +5,26 @@
 
 use std::fmt;
 
-/// A place in a text, both counted from 1; columns count characters.
+/// A position in a text, both counted from 1; columns count characters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct TextPosition {
     /// The line.
     pub line: usize,
     /// The character in the line.
     pub column: usize,
 }
 
-impl Place {
+impl TextPosition {
     /// Of something that wasn't written as text.
     pub(crate) const NOWHERE: Self = Self { line: 0, column: 0 };
 
-    /// The place in that file, as editors understand it.
+    /// The position in that file, as editors understand it.
     pub(crate) fn in_file(self, file: &std::path::Path) -> String {
         if self == Self::NOWHERE { file.display().to_string() } else { format!("{}:{self}", file.display()) }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for TextPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.line, self.column)
     }
@@ -32,31 +32,31 @@ impl fmt::Display for Place {
 
 /// What is wrong with a text, and where.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Problem {
+pub struct TextProblem {
     /// Where.
-    pub place: Place,
+    pub position: TextPosition,
     /// What is wrong there.
     pub reason: String,
 }
 
 /// The fields of a message, in the order in which they are written; repeated ones come several times.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Message {
-    pub fields: Vec<Field>,
+pub struct TextMessage {
+    pub fields: Vec<TextField>,
 }
 
 /// One field.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Field {
+pub struct TextField {
     pub name: String,
-    pub place: Place,
-    pub value: Value,
+    pub position: TextPosition,
+    pub value: TextValue,
 }
 
 /// What a field is set to.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Value {
-    pub place: Place,
+pub struct TextValue {
+    pub position: TextPosition,
     pub kind: ValueKind,
 }
 
@@ -67,30 +67,30 @@ pub enum ValueKind {
     Text(String),
     /// A number or a name, as written, with its sign.
     Word(String),
-    Message(Message),
-    List(Vec<Value>),
+    Message(TextMessage),
+    List(Vec<TextValue>),
 }
 
 /// Messages inside messages, at most: the recursion's bound.
 const MAX_DEPTH: usize = 64;
 
 /// Reads a whole text.
-pub fn parse(text: &str) -> Result<Message, Problem> {
-    Parser { rest: text, place: Place { line: 1, column: 1 }, depth: 0 }.fields(None)
+pub fn parse(text: &str) -> Result<TextMessage, TextProblem> {
+    Parser { rest: text, position: TextPosition { line: 1, column: 1 }, depth: 0 }.fields(None)
 }
 
 struct Parser<'a> {
     rest: &'a str,
-    place: Place,
+    position: TextPosition,
     depth: usize,
 }
 
 impl<'a> Parser<'a> {
-    fn problem<T>(&self, reason: impl Into<String>) -> Result<T, Problem> {
-        Err(Problem { place: self.place, reason: reason.into() })
+    fn problem<T>(&self, reason: impl Into<String>) -> Result<T, TextProblem> {
+        Err(TextProblem { position: self.position, reason: reason.into() })
     }
 
-    fn expected<T>(&self, what: &str) -> Result<T, Problem> {
+    fn expected<T>(&self, what: &str) -> Result<T, TextProblem> {
         match self.rest.chars().next() {
             Some(found) => self.problem(format!("expected {what}, but found {found:?}")),
             None => self.problem(format!("expected {what}, but the file ends here")),
@@ -102,9 +102,9 @@ impl<'a> Parser<'a> {
         let (taken, rest) = self.rest.split_at(bytes);
         for c in taken.chars() {
             if c == '\n' {
-                self.place = Place { line: self.place.line + 1, column: 1 };
+                self.position = TextPosition { line: self.position.line + 1, column: 1 };
             } else {
-                self.place.column += 1;
+                self.position.column += 1;
             }
         }
         self.rest = rest;
@@ -131,8 +131,8 @@ impl<'a> Parser<'a> {
     }
 
     /// Fields up to the closing bracket, which is taken, or up to the end of the text.
-    fn fields(&mut self, close: Option<char>) -> Result<Message, Problem> {
-        let mut message = Message::default();
+    fn fields(&mut self, close: Option<char>) -> Result<TextMessage, TextProblem> {
+        let mut message = TextMessage::default();
         loop {
             match self.peek() {
                 None if close.is_none() => return Ok(message),
@@ -147,8 +147,8 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn field(&mut self, close: Option<char>) -> Result<Field, Problem> {
-        let place = self.place;
+    fn field(&mut self, close: Option<char>) -> Result<TextField, TextProblem> {
+        let position = self.position;
         let name = match self.word() {
             Some(name) if !name.starts_with(|c: char| c.is_ascii_digit()) => name.to_owned(),
             _ => return self.expected(&close.map_or("a field's name".into(), |c| format!("a field's name or {c:?}"))),
@@ -158,7 +158,7 @@ impl<'a> Parser<'a> {
         if !has_colon && !matches!(self.peek(), Some('{' | '<' | '[')) {
             return self.expected(&format!("':' behind {name:?}"));
         }
-        Ok(Field { name, place, value: self.value(true)? })
+        Ok(TextField { name, position, value: self.value(true)? })
     }
 
     /// A run of the characters that names and numbers are made of; `None` if there is none.
@@ -175,9 +175,9 @@ impl<'a> Parser<'a> {
         (end > 0).then(|| self.take(end))
     }
 
-    fn value(&mut self, list_allowed: bool) -> Result<Value, Problem> {
+    fn value(&mut self, list_allowed: bool) -> Result<TextValue, TextProblem> {
         let next = self.peek();
-        let place = self.place;
+        let position = self.position;
         let kind = match next {
             Some('{' | '<') => ValueKind::Message(self.message()?),
             Some('[') if list_allowed => ValueKind::List(self.list()?),
@@ -190,10 +190,10 @@ impl<'a> Parser<'a> {
                 }
             }
         };
-        Ok(Value { place, kind })
+        Ok(TextValue { position, kind })
     }
 
-    fn message(&mut self) -> Result<Message, Problem> {
+    fn message(&mut self) -> Result<TextMessage, TextProblem> {
         if self.depth == MAX_DEPTH {
             return self.problem(format!("messages are nested more than {MAX_DEPTH} deep"));
         }
@@ -207,7 +207,7 @@ impl<'a> Parser<'a> {
         Ok(message)
     }
 
-    fn list(&mut self) -> Result<Vec<Value>, Problem> {
+    fn list(&mut self) -> Result<Vec<TextValue>, TextProblem> {
         self.accept(&['[']);
         let mut values = Vec::new();
         if self.accept(&[']']).is_some() {
@@ -224,17 +224,17 @@ impl<'a> Parser<'a> {
     }
 
     /// One or more quoted strings behind one another, which are one value.
-    fn text(&mut self) -> Result<String, Problem> {
-        let start = self.place;
+    fn text(&mut self) -> Result<String, TextProblem> {
+        let start = self.position;
         let mut bytes = Vec::new();
         while let Some(quote) = self.accept(&['"', '\'']) {
             self.quoted(quote, &mut bytes)?;
         }
         String::from_utf8(bytes)
-            .map_err(|_| Problem { place: start, reason: "the string's escapes give no valid UTF-8".into() })
+            .map_err(|_| TextProblem { position: start, reason: "the string's escapes give no valid UTF-8".into() })
     }
 
-    fn quoted(&mut self, quote: char, bytes: &mut Vec<u8>) -> Result<(), Problem> {
+    fn quoted(&mut self, quote: char, bytes: &mut Vec<u8>) -> Result<(), TextProblem> {
         loop {
             let Some(next) = self.rest.chars().next().filter(|&c| c != '\n') else {
                 return self.problem(format!("the string isn't closed: {quote} is missing"));
@@ -250,8 +250,8 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn escape(&mut self, bytes: &mut Vec<u8>) -> Result<(), Problem> {
-        let start = self.place;
+    fn escape(&mut self, bytes: &mut Vec<u8>) -> Result<(), TextProblem> {
+        let start = self.position;
         self.take(1);
         let Some(letter) = self.rest.chars().next() else {
             return self.problem("the string isn't closed");
@@ -262,7 +262,7 @@ impl<'a> Parser<'a> {
             return Ok(());
         }
         self.take(letter.len_utf8());
-        let bad = |reason: &str| Err(Problem { place: start, reason: format!("'\\{letter}' {reason}") });
+        let bad = |reason: &str| Err(TextProblem { position: start, reason: format!("'\\{letter}' {reason}") });
         let simple = match letter {
             'n' => b'\n',
             'r' => b'\r',
@@ -302,12 +302,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn show(message: &Message) -> String {
+    fn show(message: &TextMessage) -> String {
         let shown = message.fields.iter().map(|field| format!("{}={}", field.name, show_value(&field.value)));
         shown.collect::<Vec<_>>().join(" ")
     }
 
-    fn show_value(value: &Value) -> String {
+    fn show_value(value: &TextValue) -> String {
         match &value.kind {
             ValueKind::Text(text) => format!("{text:?}"),
             ValueKind::Word(word) => word.clone(),
@@ -318,7 +318,7 @@ mod tests {
 
     fn error(text: &str) -> String {
         let problem = parse(text).unwrap_err();
-        format!("{}: {}", problem.place, problem.reason)
+        format!("{}: {}", problem.position, problem.reason)
     }
 
     #[test]

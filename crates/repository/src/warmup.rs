@@ -1,74 +1,50 @@
 //! `model_warmup`: requests that are run before a model is ready.
 
 use crate::config::{WarmupData, WarmupInput, WarmupSample};
-use crate::meaning::unused;
-use crate::read::{data_type, dimension};
-use crate::text::{Field, Message, Place, Problem};
-use crate::values::{Warnings, boolean, count, each, message, problem, relative_file, text};
+use crate::positions::Positions;
+use crate::read::{check_dims, read_data_type};
+use crate::text::TextProblem;
+use crate::values::relative_file;
+use wire::proto::ModelWarmup;
+use wire::proto::model_warmup::Input;
+use wire::proto::model_warmup::input::InputDataType;
 
-/// Runs of one sample: more is a slip, and each takes time before the model is ready.
-const MAX_COUNT: u64 = 10_000;
-const MAX_BATCH: u64 = 4096;
-
-pub fn read(field: &Field, samples: &mut Vec<WarmupSample>, warnings: Warnings<'_>) -> Result<(), Problem> {
-    for value in each(&field.value) {
-        samples.push(sample(message(field, value)?, warnings)?);
-    }
-    Ok(())
+pub fn read(written: &[ModelWarmup], positions: &Positions) -> Result<Vec<WarmupSample>, TextProblem> {
+    written.iter().enumerate().map(|(index, sample)| read_sample(index, sample, positions)).collect()
 }
 
-fn sample(tree: &Message, warnings: Warnings<'_>) -> Result<WarmupSample, Problem> {
-    let mut sample = WarmupSample { count: 1, batch: 1, ..WarmupSample::default() };
-    for field in &tree.fields {
-        match field.name.as_str() {
-            "name" => text(field, &field.value)?.clone_into(&mut sample.name),
-            "batch_size" => sample.batch = (count(field, MAX_BATCH)? as u32).max(1),
-            "count" => sample.count = (count(field, MAX_COUNT)? as u32).max(1),
-            "inputs" => {
-                for entry in each(&field.value) {
-                    let (name, input) = input(message(field, entry)?, entry.place, warnings)?;
-                    sample.inputs.insert(name, input);
-                }
-            }
-            _ => unused("model_warmup", field, warnings),
-        }
-    }
-    Ok(sample)
+fn read_sample(index: usize, written: &ModelWarmup, positions: &Positions) -> Result<WarmupSample, TextProblem> {
+    let inputs = written.inputs.iter().map(|(name, input)| {
+        let read = read_input(&format!("model_warmup[{index}].inputs[{name}]"), name, input, positions)?;
+        Ok((name.clone(), read))
+    });
+    Ok(WarmupSample {
+        name: written.name.clone(),
+        batch: written.batch_size.max(1),
+        count: written.count.max(1),
+        inputs: inputs.collect::<Result<_, TextProblem>>()?,
+    })
 }
 
-fn input(entry: &Message, place: Place, warnings: Warnings<'_>) -> Result<(String, WarmupInput), Problem> {
-    let (mut name, mut datatype, mut dims, mut data) = (String::new(), None, Vec::new(), None);
-    for part in &entry.fields {
-        match part.name.as_str() {
-            "key" => text(part, &part.value)?.clone_into(&mut name),
-            "value" => {
-                for field in &message(part, &part.value)?.fields {
-                    match field.name.as_str() {
-                        "data_type" => datatype = Some(data_type(&field.value)?),
-                        "dims" => {
-                            for value in each(&field.value) {
-                                dims.push(dimension(field, value)?);
-                            }
-                        }
-                        "zero_data" if boolean(&field.name, &field.value)? => data = Some(WarmupData::Zero),
-                        "random_data" if boolean(&field.name, &field.value)? => data = Some(WarmupData::Random),
-                        "zero_data" | "random_data" => {}
-                        "input_data_file" => data = relative_file(field)?.map(WarmupData::File),
-                        _ => unused("model_warmup.inputs", field, warnings),
-                    }
-                }
-            }
-            _ => unused("model_warmup.inputs", part, warnings),
-        }
-    }
-    let missing = |what: &str| problem(place, format!("input {name:?} of model_warmup {what}"));
+fn read_input(path: &str, name: &str, written: &Input, positions: &Positions) -> Result<WarmupInput, TextProblem> {
+    let wrong = |what: &str| positions.wrong_value(path, format!("input {name:?} of model_warmup {what}"));
     if name.is_empty() {
-        return Err(problem(place, "an input of model_warmup has no key: write the input's name there"));
+        let reason = "an input of model_warmup has no key: write the input's name there";
+        return Err(positions.wrong_value(path, reason));
     }
-    if dims.iter().any(|&dim| dim < 0) {
-        return Err(missing("has a dimension of -1: a request has sizes"));
+    check_dims(&format!("{path}.dims"), &written.dims, positions)?;
+    if written.dims.iter().any(|&dim| dim < 0) {
+        return Err(wrong("has a dimension of -1: a request has sizes"));
     }
-    let datatype = datatype.ok_or_else(|| missing("has no data_type"))?;
-    let data = data.ok_or_else(|| missing("has no data: give zero_data, random_data or input_data_file"))?;
-    Ok((name, WarmupInput { datatype, dims, data }))
+    let datatype = read_data_type(written.data_type).ok_or_else(|| wrong("has no data_type"))?;
+    let data = match &written.input_data_type {
+        Some(InputDataType::ZeroData(true)) => Some(WarmupData::Zero),
+        Some(InputDataType::RandomData(true)) => Some(WarmupData::Random),
+        Some(InputDataType::InputDataFile(file)) => {
+            relative_file(&format!("{path}.input_data_file"), file, positions)?.map(WarmupData::File)
+        }
+        Some(InputDataType::ZeroData(false) | InputDataType::RandomData(false)) | None => None,
+    };
+    let data = data.ok_or_else(|| wrong("has no data: give zero_data, random_data or input_data_file"))?;
+    Ok(WarmupInput { datatype, dims: written.dims.clone(), data })
 }

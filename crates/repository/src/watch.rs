@@ -1,7 +1,7 @@
 //! A thread that looks at the repository when its files change, and from time to time in any case.
 
 use crate::changes::{Change, Changes};
-use crate::scan::{Entry, Repository};
+use crate::scan::{Repository, ScanEntry};
 use base::{Duration, Timestamp};
 use notify::{EventKind, RecursiveMode, Watcher as _};
 use std::io;
@@ -9,7 +9,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Looking from time to time takes one part in so many of a core at most: a look at 10,000 models takes a third of a second.
+/// Looking from time to time takes one part in so many of a core at most: a look at 10,000 models takes a third of a
+/// second.
 const LOOKING_SHARE: u64 = 100;
 
 /// How closely to watch.
@@ -17,7 +18,8 @@ const LOOKING_SHARE: u64 = 100;
 pub struct WatchOptions {
     /// How long files must have stayed the same before they count.
     pub settling: Duration,
-    /// How often to look when nothing was noticed: network file systems and links don't always tell. Less often where a look takes long.
+    /// How often to look when nothing was noticed: network file systems and links don't always tell. Less often where a
+    /// look takes long.
     pub rescan: Duration,
 }
 
@@ -30,12 +32,12 @@ impl Default for WatchOptions {
 /// Watches a repository until it is dropped.
 #[derive(Debug)]
 pub struct Watcher {
-    stop: Sender<Message>,
+    stop: Sender<WatchMessage>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-enum Message {
+enum WatchMessage {
     /// The file system says that something has changed.
     Touched,
     Stop,
@@ -45,7 +47,7 @@ impl Watcher {
     /// Calls `on_change` with what has changed since `start` (the result of a scan), on a thread of its own.
     pub fn start(
         repository: Repository,
-        start: Vec<Entry>,
+        start: Vec<ScanEntry>,
         options: WatchOptions,
         on_change: impl FnMut(Vec<Change>) + Send + 'static,
     ) -> io::Result<Self> {
@@ -62,7 +64,7 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         // Both fail only if the thread is gone already.
-        let _ = self.stop.send(Message::Stop);
+        let _ = self.stop.send(WatchMessage::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -70,12 +72,12 @@ impl Drop for Watcher {
 }
 
 /// Asks the system for notices. Without them the periodic look is enough, only slower.
-fn notices(repository: &Repository, sender: Sender<Message>) -> Option<notify::RecommendedWatcher> {
+fn notices(repository: &Repository, sender: Sender<WatchMessage>) -> Option<notify::RecommendedWatcher> {
     let on_event = move |event: notify::Result<notify::Event>| {
         // Reading isn't changing; errors (an overflow, say) are a reason to look.
         let is_read = matches!(&event, Ok(event) if matches!(event.kind, EventKind::Access(_)));
         if !is_read {
-            let _ = sender.send(Message::Touched);
+            let _ = sender.send(WatchMessage::Touched);
         }
     };
     let watcher = notify::recommended_watcher(on_event).and_then(|mut watcher| {
@@ -91,9 +93,9 @@ fn notices(repository: &Repository, sender: Sender<Message>) -> Option<notify::R
 
 fn watch(
     mut repository: Repository,
-    start: Vec<Entry>,
+    start: Vec<ScanEntry>,
     options: WatchOptions,
-    messages: &Receiver<Message>,
+    messages: &Receiver<WatchMessage>,
     mut on_change: impl FnMut(Vec<Change>),
 ) {
     let origin = Instant::now();
@@ -132,19 +134,19 @@ fn pause(options: WatchOptions, took: Duration) -> Duration {
 
 /// Waits up to `wait` for a touch, then for the rest of the settling time so that a storm of touches is one look.
 /// False: stop.
-fn wait_quiet(messages: &Receiver<Message>, wait: Duration, settling: Duration) -> bool {
+fn wait_quiet(messages: &Receiver<WatchMessage>, wait: Duration, settling: Duration) -> bool {
     match messages.recv_timeout(wait.into()) {
-        Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
+        Ok(WatchMessage::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
         Err(RecvTimeoutError::Timeout) => return true,
-        Ok(Message::Touched) => {}
+        Ok(WatchMessage::Touched) => {}
     }
     let until = Instant::now() + std::time::Duration::from(settling);
     loop {
         match messages.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
+            Ok(WatchMessage::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
             Err(RecvTimeoutError::Timeout) => return true,
-            Ok(Message::Touched) if Instant::now() >= until => return true,
-            Ok(Message::Touched) => {}
+            Ok(WatchMessage::Touched) if Instant::now() >= until => return true,
+            Ok(WatchMessage::Touched) => {}
         }
     }
 }
@@ -180,7 +182,7 @@ mod tests {
         let (watcher, changes) = start(folder.path(), options);
         put_model(folder.path(), "new");
         let added = changes.recv_timeout(FOREVER).unwrap();
-        let [Change::Added(Entry::Found(found))] = &added[..] else { panic!("{added:?}") };
+        let [Change::Added(ScanEntry::Found(found))] = &added[..] else { panic!("{added:?}") };
         assert_eq!((found.name.as_str(), found.version), ("new", 1));
         fs::rename(folder.path().join("old"), folder.path().join(".gone")).unwrap();
         let removed = changes.recv_timeout(FOREVER).unwrap();
@@ -211,6 +213,6 @@ mod tests {
         let (_watcher, changes) = start(folder.path(), options);
         fs::write(elsewhere.path().join("m/1/model.onnx"), "longer than before").unwrap();
         let changed = changes.recv_timeout(FOREVER).unwrap();
-        assert!(matches!(&changed[..], [Change::Changed(Entry::Found(found))] if found.name == "m"), "{changed:?}");
+        assert!(matches!(&changed[..], [Change::Changed(ScanEntry::Found(found))] if found.name == "m"), "{changed:?}");
     }
 }

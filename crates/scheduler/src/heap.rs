@@ -5,6 +5,8 @@ use base::Timestamp;
 
 /// Children of each node: four entries are one line of the cache.
 const ARITY: usize = 4;
+/// Room for positions that `firsts` has still to compare.
+const OPEN: usize = 32;
 /// The position of a number that isn't there.
 const ABSENT: u32 = u32::MAX;
 
@@ -80,25 +82,21 @@ impl Heap {
 
     /// The first `N`, in their order.
     pub fn firsts<const N: usize>(&self) -> impl Iterator<Item = (Timestamp, usize)> + use<N> {
+        const { assert!(N * ARITY < OPEN, "there must be room for the children of those that are taken") };
         let mut found: [Option<HeapEntry>; N] = [None; N];
-        // Whoever is among the first N has no more than N - 1 above it, so that the rest needn't be looked at.
-        if !self.is_empty() {
-            self.look(0, &mut found);
-        }
-        found.into_iter().flatten().map(|(at, number)| (at, number as usize))
-    }
-
-    /// Puts the entry at a position, which is among the first, and those below it that are, into their places.
-    fn look<const N: usize>(&self, position: usize, found: &mut [Option<HeapEntry>; N]) {
-        let mut entry = Some(self.entries[position]);
-        for known in found.iter_mut().skip_while(|known| known.is_some_and(|known| known < self.entries[position])) {
-            std::mem::swap(known, &mut entry);
-        }
-        for child in self.children(position) {
-            if found[N - 1].is_none_or(|last| self.entries[child] < last) {
-                self.look(child, found);
+        // The next one is among those whose parents were taken.
+        let (mut open, mut count) = ([0; OPEN], self.len().min(1));
+        for found in &mut found {
+            let Some(next) = (0..count).min_by_key(|&index| self.entries[open[index]]) else { break };
+            let position = std::mem::replace(&mut open[next], open[count - 1]);
+            *found = Some(self.entries[position]);
+            count -= 1;
+            for child in self.children(position) {
+                open[count] = child;
+                count += 1;
             }
         }
+        found.into_iter().flatten().map(|(at, number)| (at, number as usize))
     }
 
     fn children(&self, position: usize) -> std::ops::Range<usize> {

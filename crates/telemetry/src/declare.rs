@@ -1,8 +1,13 @@
-//! The one list of metrics: name, kind, labels, buckets, meaning. The registry and the reference page are made from it.
+//! The one list of metrics: name, kind, labels, buckets, meaning. The registry, the families of series and the
+//! reference page are made from it.
+
+use prometheus::{
+    CounterVec, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, core::Collector,
+};
 
 /// What kind of number a metric is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum MetricKind {
     /// Only ever grows, except for a restart.
     Counter,
     /// Goes up and down.
@@ -11,7 +16,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     /// Prometheus' name for it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -28,7 +33,7 @@ pub struct Declaration {
     /// Its full name, unit last.
     pub name: &'static str,
     /// Its kind.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// The names of its labels.
     pub labels: &'static [&'static str],
     /// Upper bounds of a histogram's buckets, ascending; empty for the other kinds.
@@ -54,98 +59,164 @@ const MODEL: &[&str] = &["model", "version"];
 const DEVICE: &[&str] = &["device"];
 const DEVICE_ACTION: &[&str] = &["device", "action"];
 
-macro_rules! declare {
-    ($($const:ident = $kind:ident $name:literal $labels:expr, $buckets:expr, $help:literal;)*) => {
+/// A family of series: one metric with all values of its labels.
+pub(crate) trait Family: Collector + Clone + 'static {
+    const KIND: MetricKind;
+
+    fn new(metric: &Declaration) -> prometheus::Result<Self>;
+}
+
+macro_rules! families {
+    ($($family:ty: $kind:ident, $options:ident;)*) => {
         $(
-            pub(crate) const $const: Declaration = Declaration {
+            impl Family for $family {
+                const KIND: MetricKind = MetricKind::$kind;
+
+                fn new(metric: &Declaration) -> prometheus::Result<Self> {
+                    Self::new(metric.$options(), metric.labels)
+                }
+            }
+        )*
+    };
+}
+
+families! {
+    IntCounterVec: Counter, options;
+    CounterVec: Counter, options;
+    IntGaugeVec: Gauge, options;
+    GaugeVec: Gauge, options;
+    HistogramVec: Histogram, histogram_options;
+}
+
+impl Declaration {
+    fn options(&self) -> Opts {
+        Opts::new(self.name, self.help)
+    }
+
+    fn histogram_options(&self) -> HistogramOpts {
+        HistogramOpts { common_opts: self.options(), buckets: self.buckets.to_vec() }
+    }
+
+    fn register<F: Family>(&self, registry: &Registry) -> F {
+        let family = F::new(self).expect("names and labels in the list of declarations are valid");
+        registry.register(Box::new(family.clone())).expect("names in the list of declarations are unique");
+        family
+    }
+}
+
+macro_rules! declare {
+    ($($field:ident: $family:ty = $name:literal $labels:expr, $buckets:expr, $help:literal;)*) => {
+        /// Every metric there is, in the order of the reference page.
+        pub const ALL: &[Declaration] = &[
+            $(Declaration {
                 name: concat!("punctual_", $name),
-                kind: Kind::$kind,
+                kind: <$family as Family>::KIND,
                 labels: $labels,
                 buckets: $buckets,
                 help: $help,
-            };
-        )*
+            },)*
+        ];
 
-        /// Every metric there is, in the order of the reference page.
-        pub const ALL: &[Declaration] = &[$($const,)*];
+        /// The family of every metric.
+        pub(crate) struct Families {
+            $(pub $field: $family,)*
+        }
+
+        impl Families {
+            /// Registers all of them.
+            pub fn new(registry: &Registry) -> Self {
+                let mut declared = ALL.iter();
+                $(let $field = declared.next().expect("the list has each of them").register(registry);)*
+                Self { $($field,)* }
+            }
+
+            /// Takes the series with these labels out of every family that has exactly the labels of a model.
+            pub fn remove_model(&self, labels: &[&str]) {
+                let mut declared = ALL.iter();
+                $(
+                    if declared.next().is_some_and(|metric| metric.labels == MODEL) {
+                        // This fails only for a series that isn't there.
+                        let _ = self.$field.remove_label_values(labels);
+                    }
+                )*
+            }
+        }
     };
 }
 
 declare! {
     // Requests, by model.
-    REQUESTS = Counter "requests_total" &["model", "version", "outcome", "reason"], &[],
-        "Requests that are over, by outcome (success, refused, failed, cancelled) and, unless it is a success, reason.";
-    GOODPUT = Counter "goodput_total" MODEL, &[],
-        "Requests answered with outputs by their deadline; all answered ones count where there is no deadline.";
-    REQUEST_SECONDS = Histogram "request_seconds" MODEL, WAITS,
+    requests: IntCounterVec = "requests_total" &["model", "version", "outcome", "reason"], &[],
+        "Requests that are over, by outcome (success, refused, failed, cancelled) and, unless it is a success, reason. A success is outputs by the deadline, if there is one: this is the goodput.";
+    request_seconds: HistogramVec = "request_seconds" MODEL, WAITS,
         "From the arrival of a request to its answer, successes only.";
-    QUEUE_SECONDS = Histogram "queue_seconds" MODEL, WAITS,
+    queue_seconds: HistogramVec = "queue_seconds" MODEL, WAITS,
         "From the arrival of a request to the start of its execution.";
-    EXECUTION_SECONDS = Histogram "execution_seconds" MODEL, WAITS,
+    execution_seconds: HistogramVec = "execution_seconds" MODEL, WAITS,
         "What executing a batch took on the device.";
-    BATCH_ROWS = Histogram "batch_rows" MODEL, ROWS,
+    batch_rows: HistogramVec = "batch_rows" MODEL, ROWS,
         "Rows in an executed batch.";
-    COLD_STARTS = Counter "cold_starts_total" MODEL, &[],
+    cold_starts: IntCounterVec = "cold_starts_total" MODEL, &[],
         "Requests that arrived while the weights were on no device.";
-    LOADS = Counter "loads_total" MODEL, &[],
+    loads: IntCounterVec = "loads_total" MODEL, &[],
         "Times that the weights were brought onto a device.";
-    UNLOADS = Counter "unloads_total" MODEL, &[],
+    unloads: IntCounterVec = "unloads_total" MODEL, &[],
         "Times that the weights were dropped from a device.";
-    UNROUTED = Counter "unrouted_requests_total" &["reason"], &[],
+    unrouted: IntCounterVec = "unrouted_requests_total" &["reason"], &[],
         "Requests that ended before a model was found for them, by reason.";
-    IN_FLIGHT = Gauge "requests_in_flight" &[], &[],
+    in_flight: IntGaugeVec = "requests_in_flight" &[], &[],
         "Requests that have arrived and aren't answered yet.";
 
     // Devices.
-    LOAD_SECONDS = Histogram "load_seconds" DEVICE, WAITS,
+    load_seconds: HistogramVec = "load_seconds" DEVICE, WAITS,
         "What bringing a model's weights onto the device took.";
-    PREDICTION_ERROR = Histogram "prediction_error_seconds" &["device", "action", "direction"], WAITS,
+    prediction_error: HistogramVec = "prediction_error_seconds" &["device", "action", "direction"], WAITS,
         "How far the predicted duration of an action was from the measured one: over when less time was needed than predicted, under when more.";
-    COMPLETION_ERROR = Histogram "completion_error_seconds" &["device", "direction"], WAITS,
+    completion_error: HistogramVec = "completion_error_seconds" &["device", "direction"], WAITS,
         "How far the predicted end of an execution was from the measured one: over when it ended before, under when after.";
-    ACTIONS = Counter "actions_total" &["device", "action", "result"], &[],
+    actions: IntCounterVec = "actions_total" &["device", "action", "result"], &[],
         "Actions that the device was ordered to do, by result: done, too_late (its window had passed, so it was not started), failed.";
-    BUSY_SECONDS = Counter "device_busy_seconds_total" DEVICE_ACTION, &[],
+    busy_seconds: CounterVec = "device_busy_seconds_total" DEVICE_ACTION, &[],
         "Time that the device spent on executions and on loads. Over one second of wall time this is the utilization.";
-    TRANSFER_SECONDS = Counter "device_transfer_seconds_total" &["device", "hidden"], &[],
+    transfer_seconds: CounterVec = "device_transfer_seconds_total" &["device", "hidden"], &[],
         "Time that the inputs and outputs of batches took to the device and from it, where they can run beside other batches: hidden (yes) as far as inputs came before their batch started.";
-    PAGES = Gauge "device_pages" DEVICE, &[],
+    pages: IntGaugeVec = "device_pages" DEVICE, &[],
         "Pages that the device has for weights.";
-    PAGES_USED = Gauge "device_pages_used" DEVICE, &[],
+    pages_used: IntGaugeVec = "device_pages_used" DEVICE, &[],
         "Pages that hold weights now.";
-    SLOWNESS = Gauge "device_slowness" DEVICE, &[],
+    slowness: GaugeVec = "device_slowness" DEVICE, &[],
         "How many times as long as on others of its kind batches are expected to take on the device, at most; 1 where it is as quick as they are (docs/notes/006-slow-devices.md).";
-    LOSSES = Counter "device_losses_total" DEVICE, &[],
+    losses: IntCounterVec = "device_losses_total" DEVICE, &[],
         "Times that the device was given up because its engine panicked, and was started anew, empty.";
 
     // The schedulers.
-    RULE = Gauge "scheduler_rule" &["cell"], &[],
+    rule: IntGaugeVec = "scheduler_rule" &["cell"], &[],
         "Which of its rules the policy punctual has now (docs/notes/003-when-a-batch-starts.md), in each cell; 0 is the usual one.";
-    MOVES = Counter "cell_moves_total" &["from", "to"], &[],
+    moves: IntCounterVec = "cell_moves_total" &["from", "to"], &[],
         "Models that were moved from a cell that was short to one that had room (docs/notes/009-cells.md), by the cells' numbers.";
 
     // Advice on scaling.
-    DEVICES = Gauge "devices" &[], &[],
+    devices: IntGaugeVec = "devices" &[], &[],
         "Devices that there are.";
-    DEVICES_WANTED = Gauge "scaling_devices_wanted" &[], &[],
+    devices_wanted: IntGaugeVec = "scaling_devices_wanted" &[], &[],
         "Devices that there should be; see docs/scaling.md.";
-    BAD_RATIO = Gauge "scaling_bad_ratio" &[], &[],
+    bad_ratio: GaugeVec = "scaling_bad_ratio" &[], &[],
         "Share of requests that were lost for want of devices, in the advice's window.";
-    IDLE_RATIO = Gauge "scaling_idle_ratio" &[], &[],
+    idle_ratio: GaugeVec = "scaling_idle_ratio" &[], &[],
         "Share of the devices' time without executions, in the advice's window.";
 
     // The server.
-    MODELS = Gauge "models" &["state"], &[],
+    models: IntGaugeVec = "models" &["state"], &[],
         "Versions of models, by state: loading (being prepared or profiled), ready, broken.";
-    CONNECTIONS = Gauge "io_connections" &["protocol"], &[],
+    connections: IntGaugeVec = "io_connections" &["protocol"], &[],
         "Open connections of clients, by protocol.";
-    STEP_SECONDS = Histogram "scheduler_step_seconds" &[], STEPS,
+    step_seconds: HistogramVec = "scheduler_step_seconds" &[], STEPS,
         "What the scheduler needed for one event.";
-    MEASUREMENTS = Histogram "online_measurement_seconds" &["run"], WAITS,
+    measurements: HistogramVec = "online_measurement_seconds" &["run"], WAITS,
         "What requests took alone, for the online profiler: served (they were alone anyway), again (run once more when a device had nothing to do).";
-    INVARIANTS = Counter "invariant_violations_total" &["invariant"], &[],
+    invariants: IntCounterVec = "invariant_violations_total" &["invariant"], &[],
         "Times that an invariant of ARCHITECTURE.md was found broken. P7 can't be seen here and stays 0: punctual replay looks at it. Anything but 0 is a bug.";
-    BUILD = Gauge "build_info" &["version"], &[],
+    build: IntGaugeVec = "build_info" &["version"], &[],
         "Always 1; the label says which version is running.";
 }
 
@@ -153,10 +224,10 @@ macro_rules! declare_tritons {
     ($($const:ident = $kind:ident $name:literal $labels:expr, $help:literal;)*) => {
         /// The metrics that have Triton's names, so that dashboards made for it draw.
         pub(crate) mod triton {
-            use super::{Declaration, Kind, MODEL};
+            use super::{Declaration, MetricKind, MODEL};
             $(
                 pub(crate) const $const: Declaration =
-                    Declaration { name: $name, kind: Kind::$kind, labels: $labels, buckets: &[], help: $help };
+                    Declaration { name: $name, kind: MetricKind::$kind, labels: $labels, buckets: &[], help: $help };
             )*
         }
 
@@ -229,7 +300,7 @@ pub fn reference() -> String {
             .expect("writing to a string doesn't fail");
     }
     page.push_str("\n## Buckets\n\n| metric | upper bounds |\n|---|---|\n");
-    for metric in ALL.iter().filter(|metric| metric.kind == Kind::Histogram) {
+    for metric in ALL.iter().filter(|metric| metric.kind == MetricKind::Histogram) {
         let bounds: Vec<String> = metric.buckets.iter().map(ToString::to_string).collect();
         writeln!(page, "| `{}` | {} |", metric.name, bounds.join(", ")).expect("writing to a string doesn't fail");
     }
@@ -251,8 +322,8 @@ mod tests {
         let names: BTreeSet<_> = ALL.iter().chain(TRITON).map(|metric| metric.name).collect();
         assert_eq!(names.len(), ALL.len() + TRITON.len());
         for metric in ALL {
-            assert_eq!(metric.kind == Kind::Counter, metric.name.ends_with("_total"), "{}", metric.name);
-            assert_eq!(metric.kind == Kind::Histogram, !metric.buckets.is_empty(), "{}", metric.name);
+            assert_eq!(metric.kind == MetricKind::Counter, metric.name.ends_with("_total"), "{}", metric.name);
+            assert_eq!(metric.kind == MetricKind::Histogram, !metric.buckets.is_empty(), "{}", metric.name);
             assert!(metric.buckets.is_sorted(), "{}", metric.name);
         }
     }

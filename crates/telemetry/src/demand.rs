@@ -1,19 +1,19 @@
-//! Totals of the whole process that say whether there are enough devices: what ended, what was lost for want of them, how long
-//! they were busy. The same events as in the metrics by model and device, but these totals never go back when a model is
-//! removed.
+//! Totals of the whole process that say whether there are enough devices: what ended, what was lost for want of them,
+//! how long they were busy. The same events as in the metrics by model and device, but these totals never go back when
+//! a model is removed.
 
 use base::{Duration, Reason};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The totals, counted.
 #[derive(Debug, Default)]
-pub(crate) struct Demand {
+pub(crate) struct DemandCounters {
     ended: AtomicU64,
     bad: AtomicU64,
     busy_nanos: AtomicU64,
 }
 
-impl Demand {
+impl DemandCounters {
     pub fn answered(&self) {
         self.ended.fetch_add(1, Ordering::Relaxed);
     }

@@ -12,9 +12,9 @@ mod statistics;
 mod trace;
 mod triton;
 
-pub use declare::{ALL, Declaration, Kind, TRITON, reference};
+pub use declare::{ALL, Declaration, MetricKind, TRITON, reference};
 pub use demand::{DemandTotals, ModelDemand};
 pub use metrics::{ActionMetrics, DeviceMetrics, ErrorMetrics, Invariant, Metrics, ModelMetrics, Seconds};
 pub use prometheus::IntGauge;
 pub use statistics::{BatchTimes, BatchTotals, LARGEST_TOLD_APART, ModelTotals, Spans, Statistics};
-pub use trace::{Change, Trace, TraceChange, TraceError, TraceSettings, Tracer};
+pub use trace::{SettingChange, Trace, TraceChange, TraceError, TraceSettings, Tracer};

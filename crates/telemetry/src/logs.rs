@@ -1,4 +1,5 @@
-//! The set-up of logs: to standard error, as text for people or JSON for machines; and what can be changed while it runs.
+//! The set-up of logs: to standard error, as text for people or JSON for machines; and what can be changed while it
+//! runs.
 
 use std::io::IsTerminal as _;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -51,7 +52,8 @@ pub struct LogSettings {
     pub warning: bool,
     /// Whether errors are written.
     pub error: bool,
-    /// 0: what the filter of the start lets through; 1: also details of every part (debug); 2 and more: everything (trace).
+    /// 0: what the filter of the start lets through; 1: also details of every part (debug); 2 and more: everything
+    /// (trace).
     pub verbose_level: u32,
     /// Whether Triton's format ISO8601 was asked for. Lines have such times in either case.
     pub iso8601: bool,
@@ -64,18 +66,18 @@ impl Default for LogSettings {
 }
 
 /// The log of the process, once it is set up.
-struct Running {
+struct ProcessLog {
     settings: Mutex<LogSettings>,
     filter: String,
-    handle: reload::Handle<Chosen, Registry>,
+    handle: reload::Handle<LogFilter, Registry>,
 }
 
-static RUNNING: OnceLock<Running> = OnceLock::new();
+static PROCESS_LOG: OnceLock<ProcessLog> = OnceLock::new();
 
 /// Sends the log of the whole process to standard error. `filter` is a level (`info`) or levels by part of the program
 /// (`info,gateway=debug`). Colours only where a person looks at it.
 pub fn init(format: Format, filter: &str) -> Result<(), LogsError> {
-    let (chosen, handle) = reload::Layer::new(Chosen::new(filter, LogSettings::default())?);
+    let (chosen, handle) = reload::Layer::new(LogFilter::new(filter, LogSettings::default())?);
     let layer = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     let layer = match format {
         Format::Text => layer.with_target(false).boxed(),
@@ -83,24 +85,24 @@ pub fn init(format: Format, filter: &str) -> Result<(), LogsError> {
     };
     let log = tracing_subscriber::registry().with(layer.with_filter(chosen));
     log.try_init().map_err(|_| LogsError::Twice)?;
-    let running = Running { settings: Mutex::default(), filter: filter.to_owned(), handle };
-    RUNNING.set(running).map_err(|_| LogsError::Twice)
+    let running = ProcessLog { settings: Mutex::default(), filter: filter.to_owned(), handle };
+    PROCESS_LOG.set(running).map_err(|_| LogsError::Twice)
 }
 
 /// How the log is set now.
 pub fn settings() -> LogSettings {
-    RUNNING
+    PROCESS_LOG
         .get()
         .map_or_else(LogSettings::default, |running| *running.settings.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Sets the log anew. `change` is given how it is set now.
 pub fn change(change: impl FnOnce(&mut LogSettings)) -> Result<LogSettings, LogsError> {
-    let running = RUNNING.get().ok_or(LogsError::NotSetUp)?;
+    let running = PROCESS_LOG.get().ok_or(LogsError::NotSetUp)?;
     let mut settings = running.settings.lock().unwrap_or_else(PoisonError::into_inner);
     let mut wanted = *settings;
     change(&mut wanted);
-    let chosen = Chosen::new(&running.filter, wanted)?;
+    let chosen = LogFilter::new(&running.filter, wanted)?;
     running.handle.reload(chosen).map_err(|_| LogsError::NotSetUp)?;
     *settings = wanted;
     Ok(wanted)
@@ -108,12 +110,12 @@ pub fn change(change: impl FnOnce(&mut LogSettings)) -> Result<LogSettings, Logs
 
 /// What is written: what the filter lets through, of the levels that are on.
 #[derive(Debug)]
-struct Chosen {
+struct LogFilter {
     filter: EnvFilter,
     settings: LogSettings,
 }
 
-impl Chosen {
+impl LogFilter {
     fn new(filter: &str, settings: LogSettings) -> Result<Self, LogsError> {
         let louder = match settings.verbose_level {
             0 => "",
@@ -137,7 +139,7 @@ impl Chosen {
     }
 }
 
-impl<S: Subscriber> Filter<S> for Chosen {
+impl<S: Subscriber> Filter<S> for LogFilter {
     fn enabled(&self, metadata: &Metadata<'_>, context: &Context<'_, S>) -> bool {
         self.is_on(metadata.level()) && Filter::<S>::enabled(&self.filter, metadata, context)
     }
@@ -199,11 +201,11 @@ mod tests {
         }
         let kept = Kept::default();
         let writer = kept.clone();
-        let (chosen, handle) = reload::Layer::new(Chosen::new(filter, LogSettings::default()).unwrap());
+        let (chosen, handle) = reload::Layer::new(LogFilter::new(filter, LogSettings::default()).unwrap());
         let layer = fmt::layer().with_writer(move || writer.clone()).without_time().with_ansi(false).with_target(false);
         let log = tracing_subscriber::registry().with(layer.with_filter(chosen));
         tracing::subscriber::with_default(log, || {
-            handle.reload(Chosen::new(filter, settings).unwrap()).unwrap();
+            handle.reload(LogFilter::new(filter, settings).unwrap()).unwrap();
             tracing::error!("!");
             tracing::warn!("!");
             tracing::info!("!");

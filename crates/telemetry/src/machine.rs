@@ -5,13 +5,13 @@ use std::sync::{Mutex, PoisonError};
 
 /// Reads how busy the machine is; the processors since the reading before.
 #[derive(Debug, Default)]
-pub(crate) struct Machine {
+pub(crate) struct UsageReader {
     before: Mutex<Ticks>,
 }
 
 /// What was read; nothing where the system doesn't say.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(crate) struct Reading {
+pub(crate) struct MachineUsage {
     /// Share of the processors' time in which they had work, since the reading before.
     pub cpu_utilization: Option<f64>,
     pub memory_total_bytes: Option<f64>,
@@ -25,12 +25,12 @@ struct Ticks {
     idle: u64,
 }
 
-impl Machine {
-    pub fn read(&self) -> Reading {
+impl UsageReader {
+    pub fn read(&self) -> MachineUsage {
         let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let total = kibibytes(&memory, "MemTotal:");
         let available = kibibytes(&memory, "MemAvailable:");
-        Reading {
+        MachineUsage {
             cpu_utilization: fs::read_to_string("/proc/stat")
                 .ok()
                 .as_deref()
@@ -50,7 +50,8 @@ impl Machine {
     }
 }
 
-/// The sum line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal. Guests' time is in user's already.
+/// The sum line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal. Guests' time is in user's
+/// already.
 fn ticks(stat: &str) -> Option<Ticks> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let numbers: Vec<u64> = line.split_whitespace().take(8).map_while(|number| number.parse().ok()).collect();
@@ -71,7 +72,7 @@ mod tests {
 
     #[test]
     fn utilization_is_the_share_since_the_reading_before() {
-        let machine = Machine::default();
+        let machine = UsageReader::default();
         let stat =
             |user: u64, idle: u64| ticks(&format!("cpu  {user} 0 0 {idle} 0 0 0 0 9 9\ncpu0 1 1 1 1\n")).unwrap();
         assert_eq!(machine.since(stat(10, 30)), 0.25);

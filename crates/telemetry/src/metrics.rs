@@ -1,14 +1,12 @@
 //! The registry, and the handles with which the rest of the program counts.
 
-use crate::declare::{self as d, Declaration};
-use crate::demand::{Demand, DemandTotals, ModelDemand};
+use crate::declare::Families;
+use crate::demand::{DemandCounters, DemandTotals, ModelDemand};
 use crate::statistics::{ModelTotals, Spans, Statistics};
 use crate::triton::{Models, TritonCollector};
 use base::{Duration, Reason, Transfers};
 use prometheus::{
-    Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder,
-    core::Collector,
+    Counter, Gauge, Histogram, IntCounter, IntGauge, Registry, TextEncoder,
     proto::{Metric, MetricType},
 };
 use std::fmt;
@@ -51,7 +49,7 @@ pub struct Metrics {
     pub measured_again: Seconds,
     unrouted: Arc<[IntCounter]>,
     invariants: Arc<[IntCounter]>,
-    demand: Arc<Demand>,
+    demand: Arc<DemandCounters>,
     scaling: ScalingMetrics,
     models: Models,
 }
@@ -62,30 +60,6 @@ struct ScalingMetrics {
     wanted: IntGauge,
     bad: Gauge,
     idle: Gauge,
-}
-
-struct Families {
-    requests: IntCounterVec,
-    goodput: IntCounterVec,
-    request_seconds: HistogramVec,
-    queue_seconds: HistogramVec,
-    execution_seconds: HistogramVec,
-    batch_rows: HistogramVec,
-    cold_starts: IntCounterVec,
-    loads: IntCounterVec,
-    unloads: IntCounterVec,
-    load_seconds: HistogramVec,
-    prediction_error: HistogramVec,
-    completion_error: HistogramVec,
-    actions: IntCounterVec,
-    busy_seconds: CounterVec,
-    transfer_seconds: CounterVec,
-    pages: IntGaugeVec,
-    pages_used: IntGaugeVec,
-    slowness: GaugeVec,
-    losses: IntCounterVec,
-    rule: IntGaugeVec,
-    moves: IntCounterVec,
 }
 
 /// The numbered invariants of ARCHITECTURE.md.
@@ -123,62 +97,31 @@ impl Metrics {
     /// A registry with every metric and no model or device yet.
     pub fn new() -> Self {
         let registry = Registry::new();
-        let families = Families {
-            requests: int_counter(&registry, &d::REQUESTS),
-            goodput: int_counter(&registry, &d::GOODPUT),
-            request_seconds: histogram(&registry, &d::REQUEST_SECONDS),
-            queue_seconds: histogram(&registry, &d::QUEUE_SECONDS),
-            execution_seconds: histogram(&registry, &d::EXECUTION_SECONDS),
-            batch_rows: histogram(&registry, &d::BATCH_ROWS),
-            cold_starts: int_counter(&registry, &d::COLD_STARTS),
-            loads: int_counter(&registry, &d::LOADS),
-            unloads: int_counter(&registry, &d::UNLOADS),
-            load_seconds: histogram(&registry, &d::LOAD_SECONDS),
-            prediction_error: histogram(&registry, &d::PREDICTION_ERROR),
-            completion_error: histogram(&registry, &d::COMPLETION_ERROR),
-            actions: int_counter(&registry, &d::ACTIONS),
-            busy_seconds: registered(&registry, CounterVec::new(opts(&d::BUSY_SECONDS), d::BUSY_SECONDS.labels)),
-            transfer_seconds: registered(
-                &registry,
-                CounterVec::new(opts(&d::TRANSFER_SECONDS), d::TRANSFER_SECONDS.labels),
-            ),
-            pages: int_gauge(&registry, &d::PAGES),
-            pages_used: int_gauge(&registry, &d::PAGES_USED),
-            slowness: gauge(&registry, &d::SLOWNESS),
-            losses: int_counter(&registry, &d::LOSSES),
-            rule: int_gauge(&registry, &d::RULE),
-            moves: int_counter(&registry, &d::MOVES),
-        };
-        let models = int_gauge(&registry, &d::MODELS);
-        let connections = int_gauge(&registry, &d::CONNECTIONS);
-        let unrouted = int_counter(&registry, &d::UNROUTED);
-        let invariants = int_counter(&registry, &d::INVARIANTS);
-        let measurements = histogram(&registry, &d::MEASUREMENTS);
-        let ratio = |metric| registered(&registry, Gauge::with_opts(opts(metric)));
+        let f = Families::new(&registry);
         let scaling = ScalingMetrics {
-            devices: int_gauge(&registry, &d::DEVICES).with_label_values::<&str>(&[]),
-            wanted: int_gauge(&registry, &d::DEVICES_WANTED).with_label_values::<&str>(&[]),
-            bad: ratio(&d::BAD_RATIO),
-            idle: ratio(&d::IDLE_RATIO),
+            devices: f.devices.with_label_values::<&str>(&[]),
+            wanted: f.devices_wanted.with_label_values::<&str>(&[]),
+            bad: f.bad_ratio.with_label_values::<&str>(&[]),
+            idle: f.idle_ratio.with_label_values::<&str>(&[]),
         };
         let tracked = Models::default();
         let collector = TritonCollector::new(Arc::clone(&tracked));
         registry.register(Box::new(collector)).expect("names in the list of declarations are unique");
-        int_gauge(&registry, &d::BUILD).with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        f.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         Self {
-            in_flight: int_gauge(&registry, &d::IN_FLIGHT).with_label_values::<&str>(&[]),
-            http_connections: connections.with_label_values(&["http"]),
-            grpc_connections: connections.with_label_values(&["grpc"]),
-            models_loading: models.with_label_values(&["loading"]),
-            models_ready: models.with_label_values(&["ready"]),
-            models_broken: models.with_label_values(&["broken"]),
-            scheduler_step: Seconds(histogram(&registry, &d::STEP_SECONDS).with_label_values::<&str>(&[])),
-            measured_served: Seconds(measurements.with_label_values(&["served"])),
-            measured_again: Seconds(measurements.with_label_values(&["again"])),
-            unrouted: Reason::ALL.map(|reason| unrouted.with_label_values(&[reason.label().name()])).into(),
-            invariants: Invariant::NAMES.iter().map(|name| invariants.with_label_values(&[name])).collect(),
+            in_flight: f.in_flight.with_label_values::<&str>(&[]),
+            http_connections: f.connections.with_label_values(&["http"]),
+            grpc_connections: f.connections.with_label_values(&["grpc"]),
+            models_loading: f.models.with_label_values(&["loading"]),
+            models_ready: f.models.with_label_values(&["ready"]),
+            models_broken: f.models.with_label_values(&["broken"]),
+            scheduler_step: Seconds(f.step_seconds.with_label_values::<&str>(&[])),
+            measured_served: Seconds(f.measurements.with_label_values(&["served"])),
+            measured_again: Seconds(f.measurements.with_label_values(&["again"])),
+            unrouted: Reason::ALL.map(|reason| f.unrouted.with_label_values(&[reason.label().name()])).into(),
+            invariants: Invariant::NAMES.iter().map(|name| f.invariants.with_label_values(&[name])).collect(),
             registry,
-            families: Arc::new(families),
+            families: Arc::new(f),
             demand: Arc::default(),
             scaling,
             models: tracked,
@@ -201,7 +144,6 @@ impl Metrics {
             inner: Arc::new(ModelSeries {
                 success: f.requests.with_label_values(&[name, &version, "success", ""]),
                 ended: Reason::ALL.map(ended).into(),
-                goodput: f.goodput.with_label_values(&labels),
                 request: Seconds(f.request_seconds.with_label_values(&labels)),
                 queue: Seconds(f.queue_seconds.with_label_values(&labels)),
                 execution: Seconds(f.execution_seconds.with_label_values(&labels)),
@@ -222,25 +164,19 @@ impl Metrics {
     pub fn remove_model(&self, name: &str, version: u64) {
         self.models.lock().unwrap_or_else(PoisonError::into_inner).remove(&(name.to_owned(), version));
         let version = version.to_string();
-        let labels = [name, version.as_str()];
         let f = &*self.families;
         // Removal fails only for series that aren't there, which is what is wanted.
         let _ = f.requests.remove_label_values(&[name, &version, "success", ""]);
         for reason in Reason::labels() {
             let _ = f.requests.remove_label_values(&[name, &version, reason.outcome(), reason.name()]);
         }
-        for family in [&f.goodput, &f.cold_starts, &f.loads, &f.unloads] {
-            let _ = family.remove_label_values(&labels);
-        }
-        for family in [&f.request_seconds, &f.queue_seconds, &f.execution_seconds, &f.batch_rows] {
-            let _ = family.remove_label_values(&labels);
-        }
+        f.remove_model(&[name, &version]);
     }
 
     /// The metrics of one device, all looked up. Asking twice gives the same series.
     pub fn device(&self, name: &str) -> DeviceMetrics {
         let f = &*self.families;
-        let action = |action: &str, took: Option<Seconds>, demand: Option<Arc<Demand>>| ActionMetrics {
+        let action = |action: &str, took: Option<Seconds>, demand: Option<Arc<DemandCounters>>| ActionMetrics {
             done: f.actions.with_label_values(&[name, action, "done"]),
             too_late: f.actions.with_label_values(&[name, action, "too_late"]),
             failed: f.actions.with_label_values(&[name, action, "failed"]),
@@ -307,8 +243,8 @@ impl Metrics {
         self.invariants[invariant as usize].inc();
     }
 
-    /// Everything, in Prometheus' text format. A histogram of a model or a device is there from its first observation on: most of a page with
-    /// thousands of them would be empty ones.
+    /// Everything, in Prometheus' text format. A histogram of a model or a device is there from its first observation
+    /// on: most of a page with thousands of them would be empty ones.
     pub fn render(&self) -> String {
         let mut families = self.registry.gather();
         for family in families.iter_mut().filter(|family| family.get_field_type() == MetricType::HISTOGRAM) {
@@ -337,7 +273,6 @@ struct ModelSeries {
     success: IntCounter,
     /// By position in `Reason::ALL`; reasons that are counted under one label have one counter.
     ended: Box<[IntCounter]>,
-    goodput: IntCounter,
     request: Seconds,
     queue: Seconds,
     execution: Seconds,
@@ -349,7 +284,7 @@ struct ModelSeries {
     fail_nanos: AtomicU64,
     /// What executors count; each place on a device that has the weights holds it too.
     statistics: Arc<Statistics>,
-    demand: Arc<Demand>,
+    demand: Arc<DemandCounters>,
 }
 
 impl ModelSeries {
@@ -363,7 +298,6 @@ impl ModelMetrics {
     /// A request was answered with outputs, by its deadline.
     pub fn answered(&self, latency: Duration) {
         self.inner.success.inc();
-        self.inner.goodput.inc();
         self.inner.demand.answered();
         self.inner.request.observe(latency);
         self.inner.success_nanos.fetch_add(latency.as_nanos(), Ordering::Relaxed);
@@ -474,11 +408,12 @@ pub struct ActionMetrics {
     /// Only for loads: what executions take is kept by model.
     took: Option<Seconds>,
     /// Only for executions: a device that only loads is idle.
-    demand: Option<Arc<Demand>>,
+    demand: Option<Arc<DemandCounters>>,
 }
 
 impl ActionMetrics {
-    /// Done, in that time; so much had been predicted. It kept the executor from others for `busy`: transfers may have run beside another action.
+    /// Done, in that time; so much had been predicted. It kept the executor from others for `busy`: transfers may have
+    /// run beside another action.
     pub fn done(&self, took: Duration, busy: Duration, predicted: Duration) {
         self.done.inc();
         self.busy.inc_by(busy.as_secs_f64());
@@ -563,33 +498,6 @@ impl DeviceMetrics {
     }
 }
 
-fn opts(metric: &Declaration) -> Opts {
-    Opts::new(metric.name, metric.help)
-}
-
-fn registered<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
-    let collector = made.expect("names and labels in the list of declarations are valid");
-    registry.register(Box::new(collector.clone())).expect("names in the list of declarations are unique");
-    collector
-}
-
-fn int_counter(registry: &Registry, metric: &Declaration) -> IntCounterVec {
-    registered(registry, IntCounterVec::new(opts(metric), metric.labels))
-}
-
-fn gauge(registry: &Registry, metric: &Declaration) -> GaugeVec {
-    registered(registry, GaugeVec::new(opts(metric), metric.labels))
-}
-
-fn int_gauge(registry: &Registry, metric: &Declaration) -> IntGaugeVec {
-    registered(registry, IntGaugeVec::new(opts(metric), metric.labels))
-}
-
-fn histogram(registry: &Registry, metric: &Declaration) -> HistogramVec {
-    let options = HistogramOpts { common_opts: opts(metric), buckets: metric.buckets.to_vec() };
-    registered(registry, HistogramVec::new(options, metric.labels))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -611,7 +519,7 @@ mod tests {
         };
         assert!(buckets("asked") > 0);
         assert_eq!(buckets("idle"), 0);
-        assert_eq!(value(&text, "punctual_goodput_total{model=\"idle\",version=\"1\"}"), Some(0.0));
+        assert_eq!(value(&text, "punctual_cold_starts_total{model=\"idle\",version=\"1\"}"), Some(0.0));
         idle.answered(Duration::from_millis(3));
         assert!(metrics.render().contains("punctual_request_seconds_count{model=\"idle\",version=\"1\"} 1"));
     }
@@ -630,7 +538,8 @@ mod tests {
         let labels = r#"model="resnet",version="2""#;
         let ended = r#"model="resnet",outcome="refused",reason="overloaded",version="2""#;
         assert_eq!(value(&text, &format!("punctual_requests_total{{{ended}}}")), Some(2.0));
-        assert_eq!(value(&text, &format!("punctual_goodput_total{{{labels}}}")), Some(1.0));
+        let answered = r#"model="resnet",outcome="success",reason="",version="2""#;
+        assert_eq!(value(&text, &format!("punctual_requests_total{{{answered}}}")), Some(1.0));
         assert_eq!(value(&text, &format!("punctual_request_seconds_bucket{{{labels},le=\"0.002\"}}")), Some(0.0));
         assert_eq!(value(&text, &format!("punctual_request_seconds_bucket{{{labels},le=\"0.005\"}}")), Some(1.0));
         assert_eq!(value(&text, &format!("punctual_batch_rows_sum{{{labels}}}")), Some(4.0));
@@ -719,6 +628,7 @@ mod tests {
         let old = metrics.model("a", 1);
         metrics.model("b", 1).answered(Duration::ZERO);
         old.answered(Duration::ZERO);
+        old.cold_start();
         metrics.remove_model("a", 1);
         old.answered(Duration::ZERO);
         let text = metrics.render();
@@ -726,7 +636,7 @@ mod tests {
         metrics.remove_model("b", 1);
         assert_eq!(render(), before);
         metrics.model("a", 1);
-        assert_eq!(value(&metrics.render(), r#"punctual_goodput_total{model="a",version="1"}"#), Some(0.0));
+        assert_eq!(value(&metrics.render(), r#"punctual_cold_starts_total{model="a",version="1"}"#), Some(0.0));
     }
 
     #[test]
@@ -773,9 +683,9 @@ mod tests {
         let types: Vec<_> = families.iter().map(|family| (family.name(), family.get_field_type())).collect();
         for metric in crate::ALL.iter().chain(crate::TRITON) {
             let kind = match metric.kind {
-                d::Kind::Counter => MetricType::COUNTER,
-                d::Kind::Gauge => MetricType::GAUGE,
-                d::Kind::Histogram => MetricType::HISTOGRAM,
+                crate::MetricKind::Counter => MetricType::COUNTER,
+                crate::MetricKind::Gauge => MetricType::GAUGE,
+                crate::MetricKind::Histogram => MetricType::HISTOGRAM,
             };
             assert!(types.contains(&(metric.name, kind)), "{}", metric.name);
         }

@@ -1,8 +1,9 @@
-//! What was computed with a model and where the time went, counted for Triton's statistics and for the metrics under its names.
+//! What was computed with a model and where the time went, counted for Triton's statistics and for the metrics under
+//! its names.
 //!
-//! Executors count each batch once, gateways each answer once; both with a few relaxed additions, without a lock and, but for
-//! the first batch of a new size, without an allocation. Reading sums up what is there: numbers that are read while others
-//! count may be apart by a batch.
+//! Executors count each batch once, gateways each answer once; both with a few relaxed additions, without a lock and,
+//! but for the first batch of a new size, without an allocation. Reading sums up what is there: numbers that are read
+//! while others count may be apart by a batch.
 
 use base::{Duration, Timestamp};
 use std::collections::BTreeMap;
@@ -12,7 +13,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// Batches of up to this many rows are told apart by size; larger ones count with it.
 pub const LARGEST_TOLD_APART: u32 = (1 << SIZE_CLASSES) - 1;
 
-/// Sizes are kept in classes: class k has the sizes from 2^k to 2^(k+1) - 1, and takes memory once one of them was seen.
+/// Sizes are kept in classes: class k has the sizes from 2^k to 2^(k+1) - 1, and takes memory once one of them was
+/// seen.
 const SIZE_CLASSES: usize = 16;
 
 /// The instants of one execution of a batch.
@@ -53,7 +55,7 @@ impl BatchTimes {
 /// The counters of one version of a model that executors write.
 #[derive(Debug, Default)]
 pub struct Statistics {
-    work: Work,
+    work: BatchCounters,
     /// Requests that wait to be handed to a device.
     pending: AtomicI64,
     batches: [OnceLock<Box<[BatchCell]>>; SIZE_CLASSES],
@@ -64,7 +66,7 @@ pub struct Statistics {
 /// What each batch adds to. Apart from other memory, so that executors don't disturb whoever reads beside it.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Work {
+struct BatchCounters {
     requests: AtomicU64,
     rows: AtomicU64,
     executions: AtomicU64,
@@ -137,7 +139,8 @@ impl Statistics {
         *resident.entry(device.to_owned()).or_default() += bytes;
     }
 
-    /// So many bytes of weights are no longer on that device. A model that was changed may still be there in its new form.
+    /// So many bytes of weights are no longer on that device. A model that was changed may still be there in its new
+    /// form.
     pub fn went(&self, device: &str, bytes: u64) {
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(there) = resident.get_mut(device) {

@@ -1,7 +1,7 @@
 //! The metrics under Triton's names, made from the same counters when they are asked for.
 
-use crate::declare::{Declaration, Kind, TRITON, triton as t};
-use crate::machine::Machine;
+use crate::declare::{Declaration, MetricKind, TRITON, triton as t};
+use crate::machine::UsageReader;
 use crate::metrics::ModelMetrics;
 use crate::statistics::ModelTotals;
 use base::Duration;
@@ -20,7 +20,7 @@ const FAILURES: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
 pub(crate) struct TritonCollector {
     descriptions: Vec<Desc>,
     models: Models,
-    machine: Machine,
+    machine: UsageReader,
 }
 
 impl TritonCollector {
@@ -30,7 +30,7 @@ impl TritonCollector {
             Desc::new(metric.name.to_owned(), metric.help.to_owned(), labels, std::collections::HashMap::new())
                 .expect("names and labels in the list of declarations are valid")
         };
-        Self { descriptions: TRITON.iter().map(describe).collect(), models, machine: Machine::default() }
+        Self { descriptions: TRITON.iter().map(describe).collect(), models, machine: UsageReader::default() }
     }
 }
 
@@ -42,7 +42,7 @@ impl Family {
         let mut family = MetricFamily::default();
         family.set_name(metric.name.to_owned());
         family.set_help(metric.help.to_owned());
-        family.set_field_type(if metric.kind == Kind::Counter { MetricType::COUNTER } else { MetricType::GAUGE });
+        family.set_field_type(if metric.kind == MetricKind::Counter { MetricType::COUNTER } else { MetricType::GAUGE });
         Self(family)
     }
 
@@ -72,10 +72,10 @@ fn micros(span: Duration) -> f64 {
 }
 
 /// A metric's value, from what was counted of a model.
-type Reading = fn(&ModelTotals) -> f64;
+type ReadTotal = fn(&ModelTotals) -> f64;
 
 /// The metrics that have the labels `model` and `version` alone, and what each is of what was counted.
-const BY_MODEL: [(&Declaration, Reading); 8] = [
+const BY_MODEL: [(&Declaration, ReadTotal); 8] = [
     (&t::SUCCESS, |totals| totals.success.count as f64),
     (&t::INFERENCES, |totals| totals.inferences as f64),
     (&t::EXECUTIONS, |totals| totals.executions as f64),

@@ -7,8 +7,8 @@ use crate::Fault;
 
 /// Inputs, outputs, raw entries and parameters that a request may have, all together: each takes up to 300 bytes.
 pub(crate) const MAX_PARTS: usize = 4096;
-/// The bytes by which a request may grow when it is read: numbers are packed in one byte and up and take up to 8, and an
-/// element of `bytes_contents` takes 32 beside its bytes.
+/// The bytes by which a request may grow when it is read: numbers are packed in one byte and up and take up to 8, and
+/// an element of `bytes_contents` takes 32 beside its bytes.
 const MAX_GROWTH: usize = 64 << 20;
 /// What an element of `bytes_contents` takes beside its bytes.
 const HANDLE_BYTES: usize = 32;
@@ -16,7 +16,7 @@ const HANDLE_BYTES: usize = 32;
 const NUMBER_BYTES: usize = 8;
 
 /// A field of a message.
-enum Field<'a> {
+enum FieldValue<'a> {
     Number,
     Fixed,
     Bytes(&'a [u8]),
@@ -45,24 +45,24 @@ impl<'a> Fields<'a> {
         Some(skipped)
     }
 
-    fn field(&mut self) -> Option<(u64, Field<'a>)> {
+    fn field(&mut self) -> Option<(u64, FieldValue<'a>)> {
         let tag = self.varint()?;
         let field = match tag & 7 {
             0 => {
                 self.varint()?;
-                Field::Number
+                FieldValue::Number
             }
             1 => {
                 self.skip(8)?;
-                Field::Fixed
+                FieldValue::Fixed
             }
             2 => {
                 let length = usize::try_from(self.varint()?).ok()?;
-                Field::Bytes(self.skip(length)?)
+                FieldValue::Bytes(self.skip(length)?)
             }
             5 => {
                 self.skip(4)?;
-                Field::Fixed
+                FieldValue::Fixed
             }
             // Groups, which the protocol doesn't have.
             _ => return None,
@@ -72,7 +72,7 @@ impl<'a> Fields<'a> {
 }
 
 impl<'a> Iterator for Fields<'a> {
-    type Item = Result<(u64, Field<'a>), Fault>;
+    type Item = Result<(u64, FieldValue<'a>), Fault>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
@@ -85,25 +85,25 @@ impl<'a> Iterator for Fields<'a> {
 
 /// What was found so far.
 #[derive(Default)]
-struct Walk {
+struct MemoryEstimate {
     parts: usize,
     growth: usize,
 }
 
 /// Refuses a `ModelInferRequest` that would take far more memory than its bytes.
 pub(crate) fn check_infer_request(message: &[u8]) -> Result<(), Fault> {
-    let mut walk = Walk::default();
+    let mut estimate = MemoryEstimate::default();
     for field in Fields(message) {
         match field? {
-            (5, Field::Bytes(input)) => {
-                walk.part()?;
-                walk.input(input)?;
+            (5, FieldValue::Bytes(input)) => {
+                estimate.part()?;
+                estimate.input(input)?;
             }
-            (6, Field::Bytes(output)) => {
-                walk.part()?;
-                walk.parameters(output, 2)?;
+            (6, FieldValue::Bytes(output)) => {
+                estimate.part()?;
+                estimate.parameters(output, 2)?;
             }
-            (4 | 7, _) => walk.part()?,
+            (4 | 7, _) => estimate.part()?,
             _ => {}
         }
     }
@@ -129,7 +129,7 @@ pub(crate) fn too_many_parameters() -> Fault {
     ))
 }
 
-impl Walk {
+impl MemoryEstimate {
     fn part(&mut self) -> Result<(), Fault> {
         self.parts += 1;
         if self.parts <= MAX_PARTS {
@@ -163,7 +163,7 @@ impl Walk {
             match field? {
                 (3, field) => self.numbers(&field)?,
                 (4, _) => self.part()?,
-                (5, Field::Bytes(contents)) => self.contents(contents)?,
+                (5, FieldValue::Bytes(contents)) => self.contents(contents)?,
                 _ => {}
             }
         }
@@ -183,10 +183,10 @@ impl Walk {
     }
 
     /// Numbers of variable length: one, or many packed together, each of which ends with a byte below 128.
-    fn numbers(&mut self, field: &Field<'_>) -> Result<(), Fault> {
+    fn numbers(&mut self, field: &FieldValue<'_>) -> Result<(), Fault> {
         match field {
-            Field::Number | Field::Fixed => self.grow(NUMBER_BYTES),
-            Field::Bytes(packed) => {
+            FieldValue::Number | FieldValue::Fixed => self.grow(NUMBER_BYTES),
+            FieldValue::Bytes(packed) => {
                 let count = packed.iter().filter(|&&byte| byte < 0x80).count();
                 self.grow(count.saturating_mul(NUMBER_BYTES).saturating_sub(packed.len()))
             }

@@ -52,7 +52,7 @@ fn check_strings(name: &str, shape: &[i64], count: usize, data: &[u8]) -> Result
     for element in strings(data) {
         match element {
             Ok(_) => found += 1,
-            Err(Cut) => {
+            Err(TruncatedElement) => {
                 return Err(Fault::bad(format!(
                     "input {name:?} of BYTES ends inside element {found}: each is a 4-byte little-endian length and that many bytes"
                 )));
@@ -67,10 +67,10 @@ fn check_strings(name: &str, shape: &[i64], count: usize, data: &[u8]) -> Result
 
 /// The bytes end inside an element.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Cut;
+pub(crate) struct TruncatedElement;
 
 /// The elements of a `BYTES` tensor. Stops after the first one that is cut.
-pub(crate) fn strings(mut data: &[u8]) -> impl Iterator<Item = Result<&[u8], Cut>> {
+pub(crate) fn strings(mut data: &[u8]) -> impl Iterator<Item = Result<&[u8], TruncatedElement>> {
     std::iter::from_fn(move || {
         if data.is_empty() {
             return None;
@@ -86,7 +86,7 @@ pub(crate) fn strings(mut data: &[u8]) -> impl Iterator<Item = Result<&[u8], Cut
             }
             None => {
                 data = &[];
-                Some(Err(Cut))
+                Some(Err(TruncatedElement))
             }
         }
     })

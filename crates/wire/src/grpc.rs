@@ -2,7 +2,7 @@
 
 use crate::elements::{check_elements, count_elements, push_string};
 use crate::json::datatype_from_name;
-use crate::parameters::{Place, check_name};
+use crate::parameters::{RegionParameters, check_name};
 use crate::proto::infer_parameter::ParameterChoice;
 use crate::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use crate::proto::model_infer_response::InferOutputTensor;
@@ -116,7 +116,7 @@ fn read_region(
     };
     let offset = whole_number(parameters, "shared_memory_offset")?;
     let byte_size = whole_number(parameters, "shared_memory_byte_size")?;
-    Place { region: Cow::Borrowed(region), offset, byte_size }.check(what, name).map(Some)
+    RegionParameters { region: Cow::Borrowed(region), offset, byte_size }.check(what, name).map(Some)
 }
 
 fn read_contents(name: &str, datatype: DataType, contents: &InferTensorContents) -> Result<Bytes, Fault> {

@@ -13,8 +13,8 @@ pub struct InferRequest<'a> {
     pub application: Cow<'a, str>,
     /// What the client asks beside the tensors.
     pub parameters: Parameters,
-    /// The inputs, in the client's order. Each is consistent in itself: its bytes are exactly what its shape says, unless
-    /// they lie in a region and aren't here yet.
+    /// The inputs, in the client's order. Each is consistent in itself: its bytes are exactly what its shape says,
+    /// unless they lie in a region and aren't here yet.
     pub inputs: Vec<InferInput<'a>>,
     /// The outputs that are wanted; none means all.
     pub outputs: Vec<RequestedOutput<'a>>,

@@ -6,8 +6,8 @@
 //!  protobuf ──grpc::decode───┘                       └──grpc::encode──> protobuf
 //! ```
 //!
-//! Both ways in give the same [`InferRequest`], whose tensors are in the protocol's binary form whatever they came as, so
-//! that everything behind this crate knows one form only. Every way of saying no is a [`Fault`], and one table
+//! Both ways in give the same [`InferRequest`], whose tensors are in the protocol's binary form whatever they came as,
+//! so that everything behind this crate knows one form only. Every way of saying no is a [`Fault`], and one table
 //! ([`base::Reason`]) says what that is on each protocol.
 
 pub mod admit;

@@ -9,8 +9,8 @@ use crate::elements::{push_string, strings};
 use base::DataType;
 use std::io::Write;
 
-/// Reads the elements of `text`, a valid JSON value, as the elements of an input. `count` is what the shape says; it only
-/// sizes the buffer here.
+/// Reads the elements of `text`, a valid JSON value, as the elements of an input. `count` is what the shape says; it
+/// only sizes the buffer here.
 pub(crate) fn read(name: &str, datatype: DataType, count: usize, text: &str) -> Result<Vec<u8>, Fault> {
     if !text.starts_with('[') {
         return Err(Fault::bad(format!("the data of input {name:?} must be an array, flat or nested")));

@@ -25,13 +25,13 @@ fn reserved(name: &str) -> String {
 }
 
 /// What a tensor's parameters say about shared memory.
-pub(crate) struct Place<'a> {
+pub(crate) struct RegionParameters<'a> {
     pub(crate) region: Cow<'a, str>,
     pub(crate) offset: Option<u64>,
     pub(crate) byte_size: Option<u64>,
 }
 
-impl Place<'_> {
+impl RegionParameters<'_> {
     /// The part of the region that is meant. `what` is an input or an output.
     pub(crate) fn check(self, what: &str, name: &str) -> Result<Box<Region>, Fault> {
         let Some(byte_size) = self.byte_size else {

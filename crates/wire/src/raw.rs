@@ -6,8 +6,9 @@ use base::{DataType, ModelSignature, TensorSpec};
 use bytes::Bytes;
 use std::borrow::Cow;
 
-/// The request that a body without a head means (`Inference-Header-Content-Length: 0`). The model must have one input, and
-/// at most one of its dimensions may be open; the number of bytes then says what that is. Outputs are wanted as bytes.
+/// The request that a body without a head means (`Inference-Header-Content-Length: 0`). The model must have one input,
+/// and at most one of its dimensions may be open; the number of bytes then says what that is. Outputs are wanted as
+/// bytes.
 pub fn raw_request(signature: &ModelSignature, body: Bytes) -> Result<InferRequest<'static>, Fault> {
     let [spec] = &signature.inputs[..] else {
         return Err(Fault::bad(format!(

@@ -18,7 +18,8 @@ pub fn descriptor(name: &str) -> MessageDescriptor {
     POOL.get_message_by_name(&format!("inference.{name}")).expect("the protocol has every message that is asked for")
 }
 
-/// A message as JSON in Triton's form: the protocol's names, numbers as numbers, and everything there, whether set or not.
+/// A message as JSON in Triton's form: the protocol's names, numbers as numbers, and everything there, whether set or
+/// not.
 pub fn to_json(name: &str, message: &impl Message) -> Vec<u8> {
     let mut dynamic = DynamicMessage::new(descriptor(name));
     dynamic.transcode_from(message).expect("a message is what its own description says");

@@ -141,7 +141,6 @@ def figures(details):
                             note=f"p99 {c['latency_ms']['p99']:.2f}, cold {c['cold'] / max(1, c['requests']):.1%}"))
     found += [
         Figure("requests within the deadline", sum(c["good"] for c in classes) / max(1, requests)),
-        Figure("successes after the deadline, the server's view", busy["server"]["successes_after_deadline"], "", ("<=", 0)),
         Figure("successes after the deadline, from the actual send", late, "", ("<=", 0)),
         Figure("errors and requests without answer", sum(c["errors"] + c["unanswered"] for c in classes), "", ("<=", 0)),
         Figure("hot model alone, p99", alone["latency_ms"]["p99"], "ms", note=f"p50 {alone['latency_ms']['p50']:.2f}"),

@@ -67,7 +67,6 @@ def figures(capacity, again, report, view, deadline, execution_ms):
                note=f"{view['mean_rows']:.2f} rows in a batch"),
         Figure("cores taken by others during the overload", view["foreign"] + view["stolen"], "",
                note=f"in the capacity run {capacity['taken']:.3g}"),
-        Figure("successes after the deadline, the server's view", view["successes_after_deadline"], "", ("<=", 0)),
         Figure("successes after the deadline, from the actual send", report["late_from_send"], "", ("<=", 0),
                f"of {report['successes']}; from the intended send {report['late']}"),
         Figure("refusals after the deadline, from the actual send", report["refused_late_from_send"], "", ("<=", 0),

@@ -39,7 +39,7 @@ def figures_of(title, each):
     figures = [
         Figure(f"{title}: in time", good, note=f"{report['goodput_rps']:.0f} /s; simulated {there['satisfied']:.3f}"),
         Figure(f"{title}: late, from the actual send", report["late_from_send"], "", ("<=", 0),
-               f"of {report['successes']}; the server's view {view['successes_after_deadline']:.0f}"),
+               f"of {report['successes']}"),
     ]
     refused = sum(ended["refused"].values())
     if not refused:

@@ -43,8 +43,8 @@ waking it costs 25 us; so the server's threads look for more work for a short wh
 Capacity first: the best of three closed loops. Then twice that rate, Poisson, each request with a deadline of ten executions.
 A server that says yes to everything would have a goodput near zero, because every answer would be late.
 
-"The server's view" counts answers that it gave after the deadline; "from the actual send" is what the client saw, with the
-way through the kernel on both sides.
+"From the actual send" is what the client saw, with the way through the kernel on both sides. The server gives no outputs after
+the deadline (P2), so it counts none itself.
 """,
     "refusals": """## Overload of eight devices
 

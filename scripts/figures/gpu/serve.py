@@ -29,7 +29,7 @@ OBJECTIVES_MS = (5, 10, 20, 50, 100, 500)
 NETWORKS = ("resnet50", "vgg16", "mobilenet_v2", "bert")
 # What is read of the metrics: thousands of models have millions of other lines.
 WANTED = (
-    "punctual_device", "punctual_prediction", "punctual_completion", "punctual_actions", "punctual_load_seconds", "punctual_invariant", "punctual_goodput_total",
+    "punctual_device", "punctual_prediction", "punctual_completion", "punctual_actions", "punctual_load_seconds", "punctual_invariant",
     "punctual_requests_total", "punctual_cold_starts_total", "punctual_batch_rows_sum", "punctual_batch_rows_count", "nv_inference_count",
 )
 
@@ -139,7 +139,7 @@ class Seen:
         change = lambda name, **labels: after.sum(name, **labels) - self.before.sum(name, **labels)
         busy = {action: change("punctual_device_busy_seconds_total", action=action) / wall for action in ("execution", "load")}
         cold = change("punctual_cold_starts_total") / max(1, change("punctual_requests_total"))
-        executed, good = change("nv_inference_count"), change("punctual_goodput_total")
+        executed, good = change("nv_inference_count"), change("punctual_requests_total", outcome="success")
         say(
             f"    device busy {busy['execution']:.1%}, link {busy['load']:.1%}; {change('punctual_batch_rows_sum') / max(1, change('punctual_batch_rows_count')):.1f} rows in a batch; "
             f"{change('punctual_device_transfer_seconds_total', hidden='yes') / max(1e-9, change('punctual_device_transfer_seconds_total')):.0%} of transfers hidden; "

@@ -1,5 +1,5 @@
-//! The metrics' port, on which nothing is changed: `/metrics`, in Prometheus' text format; `/scaling`, the advice on the
-//! number of devices as JSON; `/shares`, how GPUs are divided.
+//! The metrics' port, on which nothing is changed: `/metrics`, in Prometheus' text format; `/scaling`, the advice on
+//! the number of devices as JSON; `/shares`, how GPUs are divided.
 
 use super::shares;
 use crate::admin::scaling::{Scaling, json};

@@ -47,7 +47,7 @@ impl Scaling {
 
 /// The advice for machines.
 #[derive(Serialize)]
-struct Told {
+struct ScalingAnswer {
     advice: &'static str,
     devices: u32,
     wanted: u32,
@@ -70,7 +70,7 @@ pub(crate) fn json(advice: &Advice) -> Vec<u8> {
     };
     let &Advice { devices, ended, bad, bad_rate, idle_fraction, reserve, .. } = advice;
     let wanted = advice.wanted();
-    super::json(&Told {
+    super::json(&ScalingAnswer {
         advice: word,
         devices,
         wanted,

@@ -3,15 +3,15 @@
 use crate::io::IoContext;
 use base::Reason;
 use telemetry::logs::{self, LogSettings};
-use telemetry::{Change, TraceChange, TraceSettings};
+use telemetry::{SettingChange, TraceChange, TraceSettings};
 use wire::Fault;
 use wire::proto::{
     LogSettingsRequest, LogSettingsResponse, TraceSettingRequest, TraceSettingResponse, log_settings_request,
     log_settings_response, trace_setting_response,
 };
 
-/// `TraceSetting`, `GET` and `POST v2[/models/NAME]/trace/setting`. Without settings it only asks. A setting without values
-/// goes back to its default. Answers with all settings as they are afterwards.
+/// `TraceSetting`, `GET` and `POST v2[/models/NAME]/trace/setting`. Without settings it only asks. A setting without
+/// values goes back to its default. Answers with all settings as they are afterwards.
 pub(crate) fn trace(context: &IoContext, request: &TraceSettingRequest) -> Result<TraceSettingResponse, Fault> {
     let model = Some(request.model_name.as_str()).filter(|name| !name.is_empty());
     if let Some(name) = model {
@@ -36,9 +36,9 @@ fn read_trace_setting(change: &mut TraceChange, name: &str, values: &[String], f
     match name {
         "trace_level" => {
             change.timestamps = match values.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-                [] => Change::Clear,
-                ["OFF"] => Change::Set(false),
-                ["TIMESTAMPS"] => Change::Set(true),
+                [] => SettingChange::Clear,
+                ["OFF"] => SettingChange::Set(false),
+                ["TIMESTAMPS"] => SettingChange::Set(true),
                 _ => return Err(bad("OFF or TIMESTAMPS is expected; tensors can't be traced here")),
             };
         }
@@ -78,10 +78,10 @@ fn read_trace_setting(change: &mut TraceChange, name: &str, values: &[String], f
 }
 
 /// One value, or none.
-fn number<T>(values: &[String], read: impl Fn(&str) -> Option<T>) -> Option<Change<T>> {
+fn number<T>(values: &[String], read: impl Fn(&str) -> Option<T>) -> Option<SettingChange<T>> {
     match values {
-        [] => Some(Change::Clear),
-        [one] => read(one).map(Change::Set),
+        [] => Some(SettingChange::Clear),
+        [one] => read(one).map(SettingChange::Set),
         _ => None,
     }
 }
@@ -179,10 +179,10 @@ mod tests {
 
     #[test]
     fn trace_settings_are_read_as_triton_reads_them() {
-        assert_eq!(read("trace_level", &["TIMESTAMPS"]).unwrap().timestamps, Change::Set(true));
-        assert_eq!(read("trace_level", &[]).unwrap().timestamps, Change::Clear);
-        assert_eq!(read("trace_count", &["-1"]).unwrap().count, Change::Set(None));
-        assert_eq!(read("trace_count", &["7"]).unwrap().count, Change::Set(Some(7)));
+        assert_eq!(read("trace_level", &["TIMESTAMPS"]).unwrap().timestamps, SettingChange::Set(true));
+        assert_eq!(read("trace_level", &[]).unwrap().timestamps, SettingChange::Clear);
+        assert_eq!(read("trace_count", &["-1"]).unwrap().count, SettingChange::Set(None));
+        assert_eq!(read("trace_count", &["7"]).unwrap().count, SettingChange::Set(Some(7)));
         assert_eq!(read("trace_file", &["/tmp/trace"]), Ok(TraceChange::default()), "the one that it is");
     }
 

@@ -13,8 +13,8 @@ use wire::proto::{
     ModelStatisticsResponse, StatisticDuration,
 };
 
-/// `ModelStatistics`, `GET v2/models/stats`, `GET v2/models/NAME[/versions/V]/stats`. An empty name means all models, an
-/// empty version all versions that can be asked.
+/// `ModelStatistics`, `GET v2/models/stats`, `GET v2/models/NAME[/versions/V]/stats`. An empty name means all models,
+/// an empty version all versions that can be asked.
 pub(crate) fn statistics(
     context: &IoContext,
     request: &ModelStatisticsRequest,

@@ -28,7 +28,8 @@ impl Encoding {
         [Self::Gzip, Self::Deflate].into_iter().find(|encoding| name.eq_ignore_ascii_case(encoding.name()))
     }
 
-    /// What the header of that name says of a request, such as `Content-Encoding`; `None` for one that isn't compressed.
+    /// What the header of that name says of a request, such as `Content-Encoding`; `None` for one that isn't
+    /// compressed.
     pub(crate) fn of_request(header: &str, value: &str) -> Result<Option<Self>, Fault> {
         let name = value.trim();
         if name.is_empty() || name.eq_ignore_ascii_case("identity") {

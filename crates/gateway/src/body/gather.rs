@@ -1,12 +1,12 @@
-//! Bringing the pieces of a request together: in memory that a device reads by itself where there is such, so that the tensors in it needn't be
-//! copied for the device any more.
+//! Bringing the pieces of a request together: in memory that a device reads by itself where there is such, so that the
+//! tensors in it needn't be copied for the device any more.
 
 use bytes::{Bytes, BytesMut};
 use engine::{HostBuffer, HostMemory};
 use std::sync::Arc;
 
 /// Where devices read by themselves, if they do.
-pub(crate) type Memory = Option<Arc<dyn HostMemory>>;
+pub(crate) type OptionalHostMemory = Option<Arc<dyn HostMemory>>;
 
 /// What has come so far.
 pub(crate) enum Gathered {
@@ -18,7 +18,7 @@ pub(crate) enum Gathered {
 
 impl Gathered {
     /// Nothing yet; so many bytes are expected.
-    pub(crate) fn new(bytes: usize, memory: &Memory) -> Self {
+    pub(crate) fn new(bytes: usize, memory: &OptionalHostMemory) -> Self {
         let host = memory.as_ref().and_then(|memory| memory.take(bytes));
         host.map_or_else(|| Self::Plain(BytesMut::with_capacity(bytes)), Self::Host)
     }
@@ -53,7 +53,7 @@ impl Gathered {
 }
 
 /// Brings what came in one piece there, if there is room for it; otherwise it stays as it is.
-pub(crate) fn to_host(piece: Bytes, memory: &Memory) -> Bytes {
+pub(crate) fn to_host(piece: Bytes, memory: &OptionalHostMemory) -> Bytes {
     match memory.as_ref().and_then(|memory| memory.take(piece.len())) {
         Some(mut buffer) => {
             if buffer.append(&piece) {
@@ -88,12 +88,12 @@ mod tests {
         }
     }
 
-    fn limited(room: usize) -> (Arc<LimitedMemory>, Memory) {
+    fn limited(room: usize) -> (Arc<LimitedMemory>, OptionalHostMemory) {
         let limited = Arc::new(LimitedMemory { room, taken: AtomicUsize::new(0) });
         (Arc::clone(&limited), Some(limited))
     }
 
-    fn gather(bytes: usize, memory: &Memory, pieces: &[&[u8]]) -> (bool, Bytes) {
+    fn gather(bytes: usize, memory: &OptionalHostMemory, pieces: &[&[u8]]) -> (bool, Bytes) {
         let mut gathered = Gathered::new(bytes, memory);
         pieces.iter().for_each(|piece| gathered.add(piece));
         assert_eq!(gathered.len(), pieces.concat().len());

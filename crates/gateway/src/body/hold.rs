@@ -2,7 +2,7 @@
 //!
 //! Only large bodies are counted: small ones are bounded by the number of connections.
 
-use crate::io::Shared;
+use crate::io::ServerState;
 use base::Reason;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,18 +12,18 @@ use wire::Fault;
 pub(crate) const COUNTED_FROM: usize = 64 << 10;
 
 /// Bytes of one request that count as held until this is dropped.
-pub(crate) struct Held {
-    shared: Arc<Shared>,
+pub(crate) struct HeldBytes {
+    shared: Arc<ServerState>,
     bytes: usize,
 }
 
-impl Held {
-    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+impl HeldBytes {
+    pub(crate) fn new(shared: &Arc<ServerState>) -> Self {
         Self { shared: Arc::clone(shared), bytes: 0 }
     }
 
     /// Holds a body that came whole, if it is large.
-    pub(crate) fn of(shared: &Arc<Shared>, bytes: usize) -> Result<Option<Self>, Fault> {
+    pub(crate) fn of(shared: &Arc<ServerState>, bytes: usize) -> Result<Option<Self>, Fault> {
         if bytes < COUNTED_FROM {
             return Ok(None);
         }
@@ -59,7 +59,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.give_back();
     }
@@ -74,9 +74,9 @@ mod tests {
     #[test]
     fn what_is_held_is_bounded_and_given_back() {
         let config = Config { max_body_bytes: 10, max_held_bytes: 100, ..Config::default() };
-        let shared = Arc::new(Shared::new(config, Metrics::new(), telemetry::Tracer::default()));
-        let mut first = Held::new(&shared);
-        let mut second = Held::new(&shared);
+        let shared = Arc::new(ServerState::new(config, Metrics::new(), telemetry::Tracer::default()));
+        let mut first = HeldBytes::new(&shared);
+        let mut second = HeldBytes::new(&shared);
         first.add(60).unwrap();
         first.replace(90).unwrap();
         second.add(10).unwrap();

@@ -5,7 +5,7 @@ use super::answer::{OneMessage, messages};
 use super::frames::{self, Messages};
 use crate::admin::{repository, settings, shared_memory, statistics};
 use crate::body::encoding::Encoding;
-use crate::body::hold::Held;
+use crate::body::hold::HeldBytes;
 use crate::call::count_unrouted;
 use crate::extensions::{SERVER_NAME, SERVER_VERSION, extensions};
 use crate::io::IoContext;
@@ -39,7 +39,7 @@ struct Unary<'a> {
 
 impl Unary<'_> {
     /// The message, and what counts it as held while the call is answered.
-    async fn read<Q: Admit>(&mut self) -> Result<(Q, Option<Held>), Fault> {
+    async fn read<Q: Admit>(&mut self) -> Result<(Q, Option<HeldBytes>), Fault> {
         let read = async { self.incoming.only().await?.plain().await };
         let request = read.await.and_then(|(message, held)| Ok((admit::read(message)?, held)));
         request.inspect_err(|fault| count_unrouted(self.context, fault))

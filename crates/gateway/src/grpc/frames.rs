@@ -6,9 +6,9 @@
 //! ```
 
 use crate::body::encoding::Encoding;
-use crate::body::gather::{Gathered, Memory, to_host};
-use crate::body::hold::{COUNTED_FROM, Held};
-use crate::io::Shared;
+use crate::body::gather::{Gathered, OptionalHostMemory, to_host};
+use crate::body::hold::{COUNTED_FROM, HeldBytes};
+use crate::io::ServerState;
 use crate::io::offload::offload;
 use base::Reason;
 use bytes::{Buf, Bytes};
@@ -24,38 +24,43 @@ const PREFIX_BYTES: usize = 5;
 
 /// The messages of a call, one after another.
 pub(super) struct Messages {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     incoming: Incoming,
     /// How messages that say that they are compressed are.
     encoding: Option<Encoding>,
     /// Where messages are best, unless they are compressed.
-    memory: Memory,
+    memory: OptionalHostMemory,
     /// What was received and isn't part of a message yet.
     received: Bytes,
-    begun: Option<Begun>,
+    begun: Option<PartialMessage>,
 }
 
 /// A message of which a part is missing.
-struct Begun {
+struct PartialMessage {
     encoding: Option<Encoding>,
     length: usize,
     content: Gathered,
-    held: Option<Held>,
+    held: Option<HeldBytes>,
 }
 
 /// A message as it came.
 pub(super) struct Framed {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     content: Bytes,
     encoding: Option<Encoding>,
-    memory: Memory,
+    memory: OptionalHostMemory,
     /// What counts it, if it is large.
-    held: Option<Held>,
+    held: Option<HeldBytes>,
 }
 
 impl Messages {
     /// Those of a request's body. Tensors for a device are best in its memory.
-    pub(super) fn new(shared: &Arc<Shared>, incoming: Incoming, encoding: Option<Encoding>, memory: &Memory) -> Self {
+    pub(super) fn new(
+        shared: &Arc<ServerState>,
+        incoming: Incoming,
+        encoding: Option<Encoding>,
+        memory: &OptionalHostMemory,
+    ) -> Self {
         let (shared, memory) = (Arc::clone(shared), memory.clone());
         Self { shared, incoming, encoding, memory, received: Bytes::new(), begun: None }
     }
@@ -104,11 +109,11 @@ impl Messages {
                 let memory = if encoding.is_none() { &self.memory } else { &None };
                 if self.received.len() >= length {
                     // In one piece: it is copied only where that spares the executor a copy.
-                    let held = Held::of(&self.shared, length)?;
+                    let held = HeldBytes::of(&self.shared, length)?;
                     let content = to_host(self.received.split_to(length), memory);
                     return Ok(Some(self.framed(content, encoding, held)));
                 }
-                Begun { encoding, length, content: Gathered::new(length, memory), held: None }
+                PartialMessage { encoding, length, content: Gathered::new(length, memory), held: None }
             }
         };
         let missing = begun.length - begun.content.len();
@@ -137,7 +142,7 @@ impl Messages {
         }
     }
 
-    fn framed(&self, content: Bytes, encoding: Option<Encoding>, held: Option<Held>) -> Framed {
+    fn framed(&self, content: Bytes, encoding: Option<Encoding>, held: Option<HeldBytes>) -> Framed {
         Framed { shared: Arc::clone(&self.shared), content, encoding, memory: self.memory.clone(), held }
     }
 
@@ -166,26 +171,26 @@ impl Messages {
     }
 }
 
-impl Begun {
-    fn add(&mut self, piece: &[u8], shared: &Arc<Shared>) -> Result<(), Fault> {
+impl PartialMessage {
+    fn add(&mut self, piece: &[u8], shared: &Arc<ServerState>) -> Result<(), Fault> {
         self.content.add(piece);
         match &mut self.held {
             Some(held) => held.add(piece.len()),
             None if self.content.len() < COUNTED_FROM => Ok(()),
-            None => self.held.insert(Held::new(shared)).add(self.content.len()),
+            None => self.held.insert(HeldBytes::new(shared)).add(self.content.len()),
         }
     }
 }
 
 impl Framed {
     /// The message's content, plain, and what counts it if it is large.
-    pub(super) async fn plain(self) -> Result<(Bytes, Option<Held>), Fault> {
+    pub(super) async fn plain(self) -> Result<(Bytes, Option<HeldBytes>), Fault> {
         let Self { shared, content, encoding, memory, held } = self;
         let (Some(encoding), false) = (encoding, content.is_empty()) else { return Ok((content, held)) };
         // What is compressed may be a thousand times as large as it looks.
         offload(move || {
             let plain = encoding.decompress(&content, shared.config.max_body_bytes)?;
-            let mut held = held.unwrap_or_else(|| Held::new(&shared));
+            let mut held = held.unwrap_or_else(|| HeldBytes::new(&shared));
             held.replace(plain.len())?;
             Ok((to_host(plain, &memory), Some(held)))
         })

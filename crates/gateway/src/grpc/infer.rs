@@ -4,8 +4,8 @@ use super::Encodings;
 use super::answer::{OneMessage, messages};
 use super::frames::{self, Framed, Messages};
 use crate::body::encoding::Encoding;
-use crate::body::hold::Held;
-use crate::call::{Call, Head, count_unrouted};
+use crate::body::hold::HeldBytes;
+use crate::call::{Call, CallHeaders, count_unrouted};
 use crate::headers::{APPLICATION, TIMEOUT_US, text};
 use crate::io::IoContext;
 use base::{ApplicationId, Duration, Timestamp};
@@ -30,7 +30,10 @@ pub(super) async fn answer(
 }
 
 /// Reads a request, and what counts it if it is large.
-pub(super) async fn read(context: &IoContext, message: Framed) -> Result<(ModelInferRequest, Option<Held>), Fault> {
+pub(super) async fn read(
+    context: &IoContext,
+    message: Framed,
+) -> Result<(ModelInferRequest, Option<HeldBytes>), Fault> {
     let read = async {
         let (content, held) = message.plain().await?;
         Ok((admit::read(content)?, held))
@@ -42,7 +45,7 @@ pub(super) async fn read(context: &IoContext, message: Framed) -> Result<(ModelI
 pub(super) async fn run<M: Message + 'static>(
     context: &IoContext,
     request: &ModelInferRequest,
-    head: Result<Head, Fault>,
+    head: Result<CallHeaders, Fault>,
     encoding: Option<Encoding>,
     arrived_at: Timestamp,
     wrap: fn(ModelInferResponse) -> M,
@@ -58,10 +61,11 @@ pub(super) async fn run<M: Message + 'static>(
     call.end(outcome)
 }
 
-/// What a call's headers say: the smaller of gRPC's own deadline and that of the header that HTTP has too, and who sends it.
-fn head(context: &IoContext, headers: &HeaderMap) -> Result<Head, Fault> {
+/// What a call's headers say: the smaller of gRPC's own deadline and that of the header that HTTP has too, and who
+/// sends it.
+fn head(context: &IoContext, headers: &HeaderMap) -> Result<CallHeaders, Fault> {
     let limit = call_deadline(headers).into_iter().chain(header_deadline(headers)).min();
-    Ok(Head { limit, application: application(context, headers)? })
+    Ok(CallHeaders { limit, application: application(context, headers)? })
 }
 
 /// Who sends a call's requests, unless they say so themselves.

@@ -20,7 +20,7 @@ use hyper::body::Incoming;
 use hyper::header::HeaderMap;
 use hyper::http::request::Parts;
 use hyper::{Request, Response};
-use standard::Standard;
+use standard::StandardServices;
 use std::convert::Infallible;
 use std::sync::Arc;
 use tonic::body::Body;
@@ -32,12 +32,12 @@ const SERVICE: &str = "/inference.GRPCInferenceService/";
 /// The services of one io thread.
 pub(crate) struct GrpcServer {
     context: Arc<IoContext>,
-    standard: Standard,
+    standard: StandardServices,
 }
 
 impl GrpcServer {
     pub(crate) fn new(context: Arc<IoContext>) -> Self {
-        let standard = Standard::new(&context.shared);
+        let standard = StandardServices::new(&context.shared);
         Self { context, standard }
     }
 
@@ -88,8 +88,8 @@ struct Encodings {
 }
 
 impl Encodings {
-    /// Plain calls get plain answers, compressed ones compressed answers. (Most clients say that they accept compression
-    /// whether they want it or not, and it costs more than it saves here.)
+    /// Plain calls get plain answers, compressed ones compressed answers. (Most clients say that they accept
+    /// compression whether they want it or not, and it costs more than it saves here.)
     fn of(headers: &HeaderMap) -> Result<Self, Fault> {
         let request = Encoding::of_request(ENCODING.as_str(), text(headers, &ENCODING)?)?;
         let answer = match request {

@@ -1,6 +1,6 @@
 //! The services that gRPC tools expect of any server: health (`grpc.health.v1`) and reflection (`v1` and `v1alpha`).
 
-use crate::io::{Readiness, Shared};
+use crate::io::{Readiness, ServerState};
 use hyper::body::Incoming;
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -21,11 +21,11 @@ const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
 /// The most that a message to one of these services may have.
 const MAX_MESSAGE_BYTES: usize = 64 << 10;
 
-type Answer = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
-type Handler = Box<dyn Fn(http::Request<Incoming>) -> Answer + Send + Sync>;
+type ServiceFuture = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
+type Handler = Box<dyn Fn(http::Request<Incoming>) -> ServiceFuture + Send + Sync>;
 
 /// The services.
-pub(super) struct Standard {
+pub(super) struct StandardServices {
     health: Handler,
     reflection: Handler,
     old_reflection: Handler,
@@ -40,8 +40,8 @@ where
     Box::new(move |request| Box::pin(service.clone().call(request)))
 }
 
-impl Standard {
-    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+impl StandardServices {
+    pub(super) fn new(shared: &Arc<ServerState>) -> Self {
         let health = HealthServer::new(HealthCalls { readiness: shared.readiness.subscribe() });
         let described = || {
             Builder::configure()
@@ -96,18 +96,18 @@ impl Health for HealthCalls {
 
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let known = SERVICES.contains(&request.get_ref().service.as_str());
-        Ok(Response::new(Box::pin(Changes::new(self.readiness.clone(), known))))
+        Ok(Response::new(Box::pin(HealthStream::new(self.readiness.clone(), known))))
     }
 }
 
 /// What a watcher is told: how it is, then each change; the end when the server goes down.
-struct Changes {
+struct HealthStream {
     /// Waits for the next thing to say.
-    next: Pin<Box<dyn Future<Output = Next> + Send>>,
+    next: Pin<Box<dyn Future<Output = NextHealth> + Send>>,
 }
 
 /// Something to say and what is left to watch then; `None`: that was all.
-type Next = Option<(HealthCheckResponse, Watching)>;
+type NextHealth = Option<(HealthCheckResponse, Watching)>;
 
 /// What is left to watch.
 struct Watching {
@@ -118,7 +118,7 @@ struct Watching {
 
 impl Watching {
     /// The next thing to say.
-    async fn next(mut self) -> Next {
+    async fn next(mut self) -> NextHealth {
         if self.told == Some(Readiness::Closing) {
             return None;
         }
@@ -136,13 +136,13 @@ impl Watching {
     }
 }
 
-impl Changes {
+impl HealthStream {
     fn new(readiness: watch::Receiver<Readiness>, known: bool) -> Self {
         Self { next: Box::pin(Watching { readiness, known, told: None }.next()) }
     }
 }
 
-impl Stream for Changes {
+impl Stream for HealthStream {
     type Item = Result<HealthCheckResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<Option<Self::Item>> {
@@ -163,7 +163,7 @@ mod tests {
     /// What a watcher is told by and by, while the server starts, serves and goes down.
     fn told(known: bool) -> Vec<Option<ServingStatus>> {
         let (tell, readiness) = watch::channel(Readiness::Starting);
-        let mut changes = Changes::new(readiness, known);
+        let mut changes = HealthStream::new(readiness, known);
         let mut look = || match Pin::new(&mut changes).poll_next(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(answer) => vec![answer.map(|answer| answer.unwrap().status())],
             Poll::Pending => Vec::new(),

@@ -4,15 +4,16 @@
 //!  messages ──> reader task ──a task for each request, at most MAX_IN_FLIGHT──> answers, as they are done
 //! ```
 //!
-//! Requests of one stream are requests like any other: they are planned apart, and answered in the order in which they are
-//! done. Whoever drops the answers (the client cancelled, or is gone) drops the reader, and that takes all of them back.
+//! Requests of one stream are requests like any other: they are planned apart, and answered in the order in which they
+//! are done. Whoever drops the answers (the client cancelled, or is gone) drops the reader, and that takes all of them
+//! back.
 
 use super::Encodings;
 use super::answer::{messages, trailers};
 use super::frames::{self, Framed, Messages};
 use super::infer::{self, application, call_deadline, header_deadline};
 use crate::body::encoding::Encoding;
-use crate::call::{Head, count_unrouted};
+use crate::call::{CallHeaders, count_unrouted};
 use crate::io::IoContext;
 use base::{ApplicationId, Duration, Reason, Timestamp};
 use bytes::Bytes;
@@ -42,11 +43,11 @@ const STATUS_HEADER: &str = "triton_grpc_error";
 const JOINED_BYTES: usize = 32 << 10;
 
 /// An answer in its frame, or why the stream ends.
-type Answer = Result<Vec<u8>, Fault>;
+type FramedAnswer = Result<Vec<u8>, Fault>;
 
 /// The answers of a stream. Dropped, what isn't answered is taken back.
 struct Answers {
-    answers: mpsc::Receiver<Answer>,
+    answers: mpsc::Receiver<FramedAnswer>,
     end: End,
     _reader: JoinSet<()>,
 }
@@ -137,7 +138,7 @@ struct Reader {
     ends_with_status: bool,
     /// How answers are compressed.
     encoding: Option<Encoding>,
-    answers: mpsc::Sender<Answer>,
+    answers: mpsc::Sender<FramedAnswer>,
 }
 
 impl Reader {
@@ -191,7 +192,7 @@ impl Reader {
         let context = &self.context;
         let (request, _held) = infer::read(context, message).await.map_err(|fault| (String::new(), fault))?;
         let left = self.ends_at.map(|ends_at| ends_at.since(arrived_at));
-        let head = Head { limit: self.limit.into_iter().chain(left).min(), application: self.application };
+        let head = CallHeaders { limit: self.limit.into_iter().chain(left).min(), application: self.application };
         let answer = infer::run(context, &request, Ok(head), self.encoding, arrived_at, answered).await;
         answer.map_err(|fault| (request.id, fault))
     }

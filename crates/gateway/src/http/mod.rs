@@ -6,9 +6,9 @@ mod receive;
 mod route;
 
 use crate::body::encoding::Encoding;
-use crate::body::hold::Held;
+use crate::body::hold::HeldBytes;
 use crate::body::payload::{Payload, plain};
-use crate::call::{Call, Head};
+use crate::call::{Call, CallHeaders};
 use crate::extensions::{SERVER_NAME, SERVER_VERSION, extensions};
 use crate::headers::{APPLICATION, TIMEOUT_US, text};
 use crate::io::IoContext;
@@ -109,7 +109,7 @@ async fn infer(
     } else if encoding.is_none() && json_length.unwrap_or(body.len()) < OFFLOAD_READ_BYTES {
         (json::decode(&body, json_length)?, held)
     } else {
-        let mut held = held.unwrap_or_else(|| Held::new(&context.shared));
+        let mut held = held.unwrap_or_else(|| HeldBytes::new(&context.shared));
         let entry = call.entry();
         let read = move || {
             let plain = match encoding {
@@ -126,7 +126,7 @@ async fn infer(
         offload(read).await?
     };
     let limit = timeout.filter(|&micros| micros > 0).map(|micros| Duration::from_micros(micros as u64));
-    call.run(request, Head { limit, application }, accepted.is_some(), move |response| {
+    call.run(request, CallHeaders { limit, application }, accepted.is_some(), move |response| {
         Ok(respond(json::encode(&response)?, accepted))
     })
     .await

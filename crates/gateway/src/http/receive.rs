@@ -1,8 +1,8 @@
 //! Reading the body of a request, within bounds.
 
-use crate::body::gather::{Gathered, Memory, to_host};
-use crate::body::hold::Held;
-use crate::io::Shared;
+use crate::body::gather::{Gathered, OptionalHostMemory, to_host};
+use crate::body::hold::HeldBytes;
+use crate::io::ServerState;
 use base::Reason;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming};
@@ -30,8 +30,13 @@ impl RequestBody {
         Self { incoming, waits, patience }
     }
 
-    /// The whole body, if it isn't larger than the server takes, and what counts it if it is large. Tensors for a device are best in its memory.
-    pub(crate) async fn read(&mut self, shared: &Arc<Shared>, memory: &Memory) -> Result<(Bytes, Option<Held>), Fault> {
+    /// The whole body, if it isn't larger than the server takes, and what counts it if it is large. Tensors for a
+    /// device are best in its memory.
+    pub(crate) async fn read(
+        &mut self,
+        shared: &Arc<ServerState>,
+        memory: &OptionalHostMemory,
+    ) -> Result<(Bytes, Option<HeldBytes>), Fault> {
         let limit = shared.config.max_body_bytes;
         let expected = self.incoming.size_hint();
         let declared = usize::try_from(expected.lower()).unwrap_or(usize::MAX);
@@ -46,10 +51,10 @@ impl RequestBody {
         }
         if self.incoming.is_end_stream() {
             // In one piece: it is copied only where that spares the executor a copy.
-            let held = Held::of(shared, first.len())?;
+            let held = HeldBytes::of(shared, first.len())?;
             return Ok((to_host(first, memory), held));
         }
-        let mut held = Held::new(shared);
+        let mut held = HeldBytes::new(shared);
         held.add(first.len())?;
         let mut all = Gathered::new(declared.max(first.len()), memory);
         all.add(&first);

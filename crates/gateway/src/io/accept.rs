@@ -1,6 +1,6 @@
 //! Taking connections and giving them to the io threads in turn.
 
-use crate::io::Shared;
+use crate::io::ServerState;
 use crate::server::block_on;
 use base::Reason;
 use std::net::{TcpListener as StdListener, TcpStream as StdStream};
@@ -24,7 +24,7 @@ pub(crate) type Accepted = (StdStream, Protocol);
 /// Takes connections and gives them to the io threads in turn.
 pub(crate) struct Acceptor {
     pub(crate) queues: Vec<mpsc::Sender<Accepted>>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ServerState>,
     pub(crate) closing: watch::Receiver<bool>,
 }
 

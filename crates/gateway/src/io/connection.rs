@@ -1,6 +1,8 @@
 //! A client's connection: what it is doing, and the sweep that closes those that do nothing for too long.
 //!
 //! Time is counted by the sweep itself, in whole seconds, so that a connection reads no clock and sets no timer.
+//! hyper's own limit (`header_read_timeout`) sets a timer for each head, and knows neither slow bodies nor answers that
+//! nobody takes.
 
 use crate::Config;
 use crate::io::accept::Protocol;
@@ -16,28 +18,39 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 
-/// Nothing asked.
-const IDLE: u8 = 0;
-/// Some bytes of a request's head are there.
-const HEAD: u8 = 1;
-/// The body is being read.
-const BODY: u8 = 2;
-/// The request is the server's to answer.
-const BUSY: u8 = 3;
-/// The answer is being written.
-const WRITING: u8 = 4;
-/// Served; the client is given the time to take the last of it.
-const LINGERING: u8 = 5;
+/// What a connection is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Nothing asked.
+    Idle,
+    /// Some bytes of a request's head are there.
+    Head,
+    /// The body is being read.
+    Body,
+    /// The request is the server's to answer.
+    Busy,
+    /// The answer is being written.
+    Writing,
+    /// Served; the client is given the time to take the last of it.
+    Lingering,
+}
+
+impl Phase {
+    /// By number.
+    const ALL: [Self; 6] = [Self::Idle, Self::Head, Self::Body, Self::Busy, Self::Writing, Self::Lingering];
+}
 
 /// How long a client may take to close a connection that was served to its end.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// What a client of HTTP/2, and so of gRPC, sends before anything else: 24 bytes that say what it speaks, and the head of a frame.
+/// What a client of HTTP/2, and so of gRPC, sends before anything else: 24 bytes that say what it speaks, and the head
+/// of a frame.
 const GREETING_BYTES: u32 = 33;
 
 /// What a connection is doing and since when. Written by its own thread only.
 #[derive(Debug)]
 pub(crate) struct Activity {
+    /// A [`Phase`].
     phase: AtomicU8,
     since: AtomicU32,
     clock: Arc<Clock>,
@@ -58,13 +71,13 @@ struct Clock {
 }
 
 impl Activity {
-    fn enter(&self, phase: u8) {
-        self.phase.store(phase, Ordering::Relaxed);
+    fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Relaxed);
         self.since.store(self.clock.seconds.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    fn phase(&self) -> u8 {
-        self.phase.load(Ordering::Relaxed)
+    fn phase(&self) -> Phase {
+        Phase::ALL[usize::from(self.phase.load(Ordering::Relaxed))]
     }
 
     /// Whether calls share the connection.
@@ -75,11 +88,11 @@ impl Activity {
     /// The client speaks HTTP/2: it introduces itself first, and calls count for themselves.
     pub(crate) fn multiplexes(&self) {
         self.multiplexed.store(true, Ordering::Relaxed);
-        self.enter(HEAD);
+        self.enter(Phase::Head);
     }
 
     /// Where there is one request at a time, this is what happens to it.
-    fn enter_alone(&self, phase: u8) {
+    fn enter_alone(&self, phase: Phase) {
         if !self.is_multiplexed() {
             self.enter(phase);
         }
@@ -87,35 +100,35 @@ impl Activity {
 
     /// A request's head is complete.
     pub(crate) fn reads_body(&self) {
-        self.enter_alone(BODY);
+        self.enter_alone(Phase::Body);
     }
 
     /// A request's body is complete.
     pub(crate) fn busy(&self) {
-        self.enter_alone(BUSY);
+        self.enter_alone(Phase::Busy);
     }
 
     /// A request's answer is known, and about to be written.
     pub(crate) fn answers(&self) {
-        self.enter_alone(WRITING);
+        self.enter_alone(Phase::Writing);
     }
 
     /// A call begins on a connection that calls share.
     pub(crate) fn stream_begins(&self) {
         self.streams.fetch_add(1, Ordering::Relaxed);
-        self.enter(BUSY);
+        self.enter(Phase::Busy);
     }
 
     /// A call is over on a connection that calls share.
     pub(crate) fn stream_ends(&self) {
         if self.streams.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.enter(IDLE);
+            self.enter(Phase::Idle);
         }
     }
 
     /// The connection is served; only the client's goodbye is missing.
     fn lingers(&self) {
-        self.enter(LINGERING);
+        self.enter(Phase::Lingering);
     }
 
     /// The peer shows that it is still reading.
@@ -128,22 +141,22 @@ impl Activity {
             return self.greeted(bytes);
         }
         match self.phase() {
-            IDLE => self.enter(HEAD),
-            BODY => self.enter(BODY),
+            Phase::Idle => self.enter(Phase::Head),
+            Phase::Body => self.enter(Phase::Body),
             // A head must be complete in time, however slowly it drips; what comes while the server is busy is the
             // next request's, and counts when that one starts.
-            _ => {}
+            Phase::Head | Phase::Busy | Phase::Writing | Phase::Lingering => {}
         }
     }
 
     /// Calls count for themselves, so only the greeting is watched.
     fn greeted(&self, bytes: usize) {
-        if self.phase() == HEAD {
+        if self.phase() == Phase::Head {
             let left = self.greeting_left.load(Ordering::Relaxed);
             let left = left.saturating_sub(u32::try_from(bytes).unwrap_or(u32::MAX));
             self.greeting_left.store(left, Ordering::Relaxed);
             if left == 0 {
-                self.enter(IDLE);
+                self.enter(Phase::Idle);
             }
         }
     }
@@ -151,15 +164,15 @@ impl Activity {
     /// Something was written; more of the same answer may follow.
     fn wrote(&self) {
         self.moved();
-        if !self.is_multiplexed() && matches!(self.phase(), IDLE | WRITING) {
-            self.enter(WRITING);
+        if !self.is_multiplexed() && matches!(self.phase(), Phase::Idle | Phase::Writing) {
+            self.enter(Phase::Writing);
         }
     }
 
     /// Everything that there was to write is written.
     fn flushed(&self) {
-        if self.phase() == WRITING {
-            self.enter(IDLE);
+        if self.phase() == Phase::Writing {
+            self.enter(Phase::Idle);
         }
     }
 }
@@ -202,11 +215,11 @@ impl Connections {
     /// A new connection's activity.
     pub(crate) fn activity(&self, protocol: Protocol) -> Arc<Activity> {
         let phase = match protocol {
-            Protocol::Http => IDLE,
-            Protocol::Grpc => HEAD,
+            Protocol::Http => Phase::Idle,
+            Protocol::Grpc => Phase::Head,
         };
         Arc::new(Activity {
-            phase: AtomicU8::new(phase),
+            phase: AtomicU8::new(phase as u8),
             since: AtomicU32::new(self.clock.seconds.load(Ordering::Relaxed)),
             clock: Arc::clone(&self.clock),
             multiplexed: AtomicBool::new(protocol == Protocol::Grpc),
@@ -217,7 +230,7 @@ impl Connections {
 
     /// Whether an answer is being written.
     pub(crate) fn any_writes(&self) -> bool {
-        self.open().watched.values().any(|(activity, _)| activity.phase() == WRITING)
+        self.open().watched.values().any(|(activity, _)| activity.phase() == Phase::Writing)
     }
 
     /// A count that changes while answers are written or taken; wraps.
@@ -255,11 +268,11 @@ impl Connections {
         let now = self.clock.seconds.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         for (activity, task) in self.open().watched.values() {
             let allowed = match activity.phase() {
-                IDLE => config.idle_timeout,
-                HEAD => config.header_timeout,
-                BODY | WRITING => config.body_timeout,
-                LINGERING => LINGER,
-                _ => continue,
+                Phase::Idle => config.idle_timeout,
+                Phase::Head => config.header_timeout,
+                Phase::Body | Phase::Writing => config.body_timeout,
+                Phase::Lingering => LINGER,
+                Phase::Busy => continue,
             };
             let stood = now.wrapping_sub(activity.since.load(Ordering::Relaxed));
             if Duration::from_secs(u64::from(stood)) > allowed {
@@ -271,22 +284,22 @@ impl Connections {
 
 /// A socket that notes when something is received or written.
 ///
-/// It is shared, because what serves a connection drops its half when it is done, and the socket must not be closed then:
-/// see [`linger`].
+/// It is shared, because what serves a connection drops its half when it is done, and the socket must not be closed
+/// then: see [`linger`].
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct WatchedStream {
     stream: Arc<TcpStream>,
     activity: Arc<Activity>,
 }
 
-impl Watched {
+impl WatchedStream {
     pub(crate) fn new(stream: Arc<TcpStream>, activity: Arc<Activity>) -> Self {
         Self { stream, activity }
     }
 
-    /// There was room for more than the socket had, so there is no need to ask it again, which would be a system call for each
-    /// request: says so to the runtime. Nothing can have come in between that it had seen, because it looks at its sockets
-    /// on this very thread.
+    /// There was room for more than the socket had, so there is no need to ask it again, which would be a system call
+    /// for each request: says so to the runtime. Nothing can have come in between that it had seen, because it looks at
+    /// its sockets on this very thread.
     fn emptied(&self) {
         let _: io::Result<()> = self.stream.try_io(Interest::READABLE, || Err(io::ErrorKind::WouldBlock.into()));
     }
@@ -312,7 +325,7 @@ impl Watched {
     }
 }
 
-impl AsyncRead for Watched {
+impl AsyncRead for WatchedStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.stream.poll_read_ready(cx))?;
@@ -332,7 +345,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl AsyncWrite for WatchedStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.write_with(cx, |stream| stream.try_write(buf))
     }
@@ -362,8 +375,9 @@ impl AsyncWrite for Watched {
 /// Ends a connection whose serving is over so that the client gets all that was written.
 ///
 /// A socket that is closed while something lies unread in it, or that receives something later, is reset, and a reset
-/// throws away what the client hasn't read. A gRPC client sends frames while it reads an answer, so this is common. Says
-/// that nothing more will come, then reads and forgets until the client closes too; one that doesn't is left to the sweep.
+/// throws away what the client hasn't read. A gRPC client sends frames while it reads an answer, so this is common.
+/// Says that nothing more will come, then reads and forgets until the client closes too; one that doesn't is left to
+/// the sweep.
 pub(crate) async fn linger(stream: &TcpStream, activity: &Activity) {
     activity.lingers();
     // A client that is gone needs no goodbye.
@@ -386,7 +400,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     /// A connection that enters `phase`, then stands still; how many seconds until it is closed?
-    async fn seconds_until_closed(phase: u8) -> Option<u32> {
+    async fn seconds_until_closed(phase: Phase) -> Option<u32> {
         let config = Config {
             header_timeout: Duration::from_secs(3),
             body_timeout: Duration::from_secs(5),
@@ -411,16 +425,16 @@ mod tests {
 
     #[tokio::test]
     async fn each_phase_has_its_patience() {
-        assert_eq!(seconds_until_closed(HEAD).await, Some(4));
-        assert_eq!(seconds_until_closed(BODY).await, Some(6));
-        assert_eq!(seconds_until_closed(IDLE).await, Some(8));
-        assert_eq!(seconds_until_closed(LINGERING).await, Some(3));
+        assert_eq!(seconds_until_closed(Phase::Head).await, Some(4));
+        assert_eq!(seconds_until_closed(Phase::Body).await, Some(6));
+        assert_eq!(seconds_until_closed(Phase::Idle).await, Some(8));
+        assert_eq!(seconds_until_closed(Phase::Lingering).await, Some(3));
         assert_eq!(
-            seconds_until_closed(WRITING).await,
+            seconds_until_closed(Phase::Writing).await,
             Some(6),
             "a client that doesn't read is like one that doesn't write"
         );
-        assert_eq!(seconds_until_closed(BUSY).await, None, "what the server owes an answer is not cut off");
+        assert_eq!(seconds_until_closed(Phase::Busy).await, None, "what the server owes an answer is not cut off");
     }
 
     #[tokio::test]
@@ -429,14 +443,14 @@ mod tests {
         let activity = connections.activity(Protocol::Http);
         let since = || activity.since.load(Ordering::Relaxed);
         activity.received(1);
-        assert_eq!((activity.phase(), since()), (HEAD, 0));
+        assert_eq!((activity.phase(), since()), (Phase::Head, 0));
         connections.sweep_once(&Config::default());
         activity.received(1);
-        assert_eq!((activity.phase(), since()), (HEAD, 0));
+        assert_eq!((activity.phase(), since()), (Phase::Head, 0));
         activity.reads_body();
         connections.sweep_once(&Config::default());
         activity.received(1);
-        assert_eq!((activity.phase(), since()), (BODY, 2));
+        assert_eq!((activity.phase(), since()), (Phase::Body, 2));
     }
 
     #[tokio::test]
@@ -446,13 +460,17 @@ mod tests {
         activity.busy();
         activity.wrote();
         activity.flushed();
-        assert_eq!(activity.phase(), BUSY, "what is written meanwhile is the answer before, or a request to go on");
+        assert_eq!(
+            activity.phase(),
+            Phase::Busy,
+            "what is written meanwhile is the answer before, or a request to go on"
+        );
         activity.answers();
-        assert_eq!(activity.phase(), WRITING);
+        assert_eq!(activity.phase(), Phase::Writing);
         activity.flushed();
-        assert_eq!(activity.phase(), IDLE);
+        assert_eq!(activity.phase(), Phase::Idle);
         activity.wrote();
-        assert_eq!(activity.phase(), WRITING, "the rest of a large answer");
+        assert_eq!(activity.phase(), Phase::Writing, "the rest of a large answer");
     }
 
     #[tokio::test]
@@ -460,17 +478,17 @@ mod tests {
         let connections = Connections::default();
         let activity = connections.activity(Protocol::Grpc);
         activity.received(GREETING_BYTES as usize - 1);
-        assert_eq!(activity.phase(), HEAD);
+        assert_eq!(activity.phase(), Phase::Head);
         activity.received(1);
-        assert_eq!(activity.phase(), IDLE);
+        assert_eq!(activity.phase(), Phase::Idle);
         activity.stream_begins();
         activity.stream_begins();
         activity.stream_ends();
-        assert_eq!(activity.phase(), BUSY);
+        assert_eq!(activity.phase(), Phase::Busy);
         activity.stream_ends();
         activity.received(5);
         activity.wrote();
-        assert_eq!(activity.phase(), IDLE, "pings are no calls");
+        assert_eq!(activity.phase(), Phase::Idle, "pings are no calls");
     }
 
     #[tokio::test]

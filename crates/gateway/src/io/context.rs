@@ -20,7 +20,7 @@ pub(crate) struct IoContext {
     pub(crate) models: Models,
     pub(crate) driver: Driver,
     pub(crate) mailbox: Arc<Mailbox>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ServerState>,
     pub(crate) regions: RegionsView,
     /// Becomes true when the server goes down.
     pub(crate) closing: watch::Receiver<bool>,
@@ -42,7 +42,7 @@ pub(crate) enum Readiness {
 }
 
 /// What all io threads share.
-pub(crate) struct Shared {
+pub(crate) struct ServerState {
     pub(crate) config: Config,
     pub(crate) metrics: Metrics,
     /// Set when the server goes down.
@@ -66,7 +66,7 @@ pub(crate) struct Shared {
     pub(crate) applications: Applications,
 }
 
-impl Shared {
+impl ServerState {
     pub(crate) fn new(config: Config, metrics: Metrics, tracer: Tracer) -> Self {
         Self {
             config,
@@ -84,7 +84,7 @@ impl Shared {
     }
 }
 
-impl Shared {
+impl ServerState {
     /// Tells those who watch. A server that goes down doesn't come back.
     pub(crate) fn tell_readiness(&self, new: Readiness) {
         self.readiness.send_if_modified(|now| {
@@ -109,7 +109,7 @@ impl IoContext {
     pub(crate) fn new(
         controller: Controller,
         registry: Registry,
-        shared: Arc<Shared>,
+        shared: Arc<ServerState>,
         closing: watch::Receiver<bool>,
     ) -> Self {
         Self {

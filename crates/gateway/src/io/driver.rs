@@ -5,14 +5,14 @@ use controller::Controller;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::Notify;
 
-/// Where requests come one after another, the io thread looks for the answer and for the next request for so long before it
-/// sleeps: on an idle core, waking it takes longer than all of the work on a small model.
+/// Where requests come one after another, the io thread looks for the answer and for the next request for so long
+/// before it sleeps: on an idle core, waking it takes longer than all of the work on a small model.
 const LINGER: Duration = Duration::from_micros(100);
 
 /// Wakes the driver task.
 ///
-/// The runtime's queue is first in, first out: the tasks that were ready when the first of them submitted run before the
-/// driver does, so their requests are handed over together.
+/// The runtime's queue is first in, first out: the tasks that were ready when the first of them submitted run before
+/// the driver does, so their requests are handed over together.
 #[derive(Debug, Default)]
 pub(crate) struct Driver {
     news: Notify,

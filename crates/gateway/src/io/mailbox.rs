@@ -1,8 +1,8 @@
 //! Waking the connections of an io thread from another thread, many with one system call.
 //!
-//! Waking a task of a sleeping runtime from outside costs a write to an event file, each time. The replies to a batch come
-//! right behind one another, so the wake-ups go into a queue, only the first of them wakes anybody (one task of the
-//! thread), and that task wakes the others from inside, where it costs nothing.
+//! Waking a task of a sleeping runtime from outside costs a write to an event file, each time. The replies to a batch
+//! come right behind one another, so the wake-ups go into a queue, only the first of them wakes anybody (one task of
+//! the thread), and that task wakes the others from inside, where it costs nothing.
 
 use crossbeam_queue::SegQueue;
 use std::pin::Pin;

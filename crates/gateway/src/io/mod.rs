@@ -9,4 +9,4 @@ pub(crate) mod offload;
 pub(crate) mod open_stream;
 pub(crate) mod thread;
 
-pub(crate) use context::{IoContext, Readiness, Shared};
+pub(crate) use context::{IoContext, Readiness, ServerState};

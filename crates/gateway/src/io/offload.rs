@@ -16,16 +16,16 @@ pub(crate) const OFFLOAD_WRITE_BYTES: usize = 32 << 10;
 pub(crate) async fn offload<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
 ) -> Result<T, Fault> {
-    let mut work = Abandoned(tokio::task::spawn_blocking(work));
+    let mut work = AbortOnDrop(tokio::task::spawn_blocking(work));
     // Fails only if the work panics, which is a bug: the request gets an answer all the same.
     let done = (&mut work.0).await;
     done.unwrap_or_else(|_| Err(Fault::new(Reason::ExecutionFailed, "the request's conversion failed; this is a bug")))
 }
 
 /// Work that isn't begun, and whose memory is given back, if this is dropped before it is its turn.
-struct Abandoned<T>(JoinHandle<T>);
+struct AbortOnDrop<T>(JoinHandle<T>);
 
-impl<T> Drop for Abandoned<T> {
+impl<T> Drop for AbortOnDrop<T> {
     fn drop(&mut self) {
         self.0.abort();
     }

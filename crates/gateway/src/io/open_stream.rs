@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
-/// Answers are handed to the connection in pieces of this size, as fast as the client takes them. One large piece would be
-/// taken at once, and the call would look as if it were over.
+/// Answers are handed to the connection in pieces of this size, as fast as the client takes them. One large piece would
+/// be taken at once, and the call would look as if it were over.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// A call that isn't over.

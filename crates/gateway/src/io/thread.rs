@@ -4,7 +4,7 @@ use crate::grpc::GrpcServer;
 use crate::http;
 use crate::io::IoContext;
 use crate::io::accept::{Accepted, Protocol};
-use crate::io::connection::{Activity, Connections, Watched, linger};
+use crate::io::connection::{Activity, Connections, WatchedStream, linger};
 use crate::io::open_stream::{OpenStream, StreamBody};
 use crate::server::block_on;
 use hyper::body::{Body, Incoming};
@@ -87,8 +87,8 @@ impl ThreadServer {
         Self { context, connections, grpc, closing, tasks: JoinSet::new(), _background: background }
     }
 
-    /// Waits for the connections to end by themselves. Those of clients that don't react are not waited for once nothing
-    /// is owed to anybody.
+    /// Waits for the connections to end by themselves. Those of clients that don't react are not waited for once
+    /// nothing is owed to anybody.
     async fn finish(&mut self) {
         let mut quiet = 0;
         let mut moves = self.connections.moves();
@@ -111,14 +111,14 @@ impl ThreadServer {
     }
 
     fn serve(&mut self, stream: StdStream, protocol: Protocol) {
-        let open = Open::new(protocol, Arc::clone(&self.context));
+        let open = CountedConnection::new(protocol, Arc::clone(&self.context));
         let Ok(stream) = TcpStream::from_std(stream) else { return };
         tune(&stream);
         let activity = self.connections.activity(protocol);
         let registration = self.connections.register();
         let key = registration.key();
         let stream = Arc::new(stream);
-        let io = TokioIo::new(Watched::new(Arc::clone(&stream), Arc::clone(&activity)));
+        let io = TokioIo::new(WatchedStream::new(Arc::clone(&stream), Arc::clone(&activity)));
         let closing = self.closing.clone();
         let served = Arc::clone(&activity);
         let task = match protocol {
@@ -148,7 +148,7 @@ impl ThreadServer {
 
 async fn serve_http(
     context: Arc<IoContext>,
-    io: TokioIo<Watched>,
+    io: TokioIo<WatchedStream>,
     activity: &Activity,
     mut closing: watch::Receiver<bool>,
 ) {
@@ -193,7 +193,7 @@ async fn speaks_http2(stream: &TcpStream, mut closing: watch::Receiver<bool>) ->
 
 async fn serve_http2(
     context: Arc<IoContext>,
-    io: TokioIo<Watched>,
+    io: TokioIo<WatchedStream>,
     activity: &Arc<Activity>,
     closing: watch::Receiver<bool>,
 ) {
@@ -211,7 +211,7 @@ async fn serve_http2(
 
 async fn serve_grpc(
     grpc: Arc<GrpcServer>,
-    io: TokioIo<Watched>,
+    io: TokioIo<WatchedStream>,
     activity: &Arc<Activity>,
     closing: watch::Receiver<bool>,
 ) {
@@ -223,7 +223,7 @@ async fn serve_grpc(
 }
 
 /// Serves a connection of HTTP/2.
-async fn multiplex<S, B>(io: TokioIo<Watched>, service: S, mut closing: watch::Receiver<bool>)
+async fn multiplex<S, B>(io: TokioIo<WatchedStream>, service: S, mut closing: watch::Receiver<bool>)
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
     S::Future: Send + 'static,
@@ -256,12 +256,12 @@ async fn told_to_close(closing: &mut watch::Receiver<bool>) {
 }
 
 /// A connection that counts as open until it is dropped.
-struct Open {
+struct CountedConnection {
     protocol: Protocol,
     context: Arc<IoContext>,
 }
 
-impl Open {
+impl CountedConnection {
     fn new(protocol: Protocol, context: Arc<IoContext>) -> Self {
         let metrics = &context.shared.metrics;
         match protocol {
@@ -272,7 +272,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for CountedConnection {
     fn drop(&mut self) {
         let shared = &self.context.shared;
         match self.protocol {

@@ -3,7 +3,7 @@
 use super::{Publisher, Version, Wish};
 use crate::control::{ControlError, ControlMode, Order, OrderWish, PublishOrder};
 use base::Duration;
-use repository::{Entry, ModelConfig, Repository, Wanted};
+use repository::{ModelConfig, Repository, ScanEntry, WantedModels};
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 use std::sync::Arc;
@@ -88,9 +88,9 @@ impl Publisher {
         let wanted = if self.mode() == ControlMode::Explicit {
             let published = self.versions.iter().filter(|(_, version)| version.is_published());
             let names = published.map(|((name, _), _)| name);
-            Wanted::Only(names.cloned().chain([model.to_owned()]).collect())
+            WantedModels::Only(names.cloned().chain([model.to_owned()]).collect())
         } else {
-            Wanted::All
+            WantedModels::All
         };
         self.sources
             .sync(&wanted, Duration::ZERO, &|_| {})
@@ -158,7 +158,11 @@ fn write_files(
     Ok(folder)
 }
 
-fn scan_folder(folder: &TempDir, model: &str, config: Option<&Arc<ModelConfig>>) -> Result<Vec<Entry>, ControlError> {
+fn scan_folder(
+    folder: &TempDir,
+    model: &str,
+    config: Option<&Arc<ModelConfig>>,
+) -> Result<Vec<ScanEntry>, ControlError> {
     let repository = Repository::open([folder.path()]);
     let mut repository =
         repository.map_err(|error| ControlError::Failed { model: model.to_owned(), reason: error.to_string() })?;

@@ -1,14 +1,14 @@
 //! Traces of single requests: when each step of a sampled request happened, written to a file in Triton's JSON form.
 //!
-//! While nothing is traced, a request costs one look at a flag. What is traced is handed to a thread that writes it; if the
-//! thread can't keep up, traces are left out and counted, requests don't wait.
+//! While nothing is traced, a request costs one look at a flag. What is traced is handed to a thread that writes it; if
+//! the thread can't keep up, traces are left out and counted, requests don't wait.
 
 mod writer;
 
 use crate::statistics::BatchTimes;
 use base::Timestamp;
+use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -36,7 +36,7 @@ impl Default for TraceSettings {
 
 /// What becomes of one setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Change<T> {
+pub enum SettingChange<T> {
     /// It stays.
     #[default]
     Keep,
@@ -46,7 +46,7 @@ pub enum Change<T> {
     Set(T),
 }
 
-impl<T> Change<T> {
+impl<T> SettingChange<T> {
     fn apply(self, value: &mut Option<T>) {
         match self {
             Self::Keep => {}
@@ -60,13 +60,13 @@ impl<T> Change<T> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TraceChange {
     /// See `TraceSettings`.
-    pub timestamps: Change<bool>,
+    pub timestamps: SettingChange<bool>,
     /// See `TraceSettings`.
-    pub rate: Change<u32>,
+    pub rate: SettingChange<u32>,
     /// See `TraceSettings`.
-    pub count: Change<Option<u64>>,
+    pub count: SettingChange<Option<u64>>,
     /// See `TraceSettings`.
-    pub log_frequency: Change<u32>,
+    pub log_frequency: SettingChange<u32>,
 }
 
 /// Why settings can't be changed.
@@ -79,14 +79,14 @@ pub enum TraceError {
 
 /// Values that were set; what wasn't is inherited.
 #[derive(Clone, Copy, Debug, Default)]
-struct Own {
+struct OwnSettings {
     timestamps: Option<bool>,
     rate: Option<u32>,
     count: Option<Option<u64>>,
     log_frequency: Option<u32>,
 }
 
-impl Own {
+impl OwnSettings {
     fn change(&mut self, change: TraceChange) {
         change.timestamps.apply(&mut self.timestamps);
         change.rate.apply(&mut self.rate);
@@ -112,7 +112,7 @@ impl Own {
 /// The settings of the server or of one model, and how far its sampling is.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sampler {
-    own: Own,
+    own: OwnSettings,
     seen: u64,
     made: u64,
 }
@@ -140,7 +140,7 @@ impl Sampler {
     fn change(&mut self, change: TraceChange) {
         self.own.change(change);
         // A new count counts from here.
-        if change.count != Change::Keep {
+        if change.count != SettingChange::Keep {
             self.made = 0;
         }
         self.seen = 0;
@@ -148,13 +148,13 @@ impl Sampler {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TracerState {
     server: Sampler,
     models: BTreeMap<String, Sampler>,
     writer: Option<Writer>,
 }
 
-impl State {
+impl TracerState {
     fn settings(&self, model: Option<&str>) -> TraceSettings {
         let server = self.server.own.over(TraceSettings::default());
         match model.and_then(|model| self.models.get(model)) {
@@ -180,18 +180,18 @@ struct Inner {
     active: AtomicBool,
     next_id: AtomicU64,
     file: Option<PathBuf>,
-    state: Mutex<State>,
+    state: Mutex<TracerState>,
 }
 
 impl Tracer {
     /// A tracer that writes to that file, and traces nothing yet. Without a file it never will.
     pub fn new(file: Option<PathBuf>) -> std::io::Result<Self> {
         let writer = file.as_deref().map(Writer::start).transpose()?;
-        let state = Mutex::new(State { writer, ..State::default() });
+        let state = Mutex::new(TracerState { writer, ..TracerState::default() });
         Ok(Self { inner: Arc::new(Inner { file, state, ..Inner::default() }) })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TracerState> {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -207,7 +207,7 @@ impl Tracer {
 
     /// Changes the settings of a model, or those of the server. Traces that wait for more of their file are written.
     pub fn change(&self, model: Option<&str>, change: TraceChange) -> Result<TraceSettings, TraceError> {
-        if change.timestamps == Change::Set(true) && self.inner.file.is_none() {
+        if change.timestamps == SettingChange::Set(true) && self.inner.file.is_none() {
             return Err(TraceError::NoFile);
         }
         let mut state = self.state();
@@ -235,7 +235,7 @@ impl Tracer {
         }
         let frequency = {
             let mut state = self.state();
-            let State { server, models, .. } = &mut *state;
+            let TracerState { server, models, .. } = &mut *state;
             match models.get_mut(model) {
                 Some(sampler) => sampler.sample(server.own.over(TraceSettings::default())),
                 None => server.sample(TraceSettings::default()),
@@ -303,12 +303,8 @@ impl Trace {
 
     /// Two objects, as in Triton: which request, and when.
     fn json(&self, arrived_at: Timestamp, ended_at: Timestamp) -> String {
-        let mut text = format!("{{\"id\":{},\"model_name\":{}", self.id, quoted(&self.model));
-        let _ = write!(text, ",\"model_version\":{}", self.version);
-        if let Some(request_id) = self.request_id.get() {
-            let _ = write!(text, ",\"request_id\":{}", quoted(request_id));
-        }
-        let _ = write!(text, "}},\n{{\"id\":{},\"timestamps\":[", self.id);
+        let request_id = self.request_id.get().map(String::as_str);
+        let request = TracedRequest { id: self.id, model_name: &self.model, model_version: self.version, request_id };
         let queued = Some(self.queued_nanos.load(Ordering::Relaxed)).filter(|&nanos| nanos > 0);
         let times = self.times.get();
         let of = |instant: fn(&BatchTimes) -> Timestamp| times.map(|times| instant(times).as_nanos());
@@ -321,29 +317,35 @@ impl Trace {
             ("COMPUTE_END", of(|times| times.ended_at)),
             ("REQUEST_END", Some(ended_at.as_nanos())),
         ];
-        let known = steps.into_iter().filter_map(|(name, nanos)| Some((name, nanos?)));
-        let objects: Vec<String> =
-            known.map(|(name, nanos)| format!("{{\"name\":\"{name}\",\"ns\":{nanos}}}")).collect();
-        text.push_str(&objects.join(","));
-        text.push_str("]}");
-        text
+        let known = steps.into_iter().filter_map(|(name, nanos)| Some(TracedInstant { name, ns: nanos? }));
+        let times = TracedTimes { id: self.id, timestamps: known.collect() };
+        format!("{},\n{}", json(&request), json(&times))
     }
 }
 
-/// A string in JSON.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for character in text.chars() {
-        match character {
-            '"' | '\\' => quoted.extend(['\\', character]),
-            control if control < ' ' => {
-                let _ = write!(quoted, "\\u{:04x}", control as u32);
-            }
-            other => quoted.push(other),
-        }
-    }
-    quoted.push('"');
-    quoted
+#[derive(Serialize)]
+struct TracedRequest<'a> {
+    id: u64,
+    model_name: &'a str,
+    model_version: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_id: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct TracedTimes {
+    id: u64,
+    timestamps: Vec<TracedInstant>,
+}
+
+#[derive(Serialize)]
+struct TracedInstant {
+    name: &'static str,
+    ns: u64,
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("structs of numbers and texts can be written")
 }
 
 #[cfg(test)]
@@ -351,7 +353,7 @@ mod tests {
     use super::*;
 
     fn on(rate: u32) -> TraceChange {
-        TraceChange { timestamps: Change::Set(true), rate: Change::Set(rate), ..TraceChange::default() }
+        TraceChange { timestamps: SettingChange::Set(true), rate: SettingChange::Set(rate), ..TraceChange::default() }
     }
 
     fn at(nanos: u64) -> Timestamp {
@@ -363,7 +365,7 @@ mod tests {
         let tracer = Tracer::default();
         assert_eq!(tracer.change(None, on(1)), Err(TraceError::NoFile));
         assert!(tracer.sample("m", 1).is_none());
-        let rate = TraceChange { rate: Change::Set(7), ..TraceChange::default() };
+        let rate = TraceChange { rate: SettingChange::Set(7), ..TraceChange::default() };
         assert_eq!(tracer.change(None, rate).unwrap().rate, 7);
     }
 
@@ -372,7 +374,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let tracer = Tracer::new(Some(folder.path().join("trace.json"))).unwrap();
         assert!(tracer.sample("m", 1).is_none());
-        let change = TraceChange { count: Change::Set(Some(2)), ..on(3) };
+        let change = TraceChange { count: SettingChange::Set(Some(2)), ..on(3) };
         tracer.change(None, change).unwrap();
         let sampled: Vec<bool> = (0..12).map(|_| tracer.sample("m", 1).is_some()).collect();
         let expected = [false, false, true, false, false, true, false, false, false, false, false, false];
@@ -386,9 +388,10 @@ mod tests {
         let tracer = Tracer::new(Some(folder.path().join("trace.json"))).unwrap();
         tracer.change(Some("a"), on(1)).unwrap();
         assert!(tracer.sample("a", 1).is_some() && tracer.sample("b", 1).is_none());
-        tracer.change(None, TraceChange { log_frequency: Change::Set(5), ..TraceChange::default() }).unwrap();
+        tracer.change(None, TraceChange { log_frequency: SettingChange::Set(5), ..TraceChange::default() }).unwrap();
         assert_eq!(tracer.settings(Some("a")).log_frequency, 5, "what a model doesn't say is the server's");
-        let clear = TraceChange { timestamps: Change::Clear, rate: Change::Clear, ..TraceChange::default() };
+        let clear =
+            TraceChange { timestamps: SettingChange::Clear, rate: SettingChange::Clear, ..TraceChange::default() };
         let cleared = tracer.change(Some("a"), clear).unwrap();
         assert_eq!((cleared.timestamps, cleared.rate), (false, 1000));
         assert!(tracer.sample("a", 1).is_none());
@@ -409,7 +412,7 @@ mod tests {
         tracer.close();
         expect_test::expect![[r#"
             [
-            {"id":1,"model_name":"say \"hi\"","model_version":3,"request_id":"r\u000a1"},
+            {"id":1,"model_name":"say \"hi\"","model_version":3,"request_id":"r\n1"},
             {"id":1,"timestamps":[{"name":"REQUEST_START","ns":10},{"name":"QUEUE_START","ns":12},{"name":"COMPUTE_START","ns":20},{"name":"COMPUTE_INPUT_END","ns":21},{"name":"COMPUTE_OUTPUT_START","ns":30},{"name":"COMPUTE_END","ns":31},{"name":"REQUEST_END","ns":40}]},
             {"id":2,"model_name":"m","model_version":1},
             {"id":2,"timestamps":[{"name":"REQUEST_START","ns":50},{"name":"REQUEST_END","ns":60}]}
@@ -422,7 +425,7 @@ mod tests {
     fn with_a_frequency_there_are_several_files_and_the_rest_is_written_at_the_end() {
         let folder = tempfile::tempdir().unwrap();
         let tracer = Tracer::new(Some(folder.path().join("t"))).unwrap();
-        tracer.change(None, TraceChange { log_frequency: Change::Set(2), ..on(1) }).unwrap();
+        tracer.change(None, TraceChange { log_frequency: SettingChange::Set(2), ..on(1) }).unwrap();
         for _ in 0..3 {
             tracer.sample("m", 1).unwrap().end(at(1), at(2));
         }

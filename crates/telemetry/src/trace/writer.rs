@@ -21,7 +21,7 @@ pub(super) struct Record {
     pub json: String,
 }
 
-enum Message {
+enum WriterMessage {
     Record(Record),
     Flush,
 }
@@ -29,7 +29,7 @@ enum Message {
 /// The thread, which ends when this is dropped, after it has written everything.
 #[derive(Debug)]
 pub(super) struct Writer {
-    sender: Option<SyncSender<Message>>,
+    sender: Option<SyncSender<WriterMessage>>,
     thread: Option<JoinHandle<()>>,
     full: AtomicBool,
 }
@@ -43,15 +43,15 @@ impl Writer {
     }
 
     pub fn write(&self, record: Record) {
-        self.send(Message::Record(record));
+        self.send(WriterMessage::Record(record));
     }
 
     /// Writes what waits for more of its file.
     pub fn flush(&self) {
-        self.send(Message::Flush);
+        self.send(WriterMessage::Flush);
     }
 
-    fn send(&self, message: Message) {
+    fn send(&self, message: WriterMessage) {
         let sent = self.sender.as_ref().is_some_and(|sender| sender.try_send(message).is_ok());
         if !sent && !self.full.swap(true, Ordering::Relaxed) {
             tracing::warn!("traces come faster than they can be written: some are left out; set a higher trace_rate");
@@ -79,15 +79,15 @@ struct Files {
 }
 
 impl Files {
-    fn run(mut self, messages: &Receiver<Message>) {
+    fn run(mut self, messages: &Receiver<WriterMessage>) {
         while let Ok(message) = messages.recv() {
             let done = match message {
-                Message::Record(Record { frequency: 0, json }) => self.append(&json),
-                Message::Record(Record { frequency, json }) => {
+                WriterMessage::Record(Record { frequency: 0, json }) => self.append(&json),
+                WriterMessage::Record(Record { frequency, json }) => {
                     self.gathered.push(json);
                     if self.gathered.len() >= frequency as usize { self.flush() } else { Ok(()) }
                 }
-                Message::Flush => self.flush(),
+                WriterMessage::Flush => self.flush(),
             };
             self.complain(done);
         }

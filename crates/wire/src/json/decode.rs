@@ -1,7 +1,7 @@
 //! An HTTP body into a request.
 
 use crate::elements::{check_elements, count_elements};
-use crate::parameters::{JsonParameters, Place};
+use crate::parameters::{JsonParameters, RegionParameters};
 use crate::{Fault, InferInput, InferRequest, Parameters, RequestedOutput, numbers};
 use base::{DataType, Duration};
 use bytes::Bytes;
@@ -94,7 +94,7 @@ fn assemble<'a>(request: JsonRequest<'a>, binary: Option<Bytes>) -> Result<Infer
         priority: u32::try_from(parameters.priority.unwrap_or(0)).unwrap_or(u32::MAX),
         binary_outputs: parameters.binary_data_output.unwrap_or(false),
     };
-    let mut tail = Tail { rest: binary };
+    let mut tail = BinaryTail { rest: binary };
     let inputs = request.inputs.into_iter().map(|input| read_input(input, &mut tail)).collect::<Result<_, _>>()?;
     tail.finish()?;
     let outputs = request.outputs.unwrap_or_default();
@@ -104,11 +104,11 @@ fn assemble<'a>(request: JsonRequest<'a>, binary: Option<Bytes>) -> Result<Infer
 }
 
 /// What is behind the JSON: the binary tensors, in the order of the inputs.
-struct Tail {
+struct BinaryTail {
     rest: Option<Bytes>,
 }
 
-impl Tail {
+impl BinaryTail {
     fn take(&mut self, name: &str, size: usize) -> Result<Bytes, Fault> {
         let Some(rest) = &mut self.rest else {
             return Err(Fault::bad(format!(
@@ -135,7 +135,7 @@ impl Tail {
     }
 }
 
-fn read_input<'a>(input: JsonInput<'a>, tail: &mut Tail) -> Result<InferInput<'a>, Fault> {
+fn read_input<'a>(input: JsonInput<'a>, tail: &mut BinaryTail) -> Result<InferInput<'a>, Fault> {
     let JsonInput { name, shape, datatype, parameters, data } = input;
     let parameters = parameters.unwrap_or_default();
     let datatype = datatype_from_name(&name, &datatype)?;
@@ -145,7 +145,7 @@ fn read_input<'a>(input: JsonInput<'a>, tail: &mut Tail) -> Result<InferInput<'a
             return Err(Fault::bad(format!("input {name:?} is in shared memory and has data, too: give one of them")));
         }
         let (offset, byte_size) = (parameters.shared_memory_offset, parameters.shared_memory_byte_size);
-        let region = Some(Place { region: region.0, offset, byte_size }.check("input", &name)?);
+        let region = Some(RegionParameters { region: region.0, offset, byte_size }.check("input", &name)?);
         return Ok(InferInput { name, datatype, shape, data: Bytes::new(), region });
     }
     let data = match (parameters.binary_data_size, data) {
@@ -196,7 +196,7 @@ fn read_output(output: JsonOutput<'_>, defaults: Parameters) -> Result<Requested
         None => None,
         Some(region) => {
             let (offset, byte_size) = (parameters.shared_memory_offset, parameters.shared_memory_byte_size);
-            Some(Place { region: region.0, offset, byte_size }.check("output", &name)?)
+            Some(RegionParameters { region: region.0, offset, byte_size }.check("output", &name)?)
         }
     };
     Ok(RequestedOutput {
