@@ -14,7 +14,7 @@ pub struct BatchLatency {
     /// What it takes 99 times of 100.
     pub p99: Duration,
     /// What of it may run beside the batch before it and the one behind it: transfers, on devices that have them.
-    pub beside: Duration,
+    pub overlap: Duration,
 }
 
 /// The transfers of one batch, to a device and from it, where they may run beside other batches.
@@ -24,7 +24,7 @@ pub struct Transfers {
     /// What was done before its start, while another batch ran.
     pub before: Duration,
     /// What could have been done beside other batches, whether it was or not.
-    pub beside: Duration,
+    pub overlap: Duration,
 }
 
 /// The largest batch of a model that could take any, where nobody says how many it should.
@@ -101,7 +101,7 @@ impl LatencyProfile {
         for entry in &mut batches {
             median = median.max(entry.median);
             p99 = p99.max(entry.p99).max(median);
-            *entry = BatchLatency { median, p99, beside: entry.beside.min(median), ..*entry };
+            *entry = BatchLatency { median, p99, overlap: entry.overlap.min(median), ..*entry };
         }
         Ok(Self { batches, load })
     }
@@ -110,7 +110,7 @@ impl LatencyProfile {
     pub fn linear(alpha: Duration, beta: Duration, sizes: &[u32], load: Duration) -> Result<Self, ProfileError> {
         let at = |&batch: &u32| {
             let span = alpha * u64::from(batch) + beta;
-            BatchLatency { batch, median: span, p99: span, beside: Duration::ZERO }
+            BatchLatency { batch, median: span, p99: span, overlap: Duration::ZERO }
         };
         Self::new(sizes.iter().map(at).collect(), load)
     }
@@ -118,7 +118,7 @@ impl LatencyProfile {
     /// The same with transfers that take so much for each row, and may run beside other batches.
     pub fn with_transfers(mut self, for_each_row: Duration) -> Self {
         for entry in &mut self.batches {
-            entry.beside = (for_each_row * u64::from(entry.batch)).min(entry.median);
+            entry.overlap = (for_each_row * u64::from(entry.batch)).min(entry.median);
         }
         self
     }
@@ -145,7 +145,7 @@ mod tests {
 
     fn entry(batch: u32, micros: u64) -> BatchLatency {
         let [median, p99] = [micros, micros + 1].map(Duration::from_micros);
-        BatchLatency { batch, median, p99, beside: Duration::ZERO }
+        BatchLatency { batch, median, p99, overlap: Duration::ZERO }
     }
 
     #[test]

@@ -30,8 +30,8 @@ impl OrderStart {
     }
 
     /// The transfers of a batch of which so much may run beside other batches: while it waits, it is brought over.
-    pub fn transfers(self, beside: Duration) -> Transfers {
-        Transfers { before: beside.min(self.waited), beside }
+    pub fn transfers(self, overlap: Duration) -> Transfers {
+        Transfers { before: overlap.min(self.waited), overlap }
     }
 }
 
@@ -58,8 +58,8 @@ mod tests {
 
     #[test]
     fn transfers_are_hidden_while_a_batch_waits() {
-        let beside = Duration::from_micros(3);
-        let hidden = |free| OrderStart::new(window(0, 100), at(10), at(free)).transfers(beside).before;
+        let overlap = Duration::from_micros(3);
+        let hidden = |free| OrderStart::new(window(0, 100), at(10), at(free)).transfers(overlap).before;
         assert_eq!([hidden(5), hidden(12), hidden(40)].map(Duration::as_micros), [0, 2, 3]);
     }
 }

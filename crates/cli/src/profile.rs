@@ -137,9 +137,9 @@ fn header(sizes: &[u32]) -> String {
 fn line(name: &str, share: f64, weight_bytes: u64, loads: &[Duration], runs: &[Runs]) -> String {
     let row = if share < 1.0 { format!("{name}@{share}") } else { name.to_owned() };
     let mut text = format!("{row},{share},{:.3},{},{}", weight_bytes as f64 / 1e6, at(loads, 0.5), at(loads, 0.99));
-    for Runs { wall, device, beside, .. } in runs {
+    for Runs { wall, device, overlap, .. } in runs {
         let (device, p99, p9999) = (at(device, 0.5), at(wall, 0.99), at(wall, 0.9999));
-        let beside = if beside.is_empty() { "0".to_owned() } else { at(beside, 0.5) };
+        let overlap = if overlap.is_empty() { "0".to_owned() } else { at(overlap, 0.5) };
         let _ = write!(text, ",{},{device},{beside},{p99},{p9999}", at(wall, 0.5));
     }
     text + "\n"
@@ -160,8 +160,8 @@ mod tests {
     fn a_profile_is_a_table_that_the_simulator_reads() {
         let span = |micros: &[u64]| micros.iter().map(|micros| Duration::from_micros(*micros)).collect::<Vec<_>>();
         let runs = [
-            Runs { batch: 1, wall: span(&[500, 510, 900]), device: span(&[450, 460, 470]), beside: span(&[30, 35]) },
-            Runs { batch: 4, wall: span(&[1000, 1010, 1020]), device: Vec::new(), beside: Vec::new() },
+            Runs { batch: 1, wall: span(&[500, 510, 900]), device: span(&[450, 460, 470]), overlap: span(&[30, 35]) },
+            Runs { batch: 4, wall: span(&[1000, 1010, 1020]), device: Vec::new(), overlap: Vec::new() },
         ];
         let table = header(&[1, 4])
             + &line("net", 1.0, 23_400_000, &span(&[400, 500]), &runs)

@@ -56,8 +56,8 @@ pub(crate) struct Core {
     /// Models that went to other cells.
     departures: Departures,
     steps: u64,
-    /// Which temper the scheduler has, for people.
-    temper: IntGauge,
+    /// Which rule the scheduler has, for people.
+    rule: IntGauge,
     stopped: bool,
     /// Requests that are queued.
     waiting: usize,
@@ -81,7 +81,7 @@ impl Core {
         let learns = config.policy.learns_inputs();
         Self {
             cell,
-            temper: metrics.temper(cell),
+            rule: metrics.rule(cell),
             waiting: 0,
             sampler: Sampler::new(if learns { share } else { 0.0 }),
             measuring: None,
@@ -299,7 +299,7 @@ impl Core {
         let sampled = self.steps.is_multiple_of(STEPS_PER_SAMPLE);
         if sampled {
             inner.metrics.scheduler_step.observe(inner.clock.now().since(now));
-            self.temper.set(self.scheduler.temper() as i64);
+            self.rule.set(self.scheduler.rule() as i64);
         }
         for command in commands.drain(..) {
             match command {

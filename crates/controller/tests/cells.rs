@@ -243,9 +243,9 @@ fn stopping_gives_each_request_of_each_cell_one_answer() {
 }
 
 #[test]
-fn each_cell_has_its_own_temper_in_the_metrics() {
+fn each_cell_has_its_own_rule_in_the_metrics() {
     let server = TestServer::with_cells(2, POLICY, 2, 3 * MODEL_PAGES);
     let page = server.controller.metrics().render();
-    let tempers: Vec<_> = page.lines().filter(|line| line.starts_with("punctual_scheduler_temper")).collect();
-    assert_eq!(tempers, ["punctual_scheduler_temper{cell=\"0\"} 0", "punctual_scheduler_temper{cell=\"1\"} 0"]);
+    let rules: Vec<_> = page.lines().filter(|line| line.starts_with("punctual_scheduler_rule")).collect();
+    assert_eq!(rules, ["punctual_scheduler_rule{cell=\"0\"} 0", "punctual_scheduler_rule{cell=\"1\"} 0"]);
 }

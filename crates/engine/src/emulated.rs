@@ -148,9 +148,9 @@ impl Staged for EmulatedBatch {
     }
 
     fn start(&mut self, _inputs: &mut dyn Inputs) -> Result<(), EngineError> {
-        let BatchLatency { median, beside, .. } = self.latency;
+        let BatchLatency { median, overlap, .. } = self.latency;
         let now = Instant::now();
-        self.early = Duration::from(now - self.staged_at).min(beside);
+        self.early = Duration::from(now - self.staged_at).min(overlap);
         self.computed_at = now + std::time::Duration::from(median - self.early);
         Ok(())
     }
@@ -170,7 +170,7 @@ impl Staged for EmulatedBatch {
     fn finish(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, EngineError> {
         wait_until(self.computed_at);
         sink(0, TensorView { datatype: DataType::Fp32, shape: &self.shape, data: &self.zeros });
-        Ok(DeviceTimes { inputs: self.latency.beside, early: self.early, ..DeviceTimes::default() })
+        Ok(DeviceTimes { inputs: self.latency.overlap, early: self.early, ..DeviceTimes::default() })
     }
 }
 

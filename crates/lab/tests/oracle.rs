@@ -11,7 +11,7 @@ const WORLDS: usize = 6;
 /// No faster ones: they take longer.
 const RATE: f64 = 2_000.0;
 
-/// Worlds in which it was worse once: bursts for which devices weren't short though their rates said so (1014, 1028, 1038), turns that lost twice what letting everybody in does (1029, 2034), tempers that
+/// Worlds in which it was worse once: bursts for which devices weren't short though their rates said so (1014, 1028, 1038), turns that lost twice what letting everybody in does (1029, 2034), rules that
 /// were left for losses that the usual one would have had too (20270), turns for a burst (20078).
 const REGRESSIONS: &[u64] = &[1014, 1028, 1029, 1038, 2034, 20_078, 20_270];
 
@@ -26,7 +26,7 @@ fn punctual_is_hardly_worse_than_the_best_rival() {
 
 #[test]
 fn small_batches_do_not_make_themselves_usual() {
-    // 27 models on 128 devices at 96 % of what they can carry: idle devices ran small batches early until all were busy with small batches, and one request in ten was lost; a better temper was
+    // 27 models on 128 devices at 96 % of what they can carry: idle devices ran small batches early until all were busy with small batches, and one request in ten was lost; a better rule was
     // left at once, for what the one before had left it. No rival loses one in a thousand.
     let world = CalmWorld::draw(2907);
     let (bad, requests) = world.bad(PolicyKind::Punctual);
@@ -75,7 +75,7 @@ fn in_a_burst_devices_are_short_though_they_mostly_idle() {
 #[test]
 fn models_that_fill_all_devices_are_not_ready_early_all_at_once() {
     // Ten models whose batches cost nearly the same whatever their size: each was ready a quarter of its objective early, so that it would find a device, batches became smaller by a fifth, and devices fell behind.
-    // Until another temper was rehearsed one request in eight was lost: 1.1 % in five seconds, for 0.17 now and with `deferred`.
+    // Until another rule was rehearsed one request in eight was lost: 1.1 % in five seconds, for 0.17 now and with `deferred`.
     let millis = |millis| Duration::from_millis_f64(millis);
     let world = CalmWorld {
         seed: 1,

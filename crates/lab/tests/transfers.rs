@@ -6,12 +6,12 @@ use lab::simulate::{SimulateOptions, simulate};
 use serde_json::Value;
 
 /// Which part of the requests is in time, and how busy the device is, for each policy: batches of eight take 3 ms, of which `beside` may run beside others.
-fn run(beside: f64, rate: u32) -> Vec<(String, f64)> {
+fn run(overlap: f64, rate: u32) -> Vec<(String, f64)> {
     let folder = tempfile::tempdir().unwrap();
     let table = format!(
-        "model,b1_ms,b1_beside_ms,b4_ms,b4_beside_ms,b8_ms,b8_beside_ms\na,1,{},2,{},3,{beside}\n",
-        beside / 3.0,
-        beside / 1.5
+        "model,b1_ms,b1_beside_ms,b4_ms,b4_beside_ms,b8_ms,b8_beside_ms\na,1,{},2,{},3,{overlap}\n",
+        overlap / 3.0,
+        overlap / 1.5
     );
     std::fs::write(folder.path().join("table.csv"), table).unwrap();
     let text = format!(

@@ -73,7 +73,7 @@ pub(crate) fn measure(
         };
         // The first run pays for memory that is touched for the first time.
         runner.once(&inputs)?;
-        measured.push(SizeMeasurement { batch, inputs, spans: Vec::new(), beside: Vec::new(), spent: Duration::ZERO });
+        measured.push(SizeMeasurement { batch, inputs, spans: Vec::new(), overlap: Vec::new(), spent: Duration::ZERO });
     }
     // In rounds: a machine that is slow for a while is so for all sizes alike, and which size pays stays true.
     while measured.iter().any(|size| size.wants_more(effort)) {
@@ -81,7 +81,7 @@ pub(crate) fn measure(
             let span = runner.once(&size.inputs)?;
             size.spent += span;
             size.spans.push(span);
-            size.beside.push(runner.beside);
+            size.overlap.push(runner.overlap);
         }
     }
     let fixed = measured.first().map_or(Duration::ZERO, |one| measure_fixed(&mut runner, signature, &one.inputs));
@@ -128,7 +128,7 @@ pub struct Runs {
     /// By the device's own clock, ascending; empty if it has none.
     pub device: Vec<Duration>,
     /// Its transfers, where they may run beside other batches, ascending.
-    pub beside: Vec<Duration>,
+    pub overlap: Vec<Duration>,
 }
 
 /// Loads a model so often, then runs each batch size so often, on this thread and with nothing beside it, on a device
@@ -160,7 +160,7 @@ pub fn measure_alone(
     let mut all = Vec::new();
     for &batch in sizes {
         let inputs = make_inputs(signature, batch, open_size, samples)?;
-        let (mut wall, mut device, mut beside) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut wall, mut device, mut overlap) = (Vec::new(), Vec::new(), Vec::new());
         // The first run pays for what is touched for the first time.
         for run in 0..=runs {
             let start = Instant::now();
@@ -169,11 +169,11 @@ pub fn measure_alone(
             if run > 0 {
                 wall.push(Duration::from(start.elapsed()));
                 device.extend(times.computing);
-                beside.extend(Some(times.inputs + times.outputs).filter(|span| *span > Duration::ZERO));
+                overlap.extend(Some(times.inputs + times.outputs).filter(|span| *span > Duration::ZERO));
             }
         }
-        [&mut wall, &mut device, &mut beside].into_iter().for_each(|spans| spans.sort_unstable());
-        all.push(Runs { batch, wall, device, beside });
+        [&mut wall, &mut device, &mut overlap].into_iter().for_each(|spans| spans.sort_unstable());
+        all.push(Runs { batch, wall, device, overlap });
     }
     Ok((spans, all))
 }
@@ -184,7 +184,7 @@ struct SizeMeasurement {
     inputs: Arc<[Tensor]>,
     spans: Vec<Duration>,
     /// What of each may run beside other batches.
-    beside: Vec<Duration>,
+    overlap: Vec<Duration>,
     spent: Duration,
 }
 
@@ -196,12 +196,12 @@ impl SizeMeasurement {
 
     fn latency(mut self) -> BatchLatency {
         self.spans.sort_unstable();
-        self.beside.sort_unstable();
+        self.overlap.sort_unstable();
         let at = |spans: &[Duration], quantile: f64| {
             spans[((spans.len() as f64 * quantile).ceil() as usize).clamp(1, spans.len()) - 1]
         };
         let (median, p99) = (at(&self.spans, 0.5), at(&self.spans, 0.99));
-        BatchLatency { batch: self.batch, median, p99, beside: at(&self.beside, 0.5) }
+        BatchLatency { batch: self.batch, median, p99, overlap: at(&self.overlap, 0.5) }
     }
 }
 
@@ -245,12 +245,12 @@ pub(crate) struct DeviceRunner<'a> {
     /// What the next run is expected to take: what the last one took.
     expected: Duration,
     /// What of the last one may run beside other batches.
-    beside: Duration,
+    overlap: Duration,
 }
 
 impl<'a> DeviceRunner<'a> {
     pub(crate) fn new(controller: &'a Controller, device: DeviceId, loaded: Box<dyn Loaded>) -> Self {
-        Self { controller, device, loaded: Some(loaded), expected: FIRST_GUESS, beside: Duration::ZERO }
+        Self { controller, device, loaded: Some(loaded), expected: FIRST_GUESS, overlap: Duration::ZERO }
     }
 
     /// Tries sizes for open dimensions until the model accepts one.
@@ -289,8 +289,8 @@ impl<'a> DeviceRunner<'a> {
         let gone = "the model could not be measured: the engine panicked, or the server is going down";
         let (loaded, outcome) = receiver.recv().map_err(|_| gone)?;
         self.loaded = Some(loaded);
-        let (span, beside) = outcome.map_err(|error| error.to_string())?;
-        (self.expected, self.beside) = (span, beside);
+        let (span, overlap) = outcome.map_err(|error| error.to_string())?;
+        (self.expected, self.overlap) = (span, overlap);
         // Others have the device for at least as long as this took.
         if self.controller.in_hand() > 0 {
             std::thread::sleep(started.elapsed());

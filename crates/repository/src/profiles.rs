@@ -59,7 +59,8 @@ struct Batch {
     median_ns: u64,
     p99_ns: u64,
     #[serde(default)]
-    beside_ns: u64,
+    #[serde(alias = "beside_ns")]
+    overlap_ns: u64,
 }
 
 impl ProfileStore {
@@ -94,7 +95,7 @@ impl ProfileStore {
             batch: b.batch,
             median_ns: b.median.as_nanos(),
             p99_ns: b.p99.as_nanos(),
-            beside_ns: b.beside.as_nanos(),
+            overlap_ns: b.overlap.as_nanos(),
         };
         let document = Document {
             format: FORMAT,
@@ -136,7 +137,7 @@ fn read(path: &Path, key: &ProfileKey) -> Result<Option<StoredProfile>, String> 
         batch: b.batch,
         median: Duration::from_nanos(b.median_ns),
         p99: Duration::from_nanos(b.p99_ns),
-        beside: Duration::from_nanos(b.beside_ns),
+        overlap: Duration::from_nanos(b.overlap_ns),
     };
     let batches = document.batches.iter().map(batch).collect();
     let profile =

@@ -87,7 +87,7 @@ impl BatchTimes {
             pays: true,
             takes: seed(entry),
             least_quantile: entry.p99,
-            overlap: entry.beside,
+            overlap: entry.overlap,
         };
         let sizes = profile.batches().iter().map(|entry| Rolling::seeded(seed(entry))).collect();
         let mut times = Self {
@@ -392,7 +392,7 @@ mod tests {
     #[test]
     fn a_size_without_gain_does_not_pay() {
         let entry =
-            |batch, us| base::BatchLatency { batch, median: micros(us), p99: micros(us), beside: Duration::ZERO };
+            |batch, us| base::BatchLatency { batch, median: micros(us), p99: micros(us), overlap: Duration::ZERO };
         let profile =
             LatencyProfile::new(vec![entry(1, 100), entry(2, 199), entry(4, 360), entry(8, 900)], micros(1)).unwrap();
         let times = BatchTimes::new(&profile, History { size: 4, quantile: 0.99 });

@@ -4,10 +4,10 @@
 //!
 //! Nothing is planned: deadlines matter only after the fact, and to requests whose time has run out, which are dropped.
 
-use crate::board::Board;
 use crate::config::Config;
 use crate::policy::{Batch, Ended, Fact, Next, Policy, View};
 use crate::queue::{Opening, Queued};
+use crate::ready_models::ReadyModels;
 use crate::table::{Marked, grown};
 use base::{ActionId, DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,32 +21,32 @@ const DECREASE: f64 = 0.9;
 
 /// Where a model's next batch is.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-enum Standing {
+enum ClipperStanding {
     /// Nothing is queued.
     #[default]
     None,
     /// In `growing`.
     Growing { ready_at: Timestamp },
-    /// On the board.
+    /// Among those that are ready.
     Ready,
 }
 
 #[derive(Clone, Debug)]
-struct ModelEntry {
+struct ClipperModel {
     /// The largest batch size, in rows.
     limit: f64,
     /// Whether it has ever been too large.
     probed: bool,
-    standing: Standing,
+    standing: ClipperStanding,
 }
 
-impl Default for ModelEntry {
+impl Default for ClipperModel {
     fn default() -> Self {
-        Self { limit: 1.0, probed: false, standing: Standing::None }
+        Self { limit: 1.0, probed: false, standing: ClipperStanding::None }
     }
 }
 
-impl ModelEntry {
+impl ClipperModel {
     fn rows(&self) -> u32 {
         self.limit as u32
     }
@@ -55,9 +55,9 @@ impl ModelEntry {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clipper {
     wait: Duration,
-    models: Vec<ModelEntry>,
+    models: Vec<ClipperModel>,
     /// Models whose batch is ready, by the arrival of their oldest request.
-    board: Board<Timestamp>,
+    ready: ReadyModels<Timestamp>,
     changed: Marked,
     /// Models whose batch waits for company, by when that is over.
     growing: BTreeSet<(Timestamp, ModelId)>,
@@ -78,34 +78,34 @@ impl Clipper {
                 break;
             }
             self.growing.remove(&(ready_at, model));
-            self.models[model.index()].standing = Standing::None;
+            self.models[model.index()].standing = ClipperStanding::None;
             self.changed.add(model);
         }
         while let Some(model) = self.changed.pop() {
             let queue = view.queues.of(model);
             let Some((_, first)) = queue.first() else {
-                self.stand(model, None, Standing::None);
+                self.stand(model, None, ClipperStanding::None);
                 continue;
             };
             let ready_at = first.arrived_at + self.wait;
             let ready = queue.rows() >= u64::from(self.models[model.index()].rows()) || ready_at <= view.now;
-            let standing = if ready { Standing::Ready } else { Standing::Growing { ready_at } };
+            let standing = if ready { ClipperStanding::Ready } else { ClipperStanding::Growing { ready_at } };
             self.stand(model, Some(first.arrived_at), standing);
         }
     }
 
-    fn stand(&mut self, model: ModelId, oldest: Option<Timestamp>, standing: Standing) {
+    fn stand(&mut self, model: ModelId, oldest: Option<Timestamp>, standing: ClipperStanding) {
         match std::mem::replace(&mut self.models[model.index()].standing, standing) {
-            Standing::Growing { ready_at } => {
+            ClipperStanding::Growing { ready_at } => {
                 self.growing.remove(&(ready_at, model));
             }
-            Standing::None | Standing::Ready => {}
+            ClipperStanding::None | ClipperStanding::Ready => {}
         }
-        if let Standing::Growing { ready_at } = standing {
+        if let ClipperStanding::Growing { ready_at } = standing {
             self.growing.insert((ready_at, model));
         }
-        let key = oldest.filter(|_| standing == Standing::Ready);
-        self.board.set(model, key);
+        let key = oldest.filter(|_| standing == ClipperStanding::Ready);
+        self.ready.set(model, key);
     }
 
     fn ended(&mut self, ended: Ended) {
@@ -142,7 +142,7 @@ impl Policy for Clipper {
 
     fn next(&mut self, view: &View<'_>) -> Option<Next> {
         self.settle(view);
-        self.board.first_pair(view.queues, view.hungry).map(|(_, device)| Next::Feed(device))
+        self.ready.first_pair(view.queues, view.hungry).map(|(_, device)| Next::Feed(device))
     }
 
     fn next_at(&self) -> Option<Timestamp> {
@@ -151,11 +151,11 @@ impl Policy for Clipper {
 
     fn next_batch(&mut self, view: &View<'_>, device: DeviceId, _opening: Opening) -> Option<Batch> {
         self.settle(view);
-        let (_, model) = self.board.first(view.queues, device)?;
+        let (_, model) = self.ready.first(view.queues, device)?;
         let times = view.ledger.times(model, device);
         let most = self.models[model.index()].rows().min(times.max_batch());
         let queue = view.queues.of(model);
-        let candidate = queue.front(times, most, &mut self.members).expect("models on the board have requests");
+        let candidate = queue.front(times, most, &mut self.members).expect("ready models have requests");
         Some(Batch::of(model, candidate, &self.members))
     }
 }

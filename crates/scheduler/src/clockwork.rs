@@ -13,7 +13,7 @@ use base::{DeviceId, ModelId, Timestamp};
 use std::collections::BTreeSet;
 
 #[derive(Clone, Debug, Default)]
-struct ModelEntry {
+struct ClockworkModel {
     /// The devices on which it is loaded, each with its key in that device's list if it is there.
     devices: Vec<(DeviceId, Option<Timestamp>)>,
     /// If set, the model is in the list of every device in `devices`, with keys not above this.
@@ -21,7 +21,7 @@ struct ModelEntry {
 }
 
 #[derive(Clone, Debug, Default)]
-struct DeviceEntry {
+struct ClockworkDevice {
     /// Loaded models with urgent requests, by a lower bound of their required start.
     candidates: BTreeSet<(Timestamp, ModelId)>,
     /// Models with urgent requests none of which is in time here, as long as the device isn't free earlier than planned.
@@ -30,8 +30,8 @@ struct DeviceEntry {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clockwork {
-    models: Vec<ModelEntry>,
-    devices: Vec<DeviceEntry>,
+    models: Vec<ClockworkModel>,
+    devices: Vec<ClockworkDevice>,
     members: Vec<Queued>,
 }
 
@@ -97,7 +97,7 @@ impl Policy for Clockwork {
     fn learn(&mut self, view: &View<'_>, fact: Fact) {
         match fact {
             Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
-            Fact::DeviceAdded(device) => *grown(&mut self.devices, device.index()) = DeviceEntry::default(),
+            Fact::DeviceAdded(device) => *grown(&mut self.devices, device.index()) = ClockworkDevice::default(),
             // When one leaves, keys stay: they are lower bounds, and taking a request away only raises the true ones.
             Fact::Queued { model, place, .. } if place.deadline_at != Timestamp::NEVER => self.list(view, model),
             Fact::Loaded(model, device) => self.loaded(view, model, device),

@@ -33,7 +33,7 @@ pub struct Config {
     /// devices are idle says how many of them aren't needed. Otherwise whoever asks is answered as soon as waiting for
     /// company doesn't pay.
     pub thrift: bool,
-    /// Whether `punctual` finds out by rehearsal when batches should start and whom to give up. Otherwise it keeps the temper that is
+    /// Whether `punctual` finds out by rehearsal when batches should start and whom to give up. Otherwise it keeps the rule that is
     /// good for most.
     pub rehearse: bool,
     /// How long `clipper` lets a batch wait for company when it could be larger.

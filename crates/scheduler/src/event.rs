@@ -50,7 +50,7 @@ pub enum Event {
     /// Requests that were run alone, for the distribution of what they take. Only policies that plan with distributions
     /// look at it; for a model whose requests all take the same it changes nothing.
     Measured(Measured),
-    /// What became of the requests of a span with each temper ([`Scheduler::take_span`](crate::Scheduler::take_span)).
+    /// What became of the requests of a span with each rule ([`Scheduler::take_span`](crate::Scheduler::take_span)).
     Adopted(Rehearsed),
     /// Nothing but the passing of time: `next_wakeup` has come.
     WokeUp,
@@ -58,7 +58,7 @@ pub enum Event {
     Expected(ModelId),
 }
 
-/// How many requests each temper would have lost.
+/// How many requests each rule would have lost.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rehearsed {
@@ -66,7 +66,7 @@ pub struct Rehearsed {
     pub requests: u32,
     /// In how much time.
     pub lasted: Duration,
-    /// How many were lost, for each temper, and last for the one in force with everybody let in, or not if everybody was.
+    /// How many were lost, for each rule, and last for the one in force with everybody let in, or not if everybody was.
     pub lost: Vec<u32>,
 }
 

@@ -28,7 +28,7 @@ struct Outstanding {
 pub(crate) struct Executor {
     outstanding: VecDeque<Outstanding>,
     /// What transfers beside other actions took lately; zero where there are none.
-    beside: Duration,
+    overlap: Duration,
     /// When everything outstanding is expected to be done. In the past when reports are overdue.
     free_at: Timestamp,
     /// The same for the first of it.
@@ -44,7 +44,7 @@ impl Executor {
     /// When to count on a new action's start: orders that leave ahead, for the sake of transfers, start when others end, which is never known exactly, and one that is
     /// planned to the microsecond would often find its window closed.
     pub fn surely_at(&self, now: Timestamp) -> Timestamp {
-        let waits = !self.is_idle() && self.beside > Duration::ZERO;
+        let waits = !self.is_idle() && self.overlap > Duration::ZERO;
         self.start_at(now) + if waits { margins::UNSURE } else { Duration::ZERO }
     }
 
@@ -54,7 +54,7 @@ impl Executor {
 
     /// How long before it is free it wants the next action: `ahead`, and for as long as transfers take.
     fn ahead(&self, ahead: Duration) -> Duration {
-        if self.beside == Duration::ZERO { ahead } else { ahead + self.beside + margins::ORDER_WAY }
+        if self.overlap == Duration::ZERO { ahead } else { ahead + self.overlap + margins::ORDER_WAY }
     }
 
     /// Whether it should have ended something by now and hasn't, reports being `way` under way. Nobody knows when it will go on, so that it is given nothing more: a stalled
@@ -83,8 +83,14 @@ impl Executor {
 
     /// Takes an action in whose order will be there at `arrives_at`, and says when it is expected to be done. What of it runs beside others keeps nobody waiting, unless it is
     /// the only one.
-    pub fn push(&mut self, arrives_at: Timestamp, action: ActionId, expected: Duration, beside: Duration) -> Timestamp {
-        let keeps = expected - beside;
+    pub fn push(
+        &mut self,
+        arrives_at: Timestamp,
+        action: ActionId,
+        expected: Duration,
+        overlap: Duration,
+    ) -> Timestamp {
+        let keeps = expected - overlap;
         let takes = if self.is_idle() { expected } else { keeps };
         self.free_at = self.start_at(arrives_at) + takes;
         if self.is_idle() {
@@ -95,8 +101,8 @@ impl Executor {
     }
 
     /// So much of an action that is over could run beside others.
-    pub fn note_beside(&mut self, beside: Duration) {
-        self.beside = (self.beside * 3 + beside) / 4;
+    pub fn note_overlap(&mut self, overlap: Duration) {
+        self.overlap = (self.overlap * 3 + overlap) / 4;
     }
 
     /// An action is over since then. What is behind it started there, if it was ordered by then.
@@ -192,7 +198,7 @@ mod tests {
         let mut executor = Executor::default();
         assert_eq!(executor.push(at(0), ActionId(1), micros(500), micros(100)), at(500), "nothing to hide behind");
         assert_eq!(executor.hungry_at(at(0), lead(0, 0)), Timestamp::NEVER, "nothing is known of transfers yet");
-        (0..20).for_each(|_| executor.note_beside(micros(100)));
+        (0..20).for_each(|_| executor.note_overlap(micros(100)));
         let hungry_at = executor.hungry_at(at(0), lead(0, 0));
         assert!(hungry_at > at(149) && hungry_at < at(152), "{hungry_at:?}");
         assert_eq!((executor.start_at(at(160)), executor.surely_at(at(160))), (at(500), at(600)));

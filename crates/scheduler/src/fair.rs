@@ -197,7 +197,7 @@ pub(crate) struct Shares {
     /// Whether turns are given.
     turns: bool,
     period_ends_at: Timestamp,
-    order: Vec<Demand>,
+    order: Vec<ShareDemand>,
     /// Requests that had their end lately, and those of them that were lost.
     ended: f64,
     lost: f64,
@@ -210,7 +210,7 @@ pub(crate) struct Shares {
 
 /// What a model asks for.
 #[derive(Clone, Copy, Debug)]
-struct Demand {
+struct ShareDemand {
     model: ModelId,
     wants: f64,
     fairness: Fairness,
@@ -400,7 +400,7 @@ impl Shares {
                 return false;
             };
             (share.cost, share.batch) = cheapest(times, share.rate, share.objective, *kept);
-            order.push(Demand { model, wants: share.rate * share.cost, fairness: share.fairness });
+            order.push(ShareDemand { model, wants: share.rate * share.cost, fairness: share.fairness });
             true
         });
         let floors: f64 = order.iter().map(|demand| demand.fairness.floor).sum();
@@ -417,7 +417,7 @@ impl Fairness {
 }
 
 /// The level at which so much is used up, by halving: where floors are above it, it has no simpler form.
-fn pour(demands: &[Demand], there: f64) -> f64 {
+fn pour(demands: &[ShareDemand], there: f64) -> f64 {
     let used =
         |level: f64| demands.iter().map(|demand| demand.wants.min(demand.fairness.allows(level, there))).sum::<f64>();
     let (mut low, mut high) =
@@ -676,7 +676,8 @@ mod tests {
     }
 
     fn level(demands: &[(f64, f64, f64)], there: f64) -> f64 {
-        let demand = |&(wants, weight, floor)| Demand { model: QUIET, wants, fairness: Fairness { weight, floor } };
+        let demand =
+            |&(wants, weight, floor)| ShareDemand { model: QUIET, wants, fairness: Fairness { weight, floor } };
         pour(&demands.iter().map(demand).collect::<Vec<_>>(), there)
     }
 

@@ -8,13 +8,13 @@ const ARITY: usize = 4;
 /// The position of a number that isn't there.
 const ABSENT: u32 = u32::MAX;
 
-type Entry = (Timestamp, u32);
+type HeapEntry = (Timestamp, u32);
 
 /// An index heap: the earliest first, equal ones by number. Every change is O(log n); nothing is allocated once the tables have
 /// grown to the largest number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Heap {
-    entries: Vec<Entry>,
+    entries: Vec<HeapEntry>,
     /// Where each number stands in `entries`.
     positions: Vec<u32>,
 }
@@ -80,7 +80,7 @@ impl Heap {
 
     /// The first `N`, in their order.
     pub fn firsts<const N: usize>(&self) -> impl Iterator<Item = (Timestamp, usize)> + use<N> {
-        let mut found: [Option<Entry>; N] = [None; N];
+        let mut found: [Option<HeapEntry>; N] = [None; N];
         // Whoever is among the first N has no more than N - 1 above it, so that the rest needn't be looked at.
         if !self.is_empty() {
             self.look(0, &mut found);
@@ -89,7 +89,7 @@ impl Heap {
     }
 
     /// Puts the entry at a position, which is among the first, and those below it that are, into their places.
-    fn look<const N: usize>(&self, position: usize, found: &mut [Option<Entry>; N]) {
+    fn look<const N: usize>(&self, position: usize, found: &mut [Option<HeapEntry>; N]) {
         let mut entry = Some(self.entries[position]);
         for known in found.iter_mut().skip_while(|known| known.is_some_and(|known| known < self.entries[position])) {
             std::mem::swap(known, &mut entry);
@@ -119,7 +119,7 @@ impl Heap {
         }
     }
 
-    fn rise(&mut self, mut position: usize, entry: Entry) {
+    fn rise(&mut self, mut position: usize, entry: HeapEntry) {
         while position > 0 {
             let parent = (position - 1) / ARITY;
             if self.entries[parent] <= entry {
@@ -131,7 +131,7 @@ impl Heap {
         self.place(position, entry);
     }
 
-    fn sink(&mut self, mut position: usize, entry: Entry) {
+    fn sink(&mut self, mut position: usize, entry: HeapEntry) {
         while let Some(least) = self.children(position).min_by_key(|&child| self.entries[child]) {
             if self.entries[least] >= entry {
                 break;
@@ -142,7 +142,7 @@ impl Heap {
         self.place(position, entry);
     }
 
-    fn place(&mut self, position: usize, entry: Entry) {
+    fn place(&mut self, position: usize, entry: HeapEntry) {
         self.entries[position] = entry;
         self.positions[entry.1 as usize] = position as u32;
     }

@@ -27,7 +27,7 @@ pub(crate) struct Speed {
 #[derive(Clone, Debug)]
 pub(crate) struct Device {
     /// Differs from that of a device that had the same number before.
-    pub epoch: u32,
+    pub generation: u32,
     /// Devices of one kind have their estimates in common.
     pub kind: u32,
     /// How slow it is beside its kind.
@@ -53,9 +53,9 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub fn new(pages: u32, kind: u32, epoch: u32) -> Self {
+    pub fn new(pages: u32, kind: u32, generation: u32) -> Self {
         Self {
-            epoch,
+            generation,
             kind,
             slowness: Slowness::default(),
             pages,
@@ -278,11 +278,11 @@ impl Ledger {
         model: ModelId,
         run: (u32, Duration, Duration),
     ) -> Option<u32> {
-        let (batch, took, beside) = run;
+        let (batch, took, overlap) = run;
         let speed = self.device(device).speed();
         let entry = self.model_mut(model);
         let usual = entry.estimates.on(speed.kind).class_for(batch).median();
-        entry.estimates.at_mut(speed).observe(now, batch, took, beside);
+        entry.estimates.at_mut(speed).observe(now, batch, took, overlap);
         // Where times depend on the input, a long one says nothing of the device.
         if entry.estimates.planned().is_distributed() {
             return None;

@@ -19,21 +19,21 @@
 
 mod admission;
 mod backlog;
+mod batch_rule;
 mod batch_times;
 mod bits;
-mod board;
 mod clipper;
 mod clockwork;
 mod config;
 mod demand;
 mod devices;
 mod distribution;
+mod early_cost;
 mod estimates;
 mod event;
 mod executor;
 mod fair;
 mod fingerprint;
-mod haste;
 mod heap;
 pub mod hull;
 mod last_chances;
@@ -47,6 +47,7 @@ mod pressure;
 mod punctual;
 mod queue;
 mod queues;
+mod ready_models;
 mod rehearsal;
 mod requests;
 mod residency;
@@ -56,7 +57,6 @@ mod slack;
 mod slowness;
 mod spread;
 mod table;
-mod temper;
 mod uneven;
 mod usage;
 mod windowed;
@@ -85,7 +85,7 @@ use punctual::Punctual;
 use queue::{Opening, Place, Queued};
 use queues::Queues;
 use rehearsal::Rehearsals;
-use requests::{Entry, Requests, State};
+use requests::{RequestInHand, Requests, State};
 use residency::Planner;
 use rolling::History;
 use shepherd::Shepherd;
@@ -120,7 +120,7 @@ pub struct Scheduler {
     requests: Requests,
     queues: Queues,
     policy: Box<dyn Policy>,
-    /// What `punctual` learns its temper from.
+    /// What `punctual` learns its rule from.
     rehearsals: Option<Rehearsals>,
     planner: Planner,
     slack: SlackWatch,
@@ -412,12 +412,12 @@ impl Scheduler {
             let takes = self.added_to(self.ledger.times(request.model, device), &request);
             let there = self.ledger.device_mut(device);
             let work = if urgent { takes } else { Duration::ZERO };
-            (device, there.epoch, there.backlog.book(self.now, request.deadline_at, work))
+            (device, there.generation, there.backlog.book(self.now, request.deadline_at, work))
         });
         self.ledger.model_mut(request.model).estimates.arrived(request.application);
         let arrived_at = self.now;
         let state = State::Queued;
-        self.requests.insert(Entry { request, place, arrived_at, state, work, booking, stranded: false });
+        self.requests.insert(RequestInHand { request, place, arrived_at, state, work, booking, stranded: false });
         let queued = Queued { id: request.id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
         let before = self.queues.of(request.model).rows();
         self.queues.insert(&self.ledger, request.model, place, queued);
@@ -507,9 +507,9 @@ impl Scheduler {
         if let ActionStatus::Done { started_at, ended_at, transfers } = report.status {
             let took = ended_at.since(started_at) + transfers.before;
             if learns {
-                step = self.ledger.learn(ended_at, device, model, (batch, took, transfers.beside));
+                step = self.ledger.learn(ended_at, device, model, (batch, took, transfers.overlap));
             }
-            self.ledger.device_mut(device).exec.note_beside(transfers.beside);
+            self.ledger.device_mut(device).exec.note_overlap(transfers.overlap);
         }
         let mut in_time = true;
         for &request in requests {
@@ -732,13 +732,14 @@ impl Scheduler {
         let now = self.now;
         self.ledger.touch(now, model, device);
         let class = &self.ledger.times(model, device).classes()[candidate.class];
-        let (batch, beside, keeps) = (class.batch, class.overlap(), class.busy_mean());
+        let (batch, overlap, keeps) = (class.batch, class.overlap(), class.busy_mean());
         let entry = self.ledger.model_mut(model);
         let residency = entry.residency_on_mut(device).expect("batches run where the weights are (P6)");
         assert!(residency.loading_until.is_none(), "P6: {model} is still loading on {device}");
         residency.in_use += 1;
         let arrives_at = now + self.config.delay.of(rows);
-        let expected_done_at = self.ledger.device_mut(device).exec.push(arrives_at, action, candidate.expected, beside);
+        let expected_done_at =
+            self.ledger.device_mut(device).exec.push(arrives_at, action, candidate.expected, overlap);
         self.ledger.batch_started(device, action, expected_done_at);
         // Shares are of what devices give that aren't slow.
         if !self.ledger.slow.contains(device) {
@@ -765,9 +766,9 @@ impl Scheduler {
     fn release(&mut self, id: RequestId) {
         let entry = self.requests.get_mut(id).expect("queued requests are in hand");
         let (model, work) = (entry.request.model, entry.work);
-        if let Some((device, epoch, booking)) = entry.booking.take()
+        if let Some((device, generation, booking)) = entry.booking.take()
             && let Some(Some(there)) = self.ledger.devices.get_mut(device.index())
-            && there.epoch == epoch
+            && there.generation == generation
         {
             there.backlog.release(booking);
         }
@@ -795,7 +796,7 @@ impl Scheduler {
 
     /// Refuses a queued request for which there is no time.
     fn give_up(&mut self, id: RequestId, out: &mut Vec<Command>) {
-        let &Entry { request, arrived_at, .. } = self.requests.get(id).expect("queued requests are in hand");
+        let &RequestInHand { request, arrived_at, .. } = self.requests.get(id).expect("queued requests are in hand");
         let rejection = Rejection::Overloaded { earliest_at: self.earliest_after_queue(&request) };
         self.settled(request.model, arrived_at, false);
         self.finish_queued(id, Outcome::Rejected(rejection), out);

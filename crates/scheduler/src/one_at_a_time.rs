@@ -41,8 +41,8 @@ mod tests {
     fn verdicts(runs: &[(u64, u64, u64)]) -> Vec<bool> {
         let at = Timestamp::from_nanos;
         let mut executor = OneAtATime::default();
-        let transfers = |beside| Transfers { before: Duration::ZERO, beside: Duration::from_nanos(beside) };
-        runs.iter().map(|&(start, end, beside)| executor.ran(at(start), at(end), transfers(beside))).collect()
+        let transfers = |overlap| Transfers { before: Duration::ZERO, overlap: Duration::from_nanos(overlap) };
+        runs.iter().map(|&(start, end, overlap)| executor.ran(at(start), at(end), transfers(overlap))).collect()
     }
 
     #[test]

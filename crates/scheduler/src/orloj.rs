@@ -34,7 +34,7 @@ const LARGEST_EXPONENT: f64 = 100.0;
 
 /// A request in the queue of one batch size.
 #[derive(Clone, Copy, Debug)]
-struct Standing {
+struct OrlojStanding {
     point: Point,
     /// When it must be looked at again.
     milestone: Timestamp,
@@ -45,7 +45,7 @@ struct Member {
     deadline_at: Timestamp,
     queued: Queued,
     /// For each batch size, `None` where it is too late for it.
-    standings: Vec<Option<Standing>>,
+    standings: Vec<Option<OrlojStanding>>,
 }
 
 /// The requests that may be in a batch of one size.
@@ -57,7 +57,7 @@ struct SizeQueue {
 }
 
 #[derive(Clone, Debug, Default)]
-struct ModelEntry {
+struct OrlojModel {
     /// Queued requests with a deadline, by their place's sequence.
     members: BTreeMap<u64, Member>,
     by_deadline: BTreeSet<(Timestamp, u64)>,
@@ -74,7 +74,7 @@ struct ModelEntry {
 pub(crate) struct Orloj {
     /// The rate of the anticipated delay, per nanosecond.
     rate: f64,
-    models: Vec<ModelEntry>,
+    models: Vec<OrlojModel>,
     /// Models with queued requests that have a deadline.
     active: BTreeSet<ModelId>,
     members: Vec<Queued>,
@@ -117,7 +117,7 @@ fn score(rate: f64, takes: Duration, pieces: &[Piece], due: f64, now: f64) -> (f
     (x, y, next)
 }
 
-impl ModelEntry {
+impl OrlojModel {
     /// Brings scores and queues up to date.
     fn settle(&mut self, model: &Model, rate: f64, now: Timestamp) {
         let classes = model.estimates.planned().classes().len();
@@ -185,7 +185,7 @@ impl ModelEntry {
         let point = Point { x, y, id: sequence };
         size.hull.insert(point);
         self.milestones.insert((milestone, sequence, class));
-        member.standings[class] = Some(Standing { point, milestone });
+        member.standings[class] = Some(OrlojStanding { point, milestone });
     }
 
     fn insert(&mut self, place: Place, queued: Queued) {

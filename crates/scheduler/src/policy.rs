@@ -1,12 +1,12 @@
 //! What a batching policy is told, what it may look at, and what it answers. The skeleton (`Scheduler`) keeps all books: queues,
 //! places and shares are brought up to date before a policy is told.
 
+use crate::batch_rule::BatchRule;
 use crate::bits::DeviceSet;
 use crate::fair::Shares;
 use crate::ledger::Ledger;
 use crate::queue::{Candidate, Opening, Place, Queued};
 use crate::queues::Queues;
-use crate::temper::Temper;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 
 /// All that a policy may look at.
@@ -66,8 +66,8 @@ pub(crate) enum Fact {
     },
     /// Shares of device time were computed anew, and with them who goes first and who is let in by turns.
     Shared,
-    /// Another temper is in force (`rehearsal.rs`).
-    Adopted(Temper),
+    /// Another rule is in force (`rehearsal.rs`).
+    Adopted(BatchRule),
 }
 
 /// An execution that has begun or is about to.

@@ -4,20 +4,20 @@
 //! nobody else will need before it is ready, once waiting for company no longer pays (`Patience`); with `thrift` only in bad
 //! times, because in good times fewer and larger batches keep devices free. When a candidate had to wait for a device, so that its
 //! first requests leave no time for a large batch, they are given up for as much efficiency as the times demand and devices need to keep up (`Demand`). And it
-//! changes its temper when another one would lose fewer requests (`rehearsal.rs`).
+//! changes its rule when another one would lose fewer requests (`rehearsal.rs`).
 //!
 //! Where a model's times depend on the input, its batches start at once, and `Uneven` says who goes together.
 
+use crate::batch_rule::{BatchRule, Keep};
 use crate::batch_times::{BatchTimes, Class};
 use crate::config::Config;
 use crate::demand::Demand;
-use crate::haste::Haste;
+use crate::early_cost::EarlyCost;
 use crate::heap::Heap;
 use crate::patience::Patience;
 use crate::policy::{Batch, Fact, Next, Policy, Started, View};
 use crate::queue::{Candidate, Opening, Place, Queued};
 use crate::table::grown;
-use crate::temper::{Keep, Temper};
 use crate::uneven::Uneven;
 use crate::windowed::{LEAD, Matching, Outlook, Standing, Start};
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
@@ -46,7 +46,7 @@ const MOST_LEAD: f64 = 0.25;
 
 /// What a growing candidate that may start early is judged by.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Hope {
+struct EarlyStart {
     /// From when on it may.
     early_at: Timestamp,
     ready_at: Timestamp,
@@ -60,12 +60,12 @@ struct Hope {
 }
 
 #[derive(Clone, Debug, Default)]
-struct ModelEntry {
+struct PunctualModel {
     patience: Patience,
     /// What its last request had.
     objective: Duration,
     /// While its candidate is in `early` or `willing`.
-    hope: Option<Hope>,
+    early_start: Option<EarlyStart>,
     /// When there were too few devices for an early start.
     too_few: Option<State>,
 }
@@ -75,9 +75,9 @@ type State = (u64, u64, bool);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Punctual {
-    temper: Temper,
+    rule: BatchRule,
     matching: Matching,
-    models: Vec<ModelEntry>,
+    models: Vec<PunctualModel>,
     /// Growing candidates that may start early from some time on.
     early: Heap,
     /// Those that may now, by when they must start.
@@ -85,7 +85,7 @@ pub(crate) struct Punctual {
     /// When there were too few devices for all of these that are looked at.
     nobody: Option<State>,
     demand: Demand,
-    haste: Haste,
+    early_cost: EarlyCost,
     uneven: Uneven,
     members: Vec<Queued>,
     skipped: Vec<RequestId>,
@@ -133,28 +133,28 @@ impl Punctual {
     /// Brings the candidates of marked models up to date, and notices those that time has made ready, or willing to start early.
     fn settle(&mut self, view: &View<'_>) {
         while let Some(model) = self.matching.next_changed(view) {
-            let (standing, hope) = self.standing(view, model);
-            self.stand(model, standing, hope);
+            let (standing, early_start) = self.standing(view, model);
+            self.stand(model, standing, early_start);
         }
         while let Some((model, standing)) = self.matching.next_ripe(view.now) {
             self.stand(model, standing, None);
         }
         while let Some((_, index)) = self.early.first().filter(|&(early_at, _)| early_at <= view.now) {
             self.early.remove(index);
-            let hope = self.models[index].hope.expect("who may start early has hope");
-            self.willing.set(index, hope.latest);
+            let early_start = self.models[index].early_start.expect("who may start early says why");
+            self.willing.set(index, early_start.latest);
             self.nobody = None;
         }
     }
 
     /// What has become of a model's candidate.
-    fn standing(&self, view: &View<'_>, model: ModelId) -> (Standing, Option<Hope>) {
+    fn standing(&self, view: &View<'_>, model: ModelId) -> (Standing, Option<EarlyStart>) {
         let outlook = match self.matching.outlook(view, model) {
             Ok(outlook) => outlook,
             Err(standing) => return (standing, None),
         };
         let differ = outlook.there.estimates.distribution().is_some();
-        let (start, patient) = if differ { (Start::AtOnce, false) } else { (self.temper.start, self.temper.patient) };
+        let (start, patient) = if differ { (Start::AtOnce, false) } else { (self.rule.start, self.rule.patient) };
         let mut ready_at = self.matching.ready_at(view.now, &outlook, start);
         if patient {
             ready_at = ready_at.min(self.ready_before(view, &outlook));
@@ -163,17 +163,23 @@ impl Punctual {
         let wait = patience.wait(outlook.rows, outlook.there.estimates.planned().fixed());
         let early_at = (patience.last_at().unwrap_or(view.now) + wait).max(view.now);
         let standing = self.matching.in_turn(view, &outlook, ready_at, early_at);
-        let hope = match standing {
+        let early_start = match standing {
             Standing::Growing { ready_at, .. } if patient && early_at < ready_at => {
-                Some(self.hope(view, &outlook, wait, early_at..ready_at))
+                Some(self.early_start(view, &outlook, wait, early_at..ready_at))
             }
             Standing::None | Standing::Growing { .. } | Standing::Ready(_) => None,
         };
-        (standing, hope)
+        (standing, early_start)
     }
 
     /// What speaks for an early start of a candidate, that may from such a silence on.
-    fn hope(&self, view: &View<'_>, outlook: &Outlook<'_>, silence: Duration, early: Range<Timestamp>) -> Hope {
+    fn early_start(
+        &self,
+        view: &View<'_>,
+        outlook: &Outlook<'_>,
+        silence: Duration,
+        early: Range<Timestamp>,
+    ) -> EarlyStart {
         let Range { start: early_at, end: ready_at } = early;
         let &Outlook { model, there, rows, takes, with_one_more, latest, .. } = outlook;
         // Each request that comes makes it ready earlier, by what one more row takes.
@@ -184,7 +190,7 @@ impl Punctual {
         let target = self.matching.target(view, there.estimates.planned(), model, outlook.objective());
         let best = there.estimates.planned().class_for(target).least_quantile().as_nanos() as f64 / f64::from(target);
         let strain = (1e3 * takes.as_nanos() as f64 / f64::from(rows) / best.max(1.0)) as u32;
-        Hope { early_at, ready_at, latest, full_at, tight, strain }
+        EarlyStart { early_at, ready_at, latest, full_at, tight, strain }
     }
 
     /// When a patient candidate is ready so that it finds a device: as much earlier than it must start as others may come before it. Rows that its
@@ -206,7 +212,7 @@ impl Punctual {
 
     /// A batch starts: learns what rows would take if all batches were ready so early, over what they take otherwise.
     fn started(&mut self, view: &View<'_>, started: &Started) {
-        let ModelEntry { patience, objective, .. } = &self.models[started.model.index()];
+        let PunctualModel { patience, objective, .. } = &self.models[started.model.index()];
         let times = view.ledger.model(started.model).estimates.planned();
         let lead = self.lead(view, started.model, *objective);
         let come = (patience.chance_after(Duration::ZERO) * lead.as_nanos() as f64) as u32;
@@ -217,12 +223,12 @@ impl Punctual {
             (started.rows.saturating_sub(come).max(1), started.rows)
         };
         let each = |rows: u32| times.class_for(rows).least_quantile().as_nanos() as f64 / f64::from(rows);
-        self.haste.started(started.expected, each(less) / each(more).max(1.0));
+        self.early_cost.started(started.expected, each(less) / each(more).max(1.0));
     }
 
     /// Whether devices have time for what it costs if all batches are ready early.
     fn early_pays(&self) -> bool {
-        self.demand.load().unwrap_or(0.0) * self.haste.strain() <= FULLER_HOUSE
+        self.demand.load().unwrap_or(0.0) * self.early_cost.strain() <= FULLER_HOUSE
     }
 
     /// The part of the devices that other models use: a model alone finds the device that its last batch leaves, or the next one, unless devices are busy all the time. Where they
@@ -234,18 +240,18 @@ impl Punctual {
     }
 
     /// Puts a model's candidate where it belongs.
-    fn stand(&mut self, model: ModelId, standing: Standing, hope: Option<Hope>) {
+    fn stand(&mut self, model: ModelId, standing: Standing, early_start: Option<EarlyStart>) {
         let index = model.index();
-        let before = std::mem::replace(&mut self.models[index].hope, hope);
-        if !self.matching.stand(model, standing) && before == hope {
+        let before = std::mem::replace(&mut self.models[index].early_start, early_start);
+        if !self.matching.stand(model, standing) && before == early_start {
             return;
         }
-        if before.is_some() && (hope.is_none() || !self.early.contains(index)) {
+        if before.is_some() && (early_start.is_none() || !self.early.contains(index)) {
             let _ = self.early.remove(index) || self.willing.remove(index);
             (self.models[index].too_few, self.nobody) = (None, None);
         }
-        if let Some(hope) = hope {
-            self.early.set(index, hope.early_at);
+        if let Some(early_start) = early_start {
+            self.early.set(index, early_start.early_at);
         }
     }
 
@@ -276,20 +282,20 @@ impl Punctual {
 
     /// Whether a growing candidate has a hungry device that nobody else will need.
     fn may_start_early(&mut self, view: &View<'_>, index: usize, load: f64, state: State) -> bool {
-        let ModelEntry { hope: Some(hope), too_few, .. } = self.models[index] else { return false };
+        let PunctualModel { early_start: Some(early_start), too_few, .. } = self.models[index] else { return false };
         let (growing, devices) = (self.matching.growing.len(), view.ledger.quick_count());
         // Where objectives are tight, one more device is kept for whoever comes next, and where devices mostly idle: that costs nothing, and a burst needs it.
-        let kept = usize::from(hope.tight || (devices > 1 && state.2));
+        let kept = usize::from(early_start.tight || (devices > 1 && state.2));
         if too_few == Some(state) {
-            debug_assert!(!self.enough(view, &hope, kept), "an early start was missed");
+            debug_assert!(!self.enough(view, &early_start, kept), "an early start was missed");
             return false;
         }
         // With many more candidates than devices a batch that waits finds no device later, and starting is better.
-        if 4 * growing < 3 * devices && load * f64::from(hope.strain) > 1e3 * FULL_HOUSE {
+        if 4 * growing < 3 * devices && load * f64::from(early_start.strain) > 1e3 * FULL_HOUSE {
             return false;
         }
         // It is itself among those that will need a device soon.
-        if view.quick_hungry() < (growing + kept).min(FORESIGHT + 1) && !self.enough(view, &hope, kept) {
+        if view.quick_hungry() < (growing + kept).min(FORESIGHT + 1) && !self.enough(view, &early_start, kept) {
             self.models[index].too_few = Some(state);
             return false;
         }
@@ -297,16 +303,16 @@ impl Punctual {
     }
 
     /// Whether devices that are hungry now, or free before a candidate is likely to be full, are enough for all that will be ready before it would be.
-    fn enough(&self, view: &View<'_>, hope: &Hope, kept: usize) -> bool {
+    fn enough(&self, view: &View<'_>, early_start: &EarlyStart, kept: usize) -> bool {
         let mut soon = 0;
-        self.matching.growing.any_until(hope.ready_at, |_, _| {
+        self.matching.growing.any_until(early_start.ready_at, |_, _| {
             soon += 1;
             soon == FORESIGHT
         });
         let mut missing = (soon + kept).saturating_sub(view.quick_hungry());
         // Nobody knows when a device that is overdue will be free; those that are fed ahead are among the hungry already.
         missing == 0
-            || view.ledger.busy.any_until(hope.full_at, |at, device| {
+            || view.ledger.busy.any_until(early_start.full_at, |at, device| {
                 missing -= usize::from(at >= view.now && !view.hungry.contains(DeviceId(device as u32)));
                 missing == 0
             })
@@ -317,7 +323,7 @@ impl Punctual {
     /// The batch that a ready candidate has become on a device that has time for it.
     fn form(&mut self, view: &View<'_>, (model, device): (ModelId, DeviceId), opening: Opening) -> Option<Candidate> {
         let (queue, times) = (view.queues.of(model), view.ledger.times(model, device));
-        if self.temper.keep == Keep::Full {
+        if self.rule.keep == Keep::Full {
             self.skipped.clear();
             return queue.candidate(times, opening, &mut self.members);
         }
@@ -364,8 +370,8 @@ impl Policy for Punctual {
                 self.came(view, model, place, &queued);
             }
             Fact::Started(started) if !view.ledger.slow.contains(started.device) => self.started(view, &started),
-            Fact::Adopted(temper) => {
-                self.temper = temper;
+            Fact::Adopted(rule) => {
+                self.rule = rule;
                 self.matching.mark_all();
             }
             _ => {}
@@ -396,7 +402,7 @@ impl Policy for Punctual {
             let times = view.ledger.times(model, device);
             let spread = view.ledger.model(model).estimates.distribution();
             if let Some(spread) = spread {
-                let (queue, start_at, aim) = (view.queues.of(model), opening.with(1), self.temper.aim());
+                let (queue, start_at, aim) = (view.queues.of(model), opening.with(1), self.rule.aim());
                 match self.uneven.form((times, spread), queue, start_at, aim, &mut self.members) {
                     Some(candidate) => return Some(Batch::of(model, candidate, &self.members)),
                     None => _ = self.matching.stand(model, Standing::None),

@@ -2,10 +2,10 @@
 //! has run out. The skeleton changes them; policies look at them.
 
 use crate::bits::{Bits, DeviceSet};
-use crate::board::Board;
 use crate::ledger::Ledger;
 use crate::policy::Batch;
 use crate::queue::{ModelQueue, Place, Queued};
+use crate::ready_models::ReadyModels;
 use crate::slack::BatchWorkLimit;
 use crate::table::grown;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
@@ -16,7 +16,7 @@ use std::collections::BinaryHeap;
 const BACKGROUND_SEARCH: usize = 32;
 
 #[derive(Clone, Debug, Default)]
-struct Entry {
+struct ModelInHand {
     queue: ModelQueue,
     /// The devices on which it is loaded.
     devices: DeviceSet,
@@ -28,11 +28,11 @@ struct Entry {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queues {
-    models: Vec<Entry>,
+    models: Vec<ModelInHand>,
     /// For each device the models that are loaded there.
     held: Vec<Bits>,
     /// Models with batch work, the oldest first.
-    background: Board<u64>,
+    background: ReadyModels<u64>,
     expiries: BinaryHeap<Reverse<(Timestamp, ModelId)>>,
     /// What starting a batch takes on the way to its device, which a request must still have time for.
     lead: Duration,

@@ -1,4 +1,4 @@
-//! Rehearsals: the same requests on imagined devices, once for each temper.
+//! Rehearsals: the same requests on imagined devices, once for each rule.
 //!
 //! Whether a batch should start at once or wait, and whom to give up when not all can be met, depends on models, devices and
 //! arrivals in ways that no rule of ours gets right everywhere. But a scheduler that is a pure machine can be run beside itself.
@@ -7,18 +7,18 @@
 //!  requests are lost ──> a span begins: the machine is copied as it is, busy devices and queues and all,
 //!                        and what comes is written down
 //!                    ──> the span is full: the driver takes it and rehearses it wherever it likes
-//!                    ──> Event::Adopted: how many each temper would have lost; the best is taken on
+//!                    ──> Event::Adopted: how many each rule would have lost; the best is taken on
 //! ```
 //!
-//! All tempers see the same arrivals from the same beginning, so that their losses can be compared without waiting for chance
+//! All rules see the same arrivals from the same beginning, so that their losses can be compared without waiting for chance
 //! to even out. A request pays nothing for it but being written down, and only while requests are lost. What happens only in reality
-//! (stalls, failures, cancelled requests) isn't rehearsed; so reality has the last word: a temper under which much more is lost than
+//! (stalls, failures, cancelled requests) isn't rehearsed; so reality has the last word: a rule under which much more is lost than
 //! was imagined is left at once, and not taken on again soon.
 
+use crate::batch_rule::BatchRule;
 use crate::event::{ActionStatus, Command, Event, Execution, Load, Outcome, Report, Request};
 use crate::policy::Fact;
 use crate::table::grown;
-use crate::temper::Temper;
 use crate::{Rehearsed, Scheduler};
 use base::{ActionId, DeviceId, Duration, OrderStart, RequestId, Timestamp, Transfers};
 use std::cmp::Reverse;
@@ -34,7 +34,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 const CREDIT: f64 = 80_000.0;
 const SHARE: f64 = 1.0 / 16.0;
 const EACH_SECOND: f64 = 1_000.0;
-/// The first so many objectives of a span don't count, up to a third of it, nor those of a trial: at first a temper lives on what the one before left it. Nor do requests that came less than an
+/// The first so many objectives of a span don't count, up to a third of it, nor those of a trial: at first a rule lives on what the one before left it. Nor do requests that came less than an
 /// objective before its end: nobody comes after them, which flatters whoever puts off.
 const WARM_UP: u64 = 5;
 /// A copy of the machine takes time in proportion to where models are; with more places than this nothing is rehearsed.
@@ -42,24 +42,24 @@ const MOST_PLACES: usize = 100_000;
 /// Losses in rehearsals count for a third after so many more requests, or so much time.
 const MEMORY: f64 = 30_000.0;
 const MEMORY_TIME: f64 = 900.0;
-/// A temper is left for one that lost fewer by this, and by this part of the root of its losses, which is their noise.
+/// A rule is left for one that lost fewer by this, and by this part of the root of its losses, which is their noise.
 const MARGIN: f64 = 1.0;
 const NOISE: f64 = 0.5;
-/// The usual temper is the safest. It is left only where it really loses this part of all requests, and for one that would lose fewer by the second.
+/// The usual rule is the safest. It is left only where it really loses this part of all requests, and for one that would lose fewer by the second.
 const WORTHWHILE: f64 = 0.003;
 const GAIN: f64 = 0.001;
 /// The noise where times depend on the input: what is imagined is then drawn by chance.
 const UNEVEN_NOISE: f64 = 1.5;
-/// With fewer real losses than this lately there is nothing to be gained, and the usual temper answers soonest.
+/// With fewer real losses than this lately there is nothing to be gained, and the usual rule answers soonest.
 const NOTHING: f64 = 0.5;
 /// Real losses lately at which a span begins.
 const SOMETHING: f64 = 2.0;
 /// "Lately": real losses count for a third after so many seconds, but the last so many requests are remembered as long as
 /// rehearsals are: where few come, thirty seconds say nothing of one loss in a hundred.
 const LATELY: Memory = Memory { seconds: 30.0, requests: 1_000.0 };
-/// The moment by which a temper proves itself: with fewer requests it tells nothing, so that it lasts longer where few come.
+/// The moment by which a rule proves itself: with fewer requests it tells nothing, so that it lasts longer where few come.
 const MOMENT: Memory = Memory { seconds: 0.5, requests: 300.0 };
-/// A temper has failed when this part of all requests is lost, so many times what was imagined, and so many times what the usual one lost in its worst moment lately: in a burst every temper
+/// A rule has failed when this part of all requests is lost, so many times what was imagined, and so many times what the usual one lost in its worst moment lately: in a burst every rule
 /// loses more than on average.
 const FAILED: f64 = 0.1;
 const TIMES_IMAGINED: f64 = 3.0;
@@ -69,7 +69,7 @@ const BANNED: Duration = Duration::from_secs(60);
 /// Requests are let in by turns while no more are lost than so many times what is lost with everybody let in; once it was more, from the second on.
 const TURNS_LOSE: (f64, f64) = (1.15, 1.1);
 
-/// What is known of a temper.
+/// What is known of a rule.
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
     /// How many requests it lost in rehearsals, lately.
@@ -141,25 +141,25 @@ enum Stage {
     Full(Option<Box<Span>>),
 }
 
-/// Which temper is in force, and why.
+/// Which rule is in force, and why.
 #[derive(Debug, Default)]
 pub(crate) struct Rehearsals {
     stage: Stage,
-    records: [Record; Temper::CHOICE.len()],
+    records: [Record; BatchRule::CHOICE.len()],
     /// How many requests were rehearsed, lately.
     rehearsed: f64,
     /// How many of them were lost with turns and with everybody let in.
     admitted: (f64, f64),
     current: usize,
-    /// The part of the requests that the current temper was imagined to lose.
+    /// The part of the requests that the current rule was imagined to lose.
     imagined: f64,
     credit: f64,
     credit_at: Timestamp,
     lately: Losses,
-    /// Since the current temper was taken on and what the one before left is over.
+    /// Since the current rule was taken on and what the one before left is over.
     trial: Losses,
     trial_from: Timestamp,
-    /// What the usual temper lost in its worst moment.
+    /// What the usual rule lost in its worst moment.
     worst: Worst,
     /// Whether devices were short, and whether everybody was let in, when the span began.
     short: bool,
@@ -175,13 +175,13 @@ impl Rehearsals {
         Self { credit: CREDIT, ..Self::default() }
     }
 
-    /// The position of the temper in force among those that can be.
+    /// The position of the rule in force among those that can be.
     pub fn current(&self) -> usize {
         self.current
     }
 
-    /// A request with a deadline had its end. Tells which temper to have from now on, if it is another one.
-    pub fn settled(&mut self, now: Timestamp, lost: bool) -> Option<Temper> {
+    /// A request with a deadline had its end. Tells which rule to have from now on, if it is another one.
+    pub fn settled(&mut self, now: Timestamp, lost: bool) -> Option<BatchRule> {
         self.lately.note(now, LATELY, lost);
         if now >= self.trial_from {
             self.trial.note(now, MOMENT, lost);
@@ -201,14 +201,14 @@ impl Rehearsals {
         None
     }
 
-    fn take_on(&mut self, now: Timestamp, next: usize) -> Option<Temper> {
+    fn take_on(&mut self, now: Timestamp, next: usize) -> Option<BatchRule> {
         if next == self.current {
             return None;
         }
         self.current = next;
         self.trial_from = now + self.objective * WARM_UP;
         self.trial = Losses { at: self.trial_from, ..Losses::default() };
-        Some(Temper::CHOICE[next])
+        Some(BatchRule::CHOICE[next])
     }
 
     /// Whether a span should begin with the request that comes now.
@@ -246,8 +246,8 @@ impl Rehearsals {
         if let Stage::Full(span) = &mut self.stage { span.take() } else { None }
     }
 
-    /// What became of a span. Tells which temper to have from now on, if it is another one.
-    pub fn adopt(&mut self, now: Timestamp, rehearsed: &Rehearsed) -> Option<Temper> {
+    /// What became of a span. Tells which rule to have from now on, if it is another one.
+    pub fn adopt(&mut self, now: Timestamp, rehearsed: &Rehearsed) -> Option<BatchRule> {
         if !matches!(self.stage, Stage::Full(_)) || rehearsed.lost.len() != self.records.len() + 1 {
             return None;
         }
@@ -299,13 +299,13 @@ pub struct Span {
 }
 
 impl Span {
-    /// Runs the requests once with each temper, and once with the one in force and everybody let in, or not if everybody is. A pure function that may take a while: the scheduler's
+    /// Runs the requests once with each rule, and once with the one in force and everybody let in, or not if everybody is. A pure function that may take a while: the scheduler's
     /// driver calls it where nobody waits for it, and tells the scheduler the result as [`Event::Adopted`].
     pub fn rehearse(&self) -> Rehearsed {
-        let temper = |&temper| Rehearsal::new(self, |machine| machine.tell(Fact::Adopted(temper)));
-        let tempers = Temper::CHOICE.iter().map(temper);
+        let rule = |&rule| Rehearsal::new(self, |machine| machine.tell(Fact::Adopted(rule)));
+        let rules = BatchRule::CHOICE.iter().map(rule);
         let otherwise = Rehearsal::new(self, |machine| machine.shares.set_open(!machine.shares.is_open()));
-        let lost = tempers.chain([otherwise]).map(|rehearsal| rehearsal.run(&self.arrivals)).collect();
+        let lost = rules.chain([otherwise]).map(|rehearsal| rehearsal.run(&self.arrivals)).collect();
         let counted = self.counted();
         let requests = self.arrivals.iter().filter(|(at, _)| counted.contains(at)).count();
         Rehearsed { requests: requests as u32, lasted: self.lasted(), lost }
@@ -322,17 +322,17 @@ impl Span {
         begin..self.began_at + lasted - self.objective.min(third)
     }
 
-    /// How many requests are run, all tempers together.
+    /// How many requests are run, all rules together.
     pub fn work(&self) -> usize {
-        self.arrivals.len() * Temper::CHOICE.len()
+        self.arrivals.len() * BatchRule::CHOICE.len()
     }
 }
 
 impl Scheduler {
     /// Notes that a request with a deadline was answered in time, or not.
     pub(crate) fn note_settled(&mut self, in_time: bool) {
-        if let Some(temper) = self.rehearsals.as_mut().and_then(|rehearsals| rehearsals.settled(self.now, !in_time)) {
-            self.tell(Fact::Adopted(temper));
+        if let Some(rule) = self.rehearsals.as_mut().and_then(|rehearsals| rehearsals.settled(self.now, !in_time)) {
+            self.tell(Fact::Adopted(rule));
         }
     }
 
@@ -353,8 +353,8 @@ impl Scheduler {
         self.rehearsals.as_mut()?.take()
     }
 
-    /// Which of its tempers `punctual` has now, by number; 0 is the usual one.
-    pub fn temper(&self) -> usize {
+    /// Which of its rules `punctual` has now, by number; 0 is the usual one.
+    pub fn rule(&self) -> usize {
         self.rehearsals.as_ref().map_or(0, Rehearsals::current)
     }
 
@@ -365,8 +365,8 @@ impl Scheduler {
         {
             self.shares.set_open(open);
         }
-        if let Some(temper) = rehearsals.adopt(self.now, rehearsed) {
-            self.tell(Fact::Adopted(temper));
+        if let Some(rule) = rehearsals.adopt(self.now, rehearsed) {
+            self.tell(Fact::Adopted(rule));
         }
     }
 
@@ -535,11 +535,11 @@ impl Rehearsal {
     }
 
     fn execute(&mut self, now: Timestamp, order: &Execution) {
-        let (takes, beside) = self.takes(order);
+        let (takes, overlap) = self.takes(order);
         let ready_at = now + self.scheduler.config.delay.of(order.requests.len() as u32);
         let busy = &mut self.busy(order.device).exec;
         let start = OrderStart::new(order.window, ready_at, *busy);
-        let transfers = start.transfers(beside);
+        let transfers = start.transfers(overlap);
         // What is too late takes a moment, so that it can't go on for ever at one instant.
         let takes = if start.in_time { takes - transfers.before } else { Duration::from_micros(1) };
         *busy = start.at + takes;
@@ -573,9 +573,9 @@ impl Rehearsal {
         let model = self.scheduler.ledger.model(order.model);
         let Some(spread) = model.estimates.distribution() else {
             let class = self.scheduler.ledger.times(order.model, order.device).class_for(order.batch);
-            let beside = class.overlap();
-            let unseen = if beside > Duration::ZERO { class.mean() / UNSEEN } else { Duration::ZERO };
-            return (class.mean() + unseen, beside);
+            let overlap = class.overlap();
+            let unseen = if overlap > Duration::ZERO { class.mean() / UNSEEN } else { Duration::ZERO };
+            return (class.mean() + unseen, overlap);
         };
         let work = |id: &RequestId| {
             let entry = self.scheduler.requests.get(*id)?;
@@ -605,12 +605,12 @@ mod tests {
         Timestamp::ZERO + Duration::from_micros(micros)
     }
 
-    fn rehearsed(lost: [u32; Temper::CHOICE.len()]) -> Rehearsed {
+    fn rehearsed(lost: [u32; BatchRule::CHOICE.len()]) -> Rehearsed {
         otherwise(lost, lost[0])
     }
 
     /// With so many lost if everybody is let in, or not.
-    fn otherwise(lost: [u32; Temper::CHOICE.len()], otherwise: u32) -> Rehearsed {
+    fn otherwise(lost: [u32; BatchRule::CHOICE.len()], otherwise: u32) -> Rehearsed {
         let lost = lost.into_iter().chain([otherwise]).collect();
         Rehearsed { requests: 1_000, lasted: Duration::from_secs(1), lost }
     }
@@ -624,39 +624,39 @@ mod tests {
     }
 
     #[test]
-    fn the_temper_that_would_have_lost_the_fewest_is_taken_on() {
+    fn the_rule_that_would_have_lost_the_fewest_is_taken_on() {
         let mut rehearsals = waiting(at(0));
-        let temper = rehearsals.adopt(at(1), &rehearsed([100, 80, 100, 100, 20, 100, 100, 100]));
-        assert_eq!(temper, Some(Temper::CHOICE[4]));
+        let rule = rehearsals.adopt(at(1), &rehearsed([100, 80, 100, 100, 20, 100, 100, 100]));
+        assert_eq!(rule, Some(BatchRule::CHOICE[4]));
         assert_eq!(rehearsals.adopt(at(2), &rehearsed([0; 8])), None, "nothing was asked for");
     }
 
     #[test]
-    fn a_little_less_is_no_reason_to_leave_the_usual_temper() {
+    fn a_little_less_is_no_reason_to_leave_the_usual_rule() {
         let mut rehearsals = waiting(at(0));
         assert_eq!(rehearsals.adopt(at(1), &rehearsed([12, 10, 10, 10, 10, 10, 10, 10])), None);
     }
 
     #[test]
-    fn a_temper_that_fails_in_reality_is_left_at_once_and_not_taken_on_again_soon() {
+    fn a_rule_that_fails_in_reality_is_left_at_once_and_not_taken_on_again_soon() {
         let mut rehearsals = waiting(at(0));
         let good = rehearsed([100, 80, 100, 100, 0, 100, 100, 100]);
-        assert_eq!(rehearsals.adopt(at(1), &good), Some(Temper::CHOICE[4]));
+        assert_eq!(rehearsals.adopt(at(1), &good), Some(BatchRule::CHOICE[4]));
         let left = (0..1_000).find_map(|n: u32| rehearsals.settled(at(1 + u64::from(n)), n.is_multiple_of(3)));
-        assert_eq!(left, Some(Temper::USUAL));
+        assert_eq!(left, Some(BatchRule::USUAL));
         rehearsals.stage = Stage::Full(None);
-        assert_eq!(rehearsals.adopt(at(2_000), &good), Some(Temper::CHOICE[1]), "the next best");
+        assert_eq!(rehearsals.adopt(at(2_000), &good), Some(BatchRule::CHOICE[1]), "the next best");
     }
 
     #[test]
-    fn a_temper_is_not_judged_by_what_the_one_before_left_it() {
+    fn a_rule_is_not_judged_by_what_the_one_before_left_it() {
         let mut rehearsals = waiting(at(0));
         rehearsals.objective = Duration::from_millis(10);
         let good = rehearsed([100, 80, 100, 100, 0, 100, 100, 100]);
-        assert_eq!(rehearsals.adopt(at(1), &good), Some(Temper::CHOICE[4]));
+        assert_eq!(rehearsals.adopt(at(1), &good), Some(BatchRule::CHOICE[4]));
         let lost = |rehearsals: &mut Rehearsals, micros| rehearsals.settled(at(micros), true);
         assert_eq!((1..50_000).find_map(|micros| lost(&mut rehearsals, micros)), None, "five objectives");
-        assert_eq!((50_001..51_000).find_map(|micros| lost(&mut rehearsals, micros)), Some(Temper::USUAL));
+        assert_eq!((50_001..51_000).find_map(|micros| lost(&mut rehearsals, micros)), Some(BatchRule::USUAL));
     }
 
     #[test]
@@ -681,22 +681,22 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_that_the_usual_temper_would_lose_too_is_no_failure() {
+    fn a_burst_that_the_usual_rule_would_lose_too_is_no_failure() {
         let burst = |rehearsals: &mut Rehearsals, from| {
             (from..from + 1_000).find_map(|n: u64| rehearsals.settled(at(n), n.is_multiple_of(4)))
         };
         let mut rehearsals = waiting(at(0));
-        assert_eq!(burst(&mut rehearsals, 9_000_000), None, "under the usual temper");
+        assert_eq!(burst(&mut rehearsals, 9_000_000), None, "under the usual rule");
         let good = rehearsed([100, 80, 100, 100, 20, 100, 100, 100]);
-        assert_eq!(rehearsals.adopt(at(9_001_001), &good), Some(Temper::CHOICE[4]));
+        assert_eq!(rehearsals.adopt(at(9_001_001), &good), Some(BatchRule::CHOICE[4]));
         assert_eq!(burst(&mut rehearsals, 9_001_001), None);
         let collapse = (9_002_001..9_004_000).find_map(|micros| rehearsals.settled(at(micros), true));
-        assert_eq!(collapse, Some(Temper::USUAL));
+        assert_eq!(collapse, Some(BatchRule::USUAL));
     }
 
     #[test]
-    fn where_few_requests_come_a_better_temper_is_kept_from_one_burst_to_the_next() {
-        // Five requests a second; ten in a row of every thousand are lost, half as many with another temper.
+    fn where_few_requests_come_a_better_rule_is_kept_from_one_burst_to_the_next() {
+        // Five requests a second; ten in a row of every thousand are lost, half as many with another rule.
         let mut rehearsals = Rehearsals::new();
         let mut now = at(0);
         let mut changes = Vec::new();
@@ -711,14 +711,14 @@ mod tests {
             let told = Rehearsed { requests: 25, lasted: Duration::from_secs(5), lost: lost.to_vec() };
             changes.extend(rehearsals.adopt(now, &told));
         }
-        assert_eq!(changes, [Temper::CHOICE[4]]);
+        assert_eq!(changes, [BatchRule::CHOICE[4]]);
     }
 
     #[test]
     fn a_burst_in_a_thin_stream_is_no_failure() {
         let mut rehearsals = waiting(at(0));
         let good = rehearsed([100, 80, 100, 100, 20, 100, 100, 100]);
-        assert_eq!(rehearsals.adopt(at(1), &good), Some(Temper::CHOICE[4]));
+        assert_eq!(rehearsals.adopt(at(1), &good), Some(BatchRule::CHOICE[4]));
         let mut now = at(2);
         let mut settle = |count: u32, apart, lost: u32| {
             (0..count).find_map(|n| {
@@ -728,7 +728,7 @@ mod tests {
         };
         assert_eq!(settle(900, 8_000, 0), None);
         assert_eq!(settle(150, 2_000, 25), None, "one in six of those of a third of a second");
-        assert_eq!(settle(1_000, 2_000, 500), Some(Temper::USUAL), "half of many is one");
+        assert_eq!(settle(1_000, 2_000, 500), Some(BatchRule::USUAL), "half of many is one");
     }
 
     /// One device, one model with l(b) = 1 + 10 ms that is asked for too much; the first span that is full.

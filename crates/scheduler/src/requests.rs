@@ -16,7 +16,7 @@ pub(crate) enum State {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct RequestInHand {
     pub request: Request,
     pub place: Place,
     pub arrived_at: Timestamp,
@@ -30,7 +30,7 @@ pub(crate) struct Entry {
     pub stranded: bool,
 }
 
-impl Entry {
+impl RequestInHand {
     /// The outcome that a wanted one comes down to.
     pub fn possible(&self, outcome: Outcome) -> Outcome {
         match outcome {
@@ -43,27 +43,27 @@ impl Entry {
 /// Slots are the driver's, dense and bounded; so is this table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Requests {
-    slots: Vec<Option<Entry>>,
+    slots: Vec<Option<RequestInHand>>,
     len: usize,
 }
 
 impl Requests {
-    pub fn insert(&mut self, entry: Entry) {
+    pub fn insert(&mut self, entry: RequestInHand) {
         let slot = entry.request.id.slot as usize;
         let before = grown(&mut self.slots, slot).replace(entry);
         assert!(before.is_none(), "P1: {} was submitted while its slot is in use", entry.request.id);
         self.len += 1;
     }
 
-    pub fn get(&self, id: RequestId) -> Option<&Entry> {
+    pub fn get(&self, id: RequestId) -> Option<&RequestInHand> {
         self.slots.get(id.slot as usize)?.as_ref().filter(|entry| entry.request.id == id)
     }
 
-    pub fn get_mut(&mut self, id: RequestId) -> Option<&mut Entry> {
+    pub fn get_mut(&mut self, id: RequestId) -> Option<&mut RequestInHand> {
         self.slots.get_mut(id.slot as usize)?.as_mut().filter(|entry| entry.request.id == id)
     }
 
-    pub fn remove(&mut self, id: RequestId) -> Option<Entry> {
+    pub fn remove(&mut self, id: RequestId) -> Option<RequestInHand> {
         self.get(id)?;
         self.len -= 1;
         self.slots[id.slot as usize].take()

@@ -3,17 +3,17 @@
 //!
 //! A candidate is the largest batch that a model's queue makes in time. First requests that leave no time for it are passed
 //! over and stay queued; with `gather = "head_first"` the batch begins with the first request and holds as many as that one
-//! has time for. Time only makes it smaller, so that what the board says is an upper bound, and is corrected when the
+//! has time for. Time only makes it smaller, so that what `ready` says is an upper bound, and is corrected when the
 //! model comes to the front.
 //!
 //! When every device is busy and the largest candidate is at least three times the smallest running batch, that batch is
 //! broken off; its requests go back to their queue. The candidate is promised the device: those who come back don't make
 //! it smaller, though their deadlines are nearer.
 
-use crate::board::Board;
 use crate::config::{Config, Delay, Gather};
 use crate::policy::{Batch, Ended, Fact, Next, Policy, Started, View};
 use crate::queue::{Opening, Queued};
+use crate::ready_models::ReadyModels;
 use crate::table::{Marked, grown};
 use base::{ActionId, DeviceId, ModelId, RequestId, Timestamp};
 use std::cmp::Reverse;
@@ -37,7 +37,7 @@ struct Promise {
 }
 
 #[derive(Clone, Debug, Default)]
-struct DeviceEntry {
+struct ShepherdDevice {
     /// Batches under way, with their rows.
     batches: Vec<(ActionId, u32)>,
     /// What it was cleared for.
@@ -51,8 +51,8 @@ pub(crate) struct Shepherd {
     /// Whether every batch begins with its model's first request.
     head_first: bool,
     delay: Delay,
-    board: Board<Rank>,
-    devices: Vec<DeviceEntry>,
+    ready: ReadyModels<Rank>,
+    devices: Vec<ShepherdDevice>,
     /// Models whose candidate has changed.
     changed: Marked,
     /// Batches under way that may be broken off, the smallest first.
@@ -73,7 +73,7 @@ impl Shepherd {
     fn settle(&mut self, view: &View<'_>) {
         while let Some(model) = self.changed.pop() {
             let rank = self.estimate(view, model);
-            self.board.set(model, rank);
+            self.ready.set(model, rank);
         }
     }
 
@@ -163,7 +163,7 @@ impl Policy for Shepherd {
         self.settle(view);
         let &(smallest, action, device) = self.running.first()?;
         loop {
-            let (rank, model) = self.board.first(view.queues, device)?;
+            let (rank, model) = self.ready.first(view.queues, device)?;
             let (Reverse(rows), _) = rank;
             // One at a time for each model: what it is promised may be all that it needs.
             if rows < PREEMPTION * smallest || self.promises.iter().any(|promise| promise.model == model) {
@@ -177,7 +177,7 @@ impl Policy for Shepherd {
                 self.promises.push(Promise { device, action, model, rows });
                 return Some(Next::BreakOff(device, action));
             }
-            self.board.set(model, closer);
+            self.ready.set(model, closer);
         }
     }
 
@@ -191,7 +191,7 @@ impl Policy for Shepherd {
             }
         }
         loop {
-            let (rank, model) = self.board.first(view.queues, device)?;
+            let (rank, model) = self.ready.first(view.queues, device)?;
             match self.candidate(view, model, opening, 0) {
                 Some((batch, rows)) => {
                     let closer = (Reverse(rows), batch.candidate.latest);
@@ -199,10 +199,10 @@ impl Policy for Shepherd {
                         return Some(batch);
                     }
                     // It has shrunk since.
-                    self.board.set(model, Some(closer));
+                    self.ready.set(model, Some(closer));
                 }
                 // Nothing is in time; its requests expire.
-                None => self.board.set(model, None),
+                None => self.ready.set(model, None),
             }
         }
     }

@@ -10,7 +10,6 @@
 //! Facts only mark their model; candidates are computed once for each event, when they are asked for.
 
 use crate::batch_times::BatchTimes;
-use crate::board::Board;
 use crate::config::{Config, Delay, Gather, PolicyKind};
 use crate::heap::Heap;
 use crate::last_chances::LastChances;
@@ -18,6 +17,7 @@ use crate::ledger::Model;
 use crate::policy::{Batch, Fact, Next, Policy, View};
 use crate::pressure::Pressure;
 use crate::queue::{Candidate, Opening, Queued};
+use crate::ready_models::ReadyModels;
 use crate::table::{Marked, grown};
 use crate::usage::Usage;
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
@@ -79,7 +79,7 @@ impl Outlook<'_> {
 }
 
 #[derive(Clone, Debug, Default)]
-struct ModelEntry {
+struct MatchedModel {
     standing: Standing,
     /// Whether it goes before others.
     entitled: bool,
@@ -96,11 +96,11 @@ pub(crate) struct Matching {
     /// Whether batches are left to grow in good times, so that devices stay idle.
     thrift: bool,
     delay: Delay,
-    models: Vec<ModelEntry>,
+    models: Vec<MatchedModel>,
     /// Models whose candidate must be computed.
     changed: Marked,
     /// Models whose candidate is ready, by when it must start.
-    ready: Board<Rank>,
+    ready: ReadyModels<Rank>,
     /// The hungry devices of which none can run a ready candidate, by their revision; `None` once a candidate or a place has come.
     stuck: Option<u64>,
     /// Candidates that are left to grow, by when they are ready.

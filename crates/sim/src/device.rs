@@ -274,7 +274,7 @@ impl Durations {
             Some(other) => spec.elsewhere.get(other).unwrap_or(&spec.profile).clone(),
         };
         let table = |spec: &scheduler::ModelSpec| {
-            profile(spec).batches().iter().map(|entry| (entry.batch, entry.median, entry.beside)).collect()
+            profile(spec).batches().iter().map(|entry| (entry.batch, entry.median, entry.overlap)).collect()
         };
         Self {
             medians: models.iter().map(table).collect(),

@@ -187,8 +187,8 @@ impl Survey {
 
 /// Stands for a model whose number was never seen.
 fn absent(model: ModelId) -> ModelSpec {
-    let [median, p99, beside] = [Duration::ZERO; 3];
-    let one = BatchLatency { batch: 1, median, p99, beside };
+    let [median, p99, overlap] = [Duration::ZERO; 3];
+    let one = BatchLatency { batch: 1, median, p99, overlap };
     let profile = LatencyProfile::new(vec![one], Duration::ZERO).expect("one batch size is a profile");
     ModelSpec {
         model,

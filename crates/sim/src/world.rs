@@ -50,9 +50,9 @@ fn promises_of(setup: &Setup) -> Promises {
         PolicyKind::Clipper | PolicyKind::Orloj => (false, false),
     };
     let alike = setup.models.iter().all(|model| model.inputs.is_none());
-    let beside = |model: &crate::ModelSetup| model.spec.profile.batches().iter().any(|it| it.beside > Duration::ZERO);
+    let overlap = |model: &crate::ModelSetup| model.spec.profile.batches().iter().any(|it| it.overlap > Duration::ZERO);
     let idle_devices = idle_devices && alike && setup.strict;
-    Promises { exact: exact && alike, planned: !setup.models.iter().any(beside), idle_devices }
+    Promises { exact: exact && alike, planned: !setup.models.iter().any(overlap), idle_devices }
 }
 
 /// How long after something happened on a worker the scheduler has heard of it at the latest.

@@ -119,8 +119,8 @@ declare! {
         "Times that the device was given up because its engine panicked, and was started anew, empty.";
 
     // The schedulers.
-    TEMPER = Gauge "scheduler_temper" &["cell"], &[],
-        "Which of its tempers the policy punctual has now (docs/notes/003-when-a-batch-starts.md), in each cell; 0 is the usual one.";
+    RULE = Gauge "scheduler_rule" &["cell"], &[],
+        "Which of its rules the policy punctual has now (docs/notes/003-when-a-batch-starts.md), in each cell; 0 is the usual one.";
     MOVES = Counter "cell_moves_total" &["from", "to"], &[],
         "Models that were moved from a cell that was short to one that had room (docs/notes/009-cells.md), by the cells' numbers.";
 

@@ -84,7 +84,7 @@ struct Families {
     pages_used: IntGaugeVec,
     slowness: GaugeVec,
     losses: IntCounterVec,
-    temper: IntGaugeVec,
+    rule: IntGaugeVec,
     moves: IntCounterVec,
 }
 
@@ -146,7 +146,7 @@ impl Metrics {
             pages_used: int_gauge(&registry, &d::PAGES_USED),
             slowness: gauge(&registry, &d::SLOWNESS),
             losses: int_counter(&registry, &d::LOSSES),
-            temper: int_gauge(&registry, &d::TEMPER),
+            rule: int_gauge(&registry, &d::RULE),
             moves: int_counter(&registry, &d::MOVES),
         };
         let models = int_gauge(&registry, &d::MODELS);
@@ -274,9 +274,9 @@ impl Metrics {
         }
     }
 
-    /// Which temper `punctual` has in a cell.
-    pub fn temper(&self, cell: usize) -> IntGauge {
-        self.families.temper.with_label_values(&[&cell.to_string()])
+    /// Which rule `punctual` has in a cell.
+    pub fn rule(&self, cell: usize) -> IntGauge {
+        self.families.rule.with_label_values(&[&cell.to_string()])
     }
 
     /// A model was moved from a cell to another.
@@ -538,7 +538,7 @@ impl DeviceMetrics {
     /// A batch had these transfers.
     pub fn moved(&self, transfers: Transfers) {
         self.inner.hidden.inc_by(transfers.before.as_secs_f64());
-        self.inner.seen.inc_by((transfers.beside - transfers.before).as_secs_f64());
+        self.inner.seen.inc_by((transfers.overlap - transfers.before).as_secs_f64());
     }
 
     /// An execution ended then; it had been expected to end then.
@@ -682,7 +682,7 @@ mod tests {
         let metrics = Metrics::new();
         let device = metrics.device("cpu:0");
         device.executions().done(Duration::from_millis(3), Duration::from_millis(3), Duration::from_millis(5));
-        device.moved(Transfers { before: Duration::from_millis(1), beside: Duration::from_millis(3) });
+        device.moved(Transfers { before: Duration::from_millis(1), overlap: Duration::from_millis(3) });
         device.executions().done(Duration::from_millis(9), Duration::from_millis(9), Duration::from_millis(5));
         device.completed(Timestamp::from_nanos(10), Timestamp::from_nanos(4_000_000_010));
         device.loads().done(Duration::from_millis(8), Duration::from_millis(8), Duration::from_millis(8));
@@ -766,7 +766,7 @@ mod tests {
         let metrics = Metrics::new();
         metrics.model("m", 1);
         metrics.device("cpu:0");
-        metrics.temper(0);
+        metrics.rule(0);
         metrics.moved_model(0, 1);
         // Not the page: what wasn't observed yet isn't there.
         let families = metrics.registry.gather();

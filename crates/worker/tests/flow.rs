@@ -303,7 +303,7 @@ fn inputs_go_ahead_and_outputs_leave_while_another_batch_is_computed() {
     script.allow(1, 2);
     let (action, status, _) = bench.report();
     let Status::Done { started_at, ended_at, transfers } = status else { panic!("{status:?}") };
-    assert_eq!((action, transfers.before, transfers.beside.as_nanos()), (1, Duration::ZERO, 12));
+    assert_eq!((action, transfers.before, transfers.overlap.as_nanos()), (1, Duration::ZERO, 12));
     assert!(started_at <= ended_at);
     assert!(script.position("gone 1") > script.position("finish 1"), "nothing holds the weights when it is reported");
     [3, 4].into_iter().for_each(|batch| script.allow(batch, 2));
@@ -366,7 +366,7 @@ fn requests_that_are_not_one_batch_are_run_one_after_another_with_nothing_beside
     for (expected, batches) in [(1, 1), (2, 2), (3, 1)] {
         let (action, status, _) = bench.report();
         let Status::Done { started_at, ended_at, transfers } = status else { panic!("{status:?}") };
-        assert_eq!((action, transfers.beside == Duration::ZERO), (expected, batches > 1));
+        assert_eq!((action, transfers.overlap == Duration::ZERO), (expected, batches > 1));
         assert!(started_at >= ended, "P4");
         ended = ended_at;
     }

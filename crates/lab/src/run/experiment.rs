@@ -375,7 +375,7 @@ pub struct SchedulerConfig {
     pub batch_delay_ms: Option<f64>,
     /// Whether `punctual` leaves devices idle in good times.
     pub thrift: Option<bool>,
-    /// Whether `punctual` learns its temper by rehearsal.
+    /// Whether `punctual` learns its rule by rehearsal.
     pub rehearse: Option<bool>,
     /// The rate of the delay that `orloj` anticipates, per millisecond.
     pub anticipated_delay_per_ms: Option<f64>,

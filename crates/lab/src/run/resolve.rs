@@ -173,9 +173,9 @@ fn profile(config: &ModelConfig, experiment: &Experiment, folder: &Path) -> Resu
     }
     let entry = |&(batch, time): &(u32, f64)| {
         let of = |table: &[(u32, f64)]| table.iter().find(|&&(size, _)| size == batch).map(|&(_, time)| time);
-        let [median, p99, beside] = [time, of(&quantiles).unwrap_or(time), of(&transfers).unwrap_or(0.0)];
-        let [median, p99, beside] = [median, p99, beside].map(Duration::from_millis_f64);
-        BatchLatency { batch, median, p99, beside }
+        let [median, p99, overlap] = [time, of(&quantiles).unwrap_or(time), of(&transfers).unwrap_or(0.0)];
+        let [median, p99, overlap] = [median, p99, overlap].map(Duration::from_millis_f64);
+        BatchLatency { batch, median, p99, overlap }
     };
     LatencyProfile::new(table.iter().map(entry).collect(), load)
         .map_err(|error| LabError::value(format!("the latency of model {name:?}: {error}")))

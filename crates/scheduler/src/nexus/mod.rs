@@ -17,7 +17,7 @@ use crate::queue::{ModelQueue, Opening, Place, Queued};
 use crate::queues::Queues;
 use crate::table::{Marked, grown};
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
-use packing::{Demand, Share};
+use packing::{ModelLoad, Share};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, RangeInclusive};
 
@@ -42,7 +42,7 @@ struct Route {
 }
 
 #[derive(Clone, Debug, Default)]
-struct ModelEntry {
+struct NexusModel {
     /// What is planned, and where.
     planned: Vec<(DeviceId, Share)>,
     /// By device.
@@ -60,7 +60,7 @@ struct ModelEntry {
 }
 
 #[derive(Clone, Debug, Default)]
-struct DeviceEntry {
+struct NexusDevice {
     /// Models with requests here.
     waiting: BTreeSet<ModelId>,
     /// Who was served last.
@@ -69,8 +69,8 @@ struct DeviceEntry {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Nexus {
-    models: Vec<ModelEntry>,
-    devices: Vec<DeviceEntry>,
+    models: Vec<NexusModel>,
+    devices: Vec<NexusDevice>,
     /// When the next plan is due; `None` when the plan is out of date.
     plan_at: Option<Timestamp>,
     observed_since: Option<Timestamp>,
@@ -115,11 +115,11 @@ impl Nexus {
 
     fn plan(&mut self, ledger: &Ledger) {
         let wanted = self.models.iter().enumerate().filter(|(_, entry)| entry.objective > Duration::ZERO);
-        let demands: Vec<Demand<'_>> = wanted
+        let demands: Vec<ModelLoad<'_>> = wanted
             .map(|(index, entry)| {
                 let model = ModelId(index as u32);
                 let rate = if self.rates_known { entry.rate.max(LEAST_RATE) } else { 1.0 };
-                Demand { model, times: ledger.model(model).estimates.planned(), objective: entry.objective, rate }
+                ModelLoad { model, times: ledger.model(model).estimates.planned(), objective: entry.objective, rate }
             })
             .collect();
         let devices: Vec<DeviceId> = ledger.device_ids().collect();
@@ -176,7 +176,7 @@ impl Nexus {
 
     /// The models with requests on a device, the one after who was served last first.
     fn in_turn(&self, device: DeviceId) -> Vec<ModelId> {
-        let DeviceEntry { waiting, last } = &self.devices[device.index()];
+        let NexusDevice { waiting, last } = &self.devices[device.index()];
         let Some(last) = *last else { return waiting.iter().copied().collect() };
         let after = waiting.range((Bound::Excluded(last), Bound::Unbounded));
         after.chain(waiting.range(..=last)).copied().collect()
@@ -211,7 +211,7 @@ impl Policy for Nexus {
         match fact {
             Fact::ModelAdded(model) => _ = grown(&mut self.models, model.index()),
             Fact::DeviceAdded(device) => {
-                *grown(&mut self.devices, device.index()) = DeviceEntry::default();
+                *grown(&mut self.devices, device.index()) = NexusDevice::default();
                 self.plan_at = None;
             }
             Fact::DeviceLost(_) => self.plan_at = None,

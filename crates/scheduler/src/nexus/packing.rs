@@ -21,7 +21,7 @@ const MOST: f64 = 1e6;
 
 /// A model with its load.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Demand<'a> {
+pub(super) struct ModelLoad<'a> {
     pub model: ModelId,
     pub times: &'a BatchTimes,
     pub objective: Duration,
@@ -29,7 +29,7 @@ pub(super) struct Demand<'a> {
     pub rate: f64,
 }
 
-impl Demand<'_> {
+impl ModelLoad<'_> {
     /// What a batch takes, in seconds.
     fn takes(&self, batch: u32) -> f64 {
         self.times.class_for(batch).least_quantile().as_secs_f64()
@@ -64,7 +64,7 @@ pub(super) struct Share {
 }
 
 impl Share {
-    fn new(demand: &Demand<'_>, batch: u32, rate: f64) -> Self {
+    fn new(demand: &ModelLoad<'_>, batch: u32, rate: f64) -> Self {
         Self { model: demand.model, batch, most: batch, rate }
     }
 }
@@ -80,7 +80,7 @@ pub(super) struct Node {
 }
 
 /// One plan for each device, at most `devices` of them.
-pub(super) fn plan(demands: &[Demand<'_>], devices: usize) -> Vec<Node> {
+pub(super) fn plan(demands: &[ModelLoad<'_>], devices: usize) -> Vec<Node> {
     if demands.is_empty() || devices == 0 {
         return Vec::new();
     }
@@ -111,7 +111,7 @@ pub(super) fn plan(demands: &[Demand<'_>], devices: usize) -> Vec<Node> {
 }
 
 /// Makes batches as large as leaves all of them in time, the smallest first; then deals the spare time out to all shares.
-fn grow(demands: &[Demand<'_>], node: &mut Node) {
+fn grow(demands: &[ModelLoad<'_>], node: &mut Node) {
     let takes = |share: &Share, most: u32| demand_of(demands, share.model).takes(most);
     let mut cycle: f64 = node.shares.iter().map(|share| takes(share, share.most)).sum();
     let mut growing: Vec<usize> = (0..node.shares.len()).collect();
@@ -140,7 +140,7 @@ fn grow(demands: &[Demand<'_>], node: &mut Node) {
 }
 
 /// Packs all models with their rates multiplied by `scale`; stops early when more than `most` devices are needed.
-fn pack(demands: &[Demand<'_>], scale: f64, most: usize) -> Vec<Node> {
+fn pack(demands: &[ModelLoad<'_>], scale: f64, most: usize) -> Vec<Node> {
     let mut nodes = Vec::new();
     let mut residues: Vec<(usize, Node)> = Vec::new();
     for (index, demand) in demands.iter().enumerate() {
@@ -184,7 +184,7 @@ fn pack(demands: &[Demand<'_>], scale: f64, most: usize) -> Vec<Node> {
 }
 
 /// Both on one device, if there is time.
-fn merge(demands: &[Demand<'_>], one: &Node, other: &Node) -> Option<Node> {
+fn merge(demands: &[ModelLoad<'_>], one: &Node, other: &Node) -> Option<Node> {
     let duty_cycle = one.duty_cycle.min(other.duty_cycle);
     let mut shares = Vec::with_capacity(one.shares.len() + other.shares.len());
     let mut busy = 0.0;
@@ -201,7 +201,7 @@ fn merge(demands: &[Demand<'_>], one: &Node, other: &Node) -> Option<Node> {
     Some(Node { shares, duty_cycle, occupancy: busy / duty_cycle })
 }
 
-fn demand_of<'a, 'b>(demands: &'b [Demand<'a>], model: ModelId) -> &'b Demand<'a> {
+fn demand_of<'a, 'b>(demands: &'b [ModelLoad<'a>], model: ModelId) -> &'b ModelLoad<'a> {
     let index = demands.binary_search_by_key(&model, |demand| demand.model);
     &demands[index.expect("only models that are planned for are on nodes")]
 }
@@ -209,8 +209,8 @@ fn demand_of<'a, 'b>(demands: &'b [Demand<'a>], model: ModelId) -> &'b Demand<'a
 /// Where no scale fits, because too many models must share a device for any of them to have its turn in time: all have
 /// the same to do. Models with more than an average device's work are cut into pieces; each piece goes to the device
 /// with the least work, large ones first.
-fn spread(demands: &[Demand<'_>], devices: usize) -> Vec<Node> {
-    let work = |demand: &Demand<'_>| demand.rate * demand.takes(demand.saturated()) / f64::from(demand.saturated());
+fn spread(demands: &[ModelLoad<'_>], devices: usize) -> Vec<Node> {
+    let work = |demand: &ModelLoad<'_>| demand.rate * demand.takes(demand.saturated()) / f64::from(demand.saturated());
     let average = demands.iter().map(work).sum::<f64>() / devices as f64;
     let mut pieces: Vec<(f64, Share)> = Vec::new();
     for demand in demands {
@@ -245,8 +245,8 @@ mod tests {
         BatchTimes::new(&profile.unwrap(), History { size: 10, quantile: 0.99 })
     }
 
-    fn demand(model: u32, times: &BatchTimes, objective_ms: u64, rate: f64) -> Demand<'_> {
-        Demand { model: ModelId(model), times, objective: Duration::from_millis(objective_ms), rate }
+    fn demand(model: u32, times: &BatchTimes, objective_ms: u64, rate: f64) -> ModelLoad<'_> {
+        ModelLoad { model: ModelId(model), times, objective: Duration::from_millis(objective_ms), rate }
     }
 
     #[test]

@@ -261,7 +261,7 @@ impl<I: BatchItem> Executor<I> {
         // What is beside others is only of use where an order is one batch.
         let transfers = match work.began_at {
             None => {
-                Transfers { before: took.early.min(started_at.since(staged_at)), beside: took.inputs + took.outputs }
+                Transfers { before: took.early.min(started_at.since(staged_at)), overlap: took.inputs + took.outputs }
             }
             Some(_) => Transfers::default(),
         };

@@ -11,19 +11,19 @@ use base::{DeviceId, ModelId};
 use std::collections::BTreeSet;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Board<K> {
+pub(crate) struct ReadyModels<K> {
     /// By model.
     keys: Vec<Option<K>>,
     list: BTreeSet<(K, ModelId)>,
 }
 
-impl<K: Copy + Ord> Default for Board<K> {
+impl<K: Copy + Ord> Default for ReadyModels<K> {
     fn default() -> Self {
         Self { keys: Vec::new(), list: BTreeSet::new() }
     }
 }
 
-impl<K: Copy + Ord> Board<K> {
+impl<K: Copy + Ord> ReadyModels<K> {
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_device_sees_what_it_holds_and_a_model_where_it_is() {
-        let (mut board, mut queues) = (Board::<u32>::default(), Queues::default());
+        let (mut ready, mut queues) = (ReadyModels::<u32>::default(), Queues::default());
         DEVICES.iter().for_each(|&device| queues.add_device(device));
         for model in (0..2).map(ModelId) {
             queues.add_model(model);
@@ -79,15 +79,15 @@ mod tests {
         DEVICES.iter().for_each(|&device| free.insert(device));
         DEVICES.iter().for_each(|&device| queues.loaded(ModelId(0), device));
         queues.loaded(ModelId(1), DEVICES[1]);
-        board.set(ModelId(0), Some(5));
-        board.set(ModelId(1), Some(3));
-        assert_eq!(board.first(&queues, DEVICES[0]), Some((5, ModelId(0))));
-        assert_eq!(board.first(&queues, DEVICES[1]), Some((3, ModelId(1))));
-        assert_eq!(board.first_pair(&queues, &free), Some((ModelId(1), DEVICES[1])));
+        ready.set(ModelId(0), Some(5));
+        ready.set(ModelId(1), Some(3));
+        assert_eq!(ready.first(&queues, DEVICES[0]), Some((5, ModelId(0))));
+        assert_eq!(ready.first(&queues, DEVICES[1]), Some((3, ModelId(1))));
+        assert_eq!(ready.first_pair(&queues, &free), Some((ModelId(1), DEVICES[1])));
         free.remove(DEVICES[1]);
-        assert_eq!(board.first_pair(&queues, &free), Some((ModelId(0), DEVICES[0])));
-        board.set(ModelId(0), None);
-        assert_eq!((board.first(&queues, DEVICES[0]), board.first_pair(&queues, &free)), (None, None));
-        assert!(!board.is_empty());
+        assert_eq!(ready.first_pair(&queues, &free), Some((ModelId(0), DEVICES[0])));
+        ready.set(ModelId(0), None);
+        assert_eq!((ready.first(&queues, DEVICES[0]), ready.first_pair(&queues, &free)), (None, None));
+        assert!(!ready.is_empty());
     }
 }

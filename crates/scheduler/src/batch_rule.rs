@@ -1,11 +1,11 @@
-//! The tempers of `punctual`: when its batches start, and whom it gives up when not all can be met.
+//! The rules of `punctual`: when its batches start, and whom it gives up when not all can be met.
 
 use crate::uneven::Aim;
 use crate::windowed::Start;
 
 /// When batches start, and whom to give up.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Temper {
+pub(crate) struct BatchRule {
     /// From when on a batch may have a device.
     pub start: Start,
     /// Whether it may have one before, when waiting for company no longer pays and nobody else needs the device.
@@ -22,13 +22,13 @@ pub(crate) enum Keep {
     Full,
 }
 
-impl Default for Temper {
+impl Default for BatchRule {
     fn default() -> Self {
         Self::USUAL
     }
 }
 
-impl Temper {
+impl BatchRule {
     /// What `punctual` begins with, and comes back to when nothing is lost.
     pub const USUAL: Self = Self::patient(Keep::Nearly);
 
@@ -54,7 +54,7 @@ impl Temper {
     }
 
     /// Which batches are best for models whose times depend on the input. Waiting for company rarely pays there, so that they start
-    /// at once with every temper, and tempers differ in this.
+    /// at once with every rule, and rules differ in this.
     pub fn aim(self) -> Aim {
         match (self.start, self.keep) {
             (Start::AtOnce, _) => Aim::Urgent,

@@ -11,12 +11,12 @@ const MEMORY: f64 = 256.0;
 
 /// What rows take in batches that are ready early, over what they take in those that aren't: the mean over device time.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Haste {
+pub(crate) struct EarlyCost {
     seconds: f64,
     strained: f64,
 }
 
-impl Haste {
+impl EarlyCost {
     /// A batch starts that takes so long; early, each of its rows takes so many times what it takes otherwise.
     pub fn started(&mut self, expected: Duration, strain: f64) {
         let (kept, seconds) = (1.0 - 1.0 / MEMORY, expected.as_secs_f64());
@@ -36,12 +36,12 @@ mod tests {
 
     #[test]
     fn long_batches_count_for_more_and_old_ones_for_less() {
-        let mut haste = Haste::default();
-        assert_eq!(haste.strain(), 1.0, "nothing is known");
-        haste.started(Duration::from_millis(30), 1.0);
-        haste.started(Duration::from_millis(10), 3.0);
-        assert!((haste.strain() - 1.5).abs() < 0.01, "{}", haste.strain());
-        (0..2_000).for_each(|_| haste.started(Duration::from_millis(1), 2.0));
-        assert!((haste.strain() - 2.0).abs() < 0.01, "{}", haste.strain());
+        let mut cost = EarlyCost::default();
+        assert_eq!(cost.strain(), 1.0, "nothing is known");
+        cost.started(Duration::from_millis(30), 1.0);
+        cost.started(Duration::from_millis(10), 3.0);
+        assert!((cost.strain() - 1.5).abs() < 0.01, "{}", cost.strain());
+        (0..2_000).for_each(|_| cost.started(Duration::from_millis(1), 2.0));
+        assert!((cost.strain() - 2.0).abs() < 0.01, "{}", cost.strain());
     }
 }
