@@ -30,8 +30,8 @@ fn main() {
     println!("cargo:rustc-env=LAB_PROFILE={}", profile());
 }
 
-/// The name of the profile that this is built with: `PROFILE` says no more than whether it is like `release`, but what is
-/// built lies in `target/NAME/build/...`.
+/// The name of the profile that this is built with: `PROFILE` says no more than whether it is like `release`, but what
+/// is built lies in `target/NAME/build/...`.
 fn profile() -> String {
     let out = std::env::var("OUT_DIR").expect("cargo says where to put what is built");
     let folders: Vec<_> = Path::new(&out).iter().map(|folder| folder.to_string_lossy().into_owned()).collect();

@@ -6,8 +6,8 @@
 //!                  ready_at                  at                            ends_at
 //! ```
 //!
-//! The simulator's devices and those that a rehearsal imagines follow this one rule: one order at a time (P4), each in its
-//! window (P3).
+//! The simulator's devices and those that a rehearsal imagines follow this one rule: one order at a time (P4), each in
+//! its window (P3).
 
 use crate::{Duration, Timestamp, Transfers, Window};
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  file ──> Experiment ──> points x policies x seeds ──> sim::run ──> PointOutcome ──> tables, plots, claims, pages
-//!           `─────────────── run/ ──────────────────────────────────────────┘    `────── show/ ──────────┘
+//!           `──────────────────── run/ ──────────────────────────────────────────┘     `────── show/ ─────────────┘
 //! ```
 //!
 //! - **`run`** makes figures from a file: defaults, points of the sweep, searches, bounds, kept results. Every result is kept

@@ -12,7 +12,8 @@ pub(crate) enum ExecutorKind {
     Load,
 }
 
-/// Something that is due. `generation` says which generation of a device it belongs to: a device that died has forgotten it.
+/// Something that is due. `generation` says which generation of a device it belongs to: a device that died has
+/// forgotten it.
 #[derive(Debug)]
 pub(crate) enum Due {
     /// A client of the closed loop sends.

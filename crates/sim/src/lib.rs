@@ -11,9 +11,9 @@
 //! ```
 //!
 //! - **The world**: [`Setup`] and [`Traffic`] in, [`RunResult`] or a [`Violation`] out.
-//! - **[`checkers`]**: the invariants P1 to P11, each watched by an observer that knows nothing of the scheduler's insides; on
-//!   unless [`Setup::checked`] says otherwise (they take a sixth of the time). P7 is [`RunResult::fingerprint`], compared between
-//!   runs.
+//! - **[`checkers`]**: the invariants P1 to P11, each watched by an observer that knows nothing of the scheduler's
+//!   insides; on unless [`Setup::checked`] says otherwise (they take a sixth of the time). P7 is
+//!   [`RunResult::fingerprint`], compared between runs.
 //! - **[`replay`](replay())**: the events of a live server, through a scheduler once more.
 //!
 //! Experiments on it are in the crate `lab`.

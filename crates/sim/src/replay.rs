@@ -1,9 +1,9 @@
 //! Runs a recording again: the same events through a fresh scheduler, with the checkers watching.
 //!
-//! The workers are not modelled. What they did is in their reports, so the checkers see a batch start and end when its report
-//! is told; those that need the workers' own view (P4, P5, P6) are replaced by [`by_reports::ReportChecker`], which has only orders and
-//! reports to go by. What isn't checked: that every request has an outcome at the end, because a server that is stopped refuses
-//! what is queued without its scheduler.
+//! The workers are not modelled. What they did is in their reports, so the checkers see a batch start and end when its
+//! report is told; those that need the workers' own view (P4, P5, P6) are replaced by [`by_reports::ReportChecker`],
+//! which has only orders and reports to go by. What isn't checked: that every request has an outcome at the end,
+//! because a server that is stopped refuses what is queued without its scheduler.
 
 mod by_reports;
 

@@ -1,7 +1,7 @@
 //! The page of experiments: for each file its words, its plots, the paper's numbers beside ours, and its table.
 //!
-//! Every section says of which state it is. A section that wasn't asked for stays as it is on the page. The head lists which
-//! sections are of which state, and which were older than the code when the page was written.
+//! Every section says of which state it is. A section that wasn't asked for stays as it is on the page. The head lists
+//! which sections are of which state, and which were older than the code when the page was written.
 
 use crate::LabError;
 use crate::run::campaign::{Campaign, PointOutcome};

@@ -8,10 +8,11 @@
 //! cargo run --release -p lab -- throughput --once MODELS DEVICES RATE REQUESTS
 //! ```
 //!
-//! `--cells` divides what there is into N cells, each with its part of the models and devices and a thread of its own, and
-//! says how many times the requests of one cell that has everything they take. Each round measures both, in the other order
-//! than the round before: what disturbs the machine disturbs both. Two ratios are given, each the median of the rounds: of the
-//! rates that held, for which the machine must have nothing else to do, and of the processor time that a request takes.
+//! `--cells` divides what there is into N cells, each with its part of the models and devices and a thread of its own,
+//! and says how many times the requests of one cell that has everything they take. Each round measures both, in the
+//! other order than the round before: what disturbs the machine disturbs both. Two ratios are given, each the median of
+//! the rounds: of the rates that held, for which the machine must have nothing else to do, and of the processor time
+//! that a request takes.
 //!
 //! The last one is for `valgrind --tool=callgrind --toggle-collect='*measured*'`: what is collected is the scheduler's alone.
 //!
@@ -81,7 +82,8 @@ impl CellRun {
         self.inside.as_secs_f64() / self.requests.max(1) as f64
     }
 
-    /// The same without the time in which others had the core: they take it at any instant, inside of the scheduler or not.
+    /// The same without the time in which others had the core: they take it at any instant, inside of the scheduler or
+    /// not.
     fn processor_time(&self) -> f64 {
         self.each() * self.had_core
     }

@@ -1,4 +1,5 @@
-//! How well models are placed on the parts of a cluster: Symphony's experiment A.2. Its solver is behind the feature `placement`.
+//! How well models are placed on the parts of a cluster: Symphony's experiment A.2. Its solver is behind the feature
+//! `placement`.
 
 #[cfg(feature = "placement")]
 mod ways;

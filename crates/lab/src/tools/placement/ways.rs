@@ -209,8 +209,8 @@ pub(super) fn compare_all(seeds: u64, seconds: u64) -> Result<(), LabError> {
 const HEADINGS: &str =
     "| how | rate: (max - min) / avg | memory: (max - min) / avg | cost of changes | |\n|---|---|---|---|---|";
 
-/// A first placement, and one after every rate was halved, doubled or something between: a tenth of all weights may be loaded
-/// and unloaded then.
+/// A first placement, and one after every rate was halved, doubled or something between: a tenth of all weights may be
+/// loaded and unloaded then.
 fn compare_twice(seed: u64, seconds: u64) -> Result<(), String> {
     let (mut random, time) = (Random::new(seed, 0), Duration::from_secs(seconds));
     let mut problem = draw(&mut random);
