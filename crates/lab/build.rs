@@ -1,6 +1,6 @@
-//! Works out a number for everything that figures depend on: what this crate makes of a file (`src/run`, with the defaults)
-//! and all sources of every crate of ours below it. Results that were kept under another number aren't taken for today's.
-//! Measurements name the profile of the build.
+//! Works out a number for everything that figures depend on: what this crate makes of a file (`src/run`, with the
+//! defaults) and all sources of every crate of ours below it. Results that were kept under another number aren't taken
+//! for today's. Measurements name the profile of the build.
 
 #![allow(clippy::expect_used, reason = "a build that can't read its own sources should stop")]
 

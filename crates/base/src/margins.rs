@@ -18,8 +18,8 @@ use crate::Duration;
 /// What the outputs' way to the client takes, beside the gateway's net.
 const REPLY_WAY: Duration = Duration::from_micros(500);
 
-/// A request that hears nothing is given up this long before its deadline: timers fire up to a millisecond after their time, a
-/// busy machine takes its time to run the thread, and the refusal must be there by the deadline.
+/// A request that hears nothing is given up this long before its deadline: timers fire up to a millisecond after their
+/// time, a busy machine takes its time to run the thread, and the refusal must be there by the deadline.
 const GIVE_UP: Duration = Duration::from_millis(3);
 /// Of a short time, one part in so many.
 const GIVE_UP_SHARE: u64 = 20;
@@ -32,8 +32,8 @@ const PLAN_SHARE: u64 = 16;
 /// For the way of a request and of its answer, where the deadline follows from how long a request may wait.
 pub const ROUND_TRIP: Duration = Duration::from_millis(10);
 
-/// Where the next batch's transfers are to be hidden behind the one that runs, its order leaves so much earlier than they take:
-/// for its way, and because actions mostly end earlier than was planned with.
+/// Where the next batch's transfers are to be hidden behind the one that runs, its order leaves so much earlier than
+/// they take: for its way, and because actions mostly end earlier than was planned with.
 pub const ORDER_WAY: Duration = Duration::from_micros(250);
 
 /// How exactly the end of an action is known while it runs.

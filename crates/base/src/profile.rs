@@ -30,8 +30,8 @@ pub struct Transfers {
 /// The largest batch of a model that could take any, where nobody says how many it should.
 pub const USUAL_MAX_BATCH: u32 = 16;
 
-/// The batch sizes that are prepared where nobody says which: powers of two, and the largest. What lies between is filled
-/// up to the next size.
+/// The batch sizes that are prepared where nobody says which: powers of two, and the largest. What lies between is
+/// filled up to the next size.
 pub fn usual_batch_sizes(largest: u32) -> Vec<u32> {
     (0..u32::BITS).map(|power| 1u32 << power).take_while(|&size| size < largest).chain([largest]).collect()
 }

@@ -82,8 +82,8 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $help,)* }
             }
 
-            /// What a client reads whose request for this version of a model was taken and not answered: `why` is what the
-            /// engine said. `None` where whoever refuses knows more than the reason does.
+            /// What a client reads whose request for this version of a model was taken and not answered: `why` is what
+            /// the engine said. `None` where whoever refuses knows more than the reason does.
             pub fn sentence(self, $model: &str, $version: u64, $why: &str) -> Option<String> {
                 match self { $(Self::$variant => reasons!(@sentence $($sentence)?),)* }
             }
@@ -93,8 +93,8 @@ macro_rules! reasons {
     (@sentence $sentence:literal) => { Some(format!($sentence)) };
 }
 
-// The columns: the name, HTTP's status, gRPC's code, `Retry-After`; in metrics the label, the outcome, Triton's word, whether more
-// devices could have helped. Below them the meaning, and the sentence where it is fixed.
+// The columns: the name, HTTP's status, gRPC's code, `Retry-After`; in metrics the label, the outcome, Triton's word,
+// whether more devices could have helped. Below them the meaning, and the sentence where it is fixed.
 reasons! {
     |model, version, why|
 

@@ -24,7 +24,8 @@ macro_rules! data_types {
                 match name { $($name => Some(Self::$variant),)* _ => None }
             }
 
-            /// Bytes of one element; `None` for `Bytes`, whose elements are a 4-byte little-endian length and the bytes.
+            /// Bytes of one element; `None` for `Bytes`, whose elements are a 4-byte little-endian length and the
+            /// bytes.
             pub const fn size(self) -> Option<usize> {
                 match self { $(Self::$variant => $size,)* }
             }
@@ -64,8 +65,8 @@ data_types! {
 }
 
 impl DataType {
-    /// A number as one element, in the protocol's binary form; `None` where the type has no such element, and for halves other
-    /// than 0.
+    /// A number as one element, in the protocol's binary form; `None` where the type has no such element, and for
+    /// halves other than 0.
     pub fn element(self, value: f64) -> Option<Vec<u8>> {
         let whole = |least: i128, most: i128| {
             let number = value as i128;

@@ -1,7 +1,7 @@
 //! Instants and spans as whole nanoseconds in 8 bytes.
 //!
-//! `std`'s types are not used inside: its instants can't be made up (the simulator must), and its spans are 12 bytes with
-//! checked 128-bit arithmetic, which shows in a scheduler that compares millions of them a second.
+//! `std`'s types are not used inside: its instants can't be made up (the simulator must), and its spans are 12 bytes
+//! with checked 128-bit arithmetic, which shows in a scheduler that compares millions of them a second.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Div, Mul, Sub, SubAssign};

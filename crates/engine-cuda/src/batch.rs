@@ -6,9 +6,10 @@
 //!  output stream   copy 0                copy 1
 //! ```
 //!
-//! A graph's inputs and outputs have fixed addresses, which all batches of a share have in common. So inputs that arrive while another batch runs go to a slot of
-//! their own first, and are laid in by a kernel, at the device's own speed, right before the graph; large outputs leave by way of the slot, too. Where
-//! nothing runs, inputs go straight to their addresses.
+//! A graph's inputs and outputs have fixed addresses, which all batches of a share have in common. So inputs that
+//! arrive while another batch runs go to a slot of their own first, and are laid in by a kernel, at the device's own
+//! speed, right before the graph; large outputs leave by way of the slot, too. Where nothing runs, inputs go straight
+//! to their addresses.
 
 use crate::driver::{Address, DriverError, Pinned};
 use crate::engine::OnDevice;
@@ -24,9 +25,11 @@ use engine::{DeviceTimes, EngineError, Input, Inputs, Sink, Staged, TensorView};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A long input that isn't in pinned memory is copied there in pieces of this size, so that the device fetches one while the next is copied.
+/// A long input that isn't in pinned memory is copied there in pieces of this size, so that the device fetches one
+/// while the next is copied.
 const PIECE_BYTES: usize = 256 << 10;
-/// Outputs up to this size are copied out right behind the graph: they take 5 us. Larger ones leave while the next batch is computed.
+/// Outputs up to this size are copied out right behind the graph: they take 5 us. Larger ones leave while the next
+/// batch is computed.
 const SMALL_OUTPUTS: usize = 256 << 10;
 
 /// What a batch has for itself while it is under way.
@@ -109,7 +112,8 @@ impl CudaBatch {
     /// Lets the inputs, each in pieces, set out.
     ///
     /// # Safety
-    /// The pieces stay as they are until this is finished or dropped; the sizes are those of the model's graph of that number.
+    /// The pieces stay as they are until this is finished or dropped; the sizes are those of the model's graph of that
+    /// number.
     pub(crate) unsafe fn stage(
         (executor, model, on): (&Arc<CudaExecutor>, &Arc<CudaModel>, &Arc<OnDevice>),
         weights: Arc<LoadedWeights>,
@@ -162,7 +166,8 @@ impl CudaBatch {
             way.slot.set_out.record(stream)?;
         }
         for ((side, pieces), &offset) in model.sizes.inputs.iter().zip(pieces).zip(&layout.inputs) {
-            // SAFETY: the caller's promise; nobody else uses the slot, and the graphs' addresses are used in the order of their stream.
+            // SAFETY: the caller's promise; nobody else uses the slot, and the graphs' addresses are used in the order
+            // of their stream.
             unsafe { way.bring(side, pieces, offset, (*own, *prepared))? };
         }
         // SAFETY: as above.
@@ -214,7 +219,8 @@ impl CudaBatch {
                 exec.wait_for(&slot.staged)?;
                 let inputs = model.sizes.inputs.iter().zip(&layout.inputs);
                 let inputs = inputs.map(|(side, &offset)| (offset, side.bytes(side.part(*prepared, own.batch))));
-                // SAFETY: both are this device's, as large as the layout; nobody writes the slot any more, and the other is used in the order of its stream.
+                // SAFETY: both are this device's, as large as the layout; nobody writes the slot any more, and the
+                // other is used in the order of its stream.
                 unsafe { shift(fetcher, exec, &mut slot.waiting, (slot.region.address(), *buffers_at), inputs) }
             }
         }
@@ -370,10 +376,11 @@ unsafe fn shift(
 enum Way {
     /// At once, to the graphs' own addresses: nothing else is under way.
     Direct,
-    /// At once, to the slot, by the copy engine, while a graph runs. Not by a kernel: even one on a few multiprocessors doubles
-    /// the time of a kernel whose blocks fill the device exactly once.
+    /// At once, to the slot, by the copy engine, while a graph runs. Not by a kernel: even one on a few multiprocessors
+    /// doubles the time of a kernel whose blocks fill the device exactly once.
     Overlapping,
-    /// When the batch before is computed, to the graphs' own addresses: weights are being copied, and the copy engine turns to nothing else before they are there.
+    /// When the batch before is computed, to the graphs' own addresses: weights are being copied, and the copy engine
+    /// turns to nothing else before they are there.
     Late,
     /// As `Direct`; its graph is launched.
     Launched,
@@ -390,11 +397,13 @@ struct Carrier<'a> {
 }
 
 impl Carrier<'_> {
-    /// Lets the pieces of an input be fetched: from where they are if that is in the pool, otherwise by way of the slot's pinned memory, where the device
-    /// fetches the first while later ones are still being copied. What waits in the end is for the caller to let go.
+    /// Lets the pieces of an input be fetched: from where they are if that is in the pool, otherwise by way of the
+    /// slot's pinned memory, where the device fetches the first while later ones are still being copied. What waits in
+    /// the end is for the caller to let go.
     ///
     /// # Safety
-    /// The pieces stay as they are, and nobody else uses the slot, until the stream is past this; the layout fits into both buffers.
+    /// The pieces stay as they are, and nobody else uses the slot, until the stream is past this; the layout fits into
+    /// both buffers.
     unsafe fn bring(
         &mut self,
         side: &Side,
@@ -433,7 +442,8 @@ impl Carrier<'_> {
         Ok(())
     }
 
-    /// Puts bytes among those that wait: of a piece, or else those in pinned memory at the place where they belong on the device. Says how many.
+    /// Puts bytes among those that wait: of a piece, or else those in pinned memory at the place where they belong on
+    /// the device. Says how many.
     ///
     /// # Safety
     /// As for `bring`.

@@ -1,4 +1,5 @@
-//! Which kernel was the fastest for which step: measured once for each device and set of libraries, then read from a file.
+//! Which kernel was the fastest for which step: measured once for each device and set of libraries, then read from a
+//! file.
 //!
 //! ```text
 //!  candidates 4, NVIDIA H200 132x driver 13000, nvrtc 13.0, cublaslt 130100, cudnn 91400
@@ -34,7 +35,8 @@ impl Choices {
         Self { key: key.to_owned(), fastest: BTreeMap::new() }
     }
 
-    /// Those in a file; none where it isn't there, is of another device or can't be understood: they are measured again then.
+    /// Those in a file; none where it isn't there, is of another device or can't be understood: they are measured again
+    /// then.
     pub fn read(path: &Path, key: &str) -> Self {
         std::fs::read_to_string(path).ok().and_then(|text| Self::parse(&text, key)).unwrap_or_else(|| Self::new(key))
     }

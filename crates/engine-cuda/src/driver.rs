@@ -170,7 +170,8 @@ impl Pinned {
         gpu.enter()?;
         let bytes = bytes.max(1);
         let mut start: *mut c_void = null_mut();
-        // SAFETY: one pointer is written; the memory behind it is ours until it is freed, and is zeroed before anybody reads it.
+        // SAFETY: one pointer is written; the memory behind it is ours until it is freed, and is zeroed before anybody
+        // reads it.
         unsafe {
             call!(cuMemHostAlloc(&raw mut start, bytes, sys::CU_MEMHOSTALLOC_PORTABLE))?;
             start.cast::<u8>().write_bytes(0, bytes);

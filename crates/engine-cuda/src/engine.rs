@@ -19,7 +19,8 @@ use std::time::Instant;
 const NAME: &str = "cuda";
 /// Pinned memory for requests where nobody says it: 400 images of 224 by 224 in 32 bits.
 const PINNED_BYTES: usize = 256 << 20;
-/// How much of a GPU's free memory is for weights where nobody says it: the rest is for workspaces, buffers, and measuring kernels.
+/// How much of a GPU's free memory is for weights where nobody says it: the rest is for workspaces, buffers, and
+/// measuring kernels.
 const WEIGHTS_OF_FREE: f64 = 0.8;
 
 /// What may be chosen about the engine.
@@ -27,7 +28,8 @@ const WEIGHTS_OF_FREE: f64 = 0.8;
 pub struct CudaOptions {
     /// The GPUs, by number.
     pub gpus: Vec<u32>,
-    /// How each is shared, in one way or in several of equally many shares. Each share is a device for the scheduler, with a number of its own: those of the first GPU come first.
+    /// How each is shared, in one way or in several of equally many shares. Each share is a device for the scheduler,
+    /// with a number of its own: those of the first GPU come first.
     pub divisions: Vec<Vec<f64>>,
     /// Memory for weights on each device; `None`: what is there, divided by the shares.
     pub memory_bytes: Option<u64>,
@@ -42,8 +44,8 @@ pub struct CudaOptions {
 }
 
 impl Default for CudaOptions {
-    /// The first GPU, whole. TF32 is the default, as it is for convolutions in PyTorch: 32 bits everywhere but in the factors of products,
-    /// errors of some 1e-3, and several times as fast as full FP32 on everything since 2020.
+    /// The first GPU, whole. TF32 is the default, as it is for convolutions in PyTorch: 32 bits everywhere but in the
+    /// factors of products, errors of some 1e-3, and several times as fast as full FP32 on everything since 2020.
     fn default() -> Self {
         let (gpus, divisions) = (vec![0], vec![vec![1.0]]);
         let (memory_bytes, pinned_bytes) = (None, PINNED_BYTES);
@@ -143,7 +145,8 @@ impl CudaEngine {
         self.pages
     }
 
-    /// What a device is called, for instance `cuda:0`, or `cuda:0 (64 of 132)` for a share. Where shares change, they have numbers: `cuda:0 share 1`.
+    /// What a device is called, for instance `cuda:0`, or `cuda:0 (64 of 132)` for a share. Where shares change, they
+    /// have numbers: `cuda:0 share 1`.
     pub fn device_name(&self, device: u32) -> String {
         let executor = &self.executors[device as usize];
         let (partition, gpu) = (executor.partition(), executor.partition().gpu());

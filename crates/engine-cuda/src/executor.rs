@@ -15,7 +15,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Addresses of an executor, as parts of the GPU's memory: for the workspace, and for each set of inputs and outputs. Each share of a GPU takes as many, in every division, and models need the rest.
+/// Addresses of an executor, as parts of the GPU's memory: for the workspace, and for each set of inputs and outputs.
+/// Each share of a GPU takes as many, in every division, and models need the rest.
 const WORKSPACE_PART: u64 = 2;
 const BUFFERS_PART: u64 = 16;
 /// Batches under way at a time: one whose inputs come, one that is computed, one whose outputs leave.
@@ -163,7 +164,8 @@ impl CudaExecutor {
         self.returned.notify_all();
     }
 
-    /// A batch comes. Whether it is the only one that isn't computed: then the graphs' own addresses are its, until it is launched.
+    /// A batch comes. Whether it is the only one that isn't computed: then the graphs' own addresses are its, until it
+    /// is launched.
     pub(crate) fn come(&self) -> bool {
         self.ahead.fetch_add(1, Ordering::AcqRel) == 0 && !self.claimed.swap(true, Ordering::AcqRel)
     }
@@ -173,7 +175,8 @@ impl CudaExecutor {
         self.claimed.store(false, Ordering::Release);
     }
 
-    /// Waits until nobody's inputs lie at the graphs' own addresses that aren't launched: a moment, where batches come from several threads, and never where they come from one.
+    /// Waits until nobody's inputs lie at the graphs' own addresses that aren't launched: a moment, where batches come
+    /// from several threads, and never where they come from one.
     pub(crate) fn wait_for_release(&self) {
         while self.claimed.load(Ordering::Acquire) {
             std::thread::yield_now();
@@ -185,7 +188,8 @@ impl CudaExecutor {
         self.ahead.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Records a program with all its addresses: the weights' are those of the model, everything else is this executor's.
+    /// Records a program with all its addresses: the weights' are those of the model, everything else is this
+    /// executor's.
     pub(crate) fn record(
         &self,
         program: &Program,

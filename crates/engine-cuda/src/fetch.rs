@@ -1,6 +1,8 @@
-//! How inputs come to the device: a small kernel reads them out of pinned memory over the bus, many pieces with one launch.
+//! How inputs come to the device: a small kernel reads them out of pinned memory over the bus, many pieces with one
+//! launch.
 //!
-//! Not the copy engine: that one finishes what a LOAD gave it before it turns to another stream, and an input would wait for all of the weights.
+//! Not the copy engine: that one finishes what a LOAD gave it before it turns to another stream, and an input would
+//! wait for all of the weights.
 
 use crate::driver::{Address, DriverError, call};
 use crate::source::{Defines, KernelSource};
@@ -10,7 +12,8 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 const TEXT: &str = include_str!("kernels/fetch.cu");
-/// Pieces of one launch: enough for its own price (2 to 3 us) to vanish behind them, few enough for its parameters to be small.
+/// Pieces of one launch: enough for its own price (2 to 3 us) to vanish behind them, few enough for its parameters to
+/// be small.
 pub const MOST_PIECES: usize = 32;
 /// Threads in a block.
 const THREADS: usize = 256;
@@ -136,8 +139,8 @@ impl Fetcher {
     /// Lets the device fetch what waits, some time after this returns. Nothing waits then.
     ///
     /// # Safety
-    /// Each piece is in pinned memory, with whole words of 16 bytes at both of its ends, and its place on the device is there. Both stay as they are, the
-    /// first unwritten and the second untouched, until the stream has come past this.
+    /// Each piece is in pinned memory, with whole words of 16 bytes at both of its ends, and its place on the device is
+    /// there. Both stay as they are, the first unwritten and the second untouched, until the stream has come past this.
     pub unsafe fn launch(&self, stream: &CudaStream, waiting: &mut WaitingPieces) -> Result<(), DriverError> {
         // SAFETY: the caller's promise.
         unsafe { self.run(self.far, (MOST_BLOCKS, THREADS), stream, waiting) }
@@ -170,8 +173,8 @@ impl Fetcher {
             return Ok(());
         }
         let mut parameters = [(&raw mut pieces).cast::<c_void>(), (&raw mut count).cast()];
-        // SAFETY: the parameters are the kernel's, which the driver copies; pinned memory has one address for both sides; the rest is the
-        // caller's promise.
+        // SAFETY: the parameters are the kernel's, which the driver copies; pinned memory has one address for both
+        // sides; the rest is the caller's promise.
         unsafe {
             call!(cuLaunchKernel(
                 kernel.0.cast(),
@@ -269,7 +272,8 @@ mod tests {
         }
     }
 
-    /// Fetches pieces `(skipped in the host's memory, skipped on the device, bytes)` that lie behind one another, and compares everything.
+    /// Fetches pieces `(skipped in the host's memory, skipped on the device, bytes)` that lie behind one another, and
+    /// compares everything.
     fn check(layout: &[(usize, usize, usize)]) {
         let (mut from, mut to) = (0, 0);
         let mut waiting = WaitingPieces::default();

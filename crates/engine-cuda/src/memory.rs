@@ -6,8 +6,8 @@
 //!        └──────── LOAD maps a free slab there, UNLOAD gives it back ────────┘
 //! ```
 //!
-//! A model has its addresses from the moment it is prepared, so that graphs that name them stay valid while its weights come
-//! and go. Workspaces and IO buffers have theirs too and only ever grow, when a model is prepared that needs more.
+//! A model has its addresses from the moment it is prepared, so that graphs that name them stay valid while its weights
+//! come and go. Workspaces and IO buffers have theirs too and only ever grow, when a model is prepared that needs more.
 
 use crate::addresses::AddressPlan;
 use crate::driver::{Address, DriverError, Gpu, Pinned, call};
@@ -98,7 +98,8 @@ impl DeviceMemory {
         self.state().slabs.free_pages()
     }
 
-    /// Makes sure that so many pages are there beyond those that the scheduler counts: a model is measured before it knows of it.
+    /// Makes sure that so many pages are there beyond those that the scheduler counts: a model is measured before it
+    /// knows of it.
     pub fn spare(&self, pages: u32) {
         let mut state = self.state();
         let more = pages.saturating_sub(state.spare);
@@ -235,7 +236,8 @@ impl LoadedWeights {
         let mut weights = Self { place: Arc::clone(place), slab, mapped: false };
         weights.map().map_err(refused)?;
         place.memory.loads.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the target is mapped; the blob is never written again and outlives the copy, which is waited for below.
+        // SAFETY: the target is mapped; the blob is never written again and outlives the copy, which is waited for
+        // below.
         let copied = unsafe { stream.copy_in(place.address, blob.start(), bytes) };
         // Also after a failure: nothing may be under way when the slab is unmapped.
         let copied = copied.and(stream.wait());

@@ -74,7 +74,8 @@ impl Hashes {
 }
 
 impl CudaModel {
-    /// Prepares a model for every executor. Takes seconds to minutes, most of them for measuring kernels that nobody measured before.
+    /// Prepares a model for every executor. Takes seconds to minutes, most of them for measuring kernels that nobody
+    /// measured before.
     pub(crate) fn prepare(
         gpu: &Arc<Gpu>,
         executors: &[Arc<CudaExecutor>],

@@ -1,7 +1,7 @@
 //! Pinned memory into which requests are received, so that nobody has to copy their tensors for the device.
 //!
-//! One reservation, made at the start, in units that are taken and given back by single atomic operations on a bitmap: io threads take, whoever
-//! drops the last reference gives back, and nobody waits for anybody.
+//! One reservation, made at the start, in units that are taken and given back by single atomic operations on a bitmap:
+//! io threads take, whoever drops the last reference gives back, and nobody waits for anybody.
 
 use crate::driver::Pinned;
 use engine::{HostBuffer, HostMemory};
@@ -10,7 +10,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is taken is a multiple of this. Also the reason why the device may read whole words of 16 bytes at both ends of a buffer.
+/// What is taken is a multiple of this. Also the reason why the device may read whole words of 16 bytes at both ends of
+/// a buffer.
 const UNIT_BYTES: usize = 64 << 10;
 /// For fewer bytes, copying is cheaper than a unit.
 const SMALLEST_BYTES: usize = 16 << 10;
@@ -20,7 +21,8 @@ const LARGEST_PART: usize = 8;
 /// Memory that a pool hands out in parts.
 ///
 /// # Safety
-/// The bytes are there, initialised and in one place as long as the value lives, and only whoever got a part from the pool touches them.
+/// The bytes are there, initialised and in one place as long as the value lives, and only whoever got a part from the
+/// pool touches them.
 pub unsafe trait Reservation: Send + Sync + 'static {
     /// Where it begins, at a multiple of 16.
     fn start(&self) -> *mut u8;
@@ -126,7 +128,8 @@ impl<M: Reservation> Drop for Part<M> {
     }
 }
 
-/// Units by number, those that are taken with their bits set. Low numbers are taken first: what was in use a moment ago is still in the caches.
+/// Units by number, those that are taken with their bits set. Low numbers are taken first: what was in use a moment ago
+/// is still in the caches.
 struct Units {
     count: usize,
     words: Box<[AtomicU64]>,
@@ -333,8 +336,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken and given back, no two that are taken overlap, `None` is said only where there is no room, and in the end
-        /// everything is free.
+        /// Whatever is taken and given back, no two that are taken overlap, `None` is said only where there is no room,
+        /// and in the end everything is free.
         #[test]
         fn nothing_overlaps(total in 1usize..300, steps in proptest::collection::vec((1usize..150, any::<prop::sample::Index>(), any::<bool>()), 1..100)) {
             let units = Units::new(total);

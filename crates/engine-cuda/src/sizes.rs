@@ -1,8 +1,8 @@
 //! Which prepared size a batch runs in, and how its tensors are laid into that size and taken out again: pure code.
 //!
-//! A graph is for one batch and one length (of sequences, say). Fewer rows than the batch leave the rest of it as it was: no
-//! row looks at another. Shorter sequences are filled up with zeros, which is right only where a mask says what counts; a
-//! model without one runs in exactly the lengths that were prepared.
+//! A graph is for one batch and one length (of sequences, say). Fewer rows than the batch leave the rest of it as it
+//! was: no row looks at another. Shorter sequences are filled up with zeros, which is right only where a mask says what
+//! counts; a model without one runs in exactly the lengths that were prepared.
 
 use base::{DataType, ModelSignature, TensorSpec};
 
@@ -76,7 +76,8 @@ impl Side {
         Size { batch: if rows_come_first { rows } else { size.batch }, ..size }
     }
 
-    /// Lays a tensor of one size into the memory of a larger one. Fewer rows are the first ones; a shorter length is filled up with zeros.
+    /// Lays a tensor of one size into the memory of a larger one. Fewer rows are the first ones; a shorter length is
+    /// filled up with zeros.
     pub fn lay_in(&self, from: &[u8], small: Size, into: &mut [u8], large: Size) {
         let large = self.part(large, small.batch);
         if small == large {
@@ -106,8 +107,8 @@ impl Side {
     }
 }
 
-/// Every stretch of a row-major tensor that lies as well in one that is larger in some dimensions: where it begins in the small one,
-/// where in the large one, and its length, in bytes.
+/// Every stretch of a row-major tensor that lies as well in one that is larger in some dimensions: where it begins in
+/// the small one, where in the large one, and its length, in bytes.
 fn runs(small: &[usize], large: &[usize], element_bytes: usize, mut run: impl FnMut(usize, usize, usize)) {
     // From the last dimension that differs on, a stretch is whole.
     let split = small.iter().zip(large).rposition(|(small, large)| small != large).unwrap_or(0);
@@ -127,7 +128,8 @@ fn runs(small: &[usize], large: &[usize], element_bytes: usize, mut run: impl Fn
     }
 }
 
-/// What the outputs' dimensions are, from what they are in each of some sizes. `dims` has, by size, those of each output.
+/// What the outputs' dimensions are, from what they are in each of some sizes. `dims` has, by size, those of each
+/// output.
 pub fn output_extents(sizes: &[Size], dims: &[Vec<Vec<usize>>], batched: bool) -> Result<Vec<Vec<Extent>>, String> {
     let extent = |output: usize, axis: usize| {
         let all = || sizes.iter().zip(dims).map(|(size, dims)| (*size, dims[output][axis]));

@@ -1,9 +1,10 @@
-//! Which physical memory is free: a count of pages that the scheduler can rely on, since only loads and unloads change it.
+//! Which physical memory is free: a count of pages that the scheduler can rely on, since only loads and unloads change
+//! it.
 //!
-//! The driver's price for mapping is by piece, not by byte (on an H200: 30 us for access and 20 us for unmapping, 2 MB or
-//! 500 MB alike), so that a model's weights are one piece, a slab. A model that comes where another of its size went takes
-//! that one's slab; otherwise slabs that nobody uses are given back to the driver and one of the right size is made of them.
-//! No page is lost to fragments: pages of different slabs needn't be neighbours.
+//! The driver's price for mapping is by piece, not by byte (on an H200: 30 us for access and 20 us for unmapping, 2 MB
+//! or 500 MB alike), so that a model's weights are one piece, a slab. A model that comes where another of its size went
+//! takes that one's slab; otherwise slabs that nobody uses are given back to the driver and one of the right size is
+//! made of them. No page is lost to fragments: pages of different slabs needn't be neighbours.
 
 use std::collections::BTreeMap;
 

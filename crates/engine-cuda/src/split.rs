@@ -1,7 +1,7 @@
 //! Which share gets how many multiprocessors: pure arithmetic.
 
-/// How many of a device's parts (16 of 8 multiprocessors on an H200) each share gets. Every share gets at least one; what rounding
-/// leaves over goes to those who lost most by it, so that shares that add up to 1 take all parts.
+/// How many of a device's parts (16 of 8 multiprocessors on an H200) each share gets. Every share gets at least one;
+/// what rounding leaves over goes to those who lost most by it, so that shares that add up to 1 take all parts.
 pub fn split(parts: u32, shares: &[f64]) -> Result<Vec<u32>, String> {
     let sum: f64 = shares.iter().sum();
     if shares.is_empty() || shares.iter().any(|share| !(*share > 0.0 && *share <= 1.0)) {
@@ -64,7 +64,8 @@ mod tests {
     }
 
     proptest! {
-        /// Nobody gets nothing, nothing is given twice, and nobody is off by more than one part unless small ones had to be raised.
+        /// Nobody gets nothing, nothing is given twice, and nobody is off by more than one part unless small ones had
+        /// to be raised.
         #[test]
         fn shares_are_kept(weights in proptest::collection::vec(1u32..100, 1..8), used in 1u32..=100) {
             let sum: u32 = weights.iter().sum();

@@ -10,8 +10,8 @@ use std::sync::Arc;
 /// Whose blocks are scheduled first where several streams have some.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
-    /// Inputs: few blocks, which mostly wait for the bus. Behind others they would wait for all of a graph, whose kernels always have blocks waiting, since each is set up
-    /// while the one before runs.
+    /// Inputs: few blocks, which mostly wait for the bus. Behind others they would wait for all of a graph, whose
+    /// kernels always have blocks waiting, since each is set up while the one before runs.
     First,
     /// Graphs.
     Second,
@@ -76,7 +76,8 @@ impl CudaStream {
     /// Copies from the device into pinned memory, some time after this returns.
     ///
     /// # Safety
-    /// `from` holds `bytes`, which are at most those of `to`; nobody reads or frees it until the stream has come past this.
+    /// `from` holds `bytes`, which are at most those of `to`; nobody reads or frees it until the stream has come past
+    /// this.
     pub unsafe fn copy_out(&self, to: &Pinned, offset: usize, from: Address, bytes: usize) -> Result<(), DriverError> {
         assert!(offset + bytes <= to.len(), "copies stay inside their buffer");
         // SAFETY: inside the buffer by the assertion; the rest is the caller's promise.
@@ -187,7 +188,8 @@ impl CudaGraph {
         // SAFETY: ends what was begun; one handle is written.
         let ended = unsafe { call!(cuStreamEndCapture(stream.raw, &raw mut graph)) };
         let recorded = enqueued.and_then(|()| ended.map_err(E::from)).and_then(|()| {
-            // SAFETY: the graph is whole, and nobody else has it; the executable one is uploaded so that the first launch is like the others.
+            // SAFETY: the graph is whole, and nobody else has it; the executable one is uploaded so that the first
+            // launch is like the others.
             unsafe {
                 let made = Self { raw: instantiate(graph)? };
                 call!(cuGraphUpload(made.raw, stream.raw))?;
@@ -228,8 +230,8 @@ pub unsafe fn instantiate(graph: sys::CUgraph) -> Result<sys::CUgraphExec, Drive
 /// Our kernels, by the names of their functions. They wait for the kernel before them by themselves.
 const OURS: [&CStr; 4] = [c"tile", c"step", c"attention", c"fetch"];
 
-/// Lets no library's kernel begin before the kernel before it is done. Some of cuDNN's allow an early beginning and don't wait for their input then, which goes well until other
-/// work on the device makes the kernel before take longer.
+/// Lets no library's kernel begin before the kernel before it is done. Some of cuDNN's allow an early beginning and
+/// don't wait for their input then, which goes well until other work on the device makes the kernel before take longer.
 ///
 /// # Safety
 /// The graph is whole, and nobody else has it.

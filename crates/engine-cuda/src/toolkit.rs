@@ -1,4 +1,5 @@
-//! NVIDIA's libraries, found at run time, so that everything builds and starts on a machine without a GPU; and the compiler of our own kernels, with its cache.
+//! NVIDIA's libraries, found at run time, so that everything builds and starts on a machine without a GPU; and the
+//! compiler of our own kernels, with its cache.
 
 use crate::choices::Choices;
 use crate::program::Engine;
@@ -85,7 +86,8 @@ fn check_nvrtc(call: &'static str, status: nvrtc::nvrtcResult) -> Result<(), Cud
     Err(CudaError::Call { call, status: format!("{status:?}") })
 }
 
-/// Which of the libraries isn't there, if one isn't. To be asked before anything else: the bindings panic at the first call into a library that is missing.
+/// Which of the libraries isn't there, if one isn't. To be asked before anything else: the bindings panic at the first
+/// call into a library that is missing.
 pub fn missing() -> Option<CudaError> {
     // SAFETY: each only tries to open a library and closes it again.
     unsafe {
@@ -182,14 +184,15 @@ pub struct Toolkit {
     dnn_more: Mutex<Vec<dnn::cudnnHandle_t>>,
 }
 
-// SAFETY: cuBLASLt's handle may be used from any thread; cuDNN's are used by one thread at a time: each by its own while engines are made, and all under one lock
-// (`Convolution::enqueue`) when they are enqueued.
+// SAFETY: cuBLASLt's handle may be used from any thread; cuDNN's are used by one thread at a time: each by its own
+// while engines are made, and all under one lock (`Convolution::enqueue`) when they are enqueued.
 unsafe impl Send for Toolkit {}
 // SAFETY: as above.
 unsafe impl Sync for Toolkit {}
 
 impl Toolkit {
-    /// Opens everything for the device whose context is current on this thread. What is compiled and measured is kept in the folder `cache`.
+    /// Opens everything for the device whose context is current on this thread. What is compiled and measured is kept
+    /// in the folder `cache`.
     pub fn open(cache: &Path) -> Result<Self, CudaError> {
         if let Some(error) = missing() {
             return Err(error);
@@ -413,7 +416,8 @@ fn compile(text: &str, options: &[String]) -> Result<Vec<u8>, CudaError> {
 fn load(cubin: &[u8], entry: &str) -> Result<Kernel, CudaError> {
     let entry = CString::new(entry).expect("no zero bytes");
     let (mut library, mut kernel) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the code is a whole cubin, which the driver copies; the library is kept for the life of the process, as its kernels may be in graphs.
+    // SAFETY: the code is a whole cubin, which the driver copies; the library is kept for the life of the process, as
+    // its kernels may be in graphs.
     unsafe {
         let code = cubin.as_ptr().cast();
         let loaded =

@@ -4,10 +4,10 @@ use crate::Attempt;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// Quantiles of what was measured, in microseconds.
-pub(crate) struct Quantiles(Vec<f64>);
+/// SpanQuantiles of what was measured, in microseconds.
+pub(crate) struct SpanQuantiles(Vec<f64>);
 
-impl Quantiles {
+impl SpanQuantiles {
     pub(crate) fn of(mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
         Self(times)
@@ -33,7 +33,7 @@ impl Quantiles {
     }
 }
 
-impl std::fmt::Display for Quantiles {
+impl std::fmt::Display for SpanQuantiles {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ratio = |quantile| self.at(quantile) / self.at(0.5);
         write!(
@@ -50,8 +50,8 @@ impl std::fmt::Display for Quantiles {
 
 /// The same runs by the device's clock and by ours.
 pub(crate) struct Clocks {
-    pub(crate) device: Quantiles,
-    pub(crate) wall: Quantiles,
+    pub(crate) device: SpanQuantiles,
+    pub(crate) wall: SpanQuantiles,
 }
 
 impl Clocks {
@@ -71,8 +71,8 @@ pub(crate) fn micros(start: Instant) -> f64 {
 }
 
 /// What some repetitions of something took that measures itself.
-pub(crate) fn repeat(count: usize, mut work: impl FnMut() -> Attempt<f64>) -> Attempt<Quantiles> {
-    (0..count).map(|_| work()).collect::<Attempt<Vec<f64>>>().map(Quantiles::of)
+pub(crate) fn repeat(count: usize, mut work: impl FnMut() -> Attempt<f64>) -> Attempt<SpanQuantiles> {
+    (0..count).map(|_| work()).collect::<Attempt<Vec<f64>>>().map(SpanQuantiles::of)
 }
 
 #[cfg(test)]
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn quantiles_are_those_of_the_sorted_times() {
-        let times = Quantiles::of((1..=100).rev().map(f64::from).collect());
+        let times = SpanQuantiles::of((1..=100).rev().map(f64::from).collect());
         assert_eq!((times.at(0.0), times.at(0.5), times.at(0.99), times.at(1.0)), (1.0, 51.0, 100.0, 100.0));
         assert_eq!(times.json()["p99_us"], 100.0);
     }

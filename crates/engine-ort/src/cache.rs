@@ -5,9 +5,9 @@
 //!  0                                4096                           next multiple of 4096
 //! ```
 //!
-//! A file is written under another name, brought to disk, and renamed, so it is there either whole or not at all; what is
-//! broken nevertheless is noticed by its checksum, removed, and made again. The time of change is that of the last use:
-//! whatever nobody used for a month goes when something new is kept.
+//! A file is written under another name, brought to disk, and renamed, so it is there either whole or not at all; what
+//! is broken nevertheless is noticed by its checksum, removed, and made again. The time of change is that of the last
+//! use: whatever nobody used for a month goes when something new is kept.
 
 use crate::block::Block;
 use memmap2::Mmap;

@@ -97,8 +97,8 @@ impl OrtLoaded {
 
     fn run(&mut self, options: *const sys::OrtRunOptions) -> Result<(), RuntimeError> {
         let session = self.session.as_ref().expect("there until it is dropped");
-        // SAFETY: the options are null or never freed; names and values are live and as many as is said; outputs are null, so the runtime makes them. No other
-        // thread can use this session, since `self` is borrowed mutably.
+        // SAFETY: the options are null or never freed; names and values are live and as many as is said; outputs are
+        // null, so the runtime makes them. No other thread can use this session, since `self` is borrowed mutably.
         let status = unsafe {
             (self.runtime.api.Run)(
                 session.raw,
@@ -207,8 +207,8 @@ fn emit(
 ) -> Result<(), RuntimeError> {
     let mut element = 0_i32;
     let (mut dims, mut rank) = (ptr::null(), 0);
-    // SAFETY: the value is live and the out-pointers are valid (the element is a number as far as the runtime is concerned:
-    // a newer one may know types that the enum doesn't); the shape belongs to the value.
+    // SAFETY: the value is live and the out-pointers are valid (the element is a number as far as the runtime is
+    // concerned: a newer one may know types that the enum doesn't); the shape belongs to the value.
     let shape: &[i64] = unsafe {
         let describe = runtime.api.GetTensorElementTypeAndShapeDataReference;
         runtime.check(describe(value.raw, (&raw mut element).cast(), &mut dims, &mut rank))?;

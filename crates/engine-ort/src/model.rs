@@ -15,8 +15,8 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Sessions of models up to this size (a page of device memory) are kept after an unload and taken up by the next load:
-/// they hold next to nothing, and making one takes 20 to 50 us for each node of the graph. What larger ones hold, packed
-/// weights above all, an unload must free.
+/// they hold next to nothing, and making one takes 20 to 50 us for each node of the graph. What larger ones hold,
+/// packed weights above all, an unload must free.
 const MAX_PARKED_BYTES: u64 = 2 << 20;
 /// How many sessions of one model are kept.
 const MAX_PARKED: usize = 8;
@@ -54,8 +54,8 @@ impl SessionSource {
 }
 
 impl OrtModel {
-    /// Makes the model of a file's bytes, or finds it in the cache. What the file holds by now doesn't matter, and the files
-    /// in its folder must hold what they held before: the cache's name for the result was made from both.
+    /// Makes the model of a file's bytes, or finds it in the cache. What the file holds by now doesn't matter, and the
+    /// files in its folder must hold what they held before: the cache's name for the result was made from both.
     pub(crate) fn prepare(
         runtime: &'static Runtime,
         file: &Path,
@@ -134,7 +134,8 @@ impl OrtModel {
         if !self.packs {
             return self;
         }
-        // What a session packs isn't looked at again until the next load: lying in the cache's file, it needn't stay in memory.
+        // What a session packs isn't looked at again until the next load: lying in the cache's file, it needn't stay in
+        // memory.
         let mapped = cache::read(path).and_then(|optimised| Self::split(runtime, optimised).ok());
         mapped.unwrap_or(self)
     }
@@ -173,8 +174,8 @@ fn supply(
     let mut values = Vec::with_capacity(places.len());
     for (weight, place) in weights.list.iter().zip(places) {
         let data = &optimised.block[place..place + weight.length];
-        // SAFETY: the block is never written to again and lives in the same `OrtModel` as values, options and sessions, and
-        // is dropped after them (sessions in use hold the model).
+        // SAFETY: the block is never written to again and lives in the same `OrtModel` as values, options and sessions,
+        // and is dropped after them (sessions in use hold the model).
         unsafe {
             let value = SessionTensor::over(runtime, data.as_ptr(), data.len(), &weight.dims, weight.element)?;
             options.supply(&weight.name, &value)?;

@@ -15,8 +15,8 @@ use tempfile::TempDir;
 /// Of a file that can't be read as a model.
 pub(crate) const NOT_ONNX: &str = "it is not an ONNX model, or only a part of one: export or copy it again";
 
-/// Optimises a file's bytes. `None`: it is a good model, but its optimised form can't be written anywhere or can't be taken
-/// apart.
+/// Optimises a file's bytes. `None`: it is a good model, but its optimised form can't be written anywhere or can't be
+/// taken apart.
 pub(crate) fn optimise(
     runtime: &'static Runtime,
     file: &Path,

@@ -27,7 +27,8 @@ pub(crate) struct Runtime {
     pub(crate) build: &'static str,
 }
 
-// SAFETY: the pointers are to objects that the runtime documents as safe to use from any thread, and that are never freed.
+// SAFETY: the pointers are to objects that the runtime documents as safe to use from any thread, and that are never
+// freed.
 unsafe impl Send for Runtime {}
 // SAFETY: as above; nothing here is changed after it was made.
 unsafe impl Sync for Runtime {}
@@ -37,8 +38,8 @@ unsafe impl Sync for Runtime {}
 pub(crate) struct RuntimeError(pub(crate) String);
 
 impl Runtime {
-    /// The process's runtime; the first call loads the library of that path, with that many threads for an execution; later
-    /// calls ignore both.
+    /// The process's runtime; the first call loads the library of that path, with that many threads for an execution;
+    /// later calls ignore both.
     pub(crate) fn get(path: &Path, threads: u16) -> Result<&'static Self, EngineError> {
         static LOADED: Mutex<Option<&'static Runtime>> = Mutex::new(None);
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,8 +85,8 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// One arena for what all sessions compute with, so that a session that was just made finds memory that is warm: with
-    /// an arena each, MobileNetV2's first execution takes 35 % longer than the next ones.
+    /// One arena for what all sessions compute with, so that a session that was just made finds memory that is warm:
+    /// with an arena each, MobileNetV2's first execution takes 35 % longer than the next ones.
     fn share_workspace(&self) -> Result<(), RuntimeError> {
         let mut config = ptr::null_mut();
         let mut info = ptr::null_mut();
@@ -125,7 +126,8 @@ fn check(api: &sys::OrtApi, status: sys::OrtStatusPtr) -> Result<(), RuntimeErro
     if status.0.is_null() {
         return Ok(());
     }
-    // SAFETY: a status that isn't null is ours, its message is a C string that lives as long as it, and it is freed once.
+    // SAFETY: a status that isn't null is ours, its message is a C string that lives as long as it, and it is freed
+    // once.
     let message = unsafe {
         let message = CStr::from_ptr((api.GetErrorMessage)(status.0)).to_string_lossy().into_owned();
         (api.ReleaseStatus)(status.0);

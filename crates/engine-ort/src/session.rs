@@ -111,8 +111,8 @@ impl SessionTensor {
     /// A tensor over somebody else's memory.
     ///
     /// # Safety
-    /// `length` bytes at `data` must be readable while the value lives, must be what `dims` and `element` say, and nobody
-    /// may write to them.
+    /// `length` bytes at `data` must be readable while the value lives, must be what `dims` and `element` say, and
+    /// nobody may write to them.
     pub(crate) unsafe fn over(
         runtime: &'static Runtime,
         data: *const u8,
@@ -121,8 +121,8 @@ impl SessionTensor {
         element: sys::ONNXTensorElementDataType,
     ) -> Result<Self, RuntimeError> {
         let mut raw = ptr::null_mut();
-        // SAFETY: the caller answers for the memory; the dimensions are copied. Inputs and weights are never written to,
-        // although the parameter isn't const.
+        // SAFETY: the caller answers for the memory; the dimensions are copied. Inputs and weights are never written
+        // to, although the parameter isn't const.
         let status = unsafe {
             let data = data.cast_mut().cast();
             let create = runtime.api.CreateTensorWithDataAsOrtValue;

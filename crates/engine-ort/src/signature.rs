@@ -122,8 +122,8 @@ unsafe fn port(
     let mut tensor = ptr::null();
     let mut element = 0_i32;
     let mut rank = 0;
-    // SAFETY: the tensor's description belongs to `info`; all out-pointers are valid, and the element is a number as far as
-    // the runtime is concerned (a newer one may know types that the enum doesn't).
+    // SAFETY: the tensor's description belongs to `info`; all out-pointers are valid, and the element is a number as
+    // far as the runtime is concerned (a newer one may know types that the enum doesn't).
     unsafe {
         runtime.check((api.CastTypeInfoToTensorInfo)(info, &mut tensor))?;
         if tensor.is_null() {

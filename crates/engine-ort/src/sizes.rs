@@ -1,9 +1,9 @@
 //! Notices executions that are much larger than a model's usual ones, whose memory should not be kept.
 //!
-//! Sessions share one arena, which keeps what it once took, so that executions find memory that is warm. For a model that
-//! leaves dimensions open, a single huge request would so take memory for ever. The executions that this file points out
-//! are asked to give back what lies unused when they end; they take a little longer, since the next ones find the memory
-//! cold, but with a size that comes often they stop: then it is the usual one.
+//! Sessions share one arena, which keeps what it once took, so that executions find memory that is warm. For a model
+//! that leaves dimensions open, a single huge request would so take memory for ever. The executions that this file
+//! points out are asked to give back what lies unused when they end; they take a little longer, since the next ones
+//! find the memory cold, but with a size that comes often they stop: then it is the usual one.
 //!
 //! ```text
 //!  size    1  1  1  50  1  1  1  1       50 50 50 50 50 50  ...  1  1  1  ...  1  1

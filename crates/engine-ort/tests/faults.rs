@@ -1,4 +1,5 @@
-//! Files that are no models, caches that are broken, disks that are full, inputs that don't fit: sentences, never a panic.
+//! Files that are no models, caches that are broken, disks that are full, inputs that don't fit: sentences, never a
+//! panic.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -134,8 +135,8 @@ fn files_that_can_not_be_written_to_their_end_are_done_without() {
     assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0, "nothing is left behind");
 }
 
-/// The same on a disk of 1 MB that is really full, with room for temporary files elsewhere and without, where the system
-/// allows name spaces.
+/// The same on a disk of 1 MB that is really full, with room for temporary files elsewhere and without, where the
+/// system allows name spaces.
 #[test]
 fn a_full_disk_is_done_without() {
     if !Command::new("unshare").args(["-rm", "true"]).status().is_ok_and(|status| status.success()) {

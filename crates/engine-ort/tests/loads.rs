@@ -1,4 +1,5 @@
-//! Models come and go many times, on more than one device, from more than one thread, and equal ones share their weights.
+//! Models come and go many times, on more than one device, from more than one thread, and equal ones share their
+//! weights.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;

@@ -12,8 +12,9 @@ use std::time::Instant;
 /// How long before its end a sleep becomes a wait that keeps the core: what a system may be late in waking a thread.
 const SPIN: std::time::Duration = std::time::Duration::from_micros(100);
 
-/// See the module. A model takes one FP32 input `input` of shape `[-1, width]` and gives one output `output` of the same
-/// shape, all zeros. A batch takes the profile's median for the next supported batch size; where the profile has transfers, they overlap with other batches.
+/// See the module. A model takes one FP32 input `input` of shape `[-1, width]` and gives one output `output` of the
+/// same shape, all zeros. A batch takes the profile's median for the next supported batch size; where the profile has
+/// transfers, they overlap with other batches.
 #[derive(Clone, Debug)]
 pub struct EmulatedEngine {
     width: u32,

@@ -21,8 +21,8 @@ struct FileState {
 }
 
 impl FileHashes {
-    /// Hash of a plain file's content: of as much as there is when it begins, since a file may grow, and devices and pipes
-    /// may never end.
+    /// Hash of a plain file's content: of as much as there is when it begins, since a file may grow, and devices and
+    /// pipes may never end.
     pub fn of(&self, file: &Path) -> io::Result<blake3::Hash> {
         let about = fs::metadata(file)?;
         if !about.is_file() {

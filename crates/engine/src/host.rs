@@ -4,8 +4,8 @@ use std::fmt;
 
 /// A supply of such memory. Shared by all threads that receive requests; none of them ever waits for it.
 pub trait HostMemory: Send + Sync + fmt::Debug {
-    /// Room for so many bytes. `None` if there is none left, or where it doesn't pay: any other memory does as well, the engine copies
-    /// out of it.
+    /// Room for so many bytes. `None` if there is none left, or where it doesn't pay: any other memory does as well,
+    /// the engine copies out of it.
     fn take(&self, bytes: usize) -> Option<HostBuffer>;
 }
 

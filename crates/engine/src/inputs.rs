@@ -6,7 +6,8 @@ use bytes::Bytes;
 
 /// The inputs of a batch, in the signature's order: the rows of all its requests, behind one another.
 pub trait Inputs {
-    /// For engines that compute where the inputs are: calls `compute` with each in one piece. Brings rows together that are apart.
+    /// For engines that compute where the inputs are: calls `compute` with each in one piece. Brings rows together that
+    /// are apart.
     fn in_one_piece(&mut self, compute: &mut Compute<'_>) -> Result<(), EngineError>;
 
     /// For engines that bring them to a device: each in the pieces that requests came with.

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! `prepare` may take seconds and is done off the hot path; everything that can be done ahead is done there and its
-//! result is kept on disk. `load` must be short and predictable. `stage` is the one way to run a batch; [`execute`] waits for
-//! it, and [`at_once`] makes it of a model that computes on the thread that asks.
+//! result is kept on disk. `load` must be short and predictable. `stage` is the one way to run a batch; [`execute`]
+//! waits for it, and [`at_once`] makes it of a model that computes on the thread that asks.
 
 mod at_once;
 mod emulated;
@@ -39,8 +39,8 @@ pub trait Engine: Send + Sync {
     /// memory and in the cache folder.
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError>;
 
-    /// Switches to another prepared division of the GPU; an engine starts with the first. Running batches finish in the old
-    /// shares, later ones run in the new shares, and weights stay where they are: it takes no time.
+    /// Switches to another prepared division of the GPU; an engine starts with the first. Running batches finish in the
+    /// old shares, later ones run in the new shares, and weights stay where they are: it takes no time.
     fn divide(&self, _division: usize) {}
 
     /// Memory from which its devices read inputs by themselves, if it has some: requests are best received there.
@@ -62,7 +62,8 @@ pub struct ModelSource {
     pub max_batch: Option<u32>,
     /// For engines that prepare each batch size: those that will be executed, ascending. Empty leaves it to the engine.
     pub batch_sizes: Vec<u32>,
-    /// For engines that prepare each shape: the dimensions of inputs where the configuration narrows them, without the batch.
+    /// For engines that prepare each shape: the dimensions of inputs where the configuration narrows them, without the
+    /// batch.
     pub shapes: BTreeMap<String, Vec<i64>>,
     /// For engines that prepare each shape: what dimensions that are still open will be. Empty leaves it to the engine.
     pub lengths: Vec<u32>,
@@ -89,7 +90,8 @@ pub trait Prepared: Send + Sync {
     /// What its weights take on a device.
     fn weight_bytes(&self) -> u64;
 
-    /// Copies the weights onto a device. Blocks until they are there, unless [`Loaded::there_at`] says when they will be.
+    /// Copies the weights onto a device. Blocks until they are there, unless [`Loaded::there_at`] says when they will
+    /// be.
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError>;
 
     /// The same for measurements: batches are computed as in that division, whichever there is ([`Engine::divide`]).
@@ -103,8 +105,8 @@ pub trait Loaded: Send {
     /// From when on the weights are there, where the engine only says so instead of waiting for them.
     fn there_at(&self) -> Option<Instant>;
 
-    /// Begins to bring the inputs of a batch to the device, while that computes others. A few batches may be staged at a time; they are started in
-    /// the order in which they were staged.
+    /// Begins to bring the inputs of a batch to the device, while that computes others. A few batches may be staged at
+    /// a time; they are started in the order in which they were staged.
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError>;
 }
 

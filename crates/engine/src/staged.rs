@@ -1,4 +1,5 @@
-//! A batch on its way through a device. Transfers overlap with the computing of others: the inputs of one go to the device while the one before is computed.
+//! A batch on its way through a device. Transfers overlap with the computing of others: the inputs of one go to the
+//! device while the one before is computed.
 //!
 //! ```text
 //!              stage          start               is_computed        has_arrived   finish
@@ -26,12 +27,14 @@ pub struct DeviceTimes {
     pub early: Duration,
 }
 
-/// A batch whose inputs are on their way to the device or there. Dropping it breaks it off, and waits until the device is done with it.
+/// A batch whose inputs are on their way to the device or there. Dropping it breaks it off, and waits until the device
+/// is done with it.
 pub trait Staged: Send {
     /// Whether `start` computes the batch on the thread that calls it. Nothing else is under way on the device then.
     fn blocks(&self) -> bool;
 
-    /// Lets the device compute it, after everything that was started before. Called once, with the inputs that it was staged with.
+    /// Lets the device compute it, after everything that was started before. Called once, with the inputs that it was
+    /// staged with.
     fn start(&mut self, inputs: &mut dyn Inputs) -> Result<(), EngineError>;
 
     /// Whether it is computed, so that the next one may start. Doesn't wait.

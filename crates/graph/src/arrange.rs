@@ -1,7 +1,8 @@
 //! Gives every value its place and strides, and makes the steps.
 //!
-//! Transposes, slices, expansions and most reshapes are only other strides on the same memory. A concatenation is a buffer
-//! of which its parts are slices, written there by whoever makes them. Images lie with their channels closest together.
+//! Transposes, slices, expansions and most reshapes are only other strides on the same memory. A concatenation is a
+//! buffer of which its parts are slices, written there by whoever makes them. Images lie with their channels closest
+//! together.
 
 mod emit;
 mod layout;
@@ -201,7 +202,8 @@ impl Arrangement<'_> {
         output
     }
 
-    /// The weights of a convolution. Where every channel has a kernel of its own, channels are closest together, as they are in the image.
+    /// The weights of a convolution. Where every channel has a kernel of its own, channels are closest together, as
+    /// they are in the image.
     fn filter(&mut self, value: ValueId) -> Tensor {
         let constant = self.graph.known(value).is_some() && self.stored[value].is_none();
         if constant && self.options.layout == ImageLayout::ChannelsLast && self.graph.dims(value)[1] == 1 {

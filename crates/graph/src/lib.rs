@@ -6,8 +6,8 @@
 //!                    lower ──> fuse ──> arrange (places, strides, steps)
 //! ```
 //!
-//! Nothing here knows of a device. A plan says what is to be computed, on which memory and in which order; equal models and
-//! equal options give equal plans. [`plan`] is the contract with those who execute it.
+//! Nothing here knows of a device. A plan says what is to be computed, on which memory and in which order; equal models
+//! and equal options give equal plans. [`plan`] is the contract with those who execute it.
 
 mod arrange;
 pub mod array;

@@ -1,7 +1,7 @@
 //! Where buffers lie in the workspace: those that are needed at the same time never overlap.
 //!
-//! Largest first, each at the lowest place that is free from its first use to its last. That is within a few percent of the best for
-//! networks, and it is deterministic.
+//! Largest first, each at the lowest place that is free from its first use to its last. That is within a few percent of
+//! the best for networks, and it is deterministic.
 
 use crate::weights::ALIGNMENT;
 

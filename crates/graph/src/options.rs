@@ -16,8 +16,8 @@ pub struct Options {
     pub layout: ImageLayout,
     /// Whether neighbouring operators become one step. Off in tests, which compare.
     pub fuse: bool,
-    /// Whether convolutions and products may read the model's inputs as they are and write its outputs in their own types,
-    /// instead of a copy before and behind: for kernels that can.
+    /// Whether convolutions and products may read the model's inputs as they are and write its outputs in their own
+    /// types, instead of a copy before and behind: for kernels that can.
     pub convert_in_steps: bool,
     /// Whether the parts of a concatenation are written where they belong by those who make them.
     pub concat_in_place: bool,

@@ -1,7 +1,7 @@
 //! What a plan is made of: tensors with fixed places, and steps that read and write them.
 //!
-//! A plan is for one batch size (and one value of each other symbolic dimension) and one precision. Everything is known:
-//! shapes, strides, where each tensor lies. Who executes it decides only how.
+//! A plan is for one batch size (and one value of each other symbolic dimension) and one precision. Everything is
+//! known: shapes, strides, where each tensor lies. Who executes it decides only how.
 //!
 //! ```text
 //!  Input(i) ──Copy──> Workspace ──Conv──> Workspace ── … ──Gemm──> Workspace ──Copy──> Output(i)
@@ -82,8 +82,8 @@ pub enum TensorPlace {
 
 /// A strided view of memory. Broadcast dimensions have stride 0.
 ///
-/// Dimensions are always in ONNX's order (an image is batch, channel, row, column); how it lies in memory is said by the
-/// strides alone: with channels last the channel's stride is 1.
+/// Dimensions are always in ONNX's order (an image is batch, channel, row, column); how it lies in memory is said by
+/// the strides alone: with channels last the channel's stride is 1.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Tensor {
     /// What its elements are. Bools are bytes, 0 or 1.
@@ -195,7 +195,8 @@ pub struct Gemm {
     pub activation: Activation,
 }
 
-/// `softmax(scale * query @ key^T + mask) @ value`, for each batch and head. Rows whose scores are all minus infinity are 0.
+/// `softmax(scale * query @ key^T + mask) @ value`, for each batch and head. Rows whose scores are all minus infinity
+/// are 0.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Attention {
     /// `[batch, heads, length, width]`
@@ -252,7 +253,8 @@ pub enum ReduceKind {
     Product,
     /// The sum of the squares.
     SumOfSquares,
-    /// The root of the sum of the squares. The sum itself is more than a half can hold where the root isn't (SSD300's features).
+    /// The root of the sum of the squares. The sum itself is more than a half can hold where the root isn't (SSD300's
+    /// features).
     Norm,
     /// The sum of the absolute values.
     SumOfAbsolutes,
@@ -358,8 +360,8 @@ pub struct Gather {
     pub elements: bool,
 }
 
-/// Copies element by element between equal dimensions, converting the type. Transposes, slices, concatenation, expansion:
-/// all of them are strides.
+/// Copies element by element between equal dimensions, converting the type. Transposes, slices, concatenation,
+/// expansion: all of them are strides.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Copy {
     /// From.

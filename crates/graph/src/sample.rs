@@ -178,7 +178,8 @@ pub(crate) fn mobile() -> Vec<u8> {
     net.bytes(&["y"])
 }
 
-/// The stem and a strided block of a network from TensorFlow: padding is an operator, more behind the image than in front of it.
+/// The stem and a strided block of a network from TensorFlow: padding is an operator, more behind the image than in
+/// front of it.
 pub(crate) fn strided() -> Vec<u8> {
     let mut net = SampleModel::new("x", 1, &[0, 3, 8, 8]);
     net.scalar("zero", 0.0);

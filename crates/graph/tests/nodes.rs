@@ -1,6 +1,8 @@
-//! The node tests of ONNX itself: what is computed as it should be, and what is refused and why, is a list in `nodes.txt`.
+//! The node tests of ONNX itself: what is computed as it should be, and what is refused and why, is a list in
+//! `nodes.txt`.
 //!
-//! `scripts/onnx-node-cases.py` writes them to `.cache/onnx-nodes`; `make test` calls it. After a change, `UPDATE_EXPECT=1 cargo nextest run -p graph --test nodes` writes the list anew, for you to read.
+//! `scripts/onnx-node-cases.py` writes them to `.cache/onnx-nodes`; `make test` calls it. After a change,
+//! `UPDATE_EXPECT=1 cargo nextest run -p graph --test nodes` writes the list anew, for you to read.
 
 use expect_test::expect_file;
 use graph::array::Array;

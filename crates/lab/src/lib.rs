@@ -5,14 +5,15 @@
 //!           `──────────────────── run/ ──────────────────────────────────────────┘     `────── show/ ─────────────┘
 //! ```
 //!
-//! - **`run`** makes figures from a file: defaults, points of the sweep, searches, bounds, kept results. Every result is kept
-//!   with a number for these sources and for all crates of ours below this one, and is only taken while that is the same.
+//! - **`run`** makes figures from a file: defaults, points of the sweep, searches, bounds, kept results. Every result
+//!   is kept with a number for these sources and for all crates of ours below this one, and is only taken while that is
+//!   the same.
 //! - **`show`** makes something to read from figures; no figure depends on it.
 //! - **[`simulate`]**: the flags of `punctual simulate`, and what it prints.
 //! - **[`worlds`]** and [`oracle`]: worlds drawn from one number each, in which promises are tested.
 //!
-//! The program of this crate, `cargo run --release -p lab -- --help`, runs experiments without the rest of the server, and
-//! measures the scheduler.
+//! The program of this crate, `cargo run --release -p lab -- --help`, runs experiments without the rest of the server,
+//! and measures the scheduler.
 //!
 //! A search checks the invariants for the first seed of each rate that it tries at full length, and in no other run.
 //!

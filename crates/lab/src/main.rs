@@ -18,7 +18,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Tool {
-    /// `punctual simulate` without the rest of the server: builds in a fraction of the time, for whoever works on policies.
+    /// `punctual simulate` without the rest of the server: builds in a fraction of the time, for whoever works on
+    /// policies.
     Simulate(Box<lab::simulate::SimulateArgs>),
     /// How many requests a second the scheduler takes on one core, and how that grows with cells.
     Throughput(throughput::ThroughputArgs),

@@ -104,8 +104,8 @@ impl CalmWorld {
         self.alpha * u64::from(batch) + self.beta
     }
 
-    /// What the devices can do if batches follow each other evenly (Symphony, section 3.3): with N devices for a model, the
-    /// largest batch with `l(b) <= slo * N / (N + 1)`. Each model has its part of the devices.
+    /// What the devices can do if batches follow each other evenly (Symphony, section 3.3): with N devices for a model,
+    /// the largest batch with `l(b) <= slo * N / (N + 1)`. Each model has its part of the devices.
     pub fn peak(&self) -> f64 {
         let devices = (f64::from(self.devices) / f64::from(self.models)).max(1.0);
         let within = self.slo.mul_f64(devices / (devices + 1.0));

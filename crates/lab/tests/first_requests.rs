@@ -1,5 +1,5 @@
-//! Whom `punctual` gives up, without rehearsals: nobody for a larger batch where small ones keep up, as `eager`; first requests where they don't, as
-//! `deferred`.
+//! Whom `punctual` gives up, without rehearsals: nobody for a larger batch where small ones keep up, as `eager`; first
+//! requests where they don't, as `deferred`.
 
 #![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
 

@@ -1,4 +1,5 @@
-//! Random worlds with random faults: no invariant is ever broken, everything ends, and the same seed gives the same run.
+//! Random worlds with random faults: no invariant is ever broken, everything ends, and the same seed gives the same
+//! run.
 //!
 //! A world is one number (`lab::worlds`). `cargo run --release -p lab -- worlds 10000` tries thousands of others,
 //! `... world SEED` shows one.
@@ -12,9 +13,11 @@ use std::collections::BTreeSet;
 /// So many are tried each time.
 const WORLDS: u64 = 400;
 
-/// Worlds in which something was broken once: among them a window inside out (90), a rehearsal that never ended (164), batch work that was forgotten with a device (238), a kind
-/// of devices that was slower than the one planned with (502092), inputs that nobody sent (503098), a size slower than a larger one (505539), a load refused for ever (503098),
-/// the inputs that a whole batch would hold counted for a request of three rows (1000708), an overdue device asked in the place of an idle one (1004019).
+/// Worlds in which something was broken once: among them a window inside out (90), a rehearsal that never ended (164),
+/// batch work that was forgotten with a device (238), a kind of devices that was slower than the one planned with
+/// (502092), inputs that nobody sent (503098), a size slower than a larger one (505539), a load refused for ever
+/// (503098), the inputs that a whole batch would hold counted for a request of three rows (1000708), an overdue device
+/// asked in the place of an idle one (1004019).
 const REGRESSIONS: &[u64] = &[
     3, 5, 10, 11, 15, 16, 28, 49, 53, 55, 71, 78, 79, 87, 90, 97, 99, 109, 164, 173, 182, 190, 195, 199, 208, 219, 225,
     229, 238, 280, 283, 305, 308, 356, 372, 501310, 502075, 502092, 502131, 503098, 504746, 505539, 506730, 901727,

@@ -5,7 +5,8 @@
 use lab::simulate::{SimulateOptions, simulate};
 use serde_json::Value;
 
-/// Which part of the requests is in time, and how busy the device is, for each policy: batches of eight take 3 ms, of which `beside` may run beside others.
+/// Which part of the requests is in time, and how busy the device is, for each policy: batches of eight take 3 ms, of
+/// which `beside` may run beside others.
 fn run(overlap: f64, rate: u32) -> Vec<(String, f64)> {
     let folder = tempfile::tempdir().unwrap();
     let table = format!(

@@ -61,7 +61,8 @@ fn who_plans_with_distributions_meets_more_deadlines() {
     }
 }
 
-/// A model that turns out to be static is served exactly as one of which that was known: not one figure differs, for no policy.
+/// A model that turns out to be static is served exactly as one of which that was known: not one figure differs, for no
+/// policy.
 #[test]
 fn measurements_that_agree_change_nothing() {
     let world = |times: &str| {

@@ -1,7 +1,7 @@
 //! ONNX files: the messages of the format, as far as somebody reads them.
 //!
-//! Field numbers are those of the format; what isn't declared is skipped. A file that is decoded from [`Bytes`] isn't copied: weights inside
-//! it stay where they are.
+//! Field numbers are those of the format; what isn't declared is skipped. A file that is decoded from [`Bytes`] isn't
+//! copied: weights inside it stay where they are.
 #![allow(
     missing_docs,
     reason = "fields are called as in the format, or nearly so; its own documentation says what they mean"

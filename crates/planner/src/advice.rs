@@ -1,7 +1,8 @@
 //! Are there enough devices? From the share of requests that ended badly and the share of time that devices idle.
 //!
-//! Symphony, section 3.5. A scheduler with a flat top loses `r = (o - p)/o` of an offered load `o` above the peak `p`, and
-//! leaves devices idle for `f = (p - o)/p` of the time below it. So the two say how many of `N` devices are missing or spare:
+//! Symphony, section 3.5. A scheduler with a flat top loses `r = (o - p)/o` of an offered load `o` above the peak `p`,
+//! and leaves devices idle for `f = (p - o)/p` of the time below it. So the two say how many of `N` devices are missing
+//! or spare:
 //!
 //! ```text
 //!  bad rate r above the threshold:   add    ceil(N r / (1 - r))
@@ -12,11 +13,12 @@
 //!
 //! 1. **A change starts the window anew.** What was counted with another number of devices says nothing about this one;
 //!    without this rule one overload would be answered by every sample that still remembers it.
-//! 2. **Adding is quick, removing is slow.** Adding looks at the last `settle` (10 s), removing at a whole window (60 s).
+//! 2. **Adding is quick, removing is slow.** Adding looks at the last `settle` (10 s), removing at a whole window (60
+//!    s).
 //! 3. **A band.** Devices are removed when more than twice the reserve idles, and then so many that the reserve stays.
-//! 4. **Idle time at which requests were lost isn't spare.** Schedulers that wait for larger batches are at their limit while
-//!    devices idle. The idle fraction of the last overload is added to the reserve, and forgotten by half every hour: a
-//!    step down that was one too many isn't tried again soon.
+//! 4. **Idle time at which requests were lost isn't spare.** Schedulers that wait for larger batches are at their limit
+//!    while devices idle. The idle fraction of the last overload is added to the reserve, and forgotten by half every
+//!    hour: a step down that was one too many isn't tried again soon.
 
 use base::{Duration, Timestamp};
 use std::collections::VecDeque;
@@ -24,11 +26,11 @@ use std::fmt;
 
 /// So many snapshots are kept of a window; closer ones replace each other (P9).
 const SNAPSHOTS: u64 = 64;
-/// A bad rate above this counts as this: when nothing succeeds, `r / (1 - r)` says nothing, and ten times as many devices is
-/// as far as one step should go.
+/// A bad rate above this counts as this: when nothing succeeds, `r / (1 - r)` says nothing, and ten times as many
+/// devices is as far as one step should go.
 const HIGHEST_BAD_RATE: f64 = 0.9;
-/// More than this is never kept idle because of what was lost once: a burst isn't the rule. Policies that wait for larger
-/// batches were seen to be at their limit with 3 to 30 % idle.
+/// More than this is never kept idle because of what was lost once: a burst isn't the rule. Policies that wait for
+/// larger batches were seen to be at their limit with 3 to 30 % idle.
 const HIGHEST_RESERVE: f64 = 0.4;
 
 /// When to say what.
@@ -176,8 +178,8 @@ struct Snapshot {
 
 /// Looks at samples through a sliding window, and advises.
 ///
-/// Call [`observe`](Self::observe) about every second, and [`advise`](Self::advise) whenever somebody wants to know. Equal
-/// samples give equal advice.
+/// Call [`observe`](Self::observe) about every second, and [`advise`](Self::advise) whenever somebody wants to know.
+/// Equal samples give equal advice.
 #[derive(Clone, Debug)]
 pub struct Advisor {
     config: AdvisorConfig,
@@ -208,7 +210,8 @@ impl Advisor {
         self.keep(Snapshot { at: now, ended, bad, busy });
         let losing = self.is_overloaded(&self.look(self.config.settle));
         if losing {
-            // The lowest of one overload, and not much of the time around it, in which devices idle as they do without it.
+            // The lowest of one overload, and not much of the time around it, in which devices idle as they do without
+            // it.
             let idle = self.look(self.config.settle / 2).idle_fraction;
             let before = self.lost_at_idle.filter(|_| self.losing).map_or(1.0, |(idle, _)| idle);
             self.lost_at_idle = Some((before.min(idle), now));
@@ -334,8 +337,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A cluster that loses and idles as section 3.5 wants it, except that it is at its limit when `limit` of the devices'
-    /// time is used.
+    /// A cluster that loses and idles as section 3.5 wants it, except that it is at its limit when `limit` of the
+    /// devices' time is used.
     struct TestCluster {
         now: Timestamp,
         totals: (f64, f64, f64),

@@ -1,20 +1,24 @@
 //! Which model should go to another cell? From the device time that models ask for and the device time that cells have.
 //!
-//! A cell is a part of a server with devices and models of its own. Nobody knows how popular a model will be when it comes, so that two hot ones may meet
-//! in one cell, which loses requests while its neighbour idles. What a model asks for is measured:
+//! A cell is a part of a server with devices and models of its own. Nobody knows how popular a model will be when it
+//! comes, so that two hot ones may meet in one cell, which loses requests while its neighbour idles. What a model asks
+//! for is measured:
 //!
 //! ```text
 //!  asked = requests a second x device time for a request      refused ones included, smoothed
 //!  load of a cell = what its models ask for / its devices     above 1 it can't keep up
 //! ```
 //!
-//! A move costs a load of weights and all that the old cell has learnt of the model, so that it must pay and must last. Four rules see to that:
+//! A move costs a load of weights and all that the old cell has learnt of the model, so that it must pay and must last.
+//! Four rules see to that:
 //!
 //! 1. **Only a cell that is short gives models away:** one that loses requests, or that is asked for most of its time.
-//! 2. **A move pays.** The fuller of the two cells is less full after it, by a tenth at least. As no cell gets as full as the first was, a load that doesn't
-//!    change is spread out in a bounded number of moves, and the fullest of all cells never gets fuller.
+//! 2. **A move pays.** The fuller of the two cells is less full after it, by a tenth at least. As no cell gets as full
+//!    as the first was, a load that doesn't change is spread out in a bounded number of moves, and the fullest of all
+//!    cells never gets fuller.
 //! 3. **A model that was moved rests** for some minutes, whatever comes: it doesn't follow each turn of the load.
-//! 4. **A model only goes where it fits:** a device can hold it, and memory isn't wanted more times over there than it was here, or suffices for all.
+//! 4. **A model only goes where it fits:** a device can hold it, and memory isn't wanted more times over there than it
+//!    was here, or suffices for all.
 
 use base::{Duration, Timestamp};
 use std::collections::BTreeMap;
@@ -181,8 +185,8 @@ impl WatchedModel {
 
 /// Watches what models ask for, and says which of them should move.
 ///
-/// Call [`observe`](Self::observe) every few seconds, [`choose`](Self::choose) after it, and [`moved`](Self::moved) when the model is where it should be. Equal
-/// observations give equal moves.
+/// Call [`observe`](Self::observe) every few seconds, [`choose`](Self::choose) after it, and [`moved`](Self::moved)
+/// when the model is where it should be. Equal observations give equal moves.
 #[derive(Clone, Debug)]
 pub struct Balancer<K> {
     config: MoveConfig,
@@ -315,7 +319,8 @@ fn best_move(config: &MoveConfig, rooms: &[Room], models: &[Asking]) -> Option<C
     short.into_iter().find_map(|from| best_from(config, &cells, models, from))
 }
 
-/// Of all moves from a cell that pay, the one that leaves the fuller of the two cells emptiest; of several the one with the least to load.
+/// Of all moves from a cell that pay, the one that leaves the fuller of the two cells emptiest; of several the one with
+/// the least to load.
 fn best_from(config: &MoveConfig, cells: &[Sums], models: &[Asking], from: usize) -> Option<Choice> {
     let here = (0..models.len()).filter(|&model| models[model].cell == from && !models[model].rests);
     let moves = here.flat_map(|model| (0..cells.len()).filter_map(move |to| weigh(cells, models, model, to)));

@@ -1,7 +1,7 @@
 //! What recording costs the thread that drives: `valgrind --tool=callgrind --toggle-collect='*record_one*' .../cost`.
 //!
-//! Each request is submitted, executed alone and finished: two events and two commands. Callgrind's count divided by the number
-//! of requests that is printed is what one costs.
+//! Each request is submitted, executed alone and finished: two events and two commands. Callgrind's count divided by
+//! the number of requests that is printed is what one costs.
 
 use base::{ActionId, ApplicationId, DeviceId, Duration, ModelId, RequestId, Timestamp, Transfers, Window};
 use recording::{Ending, Header, Limits, Recorder};

@@ -7,9 +7,9 @@
 //!  step:    nanoseconds since the step before (varint)  event (postcard)  check (2)
 //! ```
 //!
-//! Numbers are little-endian; varints and structures are [postcard's](https://postcard.jamesmunns.com). A step's check is a
-//! part of the fingerprint of all commands so far, so that a replay sees at which step it departs; the last step has none if
-//! the scheduler didn't come back from it.
+//! Numbers are little-endian; varints and structures are [postcard's](https://postcard.jamesmunns.com). A step's check
+//! is a part of the fingerprint of all commands so far, so that a replay sees at which step it departs; the last step
+//! has none if the scheduler didn't come back from it.
 
 use base::{Duration, Timestamp};
 use scheduler::{Config, Fingerprint};
@@ -122,8 +122,8 @@ pub(crate) fn block_head(kind: BlockKind, payload: &[u8]) -> [u8; BLOCK_HEAD] {
     head
 }
 
-/// What of a fingerprint stands behind each step. The fingerprint runs on: a difference that these two bytes don't show at one
-/// step, they show at the next.
+/// What of a fingerprint stands behind each step. The fingerprint runs on: a difference that these two bytes don't show
+/// at one step, they show at the next.
 pub fn check(fingerprint: Fingerprint) -> u16 {
     let value = fingerprint.value();
     (value ^ value >> 16 ^ value >> 32 ^ value >> 48) as u16

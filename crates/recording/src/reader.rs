@@ -116,8 +116,8 @@ impl<R: Read> Recording<R> {
         &self.header
     }
 
-    /// How the recording ended, once all steps were read; `None` if the file doesn't say: its server was killed, or still
-    /// runs, or the file was cut.
+    /// How the recording ended, once all steps were read; `None` if the file doesn't say: its server was killed, or
+    /// still runs, or the file was cut.
     pub fn end(&self) -> Option<End> {
         self.end
     }

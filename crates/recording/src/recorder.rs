@@ -67,8 +67,8 @@ struct Writer {
 }
 
 impl Recorder {
-    /// Records into a file. One that is there is kept beside it, as `FILE.1`: a server that is started anew after an incident
-    /// must not write over what led to it.
+    /// Records into a file. One that is there is kept beside it, as `FILE.1`: a server that is started anew after an
+    /// incident must not write over what led to it.
     pub fn create(path: &Path, header: &Header, limits: Limits) -> io::Result<Self> {
         if path.exists() {
             std::fs::rename(path, kept(path))?;
@@ -133,7 +133,8 @@ impl Recorder {
         }
     }
 
-    /// Ends the recording and waits for the file, within reason. What the scheduler was told last is in it, whether it came back or not.
+    /// Ends the recording and waits for the file, within reason. What the scheduler was told last is in it, whether it
+    /// came back or not.
     pub fn end(&mut self, ending: Ending) {
         let patience = Instant::now() + PATIENCE;
         while self.writer.as_ref().is_some_and(|writer| writer.chunks.is_full()) && Instant::now() < patience {

@@ -103,7 +103,8 @@ impl Scheduler {
         };
         let times = device.map_or(entry.estimates.planned(), |device| self.ledger.times(request.model, device));
         let class = times.class_for(request.rows);
-        // Behind others of its model it only makes their batch larger; what it takes beyond the average stays its own risk.
+        // Behind others of its model it only makes their batch larger; what it takes beyond the average stays its own
+        // risk.
         let risk = class.least_quantile() - class.busy_mean();
         let earliest_at = start_at + self.added_to(times, request) + risk;
         if earliest_at > request.deadline_at {
@@ -112,7 +113,8 @@ impl Scheduler {
         Ok(device)
     }
 
-    /// When the first of a model's devices would have done so many rows behind what was ordered; `None` where it has none, or too many to look at.
+    /// When the first of a model's devices would have done so many rows behind what was ordered; `None` where it has
+    /// none, or too many to look at.
     fn first_done(&self, model: &Model, rows: u32) -> Option<Timestamp> {
         if model.residency.len() > PROBES {
             return None;
@@ -135,7 +137,8 @@ impl Scheduler {
         times.time_for(queued + u64::from(request.rows)) - times.time_for(queued)
     }
 
-    /// Of a few of the devices that hold a model, the one where a request could be done first behind what is due before it, and when it could start there.
+    /// Of a few of the devices that hold a model, the one where a request could be done first behind what is due before
+    /// it, and when it could start there.
     fn least_busy(&self, model: &Model, rows: u32, deadline_at: Timestamp) -> (DeviceId, Timestamp) {
         let count = model.residency.len();
         let first = if count <= PROBES { 0 } else { self.sequence as usize * PROBES % count };

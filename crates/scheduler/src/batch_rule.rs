@@ -16,7 +16,8 @@ pub(crate) struct BatchRule {
 /// Which requests are kept when the first one leaves time for a small batch only.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Keep {
-    /// Those from which on the batch is nearly as efficient as the target size, or as efficient as devices need to keep up.
+    /// Those from which on the batch is nearly as efficient as the target size, or as efficient as devices need to keep
+    /// up.
     Nearly,
     /// Those that make the largest full batch; the others stay, and may still be served (Clockwork's way).
     Full,
@@ -32,8 +33,9 @@ impl BatchRule {
     /// What `punctual` begins with, and comes back to when nothing is lost.
     pub const USUAL: Self = Self::patient(Keep::Nearly);
 
-    /// What `punctual` may become. None keeps first requests whatever that costs: where devices keep up with small batches `Nearly` keeps
-    /// them too, and elsewhere that ends in losing half of all (docs/notes/003-when-a-batch-starts.md).
+    /// What `punctual` may become. None keeps first requests whatever that costs: where devices keep up with small
+    /// batches `Nearly` keeps them too, and elsewhere that ends in losing half of all
+    /// (docs/notes/003-when-a-batch-starts.md).
     pub const CHOICE: [Self; 8] = [
         Self::USUAL,
         Self::with(Start::AtOnce, Keep::Nearly),
@@ -53,8 +55,8 @@ impl BatchRule {
         Self { start: Start::Late, patient: true, keep }
     }
 
-    /// Which batches are best for models whose times depend on the input. Waiting for company rarely pays there, so that they start
-    /// at once with every rule, and rules differ in this.
+    /// Which batches are best for models whose times depend on the input. Waiting for company rarely pays there, so
+    /// that they start at once with every rule, and rules differ in this.
     pub fn aim(self) -> Aim {
         match (self.start, self.keep) {
             (Start::AtOnce, _) => Aim::Urgent,

@@ -1,5 +1,6 @@
-//! What will this batch take? Mean, median and a quantile for each batch size of one model on one class of devices: as the last batches
-//! took (`Rolling`), seeded with the profile, or, where times depend on the input, as the distribution of its requests says (`Spread`).
+//! What will this batch take? Mean, median and a quantile for each batch size of one model on one class of devices: as
+//! the last batches took (`Rolling`), seeded with the profile, or, where times depend on the input, as the distribution
+//! of its requests says (`Spread`).
 
 use crate::rolling::{History, Rolling, Statistics, averaged};
 use base::{Duration, LatencyProfile, Timestamp};
@@ -9,8 +10,9 @@ use base::{Duration, LatencyProfile, Timestamp};
 pub(crate) struct Class {
     /// Rows.
     pub batch: u32,
-    /// Whether a row takes less time in it than in every smaller size that pays. A batch is filled up to this size only then: on one
-    /// CPU thread, say, a convolution net gains nothing from batching, and waiting for company would be for nothing.
+    /// Whether a row takes less time in it than in every smaller size that pays. A batch is filled up to this size only
+    /// then: on one CPU thread, say, a convolution net gains nothing from batching, and waiting for company would be
+    /// for nothing.
     pub pays: bool,
     takes: Statistics,
     /// The least quantile of this size and the larger ones: rows fit into larger ones too.
@@ -20,8 +22,8 @@ pub(crate) struct Class {
 }
 
 impl Class {
-    /// What to plan with for so many rows: the configured quantile, with its transfers, of this size or of a larger one that takes less. Measured times
-    /// needn't ascend with the size; these do.
+    /// What to plan with for so many rows: the configured quantile, with its transfers, of this size or of a larger one
+    /// that takes less. Measured times needn't ascend with the size; these do.
     pub fn least_quantile(&self) -> Duration {
         self.least_quantile
     }
@@ -67,7 +69,8 @@ enum Source {
         /// No size comes back towards its seed before.
         stale_at: Timestamp,
     },
-    /// From the distribution of single requests, of which the quickest take so long alone. Single batches change nothing.
+    /// From the distribution of single requests, of which the quickest take so long alone. Single batches change
+    /// nothing.
     Distributed { soonest: Duration },
 }
 
@@ -98,7 +101,8 @@ impl BatchTimes {
         times
     }
 
-    /// The same sizes, as the distribution of single requests says: what each size takes and whether it pays, and what the quickest requests take alone.
+    /// The same sizes, as the distribution of single requests says: what each size takes and whether it pays, and what
+    /// the quickest requests take alone.
     pub fn distributed(&self, sizes: &[(Statistics, bool)], soonest: Duration) -> Self {
         let mut times = Self { classes: self.classes.clone(), source: Source::Distributed { soonest } };
         times.take_over(sizes);
@@ -171,8 +175,8 @@ impl BatchTimes {
         matches!(self.source, Source::Distributed { .. })
     }
 
-    /// What it takes to execute so many queued rows, in batches of the sizes that pay: full ones of the largest, and the
-    /// rest between the sizes that it lies between.
+    /// What it takes to execute so many queued rows, in batches of the sizes that pay: full ones of the largest, and
+    /// the rest between the sizes that it lies between.
     pub fn time_for(&self, rows: u64) -> Duration {
         let largest = self.classes.iter().rev().find(|class| class.pays).expect("the smallest size pays");
         let full = rows / u64::from(largest.batch);
@@ -267,7 +271,8 @@ impl BatchTimes {
     /// Works out which sizes pay, and the least quantiles, when one of them was measured.
     fn compare_sizes(&mut self) {
         self.note_least();
-        // Of those that pay: where sizes lie close together each gains little over the one before, and all of them much.
+        // Of those that pay: where sizes lie close together each gains little over the one before, and all of them
+        // much.
         let mut best = Duration::MAX;
         for class in &mut self.classes {
             let per_row = class.busy_median() / u64::from(class.batch);

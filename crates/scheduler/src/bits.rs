@@ -1,5 +1,6 @@
-//! Sets of small numbers, of devices mostly: which are free, which hold a model. Words of 64 bits, and a bit above for each
-//! word that isn't empty, so that the least number in one set, or in two at once, is found in a few steps whatever their size.
+//! Sets of small numbers, of devices mostly: which are free, which hold a model. Words of 64 bits, and a bit above for
+//! each word that isn't empty, so that the least number in one set, or in two at once, is found in a few steps whatever
+//! their size.
 
 use base::DeviceId;
 

@@ -1,6 +1,6 @@
-//! Clipper's adaptive and delayed batching: each model has a largest batch size, which grows a little with every full batch
-//! that met the objective and shrinks by a tenth with every batch that didn't. A batch that isn't full waits a little for
-//! company. Models are served in the order of their oldest requests.
+//! Clipper's adaptive and delayed batching: each model has a largest batch size, which grows a little with every full
+//! batch that met the objective and shrinks by a tenth with every batch that didn't. A batch that isn't full waits a
+//! little for company. Models are served in the order of their oldest requests.
 //!
 //! Nothing is planned: deadlines matter only after the fact, and to requests whose time has run out, which are dropped.
 
@@ -12,8 +12,8 @@ use crate::table::{Marked, grown};
 use base::{ActionId, DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How much a full batch that was in time adds to the largest size: at first, and once a batch was late. The paper leaves it
-/// open. Every probe for more costs a late batch, so that small steps make fewer.
+/// How much a full batch that was in time adds to the largest size: at first, and once a batch was late. The paper
+/// leaves it open. Every probe for more costs a late batch, so that small steps make fewer.
 const FIRST_INCREASE: f64 = 1.0;
 const INCREASE: f64 = 0.2;
 /// What is left of the largest size after a batch that was late.

@@ -2,9 +2,9 @@
 //!
 //! The paper keeps one strategy for each request and batch size in one queue, ordered by required start, and walks it,
 //! skipping what isn't loaded, too big, too small or too late. For one model and one start only one strategy survives
-//! those rules: `ModelQueue::candidate`. So each device keeps its loaded models in the order of that strategy's required
-//! start, and asks the first one only. The start moves on, which changes the strategy, but only ever to a later required
-//! start: what the list holds is a lower bound, and is corrected when the model comes to the front.
+//! those rules: `ModelQueue::candidate`. So each device keeps its loaded models in the order of that strategy's
+//! required start, and asks the first one only. The start moves on, which changes the strategy, but only ever to a
+//! later required start: what the list holds is a lower bound, and is corrected when the model comes to the front.
 
 use crate::policy::{Batch, Fact, Policy, View};
 use crate::queue::{Opening, Queued};
@@ -24,7 +24,8 @@ struct ClockworkModel {
 struct ClockworkDevice {
     /// Loaded models with urgent requests, by a lower bound of their required start.
     candidates: BTreeSet<(Timestamp, ModelId)>,
-    /// Models with urgent requests none of which is in time here, as long as the device isn't free earlier than planned.
+    /// Models with urgent requests none of which is in time here, as long as the device isn't free earlier than
+    /// planned.
     parked: Vec<ModelId>,
 }
 

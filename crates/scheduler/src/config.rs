@@ -2,15 +2,15 @@
 
 use base::Duration;
 
-/// The settings of a scheduler. [`Config::default`] is what `punctual serve` and `punctual simulate` run with unless they
-/// are told otherwise; this is the one place where those values are written.
+/// The settings of a scheduler. [`Config::default`] is what `punctual serve` and `punctual simulate` run with unless
+/// they are told otherwise; this is the one place where those values are written.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Config {
     /// Which batching policy decides.
     pub policy: PolicyKind,
-    /// How much work each executor is given ahead (Clockwork, appendix B: 5 ms). It hides the way from the report of one
-    /// action to the order of the next; where that way is a function call, less is better, because what was ordered
+    /// How much work each executor is given ahead (Clockwork, appendix B: 5 ms). It hides the way from the report of
+    /// one action to the order of the next; where that way is a function call, less is better, because what was ordered
     /// can't be batched any more.
     pub schedule_ahead: Duration,
     /// How many past measurements an estimate looks at (Clockwork, section 5.3: 10, of which the 99th percentile is the
@@ -29,17 +29,17 @@ pub struct Config {
     pub gather: Gather,
     /// How long `timeout` lets a batch grow, as a part of its first request's objective.
     pub timeout: f64,
-    /// Whether `punctual` leaves devices idle in good times, as `deferred` does, for larger batches later: then the time that
-    /// devices are idle says how many of them aren't needed. Otherwise whoever asks is answered as soon as waiting for
-    /// company doesn't pay.
+    /// Whether `punctual` leaves devices idle in good times, as `deferred` does, for larger batches later: then the
+    /// time that devices are idle says how many of them aren't needed. Otherwise whoever asks is answered as soon as
+    /// waiting for company doesn't pay.
     pub thrift: bool,
-    /// Whether `punctual` finds out by rehearsal when batches should start and whom to give up. Otherwise it keeps the rule that is
-    /// good for most.
+    /// Whether `punctual` finds out by rehearsal when batches should start and whom to give up. Otherwise it keeps the
+    /// rule that is good for most.
     pub rehearse: bool,
     /// How long `clipper` lets a batch wait for company when it could be larger.
     pub batch_delay: Duration,
-    /// The rate of the delay that `orloj` expects a request to have if it isn't taken now, per millisecond (Orloj, section 4.4:
-    /// 1e-4).
+    /// The rate of the delay that `orloj` expects a request to have if it isn't taken now, per millisecond (Orloj,
+    /// section 4.4: 1e-4).
     pub anticipated_delay: f64,
     /// Whether `punctual` looks at the sizes of requests, where they have one.
     pub size_hints: bool,
@@ -49,7 +49,8 @@ impl Config {
     /// Requests that a driver has alive at once unless it is told otherwise; more are refused (P9).
     pub const DEFAULT_MAX_REQUESTS: u32 = 1 << 16;
 
-    /// As Clockwork's authors ran theirs, for workers behind a network: 5 ms of work ahead, estimates from 10 executions.
+    /// As Clockwork's authors ran theirs, for workers behind a network: 5 ms of work ahead, estimates from 10
+    /// executions.
     pub fn clockwork() -> Self {
         Self {
             policy: PolicyKind::Clockwork,
@@ -111,8 +112,8 @@ impl Delay {
 pub enum Gather {
     /// From the first request on, as many as the first one has time for.
     HeadFirst,
-    /// The same, but when that is less than the target size, first requests are given up for a larger batch. The target is
-    /// what would run if batches of one model followed each other evenly on the devices.
+    /// The same, but when that is less than the target size, first requests are given up for a larger batch. The target
+    /// is what would run if batches of one model followed each other evenly on the devices.
     KeepTarget,
 }
 
@@ -128,7 +129,8 @@ pub enum PolicyKind {
     Eager,
     /// A batch starts when it is full or its first request has waited for a fixed time.
     Timeout,
-    /// Nexus': models are packed onto devices from time to time (squishy bin packing); each device serves its own in turn.
+    /// Nexus': models are packed onto devices from time to time (squishy bin packing); each device serves its own in
+    /// turn.
     Nexus,
     /// Shepherd's: as soon as a device is free, the largest first; a much larger batch breaks a running one off (Flex).
     Shepherd,
@@ -146,25 +148,27 @@ impl PolicyKind {
         matches!(self, Self::Punctual | Self::Orloj)
     }
 
-    /// Whether it brings ready batches and devices together itself, so that no device is asked for a batch with deadlines that it
-    /// hasn't named. An order then leaves as late as its way allows: what isn't ordered can still grow, or make room.
+    /// Whether it brings ready batches and devices together itself, so that no device is asked for a batch with
+    /// deadlines that it hasn't named. An order then leaves as late as its way allows: what isn't ordered can still
+    /// grow, or make room.
     pub(crate) fn matches(self) -> bool {
         matches!(self, Self::Deferred | Self::Eager | Self::Timeout | Self::Punctual)
     }
 
-    /// Whether shares of device time say who is refused when devices are short (`fair.rs`), which needs a policy that heeds them.
-    /// With the others, requests are refused at once that the work before them seems to leave no time for.
+    /// Whether shares of device time say who is refused when devices are short (`fair.rs`), which needs a policy that
+    /// heeds them. With the others, requests are refused at once that the work before them seems to leave no time for.
     pub(crate) fn heeds_shares(self) -> bool {
         self.matches()
     }
 
-    /// Whether it breaks running batches off: one for each event at most, and before what was unloaded makes it look again.
+    /// Whether it breaks running batches off: one for each event at most, and before what was unloaded makes it look
+    /// again.
     pub(crate) fn breaks_off(self) -> bool {
         matches!(self, Self::Shepherd)
     }
 
-    /// Whether a queued request needs time for the way to a device, too. In Clockwork's paper it is given up only when it couldn't be
-    /// in time where it runs.
+    /// Whether a queued request needs time for the way to a device, too. In Clockwork's paper it is given up only when
+    /// it couldn't be in time where it runs.
     pub(crate) fn counts_the_way(self) -> bool {
         !matches!(self, Self::Clockwork)
     }

@@ -1,14 +1,15 @@
-//! Must batches be large for devices to keep up? How busy devices would be with what comes if all batches had their best size.
+//! Must batches be large for devices to keep up? How busy devices would be with what comes if all batches had their
+//! best size.
 //!
-//! A device second has a price only where devices run short. If they would be busy for half of the time with batches of the best
-//! size, batches of half that efficiency keep up too, and giving a request up for a larger batch buys nothing. If they would be
-//! busy all the time, smaller batches fall behind, the next ones are late and small too, and whoever keeps every first request loses
-//! half of all.
+//! A device second has a price only where devices run short. If they would be busy for half of the time with batches of
+//! the best size, batches of half that efficiency keep up too, and giving a request up for a larger batch buys nothing.
+//! If they would be busy all the time, smaller batches fall behind, the next ones are late and small too, and whoever
+//! keeps every first request loses half of all.
 
 use base::Timestamp;
 
-/// What is so many requests old counts for a third. Requests, not seconds: with few of them a second says little, with many
-/// a burst must be noticed before it has made all batches small.
+/// What is so many requests old counts for a third. Requests, not seconds: with few of them a second says little, with
+/// many a burst must be noticed before it has made all batches small.
 const MEMORY: f64 = 1_000.0;
 /// Before so many have come nothing is known.
 const KNOWN: u32 = 64;
@@ -34,7 +35,8 @@ impl Demand {
         self.came = self.came.saturating_add(1);
     }
 
-    /// The part of the time for which all devices would be busy; above 1 where they can't keep up. `None` while nothing is known.
+    /// The part of the time for which all devices would be busy; above 1 where they can't keep up. `None` while nothing
+    /// is known.
     pub fn load(&self) -> Option<f64> {
         (self.came >= KNOWN).then(|| self.work / self.time.max(1e-9))
     }

@@ -62,7 +62,8 @@ impl Scheduler {
         self.ledger.note_trials();
     }
 
-    /// How many times as long as on others of its kind batches are expected to take on a device, at most: 1 where it isn't known to be slower.
+    /// How many times as long as on others of its kind batches are expected to take on a device, at most: 1 where it
+    /// isn't known to be slower.
     pub fn slowness(&self, device: DeviceId) -> f64 {
         let there = self.ledger.devices.get(device.index()).and_then(Option::as_ref);
         there.map_or(1.0, |there| slowness::factor(there.slowness.step()))

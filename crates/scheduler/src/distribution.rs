@@ -1,10 +1,11 @@
 //! A distribution of spans, as a histogram: what fraction takes at most this long.
 //!
-//! Bins are like those of an HDR histogram: 32 equal parts of each power of two, so that a bin is between 1.6 and 3.1 % wide
-//! wherever it lies, and which bin a span belongs to is found without rounding. Within a bin everything is taken to lie evenly.
+//! Bins are like those of an HDR histogram: 32 equal parts of each power of two, so that a bin is between 1.6 and 3.1 %
+//! wide wherever it lies, and which bin a span belongs to is found without rounding. Within a bin everything is taken
+//! to lie evenly.
 //!
-//! The maximum of independent draws has the product of their distribution functions. For draws of one distribution that is
-//! a power (Orloj, equation 6); for different ones the paper sums over all subsets (equation 8), which is the same
+//! The maximum of independent draws has the product of their distribution functions. For draws of one distribution that
+//! is a power (Orloj, equation 6); for different ones the paper sums over all subsets (equation 8), which is the same
 //! product written out.
 
 /// Bins of each power of two.

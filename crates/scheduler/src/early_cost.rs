@@ -1,8 +1,8 @@
 //! What it costs if every batch is ready early, so that it finds a device.
 //!
-//! Who is ready early goes without those that would have come until it must start. For one model among many that is a small price, and a device that it
-//! finds in time is worth it. If all pay it, and a batch costs nearly the same whatever its size, devices fall behind: then the next batches start late and are
-//! smaller still.
+//! Who is ready early goes without those that would have come until it must start. For one model among many that is a
+//! small price, and a device that it finds in time is worth it. If all pay it, and a batch costs nearly the same
+//! whatever its size, devices fall behind: then the next batches start late and are smaller still.
 
 use base::Duration;
 

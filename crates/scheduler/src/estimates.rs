@@ -1,7 +1,8 @@
 //! What one model's actions take, on every device there is.
 //!
-//! Devices of one kind take the same for the same, and have their estimates in common. A device that is slower than its kind has them in common with those that are as slow.
-//! Where times depend on the input, they come from a distribution, on all devices alike.
+//! Devices of one kind take the same for the same, and have their estimates in common. A device that is slower than its
+//! kind has them in common with those that are as slow. Where times depend on the input, they come from a distribution,
+//! on all devices alike.
 
 use crate::batch_times::BatchTimes;
 use crate::event::{Measured, ModelSpec, Request};
@@ -17,7 +18,8 @@ const PLANNED: f64 = 0.5;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Estimates {
-    /// On devices of the slowest kind that is there: what to plan with where it isn't decided yet which device it will be. Of all devices, where times depend on the input.
+    /// On devices of the slowest kind that is there: what to plan with where it isn't decided yet which device it will
+    /// be. Of all devices, where times depend on the input.
     planned: BatchTimes,
     /// That kind.
     slowest: u32,
@@ -34,7 +36,8 @@ pub(crate) struct Estimates {
 }
 
 impl Estimates {
-    /// Those of a model of which nothing is known but its profiles; whether it is to be found out how its requests differ.
+    /// Those of a model of which nothing is known but its profiles; whether it is to be found out how its requests
+    /// differ.
     pub fn new(spec: &ModelSpec, history: History, differs: bool) -> Self {
         let planned = BatchTimes::new(&spec.profile, history);
         let others = spec.elsewhere.iter().map(|profile| Some(BatchTimes::new(profile, history)));
@@ -101,9 +104,10 @@ impl Estimates {
         self.slower.retain(|(speed, _)| speeds.contains(speed));
     }
 
-    /// The longest that a batch takes in its own size, on devices of these kinds: what was measured needn't agree with which kind is said to be the slowest. Who waits
-    /// relies on this: a larger size that seems to take less may turn out to be as slow, when it is too late. Devices that are slower than their kind don't count, nor kinds on which its
-    /// first request, of so many rows, would take more time than it has: nobody waits for them (`LastChances`).
+    /// The longest that a batch takes in its own size, on devices of these kinds: what was measured needn't agree with
+    /// which kind is said to be the slowest. Who waits relies on this: a larger size that seems to take less may turn
+    /// out to be as slow, when it is too late. Devices that are slower than their kind don't count, nor kinds on which
+    /// its first request, of so many rows, would take more time than it has: nobody waits for them (`LastChances`).
     pub fn longest(&self, kinds: &[u32], rows: u32, (first, within): (u32, Duration)) -> Duration {
         let takes = |kind: u32| self.on(kind).class_for(rows).quantile();
         if kinds.len() <= 1 {
@@ -161,7 +165,8 @@ impl Estimates {
         }
     }
 
-    /// Takes measurements of single requests in; whether that changes what is planned with. From devices of that kind on, if times no longer depend on the input.
+    /// Takes measurements of single requests in; whether that changes what is planned with. From devices of that kind
+    /// on, if times no longer depend on the input.
     pub fn measured(&mut self, now: Timestamp, measured: &Measured, slowest: u32) -> bool {
         let Some(spread) = self.spread.as_mut() else { return false };
         if !spread.measured(measured) {

@@ -13,7 +13,8 @@ pub enum Event {
     DeviceAdded(DeviceSpec),
     /// A device is gone with everything that was loaded or running on it.
     DeviceLost(DeviceId),
-    /// A device is of another kind from now on, with everything that is on it: the GPU that it is a share of was divided otherwise.
+    /// A device is of another kind from now on, with everything that is on it: the GPU that it is a share of was
+    /// divided otherwise.
     DeviceChanged {
         /// Which device.
         device: DeviceId,
@@ -22,8 +23,8 @@ pub enum Event {
     },
     /// A model may be asked for from now on.
     ModelAdded(ModelSpec),
-    /// A model is no longer served. What is queued for it is still served where its weights are, and rejected if they are
-    /// nowhere; then they are unloaded.
+    /// A model is no longer served. What is queued for it is still served where its weights are, and rejected if they
+    /// are nowhere; then they are unloaded.
     ModelRemoved(ModelId),
     /// A client asks.
     Submitted(Request),
@@ -100,8 +101,9 @@ pub struct DeviceSpec {
     pub device: DeviceId,
     /// Pages for weights, all free at first.
     pub pages: u32,
-    /// Devices of one kind take the same for the same; kinds are numbered from the slowest, 0, whether such a device is there or not. Where it isn't decided yet which device it
-    /// will be, the slowest that is there is planned with. One that turns out to be slower than its kind is planned with by itself.
+    /// Devices of one kind take the same for the same; kinds are numbered from the slowest, 0, whether such a device is
+    /// there or not. Where it isn't decided yet which device it will be, the slowest that is there is planned with. One
+    /// that turns out to be slower than its kind is planned with by itself.
     pub kind: u32,
 }
 
@@ -115,12 +117,13 @@ pub struct ModelSpec {
     pub pages: u32,
     /// What its batches and its load were measured to take on a device of kind 0: the estimates' seed.
     pub profile: LatencyProfile,
-    /// The same for the other kinds of devices, from kind 1 on. Where one is missing, that of the slowest that is there stands for it until batches ran on it.
+    /// The same for the other kinds of devices, from kind 1 on. Where one is missing, that of the slowest that is there
+    /// stands for it until batches ran on it.
     pub elsewhere: Vec<LatencyProfile>,
     /// The latency objective that most of its requests have, if any: the horizon in which its demand should be served.
     pub objective: Option<Duration>,
-    /// What a batch takes whatever its inputs are; the rest of its time is in proportion to its longest input. Only matters
-    /// where inputs differ.
+    /// What a batch takes whatever its inputs are; the rest of its time is in proportion to its longest input. Only
+    /// matters where inputs differ.
     pub fixed: Duration,
     /// What it may have beside other models when devices are short.
     #[cfg_attr(feature = "serde", serde(default))]
@@ -133,7 +136,8 @@ pub struct ModelSpec {
 pub struct Fairness {
     /// How many times the time of a model with weight 1; above 0.
     pub weight: f64,
-    /// The part of all device time that it gets in any case if it asks for it, from 0 to 1. Floors of more than nine tenths together are made smaller in proportion.
+    /// The part of all device time that it gets in any case if it asks for it, from 0 to 1. Floors of more than nine
+    /// tenths together are made smaller in proportion.
     pub floor: f64,
 }
 
@@ -153,15 +157,15 @@ pub struct Request {
     pub model: ModelId,
     /// When the answer must be there; `Timestamp::NEVER` for batch work.
     pub deadline_at: Timestamp,
-    /// As in Triton: 1 is the most urgent; within one model, lower numbers go first. From 16 up all count the same; 0, no
-    /// priority, comes behind.
+    /// As in Triton: 1 is the most urgent; within one model, lower numbers go first. From 16 up all count the same; 0,
+    /// no priority, comes behind.
     pub priority: u32,
     /// Rows of the batch dimension, at least 1, at most the model's largest batch size.
     pub rows: u32,
     /// Who sent it: what it takes may depend on that.
     pub application: ApplicationId,
-    /// How large its input is, in whatever the driver can see without running the model (a sequence's length, an image's
-    /// pixels); `None` where that says nothing. Only compared with other requests of the same model.
+    /// How large its input is, in whatever the driver can see without running the model (a sequence's length, an
+    /// image's pixels); `None` where that says nothing. Only compared with other requests of the same model.
     pub size: Option<u32>,
 }
 
@@ -176,7 +180,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Since when the executor has been free for what is behind the action: reports take their time, which goes on meanwhile.
+    /// Since when the executor has been free for what is behind the action: reports take their time, which goes on
+    /// meanwhile.
     pub(crate) fn ended_at(&self, now: Timestamp) -> Timestamp {
         match self.status {
             ActionStatus::Done { ended_at, .. } => ended_at.min(now),

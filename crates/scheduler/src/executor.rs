@@ -41,8 +41,9 @@ impl Executor {
         if self.outstanding.is_empty() { now } else { self.free_at.max(now) }
     }
 
-    /// When to count on a new action's start: orders that leave ahead, for the sake of transfers, start when others end, which is never known exactly, and one that is
-    /// planned to the microsecond would often find its window closed.
+    /// When to count on a new action's start: orders that leave ahead, for the sake of transfers, start when others
+    /// end, which is never known exactly, and one that is planned to the microsecond would often find its window
+    /// closed.
     pub fn surely_at(&self, now: Timestamp) -> Timestamp {
         let waits = !self.is_idle() && self.overlap > Duration::ZERO;
         self.start_at(now) + if waits { margins::UNSURE } else { Duration::ZERO }
@@ -57,8 +58,8 @@ impl Executor {
         if self.overlap == Duration::ZERO { ahead } else { ahead + self.overlap + margins::ORDER_WAY }
     }
 
-    /// Whether it should have ended something by now and hasn't, reports being `way` under way. Nobody knows when it will go on, so that it is given nothing more: a stalled
-    /// executor would swallow batch after batch.
+    /// Whether it should have ended something by now and hasn't, reports being `way` under way. Nobody knows when it
+    /// will go on, so that it is given nothing more: a stalled executor would swallow batch after batch.
     pub fn is_overdue(&self, now: Timestamp, way: Duration) -> bool {
         !self.is_idle() && now > self.first_done_at + way
     }
@@ -81,8 +82,8 @@ impl Executor {
         }
     }
 
-    /// Takes an action in whose order will be there at `arrives_at`, and says when it is expected to be done. What of it runs beside others keeps nobody waiting, unless it is
-    /// the only one.
+    /// Takes an action in whose order will be there at `arrives_at`, and says when it is expected to be done. What of
+    /// it runs beside others keeps nobody waiting, unless it is the only one.
     pub fn push(
         &mut self,
         arrives_at: Timestamp,

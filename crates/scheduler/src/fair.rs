@@ -1,8 +1,10 @@
-//! Who may have how much when devices are short: the device time that models ask for, max-min shares of it, and turns on the devices.
+//! Who may have how much when devices are short: the device time that models ask for, max-min shares of it, and turns
+//! on the devices.
 //!
-//! A model's demand is the rate of its rows times what a row takes in batches of the size that this rate and its objective
-//! allow. While all demands together fit, nobody is limited. When they don't, time is shared out as water is poured: whoever
-//! wants less than its share gets all of it, the others get the level times their weight, and at least their floor (DESIGN: fair before full).
+//! A model's demand is the rate of its rows times what a row takes in batches of the size that this rate and its
+//! objective allow. While all demands together fit, nobody is limited. When they don't, time is shared out as water is
+//! poured: whoever wants less than its share gets all of it, the others get the level times their weight, and at least
+//! their floor (DESIGN: fair before full).
 //!
 //! ```text
 //!  demand   ▏█    ▏
@@ -11,20 +13,23 @@
 //!            a b c           b a c
 //! ```
 //!
-//! A limited model is let in by *turns*. The first request of a batch takes the next time on a device that nobody was promised, if the batch that is best for its model would be
-//! done by its deadline when it starts there; those that come until then join it. Whoever finds no such time is refused at once, and told when it could be answered. So a batch has
-//! all the time to fill that its deadline leaves, its device is there when it is full, and no device waits.
+//! A limited model is let in by *turns*. The first request of a batch takes the next time on a device that nobody was
+//! promised, if the batch that is best for its model would be done by its deadline when it starts there; those that
+//! come until then join it. Whoever finds no such time is refused at once, and told when it could be answered. So a
+//! batch has all the time to fill that its deadline leaves, its device is there when it is full, and no device waits.
 //!
 //! ```text
 //!  book, a line for each device   ▕▓▓ runs ▓▓▕░░ turn of a ░░▕░ turn of b ░▕ next: asked for by c
 //!                                now                        └── c waits ──┴── l(b) ──┤ at most c's deadline
 //! ```
 //!
-//! Batches make debts of device time, which are paid back at a little more than the model's share; who has more than a burst's has no turn before they are paid.
+//! Batches make debts of device time, which are paid back at a little more than the model's share; who has more than a
+//! burst's has no turn before they are paid.
 //!
-//! What models ask for is known roughly: bursts are run in larger batches than their mean rate lets expect. So devices count as short only when a good part of all requests is really lost, and
-//! no longer when few are, or devices are idle. And turns are given only where they answer about as many as letting everybody in would, which is rehearsed (`rehearsal.rs`); who
-//! goes first, goes first in any case.
+//! What models ask for is known roughly: bursts are run in larger batches than their mean rate lets expect. So devices
+//! count as short only when a good part of all requests is really lost, and no longer when few are, or devices are
+//! idle. And turns are given only where they answer about as many as letting everybody in would, which is rehearsed
+//! (`rehearsal.rs`); who goes first, goes first in any case.
 
 use crate::batch_times::{BatchTimes, Class};
 use crate::event::Fairness;
@@ -34,9 +39,11 @@ use std::collections::{BTreeSet, VecDeque};
 
 /// Shares are computed anew after so much time.
 const PERIOD: Duration = Duration::from_millis(20);
-/// Rates follow what comes with this time constant, in periods. A shorter one takes chance for change: a model's best batch size, and who is limited, would change all the time.
+/// Rates follow what comes with this time constant, in periods. A shorter one takes chance for change: a model's best
+/// batch size, and who is limited, would change all the time.
 const MEMORY: f64 = 40.0;
-/// What comes in a period is more than chance if it is so many deviations from what was expected; then rates follow faster. Not at once: bursts are no floods.
+/// What comes in a period is more than chance if it is so many deviations from what was expected; then rates follow
+/// faster. Not at once: bursts are no floods.
 const SURPRISE: f64 = 4.0;
 const SHORT_MEMORY: f64 = 10.0;
 /// Of those that were let in, this part may be given up later: 1 % with what it takes to learn it.
@@ -51,21 +58,25 @@ const FORGET: f64 = 0.01;
 const SHORT: f64 = 1.05;
 /// And while they are busy for this part of the time, whatever the demand seems to be ...
 const BUSY: f64 = 0.9;
-/// ... and this part of the requests is lost, lately; no longer when it is less than the second. Below, who lets everybody in answers more.
+/// ... and this part of the requests is lost, lately; no longer when it is less than the second. Below, who lets
+/// everybody in answers more.
 const LOSSES: (f64, f64) = (0.1, 0.05);
-/// Until it was rehearsed whether turns answer enough, they are given where so many are lost: a burst loses fewer, and there turns may lose three times as many as letting everybody in.
+/// Until it was rehearsed whether turns answer enough, they are given where so many are lost: a burst loses fewer, and
+/// there turns may lose three times as many as letting everybody in.
 const SURELY: f64 = 0.2;
 /// "Lately": what is so many seconds old counts for a third. With fewer requests than the second nothing is known.
 const LATELY: f64 = 1.0;
 const KNOWN: f64 = 20.0;
 /// Debts of what a model's share is in so many seconds are a burst's, and don't count.
 const BURST: f64 = 0.25;
-/// Debts are paid back so much faster than at the share. It is devices that limit: if debts did, turns would be taken late, and their batches would have less time to fill.
+/// Debts are paid back so much faster than at the share. It is devices that limit: if debts did, turns would be taken
+/// late, and their batches would have less time to fill.
 const HASTE: f64 = 1.1;
-/// A model is entitled to go first while it asks for less than this part of its share, and let in by turns from there on: what it asks for is known to a tenth or two only, and turns harm nobody who
-/// stays below the share.
+/// A model is entitled to go first while it asks for less than this part of its share, and let in by turns from there
+/// on: what it asks for is known to a tenth or two only, and turns harm nobody who stays below the share.
 const MODEST: f64 = 0.5;
-/// A request with less than this part of the time that its model's requests usually have can't wait for their usual batch.
+/// A request with less than this part of the time that its model's requests usually have can't wait for their usual
+/// batch.
 const HURRIED: f64 = 0.9;
 
 /// Floors of all models together are at most this part of all device time: what is left is for the others.
@@ -191,7 +202,8 @@ pub(crate) struct Shares {
     active: Vec<ModelId>,
     /// Whether devices are short.
     short: bool,
-    /// The part of its objective by which a batch of a limited model may start later than it was promised. It follows what becomes of those that were let in, so that fewer than 1 % are given up.
+    /// The part of its objective by which a batch of a limited model may start later than it was promised. It follows
+    /// what becomes of those that were let in, so that fewer than 1 % are given up.
     kept: f64,
     book: Book,
     /// Whether turns are given.
@@ -258,8 +270,8 @@ impl Shares {
         }
     }
 
-    /// When a request that comes now with so much time would be done, if its model is let in by turns; `None` where it isn't. So many rows of it
-    /// are queued.
+    /// When a request that comes now with so much time would be done, if its model is let in by turns; `None` where it
+    /// isn't. So many rows of it are queued.
     pub fn done_at(
         &self,
         now: Timestamp,
@@ -277,7 +289,8 @@ impl Shares {
         Some(start_at.max(now) + self.delays(model) + share.class_within(times, rows, time).least_quantile())
     }
 
-    /// A request was let in behind so many rows of its model. It takes a turn if those that were promised don't hold it.
+    /// A request was let in behind so many rows of its model. It takes a turn if those that were promised don't hold
+    /// it.
     pub fn entered(&mut self, now: Timestamp, model: ModelId, times: &BatchTimes, queued: u64) {
         let share = &mut self.models[model.index()];
         if share.limited_at.is_some() && queued / u64::from(share.batch) >= share.turns.len() as u64 {
@@ -318,7 +331,8 @@ impl Shares {
         self.lost += 1.0;
     }
 
-    /// A request that was let in had its end: in time, or given up. Only those that were let in by turns show what is to be kept for delays.
+    /// A request that was let in had its end: in time, or given up. Only those that were let in by turns show what is
+    /// to be kept for delays.
     pub fn settled(&mut self, model: ModelId, arrived_at: Timestamp, in_time: bool) {
         self.ended += 1.0;
         self.lost += f64::from(u8::from(!in_time));
@@ -333,7 +347,8 @@ impl Shares {
         now >= self.period_ends_at && !self.active.is_empty()
     }
 
-    /// Computes the shares anew. `free_at` says for each device when it is free, `busy` which part of them was busy lately.
+    /// Computes the shares anew. `free_at` says for each device when it is free, `busy` which part of them was busy
+    /// lately.
     pub fn compute<'a>(
         &mut self,
         now: Timestamp,
@@ -433,7 +448,8 @@ fn pour(demands: &[ShareDemand], there: f64) -> f64 {
     high
 }
 
-/// Seconds of a device for a row of a model with that rate and objective, in seconds, and the size of its batches, if they are filled for as long as a first request can wait.
+/// Seconds of a device for a row of a model with that rate and objective, in seconds, and the size of its batches, if
+/// they are filled for as long as a first request can wait.
 fn cheapest(times: &BatchTimes, rate: f64, objective: f64, kept: f64) -> (f64, u32) {
     let mut best = (f64::INFINITY, 1);
     for class in times.classes().iter().filter(|class| class.pays) {
@@ -498,7 +514,8 @@ mod tests {
         shares
     }
 
-    /// Lets requests of the flooded model in while they would be in time, and says how many that were and when the next one would be done.
+    /// Lets requests of the flooded model in while they would be in time, and says how many that were and when the next
+    /// one would be done.
     fn fill(shares: &mut Shares, now: Timestamp) -> (u64, Timestamp) {
         let times = times();
         let mut queued = 0;
@@ -591,7 +608,8 @@ mod tests {
 
     #[test]
     fn batches_are_planned_as_large_as_what_comes_fills_them() {
-        // 18 take 23 of 25 ms, and in the 2 that are left 20 come. That four devices can't follow each other so evenly that everybody finds one is no reason to plan with 15.
+        // 18 take 23 of 25 ms, and in the 2 that are left 20 come. That four devices can't follow each other so evenly
+        // that everybody finds one is no reason to plan with 15.
         assert_eq!(cheapest(&times(), 1e4, 25e-3, 0.0).1, 18);
         assert_eq!(flooded().batch_of(FLOOD), Some(18));
     }

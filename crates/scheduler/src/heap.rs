@@ -1,5 +1,5 @@
-//! Instants by number, of models or devices: which comes first, and who comes before a given instant. Each number stands there at most
-//! once, and its instant can be changed in place.
+//! Instants by number, of models or devices: which comes first, and who comes before a given instant. Each number
+//! stands there at most once, and its instant can be changed in place.
 
 use base::Timestamp;
 
@@ -12,8 +12,8 @@ const ABSENT: u32 = u32::MAX;
 
 type HeapEntry = (Timestamp, u32);
 
-/// An index heap: the earliest first, equal ones by number. Every change is O(log n); nothing is allocated once the tables have
-/// grown to the largest number.
+/// An index heap: the earliest first, equal ones by number. Every change is O(log n); nothing is allocated once the
+/// tables have grown to the largest number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Heap {
     entries: Vec<HeapEntry>,
@@ -73,7 +73,8 @@ impl Heap {
         self.first().is_some_and(|(first_at, _)| first_at <= at) && self.walk(0, at, &mut enough)
     }
 
-    /// The same from a position on that is in time. Others aren't called for: most of those that are looked at are too late.
+    /// The same from a position on that is in time. Others aren't called for: most of those that are looked at are too
+    /// late.
     fn walk(&self, position: usize, at: Timestamp, enough: &mut impl FnMut(Timestamp, usize) -> bool) -> bool {
         let (here, number) = self.entries[position];
         let mut in_time = self.children(position).filter(|&child| self.entries[child].0 <= at);
@@ -88,9 +89,10 @@ impl Heap {
         let (mut open, mut count) = ([0; OPEN], self.len().min(1));
         for found in &mut found {
             let Some(next) = (0..count).min_by_key(|&index| self.entries[open[index]]) else { break };
-            let position = std::mem::replace(&mut open[next], open[count - 1]);
+            let position = open[next];
             *found = Some(self.entries[position]);
             count -= 1;
+            open[next] = open[count];
             for child in self.children(position) {
                 open[count] = child;
                 count += 1;

@@ -1,9 +1,10 @@
-//! A priority queue whose priorities are lines: each entry is a point `(x, y)`, worth `slope * x + y`, and the slope is only
-//! known when the best entry is asked for.
+//! A priority queue whose priorities are lines: each entry is a point `(x, y)`, worth `slope * x + y`, and the slope is
+//! only known when the best entry is asked for.
 //!
-//! The best entry for any slope is a corner of the upper convex hull. The hull of a set that changes is kept the way Overmars
-//! and van Leeuwen did (Maintenance of configurations in the plane, 1981): the points are the leaves of a balanced tree in
-//! the order of x, and every inner node knows its *bridge*, the one edge that joins the hulls of its two halves.
+//! The best entry for any slope is a corner of the upper convex hull. The hull of a set that changes is kept the way
+//! Overmars and van Leeuwen did (Maintenance of configurations in the plane, 1981): the points are the leaves of a
+//! balanced tree in the order of x, and every inner node knows its *bridge*, the one edge that joins the hulls of its
+//! two halves.
 //!
 //! ```text
 //!            p ─────────── q          the bridge of this node
@@ -11,12 +12,14 @@
 //!         left half │ right half
 //! ```
 //!
-//! Their concatenable queues, which make the hull of each node readable as a list, are left out: all that is asked here can
-//! be answered by going down the tree from bridge to bridge. Asking for the best takes O(log n). A new point changes the
-//! bridge of a half that it lies in only if it lies above it, and is then one end of the new bridge; the other end is found in
-//! O(log n), for each of O(log n) nodes. A point that is taken away changes only the bridges that end in it.
+//! Their concatenable queues, which make the hull of each node readable as a list, are left out: all that is asked here
+//! can be answered by going down the tree from bridge to bridge. Asking for the best takes O(log n). A new point
+//! changes the bridge of a half that it lies in only if it lies above it, and is then one end of the new bridge; the
+//! other end is found in O(log n), for each of O(log n) nodes. A point that is taken away changes only the bridges that
+//! end in it.
 //!
-//! Coordinates are floating-point numbers: of two points whose worth differs by less than the rounding, either may be given.
+//! Coordinates are floating-point numbers: of two points whose worth differs by less than the rounding, either may be
+//! given.
 
 use std::cmp::Ordering;
 
@@ -267,7 +270,8 @@ impl Hull {
         top
     }
 
-    /// Works out bridge and height of a node with new halves. A node's split stays right: both rotations keep the order.
+    /// Works out bridge and height of a node with new halves. A node's split stays right: both rotations keep the
+    /// order.
     fn renew(&mut self, at: u32) {
         let Node { left, right, .. } = self.nodes[at as usize];
         self.nodes[at as usize].height = 1 + self.height(left).max(self.height(right));
@@ -297,8 +301,8 @@ impl Hull {
         node.split
     }
 
-    /// The bridge between the halves of a node. Each step leaves a half of one side behind that can't hold an end of it.
-    /// O(log n).
+    /// The bridge between the halves of a node. Each step leaves a half of one side behind that can't hold an end of
+    /// it. O(log n).
     fn bridge_of(&self, at: u32) -> (Point, Point) {
         let node = &self.nodes[at as usize];
         let between = node.split.x;
@@ -327,8 +331,9 @@ impl Hull {
             } else if above(c, d, b) > 0.0 || above(c, d, a) > 0.0 {
                 right = child(right.right);
             } else {
-                // The lines of both edges meet above the gap. An end left of a needs a point of the right side above the
-                // line of a and b and below that of c and d: none is there if they meet left of the gap's right side.
+                // The lines of both edges meet above the gap. An end left of a needs a point of the right side above
+                // the line of a and b and below that of c and d: none is there if they meet left of the gap's right
+                // side.
                 let (low_c, low_d) = (-above(a, b, c), -above(a, b, d));
                 let meet_left = low_d <= low_c || c.x - low_c * (d.x - c.x) / (low_d - low_c) <= between;
                 if meet_left {
@@ -427,8 +432,8 @@ mod tests {
         operations
     }
 
-    /// Small whole numbers are exact, and meet each other in every degenerate way: equal points, points above each other,
-    /// points on a line.
+    /// Small whole numbers are exact, and meet each other in every degenerate way: equal points, points above each
+    /// other, points on a line.
     #[test]
     fn on_a_grid_the_best_is_exactly_that_of_a_list() {
         let operations = [(3, 20), (10, 40), (100, 60)].map(|(side, most)| {

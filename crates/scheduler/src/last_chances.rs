@@ -1,7 +1,8 @@
 //! Until when can devices still serve a queue that nobody plans with for it?
 //!
-//! A batch is left to grow until devices that are as quick as their kind should start it. One that is slower, or of a kind on which its first request would be too late, would have to start
-//! earlier. If it idles at that instant, the batch goes to it then: nobody knows whether a quicker one will be free later (P10).
+//! A batch is left to grow until devices that are as quick as their kind should start it. One that is slower, or of a
+//! kind on which its first request would be too late, would have to start earlier. If it idles at that instant, the
+//! batch goes to it then: nobody knows whether a quicker one will be free later (P10).
 //!
 //! ```text
 //!   last chance on a slow device     ready          deadline

@@ -11,8 +11,8 @@ use crate::slowness::{Ran, Slowness};
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How often it is noted that a model was used, where nothing ever has to go: with a million places each is used every ten
-/// seconds or so, and noting it costs more than a request.
+/// How often it is noted that a model was used, where nothing ever has to go: with a million places each is used every
+/// ten seconds or so, and noting it costs more than a request.
 const RARELY: Duration = Duration::from_secs(60);
 /// How fast the use of devices is followed.
 const LATELY: Duration = Duration::from_millis(50);
@@ -202,7 +202,8 @@ impl Ledger {
         self.smallest_pages = devices.min().unwrap_or(0);
     }
 
-    /// Plans with another kind of device where it isn't decided which it will be, if another is the slowest. Whether that is so.
+    /// Plans with another kind of device where it isn't decided which it will be, if another is the slowest. Whether
+    /// that is so.
     pub fn note_kinds(&mut self) -> bool {
         self.kinds.clear();
         self.kinds.extend(self.devices.iter().flatten().map(|device| device.kind));
@@ -251,7 +252,8 @@ impl Ledger {
         self.device_ids().all(|other| other == device || self.device(other).kind != kind || self.slow.contains(other))
     }
 
-    /// A device is so many steps slower than its kind from now on. What it did before goes out of its kind's estimates: that was not the kind.
+    /// A device is so many steps slower than its kind from now on. What it did before goes out of its kind's estimates:
+    /// that was not the kind.
     pub fn set_step(&mut self, now: Timestamp, device: DeviceId, step: u32) {
         let Some(there) = &mut self.devices[device.index()] else { return };
         let (kind, before) = (there.kind, there.slowness.step());
@@ -270,7 +272,8 @@ impl Ledger {
         self.note_speeds();
     }
 
-    /// Takes in what a batch took on a device, and says how many steps slower than its kind that is, if that is something else than was known.
+    /// Takes in what a batch took on a device, and says how many steps slower than its kind that is, if that is
+    /// something else than was known.
     pub fn learn(
         &mut self,
         now: Timestamp,
@@ -329,7 +332,8 @@ impl Ledger {
         if model.held.is_empty() { &self.speeds } else { &model.held }
     }
 
-    /// What the quickest device takes for so many rows, of those where a model is or will soon be: with less time nobody can be served.
+    /// What the quickest device takes for so many rows, of those where a model is or will soon be: with less time
+    /// nobody can be served.
     pub fn quickest(&self, model: &Model, rows: u32) -> Duration {
         let takes = |times: &BatchTimes| times.class_for(rows).least_quantile();
         self.least(model, takes)
@@ -380,7 +384,8 @@ impl Ledger {
         self.model(model).estimates.at(self.device(device).speed())
     }
 
-    /// The longest that a batch takes in its own size, whichever device it will be, if its first request, of so many rows, has so much time.
+    /// The longest that a batch takes in its own size, whichever device it will be, if its first request, of so many
+    /// rows, has so much time.
     pub fn longest(&self, model: &Model, rows: u32, first: (u32, Duration)) -> Duration {
         model.estimates.longest(&self.kinds, rows, first)
     }
@@ -426,7 +431,8 @@ impl Ledger {
         self.in_use_at = now;
     }
 
-    /// Notes a use of a model on a device, which protects it from being unloaded soon. Where nothing ever has to go, now and then is enough.
+    /// Notes a use of a model on a device, which protects it from being unloaded soon. Where nothing ever has to go,
+    /// now and then is enough.
     pub fn touch(&mut self, now: Timestamp, model: ModelId, device: DeviceId) {
         let each = if self.everything_fits() { RARELY } else { Duration::ZERO };
         let residency = self.model_mut(model).residency_on_mut(device).expect("only loaded models are used (P6)");

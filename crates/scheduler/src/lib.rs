@@ -4,18 +4,19 @@
 //!
 //! - The driver calls [`Scheduler::step`] with each fact as it learns of it, and carries out the commands that are
 //!   appended. `now` never goes back.
-//! - The driver calls `step` with [`Event::WokeUp`] at [`Scheduler::next_wakeup`], if nothing else happens before. Being
-//!   woken early or late is harmless, except that late decisions are late.
+//! - The driver calls `step` with [`Event::WokeUp`] at [`Scheduler::next_wakeup`], if nothing else happens before.
+//!   Being woken early or late is harmless, except that late decisions are late.
 //! - Every submitted request gets exactly one [`Command::Finish`] (P1), after which its slot is the driver's again.
-//! - Every `Execute` and `Load` gets exactly one [`Event::Reported`], unless its device is lost before; reports of actions
-//!   of a lost device are ignored.
+//! - Every `Execute` and `Load` gets exactly one [`Event::Reported`], unless its device is lost before; reports of
+//!   actions of a lost device are ignored.
 //! - Equal sequences of `(now, event)` give equal sequences of commands (P7).
 //!
 //! # The cost
 //!
-//! With n requests queued, M models, G devices, R of them holding the model at hand, and B batch sizes up to b: an arrival
-//! takes O(log n + log M); a report takes O(log M + B (log n + b)) for each batch that it lets go, and looks at G / R ready
-//! candidates on average until it finds one that its device holds. Planning a load looks at 64 devices at most, rivals that plan for each device at R.
+//! With n requests queued, M models, G devices, R of them holding the model at hand, and B batch sizes up to b: an
+//! arrival takes O(log n + log M); a report takes O(log M + B (log n + b)) for each batch that it lets go, and looks at
+//! G / R ready candidates on average until it finds one that its device holds. Planning a load looks at 64 devices at
+//! most, rivals that plan for each device at R.
 
 mod admission;
 mod backlog;
@@ -440,8 +441,9 @@ impl Scheduler {
     fn touch_hungry(&mut self, model: ModelId) {
         let exec = |device: DeviceId| &self.ledger.device(device).exec;
         let free_at = |device: DeviceId| exec(device).start_at(self.now);
-        // Time alone makes a device overdue, which `hungry` hears of only when it is looked at: it would be marked in vain, in the place of an idle one. So would one that is marked already,
-        // where the requests of a lost device come back one after another.
+        // Time alone makes a device overdue, which `hungry` hears of only when it is looked at: it would be marked in
+        // vain, in the place of an idle one. So would one that is marked already, where the requests of a lost device
+        // come back one after another.
         let takes = |device: &DeviceId| exec(*device).is_hungry(self.now, self.lead) && !self.touched.contains(device);
         let holding = || self.queues.devices_of(model).common(&self.hungry).filter(takes);
         let uniform = self.ledger.is_uniform();
@@ -554,8 +556,8 @@ impl Scheduler {
         out.push(Command::Finish { request: id, outcome });
     }
 
-    /// A request whose batch didn't run, or ran on a device that was lost, goes back into its queue if it can still be in
-    /// time.
+    /// A request whose batch didn't run, or ran on a device that was lost, goes back into its queue if it can still be
+    /// in time.
     fn requeue(&mut self, id: RequestId, out: &mut Vec<Command>) {
         let Some(entry) = self.requests.get_mut(id) else { return };
         if entry.state == State::Abandoned {
@@ -689,7 +691,8 @@ impl Scheduler {
         Opening { free_at: exec.surely_at(self.now), now: self.now, delay: self.config.delay }
     }
 
-    /// Gives a device batches until it has enough ahead or nothing is in time. Where the policy names the devices for urgent batches, only batch work.
+    /// Gives a device batches until it has enough ahead or nothing is in time. Where the policy names the devices for
+    /// urgent batches, only batch work.
     fn feed(&mut self, device: DeviceId, out: &mut Vec<Command>) {
         let matched = self.config.policy.matches();
         loop {

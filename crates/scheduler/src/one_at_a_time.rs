@@ -4,8 +4,8 @@ use base::{Timestamp, Transfers};
 
 /// What an executor reported last.
 ///
-/// Batches follow each other. Where transfers run beside other batches, the outputs of one are still on their way when the next
-/// one starts, but have arrived when the one behind that does:
+/// Batches follow each other. Where transfers run beside other batches, the outputs of one are still on their way when
+/// the next one starts, but have arrived when the one behind that does:
 ///
 /// ```text
 ///  k      ├── computed ──┤─ outputs ─┤

@@ -1,10 +1,10 @@
-//! Orloj's choice of batches (sections 3.2 and 4): for every batch size a queue of the requests that would still be in time in
-//! such a batch, ordered by what would be lost by not taking them now.
+//! Orloj's choice of batches (sections 3.2 and 4): for every batch size a queue of the requests that would still be in
+//! time in such a batch, ordered by what would be lost by not taking them now.
 //!
-//! A request's score is the expected cost of being delayed, for as long as an exponential distribution says, over the expected
-//! time of its batch (equations 1 and 2). For a histogram of batch times it is `alpha * e^(bt) + beta`, where alpha and beta
-//! change only at *milestones*: when the time that is left falls below the next edge of a bin. So each queue is a hull of
-//! points (alpha, beta), and the best request at an instant is the best point at the slope `e^(bt)`.
+//! A request's score is the expected cost of being delayed, for as long as an exponential distribution says, over the
+//! expected time of its batch (equations 1 and 2). For a histogram of batch times it is `alpha * e^(bt) + beta`, where
+//! alpha and beta change only at *milestones*: when the time that is left falls below the next edge of a bin. So each
+//! queue is a hull of points (alpha, beta), and the best request at an instant is the best point at the slope `e^(bt)`.
 //!
 //! ```text
 //!   score of one bin        ╱│
@@ -15,9 +15,10 @@
 //!
 //! Time is counted from a base that is moved before `e^(bt)` grows too large; then every point is worked out anew.
 //!
-//! Where the text is open: the batch size is the largest that enough requests are in time for (its algorithm; its text speaks of
-//! the earliest deadline), but not one in which a request takes as long as in a smaller one; a request in a batch is estimated among
-//! others as usual (section 4.3); of several models, the one with the earliest deadline is served first.
+//! Where the text is open: the batch size is the largest that enough requests are in time for (its algorithm; its text
+//! speaks of the earliest deadline), but not one in which a request takes as long as in a smaller one; a request in a
+//! batch is estimated among others as usual (section 4.3); of several models, the one with the earliest deadline is
+//! served first.
 
 use crate::config::Config;
 use crate::distribution::Piece;
@@ -29,7 +30,8 @@ use crate::table::grown;
 use base::{DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The base is moved when `bt` is this large: `e^(bt)` and its inverse are then still far from the ends of floating point.
+/// The base is moved when `bt` is this large: `e^(bt)` and its inverse are then still far from the ends of floating
+/// point.
 const LARGEST_EXPONENT: f64 = 100.0;
 
 /// A request in the queue of one batch size.
@@ -97,7 +99,8 @@ fn batch_time(model: &Model, kind: u32, class: usize) -> (Duration, &[Piece]) {
     }
 }
 
-/// The score of a request as a point, and when it changes next, if it is later than `now`. Nanoseconds count from `base`.
+/// The score of a request as a point, and when it changes next, if it is later than `now`. Nanoseconds count from
+/// `base`.
 fn score(rate: f64, takes: Duration, pieces: &[Piece], due: f64, now: f64) -> (f64, f64, f64) {
     let mean = takes.as_nanos() as f64;
     let certain = [Piece { from: mean, to: mean * 1.02 + 1.0, part: 1.0 }];
@@ -208,8 +211,8 @@ impl OrlojModel {
         }
     }
 
-    /// The size of the next batch: of those that enough requests are in time for, the one whose first deadline is last; of
-    /// equal ones the largest.
+    /// The size of the next batch: of those that enough requests are in time for, the one whose first deadline is last;
+    /// of equal ones the largest.
     fn size(&self, model: &Model) -> Option<usize> {
         let classes = model.estimates.planned().classes();
         let full = |class: &usize| {

@@ -1,23 +1,25 @@
 //! How long is it worth waiting for company? Learnt from the gaps between a model's requests.
 //!
-//! A device that could run a batch of `b` now gains, by waiting a little longer, a chance that one more request joins; that
-//! saves the fixed cost of a batch, spread over the batch that the request would otherwise have started. It loses the time
-//! that it stands still. Waiting pays while
+//! A device that could run a batch of `b` now gains, by waiting a little longer, a chance that one more request joins;
+//! that saves the fixed cost of a batch, spread over the batch that the request would otherwise have started. It loses
+//! the time that it stands still. Waiting pays while
 //!
 //! ```text
 //! (chance of company per unit of time) * (fixed cost of a batch) > b
 //! ```
 //!
-//! The chance depends on how long it has been silent. In a steady stream it is always the same. In bursts it is high just
-//! after a request and falls with the silence: then the rule waits for the burst to end, and no longer. The chance is the
-//! best one over all horizons within the objective, as in Gittins' index, so that regular arrivals are waited for too.
+//! The chance depends on how long it has been silent. In a steady stream it is always the same. In bursts it is high
+//! just after a request and falls with the silence: then the rule waits for the burst to end, and no longer. The chance
+//! is the best one over all horizons within the objective, as in Gittins' index, so that regular arrivals are waited
+//! for too.
 
 use base::{Duration, Timestamp};
 
 /// Gaps are counted in four bins for each doubling, from a microsecond to some seconds.
 const BINS: usize = 96;
 const FIRST_OCTAVE: u32 = 10;
-/// The table is computed anew after so many gaps, or after one in so many of those that are known, if that is more: of a dense stream little is new.
+/// The table is computed anew after so many gaps, or after one in so many of those that are known, if that is more: of
+/// a dense stream little is new.
 const REFRESH: u32 = 32;
 const NEW: u32 = 8;
 /// With fewer gaps than this nothing is known, and nobody is waited for: most models of a platform are rare.

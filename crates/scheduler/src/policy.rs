@@ -1,5 +1,5 @@
-//! What a batching policy is told, what it may look at, and what it answers. The skeleton (`Scheduler`) keeps all books: queues,
-//! places and shares are brought up to date before a policy is told.
+//! What a batching policy is told, what it may look at, and what it answers. The skeleton (`Scheduler`) keeps all
+//! books: queues, places and shares are brought up to date before a policy is told.
 
 use crate::batch_rule::BatchRule;
 use crate::bits::DeviceSet;
@@ -119,7 +119,8 @@ impl Batch {
 /// What a policy wants to be done of its own accord.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Next {
-    /// A device with time to spare should be fed, because a batch is ready that it can run. `next_batch` is asked for it.
+    /// A device with time to spare should be fed, because a batch is ready that it can run. `next_batch` is asked for
+    /// it.
     Feed(DeviceId),
     /// A running batch should be broken off for a better one. Its requests are queued again.
     BreakOff(DeviceId, ActionId),

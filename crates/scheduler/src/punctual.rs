@@ -1,10 +1,11 @@
 //! `punctual`: deferred where waiting pays, eager where it doesn't.
 //!
-//! It adds three things to the candidates and devices of `Matching` (`windowed.rs`). A growing candidate may start early on a device that
-//! nobody else will need before it is ready, once waiting for company no longer pays (`Patience`); with `thrift` only in bad
-//! times, because in good times fewer and larger batches keep devices free. When a candidate had to wait for a device, so that its
-//! first requests leave no time for a large batch, they are given up for as much efficiency as the times demand and devices need to keep up (`Demand`). And it
-//! changes its rule when another one would lose fewer requests (`rehearsal.rs`).
+//! It adds three things to the candidates and devices of `Matching` (`windowed.rs`). A growing candidate may start
+//! early on a device that nobody else will need before it is ready, once waiting for company no longer pays
+//! (`Patience`); with `thrift` only in bad times, because in good times fewer and larger batches keep devices free.
+//! When a candidate had to wait for a device, so that its first requests leave no time for a large batch, they are
+//! given up for as much efficiency as the times demand and devices need to keep up (`Demand`). And it changes its rule
+//! when another one would lose fewer requests (`rehearsal.rs`).
 //!
 //! Where a model's times depend on the input, its batches start at once, and `Uneven` says who goes together.
 
@@ -23,7 +24,8 @@ use crate::windowed::{LEAD, Matching, Outlook, Standing, Start};
 use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::ops::Range;
 
-/// From this part of bad requests on, first requests are given up for the best batch size rather than for most of its efficiency.
+/// From this part of bad requests on, first requests are given up for the best batch size rather than for most of its
+/// efficiency.
 const HARD_TIMES: f64 = 0.03;
 /// How much of the best efficiency is kept before.
 const EFFICIENCY: f64 = 0.9;
@@ -31,13 +33,15 @@ const EFFICIENCY: f64 = 0.9;
 const KEEPS_UP: f64 = 1.1;
 /// How far ahead it is counted who will need a device.
 const FORESIGHT: usize = 16;
-/// Where there are more devices than candidates, batches start early only as far as devices would be busy for no more than
-/// this part of the time with what comes if all batches were so small. What comes, not what devices did lately: small batches make themselves usual, and devices that are full of them stay
-/// full.
+/// Where there are more devices than candidates, batches start early only as far as devices would be busy for no more
+/// than this part of the time with what comes if all batches were so small. What comes, not what devices did lately:
+/// small batches make themselves usual, and devices that are full of them stay full.
 const FULL_HOUSE: f64 = 0.93;
-/// Devices that would be busy for less than this part of the time with what comes, in batches of the best size, mostly idle.
+/// Devices that would be busy for less than this part of the time with what comes, in batches of the best size, mostly
+/// idle.
 const MOSTLY_IDLE: f64 = 0.5;
-/// Batches are ready early, so that they find a device, only as far as devices would be busy for no more than this part of the time if all had so much room left, or so many rows fewer.
+/// Batches are ready early, so that they find a device, only as far as devices would be busy for no more than this part
+/// of the time if all had so much room left, or so many rows fewer.
 const FULLER_HOUSE: f64 = 1.15;
 /// Finer differences than this change nothing.
 const LOAD_STEPS: f64 = 128.0;
@@ -72,14 +76,16 @@ struct PunctualModel {
     refused_in: Option<DeviceState>,
 }
 
-/// What an early start of a candidate that stays as it is depends on. While this is the same, who couldn't start early still can't.
+/// What an early start of a candidate that stays as it is depends on. While this is the same, who couldn't start early
+/// still can't.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct DeviceState {
     /// Counts devices that are hungry again.
     hungry: u64,
     /// Counts whatever relieves devices.
     relieved: u64,
-    /// For which part of the time devices would be busy with batches of the best size, in steps of one in [`LOAD_STEPS`].
+    /// For which part of the time devices would be busy with batches of the best size, in steps of one in
+    /// [`LOAD_STEPS`].
     load: u32,
     /// Whether there are many more candidates than devices.
     crowded: bool,
@@ -141,7 +147,8 @@ impl Punctual {
         self.demand.came(queued.arrived_at, row * f64::from(queued.rows) / devices as f64);
     }
 
-    /// For which part of the time devices would be busy with batches of the best size, once that is known. Who is overdue does nothing for it.
+    /// For which part of the time devices would be busy with batches of the best size, once that is known. Who is
+    /// overdue does nothing for it.
     fn load(&self, view: &View<'_>) -> Option<f64> {
         let (devices, mut overdue) = (view.ledger.quick_count(), 0);
         view.ledger.busy.any_until(view.now, |at, _| {
@@ -154,7 +161,8 @@ impl Punctual {
 
     // ---- when a candidate is ready, and from when on it may start early ----
 
-    /// Brings the candidates of marked models up to date, and notices those that time has made ready, or willing to start early.
+    /// Brings the candidates of marked models up to date, and notices those that time has made ready, or willing to
+    /// start early.
     fn settle(&mut self, view: &View<'_>) {
         while let Some(model) = self.matching.next_changed(view) {
             let (standing, early_start) = self.standing(view, model);
@@ -217,8 +225,8 @@ impl Punctual {
         EarlyStart { early_at, ready_at, latest, full_at, tight, strain }
     }
 
-    /// When a patient candidate is ready so that it finds a device: as much earlier than it must start as others may come before it. Rows that its
-    /// size has room for are run for nothing, which devices must have time for.
+    /// When a patient candidate is ready so that it finds a device: as much earlier than it must start as others may
+    /// come before it. Rows that its size has room for are run for nothing, which devices must have time for.
     fn ready_before(&self, view: &View<'_>, outlook: &Outlook<'_>) -> Timestamp {
         let &Outlook { model, there, rows, .. } = outlook;
         let room = f64::from(there.estimates.planned().class_for(rows).batch) / f64::from(rows);
@@ -255,8 +263,9 @@ impl Punctual {
         self.demand.load().unwrap_or(0.0) * self.early_cost.strain() <= FULLER_HOUSE
     }
 
-    /// The part of the devices that other models use: a model alone finds the device that its last batch leaves, or the next one, unless devices are busy all the time. Where they
-    /// mostly idle, a burst is better gathered than met half.
+    /// The part of the devices that other models use: a model alone finds the device that its last batch leaves, or the
+    /// next one, unless devices are busy all the time. Where they mostly idle, a burst is better gathered than met
+    /// half.
     fn used_by_others(&self, view: &View<'_>, model: ModelId) -> f64 {
         let own = self.matching.devices_used(view, model);
         let busy = (2.0 * self.demand.load().unwrap_or(0.0) - 1.0).clamp(0.0, 1.0);
@@ -281,8 +290,8 @@ impl Punctual {
 
     // ---- early starts ----
 
-    /// A growing candidate that should start at once on an idle device, because waiting doesn't pay and nobody else will
-    /// need the device until it is ready.
+    /// A growing candidate that should start at once on an idle device, because waiting doesn't pay and nobody else
+    /// will need the device until it is ready.
     fn early(&mut self, view: &View<'_>) -> Option<(ModelId, Timestamp, DeviceId)> {
         if self.willing.is_empty() || view.hungry.is_empty() || self.matching.spares() {
             return None;
@@ -328,19 +337,22 @@ impl Punctual {
         may
     }
 
-    /// Whether devices have time for a batch as small as a candidate is, and are enough for those that come before it is full.
+    /// Whether devices have time for a batch as small as a candidate is, and are enough for those that come before it
+    /// is full.
     fn have_time(&self, view: &View<'_>, early_start: &EarlyStart, state: DeviceState) -> bool {
         if !state.crowded && state.load() * f64::from(early_start.strain) > 1e3 * FULL_HOUSE {
             return false;
         }
-        // Where objectives are tight, one more device is kept for whoever comes next, and where devices mostly idle: that costs nothing, and a burst needs it.
+        // Where objectives are tight, one more device is kept for whoever comes next, and where devices mostly idle:
+        // that costs nothing, and a burst needs it.
         let kept = usize::from(early_start.tight || (view.ledger.quick_count() > 1 && state.mostly_idle()));
         // It is itself among those that will need a device soon.
         let needed = (self.matching.growing.len() + kept).min(FORESIGHT + 1);
         view.quick_hungry() >= needed || self.enough(view, early_start, kept)
     }
 
-    /// Whether devices that are hungry now, or free before a candidate is likely to be full, are enough for all that will be ready before it would be.
+    /// Whether devices that are hungry now, or free before a candidate is likely to be full, are enough for all that
+    /// will be ready before it would be.
     fn enough(&self, view: &View<'_>, early_start: &EarlyStart, kept: usize) -> bool {
         let mut soon = 0;
         self.matching.growing.any_until(early_start.ready_at, |_, _| {
@@ -348,7 +360,8 @@ impl Punctual {
             soon == FORESIGHT
         });
         let mut missing = (soon + kept).saturating_sub(view.quick_hungry());
-        // Nobody knows when a device that is overdue will be free; those that are fed ahead are among the hungry already.
+        // Nobody knows when a device that is overdue will be free; those that are fed ahead are among the hungry
+        // already.
         missing == 0
             || view.ledger.busy.any_until(early_start.full_at, |at, device| {
                 missing -= usize::from(at >= view.now && !view.hungry.contains(DeviceId(device as u32)));
@@ -370,7 +383,8 @@ impl Punctual {
         queue.window(times, opening, floor, &mut self.members, &mut self.skipped)
     }
 
-    /// For which part of the time that they have left devices would be busy with a model's queued requests, in batches of that size.
+    /// For which part of the time that they have left devices would be busy with a model's queued requests, in batches
+    /// of that size.
     fn burst(&self, view: &View<'_>, model: ModelId, best: &Class) -> f64 {
         let queue = view.queues.of(model);
         let left = queue.last_deadline().map_or(Duration::ZERO, |deadline_at| deadline_at.since(view.now));

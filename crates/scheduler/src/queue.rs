@@ -28,7 +28,8 @@ pub(crate) struct Place {
 /// By deadline, then by arrival.
 type Level = BTreeMap<(Timestamp, u64), Queued>;
 
-/// When a device has time for a batch: when it is free, and not before an order that leaves now has come with the batch's inputs.
+/// When a device has time for a batch: when it is free, and not before an order that leaves now has come with the
+/// batch's inputs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Opening {
     pub free_at: Timestamp,
@@ -76,8 +77,8 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// Of the sizes that hold these rows, the smallest that is in time: a request that no longer fitted may have left a larger one nearly empty, and a
-    /// larger one may be known to take less.
+    /// Of the sizes that hold these rows, the smallest that is in time: a request that no longer fitted may have left a
+    /// larger one nearly empty, and a larger one may be known to take less.
     fn holding(
         members: &[Queued],
         times: &BatchTimes,
@@ -182,8 +183,8 @@ impl ModelQueue {
         self.levels.iter().flat_map(|(_, level)| level).map(|(key, &queued)| (key.0, queued))
     }
 
-    /// The next instant from `from` on that is the last one at which a device that takes what `times` says can begin with one of the requests: in its own size, and if that is
-    /// over, in a larger one that takes less.
+    /// The next instant from `from` on that is the last one at which a device that takes what `times` says can begin
+    /// with one of the requests: in its own size, and if that is over, in a larger one that takes less.
     ///
     /// O(log n), or O(n) where requests have several rows.
     pub fn last_chance(&self, times: &BatchTimes, delay: Delay, from: Timestamp) -> Option<Timestamp> {
@@ -224,7 +225,8 @@ impl ModelQueue {
                 return Candidate::holding(members, times, Some(opening), earliest);
             }
         }
-        // Each size was counted with the inputs of as many rows as it holds. Requests of several rows may be in time in one that they don't fill, because fewer inputs are sent.
+        // Each size was counted with the inputs of as many rows as it holds. Requests of several rows may be in time in
+        // one that they don't fill, because fewer inputs are sent.
         let sends_less = self.with_many_rows > 0 && opening.delay.per_row > Duration::ZERO;
         if sends_less { self.gather_each(times, opening, u32::MAX, members) } else { None }
     }
@@ -236,8 +238,8 @@ impl ModelQueue {
     }
 
     /// The batch for an opening that begins with the first request: as many as it has time for. Where that is
-    /// less than `floor` rows and more are queued, the first requests are left out, into `skipped`, as far as that makes
-    /// the batch larger. Requests that can't be met at all are left where they are.
+    /// less than `floor` rows and more are queued, the first requests are left out, into `skipped`, as far as that
+    /// makes the batch larger. Requests that can't be met at all are left where they are.
     ///
     /// O(b + s log n) for a batch of b with s requests left out.
     pub fn window(
@@ -289,8 +291,8 @@ impl ModelQueue {
         Candidate::holding(members, times, Some(opening), begin.0)
     }
 
-    /// The first requests, up to so many rows (and at least one), whatever their deadlines. It may start until the first of
-    /// these has passed. O(b).
+    /// The first requests, up to so many rows (and at least one), whatever their deadlines. It may start until the
+    /// first of these has passed. O(b).
     pub fn front(&self, times: &BatchTimes, most: u32, members: &mut Vec<Queued>) -> Option<Candidate> {
         members.clear();
         let (mut earliest, mut rows) = (Timestamp::NEVER, 0);
@@ -340,9 +342,9 @@ impl ModelQueue {
         self.background.first_key_value().map(|((_, sequence), _)| *sequence)
     }
 
-    /// The batch of batch work with the most rows for its time, of those that take no longer than the first of it may; of
-    /// equal ones the largest. It needn't fill its size: seven requests are better run as one batch of eight than as four, two
-    /// and one. Members are left in `members`. O(b + B).
+    /// The batch of batch work with the most rows for its time, of those that take no longer than the first of it may;
+    /// of equal ones the largest. It needn't fill its size: seven requests are better run as one batch of eight than as
+    /// four, two and one. Members are left in `members`. O(b + B).
     pub fn background_candidate(
         &self,
         times: &BatchTimes,
@@ -394,7 +396,8 @@ fn fill(
     for (deadline_at, queued) in requests {
         enough |= filled + queued.rows >= batch;
         if filled + queued.rows > batch {
-            // A larger one that comes first must not keep out one that fits, least of all where nothing is in the batch.
+            // A larger one that comes first must not keep out one that fits, least of all where nothing is in the
+            // batch.
             if members.is_empty() { continue } else { break }
         }
         filled += queued.rows;
@@ -451,7 +454,8 @@ mod tests {
 
     #[test]
     fn inputs_that_are_not_sent_do_not_make_a_batch_late() {
-        // Three rows in a batch of four, 9 ms: with 1 ms for each row that is sent they are done at 12 ms, with four at 13.
+        // Three rows in a batch of four, 9 ms: with 1 ms for each row that is sent they are done at 12 ms, with four
+        // at 13.
         let delay = Delay { per_row: Duration::from_millis(1), ..Delay::default() };
         let opening = Opening { free_at: at(0), now: at(0), delay };
         let (mut members, mut skipped) = (Vec::new(), Vec::new());

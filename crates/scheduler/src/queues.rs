@@ -1,5 +1,5 @@
-//! The queues of all models, and where each is loaded, with what all policies have in common: batch work, and requests whose time
-//! has run out. The skeleton changes them; policies look at them.
+//! The queues of all models, and where each is loaded, with what all policies have in common: batch work, and requests
+//! whose time has run out. The skeleton changes them; policies look at them.
 
 use crate::bits::{Bits, DeviceSet};
 use crate::ledger::Ledger;
@@ -132,8 +132,8 @@ impl Queues {
 
     // ---- requests whose time has run out ----
 
-    /// When the first request of a model can no longer be met: with the weights somewhere or on their way, when not even
-    /// the smallest batch would be in time; else when a load before it wouldn't be either.
+    /// When the first request of a model can no longer be met: with the weights somewhere or on their way, when not
+    /// even the smallest batch would be in time; else when a load before it wouldn't be either.
     fn expiry(&self, ledger: &Ledger, model: ModelId) -> Option<(Timestamp, Queued)> {
         let (deadline_at, queued) = self.models[model.index()].queue.first()?;
         let there = ledger.model(model);

@@ -1,8 +1,8 @@
 //! Models that want to run, in the order of some key.
 //!
-//! A model stands here once, however many devices hold it; who holds what is in `Queues`. From the first model on, a device
-//! takes the first that it holds, and a model the first free device that holds it. Where models are on every device that is the
-//! very first; where they are on one in so many, so many are looked at on average.
+//! A model stands here once, however many devices hold it; who holds what is in `Queues`. From the first model on, a
+//! device takes the first that it holds, and a model the first free device that holds it. Where models are on every
+//! device that is the very first; where they are on one in so many, so many are looked at on average.
 
 use crate::bits::DeviceSet;
 use crate::queues::Queues;

@@ -1,7 +1,8 @@
 //! Rehearsals: the same requests on imagined devices, once for each rule.
 //!
-//! Whether a batch should start at once or wait, and whom to give up when not all can be met, depends on models, devices and
-//! arrivals in ways that no rule of ours gets right everywhere. But a scheduler that is a pure machine can be run beside itself.
+//! Whether a batch should start at once or wait, and whom to give up when not all can be met, depends on models,
+//! devices and arrivals in ways that no rule of ours gets right everywhere. But a scheduler that is a pure machine can
+//! be run beside itself.
 //!
 //! ```text
 //!  requests are lost ──> a span begins: the machine is copied as it is, busy devices and queues and all,
@@ -10,10 +11,10 @@
 //!                    ──> Event::Adopted: how many each rule would have lost; the best is taken on
 //! ```
 //!
-//! All rules see the same arrivals from the same beginning, so that their losses can be compared without waiting for chance
-//! to even out. A request pays nothing for it but being written down, and only while requests are lost. What happens only in reality
-//! (stalls, failures, cancelled requests) isn't rehearsed; so reality has the last word: a rule under which much more is lost than
-//! was imagined is left at once, and not taken on again soon.
+//! All rules see the same arrivals from the same beginning, so that their losses can be compared without waiting for
+//! chance to even out. A request pays nothing for it but being written down, and only while requests are lost. What
+//! happens only in reality (stalls, failures, cancelled requests) isn't rehearsed; so reality has the last word: a rule
+//! under which much more is lost than was imagined is left at once, and not taken on again soon.
 
 use crate::batch_rule::BatchRule;
 use crate::event::{ActionStatus, Command, Event, Execution, Load, Outcome, Report, Request};
@@ -25,17 +26,19 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-/// A span is full with so many requests and after so many objectives, but in no case has it more of either than the second.
+/// A span is full with so many requests and after so many objectives, but in no case has it more of either than the
+/// second.
 const REQUESTS: (usize, usize) = (4_500, 40_000);
 const OBJECTIVES: u64 = 8;
 const LONGEST: Duration = Duration::from_secs(5);
-/// So many requests may be rehearsed before others have come: of those that come, one in so many adds one more, and so many a
-/// second in any case.
+/// So many requests may be rehearsed before others have come: of those that come, one in so many adds one more, and so
+/// many a second in any case.
 const CREDIT: f64 = 80_000.0;
 const SHARE: f64 = 1.0 / 16.0;
 const EACH_SECOND: f64 = 1_000.0;
-/// The first so many objectives of a span don't count, up to a third of it, nor those of a trial: at first a rule lives on what the one before left it. Nor do requests that came less than an
-/// objective before its end: nobody comes after them, which flatters whoever puts off.
+/// The first so many objectives of a span don't count, up to a third of it, nor those of a trial: at first a rule lives
+/// on what the one before left it. Nor do requests that came less than an objective before its end: nobody comes after
+/// them, which flatters whoever puts off.
 const WARM_UP: u64 = 5;
 /// A copy of the machine takes time in proportion to where models are; with more places than this nothing is rehearsed.
 const MOST_PLACES: usize = 100_000;
@@ -45,7 +48,8 @@ const MEMORY_TIME: f64 = 900.0;
 /// A rule is left for one that lost fewer by this, and by this part of the root of its losses, which is their noise.
 const MARGIN: f64 = 1.0;
 const NOISE: f64 = 0.5;
-/// The usual rule is the safest. It is left only where it really loses this part of all requests, and for one that would lose fewer by the second.
+/// The usual rule is the safest. It is left only where it really loses this part of all requests, and for one that
+/// would lose fewer by the second.
 const WORTHWHILE: f64 = 0.003;
 const GAIN: f64 = 0.001;
 /// The noise where times depend on the input: what is imagined is then drawn by chance.
@@ -54,19 +58,21 @@ const UNEVEN_NOISE: f64 = 1.5;
 const NOTHING: f64 = 0.5;
 /// Real losses lately at which a span begins.
 const SOMETHING: f64 = 2.0;
-/// "Lately": real losses count for a third after so many seconds, but the last so many requests are remembered as long as
-/// rehearsals are: where few come, thirty seconds say nothing of one loss in a hundred.
+/// "Lately": real losses count for a third after so many seconds, but the last so many requests are remembered as long
+/// as rehearsals are: where few come, thirty seconds say nothing of one loss in a hundred.
 const LATELY: Memory = Memory { seconds: 30.0, requests: 1_000.0 };
-/// The moment by which a rule proves itself: with fewer requests it tells nothing, so that it lasts longer where few come.
+/// The moment by which a rule proves itself: with fewer requests it tells nothing, so that it lasts longer where few
+/// come.
 const MOMENT: Memory = Memory { seconds: 0.5, requests: 300.0 };
-/// A rule has failed when this part of all requests is lost, so many times what was imagined, and so many times what the usual one lost in its worst moment lately: in a burst every rule
-/// loses more than on average.
+/// A rule has failed when this part of all requests is lost, so many times what was imagined, and so many times what
+/// the usual one lost in its worst moment lately: in a burst every rule loses more than on average.
 const FAILED: f64 = 0.1;
 const TIMES_IMAGINED: f64 = 3.0;
 const TIMES_WORST: f64 = 1.5;
 /// For so long it isn't taken on again.
 const BANNED: Duration = Duration::from_secs(60);
-/// Requests are let in by turns while no more are lost than so many times what is lost with everybody let in; once it was more, from the second on.
+/// Requests are let in by turns while no more are lost than so many times what is lost with everybody let in; once it
+/// was more, from the second on.
 const TURNS_LOSE: (f64, f64) = (1.15, 1.1);
 
 /// What is known of a rule.
@@ -299,8 +305,9 @@ pub struct Span {
 }
 
 impl Span {
-    /// Runs the requests once with each rule, and once with the one in force and everybody let in, or not if everybody is. A pure function that may take a while: the scheduler's
-    /// driver calls it where nobody waits for it, and tells the scheduler the result as [`Event::Adopted`].
+    /// Runs the requests once with each rule, and once with the one in force and everybody let in, or not if everybody
+    /// is. A pure function that may take a while: the scheduler's driver calls it where nobody waits for it, and tells
+    /// the scheduler the result as [`Event::Adopted`].
     pub fn rehearse(&self) -> Rehearsed {
         let rule = |&rule| Rehearsal::new(self, |machine| machine.tell(Fact::Adopted(rule)));
         let rules = BatchRule::CHOICE.iter().map(rule);
@@ -347,8 +354,8 @@ impl Scheduler {
         rehearsals.came(self.now, request);
     }
 
-    /// What should be rehearsed, when there is something: call it after steps, rehearse the span where nobody waits for it, and tell the
-    /// result as [`Event::Adopted`].
+    /// What should be rehearsed, when there is something: call it after steps, rehearse the span where nobody waits for
+    /// it, and tell the result as [`Event::Adopted`].
     pub fn take_span(&mut self) -> Option<Box<Span>> {
         self.rehearsals.as_mut()?.take()
     }
@@ -393,8 +400,9 @@ impl Scheduler {
     }
 }
 
-/// Devices with transfers take one part in so many longer in imagination: orders that come a little late, transfers that are hidden in part. At the limit a
-/// rosy picture is a bad adviser: what loses nothing in it, because everything fits, loses a third in reality, where it doesn't.
+/// Devices with transfers take one part in so many longer in imagination: orders that come a little late, transfers
+/// that are hidden in part. At the limit a rosy picture is a bad adviser: what loses nothing in it, because everything
+/// fits, loses a third in reality, where it doesn't.
 const UNSEEN: u64 = 64;
 
 /// Something that an imagined device does.
@@ -568,7 +576,8 @@ impl Rehearsal {
         self.under_way.push(Reverse(UnderWay { heard_at, ends_at, action, device, started_at, transfers }));
     }
 
-    /// What a batch takes in imagination: what is usual, or what its longest request may; and what of it may run beside others.
+    /// What a batch takes in imagination: what is usual, or what its longest request may; and what of it may run beside
+    /// others.
     fn takes(&self, order: &Execution) -> (Duration, Duration) {
         let model = self.scheduler.ledger.model(order.model);
         let Some(spread) = model.estimates.distribution() else {

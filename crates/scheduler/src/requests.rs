@@ -25,8 +25,8 @@ pub(crate) struct RequestInHand {
     pub work: Duration,
     /// Where that is booked, so that later requests know of it: the device, and which of those that had its number.
     pub booking: Option<(DeviceId, u32, Booking)>,
-    /// Its batch was on a device that was lost: it may have been executed, so that it can fail but no longer be rejected
-    /// (P8).
+    /// Its batch was on a device that was lost: it may have been executed, so that it can fail but no longer be
+    /// rejected (P8).
     pub stranded: bool,
 }
 

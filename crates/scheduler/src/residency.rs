@@ -15,15 +15,15 @@ use std::collections::BTreeSet;
 
 /// The horizon in which demand should be served where a model has no objective (Clockwork's evaluation: 100 ms).
 const DEFAULT_HORIZON: Duration = Duration::from_millis(100);
-/// How far a device's list of least recently used models is searched for victims, and the list of wanting models for one
-/// that can be placed: keeps the cost of an event bounded however many models there are.
+/// How far a device's list of least recently used models is searched for victims, and the list of wanting models for
+/// one that can be placed: keeps the cost of an event bounded however many models there are.
 const SEARCH_LIMIT: usize = 32;
 /// The load priority of a model that may only go where nothing has to go for it.
 const OPPORTUNE: u64 = 1;
 /// A model on no more devices than this is planned for exactly.
 const FEW: usize = 4;
-/// Free memory is used for models that may need it later up to so many places of models on devices, all of them together: with 10,000 models on
-/// 1,000 devices each is on 20, unless its requests want more.
+/// Free memory is used for models that may need it later up to so many places of models on devices, all of them
+/// together: with 10,000 models on 1,000 devices each is on 20, unless its requests want more.
 const PLACES: usize = 200_000;
 /// With more devices than this not all are looked at for a load, but the next few that load nothing.
 const LOOKED_AT: usize = 64;
@@ -105,8 +105,8 @@ impl Planner {
             Duration::from_secs_f64(demand - served).as_nanos()
         };
         // Free memory is there to be used: one request that was refused, or that waits behind others, is reason enough.
-        // Weights that take neither room nor time may as well be everywhere, and so may those of a model that was asked for
-        // where there is room for all models.
+        // Weights that take neither room nor time may as well be everywhere, and so may those of a model that was asked
+        // for where there is room for all models.
         let for_nothing = entry.pages == 0 && entry.estimates.load() == Duration::ZERO;
         let for_little = all_fit && entry.last_urgent_at.is_some();
         let asked = entry.missed > Duration::ZERO || queues.of(model).background_len() > 1;
@@ -165,8 +165,8 @@ impl Planner {
         self.quiet_until = Timestamp::ZERO;
     }
 
-    /// Gives the load executors work until each has enough to do or nothing wants to be loaded. The caller tells the policy what was
-    /// unloaded.
+    /// Gives the load executors work until each has enough to do or nothing wants to be loaded. The caller tells the
+    /// policy what was unloaded.
     pub fn decide(
         &mut self,
         now: Timestamp,
@@ -236,8 +236,9 @@ impl Planner {
         let action = ledger.next_action();
         let entry = ledger.model(model);
         let expected = entry.estimates.load();
-        // A load that starts when no queued request could still gain from it is pointless. One that is too late for all of them already when it is ordered is for those that
-        // come next: with a window that its order can't reach it would be refused there, and ordered again, for ever.
+        // A load that starts when no queued request could still gain from it is pointless. One that is too late for all
+        // of them already when it is ordered is for those that come next: with a window that its order can't reach it
+        // would be refused there, and ordered again, for ever.
         let gains_until = queues
             .of(model)
             .last_deadline()
@@ -355,8 +356,8 @@ fn place(
             let other = ledger.model(victim);
             // A removed model goes by itself, once what is queued for it is done.
             let busy = other.residency_on(id).is_none_or(|residency| residency.in_use > 0);
-            // One that requests wait for gives way only to more unmet work than its own: else whoever is loaded and never
-            // has an empty queue would keep all others out for ever.
+            // One that requests wait for gives way only to more unmet work than its own: else whoever is loaded and
+            // never has an empty queue would keep all others out for ever.
             let wanted = queues.of(victim).has_urgent() && other.demand.as_nanos() >= entry.load_priority;
             let used = busy || wanted || other.removed;
             if used || (background && !may_give_way(now, queues, other.last_urgent_at, victim, model)) {

@@ -1,4 +1,5 @@
-//! The last few measurements of one kind of action, and what they say: a rolling quantile (Clockwork, section 5.3), the median and the mean.
+//! The last few measurements of one kind of action, and what they say: a rolling quantile (Clockwork, section 5.3), the
+//! median and the mean.
 
 use base::{Duration, Timestamp};
 use std::sync::Arc;
@@ -100,11 +101,11 @@ pub(crate) fn averaged(mean: Duration, took: Duration) -> Duration {
     (mean * (MEAN_SHARE - 1) + took) / MEAN_SHARE
 }
 
-/// What looks too slow isn't run, and what isn't run isn't measured: without a measurement for so long, an estimate that is
-/// above its seed comes half of the way back to it.
+/// What looks too slow isn't run, and what isn't run isn't measured: without a measurement for so long, an estimate
+/// that is above its seed comes half of the way back to it.
 const STALE: Duration = Duration::from_secs(1);
-/// What takes more than so many times as long as planned says something of the device at that moment, and nothing of the model: it counts only if the next one of its size takes as
-/// long.
+/// What takes more than so many times as long as planned says something of the device at that moment, and nothing of
+/// the model: it counts only if the next one of its size takes as long.
 const STALL: u64 = 50;
 
 /// How estimates are drawn from measurements.
@@ -161,8 +162,8 @@ impl Rolling {
         let Seen { recent, sorted, .. } = &*self.seen;
         let below = history.place_in(sorted.len());
         self.says.quantile = sorted[below];
-        // Until the window is full the seed keeps its say: one fast first run must not make the plan rash. A slow one counts until others say that it was an exception: so
-        // many slower ones as the quantile leaves out.
+        // Until the window is full the seed keeps its say: one fast first run must not make the plan rash. A slow one
+        // counts until others say that it was an exception: so many slower ones as the quantile leaves out.
         if recent.len() < history.size {
             self.says.quantile = self.says.quantile.max(self.unseen);
             return;
@@ -172,7 +173,8 @@ impl Rolling {
         self.says.median = sorted[half.min(below)];
     }
 
-    /// Takes a measurement out again, as if it had not been made: it says nothing of what this is about. What became of it when the estimate aged goes, too.
+    /// Takes a measurement out again, as if it had not been made: it says nothing of what this is about. What became of
+    /// it when the estimate aged goes, too.
     pub fn forget(&mut self, history: History, took: Duration) {
         let full = self.seen.recent.len() == history.size;
         let known = Arc::make_mut(&mut self.seen).forget(took);

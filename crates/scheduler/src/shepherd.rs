@@ -1,14 +1,14 @@
-//! Shepherd's online algorithm, Flex, as Symphony describes it (section 2.2): eager, one candidate for each model, the largest
-//! one first; a much larger candidate breaks a running batch off.
+//! Shepherd's online algorithm, Flex, as Symphony describes it (section 2.2): eager, one candidate for each model, the
+//! largest one first; a much larger candidate breaks a running batch off.
 //!
-//! A candidate is the largest batch that a model's queue makes in time. First requests that leave no time for it are passed
-//! over and stay queued; with `gather = "head_first"` the batch begins with the first request and holds as many as that one
-//! has time for. Time only makes it smaller, so that what `ready` says is an upper bound, and is corrected when the
-//! model comes to the front.
+//! A candidate is the largest batch that a model's queue makes in time. First requests that leave no time for it are
+//! passed over and stay queued; with `gather = "head_first"` the batch begins with the first request and holds as many
+//! as that one has time for. Time only makes it smaller, so that what `ready` says is an upper bound, and is corrected
+//! when the model comes to the front.
 //!
-//! When every device is busy and the largest candidate is at least three times the smallest running batch, that batch is
-//! broken off; its requests go back to their queue. The candidate is promised the device: those who come back don't make
-//! it smaller, though their deadlines are nearer.
+//! When every device is busy and the largest candidate is at least three times the smallest running batch, that batch
+//! is broken off; its requests go back to their queue. The candidate is promised the device: those who come back don't
+//! make it smaller, though their deadlines are nearer.
 
 use crate::config::{Config, Delay, Gather};
 use crate::policy::{Batch, Ended, Fact, Next, Policy, Started, View};

@@ -1,6 +1,6 @@
-//! How long may batch work block a device? Half of the slack of the tightest request that came lately: then whoever comes
-//! next finds at least the other half. Batch work that has waited may take more of it, and in the end goes in any case:
-//! a little traffic with tight deadlines must not keep long batches waiting for ever beside an idle device.
+//! How long may batch work block a device? Half of the slack of the tightest request that came lately: then whoever
+//! comes next finds at least the other half. Batch work that has waited may take more of it, and in the end goes in any
+//! case: a little traffic with tight deadlines must not keep long batches waiting for ever beside an idle device.
 
 use base::{Duration, Timestamp};
 

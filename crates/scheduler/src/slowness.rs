@@ -1,8 +1,9 @@
 //! Which devices are slower than their kind?
 //!
-//! Devices of one kind have their estimates in common, so that one that is too hot, or bad, or shared with somebody, would make all of them look slow. So each run is
-//! compared with what is usual in its kind for that model and size. A device whose runs take longer most of the time is so many *steps* slower than its kind: it has
-//! estimates of its own from then on (`Ledger`), and others no longer plan with it.
+//! Devices of one kind have their estimates in common, so that one that is too hot, or bad, or shared with somebody,
+//! would make all of them look slow. So each run is compared with what is usual in its kind for that model and size. A
+//! device whose runs take longer most of the time is so many *steps* slower than its kind: it has estimates of its own
+//! from then on (`Ledger`), and others no longer plan with it.
 //!
 //! ```text
 //!  step        0          1          2          3
@@ -12,21 +13,23 @@
 
 use base::{Duration, ModelId, Timestamp};
 
-/// Each step is so many times as slow as the one before. What is slower by less than half a step stays in its kind's estimates, which are longer by as much; with smaller steps chance looks like
-/// slowness.
+/// Each step is so many times as slow as the one before. What is slower by less than half a step stays in its kind's
+/// estimates, which are longer by as much; with smaller steps chance looks like slowness.
 const RATIO: f64 = 1.25;
 /// The last step stands for all that is slower: 18 times, when nothing can be done in time anyway.
 const LAST: u32 = 13;
 /// Devices are judged after so many runs.
 const RUNS: usize = 16;
-/// All but so many of them must say that it is slower, or quicker: runs that stall say nothing of a device. By chance they do so once in 5,700 times where times deviate by 20 %, and once
-/// in 670 with 30 %; the next 16 say otherwise.
+/// All but so many of them must say that it is slower, or quicker: runs that stall say nothing of a device. By chance
+/// they do so once in 5,700 times where times deviate by 20 %, and once in 670 with 30 %; the next 16 say otherwise.
 const EXCEPTIONS: usize = 4;
-/// One that takes more than the second times as long is known as slow after so many runs in a row: each of them may make others wait that are planned with it.
+/// One that takes more than the second times as long is known as slow after so many runs in a row: each of them may
+/// make others wait that are planned with it.
 const CLEARLY: (usize, f64) = (4, 2.0);
 /// It must be quicker by this much more than a step begins, so that it doesn't go to and fro.
 const REST: f64 = 0.95;
-/// A slow device that nothing can be run on in time isn't measured. After so much time it is tried again with one batch, which is lost if it is still slow.
+/// A slow device that nothing can be run on in time isn't measured. After so much time it is tried again with one
+/// batch, which is lost if it is still slow.
 const TRIAL: Duration = Duration::from_secs(10);
 
 /// What a device did.

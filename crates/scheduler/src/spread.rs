@@ -1,9 +1,9 @@
 //! How long one model's requests take, where that depends on the input.
 //!
-//! A request takes its *work* and the batch's fixed part: alone `c0 + work`, in a batch of k requests padded to the longest
-//! `c0 + c1(k) * max work` (Orloj, equations 3 to 5, where `c1(k)` is a line through 0). `c1` comes from the profile, which was
-//! measured with one input. The work is learnt from measurements of single requests: a
-//! histogram over the last 512 for each application, and one for each bucket of size hints where there are any. When the newer
+//! A request takes its *work* and the batch's fixed part: alone `c0 + work`, in a batch of k requests padded to the
+//! longest `c0 + c1(k) * max work` (Orloj, equations 3 to 5, where `c1(k)` is a line through 0). `c1` comes from the
+//! profile, which was measured with one input. The work is learnt from measurements of single requests: a histogram
+//! over the last 512 for each application, and one for each bucket of size hints where there are any. When the newer
 //! half of a window no longer looks like the older one, the older one is forgotten.
 //!
 //! What is asked often is worked out when measurements come, not when requests do.
@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, VecDeque};
 const WINDOW: usize = 512;
 /// The halves of a window are compared after so many new ones, from this many on.
 const COMPARE_EVERY: u32 = 64;
-/// Kolmogorov and Smirnov's distance, over the root of `(n + m) / (n * m)`, beyond which two samples are of one distribution
-/// with a probability of 1 in 1,000 only.
+/// Kolmogorov and Smirnov's distance, over the root of `(n + m) / (n * m)`, beyond which two samples are of one
+/// distribution with a probability of 1 in 1,000 only.
 const DRIFT: f64 = 1.95;
 /// More applications than this are counted as the default one.
 const MAX_APPLICATIONS: usize = 64;
@@ -30,7 +30,8 @@ const BUCKETS_PER_OCTAVE: u64 = 8;
 const ENOUGH: usize = 3;
 /// The tables are made anew after so many measurements.
 const RENEW_EVERY: u32 = 64;
-/// A model is dynamic when its slow requests take this much longer than its quick ones, and static again below the second.
+/// A model is dynamic when its slow requests take this much longer than its quick ones, and static again below the
+/// second.
 const DYNAMIC: f64 = 1.25;
 const STATIC: f64 = 1.15;
 const QUICK: f64 = 0.02;
@@ -130,8 +131,9 @@ impl Kind {
     }
 }
 
-/// One batch size: its rows, how many times one request's work it takes, and whether that is less for each row than in every smaller size
-/// that pays. Where it isn't, whoever is in such a batch would be done as soon or sooner one after another.
+/// One batch size: its rows, how many times one request's work it takes, and whether that is less for each row than in
+/// every smaller size that pays. Where it isn't, whoever is in such a batch would be done as soon or sooner one after
+/// another.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     rows: u32,
@@ -259,7 +261,8 @@ impl Spread {
         let mut best = f64::INFINITY;
         for size in &mut self.sizes {
             let per_row = (self.fixed + size.times * work) / f64::from(size.rows);
-            // A hundredth is noise. Of those that pay: where sizes lie close together each gains little over the one before, and all of them much.
+            // A hundredth is noise. Of those that pay: where sizes lie close together each gains little over the one
+            // before, and all of them much.
             size.pays = per_row < 0.99 * best;
             if size.pays {
                 best = per_row;
@@ -282,8 +285,8 @@ impl Spread {
         &self.kinds[kind as usize].batches[class]
     }
 
-    /// What each batch size takes, whoever is in it, with the given quantile, or the mean where that is more; whether it is worth it, even if all in it are alike; and what the quickest request takes
-    /// alone.
+    /// What each batch size takes, whoever is in it, with the given quantile, or the mean where that is more; whether
+    /// it is worth it, even if all in it are alike; and what the quickest request takes alone.
     pub fn estimates(&self, quantile: f64) -> (Vec<(Statistics, bool)>, Duration) {
         let any = &self.kinds[ANY as usize].work;
         let estimate = |(class, size): (usize, &Size)| {

@@ -1,8 +1,9 @@
 //! Which requests of one model go together where their times differ: `punctual`'s answer.
 //!
-//! A batch takes as long as its longest request, so that a long one among short ones costs them all. So requests of similar
-//! kinds are put together. For each kind as the longest, and each batch size, there is one candidate: the most urgent requests of this kind
-//! and shorter ones that are likely to be in time. Of all these the best is taken, by what is best at the time (`Aim`).
+//! A batch takes as long as its longest request, so that a long one among short ones costs them all. So requests of
+//! similar kinds are put together. For each kind as the longest, and each batch size, there is one candidate: the most
+//! urgent requests of this kind and shorter ones that are likely to be in time. Of all these the best is taken, by what
+//! is best at the time (`Aim`).
 
 use crate::batch_times::BatchTimes;
 use crate::distribution::power;
@@ -10,8 +11,8 @@ use crate::queue::{Candidate, ModelQueue, Queued};
 use crate::spread::Spread;
 use base::{Duration, Timestamp};
 
-/// Requests whose chance to be in time is lower don't join a batch. Each of these makes a candidate: when there are more requests
-/// than can be met, those that are sure to be in time are better company than the most urgent.
+/// Requests whose chance to be in time is lower don't join a batch. Each of these makes a candidate: when there are
+/// more requests than can be met, those that are sure to be in time are better company than the most urgent.
 const CHANCES: [f64; 3] = [0.5, 0.8, 0.95];
 /// How many of the most urgent requests are looked at.
 const SEARCH: usize = 256;
@@ -25,8 +26,8 @@ pub(crate) enum Aim {
     First,
     /// Requests that are in time for each second of the device, whoever they are.
     Most,
-    /// Work that is done in time for each second of the device: long requests count for as much as the short ones that they
-    /// take the place of, so that nobody is left for later who will cost more then.
+    /// Work that is done in time for each second of the device: long requests count for as much as the short ones that
+    /// they take the place of, so that nobody is left for later who will cost more then.
     Saving,
     /// Requests in the batch; of equal ones as `Most`.
     Largest,

@@ -3,7 +3,8 @@
 use crate::table::grown;
 use base::{Duration, ModelId};
 
-/// All times are halved when their sum reaches this many times what one batch takes on average: what was counts for less.
+/// All times are halved when their sum reaches this many times what one batch takes on average: what was counts for
+/// less.
 const MEMORY: u64 = 4_096;
 
 /// Device time that the batches of each model took lately.

@@ -1,11 +1,12 @@
 //! Policies that choose when a batch may start, then give ready batches to devices in the order of their urgency.
 //!
-//! Each model has one candidate: the batch that its queue makes now. It grows until it is *ready*; from then on it goes to the
-//! first device that is free, the candidate that must start soonest first. A device that is free takes the lowest number, so
-//! that devices with high numbers stay idle when there is little to do (Symphony, sections 3.1 and 3.2).
+//! Each model has one candidate: the batch that its queue makes now. It grows until it is *ready*; from then on it goes
+//! to the first device that is free, the candidate that must start soonest first. A device that is free takes the
+//! lowest number, so that devices with high numbers stay idle when there is little to do (Symphony, sections 3.1 and
+//! 3.2).
 //!
-//! `Matching` keeps the candidates and finds devices for them. `Windowed` is `deferred`, `eager` and `timeout`, which differ in when a
-//! candidate is ready (`Start`). `punctual` stands on the same `Matching`, in a file of its own.
+//! `Matching` keeps the candidates and finds devices for them. `Windowed` is `deferred`, `eager` and `timeout`, which
+//! differ in when a candidate is ready (`Start`). `punctual` stands on the same `Matching`, in a file of its own.
 //!
 //! Facts only mark their model; candidates are computed once for each event, when they are asked for.
 
@@ -24,8 +25,9 @@ use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 
 /// Below this part of bad requests times are good.
 const GOOD_TIMES: f64 = 0.001;
-/// A candidate that a device should be free for in time is ready so many times before it must start as a device becomes free on average: at the last instant all of them may be busy. With 4, 6 and 8
-/// times the worst model of the A100's zoo loses 1.2, 0.8 and 0.6 % at 97 % of what is possible, with none 2.5 %; single models need none of it.
+/// A candidate that a device should be free for in time is ready so many times before it must start as a device becomes
+/// free on average: at the last instant all of them may be busy. With 4, 6 and 8 times the worst model of the A100's
+/// zoo loses 1.2, 0.8 and 0.6 % at 97 % of what is possible, with none 2.5 %; single models need none of it.
 pub(crate) const LEAD: f64 = 8.0;
 
 /// From when on a batch may have a device.
@@ -39,7 +41,8 @@ pub(crate) enum Start {
     Late,
 }
 
-/// Ready candidates go by whether they aren't entitled to go first, then by when they have their turn, or must start where there are no turns.
+/// Ready candidates go by whether they aren't entitled to go first, then by when they have their turn, or must start
+/// where there are no turns.
 type Rank = (bool, Timestamp);
 
 /// Where a model's candidate is.
@@ -101,12 +104,13 @@ pub(crate) struct Matching {
     changed: Marked,
     /// Models whose candidate is ready, by when it must start.
     ready: ReadyModels<Rank>,
-    /// The hungry devices of which none can run a ready candidate, by their revision; `None` once a candidate or a place has come.
+    /// The hungry devices of which none can run a ready candidate, by their revision; `None` once a candidate or a
+    /// place has come.
     stuck: Option<u64>,
     /// Candidates that are left to grow, by when they are ready.
     pub growing: Heap,
-    /// How often one of them stopped to grow, or was found to be ready later, or an execution ended: another number whenever there may be fewer of them before some instant,
-    /// or more devices.
+    /// How often one of them stopped to grow, or was found to be ready later, or an execution ended: another number
+    /// whenever there may be fewer of them before some instant, or more devices.
     pub relieved: u64,
     /// When devices that nobody plans with could serve what is queued at the latest.
     last_chances: LastChances,
@@ -182,8 +186,8 @@ impl Matching {
         self.usage.devices_of(model, view.ledger.quick_count(), self.models.len())
     }
 
-    /// The rows that a batch of a model would have if its batches followed each other evenly on the devices that it uses
-    /// (Symphony, section 3.3, equation 1).
+    /// The rows that a batch of a model would have if its batches followed each other evenly on the devices that it
+    /// uses (Symphony, section 3.3, equation 1).
     pub fn target(&self, view: &View<'_>, times: &BatchTimes, model: ModelId, objective: Duration) -> u32 {
         if let Some(rows) = self.models[model.index()].turn_rows {
             return rows;
@@ -231,7 +235,8 @@ impl Matching {
         Some((model, self.ready(model, latest)))
     }
 
-    /// What a model's queue makes now; where it is if that can't grow. Inlined, as `in_turn` is: computed anew with every request.
+    /// What a model's queue makes now; where it is if that can't grow. Inlined, as `in_turn` is: computed anew with
+    /// every request.
     #[inline(always)]
     pub fn outlook<'a>(&self, view: &View<'a>, model: ModelId) -> Result<Outlook<'a>, Standing> {
         let queue = view.queues.of(model);
@@ -260,15 +265,16 @@ impl Matching {
         let ready_at = match start {
             Start::AtOnce if !self.spares() => now,
             Start::After(part) => first.arrived_at + outlook.objective().mul_f64(part) - delay,
-            // A larger batch that seems to take less: what is known of this size is of a bad moment. Waiting would end behind `latest`; running it shows what it takes.
+            // A larger batch that seems to take less: what is known of this size is of a bad moment. Waiting would end
+            // behind `latest`; running it shows what it takes.
             Start::AtOnce | Start::Late if with_one_more < takes => now,
             Start::AtOnce | Start::Late => deadline_at - with_one_more - self.delay.of(rows + 1),
         };
         ready_at.min(latest - delay)
     }
 
-    /// Where a candidate is that would be ready then: with shares of device time perhaps earlier. At its turn a device is kept for it, and waits for
-    /// company no longer than until the second instant.
+    /// Where a candidate is that would be ready then: with shares of device time perhaps earlier. At its turn a device
+    /// is kept for it, and waits for company no longer than until the second instant.
     #[inline(always)]
     pub fn in_turn(&self, view: &View<'_>, outlook: &Outlook<'_>, ready_at: Timestamp, until: Timestamp) -> Standing {
         let &Outlook { model, delay, latest, .. } = outlook;
@@ -318,8 +324,8 @@ impl Matching {
 
     // ---- devices for those that are ready ----
 
-    /// The device for the most urgent ready candidate that a hungry one can run: of those that are free when an order that leaves now arrives the
-    /// lowest number, else the one that is free soonest.
+    /// The device for the most urgent ready candidate that a hungry one can run: of those that are free when an order
+    /// that leaves now arrives the lowest number, else the one that is free soonest.
     pub fn device_for_ready(&mut self, view: &View<'_>) -> Option<DeviceId> {
         if self.ready.is_empty() || self.stuck == Some(view.hungry.revision()) {
             return None;
@@ -344,8 +350,8 @@ impl Matching {
             .or_else(|| able().min_by_key(|&device| (free_at(device), device)))
     }
 
-    /// Where devices differ: the most urgent ready candidate that a hungry one has time for, and of these the one that is free first, is no slower than its kind, and has the
-    /// lowest number.
+    /// Where devices differ: the most urgent ready candidate that a hungry one has time for, and of these the one that
+    /// is free first, is no slower than its kind, and has the lowest number.
     fn first_able_pair(&self, view: &View<'_>) -> Option<(ModelId, DeviceId)> {
         let in_time = view.now + self.delay.control;
         let free_at = |device: DeviceId| view.ledger.device(device).exec.start_at(view.now).max(in_time);

@@ -32,7 +32,8 @@ fn a_cold_model_is_loaded_then_its_requests_run_as_one_batch() {
 
 #[test]
 fn what_is_behind_a_batch_runs_since_that_ended_not_since_it_was_reported() {
-    // Batches of one take 5 ms. The second starts when the first ends, at 13, of which nobody hears before 16: it ends at 18, the third at 23.
+    // Batches of one take 5 ms. The second starts when the first ends, at 13, of which nobody hears before 16: it ends
+    // at 18, the third at 23.
     check(
         10,
         "0 device 10

@@ -30,7 +30,8 @@ struct World {
 }
 
 impl World {
-    /// One model of one size, which takes so long by its profiles, one for each kind; and devices of these kinds that really take so long.
+    /// One model of one size, which takes so long by its profiles, one for each kind; and devices of these kinds that
+    /// really take so long.
     fn new(policy: PolicyKind, profiles: &[u64], devices: &[(u32, u64)]) -> Self {
         let profile =
             |&millis: &u64| LatencyProfile::linear(Duration::ZERO, MILLI * millis, &[1], Duration::ZERO).unwrap();

@@ -19,8 +19,8 @@ fn check(policy: PolicyKind, script: &str, expected: Expect) {
     script::check(config, script, expected);
 }
 
-/// One device that is busy until 10, and a model of which a batch of b takes `(0.75 + 0.25 b)` times its longest request.
-/// Application 1's requests take 10 ms, application 2's take 40.
+/// One device that is busy until 10, and a model of which a batch of b takes `(0.75 + 0.25 b)` times its longest
+/// request. Application 1's requests take 10 ms, application 2's take 40.
 const TWO_SORTS: &str = "0 device 10
     0 model 1 2.5 7.5 0 1 2 4
     0 measure 0 1 10 10.1
@@ -143,7 +143,8 @@ fn punctual_does_not_begin_what_is_hopeless() {
 
 #[test]
 fn punctual_batches_what_does_not_pay_only_for_a_request_that_needs_it() {
-    // A batch of b takes b times its longest request: company would only cost time, but four rows in one request can't be parted.
+    // A batch of b takes b times its longest request: company would only cost time, but four rows in one request can't
+    // be parted.
     check(
         PolicyKind::Punctual,
         "0 device 10

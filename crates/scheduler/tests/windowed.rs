@@ -1,5 +1,5 @@
-//! When batches start under `deferred`, `eager`, `timeout` and `punctual`, as text: events in, commands out. `script` says how it is
-//! written. Wake-ups are written only where the scheduler asked for them.
+//! When batches start under `deferred`, `eager`, `timeout` and `punctual`, as text: events in, commands out. `script`
+//! says how it is written. Wake-ups are written only where the scheduler asked for them.
 
 mod script;
 
@@ -22,7 +22,8 @@ const ONE: &str = "0 device 10
 
 #[test]
 fn deferred_starts_when_one_more_would_not_fit() {
-    // Symphony, section 3.3: with four requests since 0, 0.75, 1.5 and 2.25 the batch is ready at 12 - l(5) = 2, which is past.
+    // Symphony, section 3.3: with four requests since 0, 0.75, 1.5 and 2.25 the batch is ready at 12 - l(5) = 2, which
+    // is past.
     check(
         PolicyKind::Deferred,
         &format!("{ONE}0 ask 0 12\n0 done 1\n0.75 ask 0 12.75\n1.5 ask 0 13.5\n2.25 ask 0 14.25\n11.25 done 2"),
@@ -54,7 +55,8 @@ fn deferred_waits_for_its_time_when_nobody_comes() {
 
 #[test]
 fn a_size_that_was_slow_once_is_run_at_once_and_not_kept_until_it_is_too_late() {
-    // l(1) is taken for 35 since the first run, l(2) is 7: waiting for a second request would end at 143, when the first would have had to start by 115.
+    // l(1) is taken for 35 since the first run, l(2) is 7: waiting for a second request would end at 143, when the
+    // first would have had to start by 115.
     check(
         PolicyKind::Deferred,
         &format!("{ONE}0 ask 0 12\n0 done 1\n5 wake\n40 done 2\n100 ask 0 150\n106 done 3"),
@@ -112,7 +114,8 @@ fn deferred_takes_the_lowest_number_of_the_devices() {
     );
 }
 
-/// At 12 the device is free. The first request, of 18 ms, leaves time for a batch of two then, where four would be even.
+/// At 12 the device is free. The first request, of 18 ms, leaves time for a batch of two then, where four would be
+/// even.
 const LATE_DEVICE: &str = "0 ask 0 12 7
     0 done 1
     1 ask 0 19

@@ -1,4 +1,5 @@
-//! What changes while a world runs, besides faults: models are replaced, devices change their kind, the driver borrows some.
+//! What changes while a world runs, besides faults: models are replaced, devices change their kind, the driver borrows
+//! some.
 
 use crate::agenda::{Agenda, Due};
 use crate::{Setup, Variety};

@@ -19,7 +19,8 @@ const INPUTS: u64 = 3 << 40;
 const VARIETY: u64 = 5 << 40;
 /// So many requests of a model whose time depends on the input are run alone before the first one comes.
 const PROFILED: usize = 400;
-/// Of the requests that were executed, one in so many is run alone as well. The simulated profiler has a device of its own.
+/// Of the requests that were executed, one in so many is run alone as well. The simulated profiler has a device of its
+/// own.
 const MEASURED: u64 = 4;
 /// The scheduler is told of so many at once.
 const TOLD_TOGETHER: usize = 16;
@@ -226,7 +227,8 @@ impl Clients {
         self.table.get(id.slot as usize).filter(|slot| slot.generation == id.generation)?.living.as_ref()
     }
 
-    /// A request that is alive, as the scheduler sees it: what the answer's way back takes is no longer there to be used.
+    /// A request that is alive, as the scheduler sees it: what the answer's way back takes is no longer there to be
+    /// used.
     pub(crate) fn request(&self, id: RequestId) -> Option<Request> {
         let living = self.living_at(id)?;
         Some(Request {

@@ -1,7 +1,7 @@
 //! A modelled worker with one device: it follows windows strictly and never does best-effort work.
 //!
-//! The executor for batches takes actions by `earliest` and waits; the one for loads obeys LOAD and UNLOAD in the order in
-//! which they came. Neither looks at a clock: both say when they want to be looked at again.
+//! The executor for batches takes actions by `earliest` and waits; the one for loads obeys LOAD and UNLOAD in the order
+//! in which they came. Neither looks at a clock: both say when they want to be looked at again.
 
 use base::{ActionId, DeviceId, Duration, ModelId, OrderStart, Timestamp, Transfers};
 use scheduler::{Execution, Load};
@@ -283,8 +283,8 @@ impl Durations {
         }
     }
 
-    /// What a batch takes whose longest request takes that long alone: the fixed part, and as many times its work as the
-    /// average request's takes in that size (Orloj, equations 3 and 4).
+    /// What a batch takes whose longest request takes that long alone: the fixed part, and as many times its work as
+    /// the average request's takes in that size (Orloj, equations 3 and 4).
     pub(crate) fn padded(&self, model: ModelId, batch: u32, longest: Duration) -> Duration {
         let (fixed, (first, one, _)) = (self.fixed[model.index()], self.medians[model.index()][0]);
         let work = (longest - fixed).max(Duration::from_nanos(1));

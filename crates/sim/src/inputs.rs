@@ -49,8 +49,8 @@ pub enum TimeDistribution {
 }
 
 impl TimeDistribution {
-    /// The lognormal distribution with that mean and 99th percentile: `ln(p99 / mean) = 2.326 sigma - sigma^2 / 2`. There is
-    /// one where the percentile is 1 to about 14 times the mean.
+    /// The lognormal distribution with that mean and 99th percentile: `ln(p99 / mean) = 2.326 sigma - sigma^2 / 2`.
+    /// There is one where the percentile is 1 to about 14 times the mean.
     pub fn lognormal(mean: f64, p99: f64) -> Option<Self> {
         let under_root = NORMAL_P99 * NORMAL_P99 - 2.0 * libm::log(p99 / mean);
         if p99 < mean || under_root < 0.0 {
@@ -73,8 +73,8 @@ pub struct DrawnInput {
 }
 
 impl InputDistribution {
-    /// Requests of applications, each with how often it asks relative to the others. `hint_sigma` is the deviation of the
-    /// logarithm of size hints from what requests take; `None`: they have no hints.
+    /// Requests of applications, each with how often it asks relative to the others. `hint_sigma` is the deviation of
+    /// the logarithm of size hints from what requests take; `None`: they have no hints.
     pub fn new(applications: Vec<(f64, TimeDistribution)>, hint_sigma: Option<f64>) -> Self {
         let mut sum = 0.0;
         let summed = applications.into_iter().map(|(weight, times)| {

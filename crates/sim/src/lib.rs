@@ -1,8 +1,8 @@
 //! The world: virtual time, modelled workers and network, faults, checkers, replays.
 //!
-//! [`run`] drives the same scheduler that serves live from one thing that is due to the next: clients send, messages travel,
-//! executors follow their windows, devices die and come back. Nothing waits and nothing reads a clock, so an hour of traffic
-//! takes seconds, and the same seed gives the same run.
+//! [`run`] drives the same scheduler that serves live from one thing that is due to the next: clients send, messages
+//! travel, executors follow their windows, devices die and come back. Nothing waits and nothing reads a clock, so an
+//! hour of traffic takes seconds, and the same seed gives the same run.
 //!
 //! ```text
 //!  workload ──> clients ── Event ──> scheduler ── Command ──> workers (devices, executors, pages)

@@ -68,7 +68,8 @@ pub enum Observation<'a> {
         /// Pages in use on it as the controller counts, where it says.
         controller_used: Option<u32>,
     },
-    /// The scheduler takes batches to take so many times as long on a device as on others of its kind, at most, from now on.
+    /// The scheduler takes batches to take so many times as long on a device as on others of its kind, at most, from
+    /// now on.
     Slowed {
         /// Which.
         device: DeviceId,

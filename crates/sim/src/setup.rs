@@ -49,7 +49,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A world with nothing special about it: one page on each device, no noise, no faults, every invariant but P10 checked.
+    /// A world with nothing special about it: one page on each device, no noise, no faults, every invariant but P10
+    /// checked.
     pub fn new(scheduler: scheduler::Config, models: Vec<ModelSetup>, devices: u32, horizon: Duration) -> Self {
         Self {
             scheduler,

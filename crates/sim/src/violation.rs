@@ -21,7 +21,8 @@ impl Violation {
     }
 }
 
-/// The promises: the numbered ones of ARCHITECTURE.md, and those of the scheduler's documentation. P7 is about two runs.
+/// The promises: the numbered ones of ARCHITECTURE.md, and those of the scheduler's documentation. P7 is about two
+/// runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "ARCHITECTURE.md says what each is")]
 pub enum Invariant {

@@ -1,4 +1,5 @@
-//! One test for each fault that was found from outside, with the loads that showed it: A to F of the scheduler's review. All with the server's own settings.
+//! One test for each fault that was found from outside, with the loads that showed it: A to F of the scheduler's
+//! review. All with the server's own settings.
 
 #![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
 
@@ -96,7 +97,8 @@ fn served_in_powers_of_two(count: u32, devices: u32, seconds: u64) -> Setup {
 
 #[test]
 fn fault_c_who_lets_in_by_turns_answers_as_many_as_who_lets_everybody_in() {
-    // 0.82 to 0.93 of it where the first request of a batch was let in when there was time for one row, and where all shares had to fit into part of the devices' time.
+    // 0.82 to 0.93 of it where the first request of a batch was let in when there was time for one row, and where all
+    // shares had to fit into part of the devices' time.
     for (models, rate) in [(20, 2_936.0), (20, 1_468.0), (1, 1_881.0)] {
         let mut setup = served_in_powers_of_two(models, 8, 9);
         let admitted = run(&setup, open(&setup, rate, 1.0, 1)).meter.total();
@@ -211,7 +213,8 @@ fn fault_g_a_device_that_was_slow_is_as_good_as_others_afterwards() {
 
 #[test]
 fn fault_g_what_only_one_kind_has_time_for_is_served_by_it() {
-    // l(1) is 6 ms on the quick devices and 60 ms on the others: all was refused, because the slowest kind was asked for.
+    // l(1) is 6 ms on the quick devices and 60 ms on the others: all was refused, because the slowest kind was asked
+    // for.
     for policy in [PolicyKind::Punctual, PolicyKind::Deferred, PolicyKind::Clockwork] {
         let mut setup = served(4, (10_000, 50_000), 25_000, 8, 5);
         setup.variety.device_kinds = 2;

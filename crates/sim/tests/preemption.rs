@@ -38,7 +38,8 @@ fn time_that_was_lost_counts_as_busy_and_the_requests_run_again() {
 
 #[test]
 fn the_order_to_break_off_takes_its_time() {
-    // The batch runs from 12 to 14.5 ms. The device is told at 14 ms; at 15 ms the controller knows, and sends the new one.
+    // The batch runs from 12 to 14.5 ms. The device is told at 14 ms; at 15 ms the controller knows, and sends the new
+    // one.
     let meter = run(&shepherd(1_000), &[0.0, 12.0, 12.0, 12.0]);
     assert_eq!((meter.broken_off, meter.batches, meter.rows), (1, 1, 4));
     assert_eq!(meter.trace.batches[0].started_ms, 16.0);

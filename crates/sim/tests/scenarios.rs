@@ -1,6 +1,7 @@
 //! Small worlds, text in, log out: what the scheduler orders and what the workers do, to be read by people.
 //!
-//! A change of the scheduler may change these logs: read the difference, then `UPDATE_EXPECT=1 cargo test -p sim --test scenarios`.
+//! A change of the scheduler may change these logs: read the difference, then `UPDATE_EXPECT=1 cargo test -p sim --test
+//! scenarios`.
 
 #![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
 

@@ -49,8 +49,8 @@ impl Group {
     /// The first item, exactly as it is.
     pub const ONE: Self = Self { count: 1, filled: None };
 
-    /// Brings the items that can share a batch with the first one to the front: their shapes differ in nothing but the rows and
-    /// what may be filled up. `Err`: so many could, but it couldn't be told which part of an output is whose.
+    /// Brings the items that can share a batch with the first one to the front: their shapes differ in nothing but the
+    /// rows and what may be filled up. `Err`: so many could, but it couldn't be told which part of an output is whose.
     pub fn form<I: BatchItem>(
         items: &mut [I],
         signature: &ModelSignature,
@@ -140,8 +140,8 @@ pub(crate) fn take_outputs<I: BatchItem>(
     wrong.map_or(Ok(times), |reason| Err(EngineError::Execute(reason)))
 }
 
-/// Hands the items of a batch what was taken for them, taking them out of the list. They are counted before: whoever has an answer
-/// finds it counted.
+/// Hands the items of a batch what was taken for them, taking them out of the list. They are counted before: whoever
+/// has an answer finds it counted.
 pub(crate) fn deliver<I: BatchItem>(
     items: &mut Vec<I>,
     count: usize,

@@ -1,4 +1,5 @@
-//! A device: what executes on it and what loads onto it, each with a thread of its own or both on one that devices share.
+//! A device: what executes on it and what loads onto it, each with a thread of its own or both on one that devices
+//! share.
 
 mod flow;
 mod loader;
@@ -25,8 +26,8 @@ use telemetry::Statistics;
 const MAX_ORDERS: usize = 4096;
 
 /// Where requests come one after another, the next one is close behind: for so long an executor looks for it before it
-/// sleeps. Waking a sleeping thread on an idle core takes longer than a small model's batch (25 us and more on a virtual
-/// machine, where an idle core is given back to the host).
+/// sleeps. Waking a sleeping thread on an idle core takes longer than a small model's batch (25 us and more on a
+/// virtual machine, where an idle core is given back to the host).
 const LINGER: Duration = Duration::from_micros(50);
 
 const NOT_LOADED: &str = "P6: the weights are not loaded";
@@ -66,8 +67,8 @@ impl Slot {
         self.weights().is_ok_and(|weights| weights.is_some())
     }
 
-    /// Runs one request on the weights that are here, as a batch of its own is run, and says what that took. Nobody gets its
-    /// outputs, and it isn't counted. For [`Device::run_when_idle`].
+    /// Runs one request on the weights that are here, as a batch of its own is run, and says what that took. Nobody
+    /// gets its outputs, and it isn't counted. For [`Device::run_when_idle`].
     pub fn measure(
         &self,
         clock: Clock,
@@ -195,8 +196,8 @@ pub enum Status {
     TooLate,
     /// Failed, and why.
     Failed(String),
-    /// The engine panicked, and what it said. Its requests have failed; whatever the engine keeps for this device may be in
-    /// any state, so that the driver does well to [retire](Device::retire) it.
+    /// The engine panicked, and what it said. Its requests have failed; whatever the engine keeps for this device may
+    /// be in any state, so that the driver does well to [retire](Device::retire) it.
     Panicked(String),
 }
 
@@ -227,7 +228,8 @@ pub struct Device<I> {
 }
 
 impl<I: BatchItem> Device<I> {
-    /// Starts a device with two threads of its own. Each end of an order is given to `report`, on the thread that carried it out.
+    /// Starts a device with two threads of its own. Each end of an order is given to `report`, on the thread that
+    /// carried it out.
     pub fn start(
         config: &DeviceConfig,
         clock: Clock,
@@ -297,14 +299,14 @@ impl<I: BatchItem> Device<I> {
         })
     }
 
-    /// Runs something on the executor's thread when no order is there to be carried out. `false`: the executor is gone or its
-    /// queue full, and it won't run.
+    /// Runs something on the executor's thread when no order is there to be carried out. `false`: the executor is gone
+    /// or its queue full, and it won't run.
     pub fn run_when_idle(&self, work: Box<dyn FnOnce() + Send>) -> bool {
         self.send_execute(ExecuteMessage::WhenIdle(work)).is_ok()
     }
 
-    /// Lets the executor start nothing any more: what runs is finished, batches that wait come back as too late, and so do those
-    /// that are ordered from now on. `false`: the executor is gone or its queue full.
+    /// Lets the executor start nothing any more: what runs is finished, batches that wait come back as too late, and so
+    /// do those that are ordered from now on. `false`: the executor is gone or its queue full.
     pub fn retire(&self) -> bool {
         self.send_execute(ExecuteMessage::Retire).is_ok()
     }
@@ -314,8 +316,8 @@ impl<I: BatchItem> Device<I> {
         self.send_load(LoadMessage::Load(order))
     }
 
-    /// Hands over an unload; LOAD and UNLOAD are obeyed in the order in which they were given. `false`: the executor is gone or
-    /// its queue full, and nothing will be reported.
+    /// Hands over an unload; LOAD and UNLOAD are obeyed in the order in which they were given. `false`: the executor is
+    /// gone or its queue full, and nothing will be reported.
     pub fn unload(&self, order: UnloadOrder) -> bool {
         self.send_load(LoadMessage::Unload(order))
     }

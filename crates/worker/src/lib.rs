@@ -1,5 +1,5 @@
-//! Executors that follow windows strictly: LOAD and UNLOAD on one thread of a device, EXEC on another. Devices whose engine only waits share one
-//! thread for everything.
+//! Executors that follow windows strictly: LOAD and UNLOAD on one thread of a device, EXEC on another. Devices whose
+//! engine only waits share one thread for everything.
 //!
 //! ```text
 //!  orders ──> heap by `earliest` ──> wait ──> past `latest`? ──yes──> report TooLate, inputs go back

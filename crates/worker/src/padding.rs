@@ -32,8 +32,8 @@ struct Fill {
 }
 
 impl Padding {
-    /// From the value that each input is filled up with, by its name, and the lengths to fill up to. Says what is wrong with
-    /// them for that model.
+    /// From the value that each input is filled up with, by its name, and the lengths to fill up to. Says what is wrong
+    /// with them for that model.
     pub fn new(signature: &ModelSignature, fills: &BTreeMap<String, f64>, buckets: &[u32]) -> Result<Self, String> {
         if signature.max_batch == 0 {
             return Err("padding needs a batch dimension, and the model has none: set max_batch_size".into());
@@ -66,8 +66,8 @@ impl Padding {
             })
     }
 
-    /// What these requests are filled up to, `None` if there is nothing to fill. Fails where it couldn't be told which part of
-    /// an output is whose: two inputs of a request have other lengths, but the same once they are filled up.
+    /// What these requests are filled up to, `None` if there is nothing to fill. Fails where it couldn't be told which
+    /// part of an output is whose: two inputs of a request have other lengths, but the same once they are filled up.
     pub(crate) fn of<I: BatchItem>(self: &Arc<Self>, items: &[I]) -> Result<Option<Filled>, String> {
         let mut shapes = Vec::with_capacity(self.fills.len());
         let mut lengths: Vec<Vec<(i64, i64)>> = vec![Vec::new(); items.len()];

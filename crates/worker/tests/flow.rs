@@ -1,4 +1,5 @@
-//! Batches on a device whose transfers overlap with its computing: in which order things happen, and what becomes of those that fail.
+//! Batches on a device whose transfers overlap with its computing: in which order things happen, and what becomes of
+//! those that fail.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 

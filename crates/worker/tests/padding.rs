@@ -153,8 +153,8 @@ fn inputs(number: usize, rows: i64, length: i64, width: i64) -> Vec<Tensor> {
     ]
 }
 
-/// Runs requests of those rows and lengths as one order, and compares each answer with the model's own for it alone. Gives
-/// back the batches that were computed.
+/// Runs requests of those rows and lengths as one order, and compares each answer with the model's own for it alone.
+/// Gives back the batches that were computed.
 fn run(model: &Masking, padding: Option<Padding>, requests: &[(i64, i64, i64)]) -> Vec<(i64, i64, i64)> {
     let (sender, reports) = unbounded::<OrderReport<Item>>();
     let config = DeviceConfig { name: "test:0".into(), index: 0, pages: 4, pin: None, kind: 0, only_waits: false };

@@ -30,8 +30,8 @@ struct Client {
 }
 
 impl ClosedLoop {
-    /// Clients for each `(model, how many)`. A client that is refused waits at least `backoff`, which must not be zero: a
-    /// refusal takes no time, so that client would ask for ever at the same virtual instant.
+    /// Clients for each `(model, how many)`. A client that is refused waits at least `backoff`, which must not be zero:
+    /// a refusal takes no time, so that client would ask for ever at the same virtual instant.
     pub fn new(clients: impl IntoIterator<Item = (u32, u32)>, think: Think, backoff: Duration, seed: u64) -> Self {
         assert!(backoff > Duration::ZERO, "a refused client must wait for some time");
         let mut all = Vec::new();

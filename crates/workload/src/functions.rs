@@ -80,8 +80,9 @@ impl FunctionTrace {
         calls as f64 / (f64::from(self.minutes) * 60.0)
     }
 
-    /// The calls as requests: function `i` asks for model `i mod models`, counts are multiplied by `factor` (a fraction of
-    /// a call becomes a call with that probability), and the calls of a minute fall anywhere in it with equal chance.
+    /// The calls as requests: function `i` asks for model `i mod models`, counts are multiplied by `factor` (a fraction
+    /// of a call becomes a call with that probability), and the calls of a minute fall anywhere in it with equal
+    /// chance.
     pub fn replay(self: &Arc<Self>, models: u32, factor: f64, seed: u64) -> FunctionArrivals {
         let model = |index: usize| (index % models.max(1) as usize) as u32;
         let mut functions: Vec<RunningFunction> = (0..self.functions())
@@ -175,10 +176,10 @@ impl Iterator for FunctionArrivals {
     }
 }
 
-/// A made-up day with the published character of the real one (Shahrad et al., section 3): four functions in ten are called
-/// at most once an hour and most of the others less than once a minute; one in a hundred carries most of the calls, all day
-/// long; timers are 16 % of the functions and make 2 % of the calls, on the hour, the quarter and every five minutes; some
-/// functions are called in bursts.
+/// A made-up day with the published character of the real one (Shahrad et al., section 3): four functions in ten are
+/// called at most once an hour and most of the others less than once a minute; one in a hundred carries most of the
+/// calls, all day long; timers are 16 % of the functions and make 2 % of the calls, on the hour, the quarter and every
+/// five minutes; some functions are called in bursts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StandIn {
     /// How many functions.
@@ -203,8 +204,8 @@ enum Habit {
     Rare,
 }
 
-/// Of a hundred functions, how many have each habit, and the part of all calls that they make together. What occasional and
-/// rare ones call is their own, whatever the rate is.
+/// Of a hundred functions, how many have each habit, and the part of all calls that they make together. What occasional
+/// and rare ones call is their own, whatever the rate is.
 const HABITS: [(Habit, u32, f64); 5] = [
     (Habit::Steady, 15, 0.85),
     (Habit::Bursty, 4, 0.13),

@@ -1,8 +1,8 @@
 //! Seeded arrival processes and trace readers.
 //!
 //! One description of a workload serves two clocks: the simulator steps through it in virtual time, the load generator
-//! waits for it in real time. Open-loop workloads are iterators of [`Arrival`]s in the order of time; a closed loop answers
-//! "this client got its answer, when does it send again?".
+//! waits for it in real time. Open-loop workloads are iterators of [`Arrival`]s in the order of time; a closed loop
+//! answers "this client got its answer, when does it send again?".
 //!
 //! The same seed gives the same arrivals on every platform: the generator is PCG, and logarithms and powers come from
 //! `libm` rather than from the system.

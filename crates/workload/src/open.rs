@@ -39,8 +39,9 @@ impl Process {
         }
     }
 
-    /// The wait until the first request for somebody who comes at a random time: a random part of a gap that is drawn in
-    /// proportion to its length. Without it all streams would start in step, with a burst where gaps are often short.
+    /// The wait until the first request for somebody who comes at a random time: a random part of a gap that is drawn
+    /// in proportion to its length. Without it all streams would start in step, with a burst where gaps are often
+    /// short.
     fn first_gap(self, random: &mut Random) -> f64 {
         let part = random.unit();
         match self {

@@ -90,8 +90,8 @@ impl RequestTrace {
         self.len() as f64 / self.span().as_secs_f64().max(1e-9)
     }
 
-    /// The arrivals, again and again, with all times multiplied by `stretch` (below 1: faster), each for a model drawn by
-    /// those shares.
+    /// The arrivals, again and again, with all times multiplied by `stretch` (below 1: faster), each for a model drawn
+    /// by those shares.
     pub fn replay(&self, shares: &[f64], stretch: f64, seed: u64) -> Replay {
         let mut sum = 0.0;
         let cumulated = shares.iter().map(|share| {

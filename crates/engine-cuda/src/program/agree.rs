@@ -1,9 +1,11 @@
-//! Whether a library computes what our kernels do. It is asked before its kernel is chosen: speed is all that is measured otherwise.
+//! Whether a library computes what our kernels do. It is asked before its kernel is chosen: speed is all that is
+//! measured otherwise.
 
 use graph::plan::{Precision, Tensor};
 
-/// By what part all results may be too small in TF32. Factors that are rounded make no difference on average; if they are cut off, products are smaller by 3.1e-4 (if one
-/// factor is) to 6.3e-4, in every layer, and deep networks add that up. A bias, a residual or an activation that isn't proportional makes it less, and matter less.
+/// By what part all results may be too small in TF32. Factors that are rounded make no difference on average; if they
+/// are cut off, products are smaller by 3.1e-4 (if one factor is) to 6.3e-4, in every layer, and deep networks add that
+/// up. A bias, a residual or an activation that isn't proportional makes it less, and matter less.
 const SHRUNK: f64 = 1.5e-4;
 
 /// What two kernels made of the same numbers.
@@ -18,9 +20,9 @@ pub(super) enum Agreement {
 }
 
 /// How far two kernels may be apart. The first bound is for the largest difference, relative to the largest number. The
-/// second is for the root of all squared differences, relative to that of the squared numbers: there a few large numbers
-/// don't hide the others. Both are several times what rounding does, and far below what a mistaken layout or a missing bias
-/// does.
+/// second is for the root of all squared differences, relative to that of the squared numbers: there a few large
+/// numbers don't hide the others. Both are several times what rounding does, and far below what a mistaken layout or a
+/// missing bias does.
 fn bounds(precision: Precision) -> (f64, f64) {
     match precision {
         Precision::F32 => (1e-4, 1e-4),
@@ -44,7 +46,8 @@ pub(super) fn agree(precision: Precision, ours: &[f32], theirs: &[f32]) -> Agree
     if cut_off { Agreement::CutOff(shrunk) } else { Agreement::Agree }
 }
 
-/// Which elements of the memory between a tensor's first and last are its own: so many of every so many. The rest is of its neighbours in a concatenation.
+/// Which elements of the memory between a tensor's first and last are its own: so many of every so many. The rest is of
+/// its neighbours in a concatenation.
 pub(super) fn own_elements(tensor: &Tensor) -> (usize, usize) {
     let mut axes: Vec<(usize, usize)> =
         tensor.strides.iter().map(|stride| stride.unsigned_abs()).zip(tensor.dims.iter().copied()).collect();

@@ -1,4 +1,5 @@
-//! Convolutions by cuDNN's graphs: convolution, bias, residual and activation as one operation, by the engines that its heuristics propose.
+//! Convolutions by cuDNN's graphs: convolution, bias, residual and activation as one operation, by the engines that its
+//! heuristics propose.
 
 use super::launch::{Address, ProgramMemory};
 use crate::toolkit::{CudaError, check_dnn};
@@ -210,7 +211,8 @@ fn longs(values: &[usize]) -> Vec<i64> {
     values.iter().map(|&value| value as i64).collect()
 }
 
-/// Whether channels are neighbours in memory, those of a pixel or of a filter's tap. cuDNN takes other strides, too, and computes something else.
+/// Whether channels are neighbours in memory, those of a pixel or of a filter's tap. cuDNN takes other strides, too,
+/// and computes something else.
 fn is_channels_last(tensor: &Tensor) -> bool {
     tensor.dims[1] == 1 || tensor.strides[1] == 1
 }
@@ -225,7 +227,8 @@ fn is_by_output(weight: &Tensor) -> bool {
         .all(|(&dim, (stride, expected))| dim == 1 || stride == expected)
 }
 
-/// Whether a convolution's tensors lie as cuDNN expects them. All are said to be aligned to 16 bytes; parts of a concatenation needn't be.
+/// Whether a convolution's tensors lie as cuDNN expects them. All are said to be aligned to 16 bytes; parts of a
+/// concatenation needn't be.
 pub(super) fn takes(step: &Conv) -> bool {
     let images = [Some(&step.input), step.residual.as_ref(), Some(&step.output)];
     let others = [Some(&step.weight), step.bias.as_ref()];
@@ -354,7 +357,8 @@ fn configurations(
     Ok(configurations.into_iter().take(count.max(0) as usize).collect())
 }
 
-/// The convolutions that cuDNN proposes: those of its first heuristic, at most `most`; with `only`, the one of that name. None where it can't.
+/// The convolutions that cuDNN proposes: those of its first heuristic, at most `most`; with `only`, the one of that
+/// name. None where it can't.
 pub(crate) fn candidates(
     handle: dnn::cudnnHandle_t,
     step: &Conv,

@@ -145,7 +145,8 @@ impl Launch {
         })
     }
 
-    /// Where devices can, a kernel is set up while the one before still runs; it waits itself (`after_the_kernel_before`).
+    /// Where devices can, a kernel is set up while the one before still runs; it waits itself
+    /// (`after_the_kernel_before`).
     pub(crate) fn enqueue(&self, stream: driver::CUstream, memory: &ProgramMemory<'_>) -> Result<(), CudaError> {
         use driver::CUlaunchAttributeID as Id;
         let mut bytes = self.parameters.filled(memory);
@@ -179,8 +180,8 @@ impl Launch {
             attrs: attributes.as_mut_ptr(),
             numAttrs: attributes.len() as u32,
         };
-        // SAFETY: the driver copies configuration and parameters before it returns; a `CUkernel` may stand for a `CUfunction`; the addresses are those of the
-        // memory that the caller vouches for.
+        // SAFETY: the driver copies configuration and parameters before it returns; a `CUkernel` may stand for a
+        // `CUfunction`; the addresses are those of the memory that the caller vouches for.
         let status = unsafe {
             driver::cuLaunchKernelEx(
                 &raw const config,

@@ -1,6 +1,7 @@
 //! Matrix products by cuBLASLt, with bias, activation and residual in its epilogue.
 //!
-//! cuBLASLt thinks in columns where plans think in rows: the product is turned, `out^T = b^T @ a^T`, so that its A is our `b` and its rows are our columns.
+//! cuBLASLt thinks in columns where plans think in rows: the product is turned, `out^T = b^T @ a^T`, so that its A is
+//! our `b` and its rows are our columns.
 
 mod handles;
 
@@ -111,8 +112,9 @@ pub(crate) fn as_product(step: &Conv) -> Option<Gemm> {
     })
 }
 
-/// A step as the product that cuBLASLt is asked for. Where its epilogue doesn't have the activation, the product is without one, and the activation comes with it
-/// is to be applied behind it; that is possible because it is the last thing that happens to a result.
+/// A step as the product that cuBLASLt is asked for. Where its epilogue doesn't have the activation, the product is
+/// without one, and the activation comes with it is to be applied behind it; that is possible because it is the last
+/// thing that happens to a result.
 pub(crate) fn split(step: &Step) -> Option<(Gemm, Option<Activation>)> {
     let mut product = match step {
         Step::Gemm(gemm) => gemm.clone(),
@@ -161,7 +163,8 @@ fn turned(tensor: &Tensor, batch: usize) -> Option<(bool, i64)> {
     None
 }
 
-/// The products that cuBLASLt proposes, best guess first; none where it can't. See `split` for those whose name ends with `THEN_ACTIVATION`.
+/// The products that cuBLASLt proposes, best guess first; none where it can't. See `split` for those whose name ends
+/// with `THEN_ACTIVATION`.
 pub(crate) fn candidates(toolkit: &Toolkit, step: &Step, precision: Precision) -> Result<Vec<Product>, CudaError> {
     let Some((step, left)) = split(step) else { return Ok(Vec::new()) };
     let Some((problem, found)) = propose(toolkit, &step, precision)? else { return Ok(Vec::new()) };
@@ -312,8 +315,8 @@ impl Product {
         let pointer = |at: Address| memory.at(at) as *mut c_void;
         let beta: f32 = if problem.residual_at.is_some() { 1.0 } else { 0.0 };
         let c = problem.residual_at.map_or(pointer(problem.out_at), pointer);
-        // SAFETY: the descriptions live as long as this; addresses are those of the memory that the caller vouches for; the scratch memory is as large as the
-        // program said that it has to be.
+        // SAFETY: the descriptions live as long as this; addresses are those of the memory that the caller vouches for;
+        // the scratch memory is as large as the program said that it has to be.
         check_lt("cublasLtMatmul", unsafe {
             lt::cublasLtMatmul(
                 self.handle,

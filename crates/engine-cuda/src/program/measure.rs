@@ -185,7 +185,8 @@ fn proposals(
     engines(toolkit, plan, &wishes)
 }
 
-/// Makes the engines of convolutions that were chosen in an earlier run, so that they are there when a program is put together.
+/// Makes the engines of convolutions that were chosen in an earlier run, so that they are there when a program is put
+/// together.
 pub(super) fn remember(
     toolkit: &Toolkit,
     plan: &Plan,
@@ -217,7 +218,8 @@ pub(super) fn remember(
     Ok(())
 }
 
-/// Engines for steps: how many are wanted of which, or the one of a name. Most have to be compiled, so every core takes part, each with a handle of its own.
+/// Engines for steps: how many are wanted of which, or the one of a name. Most have to be compiled, so every core takes
+/// part, each with a handle of its own.
 fn engines(
     toolkit: &Toolkit,
     plan: &Plan,
@@ -446,7 +448,8 @@ impl TrialMemory {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the memory is as large as the plan says, and so are the bytes, which are there until it is done. In the stream, because that doesn't wait for others.
+        // SAFETY: the memory is as large as the plan says, and so are the bytes, which are there until it is done. In
+        // the stream, because that doesn't wait for others.
         unsafe {
             check(
                 "cuMemcpyHtoDAsync",

@@ -168,7 +168,8 @@ fn executed(
     after
 }
 
-/// Compares kernels of every step of some plans with the reference: all of them, or so many of each, not always the same. There are more than so many of them.
+/// Compares kernels of every step of some plans with the reference: all of them, or so many of each, not always the
+/// same. There are more than so many of them.
 fn assert_right(plans: &[(String, Plan, Vec<Vec<u8>>)], most: usize, at_least: usize) {
     let mut wanted: Vec<Vec<StepCandidates>> =
         plans.iter().map(|(_, plan, _)| StepCandidates::all(plan, &facts()).unwrap()).collect();
@@ -181,7 +182,8 @@ fn assert_right(plans: &[(String, Plan, Vec<Vec<u8>>)], most: usize, at_least: u
     let kernels = Kernels::compile(&recipes.map(|recipe| recipe.source.clone()).collect());
     let (mut count, mut wrong) = (0, Vec::new());
     for ((name, plan, inputs), wanted) in plans.iter().zip(&wanted) {
-        // Twice as much as on a GPU: the reference adds one number after another, which is less exact than what kernels do.
+        // Twice as much as on a GPU: the reference adds one number after another, which is less exact than what kernels
+        // do.
         let tolerance = 2.0 * steps::tolerance(plan.precision);
         let mut reference = Reference::new(plan);
         reference.begin(&inputs.iter().map(Vec::as_slice).collect::<Vec<_>>());

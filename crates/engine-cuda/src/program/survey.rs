@@ -27,8 +27,9 @@ pub struct Trial {
     pub strayed: bool,
 }
 
-/// Executes the plan with the reference, and every candidate of every step on the device, on the memory that the reference has then. Of steps with the same kernels and shapes, the first
-/// is computed. Returns whether weights and inputs are still what they were.
+/// Executes the plan with the reference, and every candidate of every step on the device, on the memory that the
+/// reference has then. Of steps with the same kernels and shapes, the first is computed. Returns whether weights and
+/// inputs are still what they were.
 pub fn survey(
     toolkit: &Toolkit,
     plan: &Plan,

@@ -1,4 +1,5 @@
-//! Our own matrix product on tensor cores (`kernels/tile.cu`): which sizes of tiles are tried for a convolution or a product, and what each is told.
+//! Our own matrix product on tensor cores (`kernels/tile.cu`): which sizes of tiles are tried for a convolution or a
+//! product, and what each is told.
 
 use super::expression::activation_code;
 use super::launch::{Address, LaunchParameters, Recipe};

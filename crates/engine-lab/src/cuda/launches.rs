@@ -3,7 +3,7 @@
 use super::probe::{Probe, replay};
 use super::served::{ModelArgs, Served, executions, in_the_pool};
 use crate::Attempt;
-use crate::figures::{Clocks, Quantiles, micros, repeat};
+use crate::figures::{Clocks, SpanQuantiles, micros, repeat};
 use engine::{HostMemory, Loaded, Tensor};
 use engine_cuda::tools::{CudaGraph, CudaStream, DeviceMemory, DriverError, Gpu, PAGE_BYTES, Partition, Region, Turn};
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ pub(crate) fn from_launch_to_end(
     memory: &dyn HostMemory,
     inputs: &[Tensor],
     count: usize,
-) -> Attempt<Quantiles> {
+) -> Attempt<SpanQuantiles> {
     let mut inputs = in_the_pool(memory, inputs, 1)?;
     repeat(count, || {
         let mut batch = loaded.stage(&mut inputs)?;

@@ -1,7 +1,7 @@
 //! LOAD and UNLOAD of weights, by size.
 
 use crate::Attempt;
-use crate::figures::{Quantiles, micros, repeat};
+use crate::figures::{SpanQuantiles, micros, repeat};
 use engine_cuda::tools::{
     AddressRange, CudaStream, DeviceMemory, Gpu, LoadedWeights, PAGE_BYTES, Partition, Pinned, Region, Turn,
 };
@@ -50,7 +50,8 @@ pub(crate) fn run() -> Attempt<Value> {
             more += 1;
             load(&Arc::new(memory.place(bytes + more * PAGE_BYTES)?))
         })?;
-        let (share, unload) = (|times: &Quantiles| 100.0 * copy.at(0.5) / times.at(0.5), Quantiles::of(unloads));
+        let (share, unload) =
+            (|times: &SpanQuantiles| 100.0 * copy.at(0.5) / times.at(0.5), SpanQuantiles::of(unloads));
         println!(
             "  load p50 {:.0} us, p99 {:.0} = {:.1} % of the copy's bandwidth",
             loads.at(0.5),

@@ -6,7 +6,7 @@ use super::launches::{empty, from_launch_to_end};
 use super::probe::Probe;
 use super::served::{ModelArgs, Served, executions, from_the_pool, outputs};
 use crate::Attempt;
-use crate::figures::{Clocks, Quantiles, micros, repeat};
+use crate::figures::{Clocks, SpanQuantiles, micros, repeat};
 use engine::{Engine, EngineError, Loaded, Prepared, Tensor};
 use engine_cuda::tools::Gpu;
 use serde_json::{Value, json};
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &ServedModelArgs) -> Attempt<Value> {
 }
 
 /// What LOAD and UNLOAD take.
-fn loads(prepared: &dyn Prepared) -> Attempt<(Quantiles, Quantiles)> {
+fn loads(prepared: &dyn Prepared) -> Attempt<(SpanQuantiles, SpanQuantiles)> {
     let mut unloads = Vec::new();
     let loads = repeat(200, || {
         let start = Instant::now();
@@ -83,7 +83,7 @@ fn loads(prepared: &dyn Prepared) -> Attempt<(Quantiles, Quantiles)> {
         unloads.push(micros(start));
         Ok(span)
     })?;
-    Ok((loads, Quantiles::of(unloads)))
+    Ok((loads, SpanQuantiles::of(unloads)))
 }
 
 /// What batches of one size take.
@@ -91,7 +91,7 @@ struct Measurements {
     plain: Clocks,
     pooled: Option<Clocks>,
     /// Of batch 1: its graph alone, by our clock.
-    graph_wall: Option<Quantiles>,
+    graph_wall: Option<SpanQuantiles>,
     /// One behind another, in microseconds.
     each_us: Option<f64>,
 }
@@ -117,7 +117,7 @@ impl Measurements {
             "batch": batch,
             "plain": self.plain.json(),
             "pooled": self.pooled.as_ref().map(Clocks::json),
-            "graph_wall": self.graph_wall.as_ref().map(Quantiles::json),
+            "graph_wall": self.graph_wall.as_ref().map(SpanQuantiles::json),
             "each_us": self.each_us,
         })
     }

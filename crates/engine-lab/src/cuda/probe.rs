@@ -1,7 +1,7 @@
 //! Kernels that do nothing but wait or scale, and graphs of them: what the runtime is measured with.
 
 use crate::Attempt;
-use crate::figures::{Clocks, Quantiles, micros};
+use crate::figures::{Clocks, SpanQuantiles, micros};
 use cudarc::driver::sys;
 use engine_cuda::tools::{Address, CudaGraph, CudaStream, DriverError, Event, check};
 use std::ffi::{CString, c_void};
@@ -119,5 +119,5 @@ pub(crate) fn replay(graph: &CudaGraph, stream: &CudaStream, count: usize) -> At
         wall.push(micros(start));
         device.push(events[1].micros_since(&events[0])?);
     }
-    Ok(Clocks { device: Quantiles::of(device), wall: Quantiles::of(wall) })
+    Ok(Clocks { device: SpanQuantiles::of(device), wall: SpanQuantiles::of(wall) })
 }

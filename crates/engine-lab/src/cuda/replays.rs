@@ -2,7 +2,7 @@
 
 use super::probe::{Probe, replay, spinning};
 use crate::Attempt;
-use crate::figures::{Clocks, Quantiles, micros, repeat};
+use crate::figures::{Clocks, SpanQuantiles, micros, repeat};
 use engine_cuda::tools::{
     CudaGraph, CudaStream, DeviceMemory, DriverError, Gpu, LoadedWeights, PAGE_BYTES, Partition, Pinned, Region, Turn,
 };
@@ -93,22 +93,24 @@ fn jitter(gpu: &Arc<Gpu>, memory: &Arc<DeviceMemory>, probe: &Probe, replays: us
     };
     let copy_alone = repeat(2000, copy)?;
     println!("a copy of 602112 bytes alone: {copy_alone}");
-    let (with_loads, copy_with_loads, load_us) = std::thread::scope(|scope| -> Attempt<(Clocks, Quantiles, f64)> {
-        let loader = scope.spawn(|| -> Result<f64, String> {
-            let stream = CudaStream::new(&Partition::whole(gpu), Turn::Last).map_err(|refused| refused.to_string())?;
-            let start = Instant::now();
-            while !stop.load(Ordering::Relaxed) {
-                drop(LoadedWeights::load(&place, &blob, 102_000_000, &stream)?);
-                loaded.fetch_add(1, Ordering::Relaxed);
-            }
-            Ok(micros(start))
-        });
-        let measured = replay(&graph, &stream, replays);
-        let copies = repeat(2000, copy);
-        stop.store(true, Ordering::Relaxed);
-        let span = loader.join().expect("the loader doesn't panic")?;
-        Ok((measured?, copies?, span / f64::from(loaded.load(Ordering::Relaxed))))
-    })?;
+    let (with_loads, copy_with_loads, load_us) =
+        std::thread::scope(|scope| -> Attempt<(Clocks, SpanQuantiles, f64)> {
+            let loader = scope.spawn(|| -> Result<f64, String> {
+                let stream =
+                    CudaStream::new(&Partition::whole(gpu), Turn::Last).map_err(|refused| refused.to_string())?;
+                let start = Instant::now();
+                while !stop.load(Ordering::Relaxed) {
+                    drop(LoadedWeights::load(&place, &blob, 102_000_000, &stream)?);
+                    loaded.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(micros(start))
+            });
+            let measured = replay(&graph, &stream, replays);
+            let copies = repeat(2000, copy);
+            stop.store(true, Ordering::Relaxed);
+            let span = loader.join().expect("the loader doesn't panic")?;
+            Ok((measured?, copies?, span / f64::from(loaded.load(Ordering::Relaxed))))
+        })?;
     println!("a copy of 602112 bytes while weights are loaded: {copy_with_loads}");
     println!(
         "meanwhile {} loads of 102 MB, one each {load_us:.0} us = {:.1} GB/s",

@@ -1,7 +1,7 @@
 //! A model as the worker has it: prepared by the engine, with inputs in plain memory or in the pool.
 
 use crate::Attempt;
-use crate::figures::{Clocks, Quantiles, micros};
+use crate::figures::{Clocks, SpanQuantiles, micros};
 use base::{Precision, TensorSpec, element_count};
 use bytes::Bytes;
 use engine::{
@@ -120,7 +120,7 @@ pub(crate) fn executions(loaded: &mut dyn Loaded, inputs: &mut dyn Inputs, count
             device.push(times.computing.map_or(0.0, |span| span.as_nanos() as f64 / 1e3));
         }
     }
-    Ok(Clocks { device: Quantiles::of(device), wall: Quantiles::of(wall) })
+    Ok(Clocks { device: SpanQuantiles::of(device), wall: SpanQuantiles::of(wall) })
 }
 
 /// The same batch with each of its rows in a buffer of the pool, somewhere behind the buffer's beginning, as requests

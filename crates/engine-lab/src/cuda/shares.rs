@@ -2,7 +2,7 @@
 
 use super::probe::{NODES, Probe, replay, spinning};
 use crate::Attempt;
-use crate::figures::{Quantiles, micros};
+use crate::figures::{SpanQuantiles, micros};
 use cudarc::driver::sys;
 use engine_cuda::tools::{
     CudaGraph, CudaStream, DeviceMemory, DriverError, Gpu, PAGE_BYTES, Partition, Pinned, Region, Turn, check,
@@ -91,7 +91,7 @@ fn change_under_load(gpu: &Arc<Gpu>, probe: &Probe, seen: &Region) -> Attempt<Va
     replay(&graph, &stays, 500)?;
     let alone = replay(&graph, &stays, 4000)?.device;
     let stop = AtomicBool::new(false);
-    let (during, changes) = std::thread::scope(|scope| -> Attempt<(Quantiles, Quantiles)> {
+    let (during, changes) = std::thread::scope(|scope| -> Attempt<(SpanQuantiles, SpanQuantiles)> {
         let changer = scope.spawn(|| -> Result<Vec<f64>, String> {
             let mut times = Vec::new();
             while !stop.load(Ordering::Relaxed) {
@@ -112,7 +112,7 @@ fn change_under_load(gpu: &Arc<Gpu>, probe: &Probe, seen: &Region) -> Attempt<Va
         let during = replay(&graph, &stays, 4000);
         stop.store(true, Ordering::Relaxed);
         let changes = changer.join().expect("the changer doesn't panic")?;
-        Ok((during?.device, Quantiles::of(changes)))
+        Ok((during?.device, SpanQuantiles::of(changes)))
     })?;
     println!("a share that stays, alone:            {alone}");
     println!("a share that stays, others change:    {during}");

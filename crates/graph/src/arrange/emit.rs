@@ -188,7 +188,8 @@ impl Arrangement<'_> {
         self.copied(value, &order)
     }
 
-    /// The right side of a product. Of weights, what is multiplied with one row lies behind one another: that is how tensor cores take it.
+    /// The right side of a product. Of weights, what is multiplied with one row lies behind one another: that is how
+    /// tensor cores take it.
     fn right_factor(&mut self, value: ValueId) -> Tensor {
         let rank = self.graph.dims(value).len();
         if self.graph.known(value).is_none() || self.stored[value].is_some() || rank < 2 {

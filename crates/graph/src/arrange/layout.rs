@@ -215,8 +215,8 @@ fn write_outputs_directly(graph: &Graph, options: &Options, layouts: &mut Layout
 
 /// Lets the parts of concatenations be written where they belong.
 ///
-/// From the last concatenation to the first, because in DenseNet each is the beginning of the next: when the last has its
-/// parts, the others are found to lie in it already.
+/// From the last concatenation to the first, because in DenseNet each is the beginning of the next: when the last has
+/// its parts, the others are found to lie in it already.
 fn fill_slots(graph: &Graph, layouts: &mut Layouts) {
     let makers = graph.makers();
     for node in graph.nodes.iter().rev() {
@@ -244,7 +244,8 @@ fn fill_slots(graph: &Graph, layouts: &mut Layouts) {
     }
 }
 
-/// The first part, and how many of the values it is: slices of one value that are all of it, one behind another (YOLO splits one in two, and keeps both), are that value.
+/// The first part, and how many of the values it is: slices of one value that are all of it, one behind another (YOLO
+/// splits one in two, and keeps both), are that value.
 fn next_part(graph: &Graph, makers: &[Option<usize>], values: &[ValueId], axis: usize) -> (ValueId, usize) {
     let sliced = |value: ValueId| {
         let node = &graph.nodes[makers[value]?];

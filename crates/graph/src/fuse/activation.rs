@@ -1,7 +1,7 @@
 //! Functions of one element behind a convolution or product.
 //!
-//! Exporters spell Gelu, HardSwish and others in many ways. What a chain of operators computes is told by its values: it is
-//! evaluated at many points, and is the activation that has the same values there.
+//! Exporters spell Gelu, HardSwish and others in many ways. What a chain of operators computes is told by its values:
+//! it is evaluated at many points, and is the activation that has the same values there.
 
 use super::Index;
 use crate::expression::{Expression, Instruction, ValueKind};

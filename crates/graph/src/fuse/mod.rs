@@ -1,7 +1,7 @@
 //! Makes one node of several: what a kernel can do at once isn't written to memory in between.
 //!
-//! Each pass looks for one pattern. A fused node stands where the last of its parts stood, so that everything it reads has
-//! been computed.
+//! Each pass looks for one pattern. A fused node stands where the last of its parts stood, so that everything it reads
+//! has been computed.
 
 mod activation;
 mod affine;

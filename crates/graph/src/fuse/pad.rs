@@ -1,5 +1,5 @@
-//! Padding in front of a convolution or a pool, which pads by itself: exporters of TensorFlow-like networks write it as an operator
-//! of its own before each strided convolution.
+//! Padding in front of a convolution or a pool, which pads by itself: exporters of TensorFlow-like networks write it as
+//! an operator of its own before each strided convolution.
 
 use super::Index;
 use crate::array::is_float;
@@ -10,7 +10,8 @@ use crate::plan::{PoolKind, Window};
 /// Rows first, columns second; in front and behind.
 type Border = [[usize; 2]; 2];
 
-/// Gives the padding to everybody who reads it. Where only some could take it, it has to be made for the others, and all read that.
+/// Gives the padding to everybody who reads it. Where only some could take it, it has to be made for the others, and
+/// all read that.
 pub(super) fn pad(graph: &mut Graph, index: &Index, position: usize) -> bool {
     let Some((border, value)) = padding(graph, position) else { return false };
     let (from, padded) = (graph.nodes[position].inputs[0], graph.nodes[position].outputs[0]);

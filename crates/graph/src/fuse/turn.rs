@@ -3,8 +3,8 @@
 use super::Index;
 use crate::ir::{Graph, Op};
 
-/// `[a, b, m, n]` to `[a * b, m, n]`, transposed to `[a * b, n, m]`, to `[a, b, n, m]`: one transpose of the original, which is
-/// a matter of strides whatever those are.
+/// `[a, b, m, n]` to `[a * b, m, n]`, transposed to `[a * b, n, m]`, to `[a, b, n, m]`: one transpose of the original,
+/// which is a matter of strides whatever those are.
 pub(super) fn turn(graph: &mut Graph, index: &Index, position: usize) -> bool {
     let Some((value, order)) = turned(graph, index, position) else { return false };
     let node = &mut graph.nodes[position];

@@ -1,5 +1,5 @@
-//! Products of matrices that were flattened before and are spread out again behind: as products of more dimensions, what
-//! follows them is next to them.
+//! Products of matrices that were flattened before and are spread out again behind: as products of more dimensions,
+//! what follows them is next to them.
 
 use super::{Index, computed};
 use crate::ir::{Graph, GraphNode, Op};

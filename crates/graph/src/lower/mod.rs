@@ -1,5 +1,5 @@
-//! From the model's nodes to those of planning: shapes are worked out, operators become general kinds, and what has only
-//! constant inputs is computed at once.
+//! From the model's nodes to those of planning: shapes are worked out, operators become general kinds, and what has
+//! only constant inputs is computed at once.
 //!
 //! All sizes are known, so one pass in the order of the nodes is enough.
 
@@ -245,8 +245,8 @@ impl Lowering {
         self.emit_node(op, inputs, results)
     }
 
-    /// Whether a node with known inputs is computed ahead. Where its result depends on the sizes, that must not be decided
-    /// by them: what is among the weights has to be the same for all.
+    /// Whether a node with known inputs is computed ahead. Where its result depends on the sizes, that must not be
+    /// decided by them: what is among the weights has to be the same for all.
     fn folds(&self, inputs: &[ValueId], results: &[(DataType, &[usize])], fixed: bool) -> bool {
         let count: usize = results.iter().map(|(_, dims)| dims.iter().product::<usize>()).sum();
         if fixed {
@@ -269,7 +269,8 @@ impl Lowering {
     /// The result of an operator that changes nothing for these sizes, but might for others.
     fn same(&mut self, value: ValueId) -> ValueId {
         match self.graph.known(value).cloned() {
-            // As parts of it wouldn't be for other sizes, it isn't known from here on: else what is computed of all of it would be among the weights.
+            // As parts of it wouldn't be for other sizes, it isn't known from here on: else what is computed of all of
+            // it would be among the weights.
             Some(array) if !self.fixed && self.is_weight(value) && is_float(array.dtype) => {
                 let dims = self.dims(value);
                 self.emit_node(Op::Reshape, &[value], &[(self.dtype(value), &dims)])[0]

@@ -1,20 +1,21 @@
 //! What no policy can exceed, however much it knows: the rate at which the devices would be busy all the time if every
 //! model's arrivals were cut into batches in the cheapest way that deadlines allow.
 //!
-//! Two things are left out, so that what remains can be solved: devices never stand idle and never run short, and batches of
-//! different models never compete for the same instant. A batch of requests that arrive from `a` to `z` can make its deadlines
-//! if `z + l(b) <= a + objective`. Requests of one model have equal objectives, so batches are made of neighbours, and the
-//! cheapest way to cut a stream is a shortest path:
+//! Two things are left out, so that what remains can be solved: devices never stand idle and never run short, and
+//! batches of different models never compete for the same instant. A batch of requests that arrive from `a` to `z` can
+//! make its deadlines if `z + l(b) <= a + objective`. Requests of one model have equal objectives, so batches are made
+//! of neighbours, and the cheapest way to cut a stream is a shortest path:
 //!
 //! ```text
 //!   cost(after j) = min over i of  cost(after i) + l(served of i..j) + price x (dropped of i..j)
 //!                   or             cost(before j) + price                       j alone is dropped
 //! ```
 //!
-//! For a line `alpha b + beta` without drops this is the greedy cut into the fewest batches. A policy may lose a part `max_bad`
-//! of the requests, and would lose those that save most. The price of a drop stands for this: for any price, the cost of the
-//! cheapest cut less `price x max_bad x requests` is at most what the devices must do (Lagrangian dual), and the best price is
-//! found where the cheapest cut drops just that part. With `max_bad_of = "each"` every model has its own price, else all have one.
+//! For a line `alpha b + beta` without drops this is the greedy cut into the fewest batches. A policy may lose a part
+//! `max_bad` of the requests, and would lose those that save most. The price of a drop stands for this: for any price,
+//! the cost of the cheapest cut less `price x max_bad x requests` is at most what the devices must do (Lagrangian
+//! dual), and the best price is found where the cheapest cut drops just that part. With `max_bad_of = "each"` every
+//! model has its own price, else all have one.
 //!
 //! Streams are finite, so a bound is right to about one per cent.
 
@@ -126,7 +127,8 @@ impl Bound {
             }
             all
         };
-        // For nothing everything is dropped; above the price of the dearest single request nothing is that can be served.
+        // For nothing everything is dropped; above the price of the dearest single request nothing is that can be
+        // served.
         let dearest = streams.iter().map(|stream| stream.sizes[0].1).fold(0.0, f64::max) * 1.01;
         let mut low = (0.0, Cut { cost: 0.0, dropped: requests(streams) });
         let mut high = (dearest, cut(dearest));
@@ -178,8 +180,8 @@ impl ModelArrivals {
     fn cut(&self, price: f64, speed: f64) -> Cut {
         let count = self.at.len();
         let most = self.sizes.last().map_or(0, |last| last.0);
-        // The smallest size for so many requests; and the size of which a full batch gains most against drops, among the
-        // first so many sizes.
+        // The smallest size for so many requests; and the size of which a full batch gains most against drops, among
+        // the first so many sizes.
         let holds: Vec<usize> = (0..=most).map(|rows| self.sizes.partition_point(|size| size.0 < rows)).collect();
         let mut full: Vec<usize> = Vec::with_capacity(self.sizes.len());
         let gain = |index: usize| self.sizes[index].1 - price * self.sizes[index].0 as f64;
@@ -210,7 +212,8 @@ impl ModelArrivals {
                 if asked <= most && holds[asked] < fits {
                     improve(&mut best[last + 1], from.cost + self.sizes[holds[asked]].1, from.dropped);
                 }
-                // Full batches of smaller sizes; the requests between the first and the last that don't fit are dropped.
+                // Full batches of smaller sizes; the requests between the first and the last that don't fit are
+                // dropped.
                 let smaller = fits.min(if asked > most { fits } else { holds[asked] });
                 if smaller > 0 {
                     let (requests, takes) = self.sizes[full[smaller - 1]];

@@ -1,6 +1,7 @@
 //! An experiment as a user writes it: a TOML file.
 //!
-//! Keys may be added, not renamed. Times and sizes carry their unit in the key. `docs/experiments` shows files that work.
+//! Keys may be added, not renamed. Times and sizes carry their unit in the key. `docs/experiments` shows files that
+//! work.
 
 use crate::show::claim::Claim;
 use crate::show::compare::Compare;
@@ -37,8 +38,8 @@ pub struct Experiment {
     /// What goes wrong.
     #[serde(default)]
     pub faults: FaultsConfig,
-    /// Settings of single policies: any key of `[scheduler]`, for this one alone. With `kind`, the name is a label of the
-    /// file's own, so that one policy can be run with several settings.
+    /// Settings of single policies: any key of `[scheduler]`, for this one alone. With `kind`, the name is a label of
+    /// the file's own, so that one policy can be run with several settings.
     #[serde(default)]
     pub policy: BTreeMap<String, toml::Table>,
     /// A cluster that follows the advice of the planner.
@@ -85,8 +86,9 @@ pub struct ModelConfig {
     /// What its batches take.
     #[serde(default)]
     pub latency: LatencyConfig,
-    /// A file of comma-separated values with the columns `model`, `alpha_ms`, `beta_ms` and `slo_ms`, or `model`, `b1_ms` and so
-    /// on: one model for each row, instead of `latency`. `slo_ms`, `slo_of_l4` and `weights_mb` of this entry go before the file's.
+    /// A file of comma-separated values with the columns `model`, `alpha_ms`, `beta_ms` and `slo_ms`, or `model`,
+    /// `b1_ms` and so on: one model for each row, instead of `latency`. `slo_ms`, `slo_of_l4` and `weights_mb` of this
+    /// entry go before the file's.
     pub table: Option<PathBuf>,
     /// Of the table, these rows only.
     pub table_rows: Option<Vec<String>>,
@@ -202,11 +204,11 @@ pub struct LatencyConfig {
     pub fixed_ms: Option<f64>,
     /// Batch sizes with their times.
     pub batch_ms: Option<BTreeMap<String, f64>>,
-    /// The 99th percentiles of these times that the profile has, where they are above the times: what a scheduler plans with before it has
-    /// measured anything itself.
+    /// The 99th percentiles of these times that the profile has, where they are above the times: what a scheduler plans
+    /// with before it has measured anything itself.
     pub batch_p99_ms: Option<BTreeMap<String, f64>>,
-    /// A file of comma-separated values with the columns `model` and `b1_ms`, `b2_ms` and so on, and perhaps `b1_p99_ms` and so on, as
-    /// `punctual profile` writes it.
+    /// A file of comma-separated values with the columns `model` and `b1_ms`, `b2_ms` and so on, and perhaps
+    /// `b1_p99_ms` and so on, as `punctual profile` writes it.
     pub file: Option<PathBuf>,
     /// The model's name in that file.
     pub row: Option<String>,
@@ -441,12 +443,13 @@ pub struct RunConfig {
     /// Whose part that is.
     #[serde(default)]
     pub max_bad_of: MaxBadOf,
-    /// In a search, runs are as long as it takes for so many bad requests of all seeds together where `max_bad` are bad: 5 s at least,
-    /// `max_seconds` at most.
+    /// In a search, runs are as long as it takes for so many bad requests of all seeds together where `max_bad` are
+    /// bad: 5 s at least, `max_seconds` at most.
     pub bad_events: Option<f64>,
     /// The longest run with `bad_events`; `seconds` if absent.
     pub max_seconds: Option<f64>,
-    /// A search also measures the part of bad requests at so many times the highest rate that any policy of the file has found.
+    /// A search also measures the part of bad requests at so many times the highest rate that any policy of the file
+    /// has found.
     #[serde(default = "around_the_peak")]
     pub beside_peak: Vec<f64>,
     /// The relative precision of a search.

@@ -1,5 +1,6 @@
-//! Files of latencies: one line for each model, with a column `b<size>_ms` for each batch size (and perhaps `b<size>_p99_ms` and `b<size>_beside_ms`), or with
-//! the line `alpha_ms * b + beta_ms`; perhaps with columns `slo_ms` and `weights_mb`.
+//! Files of latencies: one line for each model, with a column `b<size>_ms` for each batch size (and perhaps
+//! `b<size>_p99_ms` and `b<size>_beside_ms`), or with the line `alpha_ms * b + beta_ms`; perhaps with columns `slo_ms`
+//! and `weights_mb`.
 
 use crate::LabError;
 use std::path::Path;
@@ -20,8 +21,8 @@ pub(crate) struct Row {
     pub(crate) weights_mb: Option<f64>,
 }
 
-/// All models of a file with the columns `model`, `alpha_ms`, `beta_ms` and `slo_ms`, or `model`, `b1_ms` and so on, in any
-/// order.
+/// All models of a file with the columns `model`, `alpha_ms`, `beta_ms` and `slo_ms`, or `model`, `b1_ms` and so on, in
+/// any order.
 pub(crate) fn rows(path: &Path) -> Result<Vec<Row>, LabError> {
     let text = std::fs::read_to_string(path).map_err(|source| LabError::Read { path: path.to_owned(), source })?;
     parse_rows(&text).map_err(|message| LabError::value(format!("{}: {message}", path.display())))

@@ -1,5 +1,5 @@
-//! What makes figures from a file. A result is only taken over while nothing in this folder has changed: what merely shows
-//! results belongs into `show`.
+//! What makes figures from a file. A result is only taken over while nothing in this folder has changed: what merely
+//! shows results belongs into `show`.
 
 mod bound;
 pub(crate) mod campaign;

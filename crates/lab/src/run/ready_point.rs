@@ -23,7 +23,8 @@ const GLANCE_OBJECTIVES: f64 = 20.0;
 const LOOK_PART: f64 = 1.0 / 12.0;
 /// A rung of the ladder must be cheaper than the last by this factor to be worth it.
 const WORTH_IT: f64 = 3.0;
-/// More bad requests than `max_bad` of what is expected, by this factor and this many, end a run: it can't pass any more.
+/// More bad requests than `max_bad` of what is expected, by this factor and this many, end a run: it can't pass any
+/// more.
 const HOPELESS: (f64, f64) = (1.03, 20.0);
 /// No run is cut below this because of its requests.
 const LEAST_SECONDS: f64 = 5.0;
@@ -118,7 +119,8 @@ impl ReadyPoint {
         Ok(self.figures(&runs, &setup, devices))
     }
 
-    /// The parts of the best rate at which each policy is looked at once the search is over; none where it isn't one for a rate.
+    /// The parts of the best rate at which each policy is looked at once the search is over; none where it isn't one
+    /// for a rate.
     pub(crate) fn beside_peak(&self) -> &[f64] {
         match (self.experiment.run.search, self.experiment.run.times_peak) {
             (Some(Search::Goodput), None) => &self.experiment.run.beside_peak,
@@ -126,9 +128,10 @@ impl ReadyPoint {
         }
     }
 
-    /// What a policy that was found to carry `found` loses at parts of `best`, the highest rate that any policy carries. A
-    /// search looks at rates near the boundary and believes that lower ones are easier. Where that isn't so, the policy carries
-    /// no more than the highest rate below which everything that was measured holds, and these are its figures.
+    /// What a policy that was found to carry `found` loses at parts of `best`, the highest rate that any policy
+    /// carries. A search looks at rates near the boundary and believes that lower ones are easier. Where that isn't so,
+    /// the policy carries no more than the highest rate below which everything that was measured holds, and these are
+    /// its figures.
     pub(crate) fn beside(&self, variant: &Variant, figures: &Value, best: f64) -> Result<Value, LabError> {
         let mut setup = resolve::setup(&self.experiment, &self.folder, variant, 0)?;
         let found = summary::figure(figures, "found_rps").unwrap_or(0.0);

@@ -1,9 +1,9 @@
 //! The highest rate with few enough bad requests, in as few and as short runs as will do.
 //!
-//! The part of bad requests rises steeply with the rate, and nearly as a power of it. So the search climbs a ladder: short
-//! runs find where about the boundary lies, longer ones find it more closely, and only around that point are runs of full
-//! length made. Each next rate is where the line through the last two results, both axes logarithmic, meets the wanted
-//! part of bad requests, kept inside the bracket that is known so far.
+//! The part of bad requests rises steeply with the rate, and nearly as a power of it. So the search climbs a ladder:
+//! short runs find where about the boundary lies, longer ones find it more closely, and only around that point are runs
+//! of full length made. Each next rate is where the line through the last two results, both axes logarithmic, meets the
+//! wanted part of bad requests, kept inside the bracket that is known so far.
 //!
 //! ```text
 //!  bad │                 ╱×       a rate counts as found when
@@ -71,7 +71,8 @@ const BEYOND: [f64; 3] = [1.15, 1.4, 1.8];
 /// A rung ends after so many tries, wherever it is; far more than any curve has needed.
 const MAX_TRIES: u32 = 60;
 
-/// A policy that loses so many times `max_bad` at a rate below the one that was found doesn't carry what is above either.
+/// A policy that loses so many times `max_bad` at a rate below the one that was found doesn't carry what is above
+/// either.
 const COLLAPSED: f64 = 1.1;
 /// Below means at most this part: nearer to the edge of a cliff chance decides between all and nothing.
 const BELOW: f64 = 0.98;
@@ -89,7 +90,8 @@ pub(crate) fn highest_rate(
         let mut rung =
             Rung { goal, precision: effort.precision(goal.tolerance), low: None, high: None, slope, tries: 0 };
         rung.climb(start, effort, &mut run)?;
-        // Not every curve rises all the way: where loading weights or timeouts matter, more load can mean fewer bad ones.
+        // Not every curve rises all the way: where loading weights or timeouts matter, more load can mean fewer bad
+        // ones.
         let beyond = |low: f64| BEYOND.map(|factor| low * factor).into_iter().filter(|&rate| rate < goal.ceiling);
         while let Some((low, _)) = rung.low.filter(|_| index == 0) {
             let mut higher = None;

@@ -1,8 +1,8 @@
 //! Results that outlive the process: one JSON object on a line for each policy at each point, written as they come.
 //!
 //! An entry is found again by what it depends on: the point of the sweep as a file, the policy with its settings, the
-//! contents of tables and traces. With it stands a number for the sources of scheduler, world and laboratory (`build.rs`);
-//! results of other sources are run again unless the caller says otherwise.
+//! contents of tables and traces. With it stands a number for the sources of scheduler, world and laboratory
+//! (`build.rs`); results of other sources are run again unless the caller says otherwise.
 
 use crate::LabError;
 use serde_json::{Map, Value, json};
@@ -20,7 +20,8 @@ pub(crate) const SOURCES: &str = env!("LAB_SOURCES");
 pub struct Reuse {
     /// Results go to this file as they come, and what is there already isn't run again.
     pub file: Option<PathBuf>,
-    /// Also take results of other sources, except those of these policies (empty: results of other sources are run again).
+    /// Also take results of other sources, except those of these policies (empty: results of other sources are run
+    /// again).
     pub again: Vec<String>,
 }
 

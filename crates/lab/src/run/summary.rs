@@ -86,8 +86,8 @@ fn series(meter: &Meter, groups: &[String]) -> Option<Value> {
     Some(Value::Object(all))
 }
 
-/// The mean of equal shapes: numbers are averaged, except that keys that begin with `max` keep the largest; a number that
-/// only some have counts as 0 for the others, and a null counts for nothing.
+/// The mean of equal shapes: numbers are averaged, except that keys that begin with `max` keep the largest; a number
+/// that only some have counts as 0 for the others, and a null counts for nothing.
 pub(crate) fn mean(values: &[Value]) -> Value {
     merge(values.iter().collect(), "")
 }
@@ -125,8 +125,8 @@ fn merge(mut values: Vec<&Value>, key: &str) -> Value {
     }
 }
 
-/// The number at a path of keys joined by dots, as in `models.minor.p99_ms`, `trace.batches.0.rows` or `bad_at.0.6`, whose
-/// last key is `0.6`.
+/// The number at a path of keys joined by dots, as in `models.minor.p99_ms`, `trace.batches.0.rows` or `bad_at.0.6`,
+/// whose last key is `0.6`.
 pub(crate) fn figure(figures: &Value, path: &str) -> Option<f64> {
     if let Some(number) = figures.get(path).and_then(Value::as_f64) {
         return Some(number);

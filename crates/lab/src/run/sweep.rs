@@ -1,8 +1,8 @@
 //! One file, many experiments: `[sweep]` names keys with lists of values, and every combination is run.
 //!
-//! A key is written with its section (`"devices.count"`, `"model.slo_ms"` for every model, `"model.NAME.slo_ms"` for one,
-//! `"workload.arrivals.shape"`), or alone where the file has it in one section only (`slo_ms`). Where several keys change together, `[[case]]` gives each
-//! combination a name.
+//! A key is written with its section (`"devices.count"`, `"model.slo_ms"` for every model, `"model.NAME.slo_ms"` for
+//! one, `"workload.arrivals.shape"`), or alone where the file has it in one section only (`slo_ms`). Where several keys
+//! change together, `[[case]]` gives each combination a name.
 
 use crate::LabError;
 use crate::run::experiment::RunConfig;

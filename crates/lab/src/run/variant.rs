@@ -91,8 +91,8 @@ impl Variant {
     }
 }
 
-/// What of an experiment isn't as the server has it by default, as `key = value (the server: value)`: settings of the scheduler,
-/// those of single policies, and batch sizes. What a sweep varies stands in its table.
+/// What of an experiment isn't as the server has it by default, as `key = value (the server: value)`: settings of the
+/// scheduler, those of single policies, and batch sizes. What a sweep varies stands in its table.
 pub(crate) fn unlike_the_server(experiment: &Experiment, scheduler: &Table) -> Vec<String> {
     let mut unlike = Vec::new();
     let settings = server_settings();

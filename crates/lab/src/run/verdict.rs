@@ -1,13 +1,13 @@
 //! Whether few enough requests went bad, of each model or of all together.
 //!
-//! Counted over all models together, whoever refuses the dearest model wins: a third of its requests are one per cent of all.
-//! So each single model must lose at most `max_bad`, unless a file asks for the sum (as papers do).
+//! Counted over all models together, whoever refuses the dearest model wins: a third of its requests are one per cent
+//! of all. So each single model must lose at most `max_bad`, unless a file asks for the sum (as papers do).
 //!
 //! A model with `n` requests that loses exactly `max_bad` of them by chance has `n max_bad` bad ones on average, with a
-//! deviation of `sqrt(n max_bad (1 - max_bad))`. Of 37 such models one would be above the average in nearly every run, so that
-//! the rate found would depend on how many models there are and how long the run is. So a model counts as losing too much
-//! only if it is more than [`CHANCE`] deviations above, which happens to one of 160. What all lose together has no such
-//! allowance: where each loses at most `max_bad`, so do all, and their number is large.
+//! deviation of `sqrt(n max_bad (1 - max_bad))`. Of 37 such models one would be above the average in nearly every run,
+//! so that the rate found would depend on how many models there are and how long the run is. So a model counts as
+//! losing too much only if it is more than [`CHANCE`] deviations above, which happens to one of 160. What all lose
+//! together has no such allowance: where each loses at most `max_bad`, so do all, and their number is large.
 
 use crate::run::experiment::MaxBadOf;
 use sim::{Count, RunResult, ratio};

@@ -1,5 +1,5 @@
-//! What a paper says, what we take that to ask for, and what we measure. The three are kept apart: a paper's "nearly all"
-//! has no number, and the one that we choose is ours.
+//! What a paper says, what we take that to ask for, and what we measure. The three are kept apart: a paper's "nearly
+//! all" has no number, and the one that we choose is ours.
 
 use crate::run::campaign::PointOutcome;
 use crate::show::compare::Compare;
@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 pub struct Claim {
     /// What the paper says, in a few words, with its number where it has one.
     pub says: String,
-    /// The figure: `goodput_rps`, `models.minor.p99_ms`; with `over_s`, one of a series: `minor.mean_ms`; of a comparison:
-    /// `compare.ID.mean`, `min`, `max`, or `compare.ID.at_least 0.95`.
+    /// The figure: `goodput_rps`, `models.minor.p99_ms`; with `over_s`, one of a series: `minor.mean_ms`; of a
+    /// comparison: `compare.ID.mean`, `min`, `max`, or `compare.ID.at_least 0.95`.
     pub value: String,
     /// Which policy; absent: the first.
     pub policy: Option<String>,

@@ -1,5 +1,5 @@
-//! What an experiment draws: a figure against a key of its sweep or against time, as lines or bars; how often a ratio is
-//! reached; batches on devices.
+//! What an experiment draws: a figure against a key of its sweep or against time, as lines or bars; how often a ratio
+//! is reached; batches on devices.
 
 use crate::run::campaign::PointOutcome;
 use crate::show::bars::{self, Bars};

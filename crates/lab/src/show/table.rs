@@ -70,7 +70,8 @@ pub(crate) fn bounds(outcomes: &[PointOutcome]) -> Vec<Vec<String>> {
     table
 }
 
-/// The cells of a table, headings first: one line for each result, and one for each of its models where there are several.
+/// The cells of a table, headings first: one line for each result, and one for each of its models where there are
+/// several.
 pub(crate) fn cells(outcomes: &[PointOutcome], asked: &[String]) -> Vec<Vec<String>> {
     let columns = columns(outcomes, asked);
     let keys: Vec<&String> = outcomes.first().map(|first| first.point.keys().collect()).unwrap_or_default();

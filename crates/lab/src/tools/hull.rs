@@ -5,11 +5,11 @@
 //! valgrind --tool=callgrind --toggle-collect='*hull::measured*' target/release/lab hull convex 10000 insert
 //! ```
 //!
-//! With three arguments it does 10,000 operations of one kind on one kind of points, inside of functions that nothing is
-//! inlined into: the instructions that callgrind counts below them, divided by 10,000, are those of one operation.
+//! With three arguments it does 10,000 operations of one kind on one kind of points, inside of functions that nothing
+//! is inlined into: the instructions that callgrind counts below them, divided by 10,000, are those of one operation.
 //!
-//! Two kinds of points. *requests*: what a queue of `orloj` holds, deadlines within a minute, each request somewhere among
-//! its milestones; few of them are corners of the hull. *convex*: all of them are corners, the worst that can be.
+//! Two kinds of points. *requests*: what a queue of `orloj` holds, deadlines within a minute, each request somewhere
+//! among its milestones; few of them are corners of the hull. *convex*: all of them are corners, the worst that can be.
 
 use clap::ValueEnum;
 use scheduler::hull::{Hull, Point};

@@ -1,5 +1,5 @@
-//! How many requests a second the scheduler takes on one core, with the policy and the settings of `punctual serve`, and how
-//! that grows with cells.
+//! How many requests a second the scheduler takes on one core, with the policy and the settings of `punctual serve`,
+//! and how that grows with cells.
 //!
 //! ```text
 //! cargo run --release -p lab -- throughput                          the table of docs/benchmarks.md
@@ -14,16 +14,18 @@
 //! the rounds: of the rates that held, for which the machine must have nothing else to do, and of the processor time
 //! that a request takes.
 //!
-//! The last one is for `valgrind --tool=callgrind --toggle-collect='*measured*'`: what is collected is the scheduler's alone.
+//! The last one is for `valgrind --tool=callgrind --toggle-collect='*measured*'`: what is collected is the scheduler's
+//! alone.
 //!
-//! Requests come in an open loop (Poisson, models equally popular), in virtual time; devices take exactly what is expected. The time
-//! that each step really takes is measured, and added up as if one core had to keep up: a step begins when it is due or when the
-//! one before is over, whatever is later. A rate counts if 999 of 1,000 requests are taken in less than 2 ms late and 99 % are
-//! answered in time.
+//! Requests come in an open loop (Poisson, models equally popular), in virtual time; devices take exactly what is
+//! expected. The time that each step really takes is measured, and added up as if one core had to keep up: a step
+//! begins when it is due or when the one before is over, whatever is later. A rate counts if 999 of 1,000 requests are
+//! taken in less than 2 ms late and 99 % are answered in time.
 //!
-//! The profile has the shape of ResNet50's in Symphony's table 2 (beta = 4.817 alpha), with batches of at most 16 in the sizes that the server
-//! measures by default, scaled so that the rate keeps devices busy for 80 % of the time in batches of what comes for a model in 12.5 ms. The
-//! objective is 25 ms, or four times what a batch of 16 takes where that is more.
+//! The profile has the shape of ResNet50's in Symphony's table 2 (beta = 4.817 alpha), with batches of at most 16 in
+//! the sizes that the server measures by default, scaled so that the rate keeps devices busy for 80 % of the time in
+//! batches of what comes for a model in 12.5 ms. The objective is 25 ms, or four times what a batch of 16 takes where
+//! that is more.
 
 use base::{
     ActionId, DeviceId, Duration, LatencyProfile, ModelId, OrderStart, RequestId, Timestamp, Transfers, Window,

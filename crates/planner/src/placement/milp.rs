@@ -1,16 +1,16 @@
 //! The program of appendix A, written for the solver.
 //!
-//! Rates and memory go in as shares of their averages: the solver's tolerances (1e-6) are absolute. Three things make the
-//! program smaller without changing its best solutions:
+//! Rates and memory go in as shares of their averages: the solver's tolerances (1e-6) are absolute. Three things make
+//! the program smaller without changing its best solutions:
 //!
 //! - The parts are alike unless models are somewhere already, so that each solution would have its `l!` twins. The k-th
 //!   largest model may only be in the first k parts.
-//! - `y_ij = |x_ij - x'_ij|` in (10) needs no variables: `x'` is given, so it is `x_ij` or `1 - x_ij`; and with (8) the sum over
-//!   the parts is `2c (1 - x_ij)` for the part that the model is in now. One variable for each model instead of one for each
-//!   model and part.
-//! - The largest dynamic memory of a part is a variable `D_j >= d_i x_ij`, one row for each model and part. Anything better
-//!   than a known assignment of objective `v` has at most `(1 + v/w) S` of static memory in each part, so that only models with
-//!   `d_i > S_max - (1 + v/w) S` can break (5) there; the rows of the others are left out.
+//! - `y_ij = |x_ij - x'_ij|` in (10) needs no variables: `x'` is given, so it is `x_ij` or `1 - x_ij`; and with (8) the
+//!   sum over the parts is `2c (1 - x_ij)` for the part that the model is in now. One variable for each model instead
+//!   of one for each model and part.
+//! - The largest dynamic memory of a part is a variable `D_j >= d_i x_ij`, one row for each model and part. Anything
+//!   better than a known assignment of objective `v` has at most `(1 + v/w) S` of static memory in each part, so that
+//!   only models with `d_i > S_max - (1 + v/w) S` can break (5) there; the rows of the others are left out.
 
 use super::assignment::{Assignment, Scale};
 use super::{PlacementProblem, SolverEnding};
@@ -32,8 +32,8 @@ pub(super) struct Solved<'p> {
 /// Less time than this isn't worth handing over.
 const LEAST_TIME: Duration = Duration::from_millis(1);
 
-/// Solves the program. `known` is an assignment that keeps the bounds; it shortens the program, and is what the solver starts
-/// from if `hand_over`.
+/// Solves the program. `known` is an assignment that keeps the bounds; it shortens the program, and is what the solver
+/// starts from if `hand_over`.
 pub(super) fn solve<'p>(
     problem: &'p PlacementProblem,
     known: Option<&Assignment<'p>>,

@@ -1,7 +1,9 @@
-//! Which models share a part of the cluster: the mixed integer program of Symphony's appendix A, solved within a time limit.
+//! Which models share a part of the cluster: the mixed integer program of Symphony's appendix A, solved within a time
+//! limit.
 //!
-//! Every device of a part holds all models of that part, so that any of them can run any batch. Models `i` have a request
-//! rate `r`, static memory `s` (weights) and dynamic memory `d` (while running); `x_ij` says that model `i` is in part `j`.
+//! Every device of a part holds all models of that part, so that any of them can run any batch. Models `i` have a
+//! request rate `r`, static memory `s` (weights) and dynamic memory `d` (while running); `x_ij` says that model `i` is
+//! in part `j`.
 //!
 //! ```text
 //!  minimise    dR/R + w dS/S                          (3)   R, S: averages over the parts
@@ -13,10 +15,10 @@
 //!              sum c_i |x_ij - x'_ij|      <= C_max   (10)  x': where models are now
 //! ```
 //!
-//! Three stages, each reported with what it reached: a **start** (greedy, improved by exchanges of models between parts), the
-//! **solver** on the whole program with that start, and a **polish** of the solver's assignment by the same exchanges. The
-//! best one that keeps every bound counts. The start and the polish are bounded by work, and by time only on a machine that is
-//! very slow: given a solver that finishes, equal problems have equal results.
+//! Three stages, each reported with what it reached: a **start** (greedy, improved by exchanges of models between
+//! parts), the **solver** on the whole program with that start, and a **polish** of the solver's assignment by the same
+//! exchanges. The best one that keeps every bound counts. The start and the polish are bounded by work, and by time
+//! only on a machine that is very slow: given a solver that finishes, equal problems have equal results.
 
 mod assignment;
 mod bounds;
@@ -56,13 +58,13 @@ pub struct PlacementProblem {
     pub max_rate_rps: Option<f64>,
     /// The memory of each device, `S_max`.
     pub max_bytes: Option<u64>,
-    /// How much an uneven memory counts against an uneven rate, both as shares of their averages (`w` of the paper, times
-    /// `R/S`, so that it needs no units).
+    /// How much an uneven memory counts against an uneven rate, both as shares of their averages (`w` of the paper,
+    /// times `R/S`, so that it needs no units).
     pub memory_weight: f64,
     /// The most that changes may cost in all, `C_max`.
     pub max_change_cost: Option<f64>,
-    /// How much imbalance is accepted to save the cost of moving everything. 0 is the paper's objective, which changes as much
-    /// as (10) lets it for the slightest gain.
+    /// How much imbalance is accepted to save the cost of moving everything. 0 is the paper's objective, which changes
+    /// as much as (10) lets it for the slightest gain.
     pub change_weight: f64,
 }
 
@@ -83,8 +85,8 @@ impl Default for PlacementProblem {
 /// How hard to try.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PlacementEffort {
-    /// For the start and the solver; the polish takes up to two seconds more. The solver looks at its clock only now and then:
-    /// of 20 runs with 800 models, most overran by less than a second and one by twelve.
+    /// For the start and the solver; the polish takes up to two seconds more. The solver looks at its clock only now
+    /// and then: of 20 runs with 800 models, most overran by less than a second and one by twelve.
     pub time_limit: Duration,
     /// Improve the greedy assignment by exchanges, and let the solver start from it.
     pub start: bool,

@@ -4,15 +4,15 @@ use super::PlacementProblem;
 use super::assignment::{Assignment, Load, Scale, bytes_excess, change, change_excess, rate_excess};
 use std::time::Instant;
 
-/// So many exchanges are looked at in one improvement: a second or two, and the same on every machine that isn't so busy that
-/// time runs out before.
+/// So many exchanges are looked at in one improvement: a second or two, and the same on every machine that isn't so
+/// busy that time runs out before.
 const MOST_LOOKS: u64 = 100_000_000;
 /// Two models against one are tried only between parts whose combinations are fewer than this.
 const MOST_TRIPLES: usize = 1_000_000;
 /// A gain smaller than this isn't one.
 const LEAST_GAIN: f64 = 1e-12;
-/// What moving everything counts against a sum of squares of 1, while bounded cost is being spent: first only on exchanges
-/// that bring much for their cost, then on others.
+/// What moving everything counts against a sum of squares of 1, while bounded cost is being spent: first only on
+/// exchanges that bring much for their cost, then on others.
 const PRICES: [f64; 8] = [4.0, 1.0, 0.25, 0.06, 0.015, 0.004, 0.001, 0.0];
 
 /// Models that are somewhere stay there; the others go, largest first, where the part's load stays lowest.
@@ -58,8 +58,8 @@ fn share(value: f64, average: f64) -> f64 {
     if average > 0.0 { value / average } else { 0.0 }
 }
 
-/// Exchanges models for as long as that gains: first until the sum of squares is low, which every exchange can improve, then
-/// until the objective is, which only exchanges with the farthest parts can.
+/// Exchanges models for as long as that gains: first until the sum of squares is low, which every exchange can improve,
+/// then until the objective is, which only exchanges with the farthest parts can.
 pub(super) fn improve(mut assignment: Assignment<'_>, give_up_at: Instant) -> Assignment<'_> {
     let problem = assignment.problem();
     let mut budget = SearchBudget { looks: 0, give_up_at };
@@ -105,8 +105,8 @@ impl Aim {
     }
 }
 
-/// Goes over all pairs of parts until none of them gains any more. A pair that gained nothing is looked at again when one of
-/// its parts has changed, and once more at the end: what another part has become may let it gain after all.
+/// Goes over all pairs of parts until none of them gains any more. A pair that gained nothing is looked at again when
+/// one of its parts has changed, and once more at the end: what another part has become may let it gain after all.
 fn descend(assignment: &mut Assignment<'_>, aim: Aim, budget: &mut SearchBudget) {
     let parts = assignment.problem().parts;
     let mut changed_at = vec![1_u64; parts];

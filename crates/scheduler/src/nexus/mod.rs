@@ -1,11 +1,11 @@
-//! Nexus: from time to time models are packed onto devices; each request goes to a device when it comes, and each device
-//! runs its own models in turn.
+//! Nexus: from time to time models are packed onto devices; each request goes to a device when it comes, and each
+//! device runs its own models in turn.
 //!
-//! The packing (`packing`) is made anew every ten seconds from the rates that were seen, and when a device comes or goes.
-//! Until rates are known, which takes a second, all models count alike. A request goes to one of the devices that were
-//! planned for its model, in proportion to what each should get; nothing moves it from there but a new plan. A device that
-//! is free goes on to the next of its models that has requests, and runs at most the planned batch. First requests that
-//! would make a batch smaller than planned are dropped (Nexus, section 6.3).
+//! The packing (`packing`) is made anew every ten seconds from the rates that were seen, and when a device comes or
+//! goes. Until rates are known, which takes a second, all models count alike. A request goes to one of the devices that
+//! were planned for its model, in proportion to what each should get; nothing moves it from there but a new plan. A
+//! device that is free goes on to the next of its models that has requests, and runs at most the planned batch. First
+//! requests that would make a batch smaller than planned are dropped (Nexus, section 6.3).
 //!
 //! Where a model isn't loaded on any device that was planned for it, all devices that have it share its requests.
 

@@ -1,15 +1,15 @@
 //! Squishy bin packing (Nexus, section 6.1): which models share which device, with which batch sizes.
 //!
 //! A model's load first fills whole devices, each running batches of the largest size `B` with `2 l(B) <= objective`: a
-//! request may have to wait for one batch before its own. What is left of each model goes to shared devices. There a device
-//! goes round its models once in each *duty cycle* `d`; a model of rate `r` gathers `b = d r` requests in it, which must be
-//! in time: `d + l(b) <= objective`. Two shared devices are merged when all their batches, for the shorter of both cycles,
-//! fit into it; best fit, by how much of the cycle is in use.
+//! request may have to wait for one batch before its own. What is left of each model goes to shared devices. There a
+//! device goes round its models once in each *duty cycle* `d`; a model of rate `r` gathers `b = d r` requests in it,
+//! which must be in time: `d + l(b) <= objective`. Two shared devices are merged when all their batches, for the
+//! shorter of both cycles, fit into it; best fit, by how much of the cycle is in use.
 //!
 //! Nexus asks for as many devices as it needs. Here their number is given: rates are scaled up or down to the most that
-//! the devices carry, so that all of them are used and the spare time is spread evenly. And because a device doesn't wait
-//! for the end of its cycle when it has something to do, larger batches than the rates ask for are in time as well, as
-//! long as one of each and a second one of the same model are: they take in what comes in bursts.
+//! the devices carry, so that all of them are used and the spare time is spread evenly. And because a device doesn't
+//! wait for the end of its cycle when it has something to do, larger batches than the rates ask for are in time as
+//! well, as long as one of each and a second one of the same model are: they take in what comes in bursts.
 
 use crate::batch_times::BatchTimes;
 use base::{Duration, ModelId};
@@ -110,7 +110,8 @@ pub(super) fn plan(demands: &[ModelLoad<'_>], devices: usize) -> Vec<Node> {
     best
 }
 
-/// Makes batches as large as leaves all of them in time, the smallest first; then deals the spare time out to all shares.
+/// Makes batches as large as leaves all of them in time, the smallest first; then deals the spare time out to all
+/// shares.
 fn grow(demands: &[ModelLoad<'_>], node: &mut Node) {
     let takes = |share: &Share, most: u32| demand_of(demands, share.model).takes(most);
     let mut cycle: f64 = node.shares.iter().map(|share| takes(share, share.most)).sum();

@@ -7,21 +7,22 @@ use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use scheduler::{ActionStatus, Command, Delay, Event, Execution, ModelSpec, Outcome, Rejection, Report};
 use std::collections::{BTreeSet, HashMap};
 
-/// P10. A request that was queued is not refused for want of time (`Overloaded`, `DeadlineUnreachable`) if there is a device
-/// that, all of it as the scheduler was told,
+/// P10. A request that was queued is not refused for want of time (`Overloaded`, `DeadlineUnreachable`) if there is a
+/// device that, all of it as the scheduler was told,
 ///
 /// - is there, and holds the request's model: its load was reported, and no unload was ordered since;
 /// - is idle: every batch that was ordered there was reported, and what the driver borrowed it for was returned;
 /// - and has been both since before the request's *last chance*, and until the refusal.
 ///
-/// The last chance is `deadline - l(rows) - delay(rows)`, with the longest `l(rows)` that the scheduler can believe in: the
-/// profile on the slowest kind of device, times the largest factor by which any batch of the model that was reported took
-/// longer than that. It counts only if the request was queued before it, and if that factor and the kinds of devices have been
-/// the same since: a scheduler that defers a batch by design, until one more request wouldn't fit, can be overtaken by what it
-/// learns meanwhile.
+/// The last chance is `deadline - l(rows) - delay(rows)`, with the longest `l(rows)` that the scheduler can believe in:
+/// the profile on the slowest kind of device, times the largest factor by which any batch of the model that was
+/// reported took longer than that. It counts only if the request was queued before it, and if that factor and the kinds
+/// of devices have been the same since: a scheduler that defers a batch by design, until one more request wouldn't fit,
+/// can be overtaken by what it learns meanwhile.
 ///
-/// A device that the scheduler knows as slower than its kind has a last chance of its own, earlier by as much as it is slower: what was measured of one model there holds for all, so that the scheduler believes
-/// things of a model there that no batch of it has shown. Other devices' last chances are not earlier for that.
+/// A device that the scheduler knows as slower than its kind has a last chance of its own, earlier by as much as it is
+/// slower: what was measured of one model there holds for all, so that the scheduler believes things of a model there
+/// that no batch of it has shown. Other devices' last chances are not earlier for that.
 ///
 /// ```text
 ///  queued ──┐      last chance                 refused
@@ -30,11 +31,11 @@ use std::collections::{BTreeSet, HashMap};
 ///      ▲ the device is idle, with the weights ... ▲
 /// ```
 ///
-/// What this leaves to policies: a first request may be given up for a larger batch at the instant at which a device becomes
-/// free, because that device wasn't idle before. Batch work has no deadline and isn't refused for time. Requests of a model
-/// that is removed, and those that a full queue turns away, aren't refused for time either. Policies that bind models to
-/// devices (`nexus`), take one queue after another (`shepherd`, `clipper`) or plan with chances (`orloj`, and every policy where
-/// times depend on the input) don't promise it ([`crate::observe::Promises`]).
+/// What this leaves to policies: a first request may be given up for a larger batch at the instant at which a device
+/// becomes free, because that device wasn't idle before. Batch work has no deadline and isn't refused for time.
+/// Requests of a model that is removed, and those that a full queue turns away, aren't refused for time either.
+/// Policies that bind models to devices (`nexus`), take one queue after another (`shepherd`, `clipper`) or plan with
+/// chances (`orloj`, and every policy where times depend on the input) don't promise it ([`crate::observe::Promises`]).
 #[derive(Debug)]
 pub struct IdleDevicesServe {
     promised: bool,
@@ -266,9 +267,9 @@ impl Observer for IdleDevicesServe {
     }
 }
 
-/// P11. A request that was in no batch has its outcome by its deadline. One that was has it by its deadline or by the end of
-/// its last batch on the worker, whichever is later, and what the scheduler then needs to hear of it: the report's way, a late
-/// report, the time to detect that a device or an order was lost ([`Facts::heard_within`]).
+/// P11. A request that was in no batch has its outcome by its deadline. One that was has it by its deadline or by the
+/// end of its last batch on the worker, whichever is later, and what the scheduler then needs to hear of it: the
+/// report's way, a late report, the time to detect that a device or an order was lost ([`Facts::heard_within`]).
 ///
 /// A batch that takes longer than was expected, or stands on a frozen device, is not over: nothing detects these.
 #[derive(Debug)]

@@ -7,9 +7,9 @@ use base::{ActionId, DeviceId, ModelId, RequestId, Timestamp};
 use scheduler::{Command, Event, Execution};
 use std::collections::HashMap;
 
-/// Actions are numbered in order; a batch has a supported size, is not empty, and its requests are alive, of its model, fit
-/// into it and are in no other batch; orders go to devices that are there; windows aren't inside out; only models that are
-/// served are loaded.
+/// Actions are numbered in order; a batch has a supported size, is not empty, and its requests are alive, of its model,
+/// fit into it and are in no other batch; orders go to devices that are there; windows aren't inside out; only models
+/// that are served are loaded.
 #[derive(Debug)]
 pub struct Contract {
     sizes: Vec<Vec<u32>>,

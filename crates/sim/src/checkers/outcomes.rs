@@ -1,4 +1,5 @@
-//! P1: every request gets exactly one outcome. P2: no success after its deadline. P8: what was refused was never executed.
+//! P1: every request gets exactly one outcome. P2: no success after its deadline. P8: what was refused was never
+//! executed.
 
 use super::entry;
 use crate::observe::{Observation, Observer};
@@ -117,8 +118,8 @@ struct Followed {
     over: bool,
 }
 
-/// P8. What counts is what was ordered and what the scheduler was told of it: what is in a batch that may be running can't be
-/// rejected, also if the worker would not have started it.
+/// P8. What counts is what was ordered and what the scheduler was told of it: what is in a batch that may be running
+/// can't be rejected, also if the worker would not have started it.
 #[derive(Debug, Default)]
 pub struct RefusedNeverExecuted {
     requests: Vec<Followed>,

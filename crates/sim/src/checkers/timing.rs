@@ -1,6 +1,7 @@
 //! P3: nothing starts outside its window. P4: on one executor, executions never overlap.
 //!
-//! The workers hold both by themselves. So each is looked at twice: what the workers did, and what the scheduler planned.
+//! The workers hold both by themselves. So each is looked at twice: what the workers did, and what the scheduler
+//! planned.
 
 use super::entry;
 use crate::observe::{Facts, Observation, Observer, Promises};
@@ -9,8 +10,8 @@ use base::{ActionId, DeviceId, Duration, Timestamp, Window};
 use scheduler::{ActionStatus, Command, Event, Execution, Report};
 use std::collections::{HashMap, VecDeque};
 
-/// P3. A worker starts an action in its window, and reports so. A batch that starts in its window and takes what is expected
-/// is in time for each of its members, and is planned to start in it.
+/// P3. A worker starts an action in its window, and reports so. A batch that starts in its window and takes what is
+/// expected is in time for each of its members, and is planned to start in it.
 #[derive(Debug)]
 pub struct StartInWindow {
     promises: Promises,
@@ -84,8 +85,8 @@ fn in_window(at: Timestamp, action: ActionId, window: Window) -> Result<(), Brok
     if window.contains(at) { Ok(()) } else { Err(Broken::OutsideWindow { action, window }) }
 }
 
-/// P4. A worker runs one batch at a time, and copies one model's weights at a time. A batch is planned to start when all that
-/// was ordered before it on its device is planned to be over; or now, if that is overdue.
+/// P4. A worker runs one batch at a time, and copies one model's weights at a time. A batch is planned to start when
+/// all that was ordered before it on its device is planned to be over; or now, if that is overdue.
 #[derive(Debug)]
 pub struct OneAtATime {
     planned: bool,

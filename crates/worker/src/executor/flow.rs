@@ -1,9 +1,10 @@
-//! How a device carries out its orders, one batch after another: while one is computed, the inputs of the next are on their way, and so are the outputs of
-//! the one before.
+//! How a device carries out its orders, one batch after another: while one is computed, the inputs of the next are on
+//! their way, and so are the outputs of the one before.
 //!
-//! One thread does it all, in turns. It asks instead of waiting, since it has to look for orders, too; what it asks is whether an event on the device has
-//! happened. A batch starts when the one before is computed, not earlier, so that its window is checked when it starts. A batch that is computed on this thread has
-//! the device to itself, and so has an order whose requests aren't one batch.
+//! One thread does it all, in turns. It asks instead of waiting, since it has to look for orders, too; what it asks is
+//! whether an event on the device has happened. A batch starts when the one before is computed, not earlier, so that
+//! its window is checked when it starts. A batch that is computed on this thread has the device to itself, and so has
+//! an order whose requests aren't one batch.
 
 use super::{BatchFailure, DeviceExecutor, ExecuteOrder, NOT_LOADED, OrderReport, Status, guarded};
 use crate::batch::{self, BatchItem, Gathering, Group};
@@ -15,11 +16,13 @@ use telemetry::BatchTimes;
 /// An order, as far as it has come. Requests that have their answer are no longer in it.
 struct OpenOrder<I> {
     order: ExecuteOrder<I>,
-    /// So many of its requests, the first ones, are run one by one, exactly as they are: what one made fail must not fail the others.
+    /// So many of its requests, the first ones, are run one by one, exactly as they are: what one made fail must not
+    /// fail the others.
     one_by_one: usize,
     /// When its first batch started. From then on it is carried out to the end.
     began_at: Option<Timestamp>,
-    /// Why a batch of it failed. Then its time says nothing about its size, though others of its requests have their answers.
+    /// Why a batch of it failed. Then its time says nothing about its size, though others of its requests have their
+    /// answers.
     failure: Option<String>,
 }
 
@@ -62,7 +65,8 @@ pub(super) struct Flow<I> {
     staged: Option<BatchUnderWay<I>>,
     running: Option<BatchUnderWay<I>>,
     arriving: Option<BatchUnderWay<I>>,
-    /// Orders whose next batch must have the device to itself: at most one that waits for that, and those of which a batch failed.
+    /// Orders whose next batch must have the device to itself: at most one that waits for that, and those of which a
+    /// batch failed.
     exclusive: VecDeque<OpenOrder<I>>,
 }
 
@@ -130,7 +134,8 @@ impl<I: BatchItem> DeviceExecutor<I> {
         self.wants_at()
     }
 
-    /// What is to be staged now, if something is. What must have the device to itself waits for the end of what is under way, and what comes waits for it.
+    /// What is to be staged now, if something is. What must have the device to itself waits for the end of what is
+    /// under way, and what comes waits for it.
     fn next_work(&mut self) -> Option<OpenOrder<I>> {
         if self.flow.is_idle() && !self.flow.exclusive.is_empty() {
             return self.flow.exclusive.pop_front();

@@ -95,7 +95,8 @@ impl Loader {
         }
     }
 
-    /// The slot is empty and the pages are free in any case: that much can be relied on until the driver knows of a panic.
+    /// The slot is empty and the pages are free in any case: that much can be relied on until the driver knows of a
+    /// panic.
     fn unload(&self, order: &UnloadOrder) -> Status {
         let started_at = self.clock.now();
         let loaded = order.slot.loaded.lock().unwrap_or_else(PoisonError::into_inner).take();

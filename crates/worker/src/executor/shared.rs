@@ -1,8 +1,8 @@
-//! One thread for many devices whose engine never computes: it says when a batch or a load will be done, and the thread sleeps until
-//! the next of those instants. A thousand emulated devices are one thread instead of two thousand.
+//! One thread for many devices whose engine never computes: it says when a batch or a load will be done, and the thread
+//! sleeps until the next of those instants. A thousand emulated devices are one thread instead of two thousand.
 //!
-//! Each device is the same executor and the same loader as one with threads of its own; only who waits differs. What an engine does that isn't
-//! waiting happens here one after another, so that a device that computes has no place here.
+//! Each device is the same executor and the same loader as one with threads of its own; only who waits differs. What an
+//! engine does that isn't waiting happens here one after another, so that a device that computes has no place here.
 
 use super::{Device, DeviceConfig, DeviceExecutor, Loader, OrderReport};
 use crate::Clock;

@@ -1,5 +1,6 @@
-//! Symphony's experiment A.2: 800 models, 20 parts, 10 seconds. The imbalance factor of random assignments, of the greedy one,
-//! of the solver alone, and of all stages; then the same after rates have changed, with a bounded cost of change.
+//! Symphony's experiment A.2: 800 models, 20 parts, 10 seconds. The imbalance factor of random assignments, of the
+//! greedy one, of the solver alone, and of all stages; then the same after rates have changed, with a bounded cost of
+//! change.
 
 use lab::LabError;
 use planner::placement::{
@@ -8,9 +9,9 @@ use planner::placement::{
 use std::time::{Duration, Instant};
 use workload::Random;
 
-/// The models of the paper's tables 3 and 4, with the parameters (in millions) that their authors publish: weights take four
-/// bytes for each. The paper doesn't say how large its variants are; here each has 0.6 to 1.4 times the weights, and needs 64
-/// MiB and half of its weights more while it runs.
+/// The models of the paper's tables 3 and 4, with the parameters (in millions) that their authors publish: weights take
+/// four bytes for each. The paper doesn't say how large its variants are; here each has 0.6 to 1.4 times the weights,
+/// and needs 64 MiB and half of its weights more while it runs.
 const ZOO: [(&str, f64); 37] = [
     ("BERT", 110.0),
     ("DenseNet121", 8.1),
@@ -122,8 +123,8 @@ fn judge(problem: &PlacementProblem, part_of: &[usize]) -> Option<(f64, Imbalanc
     holds.then_some((rate_off + problem.memory_weight * memory_off, Imbalance { rate, memory, cost }))
 }
 
-/// The paper's baseline: random assignments until the time is over; the best that keeps the bounds counts. Where models are
-/// somewhere, random ones move, as many as the bound on changes allows.
+/// The paper's baseline: random assignments until the time is over; the best that keeps the bounds counts. Where models
+/// are somewhere, random ones move, as many as the bound on changes allows.
 fn best_random(problem: &PlacementProblem, random: &mut Random, time: Duration) -> (Option<Imbalance>, u64) {
     let began = Instant::now();
     let mut best: Option<(f64, Imbalance)> = None;
