@@ -5,16 +5,16 @@ from figures.gpu import serve
 
 BEFORE = """
 punctual_device_busy_seconds_total{action="execution"} 1
-punctual_requests_total 100
+punctual_requests_total{outcome="success"} 90
+punctual_requests_total{outcome="late"} 10
 punctual_cold_starts_total 10
-punctual_goodput_total 90
 nv_inference_count 90
 """
 AFTER = """
 punctual_device_busy_seconds_total{action="execution"} 3
-punctual_requests_total 200
+punctual_requests_total{outcome="success"} 180
+punctual_requests_total{outcome="late"} 20
 punctual_cold_starts_total 60
-punctual_goodput_total 180
 nv_inference_count 185
 punctual_prediction_error_seconds_bucket{action="execution",direction="over",le="0.0001"} 50
 punctual_prediction_error_seconds_bucket{action="execution",direction="over",le="0.0002"} 100

@@ -11,7 +11,6 @@ use base::{DeviceId, RequestId, Window};
 
 impl Scheduler {
     pub(crate) fn decide(&mut self, out: &mut Vec<Command>) {
-        self.ledger.note_use(self.now);
         // Before the devices are fed: a model that is always busy is free for a moment now, and may have to go.
         if self.planner.is_due(self.now) {
             self.plan_loads(out);

@@ -184,6 +184,8 @@ impl Scheduler {
             return;
         }
         self.now = self.now.max(now);
+        // Before the event changes who is busy: until now it was as the last step left it.
+        self.ledger.note_use(self.now);
         self.note_hunger();
         self.try_slow_devices();
         self.expire(out);
