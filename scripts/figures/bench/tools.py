@@ -5,16 +5,6 @@ import subprocess
 from figures.common import ROOT, Failed
 
 
-def example(package, name, *arguments, features=()):
-    """Builds and runs an example of a crate; gives what it printed."""
-    return cargo("run", package, features, "--example", name, "--", *arguments)
-
-
-def built(package, name, features=()):
-    """Builds an example first, so that its run isn't disturbed by the compiler."""
-    cargo("build", package, features, "--example", name)
-
-
 def lab(tool, *arguments, features=()):
     """Builds and runs a tool of the laboratory; gives what it printed."""
     return cargo("run", "lab", features, "--", tool, *arguments)
