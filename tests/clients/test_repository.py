@@ -98,9 +98,9 @@ def write_model(repository, name, config, version="1"):
 
 
 @contextlib.contextmanager
-def serving(repository, *options, cache=None):
+def serving(repository, *options, cache=None, devices="emulated:1"):
     """A server with an emulated device, for a while."""
-    server = conftest.start(repository, "--devices", "emulated:1", *options, cache=cache)
+    server = conftest.start(repository, "--devices", devices, *options, cache=cache)
     try:
         yield server
     finally:
@@ -332,6 +332,26 @@ def test_explicit_mode_serves_what_it_is_told(tmp_path):
         assert infer(server, "third")[0] == 200
         asked.unload_model("first")
         assert infer(server, "first")[0] == 404
+
+
+def test_a_version_that_came_up_beside_a_broken_one_is_not_forgotten(tmp_path):
+    """It served on, and was listed as not loaded once a file changed: nobody could withdraw it any more."""
+    content = (conftest.ROOT / ".cache" / "test-models" / "identity_fp32" / "1" / "model.onnx").read_bytes()
+    for version, file in [("1", content), ("2", b"not a model")]:
+        (tmp_path / "net" / version).mkdir(parents=True)
+        (tmp_path / "net" / version / "model.onnx").write_bytes(file)
+    config = tmp_path / "net" / "config.pbtxt"
+    config.write_text("version_policy { all {} }")
+    with serving(tmp_path, "--model-control-mode", "explicit", devices="cpu:1") as server, client(server, "http") as asked:
+        with pytest.raises(InferenceServerException, match="could not be loaded"):
+            asked.load_model("net")
+        assert index(server)["net", "1"] == ("READY", "")
+        config.write_text("version_policy { all {} } # changed")
+        write_model(tmp_path, "later", LATENCY)
+        server.until("changes are seen", lambda: ("later", "1") in index(server))
+        assert index(server)["net", "1"] == ("READY", "")
+        asked.unload_model("net")
+        assert index(server)["net", "1"] == ("UNAVAILABLE", "unloaded")
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_every_part_has_a_section_and_a_program():
 
 
 def test_the_page_says_what_was_measured_and_of_which_commit():
-    text = page.page({part: kept(part) for part in FIGURES}, "abc1234")
+    text = page.page([kept(part) for part in FIGURES], "abc1234")
     assert "Commit abc1234. Measured on: NVIDIA H200, 580.1, 16 cores, 2026-11-17." in text
     assert "| resnet50 tf32 | 0.500 / 1.000 = 0.50 | 2.000 | 5.0e-03 | 5.0e-03 |  |" in text
     assert "| vgg16 f16 |  |  |  |  | PyTorch failed: no memory |" in text
@@ -74,7 +74,7 @@ def test_the_page_says_what_was_measured_and_of_which_commit():
 
 
 def test_other_commits_are_left_out_and_named():
-    found = {"loads": kept("loads"), "nodes": kept("nodes", "old0000"), "kernels": kept("kernels")}
+    found = [kept("loads"), kept("nodes", "old0000"), kept("kernels"), kept("loads", "old0000")]
     assert page.chosen_commit(found) == "abc1234"
     text = page.page(found, "abc1234")
     assert "## Memory" in text and "## Kernels" in text and "## Operators" not in text
@@ -93,6 +93,15 @@ def test_results_of_several_folders_become_a_page(tmp_path, monkeypatch):
     text = output.read_text()
     assert "Commit abc1234" in text and "10 candidate kernels were tried, 0 of them wrong" in text and "980 of 980" in text
     assert json.loads((tmp_path / "one" / "kernels.json").read_text())["commit"] == "abc1234"
+
+
+def test_a_commit_of_which_nothing_is_leaves_the_page_as_it_was(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PUNCTUAL_COMMIT", "abc1234")
+    results.keep(tmp_path / "one", "nodes", "measure nodes", FIGURES["nodes"])
+    monkeypatch.setattr("sys.argv", ["page", str(tmp_path / "one"), "--commit", "abc12345678", "--output", str(tmp_path / "page.md")])
+    with pytest.raises(SystemExit):
+        page.main()
+    assert "there are abc1234" in capsys.readouterr().err and not (tmp_path / "page.md").exists()
 
 
 def test_without_results_nothing_is_written(tmp_path, monkeypatch, capsys):

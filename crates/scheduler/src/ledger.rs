@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// How often it is noted that a model was used, where nothing ever has to go: with a million places each is used every
 /// ten seconds or so, and noting it costs more than a request.
-const RARELY: Duration = Duration::from_secs(60);
+const RARELY: Duration = Duration::from_secs(10);
 /// How fast the use of devices is followed.
 const LATELY: Duration = Duration::from_millis(50);
 

@@ -85,21 +85,21 @@ struct DeviceState {
     /// Counts whatever relieves devices.
     relieved: u64,
     /// For which part of the time devices would be busy with batches of the best size, in steps of one in
-    /// [`LOAD_STEPS`].
-    load: u32,
+    /// [`LOAD_STEPS`], once that is known.
+    load: Option<u32>,
+    /// How many devices aren't slower than their kind.
+    quick: usize,
     /// Whether there are many more candidates than devices.
     crowded: bool,
-    /// How many devices are slower than their kind: nothing starts early there.
-    slow: usize,
 }
 
 impl DeviceState {
     fn load(self) -> f64 {
-        f64::from(self.load) / LOAD_STEPS
+        f64::from(self.load.unwrap_or(0)) / LOAD_STEPS
     }
 
     fn mostly_idle(self) -> bool {
-        self.load() < MOSTLY_IDLE
+        self.load.is_some() && self.load() < MOSTLY_IDLE
     }
 }
 
@@ -313,14 +313,14 @@ impl Punctual {
     }
 
     fn device_state(&self, view: &View<'_>) -> DeviceState {
-        let load = self.load(view).unwrap_or(0.0);
+        let quick = view.ledger.quick_count();
         DeviceState {
             hungry: view.hungry.revision(),
             relieved: self.matching.relieved,
-            load: (load * LOAD_STEPS) as u32,
+            load: self.load(view).map(|load| (load * LOAD_STEPS) as u32),
+            quick,
             // With many more candidates than devices a batch that waits finds no device later, and starting is better.
-            crowded: 4 * self.matching.growing.len() >= 3 * view.ledger.quick_count(),
-            slow: view.ledger.slow.len(),
+            crowded: 4 * self.matching.growing.len() >= 3 * quick,
         }
     }
 
@@ -345,7 +345,7 @@ impl Punctual {
         }
         // Where objectives are tight, one more device is kept for whoever comes next, and where devices mostly idle:
         // that costs nothing, and a burst needs it.
-        let kept = usize::from(early_start.tight || (view.ledger.quick_count() > 1 && state.mostly_idle()));
+        let kept = usize::from(early_start.tight || (state.quick > 1 && state.mostly_idle()));
         // It is itself among those that will need a device soon.
         let needed = (self.matching.growing.len() + kept).min(FORESIGHT + 1);
         view.quick_hungry() >= needed || self.enough(view, early_start, kept)

@@ -93,6 +93,13 @@ def compare(arguments):
     not_exported = prepare_all(names, max(batches), arguments.folder, arguments.prepare_processes)
     print(f"{len(names)} networks exported in {time.monotonic() - start:.1f} s", flush=True)
     results, failures, made = [], {}, {}
+
+    def keep():
+        (arguments.folder / "results.json").write_text(json.dumps(results))
+        (arguments.folder / "failures.json").write_text(json.dumps(failures))
+
+    # What an earlier call left isn't of this one, and what isn't begun has failed too.
+    keep()
     for entry in entries:
         name, precision = entry.split(":")
         if name in not_exported or time.monotonic() - start > arguments.seconds:
@@ -120,8 +127,8 @@ def compare(arguments):
             print(json.dumps(result), flush=True)
         said = "".join(f"; {sentence}" for sentence in failures.get(entry, []))
         print(f"{entry}: torch {torch_s:.1f} s, ours {time.monotonic() - began:.1f} s{said}", flush=True)
-        (arguments.folder / "results.json").write_text(json.dumps(results))
-        (arguments.folder / "failures.json").write_text(json.dumps(failures))
+        keep()
+    keep()
     print(report.table(entries, batches, results, failures))
     print(f"{time.monotonic() - start:.0f} s in all")
     print(report.summary(entries, results, failures))

@@ -228,12 +228,13 @@ SECTIONS = {
 
 def chosen_commit(found):
     """That which most results are of."""
-    return collections.Counter(result["commit"] for result in found.values()).most_common(1)[0][0]
+    return collections.Counter(result["commit"] for result in found).most_common(1)[0][0]
 
 
 def page(found, commit):
     """The whole text."""
-    here = {part: result for part, result in found.items() if result["commit"] == commit}
+    # Where a part was measured several times, the last counts.
+    here = {result["part"]: result for result in found if result["commit"] == commit}
     said = sorted({f"{result['device'] or 'no GPU'}, {result['cores']} cores, {result['measured']}" for result in here.values()})
     parts = [HEAD, f"Commit {commit}. Measured on: {'; '.join(said)}.\n"]
     for part, (title, write, what) in SECTIONS.items():
@@ -254,7 +255,10 @@ def main():
     found = results.read(arguments.results)
     if not found:
         parser.error(f"no results in {', '.join(map(str, arguments.results))}: scripts/measure.py gpu --results FOLDER PART writes them")
-    arguments.output.write_text(page(found, arguments.commit or chosen_commit(found)))
+    commit = arguments.commit or chosen_commit(found)
+    if all(result["commit"] != commit for result in found):
+        parser.error(f"no result is of commit {commit}: there are {', '.join(sorted({result['commit'] for result in found}))}")
+    arguments.output.write_text(page(found, commit))
 
 
 if __name__ == "__main__":

@@ -40,10 +40,5 @@ def keep(folder, part, command, figures):
 
 
 def read(folders):
-    """Results by part; where several folders have a part, the last one's."""
-    found = {}
-    for folder in folders:
-        for path in sorted(pathlib.Path(folder).glob("*.json")):
-            result = json.loads(path.read_text())
-            found[result["part"]] = result
-    return found
+    """All results that the folders have, in their order."""
+    return [json.loads(path.read_text()) for folder in folders for path in sorted(pathlib.Path(folder).glob("*.json"))]

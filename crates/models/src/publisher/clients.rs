@@ -54,17 +54,29 @@ impl Publisher {
                 reasons.push(reason);
             }
         }
+        let sent = folder.is_some();
+        let wish = if frozen { Wish::Frozen(folder) } else { Wish::Follow };
         if !reasons.is_empty() {
-            if folder.is_some() {
+            if sent {
                 self.forget_sent(&model);
+            }
+            // What came up serves: its files must not be listed as those of a model that a client withdrew.
+            if self.is_published(&model) {
+                self.wishes.insert(model.clone(), wish);
             }
             return Err(ControlError::Failed { model, reason: reasons.join("; ") });
         }
         for version in self.versions_of(&model).into_iter().filter(|version| !kept.contains(version)) {
             self.remove(&model, version);
         }
-        self.wishes.insert(model, if frozen { Wish::Frozen(folder) } else { Wish::Follow });
+        self.wishes.insert(model, wish);
         Ok(())
+    }
+
+    /// Whether some version of a model serves.
+    fn is_published(&self, model: &str) -> bool {
+        let published = |number: u64| self.versions[&(model.to_owned(), number)].is_published();
+        self.versions_of(model).into_iter().any(published)
     }
 
     /// Forgets what a client sent and what can't be served: only what the repository has is listed.
