@@ -469,3 +469,21 @@ impl Policy for Punctual {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn before_the_load_is_known_devices_do_not_count_as_idle() {
+        let state = |load| DeviceState { hungry: 0, relieved: 0, load, quick: 2, crowded: false };
+        assert!(!state(None).mostly_idle(), "nobody is kept waiting for a burst that nobody knows of");
+        assert!(state(Some(10)).mostly_idle() && !state(Some(100)).mostly_idle());
+    }
+
+    #[test]
+    fn a_lost_device_is_another_state() {
+        let state = |quick| DeviceState { hungry: 0, relieved: 0, load: None, quick, crowded: true };
+        assert_ne!(state(2), state(1), "who was refused for the device that is gone may start early");
+    }
+}
