@@ -6,8 +6,8 @@ mod common;
 
 use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, Reason, Timestamp};
 use bytes::Bytes;
-use common::{until, wait};
-use controller::{Controller, ControllerConfig, DeviceConfig, ModelRecord, Refusal, Reply, Submission, Tensor, Ticket};
+use common::{record_of, until, wait};
+use controller::{Controller, ControllerConfig, DeviceConfig, Refusal, Reply, Submission, Tensor, Ticket};
 use engine::{EmulatedEngine, Emulation, Engine, ModelSource, Prepared};
 use std::sync::Arc;
 use telemetry::Metrics;
@@ -43,19 +43,8 @@ fn publish(controller: &Controller, name: &str, profile: LatencyProfile) -> (Mod
         ..ModelSource::default()
     };
     let prepared = EmulatedEngine::new(WIDTH).prepare(&source).unwrap();
-    let record = ModelRecord {
-        name: name.into(),
-        version: 1,
-        signature: Arc::new(prepared.signature().clone()),
-        padding: None,
-        profile,
-        elsewhere: Vec::new(),
-        fixed: Duration::ZERO,
-        objective: None,
-        fairness: scheduler::Fairness::default(),
-        metrics: controller.metrics().model(name, 1),
-    };
-    (controller.publish(Arc::new(record), Arc::clone(&prepared)), prepared)
+    let record = record_of(&*prepared, name, profile, controller.metrics());
+    (controller.publish(record, Arc::clone(&prepared)), prepared)
 }
 
 /// Hands over a request of one row with these inputs.

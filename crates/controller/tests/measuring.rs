@@ -6,8 +6,8 @@ mod common;
 
 use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, TensorSpec, Timestamp};
 use bytes::Bytes;
-use common::until;
-use controller::{Controller, ControllerConfig, DeviceConfig, ModelRecord, Reply, Submission, Tensor};
+use common::{record_of, until};
+use controller::{Controller, ControllerConfig, DeviceConfig, Reply, Submission, Tensor};
 use engine::{AtOnce, EngineError, Loaded, Prepared, Sink, TensorView, at_once};
 use scheduler::PolicyKind;
 use std::sync::{Arc, Mutex};
@@ -58,7 +58,7 @@ impl TestServer {
             |name: &str, dims: &[i64]| TensorSpec { name: name.into(), datatype: DataType::Uint8, dims: dims.into() };
         let signature =
             ModelSignature { inputs: vec![spec("x", dims)], outputs: vec![spec("y", &[-1, 1])], max_batch: 8 };
-        let sequences = Sequences { signature: signature.clone(), rows: Arc::default() };
+        let sequences = Sequences { signature, rows: Arc::default() };
         let metrics = Metrics::new();
         let config = ControllerConfig {
             scheduler: scheduler::Config {
@@ -80,19 +80,9 @@ impl TestServer {
         };
         let controller = Controller::start(config, metrics.clone()).unwrap();
         let millis = Duration::from_millis;
-        let record = ModelRecord {
-            name: "sequences".into(),
-            version: 1,
-            signature: Arc::new(signature),
-            padding: None,
-            profile: LatencyProfile::linear(millis(1), millis(1), &[1, 2, 4, 8], millis(1)).unwrap(),
-            elsewhere: Vec::new(),
-            fixed: Duration::ZERO,
-            objective: None,
-            fairness: scheduler::Fairness::default(),
-            metrics: metrics.model("sequences", 1),
-        };
-        let model = controller.publish(Arc::new(record), Arc::new(sequences.clone()));
+        let profile = LatencyProfile::linear(millis(1), millis(1), &[1, 2, 4, 8], millis(1)).unwrap();
+        let record = record_of(&sequences, "sequences", profile, &metrics);
+        let model = controller.publish(record, Arc::new(sequences.clone()));
         Self { controller, metrics, model, sequences }
     }
 

@@ -5,10 +5,10 @@
 
 mod common;
 
-use base::{ApplicationId, DataType, Duration, ModelSignature, TensorSpec, Timestamp};
+use base::{DataType, Duration, ModelSignature, TensorSpec};
 use bytes::Bytes;
-use common::until;
-use controller::{Controller, ControllerConfig, DeviceConfig, Divisions, Reply, Submission, Tensor, deal};
+use common::{submit, until};
+use controller::{Controller, ControllerConfig, DeviceConfig, Divisions, Reply, Tensor, deal};
 use engine::{AtOnce, Engine, EngineError, Loaded, ModelSource, Prepared, Sink, TensorView, at_once};
 use models::{Manager, ManagerConfig, ModelState, ProfilingEffort, Registry};
 use std::collections::BTreeSet;
@@ -16,7 +16,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use telemetry::Metrics;
-use tokio::sync::oneshot;
 
 /// A model that gives its input back, and notes where which values were computed: by division, device and value.
 #[derive(Clone)]
@@ -176,19 +175,9 @@ fn change_shares(cells: u32) {
     // The sizes that are only in the second division are measured there.
     assert_eq!(echo.places(1), [(0, 0), (1, 0), (1, 1)]);
     let ask = |value: u8| {
-        let (reply, answer) = oneshot::channel();
         let model = registry.catalogue().models["echo"].default_version().unwrap().serving().unwrap().id;
-        controller.submit(Submission {
-            model,
-            inputs: vec![Tensor { datatype: DataType::Uint8, shape: vec![1, 1], data: Bytes::from(vec![value]) }],
-            rows: 1,
-            deadline_at: Timestamp::NEVER,
-            priority: 0,
-            application: ApplicationId::DEFAULT,
-            size: None,
-            trace: None,
-            reply,
-        });
+        let input = Tensor { datatype: DataType::Uint8, shape: vec![1, 1], data: Bytes::from(vec![value]) };
+        let answer = submit(&controller, model, input);
         controller.drive();
         let Reply::Outputs(outputs) = answer.blocking_recv().unwrap() else { panic!("{value} was refused") };
         assert_eq!(outputs[0].data[..], [value]);

@@ -22,6 +22,22 @@ pub const MODEL_PAGES: u32 = 4;
 pub const LARGEST_BATCH: u32 = 2;
 pub const WIDTH: u32 = 3;
 
+/// The record of a first version, without an objective.
+pub fn record_of(prepared: &dyn Prepared, name: &str, profile: LatencyProfile, metrics: &Metrics) -> Arc<ModelRecord> {
+    Arc::new(ModelRecord {
+        name: name.into(),
+        version: 1,
+        signature: Arc::new(prepared.signature().clone()),
+        padding: None,
+        profile,
+        elsewhere: Vec::new(),
+        fixed: Duration::ZERO,
+        objective: None,
+        fairness: scheduler::Fairness::default(),
+        metrics: metrics.model(name, 1),
+    })
+}
+
 /// What goes wrong, and what was tried.
 #[derive(Default)]
 pub struct Faults {
@@ -142,20 +158,7 @@ impl TestServer {
         let emulated = EmulatedEngine::new(WIDTH).prepare(&source).unwrap();
         let faults = Arc::<Faults>::default();
         let prepared = Arc::new(Faulty { emulated, faults: Arc::clone(&faults) });
-        let signature = Arc::new(prepared.signature().clone());
-        let record = ModelRecord {
-            name: name.into(),
-            version: 1,
-            signature,
-            padding: None,
-            profile,
-            elsewhere: Vec::new(),
-            fixed: Duration::ZERO,
-            objective: None,
-            fairness: scheduler::Fairness::default(),
-            metrics: self.metrics.model(name, 1),
-        };
-        (self.controller.publish(Arc::new(record), prepared), faults)
+        (self.controller.publish(record_of(&*prepared, name, profile, &self.metrics), prepared), faults)
     }
 
     /// Asks for a full batch: no policy has a reason to let it wait.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 #![allow(dead_code, reason = "each test needs a part of it")]
 
-use base::{ApplicationId, DataType, Timestamp};
+use base::{ApplicationId, DataType, ModelId, Timestamp};
 use bytes::Bytes;
 use controller::{Controller, Reply, Submission, Tensor};
 use engine::EmulatedEngine;
@@ -28,14 +28,19 @@ pub fn manage(controller: &Controller, repository: &Path) -> (Registry, Manager)
 
 /// A request of one row of the right width, without a deadline.
 pub fn ask(controller: &Controller, registry: &Registry, model: &str) -> oneshot::Receiver<Reply> {
-    let (reply, receiver) = oneshot::channel();
     let catalogue = registry.catalogue();
     let served = catalogue.models[model].default_version().unwrap().serving().unwrap();
     let width = served.model.signature.inputs[0].dims[1];
     let data = Bytes::from(vec![0; width as usize * 4]);
+    submit(controller, served.id, Tensor { datatype: DataType::Fp32, shape: vec![1, width], data })
+}
+
+/// A request of one row with this input, without a deadline.
+pub fn submit(controller: &Controller, model: ModelId, input: Tensor) -> oneshot::Receiver<Reply> {
+    let (reply, receiver) = oneshot::channel();
     controller.submit(Submission {
-        model: served.id,
-        inputs: vec![Tensor { datatype: DataType::Fp32, shape: vec![1, width], data }],
+        model,
+        inputs: vec![input],
         rows: 1,
         deadline_at: Timestamp::NEVER,
         priority: 0,
