@@ -1,11 +1,9 @@
 //! Measures what a model's batches and loads take, alone on the device.
 
-use base::{BatchLatency, DataType, DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
-use bytes::Bytes;
+use crate::samples::{OpenSizes, Samples};
+use base::{BatchLatency, DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
 use controller::Controller;
-use engine::{HostMemory, Loaded, Prepared, Tensor};
-use repository::ProfileInput;
-use std::collections::BTreeMap;
+use engine::{Loaded, Prepared, Tensor, TensorView};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
@@ -25,15 +23,6 @@ impl Default for ProfilingEffort {
     }
 }
 
-/// What inputs are made of.
-#[derive(Clone, Copy, Debug)]
-pub struct Samples<'a> {
-    /// What models don't say themselves, by input.
-    pub given: &'a BTreeMap<String, ProfileInput>,
-    /// Where requests are received: measurements are for inputs that lie there, too.
-    pub memory: Option<&'a dyn HostMemory>,
-}
-
 /// Fewer runs than this are never enough.
 const FEWEST_RUNS: u32 = 3;
 const LOAD_RUNS: u32 = 3;
@@ -43,10 +32,6 @@ const FIXED_RUNS: u32 = 15;
 const SHRINKS: i64 = 4;
 /// What the first run is expected to take, for the sake of others who plan with the device.
 const FIRST_GUESS: Duration = Duration::from_millis(50);
-/// Larger inputs than this aren't made up.
-const MAX_INPUT_BYTES: usize = 256 << 20;
-/// What dimensions of any size are tried with, in this order, until the model accepts one.
-const TRIED_SIZES: [i64; 7] = [64, 16, 128, 1, 32, 512, 224];
 
 /// Measures a model on a device in a division. The second is what a batch takes whatever its inputs are.
 pub(crate) fn measure(
@@ -61,13 +46,13 @@ pub(crate) fn measure(
     let mut runner = DeviceRunner::new(controller, place.1, loaded);
     let signature = prepared.signature();
     let mut measured = Vec::new();
-    let mut open_size = None;
+    let mut open_sizes = None;
     for &batch in sizes {
-        let inputs = match open_size {
-            Some(size) => make_inputs(signature, batch, size, samples)?,
+        let inputs = match open_sizes {
+            Some(open) => samples.inputs(signature, batch, open)?,
             None => {
-                let (size, inputs) = runner.find_inputs(signature, batch, samples)?;
-                open_size = Some(size);
+                let (open, inputs) = runner.find_inputs(signature, batch, samples)?;
+                open_sizes = Some(open);
                 inputs
             }
         };
@@ -150,16 +135,18 @@ pub fn measure_alone(
     spans.sort_unstable();
     let mut loaded = loaded.expect("it was loaded at least once");
     let signature = prepared.signature();
+    samples.check(signature)?;
     let mut refused = String::new();
-    let mut accepts = |size: i64| {
-        let inputs = make_inputs(signature, sizes.first().copied().unwrap_or(1), size, samples)?;
+    let mut accepts = |open: &OpenSizes| {
+        let inputs = samples.inputs(signature, sizes.first().copied().unwrap_or(1), *open)?;
         engine::execute(&mut *loaded, &mut &*inputs, &mut |_, _| {}).map_err(|error| error.to_string())
     };
-    let open_size = TRIED_SIZES.into_iter().find(|size| accepts(*size).map_err(|reason| refused = reason).is_ok());
-    let open_size = open_size.ok_or(refused)?;
+    let all_open = samples.open_sizes(signature);
+    let open = all_open.into_iter().find(|open| accepts(open).map_err(|reason| refused = reason).is_ok());
+    let open = open.ok_or(refused)?;
     let mut all = Vec::new();
     for &batch in sizes {
-        let inputs = make_inputs(signature, batch, open_size, samples)?;
+        let inputs = samples.inputs(signature, batch, open)?;
         let (mut wall, mut device, mut overlap) = (Vec::new(), Vec::new(), Vec::new());
         // The first run pays for what is touched for the first time.
         for run in 0..=runs {
@@ -236,6 +223,23 @@ fn shrunk(tensor: &Tensor, spec: &TensorSpec, from: usize) -> Tensor {
     Tensor { datatype: tensor.datatype, shape, data }
 }
 
+/// Why a run gave nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RunError {
+    /// The model doesn't accept such inputs.
+    #[error("{0}")]
+    Refused(String),
+    /// Nothing can be run any more.
+    #[error("{0}")]
+    Gone(String),
+}
+
+impl From<RunError> for String {
+    fn from(error: RunError) -> Self {
+        error.to_string()
+    }
+}
+
 /// Runs one model on a device, between whatever it has to do besides.
 pub(crate) struct DeviceRunner<'a> {
     controller: &'a Controller,
@@ -259,13 +263,15 @@ impl<'a> DeviceRunner<'a> {
         signature: &ModelSignature,
         batch: u32,
         samples: Samples<'_>,
-    ) -> Result<(i64, Arc<[Tensor]>), String> {
+    ) -> Result<(OpenSizes, Arc<[Tensor]>), String> {
+        samples.check(signature)?;
         let mut reason = String::new();
-        for size in TRIED_SIZES {
-            let inputs = make_inputs(signature, batch, size, samples)?;
+        for open in samples.open_sizes(signature) {
+            let inputs = samples.inputs(signature, batch, open)?;
             match self.once(&inputs) {
-                Ok(_) => return Ok((size, inputs)),
-                Err(error) => reason = error,
+                Ok(_) => return Ok((open, inputs)),
+                Err(RunError::Refused(refused)) => reason = refused,
+                Err(RunError::Gone(gone)) => return Err(gone),
             }
         }
         Err(format!(
@@ -274,131 +280,46 @@ impl<'a> DeviceRunner<'a> {
     }
 
     /// One run, on the device's EXEC thread, between whatever it has to do besides.
-    pub(crate) fn once(&mut self, inputs: &Arc<[Tensor]>) -> Result<Duration, String> {
-        let mut loaded = self.loaded.take().ok_or("the executor is gone")?;
+    pub(crate) fn once(&mut self, inputs: &Arc<[Tensor]>) -> Result<Duration, RunError> {
+        self.run(inputs, false).map(|(span, _)| span)
+    }
+
+    /// The same for the sake of the outputs.
+    pub(crate) fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError> {
+        self.run(inputs, true).map(|(_, outputs)| outputs)
+    }
+
+    fn run(&mut self, inputs: &Arc<[Tensor]>, keeps: bool) -> Result<(Duration, Vec<Tensor>), RunError> {
+        let gone = || {
+            let reason = "the model could not be run: the engine panicked, or the server is going down";
+            RunError::Gone(reason.into())
+        };
+        let mut loaded = self.loaded.take().ok_or_else(gone)?;
         let inputs = Arc::clone(inputs);
         let (sender, receiver) = mpsc::channel();
         let work = move || {
+            let mut outputs = Vec::new();
+            let mut keep = |_: usize, view: TensorView<'_>| {
+                if keeps {
+                    let TensorView { datatype, shape, data } = view;
+                    outputs.push(Tensor { datatype, shape: shape.to_vec(), data: data.to_vec().into() });
+                }
+            };
             let start = Instant::now();
-            let outcome = engine::execute(&mut *loaded, &mut &*inputs, &mut |_, _| {});
+            let outcome = engine::execute(&mut *loaded, &mut &*inputs, &mut keep);
             let span = Duration::from(start.elapsed());
-            let _ = sender.send((loaded, outcome.map(|times| (span, times.inputs + times.outputs))));
+            let _ = sender.send((loaded, outcome.map(|times| (span, times.inputs + times.outputs, outputs))));
         };
         let started = Instant::now();
         self.controller.borrow_device(self.device, self.expected, Box::new(work));
-        let gone = "the model could not be measured: the engine panicked, or the server is going down";
-        let (loaded, outcome) = receiver.recv().map_err(|_| gone)?;
+        let (loaded, outcome) = receiver.recv().map_err(|_| gone())?;
         self.loaded = Some(loaded);
-        let (span, overlap) = outcome.map_err(|error| error.to_string())?;
+        let (span, overlap, outputs) = outcome.map_err(|error| RunError::Refused(error.to_string()))?;
         (self.expected, self.overlap) = (span, overlap);
         // Others have the device for at least as long as this took.
         if self.controller.in_hand() > 0 {
             std::thread::sleep(started.elapsed());
         }
-        Ok(span)
-    }
-}
-
-fn make_inputs(
-    signature: &ModelSignature,
-    batch: u32,
-    open_size: i64,
-    samples: Samples<'_>,
-) -> Result<Arc<[Tensor]>, String> {
-    let make = |spec: &TensorSpec| {
-        let mut input = make_input(spec, signature.max_batch, batch, open_size, samples.given)?;
-        if let Some(mut buffer) = samples.memory.and_then(|memory| memory.take(input.data.len()))
-            && buffer.append(&input.data)
-        {
-            input.data = Bytes::from_owner(buffer);
-        }
-        Ok(input)
-    };
-    signature.inputs.iter().map(make).collect()
-}
-
-fn make_input(
-    spec: &TensorSpec,
-    max_batch: u32,
-    batch: u32,
-    open_size: i64,
-    given: &BTreeMap<String, ProfileInput>,
-) -> Result<Tensor, String> {
-    let mut shape: Vec<i64> = spec.dims.iter().map(|&dim| if dim < 0 { open_size } else { dim }).collect();
-    let given = given.get(&spec.name);
-    if let Some(dims) = given.and_then(|given| given.dims.as_ref()) {
-        let from = usize::from(max_batch > 0);
-        if dims.len() + from != shape.len() {
-            let (name, wanted) = (&spec.name, shape.len() - from);
-            return Err(format!("profile_inputs gives {name} {} dimensions, but it has {wanted}", dims.len()));
-        }
-        shape[from..].copy_from_slice(dims);
-    }
-    if max_batch > 0
-        && let Some(first) = shape.first_mut()
-    {
-        *first = i64::from(batch);
-    }
-    let element = element(spec.datatype, given.and_then(|given| given.value));
-    let bytes = element_count(&shape).and_then(|count| count.checked_mul(element.len()));
-    let Some(bytes) = bytes.filter(|&bytes| bytes <= MAX_INPUT_BYTES) else {
-        let name = &spec.name;
-        return Err(format!(
-            "input {name} would have the shape {shape:?}, which is too large to measure the model with: give a smaller one \
-             with the parameter profile_inputs"
-        ));
-    };
-    let data = element.repeat(bytes / element.len()).into();
-    Ok(Tensor { datatype: spec.datatype, shape, data })
-}
-
-/// What measurements depend on besides the model: nothing, or the inputs that were given for it.
-pub(crate) fn describe(given: &BTreeMap<String, ProfileInput>) -> String {
-    let each = given.iter().map(|(name, input)| format!(", {name} {:?} {:?}", input.dims, input.value));
-    each.collect()
-}
-
-/// One element. Where no value is given: ones are valid tokens, flags and lengths; zeros as lengths often aren't.
-fn element(datatype: DataType, value: Option<f64>) -> Vec<u8> {
-    let real = value.unwrap_or(0.5);
-    let whole = value.unwrap_or(1.0) as i64;
-    match datatype {
-        DataType::Fp32 => (real as f32).to_le_bytes().to_vec(),
-        DataType::Fp64 => real.to_le_bytes().to_vec(),
-        DataType::Fp16 | DataType::Bf16 => vec![0; 2],
-        DataType::Bool => vec![u8::from(whole != 0)],
-        DataType::Bytes => vec![1, 0, 0, 0, b'a'],
-        DataType::Int8 | DataType::Uint8 => whole.to_le_bytes()[..1].to_vec(),
-        DataType::Int16 | DataType::Uint16 => whole.to_le_bytes()[..2].to_vec(),
-        DataType::Int32 | DataType::Uint32 => whole.to_le_bytes()[..4].to_vec(),
-        DataType::Int64 | DataType::Uint64 => whole.to_le_bytes().to_vec(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn inputs_that_no_memory_holds_are_refused() {
-        for dims in [vec![-1, i64::MAX, i64::MAX], vec![-1, 1 << 40], vec![-1, 1 << 28]] {
-            let spec = TensorSpec { name: "input".into(), datatype: DataType::Fp32, dims };
-            let refused = make_input(&spec, 8, 4, 16, &BTreeMap::new()).err().unwrap();
-            assert!(refused.contains("too large"), "{refused}");
-        }
-    }
-
-    #[test]
-    fn inputs_follow_the_batch_and_the_given_shapes() {
-        let spec = TensorSpec { name: "input".into(), datatype: DataType::Fp32, dims: vec![-1, 3, -1] };
-        let input = make_input(&spec, 8, 4, 16, &BTreeMap::new()).unwrap();
-        assert_eq!((input.shape, input.data.len()), (vec![4, 3, 16], 4 * 3 * 16 * 4));
-        let given = |dims: &[i64]| {
-            let input = ProfileInput { dims: Some(dims.to_vec()), value: Some(2.0) };
-            BTreeMap::from([("input".to_owned(), input)])
-        };
-        let input = make_input(&spec, 8, 2, 16, &given(&[3, 5])).unwrap();
-        assert_eq!((input.shape, &input.data[..4]), (vec![2, 3, 5], &2f32.to_le_bytes()[..]));
-        assert!(make_input(&spec, 8, 2, 16, &given(&[3])).is_err());
+        Ok((span, outputs))
     }
 }

@@ -1,0 +1,285 @@
+//! Inputs that nobody sent, to run a model with: what its configuration gives of them, and the rest made up.
+
+use base::{DataType, ModelSignature, TensorSpec, element_count};
+use bytes::Bytes;
+use engine::{HostMemory, Tensor};
+use repository::{FoundModel, ProfileInput};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+/// Larger inputs than this aren't made up.
+const MAX_INPUT_BYTES: usize = 256 << 20;
+/// What dimensions of any size are tried with, in this order, until the model accepts one. Small ones go first: a size
+/// that nobody asks for must not take long, and what is planned with it at first shouldn't be far too much.
+pub(crate) const TRIED_SIZES: [i64; 7] = [16, 64, 1, 32, 128, 224, 512];
+
+/// What inputs are made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Samples<'a> {
+    /// What models don't say themselves, by input.
+    given: &'a BTreeMap<String, ProfileInput>,
+    /// Where requests are received: measurements are for inputs that lie there, too.
+    memory: Option<&'a dyn HostMemory>,
+}
+
+/// What open dimensions are made to be, where nothing is given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct OpenSizes {
+    /// The first one, where it isn't a batch.
+    first: i64,
+    others: i64,
+}
+
+impl<'a> Samples<'a> {
+    /// Those of a model whose requests are received in that memory.
+    pub fn of(found: &'a FoundModel, memory: Option<&'a dyn HostMemory>) -> Self {
+        Self { given: &found.config.profile_inputs, memory }
+    }
+
+    /// Whether they fit the model: what is given has as many dimensions as the model.
+    pub(crate) fn check(self, signature: &ModelSignature) -> Result<(), String> {
+        let from = usize::from(signature.max_batch > 0);
+        for spec in &signature.inputs {
+            if let Some(dims) = self.given_dims(spec)
+                && dims.len() + from != spec.dims.len()
+            {
+                let (name, wanted) = (&spec.name, spec.dims.len().saturating_sub(from));
+                return Err(format!("profile_inputs gives {name} {} dimensions, but it has {wanted}", dims.len()));
+            }
+        }
+        Ok(())
+    }
+
+    /// What to try for open dimensions, each shape once. A first dimension that isn't a batch is tried with 1: it may be
+    /// one all the same, or grow what a request takes like one.
+    pub(crate) fn open_sizes(self, signature: &ModelSignature) -> Vec<OpenSizes> {
+        let with_one_row = TRIED_SIZES.into_iter().map(|others| OpenSizes { first: 1, others });
+        let alike = TRIED_SIZES.into_iter().map(|size| OpenSizes { first: size, others: size });
+        let mut seen = Vec::new();
+        let mut new = |sizes: &OpenSizes| {
+            let shapes: Vec<_> = signature.inputs.iter().map(|spec| self.shape(spec, signature, 1, *sizes)).collect();
+            let new = !seen.contains(&shapes);
+            seen.push(shapes);
+            new
+        };
+        with_one_row.chain(alike).filter(|sizes| new(sizes)).collect()
+    }
+
+    /// The inputs of a batch of so many rows, all elements of an input alike.
+    pub(crate) fn inputs(
+        self,
+        signature: &ModelSignature,
+        batch: u32,
+        sizes: OpenSizes,
+    ) -> Result<Arc<[Tensor]>, String> {
+        let make = |spec: &TensorSpec| {
+            let shape = self.shape(spec, signature, batch, sizes);
+            let element = element(spec.datatype, self.given_value(spec));
+            let count = check_size(spec, &shape, element.len())?;
+            let data = self.received(element.repeat(count));
+            Ok(Tensor { datatype: spec.datatype, shape, data })
+        };
+        signature.inputs.iter().map(make).collect()
+    }
+
+    /// The inputs of a batch whose rows differ: those of each seed, always the same ones. Whole numbers are from that
+    /// range.
+    pub(crate) fn rows(
+        self,
+        signature: &ModelSignature,
+        sizes: OpenSizes,
+        whole: &RangeInclusive<u64>,
+        seeds: &[u64],
+    ) -> Result<Arc<[Tensor]>, String> {
+        let make = |(position, spec): (u64, &TensorSpec)| {
+            let shape = self.shape(spec, signature, seeds.len() as u32, sizes);
+            let count = check_size(spec, &shape, spec.datatype.size().unwrap_or(5))? / seeds.len();
+            let row = |seed: &u64| match self.given_value(spec) {
+                Some(value) => element(spec.datatype, Some(value)).repeat(count),
+                None => by_chance(spec.datatype, count, seed.wrapping_add(position << 32), whole),
+            };
+            let data = self.received(seeds.iter().flat_map(row).collect());
+            Ok(Tensor { datatype: spec.datatype, shape, data })
+        };
+        (0..).zip(&signature.inputs).map(make).collect()
+    }
+
+    /// What made-up inputs depend on besides the model: nothing, or what is given for it.
+    pub(crate) fn describe(self) -> String {
+        let each = self.given.iter().map(|(name, input)| format!(", {name} {:?} {:?}", input.dims, input.value));
+        each.collect()
+    }
+
+    fn given_value(self, spec: &TensorSpec) -> Option<f64> {
+        self.given.get(&spec.name).and_then(|given| given.value)
+    }
+
+    /// Dimensions that are given for an input, without the batch dimension.
+    pub(crate) fn given_dims(self, spec: &TensorSpec) -> Option<&'a [i64]> {
+        self.given.get(&spec.name).and_then(|given| given.dims.as_deref())
+    }
+
+    fn shape(self, spec: &TensorSpec, signature: &ModelSignature, batch: u32, sizes: OpenSizes) -> Vec<i64> {
+        let batched = signature.max_batch > 0;
+        let mut shape: Vec<i64> = spec.dims.iter().map(|&dim| if dim < 0 { sizes.others } else { dim }).collect();
+        let from = usize::from(batched).min(shape.len());
+        // A single open dimension is a length rather than rows.
+        if !batched && shape.len() > 1 && spec.dims[0] < 0 {
+            shape[0] = sizes.first;
+        }
+        if let Some(dims) = self.given_dims(spec).filter(|dims| dims.len() + from == shape.len()) {
+            shape[from..].copy_from_slice(dims);
+        }
+        if batched && let Some(first) = shape.first_mut() {
+            *first = i64::from(batch);
+        }
+        shape
+    }
+
+    /// The same bytes where requests are received.
+    fn received(self, data: Vec<u8>) -> Bytes {
+        if let Some(mut buffer) = self.memory.and_then(|memory| memory.take(data.len()))
+            && buffer.append(&data)
+        {
+            return Bytes::from_owner(buffer);
+        }
+        data.into()
+    }
+}
+
+/// The number of elements of an input, if it isn't too large to be made up.
+fn check_size(spec: &TensorSpec, shape: &[i64], element_bytes: usize) -> Result<usize, String> {
+    let fits = |count: &usize| count.checked_mul(element_bytes).is_some_and(|bytes| bytes <= MAX_INPUT_BYTES);
+    element_count(shape).filter(fits).ok_or_else(|| {
+        let name = &spec.name;
+        format!(
+            "input {name} would have the shape {shape:?}, which is too large to measure the model with: give a smaller one \
+             with the parameter profile_inputs"
+        )
+    })
+}
+
+/// One element. Where no value is given: ones are valid tokens, flags, lengths and numbers in strings; zeros as lengths
+/// often aren't.
+fn element(datatype: DataType, value: Option<f64>) -> Vec<u8> {
+    let real = value.unwrap_or(0.5);
+    let whole = value.unwrap_or(1.0) as i64;
+    match datatype {
+        DataType::Fp32 => (real as f32).to_le_bytes().to_vec(),
+        DataType::Fp64 => real.to_le_bytes().to_vec(),
+        DataType::Fp16 | DataType::Bf16 => vec![0; 2],
+        DataType::Bool => vec![u8::from(whole != 0)],
+        DataType::Bytes => vec![1, 0, 0, 0, b'1'],
+        DataType::Int8 | DataType::Uint8 => whole.to_le_bytes()[..1].to_vec(),
+        DataType::Int16 | DataType::Uint16 => whole.to_le_bytes()[..2].to_vec(),
+        DataType::Int32 | DataType::Uint32 => whole.to_le_bytes()[..4].to_vec(),
+        DataType::Int64 | DataType::Uint64 => whole.to_le_bytes().to_vec(),
+    }
+}
+
+/// Fractions below 1, whole numbers from a range and digits in strings: what most models can compute with. Always the
+/// same ones for a seed.
+pub(crate) fn by_chance(datatype: DataType, count: usize, seed: u64, whole: &RangeInclusive<u64>) -> Vec<u8> {
+    // A linear congruential generator; its upper bits are good enough to fill a tensor with.
+    let mut state = seed ^ 0x9e37_79b9_7f4a_7c15;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as u32
+    };
+    let mut data = Vec::new();
+    for _ in 0..count {
+        let number = next();
+        let fraction = f64::from(number) / f64::from(1 << 24);
+        let whole = whole.start() + u64::from(number) % (whole.end() - whole.start() + 1);
+        match datatype {
+            DataType::Fp32 => data.extend((fraction as f32).to_le_bytes()),
+            DataType::Fp64 => data.extend(fraction.to_le_bytes()),
+            // The upper half of a single.
+            DataType::Bf16 => data.extend(&(fraction as f32).to_le_bytes()[2..]),
+            // A half between 0.5 and 1: its exponent is fixed, its ten bits of fraction aren't.
+            DataType::Fp16 => data.extend((0x3800 | (number % 1024) as u16).to_le_bytes()),
+            DataType::Bool => data.push((number % 2) as u8),
+            DataType::Bytes => data.extend([1, 0, 0, 0, b'0' + (number % 10) as u8]),
+            whole_type => data.extend(&whole.to_le_bytes()[..whole_type.size().unwrap_or(1)]),
+        }
+    }
+    data
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZES: OpenSizes = OpenSizes { first: 1, others: 16 };
+
+    fn signature(dims: &[i64], max_batch: u32) -> ModelSignature {
+        let spec = TensorSpec { name: "input".into(), datatype: DataType::Fp32, dims: dims.to_vec() };
+        ModelSignature { inputs: vec![spec], outputs: Vec::new(), max_batch }
+    }
+
+    fn given(dims: &[i64]) -> BTreeMap<String, ProfileInput> {
+        let input = ProfileInput { dims: Some(dims.to_vec()), value: Some(2.0) };
+        BTreeMap::from([("input".to_owned(), input)])
+    }
+
+    #[test]
+    fn inputs_that_no_memory_holds_are_refused() {
+        let given = BTreeMap::new();
+        let samples = Samples { given: &given, memory: None };
+        for dims in [[-1, i64::MAX, i64::MAX], [-1, 1, 1 << 40], [-1, 1, 1 << 28]] {
+            let refused = samples.inputs(&signature(&dims, 8), 4, SIZES).err().unwrap();
+            assert!(refused.contains("too large"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn inputs_follow_the_batch_and_the_given_shapes() {
+        let signature = signature(&[-1, 3, -1], 8);
+        let nothing = BTreeMap::new();
+        let samples = Samples { given: &nothing, memory: None };
+        let input = samples.inputs(&signature, 4, SIZES).unwrap()[0].clone();
+        assert_eq!((input.shape, input.data.len()), (vec![4, 3, 16], 4 * 3 * 16 * 4));
+        let whole = given(&[3, 5]);
+        let samples = Samples { given: &whole, memory: None };
+        let input = samples.inputs(&signature, 2, SIZES).unwrap()[0].clone();
+        assert_eq!((input.shape, &input.data[..4]), (vec![2, 3, 5], &2f32.to_le_bytes()[..]));
+        assert_eq!(samples.check(&signature), Ok(()));
+        let short = given(&[3]);
+        let refused = Samples { given: &short, memory: None }.check(&signature).unwrap_err();
+        assert_eq!(refused, "profile_inputs gives input 1 dimensions, but it has 2");
+    }
+
+    #[test]
+    fn a_model_that_does_not_batch_is_not_measured_with_dozens_of_rows() {
+        let nothing = BTreeMap::new();
+        let samples = Samples { given: &nothing, memory: None };
+        let shapes = |dims: &[i64]| -> Vec<Vec<i64>> {
+            let signature = signature(dims, 0);
+            let sizes = samples.open_sizes(&signature);
+            sizes.iter().map(|sizes| samples.inputs(&signature, 1, *sizes).unwrap()[0].shape.clone()).collect()
+        };
+        assert_eq!(shapes(&[-1, 224, 3])[..3], [[1, 224, 3], [16, 224, 3], [64, 224, 3]]);
+        assert_eq!(shapes(&[-1, -1])[..3], [[1, 16], [1, 64], [1, 1]]);
+        assert_eq!(shapes(&[-1])[..2], [[16], [64]]);
+        assert_eq!(shapes(&[2, 3]), [[2, 3]]);
+    }
+
+    #[test]
+    fn rows_of_different_seeds_differ_and_those_of_one_are_the_same_in_every_batch() {
+        let nothing = BTreeMap::new();
+        let samples = Samples { given: &nothing, memory: None };
+        for &datatype in DataType::ALL {
+            let mut signature = signature(&[-1, 40], 8);
+            signature.inputs[0].datatype = datatype;
+            let rows = |seeds: &[u64]| samples.rows(&signature, SIZES, &(0..=1), seeds).unwrap()[0].clone();
+            let (first, second, both) = (rows(&[1]), rows(&[2]), rows(&[2, 1]));
+            assert_ne!(first.data, second.data, "{datatype}");
+            assert_eq!(both.data[..], [&second.data[..], &first.data[..]].concat(), "{datatype}");
+            assert_eq!((both.shape, first.data.len()), (vec![2, 40], 40 * datatype.size().unwrap_or(5)));
+        }
+        let halves = by_chance(DataType::Fp32, 100, 0, &(0..=99));
+        let values = halves.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+        assert!(values.clone().all(|value| (0.0..1.0).contains(&value)) && values.clone().any(|value| value > 0.5));
+    }
+}
