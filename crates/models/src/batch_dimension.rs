@@ -1,8 +1,8 @@
 //! Whether a model's first dimension is a batch: as its configuration says, or as evidence shows.
 
 use crate::bring_up::{BringUp, own_shapes, shapes};
-use crate::profiler::DeviceRunner;
 use crate::rows::{self, Evidence};
+use crate::runner::DeviceRunner;
 use crate::samples::Samples;
 use base::{ModelSignature, TensorSpec, USUAL_MAX_BATCH};
 use engine::{ModelSource, Prepared};
@@ -52,7 +52,9 @@ impl BringUp {
     /// gives it a size.
     fn batch_evidence(&self, found: &FoundModel, prepared: &dyn Prepared) -> Result<Option<Evidence>, String> {
         let own = prepared.signature();
-        if !prepared.takes_any_batch() || own.inputs.is_empty() || gives_first_dimension(&found.config, own) {
+        let samples = Samples::of(found, None);
+        let gives_first = gives_first_dimension(&found.config, own) || samples.give_first_dimension(own);
+        if !prepared.takes_any_batch() || own.inputs.is_empty() || gives_first {
             return Ok(None);
         }
         if let Some(why) = own.without_batch() {
@@ -63,7 +65,7 @@ impl BringUp {
         let loaded = prepared.load_in(division, device.0).map_err(|error| error.to_string())?;
         let mut runner = DeviceRunner::new(&self.controller, device, loaded);
         let signature = with_batch(own, &found.config);
-        rows::compare(&mut runner, &signature, Samples::of(found, None)).map(Some)
+        rows::compare(&mut runner, &signature, samples).map(Some)
     }
 
     fn finding_key(&self, found: &FoundModel) -> Result<FindingKey, String> {
@@ -83,13 +85,7 @@ fn gives_first_dimension(config: &ModelConfig, signature: &ModelSignature) -> bo
             specs.iter().any(|spec| spec.name == tensor.name && spec.dims.len() == dims.len())
         })
     };
-    let given = |spec: &TensorSpec| {
-        let dims = config.profile_inputs.get(&spec.name).and_then(|given| given.dims.as_ref());
-        dims.is_some_and(|dims| dims.len() == spec.dims.len())
-    };
-    listed(&config.inputs, &signature.inputs)
-        || listed(&config.outputs, &signature.outputs)
-        || signature.inputs.iter().any(given)
+    listed(&config.inputs, &signature.inputs) || listed(&config.outputs, &signature.outputs)
 }
 
 /// What a model would take if its first dimension were a batch, as narrow as its configuration has it.

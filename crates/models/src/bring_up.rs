@@ -2,6 +2,7 @@
 
 use crate::catalogue::ServedModel;
 use crate::manager::ManagerConfig;
+use crate::profiler::Measured;
 use crate::queueing::QueueLimits;
 use crate::samples::Samples;
 use crate::{profiler, reshape, warmup};
@@ -186,11 +187,18 @@ impl BringUp {
         if let Some(stored) = store.as_ref().and_then(|store| store.load(&key)) {
             return Ok((stored.profile, stored.fixed));
         }
-        let (profile, fixed) =
-            profiler::measure(&self.controller, place, prepared, sizes, samples, self.config.effort)?;
-        if let Some(store) = store.filter(|_| self.controller.is_quiet_for(place.0)) {
-            let weight_bytes = prepared.weight_bytes();
-            store.save(&key, &StoredProfile { profile: profile.clone(), fixed, weight_bytes });
+        let Measured { profile, fixed, unmeasured } =
+            profiler::measure(&self.controller, place, prepared, (sizes, sizes), samples, self.config.effort)?;
+        match (unmeasured, store.filter(|_| self.controller.is_quiet_for(place.0))) {
+            (Some(reason), _) => {
+                let (model, version) = (&found.name, found.version);
+                tracing::warn!(model, version, "it is served unmeasured, and its times are a guess at first: {reason}");
+            }
+            (None, Some(store)) => {
+                let weight_bytes = prepared.weight_bytes();
+                store.save(&key, &StoredProfile { profile: profile.clone(), fixed, weight_bytes });
+            }
+            (None, None) => {}
         }
         Ok((profile, fixed))
     }

@@ -20,11 +20,13 @@ mod control;
 mod manager;
 mod poller;
 mod profiler;
+mod progress;
 mod publisher;
 mod queueing;
 mod registry;
 mod reshape;
 mod rows;
+mod runner;
 mod samples;
 mod warmup;
 

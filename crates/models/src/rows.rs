@@ -9,7 +9,7 @@
 //! batches from outside, whatever their dimensions are called; here they differ. It is four executions of seven rows in
 //! all.
 
-use crate::profiler::{DeviceRunner, RunError};
+use crate::runner::{DeviceRunner, RunError};
 use crate::samples::{OpenSizes, Samples};
 use base::{DataType, ModelSignature, TensorSpec};
 use engine::Tensor;

@@ -1,11 +1,13 @@
 //! Inputs that nobody sent, to run a model with: what its configuration gives of them, and the rest made up.
 
+use crate::warmup;
 use base::{DataType, ModelSignature, TensorSpec, element_count};
 use bytes::Bytes;
 use engine::{HostMemory, Tensor};
-use repository::{FoundModel, ProfileInput};
+use repository::{FoundModel, ProfileInput, WarmupSample};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Larger inputs than this aren't made up.
@@ -19,8 +21,21 @@ pub(crate) const TRIED_SIZES: [i64; 7] = [16, 64, 1, 32, 128, 224, 512];
 pub struct Samples<'a> {
     /// What models don't say themselves, by input.
     given: &'a BTreeMap<String, ProfileInput>,
+    /// Requests that the model is warmed up with.
+    warmup: &'a [WarmupSample],
+    /// The model's folder.
+    folder: &'a Path,
     /// Where requests are received: measurements are for inputs that lie there, too.
     memory: Option<&'a dyn HostMemory>,
+}
+
+/// One way to make inputs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sample {
+    /// As the model is warmed up with, by its position.
+    Warmup(usize),
+    /// Made up.
+    MadeUp(OpenSizes),
 }
 
 /// What open dimensions are made to be, where nothing is given.
@@ -34,14 +49,21 @@ pub(crate) struct OpenSizes {
 impl<'a> Samples<'a> {
     /// Those of a model whose requests are received in that memory.
     pub fn of(found: &'a FoundModel, memory: Option<&'a dyn HostMemory>) -> Self {
-        Self { given: &found.config.profile_inputs, memory }
+        Self { given: &found.config.profile_inputs, warmup: &found.config.warmup, folder: &found.folder, memory }
+    }
+
+    /// Those of a model of which nothing is said.
+    #[cfg(test)]
+    pub(crate) fn none() -> Samples<'static> {
+        static NOTHING: BTreeMap<String, ProfileInput> = BTreeMap::new();
+        Samples { given: &NOTHING, warmup: &[], folder: Path::new(""), memory: None }
     }
 
     /// Whether they fit the model: what is given has as many dimensions as the model.
     pub(crate) fn check(self, signature: &ModelSignature) -> Result<(), String> {
         let from = usize::from(signature.max_batch > 0);
         for spec in &signature.inputs {
-            if let Some(dims) = self.given_dims(spec)
+            if let Some(dims) = self.given.get(&spec.name).and_then(|given| given.dims.as_ref())
                 && dims.len() + from != spec.dims.len()
             {
                 let (name, wanted) = (&spec.name, spec.dims.len().saturating_sub(from));
@@ -49,6 +71,12 @@ impl<'a> Samples<'a> {
             }
         }
         Ok(())
+    }
+
+    /// All that can be tried: what somebody gave first.
+    pub(crate) fn all(self, signature: &ModelSignature) -> Vec<Sample> {
+        let warmup = (0..self.warmup.len()).map(Sample::Warmup);
+        warmup.chain(self.open_sizes(signature).into_iter().map(Sample::MadeUp)).collect()
     }
 
     /// What to try for open dimensions, each shape once. A first dimension that isn't a batch is tried with 1: it may be
@@ -66,13 +94,21 @@ impl<'a> Samples<'a> {
         with_one_row.chain(alike).filter(|sizes| new(sizes)).collect()
     }
 
-    /// The inputs of a batch of so many rows, all elements of an input alike.
+    /// The inputs of a batch of so many rows.
     pub(crate) fn inputs(
         self,
         signature: &ModelSignature,
         batch: u32,
-        sizes: OpenSizes,
+        sample: Sample,
     ) -> Result<Arc<[Tensor]>, String> {
+        match sample {
+            Sample::Warmup(position) => self.warmup_inputs(signature, batch, &self.warmup[position]),
+            Sample::MadeUp(sizes) => self.made_up_inputs(signature, batch, sizes),
+        }
+    }
+
+    /// All elements of an input are alike.
+    fn made_up_inputs(self, signature: &ModelSignature, batch: u32, sizes: OpenSizes) -> Result<Arc<[Tensor]>, String> {
         let make = |spec: &TensorSpec| {
             let shape = self.shape(spec, signature, batch, sizes);
             let element = element(spec.datatype, self.given_value(spec));
@@ -81,6 +117,26 @@ impl<'a> Samples<'a> {
             Ok(Tensor { datatype: spec.datatype, shape, data })
         };
         signature.inputs.iter().map(make).collect()
+    }
+
+    /// The rows of a sample, from the first on again where there are too few.
+    fn warmup_inputs(
+        self,
+        signature: &ModelSignature,
+        batch: u32,
+        sample: &WarmupSample,
+    ) -> Result<Arc<[Tensor]>, String> {
+        let inputs = warmup::inputs(sample, signature, self.folder)?;
+        if signature.max_batch == 0 || batch == sample.batch {
+            return Ok(inputs);
+        }
+        let with_rows = |input: &Tensor| {
+            let rows = rows_of(input);
+            let data = rows.iter().cycle().take(batch as usize).flat_map(|row| row.iter().copied()).collect();
+            let shape = std::iter::once(i64::from(batch)).chain(input.shape.iter().skip(1).copied()).collect();
+            Tensor { datatype: input.datatype, shape, data: self.received(data) }
+        };
+        Ok(inputs.iter().map(with_rows).collect())
     }
 
     /// The inputs of a batch whose rows differ: those of each seed, always the same ones. Whole numbers are from that
@@ -108,16 +164,25 @@ impl<'a> Samples<'a> {
     /// What made-up inputs depend on besides the model: nothing, or what is given for it.
     pub(crate) fn describe(self) -> String {
         let each = self.given.iter().map(|(name, input)| format!(", {name} {:?} {:?}", input.dims, input.value));
-        each.collect()
+        let warmup = self.warmup.iter().flat_map(|sample| &sample.inputs);
+        let warmup = warmup.map(|(name, input)| format!(", warmup {name} {:?} {:?}", input.dims, input.data));
+        each.chain(warmup).collect()
     }
 
     fn given_value(self, spec: &TensorSpec) -> Option<f64> {
         self.given.get(&spec.name).and_then(|given| given.value)
     }
 
-    /// Dimensions that are given for an input, without the batch dimension.
-    pub(crate) fn given_dims(self, spec: &TensorSpec) -> Option<&'a [i64]> {
-        self.given.get(&spec.name).and_then(|given| given.dims.as_deref())
+    /// Dimensions that somebody gave for an input, without the batch dimension where there is one.
+    fn given_dims(self, spec: &TensorSpec) -> impl Iterator<Item = &'a [i64]> {
+        let given = self.given.get(&spec.name).and_then(|given| given.dims.as_deref());
+        let name = spec.name.clone();
+        given.into_iter().chain(self.warmup.iter().filter_map(move |sample| Some(&sample.inputs.get(&name)?.dims[..])))
+    }
+
+    /// Whether somebody gave a size for the first dimension of an input: then it isn't a batch.
+    pub(crate) fn give_first_dimension(self, signature: &ModelSignature) -> bool {
+        signature.inputs.iter().any(|spec| self.given_dims(spec).any(|dims| dims.len() == spec.dims.len()))
     }
 
     fn shape(self, spec: &TensorSpec, signature: &ModelSignature, batch: u32, sizes: OpenSizes) -> Vec<i64> {
@@ -128,7 +193,7 @@ impl<'a> Samples<'a> {
         if !batched && shape.len() > 1 && spec.dims[0] < 0 {
             shape[0] = sizes.first;
         }
-        if let Some(dims) = self.given_dims(spec).filter(|dims| dims.len() + from == shape.len()) {
+        if let Some(dims) = self.given_dims(spec).find(|dims| dims.len() + from == shape.len()) {
             shape[from..].copy_from_slice(dims);
         }
         if batched && let Some(first) = shape.first_mut() {
@@ -146,6 +211,25 @@ impl<'a> Samples<'a> {
         }
         data.into()
     }
+}
+
+/// The bytes of each row.
+fn rows_of(input: &Tensor) -> Vec<&[u8]> {
+    let count = input.shape.first().map_or(1, |&rows| rows.max(1) as usize);
+    if input.datatype.size().is_some() {
+        return input.data.chunks((input.data.len() / count).max(1)).collect();
+    }
+    let elements = input.shape.iter().skip(1).product::<i64>().max(1) as usize;
+    let mut rest = &input.data[..];
+    let mut row = || {
+        let whole = rest;
+        for _ in 0..elements {
+            let (length, behind) = rest.split_first_chunk::<4>()?;
+            rest = behind.get(u32::from_le_bytes(*length) as usize..)?;
+        }
+        Some(&whole[..whole.len() - rest.len()])
+    };
+    (0..count).map_while(|_| row()).collect()
 }
 
 /// The number of elements of an input, if it isn't too large to be made up.
@@ -210,8 +294,14 @@ pub(crate) fn by_chance(datatype: DataType, count: usize, seed: u64, whole: &Ran
 #[cfg(test)]
 mod tests {
     use super::*;
+    use repository::{WarmupData, WarmupInput};
 
     const SIZES: OpenSizes = OpenSizes { first: 1, others: 16 };
+    const MADE_UP: Sample = Sample::MadeUp(SIZES);
+
+    fn of(given: &BTreeMap<String, ProfileInput>) -> Samples<'_> {
+        Samples { given, warmup: &[], folder: Path::new(""), memory: None }
+    }
 
     fn signature(dims: &[i64], max_batch: u32) -> ModelSignature {
         let spec = TensorSpec { name: "input".into(), datatype: DataType::Fp32, dims: dims.to_vec() };
@@ -226,9 +316,9 @@ mod tests {
     #[test]
     fn inputs_that_no_memory_holds_are_refused() {
         let given = BTreeMap::new();
-        let samples = Samples { given: &given, memory: None };
+        let samples = of(&given);
         for dims in [[-1, i64::MAX, i64::MAX], [-1, 1, 1 << 40], [-1, 1, 1 << 28]] {
-            let refused = samples.inputs(&signature(&dims, 8), 4, SIZES).err().unwrap();
+            let refused = samples.inputs(&signature(&dims, 8), 4, MADE_UP).err().unwrap();
             assert!(refused.contains("too large"), "{refused}");
         }
     }
@@ -237,27 +327,30 @@ mod tests {
     fn inputs_follow_the_batch_and_the_given_shapes() {
         let signature = signature(&[-1, 3, -1], 8);
         let nothing = BTreeMap::new();
-        let samples = Samples { given: &nothing, memory: None };
-        let input = samples.inputs(&signature, 4, SIZES).unwrap()[0].clone();
+        let samples = of(&nothing);
+        let input = samples.inputs(&signature, 4, MADE_UP).unwrap()[0].clone();
         assert_eq!((input.shape, input.data.len()), (vec![4, 3, 16], 4 * 3 * 16 * 4));
         let whole = given(&[3, 5]);
-        let samples = Samples { given: &whole, memory: None };
-        let input = samples.inputs(&signature, 2, SIZES).unwrap()[0].clone();
+        let samples = of(&whole);
+        let input = samples.inputs(&signature, 2, MADE_UP).unwrap()[0].clone();
         assert_eq!((input.shape, &input.data[..4]), (vec![2, 3, 5], &2f32.to_le_bytes()[..]));
         assert_eq!(samples.check(&signature), Ok(()));
         let short = given(&[3]);
-        let refused = Samples { given: &short, memory: None }.check(&signature).unwrap_err();
+        let refused = of(&short).check(&signature).unwrap_err();
         assert_eq!(refused, "profile_inputs gives input 1 dimensions, but it has 2");
     }
 
     #[test]
     fn a_model_that_does_not_batch_is_not_measured_with_dozens_of_rows() {
         let nothing = BTreeMap::new();
-        let samples = Samples { given: &nothing, memory: None };
+        let samples = of(&nothing);
         let shapes = |dims: &[i64]| -> Vec<Vec<i64>> {
             let signature = signature(dims, 0);
             let sizes = samples.open_sizes(&signature);
-            sizes.iter().map(|sizes| samples.inputs(&signature, 1, *sizes).unwrap()[0].shape.clone()).collect()
+            sizes
+                .iter()
+                .map(|sizes| samples.inputs(&signature, 1, Sample::MadeUp(*sizes)).unwrap()[0].shape.clone())
+                .collect()
         };
         assert_eq!(shapes(&[-1, 224, 3])[..3], [[1, 224, 3], [16, 224, 3], [64, 224, 3]]);
         assert_eq!(shapes(&[-1, -1])[..3], [[1, 16], [1, 64], [1, 1]]);
@@ -268,7 +361,7 @@ mod tests {
     #[test]
     fn rows_of_different_seeds_differ_and_those_of_one_are_the_same_in_every_batch() {
         let nothing = BTreeMap::new();
-        let samples = Samples { given: &nothing, memory: None };
+        let samples = of(&nothing);
         for &datatype in DataType::ALL {
             let mut signature = signature(&[-1, 40], 8);
             signature.inputs[0].datatype = datatype;
@@ -281,5 +374,31 @@ mod tests {
         let halves = by_chance(DataType::Fp32, 100, 0, &(0..=99));
         let values = halves.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
         assert!(values.clone().all(|value| (0.0..1.0).contains(&value)) && values.clone().any(|value| value > 0.5));
+    }
+
+    #[test]
+    fn what_a_model_is_warmed_up_with_is_measured_first() {
+        let input = |dims: &[i64], datatype| WarmupInput { datatype, dims: dims.to_vec(), data: WarmupData::Random };
+        let sample = |dims: &[i64], datatype| WarmupSample {
+            name: "usual".into(),
+            batch: 2,
+            count: 1,
+            inputs: BTreeMap::from([("input".to_owned(), input(dims, datatype))]),
+        };
+        let mut signature = signature(&[-1, 3, -1], 8);
+        for datatype in [DataType::Fp32, DataType::Bytes] {
+            signature.inputs[0].datatype = datatype;
+            let (warmup, nothing) = ([sample(&[3, 7], datatype)], BTreeMap::new());
+            let samples = Samples { warmup: &warmup, ..of(&nothing) };
+            assert_eq!(samples.all(&signature)[0], Sample::Warmup(0));
+            let rows = |batch| samples.inputs(&signature, batch, Sample::Warmup(0)).unwrap()[0].clone();
+            let (one, two, three) = (rows(1), rows(2), rows(3));
+            assert_eq!((&one.shape, &three.shape), (&vec![1, 3, 7], &vec![3, 3, 7]));
+            assert!(two.data.starts_with(&one.data) && two.data.len() == 2 * one.data.len());
+            assert_eq!(three.data[..], [&two.data[..], &one.data[..]].concat());
+            // Its shape holds where elements are made up, too.
+            assert_eq!(samples.inputs(&signature, 1, MADE_UP).unwrap()[0].shape, [1, 3, 7]);
+            assert!(!samples.give_first_dimension(&signature));
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Runs a model's warmup samples on every device before it is ready.
 
-use crate::profiler::DeviceRunner;
+use crate::runner::{DeviceRunner, Run as _};
 use crate::samples::by_chance;
 use base::{DataType, DeviceId, ModelSignature, element_count};
 use controller::Controller;
@@ -31,12 +31,16 @@ pub(crate) fn run(controller: &Controller, prepared: &dyn Prepared, found: &Foun
             }
         }
     }
-    tracing::info!(model = found.name, version = found.version, samples = samples.len(), runs, "warmed up");
+    tracing::debug!(model = found.name, version = found.version, samples = samples.len(), runs, "warmed up");
     Ok(())
 }
 
 /// A sample's inputs, in the order of the model's.
-fn inputs(sample: &WarmupSample, signature: &ModelSignature, folder: &Path) -> Result<Arc<[Tensor]>, String> {
+pub(crate) fn inputs(
+    sample: &WarmupSample,
+    signature: &ModelSignature,
+    folder: &Path,
+) -> Result<Arc<[Tensor]>, String> {
     if let Some(name) = sample.inputs.keys().find(|name| signature.inputs.iter().all(|spec| spec.name != **name)) {
         return Err(format!("the model has no input {name:?}"));
     }

@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// Raise when the meaning of a stored profile changes: older files are then measured anew.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// What a profile is valid for: all of it must be the same.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -192,7 +192,7 @@ mod tests {
         let other = whole.replace("c0ffee", "decaf");
         let empty = whole.replace("\"batch\": 4", "\"batch\": 1");
         for broken in
-            ["", "{", &whole[..whole.len() / 2], &whole.replace("\"format\": 1", "\"format\": 9"), &other, &empty]
+            ["", "{", &whole[..whole.len() / 2], &whole.replace("\"format\": 2", "\"format\": 9"), &other, &empty]
         {
             fs::write(store.path(&key()), broken).unwrap();
             assert_eq!(store.load(&key()), None, "{broken}");

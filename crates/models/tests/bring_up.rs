@@ -1,4 +1,5 @@
-//! A first dimension is a batch if rows computed together equal rows computed alone, whatever exporters call it.
+//! What is found out about models by running them before they are ready. A first dimension is a batch if rows computed
+//! together equal rows computed alone, whatever exporters call it.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
@@ -24,6 +25,8 @@ enum Rows {
     Single,
     /// Whatever comes to its mind.
     Random,
+    /// Not at all, because of what is in them.
+    Picky,
 }
 
 /// A model over `-1 x 3` numbers that notes how many rows were computed at a time.
@@ -85,13 +88,15 @@ impl AtOnce for OnDevice {
         let TensorView { datatype, shape, data } = inputs[0];
         let mut runs = self.net.runs.lock().unwrap();
         runs.push(shape[0]);
-        if self.net.rows == Rows::Single && shape[0] != 1 {
-            return Err(EngineError::Execute("only one row".into()));
+        match self.net.rows {
+            Rows::Single if shape[0] != 1 => return Err(EngineError::Execute("only one row".into())),
+            Rows::Picky => return Err(EngineError::Execute("not these".into())),
+            Rows::Single | Rows::Alone | Rows::Recurrent | Rows::Random => {}
         }
         let mut numbers: Vec<f32> = data.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
         for at in 0..numbers.len() {
             match self.net.rows {
-                Rows::Alone | Rows::Single => numbers[at] = -numbers[at],
+                Rows::Alone | Rows::Single | Rows::Picky => numbers[at] = -numbers[at],
                 Rows::Recurrent => numbers[at] += if at < 3 { 0.0 } else { numbers[at - 3] },
                 Rows::Random => numbers[at] = (runs.len() * 100 + at) as f32,
             }
@@ -212,5 +217,18 @@ fn the_configuration_decides_without_a_test() {
         let served = bring_up(Arc::new(net.clone()), repository.path(), cache.path());
         assert_eq!(found(&served), (max_batch, ""), "{config}");
         assert!(!net.runs().contains(&3), "{config}");
+    }
+}
+
+#[test]
+fn a_model_that_accepts_no_made_up_input_is_served_unmeasured() {
+    for (guess, max_batch) in [(false, 0), (true, 16)] {
+        let [repository, cache] = folders("");
+        let served = bring_up(Arc::new(Net::new(Rows::Picky, guess)), repository.path(), cache.path());
+        let why = "no input was found that the model accepts: execution failed: not these";
+        assert_eq!(found(&served), (max_batch, why));
+        assert_eq!(served.model.profile.batches()[0].median, Duration::from_millis(10));
+        // What wasn't measured isn't kept.
+        assert!(!cache.path().join("profiles").exists());
     }
 }
