@@ -56,7 +56,7 @@ impl BringUp {
         let source = model_source(found, self.config.cache.clone())?;
         let (prepared, batching) = self.prepare(found, &source)?;
         let mut signature = prepared.signature().clone();
-        let sizes = config.batch_sizes(signature.max_batch);
+        let sizes = batch_sizes(config, &*prepared);
         if signature.max_batch > 0 {
             // More rows than the largest size can't be planned for.
             signature.max_batch = sizes.last().copied().unwrap_or(1);
@@ -187,8 +187,9 @@ impl BringUp {
         if let Some(stored) = store.as_ref().and_then(|store| store.load(&key)) {
             return Ok((stored.profile, stored.fixed));
         }
+        let measured = found.config.batch_sizes(prepared.signature().max_batch);
         let Measured { profile, fixed, unmeasured } =
-            profiler::measure(&self.controller, place, prepared, (sizes, sizes), samples, self.config.effort)?;
+            profiler::measure(&self.controller, place, prepared, (sizes, &measured), samples, self.config.effort)?;
         match (unmeasured, store.filter(|_| self.controller.is_quiet_for(place.0))) {
             (Some(reason), _) => {
                 let (model, version) = (&found.name, found.version);
@@ -209,6 +210,12 @@ fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64, ba
         profile.batches().iter().map(|entry| format!("{}: {}", entry.batch, entry.median)).collect();
     let (model, version, load, batches) = (&found.name, found.version, profile.load(), medians.join(", "));
     tracing::info!(model, version, %load, weight_bytes, batches, batch_dimension, "ready");
+}
+
+/// The sizes of batches that are executed.
+fn batch_sizes(config: &ModelConfig, prepared: &dyn Prepared) -> Vec<u32> {
+    let max_batch = prepared.signature().max_batch;
+    if prepared.takes_any_batch() { config.any_batch_sizes(max_batch) } else { config.batch_sizes(max_batch) }
 }
 
 /// What holds for requests that wait for a model whose largest batch takes so long, on so many devices.

@@ -10,6 +10,7 @@ use controller::{Controller, ControllerConfig, DeviceConfig, Tensor};
 use engine::{AtOnce, Engine, EngineError, Loaded, ModelSource, Prepared, Sink, TensorView, at_once};
 use engine_ort::{OrtEngine, OrtOptions};
 use models::{Manager, ManagerConfig, ProfilingEffort, Registry, ServedModel};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use telemetry::Metrics;
@@ -113,6 +114,10 @@ impl AtOnce for OnDevice {
 
 /// The model `net` of a repository, brought up.
 fn bring_up(engine: Arc<dyn Engine>, repository: &Path, cache: &Path) -> ServedModel {
+    bring_up_with(ProfilingEffort { runs: 3, budget: Duration::ZERO }, engine, repository, cache)
+}
+
+fn bring_up_with(effort: ProfilingEffort, engine: Arc<dyn Engine>, repository: &Path, cache: &Path) -> ServedModel {
     let device = DeviceConfig { name: "net:0".into(), index: 0, pages: 4, pin: None, kind: 0, only_waits: false };
     let config = ControllerConfig {
         scheduler: scheduler::Config::default(),
@@ -124,7 +129,7 @@ fn bring_up(engine: Arc<dyn Engine>, repository: &Path, cache: &Path) -> ServedM
     let controller = Controller::start(config, Metrics::new()).unwrap();
     let mut config = ManagerConfig::new(repository.to_owned(), engine);
     config.cache = Some(cache.to_owned());
-    config.effort = ProfilingEffort { runs: 3, budget: Duration::ZERO };
+    config.effort = effort;
     let registry = Registry::default();
     let manager = Manager::start(controller.clone(), registry.clone(), config).unwrap();
     manager.wait_until_started();
@@ -231,4 +236,24 @@ fn a_model_that_accepts_no_made_up_input_is_served_unmeasured() {
         // What wasn't measured isn't kept.
         assert!(!cache.path().join("profiles").exists());
     }
+}
+
+#[test]
+fn a_model_that_takes_any_batch_has_sizes_between_powers_of_two_which_are_not_run() {
+    let [repository, cache] = folders("max_batch_size: 20");
+    let net = Net::new(Rows::Alone, false);
+    let effort = ProfilingEffort { runs: 3, budget: Duration::from_secs(60) };
+    let served = bring_up_with(effort, Arc::new(net.clone()), repository.path(), cache.path());
+    let sizes =
+        |served: &ServedModel| served.model.profile.batches().iter().map(|entry| entry.batch).collect::<Vec<_>>();
+    assert_eq!(sizes(&served), (1..=16).chain([18, 20]).collect::<Vec<_>>());
+    assert_eq!(BTreeSet::from_iter(net.runs()), BTreeSet::from([1, 2, 4, 8, 16, 20]));
+    // What is configured is what is run.
+    std::fs::write(
+        repository.path().join("net/config.pbtxt"),
+        "max_batch_size: 20 parameters { key: \"batch_sizes\" value { string_value: \"1,3,5\" } }",
+    )
+    .unwrap();
+    let served = bring_up_with(effort, Arc::new(net.clone()), repository.path(), cache.path());
+    assert_eq!((sizes(&served), BTreeSet::from_iter(net.runs())), (vec![1, 3, 5], BTreeSet::from([1, 3, 5])));
 }
