@@ -29,9 +29,10 @@ impl BringUp {
         if source.max_batch.is_some() || source.emulated.is_some() {
             return Ok((prepare(source)?, None));
         }
-        let key = self.finding_key(found)?;
-        let store = self.config.cache.as_deref().map(FindingStore::new);
-        if let Some(finding) = store.as_ref().and_then(|store| store.load(&key)) {
+        // A file that can't be read is the engine's to explain.
+        let key = self.finding_key(found).ok();
+        let kept = self.config.cache.as_deref().map(FindingStore::new).zip(key);
+        if let Some(finding) = kept.as_ref().and_then(|(store, key)| store.load(key)) {
             return Ok((decided(finding.batches)?, Some(finding.why)));
         }
         let prepared = prepare(source)?;
@@ -42,7 +43,7 @@ impl BringUp {
             Some(Evidence::Batch(why)) => (true, why),
             Some(Evidence::NoBatch(why)) => (false, why),
         };
-        if let Some(store) = store {
+        if let Some((store, key)) = kept {
             store.save(&key, &BatchFinding { batches, why: why.clone() });
         }
         Ok((if batches == guess { prepared } else { decided(batches)? }, Some(why)))

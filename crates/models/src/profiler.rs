@@ -55,6 +55,9 @@ impl Budget {
 
 /// So many runs of a single row there are, whatever they take.
 const FEWEST_RUNS: u32 = 3;
+/// Of fewer runs than these, one that took more than twice as long as the others doesn't say that the model's times
+/// vary: the machine may have had something else to do.
+const FEW_RUNS: usize = 20;
 /// Loads that count, at most.
 const LOAD_RUNS: u32 = 3;
 /// Runs of each of two sizes, to tell what doesn't depend on the size, at most.
@@ -209,12 +212,13 @@ fn on_line(known: &[BatchLatency], batch: u32) -> BatchLatency {
         (_, _) => (&known[0], &known[known.len() - 1]),
     };
     let span = |of: fn(&BatchLatency) -> Duration| {
-        let (from, to) = (of(low).as_secs_f64(), of(high).as_secs_f64());
+        let (from, to) = (of(low).as_secs_f64(), of(high).max(of(low)).as_secs_f64());
         let each = match high.batch - low.batch {
             0 => from * NEXT_ROW,
-            rows => (to - from).max(0.0) / f64::from(rows),
+            // However slow the run of the last was: a further row costs no more than one in it.
+            rows => ((to - from) / f64::from(rows)).min(to / f64::from(high.batch)),
         };
-        Duration::from_secs_f64(from + each * (f64::from(batch) - f64::from(low.batch)))
+        Duration::from_secs_f64(to + each * (f64::from(batch) - f64::from(high.batch)))
     };
     BatchLatency { batch, median: span(|of| of.median), p99: span(|of| of.p99), overlap: span(|of| of.overlap) }
 }
@@ -351,7 +355,10 @@ impl SizeMeasurement {
             let rank = (spans.len() as f64 * quantile).ceil() as usize;
             spans.get(rank.clamp(1, spans.len().max(1)) - 1).copied().unwrap_or(Duration::ZERO)
         };
-        let (median, p99) = (at(|times| times.span, 0.5), at(|times| times.span, 0.99));
+        let (median, mut p99) = (at(|times| times.span, 0.5), at(|times| times.span, 0.99));
+        if self.times.len() < FEW_RUNS {
+            p99 = p99.min(median * 2);
+        }
         BatchLatency { batch: self.batch, median, p99, overlap: at(|times| times.overlap, 0.5) }
     }
 }
@@ -423,6 +430,17 @@ mod tests {
     }
 
     #[test]
+    fn one_slow_run_of_a_few_is_not_a_model_whose_times_vary() {
+        let p99 = |runs: usize| {
+            let slow_at = |at: usize| if at == 1 { 900 } else { 100 };
+            let times =
+                (0..runs).map(|at| RunTimes { span: Duration::from_micros(slow_at(at)), overlap: Duration::ZERO });
+            SizeMeasurement { batch: 1, inputs: Arc::new([]), times: times.collect() }.latency().p99.as_micros()
+        };
+        assert_eq!([3, 19, 20, 99, 100].map(p99), [200, 200, 900, 900, 100]);
+    }
+
+    #[test]
     fn a_model_that_accepts_nothing_is_no_error() {
         let mut model = Virtual { row: Duration::ZERO, accepts: false, spent: Duration::ZERO };
         let tried = find_inputs(&mut model, &signature(), Samples::none(), &mut Budget(Duration::ZERO));
@@ -460,6 +478,7 @@ mod tests {
         let known = [entry(1, 100), entry(4, 160), entry(8, 200)];
         assert_eq!([1, 2, 4, 6].map(|batch| at(&known, batch)), [(100, 200), (120, 240), (160, 320), (180, 360)]);
         assert_eq!(at(&[entry(1, 100), entry(2, 110)], 8), (170, 340), "beyond what was measured");
+        assert_eq!(at(&[entry(1, 100), entry(2, 300)], 4), (600, 1200), "no dearer than in the last");
         assert_eq!(at(&[entry(1, 100)], 8), (765, 1530), "one alone");
         assert_eq!(at(&[entry(1, 100), entry(2, 90)], 4), (100, 200), "never less than before");
     }

@@ -5,7 +5,7 @@ use base::{DataType, ModelSignature, TensorSpec, element_count};
 use bytes::Bytes;
 use engine::{HostMemory, Tensor};
 use repository::{FoundModel, ProfileInput, WarmupSample};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,9 @@ use std::sync::Arc;
 const MAX_INPUT_BYTES: usize = 256 << 20;
 /// What dimensions of any size are tried with, in this order, until the model accepts one. Small ones go first: a size
 /// that nobody asks for must not take long, and what is planned with it at first shouldn't be far too much.
-pub(crate) const TRIED_SIZES: [i64; 7] = [16, 64, 1, 32, 128, 224, 512];
+const TRIED_SIZES: [i64; 7] = [16, 64, 1, 32, 128, 224, 512];
+/// More shapes than this aren't tried.
+const MOST_TRIES: usize = 100;
 
 /// What inputs are made of.
 #[derive(Clone, Copy, Debug)]
@@ -40,10 +42,11 @@ pub(crate) enum Sample {
 
 /// What open dimensions are made to be, where nothing is given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct OpenSizes {
-    /// The first one, where it isn't a batch.
-    first: i64,
-    others: i64,
+pub(crate) enum OpenSizes {
+    /// The first one of an input, where it isn't a batch, and the others.
+    First(i64, i64),
+    /// The one of that number, counted over all inputs; the others are 1.
+    Only(usize, i64),
 }
 
 impl<'a> Samples<'a> {
@@ -80,18 +83,20 @@ impl<'a> Samples<'a> {
     }
 
     /// What to try for open dimensions, each shape once. A first dimension that isn't a batch is tried with 1: it may be
-    /// one all the same, or grow what a request takes like one.
+    /// one all the same, or grow what a request takes like one. Then come a few rows. Where rows are counted elsewhere
+    /// too, as in the states of recurrent networks, one dimension alone may be a length. At last, all sizes are alike.
     pub(crate) fn open_sizes(self, signature: &ModelSignature) -> Vec<OpenSizes> {
-        let with_one_row = TRIED_SIZES.into_iter().map(|others| OpenSizes { first: 1, others });
-        let alike = TRIED_SIZES.into_iter().map(|size| OpenSizes { first: size, others: size });
-        let mut seen = Vec::new();
-        let mut new = |sizes: &OpenSizes| {
-            let shapes: Vec<_> = signature.inputs.iter().map(|spec| self.shape(spec, signature, 1, *sizes)).collect();
-            let new = !seen.contains(&shapes);
-            seen.push(shapes);
-            new
+        let dims = signature.inputs.iter().flat_map(|spec| &spec.dims);
+        let open = dims.filter(|&&dim| dim < 0).count();
+        let with_rows = |rows: i64| TRIED_SIZES.into_iter().map(move |size| OpenSizes::First(rows, size));
+        let lengths = TRIED_SIZES.into_iter().flat_map(|size| (0..open).map(move |which| OpenSizes::Only(which, size)));
+        let alike = TRIED_SIZES.into_iter().map(|size| OpenSizes::First(size, size));
+        let all = [1, 2, 4].into_iter().flat_map(with_rows).chain(lengths).chain(alike);
+        let mut seen = HashSet::new();
+        let shapes = |sizes: OpenSizes| -> Vec<Vec<i64>> {
+            signature.inputs.iter().map(|spec| self.shape(spec, signature, 1, sizes)).collect()
         };
-        with_one_row.chain(alike).filter(|sizes| new(sizes)).collect()
+        all.filter(|sizes| seen.insert(shapes(*sizes))).take(MOST_TRIES).collect()
     }
 
     /// The inputs of a batch of so many rows.
@@ -187,11 +192,25 @@ impl<'a> Samples<'a> {
 
     fn shape(self, spec: &TensorSpec, signature: &ModelSignature, batch: u32, sizes: OpenSizes) -> Vec<i64> {
         let batched = signature.max_batch > 0;
-        let mut shape: Vec<i64> = spec.dims.iter().map(|&dim| if dim < 0 { sizes.others } else { dim }).collect();
+        let mut shape = spec.dims.clone();
         let from = usize::from(batched).min(shape.len());
+        let inputs_before = signature.inputs.iter().take_while(|other| other.name != spec.name);
+        let open_before = inputs_before.flat_map(|other| &other.dims).filter(|&&dim| dim < 0).count();
         // A single open dimension is a length rather than rows.
-        if !batched && shape.len() > 1 && spec.dims[0] < 0 {
-            shape[0] = sizes.first;
+        let has_rows = !batched && shape.len() > 1;
+        let open = shape.iter_mut().enumerate().filter(|(_, dim)| **dim < 0);
+        for (number, (axis, dim)) in (open_before..).zip(open) {
+            *dim = match sizes {
+                OpenSizes::First(first, _) if axis == 0 && has_rows => first,
+                OpenSizes::First(_, others) => others,
+                OpenSizes::Only(which, size) => {
+                    if which == number {
+                        size
+                    } else {
+                        1
+                    }
+                }
+            };
         }
         if let Some(dims) = self.given_dims(spec).find(|dims| dims.len() + from == shape.len()) {
             shape[from..].copy_from_slice(dims);
@@ -296,7 +315,7 @@ mod tests {
     use super::*;
     use repository::{WarmupData, WarmupInput};
 
-    const SIZES: OpenSizes = OpenSizes { first: 1, others: 16 };
+    const SIZES: OpenSizes = OpenSizes::First(1, 16);
     const MADE_UP: Sample = Sample::MadeUp(SIZES);
 
     fn of(given: &BTreeMap<String, ProfileInput>) -> Samples<'_> {
@@ -352,10 +371,28 @@ mod tests {
                 .map(|sizes| samples.inputs(&signature, 1, Sample::MadeUp(*sizes)).unwrap()[0].shape.clone())
                 .collect()
         };
-        assert_eq!(shapes(&[-1, 224, 3])[..3], [[1, 224, 3], [16, 224, 3], [64, 224, 3]]);
+        assert_eq!(shapes(&[-1, 224, 3])[..4], [[1, 224, 3], [2, 224, 3], [4, 224, 3], [16, 224, 3]]);
+        assert_eq!(samples.open_sizes(&signature(&[-1; 40], 0)).len(), MOST_TRIES);
         assert_eq!(shapes(&[-1, -1])[..3], [[1, 16], [1, 64], [1, 1]]);
         assert_eq!(shapes(&[-1])[..2], [[16], [64]]);
         assert_eq!(shapes(&[2, 3]), [[2, 3]]);
+    }
+
+    #[test]
+    fn a_recurrent_network_is_tried_with_one_row_in_its_states_too() {
+        let nothing = BTreeMap::new();
+        let mut signature = signature(&[-1, -1], 0);
+        let state = TensorSpec { name: "h".into(), dims: vec![2, -1, 64], ..signature.inputs[0].clone() };
+        signature.inputs.push(state);
+        let sizes = of(&nothing).open_sizes(&signature);
+        let shapes = sizes.iter().map(|sizes| {
+            let inputs = of(&nothing).inputs(&signature, 1, Sample::MadeUp(*sizes)).unwrap();
+            [inputs[0].shape.clone(), inputs[1].shape.clone()]
+        });
+        let shapes: Vec<_> = shapes.collect();
+        let at =
+            |shape: [&[i64]; 2]| shapes.iter().position(|other| other[0] == shape[0] && other[1] == shape[1]).unwrap();
+        assert!(at([&[1, 64], &[2, 1, 64]]) < at([&[16, 16], &[2, 16, 64]]));
     }
 
     #[test]
