@@ -275,6 +275,18 @@ impl Spread {
         Duration::from_nanos((self.fixed + self.sizes[class].times * work) as u64)
     }
 
+    /// The least that a request may take alone, by what others of its very size, or else of its application, took;
+    /// nothing where too few did.
+    pub fn at_best(&self, class: usize, request: &Request, hinted: bool) -> Duration {
+        let sized = request.size.filter(|_| hinted && !self.hints.is_empty());
+        let kind = match sized {
+            Some(size) => self.hints.get(&bucket(size)),
+            None => self.applications.get(&request.application),
+        };
+        let known = kind.map(|&kind| &self.kinds[kind as usize]).filter(|kind| kind.recent.bins.len() >= ENOUGH);
+        known.map_or(Duration::ZERO, |kind| self.time(class, kind.work.quantile(QUICK)))
+    }
+
     /// How much work each request of a batch may have at most if it is to take no longer than that.
     pub fn work_within(&self, class: usize, span: Duration) -> f64 {
         (span.as_nanos() as f64 - self.fixed) / self.sizes[class].times

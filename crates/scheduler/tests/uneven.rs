@@ -134,6 +134,7 @@ fn punctual_does_not_begin_what_is_hopeless() {
         expect![[r#"
             0     a1 load m0 on d0 by 90.028043
             0     a2 exec m0 on d0 batch 1 [0] by 100
+            1        request 1: unreachable before 41.370176
             10       request 0: Done
             10    a3 exec m0 on d0 batch 1 [2] by 39
             20       request 2: Done
