@@ -503,4 +503,17 @@ mod tests {
         // l(1) = 100, l(2) = 110, l(4) = 130.
         assert_eq!(times, [0, 100, 110, 120, 130, 230, 260, 380]);
     }
+
+    #[test]
+    fn sizes_that_nobody_asked_for_follow_those_that_somebody_did() {
+        let profile = LatencyProfile::linear(micros(10), micros(90), &[1, 2, 4], micros(500)).unwrap();
+        let doubted = |doubted| {
+            let profile = if doubted { profile.clone().doubted() } else { profile.clone() };
+            let mut times = BatchTimes::new(&profile, History { size: 100, quantile: 0.99 });
+            (0..4).for_each(|_| times.observe(Timestamp::ZERO, 1, micros(10), micros(0)));
+            [1, 2, 4].map(|rows| times.class_for(rows).median())
+        };
+        assert_eq!(doubted(true), [10, 11, 13].map(micros), "a tenth of what the profile says");
+        assert_eq!(doubted(false), [100, 110, 130].map(micros));
+    }
 }

@@ -478,4 +478,15 @@ mod tests {
         // A quarter of a window is enough to be sure.
         near(spread.batch_time(ANY, 0).mean, 110);
     }
+
+    #[test]
+    fn nothing_speaks_against_a_size_that_nobody_sent_before() {
+        let mut spread = spread();
+        measure(&mut spread, 0, (0..20).map(|_| (100, Some(1000))));
+        let at_best = |size, hinted| spread.at_best(0, &request(0, size), hinted);
+        assert_eq!(at_best(Some(10), true), Duration::ZERO, "a hundredth of what was measured");
+        assert!(at_best(Some(1000), true) > millis(90));
+        assert!(at_best(Some(10), false) > millis(90), "sizes say nothing");
+        assert_eq!(spread.at_best(0, &request(1, None), true), Duration::ZERO, "of whom nothing is known");
+    }
 }
