@@ -134,7 +134,10 @@ impl BringUp {
     ) -> Result<(LatencyProfile, Vec<LatencyProfile>, Duration), String> {
         let kinds = self.controller.one_of_each_kind();
         let several = kinds.len() > 1;
-        let measure = |place| self.profile(found, prepared, sizes, place, several);
+        let measure = |place| {
+            let (profile, fixed) = self.profile(found, prepared, sizes, place, several)?;
+            Ok::<_, String>((profile.doubted(), fixed))
+        };
         let [slowest, others @ ..] = &kinds[..] else { return Err("there is no device".into()) };
         let (profile, fixed) = measure(*slowest)?;
         let others = others.iter().map(|place| measure(*place).map(|(profile, _)| profile));
