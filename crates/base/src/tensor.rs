@@ -149,6 +149,20 @@ pub struct ModelSignature {
     pub max_batch: u32,
 }
 
+impl ModelSignature {
+    /// Why its first dimension can't be a batch, as a sentence about the first input or output of which that is so;
+    /// `None` where it is open in all of them.
+    pub fn without_batch(&self) -> Option<String> {
+        let inputs = self.inputs.iter().map(|spec| ("input", spec));
+        let outputs = self.outputs.iter().map(|spec| ("output", spec));
+        inputs.chain(outputs).find_map(|(kind, spec)| match spec.dims.first() {
+            Some(-1) => None,
+            Some(size) => Some(format!("the first dimension of {kind} {} is fixed at {size}", spec.name)),
+            None => Some(format!("{kind} {} is a scalar", spec.name)),
+        })
+    }
+}
+
 /// The number of elements of a shape; `None` when a dimension is negative or the product doesn't fit.
 pub fn element_count(shape: &[i64]) -> Option<usize> {
     shape.iter().try_fold(1usize, |count, &dim| count.checked_mul(usize::try_from(dim).ok()?))

@@ -105,7 +105,7 @@ fn model(options: &ProfileOptions, runtime: &Runtime, found: &repository::FoundM
     let memory = runtime.engine.host_memory();
     for (division, device, share) in places(&options.device) {
         let effort = (options.loads, options.runs);
-        let samples = Samples { given: &found.config.profile_inputs, memory: memory.as_deref() };
+        let samples = Samples::of(found, memory.as_deref());
         let (loads, runs) =
             measure_alone(&*prepared, (division, device), &sizes, samples, effort).map_err(|reason| anyhow!(reason))?;
         text += &line(&found.name, share, prepared.weight_bytes(), &loads, &runs);

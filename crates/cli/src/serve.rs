@@ -133,7 +133,7 @@ pub struct ServeOptions {
     #[arg(long, value_name = "Q", env = "PUNCTUAL_PROFILE_QUANTILE")]
     pub profile_quantile: Option<f64>,
 
-    /// How long to measure each batch size of a new model at most.
+    /// How long to measure a new model, all batch sizes together; what larger ones take is then read off a line.
     #[arg(long, value_name = "MS", env = "PUNCTUAL_PROFILE_BUDGET_MS")]
     pub profile_budget_ms: Option<u64>,
 

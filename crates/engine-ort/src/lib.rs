@@ -138,6 +138,10 @@ impl Prepared for OrtPrepared {
         self.model.weight_bytes
     }
 
+    fn takes_any_batch(&self) -> bool {
+        true
+    }
+
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         let session = self.model.session(self.runtime).map_err(|refused| EngineError::Load(refused.0))?;
         let batched = self.signature.max_batch > 0;

@@ -97,6 +97,10 @@ impl Prepared for Reshaped {
         self.inner.weight_bytes()
     }
 
+    fn takes_any_batch(&self) -> bool {
+        self.inner.takes_any_batch()
+    }
+
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.inner.load(device).map(|inner| self.wrap(inner))
     }

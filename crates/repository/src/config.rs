@@ -2,7 +2,9 @@
 
 use crate::text::{self, TextMessage, TextPosition, TextProblem};
 use crate::{json, read, schema};
-use base::{DataType, Duration, LatencyProfile, Precision, ProfileError, USUAL_MAX_BATCH, usual_batch_sizes};
+use base::{
+    DataType, Duration, LatencyProfile, Precision, ProfileError, USUAL_MAX_BATCH, dense_batch_sizes, usual_batch_sizes,
+};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use wire::proto;
@@ -224,17 +226,27 @@ impl ModelConfig {
         labels.chain(warmup)
     }
 
-    /// The batch sizes to execute and profile, ascending, for a model of which the engine knows that its largest batch
+    /// The batch sizes to prepare and measure, ascending, for a model of which the engine knows that its largest batch
     /// is `max_batch` (0: no batch dimension). Those that are configured come first, then 1 with Triton's preferred
     /// ones, then powers of two; never more than `max_batch`, and 1 is always there.
     pub fn batch_sizes(&self, max_batch: u32) -> Vec<u32> {
+        self.sizes_or(max_batch, usual_batch_sizes)
+    }
+
+    /// The same for models that compute batches of any size: what isn't configured lies so close together that little
+    /// is lost. All of `batch_sizes` are among them, and what the others take follows from what these take.
+    pub fn any_batch_sizes(&self, max_batch: u32) -> Vec<u32> {
+        self.sizes_or(max_batch, dense_batch_sizes)
+    }
+
+    fn sizes_or(&self, max_batch: u32, default: fn(u32) -> Vec<u32>) -> Vec<u32> {
         let max = max_batch.max(1);
         let mut sizes = match &self.batch_sizes {
             Some(sizes) => sizes.clone(),
             None if !self.preferred_batch_sizes.is_empty() => self.preferred_batch_sizes.clone(),
             None => {
                 // Said outright, the largest batch is wanted; found in the model, it is only what is possible.
-                usual_batch_sizes(if self.max_batch.is_some() { max } else { max.min(USUAL_MAX_BATCH) })
+                default(if self.max_batch.is_some() { max } else { max.min(USUAL_MAX_BATCH) })
             }
         };
         sizes.retain(|&size| size <= max);
@@ -604,11 +616,13 @@ mod tests {
         assert_eq!(config.batch_sizes(0), [1]);
         assert_eq!(config.batch_sizes(6), [1, 2, 4, 6]);
         assert_eq!(config.batch_sizes(1024), [1, 2, 4, 8, 16]);
+        assert_eq!(config.any_batch_sizes(1024), (1..=16).collect::<Vec<_>>());
         config.max_batch = Some(40);
         assert_eq!(config.batch_sizes(40), [1, 2, 4, 8, 16, 32, 40]);
+        assert_eq!(config.any_batch_sizes(40)[15..], [16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 40]);
         config.preferred_batch_sizes = vec![8, 64];
-        assert_eq!(config.batch_sizes(40), [1, 8]);
+        assert_eq!((config.batch_sizes(40), config.any_batch_sizes(40)), (vec![1, 8], vec![1, 8]));
         config.batch_sizes = Some(vec![3, 5]);
-        assert_eq!(config.batch_sizes(4), [1, 3]);
+        assert_eq!((config.batch_sizes(4), config.any_batch_sizes(4)), (vec![1, 3], vec![1, 3]));
     }
 }

@@ -13,6 +13,8 @@ use wire::proto::ModelParameter;
 /// The parameters that mean something to Punctual.
 const LATENCY_OBJECTIVE_MS: &str = "latency_objective_ms";
 const BATCH_SIZES: &str = "batch_sizes";
+/// In the configuration that clients see: why the first dimension is a batch or isn't.
+pub const BATCH_DIMENSION: &str = "batch_dimension";
 const EMULATED_LATENCY: &str = "emulated_latency";
 const WEIGHTS_MB: &str = "weights_mb";
 const PROFILE_INPUTS: &str = "profile_inputs";
@@ -64,6 +66,8 @@ fn read_one(name: &str, text: &str, config: &mut ModelConfig) -> Result<bool, St
         EMULATED_LATENCY => config.emulation = Some(emulation(text)?),
         // Read when it is known whether there is something to emulate.
         WEIGHTS_MB => {}
+        // Of a configuration that the server has shown.
+        BATCH_DIMENSION => {}
         PROFILE_INPUTS => config.profile_inputs = profile_inputs(text)?,
         FAIR_WEIGHT => config.fair_weight = Some(number(name, text, 0.001)?),
         FAIR_FLOOR => config.fair_floor = Some(part(name, text)?),
