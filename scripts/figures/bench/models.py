@@ -204,6 +204,8 @@ class Tally:
     late: int = 0
     wrong: int = 0
     refused: dict = dataclasses.field(default_factory=dict)
+    # Of the last one that was refused: its deadline, and which one would have been met, by the server.
+    last_refused_ms: tuple | None = None
 
     @property
     def asked(self):
@@ -211,8 +213,10 @@ class Tally:
 
     def add(self, request, took_ms, status, head, body):
         if status != 200:
-            reason = json.loads(body).get("reason", str(status))
+            said = json.loads(body)
+            reason = said.get("reason", str(status))
             self.refused[reason] = self.refused.get(reason, 0) + 1
+            self.last_refused_ms = (request.deadline_ms, said.get("earliest_deadline_us", 0) / 1e3)
             return
         self.wrong += not is_right(request, head, body)
         if took_ms <= request.deadline_ms:

@@ -15,7 +15,7 @@ HEAD = """# Benchmarks
 `make bench` measures every figure on this page and writes it; numbers are not typed in. All are of one commit, of `punctual serve`
 without flags that choose a policy; where a rival is shown, it is named. A part that wasn't measured at this commit isn't here: the placement,
 which builds a solver first, is measured only when it is named (`make bench ARGS=placement`, before the rest).
-`make bench` takes about forty minutes (and 11 GB below `.cache/bench` for the many models), `make bench ARGS="overload report"`
+`make bench` takes about an hour (and 11 GB below `.cache/bench` for the many models), `make bench ARGS="overload report"`
 measures one part and writes the page, `make bench ARGS="--quick overload"` is a short look at it. Nothing here runs with the
 tests: times on shared machines are too noisy to fail a build. The target column says what the project promises.
 
