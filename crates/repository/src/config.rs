@@ -225,16 +225,17 @@ impl ModelConfig {
     }
 
     /// The batch sizes to execute and profile, ascending, for a model of which the engine knows that its largest batch
-    /// is `max_batch` (0: no batch dimension). Those that are configured come first, then 1 with Triton's preferred
-    /// ones, then powers of two; never more than `max_batch`, and 1 is always there.
+    /// is `max_batch` (0: no batch dimension). Those that are configured, else powers of two up to the largest, with
+    /// Triton's preferred ones between them; never more than `max_batch`, and 1 is always there.
     pub fn batch_sizes(&self, max_batch: u32) -> Vec<u32> {
         let max = max_batch.max(1);
         let mut sizes = match &self.batch_sizes {
             Some(sizes) => sizes.clone(),
-            None if !self.preferred_batch_sizes.is_empty() => self.preferred_batch_sizes.clone(),
             None => {
                 // Said outright, the largest batch is wanted; found in the model, it is only what is possible.
-                usual_batch_sizes(if self.max_batch.is_some() { max } else { max.min(USUAL_MAX_BATCH) })
+                let largest = if self.max_batch.is_some() { max } else { max.min(USUAL_MAX_BATCH) };
+                // A preference is a hint: requests with more rows are taken up to the largest batch, as in Triton.
+                [usual_batch_sizes(largest), self.preferred_batch_sizes.clone()].concat()
             }
         };
         sizes.retain(|&size| size <= max);
@@ -606,9 +607,15 @@ mod tests {
         assert_eq!(config.batch_sizes(1024), [1, 2, 4, 8, 16]);
         config.max_batch = Some(40);
         assert_eq!(config.batch_sizes(40), [1, 2, 4, 8, 16, 32, 40]);
-        config.preferred_batch_sizes = vec![8, 64];
-        assert_eq!(config.batch_sizes(40), [1, 8]);
         config.batch_sizes = Some(vec![3, 5]);
         assert_eq!(config.batch_sizes(4), [1, 3]);
+    }
+
+    #[test]
+    fn a_preferred_batch_size_does_not_lower_the_largest() {
+        let mut config = parse("max_batch_size: 40 dynamic_batching { preferred_batch_size: [ 5, 64 ] }").unwrap();
+        assert_eq!(config.batch_sizes(40), [1, 2, 4, 5, 8, 16, 32, 40], "what is above the largest is left out");
+        config.max_batch = None;
+        assert_eq!(config.batch_sizes(16), [1, 2, 4, 5, 8, 16]);
     }
 }
