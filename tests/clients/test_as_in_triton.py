@@ -6,6 +6,7 @@ import uuid
 
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
 import conftest
 from infer import Client, rows
@@ -22,11 +23,10 @@ def client(server, request):
 
 
 @contextlib.contextmanager
-def loaded(client, config, **files):
-    """A model that the client brings, for a while: its name. Without files it is `mlp`."""
+def loaded(client, config, model=None):
+    """A model that the client brings, for a while: its name. Without a model's bytes it is `mlp`."""
     name = f"brought_{uuid.uuid4().hex}"
-    files = files or {"1/model.onnx": MLP.read_bytes()}
-    client.load_model(name, config=json.dumps(config), files={f"file:{path}": data for path, data in files.items()})
+    client.load_model(name, config=json.dumps(config), files={"file:1/model.onnx": model or MLP.read_bytes()})
     try:
         yield name
     finally:
@@ -40,3 +40,12 @@ def test_a_preferred_batch_size_does_not_lower_the_largest(client):
         alone = client.infer("mlp", [client.input("input", data[-1:])]).as_numpy("output")
     assert answer.shape == (11, 10)
     np.testing.assert_allclose(answer[-1:], alone, rtol=1e-5, atol=1e-5)
+
+
+def test_a_load_serves_the_versions_that_are_there_of_those_that_the_policy_names(client):
+    with loaded(client, {"version_policy": {"specific": {"versions": [1, 7]}}}) as name:
+        assert client.is_model_ready(name) and client.is_model_ready(name, "1") and not client.is_model_ready(name, "7")
+        assert client.infer(name, [client.input("input", rows(1))]).as_numpy("output").shape == (1, 10)
+    with pytest.raises(InferenceServerException, match="version_policy names version 7, but there is no .*7/model.onnx"):
+        with loaded(client, {"version_policy": {"specific": {"versions": [7]}}}):
+            pass
