@@ -49,3 +49,14 @@ def test_a_load_serves_the_versions_that_are_there_of_those_that_the_policy_name
     with pytest.raises(InferenceServerException, match="version_policy names version 7, but there is no .*7/model.onnx"):
         with loaded(client, {"version_policy": {"specific": {"versions": [7]}}}):
             pass
+
+
+def test_sizes_and_levels_are_as_large_as_in_triton(client):
+    warmup = {"name": "w", "batch_size": 2, "inputs": {"input": {"data_type": "TYPE_FP32", "dims": [10], "zero_data": False}}}
+    batching = {"priority_levels": 70000, "default_priority_level": 70000}
+    config = {"max_batch_size": 10000, "dynamic_batching": batching, "model_warmup": [warmup]}
+    with loaded(client, config) as name:
+        data = rows(9999)
+        answer = client.infer(name, [client.input("input", data)], priority=69999).as_numpy("output")
+        alone = client.infer("mlp", [client.input("input", data[-1:])]).as_numpy("output")
+    np.testing.assert_allclose(answer[-1:], alone, rtol=1e-4, atol=1e-5)

@@ -18,6 +18,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A list of labels longer than this is something else.
 const MAX_LABEL_BYTES: u64 = 64 << 20;
+/// Batches with larger inputs than this aren't measured.
+const MAX_MEASURED_BYTES: u64 = 256 << 20;
+/// What a dimension that the model leaves open counts as.
+const OPEN_SIZE: u64 = 64;
 
 /// What models are brought up with.
 pub(crate) struct BringUp {
@@ -55,7 +59,7 @@ impl BringUp {
         let source = model_source(found, self.config.cache.clone())?;
         let prepared = self.prepare(config, &source)?;
         let mut signature = prepared.signature().clone();
-        let sizes = config.batch_sizes(signature.max_batch);
+        let sizes = measurable(&signature, config);
         if signature.max_batch > 0 {
             // More rows than the largest size can't be planned for.
             signature.max_batch = sizes.last().copied().unwrap_or(1);
@@ -183,6 +187,22 @@ impl BringUp {
     }
 }
 
+/// The batch sizes of a model, as far as their inputs can be made up to measure them; 1 in any case. Requests are smaller
+/// than the inputs of the others.
+fn measurable(signature: &ModelSignature, config: &ModelConfig) -> Vec<u32> {
+    let row_bytes = |spec: &base::TensorSpec| {
+        let given = config.profile_inputs.get(&spec.name).and_then(|given| given.dims.as_deref());
+        let own = spec.dims.get(usize::from(signature.max_batch > 0)..).unwrap_or_default();
+        let size = |&dim: &i64| u64::try_from(dim).unwrap_or(OPEN_SIZE);
+        let elements = given.unwrap_or(own).iter().map(size).fold(1, u64::saturating_mul);
+        elements.saturating_mul(spec.datatype.size().unwrap_or(1) as u64)
+    };
+    let largest_row = signature.inputs.iter().map(row_bytes).max().unwrap_or(0);
+    let mut sizes = config.batch_sizes(signature.max_batch);
+    sizes.retain(|&size| size == 1 || largest_row.saturating_mul(size.into()) <= MAX_MEASURED_BYTES);
+    sizes
+}
+
 fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64) {
     let medians: Vec<String> =
         profile.batches().iter().map(|entry| format!("{}: {}", entry.batch, entry.median)).collect();
@@ -256,4 +276,25 @@ fn labels(found: &FoundModel, signature: &ModelSignature) -> Result<Arc<[Vec<Str
         lines.collect::<Result<Vec<_>, _>>().map_err(failed)
     };
     signature.outputs.iter().map(of_output).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::{DataType, TensorSpec};
+
+    #[test]
+    fn a_large_max_batch_size_is_taken_as_far_as_it_can_be_measured() {
+        let sizes = |dims: &[i64], text: &str| {
+            let spec = TensorSpec { name: "x".into(), datatype: DataType::Fp32, dims: dims.to_vec() };
+            let signature = ModelSignature { inputs: vec![spec], outputs: Vec::new(), max_batch: 65_536 };
+            let config = ModelConfig::parse(&format!("max_batch_size: 65536 {text}"), "config.pbtxt".as_ref(), "m");
+            measurable(&signature, &config.unwrap()).last().copied()
+        };
+        assert_eq!(sizes(&[-1, 13], ""), Some(65_536));
+        assert_eq!(sizes(&[-1, 3, 224, 224], ""), Some(256));
+        assert_eq!(sizes(&[-1, 1 << 40], ""), Some(1));
+        let given = "parameters { key: \"profile_inputs\" value { string_value: \"x=1024\" } }";
+        assert_eq!(sizes(&[-1, -1], given), Some(65_536));
+    }
 }

@@ -424,7 +424,7 @@ mod tests {
             (parse("name: \"other\"").unwrap_err(), "name is \"other\", but the folder is called \"m\""),
             (parse("platform: \"tensorrt_plan\"").unwrap_err(), "platform \"tensorrt_plan\" isn't supported"),
             (parse("backend: \"python\"").unwrap_err(), "backend \"python\" isn't supported"),
-            (parse("max_batch_size: -1").unwrap_err(), "max_batch_size is -1: it must be from 0 to 4096"),
+            (parse("max_batch_size: -1").unwrap_err(), "max_batch_size is -1: it must be from 0 to 2147483647"),
             (parse("input { name: \"x\" }").unwrap_err(), "input \"x\" has no data_type"),
             (parse("input { data_type: TYPE_FP32 }").unwrap_err(), "this input has no name"),
             (parse("input { name: \"x\" data_type: TYPE_FLOAT }").unwrap_err(), "data_type \"TYPE_FLOAT\" isn't known"),
@@ -463,8 +463,7 @@ mod tests {
             input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 3 ] } }
             output { name: "x" data_type: TYPE_FP32 dims: 1 label_filename: "/x" }
             dynamic_batching { preferred_batch_size: [ 4, 0 ] }
-            dynamic_batching { preferred_batch_size: 4 preferred_batch_size: 5000 }
-            dynamic_batching { priority_levels: 70000 }
+            dynamic_batching { preferred_batch_size: 4 preferred_batch_size: 5000000000 }
             dynamic_batching { priority_levels: -1 }
             dynamic_batching { priority_levels: 2 default_priority_level: 3 }
             dynamic_batching { priority_queue_policy { key: 3 value { } } }
@@ -479,10 +478,10 @@ mod tests {
             parameters { key: "weights_mb" value { string_value: "x" } }
             parameters { key: "padding" value { string_value: "x" } } max_batch_size: -1
             model_warmup { name: "w" count: 20000 }
-            model_warmup { name: "w" batch_size: 5000 }
+            model_warmup { name: "w" batch_size: 5000000000 }
             model_warmup { inputs { value { } } }
             model_warmup { inputs { key: "x" value { zero_data: true } } }
-            model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 zero_data: false } } }
+            model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 } } }
             model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 dims: -1 zero_data: true } } }
             model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 dims: 0 zero_data: true } } }
             model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 input_data_file: "a/../b" } } }
@@ -498,7 +497,7 @@ mod tests {
         expect_test::expect![[r#"
             1:11: `platform` must be a string: put it into quotes
             1:11: platform "tensorrt_plan" isn't supported: use "onnxruntime_onnx" with an ONNX file
-            1:17: max_batch_size is 99999999999: it must be from 0 to 4096
+            1:17: max_batch_size is 99999999999: it must be from 0 to 2147483647
             1:17: `max_batch_size` has one value, not a list
             1:19: `max_batch_size` is given twice
             1:30: data_type "TYPE_FLOAT" isn't known: use one of TYPE_BOOL, TYPE_UINT8, TYPE_UINT16, TYPE_UINT32, TYPE_UINT64, TYPE_INT8, TYPE_INT16, TYPE_INT32, TYPE_INT64, TYPE_FP16, TYPE_FP32, TYPE_FP64, TYPE_STRING, TYPE_BF16
@@ -508,10 +507,9 @@ mod tests {
             1:74: a dimension is -3: write a size from 1 up, or -1 for any size
             1:7: input "x" has dims [4], which can't be reshaped to [2, 3]: both must have the same number of elements
             1:65: label_filename is "/x": it must be a file in the model's folder
-            1:47: preferred_batch_size is 0: it must be from 1 to 4096
-            1:66: preferred_batch_size is 5000: it must be from 1 to 4096
-            1:37: priority_levels is 70000: it must be from 0 to 65536
-            1:37: priority_levels is -1: it must be from 0 to 65536
+            1:47: preferred_batch_size is 0: it must be from 1 to 2147483647
+            1:66: preferred_batch_size is 5000000000: it must be from 1 to 2147483647
+            1:37: priority_levels is -1: it must be from 0 to 18446744073709551615
             1:1: default_priority_level is 3: with priority_levels 2 it must be from 1 to 2
             1:1: priority_queue_policy has a policy for level 3, but priority_levels is 0
             1:59: timeout_action "WAIT" isn't known: use one of REJECT, DELAY
@@ -523,9 +521,9 @@ mod tests {
             1:12: this parameter has no key: write parameters { key: "NAME" value { string_value: "VALUE" } }
             1:12: parameter `batch_sizes` has "": write sizes with commas between, as in "1,2,4,8,16"
             1:54: parameter `weights_mb` is "x": write a number from 0 up, as in "25"
-            1:75: max_batch_size is -1: it must be from 0 to 4096
+            1:75: max_batch_size is -1: it must be from 0 to 2147483647
             1:33: count is 20000: it must be from 0 to 10000
-            1:38: batch_size is 5000: it must be from 0 to 4096
+            1:38: batch_size is 5000000000: it must be from 0 to 2147483647
             1:23: an input of model_warmup has no key: write the input's name there
             1:23: input "x" of model_warmup has no data_type
             1:23: input "x" of model_warmup has no data: give zero_data, random_data or input_data_file
@@ -609,6 +607,28 @@ mod tests {
         assert_eq!(config.batch_sizes(40), [1, 2, 4, 8, 16, 32, 40]);
         config.batch_sizes = Some(vec![3, 5]);
         assert_eq!(config.batch_sizes(4), [1, 3]);
+    }
+
+    #[test]
+    fn sizes_and_levels_are_as_large_as_in_triton() {
+        let config = parse("max_batch_size: 65536 dynamic_batching { preferred_batch_size: 5000 }").unwrap();
+        assert_eq!(config.batch_sizes(65536).last(), Some(&65536));
+        for (levels, default, is) in [("70000", "70000", 70_000), ("18446744073709551615", "3", u32::MAX)] {
+            let text = format!("priority_levels: {levels} default_priority_level: {default}");
+            let queueing = parse(&format!("dynamic_batching {{ {text} }}")).unwrap().queueing.unwrap();
+            assert_eq!(queueing.levels, is, "{text}");
+        }
+    }
+
+    #[test]
+    fn zero_data_of_a_warmup_counts_whatever_is_written_there() {
+        for (field, data) in [("zero_data", WarmupData::Zero), ("random_data", WarmupData::Random)] {
+            for value in ["true", "false"] {
+                let input = format!("data_type: TYPE_FP32 dims: 2 {field}: {value}");
+                let text = format!("model_warmup {{ inputs {{ key: \"x\" value {{ {input} }} }} }}");
+                assert_eq!(parse(&text).unwrap().warmup[0].inputs["x"].data, data, "{input}");
+            }
+        }
     }
 
     #[test]

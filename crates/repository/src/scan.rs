@@ -465,7 +465,7 @@ mod tests {
                 odd None broken: odd has no version: put the model into odd/1/model.onnx
                 ok 1 ok/1/model.onnx
                 syntax None broken: syntax/config.pbtxt:2:11: expected a value, but found '}'
-                value None broken: value/config.pbtxt:1:17: max_batch_size is -2: it must be from 0 to 4096
+                value None broken: value/config.pbtxt:1:17: max_batch_size is -2: it must be from 0 to 2147483647
                 virtual 1 virtual/1/model.onnx
             "#]],
         );
