@@ -60,3 +60,19 @@ def test_sizes_and_levels_are_as_large_as_in_triton(client):
         answer = client.infer(name, [client.input("input", data)], priority=69999).as_numpy("output")
         alone = client.infer("mlp", [client.input("input", data[-1:])]).as_numpy("output")
     np.testing.assert_allclose(answer[-1:], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_flags_are_taken_by_tritons_names(tmp_path):
+    (tmp_path / "mlp").symlink_to(MLP.parents[1])
+    server = conftest.start(tmp_path, "--http-max-input-size", "4096", "--allow-client-shm=true")
+    try:
+        for protocol in PROTOCOLS:
+            client = Client(server, protocol)
+            assert client.infer("mlp", [client.input("input", rows(1))]).as_numpy("output").shape == (1, 10)
+            with pytest.raises(InferenceServerException, match="larger than 4096 bytes"):
+                client.infer("mlp", [client.input("input", rows(200))])
+            with pytest.raises(InferenceServerException, match="can't be opened"):
+                client.register_system_shared_memory("a", "/punctual-test-not-there", 1)
+            client.close()
+    finally:
+        conftest.stop(server)
