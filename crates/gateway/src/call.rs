@@ -18,7 +18,7 @@ use models::{Admitted, CatalogueEntry, QueuePlace, ServedModel};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use telemetry::Trace;
+use telemetry::{Trace, Transport};
 use tokio::sync::oneshot;
 use wire::{Fault, InferRequest, InferResponse, OutputTensor};
 
@@ -49,6 +49,7 @@ impl<'a> Call<'a> {
         context: &'a IoContext,
         name: &str,
         version: &str,
+        transport: Transport,
         arrived_at: Timestamp,
     ) -> Result<Self, Fault> {
         let metrics = &context.shared.metrics;
@@ -60,7 +61,7 @@ impl<'a> Call<'a> {
             Ok(entry) => {
                 metrics.in_flight.inc();
                 context.calls.fetch_add(1, Ordering::Relaxed);
-                let trace = context.shared.tracer.sample(&entry.name, entry.version);
+                let trace = context.shared.tracer.sample(&entry.name, entry.version, transport);
                 Ok(Self { context, entry, arrived_at, ticket: None, trace, over: false })
             }
             Err(fault) => {
@@ -93,6 +94,7 @@ impl<'a> Call<'a> {
         compresses: bool,
         encode: impl FnOnce(InferResponse<'_>) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {
+        self.trace.iter().for_each(|trace| trace.received(self.context.controller.now()));
         // Only what lies in shared memory is fetched. In a box, as below: what is rare must not make every call larger.
         let _held = match request.inputs.iter().any(|input| input.region.is_some()) {
             false => None,
@@ -122,6 +124,7 @@ impl<'a> Call<'a> {
         self.ticket = self.context.controller.submit(submission);
         self.context.driver.wake();
         let reply = self.wait(answer, budget, deadline_at).await;
+        self.trace.iter().for_each(|trace| trace.replied(self.context.controller.now()));
         drop(place);
         let mut outputs = match reply {
             Some(Reply::Outputs(outputs)) => outputs,
