@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import threading
 import uuid
 
 import numpy as np
 import pytest
+import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 import conftest
@@ -75,4 +77,53 @@ def test_flags_are_taken_by_tritons_names(tmp_path):
                 client.register_system_shared_memory("a", "/punctual-test-not-there", 1)
             client.close()
     finally:
+        conftest.stop(server)
+
+
+def test_unregistering_shared_memory_waits_for_the_requests_that_use_it(tmp_path):
+    """The device only pretends, and takes a while: its outputs are zeros."""
+    (tmp_path / "slow" / "1").mkdir(parents=True)
+    latency = 'parameters { key: "emulated_latency" value { string_value: "alpha_ms=1,beta_ms=500" } }'
+    (tmp_path / "slow" / "config.pbtxt").write_text(f"max_batch_size: 1 {latency}")
+    server = conftest.start(tmp_path, "--devices", "emulated:1", "--allow-client-shm")
+    region = shm.create_shared_memory_region("region", f"/punctual-test-{uuid.uuid4().hex}", 40)
+    try:
+        for protocol in PROTOCOLS:
+            shm.set_shared_memory_region(region, [np.full(10, 7, np.float32)])
+            lets_go = Client(server, protocol)
+            lets_go.register_system_shared_memory("both", region._shm_key, 40)
+            answers = []
+
+            def infer(in_memory):
+                # A client belongs to its thread.
+                client = Client(server, protocol)
+                tensor, output = client.input("input", rows(1)), client.output("output")
+                if in_memory:
+                    tensor.set_shared_memory("both", 40)
+                    output.set_shared_memory("both", 40)
+                answers.append(client.infer("slow", [tensor], outputs=[output]))
+                client.close()
+
+            def waiting():
+                pending = server.metric('nv_inference_pending_request_count{model="slow",version="1"}')
+                return pending, server.metric("punctual_requests_in_flight")
+
+            def ask(number, in_memory=False):
+                asking = threading.Thread(target=infer, args=[in_memory])
+                asking.start()
+                server.until(f"{number} requests wait", lambda: waiting() == (number, number + 1) or answers)
+                return asking
+
+            # One is computed, and two wait.
+            asking = [ask(0), ask(1), ask(2, in_memory=True)]
+            lets_go.unregister_system_shared_memory("both")
+            # Nobody writes there any more: what was to be written is there.
+            assert shm.get_contents_as_numpy(region, np.float32, [10]).tolist() == [0] * 10
+            [thread.join() for thread in asking]
+            assert len(answers) == 3
+            status = lets_go.get_system_shared_memory_status()
+            assert not (status if protocol == "http" else status.regions)
+            lets_go.close()
+    finally:
+        shm.destroy_shared_memory_region(region)
         conftest.stop(server)

@@ -11,7 +11,7 @@ use crate::classify::classify;
 use crate::io::IoContext;
 use crate::io::offload::{OFFLOAD_WRITE_BYTES, offload};
 use crate::models::serving;
-use crate::regions;
+use crate::regions::{self, RegionSlice};
 use base::{ApplicationId, Duration, ModelSignature, Reason, Timestamp, margins};
 use controller::{Refusal, Reply, Submission, Tensor, Ticket};
 use models::{Admitted, CatalogueEntry, QueuePlace, ServedModel};
@@ -111,11 +111,7 @@ impl<'a> Call<'a> {
             "" => head.application,
             name => self.context.shared.applications.of(name)?,
         };
-        for output in &wanted {
-            if let Some(region) = &output.region {
-                regions::check_place(self.context, &served.model.signature.outputs[output.position].name, region)?;
-            }
-        }
+        let places = self.places(&wanted)?;
         let (reply, answer) = oneshot::channel();
         let trace = self.trace.clone();
         trace.iter().for_each(|trace| trace.named(&request.id));
@@ -131,8 +127,8 @@ impl<'a> Call<'a> {
             Some(Reply::Refused(refusal)) => return Err(self.fault(refusal)),
             None => return Err(self.fault(Reason::DeadlineMissed.into())),
         };
-        if wanted.iter().any(|output| output.region.is_some()) {
-            Box::pin(self.place(&mut outputs, &mut wanted)).await?;
+        if !places.is_empty() {
+            Box::pin(self.place(places, &mut outputs, &mut wanted)).await?;
         }
         let slow_bytes = wanted.iter().filter(|output| compresses || !output.binary || output.classes > 0);
         let slow_bytes: usize = slow_bytes.filter_map(|output| Some(outputs.get(output.position)?.data.len())).sum();
@@ -156,14 +152,29 @@ impl<'a> Call<'a> {
         Ok(encoded)
     }
 
+    /// The places of those outputs that belong into shared memory, in their order. They stay until they are written to.
+    fn places(&self, wanted: &[WantedOutput]) -> Result<Vec<RegionSlice>, Fault> {
+        let specs = &self.signature().outputs;
+        let place = |output: &WantedOutput| {
+            let region = output.region.as_deref()?;
+            Some(regions::reserve(self.context, &specs[output.position].name, region))
+        };
+        wanted.iter().filter_map(place).collect()
+    }
+
     /// Writes the outputs that belong into shared memory there; the answer then only says where they are.
-    async fn place(&self, outputs: &mut [Tensor], wanted: &mut [WantedOutput]) -> Result<(), Fault> {
-        let specs = &self.served().model.signature.outputs;
-        for WantedOutput { position, region, .. } in wanted {
-            if let (Some(region), Some(spec), Some(tensor)) = (region, specs.get(*position), outputs.get_mut(*position))
-            {
+    async fn place(
+        &self,
+        places: Vec<RegionSlice>,
+        outputs: &mut [Tensor],
+        wanted: &mut [WantedOutput],
+    ) -> Result<(), Fault> {
+        let specs = &self.signature().outputs;
+        let placed = wanted.iter_mut().filter_map(|output| Some((output.position, output.region.as_deref_mut()?)));
+        for (slice, (position, region)) in places.into_iter().zip(placed) {
+            if let (Some(spec), Some(tensor)) = (specs.get(position), outputs.get_mut(position)) {
                 let data = std::mem::take(&mut tensor.data);
-                regions::place(self.context, &spec.name, &data, region).await?;
+                regions::place(&spec.name, &data, slice, region).await?;
             }
         }
         Ok(())
