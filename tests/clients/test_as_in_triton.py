@@ -6,6 +6,7 @@ import threading
 import uuid
 
 import numpy as np
+import onnx
 import pytest
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
@@ -33,6 +34,15 @@ def loaded(client, config, model=None):
         yield name
     finally:
         client.unload_model(name)
+
+
+def onnx_model(nodes, inputs, outputs, initializers=(), ir_version=8):
+    """A file's bytes; inputs and outputs are names with their shapes, all of FP32."""
+    values = [[onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in side.items()] for side in (inputs, outputs)]
+    tensors = [onnx.numpy_helper.from_array(np.float32(value), name) for name, value in dict(initializers).items()]
+    graph = onnx.helper.make_graph(nodes, "graph", *values, tensors)
+    opsets = [onnx.helper.make_opsetid("", 8 if ir_version < 4 else 17)]
+    return onnx.helper.make_model(graph, ir_version=ir_version, opset_imports=opsets).SerializeToString()
 
 
 def test_a_preferred_batch_size_does_not_lower_the_largest(client):
@@ -127,3 +137,25 @@ def test_unregistering_shared_memory_waits_for_the_requests_that_use_it(tmp_path
     finally:
         shm.destroy_shared_memory_region(region)
         conftest.stop(server)
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "answered"),
+    [
+        (None, [], []),
+        (None, [1], []),
+        ({"dims": [1]}, [1], [1]),
+        ({"dims": [1, 1]}, [1, 1], [1, 1]),
+        ({"dims": [1], "reshape": {"shape": []}}, [1], [1]),
+    ],
+)
+def test_scalars_come_as_one_element(client, dims, shape, answered):
+    twice = onnx_model([onnx.helper.make_node("Add", ["x", "x"], ["y"])], {"x": []}, {"y": []})
+    config = {"max_batch_size": 0}
+    if dims:
+        config |= {side: [{"name": name, "data_type": "TYPE_FP32", **dims}] for side, name in [("input", "x"), ("output", "y")]}
+    with loaded(client, config, twice) as name:
+        answer = client.infer(name, [client.input("x", np.full(shape, 21, np.float32))]).as_numpy("y")
+        assert (list(answer.shape), answer.item()) == (answered, 42)
+        with pytest.raises(InferenceServerException, match="but the model takes"):
+            client.infer(name, [client.input("x", np.zeros([2], np.float32))])

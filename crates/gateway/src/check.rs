@@ -52,7 +52,8 @@ pub(crate) fn check(signature: &ModelSignature, request: &mut InferRequest<'_>) 
             )));
         }
         size = size.max(open_size(spec, signature.max_batch, &input.shape));
-        let tensor = Tensor { datatype: input.datatype, shape: input.shape, data: input.data };
+        let shape = if spec.dims.is_empty() { Vec::new() } else { input.shape };
+        let tensor = Tensor { datatype: input.datatype, shape, data: input.data };
         if slots[position].replace(tensor).is_some() {
             return Err(Fault::bad(format!("input {:?} is given twice", input.name)));
         }
@@ -82,7 +83,10 @@ fn check_input(spec: &TensorSpec, max_batch: u32, input: &InferInput<'_>) -> Res
     let fits = |(position, (&given, &wanted)): (usize, (&i64, &i64))| {
         wanted < 0 || given == wanted || (batched && position == 0)
     };
-    if input.shape.len() != spec.dims.len() || !input.shape.iter().zip(&spec.dims).enumerate().all(fits) {
+    // Triton knows no tensors without dimensions: its clients send one element.
+    let is_scalar = spec.dims.is_empty() && input.shape.iter().all(|&dim| dim == 1);
+    let is_alike = input.shape.len() == spec.dims.len() && input.shape.iter().zip(&spec.dims).enumerate().all(fits);
+    if !is_alike && !is_scalar {
         return Err(Fault::bad(format!(
             "input {name:?} has the shape {:?}, but the model takes {}",
             input.shape,
@@ -223,6 +227,17 @@ mod tests {
         let checked = check(&signature(0), &mut request(inputs, &[])).unwrap();
         assert_eq!((checked.rows, checked.size), (1, Some(45)));
         assert_eq!(checked.outputs, [plain(0), plain(1)]);
+    }
+
+    #[test]
+    fn a_scalar_may_come_as_one_element() {
+        let signature = ModelSignature { inputs: vec![spec("x", DataType::Fp32, &[])], outputs: vec![], max_batch: 0 };
+        for shape in [&[][..], &[1], &[1, 1]] {
+            let checked = check(&signature, &mut request(vec![input("x", DataType::Fp32, shape)], &[])).unwrap();
+            assert_eq!(checked.inputs[0].shape, [0; 0], "the model has it without dimensions");
+        }
+        let two = check(&signature, &mut request(vec![input("x", DataType::Fp32, &[2])], &[])).unwrap_err();
+        expect![[r#"input "x" has the shape [2], but the model takes []"#]].assert_eq(&two.to_string());
     }
 
     #[test]

@@ -82,6 +82,16 @@ pub struct TensorConfig {
     pub labels: Option<String>,
 }
 
+impl TensorConfig {
+    /// What the configuration says of the model's own dimensions, of which there are `actual` behind the batch
+    /// dimension. Triton has no tensors without dimensions: those of a model without a batch are written with ones.
+    pub fn own_dims(&self, actual: &[i64], batched: bool) -> &[i64] {
+        let said = self.reshape.as_deref().unwrap_or(&self.dims);
+        let is_scalar = actual.is_empty() && !batched && said.iter().all(|&dim| dim == 1);
+        if is_scalar { &[] } else { said }
+    }
+}
+
 /// What `dynamic_batching` says of requests that wait.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Queueing {
