@@ -159,3 +159,23 @@ def test_scalars_come_as_one_element(client, dims, shape, answered):
         assert (list(answer.shape), answer.item()) == (answered, 42)
         with pytest.raises(InferenceServerException, match="but the model takes"):
             client.infer(name, [client.input("x", np.zeros([2], np.float32))])
+
+
+@pytest.mark.parametrize(("ir_version", "width"), [(3, 2), (3, 1000), (8, 2), (8, 1000)])
+def test_initializers_that_are_inputs_may_be_left_out(client, ir_version, width):
+    """Those that the configuration lists may also be given."""
+    nodes = [onnx.helper.make_node("Mul", ["x", "scale"], ["scaled"]), onnx.helper.make_node("Add", ["scaled", "bias"], ["y"])]
+    shapes, values = dict.fromkeys(["x", "scale", "bias"], [width]), {"scale": [2] * width, "bias": [10] * width}
+    model = onnx_model(nodes, shapes, {"y": [width]}, values, ir_version)
+    x, scale = client.input("x", np.ones(width, np.float32)), client.input("scale", np.full(width, 5, np.float32))
+    with loaded(client, {"max_batch_size": 0}, model) as name:
+        assert client.infer(name, [x]).as_numpy("y").tolist() == [12] * width
+        with pytest.raises(InferenceServerException, match='the model has no input "scale": it takes "x"'):
+            client.infer(name, [x, scale])
+    inputs = [{"name": name, "data_type": "TYPE_FP32", "dims": [width], "optional": name == "scale"} for name in ["x", "scale"]]
+    with loaded(client, {"max_batch_size": 0, "input": inputs}, model) as name:
+        assert client.infer(name, [x]).as_numpy("y").tolist() == [12] * width
+        assert client.infer(name, [scale, x]).as_numpy("y").tolist() == [15] * width
+        assert client.infer(name, [x]).as_numpy("y").tolist() == [12] * width, "the next one has the file's"
+        with pytest.raises(InferenceServerException, match='input "x" is missing'):
+            client.infer(name, [scale])

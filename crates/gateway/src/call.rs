@@ -6,7 +6,7 @@
 //!    └── Call::begin       └── the net answers here if nothing came ──┘
 //! ```
 
-use crate::check::{Checked, WantedOutput, check};
+use crate::check::{Checked, WantedOutput, add_defaults, check};
 use crate::classify::classify;
 use crate::io::IoContext;
 use crate::io::offload::{OFFLOAD_WRITE_BYTES, offload};
@@ -101,6 +101,7 @@ impl<'a> Call<'a> {
             true => Box::pin(regions::fetch(self.context, &mut request)).await?,
         };
         let served = self.served();
+        add_defaults(&served.model.signature, &served.defaults, &mut request);
         let checked = check(&served.model.signature, &mut request)?;
         let (priority, queue_limit, place) = self.admit(served, request.parameters.priority)?;
         let budget =

@@ -64,6 +64,17 @@ pub(crate) fn check(signature: &ModelSignature, request: &mut InferRequest<'_>) 
     Ok(Checked { inputs: slots.into_iter().flatten().collect(), rows: rows.unwrap_or(1), size, outputs })
 }
 
+/// Adds what a request leaves out and the model has values for; in the signature's order.
+pub(crate) fn add_defaults(signature: &ModelSignature, defaults: &[Option<Tensor>], request: &mut InferRequest<'_>) {
+    for (spec, default) in signature.inputs.iter().zip(defaults) {
+        if let Some(Tensor { datatype, shape, data }) = default.clone()
+            && request.inputs.iter().all(|input| input.name != spec.name)
+        {
+            request.inputs.push(InferInput { name: spec.name.clone().into(), datatype, shape, data, region: None });
+        }
+    }
+}
+
 /// The elements in a row of an input that fits its specification, where that leaves its size open.
 fn open_size(spec: &TensorSpec, max_batch: u32, shape: &[i64]) -> Option<u32> {
     let from = usize::from(max_batch > 0);
@@ -227,6 +238,23 @@ mod tests {
         let checked = check(&signature(0), &mut request(inputs, &[])).unwrap();
         assert_eq!((checked.rows, checked.size), (1, Some(45)));
         assert_eq!(checked.outputs, [plain(0), plain(1)]);
+    }
+
+    #[test]
+    fn what_has_a_value_may_be_left_out() {
+        let tensor = |byte| Tensor { datatype: DataType::Int64, shape: vec![1, 1], data: vec![byte; 8].into() };
+        let defaults = [None, Some(tensor(7))];
+        let b = |inputs| {
+            let mut request = request(inputs, &[]);
+            add_defaults(&signature(0), &defaults, &mut request);
+            check(&signature(0), &mut request)
+                .map(|checked| checked.inputs[1].data[0])
+                .map_err(|fault| fault.to_string())
+        };
+        let a = || input("a", DataType::Fp32, &[1, 2]);
+        assert_eq!(b(vec![a()]), Ok(7));
+        assert_eq!(b(vec![a(), input("b", DataType::Int64, &[1, 1])]), Ok(0), "what is given counts");
+        assert_eq!(b(vec![]), Err("input \"a\" is missing".into()));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! model's.
 
 use base::{ModelSignature, TensorSpec};
-use engine::{Compute, DeviceTimes, EngineError, Input, Inputs, Loaded, Prepared, Sink, Staged, TensorView};
+use engine::{Compute, DeviceTimes, EngineError, Input, Inputs, Loaded, Prepared, Sink, Staged, Tensor, TensorView};
 use repository::{ModelConfig, TensorConfig};
 use std::sync::Arc;
 use std::time::Instant;
@@ -108,6 +108,16 @@ impl Prepared for Reshaped {
 
     fn load_in(&self, division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.inner.load_in(division, device).map(|inner| self.wrap(inner))
+    }
+
+    fn defaults(&self) -> Vec<Option<Tensor>> {
+        let mut defaults = self.inner.defaults();
+        for (default, map) in defaults.iter_mut().zip(&self.maps.to_model) {
+            if let (Some(tensor), Some(map)) = (default, map) {
+                tensor.shape = map.clone().turned().apply(&tensor.shape, self.maps.batched);
+            }
+        }
+        defaults
     }
 }
 

@@ -590,7 +590,6 @@ mod tests {
             5:69: field `unheard_of` isn't known and is ignored
             6:72: is_shape_tensor is ignored: only TensorRT has shape tensors
             6:94: allow_ragged_batch is ignored: requests of different shapes are executed one after another
-            7:15: optional is ignored: an ONNX model needs all of its inputs
             7:30: is_non_linear_format_io is ignored: only TensorRT has such formats
             7:60: field `colour` isn't known and is ignored
             9:53: is_shape_tensor is ignored: only TensorRT has shape tensors

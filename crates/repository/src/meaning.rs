@@ -38,7 +38,6 @@ const WITHOUT_MEANING: &[(&str, &str, &str)] = &[
     ("ModelInput", "format", "tensors are taken as the client sends them"),
     ("ModelInput", "is_shape_tensor", "only TensorRT has shape tensors"),
     ("ModelInput", "allow_ragged_batch", "requests of different shapes are executed one after another"),
-    ("ModelInput", "optional", "an ONNX model needs all of its inputs"),
     ("ModelInput", "is_non_linear_format_io", "only TensorRT has such formats"),
     ("ModelOutput", "is_shape_tensor", "only TensorRT has shape tensors"),
     ("ModelOutput", "is_non_linear_format_io", "only TensorRT has such formats"),
