@@ -194,6 +194,16 @@ mod tests {
     }
 
     #[test]
+    fn settings_are_taken_by_tritons_names_too() {
+        assert_eq!(conclusions(&["--http-max-input-size", "1048576"]), conclusions(&["--max-body", "1MiB"]));
+        let shared = conclusions(&["--allow-shared-memory"]);
+        for named in [&["--allow-client-shm"][..], &["--allow-client-shm=true"], &["--allow-client-shm", "1"]] {
+            assert_eq!(conclusions(named), shared, "{named:?}");
+        }
+        assert_eq!(conclusions(&["--allow-client-shm=false"]), conclusions(&[]));
+    }
+
+    #[test]
     fn recordings_end_where_the_help_says() {
         let said = default_in_help("record-limit").unwrap();
         assert_eq!(parse(&[]).recording_limits().bytes, parse(&["--record-limit", &said]).recording_limits().bytes);

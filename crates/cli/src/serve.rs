@@ -146,8 +146,10 @@ pub struct ServeOptions {
     #[arg(long, value_name = "N", env = "PUNCTUAL_MAX_REQUESTS")]
     pub max_requests: Option<u32>,
 
-    /// The largest request; larger ones are refused without being kept.
-    #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MAX_BODY")]
+    /// The largest request, over HTTP and gRPC; larger ones are refused without being kept. `--http-max-input-size` is
+    /// Triton's name for it.
+    #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MAX_BODY", alias = "http-max-input-size")]
+    #[serde(alias = "http-max-input-size")]
     pub max_body: Option<ByteSize>,
 
     /// Memory for the bodies of large requests that are in the server at once; more are refused.
@@ -155,8 +157,11 @@ pub struct ServeOptions {
     pub max_held: Option<ByteSize>,
 
     /// Let clients have tensors read from and written to system shared memory. They name the objects, so this opens
-    /// everything in /dev/shm that the server may open: only for clients that are trusted.
-    #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_ALLOW_SHARED_MEMORY")]
+    /// everything in /dev/shm that the server may open: only for clients that are trusted. `--allow-client-shm` is
+    /// Triton's name for it; `true` or `false` may follow.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", env = "PUNCTUAL_ALLOW_SHARED_MEMORY")]
+    #[arg(alias = "allow-client-shm", value_parser = clap::builder::BoolishValueParser::new())]
+    #[serde(alias = "allow-client-shm")]
     pub allow_shared_memory: Option<bool>,
 
     /// Threads that read and write connections. [default: one for each two cores]

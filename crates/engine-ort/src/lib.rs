@@ -21,6 +21,7 @@ mod library;
 mod loaded;
 mod model;
 mod optimise;
+mod optional;
 mod runtime;
 mod session;
 mod signature;
@@ -31,13 +32,13 @@ mod weights;
 pub use library::find as find_library;
 
 use base::ModelSignature;
-use engine::{Engine, EngineError, Loaded, ModelSource, Prepared};
+use engine::{Engine, EngineError, Loaded, ModelSource, Prepared, Tensor};
 use external::External;
 use loaded::OrtLoaded;
 use model::OrtModel;
 use runtime::Runtime;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::SystemTime;
 
@@ -83,12 +84,14 @@ impl OrtEngine {
         &self.runtime.environment
     }
 
-    fn model(&self, file: &Path, cache: Option<&Path>) -> Result<Arc<OrtModel>, EngineError> {
+    fn model(&self, source: &ModelSource) -> Result<Arc<OrtModel>, EngineError> {
+        let (file, cache) = (&source.file, source.cache.as_deref());
         let bytes = external::read(file).map_err(|error| EngineError::io(file, error))?;
         if bytes.is_empty() {
             return Err(EngineError::bad_model(file, "the file is empty: expected an ONNX model"));
         }
         let external = External::of(file, &bytes)?;
+        let (bytes, optional) = optional::find(bytes, &source.shapes);
         let key = optimise::key(self.runtime, &bytes, &external);
         let known = || self.models.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(model) = known().get(&key).and_then(Weak::upgrade) {
@@ -96,7 +99,8 @@ impl OrtEngine {
         }
         let cached = cache.map(|folder| cache::path(folder, &key));
         let new = cached.as_ref().is_some_and(|path| !path.exists());
-        let model = Arc::new(OrtModel::prepare(self.runtime, file, bytes, &external, cached.as_deref())?);
+        let model = OrtModel::prepare(self.runtime, file, bytes, &external, cached.as_deref())?;
+        let model = Arc::new(model.with_optional(optional));
         heap::give_back();
         let mut known = known();
         known.retain(|_, model| model.strong_count() > 0);
@@ -116,7 +120,7 @@ impl Engine for OrtEngine {
     }
 
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
-        let model = self.model(&source.file, source.cache.as_deref())?;
+        let model = self.model(source)?;
         let signature =
             model.ports.signature(source.max_batch).map_err(|reason| EngineError::bad_model(&source.file, reason))?;
         Ok(Arc::new(OrtPrepared { runtime: self.runtime, model, signature }))
@@ -146,5 +150,9 @@ impl Prepared for OrtPrepared {
         let session = self.model.session(self.runtime).map_err(|refused| EngineError::Load(refused.0))?;
         let batched = self.signature.max_batch > 0;
         Ok(engine::at_once(OrtLoaded::new(self.runtime, Arc::clone(&self.model), session, batched)))
+    }
+
+    fn defaults(&self) -> Vec<Option<Tensor>> {
+        self.model.defaults.clone()
     }
 }

@@ -4,13 +4,14 @@ use crate::block;
 use crate::cache::{self, Optimised};
 use crate::external::External;
 use crate::optimise::{bad_model, optimise};
+use crate::optional::OptionalInputs;
 use crate::runtime::{Runtime, RuntimeError};
 use crate::session::{Session, SessionOptions, SessionTensor};
 use crate::signature::{Port, Ports};
 use crate::sizes::SeenSizes;
 use crate::weights::{self, ExternalWeights};
 use bytes::Bytes;
-use engine::EngineError;
+use engine::{EngineError, Tensor};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -31,6 +32,8 @@ pub(crate) struct OrtModel {
     source: SessionSource,
     packs: bool,
     pub(crate) ports: Ports,
+    /// What inputs are where nobody gives them, in the order of the inputs; none: all must be given.
+    pub(crate) defaults: Vec<Option<Tensor>>,
     pub(crate) weight_bytes: u64,
     /// Of its executions, whichever session runs them.
     pub(crate) sizes: Mutex<SeenSizes>,
@@ -103,8 +106,8 @@ impl OrtModel {
         let ports = Ports::of(&session)?;
         let weight_bytes = (optimised.skeleton.len() + optimised.block_bytes) as u64;
         let source = SessionSource::Split(optimised);
-        let (parked, sizes) = Default::default();
-        let model = Self { parked, options, values, source, packs, ports, weight_bytes, sizes };
+        let (parked, defaults, sizes) = Default::default();
+        let model = Self { parked, options, values, source, packs, ports, defaults, weight_bytes, sizes };
         model.park(session);
         Ok(model)
     }
@@ -117,10 +120,22 @@ impl OrtModel {
         let ports = Ports::of(&session)?;
         let weight_bytes = bytes.len() as u64;
         let (values, source) = (Vec::new(), SessionSource::Whole(bytes));
-        let (parked, sizes) = Default::default();
-        let model = Self { parked, options, values, source, packs: true, ports, weight_bytes, sizes };
+        let (parked, defaults, sizes) = Default::default();
+        let model = Self { parked, options, values, source, packs: true, ports, defaults, weight_bytes, sizes };
         model.park(session);
         Ok(model)
+    }
+
+    /// With inputs that the runtime doesn't count as such, because it has values for them.
+    pub(crate) fn with_optional(mut self, optional: OptionalInputs) -> Self {
+        if !optional.list.is_empty() {
+            self.defaults = vec![None; self.ports.inputs.len()];
+        }
+        for (port, value) in optional.list {
+            self.ports.inputs.push(port);
+            self.defaults.push(Some(value));
+        }
+        self
     }
 
     /// Keeps the optimised form for the next start, if there is room.

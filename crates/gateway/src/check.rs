@@ -52,7 +52,8 @@ pub(crate) fn check(signature: &ModelSignature, request: &mut InferRequest<'_>) 
             )));
         }
         size = size.max(open_size(spec, signature.max_batch, &input.shape));
-        let tensor = Tensor { datatype: input.datatype, shape: input.shape, data: input.data };
+        let shape = if spec.dims.is_empty() { Vec::new() } else { input.shape };
+        let tensor = Tensor { datatype: input.datatype, shape, data: input.data };
         if slots[position].replace(tensor).is_some() {
             return Err(Fault::bad(format!("input {:?} is given twice", input.name)));
         }
@@ -61,6 +62,17 @@ pub(crate) fn check(signature: &ModelSignature, request: &mut InferRequest<'_>) 
         return Err(Fault::bad(format!("input {:?} is missing", signature.inputs[missing].name)));
     }
     Ok(Checked { inputs: slots.into_iter().flatten().collect(), rows: rows.unwrap_or(1), size, outputs })
+}
+
+/// Adds what a request leaves out and the model has values for; in the signature's order.
+pub(crate) fn add_defaults(signature: &ModelSignature, defaults: &[Option<Tensor>], request: &mut InferRequest<'_>) {
+    for (spec, default) in signature.inputs.iter().zip(defaults) {
+        if let Some(Tensor { datatype, shape, data }) = default.clone()
+            && request.inputs.iter().all(|input| input.name != spec.name)
+        {
+            request.inputs.push(InferInput { name: spec.name.clone().into(), datatype, shape, data, region: None });
+        }
+    }
 }
 
 /// The elements in a row of an input that fits its specification, where that leaves its size open.
@@ -82,7 +94,10 @@ fn check_input(spec: &TensorSpec, max_batch: u32, input: &InferInput<'_>) -> Res
     let fits = |(position, (&given, &wanted)): (usize, (&i64, &i64))| {
         wanted < 0 || given == wanted || (batched && position == 0)
     };
-    if input.shape.len() != spec.dims.len() || !input.shape.iter().zip(&spec.dims).enumerate().all(fits) {
+    // Triton knows no tensors without dimensions: its clients send one element.
+    let is_scalar = spec.dims.is_empty() && input.shape.iter().all(|&dim| dim == 1);
+    let is_alike = input.shape.len() == spec.dims.len() && input.shape.iter().zip(&spec.dims).enumerate().all(fits);
+    if !is_alike && !is_scalar {
         return Err(Fault::bad(format!(
             "input {name:?} has the shape {:?}, but the model takes {}",
             input.shape,
@@ -223,6 +238,34 @@ mod tests {
         let checked = check(&signature(0), &mut request(inputs, &[])).unwrap();
         assert_eq!((checked.rows, checked.size), (1, Some(45)));
         assert_eq!(checked.outputs, [plain(0), plain(1)]);
+    }
+
+    #[test]
+    fn what_has_a_value_may_be_left_out() {
+        let tensor = |byte| Tensor { datatype: DataType::Int64, shape: vec![1, 1], data: vec![byte; 8].into() };
+        let defaults = [None, Some(tensor(7))];
+        let b = |inputs| {
+            let mut request = request(inputs, &[]);
+            add_defaults(&signature(0), &defaults, &mut request);
+            check(&signature(0), &mut request)
+                .map(|checked| checked.inputs[1].data[0])
+                .map_err(|fault| fault.to_string())
+        };
+        let a = || input("a", DataType::Fp32, &[1, 2]);
+        assert_eq!(b(vec![a()]), Ok(7));
+        assert_eq!(b(vec![a(), input("b", DataType::Int64, &[1, 1])]), Ok(0), "what is given counts");
+        assert_eq!(b(vec![]), Err("input \"a\" is missing".into()));
+    }
+
+    #[test]
+    fn a_scalar_may_come_as_one_element() {
+        let signature = ModelSignature { inputs: vec![spec("x", DataType::Fp32, &[])], outputs: vec![], max_batch: 0 };
+        for shape in [&[][..], &[1], &[1, 1]] {
+            let checked = check(&signature, &mut request(vec![input("x", DataType::Fp32, shape)], &[])).unwrap();
+            assert_eq!(checked.inputs[0].shape, [0; 0], "the model has it without dimensions");
+        }
+        let two = check(&signature, &mut request(vec![input("x", DataType::Fp32, &[2])], &[])).unwrap_err();
+        expect![[r#"input "x" has the shape [2], but the model takes []"#]].assert_eq(&two.to_string());
     }
 
     #[test]
