@@ -4,6 +4,7 @@
 
 use crate::bytes::ByteSize;
 use crate::devices::{DeviceKind, Devices};
+use crate::memory;
 use clap::Arg;
 use engine_cuda::engine::CudaOptions;
 use engine_ort::OrtOptions;
@@ -30,6 +31,12 @@ pub const CACHE_FOLDER: &str = ".punctual";
 pub const LOG_FORMAT: &str = "text";
 /// What is logged.
 pub const LOG: &str = "info";
+
+/// What executions on CPU cores may take together: three quarters of memory. The rest is for requests, answers, models
+/// that are being prepared, and everybody else on the machine.
+pub fn workspace_bytes() -> u64 {
+    memory::limit() / 4 * 3
+}
 
 /// What to run on.
 pub fn devices() -> Devices {

@@ -505,6 +505,8 @@ pub fn run(options: ServeOptions) -> Result<()> {
             poll: options.poll(),
             device_kind: runtime.kind,
             default_objective: options.default_objective()?,
+            // Each device executes one batch at a time.
+            execution_bytes: defaults::workspace_bytes() / u64::from(devices.count.max(1)),
             effort: options.effort(),
             progress: progress(),
             transfer: transfer(),

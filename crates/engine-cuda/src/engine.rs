@@ -347,7 +347,7 @@ impl Loaded for CudaLoaded {
     }
 
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
-        Ok(Box::new(self.set_out(inputs.in_pieces()).map_err(EngineError::Execute)?))
+        Ok(Box::new(self.set_out(inputs.in_pieces()?).map_err(EngineError::Execute)?))
     }
 }
 

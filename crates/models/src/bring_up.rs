@@ -4,7 +4,7 @@ use crate::catalogue::ServedModel;
 use crate::manager::ManagerConfig;
 use crate::profiler::Samples;
 use crate::queueing::QueueLimits;
-use crate::{profiler, reshape, warmup};
+use crate::{elements, profiler, reshape, warmup};
 use base::{DeviceId, Duration, LatencyProfile, ModelSignature};
 use controller::{Controller, ModelRecord, Padding};
 use engine::{Emulation, FileHashes, ModelSource, Prepared};
@@ -64,6 +64,11 @@ impl BringUp {
             true => None,
             false => Some(Arc::new(Padding::new(&signature, &config.padding, &config.lengths)?)),
         };
+        let max_elements = elements::most(&signature, config.max_elements, self.config.execution_bytes);
+        if config.max_elements.is_some() && max_elements == u64::MAX {
+            let ignored = "parameter `max_elements` is ignored: the model leaves no size open";
+            self.say_once(&found.name, &[ignored.to_owned()]);
+        }
         let (profile, elsewhere, fixed) = match source.emulated {
             Some(emulation) if self.config.engine.name() == "emulated" => {
                 (emulation.profile, Vec::new(), Duration::ZERO)
@@ -78,6 +83,7 @@ impl BringUp {
             version: found.version,
             signature: Arc::new(signature),
             padding,
+            max_elements,
             profile,
             elsewhere,
             fixed,

@@ -16,6 +16,7 @@ mod balance;
 mod bring_up;
 mod catalogue;
 mod control;
+mod elements;
 mod manager;
 mod poller;
 mod profiler;
