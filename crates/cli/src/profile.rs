@@ -64,6 +64,7 @@ pub fn run(options: &ProfileOptions) -> Result<()> {
             // As the server's: what is measured is for requests that it receives.
             pinned_memory: None,
             cpu_fallback: false,
+            workspace_bytes: defaults::workspace_bytes(),
             cache: Some(cache.clone()),
         },
     )?;

@@ -25,6 +25,8 @@ pub struct Choices {
     pub pinned_memory: Option<ByteSize>,
     /// Whether models that can't run on a GPU are computed on the CPU.
     pub cpu_fallback: bool,
+    /// Memory that executions on CPU cores and their packed weights may take together.
+    pub workspace_bytes: u64,
     /// Where results of preparation are kept.
     pub cache: Option<PathBuf>,
 }
@@ -81,7 +83,8 @@ impl Runtime {
 
 fn cpu(choices: &Choices) -> Result<(OrtEngine, u16)> {
     let threads = choices.threads();
-    Ok((OrtEngine::new(&OrtOptions { library: choices.onnxruntime.clone(), threads })?, threads))
+    let (library, workspace_bytes) = (choices.onnxruntime.clone(), choices.workspace_bytes);
+    Ok((OrtEngine::new(&OrtOptions { library, threads, workspace_bytes })?, threads))
 }
 
 fn cuda(devices: &Devices, choices: &Choices) -> Result<Runtime> {

@@ -465,6 +465,7 @@ impl ServeOptions {
             memory: self.device_memory,
             pinned_memory: self.pinned_memory,
             cpu_fallback: self.cpu_fallback.unwrap_or(defaults::CPU_FALLBACK),
+            workspace_bytes: defaults::workspace_bytes(),
             cache,
         }
     }

@@ -48,11 +48,14 @@ pub struct OrtOptions {
     pub library: Option<PathBuf>,
     /// Threads for one execution; 0 and 1 keep it on the thread that asks for it.
     pub threads: u16,
+    /// What all executions may take together, packed weights included; an execution that would take more fails. The
+    /// first engine decides.
+    pub workspace_bytes: u64,
 }
 
 impl Default for OrtOptions {
     fn default() -> Self {
-        Self { library: None, threads: 1 }
+        Self { library: None, threads: 1, workspace_bytes: u64::MAX }
     }
 }
 
@@ -70,7 +73,7 @@ impl OrtEngine {
             Some(path) => path.clone(),
             None => find_library()?,
         };
-        Ok(Self { runtime: Runtime::get(&path, options.threads)?, models: Mutex::default() })
+        Ok(Self { runtime: Runtime::get(&path, options)?, models: Mutex::default() })
     }
 
     /// What the library says of itself: version, commit, flags.

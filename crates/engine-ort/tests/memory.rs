@@ -21,6 +21,28 @@ fn picture(side: i64) -> Tensor {
     }
 }
 
+fn tokens(count: i64) -> [Tensor; 3] {
+    let input = || Tensor {
+        datatype: DataType::Int64,
+        shape: vec![1, count],
+        data: (0..count).flat_map(|_| 1i64.to_le_bytes()).collect::<Vec<u8>>().into(),
+    };
+    [input(), input(), input()]
+}
+
+#[test]
+fn what_a_text_took_that_is_too_long_for_the_model_is_given_back() {
+    let mut loaded = prepare("all-minilm-l6-v2", None).unwrap().load(0).unwrap();
+    for _ in 0..3 {
+        execute(&mut *loaded, &tokens(32)).unwrap();
+    }
+    let before = resident_megabytes();
+    execute(&mut *loaded, &tokens(100_000)).unwrap_err();
+    let after = resident_megabytes();
+    println!("{before} MB before, {after} MB after");
+    assert!(after < before + 50, "{before} MB before, {after} MB after");
+}
+
 #[test]
 fn one_huge_picture_does_not_cost_memory_for_ever() {
     let mut loaded = prepare("rapidocr-det", None).unwrap().load(0).unwrap();
