@@ -23,7 +23,7 @@ pub struct ProfileOptions {
     #[arg(long, value_name = "NAME")]
     model: Vec<String>,
     /// What to measure on: `cpu:1`, `cuda:0`, or `cuda:0:shares=0.25,0.75`, which measures each share.
-    #[arg(long, value_name = "KIND:N", default_value_t = defaults::devices())]
+    #[arg(long, value_name = "KIND:N", default_value_t = defaults::profiled_device())]
     device: Devices,
     /// Runs of each batch size.
     #[arg(long, value_name = "N", default_value_t = 1000)]

@@ -53,6 +53,20 @@ impl Choices {
     }
 }
 
+/// The devices that are found: every GPU, otherwise CPU cores.
+pub fn found(choices: &Choices) -> Devices {
+    match engine_cuda::engine::gpu_count() {
+        0 => cores(choices),
+        gpus => Devices::whole_gpus(gpus),
+    }
+}
+
+/// The executors that this process's cores carry: those that it may run on, as far as its control group gives it their
+/// time.
+pub fn cores(choices: &Choices) -> Devices {
+    Devices::on_cores(std::thread::available_parallelism().map_or(1, usize::from), choices.threads())
+}
+
 /// A runtime with its devices.
 pub struct Runtime {
     /// It.
