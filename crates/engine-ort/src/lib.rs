@@ -7,10 +7,10 @@
 //! ```
 //!
 //! A session is made from the skeleton and lent the weights where they lie: for convolutions, nothing that grows with
-//! the weights is read, copied or optimised. Matrix products want their weights packed, which does grow with them:
-//! packed weights belong to the session, an unload frees them, and the original ones lie in the cache's file, which the
-//! system keeps in memory as long as there is room. Sessions of models that are smaller than a page are kept after an
-//! unload.
+//! the weights is read, copied or optimised. Matrix products want their weights packed, which does grow with them: the
+//! sessions of a model share what is packed, the last unload frees it, and the original weights lie in the cache's file,
+//! which the system keeps in memory as long as there is room. Sessions of models that are smaller than a page are kept
+//! after an unload.
 #![allow(unsafe_code, reason = "the runtime is a C library; each block says why it is sound")]
 
 mod block;
@@ -49,11 +49,14 @@ pub struct OrtOptions {
     pub library: Option<PathBuf>,
     /// Threads for one execution; 0 and 1 keep it on the thread that asks for it.
     pub threads: u16,
+    /// What all executions may take together, packed weights included; an execution that would take more fails. The
+    /// first engine decides.
+    pub workspace_bytes: u64,
 }
 
 impl Default for OrtOptions {
     fn default() -> Self {
-        Self { library: None, threads: 1 }
+        Self { library: None, threads: 1, workspace_bytes: u64::MAX }
     }
 }
 
@@ -71,7 +74,7 @@ impl OrtEngine {
             Some(path) => path.clone(),
             None => find_library()?,
         };
-        Ok(Self { runtime: Runtime::get(&path, options.threads)?, models: Mutex::default() })
+        Ok(Self { runtime: Runtime::get(&path, options)?, models: Mutex::default() })
     }
 
     /// What the library says of itself: version, commit, flags.

@@ -102,7 +102,7 @@ impl<'a> Call<'a> {
         };
         let served = self.served();
         add_defaults(&served.model.signature, &served.defaults, &mut request);
-        let checked = check(&served.model.signature, &mut request)?;
+        let checked = check(&served.model.signature, served.model.max_elements, &mut request)?;
         let (priority, queue_limit, place) = self.admit(served, request.parameters.priority)?;
         let budget =
             [request.parameters.timeout, head.limit, served.model.objective, queue_limit].into_iter().flatten().min();

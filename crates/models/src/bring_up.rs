@@ -5,7 +5,7 @@ use crate::manager::ManagerConfig;
 use crate::profiler::Measured;
 use crate::queueing::QueueLimits;
 use crate::samples::Samples;
-use crate::{profiler, reshape, warmup};
+use crate::{elements, profiler, reshape, warmup};
 use base::{DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec};
 use controller::{Controller, ModelRecord, Padding};
 use engine::{Emulation, FileHashes, ModelSource, Prepared};
@@ -70,6 +70,11 @@ impl BringUp {
             true => None,
             false => Some(Arc::new(Padding::new(&signature, &config.padding, &config.lengths)?)),
         };
+        let max_elements = elements::most(&signature, config.max_elements, self.config.execution_bytes);
+        if config.max_elements.is_some() && max_elements == u64::MAX {
+            let ignored = "parameter `max_elements` is ignored: the model leaves no size open";
+            self.say_once(&found.name, &[ignored.to_owned()]);
+        }
         let (profile, elsewhere, fixed) = match source.emulated {
             Some(emulation) if self.config.engine.name() == "emulated" => {
                 (emulation.profile, Vec::new(), Duration::ZERO)
@@ -84,6 +89,7 @@ impl BringUp {
             version: found.version,
             signature: Arc::new(signature),
             padding,
+            max_elements,
             profile,
             elsewhere,
             fixed,

@@ -166,12 +166,12 @@ impl Inputs for ReshapedInputs<'_> {
         })
     }
 
-    fn in_pieces(&mut self) -> Vec<Input> {
-        let mut inputs = self.inner.in_pieces();
+    fn in_pieces(&mut self) -> Result<Vec<Input>, EngineError> {
+        let mut inputs = self.inner.in_pieces()?;
         for (position, input) in inputs.iter_mut().enumerate() {
             input.shape = self.maps.inward(position, &input.shape);
         }
-        inputs
+        Ok(inputs)
     }
 }
 

@@ -52,6 +52,8 @@ pub struct ModelConfig {
     /// What inputs are filled up with so that requests of different lengths can share a batch, by input; none: they
     /// can't.
     pub padding: BTreeMap<String, f64>,
+    /// How many elements an input whose size is left open may have, from the parameter `max_elements`.
+    pub max_elements: Option<u64>,
     /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
     pub file_name: Option<String>,
     /// Everything as it was written, in Triton's message.
@@ -341,6 +343,18 @@ mod tests {
         assert_eq!(inputs["both"], ProfileInput { dims: Some(vec![2]), value: Some(0.5) });
         for wrong in ["input", "input=", "input=0x3", "rate=@many", "a=1,"] {
             assert!(of(wrong).unwrap_err().contains("profile_inputs"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_most_elements_of_an_input_are_read_or_explained() {
+        let of = |text: &str| {
+            parse(&format!("parameters {{ key: \"max_elements\" value: {{ string_value: \"{text}\" }} }}"))
+        };
+        assert_eq!(of(" 65536").unwrap().max_elements, Some(65536));
+        assert_eq!(parse("").unwrap().max_elements, None);
+        for wrong in ["0", "-1", "1e6", "many", ""] {
+            assert!(of(wrong).unwrap_err().contains("max_elements"), "{wrong}");
         }
     }
 
