@@ -7,4 +7,5 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup python runtime wrk
 case " $* " in *" placement "*) scripts/setup solver ;; esac
+case " $* " in "  " | " --quick " | *" models "*) scripts/setup strangers ;; esac
 PATH="$HOME/.cargo/bin:$PATH" exec .cache/venv/bin/python scripts/measure.py bench "$@"

@@ -1,7 +1,8 @@
 """Writes ONNX models with seeded random weights into a model repository (Triton's layout).
 
 Names: resnet18, resnet50, mobilenetv2 (their real shapes, batch normalisation folded into the convolutions), mlp (10x10,
-for measuring overhead), filler:COUNT (models of 10 MB that differ in their weights: filler_000, ...), tests (tiny ones).
+for measuring overhead), filler:COUNT (models of 10 MB that differ in their weights: filler_000, ...), small:COUNT (models
+that differ in kind, width and weights: small_000, ...), tests (tiny ones).
 A model that is there already is kept, unless --force is given.
 """
 
@@ -34,12 +35,12 @@ DATA_TYPES = {
 
 
 class Network:
-    """A convolution net over pictures: `input` [N,3,224,224] to `output` [N,1000]."""
+    """A convolution net over pictures: `input` [N,3,side,side] to `output` [N,1000]."""
 
-    def __init__(self, name, seed):
+    def __init__(self, name, seed, side=224):
         self.graph = Graph(name)
         self.random = np.random.default_rng(seed)
-        self.graph.input("input", FLOAT, ["N", 3, 224, 224])
+        self.graph.input("input", FLOAT, ["N", 3, side, side])
 
     def normal(self, deviation, *shape):
         return self.graph.weight((self.random.standard_normal(shape) * deviation).astype(np.float32))
@@ -147,6 +148,17 @@ def filler(index):
     return perceptron(f"filler_{index:03}", 1000 + index, (64, 1600, 1500, 64))
 
 
+def small(index):
+    """A network that has its widths with no other: convolutions, or fully connected layers."""
+    name, width = f"small_{index:03}", 16 + index
+    if index % 2:
+        return perceptron(name, 2000 + index, (width, *[2 * width] * (1 + index % 3), 10))
+    net = Network(name, seed=2000 + index, side=32)
+    x = net.relu(net.conv("input", 3, width // 4, 3, stride=2))
+    x = net.relu(net.conv(x, width // 4, width, 3, stride=2))
+    return net.classify(x, width)
+
+
 def tiny_models():
     """One identity for each data type, and one model for each way in which signatures differ."""
     for name, dtype in DATA_TYPES.items():
@@ -216,9 +228,11 @@ def chosen(name):
         return [(name, networks[name])]
     if name == "tests":
         return [(graph.name, lambda graph=graph: graph) for graph in tiny_models()]
-    if name.startswith("filler:") and name[7:].isdigit():
-        return [(f"filler_{index:03}", lambda index=index: filler(index)) for index in range(int(name[7:]))]
-    sys.exit(f"no model is called {name}: expected resnet18, resnet50, mobilenetv2, mlp, filler:COUNT or tests")
+    kind, _, count = name.partition(":")
+    series = {"filler": filler, "small": small}
+    if kind in series and count.isdigit():
+        return [(f"{kind}_{index:03}", lambda index=index: series[kind](index)) for index in range(int(count))]
+    sys.exit(f"no model is called {name}: expected resnet18, resnet50, mobilenetv2, mlp, filler:COUNT, small:COUNT or tests")
 
 
 def main():

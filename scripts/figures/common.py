@@ -105,11 +105,13 @@ def resident_mib(pid):
 class Server:
     """A server of our own, on free ports, with its own models."""
 
-    def __init__(self, repository, *options, ready_within=900):
+    def __init__(self, repository, *options, ready_within=900, log="warn"):
         if not BINARY.exists():
             raise Failed(f"{BINARY} is missing: build it with 'cargo build --release -p cli'")
         self.log = tempfile.NamedTemporaryFile("w+", dir=BENCH, prefix="server-", suffix=".log", delete=False)
-        command = [BINARY, "serve", "--model-repository", repository, "--log", "warn"]
+        # One core computes, whatever machine this is, unless a part says otherwise.
+        devices = [] if "--devices" in options else ["--devices", "cpu:1"]
+        command = [BINARY, "serve", "--model-repository", repository, "--log", log, *devices]
         command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options]
         began = time.monotonic()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log)

@@ -45,11 +45,15 @@ pub fn dense_batch_sizes(largest: u32) -> Vec<u32> {
 
 /// What each supported batch size of a model takes, and what loading its weights takes. Sizes ascend strictly, times
 /// never descend.
+///
+/// A profile that was measured is [doubted](Self::doubted): the machine may have been busy, and inputs of nobody's may
+/// say little of what clients send. What batches take then outweighs it soon.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Table"))]
 pub struct LatencyProfile {
     batches: Vec<BatchLatency>,
     load: Duration,
+    doubted: bool,
 }
 
 /// A profile as it is written down: what is read is a profile only if it is a table that could be one.
@@ -58,13 +62,15 @@ pub struct LatencyProfile {
 struct Table {
     batches: Vec<BatchLatency>,
     load: Duration,
+    #[serde(default)]
+    doubted: bool,
 }
 
 #[cfg(feature = "serde")]
 impl TryFrom<Table> for LatencyProfile {
     type Error = ProfileError;
     fn try_from(table: Table) -> Result<Self, ProfileError> {
-        Self::new(table.batches, table.load)
+        Ok(Self { doubted: table.doubted, ..Self::new(table.batches, table.load)? })
     }
 }
 
@@ -110,7 +116,7 @@ impl LatencyProfile {
             p99 = p99.max(entry.p99).max(median);
             *entry = BatchLatency { median, p99, overlap: entry.overlap.min(median), ..*entry };
         }
-        Ok(Self { batches, load })
+        Ok(Self { batches, load, doubted: false })
     }
 
     /// The profile `alpha * b + beta` at the given batch sizes (Symphony, section 2), without noise.
@@ -128,6 +134,16 @@ impl LatencyProfile {
             entry.overlap = (for_each_row * u64::from(entry.batch)).min(entry.median);
         }
         self
+    }
+
+    /// The same, known from a few measurements only.
+    pub fn doubted(self) -> Self {
+        Self { doubted: true, ..self }
+    }
+
+    /// Whether it is known from a few measurements only.
+    pub fn is_doubted(&self) -> bool {
+        self.doubted
     }
 
     /// The supported batch sizes with their times, ascending.

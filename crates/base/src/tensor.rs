@@ -137,6 +137,14 @@ pub struct TensorSpec {
     pub dims: Vec<i64>,
 }
 
+impl TensorSpec {
+    /// Whether requests say how large it is, besides the rows of a batch, of which `max_batch` is the most (0: it has
+    /// no batch dimension).
+    pub fn is_open(&self, max_batch: u32) -> bool {
+        self.dims.iter().skip(usize::from(max_batch > 0)).any(|&dim| dim < 0)
+    }
+}
+
 /// What a model takes, gives and weighs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ModelSignature {
@@ -178,6 +186,14 @@ mod tests {
             assert_eq!(DataType::from_name(datatype.name()), Some(datatype));
         }
         assert_eq!(DataType::from_name("FLOAT"), None);
+    }
+
+    #[test]
+    fn the_batch_leaves_nothing_open() {
+        let open = |dims: &[i64], max_batch| {
+            TensorSpec { name: "x".into(), datatype: DataType::Fp32, dims: dims.into() }.is_open(max_batch)
+        };
+        assert_eq!((open(&[-1, 3], 8), open(&[-1, -1], 8), open(&[-1, 3], 0)), (false, true, true));
     }
 
     #[test]

@@ -16,6 +16,13 @@ pub(crate) struct Port {
     first_dimension: String,
 }
 
+impl Port {
+    /// One that has no name for its first dimension.
+    pub(crate) fn new(name: CString, spec: TensorSpec) -> Self {
+        Self { name, spec, first_dimension: String::new() }
+    }
+}
+
 /// All inputs and outputs of a model, in its order.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Ports {

@@ -104,6 +104,12 @@ pub trait Prepared: Send + Sync {
     fn load_in(&self, _division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.load(device)
     }
+
+    /// What inputs are where a request leaves them out, in the order of the inputs; an empty list: none may be left
+    /// out.
+    fn defaults(&self) -> Vec<Option<Tensor>> {
+        Vec::new()
+    }
 }
 
 /// A model on a device. Dropping it frees what it holds there.

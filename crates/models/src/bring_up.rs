@@ -5,7 +5,7 @@ use crate::manager::ManagerConfig;
 use crate::profiler::Measured;
 use crate::queueing::QueueLimits;
 use crate::samples::Samples;
-use crate::{profiler, reshape, warmup};
+use crate::{elements, profiler, reshape, warmup};
 use base::{DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec};
 use controller::{Controller, ModelRecord, Padding};
 use engine::{Emulation, FileHashes, ModelSource, Prepared};
@@ -19,6 +19,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A list of labels longer than this is something else.
 const MAX_LABEL_BYTES: u64 = 64 << 20;
+/// Batches with larger inputs than this aren't measured.
+const MAX_MEASURED_BYTES: u64 = 256 << 20;
+/// What a dimension that the model leaves open counts as.
+const OPEN_SIZE: u64 = 64;
 
 /// What models are brought up with.
 pub(crate) struct BringUp {
@@ -56,15 +60,21 @@ impl BringUp {
         let source = model_source(found, self.config.cache.clone())?;
         let (prepared, batching) = self.prepare(found, &source)?;
         let mut signature = prepared.signature().clone();
-        let sizes = batch_sizes(config, &*prepared);
+        let sizes = measurable(batch_sizes(config, &*prepared), &signature, config);
         if signature.max_batch > 0 {
             // More rows than the largest size can't be planned for.
             signature.max_batch = sizes.last().copied().unwrap_or(1);
         }
+        self.say_once(&found.name, &not_optional(config, &*prepared));
         let padding = match config.padding.is_empty() {
             true => None,
             false => Some(Arc::new(Padding::new(&signature, &config.padding, &config.lengths)?)),
         };
+        let max_elements = elements::most(&signature, config.max_elements, self.config.execution_bytes);
+        if config.max_elements.is_some() && max_elements == u64::MAX {
+            let ignored = "parameter `max_elements` is ignored: the model leaves no size open";
+            self.say_once(&found.name, &[ignored.to_owned()]);
+        }
         let (profile, elsewhere, fixed) = match source.emulated {
             Some(emulation) if self.config.engine.name() == "emulated" => {
                 (emulation.profile, Vec::new(), Duration::ZERO)
@@ -79,6 +89,7 @@ impl BringUp {
             version: found.version,
             signature: Arc::new(signature),
             padding,
+            max_elements,
             profile,
             elsewhere,
             fixed,
@@ -120,7 +131,7 @@ impl BringUp {
         let longest = model.profile.batches().last().map_or(Duration::ZERO, |batch| batch.p99);
         let config = Arc::new(self.complete(found, &model.signature, devices, batching));
         let queue_limits = queue_limits(&found.config, longest, model.signature.max_batch, devices);
-        ServedModel { id, model, config, labels, queue_limits }
+        ServedModel { id, model, config, labels, defaults: prepared.defaults().into(), queue_limits }
     }
 
     /// The configuration as clients see it, with everything filled in, of a model on so many devices.
@@ -149,7 +160,10 @@ impl BringUp {
     ) -> Result<(LatencyProfile, Vec<LatencyProfile>, Duration), String> {
         let kinds = self.controller.one_of_each_kind();
         let several = kinds.len() > 1;
-        let measure = |place| self.profile(found, prepared, sizes, place, several);
+        let measure = |place| {
+            let (profile, fixed) = self.profile(found, prepared, sizes, place, several)?;
+            Ok::<_, String>((profile.doubted(), fixed))
+        };
         let [slowest, others @ ..] = &kinds[..] else { return Err("there is no device".into()) };
         let (profile, fixed) = measure(*slowest)?;
         let others = others.iter().map(|place| measure(*place).map(|(profile, _)| profile));
@@ -284,4 +298,50 @@ fn labels(found: &FoundModel, signature: &ModelSignature) -> Result<Arc<[Vec<Str
         lines.collect::<Result<Vec<_>, _>>().map_err(failed)
     };
     signature.outputs.iter().map(of_output).collect()
+}
+
+/// What there is to say of inputs that are configured as optional and aren't.
+fn not_optional(config: &ModelConfig, prepared: &dyn Prepared) -> Vec<String> {
+    let (inputs, defaults) = (&prepared.signature().inputs, prepared.defaults());
+    let has_default =
+        |name: &str| inputs.iter().zip(&defaults).any(|(spec, value)| spec.name == name && value.is_some());
+    let wrong = config.written.input.iter().filter(|input| input.optional && !has_default(&input.name));
+    wrong.map(|input| format!("input {:?} isn't optional: the model has no value for it", input.name)).collect()
+}
+
+/// Those of a model's batch sizes whose inputs can be made up to measure them; 1 in any case. Requests are smaller than
+/// the inputs of the others.
+fn measurable(mut sizes: Vec<u32>, signature: &ModelSignature, config: &ModelConfig) -> Vec<u32> {
+    let row_bytes = |spec: &base::TensorSpec| {
+        let given = config.profile_inputs.get(&spec.name).and_then(|given| given.dims.as_deref());
+        let own = spec.dims.get(usize::from(signature.max_batch > 0)..).unwrap_or_default();
+        let size = |&dim: &i64| u64::try_from(dim).unwrap_or(OPEN_SIZE);
+        let elements = given.unwrap_or(own).iter().map(size).fold(1, u64::saturating_mul);
+        elements.saturating_mul(spec.datatype.size().unwrap_or(1) as u64)
+    };
+    let largest_row = signature.inputs.iter().map(row_bytes).max().unwrap_or(0);
+    sizes.retain(|&size| size == 1 || largest_row.saturating_mul(size.into()) <= MAX_MEASURED_BYTES);
+    sizes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::{DataType, TensorSpec};
+
+    #[test]
+    fn a_large_max_batch_size_is_taken_as_far_as_it_can_be_measured() {
+        let sizes = |dims: &[i64], text: &str| {
+            let spec = TensorSpec { name: "x".into(), datatype: DataType::Fp32, dims: dims.to_vec() };
+            let signature = ModelSignature { inputs: vec![spec], outputs: Vec::new(), max_batch: 65_536 };
+            let config = ModelConfig::parse(&format!("max_batch_size: 65536 {text}"), "config.pbtxt".as_ref(), "m");
+            let config = config.unwrap();
+            measurable(config.batch_sizes(65_536), &signature, &config).last().copied()
+        };
+        assert_eq!(sizes(&[-1, 13], ""), Some(65_536));
+        assert_eq!(sizes(&[-1, 3, 224, 224], ""), Some(256));
+        assert_eq!(sizes(&[-1, 1 << 40], ""), Some(1));
+        let given = "parameters { key: \"profile_inputs\" value { string_value: \"x=1024\" } }";
+        assert_eq!(sizes(&[-1, -1], given), Some(65_536));
+    }
 }

@@ -17,6 +17,7 @@ mod batch_dimension;
 mod bring_up;
 mod catalogue;
 mod control;
+mod elements;
 mod manager;
 mod poller;
 mod profiler;

@@ -21,6 +21,7 @@ const PROFILE_INPUTS: &str = "profile_inputs";
 const SEQUENCE_LENGTHS: &str = "sequence_lengths";
 const PRECISION: &str = "precision";
 const PADDING: &str = "padding";
+const MAX_ELEMENTS: &str = "max_elements";
 const FAIR_WEIGHT: &str = "fair_weight";
 const FAIR_FLOOR: &str = "fair_floor";
 
@@ -72,6 +73,7 @@ fn read_one(name: &str, text: &str, config: &mut ModelConfig) -> Result<bool, St
         FAIR_WEIGHT => config.fair_weight = Some(number(name, text, 0.001)?),
         FAIR_FLOOR => config.fair_floor = Some(part(name, text)?),
         PADDING => config.padding = padding(text)?,
+        MAX_ELEMENTS => config.max_elements = Some(count(name, text)?),
         "" => {
             let example = r#"parameters { key: "NAME" value { string_value: "VALUE" } }"#;
             return Err(format!("this parameter has no key: write {example}"));
@@ -144,6 +146,13 @@ fn precision(text: &str) -> Result<Precision, String> {
 fn number(parameter: &str, text: &str, least: f64) -> Result<f64, String> {
     let parsed = text.trim().parse::<f64>().ok().filter(|value| (least..1e12).contains(value));
     parsed.ok_or_else(|| format!("parameter `{parameter}` is {text:?}: write a number from {least} up, as in \"25\""))
+}
+
+/// A whole number from 1 up.
+fn count(parameter: &str, text: &str) -> Result<u64, String> {
+    let parsed = text.trim().parse::<u64>().ok().filter(|&count| count > 0);
+    parsed
+        .ok_or_else(|| format!("parameter `{parameter}` is {text:?}: write a whole number from 1 up, as in \"65536\""))
 }
 
 /// A part of a whole, from 0 to 1.

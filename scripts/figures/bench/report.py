@@ -15,7 +15,7 @@ HEAD = """# Benchmarks
 `make bench` measures every figure on this page and writes it; numbers are not typed in. All are of one commit, of `punctual serve`
 without flags that choose a policy; where a rival is shown, it is named. A part that wasn't measured at this commit isn't here: the placement,
 which builds a solver first, is measured only when it is named (`make bench ARGS=placement`, before the rest).
-`make bench` takes about forty minutes (and 11 GB below `.cache/bench` for the many models), `make bench ARGS="overload report"`
+`make bench` takes about an hour (and 11 GB below `.cache/bench` for the many models), `make bench ARGS="overload report"`
 measures one part and writes the page, `make bench ARGS="--quick overload"` is a short look at it. Nothing here runs with the
 tests: times on shared machines are too noisy to fail a build. The target column says what the project promises.
 
@@ -53,6 +53,22 @@ batch of b takes 4.2 b + 20.3 ms, requests have 100 ms. Full batches of 16 on al
 view" is from its recording (`punctual serve --record`, `punctual replay`): from the instant at which its scheduler was told of the
 request to the refusal. The client's is from the actual send, over loopback, with client and server on the same cores. *Simulated* is the
 same load in the simulator, with 3.5 ms less, which is what the server keeps for the answer's way.
+""",
+    "models": """## Models with no configuration
+
+From an empty cache, `punctual serve` with no flag but its ports. *Until ready* is from the start of the process until it names its
+address. The small models differ in kind, width and weights.
+
+The others are models out of public Python packages (`scripts/strangers.py` has their versions and hashes) which nothing here was made
+for, each dropped into a folder of its own. *Alone* is what a plain session of ONNX Runtime takes on one thread, for the shortest and
+the longest of its inputs. Requests come one at a time, from the first moment on: inputs of all lengths in turns by chance, each with a deadline of
+three times what it takes alone (but of at least 2 ms more than that: the way over loopback takes up to 1.2 ms in one of a hundred).
+After an answer the client waits as long as the model takes alone, at least 5 ms, so that the server has time to learn. Each of
+these requests can be met: nothing else is asked for. *Refused as impossible* is the reason `deadline_unreachable`, which is
+wrong here. An answer is wrong if it isn't what the plain session computes, within a thousandth of an output's range.
+
+*Busy* is the same with a fresh server that starts beside as many busy processes as there are cores; they end when it is ready.
+*Planned* is what the server measured for its smallest batch while it started.
 """,
     "isolation": """## Isolation
 
@@ -187,7 +203,7 @@ def about(results, quick):
 
 
 def table(result):
-    rows = {"scheduler": scheduler_rows, "placement": placement_rows}.get(result["part"])
+    rows = {"scheduler": own_rows, "models": own_rows, "placement": placement_rows}.get(result["part"])
     extra = rows(result["details"]) if rows else ""
     return figures_table(result["figures"]) + extra + caption(result)
 
@@ -205,7 +221,7 @@ def figures_table(figures):
     return "\n".join(lines) + "\n\n"
 
 
-def scheduler_rows(details):
+def own_rows(details):
     return details["markdown"] + "\n"
 
 
