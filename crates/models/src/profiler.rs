@@ -215,9 +215,10 @@ fn on_line(known: &[BatchLatency], batch: u32) -> BatchLatency {
         let (from, to) = (of(low).as_secs_f64(), of(high).max(of(low)).as_secs_f64());
         let each = match high.batch - low.batch {
             0 => from * NEXT_ROW,
-            // However slow the run of the last was: a further row costs no more than one in it.
-            rows => ((to - from) / f64::from(rows)).min(to / f64::from(high.batch)),
+            rows => (to - from) / f64::from(rows),
         };
+        // However slow the runs of the last were: beyond it, a row costs no more than one in it.
+        let each = if batch > high.batch { each.min(to / f64::from(high.batch)) } else { each };
         Duration::from_secs_f64(to + each * (f64::from(batch) - f64::from(high.batch)))
     };
     BatchLatency { batch, median: span(|of| of.median), p99: span(|of| of.p99), overlap: span(|of| of.overlap) }
@@ -479,6 +480,7 @@ mod tests {
         assert_eq!([1, 2, 4, 6].map(|batch| at(&known, batch)), [(100, 200), (120, 240), (160, 320), (180, 360)]);
         assert_eq!(at(&[entry(1, 100), entry(2, 110)], 8), (170, 340), "beyond what was measured");
         assert_eq!(at(&[entry(1, 100), entry(2, 300)], 4), (600, 1200), "no dearer than in the last");
+        assert_eq!(at(&[entry(1, 100), entry(5, 900)], 2), (300, 600), "between, it may be");
         assert_eq!(at(&[entry(1, 100)], 8), (765, 1530), "one alone");
         assert_eq!(at(&[entry(1, 100), entry(2, 90)], 4), (100, 200), "never less than before");
     }
