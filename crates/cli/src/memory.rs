@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-/// The machine's memory, or what the process's control groups allow it if that is less. `u64::MAX` where the system says
-/// neither.
+/// The machine's memory, or what the process's control groups allow it if that is less. `u64::MAX` where the system
+/// says neither.
 pub fn limit() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(total);
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

@@ -211,7 +211,8 @@ impl Session {
     ) -> Result<Self, RuntimeError> {
         let (mut raw, environment) = (ptr::null_mut(), runtime.raw_environment());
         let (data, length) = (bytes.as_ptr().cast(), bytes.len());
-        // SAFETY: bytes and options are live for the call, the container outlives the session, the out-pointer is valid.
+        // SAFETY: bytes and options are live for the call, the container outlives the session, the out-pointer is
+        // valid.
         let status = unsafe {
             match &packed {
                 None => (runtime.api.CreateSessionFromArray)(environment, data, length, options.raw, &mut raw),

@@ -44,7 +44,7 @@ fn what_a_text_took_that_is_too_long_for_the_model_is_given_back() {
 }
 
 #[test]
-fn packed_weights_are_there_once_for_all_devices_and_go_with_the_last() {
+fn packed_weights_are_there_once_for_all_devices_and_freed_with_the_last() {
     let prepared = prepare("all-minilm-l6-v2", None).unwrap();
     let load = |device| {
         let mut loaded = prepared.load(device).unwrap();
@@ -58,9 +58,11 @@ fn packed_weights_are_there_once_for_all_devices_and_go_with_the_last() {
     println!("{before} MB for one device, {after} MB for five");
     assert!(after < before + 100, "{before} MB for one device, {after} MB for five");
     drop((first, others));
-    let none = resident_megabytes();
-    println!("{none} MB for none");
-    assert!(none + 20 < before, "{before} MB for one device, {none} MB for none");
+    // What is freed stays with the process, and the next load finds it there.
+    (0..10).for_each(|device| drop(load(device)));
+    let again = resident_megabytes();
+    println!("{again} MB after ten loads more");
+    assert!(again < after + 50, "{after} MB for five devices, {again} MB after ten loads more");
 }
 
 #[test]

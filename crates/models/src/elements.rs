@@ -2,11 +2,11 @@
 
 use base::{DataType, ModelSignature, TensorSpec};
 
-/// What an execution takes for each value of a picture or a sound, at most: a text detector takes 55 bytes for each of a
-/// picture's.
+/// What an execution takes for each value of a picture or a sound, at most: a text detector takes 55 bytes for each of
+/// a picture's.
 const BYTES_OF_VALUE: u64 = 128;
-/// What it takes for each number that is looked up in a table, as words are: it becomes a row there, several times over.
-/// MiniLM, whose rows have 384 values, takes 4.8 kB for a token before it has computed anything with it.
+/// What it takes for each number that is looked up in a table, as words are: it becomes a row there, several times
+/// over. MiniLM, whose rows have 384 values, takes 4.8 kB for a token before it has computed anything with it.
 const BYTES_OF_TOKEN: u64 = 16 << 10;
 
 /// The bound for a model: what its configuration says, otherwise what memory for one execution allows. No bound where

@@ -26,8 +26,8 @@ pub trait BatchItem: Send + 'static {
     fn deliver(self, outputs: Result<Vec<Tensor>, String>);
 }
 
-/// A buffer of so many words (16 MiB) is kept, whatever batches need by now; a larger one is given back when a batch needs
-/// less than a quarter of it.
+/// A buffer of so many words (16 MiB) is kept, whatever batches need by now; a larger one is given back when a batch
+/// needs less than a quarter of it.
 const KEPT_WORDS: usize = 2 << 20;
 
 /// Memory that one executor uses again and again: nothing is allocated for inputs once the largest batch has been seen.
