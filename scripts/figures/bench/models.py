@@ -230,7 +230,7 @@ class Tally:
 
 
 def measure(stranger, quick):
-    """A model's row: its first start on a quiet machine, and one beside processes that keep all cores busy until it is ready."""
+    """A model's row: a first start by itself, and one beside processes that keep all cores busy until it is ready."""
     with step(f"{stranger.name} alone"):
         requests, shapes = requests_of(stranger, quick)
     row = {
@@ -238,9 +238,9 @@ def measure(stranger, quick):
         "open": [f"{name}: {' x '.join(map(str, shape)) or 'a scalar'}" for name, shape in shapes.items()],
         "alone_ms": [request.alone_ms for request in requests],
     }
-    with step(f"{stranger.name}, {len(requests)} lengths"):
+    with step(f"{stranger.name}, started by itself"):
         row["quiet"] = served(stranger, requests, contextlib.nullcontext(), quick)
-    with step(f"{stranger.name}, measured on a busy machine"):
+    with step(f"{stranger.name}, started beside busy processes"):
         row["busy"] = served(stranger, requests, busy_cores(), quick)
     print(f"    {lines([row])[-1]}")
     return row
@@ -310,22 +310,24 @@ def table(rows):
 
 def lines(rows):
     """A model each: what it is, how it was measured, and what became of its requests in the first second and after it."""
-    shown = ["| model | inputs | batches | ready | planned / alone | met, first second | met, after it | "
-             "busy: ready | planned | first second | after it |", "|---|---|---:|---:|---:|---|---|---:|---:|---|---|"]
+    shown = ["| model | inputs | batches | ready | planned | alone | met, first second | met, after it | "
+             "busy: ready | busy: planned | busy: first second | busy: after it |", "|---|---|---:|---:|---:|---:|---|---|---:|---:|---|---|"]
     for row in rows:
         quiet, busy = row["quiet"], row["busy"]
         about = [row["name"], f"{row['kind']}: {'; '.join(row['open'])}"]
-        shown.append("| " + " | ".join([*about, *cells(quiet, row), *cells(busy, row)[1:]]) + " |")
+        _, ready, planned_ms, _, *met = cells(busy, row)
+        shown.append("| " + " | ".join([*about, *cells(quiet, row), ready, planned_ms, *met]) + " |")
     return shown
 
 
 def cells(run, row):
     if "failed" in run:
-        return ["", "", "", f"not served: {run['failed'][-300:]}".replace("\n", " "), ""]
+        return ["", "", "", "", f"not served: {run['failed'][-300:]}".replace("\n", " "), ""]
     first, later = (Tally(**run[when]) for when in ("first", "later"))
     alone_ms = " to ".join(dict.fromkeys(f"{value:.3g}" for value in (min(row["alone_ms"]), max(row["alone_ms"]))))
     planned_ms = "unknown" if run["planned_ms"] is None else f"{run['planned_ms']:.3g}"
-    return [f"{run['batches'] or 'no'}", f"{run['ready_s']:.1f} s", f"{planned_ms} / {alone_ms} ms", first.shown(), later.shown()]
+    ready = f"{run['ready_s']:.1f} s"
+    return [f"{run['batches'] or 'no'}", ready, f"{planned_ms} ms", f"{alone_ms} ms", first.shown(), later.shown()]
 
 
 def figures(details):
@@ -334,7 +336,7 @@ def figures(details):
     found.append(Figure("the five together", samples["all"], "s", ("<=", 6)))
     found.append(Figure(f"{small['count']} small models", small["seconds"], "s", ("<=", 60),
                         "not ready by then, given up" if small["given_up"] else ""))
-    for machine, title in {"quiet": "measured on a quiet machine", "busy": "measured beside busy processes"}.items():
+    for machine, title in {"quiet": "started by itself", "busy": "started beside busy processes"}.items():
         found += honesty([row[machine] for row in details["strangers"]], title)
     return found
 
