@@ -109,7 +109,9 @@ class Server:
         if not BINARY.exists():
             raise Failed(f"{BINARY} is missing: build it with 'cargo build --release -p cli'")
         self.log = tempfile.NamedTemporaryFile("w+", dir=BENCH, prefix="server-", suffix=".log", delete=False)
-        command = [BINARY, "serve", "--model-repository", repository, "--log", log]
+        # One core computes, whatever machine this is, unless a part says otherwise.
+        devices = [] if "--devices" in options else ["--devices", "cpu:1"]
+        command = [BINARY, "serve", "--model-repository", repository, "--log", log, *devices]
         command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options]
         began = time.monotonic()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log)

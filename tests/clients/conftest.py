@@ -74,7 +74,9 @@ def binary():
 def start(folder, *options, stderr=None, cache=None):
     """A server on free ports; returns when its models are ready."""
     cache = cache or ROOT / ".cache" / "client-tests"
-    command = [binary(), "serve", "--model-repository", str(folder), "--cache-dir", str(cache)]
+    # Tests know how many devices there are, whatever machine this is.
+    devices = [] if "--devices" in options else ["--devices", "cpu:1"]
+    command = [binary(), "serve", "--model-repository", str(folder), "--cache-dir", str(cache), *devices]
     command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--profile-budget-ms", "30", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, cwd=ROOT)
     os.set_blocking(process.stdout.fileno(), False)

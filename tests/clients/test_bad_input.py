@@ -7,6 +7,7 @@ import resource
 import socket
 import struct
 
+import conftest
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -63,6 +64,24 @@ def test_http(server, what):
     got, answer = post(server, {"inputs": [GOOD | change]}, **where)
     assert (got, answer["reason"]) == (status, reason), answer
     assert sentence in answer["error"]
+
+
+def test_an_open_dimension_has_a_bound(tmp_path):
+    """`max_elements`: more are refused with a sentence that names it."""
+    model = tmp_path / "identity_fp32"
+    model.mkdir()
+    (model / "1").symlink_to(conftest.ROOT / ".cache" / "test-models" / "identity_fp32" / "1")
+    (model / "config.pbtxt").write_text('parameters { key: "max_elements" value { string_value: "6" } }')
+    started = conftest.start(tmp_path)
+    try:
+        sized = lambda length: {"inputs": [{"name": "input", "shape": [2, length], "datatype": "FP32", "data": [0.5] * 2 * length}]}
+        assert post(started, sized(3), "identity_fp32")[0] == 200
+        status, answer = post(started, sized(4), "identity_fp32")
+        assert (status, answer["reason"]) == (400, "bad_input")
+        assert "more elements than the 6 that the model takes in one request" in answer["error"]
+    finally:
+        started.process.kill()
+        started.process.wait()
 
 
 def test_missing_twice_and_unknown_outputs(server):

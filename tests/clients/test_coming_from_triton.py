@@ -84,3 +84,9 @@ def test_settings_that_are_named_exist():
     reference = (ROOT / "docs" / "configuration.md").read_text()
     named = {name.split()[0] for row in rows(section("The command line")) for name in names(row[1]) if name.startswith("--")}
     assert named and {name for name in named if f"`{name} " not in reference} == set()
+
+
+def test_limits_on_requests_and_shared_memory_are_named():
+    named = {name for row in rows(section("The command line")) for name in names(row[0])}
+    assert {"--http-max-input-size", "--allow-client-shm"} <= named
+    assert any("gRPC messages" in row[0] and "--max-body" in row[1] for row in rows(section("The command line")))

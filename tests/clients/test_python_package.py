@@ -217,8 +217,8 @@ def test_questions_beside_infer(client, punctual):
     metadata = client.metadata("magika")
     assert metadata.inputs == (punctual.Tensor("bytes", "INT32", (-1, 2048)),) and metadata.versions == ("1",)
     assert punctual.Model("mlp", "1", "READY", "") in client.models()
-    (broken,) = [model for model in client.models() if model.name == "failing"]
-    assert broken.state == "UNAVAILABLE" and "no input was found" in broken.reason
+    (broken,) = [model for model in client.models() if model.name == "missing_operator"]
+    assert broken.state == "UNAVAILABLE" and "it needs the operator" in broken.reason
     result = client.infer("mlp", ROW, version="1", outputs="output", request_id="question 7", priority=1, parameters={"x": "y"})
     assert result.id == "question 7"
 
@@ -317,7 +317,7 @@ def test_bad_input_is_the_servers_sentence(client, punctual):
         ("add", ROW, punctual.BadInput, "but one was given"),
         ("mlp", [ROW, ROW], punctual.BadInput, "but 2 were given"),
         ("mlp", np.zeros((3_000_000, 10), np.float32), punctual.BodyTooLarge, "send less in one request"),
-        ("failing", np.zeros((1, 4)), punctual.ModelBroken, "can't be served: no input was found that the model accepts"),
+        ("missing_operator", np.zeros((1, 3)), punctual.ModelBroken, "it needs the operator no.such.domain:NoSuchOperator"),
     ]:
         with pytest.raises(kind, match=re.escape(said)) as raised:
             client.infer(model, inputs)

@@ -66,9 +66,9 @@ def traces(client, model=None):
     return plain(client, client.get_trace_settings(model))
 
 
-def ask(client, times=1, **options):
-    tensor = client.module.InferInput("input", [1, 10], "FP32")
-    tensor.set_data_from_numpy(np.zeros((1, 10), np.float32))
+def ask(client, times=1, width=10, **options):
+    tensor = client.module.InferInput("input", [1, width], "FP32")
+    tensor.set_data_from_numpy(np.zeros((1, width), np.float32))
     for _ in range(times):
         client.infer("mlp", [tensor], **options)
 
@@ -132,7 +132,10 @@ def test_a_traced_request_is_in_the_file_step_by_step(settled, client):
     assert (about["model_name"], about["model_version"]) == ("mlp", 1)
     assert about["request_id"] == f"traced over {client.protocol}"
     names = [step["name"] for step in steps["timestamps"]]
+    start, end = ("HTTP_RECV", "HTTP_SEND") if client.protocol == "http" else ("GRPC_WAITREAD", "GRPC_SEND")
     assert names == [
+        f"{start}_START",
+        f"{start}_END",
         "REQUEST_START",
         "QUEUE_START",
         "COMPUTE_START",
@@ -140,9 +143,34 @@ def test_a_traced_request_is_in_the_file_step_by_step(settled, client):
         "COMPUTE_OUTPUT_START",
         "COMPUTE_END",
         "REQUEST_END",
+        f"{end}_START",
+        f"{end}_END",
     ]
     instants = [step["ns"] for step in steps["timestamps"]]
     assert instants == sorted(instants)
+
+
+def test_traces_have_what_tritons_summary_asks_of_them(settled, client):
+    """Also those of refused requests: each is of one protocol, and its spans end after they begin and fit into one another."""
+    client.update_trace_settings("mlp", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"})
+    with pytest.raises(InferenceServerException):
+        ask(client, width=11)
+    ask(client)
+    client.update_trace_settings("mlp", {"trace_level": ["OFF"]})
+    file, frontend = settled.folder / "trace", "HTTP" if client.protocol == "http" else "GRPC"
+
+    def written():
+        steps = [{step["name"]: step["ns"] for step in entry.get("timestamps", [])} for entry in json.loads(file.read_text())]
+        return [found for found in steps if f"{frontend}_SEND_END" in found][-2:]
+
+    settled.until("both are written", lambda: file.exists() and [len(found) for found in written()] == [6, 11])
+    receive = "RECV" if client.protocol == "http" else "WAITREAD"
+    for found in written():
+        spans = [
+            found[f"{name}_END"] - found[f"{name}_START"] for name in [f"{frontend}_{receive}", "REQUEST", f"{frontend}_SEND"]
+        ]
+        assert min(spans) >= 0
+        assert found[f"{frontend}_SEND_END"] - found[f"{frontend}_{receive}_START"] >= sum(spans)
 
 
 def test_with_a_frequency_traces_go_to_several_files(settled, client):

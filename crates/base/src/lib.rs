@@ -10,7 +10,9 @@ mod tensor;
 mod time;
 
 pub use ids::{ActionId, ApplicationId, DeviceId, ModelId, RequestId};
-pub use profile::{BatchLatency, LatencyProfile, ProfileError, Transfers, USUAL_MAX_BATCH, usual_batch_sizes};
+pub use profile::{
+    BatchLatency, LatencyProfile, ProfileError, Transfers, USUAL_MAX_BATCH, dense_batch_sizes, usual_batch_sizes,
+};
 pub use reason::{GrpcCode, Reason};
 pub use start::OrderStart;
 pub use tensor::{DataType, ModelSignature, Precision, TensorSpec, element_count};

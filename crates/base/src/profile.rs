@@ -36,13 +36,24 @@ pub fn usual_batch_sizes(largest: u32) -> Vec<u32> {
     (0..u32::BITS).map(|power| 1u32 << power).take_while(|&size| size < largest).chain([largest]).collect()
 }
 
+/// The same for devices that compute a batch of any size: each is at most an eighth above the one before, so that little
+/// is lost by cutting a batch down to one of them. The powers of two are among them.
+pub fn dense_batch_sizes(largest: u32) -> Vec<u32> {
+    let step = |size: &u32| size.checked_add((1 << size.ilog2() >> 3).max(1));
+    std::iter::successors(Some(1), step).take_while(|&size| size < largest).chain([largest]).collect()
+}
+
 /// What each supported batch size of a model takes, and what loading its weights takes. Sizes ascend strictly, times
 /// never descend.
+///
+/// A profile that was measured is [doubted](Self::doubted): the machine may have been busy, and inputs of nobody's may
+/// say little of what clients send. What batches take then outweighs it soon.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Table"))]
 pub struct LatencyProfile {
     batches: Vec<BatchLatency>,
     load: Duration,
+    doubted: bool,
 }
 
 /// A profile as it is written down: what is read is a profile only if it is a table that could be one.
@@ -51,13 +62,15 @@ pub struct LatencyProfile {
 struct Table {
     batches: Vec<BatchLatency>,
     load: Duration,
+    #[serde(default)]
+    doubted: bool,
 }
 
 #[cfg(feature = "serde")]
 impl TryFrom<Table> for LatencyProfile {
     type Error = ProfileError;
     fn try_from(table: Table) -> Result<Self, ProfileError> {
-        Self::new(table.batches, table.load)
+        Ok(Self { doubted: table.doubted, ..Self::new(table.batches, table.load)? })
     }
 }
 
@@ -103,7 +116,7 @@ impl LatencyProfile {
             p99 = p99.max(entry.p99).max(median);
             *entry = BatchLatency { median, p99, overlap: entry.overlap.min(median), ..*entry };
         }
-        Ok(Self { batches, load })
+        Ok(Self { batches, load, doubted: false })
     }
 
     /// The profile `alpha * b + beta` at the given batch sizes (Symphony, section 2), without noise.
@@ -121,6 +134,16 @@ impl LatencyProfile {
             entry.overlap = (for_each_row * u64::from(entry.batch)).min(entry.median);
         }
         self
+    }
+
+    /// The same, known from a few measurements only.
+    pub fn doubted(self) -> Self {
+        Self { doubted: true, ..self }
+    }
+
+    /// Whether it is known from a few measurements only.
+    pub fn is_doubted(&self) -> bool {
+        self.doubted
     }
 
     /// The supported batch sizes with their times, ascending.
@@ -154,6 +177,15 @@ mod tests {
         let medians: Vec<_> = profile.batches().iter().map(|b| (b.batch, b.median.as_micros())).collect();
         assert_eq!(medians, [(1, 50), (2, 50), (4, 90)]);
         assert_eq!(profile.max_batch(), 4);
+    }
+
+    #[test]
+    fn sizes_for_any_batch_are_close_to_one_another() {
+        assert_eq!(dense_batch_sizes(1), [1]);
+        assert_eq!(dense_batch_sizes(21), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 21]);
+        let sizes = dense_batch_sizes(4096);
+        assert!(sizes.windows(2).all(|pair| pair[0] < pair[1] && pair[1] <= pair[0] + (pair[0] / 8).max(1)));
+        assert!(usual_batch_sizes(4096).iter().all(|size| sizes.contains(size)) && sizes.len() < 100);
     }
 
     #[test]

@@ -137,6 +137,14 @@ pub struct TensorSpec {
     pub dims: Vec<i64>,
 }
 
+impl TensorSpec {
+    /// Whether requests say how large it is, besides the rows of a batch, of which `max_batch` is the most (0: it has
+    /// no batch dimension).
+    pub fn is_open(&self, max_batch: u32) -> bool {
+        self.dims.iter().skip(usize::from(max_batch > 0)).any(|&dim| dim < 0)
+    }
+}
+
 /// What a model takes, gives and weighs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ModelSignature {
@@ -147,6 +155,20 @@ pub struct ModelSignature {
     /// The largest batch; 0 when the first dimension isn't a batch dimension (as in Triton): then requests are executed
     /// one at a time, with exactly the shapes that they give.
     pub max_batch: u32,
+}
+
+impl ModelSignature {
+    /// Why its first dimension can't be a batch, as a sentence about the first input or output of which that is so;
+    /// `None` where it is open in all of them.
+    pub fn without_batch(&self) -> Option<String> {
+        let inputs = self.inputs.iter().map(|spec| ("input", spec));
+        let outputs = self.outputs.iter().map(|spec| ("output", spec));
+        inputs.chain(outputs).find_map(|(kind, spec)| match spec.dims.first() {
+            Some(-1) => None,
+            Some(size) => Some(format!("the first dimension of {kind} {} is fixed at {size}", spec.name)),
+            None => Some(format!("{kind} {} is a scalar", spec.name)),
+        })
+    }
 }
 
 /// The number of elements of a shape; `None` when a dimension is negative or the product doesn't fit.
@@ -164,6 +186,14 @@ mod tests {
             assert_eq!(DataType::from_name(datatype.name()), Some(datatype));
         }
         assert_eq!(DataType::from_name("FLOAT"), None);
+    }
+
+    #[test]
+    fn the_batch_leaves_nothing_open() {
+        let open = |dims: &[i64], max_batch| {
+            TensorSpec { name: "x".into(), datatype: DataType::Fp32, dims: dims.into() }.is_open(max_batch)
+        };
+        assert_eq!((open(&[-1, 3], 8), open(&[-1, -1], 8), open(&[-1, 3], 0)), (false, true, true));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! A default that a crate has for itself stands there, in its `Default`; the others are constants of this file.
 
 use crate::bytes::ByteSize;
-use crate::devices::{DeviceKind, Devices};
+use crate::devices::{DeviceChoice, DeviceKind, Devices};
+use crate::memory;
 use clap::Arg;
 use engine_cuda::engine::CudaOptions;
 use engine_ort::OrtOptions;
@@ -16,6 +17,8 @@ use std::net::{IpAddr, Ipv4Addr};
 pub const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// How often buckets are looked at.
 pub const POLL_SECONDS: u64 = 15;
+/// What to run on.
+pub const DEVICES: DeviceChoice = DeviceChoice::Auto;
 /// Memory for weights on each device that isn't a GPU.
 pub const DEVICE_MEMORY: ByteSize = ByteSize(2 << 30);
 /// Whether models that can't run on a GPU are computed on the CPU.
@@ -31,8 +34,14 @@ pub const LOG_FORMAT: &str = "text";
 /// What is logged.
 pub const LOG: &str = "info";
 
-/// What to run on.
-pub fn devices() -> Devices {
+/// What executions on CPU cores may take together: three quarters of memory. The rest is for requests, answers, models
+/// that are being prepared, and everybody else on the machine.
+pub fn workspace_bytes() -> u64 {
+    memory::limit() / 4 * 3
+}
+
+/// What `profile` measures on.
+pub fn profiled_device() -> Devices {
     Devices::counted(DeviceKind::Cpu, 1)
 }
 
@@ -61,7 +70,7 @@ fn of(option: &str) -> Option<String> {
         "http_port" => gateway::Config::HTTP_PORT.to_string(),
         "grpc_port" => gateway::Config::GRPC_PORT.to_string(),
         "metrics_port" => gateway::Config::METRICS_PORT.to_string(),
-        "devices" => devices().to_string(),
+        "devices" => DEVICES.to_string(),
         "device_memory" => format!("{}; on a GPU most of what is free", DEVICE_MEMORY.exactly()),
         "pinned_memory" => size(cuda.pinned_bytes),
         "precision" => cuda.precision.name().to_owned(),
@@ -109,7 +118,7 @@ mod tests {
         ("http-port", "9000"),
         ("grpc-port", "9001"),
         ("metrics-port", "9002"),
-        ("devices", "cpu:2"),
+        ("devices", "emulated:2"),
         ("device-memory", "3GiB"),
         ("pinned-memory", "1GiB"),
         ("precision", "fp16"),
@@ -162,7 +171,11 @@ mod tests {
         let options = parse(arguments);
         let choices = options.choices(None);
         let runtime = Runtime::open(&Devices::counted(DeviceKind::Emulated, 1), &choices).unwrap();
-        let controller = options.controller(&options.devices(), &runtime);
+        let devices = match options.device_choice() {
+            DeviceChoice::Auto => Devices::on_cores(8, choices.threads()),
+            DeviceChoice::Named(devices) => devices,
+        };
+        let controller = options.controller(&devices, &runtime);
         let on_gpu = (choices.precision().unwrap(), choices.pinned_bytes(), choices.cpu_fallback);
         let models = (options.control().unwrap(), options.poll(), options.effort(), choices.threads());
         format!("{controller:?} {:?} {on_gpu:?} {models:?} {:?}", options.gateway().unwrap(), options.logs().unwrap())
@@ -191,6 +204,16 @@ mod tests {
             assert_eq!(default_in_help(flag).as_deref(), Some("off"), "--{flag}");
             assert_ne!(conclusions(&[&format!("--{flag}")]), unsaid, "--{flag} changes nothing that is compared");
         }
+    }
+
+    #[test]
+    fn settings_are_taken_by_tritons_names_too() {
+        assert_eq!(conclusions(&["--http-max-input-size", "1048576"]), conclusions(&["--max-body", "1MiB"]));
+        let shared = conclusions(&["--allow-shared-memory"]);
+        for named in [&["--allow-client-shm"][..], &["--allow-client-shm=true"], &["--allow-client-shm", "1"]] {
+            assert_eq!(conclusions(named), shared, "{named:?}");
+        }
+        assert_eq!(conclusions(&["--allow-client-shm=false"]), conclusions(&[]));
     }
 
     #[test]

@@ -27,12 +27,59 @@ pub enum DeviceKind {
     Emulated,
 }
 
-const KINDS: &str = "use cpu:N, cuda:GPU or emulated:N";
+const KINDS: &str = "use auto, cpu:N, cuda:GPU or emulated:N";
+/// The most devices that are counted.
+const MAX_COUNT: u32 = 4096;
+
+/// What `--devices` may be told: devices, or to look for them.
+#[derive(Clone, PartialEq, Debug)]
+pub enum DeviceChoice {
+    /// What there is: every GPU, otherwise CPU cores.
+    Auto,
+    /// These.
+    Named(Devices),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" { Ok(Self::Auto) } else { text.parse().map(Self::Named) }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Named(devices) => devices.fmt(f),
+        }
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for DeviceChoice {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
 
 impl Devices {
     /// So many of a kind that is only counted.
     pub fn counted(kind: DeviceKind, count: u32) -> Self {
         Self { kind, count, gpus: Vec::new(), divisions: Vec::new() }
+    }
+
+    /// So many GPUs, each as one device.
+    pub fn whole_gpus(count: u32) -> Self {
+        Self { kind: DeviceKind::Cuda, count, gpus: (0..count).collect(), divisions: vec![vec![1.0]] }
+    }
+
+    /// The executors that so many cores carry, each with so many threads: one core stays for reading and answering
+    /// requests, and one executor is there in any case.
+    pub fn on_cores(cores: usize, threads: u16) -> Self {
+        let executors = cores.saturating_sub(1) / usize::from(threads.max(1));
+        Self::counted(DeviceKind::Cpu, u32::try_from(executors).unwrap_or(MAX_COUNT).clamp(1, MAX_COUNT))
     }
 
     /// How many devices in a row are shares of one GPU.
@@ -95,9 +142,9 @@ impl FromStr for Devices {
             "cuda" => return Self::cuda(rest.unwrap_or("0")),
             other => return Err(format!("\"{other}\" is not a kind of device: {KINDS}")),
         };
-        let count = rest.unwrap_or("1").parse().ok().filter(|count| (1..=4096).contains(count));
-        let count =
-            count.ok_or_else(|| format!("\"{text}\": behind the colon stands the number of devices, 1 to 4096"))?;
+        let count = rest.unwrap_or("1").parse().ok().filter(|count| (1..=MAX_COUNT).contains(count));
+        let count = count
+            .ok_or_else(|| format!("\"{text}\": behind the colon stands the number of devices, 1 to {MAX_COUNT}"))?;
         Ok(Self::counted(kind, count))
     }
 }
@@ -151,6 +198,26 @@ mod tests {
         for wrong in ["cpu:0", "cpu:x", "gpu:1", ""] {
             assert!(wrong.parse::<Devices>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn every_core_but_one_executes() {
+        let counts = |threads: u16| [1, 2, 3, 4, 64].map(|cores| Devices::on_cores(cores, threads).count);
+        assert_eq!(counts(1), [1, 1, 2, 3, 63]);
+        assert_eq!(counts(0), counts(1));
+        assert_eq!(counts(4), [1, 1, 1, 1, 15]);
+        assert_eq!(Devices::on_cores(usize::MAX, 1).count, MAX_COUNT);
+        assert_eq!("cuda:0,1,2".parse(), Ok(Devices::whole_gpus(3)));
+    }
+
+    #[test]
+    fn a_choice_is_to_look_or_a_name() {
+        assert_eq!("auto".parse(), Ok(DeviceChoice::Auto));
+        assert_eq!("cpu:3".parse(), Ok(DeviceChoice::Named(Devices::counted(DeviceKind::Cpu, 3))));
+        for text in ["auto", "cpu:2"] {
+            assert_eq!(text.parse::<DeviceChoice>().unwrap().to_string(), text);
+        }
+        assert!("auto:2".parse::<DeviceChoice>().unwrap_err().contains("use auto, cpu:N"));
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod bytes;
 mod defaults;
 mod devices;
 mod example;
+mod memory;
 mod place;
 mod profile;
 mod reference;

@@ -23,7 +23,7 @@ pub struct ProfileOptions {
     #[arg(long, value_name = "NAME")]
     model: Vec<String>,
     /// What to measure on: `cpu:1`, `cuda:0`, or `cuda:0:shares=0.25,0.75`, which measures each share.
-    #[arg(long, value_name = "KIND:N", default_value_t = defaults::devices())]
+    #[arg(long, value_name = "KIND:N", default_value_t = defaults::profiled_device())]
     device: Devices,
     /// Runs of each batch size.
     #[arg(long, value_name = "N", default_value_t = 1000)]
@@ -64,6 +64,7 @@ pub fn run(options: &ProfileOptions) -> Result<()> {
             // As the server's: what is measured is for requests that it receives.
             pinned_memory: None,
             cpu_fallback: false,
+            workspace_bytes: defaults::workspace_bytes(),
             cache: Some(cache.clone()),
         },
     )?;
@@ -105,7 +106,7 @@ fn model(options: &ProfileOptions, runtime: &Runtime, found: &repository::FoundM
     let memory = runtime.engine.host_memory();
     for (division, device, share) in places(&options.device) {
         let effort = (options.loads, options.runs);
-        let samples = Samples { given: &found.config.profile_inputs, memory: memory.as_deref() };
+        let samples = Samples::of(found, memory.as_deref());
         let (loads, runs) =
             measure_alone(&*prepared, (division, device), &sizes, samples, effort).map_err(|reason| anyhow!(reason))?;
         text += &line(&found.name, share, prepared.weight_bytes(), &loads, &runs);

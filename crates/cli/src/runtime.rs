@@ -25,6 +25,8 @@ pub struct Choices {
     pub pinned_memory: Option<ByteSize>,
     /// Whether models that can't run on a GPU are computed on the CPU.
     pub cpu_fallback: bool,
+    /// Memory that executions on CPU cores and their packed weights may take together.
+    pub workspace_bytes: u64,
     /// Where results of preparation are kept.
     pub cache: Option<PathBuf>,
 }
@@ -49,6 +51,20 @@ impl Choices {
     pub fn pinned_bytes(&self) -> usize {
         self.pinned_memory.map_or(CudaOptions::default().pinned_bytes, |memory| memory.0 as usize)
     }
+}
+
+/// The devices that are found: every GPU, otherwise CPU cores.
+pub fn found(choices: &Choices) -> Devices {
+    match engine_cuda::engine::gpu_count() {
+        0 => cores(choices),
+        gpus => Devices::whole_gpus(gpus),
+    }
+}
+
+/// The executors that this process's cores carry: those that it may run on, as far as its control group gives it their
+/// time.
+pub fn cores(choices: &Choices) -> Devices {
+    Devices::on_cores(std::thread::available_parallelism().map_or(1, usize::from), choices.threads())
 }
 
 /// A runtime with its devices.
@@ -81,7 +97,8 @@ impl Runtime {
 
 fn cpu(choices: &Choices) -> Result<(OrtEngine, u16)> {
     let threads = choices.threads();
-    Ok((OrtEngine::new(&OrtOptions { library: choices.onnxruntime.clone(), threads })?, threads))
+    let (library, workspace_bytes) = (choices.onnxruntime.clone(), choices.workspace_bytes);
+    Ok((OrtEngine::new(&OrtOptions { library, threads, workspace_bytes })?, threads))
 }
 
 fn cuda(devices: &Devices, choices: &Choices) -> Result<Runtime> {

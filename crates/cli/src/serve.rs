@@ -2,9 +2,9 @@
 
 use crate::bytes::ByteSize;
 use crate::defaults;
-use crate::devices::{DeviceKind, Devices};
+use crate::devices::{DeviceChoice, DeviceKind, Devices};
 use crate::example;
-use crate::runtime::{Choices, Runtime};
+use crate::runtime::{self, Choices, Runtime};
 use anyhow::{Context, Result, anyhow, bail};
 use base::Duration;
 use clap::Args;
@@ -77,11 +77,12 @@ pub struct ServeOptions {
     #[arg(long, value_name = "PORT", env = "PUNCTUAL_METRICS_PORT")]
     pub metrics_port: Option<u16>,
 
-    /// What to run on: `cpu:N` for N executors on CPU cores, `cuda:0` for an NVIDIA GPU (`cuda:0,1` for two,
-    /// `cuda:0:shares=0.5,0.5` for one in two parts, `cuda:0:shares=0.5,0.5|0.25,0.75` for parts that may be changed
-    /// while it runs), `emulated:N` for N devices that only pretend.
+    /// What to run on: `auto` for every NVIDIA GPU that is found, otherwise for an executor on each core that this
+    /// process may use but one, which reads and answers; `cpu:N` for N executors on CPU cores, `cuda:0` for an NVIDIA
+    /// GPU (`cuda:0,1` for two, `cuda:0:shares=0.5,0.5` for one in two parts, `cuda:0:shares=0.5,0.5|0.25,0.75` for
+    /// parts that may be changed while it runs), `emulated:N` for N devices that only pretend.
     #[arg(long, value_name = "KIND:N", env = "PUNCTUAL_DEVICES")]
-    pub devices: Option<Devices>,
+    pub devices: Option<DeviceChoice>,
 
     /// Memory for weights on each device. More models than fit are served by loading and unloading.
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_DEVICE_MEMORY")]
@@ -133,7 +134,7 @@ pub struct ServeOptions {
     #[arg(long, value_name = "Q", env = "PUNCTUAL_PROFILE_QUANTILE")]
     pub profile_quantile: Option<f64>,
 
-    /// How long to measure each batch size of a new model at most.
+    /// How long to measure a new model, all batch sizes together; what larger ones take is then read off a line.
     #[arg(long, value_name = "MS", env = "PUNCTUAL_PROFILE_BUDGET_MS")]
     pub profile_budget_ms: Option<u64>,
 
@@ -146,8 +147,10 @@ pub struct ServeOptions {
     #[arg(long, value_name = "N", env = "PUNCTUAL_MAX_REQUESTS")]
     pub max_requests: Option<u32>,
 
-    /// The largest request; larger ones are refused without being kept.
-    #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MAX_BODY")]
+    /// The largest request, over HTTP and gRPC; larger ones are refused without being kept. `--http-max-input-size` is
+    /// Triton's name for it.
+    #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MAX_BODY", alias = "http-max-input-size")]
+    #[serde(alias = "http-max-input-size")]
     pub max_body: Option<ByteSize>,
 
     /// Memory for the bodies of large requests that are in the server at once; more are refused.
@@ -155,8 +158,11 @@ pub struct ServeOptions {
     pub max_held: Option<ByteSize>,
 
     /// Let clients have tensors read from and written to system shared memory. They name the objects, so this opens
-    /// everything in /dev/shm that the server may open: only for clients that are trusted.
-    #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_ALLOW_SHARED_MEMORY")]
+    /// everything in /dev/shm that the server may open: only for clients that are trusted. `--allow-client-shm` is
+    /// Triton's name for it; `true` or `false` may follow.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", env = "PUNCTUAL_ALLOW_SHARED_MEMORY")]
+    #[arg(alias = "allow-client-shm", value_parser = clap::builder::BoolishValueParser::new())]
+    #[serde(alias = "allow-client-shm")]
     pub allow_shared_memory: Option<bool>,
 
     /// Threads that read and write connections. [default: one for each two cores]
@@ -266,8 +272,26 @@ impl ServeOptions {
         SocketAddr::new(self.host.unwrap_or(defaults::HOST), port.unwrap_or(default))
     }
 
-    pub(crate) fn devices(&self) -> Devices {
-        self.devices.clone().unwrap_or_else(defaults::devices)
+    pub(crate) fn device_choice(&self) -> DeviceChoice {
+        self.devices.clone().unwrap_or(defaults::DEVICES)
+    }
+
+    /// The devices with their runtime: those that were named, or what is found.
+    fn open(&self, cache: Option<PathBuf>) -> Result<(Devices, Runtime)> {
+        let choices = self.choices(cache);
+        let devices = match self.device_choice() {
+            DeviceChoice::Named(devices) => return Runtime::open(&devices, &choices).map(|runtime| (devices, runtime)),
+            DeviceChoice::Auto => runtime::found(&choices),
+        };
+        tracing::info!("--devices auto is {devices} here");
+        match Runtime::open(&devices, &choices) {
+            Err(error) if devices.kind == DeviceKind::Cuda => {
+                let cores = runtime::cores(&choices);
+                tracing::warn!("a GPU was found, but it can't be used: {error:#}; --devices auto is {cores} instead");
+                Runtime::open(&cores, &choices).map(|runtime| (cores, runtime))
+            }
+            opened => opened.map(|runtime| (devices, runtime)),
+        }
     }
 
     fn scheduler(&self) -> Result<scheduler::Config> {
@@ -304,7 +328,9 @@ impl ServeOptions {
         // One core at least stays for everything else.
         let computes = devices.kind == DeviceKind::Cpu && threads == 1 || devices.kind == DeviceKind::Cuda;
         let enough = computes && devices.count as usize + 1 < cores;
-        if devices.kind == DeviceKind::Cpu && !enough {
+        // Whoever leaves it to us leaves cores for everything else to us, too.
+        let named = self.device_choice() != DeviceChoice::Auto;
+        if devices.kind == DeviceKind::Cpu && !enough && named {
             tracing::warn!(
                 "{cores} cores for {} executors of {threads} threads: executors are not pinned, their times will vary more",
                 devices.count
@@ -465,6 +491,7 @@ impl ServeOptions {
             memory: self.device_memory,
             pinned_memory: self.pinned_memory,
             cpu_fallback: self.cpu_fallback.unwrap_or(defaults::CPU_FALLBACK),
+            workspace_bytes: defaults::workspace_bytes(),
             cache,
         }
     }
@@ -477,8 +504,7 @@ pub fn run(options: ServeOptions) -> Result<()> {
     logs::init(format, &filter)?;
     let sources = options.sources()?;
     let control = options.control()?;
-    let devices = options.devices();
-    let runtime = Runtime::open(&devices, &options.choices(options.cache(&sources)))?;
+    let (devices, runtime) = options.open(options.cache(&sources))?;
     let metrics = Metrics::new();
     let config = options.controller(&devices, &runtime)?;
     let recorders = options.recorders(&config)?;
@@ -505,6 +531,8 @@ pub fn run(options: ServeOptions) -> Result<()> {
             poll: options.poll(),
             device_kind: runtime.kind,
             default_objective: options.default_objective()?,
+            // Each device executes one batch at a time.
+            execution_bytes: defaults::workspace_bytes() / u64::from(devices.count.max(1)),
             effort: options.effort(),
             progress: progress(),
             transfer: transfer(),

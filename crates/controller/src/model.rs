@@ -18,6 +18,8 @@ pub struct ModelRecord {
     pub signature: Arc<ModelSignature>,
     /// How requests of different lengths share a batch, where they do.
     pub padding: Option<Arc<Padding>>,
+    /// How many elements an input whose size it leaves open may have, in one request and in one batch.
+    pub max_elements: u64,
     /// What it was measured to take, on a device of the slowest kind.
     pub profile: LatencyProfile,
     /// The same on the other kinds of devices, from kind 1 on.
@@ -40,8 +42,7 @@ const VARIES: u64 = 2;
 impl ModelRecord {
     /// Whether what its requests take depends on them.
     pub(crate) fn has_uneven_requests(&self) -> bool {
-        let from = usize::from(self.signature.max_batch > 0);
-        let open = self.signature.inputs.iter().any(|spec| spec.dims.iter().skip(from).any(|&dim| dim < 0));
+        let open = self.signature.inputs.iter().any(|spec| spec.is_open(self.signature.max_batch));
         let one = self.profile.batches()[0];
         open || one.p99 > one.median * VARIES
     }

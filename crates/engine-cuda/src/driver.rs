@@ -69,6 +69,16 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
+    /// How many there are; none without a driver, and none where the driver doesn't start.
+    pub fn count() -> u32 {
+        let mut count = 0;
+        // SAFETY: looks for the library by its names; the output is of the type that the call writes.
+        let counted = unsafe {
+            sys::is_culib_present() && call!(cuInit(0)).and_then(|()| call!(cuDeviceGetCount(&raw mut count))).is_ok()
+        };
+        if counted { u32::try_from(count).unwrap_or(0) } else { 0 }
+    }
+
     /// Opens the GPU of that number. A sentence if there is no driver or no such GPU.
     pub fn open(ordinal: u32) -> Result<Arc<Self>, String> {
         // SAFETY: looks for the library by its names, nothing else.

@@ -53,6 +53,11 @@ impl Default for CudaOptions {
     }
 }
 
+/// How many GPUs this machine has; none without a driver.
+pub fn gpu_count() -> u32 {
+    Gpu::count()
+}
+
 /// The engine.
 pub struct CudaEngine {
     /// By the scheduler's number of the device; those of the first division, then those of the next.
@@ -347,7 +352,7 @@ impl Loaded for CudaLoaded {
     }
 
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
-        Ok(Box::new(self.set_out(inputs.in_pieces()).map_err(EngineError::Execute)?))
+        Ok(Box::new(self.set_out(inputs.in_pieces()?).map_err(EngineError::Execute)?))
     }
 }
 

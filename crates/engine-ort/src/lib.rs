@@ -7,10 +7,10 @@
 //! ```
 //!
 //! A session is made from the skeleton and lent the weights where they lie: for convolutions, nothing that grows with
-//! the weights is read, copied or optimised. Matrix products want their weights packed, which does grow with them:
-//! packed weights belong to the session, an unload frees them, and the original ones lie in the cache's file, which the
-//! system keeps in memory as long as there is room. Sessions of models that are smaller than a page are kept after an
-//! unload.
+//! the weights is read, copied or optimised. Matrix products want their weights packed, which does grow with them: the
+//! sessions of a model share what is packed, the last unload frees it, and the original weights lie in the cache's file,
+//! which the system keeps in memory as long as there is room. Sessions of models that are smaller than a page are kept
+//! after an unload.
 #![allow(unsafe_code, reason = "the runtime is a C library; each block says why it is sound")]
 
 mod block;
@@ -21,6 +21,7 @@ mod library;
 mod loaded;
 mod model;
 mod optimise;
+mod optional;
 mod runtime;
 mod session;
 mod signature;
@@ -31,13 +32,13 @@ mod weights;
 pub use library::find as find_library;
 
 use base::ModelSignature;
-use engine::{Engine, EngineError, Loaded, ModelSource, Prepared};
+use engine::{Engine, EngineError, Loaded, ModelSource, Prepared, Tensor};
 use external::External;
 use loaded::OrtLoaded;
 use model::OrtModel;
 use runtime::Runtime;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::SystemTime;
 
@@ -48,11 +49,14 @@ pub struct OrtOptions {
     pub library: Option<PathBuf>,
     /// Threads for one execution; 0 and 1 keep it on the thread that asks for it.
     pub threads: u16,
+    /// What all executions may take together, packed weights included; an execution that would take more fails. The
+    /// first engine decides.
+    pub workspace_bytes: u64,
 }
 
 impl Default for OrtOptions {
     fn default() -> Self {
-        Self { library: None, threads: 1 }
+        Self { library: None, threads: 1, workspace_bytes: u64::MAX }
     }
 }
 
@@ -70,7 +74,7 @@ impl OrtEngine {
             Some(path) => path.clone(),
             None => find_library()?,
         };
-        Ok(Self { runtime: Runtime::get(&path, options.threads)?, models: Mutex::default() })
+        Ok(Self { runtime: Runtime::get(&path, options)?, models: Mutex::default() })
     }
 
     /// What the library says of itself: version, commit, flags.
@@ -83,12 +87,14 @@ impl OrtEngine {
         &self.runtime.environment
     }
 
-    fn model(&self, file: &Path, cache: Option<&Path>) -> Result<Arc<OrtModel>, EngineError> {
+    fn model(&self, source: &ModelSource) -> Result<Arc<OrtModel>, EngineError> {
+        let (file, cache) = (&source.file, source.cache.as_deref());
         let bytes = external::read(file).map_err(|error| EngineError::io(file, error))?;
         if bytes.is_empty() {
             return Err(EngineError::bad_model(file, "the file is empty: expected an ONNX model"));
         }
         let external = External::of(file, &bytes)?;
+        let (bytes, optional) = optional::find(bytes, &source.shapes);
         let key = optimise::key(self.runtime, &bytes, &external);
         let known = || self.models.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(model) = known().get(&key).and_then(Weak::upgrade) {
@@ -96,7 +102,8 @@ impl OrtEngine {
         }
         let cached = cache.map(|folder| cache::path(folder, &key));
         let new = cached.as_ref().is_some_and(|path| !path.exists());
-        let model = Arc::new(OrtModel::prepare(self.runtime, file, bytes, &external, cached.as_deref())?);
+        let model = OrtModel::prepare(self.runtime, file, bytes, &external, cached.as_deref())?;
+        let model = Arc::new(model.with_optional(optional));
         heap::give_back();
         let mut known = known();
         known.retain(|_, model| model.strong_count() > 0);
@@ -116,7 +123,7 @@ impl Engine for OrtEngine {
     }
 
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
-        let model = self.model(&source.file, source.cache.as_deref())?;
+        let model = self.model(source)?;
         let signature =
             model.ports.signature(source.max_batch).map_err(|reason| EngineError::bad_model(&source.file, reason))?;
         Ok(Arc::new(OrtPrepared { runtime: self.runtime, model, signature }))
@@ -138,9 +145,17 @@ impl Prepared for OrtPrepared {
         self.model.weight_bytes
     }
 
+    fn takes_any_batch(&self) -> bool {
+        true
+    }
+
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         let session = self.model.session(self.runtime).map_err(|refused| EngineError::Load(refused.0))?;
         let batched = self.signature.max_batch > 0;
         Ok(engine::at_once(OrtLoaded::new(self.runtime, Arc::clone(&self.model), session, batched)))
+    }
+
+    fn defaults(&self) -> Vec<Option<Tensor>> {
+        self.model.defaults.clone()
     }
 }

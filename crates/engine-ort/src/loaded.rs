@@ -1,15 +1,16 @@
 //! A model that can be executed.
 
 use crate::model::{self, OrtModel};
-use crate::runtime::{Runtime, RuntimeError};
+use crate::runtime::{Runtime, RuntimeError, no_memory};
 use crate::session::{Session, SessionTensor};
 use crate::signature::{self, Port};
+use crate::sizes::SeenSizes;
 use crate::strings;
 use base::{DataType, element_count};
 use engine::{AtOnce, EngineError, Sink, TensorView};
 use ort::sys;
 use std::ptr;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 /// See the module. Its buffers are kept from one execution to the next.
 pub(crate) struct OrtLoaded {
@@ -49,11 +50,7 @@ impl OrtLoaded {
             aligned: vec![Vec::new(); inputs],
             text: Vec::new(),
             batched,
-            elastic: model
-                .ports
-                .inputs
-                .iter()
-                .any(|port| port.spec.dims.iter().skip(batched.into()).any(|&dim| dim < 0)),
+            elastic: model.ports.inputs.iter().any(|port| port.spec.is_open(batched.into())),
             model,
         }
     }
@@ -90,9 +87,20 @@ impl OrtLoaded {
         let bytes = inputs.iter().map(|view| view.data.len() as u64).sum::<u64>();
         let rows = inputs.first().and_then(|view| view.shape.first()).filter(|_| self.batched);
         let rows = rows.and_then(|&rows| u64::try_from(rows).ok()).unwrap_or(1).max(1);
-        // A panic in between leaves numbers that are as good as any.
-        let mut sizes = self.model.sizes.lock().unwrap_or_else(PoisonError::into_inner);
-        if sizes.see(bytes / rows) { self.runtime.shrinking } else { ptr::null() }
+        if self.sizes().see(bytes / rows) { self.runtime.shrinking } else { ptr::null() }
+    }
+
+    fn run_with(&mut self, inputs: &[TensorView<'_>]) -> Result<(), RuntimeError> {
+        let done = self.run(self.run_options(inputs));
+        if done.is_err() && self.elastic {
+            self.sizes().failed();
+        }
+        done
+    }
+
+    /// What was seen of the model. A panic in between leaves numbers that are as good as any.
+    fn sizes(&self) -> MutexGuard<'_, SeenSizes> {
+        self.model.sizes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn run(&mut self, options: *const sys::OrtRunOptions) -> Result<(), RuntimeError> {
@@ -134,7 +142,7 @@ impl AtOnce for OrtLoaded {
     fn compute(&mut self, inputs: &[TensorView<'_>]) -> Result<(), EngineError> {
         // Outputs that nobody took, and what a sink that panicked left behind.
         self.clear();
-        let done = self.bind(inputs).and_then(|()| self.run(self.run_options(inputs)));
+        let done = self.bind(inputs).and_then(|()| self.run_with(inputs));
         // The inputs' memory is the caller's: no value may outlive this call.
         self.inputs.clear();
         self.values.clear();
@@ -183,20 +191,21 @@ fn bind(
     if view.datatype == DataType::Bool && view.data.iter().any(|&byte| byte > 1) {
         return Err(RuntimeError(format!("input {name} has a byte that is neither 0 nor 1, but its type is BOOL")));
     }
-    let data = if view.data.as_ptr().align_offset(size) == 0 { view.data.as_ptr() } else { moved(view.data, aligned) };
+    let data = if view.data.as_ptr().align_offset(size) == 0 { view.data.as_ptr() } else { moved(view.data, aligned)? };
     // SAFETY: the caller's memory (or the copy) is there until the call to `compute` returns, and the value is dropped
     // before; length, alignment and the values of booleans were checked above.
     unsafe { SessionTensor::over(runtime, data, view.data.len(), view.shape, signature::element(view.datatype)) }
 }
 
 /// Copies bytes to where every type may lie.
-fn moved(data: &[u8], aligned: &mut Vec<u64>) -> *const u8 {
+fn moved(data: &[u8], aligned: &mut Vec<u64>) -> Result<*const u8, RuntimeError> {
     aligned.clear();
+    aligned.try_reserve(data.len().div_ceil(8)).map_err(|_| no_memory(data.len()))?;
     aligned.resize(data.len().div_ceil(8), 0);
     let place = aligned.as_mut_ptr().cast::<u8>();
     // SAFETY: `aligned` was just given at least that many bytes, and is no part of `data`.
     unsafe { ptr::copy_nonoverlapping(data.as_ptr(), place, data.len()) };
-    place
+    Ok(place)
 }
 
 fn emit(

@@ -4,15 +4,16 @@ use crate::block;
 use crate::cache::{self, Optimised};
 use crate::external::External;
 use crate::optimise::{bad_model, optimise};
+use crate::optional::OptionalInputs;
 use crate::runtime::{Runtime, RuntimeError};
-use crate::session::{Session, SessionOptions, SessionTensor};
+use crate::session::{PackedWeights, Session, SessionOptions, SessionTensor};
 use crate::signature::{Port, Ports};
 use crate::sizes::SeenSizes;
 use crate::weights::{self, ExternalWeights};
 use bytes::Bytes;
-use engine::EngineError;
+use engine::{EngineError, Tensor};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Sessions of models up to this size (a page of device memory) are kept after an unload and taken up by the next load:
 /// they hold next to nothing, and making one takes 20 to 50 us for each node of the graph. What larger ones hold,
@@ -30,7 +31,11 @@ pub(crate) struct OrtModel {
     values: Vec<SessionTensor>,
     source: SessionSource,
     packs: bool,
+    /// What its sessions have packed, as long as there is one: as many devices as hold the model share it.
+    packed: Mutex<Weak<PackedWeights>>,
     pub(crate) ports: Ports,
+    /// What inputs are where nobody gives them, in the order of the inputs; none: all must be given.
+    pub(crate) defaults: Vec<Option<Tensor>>,
     pub(crate) weight_bytes: u64,
     /// Of its executions, whichever session runs them.
     pub(crate) sizes: Mutex<SeenSizes>,
@@ -99,12 +104,14 @@ impl OrtModel {
         options.optimise(false)?;
         options.set(c"session.disable_prepacking", if packs { c"0" } else { c"1" })?;
         let values = supply(runtime, &options, &weights, &optimised)?;
-        let session = Session::from_bytes(runtime, &optimised.skeleton, &options)?;
+        let packed = if packs { Some(Arc::new(PackedWeights::new(runtime)?)) } else { None };
+        let session = Session::from_bytes(runtime, &optimised.skeleton, &options, packed.clone())?;
         let ports = Ports::of(&session)?;
         let weight_bytes = (optimised.skeleton.len() + optimised.block_bytes) as u64;
         let source = SessionSource::Split(optimised);
-        let (parked, sizes) = Default::default();
-        let model = Self { parked, options, values, source, packs, ports, weight_bytes, sizes };
+        let packed = Mutex::new(packed.as_ref().map_or_else(Weak::new, Arc::downgrade));
+        let (parked, defaults, sizes) = Default::default();
+        let model = Self { parked, options, values, source, packs, packed, ports, defaults, weight_bytes, sizes };
         model.park(session);
         Ok(model)
     }
@@ -113,14 +120,27 @@ impl OrtModel {
         let options = SessionOptions::new(runtime)?;
         options.optimise(true)?;
         options.weights_next_to(file)?;
-        let session = Session::from_bytes(runtime, &bytes, &options)?;
+        let session = Session::from_bytes(runtime, &bytes, &options, None)?;
         let ports = Ports::of(&session)?;
         let weight_bytes = bytes.len() as u64;
         let (values, source) = (Vec::new(), SessionSource::Whole(bytes));
-        let (parked, sizes) = Default::default();
-        let model = Self { parked, options, values, source, packs: true, ports, weight_bytes, sizes };
+        let (parked, packed, defaults, sizes) = Default::default();
+        let packs = true;
+        let model = Self { parked, options, values, source, packs, packed, ports, defaults, weight_bytes, sizes };
         model.park(session);
         Ok(model)
+    }
+
+    /// With inputs that the runtime doesn't count as such, because it has values for them.
+    pub(crate) fn with_optional(mut self, optional: OptionalInputs) -> Self {
+        if !optional.list.is_empty() {
+            self.defaults = vec![None; self.ports.inputs.len()];
+        }
+        for (port, value) in optional.list {
+            self.ports.inputs.push(port);
+            self.defaults.push(Some(value));
+        }
+        self
     }
 
     /// Keeps the optimised form for the next start, if there is room.
@@ -142,8 +162,26 @@ impl OrtModel {
 
     /// A session: a parked one, or a new one.
     pub(crate) fn session(&self, runtime: &'static Runtime) -> Result<Session, RuntimeError> {
-        let parked = self.parked().pop();
-        parked.map_or_else(|| Session::from_bytes(runtime, self.source.bytes(), &self.options), Ok)
+        if let Some(parked) = self.parked().pop() {
+            return Ok(parked);
+        }
+        let packed = match &self.source {
+            SessionSource::Split(_) if self.packs => Some(self.packed(runtime)?),
+            SessionSource::Split(_) | SessionSource::Whole(_) => None,
+        };
+        Session::from_bytes(runtime, self.source.bytes(), &self.options, packed)
+    }
+
+    /// What is packed, or where it will be.
+    fn packed(&self, runtime: &'static Runtime) -> Result<Arc<PackedWeights>, RuntimeError> {
+        // A panic in between leaves what was there.
+        let mut known = self.packed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(packed) = known.upgrade() {
+            return Ok(packed);
+        }
+        let packed = Arc::new(PackedWeights::new(runtime)?);
+        *known = Arc::downgrade(&packed);
+        Ok(packed)
     }
 
     /// Takes a session back, to be kept or freed.

@@ -57,7 +57,7 @@ fn write(runtime: &'static Runtime, file: &Path, bytes: &[u8], folder: Option<&P
     if let Some(folder) = folder {
         options.write_optimised(&folder.join("model.onnx"), c"weights.bin")?;
     }
-    Session::from_bytes(runtime, bytes, &options).map(drop)
+    Session::from_bytes(runtime, bytes, &options, None).map(drop)
 }
 
 fn take_apart(folder: &Path) -> io::Result<Option<Optimised>> {

@@ -1,5 +1,6 @@
 //! The loaded library: its table of functions, the one environment that a process may have, and the memory it works in.
 
+use crate::OrtOptions;
 use crate::library::unavailable;
 use engine::EngineError;
 use ort::AsPointer;
@@ -37,28 +38,33 @@ unsafe impl Sync for Runtime {}
 #[derive(Debug)]
 pub(crate) struct RuntimeError(pub(crate) String);
 
+/// What is said where a copy finds no memory.
+pub(crate) fn no_memory(bytes: usize) -> RuntimeError {
+    RuntimeError(format!("a tensor of {bytes} bytes finds no memory"))
+}
+
 impl Runtime {
-    /// The process's runtime; the first call loads the library of that path, with that many threads for an execution;
-    /// later calls ignore both.
-    pub(crate) fn get(path: &Path, threads: u16) -> Result<&'static Self, EngineError> {
+    /// The process's runtime; the first call loads the library of that path, with these options; later calls ignore
+    /// both.
+    pub(crate) fn get(path: &Path, options: &OrtOptions) -> Result<&'static Self, EngineError> {
         static LOADED: Mutex<Option<&'static Runtime>> = Mutex::new(None);
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = *loaded {
             return Ok(runtime);
         }
-        let runtime: &'static Self = Box::leak(Box::new(Self::load(path, threads)?));
+        let runtime: &'static Self = Box::leak(Box::new(Self::load(path, options)?));
         *loaded = Some(runtime);
         Ok(runtime)
     }
 
-    fn load(path: &Path, threads: u16) -> Result<Self, EngineError> {
+    fn load(path: &Path, options: &OrtOptions) -> Result<Self, EngineError> {
         let failed = |what: &dyn std::fmt::Display| unavailable(format!("{}: {what}", path.display()));
         // A relative path would be looked for in the program's folder.
         let path_in_full = std::path::absolute(path).map_err(|error| failed(&error))?;
         let mut builder = ort::init_from(&path_in_full).map_err(|error| failed(&error))?;
-        let pooled = threads > 1;
+        let pooled = options.threads > 1;
         if pooled {
-            builder = builder.with_global_thread_pool(pool(threads).map_err(|error| failed(&error))?);
+            builder = builder.with_global_thread_pool(pool(options.threads).map_err(|error| failed(&error))?);
         }
         let environment = builder
             .with_name("punctual")
@@ -81,20 +87,21 @@ impl Runtime {
         };
         made.map_err(|refused| failed(&refused.0))?;
         let runtime = Self { api, environment, host, allocator, shrinking, pooled, build: ort::info() };
-        runtime.share_workspace().map_err(|refused| failed(&refused.0))?;
+        runtime.share_workspace(options.workspace_bytes).map_err(|refused| failed(&refused.0))?;
         Ok(runtime)
     }
 
     /// One arena for what all sessions compute with, so that a session that was just made finds memory that is warm:
     /// with an arena each, MobileNetV2's first execution takes 35 % longer than the next ones.
-    fn share_workspace(&self) -> Result<(), RuntimeError> {
+    fn share_workspace(&self, most_bytes: u64) -> Result<(), RuntimeError> {
         let mut config = ptr::null_mut();
         let mut info = ptr::null_mut();
         let kind = sys::OrtAllocatorType::OrtArenaAllocator;
-        // No limit; grow by powers of two; default sizes of the first and of unused pieces.
+        // Bytes, of which 0 is no bound; grow by powers of two; default sizes of the first and of unused pieces.
+        let most_bytes = usize::try_from(most_bytes).ok().filter(|&bytes| bytes < isize::MAX as usize).unwrap_or(0);
         // SAFETY: all out-pointers are valid; the runtime copies the configuration and the description.
         unsafe {
-            self.check((self.api.CreateArenaCfg)(0, 0, -1, -1, &mut config))?;
+            self.check((self.api.CreateArenaCfg)(most_bytes, 0, -1, -1, &mut config))?;
             let registered = self
                 .check((self.api.CreateCpuMemoryInfo)(kind, sys::OrtMemType::OrtMemTypeDefault, &mut info))
                 .and_then(|()| self.check((self.api.CreateAndRegisterAllocator)(self.raw_environment(), info, config)));

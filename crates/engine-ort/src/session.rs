@@ -6,6 +6,7 @@ use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
+use std::sync::Arc;
 
 /// A path as the runtime takes it.
 fn c_path(path: &Path) -> Result<CString, RuntimeError> {
@@ -160,10 +161,39 @@ impl Drop for SessionTensor {
     }
 }
 
+/// Packed weights, once for all sessions that were made with it.
+pub(crate) struct PackedWeights {
+    runtime: &'static Runtime,
+    raw: *mut sys::OrtPrepackedWeightsContainer,
+}
+
+// SAFETY: the runtime locks the container itself.
+unsafe impl Send for PackedWeights {}
+// SAFETY: as above.
+unsafe impl Sync for PackedWeights {}
+
+impl PackedWeights {
+    pub(crate) fn new(runtime: &'static Runtime) -> Result<Self, RuntimeError> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the out-pointer is valid.
+        runtime.check(unsafe { (runtime.api.CreatePrepackedWeightsContainer)(&mut raw) })?;
+        Ok(Self { runtime, raw })
+    }
+}
+
+impl Drop for PackedWeights {
+    fn drop(&mut self) {
+        // SAFETY: ours, freed once, after the sessions that use it: each holds it.
+        unsafe { (self.runtime.api.ReleasePrepackedWeightsContainer)(self.raw) }
+    }
+}
+
 /// A model that can be run.
 pub(crate) struct Session {
     pub(crate) runtime: &'static Runtime,
     pub(crate) raw: *mut sys::OrtSession,
+    #[allow(dead_code, reason = "the session uses them")]
+    packed: Option<Arc<PackedWeights>>,
 }
 
 // SAFETY: a session may be used from any thread.
@@ -177,15 +207,22 @@ impl Session {
         runtime: &'static Runtime,
         bytes: &[u8],
         options: &SessionOptions,
+        packed: Option<Arc<PackedWeights>>,
     ) -> Result<Self, RuntimeError> {
-        let mut raw = ptr::null_mut();
+        let (mut raw, environment) = (ptr::null_mut(), runtime.raw_environment());
         let (data, length) = (bytes.as_ptr().cast(), bytes.len());
-        // SAFETY: bytes and options are live for the call, the out-pointer is valid.
+        // SAFETY: bytes and options are live for the call, the container outlives the session, the out-pointer is valid.
         let status = unsafe {
-            (runtime.api.CreateSessionFromArray)(runtime.raw_environment(), data, length, options.raw, &mut raw)
+            match &packed {
+                None => (runtime.api.CreateSessionFromArray)(environment, data, length, options.raw, &mut raw),
+                Some(packed) => {
+                    let create = runtime.api.CreateSessionFromArrayWithPrepackedWeightsContainer;
+                    create(environment, data, length, options.raw, packed.raw, &mut raw)
+                }
+            }
         };
         runtime.check(status)?;
-        Ok(Self { runtime, raw })
+        Ok(Self { runtime, raw, packed })
     }
 }
 

@@ -2,13 +2,10 @@
 
 use crate::runtime::{Runtime, RuntimeError};
 use crate::session::Session;
-use base::{DataType, ModelSignature, TensorSpec};
+use base::{DataType, ModelSignature, TensorSpec, USUAL_MAX_BATCH};
 use ort::sys::{self, ONNXTensorElementDataType as Element};
 use std::ffi::{CStr, CString};
 use std::ptr;
-
-/// The largest batch of a model whose configuration says nothing.
-const DEFAULT_MAX_BATCH: u32 = 16;
 
 /// One input or output as the runtime describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +14,13 @@ pub(crate) struct Port {
     pub(crate) spec: TensorSpec,
     /// The name of the first dimension, empty where it has none.
     first_dimension: String,
+}
+
+impl Port {
+    /// One that has no name for its first dimension.
+    pub(crate) fn new(name: CString, spec: TensorSpec) -> Self {
+        Self { name, spec, first_dimension: String::new() }
+    }
 }
 
 /// All inputs and outputs of a model, in its order.
@@ -37,42 +41,30 @@ impl Ports {
 
     /// The signature, with the largest batch that the configuration asks for (`None`: it says nothing).
     pub(crate) fn signature(&self, configured: Option<u32>) -> Result<ModelSignature, String> {
-        let max_batch = match configured {
-            Some(0) => 0,
-            Some(wanted) => match self.fixed() {
-                None => wanted,
-                Some(why) => {
-                    return Err(format!(
-                        "max_batch_size is {wanted}, but {why}: set max_batch_size to 0, or export the model with a \
-                         dynamic first dimension"
-                    ));
-                }
-            },
-            None if self.is_batched() => DEFAULT_MAX_BATCH,
-            None => 0,
-        };
         let specs = |ports: &[Port]| ports.iter().map(|port| port.spec.clone()).collect();
-        Ok(ModelSignature { inputs: specs(&self.inputs), outputs: specs(&self.outputs), max_batch })
+        let mut found = ModelSignature { inputs: specs(&self.inputs), outputs: specs(&self.outputs), max_batch: 0 };
+        found.max_batch = match (configured, found.without_batch()) {
+            (Some(0), _) => 0,
+            (Some(wanted), None) => wanted,
+            (Some(wanted), Some(why)) => {
+                return Err(format!(
+                    "max_batch_size is {wanted}, but {why}: set max_batch_size to 0, or export the model with a dynamic \
+                     first dimension"
+                ));
+            }
+            (None, None) if self.has_one_name() => USUAL_MAX_BATCH,
+            (None, _) => 0,
+        };
+        Ok(found)
     }
 
-    fn all(&self) -> impl Iterator<Item = (&'static str, &Port)> {
-        self.inputs.iter().map(|port| ("input", port)).chain(self.outputs.iter().map(|port| ("output", port)))
-    }
-
-    /// The first port whose first dimension can't be a batch, as a sentence.
-    fn fixed(&self) -> Option<String> {
-        self.all().find_map(|(kind, port)| match port.spec.dims.first() {
-            Some(-1) => None,
-            Some(size) => Some(format!("the first dimension of {kind} {} is fixed at {size}", port.spec.name)),
-            None => Some(format!("{kind} {} is a scalar", port.spec.name)),
-        })
-    }
-
-    /// Whether every first dimension is free, and all that have a name have the same one.
-    fn is_batched(&self) -> bool {
-        let mut names = self.all().map(|(_, port)| port.first_dimension.as_str()).filter(|name| !name.is_empty());
+    /// Whether all first dimensions that have a name have the same one. It is a guess: whoever runs the model sees whether
+    /// it is true.
+    fn has_one_name(&self) -> bool {
+        let ports = self.inputs.iter().chain(&self.outputs);
+        let mut names = ports.map(|port| port.first_dimension.as_str()).filter(|name| !name.is_empty());
         let first = names.next();
-        !self.inputs.is_empty() && self.fixed().is_none() && names.all(|name| Some(name) == first)
+        !self.inputs.is_empty() && names.all(|name| Some(name) == first)
     }
 }
 

@@ -24,6 +24,8 @@ pub(crate) struct SeenSizes {
     sum: u64,
     /// The largest since memory was last given back.
     peak: u64,
+    /// `sum` before the last one.
+    sum_before: u64,
 }
 
 impl SeenSizes {
@@ -31,6 +33,7 @@ impl SeenSizes {
     pub(crate) fn see(&mut self, bytes: u64) -> bool {
         // Far more than any memory, and far from overflowing.
         let bytes = bytes.min(u64::MAX / (4 * LARGE * SPAN));
+        self.sum_before = self.sum;
         if self.sum == 0 {
             self.sum = SPAN * bytes;
         }
@@ -42,6 +45,11 @@ impl SeenSizes {
             self.peak = bytes;
         }
         shrink
+    }
+
+    /// The last one failed: what the model can't compute is never usual, however often it comes.
+    pub(crate) fn failed(&mut self) {
+        self.sum = self.sum_before;
     }
 }
 
@@ -78,6 +86,18 @@ mod tests {
     fn what_is_huge_again_and_again_becomes_usual() {
         let found = shrinking(times(1000, 20).chain(times(50_000, 100)));
         assert_eq!(found, [20, 21, 22, 23, 24]);
+    }
+
+    #[test]
+    fn what_fails_again_and_again_gives_its_memory_back_each_time() {
+        let mut seen = SeenSizes::default();
+        assert!(times(1000, 20).all(|size| !seen.see(size)));
+        for _ in 0..100 {
+            assert!(seen.see(50_000));
+            seen.failed();
+        }
+        assert!(seen.see(1000), "the outputs of the last one");
+        assert!(times(1000, 20).all(|size| !seen.see(size)));
     }
 
     #[test]

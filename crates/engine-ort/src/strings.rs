@@ -1,6 +1,6 @@
 //! Tensors of strings: the protocol's form (4 bytes of length, then the bytes) to the runtime's and back.
 
-use crate::runtime::{Runtime, RuntimeError};
+use crate::runtime::{Runtime, RuntimeError, no_memory};
 use crate::session::SessionTensor;
 use ort::sys;
 use std::ptr;
@@ -58,15 +58,15 @@ pub(crate) unsafe fn from_value(
     let mut length = 0;
     // SAFETY: the value is live, says the caller.
     runtime.check(unsafe { (runtime.api.GetStringTensorDataLength)(value, &mut length) })?;
-    let mut text = vec![0u8; length];
-    let mut starts = vec![0usize; count];
+    let mut text = zeros::<u8>(length)?;
+    let mut starts = zeros::<usize>(count)?;
     // SAFETY: both buffers have the lengths that are given.
     runtime.check(unsafe {
         let get = runtime.api.GetStringTensorContent;
         get(value, text.as_mut_ptr().cast(), length, starts.as_mut_ptr(), count)
     })?;
     out.clear();
-    out.reserve(length + 4 * count);
+    out.try_reserve(length + 4 * count).map_err(|_| no_memory(length))?;
     for (index, &start) in starts.iter().enumerate() {
         let end = starts.get(index + 1).copied().unwrap_or(length);
         let string = &text[start..end];
@@ -77,6 +77,14 @@ pub(crate) unsafe fn from_value(
         out.extend_from_slice(string);
     }
     Ok(())
+}
+
+/// So many zeros, if there is memory for them.
+fn zeros<T: Clone + Default>(count: usize) -> Result<Vec<T>, RuntimeError> {
+    let mut zeros = Vec::new();
+    zeros.try_reserve_exact(count).map_err(|_| no_memory(count * size_of::<T>()))?;
+    zeros.resize(count, T::default());
+    Ok(zeros)
 }
 
 #[cfg(test)]

@@ -155,7 +155,7 @@ fn a_full_disk_is_done_without() {
 
 #[test]
 fn a_library_that_is_not_there_is_a_sentence() {
-    let options = OrtOptions { library: Some(PathBuf::from("/nowhere/libonnxruntime.so")), threads: 1 };
+    let options = OrtOptions { library: Some(PathBuf::from("/nowhere/libonnxruntime.so")), ..OrtOptions::default() };
     // The process may have loaded one already, through another test: then this path isn't looked at.
     if let Err(error) = OrtEngine::new(&options) {
         let text = error.to_string();

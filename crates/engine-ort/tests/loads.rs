@@ -92,7 +92,7 @@ fn a_loaded_model_outlives_what_it_was_prepared_from() {
 #[test]
 fn executions_on_several_threads_give_the_same() {
     let case = Case::of("mobilenetv2").remove(0);
-    let engine = OrtEngine::new(&OrtOptions { library: None, threads: 2 }).unwrap();
+    let engine = OrtEngine::new(&OrtOptions { threads: 2, ..OrtOptions::default() }).unwrap();
     let prepared = engine.prepare(&source(model_file("mobilenetv2"), None)).unwrap();
     let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
     let before = threads();

@@ -124,7 +124,7 @@ impl Loaded for EmulatedModel {
 
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
         let staged_at = Instant::now();
-        let mut inputs = inputs.in_pieces();
+        let mut inputs = inputs.in_pieces()?;
         let rows = self.of.rows(&inputs).map_err(EngineError::Execute)?;
         let (zeros, latency) = (self.of.zeros(rows), self.of.latency(rows));
         let shape = inputs.swap_remove(0).shape;

@@ -10,8 +10,9 @@ pub trait Inputs {
     /// are apart.
     fn in_one_piece(&mut self, compute: &mut Compute<'_>) -> Result<(), EngineError>;
 
-    /// For engines that bring them to a device: each in the pieces that requests came with.
-    fn in_pieces(&mut self) -> Vec<Input>;
+    /// For engines that bring them to a device: each in the pieces that requests came with. Fails where they have to be
+    /// copied and there is no memory for that.
+    fn in_pieces(&mut self) -> Result<Vec<Input>, EngineError>;
 }
 
 /// What an engine does with inputs in one piece.
@@ -75,12 +76,12 @@ impl Inputs for &[Tensor] {
         }
     }
 
-    fn in_pieces(&mut self) -> Vec<Input> {
+    fn in_pieces(&mut self) -> Result<Vec<Input>, EngineError> {
         let input = |Tensor { datatype, shape, data }: &Tensor| Input {
             datatype: *datatype,
             shape: shape.clone(),
             pieces: vec![data.clone()],
         };
-        self.iter().map(input).collect()
+        Ok(self.iter().map(input).collect())
     }
 }

@@ -90,6 +90,12 @@ pub trait Prepared: Send + Sync {
     /// What its weights take on a device.
     fn weight_bytes(&self) -> u64;
 
+    /// Whether batches of any number of rows can be computed, each at what it takes; otherwise those sizes that were
+    /// prepared are, and what lies between them is filled up to the next.
+    fn takes_any_batch(&self) -> bool {
+        false
+    }
+
     /// Copies the weights onto a device. Blocks until they are there, unless [`Loaded::there_at`] says when they will
     /// be.
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError>;
@@ -97,6 +103,12 @@ pub trait Prepared: Send + Sync {
     /// The same for measurements: batches are computed as in that division, whichever there is ([`Engine::divide`]).
     fn load_in(&self, _division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.load(device)
+    }
+
+    /// What inputs are where a request leaves them out, in the order of the inputs; an empty list: none may be left
+    /// out.
+    fn defaults(&self) -> Vec<Option<Tensor>> {
+        Vec::new()
     }
 }
 

@@ -6,19 +6,19 @@
 //!    └── Call::begin       └── the net answers here if nothing came ──┘
 //! ```
 
-use crate::check::{Checked, WantedOutput, check};
+use crate::check::{Checked, WantedOutput, add_defaults, check};
 use crate::classify::classify;
 use crate::io::IoContext;
 use crate::io::offload::{OFFLOAD_WRITE_BYTES, offload};
 use crate::models::serving;
-use crate::regions;
+use crate::regions::{self, RegionSlice};
 use base::{ApplicationId, Duration, ModelSignature, Reason, Timestamp, margins};
 use controller::{Refusal, Reply, Submission, Tensor, Ticket};
 use models::{Admitted, CatalogueEntry, QueuePlace, ServedModel};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use telemetry::Trace;
+use telemetry::{Trace, Transport};
 use tokio::sync::oneshot;
 use wire::{Fault, InferRequest, InferResponse, OutputTensor};
 
@@ -49,6 +49,7 @@ impl<'a> Call<'a> {
         context: &'a IoContext,
         name: &str,
         version: &str,
+        transport: Transport,
         arrived_at: Timestamp,
     ) -> Result<Self, Fault> {
         let metrics = &context.shared.metrics;
@@ -60,7 +61,7 @@ impl<'a> Call<'a> {
             Ok(entry) => {
                 metrics.in_flight.inc();
                 context.calls.fetch_add(1, Ordering::Relaxed);
-                let trace = context.shared.tracer.sample(&entry.name, entry.version);
+                let trace = context.shared.tracer.sample(&entry.name, entry.version, transport);
                 Ok(Self { context, entry, arrived_at, ticket: None, trace, over: false })
             }
             Err(fault) => {
@@ -93,13 +94,15 @@ impl<'a> Call<'a> {
         compresses: bool,
         encode: impl FnOnce(InferResponse<'_>) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {
+        self.trace.iter().for_each(|trace| trace.received(self.context.controller.now()));
         // Only what lies in shared memory is fetched. In a box, as below: what is rare must not make every call larger.
         let _held = match request.inputs.iter().any(|input| input.region.is_some()) {
             false => None,
             true => Box::pin(regions::fetch(self.context, &mut request)).await?,
         };
         let served = self.served();
-        let checked = check(&served.model.signature, &mut request)?;
+        add_defaults(&served.model.signature, &served.defaults, &mut request);
+        let checked = check(&served.model.signature, served.model.max_elements, &mut request)?;
         let (priority, queue_limit, place) = self.admit(served, request.parameters.priority)?;
         let budget =
             [request.parameters.timeout, head.limit, served.model.objective, queue_limit].into_iter().flatten().min();
@@ -109,11 +112,7 @@ impl<'a> Call<'a> {
             "" => head.application,
             name => self.context.shared.applications.of(name)?,
         };
-        for output in &wanted {
-            if let Some(region) = &output.region {
-                regions::check_place(self.context, &served.model.signature.outputs[output.position].name, region)?;
-            }
-        }
+        let places = self.places(&wanted)?;
         let (reply, answer) = oneshot::channel();
         let trace = self.trace.clone();
         trace.iter().for_each(|trace| trace.named(&request.id));
@@ -122,14 +121,15 @@ impl<'a> Call<'a> {
         self.ticket = self.context.controller.submit(submission);
         self.context.driver.wake();
         let reply = self.wait(answer, budget, deadline_at).await;
+        self.trace.iter().for_each(|trace| trace.replied(self.context.controller.now()));
         drop(place);
         let mut outputs = match reply {
             Some(Reply::Outputs(outputs)) => outputs,
             Some(Reply::Refused(refusal)) => return Err(self.fault(refusal)),
             None => return Err(self.fault(Reason::DeadlineMissed.into())),
         };
-        if wanted.iter().any(|output| output.region.is_some()) {
-            Box::pin(self.place(&mut outputs, &mut wanted)).await?;
+        if !places.is_empty() {
+            Box::pin(self.place(places, &mut outputs, &mut wanted)).await?;
         }
         let slow_bytes = wanted.iter().filter(|output| compresses || !output.binary || output.classes > 0);
         let slow_bytes: usize = slow_bytes.filter_map(|output| Some(outputs.get(output.position)?.data.len())).sum();
@@ -153,14 +153,29 @@ impl<'a> Call<'a> {
         Ok(encoded)
     }
 
+    /// The places of those outputs that belong into shared memory, in their order. They stay until they are written to.
+    fn places(&self, wanted: &[WantedOutput]) -> Result<Vec<RegionSlice>, Fault> {
+        let specs = &self.signature().outputs;
+        let place = |output: &WantedOutput| {
+            let region = output.region.as_deref()?;
+            Some(regions::reserve(self.context, &specs[output.position].name, region))
+        };
+        wanted.iter().filter_map(place).collect()
+    }
+
     /// Writes the outputs that belong into shared memory there; the answer then only says where they are.
-    async fn place(&self, outputs: &mut [Tensor], wanted: &mut [WantedOutput]) -> Result<(), Fault> {
-        let specs = &self.served().model.signature.outputs;
-        for WantedOutput { position, region, .. } in wanted {
-            if let (Some(region), Some(spec), Some(tensor)) = (region, specs.get(*position), outputs.get_mut(*position))
-            {
+    async fn place(
+        &self,
+        places: Vec<RegionSlice>,
+        outputs: &mut [Tensor],
+        wanted: &mut [WantedOutput],
+    ) -> Result<(), Fault> {
+        let specs = &self.signature().outputs;
+        let placed = wanted.iter_mut().filter_map(|output| Some((output.position, output.region.as_deref_mut()?)));
+        for (slice, (position, region)) in places.into_iter().zip(placed) {
+            if let (Some(spec), Some(tensor)) = (specs.get(position), outputs.get_mut(position)) {
                 let data = std::mem::take(&mut tensor.data);
-                regions::place(self.context, &spec.name, &data, region).await?;
+                regions::place(&spec.name, &data, slice, region).await?;
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Whether a request fits its model: names, types, shapes, rows. Its tensors are consistent in themselves already.
 
 use crate::classify;
-use base::{ModelSignature, TensorSpec};
+use base::{ModelSignature, TensorSpec, element_count};
 use controller::Tensor;
 use wire::{Fault, InferInput, InferRequest, Region, RequestedOutput};
 
@@ -32,8 +32,13 @@ pub(crate) struct WantedOutput {
     pub(crate) region: Option<Box<Region>>,
 }
 
-/// Checks inputs and requested outputs against what the model takes and gives. The inputs are moved out of the request.
-pub(crate) fn check(signature: &ModelSignature, request: &mut InferRequest<'_>) -> Result<Checked, Fault> {
+/// Checks inputs and requested outputs against what the model takes and gives: also that no input whose size it leaves
+/// open has more than `max_elements`. The inputs are moved out of the request.
+pub(crate) fn check(
+    signature: &ModelSignature,
+    max_elements: u64,
+    request: &mut InferRequest<'_>,
+) -> Result<Checked, Fault> {
     let outputs = wanted_outputs(signature, std::mem::take(&mut request.outputs), request.parameters.binary_outputs)?;
     let mut slots: Vec<Option<Tensor>> = signature.inputs.iter().map(|_| None).collect();
     let mut rows: Option<u32> = None;
@@ -51,8 +56,12 @@ pub(crate) fn check(signature: &ModelSignature, request: &mut InferRequest<'_>) 
                 rows.unwrap_or(count)
             )));
         }
-        size = size.max(open_size(spec, signature.max_batch, &input.shape));
-        let tensor = Tensor { datatype: input.datatype, shape: input.shape, data: input.data };
+        if spec.is_open(signature.max_batch) {
+            check_size(&input, max_elements)?;
+            size = size.max(Some(row_size(signature.max_batch, &input.shape)));
+        }
+        let shape = if spec.dims.is_empty() { Vec::new() } else { input.shape };
+        let tensor = Tensor { datatype: input.datatype, shape, data: input.data };
         if slots[position].replace(tensor).is_some() {
             return Err(Fault::bad(format!("input {:?} is given twice", input.name)));
         }
@@ -63,13 +72,33 @@ pub(crate) fn check(signature: &ModelSignature, request: &mut InferRequest<'_>) 
     Ok(Checked { inputs: slots.into_iter().flatten().collect(), rows: rows.unwrap_or(1), size, outputs })
 }
 
-/// The elements in a row of an input that fits its specification, where that leaves its size open.
-fn open_size(spec: &TensorSpec, max_batch: u32, shape: &[i64]) -> Option<u32> {
-    let from = usize::from(max_batch > 0);
-    let open = spec.dims.iter().skip(from).any(|&dim| dim < 0);
-    let elements =
-        || shape[from..].iter().fold(1u32, |all, &dim| all.saturating_mul(u32::try_from(dim).unwrap_or(u32::MAX)));
-    open.then(elements)
+/// Adds what a request leaves out and the model has values for; in the signature's order.
+pub(crate) fn add_defaults(signature: &ModelSignature, defaults: &[Option<Tensor>], request: &mut InferRequest<'_>) {
+    for (spec, default) in signature.inputs.iter().zip(defaults) {
+        if let Some(Tensor { datatype, shape, data }) = default.clone()
+            && request.inputs.iter().all(|input| input.name != spec.name)
+        {
+            request.inputs.push(InferInput { name: spec.name.clone().into(), datatype, shape, data, region: None });
+        }
+    }
+}
+
+/// The elements in a row of an input that fits its specification.
+fn row_size(max_batch: u32, shape: &[i64]) -> u32 {
+    let elements = element_count(&shape[usize::from(max_batch > 0)..]);
+    elements.and_then(|count| u32::try_from(count).ok()).unwrap_or(u32::MAX)
+}
+
+/// What computing takes grows with the input, many times over: an open dimension must not take all memory.
+fn check_size(input: &InferInput<'_>, max_elements: u64) -> Result<(), Fault> {
+    let elements = element_count(&input.shape).and_then(|count| u64::try_from(count).ok());
+    if elements.is_some_and(|elements| elements <= max_elements) {
+        return Ok(());
+    }
+    Err(Fault::bad(format!(
+        "input {:?} has the shape {:?}, more elements than the {max_elements} that the model takes in one request: send less, or set the parameter max_elements in its configuration",
+        input.name, input.shape
+    )))
 }
 
 /// The rows of an input that fits its specification.
@@ -82,7 +111,10 @@ fn check_input(spec: &TensorSpec, max_batch: u32, input: &InferInput<'_>) -> Res
     let fits = |(position, (&given, &wanted)): (usize, (&i64, &i64))| {
         wanted < 0 || given == wanted || (batched && position == 0)
     };
-    if input.shape.len() != spec.dims.len() || !input.shape.iter().zip(&spec.dims).enumerate().all(fits) {
+    // Triton knows no tensors without dimensions: its clients send one element.
+    let is_scalar = spec.dims.is_empty() && input.shape.iter().all(|&dim| dim == 1);
+    let is_alike = input.shape.len() == spec.dims.len() && input.shape.iter().zip(&spec.dims).enumerate().all(fits);
+    if !is_alike && !is_scalar {
         return Err(Fault::bad(format!(
             "input {name:?} has the shape {:?}, but the model takes {}",
             input.shape,
@@ -205,13 +237,17 @@ mod tests {
     }
 
     fn sentence(max_batch: u32, inputs: Vec<InferInput<'static>>, outputs: &[&'static str]) -> String {
-        check(&signature(max_batch), &mut request(inputs, outputs)).unwrap_err().to_string()
+        refused(&signature(max_batch), request(inputs, outputs))
+    }
+
+    fn refused(signature: &ModelSignature, mut request: InferRequest<'_>) -> String {
+        check(signature, u64::MAX, &mut request).unwrap_err().to_string()
     }
 
     #[test]
     fn inputs_are_put_in_the_models_order() {
         let inputs = vec![input("b", DataType::Int64, &[3, 5]), input("a", DataType::Fp32, &[3, 2])];
-        let checked = check(&signature(4), &mut request(inputs, &["half"])).unwrap();
+        let checked = check(&signature(4), u64::MAX, &mut request(inputs, &["half"])).unwrap();
         assert_eq!((checked.rows, checked.size), (3, Some(5)), "only what is open says how large it is");
         assert_eq!(checked.inputs.iter().map(|t| t.datatype).collect::<Vec<_>>(), [DataType::Fp32, DataType::Int64]);
         assert_eq!(checked.outputs, [plain(1)]);
@@ -220,21 +256,69 @@ mod tests {
     #[test]
     fn without_a_batch_dimension_rows_are_one() {
         let inputs = vec![input("b", DataType::Int64, &[9, 5]), input("a", DataType::Fp32, &[3, 2])];
-        let checked = check(&signature(0), &mut request(inputs, &[])).unwrap();
+        let checked = check(&signature(0), u64::MAX, &mut request(inputs, &[])).unwrap();
         assert_eq!((checked.rows, checked.size), (1, Some(45)));
         assert_eq!(checked.outputs, [plain(0), plain(1)]);
     }
 
     #[test]
+    fn what_has_a_value_may_be_left_out() {
+        let tensor = |byte| Tensor { datatype: DataType::Int64, shape: vec![1, 1], data: vec![byte; 8].into() };
+        let defaults = [None, Some(tensor(7))];
+        let b = |inputs| {
+            let mut request = request(inputs, &[]);
+            add_defaults(&signature(0), &defaults, &mut request);
+            check(&signature(0), u64::MAX, &mut request)
+                .map(|checked| checked.inputs[1].data[0])
+                .map_err(|fault| fault.to_string())
+        };
+        let a = || input("a", DataType::Fp32, &[1, 2]);
+        assert_eq!(b(vec![a()]), Ok(7));
+        assert_eq!(b(vec![a(), input("b", DataType::Int64, &[1, 1])]), Ok(0), "what is given counts");
+        assert_eq!(b(vec![]), Err("input \"a\" is missing".into()));
+    }
+
+    #[test]
+    fn a_scalar_may_come_as_one_element() {
+        let signature = ModelSignature { inputs: vec![spec("x", DataType::Fp32, &[])], outputs: vec![], max_batch: 0 };
+        for shape in [&[][..], &[1], &[1, 1]] {
+            let checked =
+                check(&signature, u64::MAX, &mut request(vec![input("x", DataType::Fp32, shape)], &[])).unwrap();
+            assert_eq!(checked.inputs[0].shape, [0; 0], "the model has it without dimensions");
+        }
+        let two = check(&signature, u64::MAX, &mut request(vec![input("x", DataType::Fp32, &[2])], &[])).unwrap_err();
+        expect![[r#"input "x" has the shape [2], but the model takes []"#]].assert_eq(&two.to_string());
+    }
+
+    #[test]
     fn sizes_are_known_where_the_model_leaves_them_open() {
-        let size =
-            |dims: &[i64], max_batch, shape: &[i64]| open_size(&spec("x", DataType::Fp32, dims), max_batch, shape);
-        assert_eq!(size(&[-1, 3, 224, 224], 8, &[2, 3, 224, 224]), None);
-        assert_eq!(size(&[-1, 3, -1, -1], 8, &[2, 3, 100, 50]), Some(15_000));
+        let size = |dims: &[i64], max_batch, shape: &[i64]| {
+            let (inputs, outputs) = (vec![spec("x", DataType::Uint8, dims)], Vec::new());
+            let asked = &mut request(vec![input("x", DataType::Uint8, shape)], &[]);
+            check(&ModelSignature { inputs, outputs, max_batch }, u64::MAX, asked).unwrap().size
+        };
+        assert_eq!(size(&[-1, 3, 24, 24], 8, &[2, 3, 24, 24]), None);
+        assert_eq!(size(&[-1, 3, -1, -1], 8, &[2, 3, 10, 5]), Some(150));
         assert_eq!(size(&[-1, 4], 0, &[7, 4]), Some(28), "without a batch dimension the first one counts");
         assert_eq!(size(&[3, 4], 0, &[3, 4]), None);
-        assert_eq!(size(&[-1, -1, -1], 8, &[1, i64::MAX, 1 << 20]), Some(u32::MAX));
         assert_eq!(size(&[-1], 8, &[2]), None);
+        assert_eq!(row_size(8, &[1, i64::MAX, 1 << 20]), u32::MAX);
+    }
+
+    #[test]
+    fn an_open_dimension_has_a_bound() {
+        let said = |max_batch, max_elements, b: &[i64]| {
+            let a = input("a", DataType::Fp32, &[b[0], 2]);
+            let inputs = vec![a, InferInput { data: Bytes::new(), ..input("b", DataType::Int64, &[0, 0]) }];
+            let mut asked = request(inputs, &[]);
+            asked.inputs[1].shape = b.to_vec();
+            check(&signature(max_batch), max_elements, &mut asked).err().map(|fault| fault.to_string())
+        };
+        assert_eq!(said(4, 15, &[3, 5]), None);
+        expect![[r#"input "b" has the shape [3, 5], more elements than the 14 that the model takes in one request: send less, or set the parameter max_elements in its configuration"#]]
+            .assert_eq(&said(4, 14, &[3, 5]).unwrap());
+        assert_eq!(said(4, 3, &[3, 1]), None, "an input of a fixed size is as large as its rows make it");
+        assert!(said(4, u64::MAX, &[4, i64::MAX]).is_some(), "a number of elements that no type holds");
     }
 
     #[test]
@@ -286,14 +370,14 @@ mod tests {
         let mut asked = request(vec![], &["half"]);
         asked.outputs[0].classes = 2;
         expect![[r#"output "half" is FP16, which can't be classified: ask for the tensor"#]]
-            .assert_eq(&check(&signature(4), &mut asked).unwrap_err().to_string());
+            .assert_eq(&refused(&signature(4), asked));
         let mut asked = request(vec![], &["y"]);
         asked.outputs[0].classes = 2;
         asked.outputs[0].region = Some(Box::new(Region { name: "r".into(), offset: 0, byte_size: 1 }));
         expect![[
             r#"output "y" is wanted as a classification, which comes with the answer: ask for it without shared memory"#
         ]]
-        .assert_eq(&check(&signature(4), &mut asked).unwrap_err().to_string());
+        .assert_eq(&refused(&signature(4), asked));
     }
 
     #[test]
@@ -301,6 +385,6 @@ mod tests {
         let mut asked = request(vec![], &["half"]);
         asked.outputs[0].binary = false;
         expect![[r#"output "half" is FP16, which JSON has no form for: ask for it with binary_data"#]]
-            .assert_eq(&check(&signature(4), &mut asked).unwrap_err().to_string());
+            .assert_eq(&refused(&signature(4), asked));
     }
 }

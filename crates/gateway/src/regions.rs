@@ -2,7 +2,8 @@
 //!
 //! A region is a part of a file below `/dev/shm`, which is what `shm_open` makes. Tensors are read and written with one
 //! system call each, never mapped: the client may change or cut the memory at any time, and a mapping that is cut ends
-//! the process (docs/notes/012-shared-memory.md).
+//! the process (docs/notes/012-shared-memory.md). A region that is unregistered goes when the last request that uses it
+//! is over.
 
 use crate::body::hold::HeldBytes;
 use crate::io::IoContext;
@@ -14,8 +15,9 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
 use wire::proto::SystemSharedMemoryRegisterRequest;
 use wire::proto::system_shared_memory_status_response::RegionStatus;
 use wire::{Fault, InferRequest, Region, check_elements};
@@ -34,6 +36,29 @@ const OFFLOAD_COPY_BYTES: usize = 1 << 20;
 struct Registered {
     status: RegionStatus,
     file: File,
+    /// Requests that are to read from it or write to it.
+    uses: AtomicUsize,
+    /// Whether it goes when the last of them is over; no other request takes it up then.
+    leaves: AtomicBool,
+    /// Wakes those who wait for that.
+    unused: Notify,
+}
+
+impl Registered {
+    fn is_unused(&self) -> bool {
+        self.uses.load(Ordering::SeqCst) == 0
+    }
+
+    async fn until_unused(&self) {
+        loop {
+            // Made before the look: what ends in between wakes it.
+            let unused = self.unused.notified();
+            if self.is_unused() {
+                return;
+            }
+            unused.await;
+        }
+    }
 }
 
 type Map = BTreeMap<String, Arc<Registered>>;
@@ -84,11 +109,12 @@ impl Regions {
         }
         let status = RegionStatus { name: name.clone(), key, offset, byte_size };
         self.change(|map| {
-            if map.contains_key(&name) {
-                return Err(Fault::new(
-                    Reason::AlreadyExists,
-                    format!("shared memory region {name:?} is registered already: unregister it first"),
-                ));
+            if let Some(known) = map.get(&name) {
+                let what = match known.leaves.load(Ordering::SeqCst) {
+                    false => "is registered already: unregister it first",
+                    true => "is still used by requests from before it was unregistered: wait for their answers",
+                };
+                return Err(Fault::new(Reason::AlreadyExists, format!("shared memory region {name:?} {what}")));
             }
             if map.len() >= MAX_REGIONS {
                 return Err(Fault::new(
@@ -98,22 +124,67 @@ impl Regions {
                     ),
                 ));
             }
-            map.insert(name, Arc::new(Registered { status, file }));
+            let (uses, leaves, unused) = Default::default();
+            map.insert(name, Arc::new(Registered { status, file, uses, leaves, unused }));
             Ok(())
         })
     }
 
-    /// Forgets the region of that name, or all of them for an empty one. Requests that use it go on.
-    pub(crate) fn unregister(&self, name: &str) {
+    /// Lets go of the region of that name, or of all of them for an empty one: no request takes it up any more, and
+    /// those that use it end as if nothing had happened. Returns when they have ended; whoever doesn't wait for that
+    /// changes nothing.
+    pub(crate) async fn unregister(&self, name: &str) {
+        let map = Arc::clone(&self.map());
+        let meant = map.iter().filter(|(known, _)| name.is_empty() || *known == name);
+        let leaving: Vec<_> = meant.map(|(_, region)| region).collect();
+        for region in &leaving {
+            region.leaves.store(true, Ordering::SeqCst);
+            if region.is_unused() {
+                self.forget(region);
+            }
+        }
+        for region in leaving {
+            region.until_unused().await;
+        }
+    }
+
+    fn forget(&self, region: &Arc<Registered>) {
+        let name = &region.status.name;
         let forgotten = self.change(|map| {
-            if name.is_empty() {
-                map.clear();
-            } else {
+            if map.get(name).is_some_and(|known| Arc::ptr_eq(known, region)) {
                 map.remove(name);
             }
             Ok(())
         });
         debug_assert!(forgotten.is_ok(), "forgetting can't fail");
+    }
+}
+
+/// A request's use of a region, from the moment at which it finds it until it needs it no longer.
+#[derive(Debug)]
+struct RegionUse {
+    region: Arc<Registered>,
+    regions: Arc<Regions>,
+}
+
+impl RegionUse {
+    /// `None` if the region leaves.
+    fn begin(region: Arc<Registered>, regions: &Arc<Regions>) -> Option<Self> {
+        // Counted, then looked; `unregister` does it the other way round. Either this sees that the region leaves, or
+        // that sees this use.
+        region.uses.fetch_add(1, Ordering::SeqCst);
+        let begun = Self { region, regions: Arc::clone(regions) };
+        (!begun.region.leaves.load(Ordering::SeqCst)).then_some(begun)
+    }
+}
+
+impl Drop for RegionUse {
+    fn drop(&mut self) {
+        let was_last = self.region.uses.fetch_sub(1, Ordering::SeqCst) == 1;
+        if was_last && self.region.leaves.load(Ordering::SeqCst) {
+            self.regions.forget(&self.region);
+            self.region.unused.notify_waiters();
+        }
     }
 }
 
@@ -125,14 +196,15 @@ pub(crate) struct RegionsView {
 }
 
 impl RegionsView {
-    fn find(&self, regions: &Regions, name: &str) -> Option<Arc<Registered>> {
+    /// The region of that name, for a request to use.
+    fn find(&self, regions: &Arc<Regions>, name: &str) -> Option<RegionUse> {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         // Read before the regions: a change in between is seen next time.
         let generation = regions.generation.load(Ordering::Acquire);
         if cached.0 != generation {
             *cached = (generation, Arc::clone(&regions.map()));
         }
-        cached.1.get(name).cloned()
+        RegionUse::begin(Arc::clone(cached.1.get(name)?), regions)
     }
 }
 
@@ -173,9 +245,10 @@ pub(crate) fn no_shared_memory() -> Fault {
     Fault::new(Reason::Unsupported, message)
 }
 
-/// Where a tensor lies: an open file and the position in it.
-struct RegionSlice {
-    file: Arc<Registered>,
+/// Where a tensor lies: a region that stays as long as this, and the position in its file.
+#[derive(Debug)]
+pub(crate) struct RegionSlice {
+    within: RegionUse,
     at: u64,
     length: usize,
 }
@@ -186,10 +259,10 @@ fn find_slice(context: &IoContext, what: &str, name: &str, part: &Region) -> Res
         return Err(no_shared_memory());
     }
     let region = &part.name;
-    let file = context.regions.find(&context.shared.regions, region).ok_or_else(|| {
+    let within = context.regions.find(&context.shared.regions, region).ok_or_else(|| {
         Fault::bad(format!("{what} {name:?} is in the shared memory region {region:?}, which isn't registered"))
     })?;
-    let size = file.status.byte_size;
+    let size = within.region.status.byte_size;
     if part.offset.checked_add(part.byte_size).is_none_or(|end| end > size) {
         return Err(Fault::bad(format!(
             "{what} {name:?} has {} bytes from byte {} on, but the shared memory region {region:?} has {size} bytes",
@@ -197,9 +270,9 @@ fn find_slice(context: &IoContext, what: &str, name: &str, part: &Region) -> Res
         )));
     }
     // Fits: the sum of all three was checked when the region was registered.
-    let at = file.status.offset + part.offset;
+    let at = within.region.status.offset + part.offset;
     let length = usize::try_from(part.byte_size).unwrap_or(usize::MAX);
-    Ok(RegionSlice { file, at, length })
+    Ok(RegionSlice { within, at, length })
 }
 
 /// Reads the inputs that lie in regions. They count as held like those that come in bodies, until what is returned is
@@ -224,7 +297,7 @@ pub(crate) async fn fetch(context: &IoContext, request: &mut InferRequest<'_>) -
             format!("input {:?} could not be read from the shared memory region {:?}", input.name, region.name);
         let read = move || {
             let mut data = vec![0; slice.length];
-            match slice.file.file.read_exact_at(&mut data, slice.at) {
+            match slice.within.region.file.read_exact_at(&mut data, slice.at) {
                 Ok(()) => Ok(Bytes::from(data)),
                 Err(error) => Err(Fault::bad(format!("{sentence}: {error}; was it cut?"))),
             }
@@ -235,14 +308,13 @@ pub(crate) async fn fetch(context: &IoContext, request: &mut InferRequest<'_>) -
     Ok(held)
 }
 
-/// Whether an output may be written to a region; said before anything is computed.
-pub(crate) fn check_place(context: &IoContext, name: &str, region: &Region) -> Result<(), Fault> {
-    find_slice(context, "output", name, region).map(drop)
+/// Finds the place of an output in a region, before anything is computed. The region stays until it is written there.
+pub(crate) fn reserve(context: &IoContext, name: &str, region: &Region) -> Result<RegionSlice, Fault> {
+    find_slice(context, "output", name, region)
 }
 
-/// Writes an output to its region, which then says how long it is.
-pub(crate) async fn place(context: &IoContext, name: &str, data: &Bytes, region: &mut Region) -> Result<(), Fault> {
-    let slice = find_slice(context, "output", name, region)?;
+/// Writes an output to its place in a region, which then says how long it is.
+pub(crate) async fn place(name: &str, data: &Bytes, slice: RegionSlice, region: &mut Region) -> Result<(), Fault> {
     if data.len() > slice.length {
         return Err(Fault::bad(format!(
             "output {name:?} has {} bytes, but its shared_memory_byte_size is {}: give it more",
@@ -258,10 +330,11 @@ pub(crate) async fn place(context: &IoContext, name: &str, data: &Bytes, region:
         let bad = |error: &dyn std::fmt::Display| Fault::bad(format!("{sentence}: {error}"));
         // Writing behind the end would make the object longer.
         let end = slice.at + data.len() as u64;
-        if length(&slice.file.file).map_err(|error| bad(&error))? < end {
+        let file = &slice.within.region.file;
+        if length(file).map_err(|error| bad(&error))? < end {
             return Err(bad(&"it was cut"));
         }
-        slice.file.file.write_all_at(&data, slice.at).map_err(|error| bad(&error))
+        file.write_all_at(&data, slice.at).map_err(|error| bad(&error))
     };
     if is_large { offload(write).await } else { write() }
 }
@@ -269,7 +342,10 @@ pub(crate) async fn place(context: &IoContext, name: &str, data: &Bytes, region:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::block_on;
     use expect_test::expect;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
 
     fn request(name: &str, key: &str, offset: u64, byte_size: u64) -> SystemSharedMemoryRegisterRequest {
         SystemSharedMemoryRegisterRequest { name: name.into(), key: key.into(), offset, byte_size }
@@ -286,18 +362,55 @@ mod tests {
     #[test]
     fn registered_and_forgotten() {
         let (_object, key) = object();
-        let (regions, view) = (Regions::default(), RegionsView::default());
+        let (regions, view) = (Arc::new(Regions::default()), RegionsView::default());
         assert!(view.find(&regions, "a").is_none());
         regions.register(&request("a", &key, 20, 80)).unwrap();
         regions.register(&request("b", &key[1..], 0, 1)).unwrap();
-        assert_eq!(view.find(&regions, "a").unwrap().status.offset, 20);
+        assert_eq!(view.find(&regions, "a").unwrap().region.status.offset, 20);
         assert_eq!(regions.status("").len(), 2);
         assert_eq!(regions.status("b")["b"].key, key[1..]);
         let again = regions.register(&request("a", &key, 0, 1)).unwrap_err();
         assert_eq!(again.reason, Reason::AlreadyExists);
-        regions.unregister("a");
+        block_on(regions.unregister("a"));
         assert!(view.find(&regions, "a").is_none());
-        regions.unregister("");
+        block_on(regions.unregister(""));
+        assert!(regions.status("").is_empty());
+    }
+
+    #[test]
+    fn unregistering_waits_for_the_requests_that_use_a_region() {
+        let (_object, key) = object();
+        let (regions, view) = (Arc::new(Regions::default()), RegionsView::default());
+        for name in ["used", "unused"] {
+            regions.register(&request(name, &key, 0, 10)).unwrap();
+        }
+        let names = || regions.status("").into_keys().collect::<Vec<_>>();
+        let mut cx = Context::from_waker(Waker::noop());
+        let (first, second) = (view.find(&regions, "used").unwrap(), view.find(&regions, "used").unwrap());
+        let mut waits = pin!(regions.unregister(""));
+        assert!(waits.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(names(), ["used"], "who isn't used goes at once");
+        assert!(view.find(&regions, "used").is_none(), "nobody takes it up any more");
+        let again = regions.register(&request("used", &key, 0, 10)).unwrap_err();
+        assert!(again.to_string().contains("is still used by requests"), "{again}");
+        drop(first);
+        assert!(waits.as_mut().poll(&mut cx).is_pending());
+        drop(second);
+        assert!(names().is_empty() && waits.poll(&mut cx).is_ready());
+        regions.register(&request("used", &key, 0, 10)).unwrap();
+    }
+
+    #[test]
+    fn a_region_goes_with_its_last_use_though_nobody_waits_for_that() {
+        let (_object, key) = object();
+        let (regions, view) = (Arc::new(Regions::default()), RegionsView::default());
+        regions.register(&request("a", &key, 0, 10)).unwrap();
+        let used = view.find(&regions, "a").unwrap();
+        let mut gives_up = Box::pin(regions.unregister("a"));
+        assert!(gives_up.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        drop(gives_up);
+        assert_eq!(regions.status("").len(), 1);
+        drop(used);
         assert!(regions.status("").is_empty());
     }
 

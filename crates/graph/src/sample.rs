@@ -106,7 +106,7 @@ impl SampleModel {
         };
         self.graph.outputs = outputs.iter().map(info).collect();
         let opsets = vec![OpsetProto { domain: String::new(), version: 17 }];
-        ModelProto { graph: Some(self.graph), opsets, functions: Vec::new() }.encode_to_vec()
+        ModelProto { graph: Some(self.graph), opsets, ..ModelProto::default() }.encode_to_vec()
     }
 }
 

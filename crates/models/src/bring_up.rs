@@ -2,10 +2,11 @@
 
 use crate::catalogue::ServedModel;
 use crate::manager::ManagerConfig;
-use crate::profiler::Samples;
+use crate::profiler::Measured;
 use crate::queueing::QueueLimits;
-use crate::{profiler, reshape, warmup};
-use base::{DeviceId, Duration, LatencyProfile, ModelSignature};
+use crate::samples::Samples;
+use crate::{elements, profiler, reshape, warmup};
+use base::{DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec};
 use controller::{Controller, ModelRecord, Padding};
 use engine::{Emulation, FileHashes, ModelSource, Prepared};
 use repository::{FoundModel, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile, TensorConfig};
@@ -18,6 +19,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A list of labels longer than this is something else.
 const MAX_LABEL_BYTES: u64 = 64 << 20;
+/// Batches with larger inputs than this aren't measured.
+const MAX_MEASURED_BYTES: u64 = 256 << 20;
+/// What a dimension that the model leaves open counts as.
+const OPEN_SIZE: u64 = 64;
 
 /// What models are brought up with.
 pub(crate) struct BringUp {
@@ -53,17 +58,23 @@ impl BringUp {
         let config = &found.config;
         self.say_once(&found.name, &config.warnings);
         let source = model_source(found, self.config.cache.clone())?;
-        let prepared = self.prepare(config, &source)?;
+        let (prepared, batching) = self.prepare(found, &source)?;
         let mut signature = prepared.signature().clone();
-        let sizes = config.batch_sizes(signature.max_batch);
+        let sizes = measurable(batch_sizes(config, &*prepared), &signature, config);
         if signature.max_batch > 0 {
             // More rows than the largest size can't be planned for.
             signature.max_batch = sizes.last().copied().unwrap_or(1);
         }
+        self.say_once(&found.name, &not_optional(config, &*prepared));
         let padding = match config.padding.is_empty() {
             true => None,
             false => Some(Arc::new(Padding::new(&signature, &config.padding, &config.lengths)?)),
         };
+        let max_elements = elements::most(&signature, config.max_elements, self.config.execution_bytes);
+        if config.max_elements.is_some() && max_elements == u64::MAX {
+            let ignored = "parameter `max_elements` is ignored: the model leaves no size open";
+            self.say_once(&found.name, &[ignored.to_owned()]);
+        }
         let (profile, elsewhere, fixed) = match source.emulated {
             Some(emulation) if self.config.engine.name() == "emulated" => {
                 (emulation.profile, Vec::new(), Duration::ZERO)
@@ -72,12 +83,13 @@ impl BringUp {
         };
         warmup::run(&self.controller, &*prepared, found)?;
         let labels = labels(found, &signature)?;
-        log_ready(found, &profile, prepared.weight_bytes());
+        log_ready(found, &profile, prepared.weight_bytes(), batching.as_deref());
         let record = ModelRecord {
             name: found.name.clone(),
             version: found.version,
             signature: Arc::new(signature),
             padding,
+            max_elements,
             profile,
             elsewhere,
             fixed,
@@ -85,17 +97,24 @@ impl BringUp {
             fairness: fairness(config),
             metrics: self.controller.metrics().model(&found.name, found.version),
         };
-        Ok((self.publish(found, Arc::new(record), &prepared, labels), prepared))
+        Ok((self.publish(found, Arc::new(record), &prepared, labels, batching.as_deref()), prepared))
     }
 
-    /// The model in host memory, with the shapes that its configuration shows to clients.
-    fn prepare(&self, config: &ModelConfig, source: &ModelSource) -> Result<Arc<dyn Prepared>, String> {
-        let prepared = self.config.engine.prepare(source).map_err(|error| error.to_string())?;
-        let wrong = repository::disagreements(config, prepared.signature());
+    /// The model in host memory, with the shapes that its configuration shows to clients; and why its first dimension is
+    /// a batch or isn't, where that was found out.
+    fn prepare(&self, found: &FoundModel, source: &ModelSource) -> Result<(Arc<dyn Prepared>, Option<String>), String> {
+        let (prepared, batching) = self.prepare_batch(found, source)?;
+        let wrong = repository::disagreements(&found.config, prepared.signature());
         match wrong.is_empty() {
-            true => Ok(reshape::with_shapes(prepared, config)),
+            true => Ok((reshape::with_shapes(prepared, &found.config), batching)),
             false => Err(wrong.join("; ")),
         }
+    }
+
+    /// Hash of the model's file.
+    pub(crate) fn content(&self, found: &FoundModel) -> Result<String, String> {
+        let hash = self.hashes.of(&found.file).map_err(|error| format!("{}: {error}", found.file.display()))?;
+        Ok(hash.to_hex().to_string())
     }
 
     /// Tells the controller of a model. What clients are told of it depends on the devices that it may run on.
@@ -105,22 +124,29 @@ impl BringUp {
         model: Arc<ModelRecord>,
         prepared: &Arc<dyn Prepared>,
         labels: Arc<[Vec<String>]>,
+        batching: Option<&str>,
     ) -> ServedModel {
         let id = self.controller.publish(Arc::clone(&model), Arc::clone(prepared));
         let devices = self.controller.devices_of(id);
         let longest = model.profile.batches().last().map_or(Duration::ZERO, |batch| batch.p99);
-        let config = Arc::new(self.complete(found, &model.signature, devices));
+        let config = Arc::new(self.complete(found, &model.signature, devices, batching));
         let queue_limits = queue_limits(&found.config, longest, model.signature.max_batch, devices);
-        ServedModel { id, model, config, labels, queue_limits }
+        ServedModel { id, model, config, labels, defaults: prepared.defaults().into(), queue_limits }
     }
 
     /// The configuration as clients see it, with everything filled in, of a model on so many devices.
-    fn complete(&self, found: &FoundModel, signature: &ModelSignature, devices: u32) -> wire::proto::ModelConfig {
+    fn complete(
+        &self,
+        found: &FoundModel,
+        signature: &ModelSignature,
+        devices: u32,
+        batching: Option<&str>,
+    ) -> wire::proto::ModelConfig {
         let file_name = found.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let engine = self.config.engine.name();
         repository::complete(
             &found.config,
-            &Known { name: &found.name, engine, signature, devices, file_name: &file_name },
+            &Known { name: &found.name, engine, signature, devices, file_name: &file_name, batching },
         )
     }
 
@@ -134,7 +160,10 @@ impl BringUp {
     ) -> Result<(LatencyProfile, Vec<LatencyProfile>, Duration), String> {
         let kinds = self.controller.one_of_each_kind();
         let several = kinds.len() > 1;
-        let measure = |place| self.profile(found, prepared, sizes, place, several);
+        let measure = |place| {
+            let (profile, fixed) = self.profile(found, prepared, sizes, place, several)?;
+            Ok::<_, String>((profile.doubted(), fixed))
+        };
         let [slowest, others @ ..] = &kinds[..] else { return Err("there is no device".into()) };
         let (profile, fixed) = measure(*slowest)?;
         let others = others.iter().map(|place| measure(*place).map(|(profile, _)| profile));
@@ -151,17 +180,17 @@ impl BringUp {
         place: (usize, DeviceId),
         one_of_several: bool,
     ) -> Result<(LatencyProfile, Duration), String> {
-        let hash = self.hashes.of(&found.file).map_err(|error| format!("{}: {error}", found.file.display()))?;
         let memory = self.config.engine.host_memory();
+        let samples = Samples::of(found, memory.as_deref());
         let key = ProfileKey {
-            content: hash.to_hex().to_string(),
+            content: self.content(found)?,
             engine: self.config.engine.name().to_owned(),
             device: format!(
                 "{}{}{}{}{}{}",
                 self.config.device_kind,
                 if one_of_several { format!(", {} in division {}", place.1, place.0) } else { String::new() },
                 if memory.is_some() { ", received in its memory" } else { "" },
-                profiler::describe(&found.config.profile_inputs),
+                samples.describe(),
                 shapes(&found.config),
                 choices(&found.config)
             ),
@@ -172,22 +201,35 @@ impl BringUp {
         if let Some(stored) = store.as_ref().and_then(|store| store.load(&key)) {
             return Ok((stored.profile, stored.fixed));
         }
-        let samples = Samples { given: &found.config.profile_inputs, memory: memory.as_deref() };
-        let (profile, fixed) =
-            profiler::measure(&self.controller, place, prepared, sizes, samples, self.config.effort)?;
-        if let Some(store) = store.filter(|_| self.controller.is_quiet_for(place.0)) {
-            let weight_bytes = prepared.weight_bytes();
-            store.save(&key, &StoredProfile { profile: profile.clone(), fixed, weight_bytes });
+        let measured = found.config.batch_sizes(prepared.signature().max_batch);
+        let Measured { profile, fixed, unmeasured } =
+            profiler::measure(&self.controller, place, prepared, (sizes, &measured), samples, self.config.effort)?;
+        match (unmeasured, store.filter(|_| self.controller.is_quiet_for(place.0))) {
+            (Some(reason), _) => {
+                let (model, version) = (&found.name, found.version);
+                tracing::warn!(model, version, "it is served unmeasured, and its times are a guess at first: {reason}");
+            }
+            (None, Some(store)) => {
+                let weight_bytes = prepared.weight_bytes();
+                store.save(&key, &StoredProfile { profile: profile.clone(), fixed, weight_bytes });
+            }
+            (None, None) => {}
         }
         Ok((profile, fixed))
     }
 }
 
-fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64) {
+fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64, batch_dimension: Option<&str>) {
     let medians: Vec<String> =
         profile.batches().iter().map(|entry| format!("{}: {}", entry.batch, entry.median)).collect();
     let (model, version, load, batches) = (&found.name, found.version, profile.load(), medians.join(", "));
-    tracing::info!(model, version, %load, weight_bytes, batches, "ready");
+    tracing::info!(model, version, %load, weight_bytes, batches, batch_dimension, "ready");
+}
+
+/// The sizes of batches that are executed.
+fn batch_sizes(config: &ModelConfig, prepared: &dyn Prepared) -> Vec<u32> {
+    let max_batch = prepared.signature().max_batch;
+    if prepared.takes_any_batch() { config.any_batch_sizes(max_batch) } else { config.batch_sizes(max_batch) }
 }
 
 /// What holds for requests that wait for a model whose largest batch takes so long, on so many devices.
@@ -217,7 +259,7 @@ pub fn model_source(found: &FoundModel, cache: Option<PathBuf>) -> Result<ModelS
 }
 
 /// What measurements depend on besides the model: the shapes that the configuration narrows.
-fn shapes(config: &ModelConfig) -> String {
+pub(crate) fn shapes(config: &ModelConfig) -> String {
     config.inputs.iter().map(|input| format!(", {} {:?}", input.name, input.dims)).collect()
 }
 
@@ -234,14 +276,14 @@ fn fairness(config: &ModelConfig) -> Fairness {
 }
 
 /// The dimensions of inputs as the model itself has them, where the configuration says so.
-fn own_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<i64>> {
+pub(crate) fn own_shapes(config: &ModelConfig) -> BTreeMap<String, Vec<i64>> {
     let own = |input: &TensorConfig| (input.name.clone(), input.reshape.clone().unwrap_or_else(|| input.dims.clone()));
     config.inputs.iter().map(own).collect()
 }
 
 /// The names of each output's classes, where the configuration says which file has them.
 fn labels(found: &FoundModel, signature: &ModelSignature) -> Result<Arc<[Vec<String>]>, String> {
-    let of_output = |spec: &base::TensorSpec| {
+    let of_output = |spec: &TensorSpec| {
         let config = found.config.outputs.iter().find(|config| config.name == spec.name);
         let Some(name) = config.and_then(|config| config.labels.as_ref()) else { return Ok(Vec::new()) };
         let file = found.folder.join(name);
@@ -256,4 +298,50 @@ fn labels(found: &FoundModel, signature: &ModelSignature) -> Result<Arc<[Vec<Str
         lines.collect::<Result<Vec<_>, _>>().map_err(failed)
     };
     signature.outputs.iter().map(of_output).collect()
+}
+
+/// What there is to say of inputs that are configured as optional and aren't.
+fn not_optional(config: &ModelConfig, prepared: &dyn Prepared) -> Vec<String> {
+    let (inputs, defaults) = (&prepared.signature().inputs, prepared.defaults());
+    let has_default =
+        |name: &str| inputs.iter().zip(&defaults).any(|(spec, value)| spec.name == name && value.is_some());
+    let wrong = config.written.input.iter().filter(|input| input.optional && !has_default(&input.name));
+    wrong.map(|input| format!("input {:?} isn't optional: the model has no value for it", input.name)).collect()
+}
+
+/// Those of a model's batch sizes whose inputs can be made up to measure them; 1 in any case. Requests are smaller than
+/// the inputs of the others.
+fn measurable(mut sizes: Vec<u32>, signature: &ModelSignature, config: &ModelConfig) -> Vec<u32> {
+    let row_bytes = |spec: &base::TensorSpec| {
+        let given = config.profile_inputs.get(&spec.name).and_then(|given| given.dims.as_deref());
+        let own = spec.dims.get(usize::from(signature.max_batch > 0)..).unwrap_or_default();
+        let size = |&dim: &i64| u64::try_from(dim).unwrap_or(OPEN_SIZE);
+        let elements = given.unwrap_or(own).iter().map(size).fold(1, u64::saturating_mul);
+        elements.saturating_mul(spec.datatype.size().unwrap_or(1) as u64)
+    };
+    let largest_row = signature.inputs.iter().map(row_bytes).max().unwrap_or(0);
+    sizes.retain(|&size| size == 1 || largest_row.saturating_mul(size.into()) <= MAX_MEASURED_BYTES);
+    sizes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::{DataType, TensorSpec};
+
+    #[test]
+    fn a_large_max_batch_size_is_taken_as_far_as_it_can_be_measured() {
+        let sizes = |dims: &[i64], text: &str| {
+            let spec = TensorSpec { name: "x".into(), datatype: DataType::Fp32, dims: dims.to_vec() };
+            let signature = ModelSignature { inputs: vec![spec], outputs: Vec::new(), max_batch: 65_536 };
+            let config = ModelConfig::parse(&format!("max_batch_size: 65536 {text}"), "config.pbtxt".as_ref(), "m");
+            let config = config.unwrap();
+            measurable(config.batch_sizes(65_536), &signature, &config).last().copied()
+        };
+        assert_eq!(sizes(&[-1, 13], ""), Some(65_536));
+        assert_eq!(sizes(&[-1, 3, 224, 224], ""), Some(256));
+        assert_eq!(sizes(&[-1, 1 << 40], ""), Some(1));
+        let given = "parameters { key: \"profile_inputs\" value { string_value: \"x=1024\" } }";
+        assert_eq!(sizes(&[-1, -1], given), Some(65_536));
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::queueing::QueueLimits;
 use base::ModelId;
-use controller::ModelRecord;
+use controller::{ModelRecord, Tensor};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
@@ -97,6 +97,8 @@ pub struct ServedModel {
     pub config: Arc<wire::proto::ModelConfig>,
     /// The names of the classes of each output, in the signature's order; empty where there are none.
     pub labels: Arc<[Vec<String>]>,
+    /// What inputs are where a request leaves them out, in the signature's order; empty: none may be left out.
+    pub defaults: Arc<[Option<Tensor>]>,
     /// What its configuration says of requests that wait, if anything.
     pub queue_limits: Option<Arc<QueueLimits>>,
 }

@@ -13,22 +13,29 @@
 //! an `unload` withdraws.
 
 mod balance;
+mod batch_dimension;
 mod bring_up;
 mod catalogue;
 mod control;
+mod elements;
 mod manager;
 mod poller;
 mod profiler;
+mod progress;
 mod publisher;
 mod queueing;
 mod registry;
 mod reshape;
+mod rows;
+mod runner;
+mod samples;
 mod warmup;
 
 pub use bring_up::model_source;
 pub use catalogue::{Catalogue, CatalogueEntry, ModelState, ModelVersions, ServedModel};
 pub use control::{ControlError, ControlMode, ModelControl, PublishOrder};
 pub use manager::{Manager, ManagerConfig, StartProgress};
-pub use profiler::{ProfilingEffort, Runs, Samples, measure_alone};
+pub use profiler::{ProfilingEffort, Runs, measure_alone};
 pub use queueing::{Admitted, QueueLimits, QueuePlace};
 pub use registry::Registry;
+pub use samples::Samples;

@@ -38,6 +38,8 @@ pub struct ManagerConfig {
     pub device_kind: String,
     /// The default deadline of requests to models whose configuration gives none.
     pub default_objective: Option<Duration>,
+    /// Memory that one execution may take: an input whose size a model leaves open is bounded by it.
+    pub execution_bytes: u64,
     /// How much measuring is enough.
     pub effort: ProfilingEffort,
     /// Told of each model as it becomes ready or fails while the server starts.
@@ -58,6 +60,7 @@ impl ManagerConfig {
             device_kind: engine.name().to_owned(),
             engine,
             default_objective: None,
+            execution_bytes: u64::MAX,
             effort: ProfilingEffort::default(),
             progress: Box::new(|_| {}),
             transfer: Box::new(|_| {}),

@@ -1,12 +1,11 @@
 //! Measures what a model's batches and loads take, alone on the device.
 
-use base::{BatchLatency, DataType, DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
-use bytes::Bytes;
+use crate::runner::{DeviceRunner, Run, RunError, RunTimes};
+use crate::samples::{Sample, Samples};
+use base::{BatchLatency, DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
 use controller::Controller;
-use engine::{HostMemory, Loaded, Prepared, Tensor};
-use repository::ProfileInput;
-use std::collections::BTreeMap;
-use std::sync::{Arc, mpsc};
+use engine::{Prepared, Tensor};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// How much measuring is enough.
@@ -14,85 +13,225 @@ use std::time::Instant;
 pub struct ProfilingEffort {
     /// Runs of each batch size; a hundred are what a 99th percentile needs.
     pub runs: u32,
-    /// No more runs of a batch size once they have taken this long. Slow batches get fewer, and their slowest run
-    /// stands for the 99th percentile.
+    /// What measuring a model may take: loads and all batch sizes together. What runs take is learnt from requests
+    /// later on; a few runs are enough to begin with. Of fewer than a hundred, the slowest stands for the 99th
+    /// percentile.
     pub budget: Duration,
 }
 
 impl Default for ProfilingEffort {
     fn default() -> Self {
-        Self { runs: 100, budget: Duration::from_millis(1500) }
+        Self { runs: 100, budget: Duration::from_millis(300) }
     }
 }
 
-/// What inputs are made of.
-#[derive(Clone, Copy, Debug)]
-pub struct Samples<'a> {
-    /// What models don't say themselves, by input.
-    pub given: &'a BTreeMap<String, ProfileInput>,
-    /// Where requests are received: measurements are for inputs that lie there, too.
-    pub memory: Option<&'a dyn HostMemory>,
+/// What was measured of a model on a device.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Measured {
+    pub(crate) profile: LatencyProfile,
+    /// What a batch takes whatever its inputs are.
+    pub(crate) fixed: Duration,
+    /// Why nothing could be measured and the rest is a guess.
+    pub(crate) unmeasured: Option<String>,
 }
 
-/// Fewer runs than this are never enough.
+/// What is left to spend on measuring.
+struct Budget(Duration);
+
+impl Budget {
+    fn has(&self, span: Duration) -> bool {
+        span <= self.0
+    }
+
+    fn spend(&mut self, span: Duration) {
+        self.0 -= span;
+    }
+
+    /// A part of it, to be spent on one thing.
+    fn part(&self, parts: u64) -> Self {
+        Self(self.0 / parts)
+    }
+}
+
+/// So many runs of a single row there are, whatever they take.
 const FEWEST_RUNS: u32 = 3;
+/// Of fewer runs than these, one that took more than twice as long as the others doesn't say that the model's times
+/// vary: the machine may have had something else to do.
+const FEW_RUNS: usize = 20;
+/// Loads that count, at most.
 const LOAD_RUNS: u32 = 3;
-/// Runs of each of two sizes, to tell what doesn't depend on the size.
+/// Runs of each of two sizes, to tell what doesn't depend on the size, at most.
 const FIXED_RUNS: u32 = 15;
 /// The smaller one is so many times smaller, in each open dimension.
 const SHRINKS: i64 = 4;
-/// What the first run is expected to take, for the sake of others who plan with the device.
-const FIRST_GUESS: Duration = Duration::from_millis(50);
-/// Larger inputs than this aren't made up.
-const MAX_INPUT_BYTES: usize = 256 << 20;
-/// What dimensions of any size are tried with, in this order, until the model accepts one.
-const TRIED_SIZES: [i64; 7] = [64, 16, 128, 1, 32, 512, 224];
+/// Loads may take this part of the budget, and so may telling what doesn't depend on the size.
+const PARTS: u64 = 3;
+/// What each further row is taken to cost of what the first costs where that alone was measured: a little less, so that
+/// larger batches seem to pay and are tried.
+const NEXT_ROW: f64 = 0.95;
+/// What a row of a model is planned with that accepts no input that could be made up.
+const GUESS: Duration = Duration::from_millis(10);
 
-/// Measures a model on a device in a division. The second is what a batch takes whatever its inputs are.
+/// Measures a model on a device in a division: the second sizes, of which the profile for the first is made.
 pub(crate) fn measure(
     controller: &Controller,
-    place: (usize, DeviceId),
+    (division, device): (usize, DeviceId),
     prepared: &dyn Prepared,
-    sizes: &[u32],
+    (sizes, measured): (&[u32], &[u32]),
     samples: Samples<'_>,
     effort: ProfilingEffort,
-) -> Result<(LatencyProfile, Duration), String> {
-    let (load, loaded) = measure_load(prepared, place)?;
-    let mut runner = DeviceRunner::new(controller, place.1, loaded);
+) -> Result<Measured, String> {
+    let mut budget = Budget(effort.budget);
+    let load_once = || {
+        let start = Instant::now();
+        let loaded = prepared.load_in(division, device.0).map_err(|error| error.to_string())?;
+        Ok((Duration::from(start.elapsed()), loaded))
+    };
+    let (load, loaded) = measure_load(load_once, &mut budget)?;
+    let mut runner = DeviceRunner::new(controller, device, loaded);
     let signature = prepared.signature();
-    let mut measured = Vec::new();
-    let mut open_size = None;
-    for &batch in sizes {
-        let inputs = match open_size {
-            Some(size) => make_inputs(signature, batch, size, samples)?,
-            None => {
-                let (size, inputs) = runner.find_inputs(signature, batch, samples)?;
-                open_size = Some(size);
-                inputs
-            }
-        };
-        // The first run pays for memory that is touched for the first time.
-        runner.once(&inputs)?;
-        measured.push(SizeMeasurement { batch, inputs, spans: Vec::new(), overlap: Vec::new(), spent: Duration::ZERO });
+    samples.check(signature)?;
+    let (sample, one) = match find_inputs(&mut runner, signature, samples, &mut budget)? {
+        Ok(found) => found,
+        Err(reason) => {
+            let profile =
+                LatencyProfile::linear(GUESS, Duration::ZERO, sizes, load).map_err(|error| error.to_string())?;
+            return Ok(Measured { profile, fixed: Duration::ZERO, unmeasured: Some(reason) });
+        }
+    };
+    let inputs = |batch: u32| samples.inputs(signature, batch, sample);
+    let fixed = measure_fixed(&mut runner, signature, &one, &mut budget)?;
+    let known = measure_sizes(&mut runner, one, measured, &inputs, effort.runs, &mut budget)?;
+    let batches = sizes.iter().map(|&batch| on_line(&known, batch)).collect();
+    let profile = LatencyProfile::new(batches, load).map_err(|error| error.to_string())?;
+    Ok(Measured { profile, fixed, unmeasured: None })
+}
+
+/// The slowest of a few loads, and the last one's result: as many as fit. The first isn't counted if there are others:
+/// it pays for memory that the later ones find.
+fn measure_load<L>(
+    mut load_once: impl FnMut() -> Result<(Duration, L), String>,
+    budget: &mut Budget,
+) -> Result<(Duration, L), String> {
+    let mut part = budget.part(PARTS);
+    let (first, mut loaded) = load_once()?;
+    budget.spend(first);
+    part.spend(first);
+    let (mut slowest, mut last) = (None, first);
+    for _ in 0..LOAD_RUNS {
+        if !part.has(last) {
+            break;
+        }
+        // What the last one left is given back first, as when a model is unloaded.
+        drop(loaded);
+        (last, loaded) = load_once()?;
+        budget.spend(last);
+        part.spend(last);
+        slowest = slowest.max(Some(last));
     }
-    // In rounds: a machine that is slow for a while is so for all sizes alike, and which size pays stays true.
-    while measured.iter().any(|size| size.wants_more(effort)) {
-        for size in measured.iter_mut().filter(|size| size.wants_more(effort)) {
-            let span = runner.once(&size.inputs)?;
-            size.spent += span;
-            size.spans.push(span);
-            size.overlap.push(runner.overlap);
+    Ok((slowest.unwrap_or(first), loaded))
+}
+
+/// Tries samples until the model accepts one, and runs a row of it often enough. The inner error says why no sample is
+/// accepted.
+fn find_inputs(
+    runner: &mut dyn Run,
+    signature: &ModelSignature,
+    samples: Samples<'_>,
+    budget: &mut Budget,
+) -> Result<Result<(Sample, SizeMeasurement), String>, String> {
+    let mut refused = String::new();
+    for sample in samples.all(signature) {
+        let tried = samples.inputs(signature, 1, sample).map_err(RunError::Refused).and_then(|inputs| {
+            let mut one = SizeMeasurement::new(1, inputs);
+            one.run(runner, budget)?;
+            Ok(one)
+        });
+        match tried {
+            Ok(mut one) => {
+                // The first run pays for memory that is touched for the first time.
+                if budget.has(one.last()) {
+                    one.times.clear();
+                }
+                while (one.times.len() as u32) < FEWEST_RUNS {
+                    one.run(runner, budget)?;
+                }
+                return Ok(Ok((sample, one)));
+            }
+            Err(RunError::Refused(reason)) => refused = reason,
+            Err(RunError::Gone(reason)) => return Err(reason),
         }
     }
-    let fixed = measured.first().map_or(Duration::ZERO, |one| measure_fixed(&mut runner, signature, &one.inputs));
-    let batches = measured.into_iter().map(SizeMeasurement::latency).collect();
-    let profile = LatencyProfile::new(batches, load).map_err(|error| error.to_string())?;
-    Ok((profile, fixed))
+    Ok(Err(format!(
+        "no input was found that the model accepts; give one with model_warmup, or the open dimensions with the parameter profile_inputs, for instance \"input=1x576,rate=@16000\". The last try said: {refused}"
+    )))
+}
+
+/// What those of these sizes take that fit, from the smallest on.
+fn measure_sizes(
+    runner: &mut dyn Run,
+    one: SizeMeasurement,
+    sizes: &[u32],
+    inputs: &dyn Fn(u32) -> Result<Arc<[Tensor]>, String>,
+    runs: u32,
+    budget: &mut Budget,
+) -> Result<Vec<BatchLatency>, String> {
+    let mut measured = vec![one];
+    for &batch in sizes.iter().filter(|&&batch| batch > 1) {
+        let known: Vec<BatchLatency> = measured.iter().map(SizeMeasurement::latency).collect();
+        // The first run pays for memory that is touched for the first time: the line is better than that one alone.
+        if !budget.has(on_line(&known, batch).median * 2) {
+            break;
+        }
+        let mut size = SizeMeasurement::new(batch, inputs(batch)?);
+        size.run(runner, budget)?;
+        size.times.clear();
+        size.run(runner, budget)?;
+        measured.push(size);
+    }
+    // In rounds: a machine that is slow for a while is so for all sizes alike, and which size pays stays true.
+    let mut ran = true;
+    while std::mem::take(&mut ran) {
+        for size in &mut measured {
+            if (size.times.len() as u32) < runs && budget.has(size.last()) {
+                size.run(runner, budget)?;
+                ran = true;
+            }
+        }
+    }
+    Ok(measured.iter().map(SizeMeasurement::latency).collect())
+}
+
+/// What a batch size takes by what others take, which ascend: what was measured, between two of them a part of the way,
+/// beyond them the line through the first and the last, and with one alone nearly so many times its time.
+fn on_line(known: &[BatchLatency], batch: u32) -> BatchLatency {
+    let above = known.partition_point(|other| other.batch < batch);
+    let (low, high) = match (known.get(above), above.checked_sub(1).map(|below| &known[below])) {
+        (Some(exact), _) if exact.batch == batch => return *exact,
+        (Some(high), Some(low)) => (low, high),
+        (_, _) => (&known[0], &known[known.len() - 1]),
+    };
+    let span = |of: fn(&BatchLatency) -> Duration| {
+        let (from, to) = (of(low).as_secs_f64(), of(high).max(of(low)).as_secs_f64());
+        let each = match high.batch - low.batch {
+            0 => from * NEXT_ROW,
+            // However slow the run of the last was: a further row costs no more than one in it.
+            rows => ((to - from) / f64::from(rows)).min(to / f64::from(high.batch)),
+        };
+        Duration::from_secs_f64(to + each * (f64::from(batch) - f64::from(high.batch)))
+    };
+    BatchLatency { batch, median: span(|of| of.median), p99: span(|of| of.p99), overlap: span(|of| of.overlap) }
 }
 
 /// What a batch takes whatever its inputs are: where the line through the times of two sizes comes to no size at all.
-/// Nothing where the model leaves no size open, or takes no smaller ones.
-fn measure_fixed(runner: &mut DeviceRunner<'_>, signature: &ModelSignature, large: &Arc<[Tensor]>) -> Duration {
+/// Nothing where the model leaves no size open, takes no smaller ones, or takes too long to look.
+fn measure_fixed(
+    runner: &mut dyn Run,
+    signature: &ModelSignature,
+    one: &SizeMeasurement,
+    budget: &mut Budget,
+) -> Result<Duration, String> {
+    let large = &one.inputs;
     let small: Arc<[Tensor]> = large
         .iter()
         .zip(&signature.inputs)
@@ -101,21 +240,26 @@ fn measure_fixed(runner: &mut DeviceRunner<'_>, signature: &ModelSignature, larg
     let elements = |inputs: &[Tensor]| inputs.iter().map(|input| input.data.len()).sum::<usize>() as f64;
     let (more, less) = (elements(large), elements(&small));
     if less >= more {
-        return Duration::ZERO;
+        return Ok(Duration::ZERO);
     }
-    let (mut slow, mut quick) = (Vec::new(), Vec::new());
-    for _ in 0..FIXED_RUNS {
-        let (Ok(first), Ok(second)) = (runner.once(large), runner.once(&small)) else { return Duration::ZERO };
-        slow.push(first);
-        quick.push(second);
+    let (mut slow, mut quick) = (SizeMeasurement::new(1, Arc::clone(large)), SizeMeasurement::new(1, small));
+    let (part, before, both) = (budget.part(PARTS), budget.0, one.last() * 2);
+    while slow.times.len() < FIXED_RUNS as usize && part.has(before - budget.0 + both) {
+        for size in [&mut slow, &mut quick] {
+            match size.run(runner, budget) {
+                Ok(()) => {}
+                Err(RunError::Refused(_)) => return Ok(Duration::ZERO),
+                Err(RunError::Gone(reason)) => return Err(reason),
+            }
+        }
     }
-    let median = |mut spans: Vec<Duration>| {
-        spans.sort_unstable();
-        spans[spans.len() / 2].as_secs_f64()
-    };
-    let (slow, quick) = (median(slow), median(quick));
+    if slow.times.is_empty() {
+        return Ok(Duration::ZERO);
+    }
+    let median = |size: &SizeMeasurement| size.latency().median.as_secs_f64();
+    let (slow, quick) = (median(&slow), median(&quick));
     let fixed = quick - (slow - quick).max(0.0) * less / (more - less);
-    Duration::from_secs_f64(fixed.clamp(0.0, slow))
+    Ok(Duration::from_secs_f64(fixed.clamp(0.0, slow)))
 }
 
 /// What one batch size took, run by run, alone on the device.
@@ -150,16 +294,18 @@ pub fn measure_alone(
     spans.sort_unstable();
     let mut loaded = loaded.expect("it was loaded at least once");
     let signature = prepared.signature();
+    samples.check(signature)?;
     let mut refused = String::new();
-    let mut accepts = |size: i64| {
-        let inputs = make_inputs(signature, sizes.first().copied().unwrap_or(1), size, samples)?;
+    let mut accepts = |sample: &Sample| {
+        let inputs = samples.inputs(signature, sizes.first().copied().unwrap_or(1), *sample)?;
         engine::execute(&mut *loaded, &mut &*inputs, &mut |_, _| {}).map_err(|error| error.to_string())
     };
-    let open_size = TRIED_SIZES.into_iter().find(|size| accepts(*size).map_err(|reason| refused = reason).is_ok());
-    let open_size = open_size.ok_or(refused)?;
+    let possible = samples.all(signature);
+    let sample = possible.into_iter().find(|sample| accepts(sample).map_err(|reason| refused = reason).is_ok());
+    let sample = sample.ok_or(refused)?;
     let mut all = Vec::new();
     for &batch in sizes {
-        let inputs = make_inputs(signature, batch, open_size, samples)?;
+        let inputs = samples.inputs(signature, batch, sample)?;
         let (mut wall, mut device, mut overlap) = (Vec::new(), Vec::new(), Vec::new());
         // The first run pays for what is touched for the first time.
         for run in 0..=runs {
@@ -182,45 +328,38 @@ pub fn measure_alone(
 struct SizeMeasurement {
     batch: u32,
     inputs: Arc<[Tensor]>,
-    spans: Vec<Duration>,
-    /// What of each may run beside other batches.
-    overlap: Vec<Duration>,
-    spent: Duration,
+    times: Vec<RunTimes>,
 }
 
 impl SizeMeasurement {
-    fn wants_more(&self, effort: ProfilingEffort) -> bool {
-        let runs = self.spans.len() as u32;
-        runs < FEWEST_RUNS || (runs < effort.runs && self.spent < effort.budget)
+    fn new(batch: u32, inputs: Arc<[Tensor]>) -> Self {
+        Self { batch, inputs, times: Vec::new() }
     }
 
-    fn latency(mut self) -> BatchLatency {
-        self.spans.sort_unstable();
-        self.overlap.sort_unstable();
-        let at = |spans: &[Duration], quantile: f64| {
-            spans[((spans.len() as f64 * quantile).ceil() as usize).clamp(1, spans.len()) - 1]
-        };
-        let (median, p99) = (at(&self.spans, 0.5), at(&self.spans, 0.99));
-        BatchLatency { batch: self.batch, median, p99, overlap: at(&self.overlap, 0.5) }
+    fn run(&mut self, runner: &mut dyn Run, budget: &mut Budget) -> Result<(), RunError> {
+        let times = runner.once(&self.inputs)?;
+        budget.spend(times.span);
+        self.times.push(times);
+        Ok(())
     }
-}
 
-/// The slowest of a few loads, and the last one's result. The first isn't counted: it pays for memory that the later
-/// ones find.
-fn measure_load(
-    prepared: &dyn Prepared,
-    (division, device): (usize, DeviceId),
-) -> Result<(Duration, Box<dyn Loaded>), String> {
-    drop(prepared.load_in(division, device.0).map_err(|error| error.to_string())?);
-    let mut spans = Vec::new();
-    loop {
-        let start = Instant::now();
-        let loaded = prepared.load_in(division, device.0).map_err(|error| error.to_string())?;
-        spans.push(Duration::from(start.elapsed()));
-        if spans.len() as u32 == LOAD_RUNS {
+    /// What its last run took.
+    fn last(&self) -> Duration {
+        self.times.last().map_or(Duration::ZERO, |times| times.span)
+    }
+
+    fn latency(&self) -> BatchLatency {
+        let at = |of: fn(&RunTimes) -> Duration, quantile: f64| {
+            let mut spans: Vec<Duration> = self.times.iter().map(of).collect();
             spans.sort_unstable();
-            return Ok((spans[spans.len() - 1], loaded));
+            let rank = (spans.len() as f64 * quantile).ceil() as usize;
+            spans.get(rank.clamp(1, spans.len().max(1)) - 1).copied().unwrap_or(Duration::ZERO)
+        };
+        let (median, mut p99) = (at(|times| times.span, 0.5), at(|times| times.span, 0.99));
+        if self.times.len() < FEW_RUNS {
+            p99 = p99.min(median * 2);
         }
+        BatchLatency { batch: self.batch, median, p99, overlap: at(|times| times.overlap, 0.5) }
     }
 }
 
@@ -236,169 +375,111 @@ fn shrunk(tensor: &Tensor, spec: &TensorSpec, from: usize) -> Tensor {
     Tensor { datatype: tensor.datatype, shape, data }
 }
 
-/// Runs one model on a device, between whatever it has to do besides.
-pub(crate) struct DeviceRunner<'a> {
-    controller: &'a Controller,
-    device: DeviceId,
-    /// With the executor while a run is under way.
-    loaded: Option<Box<dyn Loaded>>,
-    /// What the next run is expected to take: what the last one took.
-    expected: Duration,
-    /// What of the last one may run beside other batches.
-    overlap: Duration,
-}
-
-impl<'a> DeviceRunner<'a> {
-    pub(crate) fn new(controller: &'a Controller, device: DeviceId, loaded: Box<dyn Loaded>) -> Self {
-        Self { controller, device, loaded: Some(loaded), expected: FIRST_GUESS, overlap: Duration::ZERO }
-    }
-
-    /// Tries sizes for open dimensions until the model accepts one.
-    fn find_inputs(
-        &mut self,
-        signature: &ModelSignature,
-        batch: u32,
-        samples: Samples<'_>,
-    ) -> Result<(i64, Arc<[Tensor]>), String> {
-        let mut reason = String::new();
-        for size in TRIED_SIZES {
-            let inputs = make_inputs(signature, batch, size, samples)?;
-            match self.once(&inputs) {
-                Ok(_) => return Ok((size, inputs)),
-                Err(error) => reason = error,
-            }
-        }
-        Err(format!(
-            "no input was found that the model accepts; give the open dimensions with the parameter profile_inputs, for instance \"input=1x576,rate=@16000\". The last try said: {reason}"
-        ))
-    }
-
-    /// One run, on the device's EXEC thread, between whatever it has to do besides.
-    pub(crate) fn once(&mut self, inputs: &Arc<[Tensor]>) -> Result<Duration, String> {
-        let mut loaded = self.loaded.take().ok_or("the executor is gone")?;
-        let inputs = Arc::clone(inputs);
-        let (sender, receiver) = mpsc::channel();
-        let work = move || {
-            let start = Instant::now();
-            let outcome = engine::execute(&mut *loaded, &mut &*inputs, &mut |_, _| {});
-            let span = Duration::from(start.elapsed());
-            let _ = sender.send((loaded, outcome.map(|times| (span, times.inputs + times.outputs))));
-        };
-        let started = Instant::now();
-        self.controller.borrow_device(self.device, self.expected, Box::new(work));
-        let gone = "the model could not be measured: the engine panicked, or the server is going down";
-        let (loaded, outcome) = receiver.recv().map_err(|_| gone)?;
-        self.loaded = Some(loaded);
-        let (span, overlap) = outcome.map_err(|error| error.to_string())?;
-        (self.expected, self.overlap) = (span, overlap);
-        // Others have the device for at least as long as this took.
-        if self.controller.in_hand() > 0 {
-            std::thread::sleep(started.elapsed());
-        }
-        Ok(span)
-    }
-}
-
-fn make_inputs(
-    signature: &ModelSignature,
-    batch: u32,
-    open_size: i64,
-    samples: Samples<'_>,
-) -> Result<Arc<[Tensor]>, String> {
-    let make = |spec: &TensorSpec| {
-        let mut input = make_input(spec, signature.max_batch, batch, open_size, samples.given)?;
-        if let Some(mut buffer) = samples.memory.and_then(|memory| memory.take(input.data.len()))
-            && buffer.append(&input.data)
-        {
-            input.data = Bytes::from_owner(buffer);
-        }
-        Ok(input)
-    };
-    signature.inputs.iter().map(make).collect()
-}
-
-fn make_input(
-    spec: &TensorSpec,
-    max_batch: u32,
-    batch: u32,
-    open_size: i64,
-    given: &BTreeMap<String, ProfileInput>,
-) -> Result<Tensor, String> {
-    let mut shape: Vec<i64> = spec.dims.iter().map(|&dim| if dim < 0 { open_size } else { dim }).collect();
-    let given = given.get(&spec.name);
-    if let Some(dims) = given.and_then(|given| given.dims.as_ref()) {
-        let from = usize::from(max_batch > 0);
-        if dims.len() + from != shape.len() {
-            let (name, wanted) = (&spec.name, shape.len() - from);
-            return Err(format!("profile_inputs gives {name} {} dimensions, but it has {wanted}", dims.len()));
-        }
-        shape[from..].copy_from_slice(dims);
-    }
-    if max_batch > 0
-        && let Some(first) = shape.first_mut()
-    {
-        *first = i64::from(batch);
-    }
-    let element = element(spec.datatype, given.and_then(|given| given.value));
-    let bytes = element_count(&shape).and_then(|count| count.checked_mul(element.len()));
-    let Some(bytes) = bytes.filter(|&bytes| bytes <= MAX_INPUT_BYTES) else {
-        let name = &spec.name;
-        return Err(format!(
-            "input {name} would have the shape {shape:?}, which is too large to measure the model with: give a smaller one \
-             with the parameter profile_inputs"
-        ));
-    };
-    let data = element.repeat(bytes / element.len()).into();
-    Ok(Tensor { datatype: spec.datatype, shape, data })
-}
-
-/// What measurements depend on besides the model: nothing, or the inputs that were given for it.
-pub(crate) fn describe(given: &BTreeMap<String, ProfileInput>) -> String {
-    let each = given.iter().map(|(name, input)| format!(", {name} {:?} {:?}", input.dims, input.value));
-    each.collect()
-}
-
-/// One element. Where no value is given: ones are valid tokens, flags and lengths; zeros as lengths often aren't.
-fn element(datatype: DataType, value: Option<f64>) -> Vec<u8> {
-    let real = value.unwrap_or(0.5);
-    let whole = value.unwrap_or(1.0) as i64;
-    match datatype {
-        DataType::Fp32 => (real as f32).to_le_bytes().to_vec(),
-        DataType::Fp64 => real.to_le_bytes().to_vec(),
-        DataType::Fp16 | DataType::Bf16 => vec![0; 2],
-        DataType::Bool => vec![u8::from(whole != 0)],
-        DataType::Bytes => vec![1, 0, 0, 0, b'a'],
-        DataType::Int8 | DataType::Uint8 => whole.to_le_bytes()[..1].to_vec(),
-        DataType::Int16 | DataType::Uint16 => whole.to_le_bytes()[..2].to_vec(),
-        DataType::Int32 | DataType::Uint32 => whole.to_le_bytes()[..4].to_vec(),
-        DataType::Int64 | DataType::Uint64 => whole.to_le_bytes().to_vec(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base::DataType;
+
+    const SIZES: [u32; 5] = [1, 2, 4, 8, 16];
+
+    /// A model whose batches take so much for each row, by a clock of its own.
+    struct Virtual {
+        row: Duration,
+        accepts: bool,
+        spent: Duration,
+    }
+
+    impl Run for Virtual {
+        fn once(&mut self, inputs: &Arc<[Tensor]>) -> Result<RunTimes, RunError> {
+            if !self.accepts {
+                return Err(RunError::Refused("no".into()));
+            }
+            let span = self.row * inputs[0].shape[0] as u64;
+            self.spent += span;
+            Ok(RunTimes { span, overlap: Duration::ZERO })
+        }
+    }
+
+    fn signature() -> ModelSignature {
+        let spec = TensorSpec { name: "x".into(), datatype: DataType::Fp32, dims: vec![-1, 2] };
+        ModelSignature { inputs: vec![spec.clone()], outputs: vec![spec], max_batch: 16 }
+    }
+
+    /// What sizes take of a model that takes so many microseconds for each row, and what measuring took.
+    fn measured(micros: u64) -> (Vec<(u32, u64)>, Duration) {
+        let mut model = Virtual { row: Duration::from_micros(micros), accepts: true, spent: Duration::ZERO };
+        let (samples, signature) = (Samples::none(), signature());
+        let mut budget = Budget(ProfilingEffort::default().budget);
+        let (sample, one) = find_inputs(&mut model, &signature, samples, &mut budget).unwrap().unwrap();
+        let inputs = |batch| samples.inputs(&signature, batch, sample);
+        let known = measure_sizes(&mut model, one, &SIZES, &inputs, 100, &mut budget).unwrap();
+        (SIZES.map(|size| (size, on_line(&known, size).median.as_micros())).to_vec(), model.spent)
+    }
 
     #[test]
-    fn inputs_that_no_memory_holds_are_refused() {
-        for dims in [vec![-1, i64::MAX, i64::MAX], vec![-1, 1 << 40], vec![-1, 1 << 28]] {
-            let spec = TensorSpec { name: "input".into(), datatype: DataType::Fp32, dims };
-            let refused = make_input(&spec, 8, 4, 16, &BTreeMap::new()).err().unwrap();
-            assert!(refused.contains("too large"), "{refused}");
+    fn measuring_takes_what_the_budget_allows_however_slow_the_model_is() {
+        for micros in [10, 1_000, 25_000, 70_000, 1_300_000] {
+            let (batches, spent) = measured(micros);
+            for (size, median) in batches {
+                let part = median as f64 / (micros * u64::from(size)) as f64;
+                assert!((0.95..=1.0).contains(&part), "what wasn't measured lies on the line: {size} {median}");
+            }
+            let fewest = Duration::from_micros(micros) * u64::from(FEWEST_RUNS);
+            assert!(spent <= ProfilingEffort::default().budget.max(fewest), "{micros}: {spent}");
         }
     }
 
     #[test]
-    fn inputs_follow_the_batch_and_the_given_shapes() {
-        let spec = TensorSpec { name: "input".into(), datatype: DataType::Fp32, dims: vec![-1, 3, -1] };
-        let input = make_input(&spec, 8, 4, 16, &BTreeMap::new()).unwrap();
-        assert_eq!((input.shape, input.data.len()), (vec![4, 3, 16], 4 * 3 * 16 * 4));
-        let given = |dims: &[i64]| {
-            let input = ProfileInput { dims: Some(dims.to_vec()), value: Some(2.0) };
-            BTreeMap::from([("input".to_owned(), input)])
+    fn one_slow_run_of_a_few_is_not_a_model_whose_times_vary() {
+        let p99 = |runs: usize| {
+            let slow_at = |at: usize| if at == 1 { 900 } else { 100 };
+            let times =
+                (0..runs).map(|at| RunTimes { span: Duration::from_micros(slow_at(at)), overlap: Duration::ZERO });
+            SizeMeasurement { batch: 1, inputs: Arc::new([]), times: times.collect() }.latency().p99.as_micros()
         };
-        let input = make_input(&spec, 8, 2, 16, &given(&[3, 5])).unwrap();
-        assert_eq!((input.shape, &input.data[..4]), (vec![2, 3, 5], &2f32.to_le_bytes()[..]));
-        assert!(make_input(&spec, 8, 2, 16, &given(&[3])).is_err());
+        assert_eq!([3, 19, 20, 99, 100].map(p99), [200, 200, 900, 900, 100]);
+    }
+
+    #[test]
+    fn a_model_that_accepts_nothing_is_no_error() {
+        let mut model = Virtual { row: Duration::ZERO, accepts: false, spent: Duration::ZERO };
+        let tried = find_inputs(&mut model, &signature(), Samples::none(), &mut Budget(Duration::ZERO));
+        let why = tried.unwrap().err().unwrap();
+        assert!(why.starts_with("no input was found that the model accepts") && why.ends_with("said: no"), "{why}");
+    }
+
+    #[test]
+    fn loads_are_measured_as_often_as_they_fit() {
+        let loads = |millis: &[u64]| {
+            let mut spans = millis.iter().map(|millis| Duration::from_millis(*millis));
+            let mut loads = 0;
+            let once = || {
+                loads += 1;
+                Ok((spans.next().unwrap(), ()))
+            };
+            let (load, ()) = measure_load(once, &mut Budget(Duration::from_millis(300))).unwrap();
+            (load.as_micros() / 1000, loads)
+        };
+        assert_eq!(loads(&[9, 3, 5, 4, 7]), (5, 4), "the first isn't counted");
+        assert_eq!(loads(&[45, 40, 41]), (40, 2));
+        assert_eq!(loads(&[600, 1]), (600, 1));
+    }
+
+    #[test]
+    fn what_was_not_measured_lies_on_a_line() {
+        let entry = |batch: u32, micros: u64| {
+            let [median, p99] = [micros, 2 * micros].map(Duration::from_micros);
+            BatchLatency { batch, median, p99, overlap: Duration::ZERO }
+        };
+        let at = |known: &[BatchLatency], batch: u32| {
+            let BatchLatency { median, p99, .. } = on_line(known, batch);
+            (median.as_micros(), p99.as_micros())
+        };
+        let known = [entry(1, 100), entry(4, 160), entry(8, 200)];
+        assert_eq!([1, 2, 4, 6].map(|batch| at(&known, batch)), [(100, 200), (120, 240), (160, 320), (180, 360)]);
+        assert_eq!(at(&[entry(1, 100), entry(2, 110)], 8), (170, 340), "beyond what was measured");
+        assert_eq!(at(&[entry(1, 100), entry(2, 300)], 4), (600, 1200), "no dearer than in the last");
+        assert_eq!(at(&[entry(1, 100)], 8), (765, 1530), "one alone");
+        assert_eq!(at(&[entry(1, 100), entry(2, 90)], 4), (100, 200), "never less than before");
     }
 }

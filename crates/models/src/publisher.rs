@@ -17,6 +17,7 @@ use crate::bring_up::BringUp;
 use crate::catalogue::{Catalogue, CatalogueEntry, ModelState, ServedModel};
 use crate::control::ControlMode;
 use crate::manager::{ManagerWork, StartProgress};
+use crate::progress::StartLines;
 use crate::registry::Registry;
 use base::Duration;
 use engine::Prepared;
@@ -184,8 +185,10 @@ impl Publisher {
         }
         self.update_catalogue();
         let total = wanted.len();
+        let lines = StartLines::new(total);
         for (done, entry) in wanted.into_iter().enumerate() {
             (self.bring_up.config.progress)(&StartProgress { done, total, current: entry.name().to_owned() });
+            lines.begin(entry.name());
             let _ = self.take_in(entry);
         }
         (self.bring_up.config.progress)(&StartProgress { done: total, total, current: String::new() });

@@ -2,7 +2,7 @@
 //! model's.
 
 use base::{ModelSignature, TensorSpec};
-use engine::{Compute, DeviceTimes, EngineError, Input, Inputs, Loaded, Prepared, Sink, Staged, TensorView};
+use engine::{Compute, DeviceTimes, EngineError, Input, Inputs, Loaded, Prepared, Sink, Staged, Tensor, TensorView};
 use repository::{ModelConfig, TensorConfig};
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,9 +29,10 @@ fn sides(own: &[TensorSpec], configured: &[TensorConfig], batched: bool) -> (Vec
             let Some(config) = configured.iter().find(|config| config.name == spec.name) else {
                 return (spec.clone(), None);
             };
-            let batch = spec.dims.first().filter(|_| batched);
-            let dims = batch.into_iter().chain(&config.dims).copied().collect();
-            let map = config.reshape.clone().map(|to| Map { from: config.dims.clone(), to });
+            let (batch, actual) = spec.dims.split_at(usize::from(batched).min(spec.dims.len()));
+            let dims = [batch, &config.dims].concat();
+            let own = config.own_dims(actual, batched);
+            let map = (own != config.dims).then(|| Map { from: config.dims.clone(), to: own.to_vec() });
             (TensorSpec { dims, ..spec.clone() }, map)
         })
         .unzip()
@@ -52,6 +53,10 @@ impl Map {
 
     fn apply(&self, shape: &[i64], batched: bool) -> Vec<i64> {
         let (batch, rest) = shape.split_at(usize::from(batched).min(shape.len()));
+        if rest.len() != self.from.len() {
+            // A file may leave out how many dimensions an output has: it is handed on as it is.
+            return shape.to_vec();
+        }
         let mut open = self.from.iter().zip(rest).filter(|&(&from, _)| from < 0).map(|(_, &size)| size);
         let sizes = self.to.iter().map(|&to| if to < 0 { open.next().unwrap_or(1) } else { to });
         batch.iter().copied().chain(sizes).collect()
@@ -97,12 +102,26 @@ impl Prepared for Reshaped {
         self.inner.weight_bytes()
     }
 
+    fn takes_any_batch(&self) -> bool {
+        self.inner.takes_any_batch()
+    }
+
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.inner.load(device).map(|inner| self.wrap(inner))
     }
 
     fn load_in(&self, division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.inner.load_in(division, device).map(|inner| self.wrap(inner))
+    }
+
+    fn defaults(&self) -> Vec<Option<Tensor>> {
+        let mut defaults = self.inner.defaults();
+        for (default, map) in defaults.iter_mut().zip(&self.maps.to_model) {
+            if let (Some(tensor), Some(map)) = (default, map) {
+                tensor.shape = map.clone().turned().apply(&tensor.shape, self.maps.batched);
+            }
+        }
+        defaults
     }
 }
 
@@ -147,12 +166,12 @@ impl Inputs for ReshapedInputs<'_> {
         })
     }
 
-    fn in_pieces(&mut self) -> Vec<Input> {
-        let mut inputs = self.inner.in_pieces();
+    fn in_pieces(&mut self) -> Result<Vec<Input>, EngineError> {
+        let mut inputs = self.inner.in_pieces()?;
         for (position, input) in inputs.iter_mut().enumerate() {
             input.shape = self.maps.inward(position, &input.shape);
         }
-        inputs
+        Ok(inputs)
     }
 }
 
@@ -203,5 +222,17 @@ mod tests {
         let scalar = Map { from: vec![1], to: vec![] };
         assert_eq!(scalar.apply(&[4, 1], true), [4]);
         assert_eq!(scalar.turned().apply(&[4], true), [4, 1]);
+    }
+
+    #[test]
+    fn scalars_that_are_configured_with_ones_are_scalars_to_the_model() {
+        let text = "max_batch_size: 0 input { name: \"x\" data_type: TYPE_FP32 dims: [ 1, 1 ] }";
+        let config = ModelConfig::parse(text, "config.pbtxt".as_ref(), "m").unwrap();
+        let scalar = TensorSpec { name: "x".into(), datatype: base::DataType::Fp32, dims: Vec::new() };
+        let (seen, maps) = sides(&[scalar], &config.inputs, false);
+        let map = maps[0].as_ref().unwrap();
+        assert_eq!((&seen[0].dims[..], map.apply(&[1, 1], false)), (&[1, 1][..], vec![]));
+        assert_eq!(map.clone().turned().apply(&[], false), [1, 1]);
+        assert_eq!(map.clone().turned().apply(&[5], false), [5]);
     }
 }

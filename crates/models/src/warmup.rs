@@ -1,6 +1,7 @@
 //! Runs a model's warmup samples on every device before it is ready.
 
-use crate::profiler::DeviceRunner;
+use crate::runner::{DeviceRunner, Run as _};
+use crate::samples::by_chance;
 use base::{DataType, DeviceId, ModelSignature, element_count};
 use controller::Controller;
 use engine::{Prepared, Tensor};
@@ -25,17 +26,21 @@ pub(crate) fn run(controller: &Controller, prepared: &dyn Prepared, found: &Foun
             let failed = |reason: String| format!("model_warmup {:?}: {reason}", sample.name);
             let inputs = inputs(sample, prepared.signature(), &found.folder).map_err(failed)?;
             for _ in 0..sample.count {
-                runner.once(&inputs).map_err(failed)?;
+                runner.once(&inputs).map_err(|error| failed(error.into()))?;
                 runs += 1;
             }
         }
     }
-    tracing::info!(model = found.name, version = found.version, samples = samples.len(), runs, "warmed up");
+    tracing::debug!(model = found.name, version = found.version, samples = samples.len(), runs, "warmed up");
     Ok(())
 }
 
 /// A sample's inputs, in the order of the model's.
-fn inputs(sample: &WarmupSample, signature: &ModelSignature, folder: &Path) -> Result<Arc<[Tensor]>, String> {
+pub(crate) fn inputs(
+    sample: &WarmupSample,
+    signature: &ModelSignature,
+    folder: &Path,
+) -> Result<Arc<[Tensor]>, String> {
     if let Some(name) = sample.inputs.keys().find(|name| signature.inputs.iter().all(|spec| spec.name != **name)) {
         return Err(format!("the model has no input {name:?}"));
     }
@@ -69,7 +74,7 @@ fn data(name: &str, input: &WarmupInput, shape: &[i64], folder: &Path) -> Result
     let bytes = count.checked_mul(size).filter(|&bytes| bytes <= MAX_INPUT_BYTES).ok_or_else(large)?;
     match &input.data {
         WarmupData::Zero => Ok(vec![0; bytes]),
-        WarmupData::Random => Ok(random(input.datatype, count)),
+        WarmupData::Random => Ok(by_chance(input.datatype, count, 0, &(0..=99))),
         WarmupData::File(file) => {
             let path = folder.join(WARMUP_FOLDER).join(file);
             let length =
@@ -104,49 +109,9 @@ fn check(datatype: DataType, count: usize, bytes: usize, data: &[u8]) -> Result<
     }
 }
 
-/// Small whole numbers and fractions: what most models can compute with. Always the same ones.
-fn random(datatype: DataType, count: usize) -> Vec<u8> {
-    // A linear congruential generator; its upper bits are good enough to fill a tensor with.
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as u32
-    };
-    let mut data = Vec::new();
-    for _ in 0..count {
-        let number = next();
-        let fraction = f64::from(number) / f64::from(1 << 24);
-        let whole = u64::from(number % 100);
-        match datatype {
-            DataType::Fp32 => data.extend((fraction as f32).to_le_bytes()),
-            DataType::Fp64 => data.extend(fraction.to_le_bytes()),
-            // The upper half of a single.
-            DataType::Bf16 => data.extend(&(fraction as f32).to_le_bytes()[2..]),
-            // A half between 0.5 and 1: its exponent is fixed, its ten bits of fraction aren't.
-            DataType::Fp16 => data.extend((0x3800 | (number % 1024) as u16).to_le_bytes()),
-            DataType::Bool => data.push((number % 2) as u8),
-            DataType::Bytes => data.extend([1, 0, 0, 0, b'a' + (number % 26) as u8]),
-            whole_type => data.extend(&whole.to_le_bytes()[..whole_type.size().unwrap_or(1)]),
-        }
-    }
-    data
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn random_elements_have_their_size_and_are_the_same_every_time() {
-        for &datatype in DataType::ALL {
-            let data = random(datatype, 7);
-            assert_eq!(data.len(), 7 * datatype.size().unwrap_or(5), "{datatype}");
-            assert_eq!(data, random(datatype, 7));
-        }
-        let halves = random(DataType::Fp32, 100);
-        let values = halves.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
-        assert!(values.clone().all(|value| (0.0..1.0).contains(&value)) && values.clone().any(|value| value > 0.5));
-    }
 
     #[test]
     fn strings_in_a_file_are_counted() {

@@ -6,7 +6,7 @@ mod common;
 
 use common::{ask, manage, until, wait, write_model};
 use controller::{Controller, ControllerConfig, DeviceConfig, Reply};
-use models::ModelState;
+use models::{ModelState, PublishOrder, Registry};
 use telemetry::Metrics;
 
 const EMULATED: &str = "platform: \"emulated\" max_batch_size: 8
@@ -61,4 +61,29 @@ fn models_come_and_go_while_serving() {
     std::fs::remove_dir_all(repository.path().join("first")).unwrap();
     until("the end of the removed model", || !registry.catalogue().models.contains_key("first"));
     assert!(ready("second"));
+}
+
+/// What a client hears that loads a model as the repository has it.
+fn load(registry: &Registry, model: &str) -> Result<(), String> {
+    let order = PublishOrder { model: model.to_owned(), ..PublishOrder::default() };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(registry.control().unwrap().publish(order)).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_load_serves_the_versions_that_are_there_of_those_that_the_policy_names() {
+    let repository = tempfile::tempdir().unwrap();
+    let controller = start();
+    let (registry, _manager) = manage(&controller, repository.path());
+    let named = |versions: &str| format!("{EMULATED} version_policy {{ specific {{ versions: [ {versions} ] }} }}");
+    write_model(repository.path(), "net", &named("1, 7"));
+    assert_eq!(load(&registry, "net"), Ok(()));
+    let catalogue = registry.catalogue();
+    let versions = &catalogue.models["net"].versions;
+    assert!(versions[&1].serving().is_some());
+    let ModelState::Broken(reason) = versions[&7].state() else { panic!("{:?}", versions[&7]) };
+    assert!(reason.starts_with("version_policy names version 7, but there is no "), "{reason}");
+    write_model(repository.path(), "none", &named("7, 9"));
+    let refused = load(&registry, "none").unwrap_err();
+    assert!(refused.contains("names version 7") && refused.contains("names version 9"), "{refused}");
 }

@@ -7,11 +7,16 @@
     reason = "fields are called as in the format, or nearly so; its own documentation says what they mean"
 )]
 
+mod defaults;
+
 use bytes::Bytes;
+pub use defaults::with_defaults;
 pub use prost::Message;
 
 #[derive(Clone, PartialEq, Message)]
 pub struct ModelProto {
+    #[prost(int64, tag = "1")]
+    pub ir_version: i64,
     #[prost(message, optional, tag = "7")]
     pub graph: Option<GraphProto>,
     #[prost(message, repeated, tag = "8")]

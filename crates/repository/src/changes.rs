@@ -110,6 +110,7 @@ mod tests {
                 name: name[..1].to_owned(),
                 version: name[1..].parse().ok(),
                 reason: state.to_owned(),
+                absent: false,
                 fingerprint: Fingerprint::default(),
             })
         };

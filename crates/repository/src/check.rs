@@ -43,7 +43,7 @@ fn compare(role: &str, configured: &[TensorConfig], specs: &[TensorSpec], batche
             found.push(format!("{role} {name:?} is configured as {configured}, but is {actual} in the model"));
         }
         let actual = if batched && !spec.dims.is_empty() { &spec.dims[1..] } else { &spec.dims[..] };
-        if !fits(tensor.reshape.as_ref().unwrap_or(&tensor.dims), actual) {
+        if !fits(tensor.own_dims(actual, batched), actual) {
             let without = if batched { " without the batch dimension" } else { "" };
             let (what, dims) = tensor.reshape.as_ref().map_or(("dims", &tensor.dims), |dims| ("reshape", dims));
             found.push(format!(
@@ -88,6 +88,28 @@ mod tests {
         assert_eq!(check("", 8), Vec::<String>::new());
         let whole = "max_batch_size: 0 input { name: \"x\" data_type: TYPE_FP32 dims: [-1, 3, 7] }";
         assert_eq!(check(whole, 0), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_tensor_without_dimensions_is_written_with_ones() {
+        let spec = |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, dims: Vec::new() };
+        let signature = ModelSignature { inputs: vec![spec("x")], outputs: vec![spec("y")], max_batch: 0 };
+        let said = |x: &str, y: &str| {
+            let text = format!(
+                "max_batch_size: 0 input {{ name: \"x\" data_type: TYPE_FP32 {x} }}
+                 output {{ name: \"y\" data_type: TYPE_FP32 {y} }}"
+            );
+            disagreements(&ModelConfig::parse(&text, Path::new("config.pbtxt"), "m").unwrap(), &signature)
+        };
+        assert_eq!(said("dims: 1", "dims: [1, 1]"), Vec::<String>::new());
+        assert_eq!(said("dims: 1 reshape { shape: [ ] }", "dims: [ ]"), Vec::<String>::new());
+        assert_eq!(
+            said("dims: 2", "dims: -1"),
+            [
+                "input \"x\" is configured with dims [2], but has [] in the model",
+                "output \"y\" is configured with dims [-1], but has [] in the model",
+            ]
+        );
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! A configuration with everything filled in that was left out, as Triton shows it once a model is loaded.
 
 use crate::config::{ModelConfig, VersionPolicy};
+use crate::parameters::BATCH_DIMENSION;
 use base::{DataType, ModelSignature, TensorSpec};
 use wire::proto::{
-    self, ModelDynamicBatching, ModelInput, ModelInstanceGroup, ModelOutput, ModelVersionPolicy, model_config,
-    model_instance_group, model_version_policy,
+    self, ModelDynamicBatching, ModelInput, ModelInstanceGroup, ModelOutput, ModelParameter, ModelVersionPolicy,
+    model_config, model_instance_group, model_version_policy,
 };
 
 /// What is known of a model besides its configuration.
@@ -20,6 +21,8 @@ pub struct Known<'a> {
     pub devices: u32,
     /// The name of its file.
     pub file_name: &'a str,
+    /// Why its first dimension is a batch or isn't, where that was found out.
+    pub batching: Option<&'a str>,
 }
 
 /// The whole configuration.
@@ -45,6 +48,10 @@ pub fn complete(config: &ModelConfig, known: &Known<'_>) -> proto::ModelConfig {
     if all.scheduling_choice.is_none() && batched {
         let batching = ModelDynamicBatching::default();
         all.scheduling_choice = Some(model_config::SchedulingChoice::DynamicBatching(batching));
+    }
+    if let Some(why) = known.batching {
+        let found = ModelParameter { string_value: why.to_owned() };
+        all.parameters.insert(BATCH_DIMENSION.to_owned(), found);
     }
     if all.instance_group.is_empty() {
         all.instance_group.push(ModelInstanceGroup {

@@ -2,7 +2,9 @@
 
 use crate::text::{self, TextMessage, TextPosition, TextProblem};
 use crate::{json, read, schema};
-use base::{DataType, Duration, LatencyProfile, Precision, ProfileError, USUAL_MAX_BATCH, usual_batch_sizes};
+use base::{
+    DataType, Duration, LatencyProfile, Precision, ProfileError, USUAL_MAX_BATCH, dense_batch_sizes, usual_batch_sizes,
+};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use wire::proto;
@@ -50,6 +52,8 @@ pub struct ModelConfig {
     /// What inputs are filled up with so that requests of different lengths can share a batch, by input; none: they
     /// can't.
     pub padding: BTreeMap<String, f64>,
+    /// How many elements an input whose size is left open may have, from the parameter `max_elements`.
+    pub max_elements: Option<u64>,
     /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
     pub file_name: Option<String>,
     /// Everything as it was written, in Triton's message.
@@ -80,6 +84,16 @@ pub struct TensorConfig {
     pub reshape: Option<Vec<i64>>,
     /// The file in the model's folder with the names of an output's classes, one on each line.
     pub labels: Option<String>,
+}
+
+impl TensorConfig {
+    /// What the configuration says of the model's own dimensions, of which there are `actual` behind the batch
+    /// dimension. Triton has no tensors without dimensions: those of a model without a batch are written with ones.
+    pub fn own_dims(&self, actual: &[i64], batched: bool) -> &[i64] {
+        let said = self.reshape.as_deref().unwrap_or(&self.dims);
+        let is_scalar = actual.is_empty() && !batched && said.iter().all(|&dim| dim == 1);
+        if is_scalar { &[] } else { said }
+    }
 }
 
 /// What `dynamic_batching` says of requests that wait.
@@ -224,17 +238,28 @@ impl ModelConfig {
         labels.chain(warmup)
     }
 
-    /// The batch sizes to execute and profile, ascending, for a model of which the engine knows that its largest batch
-    /// is `max_batch` (0: no batch dimension). Those that are configured come first, then 1 with Triton's preferred
-    /// ones, then powers of two; never more than `max_batch`, and 1 is always there.
+    /// The batch sizes to prepare and measure, ascending, for a model of which the engine knows that its largest batch
+    /// is `max_batch` (0: no batch dimension). Those that are configured, else powers of two up to the largest, with
+    /// Triton's preferred ones between them; never more than `max_batch`, and 1 is always there.
     pub fn batch_sizes(&self, max_batch: u32) -> Vec<u32> {
+        self.sizes_or(max_batch, usual_batch_sizes)
+    }
+
+    /// The same for models that compute batches of any size: what isn't configured lies so close together that little
+    /// is lost. All of `batch_sizes` are among them, and what the others take follows from what these take.
+    pub fn any_batch_sizes(&self, max_batch: u32) -> Vec<u32> {
+        self.sizes_or(max_batch, dense_batch_sizes)
+    }
+
+    fn sizes_or(&self, max_batch: u32, default: fn(u32) -> Vec<u32>) -> Vec<u32> {
         let max = max_batch.max(1);
         let mut sizes = match &self.batch_sizes {
             Some(sizes) => sizes.clone(),
-            None if !self.preferred_batch_sizes.is_empty() => self.preferred_batch_sizes.clone(),
             None => {
                 // Said outright, the largest batch is wanted; found in the model, it is only what is possible.
-                usual_batch_sizes(if self.max_batch.is_some() { max } else { max.min(USUAL_MAX_BATCH) })
+                let largest = if self.max_batch.is_some() { max } else { max.min(USUAL_MAX_BATCH) };
+                // A preference is a hint: requests with more rows are taken up to the largest batch, as in Triton.
+                [default(largest), self.preferred_batch_sizes.clone()].concat()
             }
         };
         sizes.retain(|&size| size <= max);
@@ -318,6 +343,18 @@ mod tests {
         assert_eq!(inputs["both"], ProfileInput { dims: Some(vec![2]), value: Some(0.5) });
         for wrong in ["input", "input=", "input=0x3", "rate=@many", "a=1,"] {
             assert!(of(wrong).unwrap_err().contains("profile_inputs"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_most_elements_of_an_input_are_read_or_explained() {
+        let of = |text: &str| {
+            parse(&format!("parameters {{ key: \"max_elements\" value: {{ string_value: \"{text}\" }} }}"))
+        };
+        assert_eq!(of(" 65536").unwrap().max_elements, Some(65536));
+        assert_eq!(parse("").unwrap().max_elements, None);
+        for wrong in ["0", "-1", "1e6", "many", ""] {
+            assert!(of(wrong).unwrap_err().contains("max_elements"), "{wrong}");
         }
     }
 
@@ -423,7 +460,7 @@ mod tests {
             (parse("name: \"other\"").unwrap_err(), "name is \"other\", but the folder is called \"m\""),
             (parse("platform: \"tensorrt_plan\"").unwrap_err(), "platform \"tensorrt_plan\" isn't supported"),
             (parse("backend: \"python\"").unwrap_err(), "backend \"python\" isn't supported"),
-            (parse("max_batch_size: -1").unwrap_err(), "max_batch_size is -1: it must be from 0 to 4096"),
+            (parse("max_batch_size: -1").unwrap_err(), "max_batch_size is -1: it must be from 0 to 2147483647"),
             (parse("input { name: \"x\" }").unwrap_err(), "input \"x\" has no data_type"),
             (parse("input { data_type: TYPE_FP32 }").unwrap_err(), "this input has no name"),
             (parse("input { name: \"x\" data_type: TYPE_FLOAT }").unwrap_err(), "data_type \"TYPE_FLOAT\" isn't known"),
@@ -462,8 +499,7 @@ mod tests {
             input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] reshape { shape: [ 2, 3 ] } }
             output { name: "x" data_type: TYPE_FP32 dims: 1 label_filename: "/x" }
             dynamic_batching { preferred_batch_size: [ 4, 0 ] }
-            dynamic_batching { preferred_batch_size: 4 preferred_batch_size: 5000 }
-            dynamic_batching { priority_levels: 70000 }
+            dynamic_batching { preferred_batch_size: 4 preferred_batch_size: 5000000000 }
             dynamic_batching { priority_levels: -1 }
             dynamic_batching { priority_levels: 2 default_priority_level: 3 }
             dynamic_batching { priority_queue_policy { key: 3 value { } } }
@@ -478,10 +514,10 @@ mod tests {
             parameters { key: "weights_mb" value { string_value: "x" } }
             parameters { key: "padding" value { string_value: "x" } } max_batch_size: -1
             model_warmup { name: "w" count: 20000 }
-            model_warmup { name: "w" batch_size: 5000 }
+            model_warmup { name: "w" batch_size: 5000000000 }
             model_warmup { inputs { value { } } }
             model_warmup { inputs { key: "x" value { zero_data: true } } }
-            model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 zero_data: false } } }
+            model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 } } }
             model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 dims: -1 zero_data: true } } }
             model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 dims: 0 zero_data: true } } }
             model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 input_data_file: "a/../b" } } }
@@ -497,7 +533,7 @@ mod tests {
         expect_test::expect![[r#"
             1:11: `platform` must be a string: put it into quotes
             1:11: platform "tensorrt_plan" isn't supported: use "onnxruntime_onnx" with an ONNX file
-            1:17: max_batch_size is 99999999999: it must be from 0 to 4096
+            1:17: max_batch_size is 99999999999: it must be from 0 to 2147483647
             1:17: `max_batch_size` has one value, not a list
             1:19: `max_batch_size` is given twice
             1:30: data_type "TYPE_FLOAT" isn't known: use one of TYPE_BOOL, TYPE_UINT8, TYPE_UINT16, TYPE_UINT32, TYPE_UINT64, TYPE_INT8, TYPE_INT16, TYPE_INT32, TYPE_INT64, TYPE_FP16, TYPE_FP32, TYPE_FP64, TYPE_STRING, TYPE_BF16
@@ -507,10 +543,9 @@ mod tests {
             1:74: a dimension is -3: write a size from 1 up, or -1 for any size
             1:7: input "x" has dims [4], which can't be reshaped to [2, 3]: both must have the same number of elements
             1:65: label_filename is "/x": it must be a file in the model's folder
-            1:47: preferred_batch_size is 0: it must be from 1 to 4096
-            1:66: preferred_batch_size is 5000: it must be from 1 to 4096
-            1:37: priority_levels is 70000: it must be from 0 to 65536
-            1:37: priority_levels is -1: it must be from 0 to 65536
+            1:47: preferred_batch_size is 0: it must be from 1 to 2147483647
+            1:66: preferred_batch_size is 5000000000: it must be from 1 to 2147483647
+            1:37: priority_levels is -1: it must be from 0 to 18446744073709551615
             1:1: default_priority_level is 3: with priority_levels 2 it must be from 1 to 2
             1:1: priority_queue_policy has a policy for level 3, but priority_levels is 0
             1:59: timeout_action "WAIT" isn't known: use one of REJECT, DELAY
@@ -522,9 +557,9 @@ mod tests {
             1:12: this parameter has no key: write parameters { key: "NAME" value { string_value: "VALUE" } }
             1:12: parameter `batch_sizes` has "": write sizes with commas between, as in "1,2,4,8,16"
             1:54: parameter `weights_mb` is "x": write a number from 0 up, as in "25"
-            1:75: max_batch_size is -1: it must be from 0 to 4096
+            1:75: max_batch_size is -1: it must be from 0 to 2147483647
             1:33: count is 20000: it must be from 0 to 10000
-            1:38: batch_size is 5000: it must be from 0 to 4096
+            1:38: batch_size is 5000000000: it must be from 0 to 2147483647
             1:23: an input of model_warmup has no key: write the input's name there
             1:23: input "x" of model_warmup has no data_type
             1:23: input "x" of model_warmup has no data: give zero_data, random_data or input_data_file
@@ -581,7 +616,6 @@ mod tests {
             5:69: field `unheard_of` isn't known and is ignored
             6:72: is_shape_tensor is ignored: only TensorRT has shape tensors
             6:94: allow_ragged_batch is ignored: requests of different shapes are executed one after another
-            7:15: optional is ignored: an ONNX model needs all of its inputs
             7:30: is_non_linear_format_io is ignored: only TensorRT has such formats
             7:60: field `colour` isn't known and is ignored
             9:53: is_shape_tensor is ignored: only TensorRT has shape tensors
@@ -604,11 +638,41 @@ mod tests {
         assert_eq!(config.batch_sizes(0), [1]);
         assert_eq!(config.batch_sizes(6), [1, 2, 4, 6]);
         assert_eq!(config.batch_sizes(1024), [1, 2, 4, 8, 16]);
+        assert_eq!(config.any_batch_sizes(1024), (1..=16).collect::<Vec<_>>());
         config.max_batch = Some(40);
         assert_eq!(config.batch_sizes(40), [1, 2, 4, 8, 16, 32, 40]);
-        config.preferred_batch_sizes = vec![8, 64];
-        assert_eq!(config.batch_sizes(40), [1, 8]);
+        assert_eq!(config.any_batch_sizes(40)[15..], [16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 40]);
         config.batch_sizes = Some(vec![3, 5]);
-        assert_eq!(config.batch_sizes(4), [1, 3]);
+        assert_eq!((config.batch_sizes(4), config.any_batch_sizes(4)), (vec![1, 3], vec![1, 3]));
+    }
+
+    #[test]
+    fn sizes_and_levels_are_as_large_as_in_triton() {
+        let config = parse("max_batch_size: 65536 dynamic_batching { preferred_batch_size: 5000 }").unwrap();
+        assert_eq!(config.batch_sizes(65536).last(), Some(&65536));
+        for (levels, default, is) in [("70000", "70000", 70_000), ("18446744073709551615", "3", u32::MAX)] {
+            let text = format!("priority_levels: {levels} default_priority_level: {default}");
+            let queueing = parse(&format!("dynamic_batching {{ {text} }}")).unwrap().queueing.unwrap();
+            assert_eq!(queueing.levels, is, "{text}");
+        }
+    }
+
+    #[test]
+    fn zero_data_of_a_warmup_counts_whatever_is_written_there() {
+        for (field, data) in [("zero_data", WarmupData::Zero), ("random_data", WarmupData::Random)] {
+            for value in ["true", "false"] {
+                let input = format!("data_type: TYPE_FP32 dims: 2 {field}: {value}");
+                let text = format!("model_warmup {{ inputs {{ key: \"x\" value {{ {input} }} }} }}");
+                assert_eq!(parse(&text).unwrap().warmup[0].inputs["x"].data, data, "{input}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_preferred_batch_size_does_not_lower_the_largest() {
+        let mut config = parse("max_batch_size: 40 dynamic_batching { preferred_batch_size: [ 5, 64 ] }").unwrap();
+        assert_eq!(config.batch_sizes(40), [1, 2, 4, 5, 8, 16, 32, 40], "what is above the largest is left out");
+        config.max_batch = None;
+        assert_eq!(config.batch_sizes(16), [1, 2, 4, 5, 8, 16]);
     }
 }

@@ -13,7 +13,9 @@ mod changes;
 mod check;
 mod complete;
 mod config;
+mod findings;
 mod json;
+mod kept;
 mod meaning;
 #[cfg(feature = "cloud")]
 mod mirror;
@@ -39,6 +41,7 @@ pub use config::{
     ConfigError, Emulation, ModelConfig, ProfileInput, QueuePolicy, Queueing, TensorConfig, VersionPolicy,
     WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample,
 };
+pub use findings::{BatchFinding, FindingKey, FindingStore};
 pub use profiles::{ProfileKey, ProfileStore, StoredProfile, machine};
 pub use scan::{Broken, Fingerprint, FoundModel, Repository, RepositoryError, ScanEntry, is_model_name};
 pub use source::{Bucket, RepositorySource, StoreKind};

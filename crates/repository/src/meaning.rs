@@ -2,19 +2,15 @@
 
 /// Whole numbers that have bounds of their own: the message, the field, from, to.
 const LIMITS: &[(&str, &str, u32, u32)] = &[
-    // A larger batch is a slip, and every size is profiled.
     ("ModelConfig", "max_batch_size", 0, MAX_BATCH),
     ("ModelDynamicBatching", "preferred_batch_size", 1, MAX_BATCH),
     ("ModelWarmup", "batch_size", 0, MAX_BATCH),
     // Each run takes time before the model is ready.
     ("ModelWarmup", "count", 0, 10_000),
-    // More levels than the scheduler tells apart mean nothing; far more are a slip.
-    ("ModelDynamicBatching", "priority_levels", 0, 1 << 16),
-    ("ModelDynamicBatching", "default_priority_level", 0, 1 << 16),
 ];
 
-/// The largest batch size that a configuration may name.
-pub const MAX_BATCH: u32 = 4096;
+/// The largest batch size that a configuration may name: Triton's field holds no larger one.
+pub const MAX_BATCH: u32 = i32::MAX as u32;
 
 /// From what to what a field of a message may be, if it has bounds of its own.
 pub fn limits(message: &str, field: &str) -> Option<(i128, i128)> {
@@ -42,7 +38,6 @@ const WITHOUT_MEANING: &[(&str, &str, &str)] = &[
     ("ModelInput", "format", "tensors are taken as the client sends them"),
     ("ModelInput", "is_shape_tensor", "only TensorRT has shape tensors"),
     ("ModelInput", "allow_ragged_batch", "requests of different shapes are executed one after another"),
-    ("ModelInput", "optional", "an ONNX model needs all of its inputs"),
     ("ModelInput", "is_non_linear_format_io", "only TensorRT has such formats"),
     ("ModelOutput", "is_shape_tensor", "only TensorRT has shape tensors"),
     ("ModelOutput", "is_non_linear_format_io", "only TensorRT has such formats"),

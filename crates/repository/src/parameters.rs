@@ -13,12 +13,15 @@ use wire::proto::ModelParameter;
 /// The parameters that mean something to Punctual.
 const LATENCY_OBJECTIVE_MS: &str = "latency_objective_ms";
 const BATCH_SIZES: &str = "batch_sizes";
+/// In the configuration that clients see: why the first dimension is a batch or isn't.
+pub const BATCH_DIMENSION: &str = "batch_dimension";
 const EMULATED_LATENCY: &str = "emulated_latency";
 const WEIGHTS_MB: &str = "weights_mb";
 const PROFILE_INPUTS: &str = "profile_inputs";
 const SEQUENCE_LENGTHS: &str = "sequence_lengths";
 const PRECISION: &str = "precision";
 const PADDING: &str = "padding";
+const MAX_ELEMENTS: &str = "max_elements";
 const FAIR_WEIGHT: &str = "fair_weight";
 const FAIR_FLOOR: &str = "fair_floor";
 
@@ -64,10 +67,13 @@ fn read_one(name: &str, text: &str, config: &mut ModelConfig) -> Result<bool, St
         EMULATED_LATENCY => config.emulation = Some(emulation(text)?),
         // Read when it is known whether there is something to emulate.
         WEIGHTS_MB => {}
+        // Of a configuration that the server has shown.
+        BATCH_DIMENSION => {}
         PROFILE_INPUTS => config.profile_inputs = profile_inputs(text)?,
         FAIR_WEIGHT => config.fair_weight = Some(number(name, text, 0.001)?),
         FAIR_FLOOR => config.fair_floor = Some(part(name, text)?),
         PADDING => config.padding = padding(text)?,
+        MAX_ELEMENTS => config.max_elements = Some(count(name, text)?),
         "" => {
             let example = r#"parameters { key: "NAME" value { string_value: "VALUE" } }"#;
             return Err(format!("this parameter has no key: write {example}"));
@@ -140,6 +146,13 @@ fn precision(text: &str) -> Result<Precision, String> {
 fn number(parameter: &str, text: &str, least: f64) -> Result<f64, String> {
     let parsed = text.trim().parse::<f64>().ok().filter(|value| (least..1e12).contains(value));
     parsed.ok_or_else(|| format!("parameter `{parameter}` is {text:?}: write a number from {least} up, as in \"25\""))
+}
+
+/// A whole number from 1 up.
+fn count(parameter: &str, text: &str) -> Result<u64, String> {
+    let parsed = text.trim().parse::<u64>().ok().filter(|&count| count > 0);
+    parsed
+        .ok_or_else(|| format!("parameter `{parameter}` is {text:?}: write a whole number from 1 up, as in \"65536\""))
 }
 
 /// A part of a whole, from 0 to 1.

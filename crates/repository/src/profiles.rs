@@ -1,13 +1,14 @@
 //! Measured profiles, kept on disk so that a model is measured once on each machine.
 
+use crate::kept;
 use base::{BatchLatency, Duration, LatencyProfile};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Raise when the meaning of a stored profile changes: older files are then measured anew.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// What a profile is valid for: all of it must be the same.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -89,7 +90,6 @@ impl ProfileStore {
         }
     }
 
-    /// Keeps a profile, whole or not at all: it is written beside its place and then moved there.
     fn try_save(&self, key: &ProfileKey, stored: &StoredProfile) -> io::Result<()> {
         let batch = |b: &BatchLatency| StoredBatch {
             batch: b.batch,
@@ -105,28 +105,17 @@ impl ProfileStore {
             fixed_ns: stored.fixed.as_nanos(),
             batches: stored.profile.batches().iter().map(batch).collect(),
         };
-        fs::create_dir_all(&self.folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(&self.folder)?;
-        serde_json::to_writer_pretty(&mut file, &document)?;
-        file.write_all(b"\n")?;
-        file.persist(self.path(key)).map_err(|error| error.error)?;
-        Ok(())
+        kept::write(&self.path(key), &document)
     }
 
     fn path(&self, key: &ProfileKey) -> PathBuf {
-        let key = serde_json::to_vec(key).expect("a key is strings and numbers");
-        self.folder.join(format!("{}.json", &blake3::hash(&key).to_hex()[..32]))
+        kept::path(&self.folder, key)
     }
 }
 
 /// `Ok(None)`: there is none.
 fn read(path: &Path, key: &ProfileKey) -> Result<Option<StoredProfile>, String> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error.to_string()),
-    };
-    let document: Document = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+    let Some(document) = kept::read::<Document>(path)? else { return Ok(None) };
     if document.format != FORMAT {
         return Err(format!("it has format {}, expected {FORMAT}", document.format));
     }
@@ -203,7 +192,7 @@ mod tests {
         let other = whole.replace("c0ffee", "decaf");
         let empty = whole.replace("\"batch\": 4", "\"batch\": 1");
         for broken in
-            ["", "{", &whole[..whole.len() / 2], &whole.replace("\"format\": 1", "\"format\": 9"), &other, &empty]
+            ["", "{", &whole[..whole.len() / 2], &whole.replace("\"format\": 2", "\"format\": 9"), &other, &empty]
         {
             fs::write(store.path(&key()), broken).unwrap();
             assert_eq!(store.load(&key()), None, "{broken}");

@@ -62,6 +62,8 @@ pub struct Broken {
     pub version: Option<u64>,
     /// Why, as a sentence.
     pub reason: String,
+    /// Whether it has no folder at all, and only the version policy names it: the others are served without it.
+    pub absent: bool,
     /// Differs when a file was changed.
     pub fingerprint: Fingerprint,
 }
@@ -157,6 +159,7 @@ impl Repository {
                     name: name.to_string_lossy().into_owned(),
                     version: None,
                     reason: format!("the folder's name {name:?} isn't UTF-8: rename it"),
+                    absent: false,
                     fingerprint: Fingerprint::default(),
                 })),
             }
@@ -193,6 +196,7 @@ impl Repository {
                     name: name.to_owned(),
                     version: None,
                     reason: format!("there are several models of this name, {}: keep one", places.join(" and ")),
+                    absent: false,
                     fingerprint: Fingerprint::default(),
                 }));
             }
@@ -208,7 +212,8 @@ impl Repository {
     ) {
         let mut fingerprint = Fingerprint::default();
         let broken = |version, reason, fingerprint: &Fingerprint| {
-            ScanEntry::Broken(Broken { name: name.to_owned(), version, reason, fingerprint: fingerprint.clone() })
+            let (name, fingerprint) = (name.to_owned(), fingerprint.clone());
+            ScanEntry::Broken(Broken { name, version, reason, absent: false, fingerprint })
         };
         let config = match given.map_or_else(|| self.config(name, folder, &mut fingerprint), |given| Ok(given.clone()))
         {
@@ -237,10 +242,12 @@ impl Repository {
         for version in chosen(&there, &config.version_policy, usable) {
             let file = file(version);
             let mut fingerprint = fingerprint.clone();
-            if there.contains(&version) {
-                add_files(&mut fingerprint, &folder.join(version.to_string()));
+            if !there.contains(&version) {
+                entries.push(ScanEntry::Broken(absent(name, version, &file, fingerprint)));
+                continue;
             }
-            entries.push(if usable(&version) && there.contains(&version) {
+            add_files(&mut fingerprint, &folder.join(version.to_string()));
+            entries.push(if usable(&version) {
                 ScanEntry::Found(FoundModel {
                     name: name.to_owned(),
                     version,
@@ -337,6 +344,15 @@ fn chosen(there: &[u64], policy: &VersionPolicy, usable: impl Fn(&u64) -> bool) 
     }
 }
 
+/// A version that the policy names and that isn't there.
+fn absent(name: &str, version: u64, file: &Path, fingerprint: Fingerprint) -> Broken {
+    let reason = format!(
+        "version_policy names version {version}, but there is no {}: copy the model there, or name other versions",
+        file.display()
+    );
+    Broken { name: name.to_owned(), version: Some(version), reason, absent: true, fingerprint }
+}
+
 /// Adds the plain files of a folder. What can't be looked at isn't added: it will show when the engine reads it.
 fn add_files(fingerprint: &mut Fingerprint, folder: &Path) {
     let Ok(listing) = fs::read_dir(folder) else { return };
@@ -413,7 +429,7 @@ mod tests {
                 c 1 c/1/model.onnx
                 c 2 c/2/model.onnx
                 d 1 d/1/net.onnx
-                d Some(4) broken: d/4/net.onnx is missing: copy the model there
+                d Some(4) broken: version_policy names version 4, but there is no d/4/net.onnx: copy the model there, or name other versions
             "#]],
         );
     }
@@ -449,7 +465,7 @@ mod tests {
                 odd None broken: odd has no version: put the model into odd/1/model.onnx
                 ok 1 ok/1/model.onnx
                 syntax None broken: syntax/config.pbtxt:2:11: expected a value, but found '}'
-                value None broken: value/config.pbtxt:1:17: max_batch_size is -2: it must be from 0 to 4096
+                value None broken: value/config.pbtxt:1:17: max_batch_size is -2: it must be from 0 to 2147483647
                 virtual 1 virtual/1/model.onnx
             "#]],
         );

@@ -38,12 +38,13 @@ fn read_input(path: &str, name: &str, written: &Input, positions: &Positions) ->
     }
     let datatype = read_data_type(written.data_type).ok_or_else(|| wrong("has no data_type"))?;
     let data = match &written.input_data_type {
-        Some(InputDataType::ZeroData(true)) => Some(WarmupData::Zero),
-        Some(InputDataType::RandomData(true)) => Some(WarmupData::Random),
+        // Which of them is written counts, and not what is written there, as in Triton.
+        Some(InputDataType::ZeroData(_)) => Some(WarmupData::Zero),
+        Some(InputDataType::RandomData(_)) => Some(WarmupData::Random),
         Some(InputDataType::InputDataFile(file)) => {
             relative_file(&format!("{path}.input_data_file"), file, positions)?.map(WarmupData::File)
         }
-        Some(InputDataType::ZeroData(false) | InputDataType::RandomData(false)) | None => None,
+        None => None,
     };
     let data = data.ok_or_else(|| wrong("has no data: give zero_data, random_data or input_data_file"))?;
     Ok(WarmupInput { datatype, dims: written.dims.clone(), data })

@@ -18,7 +18,7 @@ impl Scheduler {
     pub(crate) fn prepare_for(&mut self, request: &Request) {
         let Some(Some(entry)) = self.ledger.models.get_mut(request.model.index()) else { return };
         entry.estimates.age(self.now);
-        let takes = self.ledger.quickest(self.ledger.model(request.model), request.rows);
+        let takes = self.alone(request);
         if request.deadline_at != Timestamp::NEVER && self.now + takes <= request.deadline_at {
             self.shares.came(request.model, request.rows, request.deadline_at.since(self.now));
             // Also if it is refused: the next one like it should find the device free.
@@ -50,9 +50,10 @@ impl Scheduler {
             Rejection::DeadlineUnreachable { .. } | Rejection::Overloaded { .. } => {}
             Rejection::QueueFull | Rejection::ModelUnavailable | Rejection::NoDevice => return,
         }
-        let takes = self.ledger.quickest(self.ledger.model(request.model), request.rows);
+        let takes = self.alone(request);
+        let untried = self.may_be_tried(request);
         let entry = self.ledger.model_mut(request.model);
-        if self.now + takes <= request.deadline_at {
+        if self.now + takes <= request.deadline_at || (untried && entry.residency.is_empty()) {
             entry.missed += entry.estimates.planned().time_for(u64::from(request.rows));
             self.planner.update(self.now, &mut self.ledger, &self.queues, request.model);
         }
@@ -75,7 +76,7 @@ impl Scheduler {
         if request.deadline_at == Timestamp::NEVER {
             return Ok(None);
         }
-        let takes = self.ledger.quickest(entry, request.rows);
+        let takes = self.alone(request);
         let cold = entry.residency.is_empty();
         let alone_at = now + takes + if cold { entry.estimates.load() } else { Duration::ZERO };
         if alone_at > request.deadline_at {
@@ -111,6 +112,15 @@ impl Scheduler {
             return Err(Rejection::Overloaded { earliest_at });
         }
         Ok(device)
+    }
+
+    /// What a request takes alone on the quickest device where its model is or will soon be: with less time it can't be
+    /// served. Where times depend on the input, what others like it mostly took.
+    pub(crate) fn alone(&self, request: &Request) -> Duration {
+        let entry = self.ledger.model(request.model);
+        let differ = entry.estimates.distribution().is_some();
+        let known = differ.then(|| self.kind_of(request)).and_then(|kind| entry.estimates.alone(request.rows, kind));
+        known.unwrap_or_else(|| self.ledger.quickest(entry, request.rows))
     }
 
     /// When the first of a model's devices would have done so many rows behind what was ordered; `None` where it has
@@ -160,7 +170,7 @@ impl Scheduler {
         let entry = self.ledger.model(request.model);
         if entry.residency.is_empty() {
             let load_at = self.now + self.planner.load_wait(&self.ledger, request.model, self.now);
-            return load_at + entry.estimates.load() + self.ledger.quickest(entry, request.rows);
+            return load_at + entry.estimates.load() + self.alone(request);
         }
         let (device, start_at) = self.least_busy(entry, request.rows, self.now + PATIENCE);
         start_at + self.ledger.times(request.model, device).class_for(request.rows).least_quantile()

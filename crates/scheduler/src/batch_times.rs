@@ -68,6 +68,8 @@ enum Source {
         sizes: Vec<Rolling>,
         /// No size comes back towards its seed before.
         stale_at: Timestamp,
+        /// Whether the profile may be wrong.
+        doubted: bool,
     },
     /// From the distribution of single requests, of which the quickest take so long alone. Single batches change
     /// nothing.
@@ -92,10 +94,11 @@ impl BatchTimes {
             least_quantile: entry.p99,
             overlap: entry.overlap,
         };
-        let sizes = profile.batches().iter().map(|entry| Rolling::seeded(seed(entry))).collect();
+        let doubted = profile.is_doubted();
+        let sizes = profile.batches().iter().map(|entry| Rolling::seeded(seed(entry), doubted)).collect();
         let mut times = Self {
             classes: profile.batches().iter().map(class).collect(),
-            source: Source::Measured { history, sizes, stale_at: Timestamp::ZERO },
+            source: Source::Measured { history, sizes, stale_at: Timestamp::ZERO, doubted },
         };
         times.compare_sizes();
         times
@@ -209,12 +212,15 @@ impl BatchTimes {
 
     #[cold]
     fn age_sizes(&mut self, now: Timestamp) {
-        let Source::Measured { sizes, stale_at, .. } = &mut self.source else { return };
+        let Source::Measured { sizes, stale_at, doubted, .. } = &mut self.source else { return };
         *stale_at = Timestamp::NEVER;
         for (rolling, class) in sizes.iter_mut().zip(&mut self.classes) {
             rolling.age(now);
             class.takes = rolling.says();
             *stale_at = rolling.stale_at().min(*stale_at);
+        }
+        if *doubted {
+            follow_seen(&mut self.classes, sizes);
         }
         self.compare_sizes();
     }
@@ -224,10 +230,22 @@ impl BatchTimes {
         let index = self.index_of(batch);
         let Some(class) = self.classes.get_mut(index) else { return };
         class.overlap = averaged(class.overlap, overlap);
-        if let Source::Measured { history, sizes, .. } = &mut self.source {
+        if let Source::Measured { history, sizes, doubted, .. } = &mut self.source {
             sizes[index].observe(now, *history, took);
             class.takes = sizes[index].says();
+            if *doubted {
+                follow_seen(&mut self.classes, sizes);
+            }
             self.compare_sizes();
+        }
+    }
+
+    /// The least that so many rows may take, by what was measured lately; nothing where too little was.
+    pub fn at_best(&self, rows: u32) -> Duration {
+        let index = self.index_of(rows).min(self.classes.len() - 1);
+        match &self.source {
+            Source::Measured { sizes, .. } => sizes[index].least_seen(),
+            Source::Distributed { soonest } => *soonest,
         }
     }
 
@@ -251,8 +269,8 @@ impl BatchTimes {
     pub fn times(&self, factor: f64) -> Self {
         let mut slower = self.clone();
         slower.classes.iter_mut().for_each(|class| class.takes = class.takes.map(|takes| takes.mul_f64(factor)));
-        if let Source::Measured { sizes, .. } = &mut slower.source {
-            let seeds = slower.classes.iter().map(|class| Rolling::seeded(class.takes));
+        if let Source::Measured { sizes, doubted, .. } = &mut slower.source {
+            let seeds = slower.classes.iter().map(|class| Rolling::seeded(class.takes, *doubted));
             sizes.clear();
             sizes.extend(seeds);
         }
@@ -281,6 +299,27 @@ impl BatchTimes {
             if class.pays {
                 best = per_row;
             }
+        }
+    }
+}
+
+/// Sizes of which nothing was measured are as far from their seeds as the nearest one of which something was; of two as
+/// near, the smaller one.
+fn follow_seen(classes: &mut [Class], sizes: &[Rolling]) {
+    let mut below = None;
+    for (index, class) in classes.iter_mut().enumerate() {
+        if let Some(scale) = sizes[index].scale() {
+            below = Some((index, scale));
+            continue;
+        }
+        let above = || sizes[index..].iter().enumerate().find_map(|(further, size)| Some((further, size.scale()?)));
+        let nearest = match (below, above()) {
+            (Some((seen, scale)), Some((further, _))) if index - seen <= further => Some(scale),
+            (_, Some((_, scale))) | (Some((_, scale)), None) => Some(scale),
+            (None, None) => return,
+        };
+        if let Some(takes) = nearest.and_then(|scale| sizes[index].scaled(scale)) {
+            class.takes = takes;
         }
     }
 }
@@ -463,5 +502,18 @@ mod tests {
         let times: Vec<u64> = [0, 1, 2, 3, 4, 5, 8, 11].map(|rows| times.time_for(rows).as_micros()).to_vec();
         // l(1) = 100, l(2) = 110, l(4) = 130.
         assert_eq!(times, [0, 100, 110, 120, 130, 230, 260, 380]);
+    }
+
+    #[test]
+    fn sizes_that_nobody_asked_for_follow_those_that_somebody_did() {
+        let profile = LatencyProfile::linear(micros(10), micros(90), &[1, 2, 4], micros(500)).unwrap();
+        let doubted = |doubted| {
+            let profile = if doubted { profile.clone().doubted() } else { profile.clone() };
+            let mut times = BatchTimes::new(&profile, History { size: 100, quantile: 0.99 });
+            (0..4).for_each(|_| times.observe(Timestamp::ZERO, 1, micros(10), micros(0)));
+            [1, 2, 4].map(|rows| times.class_for(rows).median())
+        };
+        assert_eq!(doubted(true), [10, 11, 13].map(micros), "a tenth of what the profile says");
+        assert_eq!(doubted(false), [100, 110, 130].map(micros));
     }
 }

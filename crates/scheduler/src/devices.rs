@@ -101,8 +101,11 @@ impl Scheduler {
         for action in actions {
             if let Some(Action::Execute { model, requests, .. }) = self.ledger.actions.remove(&action) {
                 stranded.extend(requests);
-                let residency = self.ledger.model_mut(model).residency_on_mut(device);
-                residency.expect("weights in use stay (P6)").in_use -= 1;
+                let entry = self.ledger.model_mut(model);
+                entry.residency_on_mut(device).expect("weights in use stay (P6)").in_use -= 1;
+                if entry.trials.are_of(action) {
+                    entry.trials.ended(self.now, false);
+                }
             }
         }
         let there = self.ledger.device(device);

@@ -33,6 +33,8 @@ pub(crate) struct Estimates {
     spread: Option<Spread>,
     history: History,
     load: Rolling,
+    /// Whether profiles may be wrong.
+    doubted: bool,
 }
 
 impl Estimates {
@@ -41,7 +43,7 @@ impl Estimates {
     pub fn new(spec: &ModelSpec, history: History, differs: bool) -> Self {
         let planned = BatchTimes::new(&spec.profile, history);
         let others = spec.elsewhere.iter().map(|profile| Some(BatchTimes::new(profile, history)));
-        let load = spec.profile.load();
+        let (load, doubted) = (spec.profile.load(), spec.profile.is_doubted());
         Self {
             spread: differs.then(|| Spread::new(&planned, spec.fixed)),
             planned,
@@ -50,7 +52,8 @@ impl Estimates {
             slower: Vec::new(),
             before: None,
             history,
-            load: Rolling::seeded(Statistics { mean: load, median: load, quantile: load }),
+            load: Rolling::seeded(Statistics { mean: load, median: load, quantile: load }, doubted),
+            doubted,
         }
     }
 
@@ -151,6 +154,21 @@ impl Estimates {
     /// How requests differ, if they do.
     pub fn distribution(&self) -> Option<&Spread> {
         self.spread.as_ref().filter(|_| self.planned.is_distributed())
+    }
+
+    /// What a request of that kind and so many rows mostly takes alone, where times depend on the input.
+    pub fn alone(&self, rows: u32, kind: u32) -> Option<Duration> {
+        let spread = self.distribution()?;
+        Some(spread.time(self.planned.index_of(rows), spread.kind(kind).work.quantile(PLANNED)))
+    }
+
+    /// The least that it may take alone on devices of that speed, as far as batches have shown; `None` where the
+    /// profile is known to be right.
+    pub fn at_best(&self, speed: Speed, request: &Request, hinted: bool) -> Option<Duration> {
+        self.doubted.then(|| match self.distribution() {
+            Some(spread) => spread.at_best(self.planned.index_of(request.rows), request, hinted),
+            None => self.at(speed).at_best(request.rows),
+        })
     }
 
     /// Which requests of its model one is like.

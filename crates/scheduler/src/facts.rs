@@ -10,6 +10,7 @@ use crate::queue::{Place, Queued};
 use crate::requests::{RequestInHand, State};
 use crate::rolling::History;
 use crate::table::grown;
+use crate::trials::Trials;
 use crate::{DEFAULT_PRIORITY, MAX_PRIORITY, Scheduler};
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 
@@ -38,6 +39,7 @@ impl Scheduler {
             planned_demand: Duration::ZERO,
             load_priority: 0,
             last_urgent_at: None,
+            trials: Trials::default(),
             removed: false,
         };
         self.ledger.models[spec.model.index()] = Some(model);
@@ -102,6 +104,9 @@ impl Scheduler {
         self.share_out();
         self.prepare_for(&request);
         match self.admit(&request) {
+            Err(Rejection::DeadlineUnreachable { .. }) if let Some(device) = self.device_to_try(&request) => {
+                self.try_alone(request, device, out);
+            }
             Err(rejection) => {
                 if matches!(rejection, Rejection::Overloaded { .. }) {
                     self.shares.refused();
@@ -149,8 +154,12 @@ impl Scheduler {
     }
 
     pub(crate) fn kind_of(&self, request: &Request) -> u32 {
-        let hinted = self.config.policy == PolicyKind::Punctual && self.config.size_hints;
-        self.ledger.model(request.model).estimates.kind_of(request, hinted)
+        self.ledger.model(request.model).estimates.kind_of(request, self.heeds_hints())
+    }
+
+    /// Whether requests are told apart by their sizes.
+    pub(crate) fn heeds_hints(&self) -> bool {
+        self.config.policy == PolicyKind::Punctual && self.config.size_hints
     }
 
     /// Marks the hungry device that should look at a model's queue: of those that hold it, the one that is free first.
@@ -230,12 +239,17 @@ impl Scheduler {
             self.ledger.device_mut(device).exec.note_overlap(transfers.overlap);
         }
         let mut in_time = true;
+        let tried = self.ledger.model(model).trials.are_of(report.action);
         for &request in requests {
             match report.status {
-                ActionStatus::Done { ended_at, .. } => in_time &= self.finish_executed(request, ended_at, out),
+                ActionStatus::Done { ended_at, .. } => in_time &= self.finish_executed(request, ended_at, tried, out),
                 ActionStatus::TooLate | ActionStatus::Preempted => self.requeue(request, out),
                 ActionStatus::Failed => self.finish_running(request, Outcome::Failed, out),
             }
+        }
+        if tried {
+            let done = matches!(report.status, ActionStatus::Done { .. });
+            self.ledger.model_mut(model).trials.ended(self.now, done && in_time);
         }
         self.ledger.batch_ended(device, report.action);
         self.tell(Fact::Ended(Ended { device, action: report.action, model, in_time }));
@@ -254,11 +268,18 @@ impl Scheduler {
         self.touched.push(device);
     }
 
-    /// Ends a request whose batch has run; whether that was in time.
-    pub(crate) fn finish_executed(&mut self, id: RequestId, ended_at: Timestamp, out: &mut Vec<Command>) -> bool {
+    /// Ends a request whose batch has run; whether that was in time. One that was only tried says nothing of how well
+    /// others are served.
+    pub(crate) fn finish_executed(
+        &mut self,
+        id: RequestId,
+        ended_at: Timestamp,
+        tried: bool,
+        out: &mut Vec<Command>,
+    ) -> bool {
         let Some(entry) = self.requests.get(id) else { return true };
         let in_time = ended_at <= entry.request.deadline_at;
-        if entry.request.deadline_at != Timestamp::NEVER {
+        if entry.request.deadline_at != Timestamp::NEVER && !tried {
             let (model, arrived_at) = (entry.request.model, entry.arrived_at);
             self.settled(model, arrived_at, in_time);
         }
@@ -275,22 +296,22 @@ impl Scheduler {
     /// A request whose batch didn't run, or ran on a device that was lost, goes back into its queue if it can still be
     /// in time.
     pub(crate) fn requeue(&mut self, id: RequestId, out: &mut Vec<Command>) {
-        let Some(entry) = self.requests.get_mut(id) else { return };
-        if entry.state == State::Abandoned {
+        let Some(&RequestInHand { request, place, work, arrived_at, state, .. }) = self.requests.get(id) else {
+            return;
+        };
+        if state == State::Abandoned {
             return self.finish_running(id, Outcome::Cancelled, out);
         }
-        let (request, place, work, arrived_at) = (entry.request, entry.place, entry.work, entry.arrived_at);
         let model = self.ledger.model(request.model);
         if model.removed {
             return self.finish_running(id, Outcome::Rejected(Rejection::ModelUnavailable), out);
         }
         let cold = if model.residency.is_empty() { model.estimates.load() } else { Duration::ZERO };
-        let takes = self.ledger.quickest(self.ledger.model(request.model), request.rows);
-        let earliest_at = self.now + cold + takes;
+        let earliest_at = self.now + cold + self.alone(&request);
         if earliest_at > request.deadline_at {
             return self.finish_running(id, Outcome::Rejected(Rejection::Overloaded { earliest_at }), out);
         }
-        entry.state = State::Queued;
+        self.requests.get_mut(id).expect("it is in hand").state = State::Queued;
         self.ledger.model_mut(request.model).demand += work;
         let queued = Queued { id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
         self.queues.insert(&self.ledger, request.model, place, queued);

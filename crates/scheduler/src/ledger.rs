@@ -8,6 +8,7 @@ use crate::estimates::Estimates;
 use crate::executor::Executor;
 use crate::heap::Heap;
 use crate::slowness::{Ran, Slowness};
+use crate::trials::Trials;
 use base::{ActionId, DeviceId, Duration, ModelId, RequestId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -110,6 +111,8 @@ pub(crate) struct Model {
     pub load_priority: u64,
     /// When its last request with a deadline came: batch work may not push it out of memory soon after.
     pub last_urgent_at: Option<Timestamp>,
+    /// Requests that seem impossible, and are tried.
+    pub trials: Trials,
     pub removed: bool,
 }
 

@@ -60,6 +60,7 @@ mod slack;
 mod slowness;
 mod spread;
 mod table;
+mod trials;
 mod uneven;
 mod usage;
 mod windowed;
@@ -134,6 +135,8 @@ pub struct Scheduler {
     hungry_at: BTreeSet<(Timestamp, DeviceId)>,
     /// Devices that the event at hand may have changed something for.
     touched: Vec<DeviceId>,
+    /// While other requests are in hand, none that seems impossible is tried before.
+    try_at: Timestamp,
     sequence: u64,
     now: Timestamp,
     /// Whether measurements change the estimates; not in imagination.
@@ -171,6 +174,7 @@ impl Scheduler {
             hungry: DeviceSet::default(),
             hungry_at: BTreeSet::new(),
             touched: Vec::new(),
+            try_at: Timestamp::ZERO,
             sequence: 0,
             now: Timestamp::ZERO,
         }

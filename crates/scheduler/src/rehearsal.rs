@@ -393,6 +393,7 @@ impl Scheduler {
             hungry: self.hungry.clone(),
             hungry_at: self.hungry_at.clone(),
             touched: Vec::new(),
+            try_at: self.try_at,
             sequence: self.sequence,
             now: self.now,
             learns: false,

@@ -42,6 +42,8 @@ pub(crate) struct Rolling {
     seed: Statistics,
     /// What is planned with at least until the window is full.
     unseen: Duration,
+    /// Whether the seed may be wrong.
+    doubted: bool,
     /// When the last measurement came, or the estimate was last brought nearer to its seed.
     seen_at: Timestamp,
     /// Whether the last measurement was a stall.
@@ -108,6 +110,12 @@ const STALE: Duration = Duration::from_secs(1);
 /// the model: it counts only if the next one of its size takes as long.
 const STALL: u64 = 50;
 
+/// After so many measurements a doubted seed has no say beyond twice the longest of them; with `n` of them beyond
+/// `1 + DOUBT / n` times. A deadline of three times what a model takes is within reach after four.
+const DOUBT: u64 = 8;
+/// So many measurements have a median that is worth more than a doubted seed's.
+const FEW: usize = 4;
+
 /// How estimates are drawn from measurements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct History {
@@ -125,12 +133,31 @@ impl History {
 }
 
 impl Rolling {
-    pub fn seeded(seed: Statistics) -> Self {
-        Self { seen: Arc::default(), says: seed, seed, unseen: seed.quantile, seen_at: Timestamp::ZERO, stalled: false }
+    /// Before anything is measured; whether what is known may be wrong.
+    pub fn seeded(seed: Statistics, doubted: bool) -> Self {
+        let (seen, seen_at) = (Arc::default(), Timestamp::ZERO);
+        Self { seen, says: seed, seed, unseen: seed.quantile, doubted, seen_at, stalled: false }
     }
 
     pub fn says(&self) -> Statistics {
         self.says
+    }
+
+    /// What it may take at best: as little as it took lately, and anything while little is known.
+    pub fn least_seen(&self) -> Duration {
+        let enough = self.seen.sorted.len() >= DOUBT as usize;
+        self.seen.sorted.first().filter(|_| enough).copied().unwrap_or(Duration::ZERO)
+    }
+
+    /// How many times as long as its seed says it mostly takes, once a few measurements say so.
+    pub fn scale(&self) -> Option<f64> {
+        let known = self.doubted && self.seen.sorted.len() >= FEW;
+        known.then(|| self.says.median.as_nanos() as f64 / self.seed.median.as_nanos().max(1) as f64)
+    }
+
+    /// What its seed would say if everything took so many times as long, where nothing was measured.
+    pub fn scaled(&self, scale: f64) -> Option<Statistics> {
+        self.seen.sorted.is_empty().then(|| self.seed.map(|takes| takes.mul_f64(scale)))
     }
 
     /// When it comes back towards its seed, if nothing is measured before.
@@ -140,7 +167,12 @@ impl Rolling {
 
     /// Brings what nothing has confirmed lately back towards its seed.
     pub fn age(&mut self, now: Timestamp) {
-        if now >= self.stale_at() {
+        if now < self.stale_at() {
+            return;
+        }
+        if self.doubted && self.says.quantile <= self.seed.quantile {
+            self.seen_at = now;
+        } else {
             self.restart(now, self.says.back_to(self.seed));
         }
     }
@@ -165,6 +197,14 @@ impl Rolling {
         // Until the window is full the seed keeps its say: one fast first run must not make the plan rash. A slow one
         // counts until others say that it was an exception: so many slower ones as the quantile leaves out.
         if recent.len() < history.size {
+            if self.doubted {
+                let longest = sorted[sorted.len() - 1];
+                let credible = longest + longest * DOUBT / recent.len() as u64;
+                self.unseen = self.unseen.min(credible);
+                self.says.mean = self.says.mean.min(credible);
+                let few = recent.len() < FEW;
+                self.says.median = if few { self.says.median.min(credible) } else { sorted[recent.len() / 2] };
+            }
             self.says.quantile = self.says.quantile.max(self.unseen);
             return;
         }
@@ -206,7 +246,8 @@ mod tests {
     fn estimates_are_those_of_the_last_measurements_in_their_order() {
         let (mut random, mut last) = (Random::new(1, 0), Vec::new());
         for (size, quantile) in [(1, 0.5), (2, 0.99), (7, 0.3), (10, 0.9), (100, 0.99)] {
-            let mut rolling = Rolling::seeded(Statistics { mean: micros(5), median: micros(5), quantile: micros(5) });
+            let mut rolling =
+                Rolling::seeded(Statistics { mean: micros(5), median: micros(5), quantile: micros(5) }, false);
             last.clear();
             for _ in 0..5 * size {
                 last.push(micros(u64::from(random.below(20))));
@@ -221,5 +262,38 @@ mod tests {
                 assert_eq!(rolling.says.median, sorted[(size / 2).min(rank - 1)], "{size} {quantile}");
             }
         }
+    }
+
+    #[test]
+    fn a_doubted_seed_gives_way_to_a_few_measurements_and_a_sure_one_does_not() {
+        let seed = Statistics { mean: micros(66), median: micros(60), quantile: micros(90) };
+        let history = History { size: 100, quantile: 0.99 };
+        let after = |doubted, count: u64| {
+            let mut rolling = Rolling::seeded(seed, doubted);
+            (0..count).for_each(|_| rolling.observe(Timestamp::ZERO, history, micros(4)));
+            rolling.says().quantile
+        };
+        assert_eq!([0, 1, 4, 8, 16].map(|count| after(true, count)), [90, 36, 12, 8, 6].map(micros));
+        assert_eq!([0, 8, 99].map(|count| after(false, count)), [micros(90); 3]);
+    }
+
+    #[test]
+    fn what_rare_requests_took_is_not_forgotten_between_them() {
+        let seed = Statistics { mean: micros(66), median: micros(60), quantile: micros(90) };
+        let (mut rolling, mut now) = (Rolling::seeded(seed, true), Timestamp::ZERO);
+        for _ in 0..4 {
+            now += STALE * 3;
+            rolling.age(now);
+            rolling.observe(now, History { size: 100, quantile: 0.99 }, micros(4));
+        }
+        assert_eq!((rolling.says().quantile, rolling.says().median), (micros(12), micros(4)));
+        // What took long is forgotten, as ever.
+        (0..2).for_each(|_| rolling.observe(now, History { size: 100, quantile: 0.99 }, micros(400)));
+        assert_eq!(rolling.says().quantile, micros(400));
+        (0..20).for_each(|_| {
+            now += STALE;
+            rolling.age(now);
+        });
+        assert!(rolling.says().quantile <= micros(91), "{}", rolling.says().quantile);
     }
 }

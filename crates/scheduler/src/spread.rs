@@ -275,6 +275,18 @@ impl Spread {
         Duration::from_nanos((self.fixed + self.sizes[class].times * work) as u64)
     }
 
+    /// The least that a request may take alone, by what others of its very size, or else of its application, took;
+    /// nothing where too few did.
+    pub fn at_best(&self, class: usize, request: &Request, hinted: bool) -> Duration {
+        let sized = request.size.filter(|_| hinted && !self.hints.is_empty());
+        let kind = match sized {
+            Some(size) => self.hints.get(&bucket(size)),
+            None => self.applications.get(&request.application),
+        };
+        let known = kind.map(|&kind| &self.kinds[kind as usize]).filter(|kind| kind.recent.bins.len() >= ENOUGH);
+        known.map_or(Duration::ZERO, |kind| self.time(class, kind.work.quantile(QUICK)))
+    }
+
     /// How much work each request of a batch may have at most if it is to take no longer than that.
     pub fn work_within(&self, class: usize, span: Duration) -> f64 {
         (span.as_nanos() as f64 - self.fixed) / self.sizes[class].times
@@ -465,5 +477,16 @@ mod tests {
         measure(&mut spread, 0, (0..192).map(|n| (100 + n % 20, None)));
         // A quarter of a window is enough to be sure.
         near(spread.batch_time(ANY, 0).mean, 110);
+    }
+
+    #[test]
+    fn nothing_speaks_against_a_size_that_nobody_sent_before() {
+        let mut spread = spread();
+        measure(&mut spread, 0, (0..20).map(|_| (100, Some(1000))));
+        let at_best = |size, hinted| spread.at_best(0, &request(0, size), hinted);
+        assert_eq!(at_best(Some(10), true), Duration::ZERO, "a hundredth of what was measured");
+        assert!(at_best(Some(1000), true) > millis(90));
+        assert!(at_best(Some(10), false) > millis(90), "sizes say nothing");
+        assert_eq!(spread.at_best(0, &request(1, None), true), Duration::ZERO, "of whom nothing is known");
     }
 }

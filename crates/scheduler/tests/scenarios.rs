@@ -644,3 +644,126 @@ fn each_kind_of_device_has_its_own_measurements_and_a_device_may_change_its_kind
     let [Command::Finish { .. }, Command::Execute(execution)] = &commands[..] else { panic!("{commands:?}") };
     assert_eq!(execution.expected, millis * 10);
 }
+
+#[test]
+fn a_profile_that_is_too_high_does_not_refuse_every_deadline_for_ever() {
+    // Said to take 60 ms, takes 4. Clients allow 20.
+    check(
+        5,
+        "0 device 10
+         0 doubted 4 0 60 8 1
+         0 ask 0 -
+         8 done 1
+         12 done 2
+         20 ask 0 40
+         24 done 3
+         30 ask 0 50
+         30 ask 0 50
+         34 done 4
+         40 ask 0 60
+         44 done 5
+         50 ask 0 70
+         54 done 6
+         60 ask 0 80
+         60 ask 0 80
+         64 done 7
+         70 ask 0 71",
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            8     a2 exec m0 on d0 batch 1 [0] by -
+            12       request 0: Done
+            20    a3 exec m0 on d0 batch 1 [1] by 40
+            24       request 1: Done
+            30    a4 exec m0 on d0 batch 1 [2] by 30
+            30       request 3: overloaded until 70
+            34       request 2: Done
+            40    a5 exec m0 on d0 batch 1 [4] by 45.333334
+            44       request 4: Done
+            50    a6 exec m0 on d0 batch 1 [5] by 58
+            54       request 5: Done
+            60    a7 exec m0 on d0 batch 1 [6] by 69.6
+            60       request 7: overloaded until 80.8
+            64       request 6: Done
+            70    a8 exec m0 on d0 batch 1 [8] by 71
+        "#]],
+    );
+}
+
+#[test]
+fn what_was_tried_in_vain_is_not_tried_again_soon() {
+    // It does take 60 ms.
+    check(
+        5,
+        "0 device 10
+         0 doubted 4 0 60 8 1
+         0 ask 0 -
+         8 done 1
+         68 done 2
+         100 ask 0 120
+         160 done 3
+         200 ask 0 220
+         1159 ask 0 1179
+         1160 ask 0 1180
+         1220 done 4
+         3219 ask 0 3239
+         3220 ask 0 3240",
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            8     a2 exec m0 on d0 batch 1 [0] by -
+            68       request 0: Done
+            100   a3 exec m0 on d0 batch 1 [1] by 120
+            160      request 1: Late
+            200      request 2: unreachable before 260
+            1159     request 3: unreachable before 1219
+            1160  a4 exec m0 on d0 batch 1 [4] by 1180
+            1220     request 4: Late
+            3219     request 5: unreachable before 3279
+            3220  a5 exec m0 on d0 batch 1 [6] by 3240
+        "#]],
+    );
+}
+
+#[test]
+fn a_model_that_is_nowhere_is_loaded_for_a_deadline_that_only_seems_impossible() {
+    check(
+        5,
+        "0 device 10
+         0 doubted 4 0 60 8 1
+         0 ask 0 20
+         8 done 1
+         10 ask 0 30
+         14 done 2",
+        expect![[r#"
+            0        request 0: unreachable before 68
+            0     a1 load m0 on d0 by -
+            10    a2 exec m0 on d0 batch 1 [1] by 30
+            14       request 1: Done
+        "#]],
+    );
+}
+
+#[test]
+fn a_request_is_tried_again_after_the_device_was_lost_that_it_was_tried_on() {
+    check(
+        5,
+        "0 device 10
+         0 device 10
+         0 doubted 4 0 60 8 1
+         0 ask 0 20
+         8 done 1
+         10 ask 0 30
+         11 lose 0
+         1100 ask 0 1120
+         1108 done 3
+         1110 ask 0 1130",
+        expect![[r#"
+            0        request 0: unreachable before 68
+            0     a1 load m0 on d0 by -
+            10    a2 exec m0 on d0 batch 1 [1] by 30
+            10    a3 load m0 on d1 by -
+            11       request 1: Failed
+            1100     request 2: unreachable before 1160
+            1110  a4 exec m0 on d1 batch 1 [3] by 1130
+        "#]],
+    );
+}

@@ -134,6 +134,7 @@ fn punctual_does_not_begin_what_is_hopeless() {
         expect![[r#"
             0     a1 load m0 on d0 by 90.028043
             0     a2 exec m0 on d0 batch 1 [0] by 100
+            1        request 1: unreachable before 41.370176
             10       request 0: Done
             10    a3 exec m0 on d0 batch 1 [2] by 39
             20       request 2: Done
@@ -170,6 +171,28 @@ fn punctual_batches_what_does_not_pay_only_for_a_request_that_needs_it() {
             30       request 2: Done
             30    a5 exec m0 on d0 batch 4 [3] by 990
             70       request 3: Done
+        "#]],
+    );
+}
+
+#[test]
+fn a_short_request_with_little_time_is_not_refused_because_most_are_long() {
+    check(
+        PolicyKind::Punctual,
+        &format!(
+            "{TWO_SORTS}
+             10 done 2
+             50 ask 0 65 1 0 1
+             60 done 3
+             70 ask 0 85 1 0 2"
+        ),
+        expect![[r#"
+            0     a1 load m0 on d0 by 90.028043
+            0     a2 exec m0 on d0 batch 1 [0] by 100
+            10       request 0: Done
+            50    a3 exec m0 on d0 batch 1 [1] by 65
+            60       request 1: Done
+            70       request 2: unreachable before 110.370176
         "#]],
     );
 }

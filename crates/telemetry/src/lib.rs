@@ -17,4 +17,4 @@ pub use demand::{DemandTotals, ModelDemand};
 pub use metrics::{ActionMetrics, DeviceMetrics, ErrorMetrics, Invariant, Metrics, ModelMetrics, Seconds};
 pub use prometheus::IntGauge;
 pub use statistics::{BatchTimes, BatchTotals, LARGEST_TOLD_APART, ModelTotals, Spans, Statistics};
-pub use trace::{SettingChange, Trace, TraceChange, TraceError, TraceSettings, Tracer};
+pub use trace::{SettingChange, Trace, TraceChange, TraceError, TraceSettings, Tracer, Transport};

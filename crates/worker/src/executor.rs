@@ -74,6 +74,7 @@ impl Slot {
         clock: Clock,
         signature: &ModelSignature,
         padding: Option<&Arc<Padding>>,
+        max_elements: u64,
         inputs: Vec<Tensor>,
         rows: u32,
     ) -> Result<Duration, String> {
@@ -81,7 +82,7 @@ impl Slot {
         let loaded = weights.as_mut().ok_or(NOT_LOADED)?;
         let (mut cache, mut items) = (IoCache::default(), [MeasuredRequest { inputs, rows }]);
         let started_at = clock.now();
-        let group = Group::form(&mut items, signature, padding).unwrap_or(Group::ONE);
+        let group = Group::form(&mut items, signature, padding, max_elements).unwrap_or(Group::ONE);
         let mut inputs = Gathering::new(&items, &group, &mut cache, clock);
         let started = loaded.stage(&mut inputs).and_then(|mut staged| staged.start(&mut inputs).map(|()| staged));
         let finished =
@@ -140,6 +141,9 @@ pub struct ExecuteOrder<I> {
     pub signature: Arc<ModelSignature>,
     /// How requests of different lengths are made to fit into one batch, where the model allows that.
     pub padding: Option<Arc<Padding>>,
+    /// How many elements an input whose size is open may have in one batch: requests that would have more together are
+    /// several batches.
+    pub max_elements: u64,
     /// The requests, at least one.
     pub items: Vec<I>,
 }

@@ -66,6 +66,14 @@ impl Padding {
             })
     }
 
+    /// What a dimension of an input is filled up to in a batch in which it is so long at most.
+    pub(crate) fn filled_length(&self, index: usize, axis: usize, longest: i64) -> i64 {
+        let fill = &self.fills[index];
+        let fills = fill.element.is_some() && fill.axes.contains(&axis);
+        let bucket = self.buckets.iter().copied().find(|&bucket| bucket >= longest);
+        bucket.filter(|_| fills).unwrap_or(longest)
+    }
+
     /// What these requests are filled up to, `None` if there is nothing to fill. Fails where it couldn't be told which
     /// part of an output is whose: two inputs of a request have other lengths, but the same once they are filled up.
     pub(crate) fn of<I: BatchItem>(self: &Arc<Self>, items: &[I]) -> Result<Option<Filled>, String> {
@@ -76,9 +84,7 @@ impl Padding {
             let mut shape = items[0].inputs()[index].shape.clone();
             for &axis in &fill.axes {
                 let length = |item: &I| item.inputs()[index].shape[axis];
-                let longest = items.iter().map(length).max().unwrap_or(0);
-                let bucket = self.buckets.iter().copied().find(|&bucket| bucket >= longest);
-                let filled = bucket.filter(|_| fill.element.is_some()).unwrap_or(longest);
+                let filled = self.filled_length(index, axis, items.iter().map(length).max().unwrap_or(0));
                 for (item, lengths) in items.iter().zip(&mut lengths) {
                     let own = length(item);
                     changes |= own != filled;

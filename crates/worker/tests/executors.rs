@@ -183,7 +183,7 @@ impl Bench {
         self.next += 1;
         let signature = Arc::new(Net::new(Behaviour::Double).signature.clone());
         let (action, slot, padding) = (ActionId(self.next), Arc::clone(slot), None);
-        let order = ExecuteOrder { action, window, slot, signature, padding, items };
+        let order = ExecuteOrder { action, window, slot, signature, padding, max_elements: u64::MAX, items };
         assert!(self.device.execute(order).is_ok());
         self.reports.recv().unwrap()
     }
@@ -333,8 +333,8 @@ fn a_retired_device_gives_every_order_back_also_those_whose_time_has_not_come() 
     let later = Window { earliest: bench.clock.now() + Duration::from_secs(3600), latest: Timestamp::NEVER };
     let signature = Arc::new(Net::new(Behaviour::Double).signature.clone());
     let items = vec![bench.numbers(0, &[1, 1], &[1.0])];
-    let (action, padding) = (ActionId(100), None);
-    let order = ExecuteOrder { action, window: later, slot: Arc::clone(&slot), signature, padding, items };
+    let (action, window, padding, max_elements) = (ActionId(100), later, None, u64::MAX);
+    let order = ExecuteOrder { action, window, slot: Arc::clone(&slot), signature, padding, max_elements, items };
     assert!(bench.device.execute(order).is_ok());
     assert!(bench.device.retire());
     let waiting = bench.reports.recv().unwrap();

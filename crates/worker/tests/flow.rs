@@ -110,7 +110,7 @@ impl Loaded for Net {
     }
 
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
-        let input = inputs.in_pieces().remove(0);
+        let input = inputs.in_pieces()?.remove(0);
         let numbers: Vec<f32> = input.pieces.iter().flat_map(|piece| floats(piece)).collect();
         assert_eq!(input.shape, [numbers.len() as i64, 1]);
         assert_eq!(input.pieces.len(), numbers.len(), "each request's own, where it is");
@@ -275,7 +275,8 @@ impl Bench {
         let window = Window { earliest: Timestamp::ZERO, latest };
         let (slot, signature) = (Arc::clone(slot), Arc::new(Net::batched(&self.script, max_batch).1));
         let items = numbers.iter().map(item).collect();
-        let order = ExecuteOrder { action: ActionId(action), window, slot, signature, padding: None, items };
+        let (action, padding, max_elements) = (ActionId(action), None, u64::MAX);
+        let order = ExecuteOrder { action, window, slot, signature, padding, max_elements, items };
         assert!(self.device.execute(order).is_ok());
     }
 

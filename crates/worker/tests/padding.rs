@@ -156,6 +156,16 @@ fn inputs(number: usize, rows: i64, length: i64, width: i64) -> Vec<Tensor> {
 /// Runs requests of those rows and lengths as one order, and compares each answer with the model's own for it alone.
 /// Gives back the batches that were computed.
 fn run(model: &Masking, padding: Option<Padding>, requests: &[(i64, i64, i64)]) -> Vec<(i64, i64, i64)> {
+    run_within(u64::MAX, model, padding, requests)
+}
+
+/// The same where no input of a batch may have more than so many elements.
+fn run_within(
+    max_elements: u64,
+    model: &Masking,
+    padding: Option<Padding>,
+    requests: &[(i64, i64, i64)],
+) -> Vec<(i64, i64, i64)> {
     let (sender, reports) = unbounded::<OrderReport<Item>>();
     let config = DeviceConfig { name: "test:0".into(), index: 0, pages: 4, pin: None, kind: 0, only_waits: false };
     let device = Device::start(&config, Clock::start(), move |report| sender.send(report).unwrap()).unwrap();
@@ -173,8 +183,8 @@ fn run(model: &Masking, padding: Option<Padding>, requests: &[(i64, i64, i64)]) 
         answers: answers.clone(),
     };
     let items = requests.iter().enumerate().map(item).collect();
-    let signature = Arc::new(model.signature.clone());
-    let order = ExecuteOrder { action: ActionId(1), window, slot, signature, padding: padding.map(Arc::new), items };
+    let (signature, padding) = (Arc::new(model.signature.clone()), padding.map(Arc::new));
+    let order = ExecuteOrder { action: ActionId(1), window, slot, signature, padding, max_elements, items };
     assert!(device.execute(order).is_ok());
     reports.recv().unwrap();
     let seen = model.seen();
@@ -208,6 +218,15 @@ fn each_request_gets_what_it_would_get_alone() {
     assert_eq!(run(&model, None, &requests).len(), 4);
     // Nothing to fill: exactly as without padding.
     assert_eq!(run(&model, padding(&model, &ALL, &[]), &[(1, 3, 4), (2, 3, 4)]), [(3, 3, 4)]);
+}
+
+#[test]
+fn requests_that_would_be_too_large_together_are_several_batches() {
+    let model = Masking::new(false);
+    let requests = [(1, 60, 1), (1, 1, 40), (1, 2, 2), (1, 50, 1)];
+    let seen = run_within(130, &model, padding(&model, &ALL, &[]), &requests);
+    assert_eq!(seen, [(2, 60, 2), (1, 1, 40), (1, 50, 1)]);
+    assert_eq!(run_within(130, &model, None, &[(1, 60, 1); 3]), [(2, 60, 1), (1, 60, 1)]);
 }
 
 #[test]

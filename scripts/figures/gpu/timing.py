@@ -28,6 +28,8 @@ def rows_of(inputs, batch, precision):
 def replay_time(model, inputs):
     """Median ms of a replay of the model's CUDA graph."""
     stream = torch.cuda.Stream()
+    # Inputs are made on the usual stream: what reads them here before they are there reads anything, and an index of anything ends the process.
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             model(*inputs)

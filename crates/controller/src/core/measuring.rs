@@ -65,10 +65,11 @@ impl Core {
             return Timestamp::NEVER;
         };
         let (slot, signature) = (Arc::clone(&model.slots[&device]), Arc::clone(&model.record.signature));
-        let (padding, clock, inbox) = (model.record.padding.clone(), inner.clock, inner.inbox_of(self.cell));
+        let (padding, max_elements) = (model.record.padding.clone(), model.record.max_elements);
+        let (clock, inbox) = (inner.clock, inner.inbox_of(self.cell));
         let work = move || {
             let KeptRequest { traits, inputs, rows } = kept;
-            let took = slot.measure(clock, &signature, padding.as_ref(), inputs, rows);
+            let took = slot.measure(clock, &signature, padding.as_ref(), max_elements, inputs, rows);
             inbox.put(CellMessage::Measured { traits, took });
         };
         let (action, work) = inner.lend(self.cell, device, Box::new(work));

@@ -52,6 +52,7 @@ impl Core {
             slot: driven.slot(device),
             signature: Arc::clone(&driven.record.signature),
             padding: driven.record.padding.clone(),
+            max_elements: driven.record.max_elements,
             items,
         };
         let done_at = Some(expected_done_at);

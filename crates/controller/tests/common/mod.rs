@@ -29,6 +29,7 @@ pub fn record_of(prepared: &dyn Prepared, name: &str, profile: LatencyProfile, m
         version: 1,
         signature: Arc::new(prepared.signature().clone()),
         padding: None,
+        max_elements: u64::MAX,
         profile,
         elsewhere: Vec::new(),
         fixed: Duration::ZERO,

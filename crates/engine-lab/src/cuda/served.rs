@@ -97,8 +97,8 @@ impl Inputs for RowsApart {
         unreachable!("the engine takes them as they are")
     }
 
-    fn in_pieces(&mut self) -> Vec<Input> {
-        self.0.clone()
+    fn in_pieces(&mut self) -> Result<Vec<Input>, EngineError> {
+        Ok(self.0.clone())
     }
 }
 

@@ -38,12 +38,12 @@ pub(crate) fn system_register(
 }
 
 /// `SystemSharedMemoryUnregister`, `POST v2/systemsharedmemory[/region/NAME]/unregister`. What isn't there needs no
-/// unregistering: clients begin with it to be sure.
-pub(crate) fn system_unregister(
+/// unregistering: clients begin with it to be sure. The answer waits for the requests that use the region.
+pub(crate) async fn system_unregister(
     context: &IoContext,
     request: &SystemSharedMemoryUnregisterRequest,
 ) -> Result<SystemSharedMemoryUnregisterResponse, Fault> {
-    context.shared.regions.unregister(&request.name);
+    context.shared.regions.unregister(&request.name).await;
     Ok(SystemSharedMemoryUnregisterResponse {})
 }
 

@@ -93,7 +93,9 @@ async fn run(mut call: Unary<'_>, name: &str) -> Result<Vec<u8>, Fault> {
         "SystemSharedMemoryStatus" => call.answer(|request| shared_memory::system_status(context, request)).await,
         "SystemSharedMemoryRegister" => call.answer(|request| shared_memory::system_register(context, request)).await,
         "SystemSharedMemoryUnregister" => {
-            call.answer(|request| shared_memory::system_unregister(context, request)).await
+            let (request, _held) = call.read().await?;
+            let answer = shared_memory::system_unregister(context, &request).await?;
+            call.write(&answer)
         }
         "CudaSharedMemoryStatus" => call.answer(|request| shared_memory::cuda_status(context, request)).await,
         "CudaSharedMemoryRegister" => call.answer(|request| shared_memory::cuda_register(context, request)).await,

@@ -12,6 +12,7 @@ use base::{ApplicationId, Duration, Timestamp};
 use hyper::Response;
 use hyper::header::HeaderMap;
 use prost::Message;
+use telemetry::Transport;
 use wire::proto::{ModelInferRequest, ModelInferResponse};
 use wire::{Fault, InferResponse, admit, grpc};
 
@@ -50,7 +51,8 @@ pub(super) async fn run<M: Message + 'static>(
     arrived_at: Timestamp,
     wrap: fn(ModelInferResponse) -> M,
 ) -> Result<Vec<u8>, Fault> {
-    let mut call = Call::begin(context, &request.model_name, &request.model_version, arrived_at)?;
+    let (name, version) = (&request.model_name, &request.model_version);
+    let mut call = Call::begin(context, name, version, Transport::Grpc, arrived_at)?;
     let outcome = match head.and_then(|head| Ok((head, grpc::decode(request)?))) {
         Ok((head, request)) => {
             let encode = move |response: InferResponse<'_>| frames::write(&wrap(grpc::encode(response)), encoding);

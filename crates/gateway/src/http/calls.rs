@@ -83,7 +83,7 @@ async fn run(context: &IoContext, route: &Route<'_>, asks: bool, body: Bytes) ->
             repository::unload(context, json::read_unload_request(repository, name, &body)?).await?;
             return Ok(None);
         }
-        Route::SharedMemory { cuda: false, region, call } => return system_memory(context, region, *call, &body),
+        Route::SharedMemory { cuda: false, region, call } => return system_memory(context, region, *call, &body).await,
         Route::SharedMemory { cuda: true, region, call } => return cuda_memory(context, region, *call, &body),
         Route::Model { name, version, call } => {
             let (name, version) = (name.to_string(), version.to_string());
@@ -115,7 +115,12 @@ fn trace(context: &IoContext, model: &str, asks: bool, body: &[u8]) -> Result<Ve
     Ok(json::trace_settings(&settings::trace(context, &request)?))
 }
 
-fn system_memory(context: &IoContext, region: &str, call: MemoryCall, body: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
+async fn system_memory(
+    context: &IoContext,
+    region: &str,
+    call: MemoryCall,
+    body: &[u8],
+) -> Result<Option<Vec<u8>>, Fault> {
     let name = region.to_owned();
     match call {
         MemoryCall::Status => {
@@ -126,7 +131,7 @@ fn system_memory(context: &IoContext, region: &str, call: MemoryCall, body: &[u8
             shared_memory::system_register(context, &json::read_system_register(region, body)?)?;
         }
         MemoryCall::Unregister => {
-            shared_memory::system_unregister(context, &SystemSharedMemoryUnregisterRequest { name })?;
+            shared_memory::system_unregister(context, &SystemSharedMemoryUnregisterRequest { name }).await?;
         }
     }
     Ok(None)

@@ -21,6 +21,7 @@ use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, Hea
 use hyper::{Method, Request, Response};
 use receive::RequestBody;
 use route::{ModelCall, Route};
+use telemetry::Transport;
 use wire::{Fault, json, raw_request};
 
 /// How many bytes of a body are JSON; binary tensors follow them.
@@ -46,7 +47,7 @@ pub(crate) async fn answer(context: &IoContext, activity: &Activity, request: Re
             Ok(plain::method_not_allowed(path, &head.method, route.methods()))
         }
         Some(Route::Model { name, version, call: ModelCall::Infer }) => {
-            match Call::begin(context, &name, &version, arrived_at) {
+            match Call::begin(context, &name, &version, Transport::Http, arrived_at) {
                 Ok(mut call) => {
                     let outcome = infer(context, activity, &mut call, &head.headers, &mut body).await;
                     call.end(outcome)

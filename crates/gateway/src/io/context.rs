@@ -61,7 +61,7 @@ pub(crate) struct ServerState {
     /// Tells those who watch the server's health.
     pub(crate) readiness: watch::Sender<Readiness>,
     /// The memory that clients share with the server.
-    pub(crate) regions: Regions,
+    pub(crate) regions: Arc<Regions>,
     /// Who sends requests.
     pub(crate) applications: Applications,
 }
@@ -78,7 +78,7 @@ impl ServerState {
             held_bytes: AtomicUsize::new(0),
             tracer,
             readiness: watch::Sender::new(Readiness::Starting),
-            regions: Regions::default(),
+            regions: Arc::default(),
             applications: Applications::default(),
         }
     }

@@ -44,13 +44,18 @@ impl Publisher {
         }
         tracing::info!(model, files = files.len(), configured = config.is_some(), "a client loads a model");
         let kept: BTreeSet<u64> = entries.iter().map(|entry| entry.version().unwrap_or(0)).collect();
+        // As in Triton: what the version policy names and isn't there keeps nothing else from being served.
+        let excused = entries.iter().any(|entry| !is_absent(entry));
         let mut reasons = Vec::new();
         for entry in entries {
             if self.serves(&entry) {
                 continue;
             }
             self.list_preparing(&entry);
-            if let Err(reason) = self.take_in(entry) {
+            let is_excused = excused && is_absent(&entry);
+            if let Err(reason) = self.take_in(entry)
+                && !is_excused
+            {
                 reasons.push(reason);
             }
         }
@@ -132,6 +137,11 @@ impl Publisher {
         self.wishes.insert(model.to_owned(), Wish::Withdrawn);
         Ok(())
     }
+}
+
+/// Whether a version is only named by the version policy.
+fn is_absent(entry: &ScanEntry) -> bool {
+    matches!(entry, ScanEntry::Broken(broken) if broken.absent)
 }
 
 fn override_config(text: &str, model: &str) -> Result<ModelConfig, ControlError> {

@@ -1,7 +1,7 @@
 //! Scenarios as text: events in, commands out.
 //!
 //! A line is `TIME EVENT ARGUMENTS`, times in milliseconds. `device PAGES` and `model PAGES ALPHA BETA LOAD [SIZE...]`
-//! take the next number; `ask MODEL DEADLINE [ROWS [PRIORITY [APPLICATION]]]` too (`-` for no deadline); `measure MODEL
+//! take the next number (`doubted` instead of `model`: its profile may be wrong); `ask MODEL DEADLINE [ROWS [PRIORITY [APPLICATION]]]` too (`-` for no deadline); `measure MODEL
 //! APPLICATION SPAN...` says what requests take alone; `done ACTION [TIME]` (when it ended, if that was before), `late
 //! ACTION`, `broken ACTION`, `failed ACTION` report; `cancel REQUEST`, `lose DEVICE`, `remove MODEL`, `expect MODEL`,
 //! `borrow DEVICE SPAN`, `return DEVICE`, `wake` (at the scheduler's own wish).
@@ -65,12 +65,13 @@ impl World {
                 self.devices += 1;
                 Event::DeviceAdded(DeviceSpec { device: DeviceId(self.devices - 1), pages: number(2), kind: 0 })
             }
-            "model" => {
+            word @ ("model" | "doubted") => {
                 self.models += 1;
+                let profile = LatencyProfile::linear(span(3), span(4), &sizes(&words[6..]), span(5)).unwrap();
                 Event::ModelAdded(ModelSpec {
                     model: ModelId(self.models - 1),
                     pages: number(2),
-                    profile: LatencyProfile::linear(span(3), span(4), &sizes(&words[6..]), span(5)).unwrap(),
+                    profile: if word == "doubted" { profile.doubted() } else { profile },
                     elsewhere: Vec::new(),
                     objective: None,
                     fixed: Duration::ZERO,

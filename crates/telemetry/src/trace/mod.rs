@@ -34,6 +34,25 @@ impl Default for TraceSettings {
     }
 }
 
+/// How a request came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transport {
+    /// Over HTTP, whichever version of it.
+    Http,
+    /// Over gRPC.
+    Grpc,
+}
+
+impl Transport {
+    /// Triton's names for the instants at which receiving a request begins and ends, and sending its answer does.
+    fn instants(self) -> [&'static str; 4] {
+        match self {
+            Self::Http => ["HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END"],
+            Self::Grpc => ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END"],
+        }
+    }
+}
+
 /// What becomes of one setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SettingChange<T> {
@@ -229,7 +248,7 @@ impl Tracer {
     }
 
     /// A trace for a request that begins, if it is to be traced.
-    pub fn sample(&self, model: &str, version: u64) -> Option<Arc<Trace>> {
+    pub fn sample(&self, model: &str, version: u64, transport: Transport) -> Option<Arc<Trace>> {
         if !self.inner.active.load(Ordering::Relaxed) {
             return None;
         }
@@ -245,9 +264,12 @@ impl Tracer {
             id: self.inner.next_id.fetch_add(1, Ordering::Relaxed) + 1,
             model: model.to_owned(),
             version,
+            transport,
             frequency,
             request_id: OnceLock::new(),
+            received_nanos: AtomicU64::new(0),
             queued_nanos: AtomicU64::new(0),
+            replied_nanos: AtomicU64::new(0),
             times: OnceLock::new(),
             tracer: self.clone(),
         }))
@@ -267,9 +289,12 @@ pub struct Trace {
     id: u64,
     model: String,
     version: u64,
+    transport: Transport,
     frequency: u32,
     request_id: OnceLock<String>,
+    received_nanos: AtomicU64,
     queued_nanos: AtomicU64,
+    replied_nanos: AtomicU64,
     times: OnceLock<BatchTimes>,
     tracer: Tracer,
 }
@@ -280,6 +305,16 @@ impl Trace {
         if !request_id.is_empty() {
             let _ = self.request_id.set(request_id.to_owned());
         }
+    }
+
+    /// All of it was there and was read.
+    pub fn received(&self, at: Timestamp) {
+        self.received_nanos.store(at.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// It is known what came of it; the answer has to be written.
+    pub fn replied(&self, at: Timestamp) {
+        self.replied_nanos.store(at.as_nanos(), Ordering::Relaxed);
     }
 
     /// It began to wait for a device.
@@ -301,21 +336,29 @@ impl Trace {
         }
     }
 
-    /// Two objects, as in Triton: which request, and when.
+    /// Two objects, as in Triton: which request, and when. Triton's summary of traces wants the instants of the
+    /// transport and of the request in all of them: what a refused request didn't reach is its end.
     fn json(&self, arrived_at: Timestamp, ended_at: Timestamp) -> String {
         let request_id = self.request_id.get().map(String::as_str);
         let request = TracedRequest { id: self.id, model_name: &self.model, model_version: self.version, request_id };
-        let queued = Some(self.queued_nanos.load(Ordering::Relaxed)).filter(|&nanos| nanos > 0);
+        let seen = |nanos: &AtomicU64| Some(nanos.load(Ordering::Relaxed)).filter(|&nanos| nanos > 0);
+        let ended = Some(ended_at.as_nanos());
+        let (received, replied) = (seen(&self.received_nanos).or(ended), seen(&self.replied_nanos).or(ended));
+        let [receive_start, receive_end, send_start, send_end] = self.transport.instants();
         let times = self.times.get();
         let of = |instant: fn(&BatchTimes) -> Timestamp| times.map(|times| instant(times).as_nanos());
         let steps = [
-            ("REQUEST_START", Some(arrived_at.as_nanos())),
-            ("QUEUE_START", queued),
+            (receive_start, Some(arrived_at.as_nanos())),
+            (receive_end, received),
+            ("REQUEST_START", received),
+            ("QUEUE_START", seen(&self.queued_nanos)),
             ("COMPUTE_START", of(|times| times.started_at)),
             ("COMPUTE_INPUT_END", of(|times| times.gathered_at)),
             ("COMPUTE_OUTPUT_START", of(|times| times.computed_at)),
             ("COMPUTE_END", of(|times| times.ended_at)),
-            ("REQUEST_END", Some(ended_at.as_nanos())),
+            ("REQUEST_END", replied),
+            (send_start, replied),
+            (send_end, ended),
         ];
         let known = steps.into_iter().filter_map(|(name, nanos)| Some(TracedInstant { name, ns: nanos? }));
         let times = TracedTimes { id: self.id, timestamps: known.collect() };
@@ -364,7 +407,7 @@ mod tests {
     fn without_a_file_nothing_can_be_traced() {
         let tracer = Tracer::default();
         assert_eq!(tracer.change(None, on(1)), Err(TraceError::NoFile));
-        assert!(tracer.sample("m", 1).is_none());
+        assert!(tracer.sample("m", 1, Transport::Http).is_none());
         let rate = TraceChange { rate: SettingChange::Set(7), ..TraceChange::default() };
         assert_eq!(tracer.change(None, rate).unwrap().rate, 7);
     }
@@ -373,10 +416,10 @@ mod tests {
     fn one_in_so_many_is_traced_until_there_are_enough() {
         let folder = tempfile::tempdir().unwrap();
         let tracer = Tracer::new(Some(folder.path().join("trace.json"))).unwrap();
-        assert!(tracer.sample("m", 1).is_none());
+        assert!(tracer.sample("m", 1, Transport::Http).is_none());
         let change = TraceChange { count: SettingChange::Set(Some(2)), ..on(3) };
         tracer.change(None, change).unwrap();
-        let sampled: Vec<bool> = (0..12).map(|_| tracer.sample("m", 1).is_some()).collect();
+        let sampled: Vec<bool> = (0..12).map(|_| tracer.sample("m", 1, Transport::Http).is_some()).collect();
         let expected = [false, false, true, false, false, true, false, false, false, false, false, false];
         assert_eq!(sampled, expected);
         assert_eq!(tracer.settings(None).count, Some(0));
@@ -387,35 +430,37 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let tracer = Tracer::new(Some(folder.path().join("trace.json"))).unwrap();
         tracer.change(Some("a"), on(1)).unwrap();
-        assert!(tracer.sample("a", 1).is_some() && tracer.sample("b", 1).is_none());
+        assert!(tracer.sample("a", 1, Transport::Http).is_some() && tracer.sample("b", 1, Transport::Http).is_none());
         tracer.change(None, TraceChange { log_frequency: SettingChange::Set(5), ..TraceChange::default() }).unwrap();
         assert_eq!(tracer.settings(Some("a")).log_frequency, 5, "what a model doesn't say is the server's");
         let clear =
             TraceChange { timestamps: SettingChange::Clear, rate: SettingChange::Clear, ..TraceChange::default() };
         let cleared = tracer.change(Some("a"), clear).unwrap();
         assert_eq!((cleared.timestamps, cleared.rate), (false, 1000));
-        assert!(tracer.sample("a", 1).is_none());
+        assert!(tracer.sample("a", 1, Transport::Http).is_none());
     }
 
     #[test]
-    fn the_file_is_tritons_json() {
+    fn the_file_is_tritons_json_with_the_instants_that_its_summary_needs() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("trace.json");
         let tracer = Tracer::new(Some(file.clone())).unwrap();
         tracer.change(None, on(1)).unwrap();
-        let trace = tracer.sample("say \"hi\"", 3).unwrap();
+        let trace = tracer.sample("say \"hi\"", 3, Transport::Http).unwrap();
+        trace.received(at(11));
         trace.queued(at(12));
         trace.computed(&BatchTimes { started_at: at(20), gathered_at: at(21), computed_at: at(30), ended_at: at(31) });
         trace.named("r\n1");
+        trace.replied(at(35));
         trace.end(at(10), at(40));
-        tracer.sample("m", 1).unwrap().end(at(50), at(60));
+        tracer.sample("m", 1, Transport::Grpc).unwrap().end(at(50), at(60));
         tracer.close();
         expect_test::expect![[r#"
             [
             {"id":1,"model_name":"say \"hi\"","model_version":3,"request_id":"r\n1"},
-            {"id":1,"timestamps":[{"name":"REQUEST_START","ns":10},{"name":"QUEUE_START","ns":12},{"name":"COMPUTE_START","ns":20},{"name":"COMPUTE_INPUT_END","ns":21},{"name":"COMPUTE_OUTPUT_START","ns":30},{"name":"COMPUTE_END","ns":31},{"name":"REQUEST_END","ns":40}]},
+            {"id":1,"timestamps":[{"name":"HTTP_RECV_START","ns":10},{"name":"HTTP_RECV_END","ns":11},{"name":"REQUEST_START","ns":11},{"name":"QUEUE_START","ns":12},{"name":"COMPUTE_START","ns":20},{"name":"COMPUTE_INPUT_END","ns":21},{"name":"COMPUTE_OUTPUT_START","ns":30},{"name":"COMPUTE_END","ns":31},{"name":"REQUEST_END","ns":35},{"name":"HTTP_SEND_START","ns":35},{"name":"HTTP_SEND_END","ns":40}]},
             {"id":2,"model_name":"m","model_version":1},
-            {"id":2,"timestamps":[{"name":"REQUEST_START","ns":50},{"name":"REQUEST_END","ns":60}]}
+            {"id":2,"timestamps":[{"name":"GRPC_WAITREAD_START","ns":50},{"name":"GRPC_WAITREAD_END","ns":60},{"name":"REQUEST_START","ns":60},{"name":"REQUEST_END","ns":60},{"name":"GRPC_SEND_START","ns":60},{"name":"GRPC_SEND_END","ns":60}]}
             ]
         "#]]
         .assert_eq(&std::fs::read_to_string(file).unwrap());
@@ -427,7 +472,7 @@ mod tests {
         let tracer = Tracer::new(Some(folder.path().join("t"))).unwrap();
         tracer.change(None, TraceChange { log_frequency: SettingChange::Set(2), ..on(1) }).unwrap();
         for _ in 0..3 {
-            tracer.sample("m", 1).unwrap().end(at(1), at(2));
+            tracer.sample("m", 1, Transport::Http).unwrap().end(at(1), at(2));
         }
         tracer.close();
         let ids = |name: &str| {

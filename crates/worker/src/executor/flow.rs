@@ -33,9 +33,9 @@ impl<I: BatchItem> OpenOrder<I> {
 
     /// Its next batch.
     fn next_group(&mut self) -> Group {
-        let ExecuteOrder { items, signature, padding, .. } = &mut self.order;
+        let ExecuteOrder { items, signature, padding, max_elements, .. } = &mut self.order;
         if self.one_by_one == 0 {
-            match Group::form(items, signature, padding.as_ref()) {
+            match Group::form(items, signature, padding.as_ref(), *max_elements) {
                 Ok(group) => return group,
                 Err(count) => self.one_by_one = count,
             }

@@ -1,0 +1,258 @@
+//! What is found out about models by running them before they are ready. A first dimension is a batch if rows computed
+//! together equal rows computed alone, whatever exporters call it.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
+
+mod common;
+
+use base::{DataType, Duration, ModelSignature, TensorSpec};
+use controller::{Controller, ControllerConfig, DeviceConfig, Tensor};
+use engine::{AtOnce, Engine, EngineError, Loaded, ModelSource, Prepared, Sink, TensorView, at_once};
+use engine_ort::{OrtEngine, OrtOptions};
+use models::{Manager, ManagerConfig, ProfilingEffort, Registry, ServedModel};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use telemetry::Metrics;
+
+/// What a model does with rows.
+#[derive(Clone, Copy, PartialEq)]
+enum Rows {
+    /// Each by itself.
+    Alone,
+    /// Each with the sum of those before it, as a recurrent network does.
+    Recurrent,
+    /// One at a time.
+    Single,
+    /// Whatever comes to its mind.
+    Random,
+    /// Not at all, because of what is in them.
+    Picky,
+}
+
+/// A model over `-1 x 3` numbers that notes how many rows were computed at a time.
+#[derive(Clone)]
+struct Net {
+    rows: Rows,
+    /// Whether the engine takes the first dimension for a batch where nothing is said.
+    guess: bool,
+    signature: ModelSignature,
+    runs: Arc<Mutex<Vec<i64>>>,
+}
+
+impl Net {
+    fn new(rows: Rows, guess: bool) -> Self {
+        let spec = |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, dims: vec![-1, 3] };
+        let signature = ModelSignature { inputs: vec![spec("x")], outputs: vec![spec("y")], max_batch: 0 };
+        Self { rows, guess, signature, runs: Arc::default() }
+    }
+
+    /// The rows of all runs since this was asked last.
+    fn runs(&self) -> Vec<i64> {
+        std::mem::take(&mut *self.runs.lock().unwrap())
+    }
+}
+
+impl Engine for Net {
+    fn name(&self) -> &'static str {
+        "net"
+    }
+    fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
+        let mut net = self.clone();
+        net.signature.max_batch = source.max_batch.unwrap_or(if self.guess { 16 } else { 0 });
+        Ok(Arc::new(net))
+    }
+}
+
+impl Prepared for Net {
+    fn signature(&self) -> &ModelSignature {
+        &self.signature
+    }
+    fn weight_bytes(&self) -> u64 {
+        1
+    }
+    fn takes_any_batch(&self) -> bool {
+        true
+    }
+    fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        Ok(at_once(OnDevice { net: self.clone(), output: None }))
+    }
+}
+
+struct OnDevice {
+    net: Net,
+    output: Option<Tensor>,
+}
+
+impl AtOnce for OnDevice {
+    fn compute(&mut self, inputs: &[TensorView<'_>]) -> Result<(), EngineError> {
+        let TensorView { datatype, shape, data } = inputs[0];
+        let mut runs = self.net.runs.lock().unwrap();
+        runs.push(shape[0]);
+        match self.net.rows {
+            Rows::Single if shape[0] != 1 => return Err(EngineError::Execute("only one row".into())),
+            Rows::Picky => return Err(EngineError::Execute("not these".into())),
+            Rows::Single | Rows::Alone | Rows::Recurrent | Rows::Random => {}
+        }
+        let mut numbers: Vec<f32> = data.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
+        for at in 0..numbers.len() {
+            match self.net.rows {
+                Rows::Alone | Rows::Single | Rows::Picky => numbers[at] = -numbers[at],
+                Rows::Recurrent => numbers[at] += if at < 3 { 0.0 } else { numbers[at - 3] },
+                Rows::Random => numbers[at] = (runs.len() * 100 + at) as f32,
+            }
+        }
+        let data: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        self.output = Some(Tensor { datatype, shape: shape.to_vec(), data: data.into() });
+        Ok(())
+    }
+    fn hand_out(&mut self, sink: &mut Sink<'_>) -> Result<(), EngineError> {
+        self.output.iter().for_each(|output| sink(0, output.view()));
+        Ok(())
+    }
+}
+
+/// The model `net` of a repository, brought up.
+fn bring_up(engine: Arc<dyn Engine>, repository: &Path, cache: &Path) -> ServedModel {
+    bring_up_with(ProfilingEffort { runs: 3, budget: Duration::ZERO }, engine, repository, cache)
+}
+
+fn bring_up_with(effort: ProfilingEffort, engine: Arc<dyn Engine>, repository: &Path, cache: &Path) -> ServedModel {
+    let device = DeviceConfig { name: "net:0".into(), index: 0, pages: 4, pin: None, kind: 0, only_waits: false };
+    let config = ControllerConfig {
+        scheduler: scheduler::Config::default(),
+        max_requests: 4,
+        page_bytes: 1 << 20,
+        cells: vec![vec![device]],
+        online_profile_share: 0.0,
+    };
+    let controller = Controller::start(config, Metrics::new()).unwrap();
+    let mut config = ManagerConfig::new(repository.to_owned(), engine);
+    config.cache = Some(cache.to_owned());
+    config.effort = effort;
+    let registry = Registry::default();
+    let manager = Manager::start(controller.clone(), registry.clone(), config).unwrap();
+    manager.wait_until_started();
+    let catalogue = registry.catalogue();
+    let entry = catalogue.models["net"].default_version().unwrap();
+    let served = entry.serving().unwrap_or_else(|| panic!("{:?}", entry.state())).clone();
+    drop(manager);
+    controller.stop();
+    served
+}
+
+/// A repository with a model of this configuration, and a folder for what is found.
+fn folders(config: &str) -> [tempfile::TempDir; 2] {
+    let [repository, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    std::fs::create_dir_all(repository.path().join("net/1")).unwrap();
+    std::fs::write(repository.path().join("net/1/model.onnx"), "any").unwrap();
+    std::fs::write(repository.path().join("net/config.pbtxt"), config).unwrap();
+    [repository, cache]
+}
+
+/// Its largest batch, and why.
+fn found(served: &ServedModel) -> (u32, &str) {
+    let why = served.config.parameters.get("batch_dimension").map_or("", |parameter| &parameter.string_value);
+    (served.model.signature.max_batch, why)
+}
+
+#[test]
+fn a_model_whose_batch_dimension_exporters_name_differently_batches() {
+    let [repository, cache] = folders("");
+    let net = Net::new(Rows::Alone, false);
+    let served = bring_up(Arc::new(net.clone()), repository.path(), cache.path());
+    assert_eq!(found(&served), (16, "rows computed together equal rows computed alone"));
+    assert_eq!(net.runs()[..4], [1, 1, 2, 3]);
+    // It is found once.
+    let again = bring_up(Arc::new(net.clone()), repository.path(), cache.path());
+    assert_eq!((found(&again), net.runs()), (found(&served), vec![]));
+}
+
+#[test]
+fn a_file_whose_batch_dimension_has_two_names_batches() {
+    let [repository, cache] = folders("");
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let file = root.join(".cache/test-models/mixed_names/1/model.onnx");
+    std::fs::copy(file, repository.path().join("net/1/model.onnx")).expect("run scripts/setup tests");
+    let engine = Arc::new(OrtEngine::new(&OrtOptions::default()).unwrap());
+    let served = bring_up(engine, repository.path(), cache.path());
+    assert_eq!(found(&served), (16, "rows computed together equal rows computed alone"));
+}
+
+#[test]
+fn a_model_whose_rows_depend_on_one_another_does_not_batch_whatever_its_dimensions_are_called() {
+    for guess in [false, true] {
+        let [repository, cache] = folders("");
+        let net = Net::new(Rows::Recurrent, guess);
+        let served = bring_up(Arc::new(net.clone()), repository.path(), cache.path());
+        let (max_batch, why) = found(&served);
+        assert_eq!(max_batch, 0);
+        assert!(why.starts_with("rows computed together differ from rows computed alone: output y by "), "{why}");
+        let runs = net.runs();
+        assert!(runs.iter().all(|&rows| rows <= 3), "it is measured with one row: {runs:?}");
+    }
+}
+
+#[test]
+fn a_model_that_refuses_several_rows_does_not_batch() {
+    let [repository, cache] = folders("");
+    let served = bring_up(Arc::new(Net::new(Rows::Single, true)), repository.path(), cache.path());
+    assert_eq!(found(&served), (0, "the model refuses 2 rows: execution failed: only one row"));
+}
+
+#[test]
+fn where_results_are_left_to_chance_names_decide() {
+    for (guess, max_batch) in [(false, 0), (true, 16)] {
+        let [repository, cache] = folders("");
+        let served = bring_up(Arc::new(Net::new(Rows::Random, guess)), repository.path(), cache.path());
+        assert_eq!(found(&served), (max_batch, "the model's outputs differ from run to run"));
+    }
+}
+
+#[test]
+fn the_configuration_decides_without_a_test() {
+    for (config, rows, max_batch) in [
+        ("max_batch_size: 4", Rows::Recurrent, 4),
+        ("max_batch_size: 0", Rows::Alone, 0),
+        ("input { name: \"x\" data_type: TYPE_FP32 dims: [ -1, 3 ] }", Rows::Alone, 0),
+        ("parameters { key: \"profile_inputs\" value { string_value: \"x=1x3\" } }", Rows::Alone, 0),
+    ] {
+        let [repository, cache] = folders(config);
+        let net = Net::new(rows, false);
+        let served = bring_up(Arc::new(net.clone()), repository.path(), cache.path());
+        assert_eq!(found(&served), (max_batch, ""), "{config}");
+        assert!(!net.runs().contains(&3), "{config}");
+    }
+}
+
+#[test]
+fn a_model_that_accepts_no_made_up_input_is_served_unmeasured() {
+    for (guess, max_batch) in [(false, 0), (true, 16)] {
+        let [repository, cache] = folders("");
+        let served = bring_up(Arc::new(Net::new(Rows::Picky, guess)), repository.path(), cache.path());
+        assert_eq!(found(&served), (max_batch, "no input was found that the model accepts"));
+        assert_eq!(served.model.profile.batches()[0].median, Duration::from_millis(10));
+        // What wasn't measured isn't kept.
+        assert!(!cache.path().join("profiles").exists());
+    }
+}
+
+#[test]
+fn a_model_that_takes_any_batch_has_sizes_between_powers_of_two_which_are_not_run() {
+    let [repository, cache] = folders("max_batch_size: 20");
+    let net = Net::new(Rows::Alone, false);
+    let effort = ProfilingEffort { runs: 3, budget: Duration::from_secs(60) };
+    let served = bring_up_with(effort, Arc::new(net.clone()), repository.path(), cache.path());
+    let sizes =
+        |served: &ServedModel| served.model.profile.batches().iter().map(|entry| entry.batch).collect::<Vec<_>>();
+    assert_eq!(sizes(&served), (1..=16).chain([18, 20]).collect::<Vec<_>>());
+    assert_eq!(BTreeSet::from_iter(net.runs()), BTreeSet::from([1, 2, 4, 8, 16, 20]));
+    // What is configured is what is run.
+    std::fs::write(
+        repository.path().join("net/config.pbtxt"),
+        "max_batch_size: 20 parameters { key: \"batch_sizes\" value { string_value: \"1,3,5\" } }",
+    )
+    .unwrap();
+    let served = bring_up_with(effort, Arc::new(net.clone()), repository.path(), cache.path());
+    assert_eq!((sizes(&served), BTreeSet::from_iter(net.runs())), (vec![1, 3, 5], BTreeSet::from([1, 3, 5])));
+}

@@ -1,0 +1,85 @@
+//! What was found out about models by running them, kept on disk so that they are run for it once.
+
+use crate::kept;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// What a finding is valid for: all of it must be the same.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FindingKey {
+    /// Hash of the model's file.
+    pub content: String,
+    /// The engine and its version.
+    pub engine: String,
+    /// What the configuration says of the model's inputs.
+    pub inputs: String,
+}
+
+/// Whether a model's first dimension is a batch.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BatchFinding {
+    /// Whether it is.
+    pub batches: bool,
+    /// What showed it, as a sentence.
+    pub why: String,
+}
+
+/// A finding as JSON.
+#[derive(Serialize, Deserialize)]
+struct Document {
+    key: FindingKey,
+    finding: BatchFinding,
+}
+
+/// Findings in a folder, one file each.
+#[derive(Clone, Debug)]
+pub struct FindingStore {
+    folder: PathBuf,
+}
+
+impl FindingStore {
+    /// The findings under a cache folder. Nothing is created before the first one is kept.
+    pub fn new(cache: &Path) -> Self {
+        Self { folder: cache.join("findings") }
+    }
+
+    /// The kept finding, if there is one that can be read. A broken file is warned of: the model is looked at anew.
+    pub fn load(&self, key: &FindingKey) -> Option<BatchFinding> {
+        let path = kept::path(&self.folder, key);
+        match kept::read::<Document>(&path) {
+            Ok(found) => found.filter(|document| document.key == *key).map(|document| document.finding),
+            Err(reason) => {
+                tracing::warn!(file = %path.display(), reason, "a kept finding can't be used: looking anew");
+                None
+            }
+        }
+    }
+
+    /// Keeps a finding. If that fails (a full disk, say), it is warned of and the model is looked at again next time.
+    pub fn save(&self, key: &FindingKey, finding: &BatchFinding) {
+        let document = Document { key: key.clone(), finding: finding.clone() };
+        if let Err(error) = kept::write(&kept::path(&self.folder, key), &document) {
+            let folder = self.folder.display();
+            tracing::warn!(%folder, %error, "what was found can't be kept: the model is looked at again at the next start");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_is_found_once() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = FindingStore::new(cache.path());
+        let key = FindingKey { content: "c0ffee".into(), engine: "onnxruntime 1".into(), inputs: String::new() };
+        let finding = BatchFinding { batches: true, why: "rows are computed alone".into() };
+        assert_eq!(store.load(&key), None);
+        store.save(&key, &finding);
+        assert_eq!(store.load(&key), Some(finding));
+        assert_eq!(store.load(&FindingKey { engine: "onnxruntime 2".into(), ..key.clone() }), None);
+        std::fs::write(kept::path(&store.folder, &key), "{").unwrap();
+        assert_eq!(store.load(&key), None);
+    }
+}
