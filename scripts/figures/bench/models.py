@@ -345,16 +345,16 @@ def honesty(runs, title):
     """Of all models that were measured in one way."""
     served_runs = [run for run in runs if "failed" not in run]
     halves = [[Tally(**run[when]) for run in served_runs] for when in ("first", "later")]
-    whole = list(zip(*halves))
     asked = sum(tally.asked for half in halves for tally in half)
-    met = sum(tally.met for half in halves for tally in half)
-    below = sum(first.met + later.met < 0.99 * (first.asked + later.asked) for first, later in whole)
+    # Each model counts alike: one that refuses is asked more often. One that isn't served meets nothing.
+    shares = [(first.met + later.met) / max(1, first.asked + later.asked) for first, later in zip(*halves)]
+    met = sum(shares) / max(1, len(runs))
     impossible = [sum(tally.refused.get(IMPOSSIBLE, 0) for tally in half) for half in halves]
     return [
         Figure(f"{title}: models that aren't served", len(runs) - len(served_runs), "", ("<=", 0), f"of {len(runs)}"),
         Figure(f"{title}: slowest until ready", max((run["ready_s"] for run in served_runs), default=0), "s"),
-        Figure(f"{title}: requests met", met / max(1, asked), "", (">=", 0.99), f"of {asked}"),
-        Figure(f"{title}: models with fewer", below, "", ("<=", 0)),
+        Figure(f"{title}: requests met, mean of the models", met, "", (">=", 0.99), f"{asked} requests"),
+        Figure(f"{title}: models that met fewer", sum(share < 0.99 for share in shares), "", ("<=", 0)),
         Figure(f"{title}: refused as impossible after the first second", impossible[1], "", ("<=", 0), f"in it {impossible[0]}"),
         Figure(f"{title}: late", sum(tally.late for half in halves for tally in half)),
         Figure(f"{title}: wrong answers", sum(tally.wrong for half in halves for tally in half), "", ("<=", 0)),
