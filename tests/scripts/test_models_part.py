@@ -62,8 +62,8 @@ def test_figures_tell_what_was_refused_as_impossible_later_from_the_first_second
     impossible = shown["quiet: refused as impossible after the first second"]
     assert (impossible.value, impossible.note, impossible.verdict) == (1, "in it 3", "SHORT OF IT")
     assert shown["quiet: models that aren't served"].value == 1
-    assert shown["quiet: requests met"].value == 0.96
-    assert shown["quiet: models with fewer"].value == 1
+    assert shown["quiet: requests met, mean of the models"].value == 0.48
+    assert shown["quiet: models that met fewer"].value == 1
 
 
 def test_strangers_are_pinned_and_make_inputs_of_every_length():
@@ -74,3 +74,13 @@ def test_strangers_are_pinned_and_make_inputs_of_every_length():
         for length in stranger.lengths:
             inputs = stranger.inputs(np.random.default_rng(1), length)
             assert all(str(array.dtype) in models.DATA_TYPES for array in inputs.values()), stranger.name
+
+
+def test_a_row_has_a_cell_for_each_column():
+    run = {"ready_s": 1.0, "batches": 16, "planned_ms": 0.5, "first": {"met": 2}, "later": {"met": 3, "late": 1}}
+    row = {"name": "a", "kind": "a kind", "open": ["x: n x 3"], "alone_ms": [1.0, 2.0], "quiet": run, "busy": {"failed": "no\ninput"}}
+    columns, rule, cells = (line.strip("|").split("|") for line in models.lines([row]))
+    assert len(columns) == len(rule) == len(cells)
+    named = dict(zip((column.strip() for column in columns), (cell.strip() for cell in cells)))
+    assert (named["batches"], named["planned"], named["busy: planned"], named["alone"]) == ("16", "0.5 ms", "", "1 to 2 ms")
+    assert (named["met, after it"], named["busy: first second"]) == ("3 of 4, 1 late", "not served: no input")

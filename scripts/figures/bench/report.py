@@ -68,7 +68,8 @@ these requests can be met: nothing else is asked for. *Refused as impossible* is
 wrong here. An answer is wrong if it isn't what the plain session computes, within a thousandth of an output's range.
 
 *Busy* is the same with a fresh server that starts beside as many busy processes as there are cores; they end when it is ready.
-*Planned* is what the server measured for its smallest batch while it started.
+*Planned* is what the server measured for its smallest batch while it started. Where others take the cores, the times alone are longer, and
+deadlines with them: such a run is easier to pass.
 """,
     "isolation": """## Isolation
 
