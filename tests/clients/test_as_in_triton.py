@@ -179,3 +179,36 @@ def test_initializers_that_are_inputs_may_be_left_out(client, ir_version, width)
         assert client.infer(name, [x]).as_numpy("y").tolist() == [12] * width, "the next one has the file's"
         with pytest.raises(InferenceServerException, match='input "x" is missing'):
             client.infer(name, [scale])
+
+
+def test_strings_that_are_parsed_as_numbers(client):
+    """As in Triton's quick start, whose `simple_string` adds and subtracts texts."""
+    info, cast = onnx.helper.make_tensor_value_info, onnx.helper.make_node
+    names = {side: [f"{side}{number}" for number in (0, 1)] for side in ["INPUT", "OUTPUT"]}
+    nodes = [cast("Cast", [name], [f"number {name}"], to=onnx.TensorProto.INT32) for name in names["INPUT"]]
+    for operator, name in zip(["Add", "Sub"], names["OUTPUT"]):
+        nodes.append(onnx.helper.make_node(operator, ["number INPUT0", "number INPUT1"], [f"number {name}"]))
+        nodes.append(cast("Cast", [f"number {name}"], [name], to=onnx.TensorProto.STRING))
+    sides = [[info(name, onnx.TensorProto.STRING, ["batch", 16]) for name in names[side]] for side in names]
+    graph = onnx.helper.make_graph(nodes, "graph", *sides)
+    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    config = {"max_batch_size": 8}
+    for side in names:
+        config[side.lower()] = [{"name": name, "data_type": "TYPE_STRING", "dims": [16]} for name in names[side]]
+
+    def texts(numbers):
+        return np.array([str(number).encode() for number in numbers.flatten()], object).reshape(numbers.shape)
+
+    a, b = np.arange(-5, 27).reshape(2, 16), np.full((2, 16), 3)
+    with loaded(client, config, model.SerializeToString()) as name:
+
+        def ask(first):
+            return client.infer(name, [client.input("INPUT0", first, "BYTES"), client.input("INPUT1", texts(b), "BYTES")])
+
+        wrong = texts(a)
+        wrong[1, 3] = b"three"
+        with pytest.raises(InferenceServerException, match="could not be computed"):
+            ask(wrong)
+        answer = ask(texts(a))
+        assert answer.as_numpy("OUTPUT0").tolist() == texts(a + b).tolist()
+        assert answer.as_numpy("OUTPUT1").tolist() == texts(a - b).tolist()
