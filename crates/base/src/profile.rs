@@ -36,8 +36,8 @@ pub fn usual_batch_sizes(largest: u32) -> Vec<u32> {
     (0..u32::BITS).map(|power| 1u32 << power).take_while(|&size| size < largest).chain([largest]).collect()
 }
 
-/// The same for devices that compute a batch of any size: each is at most an eighth above the one before, so that little
-/// is lost by cutting a batch down to one of them. The powers of two are among them.
+/// The same for devices that compute a batch of any size: each is at most an eighth above the one before, so that
+/// little is lost by cutting a batch down to one of them. The powers of two are among them.
 pub fn dense_batch_sizes(largest: u32) -> Vec<u32> {
     let step = |size: &u32| size.checked_add((1 << size.ilog2() >> 3).max(1));
     std::iter::successors(Some(1), step).take_while(|&size| size < largest).chain([largest]).collect()

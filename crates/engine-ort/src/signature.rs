@@ -58,8 +58,8 @@ impl Ports {
         Ok(found)
     }
 
-    /// Whether all first dimensions that have a name have the same one. It is a guess: whoever runs the model sees whether
-    /// it is true.
+    /// Whether all first dimensions that have a name have the same one. It is a guess: whoever runs the model sees
+    /// whether it is true.
     fn has_one_name(&self) -> bool {
         let ports = self.inputs.iter().chain(&self.outputs);
         let mut names = ports.map(|port| port.first_dimension.as_str()).filter(|name| !name.is_empty());

@@ -100,8 +100,8 @@ impl BringUp {
         Ok((self.publish(found, Arc::new(record), &prepared, labels, batching.as_deref()), prepared))
     }
 
-    /// The model in host memory, with the shapes that its configuration shows to clients; and why its first dimension is
-    /// a batch or isn't, where that was found out.
+    /// The model in host memory, with the shapes that its configuration shows to clients; and why its first dimension
+    /// is a batch or isn't, where that was found out.
     fn prepare(&self, found: &FoundModel, source: &ModelSource) -> Result<(Arc<dyn Prepared>, Option<String>), String> {
         let (prepared, batching) = self.prepare_batch(found, source)?;
         let wrong = repository::disagreements(&found.config, prepared.signature());

@@ -82,9 +82,10 @@ impl<'a> Samples<'a> {
         warmup.chain(self.open_sizes(signature).into_iter().map(Sample::MadeUp)).collect()
     }
 
-    /// What to try for open dimensions, each shape once. A first dimension that isn't a batch is tried with 1: it may be
-    /// one all the same, or grow what a request takes like one. Then come a few rows. Where rows are counted elsewhere
-    /// too, as in the states of recurrent networks, one dimension alone may be a length. At last, all sizes are alike.
+    /// What to try for open dimensions, each shape once. A first dimension that isn't a batch is tried with 1: it may
+    /// be one all the same, or grow what a request takes like one. Then come a few rows. Where rows are counted
+    /// elsewhere too, as in the states of recurrent networks, one dimension alone may be a length. At last, all sizes
+    /// are alike.
     pub(crate) fn open_sizes(self, signature: &ModelSignature) -> Vec<OpenSizes> {
         let dims = signature.inputs.iter().flat_map(|spec| &spec.dims);
         let open = dims.filter(|&&dim| dim < 0).count();

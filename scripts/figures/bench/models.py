@@ -26,7 +26,7 @@ SMALL = 300
 # How long a start may take before it is given up.
 PATIENCE = 300
 # A request may take so many times what its model takes alone, but has at least so much beside that: over loopback the way there
-# and back takes 0.3 ms here, and up to 1.2 ms in one of a hundred, when a thread has to be woken on a core that sleeps.
+# and back takes up to 1.2 ms in one of a hundred, when a thread has to be woken on a core that sleeps.
 TIMES_ALONE = 3
 WAY_MS = 2
 # Between an answer and the next request the server has the time to learn: as long as the model takes, and at least so long.
