@@ -234,11 +234,12 @@ fn sections_that_are_not_asked_for_stay_and_their_age_is_said() {
     // A section of other sources is still there, and named.
     let path = folder.path().join("README.md");
     let (before, number) = both.split_once("## Number two").unwrap();
-    let number = number.replace("<!-- sources ", "<!-- sources 0");
+    let number = number.replace("<!-- sources ", "<!-- sources 00000000");
     std::fs::write(&path, format!("{before}## Number two{number}")).unwrap();
     let aged = page(&["one"]);
     assert!(aged.contains("\nOlder than the code when this page was written, or not run yet: two.\n"), "{aged}");
-    let older = aged.replace("Of commit 1234. <!-- sources 0", "Of commit 123 and changes. <!-- sources 0");
+    let older =
+        aged.replace("Of commit 1234. <!-- sources 00000000", "Of commit 123 and changes. <!-- sources 00000000");
     std::fs::write(&path, &older).unwrap();
     let head = write_page(&PageOptions { head: true, ..options(&[]) }).unwrap();
     let head = std::fs::read_to_string(head).unwrap();
