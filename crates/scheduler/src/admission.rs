@@ -89,7 +89,7 @@ impl Scheduler {
         }
         if !self.config.predict_admission || self.config.policy.heeds_shares() {
             // Whatever becomes of what is queued: what is running is certain.
-            let done_at = self.first_done(entry, request.rows).filter(|_| self.config.predict_admission);
+            let done_at = self.first_done(request).filter(|_| self.config.predict_admission);
             if let Some(earliest_at) = done_at.filter(|&at| at > request.deadline_at) {
                 return Err(Rejection::Overloaded { earliest_at });
             }
@@ -115,23 +115,31 @@ impl Scheduler {
     }
 
     /// What a request takes alone on the quickest device where its model is or will soon be: with less time it can't be
-    /// served. Where times depend on the input, what others like it mostly took.
+    /// served.
     pub(crate) fn alone(&self, request: &Request) -> Duration {
-        let entry = self.ledger.model(request.model);
-        let differ = entry.estimates.distribution().is_some();
-        let known = differ.then(|| self.kind_of(request)).and_then(|kind| entry.estimates.alone(request.rows, kind));
-        known.unwrap_or_else(|| self.ledger.quickest(entry, request.rows))
+        let known = self.alone_by_kind(request);
+        known.unwrap_or_else(|| self.ledger.quickest(self.ledger.model(request.model), request.rows))
     }
 
-    /// When the first of a model's devices would have done so many rows behind what was ordered; `None` where it has
-    /// none, or too many to look at.
-    fn first_done(&self, model: &Model, rows: u32) -> Option<Timestamp> {
+    /// What others like it mostly took alone, where times depend on the input.
+    fn alone_by_kind(&self, request: &Request) -> Option<Duration> {
+        let estimates = &self.ledger.model(request.model).estimates;
+        estimates.distribution()?;
+        estimates.alone(request.rows, self.kind_of(request))
+    }
+
+    /// When the first of its model's devices would have done a request behind what was ordered; `None` where the model
+    /// has none, or too many to look at.
+    fn first_done(&self, request: &Request) -> Option<Timestamp> {
+        let model = self.ledger.model(request.model);
         if model.residency.len() > PROBES {
             return None;
         }
+        let alone = self.alone_by_kind(request);
         let done_at = |there: &Residency| {
             let device = self.ledger.device(there.device);
-            device.exec.start_at(self.now) + model.estimates.at(device.speed()).class_for(rows).least_quantile()
+            let by_size = || model.estimates.at(device.speed()).class_for(request.rows).least_quantile();
+            device.exec.start_at(self.now) + alone.unwrap_or_else(by_size)
         };
         model.residency.iter().map(done_at).min()
     }

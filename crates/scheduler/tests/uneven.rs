@@ -196,3 +196,23 @@ fn a_short_request_with_little_time_is_not_refused_because_most_are_long() {
         "#]],
     );
 }
+
+#[test]
+fn nothing_is_ahead_of_a_short_request_on_an_idle_device() {
+    // With admission by prediction: the device is free, and the request takes 10 ms, whatever the others take.
+    let config = Config { policy: PolicyKind::Punctual, rehearse: false, ..Config::default() };
+    script::check(
+        config,
+        &format!(
+            "{TWO_SORTS}
+             10 done 2
+             50 ask 0 65 1 0 1"
+        ),
+        expect![[r#"
+            0     a1 load m0 on d0 by 90.028043
+            0     a2 exec m0 on d0 batch 1 [0] by 100
+            10       request 0: Done
+            50    a3 exec m0 on d0 batch 1 [1] by 65
+        "#]],
+    );
+}
