@@ -4,7 +4,7 @@ use crate::catalogue::ServedModel;
 use crate::manager::ManagerConfig;
 use crate::profiler::Measured;
 use crate::queueing::QueueLimits;
-use crate::samples::Samples;
+use crate::samples::{MAX_INPUT_BYTES, Samples};
 use crate::{elements, profiler, reshape, warmup};
 use base::{DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec};
 use controller::{Controller, ModelRecord, Padding};
@@ -19,8 +19,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A list of labels longer than this is something else.
 const MAX_LABEL_BYTES: u64 = 64 << 20;
-/// Batches with larger inputs than this aren't measured.
-const MAX_MEASURED_BYTES: u64 = 256 << 20;
 /// What a dimension that the model leaves open counts as.
 const OPEN_SIZE: u64 = 64;
 
@@ -320,7 +318,7 @@ fn measurable(mut sizes: Vec<u32>, signature: &ModelSignature, config: &ModelCon
         elements.saturating_mul(spec.datatype.size().unwrap_or(1) as u64)
     };
     let largest_row = signature.inputs.iter().map(row_bytes).max().unwrap_or(0);
-    sizes.retain(|&size| size == 1 || largest_row.saturating_mul(size.into()) <= MAX_MEASURED_BYTES);
+    sizes.retain(|&size| size == 1 || largest_row.saturating_mul(size.into()) <= MAX_INPUT_BYTES as u64);
     sizes
 }
 

@@ -10,8 +10,8 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Larger inputs than this aren't made up.
-const MAX_INPUT_BYTES: usize = 256 << 20;
+/// Larger inputs than this are neither made up nor read from files, and batches with such ones aren't made.
+pub(crate) const MAX_INPUT_BYTES: usize = 256 << 20;
 /// What dimensions of any size are tried with, in this order, until the model accepts one. Small ones go first: a size
 /// that nobody asks for must not take long, and what is planned with it at first shouldn't be far too much.
 const TRIED_SIZES: [i64; 7] = [16, 64, 1, 32, 128, 224, 512];

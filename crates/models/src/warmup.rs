@@ -1,16 +1,13 @@
 //! Runs a model's warmup samples on every device before it is ready.
 
 use crate::runner::{DeviceRunner, Run as _};
-use crate::samples::by_chance;
+use crate::samples::{MAX_INPUT_BYTES, by_chance};
 use base::{DataType, DeviceId, ModelSignature, element_count};
 use controller::Controller;
 use engine::{Prepared, Tensor};
 use repository::{FoundModel, WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample};
 use std::path::Path;
 use std::sync::Arc;
-
-/// Larger inputs than this aren't made up or read.
-const MAX_INPUT_BYTES: usize = 256 << 20;
 
 /// Runs all samples of a model; a sample that fails says why.
 pub(crate) fn run(controller: &Controller, prepared: &dyn Prepared, found: &FoundModel) -> Result<(), String> {

@@ -233,7 +233,7 @@ impl BatchTimes {
         if let Source::Measured { history, sizes, doubted, .. } = &mut self.source {
             sizes[index].observe(now, *history, took);
             class.takes = sizes[index].says();
-            if *doubted {
+            if *doubted && sizes[index].has_moved() {
                 follow_seen(&mut self.classes, sizes);
             }
             self.compare_sizes();

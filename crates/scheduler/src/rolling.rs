@@ -44,6 +44,8 @@ pub(crate) struct Rolling {
     unseen: Duration,
     /// Whether the seed may be wrong.
     doubted: bool,
+    /// Its scale when others last followed it.
+    followed: f64,
     /// When the last measurement came, or the estimate was last brought nearer to its seed.
     seen_at: Timestamp,
     /// Whether the last measurement was a stall.
@@ -136,7 +138,7 @@ impl Rolling {
     /// Before anything is measured; whether what is known may be wrong.
     pub fn seeded(seed: Statistics, doubted: bool) -> Self {
         let (seen, seen_at) = (Arc::default(), Timestamp::ZERO);
-        Self { seen, says: seed, seed, unseen: seed.quantile, doubted, seen_at, stalled: false }
+        Self { seen, says: seed, seed, unseen: seed.quantile, doubted, followed: 0.0, seen_at, stalled: false }
     }
 
     pub fn says(&self) -> Statistics {
@@ -153,6 +155,13 @@ impl Rolling {
     pub fn scale(&self) -> Option<f64> {
         let known = self.doubted && self.seen.sorted.len() >= FEW;
         known.then(|| self.says.median.as_nanos() as f64 / self.seed.median.as_nanos().max(1) as f64)
+    }
+
+    /// Whether its scale has changed since this last said so. A hundredth is noise.
+    pub fn has_moved(&mut self) -> bool {
+        let moved = self.scale().filter(|scale| (scale - self.followed).abs() > self.followed / 100.0);
+        self.followed = moved.unwrap_or(self.followed);
+        moved.is_some()
     }
 
     /// What its seed would say if everything took so many times as long, where nothing was measured.
