@@ -3,10 +3,11 @@
 use super::{FOLD_ELEMENTS, Lowering, NodeInputs};
 use crate::array::is_float;
 use crate::error::GraphError;
-use crate::expression::Binary;
+use crate::expression::{Binary, Expression, Instruction, Unary, ValueKind};
 use crate::ir::{Op, ValueId, broadcast};
 use crate::model::OnnxNode;
-use crate::plan::Activation;
+use crate::plan::{Activation, ReduceKind};
+use base::DataType;
 
 const PLAIN: Op = Op::Gemm { alpha: 1.0, bias: false, residual: false, activation: Activation::None };
 
@@ -20,7 +21,7 @@ impl Lowering {
             "MatMul" => self.matmul(inputs)?,
             "Gemm" => self.gemm(node, inputs)?,
             "Softmax" | "LogSoftmax" => self.softmax(node, inputs)?,
-            "LayerNormalization" | "RMSNormalization" => self.layer_norm(node, inputs)?,
+            "LayerNormalization" | "RMSNormalization" => return self.layer_norm(node, inputs).map(Some),
             _ => return Ok(None),
         };
         Ok(Some(vec![value]))
@@ -121,10 +122,7 @@ impl Lowering {
         Ok(self.reshape(value, &dims))
     }
 
-    fn layer_norm(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
-        if node.outputs.iter().skip(1).any(|name| !name.is_empty()) {
-            return Err(self.unsupported(" with mean and deviation as outputs"));
-        }
+    fn layer_norm(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<Vec<ValueId>, GraphError> {
         let input = self.input(inputs, 0)?;
         self.check_float(input)?;
         let (dims, dtype) = (self.dims(input), self.dtype(input));
@@ -139,13 +137,41 @@ impl Lowering {
                 return Err(self.bad(format!("{own:?} and {dims:?} don't go together")));
             }
         }
-        let op = Op::LayerNorm {
-            axis,
-            epsilon: node.float("epsilon", 1e-5),
-            root_mean_square: node.operator == "RMSNormalization",
-            scale: scale.is_some(),
-            shift: shift.is_some(),
-        };
-        Ok(self.emit(op, &all, dtype, &dims))
+        let epsilon = node.float("epsilon", 1e-5);
+        let root_mean_square = node.operator == "RMSNormalization";
+        let op = Op::LayerNorm { axis, epsilon, root_mean_square, scale: scale.is_some(), shift: shift.is_some() };
+        let mut results = vec![self.emit(op, &all, dtype, &dims)];
+        if node.outputs.iter().skip(1).any(|name| !name.is_empty()) {
+            let dtype = if node.int("stash_type", 1) == 1 { DataType::Fp32 } else { dtype };
+            let input = self.cast(input, dtype)?;
+            results.extend(self.mean_and_deviation(input, axis, epsilon)?);
+        }
+        Ok(results)
+    }
+
+    /// The mean over the dimensions from `axis` on, and one over the deviation from it.
+    fn mean_and_deviation(&mut self, input: ValueId, axis: usize, epsilon: f32) -> Result<[ValueId; 2], GraphError> {
+        let (dims, dtype) = (self.dims(input), self.dtype(input));
+        let axes: Vec<_> = (axis..dims.len()).collect();
+        let mean = self.reduction(ReduceKind::Mean, input, &axes);
+        let centred = self.binary(Binary::Subtract, input, mean)?;
+        // Squares by themselves might be more than a half can hold.
+        let length = self.reduction(ReduceKind::Norm, centred, &axes);
+        let count = dims[axis..].iter().product::<usize>() as f32;
+        let inverse = self.apply(&[length], dtype, |expression, of| {
+            let number =
+                |expression: &mut Expression, value| expression.push(Instruction::Float(value), ValueKind::Float);
+            let binary = |expression: &mut Expression, function, a, b| {
+                expression.push(Instruction::Binary(function, a, b), ValueKind::Float)
+            };
+            let square = binary(expression, Binary::Multiply, of[0], of[0]);
+            let count = number(expression, count);
+            let variance = binary(expression, Binary::Divide, square, count);
+            let epsilon = number(expression, epsilon);
+            let variance = binary(expression, Binary::Add, variance, epsilon);
+            let deviation = expression.push(Instruction::Unary(Unary::SquareRoot, variance), ValueKind::Float);
+            expression.push(Instruction::Unary(Unary::Reciprocal, deviation), ValueKind::Float)
+        })?;
+        Ok([mean, inverse])
     }
 }

@@ -3,9 +3,11 @@
 //!
 //! All sizes are known, so one pass in the order of the nodes is enough.
 
+mod attention;
 mod elementwise;
 mod image;
 mod linear;
+mod loss;
 mod reduce;
 mod shape;
 
@@ -141,7 +143,15 @@ impl Lowering {
         if node.operator == "If" {
             return self.branch(node, inputs);
         }
-        let groups = [Self::elementwise_node, Self::shape_node, Self::image_node, Self::linear_node, Self::reduce_node];
+        let groups = [
+            Self::elementwise_node,
+            Self::shape_node,
+            Self::image_node,
+            Self::linear_node,
+            Self::reduce_node,
+            Self::attention_node,
+            Self::loss_node,
+        ];
         for group in groups {
             if let Some(outputs) = group(self, node, inputs)? {
                 return Ok(outputs);
