@@ -1,6 +1,7 @@
 //! Attention and rotary embeddings. Attention becomes products, masks and a softmax; fusion makes one step of the plain
 //! case again.
 
+use super::elementwise::Floats;
 use super::{Lowering, NodeInputs};
 use crate::array::{Array, is_float};
 use crate::error::GraphError;
@@ -234,10 +235,10 @@ impl Lowering {
     fn capped(&mut self, value: ValueId, cap: f32) -> Result<ValueId, GraphError> {
         let dtype = self.dtype(value);
         self.apply(&[value], dtype, |expression, of| {
-            let cap = expression.push(Instruction::Float(cap), ValueKind::Float);
-            let part = expression.push(Instruction::Binary(Binary::Divide, of[0], cap), ValueKind::Float);
-            let bounded = expression.push(Instruction::Unary(Unary::Tanh, part), ValueKind::Float);
-            expression.push(Instruction::Binary(Binary::Multiply, bounded, cap), ValueKind::Float)
+            let mut floats = Floats(expression);
+            let part = floats.with(Binary::Divide, of[0], cap);
+            let bounded = floats.unary(Unary::Tanh, part);
+            floats.with(Binary::Multiply, bounded, cap)
         })
     }
 
@@ -314,9 +315,10 @@ impl Lowering {
     ) -> Result<ValueId, GraphError> {
         let dtype = self.dtype(a);
         self.apply(&[a, b, cos, sin], dtype, |expression, of| {
-            let kept = expression.push(Instruction::Binary(Binary::Multiply, of[0], of[2]), ValueKind::Float);
-            let other = expression.push(Instruction::Binary(Binary::Multiply, of[1], of[3]), ValueKind::Float);
-            expression.push(Instruction::Binary(sign, kept, other), ValueKind::Float)
+            let mut floats = Floats(expression);
+            let kept = floats.binary(Binary::Multiply, of[0], of[2]);
+            let other = floats.binary(Binary::Multiply, of[1], of[3]);
+            floats.binary(sign, kept, other)
         })
     }
 }

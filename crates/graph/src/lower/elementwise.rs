@@ -8,43 +8,50 @@ use crate::model::{OnnxNode, element};
 use base::DataType;
 
 /// Writes expressions of floats shortly.
-struct Floats<'a>(&'a mut Expression);
+pub(super) struct Floats<'a>(pub(super) &'a mut Expression);
 
 /// Writes a function of one register.
 type Build = Box<dyn FnOnce(&mut Floats<'_>, Register) -> Register>;
 
 impl Floats<'_> {
-    fn number(&mut self, value: f32) -> Register {
+    pub(super) fn number(&mut self, value: f32) -> Register {
         self.0.push(Instruction::Float(value), ValueKind::Float)
     }
 
-    fn unary(&mut self, function: Unary, of: Register) -> Register {
+    pub(super) fn unary(&mut self, function: Unary, of: Register) -> Register {
         self.0.push(Instruction::Unary(function, of), ValueKind::Float)
     }
 
-    fn binary(&mut self, function: Binary, a: Register, b: Register) -> Register {
+    pub(super) fn binary(&mut self, function: Binary, a: Register, b: Register) -> Register {
         self.0.push(Instruction::Binary(function, a, b), ValueKind::Float)
     }
 
-    fn with(&mut self, function: Binary, a: Register, value: f32) -> Register {
+    pub(super) fn with(&mut self, function: Binary, a: Register, value: f32) -> Register {
         let value = self.number(value);
         self.binary(function, a, value)
     }
 
     /// `a` where positive, else `b`.
-    fn by_sign(&mut self, x: Register, a: Register, b: Register) -> Register {
+    pub(super) fn by_sign(&mut self, x: Register, a: Register, b: Register) -> Register {
         let zero = self.number(0.0);
         let positive = self.0.push(Instruction::Binary(Binary::GreaterOrEqual, x, zero), ValueKind::Bool);
         self.0.push(Instruction::Select(positive, a, b), ValueKind::Float)
     }
 
-    fn clip(&mut self, x: Register, low: f32, high: f32) -> Register {
+    /// `x` where it is above a threshold, else 0.
+    pub(super) fn above(&mut self, x: Register, threshold: f32) -> Register {
+        let (bound, zero) = (self.number(threshold), self.number(0.0));
+        let above = self.0.push(Instruction::Binary(Binary::Greater, x, bound), ValueKind::Bool);
+        self.0.push(Instruction::Select(above, x, zero), ValueKind::Float)
+    }
+
+    pub(super) fn clip(&mut self, x: Register, low: f32, high: f32) -> Register {
         let x = self.with(Binary::Maximum, x, low);
         self.with(Binary::Minimum, x, high)
     }
 
     /// `ln(1 + exp(x))`, without overflow.
-    fn softplus(&mut self, x: Register) -> Register {
+    pub(super) fn softplus(&mut self, x: Register) -> Register {
         let absolute = self.unary(Unary::Absolute, x);
         let negative = self.unary(Unary::Negate, absolute);
         let exp = self.unary(Unary::Exp, negative);
@@ -55,7 +62,7 @@ impl Floats<'_> {
     }
 
     /// `scale * (exp(x / alpha) - 1)`
-    fn exponential(&mut self, x: Register, alpha: f32, scale: f32) -> Register {
+    pub(super) fn exponential(&mut self, x: Register, alpha: f32, scale: f32) -> Register {
         let x = self.with(Binary::Divide, x, alpha);
         let exp = self.unary(Unary::Exp, x);
         let less = self.with(Binary::Subtract, exp, 1.0);
@@ -238,11 +245,7 @@ impl Lowering {
             }
             "ThresholdedRelu" => {
                 let threshold = alpha(1.0);
-                Box::new(move |floats, x| {
-                    let (bound, zero) = (floats.number(threshold), floats.number(0.0));
-                    let above = floats.0.push(Instruction::Binary(Binary::Greater, x, bound), ValueKind::Bool);
-                    floats.0.push(Instruction::Select(above, x, zero), ValueKind::Float)
-                })
+                Box::new(move |floats, x| floats.above(x, threshold))
             }
             "Elu" => {
                 let scale = alpha(1.0);

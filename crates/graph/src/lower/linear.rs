@@ -1,9 +1,10 @@
 //! Matrix products, and what transformers have around them.
 
+use super::elementwise::Floats;
 use super::{FOLD_ELEMENTS, Lowering, NodeInputs};
 use crate::array::is_float;
 use crate::error::GraphError;
-use crate::expression::{Binary, Expression, Instruction, Unary, ValueKind};
+use crate::expression::{Binary, Unary};
 use crate::ir::{Op, ValueId, broadcast};
 use crate::model::OnnxNode;
 use crate::plan::{Activation, ReduceKind};
@@ -97,7 +98,7 @@ impl Lowering {
     }
 
     /// The transposed matrix. Large constants stay as they are, and are read the other way round.
-    fn turn(&mut self, matrix: ValueId) -> ValueId {
+    pub(super) fn turn(&mut self, matrix: ValueId) -> ValueId {
         let [rows, columns] = *self.dims(matrix) else { unreachable!("a matrix") };
         if self.graph.known(matrix).is_none() || rows * columns < FOLD_ELEMENTS {
             return self.transpose(matrix, &[1, 0]);
@@ -159,18 +160,12 @@ impl Lowering {
         let length = self.reduction(ReduceKind::Norm, centred, &axes);
         let count = dims[axis..].iter().product::<usize>() as f32;
         let inverse = self.apply(&[length], dtype, |expression, of| {
-            let number =
-                |expression: &mut Expression, value| expression.push(Instruction::Float(value), ValueKind::Float);
-            let binary = |expression: &mut Expression, function, a, b| {
-                expression.push(Instruction::Binary(function, a, b), ValueKind::Float)
-            };
-            let square = binary(expression, Binary::Multiply, of[0], of[0]);
-            let count = number(expression, count);
-            let variance = binary(expression, Binary::Divide, square, count);
-            let epsilon = number(expression, epsilon);
-            let variance = binary(expression, Binary::Add, variance, epsilon);
-            let deviation = expression.push(Instruction::Unary(Unary::SquareRoot, variance), ValueKind::Float);
-            expression.push(Instruction::Unary(Unary::Reciprocal, deviation), ValueKind::Float)
+            let mut floats = Floats(expression);
+            let square = floats.binary(Binary::Multiply, of[0], of[0]);
+            let variance = floats.with(Binary::Divide, square, count);
+            let variance = floats.with(Binary::Add, variance, epsilon);
+            let deviation = floats.unary(Unary::SquareRoot, variance);
+            floats.unary(Unary::Reciprocal, deviation)
         })?;
         Ok([mean, inverse])
     }

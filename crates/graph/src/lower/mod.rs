@@ -8,6 +8,7 @@ mod elementwise;
 mod image;
 mod linear;
 mod loss;
+mod recurrent;
 mod reduce;
 mod shape;
 
@@ -35,6 +36,10 @@ const MOST_CONSTANT_ELEMENTS: usize = 1 << 28;
 /// No tensor may have more elements: far above what a device holds, far below where sizes overflow.
 const MOST_ELEMENTS: usize = 1 << 36;
 
+/// Steps of recurrent layers and rounds of loops in a model, at most: each becomes a few nodes, a plan is made for every
+/// batch size, and a graph of more kernels than that takes tens of milliseconds anyway.
+const MOST_UNROLLED: usize = 4_096;
+
 /// Works out the graph of a model for fixed sizes.
 pub(crate) fn lower(model: &OnnxModel, options: &Options) -> Result<Graph, GraphError> {
     let mut lowering = Lowering {
@@ -45,6 +50,7 @@ pub(crate) fn lower(model: &OnnxModel, options: &Options) -> Result<Graph, Graph
         node: String::new(),
         fixed: true,
         too_large: false,
+        unrolled: 0,
     };
     let open = |input: &ModelInput| matches!(input.dims.first(), Some(Dimension::Open(_)));
     if let Some(input) = model.inputs().first().filter(|_| options.batch != 1 && !model.inputs().iter().any(open)) {
@@ -100,6 +106,8 @@ pub(crate) struct Lowering {
     fixed: bool,
     /// Whether the node makes something that is larger than any device.
     too_large: bool,
+    /// Steps of recurrent layers and rounds of loops so far.
+    unrolled: usize,
 }
 
 /// Whether a tensor of those dimensions could be.
@@ -151,6 +159,7 @@ impl Lowering {
             Self::reduce_node,
             Self::attention_node,
             Self::loss_node,
+            Self::recurrent_node,
         ];
         for group in groups {
             if let Some(outputs) = group(self, node, inputs)? {
@@ -167,6 +176,16 @@ impl Lowering {
         let scope = node.graph(name).ok_or_else(|| self.bad(format!("it has no {name}")))?.clone();
         self.scope(&scope)?;
         scope.outputs.iter().map(|name| self.named(name)).collect()
+    }
+
+    /// Counts steps that are made one by one, and refuses too many.
+    fn unroll(&mut self, steps: usize) -> Result<(), GraphError> {
+        self.unrolled = self.unrolled.saturating_add(steps);
+        if self.unrolled <= MOST_UNROLLED {
+            return Ok(());
+        }
+        let why = format!(" with {steps} steps: a model may have {MOST_UNROLLED} of recurrent layers and loops in all");
+        Err(self.unsupported(&why))
     }
 
     /// An operator that isn't there, or not in this form: `why` begins with a blank.
