@@ -4,7 +4,9 @@
 //! All sizes are known, so one pass in the order of the nodes is enough.
 
 mod attention;
+mod einsum;
 mod elementwise;
+mod flow;
 mod image;
 mod linear;
 mod loss;
@@ -148,9 +150,6 @@ impl Lowering {
     }
 
     fn node(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<Vec<ValueId>, GraphError> {
-        if node.operator == "If" {
-            return self.branch(node, inputs);
-        }
         let groups = [
             Self::elementwise_node,
             Self::shape_node,
@@ -160,6 +159,8 @@ impl Lowering {
             Self::attention_node,
             Self::loss_node,
             Self::recurrent_node,
+            Self::einsum_node,
+            Self::flow_node,
         ];
         for group in groups {
             if let Some(outputs) = group(self, node, inputs)? {
@@ -167,15 +168,6 @@ impl Lowering {
             }
         }
         Err(self.unsupported(""))
-    }
-
-    /// A condition that is known picks one of two graphs.
-    fn branch(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<Vec<ValueId>, GraphError> {
-        let condition = self.constant(inputs, 0, "condition")?;
-        let name = if condition.to_ints().first() != Some(&0) { "then_branch" } else { "else_branch" };
-        let scope = node.graph(name).ok_or_else(|| self.bad(format!("it has no {name}")))?.clone();
-        self.scope(&scope)?;
-        scope.outputs.iter().map(|name| self.named(name)).collect()
     }
 
     /// Counts steps that are made one by one, and refuses too many.
