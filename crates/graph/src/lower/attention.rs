@@ -31,6 +31,13 @@ pub(super) struct Attended {
     stages: [ValueId; 4],
 }
 
+impl Attended {
+    /// What each value counts.
+    pub(super) fn weights(&self) -> ValueId {
+        self.stages[3]
+    }
+}
+
 impl Lowering {
     pub(super) fn attention_node(
         &mut self,
@@ -127,7 +134,8 @@ impl Lowering {
         let rank = dims.len();
         dims[rank - 1] = total;
         let before = vec![0; rank];
-        Ok(self.emit(Op::Pad { before, value: f32::NEG_INFINITY }, &[mask], dtype, &dims))
+        let op = Op::Pad { before, value: f32::NEG_INFINITY };
+        Ok(self.with_fixed(false, |this| this.emit(op, &[mask], dtype, &dims)))
     }
 
     /// Nothing where a condition holds, elsewhere minus infinity.
@@ -206,6 +214,7 @@ impl Lowering {
             if broadcast(&wide, &score_dims).as_deref() != Some(&score_dims[..]) {
                 return Err(self.bad(format!("a mask of {wide:?} is not for scores of {score_dims:?}")));
             }
+            let mask = self.cast(mask, dtype)?;
             masked = self.binary(Binary::Add, scores, mask)?;
         }
         let capped = if heads.softcap > 0.0 { self.capped(masked, heads.softcap)? } else { masked };

@@ -227,6 +227,8 @@ impl Lowering {
                 dims[axis] = self.graph.dims(other.value)[place];
             }
         }
-        Labelled { value: self.expand(term.value, &dims), labels: term.labels }
+        // The other's size may be another for other sizes of the inputs.
+        let fixed = self.fixed && self.graph.is_fixed(other.value);
+        Labelled { value: self.with_fixed(fixed, |this| this.expand(term.value, &dims)), labels: term.labels }
     }
 }

@@ -61,6 +61,24 @@ impl Floats<'_> {
         self.binary(Binary::Add, log, positive)
     }
 
+    /// `x * sigmoid(alpha * x)`
+    pub(super) fn swish(&mut self, x: Register, alpha: f32) -> Register {
+        let scaled = self.with(Binary::Multiply, x, alpha);
+        let gate = self.unary(Unary::Sigmoid, scaled);
+        self.binary(Binary::Multiply, x, gate)
+    }
+
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`
+    pub(super) fn gelu_tanh(&mut self, x: Register) -> Register {
+        let square = self.binary(Binary::Multiply, x, x);
+        let cube = self.binary(Binary::Multiply, square, x);
+        let cube = self.with(Binary::Multiply, cube, 0.044_715);
+        let inner = self.binary(Binary::Add, x, cube);
+        let inner = self.with(Binary::Multiply, inner, (2.0 / std::f32::consts::PI).sqrt());
+        let gate = self.unary(Unary::Tanh, inner);
+        half_gated(self, x, gate)
+    }
+
     /// `scale * (exp(x / alpha) - 1)`
     pub(super) fn exponential(&mut self, x: Register, alpha: f32, scale: f32) -> Register {
         let x = self.with(Binary::Divide, x, alpha);
@@ -105,7 +123,8 @@ impl Lowering {
             "Dropout" if node.outputs.iter().skip(1).any(|name| !name.is_empty()) => {
                 let x = self.input(inputs, 0)?;
                 let dims = self.dims(x);
-                return Ok(Some(vec![x, self.filled(DataType::Bool, &dims, 1.0)]));
+                let kept = self.with_fixed(false, |this| this.filled(DataType::Bool, &dims, 1.0));
+                return Ok(Some(vec![x, kept]));
             }
             "Identity" | "Dropout" => self.input(inputs, 0)?,
             "Cast" => {
@@ -293,26 +312,15 @@ impl Lowering {
             }),
             "Swish" => {
                 let alpha = alpha(1.0);
-                Box::new(move |floats, x| {
-                    let scaled = floats.with(Binary::Multiply, x, alpha);
-                    let gate = floats.unary(Unary::Sigmoid, scaled);
-                    floats.binary(Binary::Multiply, x, gate)
-                })
+                Box::new(move |floats, x| floats.swish(x, alpha))
             }
             "Mish" => Box::new(|floats, x| {
                 let soft = floats.softplus(x);
                 let gate = floats.unary(Unary::Tanh, soft);
                 floats.binary(Binary::Multiply, x, gate)
             }),
-            "Gelu" if node.text("approximate", "none") == "tanh" => Box::new(|floats, x| {
-                let square = floats.binary(Binary::Multiply, x, x);
-                let cube = floats.binary(Binary::Multiply, square, x);
-                let cube = floats.with(Binary::Multiply, cube, 0.044_715);
-                let inner = floats.binary(Binary::Add, x, cube);
-                let inner = floats.with(Binary::Multiply, inner, (2.0 / std::f32::consts::PI).sqrt());
-                let gate = floats.unary(Unary::Tanh, inner);
-                half_gated(floats, x, gate)
-            }),
+            #[allow(clippy::redundant_closure_for_method_calls, reason = "the method's lifetime isn't general enough")]
+            "Gelu" if node.text("approximate", "none") == "tanh" => Box::new(|floats, x| floats.gelu_tanh(x)),
             "Gelu" => Box::new(|floats, x| {
                 let inner = floats.with(Binary::Multiply, x, std::f32::consts::FRAC_1_SQRT_2);
                 let gate = floats.unary(Unary::Erf, inner);

@@ -10,6 +10,7 @@ mod flow;
 mod image;
 mod linear;
 mod loss;
+mod microsoft;
 mod recurrent;
 mod reduce;
 mod shape;
@@ -161,6 +162,7 @@ impl Lowering {
             Self::recurrent_node,
             Self::einsum_node,
             Self::flow_node,
+            Self::microsoft_node,
         ];
         for group in groups {
             if let Some(outputs) = group(self, node, inputs)? {
@@ -168,6 +170,14 @@ impl Lowering {
             }
         }
         Err(self.unsupported(""))
+    }
+
+    /// Does something whose constants are the same for all sizes, or aren't, whatever the node's own are.
+    fn with_fixed<T>(&mut self, fixed: bool, f: impl FnOnce(&mut Self) -> T) -> T {
+        let before = std::mem::replace(&mut self.fixed, fixed);
+        let result = f(self);
+        self.fixed = before;
+        result
     }
 
     /// Counts steps that are made one by one, and refuses too many.

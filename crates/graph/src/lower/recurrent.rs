@@ -50,7 +50,7 @@ impl Kind {
 
 /// A function of a gate, with its parameters.
 #[derive(Clone, Copy)]
-enum GateFunction {
+pub(super) enum GateFunction {
     Relu,
     Tanh,
     Sigmoid,
@@ -62,10 +62,11 @@ enum GateFunction {
     Elu(f32),
     Softsign,
     Softplus,
+    Clip(f32, f32),
 }
 
 impl GateFunction {
-    fn write(self, floats: &mut Floats<'_>, x: Register) -> Register {
+    pub(super) fn write(self, floats: &mut Floats<'_>, x: Register) -> Register {
         match self {
             Self::Relu => floats.with(Binary::Maximum, x, 0.0),
             Self::Tanh => floats.unary(Unary::Tanh, x),
@@ -99,6 +100,7 @@ impl GateFunction {
                 floats.binary(Binary::Divide, x, below)
             }
             Self::Softplus => floats.softplus(x),
+            Self::Clip(low, high) => floats.clip(x, low, high),
         }
     }
 }
@@ -293,10 +295,7 @@ impl Lowering {
         functions: Vec<GateFunction>,
     ) -> Result<Direction, GraphError> {
         // Parts of weights are the same for all sizes, even if a state that the layer begins with isn't.
-        let fixed = std::mem::replace(&mut self.fixed, true);
-        let direction = self.weights(layer, inputs, number, reverse, functions);
-        self.fixed = fixed;
-        direction
+        self.with_fixed(true, |this| this.weights(layer, inputs, number, reverse, functions))
     }
 
     fn weights(
@@ -358,7 +357,7 @@ impl Lowering {
                 let part = self.part(value, layer.time, number, 1);
                 self.reshape(part, &dims)
             }
-            None => self.filled(dtype, &dims, 0.0),
+            None => self.with_fixed(false, |this| this.filled(dtype, &dims, 0.0)),
         };
         Ok(State { seen: at(5), cell: at(6) })
     }
