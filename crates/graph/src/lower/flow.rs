@@ -10,8 +10,9 @@ use base::DataType;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// So many nodes of a loop's graph count as one step: about what a step of a recurrent layer has.
-const NODES_OF_A_STEP: usize = 4;
+/// So many nodes of a loop's graph count as one step: fewer than a step of a recurrent layer has, because these are
+/// fused one by one, which takes time that grows with the square of their number.
+const NODES_OF_A_STEP: usize = 2;
 
 /// What a scan walks along: the tensor, its dimension, and whether it begins at the end.
 struct Walk {

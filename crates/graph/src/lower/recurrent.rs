@@ -1,4 +1,4 @@
-//! Recurrent layers: RNN, GRU and LSTM, step by step.
+//! Recurrent layers: RNN, GRU and LSTM, step by step, and sequences read backwards.
 //!
 //! ```text
 //!  x ──one product for all steps──> x W^T + b ──slices──┐
@@ -11,11 +11,13 @@
 
 use super::elementwise::Floats;
 use super::{Lowering, NodeInputs};
+use crate::array::Array;
 use crate::error::GraphError;
 use crate::expression::{Binary, Instruction, Register, Unary, ValueKind};
 use crate::ir::{Op, ValueId};
 use crate::model::OnnxNode;
 use crate::plan::Activation;
+use base::DataType;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -66,6 +68,16 @@ pub(super) enum GateFunction {
 }
 
 impl GateFunction {
+    /// What a product does by itself, if it is that.
+    fn activation(self) -> Option<Activation> {
+        match self {
+            Self::Relu => Some(Activation::Relu),
+            Self::Tanh => Some(Activation::Tanh),
+            Self::Sigmoid => Some(Activation::Sigmoid),
+            _ => None,
+        }
+    }
+
     pub(super) fn write(self, floats: &mut Floats<'_>, x: Register) -> Register {
         match self {
             Self::Relu => floats.with(Binary::Maximum, x, 0.0),
@@ -114,8 +126,8 @@ struct Layer {
     /// The dimension of the input that is time: 0, or 1 where the batch comes first.
     time: usize,
     clip: Option<f32>,
-    /// How many steps count, for each of the batch; `None` if all do.
-    lengths: Option<ValueId>,
+    /// Whether a step counts, `[length, batch, 1]`; `None` if all do.
+    counts: Option<ValueId>,
 }
 
 impl Layer {
@@ -159,6 +171,7 @@ impl Lowering {
             "RNN" => Kind::Plain,
             "GRU" => Kind::Gru { linear: node.int("linear_before_reset", 0) != 0 },
             "LSTM" => Kind::Lstm { coupled: node.int("input_forget", 0) != 0 },
+            "ReverseSequence" => return self.reversed(node, inputs).map(|value| Some(vec![value])),
             _ => return Ok(None),
         };
         let layer = self.layer(node, inputs, kind)?;
@@ -179,8 +192,8 @@ impl Lowering {
             rows.push(steps);
             states.push(last);
         }
-        let (direction_axis, axis) = if layer.time == 0 { (1, 0) } else { (2, 1) };
-        let all = self.join(&rows, direction_axis)?;
+        let all = self.shown(&layer, &rows)?;
+        let axis = layer.time;
         let mut dims = vec![layer.batch, layer.hidden];
         dims.insert(axis, 1);
         let last = |this: &mut Self, of: fn(&State) -> ValueId| {
@@ -188,6 +201,18 @@ impl Lowering {
             this.join(&parts, axis)
         };
         Ok(Some(vec![all, last(self, |state| state.seen)?, last(self, |state| state.cell)?]))
+    }
+
+    /// What each step of each direction shows as one tensor, into which steps write in place.
+    fn shown(&mut self, layer: &Layer, directions: &[Vec<ValueId>]) -> Result<ValueId, GraphError> {
+        let rows: Vec<_> = (0..layer.length).flat_map(|at| directions.iter().map(move |rows| rows[at])).collect();
+        let all = self.join(&rows, layer.time)?;
+        let (steps, directions) = (layer.length, directions.len());
+        let dims = match layer.time {
+            0 => [steps, directions, layer.batch, layer.hidden],
+            _ => [layer.batch, steps, directions, layer.hidden],
+        };
+        Ok(self.reshape(all, &dims))
     }
 
     fn layer(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>, kind: Kind) -> Result<Layer, GraphError> {
@@ -207,15 +232,59 @@ impl Lowering {
             let known = self.graph.known(lengths);
             !known.is_some_and(|lengths| lengths.to_ints().iter().all(|&own| own == length as i64))
         });
-        let lengths = match lengths {
-            Some(lengths) if self.graph.dims(lengths) == [batch] => Some(self.reshape(lengths, &[batch, 1])),
+        let counts = match lengths {
+            Some(lengths) if self.graph.dims(lengths) == [batch] => Some(self.counting(lengths, length, batch)?),
             Some(lengths) => {
                 return Err(self.bad(format!("it has lengths for {:?}, not for {batch}", self.dims(lengths))));
             }
             None => None,
         };
         let clip = node.has("clip").then(|| node.float("clip", 0.0)).filter(|&clip| clip > 0.0);
-        Ok(Layer { kind, length, batch, hidden, time, clip, lengths })
+        Ok(Layer { kind, length, batch, hidden, time, clip, counts })
+    }
+
+    /// Which steps are within the length of each sequence. One tensor for all steps: with the step's number in it, each
+    /// would need a kernel of its own.
+    fn counting(&mut self, lengths: ValueId, length: usize, batch: usize) -> Result<ValueId, GraphError> {
+        let lengths = self.cast(lengths, DataType::Int64)?;
+        let lengths = self.reshape(lengths, &[1, batch, 1]);
+        let steps = self.graph.constant(Array::ints(&[length, 1, 1], (0..length as i64).collect()), false);
+        self.compare(Binary::Less, steps, lengths)
+    }
+
+    /// The first so many steps backwards, for each of the batch, and the others as they are.
+    fn reversed(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
+        let (input, lengths) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
+        let (dims, dtype) = (self.dims(input), self.dtype(input));
+        let (batch, time) = (node.int("batch_axis", 1), node.int("time_axis", 0));
+        let (batch, time) = (self.axis(batch, dims.len())?, self.axis(time, dims.len())?);
+        if batch == time || self.graph.dims(lengths) != [dims[batch]] {
+            return Err(self.bad(format!("lengths of {:?} are not for {dims:?}", self.dims(lengths))));
+        }
+        let steps = dims[time] as i64;
+        let known = self.graph.known(lengths);
+        if steps > 0 && known.is_some_and(|lengths| lengths.to_ints().iter().all(|&length| length == steps)) {
+            let (mut starts, mut by) = (vec![0; dims.len()], vec![1; dims.len()]);
+            (starts[time], by[time]) = (dims[time] - 1, if steps > 1 { -1 } else { 1 });
+            return Ok(self.slice(input, &starts, &by, &dims));
+        }
+        let along = |axis: usize| {
+            let mut wide = vec![1; dims.len()];
+            wide[axis] = dims[axis];
+            wide
+        };
+        let lengths = self.cast(lengths, DataType::Int64)?;
+        let lengths = self.reshape(lengths, &along(batch));
+        let places = self.graph.constant(Array::ints(&along(time), (0..steps).collect()), false);
+        let from = self.apply(&[places, lengths], DataType::Int64, |expression, of| {
+            let one = expression.push(Instruction::Int(1), ValueKind::Int);
+            let last = expression.push(Instruction::Binary(Binary::Subtract, of[1], one), ValueKind::Int);
+            let mirrored = expression.push(Instruction::Binary(Binary::Subtract, last, of[0]), ValueKind::Int);
+            let inside = expression.push(Instruction::Binary(Binary::Less, of[0], of[1]), ValueKind::Bool);
+            expression.push(Instruction::Select(inside, mirrored, of[0]), ValueKind::Int)
+        })?;
+        let from = self.with_fixed(false, |this| this.expand(from, &dims));
+        Ok(self.emit(Op::Gather { axis: time, elements: true }, &[input, from], dtype, &dims))
     }
 
     /// Refuses weights and states of other shapes than the operator's definition has.
@@ -341,11 +410,13 @@ impl Lowering {
             }
             None => None,
         };
-        let (factor, dtype, mut dims) = (self.turn(factor), self.dtype(input), self.dims(input));
-        dims[2] = rows;
+        let (factor, dtype, dims) = (self.turn(factor), self.dtype(input), self.dims(input));
+        // All rows of all steps are the rows of one product, whatever lies how.
+        let flat = self.reshape(input, &[dims[0] * dims[1], width]);
         let op = Op::Gemm { alpha: 1.0, bias: bias.is_some(), residual: false, activation: Activation::None };
-        let all: Vec<_> = [input, factor].into_iter().chain(bias).collect();
-        let input = self.emit(op, &all, dtype, &dims);
+        let all: Vec<_> = [flat, factor].into_iter().chain(bias).collect();
+        let product = self.emit(op, &all, dtype, &[dims[0] * dims[1], rows]);
+        let input = self.reshape(product, &[dims[0], dims[1], rows]);
         Ok(Direction { reverse, functions, input, recurrent, recurrent_bias, peepholes })
     }
 
@@ -362,14 +433,14 @@ impl Lowering {
         Ok(State { seen: at(5), cell: at(6) })
     }
 
-    /// All steps of a direction: what each shows, as one tensor, and the last state.
+    /// All steps of a direction: what each shows, in the order of time, and the last state.
     fn steps(
         &mut self,
         layer: &Layer,
         direction: &Direction,
         mut state: State,
-    ) -> Result<(ValueId, State), GraphError> {
-        let (batch, hidden, rows) = (layer.batch, layer.hidden, layer.kind.gates() * layer.hidden);
+    ) -> Result<(Vec<ValueId>, State), GraphError> {
+        let (batch, rows) = (layer.batch, layer.kind.gates() * layer.hidden);
         let mut shown = Vec::new();
         for step in 0..layer.length {
             let at = if direction.reverse { layer.length - 1 - step } else { step };
@@ -378,12 +449,12 @@ impl Lowering {
             let next = self.step(layer, direction, input, state)?;
             let (next, row) = self.within_length(layer, at, state, next)?;
             state = next;
-            shown.push(self.reshape(row, &if layer.time == 0 { [1, 1, batch, hidden] } else { [batch, 1, 1, hidden] }));
+            shown.push(row);
         }
         if direction.reverse {
             shown.reverse();
         }
-        Ok((self.join(&shown, layer.time)?, state))
+        Ok((shown, state))
     }
 
     /// Where a sequence has ended, the state stays as it is and what is shown is 0.
@@ -394,14 +465,14 @@ impl Lowering {
         before: State,
         after: State,
     ) -> Result<(State, ValueId), GraphError> {
-        let Some(lengths) = layer.lengths else { return Ok((after, after.seen)) };
+        let Some(counts) = layer.counts else { return Ok((after, after.seen)) };
+        let inside = self.part(counts, 0, at, 1);
+        let inside = self.reshape(inside, &[layer.batch, 1]);
         let zero = self.scalar(self.dtype(after.seen), 0.0);
         let choose = |this: &mut Self, new: ValueId, old: ValueId| {
             let dtype = this.dtype(new);
-            this.apply(&[lengths, new, old], dtype, |expression, of| {
-                let at = expression.push(Instruction::Int(at as i64), ValueKind::Int);
-                let inside = expression.push(Instruction::Binary(Binary::Less, at, of[0]), ValueKind::Bool);
-                expression.push(Instruction::Select(inside, of[1], of[2]), ValueKind::Float)
+            this.apply(&[inside, new, old], dtype, |expression, of| {
+                expression.push(Instruction::Select(of[0], of[1], of[2]), ValueKind::Float)
             })
         };
         let cell = match layer.kind {
@@ -420,7 +491,12 @@ impl Lowering {
     ) -> Result<State, GraphError> {
         match layer.kind {
             Kind::Plain => {
-                let sum = self.recurred(state.seen, direction.recurrent[0], None, Some(input));
+                let factor = direction.recurrent[0];
+                if let Some(activation) = direction.functions[0].activation().filter(|_| layer.clip.is_none()) {
+                    let seen = self.recurred(state.seen, factor, None, Some(input), activation);
+                    return Ok(State { seen, ..state });
+                }
+                let sum = self.recurred(state.seen, factor, None, Some(input), Activation::None);
                 let dtype = self.dtype(sum);
                 let seen = self.apply(&[sum], dtype, |expression, of| {
                     layer.gate(&mut Floats(expression), direction.functions[0], of[0])
@@ -433,16 +509,16 @@ impl Lowering {
         }
     }
 
-    /// A product with the state, and what is added to it.
+    /// A product with the state, what is added to it, and a function of that.
     fn recurred(
         &mut self,
         state: ValueId,
         factor: ValueId,
         bias: Option<ValueId>,
         residual: Option<ValueId>,
+        activation: Activation,
     ) -> ValueId {
-        let op =
-            Op::Gemm { alpha: 1.0, bias: bias.is_some(), residual: residual.is_some(), activation: Activation::None };
+        let op = Op::Gemm { alpha: 1.0, bias: bias.is_some(), residual: residual.is_some(), activation };
         let dims = [self.dims(state)[0], self.dims(factor)[1]];
         let inputs: Vec<_> = [state, factor].into_iter().chain(bias).chain(residual).collect();
         let dtype = self.dtype(state);
@@ -457,7 +533,7 @@ impl Lowering {
     fn gru(&mut self, layer: &Layer, direction: &Direction, input: ValueId, state: State) -> Result<State, GraphError> {
         let (hidden, before, dtype) = (layer.hidden, state.seen, self.dtype(input));
         let (first, last) = (self.part(input, 1, 0, 2 * hidden), self.part(input, 1, 2 * hidden, hidden));
-        let gates = self.recurred(before, direction.recurrent[0], None, Some(first));
+        let gates = self.recurred(before, direction.recurrent[0], None, Some(first), Activation::None);
         let (update, reset) = (self.gate_of(layer, gates, 0), self.gate_of(layer, gates, 1));
         let (sigmoid, tanh) = (direction.functions[0], direction.functions[1]);
         let kept = self.apply(&[reset, before], dtype, |expression, of| {
@@ -465,7 +541,7 @@ impl Lowering {
             let reset = layer.gate(&mut floats, sigmoid, of[0]);
             floats.binary(Binary::Multiply, reset, of[1])
         })?;
-        let candidate = self.recurred(kept, direction.recurrent[1], None, Some(last));
+        let candidate = self.recurred(kept, direction.recurrent[1], None, Some(last), Activation::None);
         let seen = self.apply(&[update, candidate, before], dtype, |expression, of| {
             let mut floats = Floats(expression);
             let update = layer.gate(&mut floats, sigmoid, of[0]);
@@ -483,7 +559,7 @@ impl Lowering {
         state: State,
     ) -> Result<State, GraphError> {
         let (before, dtype) = (state.seen, self.dtype(input));
-        let product = self.recurred(before, direction.recurrent[0], direction.recurrent_bias, None);
+        let product = self.recurred(before, direction.recurrent[0], direction.recurrent_bias, None, Activation::None);
         let mut all: Vec<_> = (0..3).map(|gate| self.gate_of(layer, input, gate)).collect();
         all.extend((0..3).map(|gate| self.gate_of(layer, product, gate)).collect::<Vec<_>>());
         all.push(before);
@@ -511,7 +587,7 @@ impl Lowering {
         coupled: bool,
     ) -> Result<State, GraphError> {
         let dtype = self.dtype(input);
-        let gates = self.recurred(state.seen, direction.recurrent[0], None, Some(input));
+        let gates = self.recurred(state.seen, direction.recurrent[0], None, Some(input), Activation::None);
         let [enter, leave, forget, candidate] = [0, 1, 2, 3].map(|gate| self.gate_of(layer, gates, gate));
         let [f, g, h] = direction.functions[..] else { unreachable!("three for each direction") };
         // A gate that looks at the cell: its own part, and what it sees.
