@@ -32,7 +32,6 @@ impl Lowering {
             }
             "FastGelu" => self.fast_gelu(inputs)?,
             "QuickGelu" => self.quick_gelu(node, inputs)?,
-            "LayerNormalization" | "SimplifiedLayerNormalization" => return self.standard(operator, node, inputs),
             "SkipLayerNormalization" | "SkipSimplifiedLayerNormalization" => {
                 return self.skip_layer_norm(node, inputs, operator != "SkipLayerNormalization").map(Some);
             }

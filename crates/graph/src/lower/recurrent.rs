@@ -1,4 +1,4 @@
-//! Recurrent layers: RNN, GRU and LSTM, step by step, and sequences read backwards.
+//! Recurrent layers: RNN, GRU and LSTM, step by step.
 //!
 //! ```text
 //!  x ──one product for all steps──> x W^T + b ──slices──┐
@@ -171,7 +171,6 @@ impl Lowering {
             "RNN" => Kind::Plain,
             "GRU" => Kind::Gru { linear: node.int("linear_before_reset", 0) != 0 },
             "LSTM" => Kind::Lstm { coupled: node.int("input_forget", 0) != 0 },
-            "ReverseSequence" => return self.reversed(node, inputs).map(|value| Some(vec![value])),
             _ => return Ok(None),
         };
         let layer = self.layer(node, inputs, kind)?;
@@ -250,41 +249,6 @@ impl Lowering {
         let lengths = self.reshape(lengths, &[1, batch, 1]);
         let steps = self.graph.constant(Array::ints(&[length, 1, 1], (0..length as i64).collect()), false);
         self.compare(Binary::Less, steps, lengths)
-    }
-
-    /// The first so many steps backwards, for each of the batch, and the others as they are.
-    fn reversed(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
-        let (input, lengths) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
-        let (dims, dtype) = (self.dims(input), self.dtype(input));
-        let (batch, time) = (node.int("batch_axis", 1), node.int("time_axis", 0));
-        let (batch, time) = (self.axis(batch, dims.len())?, self.axis(time, dims.len())?);
-        if batch == time || self.graph.dims(lengths) != [dims[batch]] {
-            return Err(self.bad(format!("lengths of {:?} are not for {dims:?}", self.dims(lengths))));
-        }
-        let steps = dims[time] as i64;
-        let known = self.graph.known(lengths);
-        if steps > 0 && known.is_some_and(|lengths| lengths.to_ints().iter().all(|&length| length == steps)) {
-            let (mut starts, mut by) = (vec![0; dims.len()], vec![1; dims.len()]);
-            (starts[time], by[time]) = (dims[time] - 1, if steps > 1 { -1 } else { 1 });
-            return Ok(self.slice(input, &starts, &by, &dims));
-        }
-        let along = |axis: usize| {
-            let mut wide = vec![1; dims.len()];
-            wide[axis] = dims[axis];
-            wide
-        };
-        let lengths = self.cast(lengths, DataType::Int64)?;
-        let lengths = self.reshape(lengths, &along(batch));
-        let places = self.graph.constant(Array::ints(&along(time), (0..steps).collect()), false);
-        let from = self.apply(&[places, lengths], DataType::Int64, |expression, of| {
-            let one = expression.push(Instruction::Int(1), ValueKind::Int);
-            let last = expression.push(Instruction::Binary(Binary::Subtract, of[1], one), ValueKind::Int);
-            let mirrored = expression.push(Instruction::Binary(Binary::Subtract, last, of[0]), ValueKind::Int);
-            let inside = expression.push(Instruction::Binary(Binary::Less, of[0], of[1]), ValueKind::Bool);
-            expression.push(Instruction::Select(inside, mirrored, of[0]), ValueKind::Int)
-        })?;
-        let from = self.with_fixed(false, |this| this.expand(from, &dims));
-        Ok(self.emit(Op::Gather { axis: time, elements: true }, &[input, from], dtype, &dims))
     }
 
     /// Refuses weights and states of other shapes than the operator's definition has.
