@@ -120,7 +120,10 @@ impl Lowering {
             let segments = self.pick(self.input(inputs, 4)?, segments, 0)?;
             sum = self.binary(Binary::Add, sum, segments)?;
         }
-        let (scale, shift) = (self.input(inputs, 5)?, self.input(inputs, 6)?);
+        let (scale, shift, dims) = (self.input(inputs, 5)?, self.input(inputs, 6)?, self.dims(sum));
+        if dims.len() != 3 || dims[..2] != [batch, length] {
+            return Err(self.bad(format!("words, positions and segments of {batch} x {length} add up to {dims:?}")));
+        }
         let epsilon = node.float("epsilon", 1e-12);
         let result = self.normalised_from(sum, 2, epsilon, Some(scale), Some(shift), false)?;
         let counted = match self.optional(inputs, 7) {

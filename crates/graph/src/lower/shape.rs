@@ -337,6 +337,9 @@ impl Lowering {
     /// Slices by their positions; neighbours, or one that is repeated, are only parts of the data.
     pub(super) fn pick(&mut self, data: ValueId, indices: ValueId, axis: usize) -> Result<ValueId, GraphError> {
         let (from, picked, dtype) = (self.dims(data), self.dims(indices), self.dtype(data));
+        if axis >= from.len() {
+            return Err(self.bad("it picks from a scalar"));
+        }
         let around = |middle: &[usize]| [&from[..axis], middle, &from[axis + 1..]].concat();
         let dims = around(&picked);
         let Some(known) = self.graph.known(indices).cloned() else {
