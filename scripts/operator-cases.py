@@ -126,6 +126,39 @@ def recurrent(cases):
     recurrent_layer(cases, "lstm_functions", "LSTM", activations=["HardSigmoid", "LeakyRelu", "Tanh"], activation_alpha=[0.25, 0.1], activation_beta=[0.45])
 
 
+def quantised_layer(cases, name, direction="forward", channels=False, kind=numpy.int8, states=False, **attributes):
+    length, width, hidden, floats = 6, 5, 7, cases.floats
+    directions = 2 if direction == "bidirectional" else 1
+    low, high = numpy.iinfo(kind).min, numpy.iinfo(kind).max
+    each = (directions, 4 * hidden) if channels else (directions,)
+    scale = lambda name: (name, (abs(floats(*each)) * 0.002 + 0.004).astype(numpy.float32), True)
+    # ONNX Runtime takes no others than 0 for channels.
+    first, last = (0, 1) if channels else (low + 119, low + 137)
+    zero = lambda name: (name, cases.integers(first, last, *each, kind=kind), True)
+    weight = lambda name, rows: (name, cases.integers(low, high, directions, rows, 4 * hidden, kind=kind), True)
+    state = lambda name: (name, floats(directions, 1, hidden), False) if states else None
+    inputs = [
+        ("X", floats(length, 1, width), False),
+        weight("W", width),
+        weight("R", hidden),
+        ("B", floats(directions, 8 * hidden, scale=0.5), True),
+        None,
+        state("h0"),
+        state("c0"),
+        None,
+        *[scale("W_scale"), zero("W_zero"), scale("R_scale"), zero("R_zero")],
+    ]
+    outputs = ["Y", "Y_h", "Y_c"]
+    cases.node(name, "DynamicQuantizeLSTM", inputs, outputs, domain=MICROSOFT, direction=direction, hidden_size=hidden, **attributes)
+
+
+def quantised(cases):
+    for direction in ["forward", "reverse", "bidirectional"]:
+        quantised_layer(cases, f"ms_quantised_lstm_{direction}", direction, states=True)
+    quantised_layer(cases, "ms_quantised_lstm_channels", "bidirectional", channels=True)
+    quantised_layer(cases, "ms_quantised_lstm_unsigned", kind=numpy.uint8)
+
+
 EQUATIONS = {
     "matmul": ("ij,jk->ik", [(3, 4), (4, 5)]),
     "implicit": ("ij,jk", [(3, 4), (4, 5)]),
@@ -359,7 +392,7 @@ def main():
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     cases = Cases(out)
-    for family in [recurrent, einsum, flow, microsoft]:
+    for family in [recurrent, einsum, flow, microsoft, quantised]:
         family(cases)
     stamp.write_text(version)
     print(f"{cases.count} cases of operators by ONNX Runtime {onnxruntime.__version__} in {out}")

@@ -16,7 +16,7 @@ use crate::error::GraphError;
 use crate::expression::{Binary, Instruction, Register, Unary, ValueKind};
 use crate::ir::{Op, ValueId};
 use crate::model::OnnxNode;
-use crate::plan::Activation;
+use crate::plan::{Activation, ReduceKind};
 use base::DataType;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -128,6 +128,8 @@ struct Layer {
     clip: Option<f32>,
     /// Whether a step counts, `[length, batch, 1]`; `None` if all do.
     counts: Option<ValueId>,
+    /// Whether the state is rounded to what a byte can hold before it is multiplied.
+    quantised: bool,
 }
 
 impl Layer {
@@ -170,10 +172,13 @@ impl Lowering {
         let kind = match node.operator.as_str() {
             "RNN" => Kind::Plain,
             "GRU" => Kind::Gru { linear: node.int("linear_before_reset", 0) != 0 },
-            "LSTM" => Kind::Lstm { coupled: node.int("input_forget", 0) != 0 },
+            "LSTM" | "com.microsoft.DynamicQuantizeLSTM" => Kind::Lstm { coupled: node.int("input_forget", 0) != 0 },
             _ => return Ok(None),
         };
-        let layer = self.layer(node, inputs, kind)?;
+        let quantised = node.operator != "LSTM" && matches!(kind, Kind::Lstm { .. });
+        let floats = if quantised { self.from_bytes(inputs)? } else { inputs.to_vec() };
+        let inputs = &floats[..];
+        let layer = Layer { quantised, ..self.layer(node, inputs, kind)? };
         let directions: &[bool] = match node.text("direction", "forward") {
             "forward" => &[false],
             "reverse" => &[true],
@@ -239,7 +244,7 @@ impl Lowering {
             None => None,
         };
         let clip = node.has("clip").then(|| node.float("clip", 0.0)).filter(|&clip| clip > 0.0);
-        Ok(Layer { kind, length, batch, hidden, time, clip, counts })
+        Ok(Layer { kind, length, batch, hidden, time, clip, counts, quantised: false })
     }
 
     /// Which steps are within the length of each sequence. One tensor for all steps: with the step's number in it, each
@@ -249,6 +254,73 @@ impl Lowering {
         let lengths = self.reshape(lengths, &[1, batch, 1]);
         let steps = self.graph.constant(Array::ints(&[length, 1, 1], (0..length as i64).collect()), false);
         self.compare(Binary::Less, steps, lengths)
+    }
+
+    /// The inputs of a layer whose weights are bytes, as those of one with floats: products of bytes are what they would
+    /// be if the floats that these stand for were multiplied.
+    fn from_bytes(&mut self, inputs: NodeInputs<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let input = self.input(inputs, 0)?;
+        if self.graph.dims(input).get(1) != Some(&1) {
+            // How ONNX Runtime divides a batch among its threads decides what is rounded together.
+            return Err(self.unsupported(" with a batch of other than 1"));
+        }
+        if self.optional(inputs, 4).is_some() {
+            return Err(self.unsupported(" with lengths"));
+        }
+        let mut floats: Vec<_> = (0..8).map(|position| self.optional(inputs, position)).collect();
+        floats[0] = Some(self.rounded_to_bytes(input)?);
+        for (position, scale) in [(1, 8), (2, 10)] {
+            let value = self.with_fixed(true, |this| {
+                let parts = [position, scale, scale + 1].map(|at| this.input(inputs, at));
+                let [bytes, scale, zero] = parts;
+                this.dequantised(bytes?, scale?, zero?)
+            })?;
+            floats[position] = Some(value);
+        }
+        Ok(floats)
+    }
+
+    /// `[directions, rows, columns]` of bytes as floats, with rows and columns the other way round.
+    fn dequantised(&mut self, bytes: ValueId, scale: ValueId, zero: ValueId) -> Result<ValueId, GraphError> {
+        let dims = self.dims(bytes);
+        let &[directions, _, columns] = &dims[..] else { return Err(self.bad(format!("its weights are {dims:?}"))) };
+        let mut wide = |value: ValueId| match *self.dims(value) {
+            [own] if own == directions => Ok(self.reshape(value, &[directions, 1, 1])),
+            [own, each] if [own, each] == [directions, columns] => Ok(self.reshape(value, &[directions, 1, columns])),
+            _ => Err(self.bad(format!("its scales and zero points are not for {dims:?}"))),
+        };
+        let (scale, zero) = (wide(scale)?, wide(zero)?);
+        let (bytes, zero) = (self.cast(bytes, DataType::Fp32)?, self.cast(zero, DataType::Fp32)?);
+        let moved = self.binary(Binary::Subtract, bytes, zero)?;
+        let value = self.binary(Binary::Multiply, moved, scale)?;
+        Ok(self.transpose(value, &[0, 2, 1]))
+    }
+
+    /// Every number as the nearest of the 256 between the smallest and the largest, 0 among them.
+    fn rounded_to_bytes(&mut self, value: ValueId) -> Result<ValueId, GraphError> {
+        self.check_float(value)?;
+        let (dtype, axes) = (self.dtype(value), (0..self.dims(value).len()).collect::<Vec<_>>());
+        let low = self.reduction(ReduceKind::Min, value, &axes);
+        let high = self.reduction(ReduceKind::Max, value, &axes);
+        self.apply(&[value, low, high], dtype, |expression, of| {
+            let mut floats = Floats(expression);
+            let (low, high) = (floats.with(Binary::Minimum, of[1], 0.0), floats.with(Binary::Maximum, of[2], 0.0));
+            let range = floats.binary(Binary::Subtract, high, low);
+            let step = floats.with(Binary::Divide, range, 255.0);
+            let (none, one) = (floats.number(0.0), floats.number(1.0));
+            let flat = floats.0.push(Instruction::Binary(Binary::Equal, range, none), ValueKind::Bool);
+            let step = floats.0.push(Instruction::Select(flat, one, step), ValueKind::Float);
+            let below = floats.binary(Binary::Divide, low, step);
+            let zero = floats.unary(Unary::Negate, below);
+            let zero = floats.clip(zero, 0.0, 255.0);
+            let zero = floats.unary(Unary::Round, zero);
+            let counted = floats.binary(Binary::Divide, of[0], step);
+            let counted = floats.unary(Unary::Round, counted);
+            let byte = floats.binary(Binary::Add, counted, zero);
+            let byte = floats.clip(byte, 0.0, 255.0);
+            let moved = floats.binary(Binary::Subtract, byte, zero);
+            floats.binary(Binary::Multiply, moved, step)
+        })
     }
 
     /// Refuses weights and states of other shapes than the operator's definition has.
@@ -551,7 +623,8 @@ impl Lowering {
         coupled: bool,
     ) -> Result<State, GraphError> {
         let dtype = self.dtype(input);
-        let gates = self.recurred(state.seen, direction.recurrent[0], None, Some(input), Activation::None);
+        let seen = if layer.quantised { self.rounded_to_bytes(state.seen)? } else { state.seen };
+        let gates = self.recurred(seen, direction.recurrent[0], None, Some(input), Activation::None);
         let [enter, leave, forget, candidate] = [0, 1, 2, 3].map(|gate| self.gate_of(layer, gates, gate));
         let [f, g, h] = direction.functions[..] else { unreachable!("three for each direction") };
         // A gate that looks at the cell: its own part, and what it sees.
