@@ -33,7 +33,7 @@ mod tests {
         options
     }
 
-    fn files() -> [(&'static str, Vec<u8>); 11] {
+    fn files() -> [(&'static str, Vec<u8>); 12] {
         [
             ("residual", sample::residual()),
             ("dense", sample::dense()),
@@ -46,10 +46,11 @@ mod tests {
             ("recurrent", sample::recurrent()),
             ("looping", sample::looping()),
             ("fused", sample::fused()),
+            ("summed", sample::summed()),
         ]
     }
 
-    fn models() -> [(&'static str, OnnxModel); 11] {
+    fn models() -> [(&'static str, OnnxModel); 12] {
         files().map(|(name, file)| (name, model(&file)))
     }
 
@@ -299,6 +300,13 @@ mod tests {
         let plan = compile(&model(&sample::fused()), &options(2, Precision::F16)).unwrap();
         let count = |kind: &str| plan.steps.iter().filter(|step| step.kind() == kind).count();
         assert_eq!((count("attention"), count("softmax"), count("layernorm")), (2, 0, 2), "{plan}");
+    }
+
+    #[test]
+    fn attention_is_found_in_sums() {
+        let plan = compile(&model(&sample::summed()), &options(2, Precision::F32)).unwrap();
+        let kinds: Vec<_> = plan.steps.iter().map(crate::plan::Step::kind).collect();
+        assert_eq!(kinds, ["gemm", "attention", "gemm"], "{plan}");
     }
 
     #[test]

@@ -415,6 +415,26 @@ pub(crate) fn looping() -> Vec<u8> {
     net.bytes(&["y"])
 }
 
+/// Attention in the spelling of exporters from JAX.
+pub(crate) fn summed() -> Vec<u8> {
+    let mut net = SampleModel::new("x", 1, &[0, 0, 8]);
+    for name in ["q", "k", "v"] {
+        let weight = format!("{name}.w");
+        net.weight(&weight, &[8, 2, 4], 0.0);
+        net.node("Einsum", &["x", &weight], name, &[]);
+        net.text("equation", "btd,dhe->bthe");
+    }
+    net.node("Einsum", &["q", "k"], "s", &[]);
+    net.text("equation", "bqhd,bkhd->bhqk");
+    net.node("Softmax", &["s"], "p", &[("axis", &[-1])]);
+    net.node("Einsum", &["p", "v"], "a", &[]);
+    net.text("equation", "...hqk,...khd->...qhd");
+    net.weight("o.w", &[2, 4, 8], 0.0);
+    net.node("Einsum", &["a", "o.w"], "y", &[]);
+    net.text("equation", "bthe,hed->btd");
+    net.bytes(&["y"])
+}
+
 /// A layer of a transformer in fused operators: those of ONNX Runtime, and ONNX's attention.
 pub(crate) fn fused() -> Vec<u8> {
     let mut net = SampleModel::new("ids", 7, &[0, 0]);

@@ -207,10 +207,13 @@ impl Lowering {
         let count = |dims: &[usize]| dims.iter().product::<usize>();
         let first = self.ordered(&a, &[&batch[..], &rows, &inner].concat());
         let second = self.ordered(&b, &[&batch[..], &inner, &columns].concat());
-        let first = self.reshape(first, &[count(&batch_dims), count(&row_dims), count(&inner_dims)]);
-        let second = self.reshape(second, &[count(&batch_dims), count(&inner_dims), count(&column_dims)]);
+        // As they are where a product takes them so: attention is found by that.
+        let lead = if batch_dims.len() <= 2 { batch_dims.clone() } else { vec![count(&batch_dims)] };
+        let with = |rows: &[usize], columns: &[usize]| [&lead[..], &[count(rows), count(columns)]].concat();
+        let first = self.reshape(first, &with(&row_dims, &inner_dims));
+        let second = self.reshape(second, &with(&inner_dims, &column_dims));
         let op = Op::Gemm { alpha: 1.0, bias: false, residual: false, activation: Activation::None };
-        let dims = [count(&batch_dims), count(&row_dims), count(&column_dims)];
+        let dims = with(&row_dims, &column_dims);
         let dtype = self.dtype(first);
         let product = self.emit(op, &[first, second], dtype, &dims);
         let value = self.reshape(product, &[batch_dims, row_dims, column_dims].concat());
@@ -220,14 +223,19 @@ impl Lowering {
     /// As large as the other where it has one element and the other more.
     fn widened(&mut self, term: Labelled, other: &Labelled) -> Labelled {
         let mut dims = self.dims(term.value);
+        let mut single = false;
         for (axis, label) in term.labels.iter().enumerate() {
             if let Some(place) = other.labels.iter().position(|own| own == label)
                 && dims[axis] == 1
             {
                 dims[axis] = self.graph.dims(other.value)[place];
+                single = true;
             }
         }
-        // The other's size may be another for other sizes of the inputs.
+        if !single {
+            return term;
+        }
+        // The other's size may be another for other sizes of the inputs, even if it is 1 for these.
         let fixed = self.fixed && self.graph.is_fixed(other.value);
         Labelled { value: self.with_fixed(fixed, |this| this.expand(term.value, &dims)), labels: term.labels }
     }

@@ -7,7 +7,7 @@
 //!
 //! What all steps have in common, the product with the input, is one large product. Each step is then one small
 //! product (two in a GRU that resets before it multiplies) and one or two element-wise steps. One kernel for all steps
-//! would save their launches, about 2 us each in a graph, but has to synchronise the whole device between steps.
+//! would save their launches, but has to synchronise the whole device between steps.
 
 use super::elementwise::Floats;
 use super::{Lowering, NodeInputs};
