@@ -128,8 +128,12 @@ impl Lowering {
         let mut dims = self.dims(mask);
         let last = dims.last().copied().filter(|&last| last <= total || last == 1);
         let last = last.ok_or_else(|| self.bad(format!("a mask of {dims:?} is for more than {total} positions")))?;
-        if last == total || last == 1 {
+        if last == 1 {
             return Ok(mask);
+        }
+        if last == total {
+            // For other sizes it may be shorter.
+            return Ok(self.with_fixed(false, |this| this.same(mask)));
         }
         let rank = dims.len();
         dims[rank - 1] = total;
