@@ -313,9 +313,9 @@ mod tests {
     fn recurrent_layers_write_their_steps_in_place() {
         let plan = compile(&model(&sample::recurrent()), &options(2, Precision::F32)).unwrap();
         let count = |kind: &str| plan.steps.iter().filter(|step| step.kind() == kind).count();
-        // Of 6 steps in each of 3 directions: a product, in a GRU two, and two element-wise steps, but what the last cell
-        // shows needs no cell of its own. The products with the inputs, one for both directions of the GRU. Copies of
-        // what goes into both layers, because it is turned.
+        // Of 6 steps in each of 3 directions: a product, in a GRU two, and two element-wise steps, but what the last
+        // cell shows needs no cell of its own. The products with the inputs, one for both directions of the GRU. Copies
+        // of what goes into both layers, because it is turned.
         assert_eq!((count("gemm"), count("elementwise"), count("copy")), (6 * 5 + 2, 6 * 6 - 1, 2), "{plan}");
     }
 

@@ -141,8 +141,8 @@ impl Lowering {
         Ok(all)
     }
 
-    /// A constant that stands for a value of one round: there may be more rounds for other sizes, and what is computed of
-    /// it must not be among the weights, which are the same for all.
+    /// A constant that stands for a value of one round: there may be more rounds for other sizes, and what is computed
+    /// of it must not be among the weights, which are the same for all.
     fn for_these_sizes(&mut self, value: ValueId) -> ValueId {
         match self.graph.known(value).cloned() {
             Some(array) if self.is_weight(value) && is_float(array.dtype) => {

@@ -39,8 +39,8 @@ const MOST_CONSTANT_ELEMENTS: usize = 1 << 28;
 /// No tensor may have more elements: far above what a device holds, far below where sizes overflow.
 const MOST_ELEMENTS: usize = 1 << 36;
 
-/// Steps of recurrent layers and rounds of loops in a model, at most. Each becomes a few kernels of a graph, and a plan is
-/// made for every batch size: with so many steps it takes half a second.
+/// Steps of recurrent layers and rounds of loops in a model, at most. Each becomes a few kernels of a graph, and a plan
+/// is made for every batch size: with so many steps it takes half a second.
 const MOST_UNROLLED: usize = 4_096;
 
 /// Works out the graph of a model for fixed sizes.

@@ -176,7 +176,7 @@ impl Lowering {
             _ => return Ok(None),
         };
         let quantised = node.operator != "LSTM" && matches!(kind, Kind::Lstm { .. });
-        let floats = if quantised { self.from_bytes(inputs)? } else { inputs.to_vec() };
+        let floats = if quantised { self.as_floats(inputs)? } else { inputs.to_vec() };
         let inputs = &floats[..];
         let layer = Layer { quantised, ..self.layer(node, inputs, kind)? };
         let directions: &[bool] = match node.text("direction", "forward") {
@@ -256,9 +256,9 @@ impl Lowering {
         self.compare(Binary::Less, steps, lengths)
     }
 
-    /// The inputs of a layer whose weights are bytes, as those of one with floats: products of bytes are what they would
-    /// be if the floats that these stand for were multiplied.
-    fn from_bytes(&mut self, inputs: NodeInputs<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+    /// The inputs of a layer whose weights are bytes, as those of one with floats: products of bytes are what they
+    /// would be if the floats that these stand for were multiplied.
+    fn as_floats(&mut self, inputs: NodeInputs<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
         let input = self.input(inputs, 0)?;
         if self.graph.dims(input).get(1) != Some(&1) {
             // How ONNX Runtime divides a batch among its threads decides what is rounded together.
