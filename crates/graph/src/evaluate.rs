@@ -49,6 +49,11 @@ pub(crate) fn evaluate(op: &Op, inputs: &[&Array], results: &[Shape<'_>]) -> Vec
             numbers(dtype, dims, resize(inputs[0], *kind, *coordinates, *scales, dims))
         }
         Op::TopK { axis, largest } => top_k(inputs[0], *axis, *largest, results),
+        Op::IntegerConv { window, groups, zero } => {
+            let zero = zero.then(|| inputs[2].to_ints()[0]).unwrap_or(0);
+            let data = integer_conv(inputs[0], inputs[1], zero, window, *groups, dims);
+            vec![Array::new(dtype, dims, Data::Int(data))]
+        }
         Op::Transpose(order) => {
             let strides = row_major(&inputs[0].dims);
             vec![inputs[0].view(dims, &order.iter().map(|&axis| strides[axis]).collect::<Vec<_>>(), 0)]
@@ -170,6 +175,31 @@ fn conv(input: &Array, weight: &Array, window: &Window, groups: usize, dims: &[u
                 }
             }
         }
+    }
+    out
+}
+
+fn integer_conv(input: &Array, weight: &Array, zero: i64, window: &Window, groups: usize, dims: &[usize]) -> Vec<i64> {
+    let (x, w) = (input.to_ints(), weight.to_ints());
+    let [batch, channels, rows, columns] = *dims else { panic!("an image") };
+    let (height, width) = (input.dims[2], input.dims[3]);
+    let per_group = weight.dims[1];
+    let mut out = Vec::with_capacity(batch * channels * rows * columns);
+    for at in Positions::new(dims, &row_major(dims), 0) {
+        let (n, o) = (at / (channels * rows * columns), at / (rows * columns) % channels);
+        let (row, column) = (at / columns % rows, at % columns);
+        let first = o / (channels / groups) * per_group;
+        let mut sum = 0i64;
+        for c in 0..per_group {
+            let from = &x[(n * input.dims[1] + first + c) * height * width..][..height * width];
+            let kernel = &w[(o * per_group + c) * window.kernel[0] * window.kernel[1]..];
+            for (ky, y) in inside(row, 0, window, height) {
+                for (kx, x) in inside(column, 1, window, width) {
+                    sum += (from[y * width + x] - zero) * kernel[ky * window.kernel[1] + kx];
+                }
+            }
+        }
+        out.push(wrap(sum, 32, true));
     }
     out
 }

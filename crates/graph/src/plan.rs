@@ -453,6 +453,24 @@ pub struct TopK {
     pub largest: bool,
 }
 
+/// `convolution(input - zero, weight)` of integers, with sums in 32 bits that wrap: exact, whatever the precision of the
+/// plan. Padding is 0 behind the subtraction. A product of matrices is one with a window of one element.
+#[derive(Clone, PartialEq, Debug)]
+pub struct IntegerConv {
+    /// Batch, channels, rows, columns, of 8 or 16 bits.
+    pub input: Tensor,
+    /// Output channels, input channels of a group, rows, columns, of 8 or 16 bits.
+    pub weight: Tensor,
+    /// The one number of the input's type that stands for 0; without it, 0 does.
+    pub zero: Option<Tensor>,
+    /// Batch, channels, rows, columns, of 32 bits.
+    pub output: Tensor,
+    /// How the kernel moves.
+    pub window: Window,
+    /// As those of a [`Conv`].
+    pub groups: usize,
+}
+
 /// One thing to do.
 #[derive(Clone, PartialEq, Debug)]
 #[allow(missing_docs, reason = "each is its struct")]
@@ -471,6 +489,7 @@ pub enum Step {
     Fill(Fill),
     Resize(Resize),
     TopK(TopK),
+    IntegerConv(IntegerConv),
 }
 
 impl Step {
@@ -491,6 +510,7 @@ impl Step {
             Self::Fill(_) => "fill",
             Self::Resize(_) => "resize",
             Self::TopK(_) => "topk",
+            Self::IntegerConv(_) => "integerconv",
         }
     }
 
@@ -511,6 +531,7 @@ impl Step {
             Self::Fill(_) => Vec::new(),
             Self::Resize(s) => vec![&s.input],
             Self::TopK(s) => vec![&s.input],
+            Self::IntegerConv(s) => [&s.input, &s.weight].into_iter().chain(&s.zero).collect(),
         }
     }
 
@@ -531,6 +552,7 @@ impl Step {
             Self::Fill(s) => vec![&s.output],
             Self::Resize(s) => vec![&s.output],
             Self::TopK(s) => vec![&s.values, &s.indices],
+            Self::IntegerConv(s) => vec![&s.output],
         }
     }
 
@@ -561,6 +583,9 @@ impl Step {
             Self::Fill(s) => vec![&mut s.output],
             Self::Resize(s) => vec![&mut s.input, &mut s.output],
             Self::TopK(s) => vec![&mut s.input, &mut s.values, &mut s.indices],
+            Self::IntegerConv(s) => {
+                [&mut s.input, &mut s.weight, &mut s.output].into_iter().chain(&mut s.zero).collect()
+            }
         }
     }
 }

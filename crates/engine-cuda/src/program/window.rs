@@ -6,13 +6,14 @@ use super::index::{Space, element, load, read_as, store, written_as};
 use super::launch::{LaunchParameters, Recipe};
 use crate::source::{Defines, KernelSource};
 use graph::plan::{
-    Conv, Coordinates, DataType, Gather, Lrn, Pool, PoolKind, Resize, ResizeKind, Rounding, Tensor, Window,
+    Conv, Coordinates, DataType, Gather, IntegerConv, Lrn, Pool, PoolKind, Resize, ResizeKind, Rounding, Tensor, Window,
 };
 
 const POOL: &str = include_str!("../kernels/pool.cu");
 const DEPTHWISE: &str = include_str!("../kernels/depthwise.cu");
 const LRN: &str = include_str!("../kernels/lrn.cu");
 const GATHER: &str = include_str!("../kernels/gather.cu");
+const INTEGER_CONV: &str = include_str!("../kernels/integer_conv.cu");
 const RESIZE: &str = include_str!("../kernels/resize.cu");
 
 fn recipe(name: String, text: &'static str, defines: Defines, threads: usize, tensors: &[&Tensor]) -> Recipe {
@@ -158,6 +159,37 @@ fn add_filters(defines: &mut Defines, weight: &Tensor, pack: usize) {
         .add("WEIGHT_AT(c, i, j)", format!("(i64)c * {} + i * {} + j * {}", strides[0], strides[2], strides[3]))
         .add("WEIGHT_CHANNEL", strides[0])
         .add("WEIGHTS_IN_PACKS", i32::from(in_packs));
+}
+
+/// Places and output channels of a block of the convolution of integers; a thread has four of each.
+const INTEGER_TILE: usize = 64;
+
+pub(crate) fn integer_conv(step: &IntegerConv) -> Recipe {
+    let (input, weight, output) = (&step.input, &step.weight, &step.output);
+    let [images, channels, height, width] = output.dims[..] else { unreachable!("images have four dimensions") };
+    let (places, group_channels) = (images * height * width, channels / step.groups);
+    let across = group_channels.div_ceil(INTEGER_TILE);
+    let mut defines = Defines::default();
+    defines
+        .add("THREADS", THREADS)
+        .add("PLACES", places)
+        .add("OUT_HEIGHT", height)
+        .add("OUT_WIDTH", width)
+        .add("GROUP_OUT", group_channels)
+        .add("GROUP_IN", weight.dims[1])
+        .add("ACROSS", across)
+        .add("IN", element(input.dtype))
+        .add("WEIGHT", element(weight.dtype))
+        .add("HAS_ZERO", i32::from(step.zero.is_some()));
+    add_window(&mut defines, &step.window, input);
+    add_place(&mut defines, "IN_AT", input);
+    add_place(&mut defines, "OUT_AT", output);
+    add_place(&mut defines, "WEIGHT_AT", weight);
+    let mut tensors = vec![input, weight, output];
+    tensors.extend(&step.zero);
+    let mut recipe = recipe("generated".to_owned(), INTEGER_CONV, defines, 1, &tensors);
+    recipe.grid = [places.div_ceil(INTEGER_TILE) as u32, (across * step.groups) as u32, 1];
+    recipe
 }
 
 pub(crate) fn lrn(step: &Lrn) -> Recipe {

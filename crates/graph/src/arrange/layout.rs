@@ -54,7 +54,7 @@ fn wanted_as_image(graph: &Graph) -> Vec<bool> {
     for node in graph.nodes.iter().rev() {
         let image = |value: ValueId| graph.dims(value).len() == 4;
         match &node.op {
-            Op::Conv { .. } => {
+            Op::Conv { .. } | Op::IntegerConv { .. } => {
                 node.inputs.iter().filter(|&&input| image(input)).for_each(|&input| wanted[input] = true);
             }
             Op::Pool { .. } | Op::Resize { .. } => wanted[node.inputs[0]] = true,
@@ -93,7 +93,9 @@ fn orders(graph: &Graph, options: &Options) -> Vec<Vec<usize>> {
             node.inputs.iter().find(like).map(|&input| orders[input].clone())
         };
         let order = match &node.op {
-            Op::Conv { .. } | Op::Pool { .. } | Op::Resize { .. } => Some(image_order(options)),
+            Op::Conv { .. } | Op::IntegerConv { .. } | Op::Pool { .. } | Op::Resize { .. } => {
+                Some(image_order(options))
+            }
             Op::Gemm { .. } | Op::Attention { .. } => transposed_by_its_user(graph, &uses, output),
             Op::Elementwise(_) | Op::Concat { .. } | Op::Pad { .. } | Op::Lrn { .. } if wanted[output] => {
                 Some(image_order(options))

@@ -44,7 +44,7 @@ impl Lowering {
     }
 
     /// Gives a line one row, so that it is an image.
-    fn as_image(&mut self, value: ValueId) -> Result<(ValueId, bool), GraphError> {
+    pub(super) fn as_image(&mut self, value: ValueId) -> Result<(ValueId, bool), GraphError> {
         let dims = self.dims(value);
         match *dims {
             [_, _, _, _] => Ok((value, false)),
@@ -54,7 +54,7 @@ impl Lowering {
     }
 
     /// Takes the row away again.
-    fn without_row(&mut self, value: ValueId, line: bool) -> ValueId {
+    pub(super) fn without_row(&mut self, value: ValueId, line: bool) -> ValueId {
         match *self.dims(value) {
             [n, c, _, length] if line => self.reshape(value, &[n, c, length]),
             _ => value,
@@ -74,7 +74,13 @@ impl Lowering {
         Ok(pair.map(|value| value as usize))
     }
 
-    fn window(&self, node: &OnnxNode, image: &[usize], kernel: [usize; 2], line: bool) -> Result<Window, GraphError> {
+    pub(super) fn window(
+        &self,
+        node: &OnnxNode,
+        image: &[usize],
+        kernel: [usize; 2],
+        line: bool,
+    ) -> Result<Window, GraphError> {
         let strides = self.pair(node, "strides", line)?;
         let dilations = self.pair(node, "dilations", line)?;
         let (mut before, mut after) = ([0; 2], [0; 2]);
@@ -109,7 +115,7 @@ impl Lowering {
     }
 
     /// The size of what a window leaves.
-    fn moved(&self, window: &Window, image: &[usize], round_up: bool) -> Result<[usize; 2], GraphError> {
+    pub(super) fn moved(&self, window: &Window, image: &[usize], round_up: bool) -> Result<[usize; 2], GraphError> {
         let mut sizes = [0; 2];
         for axis in 0..2 {
             let reach = (window.kernel[axis] - 1) * window.dilations[axis] + 1;
@@ -327,7 +333,12 @@ impl Lowering {
         Ok((image, Window { kernel, strides: [1, 1], dilations, pads_before: before, pads_after: after }))
     }
 
-    fn pool(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>, kind: PoolKind) -> Result<ValueId, GraphError> {
+    pub(super) fn pool(
+        &mut self,
+        node: &OnnxNode,
+        inputs: NodeInputs<'_>,
+        kind: PoolKind,
+    ) -> Result<ValueId, GraphError> {
         let (input, line) = self.as_image(self.input(inputs, 0)?)?;
         let (dims, dtype) = (self.dims(input), self.dtype(input));
         if node.ints("kernel_shape").is_none() {
@@ -351,7 +362,7 @@ impl Lowering {
         Ok(self.without_row(value, line))
     }
 
-    fn global_pool(&mut self, inputs: NodeInputs<'_>, kind: ReduceKind) -> Result<ValueId, GraphError> {
+    pub(super) fn global_pool(&mut self, inputs: NodeInputs<'_>, kind: ReduceKind) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let mut dims = self.dims(input);
         let axes: Vec<_> = (2..dims.len()).collect();

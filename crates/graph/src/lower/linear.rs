@@ -52,7 +52,7 @@ impl Lowering {
     }
 
     /// The shape of a product.
-    fn product(&self, a: ValueId, b: ValueId) -> Result<Vec<usize>, GraphError> {
+    pub(super) fn product(&self, a: ValueId, b: ValueId) -> Result<Vec<usize>, GraphError> {
         let (left, right) = (self.graph.dims(a), self.graph.dims(b));
         let (split_a, split_b) = (left.len() - 2, right.len() - 2);
         let batch = broadcast(&left[..split_a], &right[..split_b]).filter(|_| left[split_a + 1] == right[split_b]);
@@ -96,7 +96,7 @@ impl Lowering {
     }
 
     /// The transposed matrix. Large constants stay as they are, and are read the other way round.
-    fn turn(&mut self, matrix: ValueId) -> ValueId {
+    pub(super) fn turn(&mut self, matrix: ValueId) -> ValueId {
         let [rows, columns] = *self.dims(matrix) else { unreachable!("a matrix") };
         if self.graph.known(matrix).is_none() || rows * columns < FOLD_ELEMENTS {
             return self.transpose(matrix, &[1, 0]);

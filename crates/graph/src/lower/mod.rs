@@ -6,6 +6,7 @@
 mod elementwise;
 mod image;
 mod linear;
+mod quantised;
 mod reduce;
 mod shape;
 
@@ -141,7 +142,14 @@ impl Lowering {
         if node.operator == "If" {
             return self.branch(node, inputs);
         }
-        let groups = [Self::elementwise_node, Self::shape_node, Self::image_node, Self::linear_node, Self::reduce_node];
+        let groups = [
+            Self::elementwise_node,
+            Self::shape_node,
+            Self::image_node,
+            Self::linear_node,
+            Self::reduce_node,
+            Self::quantised_node,
+        ];
         for group in groups {
             if let Some(outputs) = group(self, node, inputs)? {
                 return Ok(outputs);
