@@ -4,7 +4,7 @@
 
 use crate::array::Array;
 use crate::expression::Expression;
-use crate::plan::{Activation, Coordinates, PoolKind, Port, ReduceKind, ResizeKind, Window};
+use crate::plan::{Activation, Coordinates, PoolKind, Port, ReduceKind, ResizeKind, ScatterKind, Window};
 use base::DataType;
 use std::sync::Arc;
 
@@ -87,6 +87,11 @@ pub(crate) enum Op {
     TopK {
         axis: usize,
         largest: bool,
+    },
+    /// What is written over, positions along the axis, what is written there.
+    Scatter {
+        axis: usize,
+        kind: ScatterKind,
     },
     /// Image, filters, and the number of the image that stands for 0, if there is one.
     IntegerConv {

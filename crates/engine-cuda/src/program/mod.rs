@@ -333,6 +333,7 @@ fn recipes(step: &Step, precision: Precision, facts: &Facts) -> Result<Vec<Recip
         Step::Fill(step) => vec![expression::fill(step)],
         Step::Resize(step) => vec![window::resize(step)],
         Step::TopK(step) => vec![rows::top_k(step)],
+        Step::Scatter(step) => vec![window::scatter(step)],
         Step::IntegerConv(step) => vec![window::integer_conv(step)],
     })
 }

@@ -1,18 +1,21 @@
 //! Kernels that move over images: pools, depthwise convolution, resizing, normalisation across channels; and picking by
 //! position.
 
-use super::expression::{THREADS, activation_code, number};
+use super::expression::{THREADS, activation_code, class_name, number};
 use super::index::{Space, element, load, read_as, store, written_as};
 use super::launch::{LaunchParameters, Recipe};
 use crate::source::{Defines, KernelSource};
 use graph::plan::{
-    Conv, Coordinates, DataType, Gather, IntegerConv, Lrn, Pool, PoolKind, Resize, ResizeKind, Rounding, Tensor, Window,
+    Conv, Coordinates, DataType, Gather, IntegerConv, Lrn, Pool, PoolKind, Resize, ResizeKind, Rounding, Scatter,
+    ScatterKind, Tensor, Window,
 };
+use std::fmt::Write;
 
 const POOL: &str = include_str!("../kernels/pool.cu");
 const DEPTHWISE: &str = include_str!("../kernels/depthwise.cu");
 const LRN: &str = include_str!("../kernels/lrn.cu");
 const GATHER: &str = include_str!("../kernels/gather.cu");
+const SCATTER: &str = include_str!("../kernels/scatter.cu");
 const INTEGER_CONV: &str = include_str!("../kernels/integer_conv.cu");
 const RESIZE: &str = include_str!("../kernels/resize.cu");
 
@@ -255,6 +258,52 @@ pub(crate) fn gather(step: &Gather) -> Recipe {
         .add("INDEX_AT", space.offset(1, "x"))
         .add("OUT_AT", space.offset(2, "x"));
     recipe("generated".to_owned(), GATHER, defines, threads, &[data, indices, output])
+}
+
+pub(crate) fn scatter(step: &Scatter) -> Recipe {
+    let (data, indices, updates, output) = (&step.data, &step.indices, &step.updates, &step.output);
+    let mut coordinates = String::new();
+    let mut below = 1;
+    for (axis, &dim) in output.dims.iter().enumerate().rev() {
+        let _ = writeln!(coordinates, "const u32 x{axis} = t / {below}u % {dim}u;");
+        below *= dim;
+    }
+    let place = |tensor: &Tensor, along: bool| {
+        let axes = (0..tensor.dims.len()).filter(|&axis| along || axis != step.axis);
+        let terms = axes.map(|axis| format!("(i64)x{axis} * {}", tensor.strides[axis]));
+        terms.chain(["0".to_owned()]).collect::<Vec<_>>().join(" + ")
+    };
+    let others = (0..indices.dims.len()).filter(|&axis| axis != step.axis);
+    let reached = others.map(|axis| format!("x{axis} < {}u", indices.dims[axis])).chain(["true".to_owned()]);
+    let folded = match step.kind {
+        ScatterKind::Replace => "s = v",
+        ScatterKind::Add => "s = s + v",
+        ScatterKind::Multiply => "s = s * v",
+        ScatterKind::Maximum => "s = s != s || v != v ? s + v : v > s ? v : s",
+        ScatterKind::Minimum => "s = s != s || v != v ? s + v : v < s ? v : s",
+    };
+    let mut defines = Defines::default();
+    defines
+        .add("THREADS", THREADS)
+        .add("COUNT", output.elements())
+        .add("VALUE", class_name(data.dtype))
+        .add("INDEX", element(indices.dtype))
+        .add("COORDINATES", coordinates)
+        .add("AT", format!("(i64)x{}", step.axis))
+        .add("LIMIT", data.dims[step.axis])
+        .add("UPDATES", indices.dims[step.axis])
+        .add("REACHED", reached.collect::<Vec<_>>().join(" && "))
+        .add("DATA_AT", place(data, true))
+        .add("INDEX_AT", place(indices, false))
+        .add("INDEX_STRIDE", indices.strides[step.axis])
+        .add("UPDATE_AT", place(updates, false))
+        .add("UPDATE_STRIDE", updates.strides[step.axis])
+        .add("OUT_AT", place(output, true))
+        .add("FOLD(s, v)", folded);
+    read_as(&mut defines, "DATA", "LOAD", data.dtype);
+    read_as(&mut defines, "UPDATE", "LOAD_UPDATE", updates.dtype);
+    written_as(&mut defines, "OUT", "STORE", output.dtype);
+    recipe("generated".to_owned(), SCATTER, defines, output.elements(), &[data, indices, updates, output])
 }
 
 pub(crate) fn resize(step: &Resize) -> Recipe {

@@ -66,6 +66,11 @@ impl Arrangement<'_> {
                 let (values, indices) = (self.result(node.outputs[0]), self.result(node.outputs[1]));
                 Step::TopK(TopK { input, values, indices, axis: *axis, largest: *largest })
             }
+            Op::Scatter { axis, kind } => {
+                let [data, updates] = [0, 2].map(|position| self.operand(node.inputs[position]));
+                let (indices, output) = (self.tensor(node.inputs[1]), self.result(node.outputs[0]));
+                Step::Scatter(Scatter { data, indices, updates, output, axis: *axis, kind: *kind })
+            }
             Op::IntegerConv { window, groups, zero } => {
                 let (input, weight) = (self.image(node.inputs[0]), self.image(node.inputs[1]));
                 let zero = zero.then(|| self.tensor(node.inputs[2]));

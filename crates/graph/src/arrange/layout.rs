@@ -108,7 +108,7 @@ fn orders(graph: &Graph, options: &Options) -> Vec<Vec<usize>> {
             | Op::LayerNorm { .. }
             | Op::Reduce { .. }
             | Op::TopK { .. } => inherited(&orders),
-            Op::Gather { .. } => None,
+            Op::Gather { .. } | Op::Scatter { .. } => None,
             Op::Transpose(_) | Op::Reshape | Op::Slice { .. } | Op::Expand => {
                 first.and_then(|input| viewed(graph, &node.op, &orders[input], input, output))
             }

@@ -8,25 +8,25 @@ use crate::model::{OnnxNode, element};
 use base::DataType;
 
 /// Writes expressions of floats shortly.
-struct Floats<'a>(&'a mut Expression);
+pub(super) struct Floats<'a>(pub(super) &'a mut Expression);
 
 /// Writes a function of one register.
 type Build = Box<dyn FnOnce(&mut Floats<'_>, Register) -> Register>;
 
 impl Floats<'_> {
-    fn number(&mut self, value: f32) -> Register {
+    pub(super) fn number(&mut self, value: f32) -> Register {
         self.0.push(Instruction::Float(value), ValueKind::Float)
     }
 
-    fn unary(&mut self, function: Unary, of: Register) -> Register {
+    pub(super) fn unary(&mut self, function: Unary, of: Register) -> Register {
         self.0.push(Instruction::Unary(function, of), ValueKind::Float)
     }
 
-    fn binary(&mut self, function: Binary, a: Register, b: Register) -> Register {
+    pub(super) fn binary(&mut self, function: Binary, a: Register, b: Register) -> Register {
         self.0.push(Instruction::Binary(function, a, b), ValueKind::Float)
     }
 
-    fn with(&mut self, function: Binary, a: Register, value: f32) -> Register {
+    pub(super) fn with(&mut self, function: Binary, a: Register, value: f32) -> Register {
         let value = self.number(value);
         self.binary(function, a, value)
     }
@@ -38,9 +38,15 @@ impl Floats<'_> {
         self.0.push(Instruction::Select(positive, a, b), ValueKind::Float)
     }
 
-    fn clip(&mut self, x: Register, low: f32, high: f32) -> Register {
+    pub(super) fn clip(&mut self, x: Register, low: f32, high: f32) -> Register {
         let x = self.with(Binary::Maximum, x, low);
         self.with(Binary::Minimum, x, high)
+    }
+
+    /// `a * b - c * d`
+    pub(super) fn crossed(&mut self, a: Register, b: Register, c: Register, d: Register) -> Register {
+        let (one, other) = (self.binary(Binary::Multiply, a, b), self.binary(Binary::Multiply, c, d));
+        self.binary(Binary::Subtract, one, other)
     }
 
     /// `ln(1 + exp(x))`, without overflow.
@@ -77,7 +83,7 @@ impl Lowering {
                 _ => self.dtype(x),
             };
             if function == Unary::IsInfinite && node.int("detect_negative", 1) * node.int("detect_positive", 1) == 0 {
-                return Err(self.unsupported(" for one sign"));
+                return self.is_infinite(node, x).map(|value| Some(vec![value]));
             }
             let result = kind(dtype);
             let value =
@@ -108,6 +114,22 @@ impl Lowering {
             "CastLike" => {
                 let to = self.dtype(self.input(inputs, 1)?);
                 self.cast(self.input(inputs, 0)?, to)?
+            }
+            "BitwiseAnd" => self.bits(inputs, Binary::And)?,
+            "BitwiseOr" => self.bits(inputs, Binary::Or)?,
+            "BitwiseXor" => self.bits(inputs, Binary::Xor)?,
+            "BitwiseNot" => {
+                let x = self.input(inputs, 0)?;
+                let ones = self.scalar(self.dtype(x), -1.0);
+                self.bits(&[Some(x), Some(ones)], Binary::Xor)?
+            }
+            "BitShift" => {
+                let function = match node.text("direction", "") {
+                    "LEFT" => Binary::ShiftLeft,
+                    "RIGHT" => Binary::ShiftRight,
+                    other => return Err(self.bad(format!("direction is {other:?}"))),
+                };
+                self.bits(inputs, function)?
             }
             "Where" => self.select(inputs)?,
             "Clip" => self.clip(node, inputs)?,
@@ -170,6 +192,29 @@ impl Lowering {
             let (from, to) = (kind(from), kind(to));
             if from == to && to != ValueKind::Int { x[0] } else { expression.push(Instruction::Cast(to, x[0]), to) }
         })
+    }
+
+    /// Infinity of one sign, or of none.
+    fn is_infinite(&mut self, node: &OnnxNode, x: ValueId) -> Result<ValueId, GraphError> {
+        let infinite = match (node.int("detect_negative", 1) != 0, node.int("detect_positive", 1) != 0) {
+            (true, _) => f32::NEG_INFINITY,
+            (false, true) => f32::INFINITY,
+            // Nothing is equal to this.
+            (false, false) => f32::NAN,
+        };
+        self.apply(&[x], DataType::Bool, |expression, x| {
+            let infinite = expression.push(Instruction::Float(infinite), ValueKind::Float);
+            expression.push(Instruction::Binary(Binary::Equal, x[0], infinite), ValueKind::Bool)
+        })
+    }
+
+    /// A function of the bits of integers.
+    fn bits(&mut self, inputs: NodeInputs<'_>, function: Binary) -> Result<ValueId, GraphError> {
+        let (a, b) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
+        if kind(self.dtype(a)) != ValueKind::Int {
+            return Err(self.bad(format!("its inputs are {}", self.dtype(a))));
+        }
+        self.binary(function, a, b)
     }
 
     fn select(&mut self, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {

@@ -8,6 +8,7 @@ mod image;
 mod linear;
 mod quantised;
 mod reduce;
+mod scatter;
 mod shape;
 
 pub(crate) use image::MOST_WINDOW;
@@ -149,6 +150,7 @@ impl Lowering {
             Self::linear_node,
             Self::reduce_node,
             Self::quantised_node,
+            Self::scatter_node,
         ];
         for group in groups {
             if let Some(outputs) = group(self, node, inputs)? {
