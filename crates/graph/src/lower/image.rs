@@ -21,9 +21,6 @@ impl Lowering {
         let value = match node.operator.as_str() {
             "Conv" => self.conv(node, inputs)?,
             "ConvTranspose" => self.conv_transpose(node, inputs)?,
-            "MaxPool" if node.outputs.iter().skip(1).any(|name| !name.is_empty()) => {
-                return Err(self.unsupported(" with indices"));
-            }
             "MaxPool" => self.pool(node, inputs, PoolKind::Max)?,
             "AveragePool" => {
                 let count_include_pad = node.int("count_include_pad", 0) != 0;
@@ -170,15 +167,17 @@ impl Lowering {
         let kernel = [weights[2], weights[3]];
         let strides = self.pair(node, "strides", line)?;
         let dilations = self.pair(node, "dilations", line)?;
-        let extra = match node.ints("output_padding") {
+        let mut extra = match node.ints("output_padding") {
             None => [0, 0],
             Some(&[columns]) if line => [0, columns.clamp(0, MOST_WINDOW) as usize],
             Some(&[rows, columns]) if !line => [rows, columns].map(|extra| extra.clamp(0, MOST_WINDOW) as usize),
             Some(other) => return Err(self.bad(format!("output_padding is {other:?}"))),
         };
-        let full =
-            |axis: usize| (dims[axis + 2] - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1 + extra[axis];
-        let (before, after) = self.transposed_pads(node, line, [full(0), full(1)], [dims[2], dims[3]], strides)?;
+        let reached = |axis: usize| (dims[axis + 2] - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1;
+        let full = [reached(0) + extra[0], reached(1) + extra[1]];
+        let [before, after, more] = self.transposed_pads(node, line, full, [dims[2], dims[3]], strides)?;
+        extra = [extra[0] + more[0], extra[1] + more[1]];
+        let full = |axis: usize| reached(axis) + extra[axis];
         let size = |axis: usize| {
             let size = full(axis).checked_sub(before[axis] + after[axis]);
             size.ok_or_else(|| self.bad("more is cut off than there is"))
@@ -212,6 +211,7 @@ impl Lowering {
         Ok(self.without_row(value, line))
     }
 
+    /// What is cut off before and behind, and what is missing behind.
     fn transposed_pads(
         &self,
         node: &OnnxNode,
@@ -219,7 +219,7 @@ impl Lowering {
         full: [usize; 2],
         image: [usize; 2],
         strides: [usize; 2],
-    ) -> Result<([usize; 2], [usize; 2]), GraphError> {
+    ) -> Result<[[usize; 2]; 3], GraphError> {
         let spatial = |values: &[i64]| match *values {
             [columns] if line => Some([image[0], columns.max(0) as usize]),
             [rows, columns] if !line => Some([rows.max(0) as usize, columns.max(0) as usize]),
@@ -234,24 +234,27 @@ impl Lowering {
             None => None,
         };
         if let Some(wanted) = wanted {
-            let (mut before, mut after) = ([0; 2], [0; 2]);
+            let (mut before, mut after, mut more) = ([0; 2], [0; 2], [0; 2]);
             for axis in 0..2 {
-                let total = full[axis].checked_sub(wanted[axis]);
-                let total = total.ok_or_else(|| self.unsupported(" with an output larger than the input reaches"))?;
+                if wanted[axis] > MOST_WINDOW as usize {
+                    return Err(self.bad(format!("output_shape is {wanted:?}")));
+                }
+                let total = full[axis].saturating_sub(wanted[axis]);
                 before[axis] = if auto == "SAME_UPPER" { total / 2 } else { total.div_ceil(2) };
                 after[axis] = total - before[axis];
+                more[axis] = wanted[axis].saturating_sub(full[axis]);
             }
-            return Ok((before, after));
+            return Ok([before, after, more]);
         }
         match (node.ints("pads").unwrap_or(&[]), line) {
-            ([], _) => Ok(([0; 2], [0; 2])),
+            ([], _) => Ok([[0; 2]; 3]),
             (&[left, right], true) if [left, right].iter().all(|pad| (0..=MOST_WINDOW).contains(pad)) => {
-                Ok(([0, left as usize], [0, right as usize]))
+                Ok([[0, left as usize], [0, right as usize], [0; 2]])
             }
             (&[top, left, bottom, right], false)
                 if [top, left, bottom, right].iter().all(|pad| (0..=MOST_WINDOW).contains(pad)) =>
             {
-                Ok(([top as usize, left as usize], [bottom as usize, right as usize]))
+                Ok([[top as usize, left as usize], [bottom as usize, right as usize], [0; 2]])
             }
             (pads, _) => Err(self.bad(format!("pads is {pads:?}"))),
         }

@@ -10,6 +10,8 @@ mod quantised;
 mod reduce;
 mod scatter;
 mod shape;
+mod signal;
+mod sweep;
 
 pub(crate) use image::MOST_WINDOW;
 
@@ -146,11 +148,14 @@ impl Lowering {
         let groups = [
             Self::elementwise_node,
             Self::shape_node,
+            // Volumes, before images would refuse them.
+            Self::sweep_node,
             Self::image_node,
             Self::linear_node,
             Self::reduce_node,
             Self::quantised_node,
             Self::scatter_node,
+            Self::signal_node,
         ];
         for group in groups {
             if let Some(outputs) = group(self, node, inputs)? {

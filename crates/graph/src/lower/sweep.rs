@@ -43,7 +43,8 @@ impl Sweep {
     fn choice(&self, along: impl Fn(usize, usize, usize) -> Option<usize>) -> Vec<Option<usize>> {
         let each = indices(&self.kernel);
         let one = |place: &Vec<usize>, tap: &Vec<usize>| {
-            (0..self.image.len()).try_fold(0, |at, axis| Some(at * self.image[axis] + along(axis, place[axis], tap[axis])?))
+            (0..self.image.len())
+                .try_fold(0, |at, axis| Some(at * self.image[axis] + along(axis, place[axis], tap[axis])?))
         };
         indices(&self.places).iter().flat_map(|place| each.iter().map(move |tap| one(place, tap))).collect()
     }
@@ -113,7 +114,14 @@ impl Lowering {
     }
 
     /// An attribute with one number for each of so many.
-    fn each(&self, node: &OnnxNode, name: &str, count: usize, least: i64, otherwise: i64) -> Result<Vec<usize>, GraphError> {
+    fn each(
+        &self,
+        node: &OnnxNode,
+        name: &str,
+        count: usize,
+        least: i64,
+        otherwise: i64,
+    ) -> Result<Vec<usize>, GraphError> {
         let list = node.ints(name).map_or_else(|| vec![otherwise; count], <[i64]>::to_vec);
         if list.len() != count || list.iter().any(|value| !(least..=MOST_WINDOW).contains(value)) {
             return Err(self.bad(format!("{name} is {list:?}")));
@@ -146,7 +154,8 @@ impl Lowering {
         for axis in 0..rank {
             let padded = image[axis] + before[axis] + after[axis];
             let room = padded.checked_sub(reach[axis]);
-            let room = room.ok_or_else(|| self.bad(format!("a window of {} doesn't fit into {padded}", reach[axis])))?;
+            let room =
+                room.ok_or_else(|| self.bad(format!("a window of {} doesn't fit into {padded}", reach[axis])))?;
             let up = room.div_ceil(strides[axis]) + 1;
             // A window that begins in the padding behind the image has nothing to look at.
             let starts_inside = (up - 1) * strides[axis] < image[axis] + before[axis];
@@ -356,8 +365,7 @@ impl Lowering {
         }
         let (image, kernel, rank) = (dims[2..].to_vec(), weights[2..].to_vec(), dims.len() - 2);
         let (strides, dilations) = (self.each(node, "strides", rank, 1, 1)?, self.each(node, "dilations", rank, 1, 1)?);
-        let (pads, extra) =
-            (self.each(node, "pads", 2 * rank, 0, 0)?, self.each(node, "output_padding", rank, 0, 0)?);
+        let (pads, extra) = (self.each(node, "pads", 2 * rank, 0, 0)?, self.each(node, "output_padding", rank, 0, 0)?);
         if image.contains(&0) || kernel.contains(&0) {
             return Err(self.bad(format!("{dims:?} and weights {weights:?} don't go together")));
         }
@@ -381,7 +389,9 @@ impl Lowering {
     /// Windows that are put where they were, and added where they overlap.
     fn col_to_im(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
-        let [batch, columns, blocks] = *self.dims(input) else { return Err(self.bad("its input is no list of windows")) };
+        let [batch, columns, blocks] = *self.dims(input) else {
+            return Err(self.bad("its input is no list of windows"));
+        };
         let sizes = |this: &Self, position: usize, what: &str| -> Result<Vec<usize>, GraphError> {
             let sizes = this.constant(inputs, position, what)?;
             let inside = sizes.to_ints().iter().all(|size| (1..=MOST_WINDOW).contains(size));
@@ -392,11 +402,14 @@ impl Lowering {
         };
         let (image, kernel) = (sizes(self, 1, "image's shape")?, sizes(self, 2, "window's shape")?);
         let rank = image.len();
+        if kernel.len() != rank {
+            return Err(self.bad(format!("a window of {kernel:?} over {image:?}")));
+        }
         let (strides, dilations) = (self.each(node, "strides", rank, 1, 1)?, self.each(node, "dilations", rank, 1, 1)?);
         let pads = self.each(node, "pads", 2 * rank, 0, 0)?;
         let forward = self.sweep(node, &image, &kernel, false)?;
         let window = forward.window();
-        if kernel.len() != rank || columns % window != 0 || forward.count() != blocks {
+        if columns % window != 0 || forward.count() != blocks {
             return Err(self.bad(format!("{columns} x {blocks} are no windows of {kernel:?} over {image:?}")));
         }
         // Which window reaches a place, with which of its elements: windows are the image of the way back.
