@@ -544,7 +544,7 @@ fn source(at: usize, scale: f32, from: usize, to: usize, coordinates: Coordinate
 }
 
 /// Which pixels of a line count how much for one of the output.
-fn taps(
+pub(crate) fn taps(
     at: usize,
     scale: f32,
     from: usize,

@@ -457,12 +457,6 @@ impl Lowering {
 
     fn resize(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let old = node.operator == "Upsample" || self.opset < 11;
-        if node.int("antialias", 0) != 0 {
-            return Err(self.unsupported(" with antialias"));
-        }
-        if node.text("keep_aspect_ratio_policy", "stretch") != "stretch" {
-            return Err(self.unsupported(" with a policy for the aspect ratio"));
-        }
         let original = self.input(inputs, 0)?;
         let rank = self.graph.dims(original).len();
         let (scales, sizes) = if old {
@@ -494,11 +488,15 @@ impl Lowering {
                 return Err(self.bad("it has neither scales nor sizes"));
             }
         }
-        if dims == to && scale.iter().all(|&scale| scale == 1.0) {
+        if sizes.is_some() {
+            self.keep_aspect(node, &dims, &axes, &mut scale, &mut to)?;
+        }
+        let crops = node.text("coordinate_transformation_mode", "") == "tf_crop_and_resize";
+        if !crops && dims == to && scale.iter().all(|&scale| scale == 1.0) {
             return Ok(original);
         }
-        if !(3..=4).contains(&rank) || dims[..2] != to[..2] {
-            return Err(self.unsupported(" for other dimensions than rows and columns"));
+        if crops || node.int("antialias", 0) != 0 || !(3..=4).contains(&rank) || dims[..2] != to[..2] {
+            return self.resize_by_tables(node, inputs, &axes, &scale, &to);
         }
         let (input, line) = self.as_image(original)?;
         let (mut image, dtype) = (self.dims(input), self.dtype(input));
@@ -511,7 +509,30 @@ impl Lowering {
         Ok(self.without_row(value, line))
     }
 
-    fn resize_kind(&self, node: &OnnxNode, old: bool) -> Result<(ResizeKind, Coordinates), GraphError> {
+    /// One scale for all dimensions, where the shape of what is shown is to stay the same.
+    fn keep_aspect(
+        &self,
+        node: &OnnxNode,
+        dims: &[usize],
+        axes: &[usize],
+        scale: &mut [f32],
+        to: &mut [usize],
+    ) -> Result<(), GraphError> {
+        let all = axes.iter().map(|&axis| scale[axis]);
+        let one = match node.text("keep_aspect_ratio_policy", "stretch") {
+            "stretch" => return Ok(()),
+            "not_larger" => all.fold(f32::INFINITY, f32::min),
+            "not_smaller" => all.fold(0.0, f32::max),
+            other => return Err(self.bad(format!("keep_aspect_ratio_policy is {other:?}"))),
+        };
+        for &axis in axes {
+            scale[axis] = one;
+            to[axis] = (one * dims[axis] as f32 + 0.5).floor() as usize;
+        }
+        Ok(())
+    }
+
+    pub(super) fn resize_kind(&self, node: &OnnxNode, old: bool) -> Result<(ResizeKind, Coordinates), GraphError> {
         let rounding = match node.text("nearest_mode", if old { "floor" } else { "round_prefer_floor" }) {
             "floor" => Rounding::Floor,
             "ceil" => Rounding::Ceil,

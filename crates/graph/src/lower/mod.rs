@@ -8,6 +8,8 @@ mod image;
 mod linear;
 mod quantised;
 mod reduce;
+mod resize;
+mod sampling;
 mod scatter;
 mod shape;
 mod signal;
@@ -156,13 +158,17 @@ impl Lowering {
             Self::quantised_node,
             Self::scatter_node,
             Self::signal_node,
+            Self::sampling_node,
         ];
         for group in groups {
             if let Some(outputs) = group(self, node, inputs)? {
                 return Ok(outputs);
             }
         }
-        Err(self.unsupported(""))
+        Err(self.unsupported(match node.operator.as_str() {
+            "NonMaxSuppression" | "Unique" => ", because the size of its result depends on its input",
+            _ => "",
+        }))
     }
 
     /// A condition that is known picks one of two graphs.
