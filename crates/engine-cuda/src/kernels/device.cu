@@ -65,6 +65,16 @@ __device__ __forceinline__ u32 rounded(u32 x) {
     return y;
 }
 
+// Four bytes of each, multiplied and added; either may have signs.
+template <bool A_SIGNED, bool B_SIGNED> __device__ __forceinline__ int four_products(u32 a, u32 b, int c) {
+    int d;
+    if constexpr (A_SIGNED && B_SIGNED) asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    else if constexpr (A_SIGNED) asm("dp4a.s32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    else if constexpr (B_SIGNED) asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    else asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
 // Blocks of a cluster: what lies at this address in another one's shared memory, and a barrier for all of them.
 __device__ __forceinline__ float4 from_peer(u32 address, u32 rank) {
     float4 x;

@@ -74,6 +74,13 @@ static inline half_bits to_half(float x) { _Float16 y = (_Float16)x; half_bits b
 static inline u32 two_halves(float low, float high) { return to_half(low) | ((u32)to_half(high) << 16); }
 static inline u32 rounded(u32 x) { return (x + 0x1000) & 0xffffe000u; }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+template <bool A_SIGNED, bool B_SIGNED> static inline int four_products(u32 a, u32 b, int c) {
+    for (int i = 0; i < 32; i += 8) {
+        const int x = A_SIGNED ? (int)(signed char)(a >> i) : (int)(u8)(a >> i), y = B_SIGNED ? (int)(signed char)(b >> i) : (int)(u8)(b >> i);
+        c = (int)((u32)c + (u32)(x * y));
+    }
+    return c;
+}
 // A function of the C library has the name.
 #define __expf expf
 template <class T> static inline T min(T a, T b) { return b < a ? b : a; }

@@ -164,6 +164,15 @@ fn add_filters(defines: &mut Defines, weight: &Tensor, pack: usize) {
         .add("WEIGHTS_IN_PACKS", i32::from(in_packs));
 }
 
+/// Whether the bytes of each four channels of a group are one word of memory.
+fn in_words(image: &Tensor, group: usize) -> bool {
+    let apart = |axis: usize| image.dims[axis] == 1 || image.strides[axis] % 4 == 0;
+    image.strides[1] == 1
+        && group.is_multiple_of(4)
+        && image.offset.is_multiple_of(4)
+        && [0, 2, 3].into_iter().all(apart)
+}
+
 /// Places and output channels of a block of the convolution of integers; a thread has four of each.
 const INTEGER_TILE: usize = 64;
 
@@ -172,6 +181,7 @@ pub(crate) fn integer_conv(step: &IntegerConv) -> Recipe {
     let [images, channels, height, width] = output.dims[..] else { unreachable!("images have four dimensions") };
     let (places, group_channels) = (images * height * width, channels / step.groups);
     let across = group_channels.div_ceil(INTEGER_TILE);
+    let bytes = [input, weight].iter().all(|tensor| tensor.element_bytes() == 1);
     let mut defines = Defines::default();
     defines
         .add("THREADS", THREADS)
@@ -183,7 +193,12 @@ pub(crate) fn integer_conv(step: &IntegerConv) -> Recipe {
         .add("ACROSS", across)
         .add("IN", element(input.dtype))
         .add("WEIGHT", element(weight.dtype))
-        .add("HAS_ZERO", i32::from(step.zero.is_some()));
+        .add("HAS_ZERO", i32::from(step.zero.is_some()))
+        .add("TERMS_OF_A_WORD", if bytes { 4 } else { 1 })
+        .add("IN_SIGNED", input.dtype == DataType::Int8)
+        .add("WEIGHT_SIGNED", weight.dtype == DataType::Int8)
+        .add("IN_WORDS", i32::from(bytes && in_words(input, weight.dims[1])))
+        .add("WEIGHT_WORDS", i32::from(bytes && in_words(weight, weight.dims[1])));
     add_window(&mut defines, &step.window, input);
     add_place(&mut defines, "IN_AT", input);
     add_place(&mut defines, "OUT_AT", output);

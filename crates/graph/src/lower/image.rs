@@ -236,8 +236,8 @@ impl Lowering {
         if let Some(wanted) = wanted {
             let (mut before, mut after, mut more) = ([0; 2], [0; 2], [0; 2]);
             for axis in 0..2 {
-                if wanted[axis] > MOST_WINDOW as usize {
-                    return Err(self.bad(format!("output_shape is {wanted:?}")));
+                if wanted[axis] >= full[axis] + strides[axis] {
+                    return Err(self.unsupported(" with an output larger than the input reaches"));
                 }
                 let total = full[axis].saturating_sub(wanted[axis]);
                 before[axis] = if auto == "SAME_UPPER" { total / 2 } else { total.div_ceil(2) };

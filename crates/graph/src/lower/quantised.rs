@@ -7,7 +7,7 @@ use crate::error::GraphError;
 use crate::expression::{Binary, Expression, Instruction, Register, Unary, ValueKind};
 use crate::ir::{Op, ValueId};
 use crate::model::{OnnxNode, element};
-use crate::plan::{ReduceKind, Window};
+use crate::plan::{PoolKind, ReduceKind, Window};
 use base::DataType;
 
 /// The smallest and the largest number of a type that values are quantised to.
@@ -34,6 +34,15 @@ fn rounded(expression: &mut Expression, x: Register, zero: Option<Register>, (lo
     x = expression.push(Instruction::Binary(Binary::Maximum, x, low), float);
     x = expression.push(Instruction::Binary(Binary::Minimum, x, high), float);
     expression.push(Instruction::Cast(ValueKind::Int, x), ValueKind::Int)
+}
+
+/// Appends `x` where positive, otherwise `slope * x`.
+fn leaky(expression: &mut Expression, x: Register, slope: f32) -> Register {
+    let nothing = expression.push(Instruction::Float(0.0), ValueKind::Float);
+    let slope = expression.push(Instruction::Float(slope), ValueKind::Float);
+    let below = expression.push(Instruction::Binary(Binary::Less, x, nothing), ValueKind::Bool);
+    let scaled = expression.push(Instruction::Binary(Binary::Multiply, x, slope), ValueKind::Float);
+    expression.push(Instruction::Select(below, scaled, x), ValueKind::Float)
 }
 
 /// A tensor in few bits: the numbers, their scale, and which of them stands for 0.
@@ -96,10 +105,24 @@ impl Lowering {
                 let result = self.unary(Unary::Sigmoid, x)?;
                 self.quantise_as(result, inputs, 3, self.input(inputs, 0)?)?
             }
+            "QLinearLeakyRelu" => {
+                let x = self.quantised(inputs, 0)?;
+                let x = self.floats(x)?;
+                let slope = node.float("alpha", 0.01);
+                let result = self.apply(&[x], DataType::Fp32, |expression, x| leaky(expression, x[0], slope))?;
+                self.quantise_as(result, inputs, 3, self.input(inputs, 0)?)?
+            }
+            "QLinearAveragePool" | "QLinearGlobalAveragePool" if node.int("channels_last", 0) != 0 => {
+                return Err(self.unsupported(" with channels last"));
+            }
+            "QLinearAveragePool" => {
+                let x = self.quantised(inputs, 0)?;
+                let x = self.floats(x)?;
+                let count_include_pad = node.int("count_include_pad", 0) != 0;
+                let mean = self.pool(node, &[Some(x)], PoolKind::Average { count_include_pad })?;
+                self.quantise_as(mean, inputs, 3, self.input(inputs, 0)?)?
+            }
             "QLinearGlobalAveragePool" => {
-                if node.int("channels_last", 0) != 0 {
-                    return Err(self.unsupported(" with channels last"));
-                }
                 let x = self.quantised(inputs, 0)?;
                 let x = self.floats(x)?;
                 let mean = self.global_pool(&[Some(x)], ReduceKind::Mean)?;
@@ -276,12 +299,20 @@ impl Lowering {
         self.dequantise(Quantised { value: x.value, scale, zero }, DataType::Fp32)
     }
 
+    /// The largest or smallest of all. Lines first, and then of these: of many lines many blocks have one each.
+    fn extreme(&mut self, kind: ReduceKind, x: ValueId) -> ValueId {
+        let rank = self.graph.dims(x).len();
+        let lines: Vec<_> = (rank.saturating_sub(1).min(2)..rank).collect();
+        let rest: Vec<_> = (0..rank.saturating_sub(1).min(2)).collect();
+        let of_lines = self.reduction(kind, x, &lines);
+        let of_all = if rest.is_empty() { of_lines } else { self.reduction(kind, of_lines, &rest) };
+        self.reshape(of_all, &[])
+    }
+
     /// In 8 bits without a sign, with the scale that its own range gives; 0 is always in it.
     fn dynamic(&mut self, x: ValueId) -> Result<Quantised, GraphError> {
         self.check_float(x)?;
-        let axes: Vec<_> = (0..self.graph.dims(x).len()).collect();
-        let [most, least] = [ReduceKind::Max, ReduceKind::Min].map(|kind| self.reduction(kind, x, &axes));
-        let (most, least) = (self.reshape(most, &[]), self.reshape(least, &[]));
+        let [most, least] = [ReduceKind::Max, ReduceKind::Min].map(|kind| self.extreme(kind, x));
         let float = ValueKind::Float;
         let bounds = |expression: &mut Expression, of: &[Register]| {
             let nothing = expression.push(Instruction::Float(0.0), float);

@@ -50,15 +50,12 @@ impl Along {
     }
 
     /// Smoothed as far as the result is smaller.
-    fn smoothed(&self, x: f32, kind: ResizeKind) -> Weighed {
+    fn smoothed(&self, x: f32, kind: ResizeKind, exclude_outside: bool) -> Weighed {
         let scale = self.scale.min(1.0);
         // The one before the position, never at it.
         let low = x.ceil() - 1.0;
         let ratio = x - low;
-        let (reach, outside_counts) = match kind {
-            ResizeKind::Cubic { exclude_outside, .. } => (2.0, !exclude_outside),
-            _ => (1.0, true),
-        };
+        let reach = if matches!(kind, ResizeKind::Cubic { .. }) { 2.0 } else { 1.0 };
         let start = (-reach / scale).floor() as i64 + 1;
         let weight = |step: i64| {
             let d = ((step as f32 - ratio) * scale).abs();
@@ -71,7 +68,7 @@ impl Along {
         };
         let last = self.from as f32 - 1.0;
         let all = (start..2 - start).map(|step| (low + step as f32, weight(step)));
-        let counted = all.filter(|(at, _)| outside_counts || (0.0..=last).contains(at));
+        let counted = all.filter(|(at, _)| !exclude_outside || (0.0..=last).contains(at));
         let mut taps: Vec<_> = counted.map(|(at, weight)| (at.clamp(0.0, last) as usize, weight)).collect();
         let sum: f32 = taps.iter().map(|tap| tap.1).sum();
         taps.iter_mut().for_each(|tap| tap.1 /= sum);
@@ -108,6 +105,7 @@ impl Lowering {
         if region.as_ref().is_some_and(|region| region.len() != 2 * axes.len()) {
             return Err(self.bad("its region is not two numbers for each dimension"));
         }
+        let exclude_outside = node.int("exclude_outside", 0) != 0;
         let (mut value, mut beside) = (input, Vec::new());
         for (position, &axis) in axes.iter().enumerate() {
             let region = region.as_ref().map(|region| [region[position], region[position + axes.len()]]);
@@ -117,7 +115,7 @@ impl Lowering {
             }
             let one = |at: usize| match along.region {
                 Some(region) => along.cropped(at, region),
-                None if smooth => along.smoothed((at as f32 + 0.5) / along.scale - 0.5, kind),
+                None if smooth => along.smoothed((at as f32 + 0.5) / along.scale - 0.5, kind, exclude_outside),
                 None => along.plain(at, kind, coordinates),
             };
             let table: Vec<_> = (0..along.to).map(one).collect();

@@ -107,6 +107,8 @@ impl Floats<'_> {
         let last = size as f32 - 1.0;
         let mut x = if between == Between::Nearest { self.unary(Unary::Round, x) } else { x };
         x = match beside {
+            // Cubic interpolation goes on beyond the border, and reads the last pixel there.
+            Beside::Border if between == Between::Cubic => x,
             Beside::Zeros => x,
             Beside::Border => {
                 let (clamped, outside) = (self.clip(x, 0.0, last), self.outside(x, -0.5, last + 0.5));

@@ -80,12 +80,37 @@ impl Lowering {
         let count = lead.iter().product::<usize>();
         let inner = dims[depth..].iter().product::<usize>();
         let flat = self.flat_index(indices, &dims[..depth])?;
-        let flat = self.reshape(flat, &[count, 1]);
-        let flat = self.expand(flat, &[count, inner]);
         let rows = self.reshape(data, &[dims[..depth].iter().product(), inner]);
         let updates = self.reshape(updates, &[count, inner]);
+        if kind == ScatterKind::Replace
+            && let Some(known) = self.graph.known(flat).cloned()
+            && self.dtype(rows) == self.dtype(updates)
+        {
+            let value = self.replaced(rows, &known.to_ints(), updates)?;
+            return Ok(self.reshape(value, &dims));
+        }
+        let flat = self.reshape(flat, &[count, 1]);
+        let flat = self.expand(flat, &[count, inner]);
         let value = self.scattered(rows, flat, updates, 0, kind)?;
         Ok(self.reshape(value, &dims))
+    }
+
+    /// Rows that are replaced where that is known: a choice among them all.
+    fn replaced(&mut self, rows: ValueId, at: &[i64], updates: ValueId) -> Result<ValueId, GraphError> {
+        let (dims, count, dtype) = (self.dims(rows), at.len(), self.dtype(rows));
+        self.check_constant(&dims[..1])?;
+        let mut choice: Vec<_> = (0..dims[0] as i64).collect();
+        for (from, &to) in at.iter().enumerate() {
+            let to = usize::try_from(to).ok().filter(|&to| to < dims[0]);
+            choice[to.ok_or_else(|| self.bad(format!("its indices are outside of {}", dims[0])))?] =
+                (dims[0] + from) as i64;
+        }
+        if count == 0 {
+            return Ok(rows);
+        }
+        let all = self.emit(Op::Concat { axis: 0 }, &[rows, updates], dtype, &[dims[0] + count, dims[1]]);
+        let choice = self.graph.constant(Array::ints(&[dims[0]], choice), false);
+        Ok(self.emit(Op::Gather { axis: 0, elements: false }, &[all, choice], dtype, &dims))
     }
 
     /// New positions of a cache, from a place on that each row of the batch has.
