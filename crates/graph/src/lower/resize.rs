@@ -113,6 +113,10 @@ impl Lowering {
             if along.from == along.to && along.scale == 1.0 && region.is_none_or(|region| region == [0.0, 1.0]) {
                 continue;
             }
+            // Smoothing looks at as many as the result is smaller.
+            let looks = (4.0 / along.scale.min(1.0)).ceil() as usize;
+            self.check_constant(&[along.from, along.to])?;
+            self.check_constant(&[looks, along.to])?;
             let one = |at: usize| match along.region {
                 Some(region) => along.cropped(at, region),
                 None if smooth => along.smoothed((at as f32 + 0.5) / along.scale - 0.5, kind, exclude_outside),
@@ -154,7 +158,6 @@ impl Lowering {
             let list = self.graph.constant(Array::new(DataType::Int32, &[along.to], list), false);
             return Ok(self.emit(Op::Gather { axis, elements: false }, &[value, list], dtype, &dims));
         }
-        self.check_constant(&[along.from, along.to])?;
         let mut matrix = vec![0.0; along.from * along.to];
         for (at, one) in table.iter().enumerate() {
             one.taps.iter().for_each(|&(from, weight)| matrix[from * along.to + at] += weight);
