@@ -5,11 +5,14 @@
 use super::{Lowering, MOST_WINDOW, NodeInputs};
 use crate::array::{Array, Data, is_float};
 use crate::error::GraphError;
-use crate::expression::{Binary, Unary};
+use crate::expression::{Binary, Instruction, Register, Unary, ValueKind};
 use crate::ir::{Op, ValueId};
 use crate::model::OnnxNode;
 use crate::plan::{Activation, PoolKind, ReduceKind};
 use base::DataType;
+
+/// Up to so many elements under a window are put together by one expression, which has each as an input.
+const FEW: usize = 8;
 
 /// How a window moves: one number for each dimension.
 pub(super) struct Sweep {
@@ -189,8 +192,8 @@ impl Lowering {
         self.graph.constant(Array::new(DataType::Int32, dims, list), false)
     }
 
-    /// The elements under each window: `[batch, channels, elements]` becomes `[batch, channels, places, window]`.
-    fn under(&mut self, flat: ValueId, table: &[Option<usize>], window: usize, outside: f32) -> ValueId {
+    /// Elements of `[batch, channels, elements]` by a table of those dimensions.
+    fn chosen(&mut self, flat: ValueId, table: &[Option<usize>], dims: [usize; 2], outside: f32) -> ValueId {
         let [batch, channels, size] = *self.dims(flat) else { unreachable!("a flat image") };
         let dtype = self.dtype(flat);
         let mut flat = flat;
@@ -198,10 +201,52 @@ impl Lowering {
             let op = Op::Pad { before: vec![0; 3], value: outside };
             flat = self.emit(op, &[flat], dtype, &[batch, channels, size + 1]);
         }
-        let places = table.len() / window;
-        let positions = self.positions(&[places, window], table.iter().map(|at| at.unwrap_or(size)));
+        let positions = self.positions(&dims, table.iter().map(|at| at.unwrap_or(size)));
         let op = Op::Gather { axis: 2, elements: false };
-        self.emit(op, &[flat, positions], dtype, &[batch, channels, places, window])
+        self.emit(op, &[flat, positions], dtype, &[batch, channels, dims[0], dims[1]])
+    }
+
+    /// The elements under each window: `[batch, channels, elements]` becomes `[batch, channels, places, window]`.
+    fn under(&mut self, flat: ValueId, table: &[Option<usize>], window: usize, outside: f32) -> ValueId {
+        self.chosen(flat, table, [table.len() / window, window], outside)
+    }
+
+    /// What is kept of the elements under each window: `[batch, channels, elements]` becomes `[batch, channels, places]`.
+    fn pooled(
+        &mut self,
+        flat: ValueId,
+        table: &[Option<usize>],
+        window: usize,
+        kind: ReduceKind,
+        outside: f32,
+    ) -> Result<ValueId, GraphError> {
+        let places = table.len() / window;
+        // Places are neighbours.
+        let turned: Vec<_> = (0..table.len()).map(|at| table[at % places * window + at / places]).collect();
+        let all = self.chosen(flat, &turned, [window, places], outside);
+        let (dims, dtype) = (self.dims(all), self.dtype(all));
+        let narrow = [dims[0], dims[1], places];
+        let function = match kind {
+            ReduceKind::Max => Some(Binary::Maximum),
+            ReduceKind::Sum | ReduceKind::Mean => Some(Binary::Add),
+            _ => None,
+        };
+        let Some(function) = function.filter(|_| window <= FEW) else {
+            let value = self.reduction(kind, all, &[2]);
+            return Ok(self.reshape(value, &narrow));
+        };
+        let parts: Vec<_> = (0..window).map(|tap| self.part(all, 2, tap, 1)).collect();
+        let value = self.apply(&parts, dtype, |expression, of| {
+            let result = super::kind(dtype);
+            let put = |sum, &next: &Register| expression.push(Instruction::Binary(function, sum, next), result);
+            let sum = of[1..].iter().fold(of[0], put);
+            if kind != ReduceKind::Mean {
+                return sum;
+            }
+            let count = expression.push(Instruction::Float(window as f32), ValueKind::Float);
+            expression.push(Instruction::Binary(Binary::Divide, sum, count), ValueKind::Float)
+        })?;
+        Ok(self.reshape(value, &narrow))
     }
 
     fn flat(&mut self, image: ValueId) -> ValueId {
@@ -222,20 +267,18 @@ impl Lowering {
         let value = match kind {
             PoolKind::Max => {
                 let outside = least(self.dtype(input));
-                let all = self.under(flat, &sweep.table(), sweep.window(), outside);
-                self.reduction(ReduceKind::Max, all, &[3])
+                self.pooled(flat, &sweep.table(), sweep.window(), ReduceKind::Max, outside)?
             }
             PoolKind::Average { count_include_pad } => {
                 self.check_float(input)?;
-                let all = self.under(flat, &sweep.table(), sweep.window(), 0.0);
-                let mean = self.reduction(ReduceKind::Mean, all, &[3]);
+                let mean = self.pooled(flat, &sweep.table(), sweep.window(), ReduceKind::Mean, 0.0)?;
                 let counts = sweep.counts(count_include_pad);
                 let window = sweep.window() as f32;
                 if counts.iter().all(|&count| count == sweep.window()) {
                     mean
                 } else {
                     let factors = counts.iter().map(|&count| window / count as f32).collect();
-                    let factors = self.graph.constant(Array::floats(&[counts.len(), 1], factors), false);
+                    let factors = self.graph.constant(Array::floats(&[counts.len()], factors), false);
                     let factors = self.cast(factors, self.dtype(mean))?;
                     self.binary(Binary::Multiply, mean, factors)?
                 }
@@ -262,8 +305,7 @@ impl Lowering {
             let exponent = self.scalar(dtype, power as f64);
             flat = self.binary(Binary::Power, absolute, exponent)?;
         }
-        let all = self.under(flat, &sweep.table(), sweep.window(), 0.0);
-        let mut value = self.reduction(kind, all, &[3]);
+        let mut value = self.pooled(flat, &sweep.table(), sweep.window(), kind, 0.0)?;
         if power > 2 {
             let exponent = self.scalar(dtype, 1.0 / power as f64);
             value = self.binary(Binary::Power, value, exponent)?;
@@ -419,8 +461,7 @@ impl Lowering {
         let element = |(at, block): (usize, Option<usize>)| block.map(|block| at % window * blocks + block);
         let table: Vec<_> = back.transposed_table().into_iter().enumerate().map(element).collect();
         let flat = self.reshape(input, &[batch, columns / window, window * blocks]);
-        let all = self.under(flat, &table, window, 0.0);
-        let value = self.reduction(ReduceKind::Sum, all, &[3]);
+        let value = self.pooled(flat, &table, window, ReduceKind::Sum, 0.0)?;
         Ok(self.as_places(value, &back))
     }
 }
