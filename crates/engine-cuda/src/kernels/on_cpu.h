@@ -157,6 +157,20 @@ static void multiply_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     multiply_together<8>(c, a, b0, b1, left, right);
 }
 
+template <bool A_SIGNED, bool B_SIGNED> static void multiply_bytes(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    memcpy(warp().a[lane()], a, 16);
+    warp().b0[lane()] = b0;
+    warp().b1[lane()] = b1;
+    __syncwarp();
+    Warp& w = warp();
+    for (int i = 0; i < 4; i++) {
+        int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+        // Four of the 32 terms are in a word.
+        for (int k = 0; k < 8; k++) c[i] = four_products<A_SIGNED, B_SIGNED>(w.a[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2], (k / 4 ? w.b1 : w.b0)[column * 4 + k % 4], c[i]);
+    }
+    __syncwarp();
+}
+
 // ---- launching ----
 
 template <class... A, size_t... I> static void apply(void (*kernel)(A...), void** parameters, std::index_sequence<I...>) {

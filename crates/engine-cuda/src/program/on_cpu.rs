@@ -383,7 +383,7 @@ fn kernels_compute_any_convolution_of_integers_as_the_reference_does() {
         let inputs = inputs.iter().map(|bytes| bytes.iter().map(|_| (random() * 256.0) as i8 as u8).collect());
         (what, plan, inputs.collect())
     };
-    assert_right(&cases.map(wide).collect::<Vec<_>>(), 1, 20);
+    assert_right(&cases.map(wide).collect::<Vec<_>>(), usize::MAX, 30);
 }
 
 #[test]

@@ -173,18 +173,27 @@ fn in_words(image: &Tensor, group: usize) -> bool {
         && [0, 2, 3].into_iter().all(apart)
 }
 
-/// Places and output channels of a block of the convolution of integers; a thread has four of each.
+/// Places and output channels of a block of the convolution of integers.
 const INTEGER_TILE: usize = 64;
 
-pub(crate) fn integer_conv(step: &IntegerConv) -> Recipe {
+/// The convolution of integers; of bytes, also on tensor cores.
+pub(crate) fn integer_conv(step: &IntegerConv) -> Vec<Recipe> {
+    let bytes = [&step.input, &step.weight].iter().all(|tensor| tensor.element_bytes() == 1);
+    let ways = if bytes { &[true, false][..] } else { &[false] };
+    ways.iter().map(|&tensor_cores| integer_conv_by(step, bytes, tensor_cores)).collect()
+}
+
+fn integer_conv_by(step: &IntegerConv, bytes: bool, tensor_cores: bool) -> Recipe {
     let (input, weight, output) = (&step.input, &step.weight, &step.output);
     let [images, channels, height, width] = output.dims[..] else { unreachable!("images have four dimensions") };
     let (places, group_channels) = (images * height * width, channels / step.groups);
     let across = group_channels.div_ceil(INTEGER_TILE);
-    let bytes = [input, weight].iter().all(|tensor| tensor.element_bytes() == 1);
+    let down = places.div_ceil(INTEGER_TILE);
     let mut defines = Defines::default();
     defines
         .add("THREADS", THREADS)
+        .add("TENSOR_CORES", i32::from(tensor_cores))
+        .add("DOWN", down)
         .add("PLACES", places)
         .add("OUT_HEIGHT", height)
         .add("OUT_WIDTH", width)
@@ -205,9 +214,8 @@ pub(crate) fn integer_conv(step: &IntegerConv) -> Recipe {
     add_place(&mut defines, "WEIGHT_AT", weight);
     let mut tensors = vec![input, weight, output];
     tensors.extend(&step.zero);
-    let mut recipe = recipe("generated".to_owned(), INTEGER_CONV, defines, 1, &tensors);
-    recipe.grid = [places.div_ceil(INTEGER_TILE) as u32, (across * step.groups) as u32, 1];
-    recipe
+    let name = if tensor_cores { "tensor cores" } else { "threads" };
+    recipe(name.to_owned(), INTEGER_CONV, defines, down * across * step.groups * THREADS, &tensors)
 }
 
 pub(crate) fn lrn(step: &Lrn) -> Recipe {
