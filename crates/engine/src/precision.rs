@@ -147,12 +147,20 @@ fn output_error(right: &[Tensor], found: &[Tensor]) -> f64 {
     }
     let [right, found] = [right, found]
         .map(|tensors| tensors.iter().flat_map(|tensor| tensor.data.iter().copied()).collect::<Vec<u8>>());
-    if right == found {
-        return 0.0;
-    }
     match (numbers(datatype, &right), numbers(datatype, &found)) {
-        (Some(right), Some(found)) if is_real(datatype) => distance(&right, &found) / range(&right),
+        (Some(right), Some(found)) if is_real(datatype) => real_error(&right, &found),
         _ => part_that_differs(&right, &found, datatype.size().unwrap_or(right.len().max(1))),
+    }
+}
+
+/// The same for numbers with fractions. If none of the right ones is a number, they show nothing.
+fn real_error(right: &[f64], found: &[f64]) -> f64 {
+    if !right.is_empty() && right.iter().all(|number| !number.is_finite()) {
+        return f64::INFINITY;
+    }
+    match distance(right, found) {
+        0.0 => 0.0,
+        distance => distance / range(right),
     }
 }
 
@@ -306,6 +314,9 @@ mod tests {
             assert_eq!(off(reals(&[0.0, odd, 1.0]), reals(&[0.5, odd, 1.0])), 0.5, "the range is that of the others");
         }
         assert_eq!(off(reals(&[0.0]), reals(&[1.0])), f64::INFINITY, "nothing has no range");
+        let none = [f32::NAN, f32::NEG_INFINITY];
+        assert_eq!(off(reals(&none), reals(&none)), f64::INFINITY, "without any number nothing is shown");
+        assert_eq!((off(reals(&[0.0]), reals(&[0.0])), off(reals(&[]), reals(&[]))), (0.0, 0.0));
     }
 
     #[test]

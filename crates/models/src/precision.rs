@@ -197,17 +197,20 @@ fn wholes(signature: &ModelSignature) -> Vec<RangeInclusive<u64>> {
 
 /// Says that what somebody named is further off than it should be.
 fn warn_of_error(found: &FoundModel, wishes: PrecisionWishes, verdict: Option<&Verdict>) {
-    let (model, version) = (&found.name, found.version);
-    if let (PrecisionChoice::Named(named), Some(verdict)) = (wishes.choice, verdict)
-        && verdict.chosen.error > wishes.bound
-    {
-        let (error, bound) = (part(verdict.chosen.error), wishes.bound);
-        tracing::warn!(
-            model,
-            version,
-            "it is computed in {named}, as was asked for, and its outputs are off by {error} of their range, more than {bound}: precision auto finds what is near enough"
-        );
+    if let Some(warning) = verdict.and_then(|verdict| warning(wishes, verdict)) {
+        tracing::warn!(model = found.name, version = found.version, "{warning}");
     }
+}
+
+fn warning(wishes: PrecisionWishes, verdict: &Verdict) -> Option<String> {
+    let PrecisionChoice::Named(named) = wishes.choice else { return None };
+    let (error, bound) = (verdict.chosen.error, wishes.bound);
+    (error > bound).then(|| {
+        let error = part(error);
+        format!(
+            "it is computed in {named}, as was asked for, and its outputs are off by {error} of their range, more than {bound}: precision auto finds what is near enough"
+        )
+    })
 }
 
 /// What was found, as a sentence for the configuration that clients see.
@@ -267,6 +270,18 @@ mod tests {
         );
         let exact = Verdict { chosen: Tried { precision: Precision::Fp32, error: 0.0 }, others: Vec::new() };
         assert_eq!(sentence(&exact), "fp32");
+    }
+
+    #[test]
+    fn what_was_named_and_is_too_far_off_is_warned_of() {
+        let of = |choice, bound| warning(PrecisionWishes { choice, bound }, &verdict());
+        let named = PrecisionChoice::Named(Precision::Tf32Behind(4));
+        let said = of(named, 1e-3).unwrap();
+        assert!(
+            said.starts_with("it is computed in tf32+4, as was asked for, and its outputs are off by 1.2e-3"),
+            "{said}"
+        );
+        assert_eq!((of(named, 1e-2), of(PrecisionChoice::Auto, 1e-3)), (None, None));
     }
 
     #[test]

