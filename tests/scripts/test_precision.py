@@ -30,3 +30,5 @@ def test_what_is_no_batch_has_all_its_dimensions():
     assert not precision.is_batched("net", {"x": [None, 2], "rate": []}, rows(1) | {"rate": np.array(16000)})
     text = precision.configuration(["rate"], [{"rate": np.array(16000, np.int64)}], False)
     assert 'max_batch_size: 0\ninput { name: "rate" data_type: TYPE_INT64 dims: [1] }' in text
+    text = precision.configuration(["lengths"], [{"lengths": np.array([40])}], True)
+    assert 'input { name: "lengths" data_type: TYPE_INT64 dims: [1] reshape { shape: [] } }' in text

@@ -87,7 +87,8 @@ def configuration(inputs, requests, batched):
     """The text of config.pbtxt, with the requests as files to warm up with."""
     described = lambda array: f"data_type: {TYPES[array.dtype.name]} dims: {dims_of(array, batched)}"
     lines = [f"max_batch_size: {LARGEST_BATCH if batched else 0}"]
-    lines += [f'input {{ name: "{name}" {described(requests[0][name])} }}' for name in inputs]
+    reshape = lambda array: " reshape { shape: [] }" if batched and array.ndim == 1 else ""
+    lines += [f'input {{ name: "{name}" {described(requests[0][name])}{reshape(requests[0][name])} }}' for name in inputs]
     for number, request in enumerate(requests):
         given = [f'inputs {{ key: "{name}" value {{ {described(request[name])} input_data_file: "{number}-{place}" }} }}' for place, name in enumerate(inputs)]
         lines.append(f'model_warmup {{ name: "request {number}" batch_size: 1 {" ".join(given)} }}')
