@@ -103,6 +103,9 @@ impl CudaModel {
             blob[..weights.len()].copy_from_slice(&weights);
             Ok::<_, String>(blob)
         })?;
+        // What is compared is compared on the first device.
+        let executors =
+            if source.purpose == Purpose::Service { executors } else { &executors[..executors.len().min(1)] };
         let (mut done, all, mut said_at) = (0, executors.len() * plans.len(), Instant::now());
         let mut built = || {
             done += 1;
@@ -328,6 +331,32 @@ mod tests {
         let unbatched =
             wanted(&file, &ModelSource { max_batch: Some(0), lengths: vec![2], ..ModelSource::default() }).unwrap();
         assert_eq!((unbatched.signature().max_batch, unbatched.prepared), (0, vec![Size { length: 2, batch: 1 }]));
+    }
+
+    #[test]
+    fn what_is_compared_has_the_smallest_size_alone() {
+        let file = model(&[("mask", &["batch", "sequence"])]);
+        for purpose in [Purpose::Trial, Purpose::Draft] {
+            let source =
+                ModelSource { purpose, batch_sizes: vec![2, 4], lengths: vec![16, 32], ..ModelSource::default() };
+            let sizes = wanted(&file, &source).unwrap();
+            assert_eq!((sizes.prepared.clone(), sizes.fills_up), (vec![Size { length: 16, batch: 2 }], true));
+            assert_eq!(sizes.find(Size { length: 9, batch: 1 }), Ok(0), "a shorter row is filled up");
+        }
+    }
+
+    #[test]
+    fn precisions_are_plans() {
+        let file = model(&[("x", &["batch", "3"])]);
+        let wanted = Preparation::new(&file, &ModelSource::default()).unwrap();
+        let plan = |precision| {
+            let plan = wanted.plan(&file, wanted.sizes[0], precision).unwrap();
+            (plan.precision, plan.exact_products)
+        };
+        assert_eq!(plan(Precision::Fp32), (graph::Precision::F32, 0));
+        assert_eq!(plan(Precision::Tf32), (graph::Precision::Tf32, 0));
+        assert_eq!(plan(Precision::Tf32Behind(7)), (graph::Precision::Tf32, 7));
+        assert_eq!(plan(Precision::Fp16), (graph::Precision::F16, 0));
     }
 
     #[test]

@@ -92,8 +92,8 @@ pub enum Purpose {
     /// To be served.
     #[default]
     Service,
-    /// To be compared, in its smallest size, computed as it would be served. Where an engine hands models on to
-    /// another, it doesn't hand on this.
+    /// To be compared, on the first device alone and in its smallest size, computed as it would be served. Where an
+    /// engine hands models on to another, it doesn't hand on this.
     Trial,
     /// The same, but soon, and computed slowly: how far it is off is what counts.
     Draft,

@@ -9,7 +9,7 @@ use crate::reshape;
 use crate::rows::WHOLE;
 use crate::runner::{DeviceRunner, RunError};
 use crate::samples::{Sample, Samples};
-use base::{DataType, ModelSignature, Precision, PrecisionChoice};
+use base::{DataType, DeviceId, ModelSignature, Precision, PrecisionChoice};
 use engine::precision::{self, Outputs, Tried, Verdict};
 use engine::{Engine, ModelSource, Prepared, Purpose, Tensor};
 use repository::{FindingKey, FindingStore, FoundModel, ModelConfig, PrecisionFinding, TriedPrecision};
@@ -80,11 +80,10 @@ impl BringUp {
         (ModelSource { precision: Some(precision), ..source }, verdict)
     }
 
+    /// On the first device, which is the one that it is prepared for.
     fn on_a_device(&self, prepared: &dyn Prepared) -> Result<Run<'_>, String> {
-        let kinds = self.controller.one_of_each_kind();
-        let (division, device) = *kinds.first().ok_or("there is no device")?;
-        let loaded = prepared.load_in(division, device.0).map_err(|error| error.to_string())?;
-        let mut runner = DeviceRunner::new(&self.controller, device, loaded);
+        let loaded = prepared.load_in(0, 0).map_err(|error| error.to_string())?;
+        let mut runner = DeviceRunner::new(&self.controller, DeviceId(0), loaded);
         Ok(Box::new(move |inputs| runner.compute(inputs)))
     }
 
@@ -112,7 +111,7 @@ pub fn with_precision_alone(
     }
     let wishes = wishes.of(&found.config);
     let load = |prepared: &dyn Prepared| -> Result<Run<'_>, String> {
-        let mut loaded = prepared.load(0).map_err(|error| error.to_string())?;
+        let mut loaded = prepared.load_in(0, 0).map_err(|error| error.to_string())?;
         Ok(Box::new(move |inputs| {
             let mut outputs = Vec::new();
             let mut keep = |_: usize, view: engine::TensorView<'_>| outputs.push(view.to_tensor());
