@@ -10,7 +10,7 @@ use crate::pool::Pool;
 use crate::shares::Partition;
 use crate::streams::CudaGraph;
 use base::{ModelSignature, Precision};
-use engine::{Engine, EngineError, HostMemory, Input, Inputs, Loaded, ModelSource, Prepared, Staged};
+use engine::{Engine, EngineError, HostMemory, Input, Inputs, Loaded, ModelSource, Prepared, Purpose, Staged};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -22,6 +22,9 @@ const PINNED_BYTES: usize = 256 << 20;
 /// How much of a GPU's free memory is for weights where nobody says it: the rest is for workspaces, buffers, and
 /// measuring kernels.
 const WEIGHTS_OF_FREE: f64 = 0.8;
+
+/// What models can be computed in, the fastest first.
+const PRECISIONS: [Precision; 4] = [Precision::Fp16, Precision::Tf32, Precision::Tf32Behind(64), Precision::Fp32];
 
 /// What may be chosen about the engine.
 #[derive(Clone)]
@@ -35,8 +38,6 @@ pub struct CudaOptions {
     pub memory_bytes: Option<u64>,
     /// Pinned host memory into which requests may be received; 0: none.
     pub pinned_bytes: usize,
-    /// What models whose configuration says nothing are computed in.
-    pub precision: Precision,
     /// Where compiled kernels and measurements are kept; `None`: in a temporary folder.
     pub cache: Option<PathBuf>,
     /// Who takes models that can't run on a GPU.
@@ -44,12 +45,11 @@ pub struct CudaOptions {
 }
 
 impl Default for CudaOptions {
-    /// The first GPU, whole. TF32 is the default, as it is for convolutions in PyTorch: 32 bits everywhere but in the
-    /// factors of products, errors of some 1e-3, and several times as fast as full FP32 on everything since 2020.
+    /// The first GPU, whole.
     fn default() -> Self {
         let (gpus, divisions) = (vec![0], vec![vec![1.0]]);
         let (memory_bytes, pinned_bytes) = (None, PINNED_BYTES);
-        Self { gpus, divisions, memory_bytes, pinned_bytes, precision: Precision::Tf32, cache: None, fallback: None }
+        Self { gpus, divisions, memory_bytes, pinned_bytes, cache: None, fallback: None }
     }
 }
 
@@ -69,7 +69,6 @@ pub struct CudaEngine {
     pages: u32,
     /// For all GPUs.
     pool: Option<Pool<Pinned>>,
-    precision: Precision,
     fallback: Option<Arc<dyn Engine>>,
     blobs: Blobs<Pinned>,
     models: Blobs<CudaModel>,
@@ -122,22 +121,9 @@ impl CudaEngine {
         }
         let (devices, executors) = (executors[0].len(), executors.concat());
         let gpu = Gpu::open(first)?;
-        let (precision, fallback) = (options.precision, options.fallback.clone());
+        let fallback = options.fallback.clone();
         let (blobs, models, hashes, division) = Default::default();
-        Ok(Self {
-            executors,
-            devices,
-            division,
-            pages,
-            pool,
-            precision,
-            fallback,
-            blobs,
-            models,
-            hashes,
-            gpu,
-            temporary,
-        })
+        Ok(Self { executors, devices, division, pages, pool, fallback, blobs, models, hashes, gpu, temporary })
     }
 
     /// How many devices the scheduler has: one for each share of each GPU.
@@ -166,14 +152,14 @@ impl CudaEngine {
         format!("cuda:{} ({} of {})", gpu.ordinal(), partition.multiprocessors(), gpu.multiprocessors)
     }
 
-    /// What measurements are valid for: the device, driver and libraries, the share, the default precision.
+    /// What measurements are valid for: the device, driver and libraries, the share.
     pub fn kind(&self) -> String {
         let facts: Vec<String> = self.executors.iter().map(|executor| executor.facts()).collect();
-        format!("cuda, {}, {}", facts.join("; "), self.precision.name())
+        format!("cuda, {}", facts.join("; "))
     }
 
     fn instance(&self, source: &ModelSource) -> Result<Instance, String> {
-        let precision = source.precision.unwrap_or(self.precision);
+        let precision = source.precision.unwrap_or(Precision::Fp32);
         let key = self.hashes.key(source, precision)?;
         let prepare = || CudaModel::prepare(&self.gpu, &self.executors, &self.blobs, source, precision);
         let model = self.models.keep(&key, prepare)?;
@@ -206,7 +192,8 @@ impl Engine for CudaEngine {
     }
 
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
-        match (self.instance(source), &self.fallback) {
+        let fallback = self.fallback.as_ref().filter(|_| source.purpose == Purpose::Service);
+        match (self.instance(source), fallback) {
             (Ok(instance), _) => Ok(Arc::new(instance)),
             (Err(reason), None) => Err(EngineError::bad_model(&source.file, reason)),
             (Err(reason), Some(fallback)) => {
@@ -214,6 +201,10 @@ impl Engine for CudaEngine {
                 fallback.prepare(source)
             }
         }
+    }
+
+    fn precisions(&self) -> &[Precision] {
+        &PRECISIONS
     }
 
     fn divide(&self, division: usize) {
@@ -267,6 +258,10 @@ impl Prepared for Instance {
 
     fn weight_bytes(&self) -> u64 {
         self.model.weight_bytes as u64
+    }
+
+    fn precision(&self) -> Option<Precision> {
+        Some(self.model.precision)
     }
 
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {

@@ -6,7 +6,7 @@ use crate::executor::CudaExecutor;
 use crate::program::{Effort, Program};
 use crate::sizes::{Extent, PreparedSizes, Side, Size, output_extents};
 use base::Precision;
-use engine::{FileHashes, ModelSource};
+use engine::{FileHashes, ModelSource, Purpose};
 use graph::model::Dimension;
 use graph::{Options, Plan};
 use std::sync::Arc;
@@ -28,6 +28,8 @@ pub(crate) struct CudaModel {
     pub(crate) blob: Arc<Pinned>,
     /// How many bytes they are.
     pub(crate) weight_bytes: usize,
+    /// What it is computed in.
+    pub(crate) precision: Precision,
     /// By executor.
     pub(crate) programs: Vec<Programs>,
 }
@@ -66,8 +68,8 @@ impl Hashes {
             .collect();
         others.sort();
         let wishes = format!(
-            "{own} {precision:?} {:?} {:?} {:?} {:?} {others:?}",
-            source.max_batch, source.batch_sizes, source.shapes, source.lengths
+            "{own} {precision} {:?} {:?} {:?} {:?} {:?} {others:?}",
+            source.purpose, source.max_batch, source.batch_sizes, source.shapes, source.lengths
         );
         Ok(wishes.into_bytes())
     }
@@ -101,6 +103,9 @@ impl CudaModel {
             blob[..weights.len()].copy_from_slice(&weights);
             Ok::<_, String>(blob)
         })?;
+        // What is compared is compared on the first device.
+        let executors =
+            if source.purpose == Purpose::Service { executors } else { &executors[..executors.len().min(1)] };
         let (mut done, all, mut said_at) = (0, executors.len() * plans.len(), Instant::now());
         let mut built = || {
             done += 1;
@@ -109,11 +114,14 @@ impl CudaModel {
                 tracing::info!(model = source.name, "choosing kernels: {done} of {all} graphs");
             }
         };
+        let effort = if source.purpose == Purpose::Draft { Effort::least() } else { Effort::default() };
         let programs = executors
             .iter()
-            .map(|executor| programs(executor, &plans, &sizes, &mut built))
+            .map(|executor| programs(executor, &plans, &sizes, effort, &mut built))
             .collect::<Result<_, _>>()?;
-        Ok(Self { sizes, blob, weight_bytes, programs })
+        // One with fewer products than should be exact has all of them exact.
+        let precision = if plans[0].is_exact() { Precision::Fp32 } else { precision };
+        Ok(Self { sizes, blob, weight_bytes, precision, programs })
     }
 }
 
@@ -122,11 +130,12 @@ fn programs(
     executor: &Arc<CudaExecutor>,
     plans: &[Plan],
     sizes: &PreparedSizes,
+    effort: Effort,
     built: &mut impl FnMut(),
 ) -> Result<Programs, String> {
     let mut programs = Programs { list: Vec::new(), executor: Arc::clone(executor) };
     for plan in plans {
-        programs.list.push(executor.build(plan, Effort::default())?);
+        programs.list.push(executor.build(plan, effort)?);
         built();
     }
     let workspace = programs.list.iter().map(Program::workspace_bytes).max().unwrap_or(0);
@@ -181,18 +190,22 @@ impl Preparation {
         } else {
             vec![1]
         };
-        let sizes =
+        let mut sizes: Vec<Size> =
             lengths.iter().flat_map(|&length| batches.iter().map(move |&batch| Size { length, batch })).collect();
+        if source.purpose != Purpose::Service {
+            sizes.truncate(1);
+        }
         Ok(Self { inputs, sizes, batched, fills_up: fills_up && open })
     }
 
     fn plan(&self, file: &graph::OnnxModel, size: Size, precision: Precision) -> Result<Plan, String> {
-        let precision = match precision {
-            Precision::Fp32 => graph::Precision::F32,
-            Precision::Tf32 => graph::Precision::Tf32,
-            Precision::Fp16 => graph::Precision::F16,
+        let (precision, exact_products) = match precision {
+            Precision::Fp32 => (graph::Precision::F32, 0),
+            Precision::Tf32 => (graph::Precision::Tf32, 0),
+            Precision::Tf32Behind(count) => (graph::Precision::Tf32, count as usize),
+            Precision::Fp16 => (graph::Precision::F16, 0),
         };
-        let mut options = Options::new(size.batch, precision);
+        let mut options = Options { exact_products, ..Options::new(size.batch, precision) };
         for (side, input) in self.inputs.iter().zip(file.inputs()) {
             for (axis, (dim, declared)) in side.dims(size).into_iter().zip(&input.dims).enumerate() {
                 if matches!(declared, Dimension::Open(_)) {
@@ -318,6 +331,32 @@ mod tests {
         let unbatched =
             wanted(&file, &ModelSource { max_batch: Some(0), lengths: vec![2], ..ModelSource::default() }).unwrap();
         assert_eq!((unbatched.signature().max_batch, unbatched.prepared), (0, vec![Size { length: 2, batch: 1 }]));
+    }
+
+    #[test]
+    fn what_is_compared_has_the_smallest_size_alone() {
+        let file = model(&[("mask", &["batch", "sequence"])]);
+        for purpose in [Purpose::Trial, Purpose::Draft] {
+            let source =
+                ModelSource { purpose, batch_sizes: vec![2, 4], lengths: vec![16, 32], ..ModelSource::default() };
+            let sizes = wanted(&file, &source).unwrap();
+            assert_eq!((sizes.prepared.clone(), sizes.fills_up), (vec![Size { length: 16, batch: 2 }], true));
+            assert_eq!(sizes.find(Size { length: 9, batch: 1 }), Ok(0), "a shorter row is filled up");
+        }
+    }
+
+    #[test]
+    fn precisions_are_plans() {
+        let file = model(&[("x", &["batch", "3"])]);
+        let wanted = Preparation::new(&file, &ModelSource::default()).unwrap();
+        let plan = |precision| {
+            let plan = wanted.plan(&file, wanted.sizes[0], precision).unwrap();
+            (plan.precision, plan.exact_products)
+        };
+        assert_eq!(plan(Precision::Fp32), (graph::Precision::F32, 0));
+        assert_eq!(plan(Precision::Tf32), (graph::Precision::Tf32, 0));
+        assert_eq!(plan(Precision::Tf32Behind(7)), (graph::Precision::Tf32, 7));
+        assert_eq!(plan(Precision::Fp16), (graph::Precision::F16, 0));
     }
 
     #[test]

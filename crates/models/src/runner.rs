@@ -80,8 +80,7 @@ impl<'a> DeviceRunner<'a> {
             let mut outputs = Vec::new();
             let mut keep = |_: usize, view: TensorView<'_>| {
                 if keeps {
-                    let TensorView { datatype, shape, data } = view;
-                    outputs.push(Tensor { datatype, shape: shape.to_vec(), data: data.to_vec().into() });
+                    outputs.push(view.to_tensor());
                 }
             };
             let start = Instant::now();

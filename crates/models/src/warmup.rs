@@ -1,10 +1,10 @@
 //! Runs a model's warmup samples on every device before it is ready.
 
 use crate::runner::{DeviceRunner, Run as _};
-use crate::samples::{MAX_INPUT_BYTES, by_chance};
+use crate::samples::MAX_INPUT_BYTES;
 use base::{DataType, DeviceId, ModelSignature, element_count};
 use controller::Controller;
-use engine::{Prepared, Tensor};
+use engine::{Prepared, Tensor, by_chance};
 use repository::{FoundModel, WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample};
 use std::path::Path;
 use std::sync::Arc;

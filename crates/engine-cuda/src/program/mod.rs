@@ -93,11 +93,21 @@ pub struct Effort {
     pub proposals: usize,
     /// Whether cuBLASLt is tried.
     pub products: bool,
+    /// Whether steps that nobody measured are measured. Otherwise the first kernel of ours is taken, where there is one:
+    /// that is right, soon there, and slow.
+    pub measures: bool,
 }
 
 impl Default for Effort {
     fn default() -> Self {
-        Self { proposals: 4, products: true }
+        Self { proposals: 4, products: true, measures: true }
+    }
+}
+
+impl Effort {
+    /// For what is computed a few times.
+    pub(crate) fn least() -> Self {
+        Self { measures: false, ..Self::default() }
     }
 }
 
@@ -122,7 +132,7 @@ impl Program {
         for (index, ((wanted, step), kernels)) in wanted.iter().zip(&plan.steps).zip(kernels).enumerate() {
             let own = kernels.own.map(|recipe| Launch::new(toolkit, recipe)).transpose()?;
             let ready = match kernels.library {
-                Some(chosen) => library(toolkit, step, plan.precision, &wanted.signature, &chosen, own)?,
+                Some(chosen) => library(toolkit, step, plan.precision_of(index), &wanted.signature, &chosen, own)?,
                 None => own.map(Ready::Own),
             };
             let unsupported = || CudaError::Unsupported {
@@ -266,9 +276,10 @@ impl StepCandidates {
             .enumerate()
             .map(|(index, step)| {
                 let name = plan.names.get(index).cloned().unwrap_or_default();
-                recipes(step, plan.precision, facts)
+                let precision = plan.precision_of(index);
+                recipes(step, precision, facts)
                     .map(|recipes| Self {
-                        signature: signature(step, plan.precision),
+                        signature: signature(step, precision),
                         recipes,
                         activation: lt::split(step)
                             .and_then(|(product, left)| Some(expression::activation(&product.output, left?))),
@@ -279,9 +290,12 @@ impl StepCandidates {
             .collect()
     }
 
-    /// Whether there is anything to choose.
-    fn is_choice(&self) -> bool {
-        self.libraries || self.recipes.len() > 1
+    /// Whether there is anything to choose, with that much trouble.
+    fn is_choice(&self, effort: Effort) -> bool {
+        match effort.measures {
+            true => self.libraries || self.recipes.len() > 1,
+            false => self.recipes.is_empty(),
+        }
     }
 
     /// Ours, if the chosen one is ours; the only one, if nothing has to be chosen; else a library's.
@@ -333,6 +347,8 @@ fn recipes(step: &Step, precision: Precision, facts: &Facts) -> Result<Vec<Recip
         Step::Fill(step) => vec![expression::fill(step)],
         Step::Resize(step) => vec![window::resize(step)],
         Step::TopK(step) => vec![rows::top_k(step)],
+        Step::Scatter(step) => vec![window::scatter(step)],
+        Step::IntegerConv(step) => window::integer_conv(step),
     })
 }
 
@@ -357,6 +373,9 @@ fn signature(step: &Step, precision: Precision) -> String {
         Step::Gemm(gemm) => {
             let present = (gemm.bias.is_some(), gemm.residual.is_some());
             let _ = write!(text, " {} {:?} {present:?}", gemm.alpha, gemm.activation);
+        }
+        Step::IntegerConv(conv) => {
+            let _ = write!(text, " {:?} groups {}", conv.window, conv.groups);
         }
         Step::Attention(attention) => {
             let _ = write!(text, " {} {}", attention.scale, attention.mask.is_some());
