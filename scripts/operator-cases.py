@@ -1,7 +1,7 @@
 """Writes cases of operators that ONNX's own node tests leave out, with what ONNX Runtime computes for them.
 
-Recurrent layers in all their forms, sums by Einstein's convention, loops, and the fused operators of com.microsoft. The files
-are those of onnx-node-cases.py: NAME.onnx, the model, and NAME.data.onnx with the inputs and outputs.
+Recurrent layers in all their forms, sums by Einstein's convention, loops, the fused operators of com.microsoft, quantised numbers, volumes, what is
+read between pixels or written where inputs say. The files are those of onnx-node-cases.py: NAME.onnx, the model, and NAME.data.onnx with the inputs and outputs.
 
     python scripts/operator-cases.py --out .cache/operator-cases
 """
@@ -17,7 +17,6 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-KINDS = {"float32": TensorProto.FLOAT, "int32": TensorProto.INT32, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
 MICROSOFT = "com.microsoft"
 
 
@@ -41,10 +40,12 @@ class Cases:
 
     def model(self, name, nodes, inputs, outputs, opset=17, types=None):
         types = types or {}
-        info = lambda name, array: helper.make_tensor_value_info(name, KINDS[str(array.dtype)], array.shape)
+        kind = lambda array: helper.np_dtype_to_tensor_dtype(array.dtype)
+        info = lambda name, array: helper.make_tensor_value_info(name, kind(array), array.shape)
         given = [(name, array) for name, array, constant in inputs if not constant]
         constants = [numpy_helper.from_array(array, name) for name, array, constant in inputs if constant]
-        results = [helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None) for name in outputs]
+        typed = lambda name: helper.make_tensor_value_info(name, types[name], None) if name in types else helper.make_empty_tensor_value_info(name)
+        results = [typed(name) for name in outputs]
         graph = helper.make_graph(nodes, name, [info(*pair) for pair in given], results, initializer=constants)
         opsets = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -53,6 +54,8 @@ class Cases:
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         expected = session.run(None, dict(given))
+        for result, array in zip(model.graph.output, expected):
+            result.CopyFrom(helper.make_tensor_value_info(result.name, kind(array), None))
         held = [numpy_helper.from_array(array, f"input{number}") for number, (_, array) in enumerate(given)]
         held += [numpy_helper.from_array(array, f"output{number}") for number, array in enumerate(expected)]
         data = helper.make_model(helper.make_graph([], "data", [], [], initializer=held))
@@ -380,6 +383,111 @@ def attention(cases, batch, length, heads, width):
         cases.node(f"ms_multi_head_{name}", "MultiHeadAttention", inputs, outputs, domain=MICROSOFT, num_heads=heads, **attributes)
 
 
+def arrays(cases, name, operator, inputs, known=(), outputs=1, **attributes):
+    """A node by its inputs alone: those at the positions in `known` are constants."""
+    named = [None if array is None else (f"i{at}", numpy.asarray(array), at in known) for at, array in enumerate(inputs)]
+    cases.node(name, operator, named, [f"o{at}" for at in range(outputs)], **attributes)
+
+
+def whole_numbers(cases):
+    """Scales are such that no result lies near the middle between two numbers."""
+    single, byte, signed = numpy.float32, numpy.uint8, numpy.int8
+    bytes_ = lambda *dims: cases.integers(0, 256, *dims, kind=byte)
+    signs = lambda *dims: cases.integers(-128, 128, *dims, kind=signed)
+    scales = lambda count: (cases.random.random(count) * 0.01).astype(single)
+    summand = lambda count: cases.integers(-2000, 2000, count, kind=numpy.int32)
+    result = [single(0.0195), byte(90)]
+    for name, more, rest in [
+        ("Add", [bytes_(2, 3, 4), single(0.0531), byte(7)], [single(0.0612717), byte(120)]),
+        ("Mul", [bytes_(2, 3, 4), single(0.0531), byte(7)], [single(0.081737), byte(120)]),
+        ("Sigmoid", [], result),
+        ("LeakyRelu", [], result),
+    ]:
+        inputs = [bytes_(2, 3, 4), single(0.0217), byte(100), *more, *rest]
+        known = [at for at in range(1, len(inputs)) if at != 3 or not more]
+        arrays(cases, f"q_{name.lower()}", f"QLinear{name}", inputs, known, domain=MICROSOFT)
+    image = lambda: [bytes_(2, 3, 6, 7), single(0.0217), byte(100), *result]
+    arrays(cases, "q_mean", "QLinearGlobalAveragePool", image(), range(1, 5), domain=MICROSOFT, channels_last=0)
+    for pads in [0, 1]:
+        pool = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 1], "count_include_pad": pads}
+        arrays(cases, f"q_pool_{pads}", "QLinearAveragePool", image(), range(1, 5), domain=MICROSOFT, **pool)
+    parts = [*result, bytes_(2, 3), single(0.0217), byte(100), bytes_(2, 4), single(0.0531), byte(7)]
+    arrays(cases, "q_concat", "QLinearConcat", parts, [0, 1, 3, 4, 6, 7], domain=MICROSOFT, axis=1)
+    left = [bytes_(3, 7), single(0.02), byte(100)]
+    arrays(cases, "q_gemm", "QGemm", [*left, signs(5, 7), single(0.01), signed(0), summand(5), single(0.0517), byte(120)], range(1, 9), domain=MICROSOFT, transB=1)
+    arrays(cases, "q_gemm_floats", "QGemm", [*left, signs(7, 5), scales(5), numpy.zeros(5, signed), summand(5)], range(1, 7), domain=MICROSOFT, alpha=0.5)
+    arrays(cases, "q_dynamic", "DynamicQuantizeMatMul", [cases.floats(2, 3, 8), signs(8, 6), scales(6), signs(6), cases.floats(6)], range(1, 5), domain=MICROSOFT)
+    arrays(cases, "q_to_float", "MatMulIntegerToFloat", [bytes_(2, 3, 8), signs(8, 6), single(0.02), scales(6), byte(99), signs(6), cases.floats(6)], range(1, 7), domain=MICROSOFT)
+    for name, x, w, zeros in [("us", bytes_, signs, [100, 0]), ("uu", bytes_, bytes_, [100, 130]), ("ss", signs, signs, [-5, 0])]:
+        for groups in [1, 3]:
+            image, filters = x(1, 2 * groups, 9, 7), w(4 * groups, 2, 3, 3)
+            x_zero, w_zero = image.dtype.type(zeros[0]), filters.dtype.type(zeros[1])
+            known = [single(0.02), x_zero, filters, single(0.0097), w_zero, single(0.117), image.dtype.type(11), summand(4 * groups)]
+            window = {"pads": [1, 0, 1, 2], "strides": [1, 2], "group": groups}
+            arrays(cases, f"q_conv_{name}_{groups}", "QLinearConv", [image, *known], range(1, 9), **window)
+            arrays(cases, f"q_sums_{name}_{groups}", "ConvInteger", [image, filters, x_zero, w_zero], range(1, 4), **window)
+        arrays(cases, f"q_stacks_{name}", "MatMulInteger", [x(2, 3, 70), w(2, 70, 6), x_zero, w_zero], [2, 3])
+        arrays(cases, f"q_product_{name}", "QLinearMatMul", [x(2, 3, 70), single(0.02), x_zero, w(70, 66), single(0.0097), w_zero, single(0.517), x_zero], range(1, 8))
+    arrays(cases, "q_blocks", "DequantizeLinear", [signs(6, 4), cases.floats(2, 4), signs(2, 4)], range(3), axis=0, block_size=3, opset=21)
+
+
+def pixels(cases):
+    floats = cases.floats
+    for mode, padding, aligned in itertools.product(["linear", "nearest", "cubic"], ["zeros", "border", "reflection"], [0, 1]):
+        grid = (cases.random.random((2, 4, 6, 2)) * 3.4 - 1.7).astype(numpy.float32)
+        how = {"mode": mode, "padding_mode": padding, "align_corners": aligned, "opset": 20}
+        arrays(cases, f"grid_{mode}_{padding}_{aligned}", "GridSample", [floats(2, 3, 5, 7), grid], **how)
+    grid = (cases.random.random((2, 4, 2, 3, 3)) * 3.4 - 1.7).astype(numpy.float32)
+    arrays(cases, "grid_volume", "GridSample", [floats(2, 2, 3, 5, 4), grid], padding_mode="reflection", opset=20)
+    regions = (cases.random.random((5, 4)) * 20 - 2).astype(numpy.float32)
+    regions[:, 2:] += regions[:, :2].clip(0)
+    for mode, coordinates in itertools.product(["avg", "max"], ["half_pixel", "output_half_pixel"]):
+        how = {"mode": mode, "coordinate_transformation_mode": coordinates, "output_height": 3, "output_width": 4, "sampling_ratio": 2, "spatial_scale": 0.5}
+        arrays(cases, f"regions_{mode}_{coordinates}", "RoiAlign", [floats(2, 3, 12, 10), regions, numpy.array([0, 1, 1, 0, 1])], **how)
+    scales = lambda *list_: numpy.array(list_, numpy.float32)
+    for mode, outside in itertools.product(["linear", "cubic"], [0, 1]):
+        how = {"mode": mode, "antialias": 1, "exclude_outside": outside, "opset": 18}
+        arrays(cases, f"resize_smooth_{mode}_{outside}", "Resize", [floats(1, 2, 9, 8), None, scales(1, 1, 0.5, 0.7)], [2], **how)
+    how = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 3.0}
+    arrays(cases, "resize_region", "Resize", [floats(1, 2, 9, 8), scales(0, 0, 0.1, 0.2, 1, 1, 0.8, 1.1), None, numpy.array([1, 2, 5, 6])], [1, 3], **how)
+    for mode in ["linear", "nearest"]:
+        arrays(cases, f"resize_volume_{mode}", "Resize", [floats(1, 2, 4, 5, 6), None, scales(1, 1, 2, 1.5, 0.5)], [2], mode=mode)
+
+
+def windows(cases):
+    floats = cases.floats
+    for groups in [1, 2]:
+        window = {"group": groups, "pads": [1, 0, 1, 0, 1, 2]}
+        arrays(cases, f"volume_conv_{groups}", "Conv", [floats(2, 4, 5, 6, 7), floats(6, 4 // groups, 3, 2, 3), floats(6)], [1, 2], strides=[1, 2, 2], dilations=[1, groups, 1], **window)
+        arrays(cases, f"volume_transposed_{groups}", "ConvTranspose", [floats(2, 4, 3, 4, 5), floats(4, 3, 3, 2, 3), floats(3 * groups)], [1, 2], strides=[1, 2, 2], output_padding=[0, 1, 1], **window)
+    pool = {"kernel_shape": [3, 2, 3], "pads": [1, 0, 1, 1, 1, 0], "strides": [2, 1, 2]}
+    for operator, up in itertools.product(["MaxPool", "AveragePool"], [0, 1]):
+        arrays(cases, f"volume_{operator.lower()}_{up}", operator, [floats(2, 3, 7, 8, 9)], ceil_mode=up, **pool)
+    for power in [1, 2, 3]:
+        arrays(cases, f"norm_pool_{power}", "LpPool", [floats(2, 3, 8, 9)], kernel_shape=[3, 2], pads=[1, 0, 1, 1], strides=[2, 1], p=power, opset=18)
+    for order in [0, 1]:
+        arrays(cases, f"pool_positions_{order}", "MaxPool", [floats(2, 3, 7, 8)], outputs=2, kernel_shape=[3, 2], pads=[1, 0, 1, 1], strides=[2, 1], storage_order=order)
+    arrays(cases, "pool_back", "MaxUnpool", [floats(1, 2, 2, 3), cases.random.permutation(48)[:12].reshape(1, 2, 2, 3)], kernel_shape=[2, 2], strides=[2, 2])
+    arrays(cases, "transform_one_side", "DFT", [floats(2, 9, 5, 1), numpy.array(9), numpy.array(1)], [1, 2], onesided=1, opset=20)
+    arrays(cases, "transform_longer", "DFT", [floats(2, 9, 5, 2), numpy.array(12), numpy.array(1)], [1, 2], opset=20)
+
+
+def positions(cases):
+    floats, integers = cases.floats, cases.integers
+    for reduction in ["add", "max", "min", "mul"]:
+        arrays(cases, f"scatter_{reduction}", "ScatterElements", [floats(4, 5, 6), integers(-5, 5, 3, 4, 6), floats(3, 4, 6)], axis=1, reduction=reduction, opset=18)
+        arrays(cases, f"scatter_nd_{reduction}", "ScatterND", [floats(4, 5, 6), integers(0, 4, 3, 2, 2), floats(3, 2, 6)], reduction=reduction, opset=18)
+    rows = numpy.stack([cases.random.permutation(4)[:3], integers(-5, 5, 3)], 1)
+    for known in [(), (1,)]:
+        arrays(cases, f"scatter_nd_{len(known)}_known", "ScatterND", [floats(4, 5, 6), rows, floats(3, 6)], known)
+    for batch in [1, 2]:
+        arrays(cases, f"gather_nd_{batch}", "GatherND", [floats(2, 3, 4, 5), integers(-3, 3, 2, 3, 2, 3 - batch)], batch_dims=batch)
+    arrays(cases, "backwards", "ReverseSequence", [floats(3, 4, 2), numpy.array([1, 3, 2])], time_axis=1, batch_axis=0)
+    for direction in ["LEFT", "RIGHT"]:
+        wide = integers(0, 2**63 - 1, 3, 4, kind=numpy.uint64) * numpy.uint64(2) + numpy.uint64(1)
+        arrays(cases, f"shift_{direction.lower()}", "BitShift", [wide, integers(0, 64, 3, 4, kind=numpy.uint64)], direction=direction)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, required=True)
@@ -391,8 +499,9 @@ def main():
         return
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
+    onnxruntime.set_default_logger_severity(3)
     cases = Cases(out)
-    for family in [recurrent, einsum, flow, microsoft, quantised]:
+    for family in [recurrent, einsum, flow, microsoft, quantised, whole_numbers, pixels, windows, positions]:
         family(cases)
     stamp.write_text(version)
     print(f"{cases.count} cases of operators by ONNX Runtime {onnxruntime.__version__} in {out}")

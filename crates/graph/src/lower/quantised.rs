@@ -21,6 +21,9 @@ fn range(dtype: DataType) -> Option<(f32, f32)> {
     })
 }
 
+/// Up to so many elements one block of a GPU goes over, for their largest.
+const MOST_AT_ONCE: usize = 1 << 14;
+
 /// Appends `round(x) + zero`, brought into the range, as an integer.
 fn rounded(expression: &mut Expression, x: Register, zero: Option<Register>, (low, high): (f32, f32)) -> Register {
     let float = ValueKind::Float;
@@ -299,11 +302,12 @@ impl Lowering {
         self.dequantise(Quantised { value: x.value, scale, zero }, DataType::Fp32)
     }
 
-    /// The largest or smallest of all. Lines first, and then of these: of many lines many blocks have one each.
+    /// The largest or smallest of all. Of many, lines first, and then of these: one block would take long for all.
     fn extreme(&mut self, kind: ReduceKind, x: ValueId) -> ValueId {
-        let rank = self.graph.dims(x).len();
-        let lines: Vec<_> = (rank.saturating_sub(1).min(2)..rank).collect();
-        let rest: Vec<_> = (0..rank.saturating_sub(1).min(2)).collect();
+        let dims = self.graph.dims(x);
+        let (rank, count) = (dims.len(), dims.iter().product::<usize>());
+        let split = if count > MOST_AT_ONCE { rank.saturating_sub(1).min(2) } else { 0 };
+        let (rest, lines): (Vec<_>, Vec<_>) = ((0..split).collect(), (split..rank).collect());
         let of_lines = self.reduction(kind, x, &lines);
         let of_all = if rest.is_empty() { of_lines } else { self.reduction(kind, of_lines, &rest) };
         self.reshape(of_all, &[])
