@@ -4,6 +4,7 @@ use crate::batch::CudaBatch;
 use crate::blobs::Blobs;
 use crate::driver::{Gpu, Pinned};
 use crate::executor::CudaExecutor;
+use crate::fallback::Fallback;
 use crate::memory::{AddressRange, DeviceMemory, LoadedWeights, PAGE_BYTES};
 use crate::model::{CudaModel, Hashes};
 use crate::pool::Pool;
@@ -40,7 +41,7 @@ pub struct CudaOptions {
     /// Where compiled kernels and measurements are kept; `None`: in a temporary folder.
     pub cache: Option<PathBuf>,
     /// Who takes models that can't run on a GPU.
-    pub fallback: Option<Arc<dyn Engine>>,
+    pub fallback: Fallback,
 }
 
 impl Default for CudaOptions {
@@ -49,7 +50,15 @@ impl Default for CudaOptions {
     fn default() -> Self {
         let (gpus, divisions) = (vec![0], vec![vec![1.0]]);
         let (memory_bytes, pinned_bytes) = (None, PINNED_BYTES);
-        Self { gpus, divisions, memory_bytes, pinned_bytes, precision: Precision::Tf32, cache: None, fallback: None }
+        Self {
+            gpus,
+            divisions,
+            memory_bytes,
+            pinned_bytes,
+            precision: Precision::Tf32,
+            cache: None,
+            fallback: Fallback::Off,
+        }
     }
 }
 
@@ -70,7 +79,7 @@ pub struct CudaEngine {
     /// For all GPUs.
     pool: Option<Pool<Pinned>>,
     precision: Precision,
-    fallback: Option<Arc<dyn Engine>>,
+    fallback: Fallback,
     blobs: Blobs<Pinned>,
     models: Blobs<CudaModel>,
     hashes: Hashes,
@@ -206,13 +215,9 @@ impl Engine for CudaEngine {
     }
 
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
-        match (self.instance(source), &self.fallback) {
-            (Ok(instance), _) => Ok(Arc::new(instance)),
-            (Err(reason), None) => Err(EngineError::bad_model(&source.file, reason)),
-            (Err(reason), Some(fallback)) => {
-                tracing::warn!(model = source.name, "it is computed on the CPU ({}): {reason}", fallback.name());
-                fallback.prepare(source)
-            }
+        match self.instance(source) {
+            Ok(instance) => Ok(Arc::new(instance)),
+            Err(reason) => self.fallback.prepare(source, reason),
         }
     }
 

@@ -10,6 +10,7 @@ mod choices;
 mod driver;
 pub mod engine;
 mod executor;
+pub mod fallback;
 mod fetch;
 mod memory;
 mod model;

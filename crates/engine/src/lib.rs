@@ -105,6 +105,11 @@ pub trait Prepared: Send + Sync {
         self.load(device)
     }
 
+    /// Why the host's cores compute it, on the thread of the device, where the engine's own devices can't.
+    fn not_on_device(&self) -> Option<&str> {
+        None
+    }
+
     /// What inputs are where a request leaves them out, in the order of the inputs; an empty list: none may be left
     /// out.
     fn defaults(&self) -> Vec<Option<Tensor>> {

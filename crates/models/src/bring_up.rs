@@ -82,6 +82,9 @@ impl BringUp {
         warmup::run(&self.controller, &*prepared, found)?;
         let labels = labels(found, &signature)?;
         log_ready(found, &profile, prepared.weight_bytes(), batching.as_deref());
+        if let Some(reason) = prepared.not_on_device() {
+            log_not_on_device(found, &profile, reason);
+        }
         let record = ModelRecord {
             name: found.name.clone(),
             version: found.version,
@@ -184,8 +187,9 @@ impl BringUp {
             content: self.content(found)?,
             engine: self.config.engine.name().to_owned(),
             device: format!(
-                "{}{}{}{}{}{}",
+                "{}{}{}{}{}{}{}",
                 self.config.device_kind,
+                if prepared.not_on_device().is_some() { ", computed on the host" } else { "" },
                 if one_of_several { format!(", {} in division {}", place.1, place.0) } else { String::new() },
                 if memory.is_some() { ", received in its memory" } else { "" },
                 samples.describe(),
@@ -222,6 +226,16 @@ fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64, ba
         profile.batches().iter().map(|entry| format!("{}: {}", entry.batch, entry.median)).collect();
     let (model, version, load, batches) = (&found.name, found.version, profile.load(), medians.join(", "));
     tracing::info!(model, version, %load, weight_bytes, batches, batch_dimension, "ready");
+}
+
+/// What it costs that the host computes a model.
+fn log_not_on_device(found: &FoundModel, profile: &LatencyProfile, reason: &str) {
+    let row = profile.batches().first().map_or(Duration::ZERO, |entry| entry.median);
+    tracing::warn!(
+        model = found.name,
+        version = found.version,
+        "it is computed on the CPU, not on the device: {reason}; a row takes {row} of the host's cores, and the device computes nothing else meanwhile"
+    );
 }
 
 /// The sizes of batches that are executed.

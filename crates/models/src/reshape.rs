@@ -106,6 +106,10 @@ impl Prepared for Reshaped {
         self.inner.takes_any_batch()
     }
 
+    fn not_on_device(&self) -> Option<&str> {
+        self.inner.not_on_device()
+    }
+
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.inner.load(device).map(|inner| self.wrap(inner))
     }

@@ -190,7 +190,7 @@ def lengths(figures):
 
 
 def fallback(figures):
-    return f"Without `--cpu-fallback`: \"{figures['refusal']}\" With it, outputs are {'those' if figures['same'] else '**not those**'} of the CPU alone."
+    return f"With `--cpu-fallback false`: \"{figures['refusal']}\" By default, outputs are {'those' if figures['same'] else '**not those**'} of the CPU alone."
 
 
 # Part by part, in the page's order: its title, what is measured, and how figures become text.

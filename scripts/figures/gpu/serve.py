@@ -391,7 +391,7 @@ def lengths(folder, devices, seconds):
     configure(root, "sentences", "max_batch_size: 8\n" + parameter("batch_sizes", "1,4,8") + parameter("sequence_lengths", "16,32,64,128") + parameter("precision", "fp16"))
     answers = {}
     for where in (devices, "cpu:1"):
-        with Server(root, "--devices", where, "--cache-dir", str(folder / "cache")) as server:
+        with Server(root, "--devices", where, "--cpu-fallback=false", "--cache-dir", str(folder / "cache")) as server:
             say(f"lengths on {where}: ready after {server.start_seconds:.1f} s")
             answers[where] = []
             for length in (1, 4, 15, 16, 17, 31, 40, 64, 100, 128):
@@ -437,13 +437,13 @@ def fallback(folder, devices, seconds):
     save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(target))
     configure(root, "recurrent", "max_batch_size: 4\n" + parameter("batch_sizes", "1,4"))
     try:
-        with Server(root, "--devices", devices, "--cache-dir", str(folder / "cache")):
+        with Server(root, "--devices", devices, "--cpu-fallback=false", "--cache-dir", str(folder / "cache")):
             refusal = "a GRU is served on the GPU"
     except Exception as error:
         refusal = str(error)
     say(f"fallback, not allowed: {refusal}")
     answers = []
-    for options in (["--devices", devices, "--cpu-fallback"], ["--devices", "cpu:1"]):
+    for options in (["--devices", devices], ["--devices", "cpu:1"]):
         with Server(root, *options, "--cache-dir", str(folder / "cache")) as server:
             answers.append(ask(server.http, "recurrent", [("input", "FP32", [index / 8 for index in range(size)])]))
     # Equal sentences are no equal outputs.
