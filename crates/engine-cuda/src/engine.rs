@@ -6,9 +6,12 @@ use crate::driver::{Gpu, Pinned};
 use crate::executor::CudaExecutor;
 use crate::fallback::Fallback;
 use crate::memory::{AddressRange, DeviceMemory, LoadedWeights, PAGE_BYTES};
-use crate::model::{CudaModel, Hashes};
+use crate::model::{CudaModel, Hashes, Programs};
+use crate::open::{MOST_SHAPES, OpenModel, ShapePreparer};
 use crate::pool::Pool;
 use crate::shares::Partition;
+use crate::sizes::{Form, Size};
+use crate::standby::Standby;
 use crate::streams::CudaGraph;
 use base::{ModelSignature, Precision};
 use engine::{Engine, EngineError, HostMemory, Input, Inputs, Loaded, ModelSource, Prepared, Staged};
@@ -83,6 +86,7 @@ pub struct CudaEngine {
     blobs: Blobs<Pinned>,
     models: Blobs<CudaModel>,
     hashes: Hashes,
+    preparer: ShapePreparer,
     gpu: Arc<Gpu>,
     #[allow(dead_code, reason = "held so that it is removed at the end")]
     temporary: Option<tempfile::TempDir>,
@@ -133,6 +137,7 @@ impl CudaEngine {
         let gpu = Gpu::open(first)?;
         let (precision, fallback) = (options.precision, options.fallback.clone());
         let (blobs, models, hashes, division) = Default::default();
+        let preparer = ShapePreparer::start()?;
         Ok(Self {
             executors,
             devices,
@@ -144,6 +149,7 @@ impl CudaEngine {
             blobs,
             models,
             hashes,
+            preparer,
             gpu,
             temporary,
         })
@@ -188,7 +194,7 @@ impl CudaEngine {
         let model = self.models.keep(&key, prepare)?;
         let mut sites: Vec<(Arc<DeviceMemory>, Arc<Site>)> = Vec::new();
         let mut devices = Vec::new();
-        for (executor, programs) in self.executors.iter().zip(&model.programs) {
+        for (position, executor) in self.executors.iter().enumerate() {
             let known = sites.iter().find(|(memory, _)| Arc::ptr_eq(memory, executor.memory()));
             let site = match known {
                 Some((_, site)) => Arc::clone(site),
@@ -198,14 +204,16 @@ impl CudaEngine {
                     site
                 }
             };
-            let record = |(program, size)| executor.record(program, &model.sizes.layout(size), site.place.address());
-            let sizes = model.sizes.prepared.iter().copied();
-            let graphs = programs.list.iter().zip(sizes).map(record).collect::<Result<_, _>>()?;
-            devices.push(OnDevice { graphs, site, executor: Arc::clone(executor) });
+            devices.push(Arc::new(OnDevice::new(executor, site, &model, position)?));
         }
-        let (count, division) = (self.devices, Arc::clone(&self.division));
-        let devices = devices.into_iter().map(Arc::new).collect();
-        Ok(Instance { signature: model.sizes.signature(), devices, count, division, model })
+        let (count, division, signature) = (self.devices, Arc::clone(&self.division), model.sizes.signature());
+        let open = (model.sizes.open > 0).then(|| {
+            let most = source.shapes_at_most.map_or(MOST_SHAPES, |most| most as usize);
+            let standby = |engine| Standby::new(engine, source, &signature, count);
+            let standby = self.fallback.engine().map(standby);
+            OpenModel::new(&source.name, most, standby, (&model, &devices), self.preparer.jobs())
+        });
+        Ok(Instance { signature, devices, count, division, open, model })
     }
 }
 
@@ -246,11 +254,56 @@ impl Site {
 
 /// A model on one device.
 pub(crate) struct OnDevice {
-    // The order is that of dropping: graphs before the addresses that they name.
-    /// By prepared size.
-    pub(crate) graphs: Vec<CudaGraph>,
+    /// By size, those of the start.
+    graphs: Vec<Arc<SizedGraph>>,
     site: Arc<Site>,
-    executor: Arc<CudaExecutor>,
+    pub(crate) executor: Arc<CudaExecutor>,
+    /// Among the engine's executors.
+    position: usize,
+}
+
+impl OnDevice {
+    fn new(
+        executor: &Arc<CudaExecutor>,
+        site: Arc<Site>,
+        model: &Arc<CudaModel>,
+        position: usize,
+    ) -> Result<Self, String> {
+        let mut on = Self { graphs: Vec::new(), site, executor: Arc::clone(executor), position };
+        for (program, form) in model.programs[position].list.iter().zip(&model.sizes.prepared) {
+            let graph = executor.record(program, &form.layout, on.site.place.address())?;
+            let (form, site, programs) =
+                (Arc::clone(form), Arc::clone(&on.site), GraphPrograms::OfModel(Arc::clone(model)));
+            on.graphs.push(Arc::new(SizedGraph { graph, form, programs, site }));
+        }
+        Ok(on)
+    }
+
+    /// A graph of one more size, which has its program to itself.
+    pub(crate) fn record_own(&self, form: &Arc<Form>, programs: Programs) -> Result<Arc<SizedGraph>, String> {
+        let program = programs.list.first().ok_or("there is no program for this size")?;
+        let graph = self.executor.record(program, &form.layout, self.site.place.address())?;
+        let (form, site, programs) = (Arc::clone(form), Arc::clone(&self.site), GraphPrograms::Own(programs));
+        Ok(Arc::new(SizedGraph { graph, form, programs, site }))
+    }
+}
+
+/// A model on one device in one size.
+pub(crate) struct SizedGraph {
+    // The order is that of dropping: the graph before what it is made of and the addresses that it names.
+    pub(crate) graph: CudaGraph,
+    pub(crate) form: Arc<Form>,
+    #[allow(dead_code, reason = "held while there is the graph")]
+    programs: GraphPrograms,
+    #[allow(dead_code, reason = "held while there is the graph")]
+    site: Arc<Site>,
+}
+
+/// Whose program a graph is made of.
+#[allow(dead_code, reason = "held while there is the graph")]
+enum GraphPrograms {
+    OfModel(Arc<CudaModel>),
+    Own(Programs),
 }
 
 /// A model of that name and content: its own addresses and graphs, everything else shared with its likes.
@@ -261,7 +314,8 @@ struct Instance {
     /// In each division.
     count: usize,
     division: Arc<AtomicUsize>,
-    // Behind the graphs, which are made of its programs.
+    /// Where inputs leave dimensions open.
+    open: Option<Arc<OpenModel>>,
     model: Arc<CudaModel>,
 }
 
@@ -280,6 +334,15 @@ impl Prepared for Instance {
 
     fn load_in(&self, division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.load_onto(device, self.devices.get(division * self.count + device as usize).into_iter())
+    }
+
+    fn expect(&self, shapes: &[&[i64]]) {
+        let sizes = &self.model.sizes;
+        if let (Some(open), Ok(own)) = (&self.open, sizes.of(shapes))
+            && sizes.find(own).is_none()
+        {
+            open.expect(own);
+        }
     }
 }
 
@@ -307,8 +370,8 @@ impl Instance {
         };
         *resident = Arc::downgrade(&weights);
         drop(resident);
-        let (division, model) = (Arc::clone(&self.division), Arc::clone(&self.model));
-        Ok(Box::new(CudaLoaded { weights: Some(weights), shares, division, model }))
+        let (division, model, open) = (Arc::clone(&self.division), Arc::clone(&self.model), self.open.clone());
+        Ok(Box::new(CudaLoaded { weights: Some(weights), shares, division, count, open, model }))
     }
 }
 
@@ -318,34 +381,35 @@ struct CudaLoaded {
     /// Where its batches are computed: by division, or one.
     shares: Vec<Arc<OnDevice>>,
     division: Arc<AtomicUsize>,
+    /// Of devices.
+    count: usize,
+    open: Option<Arc<OpenModel>>,
     model: Arc<CudaModel>,
 }
 
 impl CudaLoaded {
-    /// Lets a batch set out.
-    fn set_out(&self, inputs: Vec<Input>) -> Result<CudaBatch, String> {
+    /// Where batches run in the division that is in force.
+    fn on(&self) -> &OnDevice {
+        self.shares.get(self.division.load(Ordering::Acquire)).unwrap_or(&self.shares[0])
+    }
+
+    /// The graph in which a batch of that size runs; otherwise why there is none.
+    fn graph(&self, on: &OnDevice, own: Size) -> Result<Arc<SizedGraph>, String> {
         let sizes = &self.model.sizes;
-        let shapes: Vec<&[i64]> = inputs.iter().map(|input| &input.shape[..]).collect();
-        let own = sizes.of(&shapes)?;
-        for (side, view) in sizes.inputs.iter().zip(&inputs) {
-            if side.datatype != view.datatype {
-                return Err(format!("input {} is {}, expected {}", side.name, view.datatype, side.datatype));
-            }
-            let (bytes, found) = (side.bytes(own), view.bytes());
-            if bytes != found {
-                return Err(format!(
-                    "input {} has {found} bytes, but its shape {:?} takes {bytes}",
-                    side.name, view.shape
-                ));
-            }
+        match (sizes.find(own), &self.open) {
+            (Some(which), _) => Ok(Arc::clone(&on.graphs[which])),
+            (None, Some(open)) => open.find(own, on.position),
+            (None, None) => Err(sizes.refusal(own)),
         }
-        let which = sizes.find(own)?;
+    }
+
+    /// Lets a batch set out.
+    fn set_out(&self, on: &OnDevice, inputs: Vec<Input>, sized: (Arc<SizedGraph>, Size)) -> Result<CudaBatch, String> {
         let weights = Arc::clone(self.weights.as_ref().expect("P6: weights are there until they are dropped"));
         let pieces: Vec<Vec<&[u8]>> =
             inputs.iter().map(|input| input.pieces.iter().map(|piece| &piece[..]).collect()).collect();
-        let on = self.shares.get(self.division.load(Ordering::Acquire)).unwrap_or(&self.shares[0]);
-        // SAFETY: the batch holds the inputs, and bytes never move; the position is that of the size.
-        let mut batch = unsafe { CudaBatch::stage((&on.executor, &self.model, on), weights, (which, own), &pieces)? };
+        // SAFETY: the batch holds the inputs, and bytes never move; they were checked, and the graph was found for them.
+        let mut batch = unsafe { CudaBatch::stage(&on.executor, weights, sized, &pieces)? };
         batch.hold(inputs);
         Ok(batch)
     }
@@ -357,7 +421,13 @@ impl Loaded for CudaLoaded {
     }
 
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
-        Ok(Box::new(self.set_out(inputs.in_pieces()?).map_err(EngineError::Execute)?))
+        let (on, pieces) = (self.on(), inputs.in_pieces()?);
+        let own = self.model.sizes.check(&pieces).map_err(EngineError::Execute)?;
+        match (self.graph(on, own), &self.open) {
+            (Ok(graph), _) => Ok(Box::new(self.set_out(on, pieces, (graph, own)).map_err(EngineError::Execute)?)),
+            (Err(reason), Some(open)) => open.stand_in(on.position % self.count, inputs, reason),
+            (Err(reason), None) => Err(EngineError::Execute(reason)),
+        }
     }
 }
 

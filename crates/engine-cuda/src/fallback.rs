@@ -67,6 +67,10 @@ impl Prepared for OnHost {
         self.inner.load_in(division, device)
     }
 
+    fn expect(&self, shapes: &[&[i64]]) {
+        self.inner.expect(shapes);
+    }
+
     fn defaults(&self) -> Vec<Option<Tensor>> {
         self.inner.defaults()
     }

@@ -67,6 +67,12 @@ pub struct ModelSource {
     pub shapes: BTreeMap<String, Vec<i64>>,
     /// For engines that prepare each shape: what dimensions that are still open will be. Empty leaves it to the engine.
     pub lengths: Vec<u32>,
+    /// For engines that prepare each shape: dimensions of inputs that requests may have, without the batch. What the
+    /// configuration measures or warms the model up with.
+    pub examples: Vec<BTreeMap<String, Vec<i64>>>,
+    /// For engines that prepare each shape: how many are kept at a time of those that requests bring. `None` leaves it
+    /// to the engine.
+    pub shapes_at_most: Option<u32>,
     /// For engines that have a choice: what floats are computed in.
     pub precision: Option<Precision>,
     /// For engines that don't compute: what to pretend.
@@ -95,6 +101,10 @@ pub trait Prepared: Send + Sync {
     fn takes_any_batch(&self) -> bool {
         false
     }
+
+    /// Tells that inputs of these shapes will be run, so that an engine that prepares each shape computes them as it
+    /// later will. Takes its time; nothing that is served waits for it.
+    fn expect(&self, _shapes: &[&[i64]]) {}
 
     /// Copies the weights onto a device. Blocks until they are there, unless [`Loaded::there_at`] says when they will
     /// be.

@@ -64,7 +64,7 @@ impl BringUp {
         let kinds = self.controller.one_of_each_kind();
         let (division, device) = *kinds.first().ok_or("there is no device")?;
         let loaded = prepared.load_in(division, device.0).map_err(|error| error.to_string())?;
-        let mut runner = DeviceRunner::new(&self.controller, device, loaded);
+        let mut runner = DeviceRunner::new(&self.controller, device, prepared, loaded);
         let signature = with_batch(own, &found.config);
         rows::compare(&mut runner, &signature, samples).map(Some)
     }

@@ -265,9 +265,21 @@ pub fn model_source(found: &FoundModel, cache: Option<PathBuf>) -> Result<ModelS
         batch_sizes: config.batch_sizes(config.max_batch.unwrap_or(u32::MAX)),
         shapes: own_shapes(config),
         lengths: config.lengths.clone(),
+        examples: examples(config),
+        shapes_at_most: config.max_shapes,
         precision: config.precision,
         emulated: emulated.map(|profile| Emulation { profile, weight_bytes }),
     })
+}
+
+/// What the configuration runs a model with before it is ready: as many dimensions as it says.
+fn examples(config: &ModelConfig) -> Vec<BTreeMap<String, Vec<i64>>> {
+    let given = config.profile_inputs.iter().filter_map(|(name, input)| Some((name.clone(), input.dims.clone()?)));
+    let given: BTreeMap<_, _> = given.collect();
+    let warmup = config.warmup.iter().map(|sample| {
+        sample.inputs.iter().map(|(name, input)| (name.clone(), input.dims.clone())).collect::<BTreeMap<_, _>>()
+    });
+    Some(given).filter(|given| !given.is_empty()).into_iter().chain(warmup).collect()
 }
 
 /// What measurements depend on besides the model: the shapes that the configuration narrows.

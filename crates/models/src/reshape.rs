@@ -106,6 +106,12 @@ impl Prepared for Reshaped {
         self.inner.takes_any_batch()
     }
 
+    fn expect(&self, shapes: &[&[i64]]) {
+        let inward = shapes.iter().enumerate().map(|(position, shape)| self.maps.inward(position, shape));
+        let inward: Vec<Vec<i64>> = inward.collect();
+        self.inner.expect(&inward.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    }
+
     fn not_on_device(&self) -> Option<&str> {
         self.inner.not_on_device()
     }

@@ -2,7 +2,7 @@
 
 use base::{DeviceId, Duration};
 use controller::Controller;
-use engine::{Loaded, Tensor, TensorView};
+use engine::{Loaded, Prepared, Tensor, TensorView};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
@@ -47,10 +47,16 @@ impl Run for DeviceRunner<'_> {
     }
 }
 
+/// Tells a model which inputs it will be run with.
+pub(crate) fn expect(prepared: &dyn Prepared, inputs: &[Tensor]) {
+    prepared.expect(&inputs.iter().map(|input| &input.shape[..]).collect::<Vec<_>>());
+}
+
 /// Runs one model on a device, between whatever it has to do besides.
 pub(crate) struct DeviceRunner<'a> {
     controller: &'a Controller,
     device: DeviceId,
+    prepared: &'a dyn Prepared,
     /// With the executor while a run is under way.
     loaded: Option<Box<dyn Loaded>>,
     /// What the next run is expected to take: what the last one took.
@@ -58,8 +64,13 @@ pub(crate) struct DeviceRunner<'a> {
 }
 
 impl<'a> DeviceRunner<'a> {
-    pub(crate) fn new(controller: &'a Controller, device: DeviceId, loaded: Box<dyn Loaded>) -> Self {
-        Self { controller, device, loaded: Some(loaded), expected: FIRST_GUESS }
+    pub(crate) fn new(
+        controller: &'a Controller,
+        device: DeviceId,
+        prepared: &'a dyn Prepared,
+        loaded: Box<dyn Loaded>,
+    ) -> Self {
+        Self { controller, device, prepared, loaded: Some(loaded), expected: FIRST_GUESS }
     }
 
     /// One run for the sake of the outputs.
@@ -73,6 +84,8 @@ impl<'a> DeviceRunner<'a> {
             let reason = "the model could not be run: the engine panicked, or the server is going down";
             RunError::Gone(reason.into())
         };
+        // Before the device is borrowed: others have it meanwhile.
+        expect(self.prepared, inputs);
         let mut loaded = self.loaded.take().ok_or_else(gone)?;
         let inputs = Arc::clone(inputs);
         let (sender, receiver) = mpsc::channel();

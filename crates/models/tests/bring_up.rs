@@ -38,13 +38,16 @@ struct Net {
     guess: bool,
     signature: ModelSignature,
     runs: Arc<Mutex<Vec<i64>>>,
+    /// The rows that it was told of.
+    expected: Arc<Mutex<BTreeSet<i64>>>,
 }
 
 impl Net {
     fn new(rows: Rows, guess: bool) -> Self {
         let spec = |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, dims: vec![-1, 3] };
         let signature = ModelSignature { inputs: vec![spec("x")], outputs: vec![spec("y")], max_batch: 0 };
-        Self { rows, guess, signature, runs: Arc::default() }
+        let (runs, expected) = Default::default();
+        Self { rows, guess, signature, runs, expected }
     }
 
     /// The rows of all runs since this was asked last.
@@ -74,6 +77,9 @@ impl Prepared for Net {
     fn takes_any_batch(&self) -> bool {
         true
     }
+    fn expect(&self, shapes: &[&[i64]]) {
+        self.expected.lock().unwrap().insert(shapes[0][0]);
+    }
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         Ok(at_once(OnDevice { net: self.clone(), output: None }))
     }
@@ -89,6 +95,7 @@ impl AtOnce for OnDevice {
         let TensorView { datatype, shape, data } = inputs[0];
         let mut runs = self.net.runs.lock().unwrap();
         runs.push(shape[0]);
+        assert!(self.net.expected.lock().unwrap().contains(&shape[0]), "an engine that prepares shapes is told first");
         match self.net.rows {
             Rows::Single if shape[0] != 1 => return Err(EngineError::Execute("only one row".into())),
             Rows::Picky => return Err(EngineError::Execute("not these".into())),

@@ -22,6 +22,7 @@ const SEQUENCE_LENGTHS: &str = "sequence_lengths";
 const PRECISION: &str = "precision";
 const PADDING: &str = "padding";
 const MAX_ELEMENTS: &str = "max_elements";
+const MAX_SHAPES: &str = "max_shapes";
 const FAIR_WEIGHT: &str = "fair_weight";
 const FAIR_FLOOR: &str = "fair_floor";
 
@@ -74,6 +75,7 @@ fn read_one(name: &str, text: &str, config: &mut ModelConfig) -> Result<bool, St
         FAIR_FLOOR => config.fair_floor = Some(part(name, text)?),
         PADDING => config.padding = padding(text)?,
         MAX_ELEMENTS => config.max_elements = Some(count(name, text)?),
+        MAX_SHAPES => config.max_shapes = Some(u32::try_from(count(name, text)?).unwrap_or(u32::MAX)),
         "" => {
             let example = r#"parameters { key: "NAME" value { string_value: "VALUE" } }"#;
             return Err(format!("this parameter has no key: write {example}"));

@@ -93,11 +93,19 @@ pub struct Effort {
     pub proposals: usize,
     /// Whether cuBLASLt is tried.
     pub products: bool,
+    /// Whether kernels of ours are measured. Otherwise the first that computes a step is taken, but for steps that only
+    /// libraries compute.
+    pub measures: bool,
+}
+
+impl Effort {
+    /// Hardly any: what a device that others use can bear.
+    pub const BY_RULE: Self = Self { proposals: 1, products: true, measures: false };
 }
 
 impl Default for Effort {
     fn default() -> Self {
-        Self { proposals: 4, products: true }
+        Self { proposals: 4, products: true, measures: true }
     }
 }
 

@@ -50,6 +50,7 @@ pub(crate) fn run(args: &ExecArgs) -> anyhow::Result<Value> {
     let effort = Effort {
         proposals: args.proposals.trim_end_matches('-').parse().context("proposals")?,
         products: !args.proposals.ends_with('-'),
+        ..Effort::default()
     };
     let gpu = Gpu::open(0).map_err(anyhow::Error::msg)?;
     gpu.enter()?;

@@ -62,7 +62,7 @@ pub(crate) fn run(args: &KernelsArgs) -> anyhow::Result<Value> {
         let inputs: Vec<Vec<u8>> = plan.inputs.iter().zip(1..).map(input).collect();
         let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
         let mut trials: BTreeMap<usize, Vec<Trial>> = BTreeMap::new();
-        let effort = Effort { proposals: 4, products: true };
+        let effort = Effort::default();
         let untouched = survey(&toolkit, &plan, effort, stream.raw(), &inputs, |trial| {
             trials.entry(trial.step).or_default().push(trial);
         })?;
