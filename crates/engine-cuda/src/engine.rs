@@ -229,6 +229,10 @@ impl Engine for CudaEngine {
         }
     }
 
+    fn reference(&self) -> Option<Arc<dyn Engine>> {
+        self.fallback.engine().cloned()
+    }
+
     fn divide(&self, division: usize) {
         self.division.store(division, Ordering::Release);
     }

@@ -292,7 +292,7 @@ impl Preparation {
             .collect();
         let first = batches.first().copied().unwrap_or(1);
         let given = source.examples.iter().filter_map(|example| example_size(&inputs, example, first, batched));
-        let examples = given.chain(TRIED.iter().map(|&value| Size::alike(first, open, value))).collect();
+        let examples = given.chain(tried(&inputs, first, open)).collect();
         Ok(Self { inputs, sizes, examples, batches, batched, open, fills })
     }
 
@@ -384,21 +384,14 @@ impl Preparation {
         precision: Precision,
     ) -> Result<Vec<(Size, Plan)>, String> {
         let one_value = sizes.iter().all(|size| size.open == sizes[0].open);
-        if self.fills.contains(&true) {
-            let which = if self.open > 1 || one_value { 0..self.open } else { 0..0 };
-            let doubled = which.map(|which| {
-                let mut size = sizes[0];
-                size.open[which] *= 2;
-                Ok((size, self.plan(file, size, precision)?))
-            });
-            return doubled.collect();
-        }
-        if self.open == 0 || !one_value {
-            return Ok(Vec::new());
-        }
-        let others = self.examples.iter().filter(|size| size.open != sizes[0].open);
-        let mut plans = others.filter_map(|size| Some((*size, self.plan(file, *size, precision).ok()?)));
-        Ok(plans.next().into_iter().collect())
+        let fills_up = self.fills.contains(&true);
+        let which = if one_value || (fills_up && self.open > 1) { 0..self.open } else { 0..0 };
+        let doubled = which.map(|which| {
+            let mut size = sizes[0];
+            size.open[which] *= 2;
+            self.plan(file, size, precision).map(|plan| (size, plan))
+        });
+        if fills_up { doubled.collect() } else { Ok(doubled.flatten().collect()) }
     }
 
     /// The model in one size.
@@ -407,6 +400,26 @@ impl Preparation {
         let outputs = general.map_or_else(|| plan.outputs.iter().map(exact).collect(), Arc::clone);
         Form::new(size, Arc::clone(&self.inputs), outputs)
     }
+}
+
+/// What open dimensions of these inputs are tried with. Those that stand first are 1: they may be rows, and make what
+/// an execution takes grow like rows. At last, all are alike.
+fn tried(inputs: &[Side], batch: usize, open: usize) -> Vec<Size> {
+    let mut is_first = [false; MAX_OPEN];
+    for side in inputs.iter().filter(|side| side.extents.len() > 1) {
+        if let Extent::Open(which) = side.extents[0] {
+            is_first[which] = true;
+        }
+    }
+    let alike = TRIED.iter().map(|&value| Size::alike(batch, open, value));
+    let one_row = alike.clone().map(|mut size| {
+        size.open.iter_mut().zip(is_first).filter(|(_, is_first)| *is_first).for_each(|(value, _)| *value = 1);
+        size
+    });
+    let mut sizes: Vec<Size> = one_row.chain(alike).collect();
+    let mut seen = std::collections::BTreeSet::new();
+    sizes.retain(|size| seen.insert(*size));
+    sizes
 }
 
 fn side(port: &graph::plan::Port, extents: Vec<Extent>) -> Side {
@@ -554,6 +567,10 @@ mod tests {
         assert_eq!(sizes.signature().outputs[0].dims, [-1, 3, -1, -1]);
         assert_eq!(sizes.of(&[&[2, 3, 8, 9], &[2, 8]]).unwrap().open[..2], [8, 9]);
         assert!(sizes.of(&[&[2, 3, 8, 9], &[2, 9]]).is_err());
+        // Without a batch, what stands first is one row to begin with.
+        let unbatched = wanted(&file, &ModelSource { max_batch: Some(0), ..ModelSource::default() }).unwrap();
+        assert_eq!(prepared(&unbatched), [(1, &[1, 16, 16][..])]);
+        assert_eq!(unbatched.signature().outputs[0].dims, [-1, 3, -1, -1]);
         // Those without a name are what they are.
         let unnamed = wanted(&model(&[("x", &["batch", "", ""])]), &ModelSource::default()).unwrap();
         assert_eq!(unnamed.inputs[0].extents, [Extent::Batch, open(0), open(1)]);

@@ -39,6 +39,12 @@ pub trait Engine: Send + Sync {
     /// memory and in the cache folder.
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError>;
 
+    /// An engine that computes the same models on the host, in any shape, where this one prepares each: what only runs of
+    /// a model show is found out there.
+    fn reference(&self) -> Option<Arc<dyn Engine>> {
+        None
+    }
+
     /// Switches to another prepared division of the GPU; an engine starts with the first. Running batches finish in the
     /// old shares, later ones run in the new shares, and weights stay where they are: it takes no time.
     fn divide(&self, _division: usize) {}

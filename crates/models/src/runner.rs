@@ -41,6 +41,34 @@ pub(crate) trait Run {
     fn once(&mut self, inputs: &Arc<[Tensor]>) -> Result<RunTimes, RunError>;
 }
 
+/// Something that computes outputs for their own sake.
+pub(crate) trait Compute {
+    /// One run.
+    fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError>;
+}
+
+impl Compute for DeviceRunner<'_> {
+    fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError> {
+        self.run(inputs, true).map(|(_, outputs)| outputs)
+    }
+}
+
+/// A model that the thread that asks computes, on no device.
+pub(crate) struct HostRunner(pub(crate) Box<dyn Loaded>);
+
+impl Compute for HostRunner {
+    fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError> {
+        let mut outputs = Vec::new();
+        let outcome = engine::execute(&mut *self.0, &mut &**inputs, &mut |_, view| outputs.push(kept(view)));
+        outcome.map(|_| outputs).map_err(|error| RunError::Refused(error.to_string()))
+    }
+}
+
+fn kept(view: TensorView<'_>) -> Tensor {
+    let TensorView { datatype, shape, data } = view;
+    Tensor { datatype, shape: shape.to_vec(), data: data.to_vec().into() }
+}
+
 impl Run for DeviceRunner<'_> {
     fn once(&mut self, inputs: &Arc<[Tensor]>) -> Result<RunTimes, RunError> {
         self.run(inputs, false).map(|(times, _)| times)
@@ -73,11 +101,6 @@ impl<'a> DeviceRunner<'a> {
         Self { controller, device, prepared, loaded: Some(loaded), expected: FIRST_GUESS }
     }
 
-    /// One run for the sake of the outputs.
-    pub(crate) fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError> {
-        self.run(inputs, true).map(|(_, outputs)| outputs)
-    }
-
     /// On the device's EXEC thread, between whatever it has to do besides.
     fn run(&mut self, inputs: &Arc<[Tensor]>, keeps: bool) -> Result<(RunTimes, Vec<Tensor>), RunError> {
         let gone = || {
@@ -93,8 +116,7 @@ impl<'a> DeviceRunner<'a> {
             let mut outputs = Vec::new();
             let mut keep = |_: usize, view: TensorView<'_>| {
                 if keeps {
-                    let TensorView { datatype, shape, data } = view;
-                    outputs.push(Tensor { datatype, shape: shape.to_vec(), data: data.to_vec().into() });
+                    outputs.push(kept(view));
                 }
             };
             let start = Instant::now();
