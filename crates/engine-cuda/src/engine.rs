@@ -7,7 +7,8 @@ use crate::executor::CudaExecutor;
 use crate::fallback::Fallback;
 use crate::memory::{AddressRange, DeviceMemory, LoadedWeights, PAGE_BYTES};
 use crate::model::{CudaModel, Hashes, Programs};
-use crate::open::{MOST_SHAPES, OpenModel, ShapePreparer};
+use crate::open::{Found, MOST_SHAPES, OpenModel, ShapePreparer};
+use crate::parts::BatchInParts;
 use crate::pool::Pool;
 use crate::shares::Partition;
 use crate::sizes::{Form, Size};
@@ -340,6 +341,10 @@ impl Prepared for Instance {
         self.load_onto(device, self.devices.get(division * self.count + device as usize).into_iter())
     }
 
+    fn guesses_shapes(&self) -> bool {
+        self.model.guessed
+    }
+
     fn expect(&self, shapes: &[&[i64]]) {
         let sizes = &self.model.sizes;
         if let (Some(open), Ok(own)) = (&self.open, sizes.of(shapes))
@@ -397,26 +402,38 @@ impl CudaLoaded {
         self.shares.get(self.division.load(Ordering::Acquire)).unwrap_or(&self.shares[0])
     }
 
-    /// The graph in which a batch of that size runs; otherwise why there is none.
-    fn graph(&self, on: &OnDevice, own: Size) -> Result<Arc<SizedGraph>, String> {
+    /// The graph in which a batch of that size, or some of its rows, runs; and why there is none where there is none.
+    fn find(&self, on: &OnDevice, own: Size) -> (Found<SizedGraph>, String) {
         let sizes = &self.model.sizes;
-        match (sizes.find(own), &self.open) {
-            (Some(which), _) => Ok(Arc::clone(&on.graphs[which])),
-            (None, Some(open)) => open.find(own, on.position),
-            (None, None) => Err(sizes.refusal(own)),
+        let of_the_start = |which: usize| Arc::clone(&on.graphs[which]);
+        if let Some(which) = sizes.find(own) {
+            return (Found::Ready(of_the_start(which)), String::new());
+        }
+        let Some(open) = &self.open else { return (Found::Nothing, sizes.refusal(own)) };
+        match (open.find(own, on.position), sizes.find_fewer(own)) {
+            ((Found::Nothing, reason), Some(which)) => (Found::Fewer(of_the_start(which)), reason),
+            (found, _) => found,
         }
     }
 
-    /// Lets a batch set out.
-    fn set_out(&self, on: &OnDevice, inputs: Vec<Input>, sized: (Arc<SizedGraph>, Size)) -> Result<CudaBatch, String> {
-        let weights = Arc::clone(self.weights.as_ref().expect("P6: weights are there until they are dropped"));
-        let pieces: Vec<Vec<&[u8]>> =
-            inputs.iter().map(|input| input.pieces.iter().map(|piece| &piece[..]).collect()).collect();
-        // SAFETY: the batch holds the inputs, and bytes never move; they were checked, and the graph was found for them.
-        let mut batch = unsafe { CudaBatch::stage(&on.executor, weights, sized, &pieces)? };
-        batch.hold(inputs);
-        Ok(batch)
+    fn weights(&self) -> Arc<LoadedWeights> {
+        Arc::clone(self.weights.as_ref().expect("P6: weights are there until they are dropped"))
     }
+}
+
+/// Lets a batch set out that was checked, in a graph that was found for it.
+pub(crate) fn set_out(
+    executor: &Arc<CudaExecutor>,
+    weights: Arc<LoadedWeights>,
+    sized: (Arc<SizedGraph>, Size),
+    inputs: Vec<Input>,
+) -> Result<CudaBatch, String> {
+    let pieces: Vec<Vec<&[u8]>> =
+        inputs.iter().map(|input| input.pieces.iter().map(|piece| &piece[..]).collect()).collect();
+    // SAFETY: the batch holds the inputs, and bytes never move; they were checked, and the graph was found for them.
+    let mut batch = unsafe { CudaBatch::stage(executor, weights, sized, &pieces)? };
+    batch.hold(inputs);
+    Ok(batch)
 }
 
 impl Loaded for CudaLoaded {
@@ -427,10 +444,19 @@ impl Loaded for CudaLoaded {
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
         let (on, pieces) = (self.on(), inputs.in_pieces()?);
         let own = self.model.sizes.check(&pieces).map_err(EngineError::Execute)?;
-        match (self.graph(on, own), &self.open) {
-            (Ok(graph), _) => Ok(Box::new(self.set_out(on, pieces, (graph, own)).map_err(EngineError::Execute)?)),
-            (Err(reason), Some(open)) => open.stand_in(on.position % self.count, inputs, reason),
-            (Err(reason), None) => Err(EngineError::Execute(reason)),
+        let (found, reason) = self.find(on, own);
+        let in_parts = match found {
+            Found::Ready(graph) => {
+                let batch = set_out(&on.executor, self.weights(), (graph, own), pieces);
+                return Ok(Box::new(batch.map_err(EngineError::Execute)?));
+            }
+            Found::Fewer(graph) => BatchInParts::new(&on.executor, self.weights(), (graph, own), pieces),
+            Found::Nothing => None,
+        };
+        match (in_parts, &self.open) {
+            (Some(batch), _) => Ok(Box::new(batch)),
+            (None, Some(open)) => open.stand_in(on.position % self.count, inputs, reason),
+            (None, None) => Err(EngineError::Execute(reason)),
         }
     }
 }

@@ -15,6 +15,7 @@ mod fetch;
 mod memory;
 mod model;
 mod open;
+mod parts;
 mod pool;
 mod program;
 mod shapes;

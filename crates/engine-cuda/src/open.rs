@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!  batch ──find──> ready: its graph
+//!                  only other numbers of rows are ready: in one of these, whole or in parts
 //!                  wanted: the CPU computes it ──> background thread: plan, kernels by rule, graphs ──> ready
 //! ```
 //!
@@ -30,10 +31,10 @@ const NICENESS: i32 = 10;
 pub(crate) enum Found<G> {
     /// What it runs with.
     Ready(Arc<G>),
-    /// Nothing yet.
-    Coming,
-    /// Nothing, for that reason.
-    Impossible(String),
+    /// What some of its rows run with.
+    Fewer(Arc<G>),
+    /// Nothing.
+    Nothing,
 }
 
 /// What came of a preparation.
@@ -71,16 +72,18 @@ impl<G> ShapeStore<G> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a batch of that shape, and finds what it runs with on a device.
-    pub(crate) fn find(&self, size: Size, device: usize) -> Found<G> {
-        let mut state = self.state();
-        let StoreState { shapes, ready } = &mut *state;
-        let state = shapes.ask(size);
-        match (state, ready.get(&size).and_then(|all| all.get(device))) {
-            (ShapeState::Ready, Some(one)) => Found::Ready(Arc::clone(one)),
-            (ShapeState::Impossible(reason), _) => Found::Impossible(reason.clone()),
-            (ShapeState::Ready | ShapeState::Wanted | ShapeState::InTheMaking, _) => Found::Coming,
-        }
+    /// Counts a batch of that shape, and finds what it runs with on a device: until its own is ready, the same with
+    /// more rows, else with fewer. Besides, what becomes of the shape.
+    pub(crate) fn find(&self, size: Size, device: usize) -> (Found<G>, ShapeState) {
+        let StoreState { shapes, ready } = &mut *self.state();
+        let state = shapes.ask(size).clone();
+        let alike = |other: &Size| other.open == size.open;
+        let on = |(_, all): (&Size, &Vec<Arc<G>>)| all.get(device).cloned();
+        // In their order the rows come last.
+        let more = ready.range(size..).next().filter(|(other, _)| alike(other)).and_then(on);
+        let fewer = || ready.range(..size).next_back().filter(|(other, _)| alike(other)).and_then(on);
+        let found = more.map(Found::Ready).or_else(|| fewer().map(Found::Fewer));
+        (found.unwrap_or(Found::Nothing), state)
     }
 
     /// Prepares the shape that is wanted most, if one should be.
@@ -174,19 +177,21 @@ impl OpenModel {
         })
     }
 
-    /// The graph in which a batch of that size runs on a device; otherwise why there is none.
-    pub(crate) fn find(&self, own: Size, device: usize) -> Result<Arc<SizedGraph>, String> {
-        match self.store.find(self.model.sizes.size_for(own), device) {
-            Found::Ready(graph) => Ok(graph),
-            Found::Coming => {
-                if !self.queued.swap(true, Ordering::AcqRel) {
-                    // The thread is gone only when the server goes down.
-                    let _ = self.jobs.send(Job::Prepare(Weak::clone(&self.myself)));
-                }
-                Err("this shape is being prepared for the device: ask again in a moment".into())
-            }
-            Found::Impossible(reason) => Err(format!("this shape can't be computed on the device: {reason}")),
+    /// The graph in which a batch of that size, or some of its rows, runs on a device; and why there is none where there
+    /// is none.
+    pub(crate) fn find(&self, own: Size, device: usize) -> (Found<SizedGraph>, String) {
+        let (found, state) = self.store.find(self.model.sizes.size_for(own), device);
+        if state == ShapeState::Wanted && !self.queued.swap(true, Ordering::AcqRel) {
+            // The thread is gone only when the server goes down.
+            let _ = self.jobs.send(Job::Prepare(Weak::clone(&self.myself)));
         }
+        let reason = match state {
+            ShapeState::Impossible(reason) => format!("this shape can't be computed on the device: {reason}"),
+            ShapeState::Wanted | ShapeState::InTheMaking | ShapeState::Ready => {
+                "this shape is being prepared for the device: ask again in a moment".into()
+            }
+        };
+        (found, reason)
     }
 
     /// Lets the CPU compute a batch for which there is no graph.
@@ -301,9 +306,9 @@ mod tests {
     }
 
     fn found(store: &ShapeStore<usize>, value: usize, device: usize) -> Option<usize> {
-        match store.find(size(value), device) {
+        match store.find(size(value), device).0 {
             Found::Ready(graph) => Some(*graph),
-            Found::Coming | Found::Impossible(_) => None,
+            Found::Fewer(_) | Found::Nothing => None,
         }
     }
 
@@ -323,14 +328,31 @@ mod tests {
         let store = ShapeStore::new(2);
         let refused = store.expect(size(13), graphs).and_then(|outcome| outcome.refused);
         assert_eq!(refused.as_deref(), Some("unlucky"));
-        assert!(matches!(store.find(size(13), 0), Found::Impossible(reason) if reason == "unlucky"));
+        assert_eq!(store.find(size(13), 0).1, ShapeState::Impossible("unlucky".into()));
+    }
+
+    #[test]
+    fn until_its_own_is_ready_a_batch_runs_in_more_rows_or_in_parts() {
+        let store = ShapeStore::new(8);
+        let size = |batch, value| Size::alike(batch, 1, value);
+        let rows = |batch, value| match store.find(size(batch, value), 0).0 {
+            Found::Ready(graph) => (1, *graph),
+            Found::Fewer(graph) => (-1, *graph),
+            Found::Nothing => (0, 0),
+        };
+        for (batch, value) in [(2, 7), (8, 7), (1, 9)] {
+            store.expect(size(batch, value), |size| Ok(vec![Arc::new(size.batch)]));
+        }
+        assert_eq!([rows(1, 7), rows(2, 7), rows(4, 7), rows(8, 7)], [(1, 2), (1, 2), (1, 8), (1, 8)]);
+        assert_eq!([rows(16, 7), rows(4, 9), rows(1, 8)], [(-1, 8), (-1, 1), (0, 0)]);
+        assert_eq!(store.find(size(4, 7), 0).1, ShapeState::Wanted, "its own is prepared all the same");
     }
 
     #[test]
     fn what_a_batch_holds_stays_and_is_dropped_when_it_may_go() {
         let store = ShapeStore::new(1);
         store.expect(size(1), graphs);
-        let Found::Ready(held) = store.find(size(1), 1) else { panic!("it was prepared") };
+        let Found::Ready(held) = store.find(size(1), 1).0 else { panic!("it was prepared") };
         (0..5).for_each(|_| _ = found(&store, 2, 0));
         assert_eq!(store.prepare_next(graphs), None, "nothing may go");
         let weak = Arc::downgrade(&held);
@@ -354,7 +376,7 @@ mod tests {
                         let mut random = workload::Random::new(seed, 0);
                         for _ in 0..20_000 {
                             let value = (random.unit() * random.unit() * 16.0) as usize;
-                            if let Found::Ready(graph) = store.find(size(value), 0) {
+                            if let Found::Ready(graph) = store.find(size(value), 0).0 {
                                 assert_eq!(*graph, value);
                                 ran.fetch_add(1, Ordering::Relaxed);
                             }

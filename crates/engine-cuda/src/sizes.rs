@@ -329,6 +329,13 @@ impl PreparedSizes {
         fitting.min_by_key(|(_, form)| form.size).map(|(position, _)| position)
     }
 
+    /// The position of the one with the most rows that some rows of such a batch fit into, if all don't.
+    pub fn find_fewer(&self, size: Size) -> Option<usize> {
+        let one_row = Size { batch: 1, ..size };
+        let fitting = self.prepared.iter().enumerate().filter(|(_, form)| self.fits(form.size, one_row));
+        fitting.max_by_key(|(_, form)| form.size.batch).map(|(position, _)| position)
+    }
+
     fn fits(&self, has: Size, wanted: Size) -> bool {
         let fits = |which: usize| match self.fills[which] {
             true => has.open[which] >= wanted.open[which],
@@ -399,6 +406,8 @@ mod tests {
         assert_eq!(find(true, 1, 9), Some(2));
         assert_eq!(find(false, 3, 16), Some(3));
         assert_eq!((find(true, 5, 8), find(false, 1, 9), find(true, 1, 17)), (None, None, None));
+        let find_fewer = |batch, length| sizes(false).find_fewer(size(batch, &[length]));
+        assert_eq!((find_fewer(6, 8), find_fewer(6, 16), find_fewer(6, 9)), (Some(1), Some(3), None));
         let refusal = |fills_up, length| sizes(fills_up).refusal(size(1, &[length]));
         assert!(refusal(false, 9).starts_with("[9] in the open dimensions, expected exactly one of [[8], [16]]"));
         assert!(refusal(true, 17).contains("expected at most one of [[8], [16]]"));

@@ -108,6 +108,12 @@ pub trait Prepared: Send + Sync {
         false
     }
 
+    /// Whether shapes are prepared as requests bring them, and the first is a guess: more of them than one row aren't
+    /// worth preparing before anybody asks.
+    fn guesses_shapes(&self) -> bool {
+        false
+    }
+
     /// Tells that inputs of these shapes will be run, so that an engine that prepares each shape computes them as it
     /// later will. Takes its time; nothing that is served waits for it.
     fn expect(&self, _shapes: &[&[i64]]) {}

@@ -203,7 +203,10 @@ impl BringUp {
         if let Some(stored) = store.as_ref().and_then(|store| store.load(&key)) {
             return Ok((stored.profile, stored.fixed));
         }
-        let measured = found.config.batch_sizes(prepared.signature().max_batch);
+        let measured = match prepared.guesses_shapes() {
+            true => vec![1],
+            false => found.config.batch_sizes(prepared.signature().max_batch),
+        };
         let Measured { profile, fixed, unmeasured } =
             profiler::measure(&self.controller, place, prepared, (sizes, &measured), samples, self.config.effort)?;
         match (unmeasured, store.filter(|_| self.controller.is_quiet_for(place.0))) {

@@ -106,6 +106,10 @@ impl Prepared for Reshaped {
         self.inner.takes_any_batch()
     }
 
+    fn guesses_shapes(&self) -> bool {
+        self.inner.guesses_shapes()
+    }
+
     fn expect(&self, shapes: &[&[i64]]) {
         let inward = shapes.iter().enumerate().map(|(position, shape)| self.maps.inward(position, shape));
         let inward: Vec<Vec<i64>> = inward.collect();
