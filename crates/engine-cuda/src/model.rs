@@ -118,7 +118,7 @@ impl CudaModel {
         };
         // A size that was only guessed isn't worth measuring kernels for.
         let guessed = wanted.sizes.is_empty();
-        let effort = if guessed { Effort::BY_RULE } else { Effort::default() };
+        let effort = if guessed { Effort::least() } else { Effort::default() };
         let plans: Vec<&Plan> = plans.iter().map(|(_, plan)| plan).collect();
         let programs = executors
             .iter()
@@ -138,7 +138,7 @@ impl CudaModel {
         let forms = [Arc::new(form)];
         let programs = executors
             .iter()
-            .map(|executor| programs(executor, &[&plan], &forms, Effort::BY_RULE, &mut || ()))
+            .map(|executor| programs(executor, &[&plan], &forms, Effort::least(), &mut || ()))
             .collect::<Result<_, _>>()?;
         let [form] = forms;
         Ok((form, programs))

@@ -16,6 +16,7 @@ use crate::sizes::Size;
 use crate::standby::Standby;
 use engine::{EngineError, Inputs, Staged};
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -112,7 +113,9 @@ impl<G> ShapeStore<G> {
     }
 
     fn prepare(&self, size: Size, make: impl FnOnce(Size) -> Result<Vec<Arc<G>>, String>) -> ShapeOutcome {
-        let made = make(size);
+        // Shapes come from outside, and one that breaks the planner must not end the thread.
+        let made = catch_unwind(AssertUnwindSafe(|| make(size)));
+        let made = made.unwrap_or_else(|_| Err("the engine panicked while it prepared this shape".into()));
         let mut state = self.state();
         let StoreState { shapes, ready } = &mut *state;
         let (gone, refused, dropped) = match made {
@@ -224,6 +227,9 @@ impl OpenModel {
     }
 
     fn make(&self, size: Size) -> Result<Vec<Arc<SizedGraph>>, String> {
+        if size.open[..self.model.sizes.open].contains(&0) {
+            return Err("a dimension is 0, so that there is nothing to compute".into());
+        }
         let executors: Vec<_> = self.devices.iter().map(|on| Arc::clone(&on.executor)).collect();
         let (form, programs) = self.model.prepare_size(&executors, size)?;
         self.devices.iter().zip(programs).map(|(on, programs)| on.record_own(&form, programs)).collect()
@@ -329,6 +335,8 @@ mod tests {
         let refused = store.expect(size(13), graphs).and_then(|outcome| outcome.refused);
         assert_eq!(refused.as_deref(), Some("unlucky"));
         assert_eq!(store.find(size(13), 0).1, ShapeState::Impossible("unlucky".into()));
+        let panicked = store.expect(size(14), |_| panic!("odd")).and_then(|outcome| outcome.refused);
+        assert!(panicked.is_some_and(|reason| reason.contains("panicked")));
     }
 
     #[test]

@@ -27,7 +27,7 @@ const NUMBERS: usize = 1_000_003;
 const LOOKED_AT: usize = 1 << 20;
 const PIECES: usize = 8;
 
-/// Measures every step that isn't in the choices yet and is worth the effort, and keeps the results.
+/// Measures every step that isn't in the choices yet, and keeps the results.
 pub(super) fn choose(
     toolkit: &Toolkit,
     plan: &Plan,
@@ -40,8 +40,7 @@ pub(super) fn choose(
         let choices = toolkit.choices().lock().expect("nobody panics while holding it");
         (0..wanted.len())
             .filter(|&at| {
-                wanted[at].is_choice()
-                    && (effort.measures || wanted[at].recipes.is_empty())
+                wanted[at].is_choice(effort)
                     && choices.get(&wanted[at].signature).is_none()
                     && seen.insert(&wanted[at].signature)
             })

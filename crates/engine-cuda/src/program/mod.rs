@@ -93,19 +93,21 @@ pub struct Effort {
     pub proposals: usize,
     /// Whether cuBLASLt is tried.
     pub products: bool,
-    /// Whether kernels of ours are measured. Otherwise the first that computes a step is taken, but for steps that only
-    /// libraries compute.
+    /// Whether steps that nobody measured are measured. Otherwise the first kernel of ours is taken, where there is one:
+    /// that is right, soon there, and slow.
     pub measures: bool,
-}
-
-impl Effort {
-    /// Hardly any: what a device that others use can bear.
-    pub const BY_RULE: Self = Self { proposals: 1, products: true, measures: false };
 }
 
 impl Default for Effort {
     fn default() -> Self {
         Self { proposals: 4, products: true, measures: true }
+    }
+}
+
+impl Effort {
+    /// For what is computed a few times.
+    pub(crate) fn least() -> Self {
+        Self { measures: false, ..Self::default() }
     }
 }
 
@@ -287,9 +289,12 @@ impl StepCandidates {
             .collect()
     }
 
-    /// Whether there is anything to choose.
-    fn is_choice(&self) -> bool {
-        self.libraries || self.recipes.len() > 1
+    /// Whether there is anything to choose, with that much trouble.
+    fn is_choice(&self, effort: Effort) -> bool {
+        match effort.measures {
+            true => self.libraries || self.recipes.len() > 1,
+            false => self.recipes.is_empty(),
+        }
     }
 
     /// Ours, if the chosen one is ours; the only one, if nothing has to be chosen; else a library's.
