@@ -402,18 +402,16 @@ impl CudaLoaded {
         self.shares.get(self.division.load(Ordering::Acquire)).unwrap_or(&self.shares[0])
     }
 
-    /// The graph in which a batch of that size, or some of its rows, runs; and why there is none where there is none.
-    fn find(&self, on: &OnDevice, own: Size) -> (Found<SizedGraph>, String) {
-        let sizes = &self.model.sizes;
-        let of_the_start = |which: usize| Arc::clone(&on.graphs[which]);
-        if let Some(which) = sizes.find(own) {
-            return (Found::Ready(of_the_start(which)), String::new());
-        }
-        let Some(open) = &self.open else { return (Found::Nothing, sizes.refusal(own)) };
-        match (open.find(own, on.position), sizes.find_fewer(own)) {
-            ((Found::Nothing, reason), Some(which)) => (Found::Fewer(of_the_start(which)), reason),
-            (found, _) => found,
-        }
+    /// Stages a batch in a graph that it fits into.
+    fn stage_in(
+        &self,
+        on: &OnDevice,
+        graph: &Arc<SizedGraph>,
+        own: Size,
+        inputs: Vec<Input>,
+    ) -> Result<Box<dyn Staged>, EngineError> {
+        let batch = set_out(&on.executor, self.weights(), (Arc::clone(graph), own), inputs);
+        Ok(Box::new(batch.map_err(EngineError::Execute)?))
     }
 
     fn weights(&self) -> Arc<LoadedWeights> {
@@ -443,20 +441,21 @@ impl Loaded for CudaLoaded {
 
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
         let (on, pieces) = (self.on(), inputs.in_pieces()?);
-        let own = self.model.sizes.check(&pieces).map_err(EngineError::Execute)?;
-        let (found, reason) = self.find(on, own);
-        let in_parts = match found {
-            Found::Ready(graph) => {
-                let batch = set_out(&on.executor, self.weights(), (graph, own), pieces);
-                return Ok(Box::new(batch.map_err(EngineError::Execute)?));
-            }
-            Found::Fewer(graph) => BatchInParts::new(&on.executor, self.weights(), (graph, own), pieces),
-            Found::Nothing => None,
+        let sizes = &self.model.sizes;
+        let own = sizes.check(&pieces).map_err(EngineError::Execute)?;
+        if let Some(which) = sizes.find(own) {
+            return self.stage_in(on, &on.graphs[which], own, pieces);
+        }
+        let Some(open) = &self.open else { return Err(EngineError::Execute(sizes.refusal(own))) };
+        let (found, reason) = open.find(own, on.position);
+        let fewer = match found {
+            Found::Ready(graph) => return self.stage_in(on, &graph, own, pieces),
+            Found::Fewer(graph) => Some(graph),
+            Found::Nothing => sizes.find_fewer(own).map(|which| Arc::clone(&on.graphs[which])),
         };
-        match (in_parts, &self.open) {
-            (Some(batch), _) => Ok(Box::new(batch)),
-            (None, Some(open)) => open.stand_in(on.position % self.count, inputs, reason),
-            (None, None) => Err(EngineError::Execute(reason)),
+        match fewer.and_then(|graph| BatchInParts::new(&on.executor, self.weights(), (graph, own), pieces)) {
+            Some(batch) => Ok(Box::new(batch)),
+            None => open.stand_in(on.position % self.count, inputs, reason),
         }
     }
 }

@@ -182,16 +182,18 @@ impl OpenModel {
 
     /// The graph in which a batch of that size, or some of its rows, runs on a device; and why there is none where there
     /// is none.
-    pub(crate) fn find(&self, own: Size, device: usize) -> (Found<SizedGraph>, String) {
+    pub(crate) fn find(&self, own: Size, device: usize) -> (Found<SizedGraph>, EngineError) {
         let (found, state) = self.store.find(self.model.sizes.size_for(own), device);
         if state == ShapeState::Wanted && !self.queued.swap(true, Ordering::AcqRel) {
             // The thread is gone only when the server goes down.
             let _ = self.jobs.send(Job::Prepare(Weak::clone(&self.myself)));
         }
         let reason = match state {
-            ShapeState::Impossible(reason) => format!("this shape can't be computed on the device: {reason}"),
+            ShapeState::Impossible(reason) => {
+                EngineError::Execute(format!("this shape can't be computed on the device: {reason}"))
+            }
             ShapeState::Wanted | ShapeState::InTheMaking | ShapeState::Ready => {
-                "this shape is being prepared for the device: ask again in a moment".into()
+                EngineError::NotYet("this shape is being prepared for the device: try again in a moment".into())
             }
         };
         (found, reason)
@@ -202,10 +204,10 @@ impl OpenModel {
         &self,
         device: usize,
         inputs: &mut dyn Inputs,
-        reason: String,
+        reason: EngineError,
     ) -> Result<Box<dyn Staged>, EngineError> {
         let staged = self.standby.as_ref().and_then(|standby| standby.stage(device, inputs));
-        staged.unwrap_or(Err(EngineError::Execute(reason)))
+        staged.unwrap_or(Err(reason))
     }
 
     /// Prepares a shape now, as it will be when requests bring it.

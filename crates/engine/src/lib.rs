@@ -174,6 +174,9 @@ pub enum EngineError {
     /// The batch could not be computed.
     #[error("execution failed: {0}")]
     Execute(String),
+    /// The batch can't be computed yet, but soon.
+    #[error("{0}")]
+    NotYet(String),
     /// A file could not be read or written.
     #[error("{}: {error}", path.display())]
     Io {
