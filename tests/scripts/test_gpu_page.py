@@ -23,12 +23,19 @@ SEEN = {"busy": 0.25, "link": 0.35, "cold": 0.59, "predictions": {"execution": {
 ROW = {"model": "resnet50", "precision": "Tf32", "batch": 1, "ms": 0.5, "p99": 0.6, "error": 5e-3, "torch_ms": 1.0, "torch_error": 5e-3, "compiled_ms": 0.8}
 BATCH = {"batch": 1, "plain": clocks(100), "pooled": clocks(80), "graph_wall": quantiles(90), "each_us": 154.25}
 MODEL = {"hundred_more_ms": 170.0, "batches": [BATCH, {**BATCH, "batch": 2, "pooled": None, "each_us": None}], "while_loading": clocks(110), "load_gb_per_s": 48.25}
+IN = lambda precision, error, ms: {"precision": precision, "error": error, "ms": ms}
+PITCH = {
+    "model": "basic-pitch", "file_bytes": 230444, "chosen": {"precision": "tf32+1", "error": 2e-3}, "others": [{"precision": "fp16", "error": 0.15}, {"precision": "tf32", "error": 0.16}],
+    "measured": [IN("fp32", 0.0, {"1": 1.0, "8": 4.0}), IN("tf32", 0.16, {"1": 0.5, "8": 2.0}), IN("fp16", 1.8e308, {"1": 0.25, "8": 1.0}), IN("tf32+1", 2e-3, {"1": 0.5, "8": 2.0})],
+    "compare_s": 2.5, "prepare_s": 9.0,
+}
 FIGURES = {
     "exec": {"rows": [ROW, {**ROW, "batch": 8, "ms": 2.0, "torch_ms": None}], "failures": {"vgg16:f16": ["PyTorch failed: no memory"]}},
     "named": {"rows": [ROW]},
     "compiled": {"rows": [ROW, {**ROW, "compiled_ms": None}]},
     "reference": {"rows": [{"model": "lenet", "precision": "f16", "error": 1e-3, "torch_error": 2e-3, "over": False, "steps": "{}"}]},
     "trained": {"rows": [ROW], "rounding": {"tf32": 2.1e-3}},
+    "precision": {"bound": 0.01, "rows": [PITCH, {"model": "nani", "refused": "it has strings"}]},
     "nodes": {"right": 980, "wrong": 0, "refused": 647},
     "kernels": {"tried": 1234, "wrong": 0},
     "loads": {"sizes": [{"megabytes": 102, "copy": quantiles(1862), "load": quantiles(1943), "with_new_slab": quantiles(2289), "unload": quantiles(69)}]},
@@ -65,6 +72,9 @@ def test_the_page_says_what_was_measured_and_of_which_commit():
     assert "| resnet50 tf32 | 0.500 / 1.000 = 0.50 | 2.000 | 5.0e-03 | 5.0e-03 |  |" in text
     assert "| vgg16 f16 |  |  |  |  | PyTorch failed: no memory |" in text
     assert "| 102 MB | 1,862 us | 1,943 us | 96% | 2,289 us | 69.0 us (75.9 us) |" in text
+    assert "| basic-pitch | **tf32+1** | 2.0e-03 | 1.6e-01 | no number | 0.500 / 2.000 | 1.000 / 4.000 | 0.500 / 2.000 | 0.250 / 1.000 |" in text
+    assert "is 2.0e-03, the bound 0.01. In the geometric mean 1 networks take 0.50 of the time of fp32 and 1.00 of the time of TF32" in text
+    assert "- nani: it has strings" in text
     assert "980 of 980 are right; 647 others" in text
     assert "| EXEC, by our clock | 319.0 us | 350.9 us | 1.250 | 1.500 |" in text
     assert "| all models | major | 77 of 100 | 1, 9 | 5.2, 9.3, 23.6 ms | 25%, 35% | 59% | 193 us |  |" in text

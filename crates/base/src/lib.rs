@@ -15,5 +15,5 @@ pub use profile::{
 };
 pub use reason::{GrpcCode, Reason};
 pub use start::OrderStart;
-pub use tensor::{DataType, ModelSignature, Precision, TensorSpec, element_count};
+pub use tensor::{DataType, ModelSignature, Precision, PrecisionChoice, TensorSpec, element_count};
 pub use time::{Duration, Timestamp, Window};

@@ -106,23 +106,62 @@ pub enum Precision {
     Fp32,
     /// Kept in 32 bits; factors of convolutions and matrix products are rounded to 10 bits of mantissa.
     Tf32,
+    /// The same behind so many convolutions and products, which are computed in 32 bits: what they pass on is what
+    /// everything behind them has.
+    Tf32Behind(u32),
     /// Kept in 16 bits, accumulated in 32 bits.
     Fp16,
 }
 
 impl Precision {
-    /// Its name in configurations.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fp32 => "fp32",
-            Self::Tf32 => "tf32",
-            Self::Fp16 => "fp16",
+    /// The one of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name.strip_prefix("tf32+") {
+            Some(count) => count.parse().ok().filter(|&count| count > 0).map(Self::Tf32Behind),
+            None => [Self::Fp32, Self::Tf32, Self::Fp16].into_iter().find(|known| known.to_string() == name),
         }
     }
+}
+
+/// Its name in configurations.
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fp32 => f.write_str("fp32"),
+            Self::Tf32 => f.write_str("tf32"),
+            Self::Tf32Behind(count) => write!(f, "tf32+{count}"),
+            Self::Fp16 => f.write_str("fp16"),
+        }
+    }
+}
+
+/// What somebody wants floats to be computed in.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum PrecisionChoice {
+    /// In the fastest precision whose outputs are near enough to those in 32 bits.
+    #[default]
+    Auto,
+    /// In that one.
+    Named(Precision),
+}
+
+impl PrecisionChoice {
+    /// What may be written.
+    pub const NAMES: &str = "auto, fp32, tf32, tf32+4 (with the first four products in fp32) or fp16";
 
     /// The one of that name.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Fp32, Self::Tf32, Self::Fp16].into_iter().find(|precision| precision.name() == name)
+        if name == "auto" { Some(Self::Auto) } else { Precision::from_name(name).map(Self::Named) }
+    }
+}
+
+/// Its name in configurations.
+impl fmt::Display for PrecisionChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Named(precision) => precision.fmt(f),
+        }
     }
 }
 
@@ -198,8 +237,15 @@ mod tests {
 
     #[test]
     fn precisions_have_names() {
-        assert_eq!(Precision::from_name("tf32"), Some(Precision::Tf32));
-        assert_eq!(Precision::from_name("FP16"), None);
+        for precision in [Precision::Fp32, Precision::Tf32, Precision::Tf32Behind(4), Precision::Fp16] {
+            assert_eq!(Precision::from_name(&precision.to_string()), Some(precision));
+            let named = PrecisionChoice::Named(precision);
+            assert_eq!(PrecisionChoice::from_name(&named.to_string()), Some(named));
+        }
+        assert_eq!(PrecisionChoice::from_name("auto"), Some(PrecisionChoice::default()));
+        for unknown in ["FP16", "tf32+0", "tf32+", "tf32+x", "bf16", ""] {
+            assert_eq!(PrecisionChoice::from_name(unknown), None, "{unknown}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::memory;
 use clap::Arg;
 use engine_cuda::engine::CudaOptions;
 use engine_ort::OrtOptions;
-use models::{ControlMode, ProfilingEffort};
+use models::{ControlMode, PrecisionWishes, ProfilingEffort};
 use planner::advice::AdvisorConfig;
 use recording::Limits;
 use std::net::{IpAddr, Ipv4Addr};
@@ -73,7 +73,8 @@ fn of(option: &str) -> Option<String> {
         "devices" => DEVICES.to_string(),
         "device_memory" => format!("{}; on a GPU most of what is free", DEVICE_MEMORY.exactly()),
         "pinned_memory" => size(cuda.pinned_bytes),
-        "precision" => cuda.precision.name().to_owned(),
+        "precision" => PrecisionWishes::default().choice.to_string(),
+        "precision_error" => PrecisionWishes::default().bound.to_string(),
         "cpu_fallback" => on_or_off(CPU_FALLBACK),
         "threads_per_device" => OrtOptions::default().threads.to_string(),
         "policy" => scheduler.policy.name().to_owned(),
@@ -111,7 +112,7 @@ mod tests {
     use clap::{CommandFactory, Parser};
 
     /// Every option whose default can be written in a flag, with something else that it may be told.
-    const OTHERS: [(&str, &str); 29] = [
+    const OTHERS: [(&str, &str); 30] = [
         ("model-control-mode", "none"),
         ("repository-poll-secs", "16"),
         ("host", "127.0.0.2"),
@@ -122,6 +123,7 @@ mod tests {
         ("device-memory", "3GiB"),
         ("pinned-memory", "1GiB"),
         ("precision", "fp16"),
+        ("precision-error", "0.5"),
         ("cpu-fallback", "false"),
         ("threads-per-device", "2"),
         ("policy", "eager"),

@@ -7,7 +7,7 @@ use crate::runtime::{Choices, Runtime};
 use anyhow::{Context, Result, anyhow, bail};
 use base::Duration;
 use clap::Args;
-use models::{Runs, Samples, measure_alone, model_source};
+use models::{PrecisionWishes, Runs, Samples, measure_alone, model_source, with_precision_alone};
 use repository::{Repository, ScanEntry};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -34,9 +34,12 @@ pub struct ProfileOptions {
     /// A file NAME.csv for each model is written into this folder. [default: everything is printed]
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// On a GPU: `fp32`, `tf32` or `fp16`.
+    /// On a GPU: `auto`, `fp32`, `tf32` or `fp16`.
     #[arg(long, value_name = "NAME")]
     precision: Option<String>,
+    /// With `auto`: how far outputs may be off, as a part of their range.
+    #[arg(long, value_name = "PART")]
+    precision_error: Option<f64>,
     /// Memory for weights on each device.
     #[arg(long, value_name = "SIZE")]
     device_memory: Option<ByteSize>,
@@ -54,20 +57,20 @@ pub struct ProfileOptions {
 /// Measures and writes.
 pub fn run(options: &ProfileOptions) -> Result<()> {
     let cache = options.cache_dir.clone().unwrap_or_else(|| options.model_repository.join(defaults::CACHE_FOLDER));
-    let runtime = Runtime::open(
-        &options.device,
-        &Choices {
-            threads: options.threads_per_device,
-            onnxruntime: options.onnxruntime.clone(),
-            precision: options.precision.clone(),
-            memory: options.device_memory,
-            // As the server's: what is measured is for requests that it receives.
-            pinned_memory: None,
-            cpu_fallback: false,
-            workspace_bytes: defaults::workspace_bytes(),
-            cache: Some(cache.clone()),
-        },
-    )?;
+    let choices = Choices {
+        threads: options.threads_per_device,
+        onnxruntime: options.onnxruntime.clone(),
+        precision: options.precision.clone(),
+        precision_error: options.precision_error,
+        memory: options.device_memory,
+        // As the server's: what is measured is for requests that it receives.
+        pinned_memory: None,
+        cpu_fallback: false,
+        workspace_bytes: defaults::workspace_bytes(),
+        cache: Some(cache.clone()),
+    };
+    let wishes = choices.precision()?;
+    let runtime = Runtime::open(&options.device, &choices)?;
     let mut repository = Repository::open([&options.model_repository])?;
     let mut measured = 0;
     for entry in repository.scan()? {
@@ -77,7 +80,7 @@ pub fn run(options: &ProfileOptions) -> Result<()> {
         match entry {
             ScanEntry::Broken(broken) => eprintln!("{}: not measured: {}", broken.name, broken.reason),
             ScanEntry::Found(found) => {
-                let text = model(options, &runtime, &found, &cache).with_context(|| found.name.clone())?;
+                let text = model(options, &runtime, wishes, &found, &cache).with_context(|| found.name.clone())?;
                 measured += 1;
                 match &options.output {
                     None => print!("{text}"),
@@ -98,11 +101,20 @@ pub fn run(options: &ProfileOptions) -> Result<()> {
 }
 
 /// The measurements of one model, one line for each device.
-fn model(options: &ProfileOptions, runtime: &Runtime, found: &repository::FoundModel, cache: &Path) -> Result<String> {
+fn model(
+    options: &ProfileOptions,
+    runtime: &Runtime,
+    wishes: PrecisionWishes,
+    found: &repository::FoundModel,
+    cache: &Path,
+) -> Result<String> {
     let source = model_source(found, Some(cache.to_owned())).map_err(|reason| anyhow!(reason))?;
+    let (source, _) = with_precision_alone(&*runtime.engine, found, source, wishes);
     let prepared = runtime.engine.prepare(&source)?;
     let sizes = found.config.batch_sizes(prepared.signature().max_batch);
-    let mut text = format!("# {}; {} runs, {} loads\n{}", runtime.kind, options.runs, options.loads, header(&sizes));
+    let precision = prepared.precision().map_or_else(String::new, |precision| format!(", {precision}"));
+    let effort = format!("{} runs, {} loads", options.runs, options.loads);
+    let mut text = format!("# {}{precision}; {effort}\n{}", runtime.kind, header(&sizes));
     let memory = runtime.engine.host_memory();
     for (division, device, share) in places(&options.device) {
         let effort = (options.loads, options.runs);

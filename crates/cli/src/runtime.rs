@@ -2,12 +2,13 @@
 
 use crate::bytes::ByteSize;
 use crate::devices::{DeviceKind, Devices};
-use anyhow::{Result, anyhow};
-use base::Precision;
+use anyhow::{Result, anyhow, ensure};
+use base::PrecisionChoice;
 use engine::{EmulatedEngine, Engine};
 use engine_cuda::engine::{CudaEngine, CudaOptions};
 use engine_cuda::fallback::Fallback;
 use engine_ort::{OrtEngine, OrtOptions};
+use models::PrecisionWishes;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -20,6 +21,8 @@ pub struct Choices {
     pub onnxruntime: Option<PathBuf>,
     /// What models are computed in on a GPU.
     pub precision: Option<String>,
+    /// How far outputs may be off where evidence decides what they are computed in.
+    pub precision_error: Option<f64>,
     /// Memory for weights on each device.
     pub memory: Option<ByteSize>,
     /// Pinned memory for requests to a GPU.
@@ -39,13 +42,15 @@ impl Choices {
     }
 
     /// What models are computed in on a GPU.
-    pub fn precision(&self) -> Result<Precision> {
-        match self.precision.as_deref() {
-            None => Ok(CudaOptions::default().precision),
-            Some(name) => {
-                Precision::from_name(name).ok_or_else(|| anyhow!("--precision {name}: use fp32, tf32 or fp16"))
-            }
-        }
+    pub fn precision(&self) -> Result<PrecisionWishes> {
+        let default = PrecisionWishes::default();
+        let choice = self.precision.as_deref().map(|name| {
+            let known = PrecisionChoice::from_name(name);
+            known.ok_or_else(|| anyhow!("--precision {name}: use {}", PrecisionChoice::NAMES))
+        });
+        let bound = self.precision_error.unwrap_or(default.bound);
+        ensure!((0.0..=1.0).contains(&bound), "--precision-error {bound}: use a part of the range, from 0 to 1");
+        Ok(PrecisionWishes { choice: choice.transpose()?.unwrap_or(default.choice), bound })
     }
 
     /// Bytes of pinned memory for requests to a GPU.
@@ -117,14 +122,12 @@ fn fallback(choices: &Choices) -> Fallback {
 }
 
 fn cuda(devices: &Devices, choices: &Choices) -> Result<Runtime> {
-    let precision = choices.precision()?;
     let fallback = fallback(choices);
     let engine = CudaEngine::new(&CudaOptions {
         gpus: devices.gpus.clone(),
         divisions: devices.divisions.clone(),
         memory_bytes: choices.memory.map(|memory| memory.0),
         pinned_bytes: choices.pinned_bytes(),
-        precision,
         cache: choices.cache.clone(),
         fallback,
     })?;

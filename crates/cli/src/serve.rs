@@ -93,9 +93,15 @@ pub struct ServeOptions {
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_PINNED_MEMORY")]
     pub pinned_memory: Option<ByteSize>,
 
-    /// On a GPU, what models whose configuration says nothing are computed in: `fp32`, `tf32` or `fp16`.
+    /// On a GPU, what models whose configuration says nothing are computed in: `fp32`, `tf32` or `fp16`; or `auto`, for
+    /// each the fastest of them whose outputs are near enough to its own in fp32.
     #[arg(long, value_name = "NAME", env = "PUNCTUAL_PRECISION")]
     pub precision: Option<String>,
+
+    /// With `--precision auto`, how far outputs may be off, as a part of an output's range. A precision that was named is
+    /// obeyed, with a warning if it is further off.
+    #[arg(long, value_name = "PART", env = "PUNCTUAL_PRECISION_ERROR")]
+    pub precision_error: Option<f64>,
 
     /// On a GPU, compute what can't run there with ONNX Runtime on the CPU instead of refusing it. `false` may follow.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", env = "PUNCTUAL_CPU_FALLBACK")]
@@ -262,7 +268,7 @@ impl ServeOptions {
         let Some(path) = &self.config else { return Ok(self) };
         let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
-        fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, host, http_port, grpc_port, metrics_port, devices, device_memory, pinned_memory, precision, cpu_fallback,
+        fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, host, http_port, grpc_port, metrics_port, devices, device_memory, pinned_memory, precision, precision_error, cpu_fallback,
             threads_per_device, policy, thrift, cells, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
             online_profile_share, max_requests, max_body, max_held, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
             scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file, record, record_limit);
@@ -489,6 +495,7 @@ impl ServeOptions {
             threads: self.threads_per_device,
             onnxruntime: self.onnxruntime.clone(),
             precision: self.precision.clone(),
+            precision_error: self.precision_error,
             memory: self.device_memory,
             pinned_memory: self.pinned_memory,
             cpu_fallback: self.cpu_fallback.unwrap_or(defaults::CPU_FALLBACK),
@@ -505,6 +512,7 @@ pub fn run(options: ServeOptions) -> Result<()> {
     logs::init(format, &filter)?;
     let sources = options.sources()?;
     let control = options.control()?;
+    let precision = options.choices(None).precision()?;
     let (devices, runtime) = options.open(options.cache(&sources))?;
     let metrics = Metrics::new();
     let config = options.controller(&devices, &runtime)?;
@@ -531,6 +539,7 @@ pub fn run(options: ServeOptions) -> Result<()> {
             publish_at_start: options.load_model.clone().unwrap_or_default(),
             poll: options.poll(),
             device_kind: runtime.kind,
+            precision,
             default_objective: options.default_objective()?,
             // Each device executes one batch at a time.
             execution_bytes: defaults::workspace_bytes() / u64::from(devices.count.max(1)),

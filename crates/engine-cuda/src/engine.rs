@@ -15,7 +15,7 @@ use crate::sizes::{Form, Size};
 use crate::standby::Standby;
 use crate::streams::CudaGraph;
 use base::{ModelSignature, Precision};
-use engine::{Engine, EngineError, HostMemory, Input, Inputs, Loaded, ModelSource, Prepared, Staged};
+use engine::{Engine, EngineError, HostMemory, Input, Inputs, Loaded, ModelSource, Prepared, Purpose, Staged};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -27,6 +27,9 @@ const PINNED_BYTES: usize = 256 << 20;
 /// How much of a GPU's free memory is for weights where nobody says it: the rest is for workspaces, buffers, and
 /// measuring kernels.
 const WEIGHTS_OF_FREE: f64 = 0.8;
+
+/// What models can be computed in, the fastest first.
+const PRECISIONS: [Precision; 4] = [Precision::Fp16, Precision::Tf32, Precision::Tf32Behind(64), Precision::Fp32];
 
 /// What may be chosen about the engine.
 #[derive(Clone)]
@@ -40,8 +43,6 @@ pub struct CudaOptions {
     pub memory_bytes: Option<u64>,
     /// Pinned host memory into which requests may be received; 0: none.
     pub pinned_bytes: usize,
-    /// What models whose configuration says nothing are computed in.
-    pub precision: Precision,
     /// Where compiled kernels and measurements are kept; `None`: in a temporary folder.
     pub cache: Option<PathBuf>,
     /// Who takes models that can't run on a GPU.
@@ -49,20 +50,11 @@ pub struct CudaOptions {
 }
 
 impl Default for CudaOptions {
-    /// The first GPU, whole. TF32 is the default, as it is for convolutions in PyTorch: 32 bits everywhere but in the
-    /// factors of products, errors of some 1e-3, and several times as fast as full FP32 on everything since 2020.
+    /// The first GPU, whole.
     fn default() -> Self {
         let (gpus, divisions) = (vec![0], vec![vec![1.0]]);
         let (memory_bytes, pinned_bytes) = (None, PINNED_BYTES);
-        Self {
-            gpus,
-            divisions,
-            memory_bytes,
-            pinned_bytes,
-            precision: Precision::Tf32,
-            cache: None,
-            fallback: Fallback::Off,
-        }
+        Self { gpus, divisions, memory_bytes, pinned_bytes, cache: None, fallback: Fallback::Off }
     }
 }
 
@@ -82,7 +74,6 @@ pub struct CudaEngine {
     pages: u32,
     /// For all GPUs.
     pool: Option<Pool<Pinned>>,
-    precision: Precision,
     fallback: Fallback,
     blobs: Blobs<Pinned>,
     models: Blobs<CudaModel>,
@@ -136,7 +127,7 @@ impl CudaEngine {
         }
         let (devices, executors) = (executors[0].len(), executors.concat());
         let gpu = Gpu::open(first)?;
-        let (precision, fallback) = (options.precision, options.fallback.clone());
+        let fallback = options.fallback.clone();
         let (blobs, models, hashes, division) = Default::default();
         let preparer = ShapePreparer::start()?;
         Ok(Self {
@@ -145,7 +136,6 @@ impl CudaEngine {
             division,
             pages,
             pool,
-            precision,
             fallback,
             blobs,
             models,
@@ -182,20 +172,21 @@ impl CudaEngine {
         format!("cuda:{} ({} of {})", gpu.ordinal(), partition.multiprocessors(), gpu.multiprocessors)
     }
 
-    /// What measurements are valid for: the device, driver and libraries, the share, the default precision.
+    /// What measurements are valid for: the device, driver and libraries, the share.
     pub fn kind(&self) -> String {
         let facts: Vec<String> = self.executors.iter().map(|executor| executor.facts()).collect();
-        format!("cuda, {}, {}", facts.join("; "), self.precision.name())
+        format!("cuda, {}", facts.join("; "))
     }
 
     fn instance(&self, source: &ModelSource) -> Result<Instance, String> {
-        let precision = source.precision.unwrap_or(self.precision);
+        let precision = source.precision.unwrap_or(Precision::Fp32);
         let key = self.hashes.key(source, precision)?;
         let prepare = || CudaModel::prepare(&self.gpu, &self.executors, &self.blobs, source, precision);
         let model = self.models.keep(&key, prepare)?;
         let mut sites: Vec<(Arc<DeviceMemory>, Arc<Site>)> = Vec::new();
         let mut devices = Vec::new();
-        for (position, executor) in self.executors.iter().enumerate() {
+        // What is compared is prepared for the first device alone.
+        for (position, executor) in self.executors.iter().enumerate().take(model.programs.len()) {
             let known = sites.iter().find(|(memory, _)| Arc::ptr_eq(memory, executor.memory()));
             let site = match known {
                 Some((_, site)) => Arc::clone(site),
@@ -211,7 +202,16 @@ impl CudaEngine {
         let open = (model.sizes.open > 0).then(|| {
             let most = source.shapes_at_most.map_or(MOST_SHAPES, |most| most as usize);
             let standby = |engine| Standby::new(engine, source, &signature, count);
-            let standby = self.fallback.engine().map(standby);
+            // What is compared is what the device computes.
+            let fallback = self.fallback.engine().filter(|_| source.purpose == Purpose::Service);
+            let standby = fallback.map(standby);
+            if source.purpose == Purpose::Service {
+                let meanwhile = if standby.is_some() { "computed on the CPU" } else { "refused" };
+                tracing::info!(
+                    model = source.name,
+                    "it leaves sizes open: up to {most} shapes are prepared as requests bring them, and {meanwhile} meanwhile"
+                );
+            }
             OpenModel::new(&source.name, most, standby, (&model, &devices), self.preparer.jobs())
         });
         Ok(Instance { signature, devices, count, division, open, model })
@@ -226,8 +226,13 @@ impl Engine for CudaEngine {
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
         match self.instance(source) {
             Ok(instance) => Ok(Arc::new(instance)),
-            Err(reason) => self.fallback.prepare(source, reason),
+            Err(reason) if source.purpose == Purpose::Service => self.fallback.prepare(source, reason),
+            Err(reason) => Err(EngineError::bad_model(&source.file, reason)),
         }
+    }
+
+    fn precisions(&self) -> &[Precision] {
+        &PRECISIONS
     }
 
     fn reference(&self) -> Option<Arc<dyn Engine>> {
@@ -331,6 +336,10 @@ impl Prepared for Instance {
 
     fn weight_bytes(&self) -> u64 {
         self.model.weight_bytes as u64
+    }
+
+    fn precision(&self) -> Option<Precision> {
+        Some(self.model.precision)
     }
 
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {

@@ -6,7 +6,7 @@ use crate::executor::CudaExecutor;
 use crate::program::{Effort, Program};
 use crate::sizes::{Extent, Form, MAX_OPEN, PreparedSizes, Side, Size, exact_extents, output_extents, output_spec};
 use base::Precision;
-use engine::{FileHashes, ModelSource};
+use engine::{FileHashes, ModelSource, Purpose};
 use graph::model::Dimension;
 use graph::{Options, Plan};
 use std::collections::BTreeMap;
@@ -36,6 +36,8 @@ pub(crate) struct CudaModel {
     pub(crate) blob: Arc<Pinned>,
     /// How many bytes they are.
     pub(crate) weight_bytes: usize,
+    /// What it is computed in.
+    pub(crate) precision: Precision,
     /// By executor.
     pub(crate) programs: Vec<Programs>,
 }
@@ -74,8 +76,8 @@ impl Hashes {
             .collect();
         others.sort();
         let wishes = format!(
-            "{own} {precision:?} {:?} {:?} {:?} {:?} {:?} {others:?}",
-            source.max_batch, source.batch_sizes, source.shapes, source.lengths, source.examples
+            "{own} {precision} {:?} {:?} {:?} {:?} {:?} {:?} {others:?}",
+            source.purpose, source.max_batch, source.batch_sizes, source.shapes, source.lengths, source.examples
         );
         Ok(wishes.into_bytes())
     }
@@ -108,6 +110,9 @@ impl CudaModel {
             blob[..weights.len()].copy_from_slice(&weights);
             Ok::<_, String>(blob)
         })?;
+        // What is compared is compared on the first device.
+        let executors =
+            if source.purpose == Purpose::Service { executors } else { &executors[..executors.len().min(1)] };
         let (mut done, all, mut said_at) = (0, executors.len() * plans.len(), Instant::now());
         let mut built = || {
             done += 1;
@@ -118,14 +123,17 @@ impl CudaModel {
         };
         // A size that was only guessed isn't worth measuring kernels for.
         let guessed = wanted.sizes.is_empty();
-        let effort = if guessed { Effort::least() } else { Effort::default() };
+        let least = guessed || source.purpose == Purpose::Draft;
+        let effort = if least { Effort::least() } else { Effort::default() };
         let plans: Vec<&Plan> = plans.iter().map(|(_, plan)| plan).collect();
         let programs = executors
             .iter()
             .map(|executor| programs(executor, &plans, &sizes.prepared, effort, &mut built))
             .collect::<Result<_, _>>()?;
         let planner = SizePlanner { wanted, layout, precision, file: source.file.clone(), content };
-        Ok(Self { sizes, planner, guessed, blob, weight_bytes, programs })
+        // One with fewer products than should be exact has all of them exact.
+        let precision = if plans[0].is_exact() { Precision::Fp32 } else { precision };
+        Ok(Self { sizes, planner, guessed, blob, weight_bytes, precision, programs })
     }
 
     /// Prepares one more size on these executors, without measuring: others use them meanwhile.
@@ -286,10 +294,13 @@ impl Preparation {
         } else {
             vec![1]
         };
-        let sizes = lengths
+        let mut sizes: Vec<Size> = lengths
             .iter()
             .flat_map(|&length| batches.iter().map(move |&batch| Size::alike(batch, open, length)))
             .collect();
+        if source.purpose != Purpose::Service {
+            sizes.truncate(1);
+        }
         let first = batches.first().copied().unwrap_or(1);
         let given = source.examples.iter().filter_map(|example| example_size(&inputs, example, first, batched));
         let examples = given.chain(tried(&inputs, first, open)).collect();
@@ -320,12 +331,13 @@ impl Preparation {
     }
 
     fn plan(&self, file: &graph::OnnxModel, size: Size, precision: Precision) -> Result<Plan, String> {
-        let precision = match precision {
-            Precision::Fp32 => graph::Precision::F32,
-            Precision::Tf32 => graph::Precision::Tf32,
-            Precision::Fp16 => graph::Precision::F16,
+        let (precision, exact_products) = match precision {
+            Precision::Fp32 => (graph::Precision::F32, 0),
+            Precision::Tf32 => (graph::Precision::Tf32, 0),
+            Precision::Tf32Behind(count) => (graph::Precision::Tf32, count as usize),
+            Precision::Fp16 => (graph::Precision::F16, 0),
         };
-        let mut options = Options::new(size.batch, precision);
+        let mut options = Options { exact_products, ..Options::new(size.batch, precision) };
         for (side, input) in self.inputs.iter().zip(file.inputs()) {
             for (axis, (dim, declared)) in side.dims(size).into_iter().zip(&input.dims).enumerate() {
                 if matches!(declared, Dimension::Open(_)) {
@@ -537,6 +549,32 @@ mod tests {
         let unbatched =
             wanted(&file, &ModelSource { max_batch: Some(0), lengths: vec![2], ..ModelSource::default() }).unwrap();
         assert_eq!((unbatched.signature().max_batch, prepared(&unbatched)), (0, vec![(1, &[2][..])]));
+    }
+
+    #[test]
+    fn what_is_compared_has_the_smallest_size_alone() {
+        let file = model(&[("mask", &["batch", "sequence"])]);
+        for purpose in [Purpose::Trial, Purpose::Draft] {
+            let source =
+                ModelSource { purpose, batch_sizes: vec![2, 4], lengths: vec![16, 32], ..ModelSource::default() };
+            let sizes = wanted(&file, &source).unwrap();
+            assert_eq!((prepared(&sizes), sizes.fills[0]), (vec![(2, &[16][..])], true));
+            assert_eq!(sizes.find(Size::alike(1, 1, 9)), Some(0), "a shorter row is filled up");
+        }
+    }
+
+    #[test]
+    fn precisions_are_plans() {
+        let file = model(&[("x", &["batch", "3"])]);
+        let wanted = Preparation::new(&file, &ModelSource::default()).unwrap();
+        let plan = |precision| {
+            let plan = wanted.plan(&file, wanted.sizes[0], precision).unwrap();
+            (plan.precision, plan.exact_products)
+        };
+        assert_eq!(plan(Precision::Fp32), (graph::Precision::F32, 0));
+        assert_eq!(plan(Precision::Tf32), (graph::Precision::Tf32, 0));
+        assert_eq!(plan(Precision::Tf32Behind(7)), (graph::Precision::Tf32, 7));
+        assert_eq!(plan(Precision::Fp16), (graph::Precision::F16, 0));
     }
 
     #[test]

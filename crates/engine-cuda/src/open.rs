@@ -163,11 +163,6 @@ impl OpenModel {
         {
             tracing::warn!(model = name, "the CPU can't stand in for shapes that aren't prepared: {reason}");
         }
-        tracing::info!(
-            model = name,
-            "it leaves sizes open: up to {most} shapes are prepared as requests bring them, and {} meanwhile",
-            if standby.is_some() { "computed on the CPU" } else { "refused" }
-        );
         Arc::new_cyclic(|myself| Self {
             name: name.to_owned(),
             store: ShapeStore::new(most),

@@ -12,7 +12,7 @@ mod plan;
 mod sessions;
 
 use clap::{Parser, Subcommand};
-use cuda::{exec, fetches, flow, kernels, launches, loads, model, nodes, replays, served, shares};
+use cuda::{exec, fetches, flow, kernels, launches, loads, model, nodes, precision, replays, served, shares};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -42,6 +42,8 @@ enum Tool {
     Sources(kernels::SourcesArgs),
     /// GPU: ONNX's own node tests through the engine, as models are served.
     Nodes(nodes::NodesArgs),
+    /// GPU: what models are computed in by evidence, and how far each precision is off and what it takes.
+    Precision(precision::PrecisionArgs),
     /// GPU: how inputs are fetched out of pinned memory.
     Fetches,
     /// GPU: what LOAD and UNLOAD take, by size.
@@ -87,6 +89,7 @@ fn run(tool: Tool) -> Attempt<Value> {
         Tool::Kernels(args) => Ok(kernels::run(&args)?),
         Tool::Sources(args) => Ok(kernels::write_sources(&args).map(|()| Value::Null)?),
         Tool::Nodes(args) => Ok(nodes::run(&args)?),
+        Tool::Precision(args) => cuda::on_device(|| precision::run(&args)),
         Tool::Fetches => cuda::on_device(fetches::run),
         Tool::Loads => cuda::on_device(loads::run),
         Tool::Replays { replays } => cuda::on_device(|| replays::run(replays)),
@@ -112,6 +115,7 @@ mod tests {
             "kernels cache --model lenet.onnx --precision f16 --batches 1,4 --size sequence=32",
             "sources folder resnet50.onnx",
             "nodes folder fp32 12",
+            "precision net.onnx repository --bound 0.01 --batches 1,8 --cache cache",
             "fetches --json fetches.json",
             "model resnet18.onnx --precision fp16 --batches 1,2 --replays 1000",
             "launches resnet50.onnx --precision fp16",

@@ -48,6 +48,13 @@ pub struct TensorView<'a> {
     pub data: &'a [u8],
 }
 
+impl TensorView<'_> {
+    /// The same with its own bytes.
+    pub fn to_tensor(self) -> Tensor {
+        Tensor { datatype: self.datatype, shape: self.shape.to_vec(), data: self.data.to_vec().into() }
+    }
+}
+
 /// A tensor with its own bytes, in the same form.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {

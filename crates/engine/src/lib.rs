@@ -15,6 +15,9 @@ mod emulated;
 mod hashes;
 mod host;
 mod inputs;
+mod made_up;
+mod numbers;
+pub mod precision;
 mod staged;
 
 pub use at_once::{AtOnce, at_once};
@@ -22,6 +25,8 @@ pub use emulated::EmulatedEngine;
 pub use hashes::FileHashes;
 pub use host::{HostBuffer, HostMemory, HostRoom};
 pub use inputs::{Compute, Input, Inputs, Tensor, TensorView};
+pub use made_up::by_chance;
+pub use numbers::{distance, is_real, numbers};
 pub use staged::{DeviceTimes, Sink, Staged, execute};
 
 use base::{LatencyProfile, ModelSignature, Precision};
@@ -38,6 +43,12 @@ pub trait Engine: Send + Sync {
     /// Does once what can be done ahead of a load: reads the file, checks it, optimises it, keeps the result in host
     /// memory and in the cache folder.
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError>;
+
+    /// What models can be computed in, the fastest first; none where there is no choice. TF32 behind so many products
+    /// stands for up to so many.
+    fn precisions(&self) -> &[Precision] {
+        &[]
+    }
 
     /// An engine that computes the same models on the host, in any shape, where this one prepares each: what only runs of
     /// a model show is found out there.
@@ -79,10 +90,25 @@ pub struct ModelSource {
     /// For engines that prepare each shape: how many are kept at a time of those that requests bring. `None` leaves it
     /// to the engine.
     pub shapes_at_most: Option<u32>,
-    /// For engines that have a choice: what floats are computed in.
+    /// For engines that have a choice: what floats are computed in; `None` is 32 bits.
     pub precision: Option<Precision>,
+    /// For engines that prepare each size: what it is prepared for.
+    pub purpose: Purpose,
     /// For engines that don't compute: what to pretend.
     pub emulated: Option<Emulation>,
+}
+
+/// What a model is prepared for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Purpose {
+    /// To be served.
+    #[default]
+    Service,
+    /// To be compared, on the first device alone and in its smallest size, computed as it would be served. Where an
+    /// engine hands models on to another, it doesn't hand on this.
+    Trial,
+    /// The same, but soon, and computed slowly: how far it is off is what counts.
+    Draft,
 }
 
 /// What an emulated device pretends about a model.
@@ -101,6 +127,11 @@ pub trait Prepared: Send + Sync {
 
     /// What its weights take on a device.
     fn weight_bytes(&self) -> u64;
+
+    /// What its floats are computed in, where that can be chosen.
+    fn precision(&self) -> Option<Precision> {
+        None
+    }
 
     /// Whether batches of any number of rows can be computed, each at what it takes; otherwise those sizes that were
     /// prepared are, and what lies between them is filled up to the next.

@@ -281,6 +281,7 @@ impl Arrangement<'_> {
         }
         Plan {
             precision: self.options.precision,
+            exact_products: self.options.exact_products,
             inputs: self.graph.inputs.clone(),
             outputs: self.graph.outputs.iter().map(|(port, _)| port.clone()).collect(),
             steps: self.steps,

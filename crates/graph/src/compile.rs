@@ -136,6 +136,29 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_first_products_may_be_exact_where_only_their_factors_differ() {
+        let plan = |precision, exact_products| {
+            let options = Options { exact_products, ..options(1, precision) };
+            compile(&model(&sample::residual()), &options).unwrap()
+        };
+        let exact = |plan: &Plan| -> Vec<bool> {
+            let products = (0..plan.steps.len()).filter(|&step| plan.steps[step].is_product());
+            products.map(|step| plan.precision_of(step) == Precision::F32).collect()
+        };
+        let of = |count| plan(Precision::Tf32, count);
+        assert_eq!(exact(&of(0)), [false; 5]);
+        assert_eq!(exact(&of(2)), [true, true, false, false, false]);
+        assert!(of(5).is_exact() && of(99).is_exact() && !of(4).is_exact());
+        let others = (0..of(5).steps.len()).filter(|&step| !of(5).steps[step].is_product());
+        assert!(others.map(|step| of(5).precision_of(step)).all(|precision| precision == Precision::Tf32));
+        // Tensors lie the same way, so that one blob of weights is for all of them.
+        let steps = |plan: &Plan| plan.steps.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(steps(&of(2)), steps(&plan(Precision::F32, 0)));
+        assert_eq!(exact(&plan(Precision::F16, 2)), [false; 5], "halves stay halves");
+        assert!(plan(Precision::F32, 0).is_exact());
+    }
+
     /// That no two values share memory while both are needed is tested in `memory.rs`; here, that lives are right.
     #[test]
     fn no_step_writes_over_what_it_reads_or_behind_the_workspace() {

@@ -12,6 +12,8 @@ pub struct Options {
     pub sizes: BTreeMap<String, usize>,
     /// What floats are kept in.
     pub precision: Precision,
+    /// In TF32: how many of the first convolutions and products are multiplied in 32 bits all the same.
+    pub exact_products: usize,
     /// How images lie in memory.
     pub layout: ImageLayout,
     /// Whether neighbouring operators become one step. Off in tests, which compare.
@@ -36,6 +38,7 @@ impl Options {
     /// For that batch, with everything else as it is best.
     pub fn new(batch: usize, precision: Precision) -> Self {
         let (sizes, layout) = (BTreeMap::new(), ImageLayout::ChannelsLast);
-        Self { batch, sizes, precision, layout, fuse: true, convert_in_steps: false, concat_in_place: true }
+        let (exact_products, fuse, convert_in_steps, concat_in_place) = (0, true, false, true);
+        Self { batch, sizes, precision, exact_products, layout, fuse, convert_in_steps, concat_in_place }
     }
 }

@@ -17,6 +17,8 @@ pub use base::DataType;
 pub struct Plan {
     /// The precision that was asked for.
     pub precision: Precision,
+    /// In TF32: how many of the first convolutions and products are multiplied in 32 bits all the same.
+    pub exact_products: usize,
     /// What comes in, in the model's order, row-major, in the model's own types.
     pub inputs: Vec<Port>,
     /// What goes out, the same.
@@ -31,6 +33,24 @@ pub struct Plan {
     pub constants: Vec<u8>,
     /// How much workspace the steps need. What it holds before and after an execution means nothing.
     pub workspace_bytes: usize,
+}
+
+impl Plan {
+    /// What a step is computed in. What it reads and writes is the same in TF32 and in 32 bits.
+    pub fn precision_of(&self, step: usize) -> Precision {
+        let products = |steps: &[Step]| steps.iter().filter(|step| step.is_product()).count();
+        let exact = self.precision == Precision::Tf32
+            && self.exact_products > 0
+            && self.steps[step].is_product()
+            && products(&self.steps[..step]) < self.exact_products;
+        if exact { Precision::F32 } else { self.precision }
+    }
+
+    /// Whether everything is kept and multiplied in 32 bits.
+    pub fn is_exact(&self) -> bool {
+        let exact = |step: usize| !self.steps[step].is_product() || self.precision_of(step) == Precision::F32;
+        self.precision != Precision::F16 && (0..self.steps.len()).all(exact)
+    }
 }
 
 /// An input or output of a plan.
@@ -492,6 +512,11 @@ impl Step {
             Self::Resize(_) => "resize",
             Self::TopK(_) => "topk",
         }
+    }
+
+    /// Whether numbers are multiplied and added up in it, with factors that TF32 rounds.
+    pub fn is_product(&self) -> bool {
+        matches!(self, Self::Conv(_) | Self::Gemm(_) | Self::Attention(_))
     }
 
     /// What it reads, in the order of its fields.

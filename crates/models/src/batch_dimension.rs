@@ -30,7 +30,7 @@ impl BringUp {
         }
         // A file that can't be read is the engine's to explain.
         let key = self.finding_key(found).ok();
-        let kept = self.config.cache.as_deref().map(FindingStore::new).zip(key);
+        let kept = self.config.cache.as_deref().map(FindingStore::<BatchFinding>::new).zip(key);
         if let Some(finding) = kept.as_ref().and_then(|(store, key)| store.load(key)) {
             return Ok((decided(finding.batches)?, Some(finding.why)));
         }
@@ -82,7 +82,7 @@ impl BringUp {
             let kinds = self.controller.one_of_each_kind();
             let (division, device) = *kinds.first().ok_or("there is no device")?;
             let loaded = prepared.load_in(division, device.0).map_err(|error| error.to_string())?;
-            let mut runner = DeviceRunner::new(&self.controller, device, prepared, loaded);
+            let mut runner = DeviceRunner::new(&self.controller, device, Some(prepared), loaded);
             rows::compare(&mut runner, signature, samples)
         })
     }

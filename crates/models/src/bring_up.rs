@@ -5,10 +5,11 @@ use crate::manager::ManagerConfig;
 use crate::profiler::Measured;
 use crate::queueing::QueueLimits;
 use crate::samples::{MAX_INPUT_BYTES, Samples};
-use crate::{elements, profiler, reshape, warmup};
-use base::{DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec};
+use crate::{elements, precision, profiler, reshape, warmup};
+use base::{DeviceId, Duration, LatencyProfile, ModelSignature, Precision, TensorSpec};
 use controller::{Controller, ModelRecord, Padding};
-use engine::{Emulation, FileHashes, ModelSource, Prepared};
+use engine::precision::Verdict;
+use engine::{Emulation, FileHashes, ModelSource, Prepared, Purpose};
 use repository::{FoundModel, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile, TensorConfig};
 use scheduler::Fairness;
 use std::collections::{BTreeMap, HashSet};
@@ -56,7 +57,11 @@ impl BringUp {
         let config = &found.config;
         self.say_once(&found.name, &config.warnings);
         let source = model_source(found, self.config.cache.clone())?;
+        let (source, verdict) = self.with_precision(found, source);
         let (prepared, batching) = self.prepare(found, &source)?;
+        // What another engine computes has nothing to do with what was compared.
+        let verdict = verdict.filter(|_| prepared.precision().is_some());
+        let findings = Findings { batching, verdict };
         let mut signature = prepared.signature().clone();
         let sizes = measurable(batch_sizes(config, &*prepared), &signature, config);
         if signature.max_batch > 0 {
@@ -81,7 +86,11 @@ impl BringUp {
         };
         warmup::run(&self.controller, &*prepared, found)?;
         let labels = labels(found, &signature)?;
-        log_ready(found, &profile, prepared.weight_bytes(), batching.as_deref());
+        log_ready(found, &profile, prepared.weight_bytes(), &findings);
+        if let Some(Verdict { chosen, .. }) = &findings.verdict {
+            let (metrics, precision) = (self.controller.metrics(), chosen.precision.to_string());
+            metrics.computed_in(&found.name, found.version, &precision, chosen.error);
+        }
         if let Some(reason) = prepared.not_on_device() {
             log_not_on_device(found, &profile, reason);
         }
@@ -98,7 +107,7 @@ impl BringUp {
             fairness: fairness(config),
             metrics: self.controller.metrics().model(&found.name, found.version),
         };
-        Ok((self.publish(found, Arc::new(record), &prepared, labels, batching.as_deref()), prepared))
+        Ok((self.publish(found, Arc::new(record), &prepared, labels, &findings), prepared))
     }
 
     /// The model in host memory, with the shapes that its configuration shows to clients; and why its first dimension
@@ -125,12 +134,12 @@ impl BringUp {
         model: Arc<ModelRecord>,
         prepared: &Arc<dyn Prepared>,
         labels: Arc<[Vec<String>]>,
-        batching: Option<&str>,
+        findings: &Findings,
     ) -> ServedModel {
         let id = self.controller.publish(Arc::clone(&model), Arc::clone(prepared));
         let devices = self.controller.devices_of(id);
         let longest = model.profile.batches().last().map_or(Duration::ZERO, |batch| batch.p99);
-        let config = Arc::new(self.complete(found, &model.signature, devices, batching));
+        let config = Arc::new(self.complete(found, &model.signature, devices, findings));
         let queue_limits = queue_limits(&found.config, longest, model.signature.max_batch, devices);
         ServedModel { id, model, config, labels, defaults: prepared.defaults().into(), queue_limits }
     }
@@ -141,14 +150,15 @@ impl BringUp {
         found: &FoundModel,
         signature: &ModelSignature,
         devices: u32,
-        batching: Option<&str>,
+        findings: &Findings,
     ) -> wire::proto::ModelConfig {
         let file_name = found.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let engine = self.config.engine.name();
-        repository::complete(
-            &found.config,
-            &Known { name: &found.name, engine, signature, devices, file_name: &file_name, batching },
-        )
+        let computed_in = findings.verdict.as_ref().map(precision::sentence);
+        let (batching, computed_in) = (findings.batching.as_deref(), computed_in.as_deref());
+        let (name, file_name) = (&found.name, &file_name);
+        let known = Known { name, engine, signature, devices, file_name, batching, computed_in };
+        repository::complete(&found.config, &known)
     }
 
     /// Of the slowest kind of devices and of the others; and what a batch takes whatever its inputs are, on the
@@ -194,7 +204,7 @@ impl BringUp {
                 if memory.is_some() { ", received in its memory" } else { "" },
                 samples.describe(),
                 shapes(&found.config),
-                choices(&found.config)
+                choices(&found.config, prepared.precision())
             ),
             machine: repository::machine(),
             batch_sizes: sizes.to_vec(),
@@ -224,11 +234,40 @@ impl BringUp {
     }
 }
 
-fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64, batch_dimension: Option<&str>) {
-    let medians: Vec<String> =
-        profile.batches().iter().map(|entry| format!("{}: {}", entry.batch, entry.median)).collect();
+/// What was found out about a model by running it.
+struct Findings {
+    /// Why its first dimension is a batch or isn't.
+    batching: Option<String>,
+    /// What it is computed in.
+    verdict: Option<Verdict>,
+}
+
+fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64, findings: &Findings) {
+    let told = base::usual_batch_sizes(profile.max_batch());
+    let medians: Vec<String> = profile
+        .batches()
+        .iter()
+        .filter(|entry| told.contains(&entry.batch))
+        .map(|entry| format!("{}: {}", entry.batch, entry.median))
+        .collect();
     let (model, version, load, batches) = (&found.name, found.version, profile.load(), medians.join(", "));
-    tracing::info!(model, version, %load, weight_bytes, batches, batch_dimension, "ready");
+    let (batch_dimension, verdict) = (findings.batching.as_deref(), findings.verdict.as_ref());
+    let precision = verdict.map(|verdict| verdict.chosen.precision.to_string());
+    let precision_error = verdict.map(|verdict| verdict.chosen.error);
+    let too_far_off = verdict.filter(|verdict| !verdict.others.is_empty());
+    let too_far_off = too_far_off.map(|verdict| precision::list(&verdict.others));
+    tracing::info!(
+        model,
+        version,
+        %load,
+        weight_bytes,
+        batches,
+        batch_dimension,
+        precision,
+        precision_error,
+        too_far_off,
+        "ready"
+    );
 }
 
 /// What it costs that the host computes a model.
@@ -256,7 +295,7 @@ fn queue_limits(config: &ModelConfig, longest: Duration, max_batch: u32, devices
 /// What an engine is told of a model.
 pub fn model_source(found: &FoundModel, cache: Option<PathBuf>) -> Result<ModelSource, String> {
     let config = &found.config;
-    let emulated_sizes = config.batch_sizes(config.max_batch.unwrap_or(16));
+    let emulated_sizes = config.any_batch_sizes(config.max_batch.unwrap_or(base::USUAL_MAX_BATCH));
     let emulated = config.emulated_profile(&emulated_sizes).transpose().map_err(|error| error.to_string())?;
     let weight_bytes = config.emulation.map_or(0, |emulation| emulation.weight_bytes);
     Ok(ModelSource {
@@ -270,7 +309,8 @@ pub fn model_source(found: &FoundModel, cache: Option<PathBuf>) -> Result<ModelS
         lengths: config.lengths.clone(),
         examples: examples(config),
         shapes_at_most: config.max_shapes,
-        precision: config.precision,
+        precision: None,
+        purpose: Purpose::Service,
         emulated: emulated.map(|profile| Emulation { profile, weight_bytes }),
     })
 }
@@ -290,9 +330,10 @@ pub(crate) fn shapes(config: &ModelConfig) -> String {
     config.inputs.iter().map(|input| format!(", {} {:?}", input.name, input.dims)).collect()
 }
 
-/// What measurements depend on besides the model: what the configuration chooses for engines that prepare each size.
-fn choices(config: &ModelConfig) -> String {
-    let precision = config.precision.map_or_else(String::new, |precision| format!(", {}", precision.name()));
+/// What measurements depend on besides the model, for engines that have a choice: what it is computed in, and the
+/// lengths that it is prepared for.
+fn choices(config: &ModelConfig, precision: Option<Precision>) -> String {
+    let precision = precision.map_or_else(String::new, |precision| format!(", {precision}"));
     let lengths = if config.lengths.is_empty() { String::new() } else { format!(", lengths {:?}", config.lengths) };
     precision + &lengths
 }

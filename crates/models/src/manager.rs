@@ -4,6 +4,7 @@
 use crate::bring_up::BringUp;
 use crate::control::{ControlMode, ModelControl, Order};
 use crate::poller::Poller;
+use crate::precision::PrecisionWishes;
 use crate::profiler::ProfilingEffort;
 use crate::publisher::Publisher;
 use crate::registry::Registry;
@@ -36,6 +37,8 @@ pub struct ManagerConfig {
     pub engine: Arc<dyn Engine>,
     /// The runtime's version and the kind of device: measurements are valid for them alone.
     pub device_kind: String,
+    /// What models are computed in whose configuration says nothing.
+    pub precision: PrecisionWishes,
     /// The default deadline of requests to models whose configuration gives none.
     pub default_objective: Option<Duration>,
     /// Memory that one execution may take: an input whose size a model leaves open is bounded by it.
@@ -59,6 +62,7 @@ impl ManagerConfig {
             cache: None,
             device_kind: engine.name().to_owned(),
             engine,
+            precision: PrecisionWishes::default(),
             default_objective: None,
             execution_bytes: u64::MAX,
             effort: ProfilingEffort::default(),

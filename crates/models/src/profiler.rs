@@ -88,7 +88,7 @@ pub(crate) fn measure(
         Ok((Duration::from(start.elapsed()), loaded))
     };
     let (load, loaded) = measure_load(load_once, &mut budget)?;
-    let mut runner = DeviceRunner::new(controller, device, prepared, loaded);
+    let mut runner = DeviceRunner::new(controller, device, Some(prepared), loaded);
     let signature = prepared.signature();
     samples.check(signature)?;
     let (sample, one) = match find_inputs(&mut runner, signature, samples, &mut budget)? {

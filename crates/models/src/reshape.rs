@@ -1,7 +1,7 @@
 //! Models whose clients see other shapes than the model itself: `reshape`, and dimensions that are narrower than the
 //! model's.
 
-use base::{ModelSignature, TensorSpec};
+use base::{ModelSignature, Precision, TensorSpec};
 use engine::{Compute, DeviceTimes, EngineError, Input, Inputs, Loaded, Prepared, Sink, Staged, Tensor, TensorView};
 use repository::{ModelConfig, TensorConfig};
 use std::sync::Arc;
@@ -100,6 +100,10 @@ impl Prepared for Reshaped {
 
     fn weight_bytes(&self) -> u64 {
         self.inner.weight_bytes()
+    }
+
+    fn precision(&self) -> Option<Precision> {
+        self.inner.precision()
     }
 
     fn takes_any_batch(&self) -> bool {

@@ -53,20 +53,15 @@ impl Compute for DeviceRunner<'_> {
     }
 }
 
-/// A model that the thread that asks computes, on no device.
+/// A model that is run on the thread that asks, with nobody beside it.
 pub(crate) struct HostRunner(pub(crate) Box<dyn Loaded>);
 
 impl Compute for HostRunner {
     fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError> {
         let mut outputs = Vec::new();
-        let outcome = engine::execute(&mut *self.0, &mut &**inputs, &mut |_, view| outputs.push(kept(view)));
+        let outcome = engine::execute(&mut *self.0, &mut &**inputs, &mut |_, view| outputs.push(view.to_tensor()));
         outcome.map(|_| outputs).map_err(|error| RunError::Refused(error.to_string()))
     }
-}
-
-fn kept(view: TensorView<'_>) -> Tensor {
-    let TensorView { datatype, shape, data } = view;
-    Tensor { datatype, shape: shape.to_vec(), data: data.to_vec().into() }
 }
 
 impl Run for DeviceRunner<'_> {
@@ -84,7 +79,8 @@ pub(crate) fn expect(prepared: &dyn Prepared, inputs: &[Tensor]) {
 pub(crate) struct DeviceRunner<'a> {
     controller: &'a Controller,
     device: DeviceId,
-    prepared: &'a dyn Prepared,
+    /// Who is told what will be run.
+    prepared: Option<&'a dyn Prepared>,
     /// With the executor while a run is under way.
     loaded: Option<Box<dyn Loaded>>,
     /// What the next run is expected to take: what the last one took.
@@ -95,7 +91,7 @@ impl<'a> DeviceRunner<'a> {
     pub(crate) fn new(
         controller: &'a Controller,
         device: DeviceId,
-        prepared: &'a dyn Prepared,
+        prepared: Option<&'a dyn Prepared>,
         loaded: Box<dyn Loaded>,
     ) -> Self {
         Self { controller, device, prepared, loaded: Some(loaded), expected: FIRST_GUESS }
@@ -108,7 +104,9 @@ impl<'a> DeviceRunner<'a> {
             RunError::Gone(reason.into())
         };
         // Before the device is borrowed: others have it meanwhile.
-        expect(self.prepared, inputs);
+        if let Some(prepared) = self.prepared {
+            expect(prepared, inputs);
+        }
         let mut loaded = self.loaded.take().ok_or_else(gone)?;
         let inputs = Arc::clone(inputs);
         let (sender, receiver) = mpsc::channel();
@@ -116,7 +114,7 @@ impl<'a> DeviceRunner<'a> {
             let mut outputs = Vec::new();
             let mut keep = |_: usize, view: TensorView<'_>| {
                 if keeps {
-                    outputs.push(kept(view));
+                    outputs.push(view.to_tensor());
                 }
             };
             let start = Instant::now();

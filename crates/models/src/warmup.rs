@@ -1,10 +1,10 @@
 //! Runs a model's warmup samples on every device before it is ready.
 
 use crate::runner::{DeviceRunner, Run as _};
-use crate::samples::{MAX_INPUT_BYTES, by_chance};
+use crate::samples::MAX_INPUT_BYTES;
 use base::{DataType, DeviceId, ModelSignature, element_count};
 use controller::Controller;
-use engine::{Prepared, Tensor};
+use engine::{Prepared, Tensor, by_chance};
 use repository::{FoundModel, WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample};
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(crate) fn run(controller: &Controller, prepared: &dyn Prepared, found: &Foun
     let mut runs = 0;
     for device in 0..controller.device_numbers() {
         let loaded = prepared.load(device).map_err(|error| error.to_string())?;
-        let mut runner = DeviceRunner::new(controller, DeviceId(device), prepared, loaded);
+        let mut runner = DeviceRunner::new(controller, DeviceId(device), Some(prepared), loaded);
         for sample in samples {
             let failed = |reason: String| format!("model_warmup {:?}: {reason}", sample.name);
             let inputs = inputs(sample, prepared.signature(), &found.folder).map_err(failed)?;

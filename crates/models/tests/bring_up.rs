@@ -6,14 +6,14 @@
 mod common;
 
 use base::{DataType, Duration, ModelSignature, TensorSpec};
-use controller::{Controller, ControllerConfig, DeviceConfig, Tensor};
+use common::folders;
+use controller::Tensor;
 use engine::{AtOnce, Engine, EngineError, Loaded, ModelSource, Prepared, Sink, TensorView, at_once};
 use engine_ort::{OrtEngine, OrtOptions};
-use models::{Manager, ManagerConfig, ProfilingEffort, Registry, ServedModel};
+use models::{ProfilingEffort, ServedModel};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use telemetry::Metrics;
 
 /// What a model does with rows.
 #[derive(Clone, Copy, PartialEq)]
@@ -134,40 +134,7 @@ impl AtOnce for OnDevice {
 
 /// The model `net` of a repository, brought up.
 fn bring_up(engine: Arc<dyn Engine>, repository: &Path, cache: &Path) -> ServedModel {
-    bring_up_with(ProfilingEffort { runs: 3, budget: Duration::ZERO }, engine, repository, cache)
-}
-
-fn bring_up_with(effort: ProfilingEffort, engine: Arc<dyn Engine>, repository: &Path, cache: &Path) -> ServedModel {
-    let device = DeviceConfig { name: "net:0".into(), index: 0, pages: 4, pin: None, kind: 0, only_waits: false };
-    let config = ControllerConfig {
-        scheduler: scheduler::Config::default(),
-        max_requests: 4,
-        page_bytes: 1 << 20,
-        cells: vec![vec![device]],
-        online_profile_share: 0.0,
-    };
-    let controller = Controller::start(config, Metrics::new()).unwrap();
-    let mut config = ManagerConfig::new(repository.to_owned(), engine);
-    config.cache = Some(cache.to_owned());
-    config.effort = effort;
-    let registry = Registry::default();
-    let manager = Manager::start(controller.clone(), registry.clone(), config).unwrap();
-    manager.wait_until_started();
-    let catalogue = registry.catalogue();
-    let entry = catalogue.models["net"].default_version().unwrap();
-    let served = entry.serving().unwrap_or_else(|| panic!("{:?}", entry.state())).clone();
-    drop(manager);
-    controller.stop();
-    served
-}
-
-/// A repository with a model of this configuration, and a folder for what is found.
-fn folders(config: &str) -> [tempfile::TempDir; 2] {
-    let [repository, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    std::fs::create_dir_all(repository.path().join("net/1")).unwrap();
-    std::fs::write(repository.path().join("net/1/model.onnx"), "any").unwrap();
-    std::fs::write(repository.path().join("net/config.pbtxt"), config).unwrap();
-    [repository, cache]
+    common::bring_up_with(ProfilingEffort { runs: 3, budget: Duration::ZERO }, engine, repository, cache).0
 }
 
 /// Its largest batch, and why.
@@ -292,7 +259,7 @@ fn a_model_that_takes_any_batch_has_sizes_between_powers_of_two_which_are_not_ru
     let [repository, cache] = folders("max_batch_size: 20");
     let net = Net::new(Rows::Alone, false);
     let effort = ProfilingEffort { runs: 3, budget: Duration::from_secs(60) };
-    let served = bring_up_with(effort, Arc::new(net.clone()), repository.path(), cache.path());
+    let served = common::bring_up_with(effort, Arc::new(net.clone()), repository.path(), cache.path()).0;
     let sizes =
         |served: &ServedModel| served.model.profile.batches().iter().map(|entry| entry.batch).collect::<Vec<_>>();
     assert_eq!(sizes(&served), (1..=16).chain([18, 20]).collect::<Vec<_>>());
@@ -303,6 +270,16 @@ fn a_model_that_takes_any_batch_has_sizes_between_powers_of_two_which_are_not_ru
         "max_batch_size: 20 parameters { key: \"batch_sizes\" value { string_value: \"1,3,5\" } }",
     )
     .unwrap();
-    let served = bring_up_with(effort, Arc::new(net.clone()), repository.path(), cache.path());
+    let served = common::bring_up_with(effort, Arc::new(net.clone()), repository.path(), cache.path()).0;
     assert_eq!((sizes(&served), BTreeSet::from_iter(net.runs())), (vec![1, 3, 5], BTreeSet::from([1, 3, 5])));
+}
+
+#[test]
+fn an_emulated_model_has_sizes_between_powers_of_two_as_on_a_cpu() {
+    let emulated = "max_batch_size: 20 \
+         parameters { key: \"emulated_latency\" value { string_value: \"alpha_ms=1,beta_ms=1,load_ms=1\" } }";
+    let [repository, cache] = folders(emulated);
+    let served = bring_up(Arc::new(engine::EmulatedEngine::default()), repository.path(), cache.path());
+    let sizes: Vec<u32> = served.model.profile.batches().iter().map(|entry| entry.batch).collect();
+    assert_eq!(sizes, (1..=16).chain([18, 20]).collect::<Vec<_>>());
 }

@@ -1,7 +1,7 @@
 //! A configuration with everything filled in that was left out, as Triton shows it once a model is loaded.
 
 use crate::config::{ModelConfig, VersionPolicy};
-use crate::parameters::BATCH_DIMENSION;
+use crate::parameters::{BATCH_DIMENSION, COMPUTED_IN};
 use base::{DataType, ModelSignature, TensorSpec};
 use wire::proto::{
     self, ModelDynamicBatching, ModelInput, ModelInstanceGroup, ModelOutput, ModelParameter, ModelVersionPolicy,
@@ -23,6 +23,8 @@ pub struct Known<'a> {
     pub file_name: &'a str,
     /// Why its first dimension is a batch or isn't, where that was found out.
     pub batching: Option<&'a str>,
+    /// What it is computed in and how far it is off, where there was a choice.
+    pub computed_in: Option<&'a str>,
 }
 
 /// The whole configuration.
@@ -49,9 +51,10 @@ pub fn complete(config: &ModelConfig, known: &Known<'_>) -> proto::ModelConfig {
         let batching = ModelDynamicBatching::default();
         all.scheduling_choice = Some(model_config::SchedulingChoice::DynamicBatching(batching));
     }
-    if let Some(why) = known.batching {
-        let found = ModelParameter { string_value: why.to_owned() };
-        all.parameters.insert(BATCH_DIMENSION.to_owned(), found);
+    for (name, found) in [(BATCH_DIMENSION, known.batching), (COMPUTED_IN, known.computed_in)] {
+        if let Some(sentence) = found {
+            all.parameters.insert(name.to_owned(), ModelParameter { string_value: sentence.to_owned() });
+        }
     }
     if all.instance_group.is_empty() {
         all.instance_group.push(ModelInstanceGroup {

@@ -3,7 +3,8 @@
 use crate::text::{self, TextMessage, TextPosition, TextProblem};
 use crate::{json, read, schema};
 use base::{
-    DataType, Duration, LatencyProfile, Precision, ProfileError, USUAL_MAX_BATCH, dense_batch_sizes, usual_batch_sizes,
+    DataType, Duration, LatencyProfile, PrecisionChoice, ProfileError, USUAL_MAX_BATCH, dense_batch_sizes,
+    usual_batch_sizes,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -48,7 +49,10 @@ pub struct ModelConfig {
     /// that prepare each shape, and for `padding`.
     pub lengths: Vec<u32>,
     /// For engines that have a choice: what floats are computed in, from the parameter `precision`.
-    pub precision: Option<Precision>,
+    pub precision: Option<PrecisionChoice>,
+    /// How far its outputs may be off where the precision is chosen by evidence, as a part of an output's range, from
+    /// the parameter `precision_error`.
+    pub precision_error: Option<f64>,
     /// What inputs are filled up with so that requests of different lengths can share a batch, by input; none: they
     /// can't.
     pub padding: BTreeMap<String, f64>,
@@ -309,6 +313,8 @@ mod tests {
             parameters { key: "weights_mb" value: { string_value: "102.3" } }
             parameters { key: "sequence_lengths" value: { string_value: "128,32" } }
             parameters { key: "precision" value: { string_value: "fp16" } }
+            parameters { key: "precision_error" value: { string_value: "0.002" } }
+            parameters { key: "computed_in" value: { string_value: "tf32" } }
             "#,
         )
         .unwrap();
@@ -329,7 +335,8 @@ mod tests {
         assert_eq!((config.fair_weight, config.fair_floor), (Some(2.0), Some(0.1)));
         assert_eq!(config.file_name.as_deref(), Some("net.onnx"));
         assert_eq!(config.emulation.unwrap().weight_bytes, 102_300_000);
-        assert_eq!((&config.lengths[..], config.precision), (&[32, 128][..], Some(Precision::Fp16)));
+        assert_eq!((&config.lengths[..], config.precision_error), (&[32, 128][..], Some(0.002)));
+        assert_eq!(config.precision, Some(PrecisionChoice::Named(base::Precision::Fp16)));
         let profile = config.emulated_profile(&[1, 4]).unwrap().unwrap();
         assert_eq!(profile.batches()[1].median, Duration::from_millis(9));
         assert_eq!(config.warnings.len(), 1, "{:?}", config.warnings);
@@ -485,7 +492,8 @@ mod tests {
             (parameter("fair_weight", "0"), "is \"0\": write a number from 0.001 up"),
             (parameter("fair_floor", "1.5"), "is \"1.5\": write a number from 0 to 1"),
             (parameter("sequence_lengths", "16,0"), "is 0: it must be from 1"),
-            (parameter("precision", "half"), "is \"half\": write fp32, tf32 or fp16"),
+            (parameter("precision", "half"), "is \"half\": write auto, fp32, tf32, tf32+4 (with"),
+            (parameter("precision_error", "2"), "is \"2\": write a number from 0 to 1"),
             (parameter("emulated_latency", "alpha_ms=1"), "needs both alpha_ms and beta_ms"),
             (parameter("emulated_latency", "gamma=1"), "has \"gamma\""),
         ] {

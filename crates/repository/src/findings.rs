@@ -1,7 +1,9 @@
 //! What was found out about models by running them, kept on disk so that they are run for it once.
 
 use crate::kept;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 /// What a finding is valid for: all of it must be the same.
@@ -11,8 +13,14 @@ pub struct FindingKey {
     pub content: String,
     /// The engine and its version.
     pub engine: String,
-    /// What the configuration says of the model's inputs.
+    /// What the configuration says of the model's inputs, and of what is to be found out.
     pub inputs: String,
+}
+
+/// Something that can be found out about a model.
+pub trait Finding: Serialize + DeserializeOwned + Clone {
+    /// The folder of such findings in the cache.
+    const FOLDER: &str;
 }
 
 /// Whether a model's first dimension is a batch.
@@ -24,29 +32,56 @@ pub struct BatchFinding {
     pub why: String,
 }
 
+impl Finding for BatchFinding {
+    const FOLDER: &str = "findings";
+}
+
+/// What a model is computed in.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PrecisionFinding {
+    /// The precision, and how far it is off.
+    pub chosen: TriedPrecision,
+    /// Those that were too far off.
+    pub others: Vec<TriedPrecision>,
+}
+
+/// A precision that was tried.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TriedPrecision {
+    /// Its name.
+    pub precision: String,
+    /// How far outputs are off, as a part of an output's range; `None`: infinitely.
+    pub error: Option<f64>,
+}
+
+impl Finding for PrecisionFinding {
+    const FOLDER: &str = "precisions";
+}
+
 /// A finding as JSON.
 #[derive(Serialize, Deserialize)]
-struct Document {
+struct Document<F> {
     key: FindingKey,
-    finding: BatchFinding,
+    finding: F,
 }
 
-/// Findings in a folder, one file each.
+/// Findings of one kind in a folder, one file each.
 #[derive(Clone, Debug)]
-pub struct FindingStore {
+pub struct FindingStore<F> {
     folder: PathBuf,
+    kind: PhantomData<F>,
 }
 
-impl FindingStore {
+impl<F: Finding> FindingStore<F> {
     /// The findings under a cache folder. Nothing is created before the first one is kept.
     pub fn new(cache: &Path) -> Self {
-        Self { folder: cache.join("findings") }
+        Self { folder: cache.join(F::FOLDER), kind: PhantomData }
     }
 
     /// The kept finding, if there is one that can be read. A broken file is warned of: the model is looked at anew.
-    pub fn load(&self, key: &FindingKey) -> Option<BatchFinding> {
+    pub fn load(&self, key: &FindingKey) -> Option<F> {
         let path = kept::path(&self.folder, key);
-        match kept::read::<Document>(&path) {
+        match kept::read::<Document<F>>(&path) {
             Ok(found) => found.filter(|document| document.key == *key).map(|document| document.finding),
             Err(reason) => {
                 tracing::warn!(file = %path.display(), reason, "a kept finding can't be used: looking anew");
@@ -56,7 +91,7 @@ impl FindingStore {
     }
 
     /// Keeps a finding. If that fails (a full disk, say), it is warned of and the model is looked at again next time.
-    pub fn save(&self, key: &FindingKey, finding: &BatchFinding) {
+    pub fn save(&self, key: &FindingKey, finding: &F) {
         let document = Document { key: key.clone(), finding: finding.clone() };
         if let Err(error) = kept::write(&kept::path(&self.folder, key), &document) {
             let folder = self.folder.display();
@@ -81,5 +116,20 @@ mod tests {
         assert_eq!(store.load(&FindingKey { engine: "onnxruntime 2".into(), ..key.clone() }), None);
         std::fs::write(kept::path(&store.folder, &key), "{").unwrap();
         assert_eq!(store.load(&key), None);
+    }
+
+    #[test]
+    fn findings_of_different_kinds_do_not_meet_and_infinite_errors_come_back() {
+        let cache = tempfile::tempdir().unwrap();
+        let key = FindingKey { content: "c0ffee".into(), engine: "cuda".into(), inputs: String::new() };
+        let batch = BatchFinding { batches: true, why: String::new() };
+        FindingStore::new(cache.path()).save(&key, &batch);
+        let store = FindingStore::<PrecisionFinding>::new(cache.path());
+        assert_eq!(store.load(&key), None);
+        let tried = |precision: &str, error| TriedPrecision { precision: precision.into(), error };
+        let finding = PrecisionFinding { chosen: tried("tf32", Some(1e-3)), others: vec![tried("fp16", None)] };
+        store.save(&key, &finding);
+        assert_eq!(store.load(&key), Some(finding));
+        assert_eq!(FindingStore::new(cache.path()).load(&key), Some(batch));
     }
 }

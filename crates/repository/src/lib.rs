@@ -41,7 +41,7 @@ pub use config::{
     ConfigError, Emulation, ModelConfig, ProfileInput, QueuePolicy, Queueing, TensorConfig, VersionPolicy,
     WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample,
 };
-pub use findings::{BatchFinding, FindingKey, FindingStore};
+pub use findings::{BatchFinding, Finding, FindingKey, FindingStore, PrecisionFinding, TriedPrecision};
 pub use profiles::{ProfileKey, ProfileStore, StoredProfile, machine};
 pub use scan::{Broken, Fingerprint, FoundModel, Repository, RepositoryError, ScanEntry, is_model_name};
 pub use source::{Bucket, RepositorySource, StoreKind};

@@ -6,7 +6,7 @@ use crate::positions::Positions;
 use crate::read::sorted;
 use crate::text::{TextPosition, TextProblem};
 use crate::values::{Warnings, problem};
-use base::{Duration, Precision};
+use base::{Duration, PrecisionChoice};
 use std::collections::BTreeMap;
 use wire::proto::ModelParameter;
 
@@ -20,6 +20,9 @@ const WEIGHTS_MB: &str = "weights_mb";
 const PROFILE_INPUTS: &str = "profile_inputs";
 const SEQUENCE_LENGTHS: &str = "sequence_lengths";
 const PRECISION: &str = "precision";
+const PRECISION_ERROR: &str = "precision_error";
+/// In the configuration that clients see: what the model is computed in, and how far it is off.
+pub const COMPUTED_IN: &str = "computed_in";
 const PADDING: &str = "padding";
 const MAX_ELEMENTS: &str = "max_elements";
 const MAX_SHAPES: &str = "max_shapes";
@@ -65,11 +68,12 @@ fn read_one(name: &str, text: &str, config: &mut ModelConfig) -> Result<bool, St
         BATCH_SIZES => config.batch_sizes = Some(sizes(BATCH_SIZES, text)?),
         SEQUENCE_LENGTHS => config.lengths = sizes(SEQUENCE_LENGTHS, text)?,
         PRECISION => config.precision = Some(precision(text)?),
+        PRECISION_ERROR => config.precision_error = Some(part(name, text)?),
         EMULATED_LATENCY => config.emulation = Some(emulation(text)?),
         // Read when it is known whether there is something to emulate.
         WEIGHTS_MB => {}
         // Of a configuration that the server has shown.
-        BATCH_DIMENSION => {}
+        BATCH_DIMENSION | COMPUTED_IN => {}
         PROFILE_INPUTS => config.profile_inputs = profile_inputs(text)?,
         FAIR_WEIGHT => config.fair_weight = Some(number(name, text, 0.001)?),
         FAIR_FLOOR => config.fair_floor = Some(part(name, text)?),
@@ -139,9 +143,9 @@ fn sizes(parameter: &str, text: &str) -> Result<Vec<u32>, String> {
     Ok(sorted(text.split(',').map(size).collect::<Result<Vec<_>, _>>()?))
 }
 
-fn precision(text: &str) -> Result<Precision, String> {
-    let known = Precision::from_name(text.trim());
-    known.ok_or_else(|| format!("parameter `{PRECISION}` is {text:?}: write fp32, tf32 or fp16"))
+fn precision(text: &str) -> Result<PrecisionChoice, String> {
+    let known = PrecisionChoice::from_name(text.trim());
+    known.ok_or_else(|| format!("parameter `{PRECISION}` is {text:?}: write {}", PrecisionChoice::NAMES))
 }
 
 /// A number of milliseconds or megabytes: at least `least`, and not beyond reason.

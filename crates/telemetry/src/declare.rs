@@ -162,6 +162,8 @@ declare! {
         "Times that the weights were brought onto a device.";
     unloads: IntCounterVec = "unloads_total" MODEL, &[],
         "Times that the weights were dropped from a device.";
+    precision_error: GaugeVec = "model_precision_error" &["model", "version", "precision"], &[],
+        "How far the model's outputs in the precision that it is computed in are from those in fp32, at most, as a part of an output's range, for the inputs that were compared before it was ready; 0 in fp32. For engines that have a choice (docs/gpu.md).";
     unrouted: IntCounterVec = "unrouted_requests_total" &["reason"], &[],
         "Requests that ended before a model was found for them, by reason.";
     in_flight: IntGaugeVec = "requests_in_flight" &[], &[],

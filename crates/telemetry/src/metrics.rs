@@ -11,7 +11,7 @@ use prometheus::{
 };
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A histogram of spans of time.
 #[derive(Clone, Debug)]
@@ -153,17 +153,36 @@ impl Metrics {
                 unloads: f.unloads.with_label_values(&labels),
                 success_nanos: AtomicU64::new(0),
                 fail_nanos: AtomicU64::new(0),
+                precision: Mutex::default(),
                 statistics: Arc::default(),
                 demand: Arc::clone(&self.demand),
             }),
         }
     }
 
+    /// A model is computed in that precision, in which its outputs are that far off.
+    pub fn computed_in(&self, name: &str, version: u64, precision: &str, error: f64) {
+        let (model, version) = (self.model(name, version), version.to_string());
+        self.forget_precision(&model, name, &version);
+        self.families.precision_error.with_label_values(&[name, &version, precision]).set(error);
+        *model.inner.precision.lock().unwrap_or_else(PoisonError::into_inner) = Some(precision.to_owned());
+    }
+
+    fn forget_precision(&self, model: &ModelMetrics, name: &str, version: &str) {
+        if let Some(precision) = model.inner.precision.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // Fails only for a series that isn't there.
+            let _ = self.families.precision_error.remove_label_values(&[name, version, &precision]);
+        }
+    }
+
     /// Takes the series of a model that is no longer served out of the registry. Handles that are still around go on
     /// counting, unseen.
     pub fn remove_model(&self, name: &str, version: u64) {
-        self.models.lock().unwrap_or_else(PoisonError::into_inner).remove(&(name.to_owned(), version));
+        let removed = self.models.lock().unwrap_or_else(PoisonError::into_inner).remove(&(name.to_owned(), version));
         let version = version.to_string();
+        if let Some(model) = removed {
+            self.forget_precision(&model, name, &version);
+        }
         let f = &*self.families;
         // Removal fails only for series that aren't there, which is what is wanted.
         let _ = f.requests.remove_label_values(&[name, &version, "success", ""]);
@@ -282,6 +301,8 @@ struct ModelSeries {
     unloads: IntCounter,
     success_nanos: AtomicU64,
     fail_nanos: AtomicU64,
+    /// What the model is computed in, where that can be chosen.
+    precision: Mutex<Option<String>>,
     /// What executors count; each place on a device that has the weights holds it too.
     statistics: Arc<Statistics>,
     demand: Arc<DemandCounters>,
@@ -629,6 +650,7 @@ mod tests {
         metrics.model("b", 1).answered(Duration::ZERO);
         old.answered(Duration::ZERO);
         old.cold_start();
+        metrics.computed_in("a", 1, "fp16", 1e-3);
         metrics.remove_model("a", 1);
         old.answered(Duration::ZERO);
         let text = metrics.render();
@@ -637,6 +659,17 @@ mod tests {
         assert_eq!(render(), before);
         metrics.model("a", 1);
         assert_eq!(value(&metrics.render(), r#"punctual_cold_starts_total{model="a",version="1"}"#), Some(0.0));
+    }
+
+    #[test]
+    fn a_model_is_computed_in_one_precision() {
+        let metrics = Metrics::new();
+        metrics.computed_in("a", 1, "tf32", 0.25);
+        metrics.computed_in("a", 1, "fp16", 0.5);
+        let text = metrics.render();
+        let series: Vec<&str> =
+            text.lines().filter(|line| line.starts_with("punctual_model_precision_error{")).collect();
+        assert_eq!(series, [r#"punctual_model_precision_error{model="a",precision="fp16",version="1"} 0.5"#]);
     }
 
     #[test]
@@ -675,6 +708,7 @@ mod tests {
     fn every_declared_metric_is_registered() {
         let metrics = Metrics::new();
         metrics.model("m", 1);
+        metrics.computed_in("m", 1, "fp32", 0.0);
         metrics.device("cpu:0");
         metrics.rule(0);
         metrics.moved_model(0, 1);

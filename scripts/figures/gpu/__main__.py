@@ -79,6 +79,11 @@ def trained(folder, _part):
     return {"rows": rows, "rounding": made}
 
 
+def precision(folder, part):
+    """The networks come from `scripts/measure.py gpu.precision FOLDER/precision`, which needs packages but no GPU."""
+    return tool(folder, part, "precision", folder / "precision", "--cache", folder / "cache")
+
+
 def served(folder, part):
     """A part of the whole server."""
     figures = folder / f"{part}.figures.json"
@@ -92,6 +97,7 @@ PARTS = {
     "named": lambda folder, _: executions(folder / "named", "--models", "named", "--batches", "1,4", "--proposals", "2", "--seconds", "400"),
     "reference": lambda folder, _: {"rows": measured(folder / "reference", "gpu.reference")},
     "trained": trained,
+    "precision": precision,
     "nodes": nodes,
     "kernels": lambda folder, part: tool(folder, part, "kernels", folder / "cache"),
     "loads": lambda folder, part: tool(folder, part, "loads"),

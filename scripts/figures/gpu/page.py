@@ -77,6 +77,28 @@ def trained(figures):
     return table(["", "batch", "error", "by rounding of operands alone"], rows)
 
 
+def precision(figures):
+    """What each network is computed in, how far each precision is off, and what it takes beside all of them in fp32 and in TF32."""
+    rows = [row for row in figures["rows"] if "chosen" in row]
+    error = lambda value: f"{value:.1e}" if value < 1e300 else "no number"
+    ratios, lines = {"fp32": [], "tf32": []}, []
+    for row in rows:
+        measured = {entry["precision"]: entry for entry in row["measured"]}
+        chosen = measured[row["chosen"]["precision"]]
+        for other, found in ratios.items():
+            found += [chosen["ms"][batch] / measured[other]["ms"][batch] for batch in chosen["ms"]]
+        ms = lambda name: " / ".join(f"{time:.3f}" for time in measured[name]["ms"].values())
+        lines.append([row["model"], f"**{row['chosen']['precision']}**", error(chosen["error"]), error(measured["tf32"]["error"]), error(measured["fp16"]["error"]), ms(row["chosen"]["precision"]), *map(ms, ("fp32", "tf32", "fp16"))])
+    text = table(["", "auto", "its error", "TF32's", "fp16's", "auto, ms", "fp32, ms", "TF32, ms", "fp16, ms"], lines)
+    if rows:
+        over = [row["model"] for row in rows if row["chosen"]["error"] > figures["bound"]]
+        largest = f"The largest error of what was chosen is {error(max(row['chosen']['error'] for row in rows))}, the bound {figures['bound']:g}" + (f"; above it: {', '.join(over)}" if over else "")
+        means = [f"{geometric_mean(found):.2f} of the time of {name}" for name, found in (("fp32", ratios["fp32"]), ("TF32", ratios["tf32"]))]
+        text += f"\n\n{largest}. In the geometric mean {len(rows)} networks take {' and '.join(means)} for all of them. A comparison took {max(row['compare_s'] for row in rows):.1f} s at most."
+    refused = [f"- {row['model']}: {row['refused']}" for row in figures["rows"] if "refused" in row]
+    return text + ("\n\nNot on the GPU:\n\n" + "\n".join(refused) if refused else "")
+
+
 def nodes(figures):
     return f"{figures['right']} of {figures['right'] + figures['wrong']} are right; {figures['refused']} others have an operator or a type that isn't there, and are refused by its name."
 
@@ -207,6 +229,10 @@ SECTIONS = {
     ),
     "reference": ("Plans without a GPU", reference, "The same networks, executed by the reference on the CPU."),
     "trained": ("A trained network", trained, "EfficientNet-Lite0 with the weights of its authors, 8 photographs: the error, and what rounding the operands of its convolutions and products does by itself."),
+    "precision": (
+        "Precision by evidence", precision,
+        "Networks out of packages, with the weights of their authors: what `--precision auto` chooses for each, how far each precision is from the network's own fp32 (the largest difference, as a part of an output's range), and one execution by the device's clock, for batch 1 / batch 8 where it batches.",
+    ),
     "nodes": ("Operators", nodes, "ONNX's own tests of single nodes, computed through the engine in fp32 and compared with what they should give."),
     "kernels": ("Kernels", kernels, "Every candidate kernel of some steps that are hard or frequent, compared with the reference."),
     "loads": ("Memory", loads, "LOAD and UNLOAD, compared with a plain copy of the same bytes from pinned memory."),

@@ -107,7 +107,7 @@ fn right(
                 continue;
             }
         };
-        match agree(plan.precision, ours, &theirs) {
+        match agree(plan.precision_of(at), ours, &theirs) {
             Agreement::Agree => return Ok(Some(which)),
             Agreement::Differ(by) => {
                 let step = plan.names.get(at);
@@ -148,7 +148,7 @@ pub(super) fn candidates(
         }
         if effort.products {
             let behind = activation(at).map(|recipe| Launch::new(toolkit, recipe)).transpose()?;
-            for product in lt::candidates(toolkit, &plan.steps[at], plan.precision)? {
+            for product in lt::candidates(toolkit, &plan.steps[at], plan.precision_of(at))? {
                 candidates.push((product.name.clone(), Ready::Product(Box::new(product), behind.clone())));
             }
         }
@@ -178,11 +178,13 @@ fn proposals(
     open: &[usize],
     effort: Effort,
 ) -> Result<Vec<Vec<dnn::Engine>>, CudaError> {
-    if effort.proposals == 0 || plan.precision == Precision::F32 {
+    let takes = |at: usize| effort.proposals > 0 && plan.precision_of(at) != Precision::F32;
+    let wishes: Vec<_> = open.iter().filter(|&&at| takes(at)).map(|&at| (at, effort.proposals, None)).collect();
+    if wishes.is_empty() {
         return Ok(open.iter().map(|_| Vec::new()).collect());
     }
-    let wishes: Vec<_> = open.iter().map(|&at| (at, effort.proposals, None)).collect();
-    engines(toolkit, plan, &wishes)
+    let mut made = engines(toolkit, plan, &wishes)?.into_iter();
+    Ok(open.iter().map(|&at| if takes(at) { made.next().unwrap_or_default() } else { Vec::new() }).collect())
 }
 
 /// Makes the engines of convolutions that were chosen in an earlier run, so that they are there when a program is put

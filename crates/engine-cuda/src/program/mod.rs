@@ -132,7 +132,7 @@ impl Program {
         for (index, ((wanted, step), kernels)) in wanted.iter().zip(&plan.steps).zip(kernels).enumerate() {
             let own = kernels.own.map(|recipe| Launch::new(toolkit, recipe)).transpose()?;
             let ready = match kernels.library {
-                Some(chosen) => library(toolkit, step, plan.precision, &wanted.signature, &chosen, own)?,
+                Some(chosen) => library(toolkit, step, plan.precision_of(index), &wanted.signature, &chosen, own)?,
                 None => own.map(Ready::Own),
             };
             let unsupported = || CudaError::Unsupported {
@@ -276,9 +276,10 @@ impl StepCandidates {
             .enumerate()
             .map(|(index, step)| {
                 let name = plan.names.get(index).cloned().unwrap_or_default();
-                recipes(step, plan.precision, facts)
+                let precision = plan.precision_of(index);
+                recipes(step, precision, facts)
                     .map(|recipes| Self {
-                        signature: signature(step, plan.precision),
+                        signature: signature(step, precision),
                         recipes,
                         activation: lt::split(step)
                             .and_then(|(product, left)| Some(expression::activation(&product.output, left?))),

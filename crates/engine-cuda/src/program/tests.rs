@@ -2,6 +2,7 @@
 
 use super::*;
 use expect_test::{Expect, expect};
+use graph::cases::steps::{gemm, plan_of};
 use graph::expression::{Binary, Expression, Instruction, ValueKind};
 use graph::plan::{
     Activation, Conv, DataType, Elementwise, Gemm, Reduce, ReduceKind, TensorPlace, Window, channels_last, row_major,
@@ -374,6 +375,7 @@ fn an_activation_is_applied_in_place_in_packs() {
 fn every_source_of_a_product_is_there_to_be_checked() {
     let plan = Plan {
         precision: Precision::F16,
+        exact_products: 0,
         inputs: Vec::new(),
         outputs: Vec::new(),
         steps: vec![Step::Gemm(product(Activation::Gelu, 96)), Step::Gemm(product(Activation::Relu, 96))],
@@ -402,4 +404,26 @@ fn a_step_is_a_librarys_kernel_or_ours_or_both() {
     assert_eq!(chosen("tile 32x32 2x2 stages 5 splits 1"), (false, Some("tile")));
     assert_eq!(chosen("cublaslt 3"), (true, None));
     assert_eq!(chosen("cublaslt 3 + activation"), (true, Some("step")));
+    // With the least effort nothing is measured, and the first of ours computes it.
+    assert!(wanted.is_choice(Effort::default()) && !wanted.is_choice(Effort::least()));
+    let Kernels { library, own } = wanted.kernels(None);
+    assert_eq!((library, own.map(|own| own.name)), (None, Some(wanted.recipes[0].name.clone())));
+    let theirs = StepCandidates { recipes: Vec::new(), ..wanted };
+    assert!(theirs.is_choice(Effort::least()), "where libraries alone compute it, they are asked");
+}
+
+#[test]
+fn steps_that_are_exact_have_kernels_that_are() {
+    let mut plan = plan_of(&gemm(Precision::Tf32, &[], 5, 96, 50, true, Activation::None));
+    plan.steps.push(plan.steps[0].clone());
+    plan.names.push("the second".into());
+    plan.exact_products = 1;
+    let wanted = StepCandidates::all(&plan, &facts()).unwrap();
+    let exact = |at: usize| -> Vec<Option<&str>> {
+        wanted[at].recipes.iter().map(|recipe| recipe.source.defines.value("EXACT")).collect()
+    };
+    assert!(!exact(0).is_empty() && exact(0).iter().all(|value| *value == Some("1")), "{:?}", exact(0));
+    assert!(exact(1).iter().all(|value| *value == Some("0")), "{:?}", exact(1));
+    // What was measured for the one says nothing of the other.
+    assert_ne!(wanted[0].signature, wanted[1].signature);
 }

@@ -8,6 +8,7 @@ pub(crate) mod launches;
 pub(crate) mod loads;
 pub(crate) mod model;
 pub(crate) mod nodes;
+pub(crate) mod precision;
 mod probe;
 pub(crate) mod replays;
 pub(crate) mod served;

@@ -68,11 +68,11 @@ fn divide(args: &NodesArgs) -> anyhow::Result<Value> {
 /// Computes each `of`th test from the `part`th on. The last line has the numbers of those that are right, wrong and
 /// refused.
 fn compute(folder: &Path, precision: Precision, part: usize, of: usize) -> anyhow::Result<()> {
-    let options = CudaOptions { precision, memory_bytes: Some(256 << 20), pinned_bytes: 0, ..CudaOptions::default() };
+    let options = CudaOptions { memory_bytes: Some(256 << 20), pinned_bytes: 0, ..CudaOptions::default() };
     let engine = CudaEngine::new(&options)?;
     let [mut right, mut wrong, mut refused] = [0; 3];
     for name in names(folder)?.iter().skip(part).step_by(of) {
-        match outcome(&engine, folder, name) {
+        match outcome(&engine, precision, folder, name) {
             Ok(true) => right += 1,
             Ok(false) => refused += 1,
             Err(error) => {
@@ -86,12 +86,13 @@ fn compute(folder: &Path, precision: Precision, part: usize, of: usize) -> anyho
 }
 
 /// Whether a test could be computed; an error if it went wrong.
-fn outcome(engine: &CudaEngine, folder: &Path, name: &str) -> anyhow::Result<bool> {
+fn outcome(engine: &CudaEngine, precision: Precision, folder: &Path, name: &str) -> anyhow::Result<bool> {
     let file = folder.join(format!("{name}.onnx"));
     let planned = OnnxModel::read(&file).and_then(|model| compile(&model, &Options::new(1, graph::Precision::F32)));
     let (Ok(_), Ok(values)) = (planned, Values::read(folder, name)) else { return Ok(false) };
     // Nothing in these models is a batch.
-    let source = ModelSource { name: name.to_owned(), file, max_batch: Some(0), ..ModelSource::default() };
+    let (max_batch, precision) = (Some(0), Some(precision));
+    let source = ModelSource { name: name.to_owned(), file, max_batch, precision, ..ModelSource::default() };
     let prepared = engine.prepare(&source)?;
     let mut loaded = prepared.load(0)?;
     let count = prepared.signature().inputs.len();

@@ -40,8 +40,7 @@ impl Served {
     pub(crate) fn prepare(args: &ModelArgs) -> Attempt<Self> {
         let precision = Precision::from_name(&args.precision).ok_or("precision: fp32, tf32 or fp16")?;
         let start = Instant::now();
-        let options =
-            CudaOptions { precision, memory_bytes: Some(8 << 30), cache: args.cache.clone(), ..CudaOptions::default() };
+        let options = CudaOptions { memory_bytes: Some(8 << 30), cache: args.cache.clone(), ..CudaOptions::default() };
         let engine = CudaEngine::new(&options)?;
         println!("{}: opened in {:.0} ms", engine.kind(), micros(start) / 1e3);
         let source = ModelSource {
@@ -49,6 +48,7 @@ impl Served {
             file: args.model.clone(),
             batch_sizes: args.batches.clone(),
             max_batch: args.batches.last().copied(),
+            precision: Some(precision),
             ..ModelSource::default()
         };
         let start = Instant::now();

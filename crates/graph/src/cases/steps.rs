@@ -236,6 +236,7 @@ pub fn plan_of(case: &StepCase) -> Plan {
     }
     Plan {
         precision: case.precision,
+        exact_products: 0,
         inputs,
         outputs: step.writes().iter().map(|tensor| port(tensor, ROOM)).collect(),
         steps: vec![step.clone()],

@@ -5,11 +5,12 @@
 
 use base::{ApplicationId, DataType, ModelId, Timestamp};
 use bytes::Bytes;
-use controller::{Controller, Reply, Submission, Tensor};
-use engine::EmulatedEngine;
-use models::{Manager, ManagerConfig, Registry};
+use controller::{Controller, ControllerConfig, DeviceConfig, Reply, Submission, Tensor};
+use engine::{EmulatedEngine, Engine};
+use models::{Manager, ManagerConfig, ProfilingEffort, Registry, ServedModel};
 use std::path::Path;
 use std::sync::Arc;
+use telemetry::Metrics;
 use tokio::sync::oneshot;
 
 pub fn write_model(repository: &Path, name: &str, config: &str) {
@@ -63,4 +64,44 @@ pub fn until(what: &str, mut look: impl FnMut() -> bool) {
         assert!(std::time::Instant::now() < patience, "waited for {what}");
         std::thread::yield_now();
     }
+}
+
+/// The model `net` of a repository, brought up, and the metrics then.
+pub fn bring_up_with(
+    effort: ProfilingEffort,
+    engine: Arc<dyn Engine>,
+    repository: &Path,
+    cache: &Path,
+) -> (ServedModel, String) {
+    let device = DeviceConfig { name: "net:0".into(), index: 0, pages: 4, pin: None, kind: 0, only_waits: false };
+    let config = ControllerConfig {
+        scheduler: scheduler::Config::default(),
+        max_requests: 4,
+        page_bytes: 1 << 20,
+        cells: vec![vec![device]],
+        online_profile_share: 0.0,
+    };
+    let controller = Controller::start(config, Metrics::new()).unwrap();
+    let mut config = ManagerConfig::new(repository.to_owned(), engine);
+    config.cache = Some(cache.to_owned());
+    config.effort = effort;
+    let registry = Registry::default();
+    let manager = Manager::start(controller.clone(), registry.clone(), config).unwrap();
+    manager.wait_until_started();
+    let catalogue = registry.catalogue();
+    let entry = catalogue.models["net"].default_version().unwrap();
+    let served = entry.serving().unwrap_or_else(|| panic!("{:?}", entry.state())).clone();
+    let metrics = controller.metrics().render();
+    drop(manager);
+    controller.stop();
+    (served, metrics)
+}
+
+/// A repository with a model of this configuration, and a folder for what is found.
+pub fn folders(config: &str) -> [tempfile::TempDir; 2] {
+    let [repository, cache] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    std::fs::create_dir_all(repository.path().join("net/1")).unwrap();
+    std::fs::write(repository.path().join("net/1/model.onnx"), "any").unwrap();
+    std::fs::write(repository.path().join("net/config.pbtxt"), config).unwrap();
+    [repository, cache]
 }

@@ -1,0 +1,304 @@
+//! What a model is computed in, where its engine has a choice: as its configuration says, or as evidence shows.
+//!
+//! Before it is prepared to be served, a model is prepared in its smallest size, in 32 bits and then in one precision
+//! after another, and computes the same inputs: those that it is warmed up with, and some that are made up. What was
+//! found is kept for the next start.
+
+use crate::bring_up::{BringUp, shapes};
+use crate::reshape;
+use crate::rows::WHOLE;
+use crate::runner::{Compute as _, DeviceRunner, HostRunner, RunError, expect};
+use crate::samples::{Sample, Samples};
+use base::{DataType, DeviceId, ModelSignature, Precision, PrecisionChoice};
+use engine::precision::{self, Outputs, Tried, Verdict};
+use engine::{Engine, ModelSource, Prepared, Purpose, Tensor};
+use repository::{FindingKey, FindingStore, FoundModel, ModelConfig, PrecisionFinding, TriedPrecision};
+use std::fmt::Write as _;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+/// How many inputs are made up.
+const MADE_UP: u64 = 3;
+/// What numbers of a byte are made of: they are pixels.
+const BYTES: RangeInclusive<u64> = 0..=255;
+
+/// What is wanted of precisions.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct PrecisionWishes {
+    /// What models are computed in.
+    pub choice: PrecisionChoice,
+    /// How far outputs may be off where evidence decides, as a part of an output's range.
+    pub bound: f64,
+}
+
+impl Default for PrecisionWishes {
+    fn default() -> Self {
+        Self { choice: PrecisionChoice::default(), bound: precision::DEFAULT_BOUND }
+    }
+}
+
+impl PrecisionWishes {
+    /// Those for a model: what its configuration says goes first.
+    fn of(self, config: &ModelConfig) -> Self {
+        Self { choice: config.precision.unwrap_or(self.choice), bound: config.precision_error.unwrap_or(self.bound) }
+    }
+
+    /// What a model is computed in of which nothing can be shown.
+    fn without_evidence(self) -> Precision {
+        match self.choice {
+            PrecisionChoice::Named(precision) => precision,
+            PrecisionChoice::Auto => Precision::Fp32,
+        }
+    }
+}
+
+/// Runs a model that is loaded.
+type Run<'a> = Box<dyn FnMut(&Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError> + 'a>;
+
+impl BringUp {
+    /// The model with what it is computed in, and what was found out about that; nothing where there is no choice.
+    pub(crate) fn with_precision(&self, found: &FoundModel, source: ModelSource) -> (ModelSource, Option<Verdict>) {
+        let engine = &*self.config.engine;
+        let wishes = self.config.precision.of(&found.config);
+        if engine.precisions().is_empty() || source.emulated.is_some() {
+            return (source, None);
+        }
+        // A file that can't be read is the engine's to explain.
+        let key = self.precision_key(found, wishes).ok();
+        let kept = self.config.cache.as_deref().map(FindingStore::<PrecisionFinding>::new).zip(key);
+        let known = kept.as_ref().and_then(|(store, key)| from_kept(&store.load(key)?));
+        let verdict = known.or_else(|| {
+            let load = |prepared: &dyn Prepared| self.on_a_device(prepared);
+            let verdict = compare(engine, found, &source, wishes, &load)?;
+            if let Some((store, key)) = &kept {
+                store.save(key, &to_kept(&verdict));
+            }
+            Some(verdict)
+        });
+        warn_of_error(found, wishes, verdict.as_ref());
+        let precision = verdict.as_ref().map_or(wishes.without_evidence(), |verdict| verdict.chosen.precision);
+        (ModelSource { precision: Some(precision), ..source }, verdict)
+    }
+
+    /// On the first device, which is the one that it is prepared for.
+    fn on_a_device(&self, prepared: &dyn Prepared) -> Result<Run<'_>, String> {
+        let loaded = prepared.load_in(0, 0).map_err(|error| error.to_string())?;
+        let mut runner = DeviceRunner::new(&self.controller, DeviceId(0), None, loaded);
+        Ok(Box::new(move |inputs| runner.compute(inputs)))
+    }
+
+    fn precision_key(&self, found: &FoundModel, wishes: PrecisionWishes) -> Result<FindingKey, String> {
+        let (config, samples) = (&found.config, Samples::of(found, None).describe());
+        let sizes = format!(", rows {:?} {:?}, lengths {:?}", config.max_batch, config.batch_sizes, config.lengths);
+        let wanted = format!(", {} within {}", wishes.choice, wishes.bound);
+        Ok(FindingKey {
+            content: self.content(found)?,
+            engine: format!("{}, {}", self.config.engine.name(), self.config.device_kind),
+            inputs: samples + &shapes(config) + &sizes + &wanted,
+        })
+    }
+}
+
+/// The same without a server, on the first device: nothing is kept.
+pub fn with_precision_alone(
+    engine: &dyn Engine,
+    found: &FoundModel,
+    source: ModelSource,
+    wishes: PrecisionWishes,
+) -> (ModelSource, Option<Verdict>) {
+    if engine.precisions().is_empty() {
+        return (source, None);
+    }
+    let wishes = wishes.of(&found.config);
+    let load = |prepared: &dyn Prepared| -> Result<Run<'_>, String> {
+        let mut runner = HostRunner(prepared.load_in(0, 0).map_err(|error| error.to_string())?);
+        Ok(Box::new(move |inputs| runner.compute(inputs)))
+    };
+    let verdict = compare(engine, found, &source, wishes, &load);
+    let precision = verdict.as_ref().map_or(wishes.without_evidence(), |verdict| verdict.chosen.precision);
+    (ModelSource { precision: Some(precision), ..source }, verdict)
+}
+
+/// Compares a model with itself in 32 bits. `None` where nothing can be compared: it can't be prepared, which the engine
+/// says when it is prepared to be served, or no input suits it.
+fn compare<'a>(
+    engine: &dyn Engine,
+    found: &FoundModel,
+    source: &ModelSource,
+    wishes: PrecisionWishes,
+    load: &dyn Fn(&dyn Prepared) -> Result<Run<'a>, String>,
+) -> Option<Verdict> {
+    let prepare = |precision: Precision, purpose: Purpose| {
+        let source = ModelSource { precision: Some(precision), purpose, ..source.clone() };
+        let prepared = engine.prepare(&source).map_err(|error| error.to_string())?;
+        Ok::<_, String>(reshape::with_shapes(prepared, &found.config))
+    };
+    let (mut inputs, mut is_prepared) = (Vec::new(), false);
+    let verdict = precision::decide(wishes.choice, engine.precisions(), wishes.bound, |precision, purpose| {
+        let prepared = prepare(precision, purpose)?;
+        is_prepared = true;
+        let mut loaded = load(&*prepared)?;
+        let mut run: Run<'_> = Box::new(|inputs| {
+            expect(&*prepared, inputs);
+            loaded(inputs)
+        });
+        if inputs.is_empty() {
+            inputs = suitable(&mut run, prepared.signature(), Samples::of(found, None))?;
+        }
+        let outputs = inputs.iter().map(&mut run).collect::<Result<Outputs, _>>()?;
+        Ok((prepared.precision().unwrap_or(precision), outputs))
+    });
+    let (model, version) = (&found.name, found.version);
+    match verdict {
+        Ok(verdict) => Some(verdict),
+        Err(reason) => {
+            if is_prepared {
+                let precision = wishes.without_evidence();
+                tracing::warn!(model, version, "it is computed in {precision}, compared with nothing: {reason}");
+            }
+            None
+        }
+    }
+}
+
+/// Inputs that the model accepts: those that somebody gave, and some that are made up.
+fn suitable(run: &mut Run<'_>, signature: &ModelSignature, samples: Samples<'_>) -> Result<Vec<Arc<[Tensor]>>, String> {
+    // Whatever the rows of a sample are, one of them is computed at a time.
+    let max_batch = if signature.max_batch > 0 { u32::MAX } else { 0 };
+    let signature = &ModelSignature { max_batch, ..signature.clone() };
+    let given = samples.all(signature).into_iter().filter(|sample| matches!(sample, Sample::Warmup(_)));
+    let mut inputs: Vec<_> = given.filter_map(|sample| samples.inputs(signature, 1, sample).ok()).collect();
+    inputs.retain(|inputs| run(inputs).is_ok());
+    for open in samples.open_sizes(signature) {
+        for whole in wholes(signature) {
+            let made_up = |seed: u64| samples.rows(signature, open, &whole, &[seed]);
+            match run(&made_up(1)?) {
+                Ok(_) => {
+                    inputs.extend((1..=MADE_UP).map(made_up).collect::<Result<Vec<_>, _>>()?);
+                    return Ok(inputs);
+                }
+                Err(RunError::Refused(_)) => {}
+                Err(gone) => return Err(gone.into()),
+            }
+        }
+    }
+    if inputs.is_empty() { Err("no input was found that the model accepts".into()) } else { Ok(inputs) }
+}
+
+/// What whole numbers are made of.
+fn wholes(signature: &ModelSignature) -> Vec<RangeInclusive<u64>> {
+    let is_byte = |datatype: DataType| matches!(datatype, DataType::Uint8 | DataType::Int8);
+    let mut whole = signature.inputs.iter().map(|spec| spec.datatype).filter(|datatype| !engine::is_real(*datatype));
+    let bytes_alone = whole.clone().next().is_some() && whole.all(is_byte);
+    if bytes_alone { vec![BYTES] } else { WHOLE.to_vec() }
+}
+
+/// Says that what somebody named is further off than it should be.
+fn warn_of_error(found: &FoundModel, wishes: PrecisionWishes, verdict: Option<&Verdict>) {
+    if let Some(warning) = verdict.and_then(|verdict| warning(wishes, verdict)) {
+        tracing::warn!(model = found.name, version = found.version, "{warning}");
+    }
+}
+
+fn warning(wishes: PrecisionWishes, verdict: &Verdict) -> Option<String> {
+    let PrecisionChoice::Named(named) = wishes.choice else { return None };
+    let (error, bound) = (verdict.chosen.error, wishes.bound);
+    (error > bound).then(|| {
+        let error = part(error);
+        format!(
+            "it is computed in {named}, as was asked for, and its outputs are off by {error} of their range, more than {bound}: precision auto finds what is near enough"
+        )
+    })
+}
+
+/// What was found, as a sentence for the configuration that clients see.
+pub(crate) fn sentence(Verdict { chosen, others }: &Verdict) -> String {
+    let mut text = chosen.precision.to_string();
+    if chosen.precision != Precision::Fp32 {
+        let _ = write!(text, ", whose outputs are off by {} of their range", part(chosen.error));
+    }
+    if !others.is_empty() {
+        let _ = write!(text, "; too far off are {}", list(others));
+    }
+    text
+}
+
+/// Precisions with their errors.
+pub(crate) fn list(tried: &[Tried]) -> String {
+    tried.iter().map(|tried| format!("{} {}", tried.precision, part(tried.error))).collect::<Vec<_>>().join(", ")
+}
+
+/// An error, with as many digits as mean something.
+fn part(error: f64) -> String {
+    if error.is_finite() { format!("{error:.1e}") } else { "infinitely much".into() }
+}
+
+fn to_kept(Verdict { chosen, others }: &Verdict) -> PrecisionFinding {
+    let kept = |tried: &Tried| TriedPrecision {
+        precision: tried.precision.to_string(),
+        error: Some(tried.error).filter(|error| error.is_finite()),
+    };
+    PrecisionFinding { chosen: kept(chosen), others: others.iter().map(kept).collect() }
+}
+
+/// `None` where a name isn't known.
+fn from_kept(PrecisionFinding { chosen, others }: &PrecisionFinding) -> Option<Verdict> {
+    let tried = |kept: &TriedPrecision| {
+        let precision = Precision::from_name(&kept.precision)?;
+        Some(Tried { precision, error: kept.error.unwrap_or(f64::INFINITY) })
+    };
+    Some(Verdict { chosen: tried(chosen)?, others: others.iter().map(tried).collect::<Option<_>>()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict() -> Verdict {
+        let tried = |precision, error| Tried { precision, error };
+        let others = vec![tried(Precision::Fp16, f64::INFINITY), tried(Precision::Tf32, 0.16)];
+        Verdict { chosen: tried(Precision::Tf32Behind(4), 1.2e-3), others }
+    }
+
+    #[test]
+    fn what_was_found_is_a_sentence() {
+        assert_eq!(
+            sentence(&verdict()),
+            "tf32+4, whose outputs are off by 1.2e-3 of their range; too far off are fp16 infinitely much, tf32 1.6e-1"
+        );
+        let exact = Verdict { chosen: Tried { precision: Precision::Fp32, error: 0.0 }, others: Vec::new() };
+        assert_eq!(sentence(&exact), "fp32");
+    }
+
+    #[test]
+    fn what_was_named_and_is_too_far_off_is_warned_of() {
+        let of = |choice, bound| warning(PrecisionWishes { choice, bound }, &verdict());
+        let named = PrecisionChoice::Named(Precision::Tf32Behind(4));
+        let said = of(named, 1e-3).unwrap();
+        assert!(
+            said.starts_with("it is computed in tf32+4, as was asked for, and its outputs are off by 1.2e-3"),
+            "{said}"
+        );
+        assert_eq!((of(named, 1e-2), of(PrecisionChoice::Auto, 1e-3)), (None, None));
+    }
+
+    #[test]
+    fn what_is_kept_comes_back() {
+        assert_eq!(from_kept(&to_kept(&verdict())), Some(verdict()));
+        let mut unknown = to_kept(&verdict());
+        unknown.chosen.precision = "fp8".into();
+        assert_eq!(from_kept(&unknown), None);
+    }
+
+    #[test]
+    fn pixels_are_bytes_and_tokens_are_small() {
+        let of = |types: &[DataType]| {
+            let spec = |&datatype| base::TensorSpec { name: String::new(), datatype, dims: Vec::new() };
+            let inputs = types.iter().map(spec).collect();
+            wholes(&ModelSignature { inputs, outputs: Vec::new(), max_batch: 0 })
+        };
+        assert_eq!(of(&[DataType::Uint8, DataType::Fp32]), [BYTES]);
+        assert_eq!(of(&[DataType::Uint8, DataType::Int64]), WHOLE);
+        assert_eq!(of(&[DataType::Fp32]), WHOLE);
+    }
+}
