@@ -225,8 +225,13 @@ impl BringUp {
 }
 
 fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64, batch_dimension: Option<&str>) {
-    let medians: Vec<String> =
-        profile.batches().iter().map(|entry| format!("{}: {}", entry.batch, entry.median)).collect();
+    let told = base::usual_batch_sizes(profile.max_batch());
+    let medians: Vec<String> = profile
+        .batches()
+        .iter()
+        .filter(|entry| told.contains(&entry.batch))
+        .map(|entry| format!("{}: {}", entry.batch, entry.median))
+        .collect();
     let (model, version, load, batches) = (&found.name, found.version, profile.load(), medians.join(", "));
     tracing::info!(model, version, %load, weight_bytes, batches, batch_dimension, "ready");
 }
@@ -256,7 +261,7 @@ fn queue_limits(config: &ModelConfig, longest: Duration, max_batch: u32, devices
 /// What an engine is told of a model.
 pub fn model_source(found: &FoundModel, cache: Option<PathBuf>) -> Result<ModelSource, String> {
     let config = &found.config;
-    let emulated_sizes = config.batch_sizes(config.max_batch.unwrap_or(16));
+    let emulated_sizes = config.any_batch_sizes(config.max_batch.unwrap_or(base::USUAL_MAX_BATCH));
     let emulated = config.emulated_profile(&emulated_sizes).transpose().map_err(|error| error.to_string())?;
     let weight_bytes = config.emulation.map_or(0, |emulation| emulation.weight_bytes);
     Ok(ModelSource {

@@ -306,3 +306,13 @@ fn a_model_that_takes_any_batch_has_sizes_between_powers_of_two_which_are_not_ru
     let served = bring_up_with(effort, Arc::new(net.clone()), repository.path(), cache.path());
     assert_eq!((sizes(&served), BTreeSet::from_iter(net.runs())), (vec![1, 3, 5], BTreeSet::from([1, 3, 5])));
 }
+
+#[test]
+fn an_emulated_model_has_sizes_between_powers_of_two_as_on_a_cpu() {
+    let emulated = "max_batch_size: 20 \
+         parameters { key: \"emulated_latency\" value { string_value: \"alpha_ms=1,beta_ms=1,load_ms=1\" } }";
+    let [repository, cache] = folders(emulated);
+    let served = bring_up(Arc::new(engine::EmulatedEngine::default()), repository.path(), cache.path());
+    let sizes: Vec<u32> = served.model.profile.batches().iter().map(|entry| entry.batch).collect();
+    assert_eq!(sizes, (1..=16).chain([18, 20]).collect::<Vec<_>>());
+}

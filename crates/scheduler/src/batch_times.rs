@@ -57,6 +57,16 @@ impl Class {
     pub fn overlap(&self) -> Duration {
         self.overlap
     }
+
+    fn per_row(&self) -> Duration {
+        self.busy_median() / u64::from(self.batch)
+    }
+
+    /// Whether it gains anything over the smaller sizes, the best of which takes so long for a row. A hundredth is
+    /// noise.
+    fn pays_after(&self, best: Duration) -> bool {
+        self.per_row() < best - best / 100
+    }
 }
 
 /// Where estimates come from.
@@ -117,6 +127,7 @@ impl BatchTimes {
         if let Source::Measured { sizes, .. } = &mut self.source {
             sizes.iter_mut().zip(known).for_each(|(rolling, &(takes, _))| rolling.restart(now, takes));
             self.take_over(known);
+            self.compare_sizes();
         }
     }
 
@@ -235,8 +246,10 @@ impl BatchTimes {
             class.takes = sizes[index].says();
             if *doubted && sizes[index].has_moved() {
                 follow_seen(&mut self.classes, sizes);
+                self.compare_sizes();
+            } else {
+                self.compare_size(index);
             }
-            self.compare_sizes();
         }
     }
 
@@ -256,7 +269,7 @@ impl BatchTimes {
         {
             sizes[index].forget(*history, took);
             class.takes = sizes[index].says();
-            self.compare_sizes();
+            self.compare_size(index);
         }
     }
 
@@ -286,18 +299,41 @@ impl BatchTimes {
         }
     }
 
-    /// Works out which sizes pay, and the least quantiles, when one of them was measured.
+    /// Works out which sizes pay, and the least quantiles.
     fn compare_sizes(&mut self) {
         self.note_least();
         // Of those that pay: where sizes lie close together each gains little over the one before, and all of them
         // much.
         let mut best = Duration::MAX;
         for class in &mut self.classes {
-            let per_row = class.busy_median() / u64::from(class.batch);
-            // A hundredth is noise.
-            class.pays = per_row < best - best / 100;
+            class.pays = class.pays_after(best);
             if class.pays {
-                best = per_row;
+                best = class.per_row();
+            }
+        }
+    }
+
+    /// The same when only this size was measured: as far as it makes a difference, which is not far mostly.
+    fn compare_size(&mut self, index: usize) {
+        let mut least = self.classes.get(index + 1).map_or(Duration::MAX, |above| above.least_quantile);
+        for class in self.classes[..=index].iter_mut().rev() {
+            least = least.min(class.takes.quantile);
+            // Smaller ones depend on this one only.
+            if std::mem::replace(&mut class.least_quantile, least) == least {
+                break;
+            }
+        }
+        let (below, from) = self.classes.split_at_mut(index);
+        let mut best = below.iter().rev().find(|class| class.pays).map_or(Duration::MAX, Class::per_row);
+        for (above, class) in from.iter_mut().enumerate() {
+            let paid = class.pays;
+            class.pays = class.pays_after(best);
+            if class.pays {
+                best = class.per_row();
+                // Larger ones depend on this one only, which takes what it took.
+                if above > 0 && paid {
+                    break;
+                }
             }
         }
     }
@@ -346,6 +382,27 @@ mod tests {
         }
         times.observe(Timestamp::ZERO, 1, micros(40), micros(0));
         assert_eq!(times.smallest(), micros(40));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn comparing_around_the_measured_size_finds_what_comparing_all_finds(
+            reports in proptest::collection::vec((1u32..40, 1u64..2_000, 0u64..100, proptest::bool::ANY), 1..200),
+            doubted: bool,
+        ) {
+            let profile = LatencyProfile::linear(micros(10), micros(90), &base::dense_batch_sizes(40), micros(1));
+            let profile = if doubted { profile.unwrap().doubted() } else { profile.unwrap() };
+            let mut times = BatchTimes::new(&profile, History { size: 4, quantile: 0.99 });
+            for (rows, took, overlap, forget) in reports {
+                times.observe(Timestamp::ZERO, rows, micros(took), micros(overlap.min(took)));
+                if forget {
+                    times.forget(rows, micros(took));
+                }
+                let mut all = times.clone();
+                all.compare_sizes();
+                proptest::prop_assert_eq!(format!("{:?}", times.classes), format!("{:?}", all.classes));
+            }
+        }
     }
 
     #[test]

@@ -365,6 +365,9 @@ impl ModelQueue {
             if class.least_quantile() <= limit && rows > 0 && speed >= best.0 {
                 best = (speed, members.len());
             }
+            if best.1 == members.len() && waiting.peek().is_none() {
+                break;
+            }
         }
         members.truncate(best.1);
         if members.is_empty() {

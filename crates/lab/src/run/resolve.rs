@@ -238,7 +238,7 @@ fn line(config: &ModelConfig, alpha: f64, beta: f64) -> Result<Vec<(u32, f64)>, 
             let fits = (1..=largest).map(at).take_while(useful).count().max(1) as u32;
             (1..=fits.max(config.rows)).collect()
         }
-        None => base::usual_batch_sizes(largest.max(1)),
+        None => base::dense_batch_sizes(largest.max(1)),
     };
     Ok(sizes.into_iter().map(at).collect())
 }
@@ -325,9 +325,9 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_the_sizes_that_the_server_would_prepare() {
-        assert_eq!(sizes(""), [1, 2, 4, 8, 16]);
-        assert_eq!(sizes("max_batch = 6"), [1, 2, 4, 6]);
+    fn a_line_has_the_sizes_that_the_server_would_have() {
+        assert_eq!(sizes(""), (1..=16).collect::<Vec<_>>());
+        assert_eq!(sizes("max_batch = 19"), (1..=16).chain([18, 19]).collect::<Vec<_>>());
         assert_eq!(sizes("batch_sizes = \"all\""), [1, 2, 3, 4, 5, 6, 7], "12 ms are enough for 7");
         assert_eq!(sizes("batch_sizes = [3, 5]"), [3, 5]);
     }

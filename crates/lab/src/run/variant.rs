@@ -106,11 +106,14 @@ pub(crate) fn unlike_the_server(experiment: &Experiment, scheduler: &Table) -> V
         table.iter().for_each(|(key, value)| compare(&section, key, value));
     }
     let sizes = experiment.models.iter().find_map(|model| match &model.batch_sizes {
-        Some(BatchSizes::Named(NamedSizes::All)) => {
-            Some("`batch_sizes = \"all\"` (the server: powers of two)".to_owned())
-        }
-        Some(BatchSizes::Listed(sizes)) if *sizes != base::usual_batch_sizes(sizes.last().copied().unwrap_or(1)) => {
-            Some(format!("`batch_sizes = {sizes:?}` (the server: powers of two)"))
+        Some(BatchSizes::Named(NamedSizes::All)) => Some(
+            "`batch_sizes = \"all\"` (the server: all up to 16, then an eighth apart; on a GPU powers of two)"
+                .to_owned(),
+        ),
+        Some(BatchSizes::Listed(sizes)) if *sizes != base::dense_batch_sizes(sizes.last().copied().unwrap_or(1)) => {
+            Some(format!(
+                "`batch_sizes = {sizes:?}` (the server: all up to 16, then an eighth apart; on a GPU powers of two)"
+            ))
         }
         Some(BatchSizes::Listed(_)) | None => None,
     });
@@ -214,7 +217,7 @@ mod tests {
             `predict_admission = false` (the server: true)
             `schedule_ahead_ms = 7` (the server: 0.0)
             `policy.ahead.schedule_ahead_ms = 2` (the server: 0.0)
-            `batch_sizes = "all"` (the server: powers of two)"#]]
+            `batch_sizes = "all"` (the server: all up to 16, then an eighth apart; on a GPU powers of two)"#]]
         .assert_eq(&unlike.join("\n"));
         // Every setting that a file can have is compared.
         let all = server_settings();
