@@ -398,12 +398,17 @@ impl Preparation {
         let one_value = sizes.iter().all(|size| size.open == sizes[0].open);
         let fills_up = self.fills.contains(&true);
         let which = if one_value || (fills_up && self.open > 1) { 0..self.open } else { 0..0 };
-        let doubled = which.map(|which| {
+        let plan = |doubled: std::ops::Range<usize>| {
             let mut size = sizes[0];
-            size.open[which] *= 2;
+            size.open[doubled].iter_mut().for_each(|value| *value *= 2);
             self.plan(file, size, precision).map(|plan| (size, plan))
-        });
-        if fills_up { doubled.collect() } else { Ok(doubled.flatten().collect()) }
+        };
+        let each = which.clone().map(|which| plan(which..which + 1));
+        if fills_up {
+            return each.collect();
+        }
+        // Dimensions that can't be doubled by themselves may be together.
+        Ok(each.chain((!which.is_empty()).then(|| plan(which.clone()))).flatten().collect())
     }
 
     /// The model in one size.
@@ -514,7 +519,17 @@ mod tests {
     }
 
     fn encoded(inputs: &[(&str, &[&str])]) -> Vec<u8> {
-        let node = [field(1, inputs[0].0.as_bytes()), field(2, b"y"), field(4, b"Relu")].concat();
+        encoded_graph(inputs, "Relu", 1)
+    }
+
+    /// A model of one operator that takes so many of the inputs.
+    fn graph_of(inputs: &[(&str, &[&str])], operator: &str, taken: usize) -> graph::OnnxModel {
+        graph::OnnxModel::decode(&encoded_graph(inputs, operator, taken), None).unwrap()
+    }
+
+    fn encoded_graph(inputs: &[(&str, &[&str])], operator: &str, taken: usize) -> Vec<u8> {
+        let mut node: Vec<u8> = inputs[..taken].iter().flat_map(|(name, _)| field(1, name.as_bytes())).collect();
+        node.extend([field(2, b"y"), field(4, operator.as_bytes())].concat());
         let mut graph = field(1, &node);
         inputs.iter().for_each(|(name, dims)| graph.extend(field(11, &value(name, dims))));
         graph.extend(field(12, &value("y", inputs[0].1)));
@@ -609,6 +624,10 @@ mod tests {
         let unbatched = wanted(&file, &ModelSource { max_batch: Some(0), ..ModelSource::default() }).unwrap();
         assert_eq!(prepared(&unbatched), [(1, &[1, 16, 16][..])]);
         assert_eq!(unbatched.signature().outputs[0].dims, [-1, 3, -1, -1]);
+        // Dimensions that go together are doubled together.
+        let pair = graph_of(&[("a", &["left", "3"]), ("b", &["right", "3"])], "Add", 2);
+        let sum = wanted(&pair, &ModelSource { max_batch: Some(0), ..ModelSource::default() }).unwrap();
+        assert_eq!((sum.open, sum.signature().outputs[0].dims.clone()), (2, vec![-1, 3]));
         // Those without a name are what they are.
         let unnamed = wanted(&model(&[("x", &["batch", "", ""])]), &ModelSource::default()).unwrap();
         assert_eq!(unnamed.inputs[0].extents, [Extent::Batch, open(0), open(1)]);

@@ -96,6 +96,11 @@ impl<G> ShapeStore<G> {
         Some(self.prepare(size, make))
     }
 
+    /// Whether nothing more will be prepared.
+    fn is_spent(&self) -> bool {
+        self.state().shapes.is_spent()
+    }
+
     /// Prepares that shape now, on this thread, unless that was begun or has failed before.
     pub(crate) fn expect(
         &self,
@@ -220,6 +225,10 @@ impl OpenModel {
         }
         while let Some(outcome) = self.store.prepare_next(|size| self.make(size)) {
             self.say(&outcome);
+            if self.store.is_spent() {
+                let model = &self.name;
+                tracing::warn!(model, "further shapes stay on the CPU: too many were prepared, raise max_shapes");
+            }
         }
     }
 
@@ -373,6 +382,7 @@ mod tests {
     fn batches_and_preparations_dont_wait_for_one_another() {
         let (store, ran, most) = (ShapeStore::new(3), AtomicUsize::new(0), 3);
         let stop = AtomicBool::new(false);
+        store.state().shapes.left = usize::MAX;
         std::thread::scope(|scope| {
             let batches: Vec<_> = (0..2u64)
                 .map(|seed| {

@@ -21,6 +21,8 @@ const REQUEST: u64 = 1 << 16;
 const SERIOUS: u64 = 2 * REQUEST;
 /// So many times as many shapes are remembered as are ready.
 const REMEMBERED: usize = 4;
+/// So many times as many are prepared in all: the kernels of a shape stay on the device and on disk when it goes.
+const PREPARED: usize = 8;
 
 /// What becomes of a shape.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,12 +51,15 @@ pub struct Shapes<S> {
     known: BTreeMap<S, Known>,
     /// Since counts were halved.
     asked: u32,
+    /// How many may still be prepared.
+    pub(crate) left: usize,
 }
 
 impl<S: Ord + Copy> Shapes<S> {
     /// No shape is ready yet; at most so many will be, at least one.
     pub fn new(most: usize) -> Self {
-        Self { most: most.max(1), known: BTreeMap::new(), asked: 0 }
+        let most = most.max(1);
+        Self { most, known: BTreeMap::new(), asked: 0, left: most.saturating_mul(PREPARED) }
     }
 
     /// A request of that shape came: what becomes of it.
@@ -67,9 +72,18 @@ impl<S: Ord + Copy> Shapes<S> {
         if !self.known.contains_key(&shape) {
             self.forget();
         }
+        let spent = self.is_spent();
         let known = self.known.entry(shape).or_insert(Known { state: ShapeState::Wanted, uses: 0 });
         known.uses += REQUEST;
+        if spent && known.state == ShapeState::Wanted {
+            known.state = ShapeState::Impossible("the model has had as many shapes prepared as it may".into());
+        }
         &known.state
+    }
+
+    /// Whether no more may be prepared.
+    pub fn is_spent(&self) -> bool {
+        self.left == 0
     }
 
     /// Makes room for one more: of those that are neither ready nor in the making, the least used is forgotten.
@@ -91,15 +105,16 @@ impl<S: Ord + Copy> Shapes<S> {
         let (shape, uses) = wanted.map(|(shape, known)| (*shape, known.uses)).max_by_key(|(_, uses)| *uses)?;
         let room = self.count(&ShapeState::Ready) + self.count(&ShapeState::InTheMaking) < self.most;
         let pays = || uses >= SERIOUS && self.least_used(uses, in_use).is_some();
-        if !room && !pays() {
+        if self.is_spent() || (!room && !pays()) {
             return None;
         }
-        self.set(shape, ShapeState::InTheMaking);
+        self.begin(shape);
         Some(shape)
     }
 
     /// A shape is being prepared, whether it was the next or not.
     pub fn begin(&mut self, shape: S) {
+        self.left = self.left.saturating_sub(1);
         self.set(shape, ShapeState::InTheMaking);
     }
 
@@ -229,6 +244,19 @@ mod tests {
         assert_eq!(shapes.next(nobody), None);
     }
 
+    #[test]
+    fn a_model_has_so_many_shapes_prepared_and_no_more() {
+        let mut shapes = Shapes::new(1);
+        let mut prepared = 0;
+        for shape in 0..1_000 {
+            (0..2 * HALVED_AFTER).for_each(|_| _ = shapes.ask(shape));
+            prepared += usize::from(prepare(&mut shapes).is_some());
+        }
+        assert_eq!((prepared, shapes.is_spent()), (PREPARED, true));
+        assert!(matches!(shapes.ask(2_000), ShapeState::Impossible(_)), "it isn't waited for");
+        assert_eq!(ready(&shapes).len(), 1, "what is there stays");
+    }
+
     proptest! {
         /// Requests of few popular shapes and of many others, batches that use shapes, and preparations that fail.
         #[test]
@@ -237,6 +265,7 @@ mod tests {
             requests in proptest::collection::vec((0u32..40, 0u32..8), 1..2_000),
         ) {
             let mut shapes = Shapes::new(most);
+            shapes.left = usize::MAX;
             let mut there = BTreeSet::new();
             let mut used = None;
             for (other, chance) in requests {

@@ -4,7 +4,7 @@ use base::{ModelSignature, TensorSpec};
 use engine::{Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Staged};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// See the module. It is prepared when somebody asks for that, and loaded by the first batch that needs it.
+/// See the module. It is prepared when somebody asks for that, and stays loaded.
 pub(crate) struct Standby {
     engine: Arc<dyn Engine>,
     source: ModelSource,
@@ -38,23 +38,33 @@ impl Standby {
             let prepared = self.engine.prepare(&self.source).map_err(|error| error.to_string())?;
             let found = prepared.signature();
             let same = suit(&self.signature.inputs, &found.inputs) && suit(&self.signature.outputs, &found.outputs);
-            same.then_some(prepared).ok_or_else(|| "its inputs and outputs are others there".to_owned())
+            let prepared =
+                same.then_some(prepared).ok_or_else(|| "its inputs and outputs are others there".to_owned())?;
+            // Not when the first batch needs it: the device's thread would wait.
+            (0..self.loaded.len()).for_each(|device| _ = self.load(device, &*prepared));
+            Ok(prepared)
         };
         self.prepared.get_or_init(prepare).as_ref().map(|_| ()).map_err(String::clone)
+    }
+
+    /// Loads it for a device, if it isn't.
+    fn load(&self, device: usize, prepared: &dyn Prepared) -> Result<(), EngineError> {
+        // Nobody waits for the lock: a device computes one batch at a time.
+        let mut loaded = self.loaded[device].lock().unwrap_or_else(PoisonError::into_inner);
+        if loaded.is_none() {
+            *loaded = Some(prepared.load(device as u32)?);
+        }
+        Ok(())
     }
 
     /// Stages a batch; `None` if it isn't prepared.
     pub(crate) fn stage(&self, device: usize, inputs: &mut dyn Inputs) -> Option<Result<Box<dyn Staged>, EngineError>> {
         let prepared = self.prepared.get()?.as_ref().ok()?;
-        // Nobody waits for it: a device computes one batch at a time.
-        let mut loaded = self.loaded.get(device)?.lock().unwrap_or_else(PoisonError::into_inner);
-        if loaded.is_none() {
-            match prepared.load(device as u32) {
-                Ok(one) => *loaded = Some(one),
-                Err(error) => return Some(Err(error)),
-            }
+        let slot = self.loaded.get(device)?;
+        if let Err(error) = self.load(device, &**prepared) {
+            return Some(Err(error));
         }
-        loaded.as_mut().map(|loaded| loaded.stage(inputs))
+        slot.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(|loaded| loaded.stage(inputs))
     }
 }
 

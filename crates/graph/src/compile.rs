@@ -33,7 +33,7 @@ mod tests {
         options
     }
 
-    fn files() -> [(&'static str, Vec<u8>); 8] {
+    fn files() -> [(&'static str, Vec<u8>); 11] {
         [
             ("residual", sample::residual()),
             ("dense", sample::dense()),
@@ -43,10 +43,13 @@ mod tests {
             ("lengths", sample::lengths()),
             ("masked", sample::masked()),
             ("transformer", sample::transformer()),
+            ("recurrent", sample::recurrent()),
+            ("looping", sample::looping()),
+            ("fused", sample::fused()),
         ]
     }
 
-    fn models() -> [(&'static str, OnnxModel); 8] {
+    fn models() -> [(&'static str, OnnxModel); 11] {
         files().map(|(name, file)| (name, model(&file)))
     }
 
@@ -312,6 +315,31 @@ mod tests {
         let count = |kind: &str| plan.steps.iter().filter(|step| step.kind() == kind).count();
         // What is hidden, and the numbers for it.
         assert_eq!((count("attention"), count("elementwise")), (2, 2), "{plan}");
+    }
+
+    #[test]
+    fn operators_for_attention_are_one_step_each() {
+        let plan = compile(&model(&sample::fused()), &options(2, Precision::F16)).unwrap();
+        let count = |kind: &str| plan.steps.iter().filter(|step| step.kind() == kind).count();
+        assert_eq!((count("attention"), count("softmax"), count("layernorm")), (2, 0, 2), "{plan}");
+    }
+
+    #[test]
+    fn recurrent_layers_write_their_steps_in_place() {
+        let plan = compile(&model(&sample::recurrent()), &options(2, Precision::F32)).unwrap();
+        let count = |kind: &str| plan.steps.iter().filter(|step| step.kind() == kind).count();
+        // Of 6 steps in each of 3 directions: a product, in a GRU two, and two element-wise steps, but what the last cell
+        // shows needs no cell of its own. The products with the inputs, one for both directions of the GRU. Copies of
+        // what goes into both layers, because it is turned.
+        assert_eq!((count("gemm"), count("elementwise"), count("copy")), (6 * 5 + 2, 6 * 6 - 1, 2), "{plan}");
+    }
+
+    #[test]
+    fn more_steps_than_a_plan_should_have_are_refused() {
+        let mut options = Options::new(1, Precision::F32);
+        options.sizes.insert("length".into(), 5_000);
+        let text = compile(&model(&sample::recurrent()), &options).unwrap_err().to_string();
+        expect![[r#"operator GRU of node "g" is not supported with 10000 steps: a model may have 4096 of recurrent layers and loops in all: serve this model on a CPU device"#]].assert_eq(&text);
     }
 
     #[test]

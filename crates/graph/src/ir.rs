@@ -70,6 +70,21 @@ pub(crate) struct Graph {
     pub(crate) outputs: Vec<(Port, ValueId)>,
 }
 
+/// Who uses each value, by its id: lists behind one another, because fusion makes them anew again and again.
+pub(crate) struct Uses {
+    /// Where each list ends and the next begins.
+    ends: Vec<usize>,
+    nodes: Vec<usize>,
+}
+
+impl std::ops::Index<ValueId> for Uses {
+    type Output = [usize];
+
+    fn index(&self, value: ValueId) -> &[usize] {
+        &self.nodes[self.ends[value]..self.ends[value + 1]]
+    }
+}
+
 impl Graph {
     pub(crate) fn add(&mut self, dtype: DataType, dims: &[usize], content: Content) -> ValueId {
         self.values.push(Value { dtype, dims: dims.to_vec(), content });
@@ -101,17 +116,22 @@ impl Graph {
     }
 
     /// The positions of the nodes that use each value; the outputs of the model count as node `usize::MAX`.
-    pub(crate) fn uses(&self) -> Vec<Vec<usize>> {
-        let mut uses = vec![Vec::new(); self.values.len()];
-        for (position, node) in self.nodes.iter().enumerate() {
-            for &input in &node.inputs {
-                uses[input].push(position);
-            }
+    pub(crate) fn uses(&self) -> Uses {
+        let used = || {
+            let by_nodes = self.nodes.iter().enumerate();
+            let by_nodes = by_nodes.flat_map(|(at, node)| node.inputs.iter().map(move |&value| (value, at)));
+            by_nodes.chain(self.outputs.iter().map(|&(_, value)| (value, usize::MAX)))
+        };
+        let mut ends = vec![0; self.values.len() + 1];
+        used().for_each(|(value, _)| ends[value + 1] += 1);
+        (0..self.values.len()).for_each(|value| ends[value + 1] += ends[value]);
+        let mut nodes = vec![0; ends[self.values.len()]];
+        let mut next = ends.clone();
+        for (value, at) in used() {
+            nodes[next[value]] = at;
+            next[value] += 1;
         }
-        for &(_, value) in &self.outputs {
-            uses[value].push(usize::MAX);
-        }
-        uses
+        Uses { ends, nodes }
     }
 
     /// The position of the node that makes each value.

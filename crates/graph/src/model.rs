@@ -23,6 +23,8 @@ pub struct OnnxModel {
 pub(crate) struct Scope {
     pub(crate) nodes: Vec<OnnxNode>,
     pub(crate) constants: Vec<(String, Arc<Array>)>,
+    /// What the outer scope gives it.
+    pub(crate) inputs: Vec<String>,
     /// What the outer scope gets from it; empty for the model itself.
     pub(crate) outputs: Vec<String>,
 }
@@ -157,7 +159,8 @@ impl Reader<'_> {
         for node in &graph.nodes {
             self.node(node, &mut nodes)?;
         }
-        Ok(Scope { nodes, constants, outputs: graph.outputs.iter().map(|output| output.name.clone()).collect() })
+        let names = |values: &[ValueInfoProto]| values.iter().map(|value| value.name.clone()).collect();
+        Ok(Scope { nodes, constants, inputs: names(&graph.inputs), outputs: names(&graph.outputs) })
     }
 
     /// Reads a node; calls of a model's own functions become the nodes of the function.
@@ -310,6 +313,11 @@ fn listed(tensor: &TensorProto, dtype: DataType) -> Data {
 impl OnnxNode {
     pub(crate) fn has(&self, name: &str) -> bool {
         self.attributes.contains_key(name)
+    }
+
+    /// Whether an attribute of it is a graph.
+    pub(crate) fn has_graph(&self) -> bool {
+        self.attributes.values().any(|attribute| matches!(attribute, Attribute::Graph(_)))
     }
 
     pub(crate) fn int(&self, name: &str, otherwise: i64) -> i64 {

@@ -51,6 +51,33 @@ impl SampleModel {
         });
     }
 
+    /// Another attribute of the last node, of a kind that isn't a number.
+    fn attribute(&mut self, attribute: AttributeProto) {
+        self.graph.nodes.last_mut().expect("a node").attributes.push(attribute);
+    }
+
+    pub(crate) fn text(&mut self, name: &str, text: &str) {
+        let (name, string) = (name.into(), text.into());
+        self.attribute(AttributeProto { name, string, kind: 3, ..AttributeProto::default() });
+    }
+
+    /// A graph within the last node.
+    pub(crate) fn within(&mut self, name: &str, graph: Self, outputs: &[&str]) {
+        let (name, graph) = (name.into(), Some(graph.finished(outputs)));
+        self.attribute(AttributeProto { name, graph, kind: 5, ..AttributeProto::default() });
+    }
+
+    /// The last node is of ONNX Runtime's own operators.
+    pub(crate) fn microsoft(&mut self) {
+        self.graph.nodes.last_mut().expect("a node").domain = "com.microsoft".into();
+    }
+
+    /// The last node gives more than one value.
+    pub(crate) fn also(&mut self, outputs: &[&str]) {
+        let node = self.graph.nodes.last_mut().expect("a node");
+        node.outputs.extend(outputs.iter().map(|&name| name.to_owned()));
+    }
+
     /// A weight with numbers between -0.5 and 0.5, moved by `around`.
     pub(crate) fn weight(&mut self, name: &str, dims: &[i64], around: f32) {
         let count = dims.iter().product::<i64>();
@@ -99,14 +126,18 @@ impl SampleModel {
     }
 
     /// The file.
-    fn bytes(mut self, outputs: &[&str]) -> Vec<u8> {
+    fn bytes(self, outputs: &[&str]) -> Vec<u8> {
+        let opsets = vec![OpsetProto { domain: String::new(), version: 17 }];
+        ModelProto { graph: Some(self.finished(outputs)), opsets, ..ModelProto::default() }.encode_to_vec()
+    }
+
+    fn finished(mut self, outputs: &[&str]) -> GraphProto {
         let info = |name: &&str| {
             let tensor = TensorTypeProto { element: 1, shape: None };
             ValueInfoProto { name: (*name).into(), kind: Some(TypeProto { tensor: Some(tensor) }) }
         };
         self.graph.outputs = outputs.iter().map(info).collect();
-        let opsets = vec![OpsetProto { domain: String::new(), version: 17 }];
-        ModelProto { graph: Some(self.graph), opsets, ..ModelProto::default() }.encode_to_vec()
+        self.graph
     }
 }
 
@@ -332,6 +363,77 @@ pub(crate) fn transformer() -> Vec<u8> {
     net.node("MatMul", &["g5", "down.w"], "d1", &[]);
     net.node("Add", &["d1", "down.b"], "d2", &[]);
     net.node("Add", &["d2", "n9"], "y", &[]);
+    net.bytes(&["y"])
+}
+
+/// A GRU in both directions and an LSTM behind it, neither with a state to begin with, and rows backwards.
+pub(crate) fn recurrent() -> Vec<u8> {
+    let mut net = SampleModel::new("x", 1, &[0, 0, 8]);
+    net.node("Transpose", &["x"], "t", &[("perm", &[1, 0, 2])]);
+    for (name, dims) in [("g.w", [2, 12, 8]), ("g.r", [2, 12, 4]), ("l.w", [1, 16, 8]), ("l.r", [1, 16, 4])] {
+        net.weight(name, &dims, 0.0);
+    }
+    net.weight("g.b", &[2, 24], 0.0);
+    net.weight("l.b", &[1, 32], 0.0);
+    net.node("GRU", &["t", "g.w", "g.r", "g.b"], "g", &[("hidden_size", &[4])]);
+    net.text("direction", "bidirectional");
+    net.node("Transpose", &["g"], "g.t", &[("perm", &[0, 2, 1, 3])]);
+    net.ints("joined", &[0, 0, 8]);
+    net.node("Reshape", &["g.t", "joined"], "g.y", &[]);
+    net.node("LSTM", &["g.y", "l.w", "l.r", "l.b"], "l", &[("hidden_size", &[4])]);
+    net.ints("one", &[1]);
+    net.node("Squeeze", &["l", "one"], "y", &[]);
+    net.bytes(&["y"])
+}
+
+/// As many rounds of a loop as the length, each with a row of a table, and a product whose factor is turned.
+pub(crate) fn looping() -> Vec<u8> {
+    let mut net = SampleModel::new("x", 1, &[0, 0, 8]);
+    net.node("Shape", &["x"], "size", &[]);
+    net.ints("one", &[1]);
+    net.ints("two", &[2]);
+    net.node("Slice", &["size", "one", "two"], "length", &[]);
+    net.weight("factor", &[8, 8], 0.0);
+    net.weight("table", &[16, 8], 0.0);
+    net.weight("first", &[8], 0.0);
+    net.scalar("half", 0.5);
+    let mut body = SampleModel::new("i", 7, &[]);
+    body.input("more", 9, &[]);
+    body.input("h", 1, &[]);
+    body.input("k", 1, &[]);
+    body.node("Identity", &["more"], "again", &[]);
+    body.node("Transpose", &["factor"], "turned", &[]);
+    body.node("MatMul", &["h", "turned"], "product", &[]);
+    body.node("Gather", &["table", "i"], "row", &[]);
+    body.node("Add", &["product", "row"], "sum", &[]);
+    body.node("Tanh", &["sum"], "h.next", &[]);
+    body.node("Mul", &["k", "half"], "k.next", &[]);
+    net.node("Loop", &["length", "", "x", "first"], "h.last", &[]);
+    net.also(&["k.last"]);
+    net.within("body", body, &["again", "h.next", "k.next"]);
+    net.node("Add", &["h.last", "k.last"], "y", &[]);
+    net.bytes(&["y"])
+}
+
+/// A layer of a transformer in fused operators: those of ONNX Runtime, and ONNX's attention.
+pub(crate) fn fused() -> Vec<u8> {
+    let mut net = SampleModel::new("ids", 7, &[0, 0]);
+    net.weight("words", &[20, 8], 0.0);
+    net.weight("places", &[16, 8], 0.0);
+    net.weight("gamma", &[8], 1.0);
+    net.weight("beta", &[8], 0.0);
+    net.node("EmbedLayerNormalization", &["ids", "", "words", "places", "", "gamma", "beta"], "e", &[]);
+    net.microsoft();
+    net.weight("w", &[8, 24], 0.0);
+    net.weight("b", &[24], 0.0);
+    net.node("Attention", &["e", "w", "b"], "a", &[("num_heads", &[2]), ("unidirectional", &[1])]);
+    net.microsoft();
+    net.node("SkipLayerNormalization", &["a", "e", "gamma", "beta"], "s", &[]);
+    net.microsoft();
+    let heads: &[(&str, &[i64])] = &[("q_num_heads", &[2]), ("kv_num_heads", &[2]), ("is_causal", &[1])];
+    net.node("Attention", &["s", "s", "s"], "c", heads);
+    net.node("BiasGelu", &["c", "beta"], "y", &[]);
+    net.microsoft();
     net.bytes(&["y"])
 }
 

@@ -370,13 +370,22 @@ fn kernels_compute_products_convolutions_and_attention_as_the_reference_does() {
 
 #[test]
 fn kernels_compute_onnx_node_tests_as_the_reference_does() {
-    let folder = match std::env::var_os("PUNCTUAL_ONNX_NODES") {
+    assert_nodes_right("PUNCTUAL_ONNX_NODES", "onnx-nodes", usize::MAX, 3_000);
+}
+
+#[test]
+fn kernels_compute_other_cases_of_operators_as_the_reference_does() {
+    assert_nodes_right("PUNCTUAL_OPERATOR_CASES", "operator-cases", 1, 1_000);
+}
+
+/// The same for the plans of all models in a folder, with their own inputs.
+fn assert_nodes_right(variable: &str, usual: &str, most: usize, at_least: usize) {
+    let folder = match std::env::var_os(variable) {
         Some(folder) => folder.into(),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/onnx-nodes"),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache").join(usual),
     };
-    let names = names(&folder).expect("scripts/setup tests writes them");
     let mut plans = Vec::new();
-    for name in names {
+    for name in names(&folder).expect("scripts/setup tests writes them") {
         let Ok(model) = OnnxModel::read(&folder.join(format!("{name}.onnx"))) else { continue };
         let Ok(values) = Values::read(&folder, &name) else { continue };
         for precision in [Precision::F32, Precision::F16] {
@@ -385,5 +394,5 @@ fn kernels_compute_onnx_node_tests_as_the_reference_does() {
             plans.push((format!("{name} {precision:?}"), plan, inputs));
         }
     }
-    assert_right(&plans, usize::MAX, 3_000);
+    assert_right(&plans, most, at_least);
 }

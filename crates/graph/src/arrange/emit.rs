@@ -8,6 +8,9 @@ use crate::expression::{Expression, Instruction};
 use crate::ir::{GraphNode, Op, ValueId, broadcast_strides};
 use crate::plan::*;
 
+/// Products of fewer rows each leave most of a kernel idle, so that a copy that makes one product of them pays.
+const FEW_ROWS: usize = 32;
+
 impl Arrangement<'_> {
     pub(super) fn node(&mut self, node: &GraphNode) -> Result<(), GraphError> {
         if is_view(&node.op) {
@@ -221,6 +224,12 @@ impl Arrangement<'_> {
         let (mut a, mut b, mut output, mut residual) = (wide(a), wide(b), output.clone(), residual);
         // The same right side for all of the batch: its rows are rows of one product.
         let shared = b.strides[..batch].iter().zip(&b.dims).all(|(&stride, &dim)| stride == 0 || dim == 1);
+        let few = output.dims[batch] < FEW_ROWS && output.dims[..batch].iter().product::<usize>() > 1;
+        if shared && few && merge_front(&a, batch + 1).is_none() && merge_front(&output, batch + 1).is_some() {
+            // Steps of a few rows each, as recurrent layers have them, turned.
+            let order: Vec<_> = (0..self.graph.dims(node.inputs[0]).len()).collect();
+            a = wide(self.copied(node.inputs[0], &order));
+        }
         if shared {
             let merged: Option<Vec<_>> = [Some(&a), Some(&output), residual.as_ref()]
                 .into_iter()

@@ -1,6 +1,6 @@
 //! In which order the dimensions of each value lie, and which values are slices of a concatenation.
 
-use crate::ir::{Graph, Op, ValueId};
+use crate::ir::{Graph, Op, Uses, ValueId};
 use crate::options::{ImageLayout, Options};
 use crate::plan::strides_in_order;
 
@@ -121,8 +121,8 @@ fn orders(graph: &Graph, options: &Options) -> Vec<Vec<usize>> {
 }
 
 /// The order in which the only user of a product will read it, if rows stay rows.
-fn transposed_by_its_user(graph: &Graph, uses: &[Vec<usize>], value: ValueId) -> Option<Vec<usize>> {
-    let &[user] = uses[value].as_slice() else { return None };
+fn transposed_by_its_user(graph: &Graph, uses: &Uses, value: ValueId) -> Option<Vec<usize>> {
+    let [user] = uses[value] else { return None };
     match &graph.nodes.get(user)?.op {
         Op::Transpose(order) if order.last() == Some(&(order.len() - 1)) => Some(order.clone()),
         _ => None,

@@ -14,7 +14,7 @@ mod turn;
 mod widen;
 
 use crate::expression::{Binary, Expression, Instruction, Unary};
-use crate::ir::{Content, Graph, GraphNode, Op, ValueId};
+use crate::ir::{Content, Graph, GraphNode, Op, Uses, ValueId};
 use std::collections::HashMap;
 
 /// All passes, in an order in which none hides from the next what it looks for.
@@ -44,7 +44,7 @@ pub(crate) fn fuse(graph: &mut Graph) {
 
 /// Who makes and who uses each value.
 pub(crate) struct Index {
-    uses: Vec<Vec<usize>>,
+    uses: Uses,
     makers: Vec<Option<usize>>,
 }
 

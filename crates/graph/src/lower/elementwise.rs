@@ -8,43 +8,50 @@ use crate::model::{OnnxNode, element};
 use base::DataType;
 
 /// Writes expressions of floats shortly.
-struct Floats<'a>(&'a mut Expression);
+pub(super) struct Floats<'a>(pub(super) &'a mut Expression);
 
 /// Writes a function of one register.
 type Build = Box<dyn FnOnce(&mut Floats<'_>, Register) -> Register>;
 
 impl Floats<'_> {
-    fn number(&mut self, value: f32) -> Register {
+    pub(super) fn number(&mut self, value: f32) -> Register {
         self.0.push(Instruction::Float(value), ValueKind::Float)
     }
 
-    fn unary(&mut self, function: Unary, of: Register) -> Register {
+    pub(super) fn unary(&mut self, function: Unary, of: Register) -> Register {
         self.0.push(Instruction::Unary(function, of), ValueKind::Float)
     }
 
-    fn binary(&mut self, function: Binary, a: Register, b: Register) -> Register {
+    pub(super) fn binary(&mut self, function: Binary, a: Register, b: Register) -> Register {
         self.0.push(Instruction::Binary(function, a, b), ValueKind::Float)
     }
 
-    fn with(&mut self, function: Binary, a: Register, value: f32) -> Register {
+    pub(super) fn with(&mut self, function: Binary, a: Register, value: f32) -> Register {
         let value = self.number(value);
         self.binary(function, a, value)
     }
 
     /// `a` where positive, else `b`.
-    fn by_sign(&mut self, x: Register, a: Register, b: Register) -> Register {
+    pub(super) fn by_sign(&mut self, x: Register, a: Register, b: Register) -> Register {
         let zero = self.number(0.0);
         let positive = self.0.push(Instruction::Binary(Binary::GreaterOrEqual, x, zero), ValueKind::Bool);
         self.0.push(Instruction::Select(positive, a, b), ValueKind::Float)
     }
 
-    fn clip(&mut self, x: Register, low: f32, high: f32) -> Register {
+    /// `x` where it is above a threshold, else 0.
+    pub(super) fn above(&mut self, x: Register, threshold: f32) -> Register {
+        let (bound, zero) = (self.number(threshold), self.number(0.0));
+        let above = self.0.push(Instruction::Binary(Binary::Greater, x, bound), ValueKind::Bool);
+        self.0.push(Instruction::Select(above, x, zero), ValueKind::Float)
+    }
+
+    pub(super) fn clip(&mut self, x: Register, low: f32, high: f32) -> Register {
         let x = self.with(Binary::Maximum, x, low);
         self.with(Binary::Minimum, x, high)
     }
 
     /// `ln(1 + exp(x))`, without overflow.
-    fn softplus(&mut self, x: Register) -> Register {
+    pub(super) fn softplus(&mut self, x: Register) -> Register {
         let absolute = self.unary(Unary::Absolute, x);
         let negative = self.unary(Unary::Negate, absolute);
         let exp = self.unary(Unary::Exp, negative);
@@ -54,8 +61,26 @@ impl Floats<'_> {
         self.binary(Binary::Add, log, positive)
     }
 
+    /// `x * sigmoid(alpha * x)`
+    pub(super) fn swish(&mut self, x: Register, alpha: f32) -> Register {
+        let scaled = self.with(Binary::Multiply, x, alpha);
+        let gate = self.unary(Unary::Sigmoid, scaled);
+        self.binary(Binary::Multiply, x, gate)
+    }
+
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`
+    pub(super) fn gelu_tanh(&mut self, x: Register) -> Register {
+        let square = self.binary(Binary::Multiply, x, x);
+        let cube = self.binary(Binary::Multiply, square, x);
+        let cube = self.with(Binary::Multiply, cube, 0.044_715);
+        let inner = self.binary(Binary::Add, x, cube);
+        let inner = self.with(Binary::Multiply, inner, (2.0 / std::f32::consts::PI).sqrt());
+        let gate = self.unary(Unary::Tanh, inner);
+        half_gated(self, x, gate)
+    }
+
     /// `scale * (exp(x / alpha) - 1)`
-    fn exponential(&mut self, x: Register, alpha: f32, scale: f32) -> Register {
+    pub(super) fn exponential(&mut self, x: Register, alpha: f32, scale: f32) -> Register {
         let x = self.with(Binary::Divide, x, alpha);
         let exp = self.unary(Unary::Exp, x);
         let less = self.with(Binary::Subtract, exp, 1.0);
@@ -98,7 +123,8 @@ impl Lowering {
             "Dropout" if node.outputs.iter().skip(1).any(|name| !name.is_empty()) => {
                 let x = self.input(inputs, 0)?;
                 let dims = self.dims(x);
-                return Ok(Some(vec![x, self.filled(DataType::Bool, &dims, 1.0)]));
+                let kept = self.with_fixed(false, |this| this.filled(DataType::Bool, &dims, 1.0));
+                return Ok(Some(vec![x, kept]));
             }
             "Identity" | "Dropout" => self.input(inputs, 0)?,
             "Cast" => {
@@ -238,11 +264,7 @@ impl Lowering {
             }
             "ThresholdedRelu" => {
                 let threshold = alpha(1.0);
-                Box::new(move |floats, x| {
-                    let (bound, zero) = (floats.number(threshold), floats.number(0.0));
-                    let above = floats.0.push(Instruction::Binary(Binary::Greater, x, bound), ValueKind::Bool);
-                    floats.0.push(Instruction::Select(above, x, zero), ValueKind::Float)
-                })
+                Box::new(move |floats, x| floats.above(x, threshold))
             }
             "Elu" => {
                 let scale = alpha(1.0);
@@ -290,26 +312,15 @@ impl Lowering {
             }),
             "Swish" => {
                 let alpha = alpha(1.0);
-                Box::new(move |floats, x| {
-                    let scaled = floats.with(Binary::Multiply, x, alpha);
-                    let gate = floats.unary(Unary::Sigmoid, scaled);
-                    floats.binary(Binary::Multiply, x, gate)
-                })
+                Box::new(move |floats, x| floats.swish(x, alpha))
             }
             "Mish" => Box::new(|floats, x| {
                 let soft = floats.softplus(x);
                 let gate = floats.unary(Unary::Tanh, soft);
                 floats.binary(Binary::Multiply, x, gate)
             }),
-            "Gelu" if node.text("approximate", "none") == "tanh" => Box::new(|floats, x| {
-                let square = floats.binary(Binary::Multiply, x, x);
-                let cube = floats.binary(Binary::Multiply, square, x);
-                let cube = floats.with(Binary::Multiply, cube, 0.044_715);
-                let inner = floats.binary(Binary::Add, x, cube);
-                let inner = floats.with(Binary::Multiply, inner, (2.0 / std::f32::consts::PI).sqrt());
-                let gate = floats.unary(Unary::Tanh, inner);
-                half_gated(floats, x, gate)
-            }),
+            #[allow(clippy::redundant_closure_for_method_calls, reason = "the method's lifetime isn't general enough")]
+            "Gelu" if node.text("approximate", "none") == "tanh" => Box::new(|floats, x| floats.gelu_tanh(x)),
             "Gelu" => Box::new(|floats, x| {
                 let inner = floats.with(Binary::Multiply, x, std::f32::consts::FRAC_1_SQRT_2);
                 let gate = floats.unary(Unary::Erf, inner);

@@ -1,12 +1,14 @@
 //! Matrix products, and what transformers have around them.
 
+use super::elementwise::Floats;
 use super::{FOLD_ELEMENTS, Lowering, NodeInputs};
 use crate::array::is_float;
 use crate::error::GraphError;
-use crate::expression::Binary;
+use crate::expression::{Binary, Unary};
 use crate::ir::{Op, ValueId, broadcast};
 use crate::model::OnnxNode;
-use crate::plan::Activation;
+use crate::plan::{Activation, ReduceKind};
+use base::DataType;
 
 const PLAIN: Op = Op::Gemm { alpha: 1.0, bias: false, residual: false, activation: Activation::None };
 
@@ -20,13 +22,15 @@ impl Lowering {
             "MatMul" => self.matmul(inputs)?,
             "Gemm" => self.gemm(node, inputs)?,
             "Softmax" | "LogSoftmax" => self.softmax(node, inputs)?,
-            "LayerNormalization" | "RMSNormalization" => self.layer_norm(node, inputs)?,
+            "LayerNormalization" | "RMSNormalization" | "SimplifiedLayerNormalization" => {
+                return self.layer_norm(node, inputs).map(Some);
+            }
             _ => return Ok(None),
         };
         Ok(Some(vec![value]))
     }
 
-    fn matmul(&mut self, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
+    pub(super) fn matmul(&mut self, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let (mut a, mut b) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
         let (rank_a, rank_b) = (self.graph.dims(a).len(), self.graph.dims(b).len());
         if rank_a == 0 || rank_b == 0 {
@@ -61,7 +65,7 @@ impl Lowering {
         Ok(dims)
     }
 
-    fn gemm(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
+    pub(super) fn gemm(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let (mut a, mut b) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
         if self.graph.dims(a).len() != 2 || self.graph.dims(b).len() != 2 {
             return Err(self.bad("its inputs are no matrices"));
@@ -96,7 +100,7 @@ impl Lowering {
     }
 
     /// The transposed matrix. Large constants stay as they are, and are read the other way round.
-    fn turn(&mut self, matrix: ValueId) -> ValueId {
+    pub(super) fn turn(&mut self, matrix: ValueId) -> ValueId {
         let [rows, columns] = *self.dims(matrix) else { unreachable!("a matrix") };
         if self.graph.known(matrix).is_none() || rows * columns < FOLD_ELEMENTS {
             return self.transpose(matrix, &[1, 0]);
@@ -121,31 +125,64 @@ impl Lowering {
         Ok(self.reshape(value, &dims))
     }
 
-    fn layer_norm(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
-        if node.outputs.iter().skip(1).any(|name| !name.is_empty()) {
-            return Err(self.unsupported(" with mean and deviation as outputs"));
-        }
+    fn layer_norm(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<Vec<ValueId>, GraphError> {
+        let simplified = node.operator != "LayerNormalization";
         let input = self.input(inputs, 0)?;
-        self.check_float(input)?;
-        let (dims, dtype) = (self.dims(input), self.dtype(input));
+        let (dims, dtype, epsilon) = (self.dims(input), self.dtype(input), node.float("epsilon", 1e-5));
         let axis = self.axis(node.int("axis", -1), dims.len())?;
         let (scale, shift) = (self.optional(inputs, 1), self.optional(inputs, 2));
-        let mut all = vec![input];
-        all.extend(scale);
-        all.extend(shift);
+        let mut results = vec![self.normalised_from(input, axis, epsilon, scale, shift, simplified)?];
+        if node.outputs.iter().skip(1).any(|name| !name.is_empty()) {
+            if simplified {
+                return Err(self.unsupported(" with the deviation as an output"));
+            }
+            let dtype = if node.int("stash_type", 1) == 1 { DataType::Fp32 } else { dtype };
+            let input = self.cast(input, dtype)?;
+            results.extend(self.mean_and_deviation(input, axis, epsilon)?);
+        }
+        Ok(results)
+    }
+
+    /// Normalised over the dimensions from `axis` on; without the mean if it is simplified.
+    pub(super) fn normalised_from(
+        &mut self,
+        input: ValueId,
+        axis: usize,
+        epsilon: f32,
+        scale: Option<ValueId>,
+        shift: Option<ValueId>,
+        root_mean_square: bool,
+    ) -> Result<ValueId, GraphError> {
+        self.check_float(input)?;
+        let (dims, dtype) = (self.dims(input), self.dtype(input));
+        let all: Vec<_> = [input].into_iter().chain(scale).chain(shift).collect();
         for &value in &all[1..] {
             let own = self.graph.dims(value);
             if broadcast(own, &dims).as_ref() != Some(&dims) {
                 return Err(self.bad(format!("{own:?} and {dims:?} don't go together")));
             }
         }
-        let op = Op::LayerNorm {
-            axis,
-            epsilon: node.float("epsilon", 1e-5),
-            root_mean_square: node.operator == "RMSNormalization",
-            scale: scale.is_some(),
-            shift: shift.is_some(),
-        };
+        let op = Op::LayerNorm { axis, epsilon, root_mean_square, scale: scale.is_some(), shift: shift.is_some() };
         Ok(self.emit(op, &all, dtype, &dims))
+    }
+
+    /// The mean over the dimensions from `axis` on, and one over the deviation from it.
+    fn mean_and_deviation(&mut self, input: ValueId, axis: usize, epsilon: f32) -> Result<[ValueId; 2], GraphError> {
+        let (dims, dtype) = (self.dims(input), self.dtype(input));
+        let axes: Vec<_> = (axis..dims.len()).collect();
+        let mean = self.reduction(ReduceKind::Mean, input, &axes);
+        let centred = self.binary(Binary::Subtract, input, mean)?;
+        // Squares by themselves might be more than a half can hold.
+        let length = self.reduction(ReduceKind::Norm, centred, &axes);
+        let count = dims[axis..].iter().product::<usize>() as f32;
+        let inverse = self.apply(&[length], dtype, |expression, of| {
+            let mut floats = Floats(expression);
+            let square = floats.binary(Binary::Multiply, of[0], of[0]);
+            let variance = floats.with(Binary::Divide, square, count);
+            let variance = floats.with(Binary::Add, variance, epsilon);
+            let deviation = floats.unary(Unary::SquareRoot, variance);
+            floats.unary(Unary::Reciprocal, deviation)
+        })?;
+        Ok([mean, inverse])
     }
 }

@@ -3,9 +3,15 @@
 //!
 //! All sizes are known, so one pass in the order of the nodes is enough.
 
+mod attention;
+mod einsum;
 mod elementwise;
+mod flow;
 mod image;
 mod linear;
+mod loss;
+mod microsoft;
+mod recurrent;
 mod reduce;
 mod shape;
 
@@ -33,6 +39,10 @@ const MOST_CONSTANT_ELEMENTS: usize = 1 << 28;
 /// No tensor may have more elements: far above what a device holds, far below where sizes overflow.
 const MOST_ELEMENTS: usize = 1 << 36;
 
+/// Steps of recurrent layers and rounds of loops in a model, at most: each becomes a few nodes, a plan is made for every
+/// batch size, and a graph of more kernels than that takes tens of milliseconds anyway.
+const MOST_UNROLLED: usize = 4_096;
+
 /// Works out the graph of a model for fixed sizes.
 pub(crate) fn lower(model: &OnnxModel, options: &Options) -> Result<Graph, GraphError> {
     let mut lowering = Lowering {
@@ -43,6 +53,7 @@ pub(crate) fn lower(model: &OnnxModel, options: &Options) -> Result<Graph, Graph
         node: String::new(),
         fixed: true,
         too_large: false,
+        unrolled: 0,
     };
     let open = |input: &ModelInput| matches!(input.dims.first(), Some(Dimension::Open(_)));
     if let Some(input) = model.inputs().first().filter(|_| options.batch != 1 && !model.inputs().iter().any(open)) {
@@ -98,6 +109,8 @@ pub(crate) struct Lowering {
     fixed: bool,
     /// Whether the node makes something that is larger than any device.
     too_large: bool,
+    /// Steps of recurrent layers and rounds of loops so far.
+    unrolled: usize,
 }
 
 /// Whether a tensor of those dimensions could be.
@@ -138,10 +151,19 @@ impl Lowering {
     }
 
     fn node(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<Vec<ValueId>, GraphError> {
-        if node.operator == "If" {
-            return self.branch(node, inputs);
-        }
-        let groups = [Self::elementwise_node, Self::shape_node, Self::image_node, Self::linear_node, Self::reduce_node];
+        let groups = [
+            Self::elementwise_node,
+            Self::shape_node,
+            Self::image_node,
+            Self::linear_node,
+            Self::reduce_node,
+            Self::attention_node,
+            Self::loss_node,
+            Self::recurrent_node,
+            Self::einsum_node,
+            Self::flow_node,
+            Self::microsoft_node,
+        ];
         for group in groups {
             if let Some(outputs) = group(self, node, inputs)? {
                 return Ok(outputs);
@@ -150,13 +172,22 @@ impl Lowering {
         Err(self.unsupported(""))
     }
 
-    /// A condition that is known picks one of two graphs.
-    fn branch(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<Vec<ValueId>, GraphError> {
-        let condition = self.constant(inputs, 0, "condition")?;
-        let name = if condition.to_ints().first() != Some(&0) { "then_branch" } else { "else_branch" };
-        let scope = node.graph(name).ok_or_else(|| self.bad(format!("it has no {name}")))?.clone();
-        self.scope(&scope)?;
-        scope.outputs.iter().map(|name| self.named(name)).collect()
+    /// Does something whose constants are the same for all sizes, or aren't, whatever the node's own are.
+    fn with_fixed<T>(&mut self, fixed: bool, f: impl FnOnce(&mut Self) -> T) -> T {
+        let before = std::mem::replace(&mut self.fixed, fixed);
+        let result = f(self);
+        self.fixed = before;
+        result
+    }
+
+    /// Counts steps that are made one by one, and refuses too many.
+    fn unroll(&mut self, steps: usize) -> Result<(), GraphError> {
+        self.unrolled = self.unrolled.saturating_add(steps);
+        if self.unrolled <= MOST_UNROLLED {
+            return Ok(());
+        }
+        let why = format!(" with {steps} steps: a model may have {MOST_UNROLLED} of recurrent layers and loops in all");
+        Err(self.unsupported(&why))
     }
 
     /// An operator that isn't there, or not in this form: `why` begins with a blank.

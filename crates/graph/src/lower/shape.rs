@@ -218,8 +218,14 @@ impl Lowering {
     fn concat(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let parts = inputs.iter().flatten().copied().collect::<Vec<_>>();
         let first = *parts.first().ok_or_else(|| self.bad("it has no inputs"))?;
+        let axis = self.axis(node.int("axis", 1), self.graph.dims(first).len())?;
+        self.join(&parts, axis)
+    }
+
+    /// Tensors behind one another along a dimension; there is at least one.
+    pub(super) fn join(&mut self, parts: &[ValueId], axis: usize) -> Result<ValueId, GraphError> {
+        let first = parts[0];
         let (mut dims, dtype) = (self.dims(first), self.dtype(first));
-        let axis = self.axis(node.int("axis", 1), dims.len())?;
         for &part in &parts[1..] {
             let own = self.dims(part);
             let fits =
@@ -230,7 +236,7 @@ impl Lowering {
             dims[axis] += own[axis];
         }
         // What has no elements only stands in the way.
-        let parts: Vec<_> = parts.into_iter().filter(|&part| self.graph.dims(part)[axis] > 0).collect();
+        let parts: Vec<_> = parts.iter().copied().filter(|&part| self.graph.dims(part)[axis] > 0).collect();
         match parts[..] {
             [] => Ok(first),
             [only] => Ok(only),
@@ -329,8 +335,11 @@ impl Lowering {
     }
 
     /// Slices by their positions; neighbours, or one that is repeated, are only parts of the data.
-    fn pick(&mut self, data: ValueId, indices: ValueId, axis: usize) -> Result<ValueId, GraphError> {
+    pub(super) fn pick(&mut self, data: ValueId, indices: ValueId, axis: usize) -> Result<ValueId, GraphError> {
         let (from, picked, dtype) = (self.dims(data), self.dims(indices), self.dtype(data));
+        if axis >= from.len() {
+            return Err(self.bad("it picks from a scalar"));
+        }
         let around = |middle: &[usize]| [&from[..axis], middle, &from[axis + 1..]].concat();
         let dims = around(&picked);
         let Some(known) = self.graph.known(indices).cloned() else {
