@@ -8,6 +8,7 @@ the model, as they are in every network that people serve.
 """
 
 import argparse
+import hashlib
 import pathlib
 import warnings
 
@@ -33,7 +34,20 @@ PARAMETERS = {
     "ConstantOfShape": [0],
     "CumSum": [1],
     "Trilu": [1],
+    "CenterCropPad": [1],
+    "Col2Im": [1, 2],
+    "AffineGrid": [1],
+    "MaxUnpool": [2],
+    "NonMaxSuppression": [2, 3, 4],
+    "DFT": [1, 2],
+    "STFT": [1, 3],
+    "HannWindow": [0],
+    "HammingWindow": [0],
+    "BlackmanWindow": [0],
+    "MelWeightMatrix": [0, 1, 2, 3, 4],
 }
+# What the name of a test ends with whose operator is written out as the nodes of its definition.
+WRITTEN_OUT = "_expanded"
 REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()
 PARAMETERS.update({"Reduce" + kind: [1] for kind in REDUCTIONS})
 
@@ -46,8 +60,8 @@ def parameters(model):
     return names - {""}
 
 
-def write(case, out):
-    """Whether it could be: tests of sequences and the like can't."""
+def write(case, wanted, out):
+    """Whether it could be: tests of sequences and the like can't. `wanted` are the names of inputs that say how."""
     model, (inputs, outputs) = case.model, case.data_sets[0]
     if model is None or len(inputs) != len(model.graph.input):
         return False
@@ -57,7 +71,6 @@ def write(case, out):
     as_proto = lambda array, name: (
         array if isinstance(array, TensorProto) else numpy_helper.from_array(numpy.asarray(array), name)
     )
-    wanted = parameters(model)
     copy, data, left = onnx.ModelProto(), [], []
     copy.CopyFrom(model)
     for info, array in zip(model.graph.input, inputs):
@@ -82,14 +95,19 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True)
     out = parser.parse_args().out
     stamp = out / "version"
-    if stamp.exists() and stamp.read_text() == onnx.__version__:
+    version = f"{onnx.__version__} {hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()}"
+    if stamp.exists() and stamp.read_text() == version:
         return
     warnings.simplefilter("ignore")
     from onnx.backend.test.case.node import collect_testcases
 
     out.mkdir(parents=True, exist_ok=True)
-    written = sum(write(case, out) for case in collect_testcases(None))
-    stamp.write_text(onnx.__version__)
+    cases = collect_testcases(None)
+    wanted = {case.name: parameters(case.model) for case in cases if case.model is not None}
+    # An operator and what it is written out as have the same inputs.
+    of = lambda name: wanted.get(name, set()) | wanted.get(name.removesuffix(WRITTEN_OUT), set())
+    written = sum(write(case, of(case.name), out) for case in cases)
+    stamp.write_text(version)
     print(f"{written} node tests of onnx {onnx.__version__} in {out}")
 
 

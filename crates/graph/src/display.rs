@@ -153,6 +153,8 @@ impl Display for Step {
             Self::Fill(s) => write!(f, " | {:?}", s.value),
             Self::Resize(s) => write!(f, " | {:?} {:?} by {:?}", s.kind, s.coordinates, s.scales),
             Self::TopK(s) => write!(f, " | {} along {}", if s.largest { "largest" } else { "smallest" }, s.axis),
+            Self::Scatter(s) => write!(f, " | {:?} along {}", s.kind, s.axis),
+            Self::IntegerConv(s) => write!(f, " | {} groups {}", s.window, s.groups),
         }
     }
 }

@@ -4,7 +4,9 @@
 use crate::array::{Array, Data, Positions, is_float};
 use crate::expression::{Binary, Expression, Instruction, Unary, ValueKind};
 use crate::ir::{Op, broadcast_strides};
-use crate::plan::{Activation, Coordinates, PoolKind, ReduceKind, ResizeKind, Rounding, Window, row_major};
+use crate::plan::{
+    Activation, Coordinates, PoolKind, ReduceKind, ResizeKind, Rounding, ScatterKind, Window, row_major,
+};
 use base::DataType;
 use std::borrow::Cow;
 
@@ -49,6 +51,12 @@ pub(crate) fn evaluate(op: &Op, inputs: &[&Array], results: &[Shape<'_>]) -> Vec
             numbers(dtype, dims, resize(inputs[0], *kind, *coordinates, *scales, dims))
         }
         Op::TopK { axis, largest } => top_k(inputs[0], *axis, *largest, results),
+        Op::Scatter { axis, kind } => vec![scatter(inputs[0], inputs[1], inputs[2], *axis, *kind)],
+        Op::IntegerConv { window, groups, zero } => {
+            let zero = zero.then(|| inputs[2].to_ints()[0]).unwrap_or(0);
+            let data = integer_conv(inputs[0], inputs[1], zero, window, *groups, dims);
+            vec![Array::new(dtype, dims, Data::Int(data))]
+        }
         Op::Transpose(order) => {
             let strides = row_major(&inputs[0].dims);
             vec![inputs[0].view(dims, &order.iter().map(|&axis| strides[axis]).collect::<Vec<_>>(), 0)]
@@ -170,6 +178,31 @@ fn conv(input: &Array, weight: &Array, window: &Window, groups: usize, dims: &[u
                 }
             }
         }
+    }
+    out
+}
+
+fn integer_conv(input: &Array, weight: &Array, zero: i64, window: &Window, groups: usize, dims: &[usize]) -> Vec<i64> {
+    let (x, w) = (input.to_ints(), weight.to_ints());
+    let [batch, channels, rows, columns] = *dims else { panic!("an image") };
+    let (height, width) = (input.dims[2], input.dims[3]);
+    let per_group = weight.dims[1];
+    let mut out = Vec::with_capacity(batch * channels * rows * columns);
+    for at in Positions::new(dims, &row_major(dims), 0) {
+        let (n, o) = (at / (channels * rows * columns), at / (rows * columns) % channels);
+        let (row, column) = (at / columns % rows, at % columns);
+        let first = o / (channels / groups) * per_group;
+        let mut sum = 0i64;
+        for c in 0..per_group {
+            let from = &x[(n * input.dims[1] + first + c) * height * width..][..height * width];
+            let kernel = &w[(o * per_group + c) * window.kernel[0] * window.kernel[1]..];
+            for (ky, y) in inside(row, 0, window, height) {
+                for (kx, x) in inside(column, 1, window, width) {
+                    sum += (from[y * width + x] - zero) * kernel[ky * window.kernel[1] + kx];
+                }
+            }
+        }
+        out.push(wrap(sum, 32, true));
     }
     out
 }
@@ -419,6 +452,41 @@ fn gather(data: &Array, indices: &Array, axis: usize, elements: bool, dims: &[us
     Array::new(data.dtype, dims, data_of)
 }
 
+fn scatter(data: &Array, indices: &Array, updates: &Array, axis: usize, kind: ScatterKind) -> Array {
+    let (size, strides) = (data.dims[axis] as i64, row_major(&data.dims));
+    let mut others = strides.clone();
+    others[axis] = 0;
+    let function = match kind {
+        ScatterKind::Replace => None,
+        ScatterKind::Add => Some(Binary::Add),
+        ScatterKind::Multiply => Some(Binary::Multiply),
+        ScatterKind::Maximum => Some(Binary::Maximum),
+        ScatterKind::Minimum => Some(Binary::Minimum),
+    };
+    let mut result = data.clone();
+    let to = Positions::new(&indices.dims, &others, 0);
+    for (from, (at, &index)) in to.zip(indices.to_ints().iter()).enumerate() {
+        let index = if index < 0 { index + size } else { index };
+        if !(0..size).contains(&index) {
+            continue;
+        }
+        let to = at + index as usize * strides[axis] as usize;
+        match (&mut result.data, &updates.data) {
+            (Data::Float(all), Data::Float(new)) => {
+                all[to] = match function.map(|function| binary_float(function, all[to], new[from])) {
+                    Some(Scalar::Float(value)) => value,
+                    _ => new[from],
+                };
+            }
+            (Data::Int(all), Data::Int(new)) => {
+                all[to] = function.map_or(new[from], |function| binary_int(function, all[to], new[from]));
+            }
+            _ => panic!("elements of one kind"),
+        }
+    }
+    result
+}
+
 fn concat(inputs: &[&Array], axis: usize, dtype: DataType, dims: &[usize]) -> Array {
     let mut out = Array::filled(dtype, dims, 0.0);
     let strides = row_major(dims);
@@ -476,7 +544,7 @@ fn source(at: usize, scale: f32, from: usize, to: usize, coordinates: Coordinate
 }
 
 /// Which pixels of a line count how much for one of the output.
-fn taps(
+pub(crate) fn taps(
     at: usize,
     scale: f32,
     from: usize,
@@ -742,7 +810,9 @@ fn binary_float(function: Binary, a: f32, b: f32) -> Scalar {
         Binary::LessOrEqual => return bool(a <= b),
         Binary::Greater => return bool(a > b),
         Binary::GreaterOrEqual => return bool(a >= b),
-        Binary::And | Binary::Or | Binary::Xor => panic!("{function:?} is of bools"),
+        Binary::And | Binary::Or | Binary::Xor | Binary::ShiftLeft | Binary::ShiftRight => {
+            panic!("{function:?} is of bits")
+        }
     })
 }
 
@@ -768,5 +838,7 @@ fn binary_int(function: Binary, a: i64, b: i64) -> i64 {
         Binary::And => a & b,
         Binary::Or => a | b,
         Binary::Xor => a ^ b,
+        Binary::ShiftLeft => u32::try_from(b).ok().and_then(|by| a.checked_shl(by)).unwrap_or(0),
+        Binary::ShiftRight => u32::try_from(b).ok().and_then(|by| (a as u64).checked_shr(by)).unwrap_or(0) as i64,
     }
 }

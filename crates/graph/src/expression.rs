@@ -115,12 +115,16 @@ pub enum Binary {
     LessOrEqual,
     Greater,
     GreaterOrEqual,
-    /// Of bools.
+    /// Of bools, or of the bits of integers.
     And,
-    /// Of bools.
+    /// Of bools, or of the bits of integers.
     Or,
-    /// Of bools.
+    /// Of bools, or of the bits of integers.
     Xor,
+    /// Of the bits of integers; by as many as they have or more: 0.
+    ShiftLeft,
+    /// Of the bits of integers without a sign, the same.
+    ShiftRight,
 }
 
 /// Instructions, and the kind of each one's result.

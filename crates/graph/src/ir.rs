@@ -4,7 +4,7 @@
 
 use crate::array::Array;
 use crate::expression::Expression;
-use crate::plan::{Activation, Coordinates, PoolKind, Port, ReduceKind, ResizeKind, Window};
+use crate::plan::{Activation, Coordinates, PoolKind, Port, ReduceKind, ResizeKind, ScatterKind, Window};
 use base::DataType;
 use std::sync::Arc;
 
@@ -32,25 +32,88 @@ pub(crate) enum Content {
 /// What a node does. Optional inputs come in the order of the flags, behind the others.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Op {
-    Conv { window: Window, groups: usize, bias: bool, residual: bool, activation: Activation },
-    Gemm { alpha: f32, bias: bool, residual: bool, activation: Activation },
-    Attention { scale: f32, mask: bool },
-    Pool { kind: PoolKind, window: Window },
-    Reduce { kind: ReduceKind, axes: Vec<usize> },
-    Softmax { axis: usize, log: bool },
-    LayerNorm { axis: usize, epsilon: f32, root_mean_square: bool, scale: bool, shift: bool },
-    Lrn { size: usize, alpha: f32, beta: f32, bias: f32 },
+    Conv {
+        window: Window,
+        groups: usize,
+        bias: bool,
+        residual: bool,
+        activation: Activation,
+    },
+    Gemm {
+        alpha: f32,
+        bias: bool,
+        residual: bool,
+        activation: Activation,
+    },
+    Attention {
+        scale: f32,
+        mask: bool,
+    },
+    Pool {
+        kind: PoolKind,
+        window: Window,
+    },
+    Reduce {
+        kind: ReduceKind,
+        axes: Vec<usize>,
+    },
+    Softmax {
+        axis: usize,
+        log: bool,
+    },
+    LayerNorm {
+        axis: usize,
+        epsilon: f32,
+        root_mean_square: bool,
+        scale: bool,
+        shift: bool,
+    },
+    Lrn {
+        size: usize,
+        alpha: f32,
+        beta: f32,
+        bias: f32,
+    },
     Elementwise(Expression),
-    Gather { axis: usize, elements: bool },
-    Resize { kind: ResizeKind, coordinates: Coordinates, scales: [f32; 2] },
-    TopK { axis: usize, largest: bool },
+    Gather {
+        axis: usize,
+        elements: bool,
+    },
+    Resize {
+        kind: ResizeKind,
+        coordinates: Coordinates,
+        scales: [f32; 2],
+    },
+    TopK {
+        axis: usize,
+        largest: bool,
+    },
+    /// What is written over, positions along the axis, what is written there.
+    Scatter {
+        axis: usize,
+        kind: ScatterKind,
+    },
+    /// Image, filters, and the number of the image that stands for 0, if there is one.
+    IntegerConv {
+        window: Window,
+        groups: usize,
+        zero: bool,
+    },
     // From here on elements are only moved; often that is a matter of strides.
     Transpose(Vec<usize>),
     Reshape,
-    Slice { starts: Vec<usize>, steps: Vec<isize> },
+    Slice {
+        starts: Vec<usize>,
+        steps: Vec<isize>,
+    },
     Expand,
-    Concat { axis: usize },
-    Pad { before: Vec<usize>, value: f32 },
+    Concat {
+        axis: usize,
+    },
+    Pad {
+        before: Vec<usize>,
+        value: f32,
+    },
 }
 
 #[derive(Clone, Debug)]

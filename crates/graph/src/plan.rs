@@ -473,6 +473,57 @@ pub struct TopK {
     pub largest: bool,
 }
 
+/// What becomes of an element that others are written to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ScatterKind {
+    /// The last one of them.
+    Replace,
+    /// The sum of it and all of them.
+    Add,
+    /// The product.
+    Multiply,
+    /// The largest.
+    Maximum,
+    /// The smallest.
+    Minimum,
+}
+
+/// `data` with some of its elements replaced, or put together with others: the opposite of a [`Gather`] of elements.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Scatter {
+    /// What is written over.
+    pub data: Tensor,
+    /// For each of `updates`, where along `axis` it goes; elsewhere it goes where it is itself. Negative ones count from
+    /// the end. What is out of range goes nowhere.
+    pub indices: Tensor,
+    /// Of the dimensions of `indices`, none of which is larger than that of `data`, but along `axis`.
+    pub updates: Tensor,
+    /// As large as `data`.
+    pub output: Tensor,
+    /// The dimension.
+    pub axis: usize,
+    /// How.
+    pub kind: ScatterKind,
+}
+
+/// `convolution(input - zero, weight)` of integers, with sums in 32 bits that wrap: exact, whatever the precision of the
+/// plan. Padding is 0 behind the subtraction. A product of matrices is one with a window of one element.
+#[derive(Clone, PartialEq, Debug)]
+pub struct IntegerConv {
+    /// Batch, channels, rows, columns, of 8 or 16 bits.
+    pub input: Tensor,
+    /// Output channels, input channels of a group, rows, columns, of 8 or 16 bits.
+    pub weight: Tensor,
+    /// The one number of the input's type that stands for 0; without it, 0 does.
+    pub zero: Option<Tensor>,
+    /// Batch, channels, rows, columns, of 32 bits.
+    pub output: Tensor,
+    /// How the kernel moves.
+    pub window: Window,
+    /// As those of a [`Conv`].
+    pub groups: usize,
+}
+
 /// One thing to do.
 #[derive(Clone, PartialEq, Debug)]
 #[allow(missing_docs, reason = "each is its struct")]
@@ -491,6 +542,8 @@ pub enum Step {
     Fill(Fill),
     Resize(Resize),
     TopK(TopK),
+    Scatter(Scatter),
+    IntegerConv(IntegerConv),
 }
 
 impl Step {
@@ -511,6 +564,8 @@ impl Step {
             Self::Fill(_) => "fill",
             Self::Resize(_) => "resize",
             Self::TopK(_) => "topk",
+            Self::Scatter(_) => "scatter",
+            Self::IntegerConv(_) => "integerconv",
         }
     }
 
@@ -536,6 +591,8 @@ impl Step {
             Self::Fill(_) => Vec::new(),
             Self::Resize(s) => vec![&s.input],
             Self::TopK(s) => vec![&s.input],
+            Self::Scatter(s) => vec![&s.data, &s.indices, &s.updates],
+            Self::IntegerConv(s) => [&s.input, &s.weight].into_iter().chain(&s.zero).collect(),
         }
     }
 
@@ -556,6 +613,8 @@ impl Step {
             Self::Fill(s) => vec![&s.output],
             Self::Resize(s) => vec![&s.output],
             Self::TopK(s) => vec![&s.values, &s.indices],
+            Self::Scatter(s) => vec![&s.output],
+            Self::IntegerConv(s) => vec![&s.output],
         }
     }
 
@@ -586,6 +645,10 @@ impl Step {
             Self::Fill(s) => vec![&mut s.output],
             Self::Resize(s) => vec![&mut s.input, &mut s.output],
             Self::TopK(s) => vec![&mut s.input, &mut s.values, &mut s.indices],
+            Self::Scatter(s) => vec![&mut s.data, &mut s.indices, &mut s.updates, &mut s.output],
+            Self::IntegerConv(s) => {
+                [&mut s.input, &mut s.weight, &mut s.output].into_iter().chain(&mut s.zero).collect()
+            }
         }
     }
 }

@@ -125,6 +125,8 @@ fn compute(step: &Step, inputs: &[&Array], results: &[(base::DataType, &[usize])
         Step::Fill(s) => return vec![Array::filled(results[0].0, &s.output.dims, f64::from(s.value))],
         Step::Resize(s) => Op::Resize { kind: s.kind, coordinates: s.coordinates, scales: s.scales },
         Step::TopK(s) => Op::TopK { axis: s.axis, largest: s.largest },
+        Step::Scatter(s) => Op::Scatter { axis: s.axis, kind: s.kind },
+        Step::IntegerConv(s) => Op::IntegerConv { window: s.window, groups: s.groups, zero: s.zero.is_some() },
     };
     evaluate(&op, inputs, results)
 }

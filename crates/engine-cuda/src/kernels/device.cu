@@ -65,6 +65,28 @@ __device__ __forceinline__ u32 rounded(u32 x) {
     return y;
 }
 
+// Four bytes of each, multiplied and added; either may have signs.
+template <bool A_SIGNED, bool B_SIGNED> __device__ __forceinline__ int four_products(u32 a, u32 b, int c) {
+    int d;
+    if constexpr (A_SIGNED && B_SIGNED) asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    else if constexpr (A_SIGNED) asm("dp4a.s32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    else if constexpr (B_SIGNED) asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    else asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// On tensor cores: 16 x 32 bytes and 32 x 8 bytes, with sums in 32 bits.
+#define MULTIPLY_BYTES(A, B) \
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." A "." B ".s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+template <bool A_SIGNED, bool B_SIGNED> __device__ __forceinline__ void multiply_bytes(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if constexpr (A_SIGNED && B_SIGNED) MULTIPLY_BYTES("s8", "s8");
+    else if constexpr (A_SIGNED) MULTIPLY_BYTES("s8", "u8");
+    else if constexpr (B_SIGNED) MULTIPLY_BYTES("u8", "s8");
+    else MULTIPLY_BYTES("u8", "u8");
+}
+
 // Blocks of a cluster: what lies at this address in another one's shared memory, and a barrier for all of them.
 __device__ __forceinline__ float4 from_peer(u32 address, u32 rank) {
     float4 x;

@@ -74,6 +74,13 @@ static inline half_bits to_half(float x) { _Float16 y = (_Float16)x; half_bits b
 static inline u32 two_halves(float low, float high) { return to_half(low) | ((u32)to_half(high) << 16); }
 static inline u32 rounded(u32 x) { return (x + 0x1000) & 0xffffe000u; }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+template <bool A_SIGNED, bool B_SIGNED> static inline int four_products(u32 a, u32 b, int c) {
+    for (int i = 0; i < 32; i += 8) {
+        const int x = A_SIGNED ? (int)(signed char)(a >> i) : (int)(u8)(a >> i), y = B_SIGNED ? (int)(signed char)(b >> i) : (int)(u8)(b >> i);
+        c = (int)((u32)c + (u32)(x * y));
+    }
+    return c;
+}
 // A function of the C library has the name.
 #define __expf expf
 template <class T> static inline T min(T a, T b) { return b < a ? b : a; }
@@ -148,6 +155,20 @@ static void multiply_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     auto left = [&](int row, int k) { return cut(w.a[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]); };
     auto right = [&](int k, int column) { return cut((k / 4 ? w.b1 : w.b0)[column * 4 + k % 4]); };
     multiply_together<8>(c, a, b0, b1, left, right);
+}
+
+template <bool A_SIGNED, bool B_SIGNED> static void multiply_bytes(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    memcpy(warp().a[lane()], a, 16);
+    warp().b0[lane()] = b0;
+    warp().b1[lane()] = b1;
+    __syncwarp();
+    Warp& w = warp();
+    for (int i = 0; i < 4; i++) {
+        int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+        // Four of the 32 terms are in a word.
+        for (int k = 0; k < 8; k++) c[i] = four_products<A_SIGNED, B_SIGNED>(w.a[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2], (k / 4 ? w.b1 : w.b0)[column * 4 + k % 4], c[i]);
+    }
+    __syncwarp();
 }
 
 // ---- launching ----

@@ -209,9 +209,14 @@ fn binary(function: Binary, a: &str, b: &str, kind: ValueKind) -> String {
         Binary::LessOrEqual => format!("{a} <= {b}"),
         Binary::Greater => format!("{a} > {b}"),
         Binary::GreaterOrEqual => format!("{a} >= {b}"),
+        Binary::And if kind == ValueKind::Int => format!("{a} & {b}"),
+        Binary::Or if kind == ValueKind::Int => format!("{a} | {b}"),
+        Binary::Xor if kind == ValueKind::Int => format!("{a} ^ {b}"),
         Binary::And => format!("{a} && {b}"),
         Binary::Or => format!("{a} || {b}"),
         Binary::Xor => format!("{a} != {b}"),
+        Binary::ShiftLeft => format!("(u64){b} < 64 ? (i64)((u64){a} << {b}) : 0"),
+        Binary::ShiftRight => format!("(u64){b} < 64 ? (i64)((u64){a} >> {b}) : 0"),
     }
 }
 

@@ -347,6 +347,8 @@ fn recipes(step: &Step, precision: Precision, facts: &Facts) -> Result<Vec<Recip
         Step::Fill(step) => vec![expression::fill(step)],
         Step::Resize(step) => vec![window::resize(step)],
         Step::TopK(step) => vec![rows::top_k(step)],
+        Step::Scatter(step) => vec![window::scatter(step)],
+        Step::IntegerConv(step) => window::integer_conv(step),
     })
 }
 
@@ -371,6 +373,9 @@ fn signature(step: &Step, precision: Precision) -> String {
         Step::Gemm(gemm) => {
             let present = (gemm.bias.is_some(), gemm.residual.is_some());
             let _ = write!(text, " {} {:?} {present:?}", gemm.alpha, gemm.activation);
+        }
+        Step::IntegerConv(conv) => {
+            let _ = write!(text, " {:?} groups {}", conv.window, conv.groups);
         }
         Step::Attention(attention) => {
             let _ = write!(text, " {} {}", attention.scale, attention.mask.is_some());

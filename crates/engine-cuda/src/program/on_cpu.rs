@@ -10,7 +10,8 @@ use crate::source::{KernelSource, PRELUDE};
 use graph::cases::nodes::{Values, bytes, names};
 use graph::cases::steps::{self, StepCase};
 use graph::plan::{
-    Activation, Conv, DataType, Gemm, Precision, Step, Tensor, TensorPlace, Window, channels_last, row_major,
+    Activation, Conv, DataType, Gemm, IntegerConv, Precision, Step, Tensor, TensorPlace, Window, channels_last,
+    row_major,
 };
 use graph::reference::{self, Reference};
 use graph::{OnnxModel, Options, Plan, compile};
@@ -328,6 +329,61 @@ fn any_product(seed: u64) -> StepCase {
     let step = Gemm { a, b, bias, residual, output, alpha, activation: activations[pick(activations.len())] };
     let what = format!("{seed}: {precision:?} {step:?}");
     StepCase { what, precision, step: Step::Gemm(step) }
+}
+
+/// Any convolution of integers: types, windows, groups, more than one tile of places and channels, a zero point.
+fn any_integer_convolution(seed: u64) -> StepCase {
+    let mut next = uniform(15_485_863 * seed);
+    let mut pick = |most: usize| (((next() + 0.5) * most as f32) as usize).min(most - 1);
+    let types = [DataType::Int8, DataType::Uint8, DataType::Int16];
+    let (from, by) = (types[pick(3)], types[pick(3)]);
+    let groups = [1, 1, 2][pick(3)];
+    let (channels, out) = (groups * [1, 3, 20, 70][pick(4)], groups * [1, 8, 65][pick(3)]);
+    let (kernel, stride, pad) = (1 + pick(3), 1 + pick(2), pick(2));
+    let size = kernel + [0, 3, 9][pick(3)];
+    let result = (size + 2 * pad - kernel) / stride + 1;
+    let tensor = |dtype, dims: &[usize], place| Tensor {
+        dtype,
+        dims: dims.to_vec(),
+        strides: channels_last(dims),
+        place,
+        offset: 0,
+    };
+    let zero = (from != DataType::Int16 && pick(2) == 0).then(|| Tensor {
+        dtype: from,
+        dims: Vec::new(),
+        strides: Vec::new(),
+        place: TensorPlace::Input(2),
+        offset: 0,
+    });
+    let step = IntegerConv {
+        input: tensor(from, &[2, channels, size, size], TensorPlace::Input(0)),
+        weight: tensor(by, &[out, channels / groups, kernel, kernel], TensorPlace::Input(1)),
+        zero,
+        output: tensor(DataType::Int32, &[2, out, result, result], TensorPlace::Output(0)),
+        window: Window {
+            kernel: [kernel; 2],
+            strides: [stride; 2],
+            dilations: [1; 2],
+            pads_before: [pad; 2],
+            pads_after: [pad; 2],
+        },
+        groups,
+    };
+    let what = format!("{seed}: {step:?}");
+    StepCase { what, precision: Precision::F32, step: Step::IntegerConv(step) }
+}
+
+#[test]
+fn kernels_compute_any_convolution_of_integers_as_the_reference_does() {
+    let cases = (1..=25).map(|seed| with_inputs(&any_integer_convolution(seed)));
+    // All numbers of a byte, so that sums are large and signs matter.
+    let wide = |(what, plan, inputs): (String, Plan, Vec<Vec<u8>>)| {
+        let mut random = uniform(11);
+        let inputs = inputs.iter().map(|bytes| bytes.iter().map(|_| (random() * 256.0) as i8 as u8).collect());
+        (what, plan, inputs.collect())
+    };
+    assert_right(&cases.map(wide).collect::<Vec<_>>(), usize::MAX, 30);
 }
 
 #[test]

@@ -1,18 +1,22 @@
 //! Kernels that move over images: pools, depthwise convolution, resizing, normalisation across channels; and picking by
 //! position.
 
-use super::expression::{THREADS, activation_code, number};
+use super::expression::{THREADS, activation_code, class_name, number};
 use super::index::{Space, element, load, read_as, store, written_as};
 use super::launch::{LaunchParameters, Recipe};
 use crate::source::{Defines, KernelSource};
 use graph::plan::{
-    Conv, Coordinates, DataType, Gather, Lrn, Pool, PoolKind, Resize, ResizeKind, Rounding, Tensor, Window,
+    Conv, Coordinates, DataType, Gather, IntegerConv, Lrn, Pool, PoolKind, Resize, ResizeKind, Rounding, Scatter,
+    ScatterKind, Tensor, Window,
 };
+use std::fmt::Write;
 
 const POOL: &str = include_str!("../kernels/pool.cu");
 const DEPTHWISE: &str = include_str!("../kernels/depthwise.cu");
 const LRN: &str = include_str!("../kernels/lrn.cu");
 const GATHER: &str = include_str!("../kernels/gather.cu");
+const SCATTER: &str = include_str!("../kernels/scatter.cu");
+const INTEGER_CONV: &str = include_str!("../kernels/integer_conv.cu");
 const RESIZE: &str = include_str!("../kernels/resize.cu");
 
 fn recipe(name: String, text: &'static str, defines: Defines, threads: usize, tensors: &[&Tensor]) -> Recipe {
@@ -160,6 +164,60 @@ fn add_filters(defines: &mut Defines, weight: &Tensor, pack: usize) {
         .add("WEIGHTS_IN_PACKS", i32::from(in_packs));
 }
 
+/// Whether the bytes of each four channels of a group are one word of memory.
+fn in_words(image: &Tensor, group: usize) -> bool {
+    let apart = |axis: usize| image.dims[axis] == 1 || image.strides[axis] % 4 == 0;
+    image.strides[1] == 1
+        && group.is_multiple_of(4)
+        && image.offset.is_multiple_of(4)
+        && [0, 2, 3].into_iter().all(apart)
+}
+
+/// Places and output channels of a block of the convolution of integers.
+const INTEGER_TILE: usize = 64;
+
+/// The convolution of integers; of bytes, also on tensor cores.
+pub(crate) fn integer_conv(step: &IntegerConv) -> Vec<Recipe> {
+    let bytes = [&step.input, &step.weight].iter().all(|tensor| tensor.element_bytes() == 1);
+    let ways = if bytes { &[true, false][..] } else { &[false] };
+    ways.iter().map(|&tensor_cores| integer_conv_by(step, bytes, tensor_cores)).collect()
+}
+
+fn integer_conv_by(step: &IntegerConv, bytes: bool, tensor_cores: bool) -> Recipe {
+    let (input, weight, output) = (&step.input, &step.weight, &step.output);
+    let [images, channels, height, width] = output.dims[..] else { unreachable!("images have four dimensions") };
+    let (places, group_channels) = (images * height * width, channels / step.groups);
+    let across = group_channels.div_ceil(INTEGER_TILE);
+    let down = places.div_ceil(INTEGER_TILE);
+    let mut defines = Defines::default();
+    defines
+        .add("THREADS", THREADS)
+        .add("TENSOR_CORES", i32::from(tensor_cores))
+        .add("DOWN", down)
+        .add("PLACES", places)
+        .add("OUT_HEIGHT", height)
+        .add("OUT_WIDTH", width)
+        .add("GROUP_OUT", group_channels)
+        .add("GROUP_IN", weight.dims[1])
+        .add("ACROSS", across)
+        .add("IN", element(input.dtype))
+        .add("WEIGHT", element(weight.dtype))
+        .add("HAS_ZERO", i32::from(step.zero.is_some()))
+        .add("TERMS_OF_A_WORD", if bytes { 4 } else { 1 })
+        .add("IN_SIGNED", input.dtype == DataType::Int8)
+        .add("WEIGHT_SIGNED", weight.dtype == DataType::Int8)
+        .add("IN_WORDS", i32::from(bytes && in_words(input, weight.dims[1])))
+        .add("WEIGHT_WORDS", i32::from(bytes && in_words(weight, weight.dims[1])));
+    add_window(&mut defines, &step.window, input);
+    add_place(&mut defines, "IN_AT", input);
+    add_place(&mut defines, "OUT_AT", output);
+    add_place(&mut defines, "WEIGHT_AT", weight);
+    let mut tensors = vec![input, weight, output];
+    tensors.extend(&step.zero);
+    let name = if tensor_cores { "tensor cores" } else { "threads" };
+    recipe(name.to_owned(), INTEGER_CONV, defines, down * across * step.groups * THREADS, &tensors)
+}
+
 pub(crate) fn lrn(step: &Lrn) -> Recipe {
     let (input, output) = (&step.input, &step.output);
     let threads = output.elements();
@@ -223,6 +281,52 @@ pub(crate) fn gather(step: &Gather) -> Recipe {
         .add("INDEX_AT", space.offset(1, "x"))
         .add("OUT_AT", space.offset(2, "x"));
     recipe("generated".to_owned(), GATHER, defines, threads, &[data, indices, output])
+}
+
+pub(crate) fn scatter(step: &Scatter) -> Recipe {
+    let (data, indices, updates, output) = (&step.data, &step.indices, &step.updates, &step.output);
+    let mut coordinates = String::new();
+    let mut below = 1;
+    for (axis, &dim) in output.dims.iter().enumerate().rev() {
+        let _ = writeln!(coordinates, "const u32 x{axis} = t / {below}u % {dim}u;");
+        below *= dim;
+    }
+    let place = |tensor: &Tensor, along: bool| {
+        let axes = (0..tensor.dims.len()).filter(|&axis| along || axis != step.axis);
+        let terms = axes.map(|axis| format!("(i64)x{axis} * {}", tensor.strides[axis]));
+        terms.chain(["0".to_owned()]).collect::<Vec<_>>().join(" + ")
+    };
+    let others = (0..indices.dims.len()).filter(|&axis| axis != step.axis);
+    let reached = others.map(|axis| format!("x{axis} < {}u", indices.dims[axis])).chain(["true".to_owned()]);
+    let folded = match step.kind {
+        ScatterKind::Replace => "s = v",
+        ScatterKind::Add => "s = s + v",
+        ScatterKind::Multiply => "s = s * v",
+        ScatterKind::Maximum => "s = s != s || v != v ? s + v : v > s ? v : s",
+        ScatterKind::Minimum => "s = s != s || v != v ? s + v : v < s ? v : s",
+    };
+    let mut defines = Defines::default();
+    defines
+        .add("THREADS", THREADS)
+        .add("COUNT", output.elements())
+        .add("VALUE", class_name(data.dtype))
+        .add("INDEX", element(indices.dtype))
+        .add("COORDINATES", coordinates)
+        .add("AT", format!("(i64)x{}", step.axis))
+        .add("LIMIT", data.dims[step.axis])
+        .add("UPDATES", indices.dims[step.axis])
+        .add("REACHED", reached.collect::<Vec<_>>().join(" && "))
+        .add("DATA_AT", place(data, true))
+        .add("INDEX_AT", place(indices, false))
+        .add("INDEX_STRIDE", indices.strides[step.axis])
+        .add("UPDATE_AT", place(updates, false))
+        .add("UPDATE_STRIDE", updates.strides[step.axis])
+        .add("OUT_AT", place(output, true))
+        .add("FOLD(s, v)", folded);
+    read_as(&mut defines, "DATA", "LOAD", data.dtype);
+    read_as(&mut defines, "UPDATE", "LOAD_UPDATE", updates.dtype);
+    written_as(&mut defines, "OUT", "STORE", output.dtype);
+    recipe("generated".to_owned(), SCATTER, defines, output.elements(), &[data, indices, updates, output])
 }
 
 pub(crate) fn resize(step: &Resize) -> Recipe {

@@ -69,6 +69,18 @@ impl Arrangement<'_> {
                 let (values, indices) = (self.result(node.outputs[0]), self.result(node.outputs[1]));
                 Step::TopK(TopK { input, values, indices, axis: *axis, largest: *largest })
             }
+            Op::Scatter { axis, kind } => {
+                let [data, updates] = [0, 2].map(|position| self.operand(node.inputs[position]));
+                let (indices, output) = (self.tensor(node.inputs[1]), self.result(node.outputs[0]));
+                Step::Scatter(Scatter { data, indices, updates, output, axis: *axis, kind: *kind })
+            }
+            Op::IntegerConv { window, groups, zero } => {
+                let (input, weight) = (self.image(node.inputs[0]), self.image(node.inputs[1]));
+                let zero = zero.then(|| self.tensor(node.inputs[2]));
+                let mut output = self.result(node.outputs[0]);
+                normalise_ones(&mut output, &super::layout::image_order(self.options));
+                Step::IntegerConv(IntegerConv { input, weight, zero, output, window: *window, groups: *groups })
+            }
             Op::Pad { before, value } => self.pad(node, before, *value),
             Op::Transpose(_) | Op::Reshape | Op::Slice { .. } | Op::Expand | Op::Concat { .. } => {
                 unreachable!("above")

@@ -54,7 +54,7 @@ fn wanted_as_image(graph: &Graph) -> Vec<bool> {
     for node in graph.nodes.iter().rev() {
         let image = |value: ValueId| graph.dims(value).len() == 4;
         match &node.op {
-            Op::Conv { .. } => {
+            Op::Conv { .. } | Op::IntegerConv { .. } => {
                 node.inputs.iter().filter(|&&input| image(input)).for_each(|&input| wanted[input] = true);
             }
             Op::Pool { .. } | Op::Resize { .. } => wanted[node.inputs[0]] = true,
@@ -93,7 +93,9 @@ fn orders(graph: &Graph, options: &Options) -> Vec<Vec<usize>> {
             node.inputs.iter().find(like).map(|&input| orders[input].clone())
         };
         let order = match &node.op {
-            Op::Conv { .. } | Op::Pool { .. } | Op::Resize { .. } => Some(image_order(options)),
+            Op::Conv { .. } | Op::IntegerConv { .. } | Op::Pool { .. } | Op::Resize { .. } => {
+                Some(image_order(options))
+            }
             Op::Gemm { .. } | Op::Attention { .. } => transposed_by_its_user(graph, &uses, output),
             Op::Elementwise(_) | Op::Concat { .. } | Op::Pad { .. } | Op::Lrn { .. } if wanted[output] => {
                 Some(image_order(options))
@@ -106,7 +108,7 @@ fn orders(graph: &Graph, options: &Options) -> Vec<Vec<usize>> {
             | Op::LayerNorm { .. }
             | Op::Reduce { .. }
             | Op::TopK { .. } => inherited(&orders),
-            Op::Gather { .. } => None,
+            Op::Gather { .. } | Op::Scatter { .. } => None,
             Op::Transpose(_) | Op::Reshape | Op::Slice { .. } | Op::Expand => {
                 first.and_then(|input| viewed(graph, &node.op, &orders[input], input, output))
             }

@@ -50,6 +50,12 @@ impl Floats<'_> {
         self.with(Binary::Minimum, x, high)
     }
 
+    /// `a * b - c * d`
+    pub(super) fn crossed(&mut self, a: Register, b: Register, c: Register, d: Register) -> Register {
+        let (one, other) = (self.binary(Binary::Multiply, a, b), self.binary(Binary::Multiply, c, d));
+        self.binary(Binary::Subtract, one, other)
+    }
+
     /// `ln(1 + exp(x))`, without overflow.
     pub(super) fn softplus(&mut self, x: Register) -> Register {
         let absolute = self.unary(Unary::Absolute, x);
@@ -102,7 +108,7 @@ impl Lowering {
                 _ => self.dtype(x),
             };
             if function == Unary::IsInfinite && node.int("detect_negative", 1) * node.int("detect_positive", 1) == 0 {
-                return Err(self.unsupported(" for one sign"));
+                return self.is_infinite(node, x).map(|value| Some(vec![value]));
             }
             let result = kind(dtype);
             let value =
@@ -134,6 +140,22 @@ impl Lowering {
             "CastLike" => {
                 let to = self.dtype(self.input(inputs, 1)?);
                 self.cast(self.input(inputs, 0)?, to)?
+            }
+            "BitwiseAnd" => self.bits(inputs, Binary::And)?,
+            "BitwiseOr" => self.bits(inputs, Binary::Or)?,
+            "BitwiseXor" => self.bits(inputs, Binary::Xor)?,
+            "BitwiseNot" => {
+                let x = self.input(inputs, 0)?;
+                let ones = self.scalar(self.dtype(x), -1.0);
+                self.bits(&[Some(x), Some(ones)], Binary::Xor)?
+            }
+            "BitShift" => {
+                let function = match node.text("direction", "") {
+                    "LEFT" => Binary::ShiftLeft,
+                    "RIGHT" => Binary::ShiftRight,
+                    other => return Err(self.bad(format!("direction is {other:?}"))),
+                };
+                self.bits(inputs, function)?
             }
             "Where" => self.select(inputs)?,
             "Clip" => self.clip(node, inputs)?,
@@ -196,6 +218,29 @@ impl Lowering {
             let (from, to) = (kind(from), kind(to));
             if from == to && to != ValueKind::Int { x[0] } else { expression.push(Instruction::Cast(to, x[0]), to) }
         })
+    }
+
+    /// Infinity of one sign, or of none.
+    fn is_infinite(&mut self, node: &OnnxNode, x: ValueId) -> Result<ValueId, GraphError> {
+        let infinite = match (node.int("detect_negative", 1) != 0, node.int("detect_positive", 1) != 0) {
+            (true, _) => f32::NEG_INFINITY,
+            (false, true) => f32::INFINITY,
+            // Nothing is equal to this.
+            (false, false) => f32::NAN,
+        };
+        self.apply(&[x], DataType::Bool, |expression, x| {
+            let infinite = expression.push(Instruction::Float(infinite), ValueKind::Float);
+            expression.push(Instruction::Binary(Binary::Equal, x[0], infinite), ValueKind::Bool)
+        })
+    }
+
+    /// A function of the bits of integers.
+    fn bits(&mut self, inputs: NodeInputs<'_>, function: Binary) -> Result<ValueId, GraphError> {
+        let (a, b) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
+        if kind(self.dtype(a)) != ValueKind::Int {
+            return Err(self.bad(format!("its inputs are {}", self.dtype(a))));
+        }
+        self.binary(function, a, b)
     }
 
     fn select(&mut self, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {

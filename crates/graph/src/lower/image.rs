@@ -21,9 +21,6 @@ impl Lowering {
         let value = match node.operator.as_str() {
             "Conv" => self.conv(node, inputs)?,
             "ConvTranspose" => self.conv_transpose(node, inputs)?,
-            "MaxPool" if node.outputs.iter().skip(1).any(|name| !name.is_empty()) => {
-                return Err(self.unsupported(" with indices"));
-            }
             "MaxPool" => self.pool(node, inputs, PoolKind::Max)?,
             "AveragePool" => {
                 let count_include_pad = node.int("count_include_pad", 0) != 0;
@@ -44,7 +41,7 @@ impl Lowering {
     }
 
     /// Gives a line one row, so that it is an image.
-    fn as_image(&mut self, value: ValueId) -> Result<(ValueId, bool), GraphError> {
+    pub(super) fn as_image(&mut self, value: ValueId) -> Result<(ValueId, bool), GraphError> {
         let dims = self.dims(value);
         match *dims {
             [_, _, _, _] => Ok((value, false)),
@@ -54,7 +51,7 @@ impl Lowering {
     }
 
     /// Takes the row away again.
-    fn without_row(&mut self, value: ValueId, line: bool) -> ValueId {
+    pub(super) fn without_row(&mut self, value: ValueId, line: bool) -> ValueId {
         match *self.dims(value) {
             [n, c, _, length] if line => self.reshape(value, &[n, c, length]),
             _ => value,
@@ -74,7 +71,13 @@ impl Lowering {
         Ok(pair.map(|value| value as usize))
     }
 
-    fn window(&self, node: &OnnxNode, image: &[usize], kernel: [usize; 2], line: bool) -> Result<Window, GraphError> {
+    pub(super) fn window(
+        &self,
+        node: &OnnxNode,
+        image: &[usize],
+        kernel: [usize; 2],
+        line: bool,
+    ) -> Result<Window, GraphError> {
         let strides = self.pair(node, "strides", line)?;
         let dilations = self.pair(node, "dilations", line)?;
         let (mut before, mut after) = ([0; 2], [0; 2]);
@@ -109,7 +112,7 @@ impl Lowering {
     }
 
     /// The size of what a window leaves.
-    fn moved(&self, window: &Window, image: &[usize], round_up: bool) -> Result<[usize; 2], GraphError> {
+    pub(super) fn moved(&self, window: &Window, image: &[usize], round_up: bool) -> Result<[usize; 2], GraphError> {
         let mut sizes = [0; 2];
         for axis in 0..2 {
             let reach = (window.kernel[axis] - 1) * window.dilations[axis] + 1;
@@ -164,15 +167,17 @@ impl Lowering {
         let kernel = [weights[2], weights[3]];
         let strides = self.pair(node, "strides", line)?;
         let dilations = self.pair(node, "dilations", line)?;
-        let extra = match node.ints("output_padding") {
+        let mut extra = match node.ints("output_padding") {
             None => [0, 0],
             Some(&[columns]) if line => [0, columns.clamp(0, MOST_WINDOW) as usize],
             Some(&[rows, columns]) if !line => [rows, columns].map(|extra| extra.clamp(0, MOST_WINDOW) as usize),
             Some(other) => return Err(self.bad(format!("output_padding is {other:?}"))),
         };
-        let full =
-            |axis: usize| (dims[axis + 2] - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1 + extra[axis];
-        let (before, after) = self.transposed_pads(node, line, [full(0), full(1)], [dims[2], dims[3]], strides)?;
+        let reached = |axis: usize| (dims[axis + 2] - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1;
+        let full = [reached(0) + extra[0], reached(1) + extra[1]];
+        let [before, after, more] = self.transposed_pads(node, line, full, [dims[2], dims[3]], strides)?;
+        extra = [extra[0] + more[0], extra[1] + more[1]];
+        let full = |axis: usize| reached(axis) + extra[axis];
         let size = |axis: usize| {
             let size = full(axis).checked_sub(before[axis] + after[axis]);
             size.ok_or_else(|| self.bad("more is cut off than there is"))
@@ -206,6 +211,7 @@ impl Lowering {
         Ok(self.without_row(value, line))
     }
 
+    /// What is cut off before and behind, and what is missing behind.
     fn transposed_pads(
         &self,
         node: &OnnxNode,
@@ -213,7 +219,7 @@ impl Lowering {
         full: [usize; 2],
         image: [usize; 2],
         strides: [usize; 2],
-    ) -> Result<([usize; 2], [usize; 2]), GraphError> {
+    ) -> Result<[[usize; 2]; 3], GraphError> {
         let spatial = |values: &[i64]| match *values {
             [columns] if line => Some([image[0], columns.max(0) as usize]),
             [rows, columns] if !line => Some([rows.max(0) as usize, columns.max(0) as usize]),
@@ -228,24 +234,27 @@ impl Lowering {
             None => None,
         };
         if let Some(wanted) = wanted {
-            let (mut before, mut after) = ([0; 2], [0; 2]);
+            let (mut before, mut after, mut more) = ([0; 2], [0; 2], [0; 2]);
             for axis in 0..2 {
-                let total = full[axis].checked_sub(wanted[axis]);
-                let total = total.ok_or_else(|| self.unsupported(" with an output larger than the input reaches"))?;
+                if wanted[axis] >= full[axis] + strides[axis] {
+                    return Err(self.unsupported(" with an output larger than the input reaches"));
+                }
+                let total = full[axis].saturating_sub(wanted[axis]);
                 before[axis] = if auto == "SAME_UPPER" { total / 2 } else { total.div_ceil(2) };
                 after[axis] = total - before[axis];
+                more[axis] = wanted[axis].saturating_sub(full[axis]);
             }
-            return Ok((before, after));
+            return Ok([before, after, more]);
         }
         match (node.ints("pads").unwrap_or(&[]), line) {
-            ([], _) => Ok(([0; 2], [0; 2])),
+            ([], _) => Ok([[0; 2]; 3]),
             (&[left, right], true) if [left, right].iter().all(|pad| (0..=MOST_WINDOW).contains(pad)) => {
-                Ok(([0, left as usize], [0, right as usize]))
+                Ok([[0, left as usize], [0, right as usize], [0; 2]])
             }
             (&[top, left, bottom, right], false)
                 if [top, left, bottom, right].iter().all(|pad| (0..=MOST_WINDOW).contains(pad)) =>
             {
-                Ok(([top as usize, left as usize], [bottom as usize, right as usize]))
+                Ok([[top as usize, left as usize], [bottom as usize, right as usize], [0; 2]])
             }
             (pads, _) => Err(self.bad(format!("pads is {pads:?}"))),
         }
@@ -327,7 +336,12 @@ impl Lowering {
         Ok((image, Window { kernel, strides: [1, 1], dilations, pads_before: before, pads_after: after }))
     }
 
-    fn pool(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>, kind: PoolKind) -> Result<ValueId, GraphError> {
+    pub(super) fn pool(
+        &mut self,
+        node: &OnnxNode,
+        inputs: NodeInputs<'_>,
+        kind: PoolKind,
+    ) -> Result<ValueId, GraphError> {
         let (input, line) = self.as_image(self.input(inputs, 0)?)?;
         let (dims, dtype) = (self.dims(input), self.dtype(input));
         if node.ints("kernel_shape").is_none() {
@@ -351,7 +365,7 @@ impl Lowering {
         Ok(self.without_row(value, line))
     }
 
-    fn global_pool(&mut self, inputs: NodeInputs<'_>, kind: ReduceKind) -> Result<ValueId, GraphError> {
+    pub(super) fn global_pool(&mut self, inputs: NodeInputs<'_>, kind: ReduceKind) -> Result<ValueId, GraphError> {
         let input = self.input(inputs, 0)?;
         let mut dims = self.dims(input);
         let axes: Vec<_> = (2..dims.len()).collect();
@@ -443,12 +457,6 @@ impl Lowering {
 
     fn resize(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let old = node.operator == "Upsample" || self.opset < 11;
-        if node.int("antialias", 0) != 0 {
-            return Err(self.unsupported(" with antialias"));
-        }
-        if node.text("keep_aspect_ratio_policy", "stretch") != "stretch" {
-            return Err(self.unsupported(" with a policy for the aspect ratio"));
-        }
         let original = self.input(inputs, 0)?;
         let rank = self.graph.dims(original).len();
         let (scales, sizes) = if old {
@@ -480,11 +488,15 @@ impl Lowering {
                 return Err(self.bad("it has neither scales nor sizes"));
             }
         }
-        if dims == to && scale.iter().all(|&scale| scale == 1.0) {
+        if sizes.is_some() {
+            self.keep_aspect(node, &dims, &axes, &mut scale, &mut to)?;
+        }
+        let crops = node.text("coordinate_transformation_mode", "") == "tf_crop_and_resize";
+        if !crops && dims == to && scale.iter().all(|&scale| scale == 1.0) {
             return Ok(original);
         }
-        if !(3..=4).contains(&rank) || dims[..2] != to[..2] {
-            return Err(self.unsupported(" for other dimensions than rows and columns"));
+        if crops || node.int("antialias", 0) != 0 || !(3..=4).contains(&rank) || dims[..2] != to[..2] {
+            return self.resize_by_tables(node, inputs, &axes, &scale, &to);
         }
         let (input, line) = self.as_image(original)?;
         let (mut image, dtype) = (self.dims(input), self.dtype(input));
@@ -497,7 +509,30 @@ impl Lowering {
         Ok(self.without_row(value, line))
     }
 
-    fn resize_kind(&self, node: &OnnxNode, old: bool) -> Result<(ResizeKind, Coordinates), GraphError> {
+    /// One scale for all dimensions, where the shape of what is shown is to stay the same.
+    fn keep_aspect(
+        &self,
+        node: &OnnxNode,
+        dims: &[usize],
+        axes: &[usize],
+        scale: &mut [f32],
+        to: &mut [usize],
+    ) -> Result<(), GraphError> {
+        let all = axes.iter().map(|&axis| scale[axis]);
+        let one = match node.text("keep_aspect_ratio_policy", "stretch") {
+            "stretch" => return Ok(()),
+            "not_larger" => all.fold(f32::INFINITY, f32::min),
+            "not_smaller" => all.fold(0.0, f32::max),
+            other => return Err(self.bad(format!("keep_aspect_ratio_policy is {other:?}"))),
+        };
+        for &axis in axes {
+            scale[axis] = one;
+            to[axis] = (one * dims[axis] as f32 + 0.5).floor() as usize;
+        }
+        Ok(())
+    }
+
+    pub(super) fn resize_kind(&self, node: &OnnxNode, old: bool) -> Result<(ResizeKind, Coordinates), GraphError> {
         let rounding = match node.text("nearest_mode", if old { "floor" } else { "round_prefer_floor" }) {
             "floor" => Rounding::Floor,
             "ceil" => Rounding::Ceil,

@@ -56,7 +56,7 @@ impl Lowering {
     }
 
     /// The shape of a product.
-    fn product(&self, a: ValueId, b: ValueId) -> Result<Vec<usize>, GraphError> {
+    pub(super) fn product(&self, a: ValueId, b: ValueId) -> Result<Vec<usize>, GraphError> {
         let (left, right) = (self.graph.dims(a), self.graph.dims(b));
         let (split_a, split_b) = (left.len() - 2, right.len() - 2);
         let batch = broadcast(&left[..split_a], &right[..split_b]).filter(|_| left[split_a + 1] == right[split_b]);

@@ -11,9 +11,15 @@ mod image;
 mod linear;
 mod loss;
 mod microsoft;
+mod quantised;
 mod recurrent;
 mod reduce;
+mod resize;
+mod sampling;
+mod scatter;
 mod shape;
+mod signal;
+mod sweep;
 
 pub(crate) use image::MOST_WINDOW;
 
@@ -154,9 +160,15 @@ impl Lowering {
         let groups = [
             Self::elementwise_node,
             Self::shape_node,
+            // Volumes, before images would refuse them.
+            Self::sweep_node,
             Self::image_node,
             Self::linear_node,
             Self::reduce_node,
+            Self::quantised_node,
+            Self::scatter_node,
+            Self::signal_node,
+            Self::sampling_node,
             Self::attention_node,
             Self::loss_node,
             Self::recurrent_node,
@@ -169,7 +181,10 @@ impl Lowering {
                 return Ok(outputs);
             }
         }
-        Err(self.unsupported(""))
+        Err(self.unsupported(match node.operator.as_str() {
+            "NonMaxSuppression" | "Unique" => ", because the size of its result depends on its input",
+            _ => "",
+        }))
     }
 
     /// Does something whose constants are the same for all sizes, or aren't, whatever the node's own are.

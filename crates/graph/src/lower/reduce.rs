@@ -1,9 +1,10 @@
 //! Operators that make one element of many: sums, means, positions, the largest ones.
 
+use super::elementwise::Floats;
 use super::{Lowering, NodeInputs, kind};
 use crate::array::{Array, Data};
 use crate::error::GraphError;
-use crate::expression::{Binary, Instruction, Unary};
+use crate::expression::{Binary, Instruction, Unary, ValueKind};
 use crate::ir::{Op, ValueId};
 use crate::model::OnnxNode;
 use crate::plan::ReduceKind;
@@ -47,6 +48,8 @@ impl Lowering {
             })?,
             "ArgMax" => self.position(node, inputs, ReduceKind::ArgMax { last })?,
             "ArgMin" => self.position(node, inputs, ReduceKind::ArgMin { last })?,
+            "Hardmax" => self.hardmax(node, inputs)?,
+            "Det" => self.determinant(inputs)?,
             "TopK" => return self.top_k(node, inputs).map(Some),
             "CumSum" => self.cumulative(node, inputs)?,
             "LpNormalization" => self.normalised(node, inputs)?,
@@ -116,6 +119,68 @@ impl Lowering {
         let axis = self.axis(node.int("axis", 0), self.graph.dims(input).len())?;
         let value = self.reduction(kind, input, &[axis]);
         Ok(self.kept(node, value, &[axis]))
+    }
+
+    /// 1 where the largest is, of equals the first, and 0 elsewhere.
+    fn hardmax(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
+        let input = self.input(inputs, 0)?;
+        self.check_float(input)?;
+        let (dims, dtype) = (self.dims(input), self.dtype(input));
+        let mut axis = self.axis(node.int("axis", if self.opset < 13 { 1 } else { -1 }), dims.len())?;
+        let (mut value, mut wide) = (input, dims.clone());
+        if self.opset < 13 {
+            // Before, it was over all dimensions from that one on.
+            wide = vec![dims[..axis].iter().product(), dims[axis..].iter().product()];
+            value = self.reshape(input, &wide);
+            axis = 1;
+        }
+        self.check_constant(&wide[axis..=axis])?;
+        let most = self.reduction(ReduceKind::ArgMax { last: false }, value, &[axis]);
+        let mut shape = vec![1; wide.len()];
+        shape[axis] = wide[axis];
+        let positions = Array::ints(&shape, (0..wide[axis] as i64).collect());
+        let positions = self.graph.constant(positions, false);
+        let value = self.apply(&[most, positions], dtype, |expression, of| {
+            let same = expression.push(Instruction::Binary(Binary::Equal, of[0], of[1]), ValueKind::Bool);
+            expression.push(Instruction::Cast(ValueKind::Float, same), ValueKind::Float)
+        })?;
+        Ok(self.reshape(value, &dims))
+    }
+
+    /// Of matrices of up to three rows.
+    fn determinant(&mut self, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
+        let input = self.input(inputs, 0)?;
+        self.check_float(input)?;
+        let dims = self.dims(input);
+        let [lead @ .., rows, columns] = &dims[..] else { return Err(self.bad("its input is no matrix")) };
+        if rows != columns || *rows == 0 || *rows > 3 {
+            return Err(self.unsupported(&format!(" for matrices of {rows} x {columns}")));
+        }
+        let count = rows * columns;
+        let flat = self.reshape(input, &[lead, &[count]].concat());
+        let elements: Vec<_> = (0..count)
+            .map(|at| {
+                let element = self.part(flat, lead.len(), at, 1);
+                self.reshape(element, lead)
+            })
+            .collect();
+        let dtype = self.dtype(input);
+        self.apply(&elements, dtype, |expression, of| {
+            let mut floats = Floats(expression);
+            match *of {
+                [a] => a,
+                [a, b, c, d] => floats.crossed(a, d, b, c),
+                [a, b, c, d, e, f, g, h, i] => {
+                    let [first, second, third] =
+                        [(e, i, f, h), (d, i, f, g), (d, h, e, g)].map(|(a, b, c, d)| floats.crossed(a, b, c, d));
+                    let [first, second, third] =
+                        [(a, first), (b, second), (c, third)].map(|(a, b)| floats.binary(Binary::Multiply, a, b));
+                    let sum = floats.binary(Binary::Subtract, first, second);
+                    floats.binary(Binary::Add, sum, third)
+                }
+                _ => unreachable!("up to three rows"),
+            }
+        })
     }
 
     fn top_k(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<Vec<ValueId>, GraphError> {

@@ -70,6 +70,9 @@ impl Lowering {
                 self.emit(Op::Gather { axis, elements: true }, &[data, indices], dtype, &dims)
             }
             "GatherND" => self.gather_nd(node, inputs)?,
+            "CenterCropPad" => self.center_crop_pad(node, inputs)?,
+            "ReverseSequence" => self.reverse_sequence(node, inputs)?,
+            "Compress" => self.compress(node, inputs)?,
             "Pad" => self.pad(node, inputs)?,
             "OneHot" => self.one_hot(node, inputs)?,
             "Trilu" => self.triangle(node, inputs)?,
@@ -362,39 +365,104 @@ impl Lowering {
         Ok(self.emit(Op::Gather { axis, elements: false }, &[data, indices], dtype, &dims))
     }
 
-    /// The indices of the leading dimensions become one.
+    /// The indices of the leading dimensions become one; those of a batch are one more of them.
     fn gather_nd(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
         let (data, indices) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
         let (from, picked) = (self.dims(data), self.dims(indices));
         let Some((&depth, lead)) = picked.split_last() else { return Err(self.bad("its indices are a scalar")) };
-        if node.int("batch_dims", 0) != 0 || depth == 0 || depth > from.len() {
-            return Err(self.unsupported(" with batch dimensions"));
+        let batch = usize::try_from(node.int("batch_dims", 0)).unwrap_or(usize::MAX);
+        if batch > lead.len()
+            || depth == 0
+            || from.len() < batch.saturating_add(depth)
+            || from[..batch] != lead[..batch]
+        {
+            return Err(self.bad(format!("{from:?} and indices {picked:?} don't go together")));
         }
-        let axis = picked.len() - 1;
-        let index_type = self.dtype(indices);
-        let mut flat: Option<ValueId> = None;
-        for (position, &size) in from[..depth].iter().enumerate() {
-            let one = self.part(indices, axis, position, 1);
-            let one = self.reshape(one, lead);
-            let count = self.scalar(index_type, size as f64);
-            let counted = self.apply(&[one, count], index_type, |expression, of| {
-                let zero = expression.push(Instruction::Int(0), ValueKind::Int);
-                let negative = expression.push(Instruction::Binary(Binary::Less, of[0], zero), ValueKind::Bool);
-                let moved = expression.push(Instruction::Binary(Binary::Add, of[0], of[1]), ValueKind::Int);
-                expression.push(Instruction::Select(negative, moved, of[0]), ValueKind::Int)
-            })?;
-            flat = Some(match flat {
-                None => counted,
-                Some(before) => {
-                    let before = self.binary(Binary::Multiply, before, count)?;
-                    self.binary(Binary::Add, before, counted)?
-                }
-            });
+        let sizes = &from[batch..batch + depth];
+        let mut flat = self.flat_index(indices, sizes)?;
+        if batch > 0 {
+            let rows = lead[..batch].iter().product::<usize>();
+            self.check_constant(&[rows])?;
+            let each = sizes.iter().product::<usize>();
+            let mut shape = lead[..batch].to_vec();
+            shape.resize(lead.len(), 1);
+            let dtype = self.dtype(flat);
+            let starts = Data::Int((0..rows).map(|row| (row * each) as i64).collect());
+            let starts = self.graph.constant(Array::new(dtype, &shape, starts), false);
+            flat = self.binary(Binary::Add, flat, starts)?;
         }
-        let mut merged = vec![from[..depth].iter().product()];
-        merged.extend(&from[depth..]);
+        let mut merged = vec![from[..batch + depth].iter().product()];
+        merged.extend(&from[batch + depth..]);
         let data = self.reshape(data, &merged);
-        self.pick(data, flat.expect("some depth"), 0)
+        self.pick(data, flat, 0)
+    }
+
+    /// The middle of a tensor, or a tensor in the middle of zeros.
+    fn center_crop_pad(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
+        let input = self.input(inputs, 0)?;
+        let (mut dims, dtype) = (self.dims(input), self.dtype(input));
+        let rank = dims.len();
+        let wanted = self.constant(inputs, 1, "shape")?.to_ints().into_owned();
+        let axes = match node.ints("axes") {
+            Some(axes) => axes.iter().map(|&axis| self.axis(axis, rank)).collect::<Result<Vec<_>, _>>()?,
+            None => (0..rank).collect(),
+        };
+        if axes.len() != wanted.len() {
+            return Err(self.bad(format!("{wanted:?} for {} dimensions", axes.len())));
+        }
+        let (mut starts, mut before, mut padded) = (vec![0; rank], vec![0; rank], dims.clone());
+        for (&axis, &size) in axes.iter().zip(&wanted) {
+            let size = usize::try_from(size).map_err(|_| self.bad(format!("its shape is {wanted:?}")))?;
+            starts[axis] = dims[axis].saturating_sub(size) / 2;
+            before[axis] = size.saturating_sub(dims[axis]) / 2;
+            (dims[axis], padded[axis]) = (dims[axis].min(size), size);
+        }
+        let middle = self.slice(input, &starts, &vec![1; rank], &dims);
+        if padded == dims {
+            return Ok(middle);
+        }
+        Ok(self.emit(Op::Pad { before, value: 0.0 }, &[middle], dtype, &padded))
+    }
+
+    /// The first elements of each sequence the other way round, as many as it has.
+    fn reverse_sequence(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
+        let (input, lengths) = (self.input(inputs, 0)?, self.input(inputs, 1)?);
+        let (dims, dtype) = (self.dims(input), self.dtype(input));
+        let rank = dims.len();
+        let (time, batch) = (self.axis(node.int("time_axis", 0), rank)?, self.axis(node.int("batch_axis", 1), rank)?);
+        if time == batch || self.graph.dims(lengths) != [dims[batch]] {
+            return Err(self.bad(format!("it has not one length for each of dimension {batch} of {dims:?}")));
+        }
+        let shape = |axis: usize| (0..rank).map(|other| if other == axis { dims[axis] } else { 1 }).collect::<Vec<_>>();
+        self.check_constant(&[dims[time]])?;
+        let steps = Array::ints(&shape(time), (0..dims[time] as i64).collect());
+        let steps = self.graph.constant(steps, false);
+        let lengths = self.reshape(lengths, &shape(batch));
+        let lengths = self.cast(lengths, DataType::Int64)?;
+        let indices = self.apply(&[steps, lengths], DataType::Int64, |expression, of| {
+            let inside = expression.push(Instruction::Binary(Binary::Less, of[0], of[1]), ValueKind::Bool);
+            let left = expression.push(Instruction::Binary(Binary::Subtract, of[1], of[0]), ValueKind::Int);
+            let one = expression.push(Instruction::Int(1), ValueKind::Int);
+            let turned = expression.push(Instruction::Binary(Binary::Subtract, left, one), ValueKind::Int);
+            expression.push(Instruction::Select(inside, turned, of[0]), ValueKind::Int)
+        })?;
+        let indices = self.expand(indices, &dims);
+        Ok(self.emit(Op::Gather { axis: time, elements: true }, &[input, indices], dtype, &dims))
+    }
+
+    /// Only by a condition that is known: otherwise the result's shape would depend on the input.
+    fn compress(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
+        let mut input = self.input(inputs, 0)?;
+        let condition = self.constant(inputs, 1, "condition")?;
+        if !node.has("axis") {
+            let count = self.graph.dims(input).iter().product();
+            input = self.reshape(input, &[count]);
+        }
+        let axis = self.axis(node.int("axis", 0), self.graph.dims(input).len())?;
+        let condition = condition.to_ints();
+        let kept: Vec<_> = (0..condition.len() as i64).filter(|&at| condition[at as usize] != 0).collect();
+        let kept = self.add_constant(Array::ints(&[kept.len()], kept));
+        self.pick(input, kept, axis)
     }
 
     fn pad(&mut self, node: &OnnxNode, inputs: NodeInputs<'_>) -> Result<ValueId, GraphError> {
