@@ -54,6 +54,7 @@ FIGURES = {
     "honesty": {"rates": [{"policy": "punctual", "rate": 14500.0, "part": 1.0, "live": 0.9774, "simulated": 0.9909, "seen": SEEN}]},
     "changes": {"phases": [{"title": "changed every 100 ms", "found": asked(), "seen": SEEN, "changes": 59, "change_p50_us": 800.0, "change_max_us": 9800.0}]},
     "lengths": {"found": asked(), "difference": 2e-3, "refusal": "a length of 129"},
+    "shapes": {"shapes": 2, "prepared": 2, "first_ms": [9.0, 8.0], "later_ms": [1.0, 2.0], "difference": 1e-6},
     "fallback": {"refusal": "GRU isn't there", "same": True},
 }
 

@@ -117,7 +117,8 @@ reasons! {
     ModelNotFound, "model_not_found", 404, NotFound, None, ModelUnavailable, "refused", "OTHER", false,
         "The server has no such model or version.";
     ModelLoading, "model_loading", 503, Unavailable, Some(1), ModelUnavailable, "refused", "OTHER", false,
-        "The model is being prepared.";
+        "The model is being prepared."
+        => "model {model:?} can't compute this yet: {why}";
     ModelBroken, "model_broken", 503, Unavailable, None, ModelUnavailable, "refused", "OTHER", false,
         "The model's file or configuration can't be used.";
     LoadFailed, "load_failed", 400, FailedPrecondition, None, ModelUnavailable, "refused", "OTHER", false,

@@ -21,8 +21,8 @@ pub const POLL_SECONDS: u64 = 15;
 pub const DEVICES: DeviceChoice = DeviceChoice::Auto;
 /// Memory for weights on each device that isn't a GPU.
 pub const DEVICE_MEMORY: ByteSize = ByteSize(2 << 30);
-/// Whether models that can't run on a GPU are computed on the CPU.
-pub const CPU_FALLBACK: bool = false;
+/// Whether what can't run on a GPU is computed on the CPU.
+pub const CPU_FALLBACK: bool = true;
 /// How many schedulers there are.
 pub const CELLS: u32 = 1;
 /// The share of a device's time in which requests are run once more.
@@ -112,7 +112,7 @@ mod tests {
     use clap::{CommandFactory, Parser};
 
     /// Every option whose default can be written in a flag, with something else that it may be told.
-    const OTHERS: [(&str, &str); 29] = [
+    const OTHERS: [(&str, &str); 30] = [
         ("model-control-mode", "none"),
         ("repository-poll-secs", "16"),
         ("host", "127.0.0.2"),
@@ -124,6 +124,7 @@ mod tests {
         ("pinned-memory", "1GiB"),
         ("precision", "fp16"),
         ("precision-error", "0.5"),
+        ("cpu-fallback", "false"),
         ("threads-per-device", "2"),
         ("policy", "eager"),
         ("cells", "2"),
@@ -144,7 +145,7 @@ mod tests {
         ("log-format", "json"),
     ];
     /// Those that are off unless they are named.
-    const SWITCHES: [&str; 3] = ["cpu-fallback", "thrift", "allow-shared-memory"];
+    const SWITCHES: [&str; 2] = ["thrift", "allow-shared-memory"];
     /// Those whose default is a sentence or nothing, and three that other tests are for.
     const REST: [&str; 11] = [
         "model-repository",
@@ -216,6 +217,14 @@ mod tests {
             assert_eq!(conclusions(named), shared, "{named:?}");
         }
         assert_eq!(conclusions(&["--allow-client-shm=false"]), conclusions(&[]));
+    }
+
+    #[test]
+    fn the_cpu_stands_in_unless_somebody_says_no() {
+        for named in [&[][..], &["--cpu-fallback"], &["--cpu-fallback", "--thrift"], &["--cpu-fallback=on"]] {
+            assert!(parse(named).choices(None).cpu_fallback, "{named:?}");
+        }
+        assert!(!parse(&["--cpu-fallback=false"]).choices(None).cpu_fallback);
     }
 
     #[test]

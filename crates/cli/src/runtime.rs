@@ -6,6 +6,7 @@ use anyhow::{Result, anyhow, ensure};
 use base::PrecisionChoice;
 use engine::{EmulatedEngine, Engine};
 use engine_cuda::engine::{CudaEngine, CudaOptions};
+use engine_cuda::fallback::Fallback;
 use engine_ort::{OrtEngine, OrtOptions};
 use models::PrecisionWishes;
 use std::path::PathBuf;
@@ -106,8 +107,22 @@ fn cpu(choices: &Choices) -> Result<(OrtEngine, u16)> {
     Ok((OrtEngine::new(&OrtOptions { library, threads, workspace_bytes })?, threads))
 }
 
+/// Who computes what a GPU can't. Without ONNX Runtime the GPU serves what it can.
+fn fallback(choices: &Choices) -> Fallback {
+    if !choices.cpu_fallback {
+        return Fallback::Off;
+    }
+    match cpu(choices) {
+        Ok((engine, _)) => Fallback::Engine(Arc::new(engine)),
+        Err(error) => {
+            tracing::warn!("what a GPU can't compute is refused, since the CPU can't stand in: {error:#}");
+            Fallback::Missing(format!("{error:#}"))
+        }
+    }
+}
+
 fn cuda(devices: &Devices, choices: &Choices) -> Result<Runtime> {
-    let fallback: Option<Arc<dyn Engine>> = if choices.cpu_fallback { Some(Arc::new(cpu(choices)?.0)) } else { None };
+    let fallback = fallback(choices);
     let engine = CudaEngine::new(&CudaOptions {
         gpus: devices.gpus.clone(),
         divisions: devices.divisions.clone(),

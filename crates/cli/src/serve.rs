@@ -103,8 +103,9 @@ pub struct ServeOptions {
     #[arg(long, value_name = "PART", env = "PUNCTUAL_PRECISION_ERROR")]
     pub precision_error: Option<f64>,
 
-    /// On a GPU, compute models that can't run there with ONNX Runtime on the CPU instead of refusing them.
-    #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_CPU_FALLBACK")]
+    /// On a GPU, compute what can't run there with ONNX Runtime on the CPU instead of refusing it. `false` may follow.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", env = "PUNCTUAL_CPU_FALLBACK")]
+    #[arg(value_parser = clap::builder::BoolishValueParser::new())]
     pub cpu_fallback: Option<bool>,
 
     /// Cores for one execution on a CPU device.

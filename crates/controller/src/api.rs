@@ -53,6 +53,11 @@ impl Refusal {
     pub(crate) fn failed(why: String) -> Self {
         Self { why, ..Reason::ExecutionFailed.into() }
     }
+
+    /// The engine can't compute it yet, and said why.
+    pub(crate) fn not_yet(why: String) -> Self {
+        Self { why, ..Reason::ModelLoading.into() }
+    }
 }
 
 impl From<Reason> for Refusal {

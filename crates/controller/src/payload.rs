@@ -61,4 +61,8 @@ impl BatchItem for Payload {
         // A receiver that is gone needs no answer.
         let _ = self.submission.reply.send(reply);
     }
+
+    fn put_off(self, reason: String) {
+        let _ = self.submission.reply.send(Reply::Refused(Refusal::not_yet(reason)));
+    }
 }

@@ -33,6 +33,19 @@ fn after_a_panic_the_device_is_started_anew_and_serves_the_others_whatever_the_p
 }
 
 #[test]
+fn what_cant_be_computed_yet_is_refused_as_that_and_computed_later() {
+    let server = TestServer::new(PolicyKind::Punctual, 1, 3 * MODEL_PAGES);
+    let (model, faults) = server.model("open");
+    faults.not_yet.store(true, Ordering::Relaxed);
+    let reply = server.answer(model);
+    let Reply::Refused(Refusal { reason, why, .. }) = &reply else { panic!("{reply:?}") };
+    assert_eq!((*reason, why.as_str()), (Reason::ModelLoading, "it is being prepared"));
+    faults.not_yet.store(false, Ordering::Relaxed);
+    assert!(matches!(server.answer(model), Reply::Outputs(_)));
+    assert_eq!((server.losses(), server.violations()), (0, 0));
+}
+
+#[test]
 fn the_other_device_takes_over_what_the_broken_one_was_given() {
     let server = TestServer::new(PolicyKind::Punctual, 2, 3 * MODEL_PAGES);
     let (good, _) = server.model("good");

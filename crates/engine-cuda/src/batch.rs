@@ -12,13 +12,12 @@
 //! to their addresses.
 
 use crate::driver::{Address, DriverError, Pinned};
-use crate::engine::OnDevice;
+use crate::engine::SizedGraph;
 use crate::executor::CudaExecutor;
 use crate::fetch::{Fetcher, Piece, WaitingPieces};
 use crate::memory::{DeviceMemory, LoadedWeights, Region};
-use crate::model::CudaModel;
 use crate::shares::Partition;
-use crate::sizes::{BufferLayout, Side, Size};
+use crate::sizes::{Form, Side, Size};
 use crate::streams::{CudaStream, Event};
 use base::Duration;
 use engine::{DeviceTimes, EngineError, Input, Inputs, Sink, Staged, TensorView};
@@ -90,17 +89,12 @@ impl BatchSlot {
 /// See the module. Dropping it waits until the device is done with it.
 pub(crate) struct CudaBatch {
     executor: Arc<CudaExecutor>,
-    model: Arc<CudaModel>,
-    on: Arc<OnDevice>,
+    graph: Arc<SizedGraph>,
     /// There until it is finished: what the graph reads stays mapped.
     weights: Option<Arc<LoadedWeights>>,
     /// There until its outputs are handed out.
     slot: Option<BatchSlot>,
-    /// Which graph.
-    which: usize,
     own: Size,
-    prepared: Size,
-    layout: BufferLayout,
     way: Way,
     /// It is among the executor's batches that aren't computed yet.
     ahead: bool,
@@ -112,16 +106,15 @@ impl CudaBatch {
     /// Lets the inputs, each in pieces, set out.
     ///
     /// # Safety
-    /// The pieces stay as they are until this is finished or dropped; the sizes are those of the model's graph of that
-    /// number.
+    /// The pieces stay as they are until this is finished or dropped; they are of that size, which fits into the
+    /// graph's; the graph is the executor's, and of the model of these weights.
     pub(crate) unsafe fn stage(
-        (executor, model, on): (&Arc<CudaExecutor>, &Arc<CudaModel>, &Arc<OnDevice>),
+        executor: &Arc<CudaExecutor>,
         weights: Arc<LoadedWeights>,
-        (which, own): (usize, Size),
+        (graph, own): (Arc<SizedGraph>, Size),
         pieces: &[Vec<&[u8]>],
     ) -> Result<Self, String> {
         let slot = executor.take_slot();
-        let prepared = model.sizes.prepared[which];
         let way = match executor.come() {
             true => Way::Direct,
             false if executor.memory().is_loading() => Way::Late,
@@ -129,14 +122,10 @@ impl CudaBatch {
         };
         let mut batch = Self {
             executor: Arc::clone(executor),
-            model: Arc::clone(model),
-            on: Arc::clone(on),
+            graph,
             weights: Some(weights),
             slot: Some(slot),
-            which,
             own,
-            prepared,
-            layout: model.sizes.layout(prepared),
             way,
             ahead: true,
             inputs: Vec::new(),
@@ -152,7 +141,8 @@ impl CudaBatch {
     }
 
     unsafe fn set_out(&mut self, pieces: &[Vec<&[u8]>]) -> Result<(), DriverError> {
-        let Self { executor, model, own, prepared, layout, way, .. } = self;
+        let Self { executor, graph, own, way, .. } = self;
+        let Form { size: prepared, inputs, layout, .. } = &*graph.form;
         executor.partition().enter()?;
         let slot = self.slot.as_mut().expect("it is there until the batch is finished");
         let (stream, base) = match way {
@@ -165,7 +155,7 @@ impl CudaBatch {
         if way.way != Way::Late {
             way.slot.set_out.record(stream)?;
         }
-        for ((side, pieces), &offset) in model.sizes.inputs.iter().zip(pieces).zip(&layout.inputs) {
+        for ((side, pieces), &offset) in inputs.iter().zip(pieces).zip(&layout.inputs) {
             // SAFETY: the caller's promise; nobody else uses the slot, and the graphs' addresses are used in the order
             // of their stream.
             unsafe { way.bring(side, pieces, offset, (*own, *prepared))? };
@@ -186,14 +176,15 @@ impl CudaBatch {
         let exec = &self.executor.exec;
         slot.began.record(exec)?;
         // SAFETY: the graph was recorded by this executor for that size, and the weights that it names are held.
-        unsafe { self.on.graphs[self.which].launch(exec)? };
+        unsafe { self.graph.graph.launch(exec)? };
         self.release();
         self.send_back()
     }
 
     /// Brings the inputs to where the graph finds them, if they aren't there.
     fn lay_in(&mut self) -> Result<(), DriverError> {
-        let Self { executor, model, own, prepared, layout, way, .. } = self;
+        let Self { executor, graph, own, way, .. } = self;
+        let Form { size: prepared, inputs, layout, .. } = &*graph.form;
         let slot = self.slot.as_mut().expect("it is there until the batch is finished");
         let CudaExecutor { exec, buffers_at, fetcher, .. } = &**executor;
         if *way != Way::Direct {
@@ -217,7 +208,7 @@ impl CudaBatch {
             }
             Way::Overlapping => {
                 exec.wait_for(&slot.staged)?;
-                let inputs = model.sizes.inputs.iter().zip(&layout.inputs);
+                let inputs = inputs.iter().zip(&layout.inputs);
                 let inputs = inputs.map(|(side, &offset)| (offset, side.bytes(side.part(*prepared, own.batch))));
                 // SAFETY: both are this device's, as large as the layout; nobody writes the slot any more, and the
                 // other is used in the order of its stream.
@@ -228,10 +219,11 @@ impl CudaBatch {
 
     /// Lets the outputs come to host memory.
     fn send_back(&mut self) -> Result<(), DriverError> {
-        let Self { executor, model, own, prepared, layout, .. } = self;
+        let Self { executor, graph, own, .. } = self;
+        let Form { size: prepared, outputs, layout, .. } = &*graph.form;
         let slot = self.slot.as_mut().expect("it is there until the batch is finished");
         let CudaExecutor { exec, output, buffers_at, fetcher, .. } = &**executor;
-        let outputs = model.sizes.outputs.iter().zip(&layout.outputs);
+        let outputs = outputs.iter().zip(&layout.outputs);
         let outputs = outputs.map(|(side, &offset)| (offset, side.bytes(side.part(*prepared, own.batch))));
         let small = outputs.clone().map(|(_, bytes)| bytes).sum::<usize>() <= SMALL_OUTPUTS;
         let (stream, base) = if small { (exec, *buffers_at) } else { (output, slot.region.address()) };
@@ -270,8 +262,9 @@ impl CudaBatch {
             Way::Direct | Way::Late | Way::Launched => Duration::ZERO,
         };
         let BatchSlot { pinned, spare, .. } = slot;
-        for (index, (side, offset)) in self.model.sizes.outputs.iter().zip(&self.layout.outputs).enumerate() {
-            let data = side.take_out(&pinned[*offset..], self.prepared, self.own, spare);
+        let Form { size: prepared, outputs: sides, layout, .. } = &*self.graph.form;
+        for (index, (side, offset)) in sides.iter().zip(&layout.outputs).enumerate() {
+            let data = side.take_out(&pinned[*offset..], *prepared, self.own, spare);
             let shape: Vec<i64> = side.dims(self.own).iter().map(|dim| *dim as i64).collect();
             sink(index, TensorView { datatype: side.datatype, shape: &shape, data });
         }
@@ -411,7 +404,7 @@ impl Carrier<'_> {
         offset: usize,
         (own, prepared): (Size, Size),
     ) -> Result<(), DriverError> {
-        let filled_up = own.length != prepared.length;
+        let filled_up = own.open != prepared.open;
         // Of one row, in the batch and in its piece.
         let [row, own_row] = [prepared, own].map(|size| side.bytes(side.part(size, 1)).max(1));
         // In both buffers, which are laid out alike.

@@ -4,10 +4,15 @@ use crate::batch::CudaBatch;
 use crate::blobs::Blobs;
 use crate::driver::{Gpu, Pinned};
 use crate::executor::CudaExecutor;
+use crate::fallback::Fallback;
 use crate::memory::{AddressRange, DeviceMemory, LoadedWeights, PAGE_BYTES};
-use crate::model::{CudaModel, Hashes};
+use crate::model::{CudaModel, Hashes, Programs};
+use crate::open::{Found, MOST_SHAPES, OpenModel, ShapePreparer};
+use crate::parts::BatchInParts;
 use crate::pool::Pool;
 use crate::shares::Partition;
+use crate::sizes::{Form, Size};
+use crate::standby::Standby;
 use crate::streams::CudaGraph;
 use base::{ModelSignature, Precision};
 use engine::{Engine, EngineError, HostMemory, Input, Inputs, Loaded, ModelSource, Prepared, Purpose, Staged};
@@ -41,7 +46,7 @@ pub struct CudaOptions {
     /// Where compiled kernels and measurements are kept; `None`: in a temporary folder.
     pub cache: Option<PathBuf>,
     /// Who takes models that can't run on a GPU.
-    pub fallback: Option<Arc<dyn Engine>>,
+    pub fallback: Fallback,
 }
 
 impl Default for CudaOptions {
@@ -49,7 +54,7 @@ impl Default for CudaOptions {
     fn default() -> Self {
         let (gpus, divisions) = (vec![0], vec![vec![1.0]]);
         let (memory_bytes, pinned_bytes) = (None, PINNED_BYTES);
-        Self { gpus, divisions, memory_bytes, pinned_bytes, cache: None, fallback: None }
+        Self { gpus, divisions, memory_bytes, pinned_bytes, cache: None, fallback: Fallback::Off }
     }
 }
 
@@ -69,10 +74,11 @@ pub struct CudaEngine {
     pages: u32,
     /// For all GPUs.
     pool: Option<Pool<Pinned>>,
-    fallback: Option<Arc<dyn Engine>>,
+    fallback: Fallback,
     blobs: Blobs<Pinned>,
     models: Blobs<CudaModel>,
     hashes: Hashes,
+    preparer: ShapePreparer,
     gpu: Arc<Gpu>,
     #[allow(dead_code, reason = "held so that it is removed at the end")]
     temporary: Option<tempfile::TempDir>,
@@ -123,7 +129,21 @@ impl CudaEngine {
         let gpu = Gpu::open(first)?;
         let fallback = options.fallback.clone();
         let (blobs, models, hashes, division) = Default::default();
-        Ok(Self { executors, devices, division, pages, pool, fallback, blobs, models, hashes, gpu, temporary })
+        let preparer = ShapePreparer::start()?;
+        Ok(Self {
+            executors,
+            devices,
+            division,
+            pages,
+            pool,
+            fallback,
+            blobs,
+            models,
+            hashes,
+            preparer,
+            gpu,
+            temporary,
+        })
     }
 
     /// How many devices the scheduler has: one for each share of each GPU.
@@ -165,7 +185,8 @@ impl CudaEngine {
         let model = self.models.keep(&key, prepare)?;
         let mut sites: Vec<(Arc<DeviceMemory>, Arc<Site>)> = Vec::new();
         let mut devices = Vec::new();
-        for (executor, programs) in self.executors.iter().zip(&model.programs) {
+        // What is compared is prepared for the first device alone.
+        for (position, executor) in self.executors.iter().enumerate().take(model.programs.len()) {
             let known = sites.iter().find(|(memory, _)| Arc::ptr_eq(memory, executor.memory()));
             let site = match known {
                 Some((_, site)) => Arc::clone(site),
@@ -175,14 +196,25 @@ impl CudaEngine {
                     site
                 }
             };
-            let record = |(program, size)| executor.record(program, &model.sizes.layout(size), site.place.address());
-            let sizes = model.sizes.prepared.iter().copied();
-            let graphs = programs.list.iter().zip(sizes).map(record).collect::<Result<_, _>>()?;
-            devices.push(OnDevice { graphs, site, executor: Arc::clone(executor) });
+            devices.push(Arc::new(OnDevice::new(executor, site, &model, position)?));
         }
-        let (count, division) = (self.devices, Arc::clone(&self.division));
-        let devices = devices.into_iter().map(Arc::new).collect();
-        Ok(Instance { signature: model.sizes.signature(), devices, count, division, model })
+        let (count, division, signature) = (self.devices, Arc::clone(&self.division), model.sizes.signature());
+        let open = (model.sizes.open > 0).then(|| {
+            let most = source.shapes_at_most.map_or(MOST_SHAPES, |most| most as usize);
+            let standby = |engine| Standby::new(engine, source, &signature, count);
+            // What is compared is what the device computes.
+            let fallback = self.fallback.engine().filter(|_| source.purpose == Purpose::Service);
+            let standby = fallback.map(standby);
+            if source.purpose == Purpose::Service {
+                let meanwhile = if standby.is_some() { "computed on the CPU" } else { "refused" };
+                tracing::info!(
+                    model = source.name,
+                    "it leaves sizes open: up to {most} shapes are prepared as requests bring them, and {meanwhile} meanwhile"
+                );
+            }
+            OpenModel::new(&source.name, most, standby, (&model, &devices), self.preparer.jobs())
+        });
+        Ok(Instance { signature, devices, count, division, open, model })
     }
 }
 
@@ -192,19 +224,19 @@ impl Engine for CudaEngine {
     }
 
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
-        let fallback = self.fallback.as_ref().filter(|_| source.purpose == Purpose::Service);
-        match (self.instance(source), fallback) {
-            (Ok(instance), _) => Ok(Arc::new(instance)),
-            (Err(reason), None) => Err(EngineError::bad_model(&source.file, reason)),
-            (Err(reason), Some(fallback)) => {
-                tracing::warn!(model = source.name, "it is computed on the CPU ({}): {reason}", fallback.name());
-                fallback.prepare(source)
-            }
+        match self.instance(source) {
+            Ok(instance) => Ok(Arc::new(instance)),
+            Err(reason) if source.purpose == Purpose::Service => self.fallback.prepare(source, reason),
+            Err(reason) => Err(EngineError::bad_model(&source.file, reason)),
         }
     }
 
     fn precisions(&self) -> &[Precision] {
         &PRECISIONS
+    }
+
+    fn reference(&self) -> Option<Arc<dyn Engine>> {
+        self.fallback.engine().cloned()
     }
 
     fn divide(&self, division: usize) {
@@ -232,11 +264,56 @@ impl Site {
 
 /// A model on one device.
 pub(crate) struct OnDevice {
-    // The order is that of dropping: graphs before the addresses that they name.
-    /// By prepared size.
-    pub(crate) graphs: Vec<CudaGraph>,
+    /// By size, those of the start.
+    graphs: Vec<Arc<SizedGraph>>,
     site: Arc<Site>,
-    executor: Arc<CudaExecutor>,
+    pub(crate) executor: Arc<CudaExecutor>,
+    /// Among the engine's executors.
+    position: usize,
+}
+
+impl OnDevice {
+    fn new(
+        executor: &Arc<CudaExecutor>,
+        site: Arc<Site>,
+        model: &Arc<CudaModel>,
+        position: usize,
+    ) -> Result<Self, String> {
+        let mut on = Self { graphs: Vec::new(), site, executor: Arc::clone(executor), position };
+        for (program, form) in model.programs[position].list.iter().zip(&model.sizes.prepared) {
+            let graph = executor.record(program, &form.layout, on.site.place.address())?;
+            let (form, site, programs) =
+                (Arc::clone(form), Arc::clone(&on.site), GraphPrograms::OfModel(Arc::clone(model)));
+            on.graphs.push(Arc::new(SizedGraph { graph, form, programs, site }));
+        }
+        Ok(on)
+    }
+
+    /// A graph of one more size, which has its program to itself.
+    pub(crate) fn record_own(&self, form: &Arc<Form>, programs: Programs) -> Result<Arc<SizedGraph>, String> {
+        let program = programs.list.first().ok_or("there is no program for this size")?;
+        let graph = self.executor.record(program, &form.layout, self.site.place.address())?;
+        let (form, site, programs) = (Arc::clone(form), Arc::clone(&self.site), GraphPrograms::Own(programs));
+        Ok(Arc::new(SizedGraph { graph, form, programs, site }))
+    }
+}
+
+/// A model on one device in one size.
+pub(crate) struct SizedGraph {
+    // The order is that of dropping: the graph before what it is made of and the addresses that it names.
+    pub(crate) graph: CudaGraph,
+    pub(crate) form: Arc<Form>,
+    #[allow(dead_code, reason = "held while there is the graph")]
+    programs: GraphPrograms,
+    #[allow(dead_code, reason = "held while there is the graph")]
+    site: Arc<Site>,
+}
+
+/// Whose program a graph is made of.
+#[allow(dead_code, reason = "held while there is the graph")]
+enum GraphPrograms {
+    OfModel(Arc<CudaModel>),
+    Own(Programs),
 }
 
 /// A model of that name and content: its own addresses and graphs, everything else shared with its likes.
@@ -247,7 +324,8 @@ struct Instance {
     /// In each division.
     count: usize,
     division: Arc<AtomicUsize>,
-    // Behind the graphs, which are made of its programs.
+    /// Where inputs leave dimensions open.
+    open: Option<Arc<OpenModel>>,
     model: Arc<CudaModel>,
 }
 
@@ -270,6 +348,19 @@ impl Prepared for Instance {
 
     fn load_in(&self, division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.load_onto(device, self.devices.get(division * self.count + device as usize).into_iter())
+    }
+
+    fn guesses_shapes(&self) -> bool {
+        self.model.guessed
+    }
+
+    fn expect(&self, shapes: &[&[i64]]) {
+        let sizes = &self.model.sizes;
+        if let (Some(open), Ok(own)) = (&self.open, sizes.of(shapes))
+            && sizes.find(own).is_none()
+        {
+            open.expect(own);
+        }
     }
 }
 
@@ -297,8 +388,8 @@ impl Instance {
         };
         *resident = Arc::downgrade(&weights);
         drop(resident);
-        let (division, model) = (Arc::clone(&self.division), Arc::clone(&self.model));
-        Ok(Box::new(CudaLoaded { weights: Some(weights), shares, division, model }))
+        let (division, model, open) = (Arc::clone(&self.division), Arc::clone(&self.model), self.open.clone());
+        Ok(Box::new(CudaLoaded { weights: Some(weights), shares, division, count, open, model }))
     }
 }
 
@@ -308,37 +399,48 @@ struct CudaLoaded {
     /// Where its batches are computed: by division, or one.
     shares: Vec<Arc<OnDevice>>,
     division: Arc<AtomicUsize>,
+    /// Of devices.
+    count: usize,
+    open: Option<Arc<OpenModel>>,
     model: Arc<CudaModel>,
 }
 
 impl CudaLoaded {
-    /// Lets a batch set out.
-    fn set_out(&self, inputs: Vec<Input>) -> Result<CudaBatch, String> {
-        let sizes = &self.model.sizes;
-        let shapes: Vec<&[i64]> = inputs.iter().map(|input| &input.shape[..]).collect();
-        let own = sizes.of(&shapes)?;
-        for (side, view) in sizes.inputs.iter().zip(&inputs) {
-            if side.datatype != view.datatype {
-                return Err(format!("input {} is {}, expected {}", side.name, view.datatype, side.datatype));
-            }
-            let (bytes, found) = (side.bytes(own), view.bytes());
-            if bytes != found {
-                return Err(format!(
-                    "input {} has {found} bytes, but its shape {:?} takes {bytes}",
-                    side.name, view.shape
-                ));
-            }
-        }
-        let which = sizes.find(own)?;
-        let weights = Arc::clone(self.weights.as_ref().expect("P6: weights are there until they are dropped"));
-        let pieces: Vec<Vec<&[u8]>> =
-            inputs.iter().map(|input| input.pieces.iter().map(|piece| &piece[..]).collect()).collect();
-        let on = self.shares.get(self.division.load(Ordering::Acquire)).unwrap_or(&self.shares[0]);
-        // SAFETY: the batch holds the inputs, and bytes never move; the position is that of the size.
-        let mut batch = unsafe { CudaBatch::stage((&on.executor, &self.model, on), weights, (which, own), &pieces)? };
-        batch.hold(inputs);
-        Ok(batch)
+    /// Where batches run in the division that is in force.
+    fn on(&self) -> &OnDevice {
+        self.shares.get(self.division.load(Ordering::Acquire)).unwrap_or(&self.shares[0])
     }
+
+    /// Stages a batch in a graph that it fits into.
+    fn stage_in(
+        &self,
+        on: &OnDevice,
+        graph: &Arc<SizedGraph>,
+        own: Size,
+        inputs: Vec<Input>,
+    ) -> Result<Box<dyn Staged>, EngineError> {
+        let batch = set_out(&on.executor, self.weights(), (Arc::clone(graph), own), inputs);
+        Ok(Box::new(batch.map_err(EngineError::Execute)?))
+    }
+
+    fn weights(&self) -> Arc<LoadedWeights> {
+        Arc::clone(self.weights.as_ref().expect("P6: weights are there until they are dropped"))
+    }
+}
+
+/// Lets a batch set out that was checked, in a graph that was found for it.
+pub(crate) fn set_out(
+    executor: &Arc<CudaExecutor>,
+    weights: Arc<LoadedWeights>,
+    sized: (Arc<SizedGraph>, Size),
+    inputs: Vec<Input>,
+) -> Result<CudaBatch, String> {
+    let pieces: Vec<Vec<&[u8]>> =
+        inputs.iter().map(|input| input.pieces.iter().map(|piece| &piece[..]).collect()).collect();
+    // SAFETY: the batch holds the inputs, and bytes never move; they were checked, and the graph was found for them.
+    let mut batch = unsafe { CudaBatch::stage(executor, weights, sized, &pieces)? };
+    batch.hold(inputs);
+    Ok(batch)
 }
 
 impl Loaded for CudaLoaded {
@@ -347,7 +449,23 @@ impl Loaded for CudaLoaded {
     }
 
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
-        Ok(Box::new(self.set_out(inputs.in_pieces()?).map_err(EngineError::Execute)?))
+        let (on, pieces) = (self.on(), inputs.in_pieces()?);
+        let sizes = &self.model.sizes;
+        let own = sizes.check(&pieces).map_err(EngineError::Execute)?;
+        if let Some(which) = sizes.find(own) {
+            return self.stage_in(on, &on.graphs[which], own, pieces);
+        }
+        let Some(open) = &self.open else { return Err(EngineError::Execute(sizes.refusal(own))) };
+        let (found, reason) = open.find(own, on.position);
+        let fewer = match found {
+            Found::Ready(graph) => return self.stage_in(on, &graph, own, pieces),
+            Found::Fewer(graph) => Some(graph),
+            Found::Nothing => sizes.find_fewer(own).map(|which| Arc::clone(&on.graphs[which])),
+        };
+        match fewer.and_then(|graph| BatchInParts::new(&on.executor, self.weights(), (graph, own), pieces)) {
+            Some(batch) => Ok(Box::new(batch)),
+            None => open.stand_in(on.position % self.count, inputs, reason),
+        }
     }
 }
 

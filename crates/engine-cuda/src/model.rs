@@ -4,11 +4,13 @@ use crate::blobs::Blobs;
 use crate::driver::{Gpu, Pinned};
 use crate::executor::CudaExecutor;
 use crate::program::{Effort, Program};
-use crate::sizes::{Extent, PreparedSizes, Side, Size, output_extents};
+use crate::sizes::{Extent, Form, MAX_OPEN, PreparedSizes, Side, Size, exact_extents, output_extents, output_spec};
 use base::Precision;
 use engine::{FileHashes, ModelSource, Purpose};
 use graph::model::Dimension;
 use graph::{Options, Plan};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,8 @@ use std::time::{Duration, Instant};
 const BATCH_SIZES: [u32; 5] = [1, 2, 4, 8, 16];
 /// Lengths of models that have a mask, and whose configuration names none.
 const LENGTHS: [u32; 3] = [32, 128, 512];
+/// What open dimensions of other models are tried with, in this order, until one can be planned.
+const TRIED: [usize; 9] = [16, 64, 1, 32, 128, 224, 512, 4_096, 16_384];
 
 /// How often it is said how far a model's preparation is.
 const SAID_EVERY: Duration = Duration::from_secs(3);
@@ -24,6 +28,10 @@ const SAID_EVERY: Duration = Duration::from_secs(3);
 pub(crate) struct CudaModel {
     /// What it was prepared for.
     pub(crate) sizes: PreparedSizes,
+    /// How other sizes of it are planned.
+    planner: SizePlanner,
+    /// Whether the size of the start is a guess: what open dimensions will be isn't known.
+    pub(crate) guessed: bool,
     /// Its weights.
     pub(crate) blob: Arc<Pinned>,
     /// How many bytes they are.
@@ -68,8 +76,8 @@ impl Hashes {
             .collect();
         others.sort();
         let wishes = format!(
-            "{own} {precision} {:?} {:?} {:?} {:?} {:?} {others:?}",
-            source.purpose, source.max_batch, source.batch_sizes, source.shapes, source.lengths
+            "{own} {precision} {:?} {:?} {:?} {:?} {:?} {:?} {others:?}",
+            source.purpose, source.max_batch, source.batch_sizes, source.shapes, source.lengths, source.examples
         );
         Ok(wishes.into_bytes())
     }
@@ -85,14 +93,13 @@ impl CudaModel {
         source: &ModelSource,
         precision: Precision,
     ) -> Result<Self, String> {
-        let file = graph::OnnxModel::read(&source.file).map_err(|error| error.to_string())?;
+        let (file, content) = read(&source.file)?;
         let wanted = Preparation::new(&file, source)?;
-        let plans =
-            wanted.sizes.iter().map(|size| wanted.plan(&file, *size, precision)).collect::<Result<Vec<_>, _>>()?;
+        let plans = wanted.plan_first(&file, precision)?;
         let sizes = wanted.describe(&file, &plans, precision)?;
-        let weights = &plans[0].weights;
+        let weights = &plans[0].1.weights;
         let layout = weights.layout_hash();
-        if plans.iter().any(|plan| plan.weights.layout_hash() != layout) {
+        if plans.iter().any(|(_, plan)| plan.weights.layout_hash() != layout) {
             return Err("its weights are not the same for all batch sizes: serve it on a CPU device".into());
         }
         let (weights, weight_bytes) = (weights.to_bytes(), weights.len());
@@ -114,22 +121,75 @@ impl CudaModel {
                 tracing::info!(model = source.name, "choosing kernels: {done} of {all} graphs");
             }
         };
-        let effort = if source.purpose == Purpose::Draft { Effort::least() } else { Effort::default() };
+        // A size that was only guessed isn't worth measuring kernels for.
+        let guessed = wanted.sizes.is_empty();
+        let least = guessed || source.purpose == Purpose::Draft;
+        let effort = if least { Effort::least() } else { Effort::default() };
+        let plans: Vec<&Plan> = plans.iter().map(|(_, plan)| plan).collect();
         let programs = executors
             .iter()
-            .map(|executor| programs(executor, &plans, &sizes, effort, &mut built))
+            .map(|executor| programs(executor, &plans, &sizes.prepared, effort, &mut built))
             .collect::<Result<_, _>>()?;
+        let planner = SizePlanner { wanted, layout, precision, file: source.file.clone(), content };
         // One with fewer products than should be exact has all of them exact.
         let precision = if plans[0].is_exact() { Precision::Fp32 } else { precision };
-        Ok(Self { sizes, blob, weight_bytes, precision, programs })
+        Ok(Self { sizes, planner, guessed, blob, weight_bytes, precision, programs })
     }
+
+    /// Prepares one more size on these executors, without measuring: others use them meanwhile.
+    pub(crate) fn prepare_size(
+        &self,
+        executors: &[Arc<CudaExecutor>],
+        size: Size,
+    ) -> Result<(Arc<Form>, Vec<Programs>), String> {
+        let (form, plan) = self.planner.plan(size, self.sizes.general.as_ref())?;
+        let forms = [Arc::new(form)];
+        let programs = executors
+            .iter()
+            .map(|executor| programs(executor, &[&plan], &forms, Effort::least(), &mut || ()))
+            .collect::<Result<_, _>>()?;
+        let [form] = forms;
+        Ok((form, programs))
+    }
+}
+
+/// Plans sizes of a model of which nobody knew when it was prepared.
+struct SizePlanner {
+    wanted: Preparation,
+    /// Where weights lie, in every plan.
+    layout: blake3::Hash,
+    precision: Precision,
+    file: PathBuf,
+    content: blake3::Hash,
+}
+
+impl SizePlanner {
+    fn plan(&self, size: Size, general: Option<&Arc<[Side]>>) -> Result<(Form, Plan), String> {
+        // It isn't kept in memory: it has all weights.
+        let (file, content) = read(&self.file)?;
+        if content != self.content {
+            return Err("its file has changed since the model was prepared".into());
+        }
+        let plan = self.wanted.plan(&file, size, self.precision)?;
+        if plan.weights.layout_hash() != self.layout {
+            return Err("its weights are others in this shape".into());
+        }
+        Ok((self.wanted.form(size, &plan, general), plan))
+    }
+}
+
+/// A model's file, and the hash of its content.
+fn read(file: &std::path::Path) -> Result<(graph::OnnxModel, blake3::Hash), String> {
+    let bytes = std::fs::read(file).map_err(|error| format!("it can't be read: {error}"))?;
+    let model = graph::OnnxModel::decode(&bytes, file.parent()).map_err(|error| error.to_string())?;
+    Ok((model, blake3::hash(&bytes)))
 }
 
 /// A program for each size on one executor. Calls back after each.
 fn programs(
     executor: &Arc<CudaExecutor>,
-    plans: &[Plan],
-    sizes: &PreparedSizes,
+    plans: &[&Plan],
+    forms: &[Arc<Form>],
     effort: Effort,
     built: &mut impl FnMut(),
 ) -> Result<Programs, String> {
@@ -139,48 +199,92 @@ fn programs(
         built();
     }
     let workspace = programs.list.iter().map(Program::workspace_bytes).max().unwrap_or(0);
-    let buffers = sizes.prepared.iter().map(|size| sizes.layout(*size).bytes).max().unwrap_or(0);
+    let buffers = forms.iter().map(|form| form.layout.bytes).max().unwrap_or(0);
     executor.make_room(workspace, buffers)?;
     Ok(programs)
 }
 
+/// The dimensions that a model leaves open besides the batch, each by its name.
+struct OpenDimensions {
+    names: Vec<String>,
+    /// Whether all are one, whatever they are called.
+    alike: bool,
+    /// Whether those without a name are one.
+    unnamed_alike: bool,
+}
+
+impl OpenDimensions {
+    /// The number of the dimension of that name.
+    fn number(&mut self, name: &str) -> Result<usize, String> {
+        let same = |known: &String| self.alike || known == name && (self.unnamed_alike || !name.is_empty());
+        if let Some(known) = self.names.iter().position(same) {
+            return Ok(known);
+        }
+        if self.names.len() == MAX_OPEN {
+            return Err(format!("it leaves more than {MAX_OPEN} dimensions open besides the batch"));
+        }
+        self.names.push(name.to_owned());
+        Ok(self.names.len() - 1)
+    }
+}
+
 /// What is to be prepared of a model.
 struct Preparation {
-    inputs: Vec<Side>,
+    inputs: Arc<[Side]>,
+    /// Those of the start; none where open dimensions are anything.
     sizes: Vec<Size>,
+    /// What open dimensions might be.
+    examples: Vec<Size>,
+    batches: Vec<usize>,
     batched: bool,
-    fills_up: bool,
+    open: usize,
+    fills: [bool; MAX_OPEN],
 }
 
 impl Preparation {
     fn new(file: &graph::OnnxModel, source: &ModelSource) -> Result<Self, String> {
+        let apart = Self::with(file, source, false)?;
+        // A mask and what it speaks of have one length, whatever exporters call it in each.
+        if apart.fills.contains(&true) && apart.open > 1 && !apart.may_differ(file) {
+            return Self::with(file, source, true);
+        }
+        Ok(apart)
+    }
+
+    /// `alike`: all open dimensions are one.
+    fn with(file: &graph::OnnxModel, source: &ModelSource, alike: bool) -> Result<Self, String> {
         let batched = batched(file, source.max_batch)?;
-        let side = |input: &graph::model::ModelInput| {
+        let is_mask = |name: &str| name.contains("mask");
+        let unnamed_alike = file.inputs().iter().any(|input| is_mask(&input.name));
+        let mut open = OpenDimensions { names: Vec::new(), alike, unnamed_alike };
+        let mut side = |input: &graph::model::ModelInput| {
             let given = source.shapes.get(&input.name);
             let from = usize::from(batched);
             let extent = |(axis, dim): (usize, &Dimension)| match dim {
-                Dimension::Fixed(dim) => Extent::Fixed(*dim),
-                Dimension::Open(_) if batched && axis == 0 => Extent::Batch,
-                Dimension::Open(_) => match given.and_then(|dims| dims.get(axis.checked_sub(from)?)) {
-                    Some(&dim) if dim >= 0 => Extent::Fixed(dim as usize),
-                    _ => Extent::Length,
+                Dimension::Fixed(dim) => Ok(Extent::Fixed(*dim)),
+                Dimension::Open(_) if batched && axis == 0 => Ok(Extent::Batch),
+                Dimension::Open(name) => match given.and_then(|dims| dims.get(axis.checked_sub(from)?)) {
+                    Some(&dim) if dim >= 0 => Ok(Extent::Fixed(dim as usize)),
+                    _ => open.number(name).map(Extent::Open),
                 },
             };
-            let extents = input.dims.iter().enumerate().map(extent).collect();
-            Side { name: input.name.clone(), datatype: input.dtype, extents }
+            let extents = input.dims.iter().enumerate().map(extent).collect::<Result<_, String>>()?;
+            Ok(Side { name: input.name.clone(), datatype: input.dtype, extents })
         };
-        let inputs: Vec<Side> = file.inputs().iter().map(side).collect();
+        let inputs = file.inputs().iter().map(&mut side).collect::<Result<Arc<[Side]>, String>>()?;
         if let Some(side) = inputs.iter().find(|side| side.datatype.size().is_none()) {
             return Err(format!("input {} has strings, which no GPU computes with", side.name));
         }
-        let fills_up = inputs.iter().any(|side| side.name.contains("mask"));
-        let open = inputs.iter().any(|side| side.extents.contains(&Extent::Length));
-        let lengths: Vec<usize> = match source.lengths.as_slice() {
-            _ if !open => vec![0],
-            [] if fills_up => LENGTHS.iter().map(|length| *length as usize).collect(),
-            [] => {
-                return Err("it has open dimensions besides the batch: give their sizes with the dims of config.pbtxt or the parameter sequence_lengths, as in \"32,128\"".into());
+        let mut fills = [false; MAX_OPEN];
+        for extent in inputs.iter().filter(|side| is_mask(&side.name)).flat_map(|side| &side.extents) {
+            if let Extent::Open(which) = extent {
+                fills[*which] = true;
             }
+        }
+        let open = open.names.len();
+        let lengths: Vec<usize> = match source.lengths.as_slice() {
+            _ if open == 0 => vec![0],
+            [] if fills.contains(&true) => LENGTHS.iter().map(|length| *length as usize).collect(),
             given => given.iter().map(|length| *length as usize).collect(),
         };
         let most = source.max_batch.unwrap_or(BATCH_SIZES[BATCH_SIZES.len() - 1]).max(1);
@@ -190,12 +294,40 @@ impl Preparation {
         } else {
             vec![1]
         };
-        let mut sizes: Vec<Size> =
-            lengths.iter().flat_map(|&length| batches.iter().map(move |&batch| Size { length, batch })).collect();
+        let mut sizes: Vec<Size> = lengths
+            .iter()
+            .flat_map(|&length| batches.iter().map(move |&batch| Size::alike(batch, open, length)))
+            .collect();
         if source.purpose != Purpose::Service {
             sizes.truncate(1);
         }
-        Ok(Self { inputs, sizes, batched, fills_up: fills_up && open })
+        let first = batches.first().copied().unwrap_or(1);
+        let given = source.examples.iter().filter_map(|example| example_size(&inputs, example, first, batched));
+        let examples = given.chain(tried(&inputs, first, open)).collect();
+        Ok(Self { inputs, sizes, examples, batches, batched, open, fills })
+    }
+
+    /// Whether the model can be planned with open dimensions that aren't alike.
+    fn may_differ(&self, file: &graph::OnnxModel) -> bool {
+        let mut size = Size::alike(1, self.open, LENGTHS[0] as usize);
+        size.open.iter_mut().take(self.open).enumerate().for_each(|(which, value)| *value += 8 * which);
+        self.plan(file, size, Precision::Fp32).is_ok()
+    }
+
+    /// The plans of the start: for all sizes that are known, else for the first that can be planned.
+    fn plan_first(&self, file: &graph::OnnxModel, precision: Precision) -> Result<Vec<(Size, Plan)>, String> {
+        let plan = |size: &Size| self.plan(file, *size, precision).map(|plan| (*size, plan));
+        if !self.sizes.is_empty() {
+            return self.sizes.iter().map(plan).collect();
+        }
+        let mut refused = None;
+        for size in &self.examples {
+            match plan(size) {
+                Ok(plan) => return Ok(vec![plan]),
+                Err(reason) => refused = refused.or(Some(reason)),
+            }
+        }
+        Err(refused.unwrap_or_default())
     }
 
     fn plan(&self, file: &graph::OnnxModel, size: Size, precision: Precision) -> Result<Plan, String> {
@@ -209,12 +341,7 @@ impl Preparation {
         for (side, input) in self.inputs.iter().zip(file.inputs()) {
             for (axis, (dim, declared)) in side.dims(size).into_iter().zip(&input.dims).enumerate() {
                 if matches!(declared, Dimension::Open(_)) {
-                    if axis == 0 {
-                        // Whatever stands first is the batch for the planner, also where we have none.
-                        options.batch = dim;
-                    } else {
-                        options.sizes.insert(format!("{}:{axis}", side.name), dim);
-                    }
+                    options.sizes.insert(format!("{}:{axis}", side.name), dim);
                 }
             }
         }
@@ -222,28 +349,117 @@ impl Preparation {
     }
 
     /// The inputs and outputs with what their dimensions mean.
-    fn describe(&self, file: &graph::OnnxModel, plans: &[Plan], precision: Precision) -> Result<PreparedSizes, String> {
+    fn describe(
+        &self,
+        file: &graph::OnnxModel,
+        plans: &[(Size, Plan)],
+        precision: Precision,
+    ) -> Result<PreparedSizes, String> {
         let dims = |plan: &Plan| plan.outputs.iter().map(|port| port.dims.clone()).collect::<Vec<_>>();
-        let (mut sizes, mut seen) = (self.sizes.clone(), plans.iter().map(dims).collect::<Vec<_>>());
-        if self.fills_up && sizes.iter().all(|size| size.length == sizes[0].length) {
-            // One length alone doesn't show which dimensions follow it.
-            let other = Size { length: 2 * sizes[0].length, ..sizes[0] };
-            seen.push(dims(&self.plan(file, other, precision)?));
-            sizes.push(other);
+        let mut sizes: Vec<Size> = plans.iter().map(|(size, _)| *size).collect();
+        let mut seen: Vec<Vec<Vec<usize>>> = plans.iter().map(|(_, plan)| dims(plan)).collect();
+        for (size, plan) in self.further_plans(file, &sizes, precision)? {
+            sizes.push(size);
+            seen.push(dims(&plan));
         }
-        let extents = output_extents(&sizes, &seen, self.batched)?;
-        let output = |(port, extents): (&graph::plan::Port, Vec<Extent>)| Side {
-            name: port.name.clone(),
-            datatype: port.dtype,
-            extents,
+        let ports = &plans[0].1.outputs;
+        let general = match self.fills.contains(&true) {
+            false => None,
+            true => {
+                let extents = output_extents(&sizes, &seen, self.open, self.batched)?;
+                let side = |(port, extents): (&graph::plan::Port, Vec<Extent>)| side(port, extents);
+                Some(ports.iter().zip(extents).map(side).collect::<Arc<[Side]>>())
+            }
         };
-        let outputs = plans[0].outputs.iter().zip(extents).map(output).collect();
-        let Self { inputs, sizes: prepared, batched, fills_up } = self;
-        let mut prepared = prepared.clone();
-        prepared.sort_unstable();
-        debug_assert_eq!(&prepared, &self.sizes, "sizes are asked for in ascending order");
-        Ok(PreparedSizes { inputs: inputs.clone(), outputs, prepared, fills_up: *fills_up, batched: *batched })
+        let spec = |(output, port): (usize, &graph::plan::Port)| {
+            let all: Vec<&[usize]> = seen.iter().map(|dims| &dims[output][..]).collect();
+            output_spec(&port.name, port.dtype, &all, self.batched)
+        };
+        let outputs = match &general {
+            Some(general) => general.iter().map(Side::spec).collect(),
+            None => ports.iter().enumerate().map(spec).collect(),
+        };
+        let form = |(size, plan): &(Size, Plan)| Arc::new(self.form(*size, plan, general.as_ref()));
+        let prepared: Vec<Arc<Form>> = plans.iter().map(form).collect();
+        debug_assert!(prepared.is_sorted_by_key(|form| form.size), "sizes are asked for in ascending order");
+        let (inputs, batches) = (Arc::clone(&self.inputs), self.batches.clone());
+        let Self { open, fills, batched, .. } = *self;
+        Ok(PreparedSizes { inputs, outputs, general, prepared, fills, open, batched, batches })
     }
+
+    /// Plans that show what outputs follow, where those of these sizes don't: alike, they don't show which of several
+    /// dimensions it is, and one alone doesn't show that it is any.
+    fn further_plans(
+        &self,
+        file: &graph::OnnxModel,
+        sizes: &[Size],
+        precision: Precision,
+    ) -> Result<Vec<(Size, Plan)>, String> {
+        let one_value = sizes.iter().all(|size| size.open == sizes[0].open);
+        let fills_up = self.fills.contains(&true);
+        let which = if one_value || (fills_up && self.open > 1) { 0..self.open } else { 0..0 };
+        let plan = |doubled: std::ops::Range<usize>| {
+            let mut size = sizes[0];
+            size.open[doubled].iter_mut().for_each(|value| *value *= 2);
+            self.plan(file, size, precision).map(|plan| (size, plan))
+        };
+        let each = which.clone().map(|which| plan(which..which + 1));
+        if fills_up {
+            return each.collect();
+        }
+        // Dimensions that can't be doubled by themselves may be together.
+        Ok(each.chain((!which.is_empty()).then(|| plan(which.clone()))).flatten().collect())
+    }
+
+    /// The model in one size.
+    fn form(&self, size: Size, plan: &Plan, general: Option<&Arc<[Side]>>) -> Form {
+        let exact = |port: &graph::plan::Port| side(port, exact_extents(&port.dims, size, self.batched));
+        let outputs = general.map_or_else(|| plan.outputs.iter().map(exact).collect(), Arc::clone);
+        Form::new(size, Arc::clone(&self.inputs), outputs)
+    }
+}
+
+/// What open dimensions of these inputs are tried with. Those that stand first are 1: they may be rows, and make what
+/// an execution takes grow like rows. At last, all are alike.
+fn tried(inputs: &[Side], batch: usize, open: usize) -> Vec<Size> {
+    let mut is_first = [false; MAX_OPEN];
+    for side in inputs.iter().filter(|side| side.extents.len() > 1) {
+        if let Extent::Open(which) = side.extents[0] {
+            is_first[which] = true;
+        }
+    }
+    let alike = TRIED.iter().map(|&value| Size::alike(batch, open, value));
+    let one_row = alike.clone().map(|mut size| {
+        size.open.iter_mut().zip(is_first).filter(|(_, is_first)| *is_first).for_each(|(value, _)| *value = 1);
+        size
+    });
+    let mut sizes: Vec<Size> = one_row.chain(alike).collect();
+    let mut seen = std::collections::BTreeSet::new();
+    sizes.retain(|size| seen.insert(*size));
+    sizes
+}
+
+fn side(port: &graph::plan::Port, extents: Vec<Extent>) -> Side {
+    Side { name: port.name.clone(), datatype: port.dtype, extents }
+}
+
+/// The size that inputs of these dimensions have, which are without the batch where there is one. `None` where they
+/// don't say it.
+fn example_size(inputs: &[Side], example: &BTreeMap<String, Vec<i64>>, batch: usize, batched: bool) -> Option<Size> {
+    let (mut size, mut said) = (Size::alike(batch, 0, 0), [false; MAX_OPEN]);
+    let from = usize::from(batched);
+    for side in inputs {
+        for (axis, extent) in side.extents.iter().enumerate() {
+            let given = example.get(&side.name).filter(|dims| dims.len() + from == side.extents.len());
+            if let (Extent::Open(which), Some(dims)) = (extent, given) {
+                size.open[*which] = usize::try_from(dims[axis - from]).ok()?;
+                said[*which] = true;
+            }
+        }
+    }
+    let open = inputs.iter().flat_map(|side| &side.extents);
+    let all = open.filter_map(|extent| if let Extent::Open(which) = extent { Some(*which) } else { None });
+    all.into_iter().all(|which| said[which]).then_some(size)
 }
 
 /// Whether the first dimension is a batch: every input's is open, and all that have a name have the same one.
@@ -299,7 +515,21 @@ mod tests {
 
     /// A model that gives `relu` of its first input.
     fn model(inputs: &[(&str, &[&str])]) -> graph::OnnxModel {
-        let node = [field(1, inputs[0].0.as_bytes()), field(2, b"y"), field(4, b"Relu")].concat();
+        graph::OnnxModel::decode(&encoded(inputs), None).unwrap()
+    }
+
+    fn encoded(inputs: &[(&str, &[&str])]) -> Vec<u8> {
+        encoded_graph(inputs, "Relu", 1)
+    }
+
+    /// A model of one operator that takes so many of the inputs.
+    fn graph_of(inputs: &[(&str, &[&str])], operator: &str, taken: usize) -> graph::OnnxModel {
+        graph::OnnxModel::decode(&encoded_graph(inputs, operator, taken), None).unwrap()
+    }
+
+    fn encoded_graph(inputs: &[(&str, &[&str])], operator: &str, taken: usize) -> Vec<u8> {
+        let mut node: Vec<u8> = inputs[..taken].iter().flat_map(|(name, _)| field(1, name.as_bytes())).collect();
+        node.extend([field(2, b"y"), field(4, operator.as_bytes())].concat());
         let mut graph = field(1, &node);
         inputs.iter().for_each(|(name, dims)| graph.extend(field(11, &value(name, dims))));
         graph.extend(field(12, &value("y", inputs[0].1)));
@@ -307,14 +537,17 @@ mod tests {
         let mut bytes = vec![7 << 3 | 2, (graph.len() % 128) as u8 | 128, (graph.len() / 128) as u8];
         bytes.extend(graph);
         bytes.extend(field(8, &number(2, 17)));
-        graph::OnnxModel::decode(&bytes, None).unwrap()
+        bytes
     }
 
     fn wanted(file: &graph::OnnxModel, source: &ModelSource) -> Result<PreparedSizes, String> {
         let wanted = Preparation::new(file, source)?;
-        let plan = |size: &Size| wanted.plan(file, *size, Precision::Fp32);
-        let plans = wanted.sizes.iter().map(plan).collect::<Result<Vec<_>, _>>()?;
+        let plans = wanted.plan_first(file, Precision::Fp32)?;
         wanted.describe(file, &plans, Precision::Fp32)
+    }
+
+    fn prepared(sizes: &PreparedSizes) -> Vec<(usize, &[usize])> {
+        sizes.prepared.iter().map(|form| (form.size.batch, &form.size.open[..sizes.open])).collect()
     }
 
     #[test]
@@ -323,14 +556,14 @@ mod tests {
         let sizes =
             wanted(&file, &ModelSource { max_batch: Some(4), batch_sizes: vec![1, 4, 8], ..ModelSource::default() })
                 .unwrap();
-        assert_eq!(sizes.prepared, [1, 4].map(|batch| Size { length: 0, batch }));
+        assert_eq!(prepared(&sizes), [(1, &[][..]), (4, &[])]);
         let signature = sizes.signature();
         assert_eq!((signature.max_batch, &signature.outputs[0].dims), (4, &vec![-1, 3, 8]));
         let unsaid = wanted(&file, &ModelSource::default()).unwrap();
         assert_eq!(unsaid.signature().max_batch, 16);
         let unbatched =
             wanted(&file, &ModelSource { max_batch: Some(0), lengths: vec![2], ..ModelSource::default() }).unwrap();
-        assert_eq!((unbatched.signature().max_batch, unbatched.prepared), (0, vec![Size { length: 2, batch: 1 }]));
+        assert_eq!((unbatched.signature().max_batch, prepared(&unbatched)), (0, vec![(1, &[2][..])]));
     }
 
     #[test]
@@ -340,8 +573,8 @@ mod tests {
             let source =
                 ModelSource { purpose, batch_sizes: vec![2, 4], lengths: vec![16, 32], ..ModelSource::default() };
             let sizes = wanted(&file, &source).unwrap();
-            assert_eq!((sizes.prepared.clone(), sizes.fills_up), (vec![Size { length: 16, batch: 2 }], true));
-            assert_eq!(sizes.find(Size { length: 9, batch: 1 }), Ok(0), "a shorter row is filled up");
+            assert_eq!((prepared(&sizes), sizes.fills[0]), (vec![(2, &[16][..])], true));
+            assert_eq!(sizes.find(Size::alike(1, 1, 9)), Some(0), "a shorter row is filled up");
         }
     }
 
@@ -362,18 +595,82 @@ mod tests {
     #[test]
     fn open_lengths_are_given_or_masked() {
         let file = model(&[("ids", &["batch", "sequence"])]);
-        assert!(wanted(&file, &ModelSource::default()).unwrap_err().contains("sequence_lengths"));
         let given = ModelSource { batch_sizes: vec![1, 2], lengths: vec![16, 32], ..ModelSource::default() };
         let sizes = wanted(&file, &given).unwrap();
-        assert_eq!((sizes.prepared.len(), sizes.fills_up), (4, false));
-        assert_eq!(sizes.outputs[0].extents, [Extent::Batch, Extent::Length]);
+        assert_eq!((sizes.prepared.len(), sizes.fills[0]), (4, false));
+        assert_eq!(sizes.signature().outputs[0].dims, [-1, -1]);
+        assert_eq!(sizes.prepared[0].outputs[0].extents, [Extent::Batch, Extent::Fixed(16)]);
         let narrowed = ModelSource { shapes: [("ids".to_owned(), vec![24])].into(), ..ModelSource::default() };
         assert_eq!(wanted(&file, &narrowed).unwrap().inputs[0].extents, [Extent::Batch, Extent::Fixed(24)]);
         let masked = model(&[("ids", &["batch", "sequence"]), ("attention_mask", &["batch", "sequence"])]);
         let one = ModelSource { batch_sizes: vec![1], lengths: vec![16], ..ModelSource::default() };
         let sizes = wanted(&masked, &one).unwrap();
-        assert_eq!((sizes.prepared, sizes.fills_up), (vec![Size { length: 16, batch: 1 }], true));
-        assert_eq!(sizes.outputs[0].extents, [Extent::Batch, Extent::Length], "also with one length");
+        assert_eq!((prepared(&sizes), sizes.fills[0]), (vec![(1, &[16][..])], true));
+        assert_eq!(sizes.prepared[0].outputs[0].extents, [Extent::Batch, Extent::Open(0)], "also with one length");
+    }
+
+    #[test]
+    fn open_dimensions_are_known_by_their_names() {
+        let file = model(&[("image", &["batch", "3", "height", "width"]), ("depth", &["batch", "height"])]);
+        let sizes = wanted(&file, &ModelSource::default()).unwrap();
+        let open = |which| Extent::Open(which);
+        assert_eq!(sizes.inputs[0].extents, [Extent::Batch, Extent::Fixed(3), open(0), open(1)]);
+        assert_eq!(sizes.inputs[1].extents, [Extent::Batch, open(0)]);
+        assert_eq!(prepared(&sizes), [(1, &[16, 16][..])], "a guess, to begin with");
+        assert_eq!(sizes.signature().outputs[0].dims, [-1, 3, -1, -1]);
+        assert_eq!(sizes.of(&[&[2, 3, 8, 9], &[2, 8]]).unwrap().open[..2], [8, 9]);
+        assert!(sizes.of(&[&[2, 3, 8, 9], &[2, 9]]).is_err());
+        // Without a batch, what stands first is one row to begin with.
+        let unbatched = wanted(&file, &ModelSource { max_batch: Some(0), ..ModelSource::default() }).unwrap();
+        assert_eq!(prepared(&unbatched), [(1, &[1, 16, 16][..])]);
+        assert_eq!(unbatched.signature().outputs[0].dims, [-1, 3, -1, -1]);
+        // Dimensions that go together are doubled together.
+        let pair = graph_of(&[("a", &["left", "3"]), ("b", &["right", "3"])], "Add", 2);
+        let sum = wanted(&pair, &ModelSource { max_batch: Some(0), ..ModelSource::default() }).unwrap();
+        assert_eq!((sum.open, sum.signature().outputs[0].dims.clone()), (2, vec![-1, 3]));
+        // Those without a name are what they are.
+        let unnamed = wanted(&model(&[("x", &["batch", "", ""])]), &ModelSource::default()).unwrap();
+        assert_eq!(unnamed.inputs[0].extents, [Extent::Batch, open(0), open(1)]);
+        // With a mask they are one length, as everybody means it.
+        let masked = model(&[("ids", &["batch", ""]), ("mask", &["batch", ""])]);
+        assert_eq!(wanted(&masked, &ModelSource::default()).unwrap().open, 1);
+    }
+
+    #[test]
+    fn a_mask_fills_up_what_it_speaks_of() {
+        let file = model(&[("ids", &["batch", "left", "right"]), ("mask", &["batch", "left"])]);
+        let sizes = wanted(&file, &ModelSource::default()).unwrap();
+        assert_eq!(sizes.fills[..2], [true, false]);
+        let extents = &sizes.prepared[0].outputs[0].extents;
+        assert_eq!(extents[..], [Extent::Batch, Extent::Open(0), Extent::Open(1)]);
+    }
+
+    #[test]
+    fn examples_of_the_configuration_go_first() {
+        let file = model(&[("image", &["batch", "3", "height", "width"])]);
+        let examples = vec![[("image".to_owned(), vec![3, 32, 48])].into()];
+        let sizes = wanted(&file, &ModelSource { examples, ..ModelSource::default() }).unwrap();
+        assert_eq!(prepared(&sizes), [(1, &[32, 48][..])]);
+    }
+
+    #[test]
+    fn a_size_that_a_request_brings_is_planned_as_those_of_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.onnx");
+        std::fs::write(&file, encoded(&[("image", &["batch", "3", "height", "width"])])).unwrap();
+        let (model, content) = read(&file).unwrap();
+        let wanted = Preparation::new(&model, &ModelSource::default()).unwrap();
+        let plans = wanted.plan_first(&model, Precision::Fp32).unwrap();
+        let sizes = wanted.describe(&model, &plans, Precision::Fp32).unwrap();
+        let layout = plans[0].1.weights.layout_hash();
+        let planner = SizePlanner { wanted, layout, precision: Precision::Fp32, file: file.clone(), content };
+        let size = sizes.size_for(sizes.of(&[&[3, 3, 5, 7]]).unwrap());
+        let (form, plan) = planner.plan(size, None).unwrap();
+        assert_eq!(sizes.shapes(form.size), "image [4, 3, 5, 7]");
+        assert_eq!(plan.outputs[0].dims, [4, 3, 5, 7]);
+        assert_eq!(form.outputs[0].extents[0], Extent::Batch, "fewer rows may come");
+        std::fs::write(&file, encoded(&[("image", &["batch", "4", "height", "width"])])).unwrap();
+        assert!(planner.plan(size, None).unwrap_err().contains("has changed"));
     }
 
     #[test]

@@ -50,6 +50,12 @@ pub trait Engine: Send + Sync {
         &[]
     }
 
+    /// An engine that computes the same models on the host, in any shape, where this one prepares each: what only runs of
+    /// a model show is found out there.
+    fn reference(&self) -> Option<Arc<dyn Engine>> {
+        None
+    }
+
     /// Switches to another prepared division of the GPU; an engine starts with the first. Running batches finish in the
     /// old shares, later ones run in the new shares, and weights stay where they are: it takes no time.
     fn divide(&self, _division: usize) {}
@@ -78,6 +84,12 @@ pub struct ModelSource {
     pub shapes: BTreeMap<String, Vec<i64>>,
     /// For engines that prepare each shape: what dimensions that are still open will be. Empty leaves it to the engine.
     pub lengths: Vec<u32>,
+    /// For engines that prepare each shape: dimensions of inputs that requests may have, without the batch. What the
+    /// configuration measures or warms the model up with.
+    pub examples: Vec<BTreeMap<String, Vec<i64>>>,
+    /// For engines that prepare each shape: how many are kept at a time of those that requests bring. `None` leaves it
+    /// to the engine.
+    pub shapes_at_most: Option<u32>,
     /// For engines that have a choice: what floats are computed in; `None` is 32 bits.
     pub precision: Option<Precision>,
     /// For engines that prepare each size: what it is prepared for.
@@ -127,6 +139,16 @@ pub trait Prepared: Send + Sync {
         false
     }
 
+    /// Whether shapes are prepared as requests bring them, and the first is a guess: more of them than one row aren't
+    /// worth preparing before anybody asks.
+    fn guesses_shapes(&self) -> bool {
+        false
+    }
+
+    /// Tells that inputs of these shapes will be run, so that an engine that prepares each shape computes them as it
+    /// later will. Takes its time; nothing that is served waits for it.
+    fn expect(&self, _shapes: &[&[i64]]) {}
+
     /// Copies the weights onto a device. Blocks until they are there, unless [`Loaded::there_at`] says when they will
     /// be.
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError>;
@@ -134,6 +156,11 @@ pub trait Prepared: Send + Sync {
     /// The same for measurements: batches are computed as in that division, whichever there is ([`Engine::divide`]).
     fn load_in(&self, _division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.load(device)
+    }
+
+    /// Why the host's cores compute it, on the thread of the device, where the engine's own devices can't.
+    fn not_on_device(&self) -> Option<&str> {
+        None
     }
 
     /// What inputs are where a request leaves them out, in the order of the inputs; an empty list: none may be left
@@ -178,6 +205,9 @@ pub enum EngineError {
     /// The batch could not be computed.
     #[error("execution failed: {0}")]
     Execute(String),
+    /// The batch can't be computed yet, but soon.
+    #[error("{0}")]
+    NotYet(String),
     /// A file could not be read or written.
     #[error("{}: {error}", path.display())]
     Io {

@@ -2,10 +2,10 @@
 
 use crate::bring_up::{BringUp, own_shapes, shapes};
 use crate::rows::{self, Evidence};
-use crate::runner::DeviceRunner;
+use crate::runner::{DeviceRunner, HostRunner};
 use crate::samples::Samples;
 use base::{ModelSignature, TensorSpec, USUAL_MAX_BATCH};
-use engine::{ModelSource, Prepared};
+use engine::{Engine, ModelSource, Prepared};
 use repository::{BatchFinding, FindingKey, FindingStore, FoundModel, ModelConfig, TensorConfig};
 use std::sync::Arc;
 
@@ -21,13 +21,12 @@ impl BringUp {
         found: &FoundModel,
         source: &ModelSource,
     ) -> Result<(Arc<dyn Prepared>, Option<String>), String> {
-        let prepare = |source: &ModelSource| self.config.engine.prepare(source).map_err(|error| error.to_string());
         let decided = |batches: bool| {
             let max_batch = Some(if batches { USUAL_MAX_BATCH } else { 0 });
-            prepare(&ModelSource { max_batch, ..source.clone() })
+            self.prepare_as(&ModelSource { max_batch, ..source.clone() })
         };
         if source.max_batch.is_some() || source.emulated.is_some() {
-            return Ok((prepare(source)?, None));
+            return Ok((self.prepare_as(source)?, None));
         }
         // A file that can't be read is the engine's to explain.
         let key = self.finding_key(found).ok();
@@ -35,38 +34,57 @@ impl BringUp {
         if let Some(finding) = kept.as_ref().and_then(|(store, key)| store.load(key)) {
             return Ok((decided(finding.batches)?, Some(finding.why)));
         }
-        let prepared = prepare(source)?;
-        let guess = prepared.signature().max_batch > 0;
-        let (batches, why) = match self.batch_evidence(found, &*prepared)? {
-            None => return Ok((prepared, None)),
-            Some(Evidence::Unknown(why)) => return Ok((prepared, Some(why))),
+        let (prepared, evidence) = self.guess_and_evidence(found, source)?;
+        let (batches, why) = match evidence {
+            None => return Ok((prepared?, None)),
+            Some(Evidence::Unknown(why)) => return Ok((prepared?, Some(why))),
             Some(Evidence::Batch(why)) => (true, why),
             Some(Evidence::NoBatch(why)) => (false, why),
         };
         if let Some((store, key)) = kept {
             store.save(&key, &BatchFinding { batches, why: why.clone() });
         }
-        Ok((if batches == guess { prepared } else { decided(batches)? }, Some(why)))
+        let guessed_right = prepared.as_ref().is_ok_and(|prepared| (prepared.signature().max_batch > 0) == batches);
+        Ok((if guessed_right { prepared? } else { decided(batches)? }, Some(why)))
     }
 
-    /// What can be said of a model's first dimension; nothing where each size is prepared, or where the configuration
-    /// gives it a size.
-    fn batch_evidence(&self, found: &FoundModel, prepared: &dyn Prepared) -> Result<Option<Evidence>, String> {
-        let own = prepared.signature();
-        let samples = Samples::of(found, None);
-        let gives_first = gives_first_dimension(&found.config, own) || samples.give_first_dimension(own);
-        if !prepared.takes_any_batch() || own.inputs.is_empty() || gives_first {
+    fn prepare_as(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, String> {
+        self.config.engine.prepare(source).map_err(|error| error.to_string())
+    }
+
+    /// The model as the engine guesses it, and evidence: of the engine itself, or of its reference, which is found
+    /// meanwhile.
+    #[expect(clippy::type_complexity, reason = "two results of one function")]
+    fn guess_and_evidence(
+        &self,
+        found: &FoundModel,
+        source: &ModelSource,
+    ) -> Result<(Result<Arc<dyn Prepared>, String>, Option<Evidence>), String> {
+        let Some(reference) = self.config.engine.reference() else {
+            let prepared = self.prepare_as(source)?;
+            let evidence = self.evidence_on_device(found, &*prepared)?;
+            return Ok((Ok(prepared), evidence));
+        };
+        std::thread::scope(|scope| {
+            let evidence = scope.spawn(|| evidence_on_host(found, source, &*reference));
+            let prepared = self.prepare_as(source);
+            let evidence = evidence.join().map_err(|_| "the engine panicked")??;
+            Ok((prepared, evidence))
+        })
+    }
+
+    /// What runs on a device show of a model's first dimension; nothing where each size is prepared.
+    fn evidence_on_device(&self, found: &FoundModel, prepared: &dyn Prepared) -> Result<Option<Evidence>, String> {
+        if !prepared.takes_any_batch() {
             return Ok(None);
         }
-        if let Some(why) = own.without_batch() {
-            return Ok(Some(Evidence::Unknown(why)));
-        }
-        let kinds = self.controller.one_of_each_kind();
-        let (division, device) = *kinds.first().ok_or("there is no device")?;
-        let loaded = prepared.load_in(division, device.0).map_err(|error| error.to_string())?;
-        let mut runner = DeviceRunner::new(&self.controller, device, loaded);
-        let signature = with_batch(own, &found.config);
-        rows::compare(&mut runner, &signature, samples).map(Some)
+        gather_evidence(found, prepared.signature(), |signature, samples| {
+            let kinds = self.controller.one_of_each_kind();
+            let (division, device) = *kinds.first().ok_or("there is no device")?;
+            let loaded = prepared.load_in(division, device.0).map_err(|error| error.to_string())?;
+            let mut runner = DeviceRunner::new(&self.controller, device, Some(prepared), loaded);
+            rows::compare(&mut runner, signature, samples)
+        })
     }
 
     fn finding_key(&self, found: &FoundModel) -> Result<FindingKey, String> {
@@ -76,6 +94,38 @@ impl BringUp {
             inputs: Samples::of(found, None).describe() + &shapes(&found.config),
         })
     }
+}
+
+/// What runs on this thread show of a model's first dimension. What the reference doesn't take shows nothing.
+fn evidence_on_host(
+    found: &FoundModel,
+    source: &ModelSource,
+    reference: &dyn Engine,
+) -> Result<Option<Evidence>, String> {
+    // Nothing is kept on disk of a model that is prepared for this alone.
+    let Ok(prepared) = reference.prepare(&ModelSource { cache: None, ..source.clone() }) else { return Ok(None) };
+    gather_evidence(found, prepared.signature(), |signature, samples| match prepared.load(0) {
+        Ok(loaded) => rows::compare(&mut HostRunner(loaded), signature, samples),
+        Err(error) => Ok(Evidence::Unknown(error.to_string())),
+    })
+}
+
+/// What can be said of the first dimension of a model of that signature; nothing where the configuration gives it a
+/// size. Runs the model if there is no other way.
+fn gather_evidence(
+    found: &FoundModel,
+    own: &ModelSignature,
+    run: impl FnOnce(&ModelSignature, Samples<'_>) -> Result<Evidence, String>,
+) -> Result<Option<Evidence>, String> {
+    let samples = Samples::of(found, None);
+    let gives_first = gives_first_dimension(&found.config, own) || samples.give_first_dimension(own);
+    if own.inputs.is_empty() || gives_first {
+        return Ok(None);
+    }
+    if let Some(why) = own.without_batch() {
+        return Ok(Some(Evidence::Unknown(why)));
+    }
+    run(&with_batch(own, &found.config), samples).map(Some)
 }
 
 /// Whether the configuration gives the first dimension of a tensor a size: then it isn't a batch.

@@ -91,6 +91,9 @@ impl BringUp {
             let (metrics, precision) = (self.controller.metrics(), chosen.precision.to_string());
             metrics.computed_in(&found.name, found.version, &precision, chosen.error);
         }
+        if let Some(reason) = prepared.not_on_device() {
+            log_not_on_device(found, &profile, reason);
+        }
         let record = ModelRecord {
             name: found.name.clone(),
             version: found.version,
@@ -194,8 +197,9 @@ impl BringUp {
             content: self.content(found)?,
             engine: self.config.engine.name().to_owned(),
             device: format!(
-                "{}{}{}{}{}{}",
+                "{}{}{}{}{}{}{}",
                 self.config.device_kind,
+                if prepared.not_on_device().is_some() { ", computed on the host" } else { "" },
                 if one_of_several { format!(", {} in division {}", place.1, place.0) } else { String::new() },
                 if memory.is_some() { ", received in its memory" } else { "" },
                 samples.describe(),
@@ -209,7 +213,10 @@ impl BringUp {
         if let Some(stored) = store.as_ref().and_then(|store| store.load(&key)) {
             return Ok((stored.profile, stored.fixed));
         }
-        let measured = found.config.batch_sizes(prepared.signature().max_batch);
+        let measured = match prepared.guesses_shapes() {
+            true => vec![1],
+            false => found.config.batch_sizes(prepared.signature().max_batch),
+        };
         let Measured { profile, fixed, unmeasured } =
             profiler::measure(&self.controller, place, prepared, (sizes, &measured), samples, self.config.effort)?;
         match (unmeasured, store.filter(|_| self.controller.is_quiet_for(place.0))) {
@@ -263,6 +270,16 @@ fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64, fi
     );
 }
 
+/// What it costs that the host computes a model.
+fn log_not_on_device(found: &FoundModel, profile: &LatencyProfile, reason: &str) {
+    let row = profile.batches().first().map_or(Duration::ZERO, |entry| entry.median);
+    tracing::warn!(
+        model = found.name,
+        version = found.version,
+        "it is computed on the CPU, not on the device: {reason}; a row takes {row} of the host's cores, and the device computes nothing else meanwhile"
+    );
+}
+
 /// The sizes of batches that are executed.
 fn batch_sizes(config: &ModelConfig, prepared: &dyn Prepared) -> Vec<u32> {
     let max_batch = prepared.signature().max_batch;
@@ -290,10 +307,22 @@ pub fn model_source(found: &FoundModel, cache: Option<PathBuf>) -> Result<ModelS
         batch_sizes: config.batch_sizes(config.max_batch.unwrap_or(u32::MAX)),
         shapes: own_shapes(config),
         lengths: config.lengths.clone(),
+        examples: examples(config),
+        shapes_at_most: config.max_shapes,
         precision: None,
         purpose: Purpose::Service,
         emulated: emulated.map(|profile| Emulation { profile, weight_bytes }),
     })
+}
+
+/// What the configuration runs a model with before it is ready: as many dimensions as it says.
+fn examples(config: &ModelConfig) -> Vec<BTreeMap<String, Vec<i64>>> {
+    let given = config.profile_inputs.iter().filter_map(|(name, input)| Some((name.clone(), input.dims.clone()?)));
+    let given: BTreeMap<_, _> = given.collect();
+    let warmup = config.warmup.iter().map(|sample| {
+        sample.inputs.iter().map(|(name, input)| (name.clone(), input.dims.clone())).collect::<BTreeMap<_, _>>()
+    });
+    Some(given).filter(|given| !given.is_empty()).into_iter().chain(warmup).collect()
 }
 
 /// What measurements depend on besides the model: the shapes that the configuration narrows.

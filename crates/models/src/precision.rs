@@ -7,7 +7,7 @@
 use crate::bring_up::{BringUp, shapes};
 use crate::reshape;
 use crate::rows::WHOLE;
-use crate::runner::{DeviceRunner, RunError};
+use crate::runner::{Compute as _, DeviceRunner, HostRunner, RunError, expect};
 use crate::samples::{Sample, Samples};
 use base::{DataType, DeviceId, ModelSignature, Precision, PrecisionChoice};
 use engine::precision::{self, Outputs, Tried, Verdict};
@@ -83,7 +83,7 @@ impl BringUp {
     /// On the first device, which is the one that it is prepared for.
     fn on_a_device(&self, prepared: &dyn Prepared) -> Result<Run<'_>, String> {
         let loaded = prepared.load_in(0, 0).map_err(|error| error.to_string())?;
-        let mut runner = DeviceRunner::new(&self.controller, DeviceId(0), loaded);
+        let mut runner = DeviceRunner::new(&self.controller, DeviceId(0), None, loaded);
         Ok(Box::new(move |inputs| runner.compute(inputs)))
     }
 
@@ -111,13 +111,8 @@ pub fn with_precision_alone(
     }
     let wishes = wishes.of(&found.config);
     let load = |prepared: &dyn Prepared| -> Result<Run<'_>, String> {
-        let mut loaded = prepared.load_in(0, 0).map_err(|error| error.to_string())?;
-        Ok(Box::new(move |inputs| {
-            let mut outputs = Vec::new();
-            let mut keep = |_: usize, view: engine::TensorView<'_>| outputs.push(view.to_tensor());
-            let done = engine::execute(&mut *loaded, &mut &**inputs, &mut keep);
-            done.map(|_| outputs).map_err(|error| RunError::Refused(error.to_string()))
-        }))
+        let mut runner = HostRunner(prepared.load_in(0, 0).map_err(|error| error.to_string())?);
+        Ok(Box::new(move |inputs| runner.compute(inputs)))
     };
     let verdict = compare(engine, found, &source, wishes, &load);
     let precision = verdict.as_ref().map_or(wishes.without_evidence(), |verdict| verdict.chosen.precision);
@@ -142,7 +137,11 @@ fn compare<'a>(
     let verdict = precision::decide(wishes.choice, engine.precisions(), wishes.bound, |precision, purpose| {
         let prepared = prepare(precision, purpose)?;
         is_prepared = true;
-        let mut run = load(&*prepared)?;
+        let mut loaded = load(&*prepared)?;
+        let mut run: Run<'_> = Box::new(|inputs| {
+            expect(&*prepared, inputs);
+            loaded(inputs)
+        });
         if inputs.is_empty() {
             inputs = suitable(&mut run, prepared.signature(), Samples::of(found, None))?;
         }

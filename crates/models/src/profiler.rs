@@ -1,6 +1,6 @@
 //! Measures what a model's batches and loads take, alone on the device.
 
-use crate::runner::{DeviceRunner, Run, RunError, RunTimes};
+use crate::runner::{DeviceRunner, Run, RunError, RunTimes, expect};
 use crate::samples::{Sample, Samples};
 use base::{BatchLatency, DeviceId, Duration, LatencyProfile, ModelSignature, TensorSpec, element_count};
 use controller::Controller;
@@ -88,7 +88,7 @@ pub(crate) fn measure(
         Ok((Duration::from(start.elapsed()), loaded))
     };
     let (load, loaded) = measure_load(load_once, &mut budget)?;
-    let mut runner = DeviceRunner::new(controller, device, loaded);
+    let mut runner = DeviceRunner::new(controller, device, Some(prepared), loaded);
     let signature = prepared.signature();
     samples.check(signature)?;
     let (sample, one) = match find_inputs(&mut runner, signature, samples, &mut budget)? {
@@ -299,6 +299,7 @@ pub fn measure_alone(
     let mut refused = String::new();
     let mut accepts = |sample: &Sample| {
         let inputs = samples.inputs(signature, sizes.first().copied().unwrap_or(1), *sample)?;
+        expect(prepared, &inputs);
         engine::execute(&mut *loaded, &mut &*inputs, &mut |_, _| {}).map_err(|error| error.to_string())
     };
     let possible = samples.all(signature);
@@ -307,6 +308,7 @@ pub fn measure_alone(
     let mut all = Vec::new();
     for &batch in sizes {
         let inputs = samples.inputs(signature, batch, sample)?;
+        expect(prepared, &inputs);
         let (mut wall, mut device, mut overlap) = (Vec::new(), Vec::new(), Vec::new());
         // The first run pays for what is touched for the first time.
         for run in 0..=runs {

@@ -110,6 +110,20 @@ impl Prepared for Reshaped {
         self.inner.takes_any_batch()
     }
 
+    fn guesses_shapes(&self) -> bool {
+        self.inner.guesses_shapes()
+    }
+
+    fn expect(&self, shapes: &[&[i64]]) {
+        let inward = shapes.iter().enumerate().map(|(position, shape)| self.maps.inward(position, shape));
+        let inward: Vec<Vec<i64>> = inward.collect();
+        self.inner.expect(&inward.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    }
+
+    fn not_on_device(&self) -> Option<&str> {
+        self.inner.not_on_device()
+    }
+
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.inner.load(device).map(|inner| self.wrap(inner))
     }

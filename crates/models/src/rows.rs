@@ -9,7 +9,7 @@
 //! batches from outside, whatever their dimensions are called; here they differ. It is four executions of seven rows in
 //! all.
 
-use crate::runner::{DeviceRunner, RunError};
+use crate::runner::{Compute, RunError};
 use crate::samples::{OpenSizes, Samples};
 use base::{ModelSignature, TensorSpec};
 use engine::{Tensor, distance, is_real, numbers};
@@ -38,7 +38,7 @@ pub(crate) enum Evidence {
 
 /// Runs a model whose first dimensions are all open. An error says that nothing can be run on the device any more.
 pub(crate) fn compare(
-    runner: &mut DeviceRunner<'_>,
+    runner: &mut dyn Compute,
     signature: &ModelSignature,
     samples: Samples<'_>,
 ) -> Result<Evidence, String> {
@@ -57,15 +57,15 @@ pub(crate) fn compare(
 }
 
 /// Rows of one kind.
-struct Rows<'a, 'b> {
-    runner: &'a mut DeviceRunner<'b>,
+struct Rows<'a> {
+    runner: &'a mut dyn Compute,
     signature: &'a ModelSignature,
     samples: Samples<'a>,
     open: OpenSizes,
     whole: &'a RangeInclusive<u64>,
 }
 
-impl Rows<'_, '_> {
+impl Rows<'_> {
     /// Refused: the model doesn't accept such a row.
     fn compare(&mut self) -> Result<Evidence, RunError> {
         let alone = [self.compute(&[0])?, self.compute(&[1])?];

@@ -2,7 +2,7 @@
 
 use base::{DeviceId, Duration};
 use controller::Controller;
-use engine::{Loaded, Tensor, TensorView};
+use engine::{Loaded, Prepared, Tensor, TensorView};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
@@ -41,16 +41,46 @@ pub(crate) trait Run {
     fn once(&mut self, inputs: &Arc<[Tensor]>) -> Result<RunTimes, RunError>;
 }
 
+/// Something that computes outputs for their own sake.
+pub(crate) trait Compute {
+    /// One run.
+    fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError>;
+}
+
+impl Compute for DeviceRunner<'_> {
+    fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError> {
+        self.run(inputs, true).map(|(_, outputs)| outputs)
+    }
+}
+
+/// A model that is run on the thread that asks, with nobody beside it.
+pub(crate) struct HostRunner(pub(crate) Box<dyn Loaded>);
+
+impl Compute for HostRunner {
+    fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError> {
+        let mut outputs = Vec::new();
+        let outcome = engine::execute(&mut *self.0, &mut &**inputs, &mut |_, view| outputs.push(view.to_tensor()));
+        outcome.map(|_| outputs).map_err(|error| RunError::Refused(error.to_string()))
+    }
+}
+
 impl Run for DeviceRunner<'_> {
     fn once(&mut self, inputs: &Arc<[Tensor]>) -> Result<RunTimes, RunError> {
         self.run(inputs, false).map(|(times, _)| times)
     }
 }
 
+/// Tells a model which inputs it will be run with.
+pub(crate) fn expect(prepared: &dyn Prepared, inputs: &[Tensor]) {
+    prepared.expect(&inputs.iter().map(|input| &input.shape[..]).collect::<Vec<_>>());
+}
+
 /// Runs one model on a device, between whatever it has to do besides.
 pub(crate) struct DeviceRunner<'a> {
     controller: &'a Controller,
     device: DeviceId,
+    /// Who is told what will be run.
+    prepared: Option<&'a dyn Prepared>,
     /// With the executor while a run is under way.
     loaded: Option<Box<dyn Loaded>>,
     /// What the next run is expected to take: what the last one took.
@@ -58,13 +88,13 @@ pub(crate) struct DeviceRunner<'a> {
 }
 
 impl<'a> DeviceRunner<'a> {
-    pub(crate) fn new(controller: &'a Controller, device: DeviceId, loaded: Box<dyn Loaded>) -> Self {
-        Self { controller, device, loaded: Some(loaded), expected: FIRST_GUESS }
-    }
-
-    /// One run for the sake of the outputs.
-    pub(crate) fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError> {
-        self.run(inputs, true).map(|(_, outputs)| outputs)
+    pub(crate) fn new(
+        controller: &'a Controller,
+        device: DeviceId,
+        prepared: Option<&'a dyn Prepared>,
+        loaded: Box<dyn Loaded>,
+    ) -> Self {
+        Self { controller, device, prepared, loaded: Some(loaded), expected: FIRST_GUESS }
     }
 
     /// On the device's EXEC thread, between whatever it has to do besides.
@@ -73,6 +103,10 @@ impl<'a> DeviceRunner<'a> {
             let reason = "the model could not be run: the engine panicked, or the server is going down";
             RunError::Gone(reason.into())
         };
+        // Before the device is borrowed: others have it meanwhile.
+        if let Some(prepared) = self.prepared {
+            expect(prepared, inputs);
+        }
         let mut loaded = self.loaded.take().ok_or_else(gone)?;
         let inputs = Arc::clone(inputs);
         let (sender, receiver) = mpsc::channel();

@@ -18,7 +18,7 @@ pub(crate) fn run(controller: &Controller, prepared: &dyn Prepared, found: &Foun
     let mut runs = 0;
     for device in 0..controller.device_numbers() {
         let loaded = prepared.load(device).map_err(|error| error.to_string())?;
-        let mut runner = DeviceRunner::new(controller, DeviceId(device), loaded);
+        let mut runner = DeviceRunner::new(controller, DeviceId(device), Some(prepared), loaded);
         for sample in samples {
             let failed = |reason: String| format!("model_warmup {:?}: {reason}", sample.name);
             let inputs = inputs(sample, prepared.signature(), &found.folder).map_err(failed)?;

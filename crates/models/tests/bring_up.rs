@@ -38,13 +38,24 @@ struct Net {
     guess: bool,
     signature: ModelSignature,
     runs: Arc<Mutex<Vec<i64>>>,
+    /// The rows that it was told of; nothing where it needn't be.
+    expected: Option<Arc<Mutex<BTreeSet<i64>>>>,
+    /// Who knows better, where each size is prepared.
+    reference: Option<Arc<Net>>,
 }
 
 impl Net {
     fn new(rows: Rows, guess: bool) -> Self {
         let spec = |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, dims: vec![-1, 3] };
         let signature = ModelSignature { inputs: vec![spec("x")], outputs: vec![spec("y")], max_batch: 0 };
-        Self { rows, guess, signature, runs: Arc::default() }
+        let (runs, expected) = (Arc::default(), Some(Arc::default()));
+        Self { rows, guess, signature, runs, expected, reference: None }
+    }
+
+    /// A model of which each size is prepared, and the same on the host.
+    fn with_reference(rows: Rows, guess: bool) -> Self {
+        let reference = Self { expected: None, ..Self::new(rows, guess) };
+        Self { reference: Some(Arc::new(reference)), ..Self::new(rows, guess) }
     }
 
     /// The rows of all runs since this was asked last.
@@ -62,6 +73,9 @@ impl Engine for Net {
         net.signature.max_batch = source.max_batch.unwrap_or(if self.guess { 16 } else { 0 });
         Ok(Arc::new(net))
     }
+    fn reference(&self) -> Option<Arc<dyn Engine>> {
+        self.reference.clone().map(|reference| reference as Arc<dyn Engine>)
+    }
 }
 
 impl Prepared for Net {
@@ -72,7 +86,10 @@ impl Prepared for Net {
         1
     }
     fn takes_any_batch(&self) -> bool {
-        true
+        self.reference.is_none()
+    }
+    fn expect(&self, shapes: &[&[i64]]) {
+        self.expected.iter().for_each(|expected| _ = expected.lock().unwrap().insert(shapes[0][0]));
     }
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         Ok(at_once(OnDevice { net: self.clone(), output: None }))
@@ -89,6 +106,9 @@ impl AtOnce for OnDevice {
         let TensorView { datatype, shape, data } = inputs[0];
         let mut runs = self.net.runs.lock().unwrap();
         runs.push(shape[0]);
+        if let Some(expected) = &self.net.expected {
+            assert!(expected.lock().unwrap().contains(&shape[0]), "an engine that prepares shapes is told first");
+        }
         match self.net.rows {
             Rows::Single if shape[0] != 1 => return Err(EngineError::Execute("only one row".into())),
             Rows::Picky => return Err(EngineError::Execute("not these".into())),
@@ -133,6 +153,36 @@ fn a_model_whose_batch_dimension_exporters_name_differently_batches() {
     // It is found once.
     let again = bring_up(Arc::new(net.clone()), repository.path(), cache.path());
     assert_eq!((found(&again), net.runs()), (found(&served), vec![]));
+}
+
+#[test]
+fn a_model_of_which_each_size_is_prepared_batches_by_the_evidence_of_its_reference() {
+    for (rows, max_batch) in [(Rows::Alone, 16), (Rows::Recurrent, 0)] {
+        for guess in [false, true] {
+            let [repository, cache] = folders("");
+            let net = Net::with_reference(rows, guess);
+            let served = bring_up(Arc::new(net.clone()), repository.path(), cache.path());
+            assert_eq!(served.model.signature.max_batch, max_batch, "guessed {guess}");
+            let shown = if max_batch > 0 { "equal" } else { "differ from" };
+            assert!(found(&served).1.starts_with(&format!("rows computed together {shown} rows")), "{guess}");
+            let reference = net.reference.as_ref().unwrap();
+            assert_eq!(reference.runs()[..2], [1, 1]);
+            assert!(!net.runs().contains(&3), "the device isn't used for it");
+            // It is found once.
+            let again = bring_up(Arc::new(net.clone()), repository.path(), cache.path());
+            assert_eq!((found(&again), reference.runs()), (found(&served), vec![]));
+        }
+    }
+}
+
+#[test]
+fn where_the_reference_shows_nothing_names_decide() {
+    for (guess, max_batch) in [(false, 0), (true, 16)] {
+        let [repository, cache] = folders("");
+        let net = Net::with_reference(Rows::Random, guess);
+        let served = bring_up(Arc::new(net), repository.path(), cache.path());
+        assert_eq!(found(&served), (max_batch, "the model's outputs differ from run to run"));
+    }
 }
 
 #[test]

@@ -58,6 +58,9 @@ pub struct ModelConfig {
     pub padding: BTreeMap<String, f64>,
     /// How many elements an input whose size is left open may have, from the parameter `max_elements`.
     pub max_elements: Option<u64>,
+    /// How many shapes of a model that leaves sizes open are kept prepared, from the parameter `max_shapes`: for engines
+    /// that prepare each shape.
+    pub max_shapes: Option<u32>,
     /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
     pub file_name: Option<String>,
     /// Everything as it was written, in Triton's message.
@@ -351,6 +354,14 @@ mod tests {
         for wrong in ["input", "input=", "input=0x3", "rate=@many", "a=1,"] {
             assert!(of(wrong).unwrap_err().contains("profile_inputs"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn the_most_shapes_are_read_or_explained() {
+        let of =
+            |text: &str| parse(&format!("parameters {{ key: \"max_shapes\" value: {{ string_value: \"{text}\" }} }}"));
+        assert_eq!(of("8").unwrap().max_shapes, Some(8));
+        assert!(of("0").unwrap_err().contains("max_shapes"));
     }
 
     #[test]

@@ -25,6 +25,7 @@ const PRECISION_ERROR: &str = "precision_error";
 pub const COMPUTED_IN: &str = "computed_in";
 const PADDING: &str = "padding";
 const MAX_ELEMENTS: &str = "max_elements";
+const MAX_SHAPES: &str = "max_shapes";
 const FAIR_WEIGHT: &str = "fair_weight";
 const FAIR_FLOOR: &str = "fair_floor";
 
@@ -78,6 +79,7 @@ fn read_one(name: &str, text: &str, config: &mut ModelConfig) -> Result<bool, St
         FAIR_FLOOR => config.fair_floor = Some(part(name, text)?),
         PADDING => config.padding = padding(text)?,
         MAX_ELEMENTS => config.max_elements = Some(count(name, text)?),
+        MAX_SHAPES => config.max_shapes = Some(u32::try_from(count(name, text)?).unwrap_or(u32::MAX)),
         "" => {
             let example = r#"parameters { key: "NAME" value { string_value: "VALUE" } }"#;
             return Err(format!("this parameter has no key: write {example}"));

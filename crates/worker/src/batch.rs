@@ -24,6 +24,14 @@ pub trait BatchItem: Send + 'static {
 
     /// Takes the outputs, in the signature's order, or the reason why there are none.
     fn deliver(self, outputs: Result<Vec<Tensor>, String>);
+
+    /// Takes the reason why it can't be computed yet, though it can soon.
+    fn put_off(self, reason: String)
+    where
+        Self: Sized,
+    {
+        self.deliver(Err(reason));
+    }
 }
 
 /// A buffer of so many words (16 MiB) is kept, whatever batches need by now; a larger one is given back when a batch

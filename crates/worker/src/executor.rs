@@ -487,6 +487,8 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, BatchFailure>) -> Result<T, Batch
 enum BatchFailure {
     /// The engine said so.
     Refused(String),
+    /// It said that it can't yet.
+    NotYet(String),
     /// The engine panicked.
     Panic(String),
 }

@@ -39,6 +39,9 @@ impl BatchItem for Item {
         *self.answered_at.lock().unwrap() = self.clock.now();
         self.answers.send(outputs.map(|outputs| floats(&outputs[0].data)[0])).unwrap();
     }
+    fn put_off(self, reason: String) {
+        self.deliver(Err(format!("later: {reason}")));
+    }
 }
 
 fn floats(data: &[u8]) -> Vec<f32> {
@@ -118,6 +121,9 @@ impl Loaded for Net {
         self.0.note("stage", name);
         if name == 13 {
             panic!("this one can't be staged");
+        }
+        if numbers.contains(&17.0) {
+            return Err(EngineError::NotYet("17 is being prepared".into()));
         }
         Ok(Box::new(OnItsWay { script: self.0.clone(), name, numbers }))
     }
@@ -354,6 +360,16 @@ fn a_batch_that_fails_is_run_again_by_itself_for_the_sake_of_the_others_in_it() 
     let log = bench.script.log.lock().unwrap();
     assert_eq!(log[..3], ["stage 1", "start 1", "gone 1"], "the device is free before it is run again");
     assert_eq!(log[3..], ["stage 1", "start 1", "finish 1", "gone 1", "stage -2", "start -2", "gone -2"]);
+}
+
+#[test]
+fn a_request_that_cant_be_computed_yet_is_put_off_and_the_others_of_its_batch_are_computed() {
+    let bench = Bench::new();
+    bench.script.allow(1, 2);
+    bench.order(1, &[1.0, 17.0], Timestamp::NEVER);
+    let (_, status, _) = bench.report();
+    assert!(matches!(&status, Status::Failed(reason) if reason == "17 is being prepared"), "{status:?}");
+    assert_eq!(bench.answers(2), [Ok(2.0), Err("later: 17 is being prepared".into())]);
 }
 
 #[test]

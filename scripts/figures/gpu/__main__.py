@@ -107,7 +107,7 @@ PARTS = {
     "flow": of_network("flow", "resnet50", "tf32", "--batches", "1,16"),
     "launches": of_network("launches", "resnet50", "fp16", "--batches", "1"),
     "divisions": lambda folder, part: tool(folder, part, "shares"),
-    **dict.fromkeys(("shares", "capacity", "figure5", "honesty", "changes", "lengths", "fallback"), served),
+    **dict.fromkeys(("shares", "capacity", "figure5", "honesty", "changes", "lengths", "shapes", "fallback"), served),
 }
 assert set(PARTS) == set(SECTIONS), "every part is on the page, and nothing else"
 

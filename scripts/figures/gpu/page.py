@@ -211,8 +211,16 @@ def lengths(figures):
     return table(["", *ASKED], [["sentences of any length", *asked(figures["found"])]]) + f"\n\nThe largest difference from ONNX Runtime on the CPU is {figures['difference']:.1e} of the largest output. 129 tokens: \"{figures['refusal']}\""
 
 
+def shapes(figures):
+    first, later = (", ".join(f"{span:.1f}" for span in figures[when]) for when in ("first_ms", "later_ms"))
+    return (
+        f"{figures['shapes']} shapes, {figures['prepared']} prepared. The first request of each took {first} ms, one after that {later} ms, over HTTP in JSON. "
+        f"The largest difference from ONNX Runtime on the CPU is {figures['difference']:.1e} of the largest output."
+    )
+
+
 def fallback(figures):
-    return f"Without `--cpu-fallback`: \"{figures['refusal']}\" With it, outputs are {'those' if figures['same'] else '**not those**'} of the CPU alone."
+    return f"With `--cpu-fallback false`: \"{figures['refusal']}\" By default, outputs are {'those' if figures['same'] else '**not those**'} of the CPU alone."
 
 
 # Part by part, in the page's order: its title, what is measured, and how figures become text.
@@ -248,6 +256,7 @@ SECTIONS = {
     "honesty": ("The simulator", honesty, "The same models at given rates, Poisson, objective 25 ms, against the simulator with the table of `punctual profile`."),
     "changes": ("Shares that change", changes, "15 copies of ResNet-50 in TF32 in two shares, objective 25 ms, first left alone, then divided differently ten times a second."),
     "lengths": ("Sentences", lengths, "A small BERT with a mask, prepared for 16, 32, 64 and 128 tokens."),
+    "shapes": ("Shapes that requests bring", shapes, "A network of convolutions whose images may have any height and width, in fp32."),
     "fallback": ("Other engines", fallback, "A model with a GRU, which isn't there for GPUs."),
 }
 

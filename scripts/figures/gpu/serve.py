@@ -3,7 +3,7 @@
     PUNCTUAL_BINARY=... scripts/measure.py gpu.serve FOLDER PART [PART ...] [--devices cuda:0] [--seconds 4] [--count 3600] [--networks resnet50,bert] [--policies punctual,PyTorch] [--objectives 5,10] [--json FILE]
 
 Parts: `capacity` (3,600 copies of ResNet-18 in 8 GB, Clockwork's section 6.2), `figure5` (15 copies of ResNet-50, 16 clients each), `honesty` (the same models at given rates, live
-and in the simulator), `shares` (batches in parts of the GPU), `changes` (parts that change under load), `lengths` (BERT with sentences of different lengths), `fallback` (a model that isn't for GPUs). Models have random weights,
+and in the simulator), `shares` (batches in parts of the GPU), `changes` (parts that change under load), `lengths` (BERT with sentences of different lengths), `shapes` (images of any height and width), `fallback` (a model that isn't for GPUs). Models have random weights,
 images come as bytes. --json keeps what was found, part by part. Load comes from this machine over loopback. Needs PyTorch with torchvision to make the models, and no network.
 """
 
@@ -366,9 +366,9 @@ def changes(folder, devices, seconds, precision="tf32", rate=8000, objective=25)
     return {"phases": phases}
 
 
-def ask(url, model, tensors):
-    """One request in JSON: the first output as a list of numbers, or the error's sentence."""
-    inputs = [{"name": name, "datatype": datatype, "shape": [1, len(values)], "data": values} for name, datatype, values in tensors]
+def ask(url, model, tensors, shape=None):
+    """One request in JSON: the first output as a list of numbers, or the error's sentence. `shape`: of all inputs."""
+    inputs = [{"name": name, "datatype": datatype, "shape": shape or [1, len(values)], "data": values} for name, datatype, values in tensors]
     request = urllib.request.Request(f"http://{url}/v2/models/{model}/infer", json.dumps({"inputs": inputs}).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -391,7 +391,7 @@ def lengths(folder, devices, seconds):
     configure(root, "sentences", "max_batch_size: 8\n" + parameter("batch_sizes", "1,4,8") + parameter("sequence_lengths", "16,32,64,128") + parameter("precision", "fp16"))
     answers = {}
     for where in (devices, "cpu:1"):
-        with Server(root, "--devices", where, "--cache-dir", str(folder / "cache")) as server:
+        with Server(root, "--devices", where, "--cpu-fallback=false", "--cache-dir", str(folder / "cache")) as server:
             say(f"lengths on {where}: ready after {server.start_seconds:.1f} s")
             answers[where] = []
             for length in (1, 4, 15, 16, 17, 31, 40, 64, 100, 128):
@@ -412,6 +412,62 @@ def lengths(folder, devices, seconds):
         worst = max(worst, max(abs(a - b) for a, b in zip(ours, theirs)) / max(abs(b) for b in theirs))
     say(f"  largest difference from ONNX Runtime on the CPU, of the largest output: {worst:.1e}")
     return {"found": found, "difference": worst, "refusal": str(refusal)}
+
+
+def open_images(target):
+    """A network of convolutions whose images may have any height and width."""
+    from onnx import TensorProto, helper, save
+
+    channels = (3, 16, 32, 32)
+    nodes, weights, tensor = [], [], "image"
+    for layer, (inner, outer) in enumerate(zip(channels, channels[1:])):
+        count = outer * inner * 9
+        weights.append(helper.make_tensor(f"w{layer}", TensorProto.FLOAT, (outer, inner, 3, 3), [((index * 37) % 101 - 50) / 500 for index in range(count)]))
+        nodes.append(helper.make_node("Conv", [tensor, f"w{layer}"], [f"c{layer}"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2]))
+        nodes.append(helper.make_node("Relu", [f"c{layer}"], [f"r{layer}"]))
+        tensor = f"r{layer}"
+    nodes.append(helper.make_node("Transpose", [tensor], ["map"], perm=[0, 2, 3, 1]))
+    made = helper.make_graph(
+        nodes, "images", [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 3, "height", "width"])],
+        [helper.make_tensor_value_info("map", TensorProto.FLOAT, ["rows", "down", "across", 32])], weights,
+    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(target))
+
+
+def shapes(folder, devices, seconds, within=120):
+    """Images of any height and width: the CPU computes the first of a shape, the GPU those after it, and both say the same."""
+    root = folder / "shapes"
+    open_images(root / "images" / "1" / "model.onnx")
+    configure(root, "images", parameter("precision", "fp32"))
+    asked = [(48, 64), (64, 48), (96, 96), (31, 77), (128, 32), (64, 64)]
+
+    def answers(server):
+        for height, width in asked:
+            values = [((7 * place) % 255) / 255 for place in range(3 * height * width)]
+            began = time.monotonic()
+            answer = ask(server.http, "images", [("image", "FP32", values)], [1, 3, height, width])
+            yield answer, (time.monotonic() - began) * 1e3
+
+    with Server(root, "--devices", "cpu:1", "--cache-dir", str(folder / "cache")) as server:
+        expected = [answer for answer, _ in answers(server)]
+    with Server(root, "--devices", devices, "--cache-dir", str(folder / "cache"), log="info") as server:
+        first = list(answers(server))
+        log, give_up_at, prepared = pathlib.Path(server.log.name), time.monotonic() + within, 0
+        while prepared < len(asked) and time.monotonic() < give_up_at:
+            time.sleep(0.1)
+            lines = [line for line in log.read_text().splitlines() if "on the device from now on" in line or "stays on the CPU" in line]
+            prepared = sum(any(f"[1, 3, {height}, {width}]" in line for line in lines if "from now on" in line) for height, width in asked)
+        later = list(answers(server))
+    difference = lambda found: max(
+        max(abs(a - b) for a, b in zip(ours, theirs)) / max(map(abs, theirs)) if isinstance(ours, list) and len(ours) == len(theirs) else float("inf")
+        for (ours, _), theirs in zip(found, expected)
+    )
+    took = lambda found: [round(milliseconds, 2) for _, milliseconds in found]
+    say(f"shapes: first {took(first)} ms, off by {difference(first):.1e}; later {took(later)} ms, off by {difference(later):.1e}")
+    for line in lines:
+        say(f"  {line}")
+    return {"shapes": len(asked), "prepared": prepared, "first_ms": took(first), "later_ms": took(later), "difference": max(difference(first), difference(later))}
 
 
 def fallback(folder, devices, seconds):
@@ -437,13 +493,13 @@ def fallback(folder, devices, seconds):
     save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(target))
     configure(root, "recurrent", "max_batch_size: 4\n" + parameter("batch_sizes", "1,4"))
     try:
-        with Server(root, "--devices", devices, "--cache-dir", str(folder / "cache")):
+        with Server(root, "--devices", devices, "--cpu-fallback=false", "--cache-dir", str(folder / "cache")):
             refusal = "a GRU is served on the GPU"
     except Exception as error:
         refusal = str(error)
     say(f"fallback, not allowed: {refusal}")
     answers = []
-    for options in (["--devices", devices, "--cpu-fallback"], ["--devices", "cpu:1"]):
+    for options in (["--devices", devices], ["--devices", "cpu:1"]):
         with Server(root, *options, "--cache-dir", str(folder / "cache")) as server:
             answers.append(ask(server.http, "recurrent", [("input", "FP32", [index / 8 for index in range(size)])]))
     # Equal sentences are no equal outputs.
@@ -452,7 +508,7 @@ def fallback(folder, devices, seconds):
     return {"refusal": refusal, "same": same}
 
 
-PARTS = {part.__name__: part for part in (capacity, figure5, honesty, shares, changes, lengths, fallback)}
+PARTS = {part.__name__: part for part in (capacity, figure5, honesty, shares, changes, lengths, shapes, fallback)}
 
 
 def main():

@@ -43,6 +43,8 @@ pub fn record_of(prepared: &dyn Prepared, name: &str, profile: LatencyProfile, m
 #[derive(Default)]
 pub struct Faults {
     pub execution_panics: AtomicBool,
+    /// Executions have to wait for something.
+    pub not_yet: AtomicBool,
     pub load_panics: AtomicBool,
     pub load_fails: AtomicBool,
     pub unload_panics: AtomicBool,
@@ -106,6 +108,9 @@ impl Loaded for FaultyOnDevice {
 
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
         assert!(!self.faults.execution_panics.load(Ordering::Relaxed), "an execution that was told to");
+        if self.faults.not_yet.load(Ordering::Relaxed) {
+            return Err(EngineError::NotYet("it is being prepared".into()));
+        }
         self.loaded.stage(inputs)
     }
 }

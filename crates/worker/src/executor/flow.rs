@@ -217,7 +217,7 @@ impl<I: BatchItem> DeviceExecutor<I> {
             }
             Ok(None) => self.flow.exclusive.push_front(work),
             // It may have been for want of room.
-            Err(BatchFailure::Refused(_)) if !idle => self.flow.exclusive.push_front(work),
+            Err(BatchFailure::Refused(_) | BatchFailure::NotYet(_)) if !idle => self.flow.exclusive.push_front(work),
             Err(failure) => self.settle(work, &group, staged_at, failure, report),
         }
     }
@@ -309,15 +309,19 @@ impl<I: BatchItem> DeviceExecutor<I> {
         failure: BatchFailure,
         report: &impl Fn(OrderReport<I>),
     ) {
-        let reason = match failure {
-            BatchFailure::Refused(reason) => reason,
+        let (reason, not_yet) = match failure {
+            BatchFailure::Refused(reason) => (reason, false),
+            BatchFailure::NotYet(reason) => (reason, true),
             BatchFailure::Panic(reason) => return fail(work.order, reason, report),
         };
         if group.count > 1 || group.filled.is_some() {
             work.one_by_one = group.count;
         } else {
             work.one_by_one = work.one_by_one.saturating_sub(1);
-            work.order.items.drain(..1).for_each(|item| item.deliver(Err(reason.clone())));
+            work.order.items.drain(..1).for_each(|item| match not_yet {
+                true => item.put_off(reason.clone()),
+                false => item.deliver(Err(reason.clone())),
+            });
         }
         work.failure = Some(reason);
         self.go_on(work, (started_at, started_at), Transfers::default(), report);
@@ -357,13 +361,16 @@ fn let_go(staged: Box<dyn Staged>) {
         drop(staged);
         Ok(())
     });
-    if let Err(BatchFailure::Panic(reason) | BatchFailure::Refused(reason)) = gone {
+    if let Err(BatchFailure::Panic(reason) | BatchFailure::Refused(reason) | BatchFailure::NotYet(reason)) = gone {
         tracing::error!("a batch could not be let go: {reason}");
     }
 }
 
 fn refused(error: EngineError) -> BatchFailure {
-    BatchFailure::Refused(error.to_string())
+    match error {
+        EngineError::NotYet(reason) => BatchFailure::NotYet(reason),
+        error => BatchFailure::Refused(error.to_string()),
+    }
 }
 
 /// Gives an order back that didn't start in its window.
