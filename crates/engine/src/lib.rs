@@ -44,8 +44,8 @@ pub trait Engine: Send + Sync {
     /// memory and in the cache folder.
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError>;
 
-    /// What models can be computed in, the fastest first; none where there is no choice. TF32 behind so many products
-    /// stands for up to so many.
+    /// What models can be computed in, first what is expected to be the fastest; none where there is no choice. TF32
+    /// behind so many products stands for up to so many.
     fn precisions(&self) -> &[Precision] {
         &[]
     }

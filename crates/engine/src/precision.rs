@@ -2,14 +2,16 @@
 //!
 //! ```text
 //!  fp16 ──> tf32 ──> tf32 behind some products in fp32 ──> fp32     the first within the bound
+//!    └─ within the bound: tf32 is tried too, and the faster of the two is taken
 //! ```
 //!
-//! The order is that of the speed that is expected, so that as little as possible is prepared: the first that is near
-//! enough is the last that is tried. 32 bits are always near enough. Errors mostly arise where a network begins, and all
-//! that is behind passes them on; how many of the first products have to be in 32 bits is searched for with drafts.
+//! The order is that of the speed that is expected, so that as little as possible is prepared: what follows one that is
+//! near enough isn't tried. But in small and in recurrent networks fp16 is often slower than TF32, so that these two are
+//! measured. 32 bits are always near enough. Errors mostly arise where a network begins, and all that is behind passes
+//! them on; how many of the first products have to be in 32 bits is searched for with drafts.
 
 use crate::{Purpose, Tensor, distance, is_real, numbers};
-use base::{Precision, PrecisionChoice};
+use base::{Duration, Precision, PrecisionChoice};
 
 /// How far outputs may be off where nobody says it: a hundredth of an output's range.
 pub const DEFAULT_BOUND: f64 = 1e-2;
@@ -18,9 +20,23 @@ pub const DEFAULT_BOUND: f64 = 1e-2;
 const FIRST_EXACT: u32 = 4;
 /// How often the number is narrowed down.
 const NARROWED: usize = 2;
+/// TF32 is faster than fp16 if it saves more than this part of the time. Two trials of one program differ by a few
+/// percent: by the device's frequency at the time, by the steps of its clock, and without one by all that a host does.
+const SAVED: f64 = 0.05;
 
 /// The outputs for several inputs: by input, in the model's order.
 pub type Outputs = Vec<Vec<Tensor>>;
+
+/// What a model computes in a precision.
+#[derive(Clone, Debug)]
+pub struct Computed {
+    /// What it is really computed in: one with fewer products than should be in 32 bits has all of them in 32 bits.
+    pub precision: Precision,
+    /// The outputs.
+    pub outputs: Outputs,
+    /// What an execution takes; `None` for a draft, which is computed slowly.
+    pub time: Option<Duration>,
+}
 
 /// A precision that was tried, and how far it is off.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -38,38 +54,49 @@ pub struct Verdict {
     pub chosen: Tried,
     /// Those that were too far off, in the order in which they were tried.
     pub others: Vec<Tried>,
+    /// One that is near enough as well, and wasn't taken because it isn't faster.
+    pub no_faster: Option<Tried>,
 }
 
-/// Decides. `candidates` are those of the engine, the fastest first; `compute` prepares the model in a precision for a
-/// purpose, and computes always the same inputs with it. It also says what the model is really computed in: one with
-/// fewer products than should be in 32 bits has all of them in 32 bits. It fails if there is nothing to compare with, or
-/// if a precision that was named can't be computed.
+impl Verdict {
+    /// That one, and no other was tried.
+    pub fn alone(chosen: Tried) -> Self {
+        Self { chosen, others: Vec::new(), no_faster: None }
+    }
+}
+
+/// A precision that was tried, and what an execution takes in it.
+type Timed = (Tried, Option<Duration>);
+
+/// Decides. `candidates` are those of the engine, first what is expected to be the fastest; `compute` prepares the model
+/// in a precision for a purpose, and computes always the same inputs with it. It fails if there is nothing to compare
+/// with, or if a precision that was named can't be computed.
 pub fn decide(
     choice: PrecisionChoice,
     candidates: &[Precision],
     bound: f64,
-    mut compute: impl FnMut(Precision, Purpose) -> Result<(Precision, Outputs), String>,
+    mut compute: impl FnMut(Precision, Purpose) -> Result<Computed, String>,
 ) -> Result<Verdict, String> {
-    let exact = || Verdict { chosen: Tried { precision: Precision::Fp32, error: 0.0 }, others: Vec::new() };
+    let exact = || Verdict::alone(Tried { precision: Precision::Fp32, error: 0.0 });
     if choice == PrecisionChoice::Named(Precision::Fp32) {
         return Ok(exact());
     }
-    let (_, right) = compute(Precision::Fp32, Purpose::Draft)?;
+    let right = compute(Precision::Fp32, Purpose::Draft)?.outputs;
     let mut attempt = |precision: Precision, purpose: Purpose| {
-        let (precision, found) = compute(precision, purpose)?;
-        Ok::<_, String>(Tried { precision, error: error(&right, &found) })
+        let Computed { precision, outputs, time } = compute(precision, purpose)?;
+        Ok::<Timed, String>((Tried { precision, error: error(&right, &outputs) }, time))
     };
     if let PrecisionChoice::Named(named) = choice {
-        return Ok(Verdict { chosen: attempt(named, Purpose::Trial)?, others: Vec::new() });
+        return Ok(Verdict::alone(attempt(named, Purpose::Trial)?.0));
     }
     let mut attempt =
-        |precision, purpose| attempt(precision, purpose).unwrap_or(Tried { precision, error: f64::INFINITY });
+        |precision, purpose| attempt(precision, purpose).unwrap_or((Tried { precision, error: f64::INFINITY }, None));
     let mut others = Vec::new();
     for &candidate in candidates {
         let candidate = match candidate {
             Precision::Fp32 => break,
             Precision::Tf32Behind(most) => {
-                let draft = |count| attempt(Precision::Tf32Behind(count), Purpose::Draft);
+                let draft = |count| attempt(Precision::Tf32Behind(count), Purpose::Draft).0;
                 match fewest_exact(most, bound, draft, &mut others) {
                     Some(count) => Precision::Tf32Behind(count),
                     None => continue,
@@ -77,16 +104,30 @@ pub fn decide(
             }
             Precision::Fp16 | Precision::Tf32 => candidate,
         };
-        let tried = attempt(candidate, Purpose::Trial);
+        let timed @ (tried, _) = attempt(candidate, Purpose::Trial);
         if tried.precision == Precision::Fp32 {
             break;
         }
+        if tried.error <= bound && candidate == Precision::Fp16 && candidates.contains(&Precision::Tf32) {
+            return Ok(fastest(timed, attempt(Precision::Tf32, Purpose::Trial), bound));
+        }
         if tried.error <= bound {
-            return Ok(Verdict { chosen: tried, others });
+            return Ok(Verdict { others, ..Verdict::alone(tried) });
         }
         others.push(tried);
     }
     Ok(Verdict { others, ..exact() })
+}
+
+/// One that is near enough, unless the next is near enough too and clearly faster.
+fn fastest((first, first_time): Timed, (next, next_time): Timed, bound: f64) -> Verdict {
+    if next.error <= bound {
+        let times = first_time.zip(next_time);
+        let is_faster = times.is_some_and(|(first, next)| next < first.mul_f64(1.0 - SAVED));
+        let (chosen, other) = if is_faster { (next, first) } else { (first, next) };
+        return Verdict { no_faster: Some(other), ..Verdict::alone(chosen) };
+    }
+    Verdict { others: vec![next], ..Verdict::alone(first) }
 }
 
 /// How many of the first products have to be in 32 bits, about; `None` if so many aren't enough, or all of them have to
@@ -201,12 +242,15 @@ mod tests {
     }
 
     /// A model whose outputs are from 0 to 1, of which one is off by so much in fp16 and in TF32, and not at all if so
-    /// many of its products are in 32 bits; it has so many in all.
+    /// many of its products are in 32 bits; it has so many in all. In fp16 an execution takes a millisecond.
+    #[derive(Default)]
     struct Net {
         fp16: Option<f32>,
         tf32: f32,
         sensitive: u32,
         products: u32,
+        /// What an execution takes in all else.
+        micros: u64,
     }
 
     impl Net {
@@ -222,7 +266,10 @@ mod tests {
                     Precision::Tf32Behind(count) if count >= self.sensitive => (precision, 0.001),
                     Precision::Tf32 | Precision::Tf32Behind(_) => (precision, self.tf32),
                 };
-                Ok((really, vec![vec![reals(&[0.0, 0.5 + off, 1.0])], vec![reals(&[0.0, 0.5, 1.0])]]))
+                let outputs = vec![vec![reals(&[0.0, 0.5 + off, 1.0])], vec![reals(&[0.0, 0.5, 1.0])]];
+                let micros = if precision == Precision::Fp16 { 1000 } else { self.micros };
+                let time = (purpose == Purpose::Trial).then(|| Duration::from_micros(micros));
+                Ok(Computed { precision: really, outputs, time })
             });
             (verdict.unwrap(), asked)
         }
@@ -239,20 +286,57 @@ mod tests {
         asked.iter().filter_map(count).collect()
     }
 
+    /// What is computed where fp16 is near enough, and no more.
+    const BOTH: [(Precision, Purpose); 3] =
+        [(Precision::Fp32, Purpose::Draft), (Precision::Fp16, Purpose::Trial), (Precision::Tf32, Purpose::Trial)];
+
+    /// What is decided where fp16 is near enough: the precision that is taken, and the one that is no faster.
+    fn of_both(tf32: f32, micros: u64) -> (Precision, Option<Precision>) {
+        let (verdict, asked) = Net { fp16: Some(0.004), tf32, micros, products: 10, ..Net::default() }.decided(AUTO);
+        assert_eq!(asked, BOTH);
+        let too_far_off: Vec<_> = verdict.others.iter().map(|tried| tried.precision).collect();
+        assert_eq!(too_far_off, if tf32 <= 0.01 { vec![] } else { vec![Precision::Tf32] });
+        let off = if verdict.chosen.precision == Precision::Fp16 { 0.004 } else { f64::from(tf32) };
+        assert!((verdict.chosen.error - off).abs() < 1e-6, "{verdict:?}");
+        (verdict.chosen.precision, verdict.no_faster.map(|tried| tried.precision))
+    }
+
     #[test]
-    fn the_first_that_is_near_enough_is_the_last_that_is_prepared() {
-        let net = Net { fp16: Some(0.004), tf32: 0.001, sensitive: 0, products: 10 };
-        let (verdict, asked) = net.decided(AUTO);
-        assert_eq!((verdict.chosen.precision, verdict.others.len()), (Precision::Fp16, 0));
-        assert!((verdict.chosen.error - 0.004).abs() < 1e-6, "{verdict:?}");
-        assert_eq!(asked, [(Precision::Fp32, Purpose::Draft), (Precision::Fp16, Purpose::Trial)]);
+    fn tf32_is_taken_where_it_is_faster_and_near_enough() {
+        assert_eq!(of_both(0.001, 949), (Precision::Tf32, Some(Precision::Fp16)));
+        assert_eq!(of_both(0.009, 500), (Precision::Tf32, Some(Precision::Fp16)));
+    }
+
+    #[test]
+    fn fp16_is_taken_where_both_take_the_same_or_tf32_takes_longer() {
+        for micros in [951, 1000, 2000] {
+            assert_eq!(of_both(0.001, micros), (Precision::Fp16, Some(Precision::Tf32)));
+        }
+    }
+
+    #[test]
+    fn fp16_is_taken_where_tf32_is_too_far_off_however_fast_it_is() {
+        assert_eq!(of_both(0.02, 1), (Precision::Fp16, None));
+        assert_eq!(of_both(f32::NAN, 1), (Precision::Fp16, None));
+    }
+
+    #[test]
+    fn without_times_or_tf32_the_first_that_is_near_enough_is_taken() {
+        let right = vec![vec![reals(&[0.0, 1.0])]];
+        let untimed = |precision, _| Ok(Computed { precision, outputs: right.clone(), time: None });
+        let of = |candidates: &[Precision]| decide(AUTO, candidates, 0.01, untimed).unwrap();
+        let tried = |precision| Tried { precision, error: 0.0 };
+        let fp16 = Verdict::alone(tried(Precision::Fp16));
+        assert_eq!(of(&ALL), Verdict { no_faster: Some(tried(Precision::Tf32)), ..fp16.clone() });
+        assert_eq!(of(&[Precision::Fp16, Precision::Fp32]), fp16);
+        assert_eq!(of(&[Precision::Tf32, Precision::Fp32]), Verdict::alone(tried(Precision::Tf32)));
     }
 
     #[test]
     fn what_is_too_far_off_or_no_number_or_not_there_makes_way_for_the_next() {
         for fp16 in [Some(f32::INFINITY), Some(f32::NAN), None] {
-            let (verdict, asked) = Net { fp16, tf32: 0.001, sensitive: 0, products: 10 }.decided(AUTO);
-            assert_eq!(verdict.chosen.precision, Precision::Tf32);
+            let (verdict, asked) = Net { fp16, tf32: 0.001, products: 10, ..Net::default() }.decided(AUTO);
+            assert_eq!((verdict.chosen.precision, verdict.no_faster), (Precision::Tf32, None));
             assert_eq!(verdict.others, [Tried { precision: Precision::Fp16, error: f64::INFINITY }]);
             assert_eq!(asked.len(), 3);
         }
@@ -261,7 +345,8 @@ mod tests {
     #[test]
     fn as_few_products_as_needed_are_exact() {
         let decided = |sensitive, products| {
-            let (verdict, asked) = Net { fp16: Some(0.15), tf32: 0.16, sensitive, products }.decided(AUTO);
+            let net = Net { fp16: Some(0.15), tf32: 0.16, sensitive, products, ..Net::default() };
+            let (verdict, asked) = net.decided(AUTO);
             let drafts = counts(&asked, Purpose::Draft);
             (verdict.chosen.precision, drafts, counts(&asked, Purpose::Trial))
         };
@@ -277,7 +362,8 @@ mod tests {
 
     #[test]
     fn where_nothing_else_is_near_enough_it_is_32_bits() {
-        let (verdict, asked) = Net { fp16: Some(0.5), tf32: 0.5, sensitive: 100, products: 100 }.decided(AUTO);
+        let net = Net { fp16: Some(0.5), tf32: 0.5, sensitive: 100, products: 100, ..Net::default() };
+        let (verdict, asked) = net.decided(AUTO);
         assert_eq!(verdict.chosen, Tried { precision: Precision::Fp32, error: 0.0 });
         assert_eq!(verdict.others.len(), 2 + 5);
         assert!(!asked.contains(&(Precision::Fp32, Purpose::Trial)), "32 bits aren't tried");
@@ -285,10 +371,13 @@ mod tests {
 
     #[test]
     fn what_was_named_is_obeyed_and_its_error_is_known() {
-        let (net, named) = (Net { fp16: None, tf32: 0.25, sensitive: 9, products: 10 }, PrecisionChoice::Named);
+        let net = Net { tf32: 0.25, sensitive: 9, products: 10, ..Net::default() };
+        let named = PrecisionChoice::Named;
         let (verdict, asked) = net.decided(named(Precision::Tf32));
         assert_eq!(verdict.chosen, Tried { precision: Precision::Tf32, error: 0.25 });
         assert_eq!(asked, [(Precision::Fp32, Purpose::Draft), (Precision::Tf32, Purpose::Trial)]);
+        let near = Net { fp16: Some(0.001), tf32: 0.001, products: 10, ..Net::default() };
+        assert_eq!(near.decided(named(Precision::Fp16)).1, BOTH[..2], "what is faster isn't asked");
         let (verdict, asked) = net.decided(named(Precision::Fp32));
         assert_eq!((verdict.chosen.error, asked.len()), (0.0, 0), "there is nothing to compare");
         let failed = decide(named(Precision::Tf32), &ALL, 0.01, |_, _| Err("no input was found".into()));

@@ -256,6 +256,7 @@ fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64, fi
     let precision_error = verdict.map(|verdict| verdict.chosen.error);
     let too_far_off = verdict.filter(|verdict| !verdict.others.is_empty());
     let too_far_off = too_far_off.map(|verdict| precision::list(&verdict.others));
+    let no_faster = verdict.and_then(|verdict| verdict.no_faster).map(|tried| precision::list(&[tried]));
     tracing::info!(
         model,
         version,
@@ -265,6 +266,7 @@ fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64, fi
         batch_dimension,
         precision,
         precision_error,
+        no_faster,
         too_far_off,
         "ready"
     );

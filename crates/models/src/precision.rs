@@ -1,16 +1,16 @@
 //! What a model is computed in, where its engine has a choice: as its configuration says, or as evidence shows.
 //!
 //! Before it is prepared to be served, a model is prepared in its smallest size, in 32 bits and then in one precision
-//! after another, and computes the same inputs: those that it is warmed up with, and some that are made up. What was
-//! found is kept for the next start.
+//! after another, and computes the same inputs: those that it is warmed up with, and some that are made up. Where two
+//! precisions are near enough, what the first of these inputs takes decides. What was found is kept for the next start.
 
 use crate::bring_up::{BringUp, shapes};
 use crate::reshape;
 use crate::rows::WHOLE;
 use crate::runner::{Compute as _, DeviceRunner, HostRunner, RunError, expect};
 use crate::samples::{Sample, Samples};
-use base::{DataType, DeviceId, ModelSignature, Precision, PrecisionChoice};
-use engine::precision::{self, Outputs, Tried, Verdict};
+use base::{DataType, DeviceId, Duration, ModelSignature, Precision, PrecisionChoice};
+use engine::precision::{self, Computed, Outputs, Tried, Verdict};
 use engine::{Engine, ModelSource, Prepared, Purpose, Tensor};
 use repository::{FindingKey, FindingStore, FoundModel, ModelConfig, PrecisionFinding, TriedPrecision};
 use std::fmt::Write as _;
@@ -19,6 +19,8 @@ use std::sync::Arc;
 
 /// How many inputs are made up.
 const MADE_UP: u64 = 3;
+/// How often an input is run to see what it takes. The least counts: whatever disturbs a run makes it longer.
+const TIMED: usize = 7;
 /// What numbers of a byte are made of: they are pixels.
 const BYTES: RangeInclusive<u64> = 0..=255;
 
@@ -52,8 +54,8 @@ impl PrecisionWishes {
     }
 }
 
-/// Runs a model that is loaded.
-type Run<'a> = Box<dyn FnMut(&Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError> + 'a>;
+/// Runs a model that is loaded; also says what that took.
+type Run<'a> = Box<dyn FnMut(&Arc<[Tensor]>) -> Result<(Duration, Vec<Tensor>), RunError> + 'a>;
 
 impl BringUp {
     /// The model with what it is computed in, and what was found out about that; nothing where there is no choice.
@@ -84,13 +86,14 @@ impl BringUp {
     fn on_a_device(&self, prepared: &dyn Prepared) -> Result<Run<'_>, String> {
         let loaded = prepared.load_in(0, 0).map_err(|error| error.to_string())?;
         let mut runner = DeviceRunner::new(&self.controller, DeviceId(0), None, loaded);
-        Ok(Box::new(move |inputs| runner.compute(inputs)))
+        Ok(Box::new(move |inputs| runner.timed(inputs)))
     }
 
     fn precision_key(&self, found: &FoundModel, wishes: PrecisionWishes) -> Result<FindingKey, String> {
         let (config, samples) = (&found.config, Samples::of(found, None).describe());
         let sizes = format!(", rows {:?} {:?}, lengths {:?}", config.max_batch, config.batch_sizes, config.lengths);
-        let wanted = format!(", {} within {}", wishes.choice, wishes.bound);
+        // How it is decided is part of it: what was found in other ways doesn't count.
+        let wanted = format!(", {} within {}, the faster of fp16 and tf32", wishes.choice, wishes.bound);
         Ok(FindingKey {
             content: self.content(found)?,
             engine: format!("{}, {}", self.config.engine.name(), self.config.device_kind),
@@ -112,7 +115,7 @@ pub fn with_precision_alone(
     let wishes = wishes.of(&found.config);
     let load = |prepared: &dyn Prepared| -> Result<Run<'_>, String> {
         let mut runner = HostRunner(prepared.load_in(0, 0).map_err(|error| error.to_string())?);
-        Ok(Box::new(move |inputs| runner.compute(inputs)))
+        Ok(Box::new(move |inputs| runner.timed(inputs)))
     };
     let verdict = compare(engine, found, &source, wishes, &load);
     let precision = verdict.as_ref().map_or(wishes.without_evidence(), |verdict| verdict.chosen.precision);
@@ -145,8 +148,9 @@ fn compare<'a>(
         if inputs.is_empty() {
             inputs = suitable(&mut run, prepared.signature(), Samples::of(found, None))?;
         }
-        let outputs = inputs.iter().map(&mut run).collect::<Result<Outputs, _>>()?;
-        Ok((prepared.precision().unwrap_or(precision), outputs))
+        let outputs = inputs.iter().map(|inputs| Ok(run(inputs)?.1)).collect::<Result<Outputs, RunError>>()?;
+        let time = if purpose == Purpose::Trial { least(&mut run, &inputs[0])? } else { None };
+        Ok(Computed { precision: prepared.precision().unwrap_or(precision), outputs, time })
     });
     let (model, version) = (&found.name, found.version);
     match verdict {
@@ -159,6 +163,12 @@ fn compare<'a>(
             None
         }
     }
+}
+
+/// What these inputs take at least. They have been run before: a first run pays for what is touched for the first time.
+fn least(run: &mut Run<'_>, inputs: &Arc<[Tensor]>) -> Result<Option<Duration>, RunError> {
+    let times = (0..TIMED).map(|_| Ok(run(inputs)?.0)).collect::<Result<Vec<_>, RunError>>()?;
+    Ok(times.into_iter().min())
 }
 
 /// Inputs that the model accepts: those that somebody gave, and some that are made up.
@@ -212,10 +222,13 @@ fn warning(wishes: PrecisionWishes, verdict: &Verdict) -> Option<String> {
 }
 
 /// What was found, as a sentence for the configuration that clients see.
-pub(crate) fn sentence(Verdict { chosen, others }: &Verdict) -> String {
+pub(crate) fn sentence(Verdict { chosen, others, no_faster }: &Verdict) -> String {
     let mut text = chosen.precision.to_string();
     if chosen.precision != Precision::Fp32 {
         let _ = write!(text, ", whose outputs are off by {} of their range", part(chosen.error));
+    }
+    if let Some(other) = no_faster {
+        let _ = write!(text, "; near enough and no faster is {}", list(&[*other]));
     }
     if !others.is_empty() {
         let _ = write!(text, "; too far off are {}", list(others));
@@ -233,21 +246,26 @@ fn part(error: f64) -> String {
     if error.is_finite() { format!("{error:.1e}") } else { "infinitely much".into() }
 }
 
-fn to_kept(Verdict { chosen, others }: &Verdict) -> PrecisionFinding {
+fn to_kept(Verdict { chosen, others, no_faster }: &Verdict) -> PrecisionFinding {
     let kept = |tried: &Tried| TriedPrecision {
         precision: tried.precision.to_string(),
         error: Some(tried.error).filter(|error| error.is_finite()),
     };
-    PrecisionFinding { chosen: kept(chosen), others: others.iter().map(kept).collect() }
+    let no_faster = no_faster.as_ref().map(kept);
+    PrecisionFinding { chosen: kept(chosen), others: others.iter().map(kept).collect(), no_faster }
 }
 
 /// `None` where a name isn't known.
-fn from_kept(PrecisionFinding { chosen, others }: &PrecisionFinding) -> Option<Verdict> {
+fn from_kept(PrecisionFinding { chosen, others, no_faster }: &PrecisionFinding) -> Option<Verdict> {
     let tried = |kept: &TriedPrecision| {
         let precision = Precision::from_name(&kept.precision)?;
         Some(Tried { precision, error: kept.error.unwrap_or(f64::INFINITY) })
     };
-    Some(Verdict { chosen: tried(chosen)?, others: others.iter().map(tried).collect::<Option<_>>()? })
+    let no_faster = match no_faster {
+        Some(kept) => Some(tried(kept)?),
+        None => None,
+    };
+    Some(Verdict { chosen: tried(chosen)?, others: others.iter().map(tried).collect::<Option<_>>()?, no_faster })
 }
 
 #[cfg(test)]
@@ -257,7 +275,13 @@ mod tests {
     fn verdict() -> Verdict {
         let tried = |precision, error| Tried { precision, error };
         let others = vec![tried(Precision::Fp16, f64::INFINITY), tried(Precision::Tf32, 0.16)];
-        Verdict { chosen: tried(Precision::Tf32Behind(4), 1.2e-3), others }
+        Verdict { others, ..Verdict::alone(tried(Precision::Tf32Behind(4), 1.2e-3)) }
+    }
+
+    /// Two were near enough.
+    fn faster() -> Verdict {
+        let tried = |precision, error| Tried { precision, error };
+        Verdict { no_faster: Some(tried(Precision::Fp16, 2e-3)), ..Verdict::alone(tried(Precision::Tf32, 1e-4)) }
     }
 
     #[test]
@@ -266,8 +290,11 @@ mod tests {
             sentence(&verdict()),
             "tf32+4, whose outputs are off by 1.2e-3 of their range; too far off are fp16 infinitely much, tf32 1.6e-1"
         );
-        let exact = Verdict { chosen: Tried { precision: Precision::Fp32, error: 0.0 }, others: Vec::new() };
-        assert_eq!(sentence(&exact), "fp32");
+        assert_eq!(
+            sentence(&faster()),
+            "tf32, whose outputs are off by 1.0e-4 of their range; near enough and no faster is fp16 2.0e-3"
+        );
+        assert_eq!(sentence(&Verdict::alone(Tried { precision: Precision::Fp32, error: 0.0 })), "fp32");
     }
 
     #[test]
@@ -284,10 +311,14 @@ mod tests {
 
     #[test]
     fn what_is_kept_comes_back() {
-        assert_eq!(from_kept(&to_kept(&verdict())), Some(verdict()));
-        let mut unknown = to_kept(&verdict());
-        unknown.chosen.precision = "fp8".into();
-        assert_eq!(from_kept(&unknown), None);
+        for verdict in [verdict(), faster()] {
+            assert_eq!(from_kept(&to_kept(&verdict)), Some(verdict));
+        }
+        let mut unknown = [to_kept(&verdict()), to_kept(&verdict()), to_kept(&faster())];
+        let [chosen, others, no_faster] = &mut unknown;
+        let names = [&mut chosen.chosen, &mut others.others[1], no_faster.no_faster.as_mut().unwrap()];
+        names.into_iter().for_each(|kept| kept.precision = "fp8".into());
+        assert_eq!(unknown.map(|kept| from_kept(&kept)), [None, None, None]);
     }
 
     #[test]

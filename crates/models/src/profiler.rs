@@ -399,7 +399,7 @@ mod tests {
             }
             let span = self.row * inputs[0].shape[0] as u64;
             self.spent += span;
-            Ok(RunTimes { span, overlap: Duration::ZERO })
+            Ok(RunTimes { span, overlap: Duration::ZERO, computing: None })
         }
     }
 
@@ -436,8 +436,11 @@ mod tests {
     fn one_slow_run_of_a_few_is_not_a_model_whose_times_vary() {
         let p99 = |runs: usize| {
             let slow_at = |at: usize| if at == 1 { 900 } else { 100 };
-            let times =
-                (0..runs).map(|at| RunTimes { span: Duration::from_micros(slow_at(at)), overlap: Duration::ZERO });
+            let times = (0..runs).map(|at| RunTimes {
+                span: Duration::from_micros(slow_at(at)),
+                overlap: Duration::ZERO,
+                computing: None,
+            });
             SizeMeasurement { batch: 1, inputs: Arc::new([]), times: times.collect() }.latency().p99.as_micros()
         };
         assert_eq!([3, 19, 20, 99, 100].map(p99), [200, 200, 900, 900, 100]);

@@ -2,7 +2,7 @@
 
 use base::{DeviceId, Duration};
 use controller::Controller;
-use engine::{Loaded, Prepared, Tensor, TensorView};
+use engine::{DeviceTimes, Loaded, Prepared, Tensor, TensorView};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
@@ -33,6 +33,8 @@ pub(crate) struct RunTimes {
     pub(crate) span: Duration,
     /// What of it may run beside other batches.
     pub(crate) overlap: Duration,
+    /// Computing alone, by the device's own clock, where it has one.
+    pub(crate) computing: Option<Duration>,
 }
 
 /// Something that runs a model: a device, or what stands for one in tests.
@@ -43,13 +45,18 @@ pub(crate) trait Run {
 
 /// Something that computes outputs for their own sake.
 pub(crate) trait Compute {
+    /// One run, and what it took: computing alone, by the device's own clock, where it has one, otherwise all of it.
+    fn timed(&mut self, inputs: &Arc<[Tensor]>) -> Result<(Duration, Vec<Tensor>), RunError>;
+
     /// One run.
-    fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError>;
+    fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError> {
+        self.timed(inputs).map(|(_, outputs)| outputs)
+    }
 }
 
 impl Compute for DeviceRunner<'_> {
-    fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError> {
-        self.run(inputs, true).map(|(_, outputs)| outputs)
+    fn timed(&mut self, inputs: &Arc<[Tensor]>) -> Result<(Duration, Vec<Tensor>), RunError> {
+        self.run(inputs, true).map(|(times, outputs)| (times.computing.unwrap_or(times.span), outputs))
     }
 }
 
@@ -57,10 +64,11 @@ impl Compute for DeviceRunner<'_> {
 pub(crate) struct HostRunner(pub(crate) Box<dyn Loaded>);
 
 impl Compute for HostRunner {
-    fn compute(&mut self, inputs: &Arc<[Tensor]>) -> Result<Vec<Tensor>, RunError> {
-        let mut outputs = Vec::new();
+    fn timed(&mut self, inputs: &Arc<[Tensor]>) -> Result<(Duration, Vec<Tensor>), RunError> {
+        let (mut outputs, start) = (Vec::new(), Instant::now());
         let outcome = engine::execute(&mut *self.0, &mut &**inputs, &mut |_, view| outputs.push(view.to_tensor()));
-        outcome.map(|_| outputs).map_err(|error| RunError::Refused(error.to_string()))
+        let times = outcome.map_err(|error| RunError::Refused(error.to_string()))?;
+        Ok((times.computing.unwrap_or_else(|| start.elapsed().into()), outputs))
     }
 }
 
@@ -120,18 +128,22 @@ impl<'a> DeviceRunner<'a> {
             let start = Instant::now();
             let outcome = engine::execute(&mut *loaded, &mut &*inputs, &mut keep);
             let span = Duration::from(start.elapsed());
-            let _ = sender.send((loaded, outcome.map(|times| (span, times.inputs + times.outputs, outputs))));
+            let times = |DeviceTimes { computing, inputs, outputs, .. }| {
+                let overlap = inputs + outputs;
+                RunTimes { span, overlap, computing }
+            };
+            let _ = sender.send((loaded, outcome.map(|found| (times(found), outputs))));
         };
         let started = Instant::now();
         self.controller.borrow_device(self.device, self.expected, Box::new(work));
         let (loaded, outcome) = receiver.recv().map_err(|_| gone())?;
         self.loaded = Some(loaded);
-        let (span, overlap, outputs) = outcome.map_err(|error| RunError::Refused(error.to_string()))?;
-        self.expected = span;
+        let (times, outputs) = outcome.map_err(|error| RunError::Refused(error.to_string()))?;
+        self.expected = times.span;
         // Others have the device for at least as long as this took.
         if self.controller.in_hand() > 0 {
             std::thread::sleep(started.elapsed());
         }
-        Ok((RunTimes { span, overlap }, outputs))
+        Ok((times, outputs))
     }
 }

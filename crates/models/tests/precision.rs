@@ -7,10 +7,14 @@ mod common;
 use base::{DataType, Duration, ModelSignature, Precision, TensorSpec};
 use common::{bring_up_with, folders};
 use controller::Tensor;
-use engine::{AtOnce, Engine, EngineError, Loaded, ModelSource, Prepared, Purpose, Sink, TensorView, at_once};
+use engine::{
+    AtOnce, DeviceTimes, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Purpose, Sink, Staged, TensorView,
+    at_once,
+};
 use models::{ProfilingEffort, ServedModel};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 const ALL: [Precision; 4] = [Precision::Fp16, Precision::Tf32, Precision::Tf32Behind(1), Precision::Fp32];
 
@@ -19,6 +23,8 @@ const ALL: [Precision; 4] = [Precision::Fp16, Precision::Tf32, Precision::Tf32Be
 struct Rounded {
     /// How far it is off in a precision; nothing in others.
     errors: Vec<(Precision, f32)>,
+    /// What it takes in TF32, by the device's clock; a millisecond in all else.
+    tf32: Duration,
     /// Halves hold numbers up to this.
     most: f32,
     /// Whether the device computes the model at all; else another engine does.
@@ -33,6 +39,7 @@ impl Rounded {
     fn new(errors: &[(Precision, f32)]) -> Self {
         Self {
             errors: errors.to_vec(),
+            tf32: Duration::from_millis(1),
             most: f32::INFINITY,
             computes: true,
             accepts: true,
@@ -100,7 +107,44 @@ impl Prepared for Rounded {
         self.computes.then_some(self.precision)
     }
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
-        Ok(at_once(OnDevice { net: self.clone(), output: None }))
+        let takes = if self.precision == Precision::Tf32 { self.tf32 } else { Duration::from_millis(1) };
+        Ok(Box::new(Clocked { inner: at_once(OnDevice { net: self.clone(), output: None }), takes }))
+    }
+}
+
+/// A model, or a batch of it, on a device with a clock of its own.
+struct Clocked<T> {
+    inner: T,
+    takes: Duration,
+}
+
+impl Loaded for Clocked<Box<dyn Loaded>> {
+    fn there_at(&self) -> Option<Instant> {
+        self.inner.there_at()
+    }
+    fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
+        Ok(Box::new(Clocked { inner: self.inner.stage(inputs)?, takes: self.takes }))
+    }
+}
+
+impl Staged for Clocked<Box<dyn Staged>> {
+    fn blocks(&self) -> bool {
+        self.inner.blocks()
+    }
+    fn start(&mut self, inputs: &mut dyn Inputs) -> Result<(), EngineError> {
+        self.inner.start(inputs)
+    }
+    fn is_computed(&mut self) -> Result<bool, EngineError> {
+        self.inner.is_computed()
+    }
+    fn due_at(&self) -> Option<Instant> {
+        self.inner.due_at()
+    }
+    fn has_arrived(&mut self) -> Result<bool, EngineError> {
+        self.inner.has_arrived()
+    }
+    fn finish(&mut self, sink: &mut Sink<'_>) -> Result<DeviceTimes, EngineError> {
+        Ok(DeviceTimes { computing: Some(self.takes), ..self.inner.finish(sink)? })
     }
 }
 
@@ -151,6 +195,28 @@ fn a_model_gets_the_first_precision_that_is_near_enough_and_is_compared_once() {
     let (again, metrics) = net.bring_up(repository.path(), cache.path());
     assert_eq!((computed_in(&again), net.prepared()), (said.to_owned(), vec![compared[3]]));
     assert!(metrics.contains(series), "{metrics}");
+}
+
+#[test]
+fn of_two_that_are_near_enough_the_faster_by_the_devices_clock_is_served() {
+    let near = Rounded::new(&[(Precision::Fp16, 0.004), (Precision::Tf32, 0.002)]);
+    let compared =
+        [(Precision::Fp32, Purpose::Draft), (Precision::Fp16, Purpose::Trial), (Precision::Tf32, Purpose::Trial)];
+    for (micros, chosen, error, other) in [
+        (700, Precision::Tf32, "2.0e-3", "fp16 4.0e-3"),
+        (990, Precision::Fp16, "4.0e-3", "tf32 2.0e-3"),
+        (1400, Precision::Fp16, "4.0e-3", "tf32 2.0e-3"),
+    ] {
+        let net = Rounded { tf32: Duration::from_micros(micros), ..near.clone() };
+        let [repository, cache] = folders("");
+        let said =
+            format!("{chosen}, whose outputs are off by {error} of their range; near enough and no faster is {other}");
+        assert_eq!(computed_in(&net.bring_up(repository.path(), cache.path()).0), said);
+        let service = (chosen, Purpose::Service);
+        assert_eq!(net.prepared(), [&compared[..], &[service]].concat());
+        assert_eq!(computed_in(&net.bring_up(repository.path(), cache.path()).0), said, "it is kept");
+        assert_eq!(net.prepared(), [service]);
+    }
 }
 
 #[test]

@@ -43,6 +43,8 @@ pub struct PrecisionFinding {
     pub chosen: TriedPrecision,
     /// Those that were too far off.
     pub others: Vec<TriedPrecision>,
+    /// One that is near enough as well, and isn't faster.
+    pub no_faster: Option<TriedPrecision>,
 }
 
 /// A precision that was tried.
@@ -127,7 +129,9 @@ mod tests {
         let store = FindingStore::<PrecisionFinding>::new(cache.path());
         assert_eq!(store.load(&key), None);
         let tried = |precision: &str, error| TriedPrecision { precision: precision.into(), error };
-        let finding = PrecisionFinding { chosen: tried("tf32", Some(1e-3)), others: vec![tried("fp16", None)] };
+        let [chosen, others] = [tried("tf32", Some(1e-3)), tried("tf32+4", None)];
+        let no_faster = Some(tried("fp16", Some(1e-2)));
+        let finding = PrecisionFinding { chosen, others: vec![others], no_faster };
         store.save(&key, &finding);
         assert_eq!(store.load(&key), Some(finding));
         assert_eq!(FindingStore::new(cache.path()).load(&key), Some(batch));

@@ -94,6 +94,7 @@ fn of_model(engine: &CudaEngine, args: &PrecisionArgs, found: &FoundModel) -> At
         "file_bytes": std::fs::metadata(&found.file)?.len(),
         "chosen": described(&verdict.chosen),
         "others": others,
+        "no_faster": verdict.no_faster.as_ref().map(described),
         "measured": measured,
         "compare_s": compare_s,
         "prepare_s": prepare_s,
