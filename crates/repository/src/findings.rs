@@ -133,7 +133,13 @@ mod tests {
         let no_faster = Some(tried("fp16", Some(1e-2)));
         let finding = PrecisionFinding { chosen, others: vec![others], no_faster };
         store.save(&key, &finding);
-        assert_eq!(store.load(&key), Some(finding));
+        assert_eq!(store.load(&key), Some(finding.clone()));
         assert_eq!(FindingStore::new(cache.path()).load(&key), Some(batch));
+        // Without the field it is read as well.
+        let path = kept::path(&store.folder, &key);
+        let mut document: serde_json::Value = kept::read(&path).unwrap().unwrap();
+        assert!(document["finding"].as_object_mut().unwrap().remove("no_faster").is_some());
+        kept::write(&path, &document).unwrap();
+        assert_eq!(store.load(&key), Some(PrecisionFinding { no_faster: None, ..finding }));
     }
 }
