@@ -36,7 +36,7 @@ FIGURES = {
     "reference": {"rows": [{"model": "lenet", "precision": "f16", "error": 1e-3, "torch_error": 2e-3, "over": False, "steps": "{}"}]},
     "trained": {"rows": [ROW], "rounding": {"tf32": 2.1e-3}},
     "precision": {"bound": 0.01, "rows": [PITCH, {"model": "nani", "refused": "it has strings"}]},
-    "nodes": {"right": 980, "wrong": 0, "refused": 647},
+    "nodes": {"right": 1363, "wrong": 0, "refused": 260, "contested": 4},
     "kernels": {"tried": 1234, "wrong": 0},
     "loads": {"sizes": [{"megabytes": 102, "copy": quantiles(1862), "load": quantiles(1943), "with_new_slab": quantiles(2289), "unload": quantiles(69)}]},
     "fetches": {"pieces": 4224, "rates": [{"count": 16, "bytes": 602112, "skipped": 5, "times": quantiles(200), "gb_per_s": 47.0}]},
@@ -55,7 +55,7 @@ FIGURES = {
     "changes": {"phases": [{"title": "changed every 100 ms", "found": asked(), "seen": SEEN, "changes": 59, "change_p50_us": 800.0, "change_max_us": 9800.0}]},
     "lengths": {"found": asked(), "difference": 2e-3, "refusal": "a length of 129"},
     "shapes": {"shapes": 2, "prepared": 2, "first_ms": [9.0, 8.0], "later_ms": [1.0, 2.0], "difference": 1e-6},
-    "fallback": {"refusal": "GRU isn't there", "same": True},
+    "fallback": {"refusal": "Scaler isn't there", "same": True},
 }
 
 
@@ -76,7 +76,7 @@ def test_the_page_says_what_was_measured_and_of_which_commit():
     assert "| basic-pitch | **tf32+1** | 2.0e-03 | 1.6e-01 | no number | 0.500 / 2.000 | 1.000 / 4.000 | 0.500 / 2.000 | 0.250 / 1.000 |" in text
     assert "is 2.0e-03, the bound 0.01. In the geometric mean 1 networks take 0.50 of the time of fp32 and 1.00 of the time of TF32" in text
     assert "- nani: it has strings" in text
-    assert "980 of 980 are right; 647 others" in text
+    assert "1363 of 1363 are right, 4 more contradict their operator's definition; 260 others" in text
     assert "| EXEC, by our clock | 319.0 us | 350.9 us | 1.250 | 1.500 |" in text
     assert "| all models | major | 77 of 100 | 1, 9 | 5.2, 9.3, 23.6 ms | 25%, 35% | 59% | 193 us |  |" in text
     assert "| `punctual` | 14,500 | 100% | 0.9774 | 0.9909 | 193 us |" in text
@@ -102,7 +102,7 @@ def test_results_of_several_folders_become_a_page(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["page", str(tmp_path / "one"), str(tmp_path / "two"), "--output", str(output)])
     page.main()
     text = output.read_text()
-    assert "Commit abc1234" in text and "10 candidate kernels were tried, 0 of them wrong" in text and "980 of 980" in text
+    assert "Commit abc1234" in text and "10 candidate kernels were tried, 0 of them wrong" in text and "1363 of 1363" in text
     assert json.loads((tmp_path / "one" / "kernels.json").read_text())["commit"] == "abc1234"
 
 

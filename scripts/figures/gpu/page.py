@@ -100,7 +100,8 @@ def precision(figures):
 
 
 def nodes(figures):
-    return f"{figures['right']} of {figures['right'] + figures['wrong']} are right; {figures['refused']} others have an operator or a type that isn't there, and are refused by its name."
+    contested = f", {figures['contested']} more contradict their operator's definition" if figures.get("contested") else ""
+    return f"{figures['right']} of {figures['right'] + figures['wrong']} are right{contested}; {figures['refused']} others have an operator or a type that isn't there, and are refused by its name."
 
 
 def kernels(figures):
@@ -257,7 +258,7 @@ SECTIONS = {
     "changes": ("Shares that change", changes, "15 copies of ResNet-50 in TF32 in two shares, objective 25 ms, first left alone, then divided differently ten times a second."),
     "lengths": ("Sentences", lengths, "A small BERT with a mask, prepared for 16, 32, 64 and 128 tokens."),
     "shapes": ("Shapes that requests bring", shapes, "A network of convolutions whose images may have any height and width, in fp32."),
-    "fallback": ("Other engines", fallback, "A model with a GRU, which isn't there for GPUs."),
+    "fallback": ("Other engines", fallback, "A model with a `Scaler` of `ai.onnx.ml`, which isn't there for GPUs."),
 }
 
 
