@@ -97,6 +97,48 @@ fn bad_input_is_a_sentence_and_the_connection_goes_on() {
     assert_eq!(bad, 6.0);
 }
 
+/// The client waits with its connection open, so that nothing but the answer can end its wait.
+#[test]
+fn an_answer_is_sent_though_bytes_follow_the_request() {
+    let server = Server::start();
+    let whole = post(INFER, &[], rows(1, ""));
+    let (start, rest) = whole.split_at(whole.len() / 2);
+    let head = &whole[..20];
+    for follows in [&b"\r\n"[..], b"\n", head, start] {
+        let mut client = server.connect();
+        client.send([&whole[..], follows].concat());
+        assert_eq!(client.answer().status, 200, "followed by {:?}", String::from_utf8_lossy(follows));
+    }
+    let mut client = server.connect();
+    client.send([&whole[..], start].concat());
+    assert_eq!(client.answer().status, 200);
+    client.send(rest);
+    assert_eq!(client.answer().status, 200, "what was sent of the next one counts");
+    client.send([&whole[..], b"\r\n"].concat());
+    assert_eq!(client.answer().status, 200);
+    client.send(&whole);
+    assert_eq!(client.answer().status, 200, "an empty line before a request is none");
+    client.send([&whole[..], &whole, &whole].concat());
+    (0..3).for_each(|_| assert_eq!(client.answer().status, 200));
+}
+
+#[test]
+fn what_is_no_request_is_refused_with_a_status_also_behind_one() {
+    let server = Server::start();
+    let good = post(INFER, &[], rows(1, ""));
+    let long_line = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(70_000));
+    let long_head = format!("GET /v2 HTTP/1.1\r\nhost: a\r\n{}\r\n", "x: y\r\n".repeat(200));
+    for (bad, status) in [("GET /v2 HTTP/1.1\r\nno header\r\n\r\n", 400), (&*long_line, 414), (&*long_head, 431)] {
+        let mut client = server.connect();
+        client.send(bad);
+        assert_eq!(client.answer().status, status, "{}", &bad[..30]);
+        let mut client = server.connect();
+        client.send([&good[..], bad.as_bytes()].concat());
+        assert_eq!(client.answer().status, 200, "before {}", &bad[..30]);
+        assert_eq!(client.answer().status, status, "behind a good one: {}", &bad[..30]);
+    }
+}
+
 #[test]
 fn binary_tensors_both_ways() {
     let server = Server::start();
@@ -308,7 +350,8 @@ fn heads_that_are_not_http() {
     assert_eq!(client.answer().status, 400);
     let mut client = server.connect();
     client.send("nonsense\r\n\r\n");
-    assert!(client.is_closed(), "what isn't HTTP at all gets no HTTP back");
+    assert_eq!(client.answer().status, 400);
+    assert!(client.is_closed(), "nobody knows where the next request would begin");
     let mut client = server.connect();
     client.send("GET /v2 HTTP/1.1\r\n");
     // A head that never ends is cut off, and this loop ends.

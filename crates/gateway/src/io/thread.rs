@@ -156,8 +156,9 @@ async fn serve_http(
     let service = service_fn(move |request: Request<Incoming>| async move {
         Ok::<_, Infallible>(http::answer(context, activity, request).await)
     });
-    // Clients that close while they wait must be noticed: half-closed connections are closed ones.
-    let connection = http1::Builder::new().half_close(false).pipeline_flush(true).serve_connection(io, service);
+    // Clients that close while they wait must be noticed: half-closed connections are closed ones. An answer leaves in
+    // one write, and at once, whatever follows the request: `pipeline_flush` would keep it until the next one is whole.
+    let connection = http1::Builder::new().half_close(false).writev(false).serve_connection(io, service);
     let mut connection = pin!(connection);
     // How a connection ends is the client's affair: there is nobody to tell.
     tokio::select! {
