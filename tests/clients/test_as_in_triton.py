@@ -207,7 +207,7 @@ def test_strings_that_are_parsed_as_numbers(client):
 
         wrong = texts(a)
         wrong[1, 3] = b"three"
-        with pytest.raises(InferenceServerException, match="could not be computed"):
+        with pytest.raises(InferenceServerException, match="can't compute these inputs|could not be computed"):
             ask(wrong)
         answer = ask(texts(a))
         assert answer.as_numpy("OUTPUT0").tolist() == texts(a + b).tolist()

@@ -84,6 +84,41 @@ def test_an_open_dimension_has_a_bound(tmp_path):
         started.process.wait()
 
 
+def test_a_shape_that_the_model_cant_compute_is_the_clients_mistake(tmp_path):
+    """400 and counted as that, over gRPC INVALID_ARGUMENT; and 200 of them are one line of the log, not an error."""
+    model = tmp_path / "models" / "failing"
+    model.mkdir(parents=True)
+    (model / "1").symlink_to(conftest.ROOT / ".cache" / "test-models" / "failing" / "1")
+    (model / "config.pbtxt").write_text('parameters { key: "profile_inputs" value { string_value: "input=3" } }')
+    with open(tmp_path / "log", "wb") as log:
+        started = conftest.start(tmp_path / "models", stderr=log)
+    try:
+        sized = lambda width: {"inputs": [{"name": "input", "shape": [1, width], "datatype": "FP32", "data": [0.5] * width}]}
+        assert post(started, sized(3), "failing")[0] == 200
+        for _ in range(200):
+            status, answer = post(started, sized(4), "failing")
+            assert (status, answer["reason"]) == (400, "bad_input"), answer
+            assert answer["error"].startswith('model "failing" can\'t compute these inputs: '), answer
+            assert "cannot be reshaped" in answer["error"]
+        with tritonclient.grpc.InferenceServerClient(started.grpc) as client:
+            tensor = tritonclient.grpc.InferInput("input", [1, 4], "FP32")
+            tensor.set_data_from_numpy(np.zeros((1, 4), np.float32))
+            with pytest.raises(InferenceServerException, match="can't compute these inputs") as refused:
+                client.infer("failing", [tensor])
+            assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+        assert post(started, sized(3), "failing")[0] == 200
+        series = 'punctual_requests_total{model="failing",outcome="refused",reason="bad_input",version="1"}'
+        assert started.metric(series) == 201
+        conftest.stop(started)
+        lines = (tmp_path / "log").read_text().splitlines()
+        told = [line for line in lines if "can't compute the inputs" in line]
+        # At most one in ten seconds, however long this took.
+        assert 1 <= len(told) < 20 and not [line for line in lines if "ERROR" in line], lines
+    finally:
+        started.process.kill()
+        started.process.wait()
+
+
 def test_missing_twice_and_unknown_outputs(server):
     assert 'input "input" is missing' in post(server, {"inputs": []})[1]["error"]
     assert "is given twice" in post(server, {"inputs": [GOOD, GOOD]})[1]["error"]

@@ -99,7 +99,8 @@ reasons! {
     |model, version, why|
 
     BadInput, "bad_input", 400, InvalidArgument, None, BadInput, "refused", "OTHER", false,
-        "The request can't be understood or doesn't fit the model.";
+        "The request can't be understood or doesn't fit the model."
+        => "model {model:?} can't compute these inputs: {why}";
     NotFound, "not_found", 404, Unimplemented, None, BadInput, "refused", "OTHER", false,
         "There is no such path.";
     MethodNotAllowed, "method_not_allowed", 405, Unimplemented, None, BadInput, "refused", "OTHER", false,
@@ -203,6 +204,10 @@ mod tests {
             sentence(Reason::ModelUnavailable).as_deref(),
             Some(r#"version 7 of model "a \"b\"" is no longer served"#)
         );
-        assert_eq!(sentence(Reason::BadInput), None);
+        assert_eq!(
+            sentence(Reason::BadInput).as_deref(),
+            Some(r#"model "a \"b\"" can't compute these inputs: no memory"#)
+        );
+        assert_eq!(sentence(Reason::NotFound), None);
     }
 }

@@ -54,6 +54,11 @@ impl Refusal {
         Self { why, ..Reason::ExecutionFailed.into() }
     }
 
+    /// The model can't compute these inputs; the engine said why.
+    pub(crate) fn unfit(why: String) -> Self {
+        Self { why, ..Reason::BadInput.into() }
+    }
+
     /// The engine can't compute it yet, and said why.
     pub(crate) fn not_yet(why: String) -> Self {
         Self { why, ..Reason::ModelLoading.into() }

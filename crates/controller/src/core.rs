@@ -7,6 +7,7 @@ mod loss;
 mod measuring;
 mod orders;
 mod reports;
+mod seldom;
 mod watch;
 
 use crate::messages::CellMessage;

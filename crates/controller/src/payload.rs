@@ -62,6 +62,10 @@ impl BatchItem for Payload {
         let _ = self.submission.reply.send(reply);
     }
 
+    fn refuse_inputs(self, reason: String) {
+        let _ = self.submission.reply.send(Reply::Refused(Refusal::unfit(reason)));
+    }
+
     fn put_off(self, reason: String) {
         let _ = self.submission.reply.send(Reply::Refused(Refusal::not_yet(reason)));
     }

@@ -46,6 +46,21 @@ fn what_cant_be_computed_yet_is_refused_as_that_and_computed_later() {
 }
 
 #[test]
+fn inputs_that_a_model_cant_compute_are_the_clients_mistake() {
+    let server = TestServer::new(PolicyKind::Punctual, 1, 3 * MODEL_PAGES);
+    let (model, faults) = server.model("picky");
+    faults.unfit.store(true, Ordering::Relaxed);
+    for _ in 0..3 {
+        let reply = server.answer(model);
+        let Reply::Refused(Refusal { reason, why, .. }) = &reply else { panic!("{reply:?}") };
+        assert_eq!((*reason, why.as_str()), (Reason::BadInput, "5 x 3 by 4 x 2 has no product"));
+    }
+    faults.unfit.store(false, Ordering::Relaxed);
+    assert!(matches!(server.answer(model), Reply::Outputs(_)), "nobody else has to wait for it");
+    assert_eq!((server.losses(), server.violations()), (0, 0));
+}
+
+#[test]
 fn the_other_device_takes_over_what_the_broken_one_was_given() {
     let server = TestServer::new(PolicyKind::Punctual, 2, 3 * MODEL_PAGES);
     let (good, _) = server.model("good");

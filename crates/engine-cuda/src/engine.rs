@@ -451,11 +451,11 @@ impl Loaded for CudaLoaded {
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
         let (on, pieces) = (self.on(), inputs.in_pieces()?);
         let sizes = &self.model.sizes;
-        let own = sizes.check(&pieces).map_err(EngineError::Execute)?;
+        let own = sizes.check(&pieces).map_err(EngineError::Unfit)?;
         if let Some(which) = sizes.find(own) {
             return self.stage_in(on, &on.graphs[which], own, pieces);
         }
-        let Some(open) = &self.open else { return Err(EngineError::Execute(sizes.refusal(own))) };
+        let Some(open) = &self.open else { return Err(EngineError::Unfit(sizes.refusal(own))) };
         let (found, reason) = open.find(own, on.position);
         let fewer = match found {
             Found::Ready(graph) => return self.stage_in(on, &graph, own, pieces),

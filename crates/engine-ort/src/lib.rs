@@ -13,6 +13,7 @@
 //! kept after an unload.
 #![allow(unsafe_code, reason = "the runtime is a C library; each block says why it is sound")]
 
+mod blame;
 mod block;
 mod cache;
 mod external;

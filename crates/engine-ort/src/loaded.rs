@@ -1,5 +1,6 @@
 //! A model that can be executed.
 
+use crate::blame;
 use crate::model::{self, OrtModel};
 use crate::runtime::{Runtime, RuntimeError, no_memory};
 use crate::session::{Session, SessionTensor};
@@ -10,6 +11,7 @@ use base::{DataType, element_count};
 use engine::{AtOnce, EngineError, Sink, TensorView};
 use ort::sys;
 use std::ptr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 /// See the module. Its buffers are kept from one execution to the next.
@@ -90,7 +92,7 @@ impl OrtLoaded {
         if self.sizes().see(bytes / rows) { self.runtime.shrinking } else { ptr::null() }
     }
 
-    fn run_with(&mut self, inputs: &[TensorView<'_>]) -> Result<(), RuntimeError> {
+    fn run_with(&mut self, inputs: &[TensorView<'_>]) -> Result<(), EngineError> {
         let done = self.run(self.run_options(inputs));
         if done.is_err() && self.elastic {
             self.sizes().failed();
@@ -103,7 +105,7 @@ impl OrtLoaded {
         self.model.sizes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&mut self, options: *const sys::OrtRunOptions) -> Result<(), RuntimeError> {
+    fn run(&mut self, options: *const sys::OrtRunOptions) -> Result<(), EngineError> {
         let session = self.session.as_ref().expect("there until it is dropped");
         // SAFETY: the options are null or never freed; names and values are live and as many as is said; outputs are
         // null, so the runtime makes them. No other thread can use this session, since `self` is borrowed mutably.
@@ -119,7 +121,14 @@ impl OrtLoaded {
                 self.outputs.as_mut_ptr(),
             )
         };
-        self.runtime.check(status)
+        let has_computed = &self.model.has_computed;
+        self.runtime
+            .check_execution(status)
+            .map_err(|(code, refused)| blame::failed(code, refused, has_computed.load(Ordering::Relaxed)))?;
+        if !has_computed.load(Ordering::Relaxed) {
+            has_computed.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Hands the outputs to the sink.
@@ -142,11 +151,11 @@ impl AtOnce for OrtLoaded {
     fn compute(&mut self, inputs: &[TensorView<'_>]) -> Result<(), EngineError> {
         // Outputs that nobody took, and what a sink that panicked left behind.
         self.clear();
-        let done = self.bind(inputs).and_then(|()| self.run_with(inputs));
+        let done = self.bind(inputs).map_err(blame::of_inputs).and_then(|()| self.run_with(inputs));
         // The inputs' memory is the caller's: no value may outlive this call.
         self.inputs.clear();
         self.values.clear();
-        done.map_err(|refused| EngineError::Execute(refused.0))
+        done
     }
 
     fn hand_out(&mut self, sink: &mut Sink<'_>) -> Result<(), EngineError> {

@@ -13,6 +13,7 @@ use crate::weights::{self, ExternalWeights};
 use bytes::Bytes;
 use engine::{EngineError, Tensor};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Sessions of models up to this size (a page of device memory) are kept after an unload and taken up by the next load:
@@ -39,6 +40,8 @@ pub(crate) struct OrtModel {
     pub(crate) weight_bytes: u64,
     /// Of its executions, whichever session runs them.
     pub(crate) sizes: Mutex<SeenSizes>,
+    /// Whether one of its sessions has computed something.
+    pub(crate) has_computed: AtomicBool,
 }
 
 /// What a session is made from.
@@ -110,8 +113,9 @@ impl OrtModel {
         let weight_bytes = (optimised.skeleton.len() + optimised.block_bytes) as u64;
         let source = SessionSource::Split(optimised);
         let packed = Mutex::new(packed.as_ref().map_or_else(Weak::new, Arc::downgrade));
-        let (parked, defaults, sizes) = Default::default();
-        let model = Self { parked, options, values, source, packs, packed, ports, defaults, weight_bytes, sizes };
+        let (parked, defaults, sizes, has_computed) = Default::default();
+        let model =
+            Self { parked, options, values, source, packs, packed, ports, defaults, weight_bytes, sizes, has_computed };
         model.park(session);
         Ok(model)
     }
@@ -124,9 +128,10 @@ impl OrtModel {
         let ports = Ports::of(&session)?;
         let weight_bytes = bytes.len() as u64;
         let (values, source) = (Vec::new(), SessionSource::Whole(bytes));
-        let (parked, packed, defaults, sizes) = Default::default();
+        let (parked, packed, defaults, sizes, has_computed) = Default::default();
         let packs = true;
-        let model = Self { parked, options, values, source, packs, packed, ports, defaults, weight_bytes, sizes };
+        let model =
+            Self { parked, options, values, source, packs, packed, ports, defaults, weight_bytes, sizes, has_computed };
         model.park(session);
         Ok(model)
     }

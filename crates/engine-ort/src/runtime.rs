@@ -120,6 +120,17 @@ impl Runtime {
     pub(crate) fn check(&self, status: sys::OrtStatusPtr) -> Result<(), RuntimeError> {
         check(self.api, status)
     }
+
+    /// The same for an execution's status, which has a code, too.
+    pub(crate) fn check_execution(&self, status: sys::OrtStatusPtr) -> Result<(), (sys::OrtErrorCode, RuntimeError)> {
+        let code = if status.0.is_null() {
+            sys::OrtErrorCode::ORT_OK
+        } else {
+            // SAFETY: a status that isn't null is ours, and freed below.
+            unsafe { (self.api.GetErrorCode)(status.0) }
+        };
+        self.check(status).map_err(|refused| (code, refused))
+    }
 }
 
 /// One pool for all sessions: with one each, hundreds of models would be hundreds of pools.

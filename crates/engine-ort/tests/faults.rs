@@ -182,8 +182,8 @@ fn inputs_that_do_not_fit_are_refused_and_the_model_goes_on() {
         (with(&|tensor| tensor.shape = vec![2, 2]), ""),
     ];
     for (inputs, expected) in cases {
-        let text = execute(&mut *loaded, &inputs).unwrap_err().to_string();
-        assert!(text.starts_with("execution failed: ") && text.contains(expected), "{text}");
+        let error = execute(&mut *loaded, &inputs).unwrap_err();
+        assert!(matches!(&error, EngineError::Unfit(text) if text.contains(expected)), "{error:?}");
         assert_close(&execute(&mut *loaded, good).unwrap(), &case.outputs, "after a refusal");
     }
 }
@@ -204,9 +204,14 @@ fn an_execution_that_fails_is_a_sentence_and_the_model_goes_on() {
     let case = Case::of("failing").remove(0);
     let mut loaded = prepare("failing", None).unwrap().load(0).unwrap();
     let wrong = Tensor { datatype: DataType::Fp32, shape: vec![1, 4], data: vec![0; 16].into() };
-    let text = execute(&mut *loaded, &[wrong]).unwrap_err().to_string();
-    assert!(text.starts_with("execution failed: ") && !text.contains('\n'), "{text}");
+    let text = execute(&mut *loaded, std::slice::from_ref(&wrong)).unwrap_err().to_string();
+    assert!(!text.contains('\n') && !text.contains(".cc:"), "{text}");
     assert_close(&execute(&mut *loaded, &case.inputs).unwrap(), &case.outputs, "after a failure");
+    let error = execute(&mut *loaded, &[wrong]).unwrap_err();
+    assert!(
+        matches!(&error, EngineError::Unfit(said) if said.contains("cannot be reshaped")),
+        "others can be computed: {error:?}"
+    );
 }
 
 /// The worker catches panics and uses the model again. An output that was left over would be taken for the place of the

@@ -205,6 +205,9 @@ pub enum EngineError {
     /// The batch could not be computed.
     #[error("execution failed: {0}")]
     Execute(String),
+    /// The model can't compute these inputs: others it can.
+    #[error("{0}")]
+    Unfit(String),
     /// The batch can't be computed yet, but soon.
     #[error("{0}")]
     NotYet(String),

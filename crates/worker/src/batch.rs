@@ -25,6 +25,14 @@ pub trait BatchItem: Send + 'static {
     /// Takes the outputs, in the signature's order, or the reason why there are none.
     fn deliver(self, outputs: Result<Vec<Tensor>, String>);
 
+    /// Takes the reason why the model can't compute its inputs, though it can compute others.
+    fn refuse_inputs(self, reason: String)
+    where
+        Self: Sized,
+    {
+        self.deliver(Err(reason));
+    }
+
     /// Takes the reason why it can't be computed yet, though it can soon.
     fn put_off(self, reason: String)
     where

@@ -200,6 +200,13 @@ pub enum Status {
     TooLate,
     /// Failed, and why.
     Failed(String),
+    /// The model could not compute the inputs of some of its requests. The others have their answers.
+    Unfit {
+        /// What the engine said of the last of them.
+        reason: String,
+        /// How many requests these are.
+        requests: u32,
+    },
     /// The engine panicked, and what it said. Its requests have failed; whatever the engine keeps for this device may
     /// be in any state, so that the driver does well to [retire](Device::retire) it.
     Panicked(String),
@@ -487,6 +494,8 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, BatchFailure>) -> Result<T, Batch
 enum BatchFailure {
     /// The engine said so.
     Refused(String),
+    /// It said that it can't compute these inputs.
+    Unfit(String),
     /// It said that it can't yet.
     NotYet(String),
     /// The engine panicked.

@@ -39,6 +39,9 @@ impl BatchItem for Item {
         *self.answered_at.lock().unwrap() = self.clock.now();
         self.answers.send(outputs.map(|outputs| floats(&outputs[0].data)[0])).unwrap();
     }
+    fn refuse_inputs(self, reason: String) {
+        self.deliver(Err(format!("inputs: {reason}")));
+    }
     fn put_off(self, reason: String) {
         self.deliver(Err(format!("later: {reason}")));
     }
@@ -124,6 +127,9 @@ impl Loaded for Net {
         }
         if numbers.contains(&17.0) {
             return Err(EngineError::NotYet("17 is being prepared".into()));
+        }
+        if numbers.iter().any(|number| *number >= 100.0) {
+            return Err(EngineError::Unfit("100 and more can't be doubled".into()));
         }
         Ok(Box::new(OnItsWay { script: self.0.clone(), name, numbers }))
     }
@@ -370,6 +376,32 @@ fn a_request_that_cant_be_computed_yet_is_put_off_and_the_others_of_its_batch_ar
     let (_, status, _) = bench.report();
     assert!(matches!(&status, Status::Failed(reason) if reason == "17 is being prepared"), "{status:?}");
     assert_eq!(bench.answers(2), [Ok(2.0), Err("later: 17 is being prepared".into())]);
+}
+
+#[test]
+fn inputs_that_the_model_cant_compute_are_refused_and_the_others_of_their_batch_are_computed() {
+    let bench = Bench::new();
+    bench.script.allow(1, 2);
+    let unfit = |requests| Status::Unfit { reason: "100 and more can't be doubled".into(), requests };
+    let refused = Err("inputs: 100 and more can't be doubled".to_owned());
+    bench.order(1, &[1.0, 100.0, 101.0], Timestamp::NEVER);
+    assert_eq!(bench.report().1, unfit(2));
+    assert_eq!(bench.answers(3), [Ok(2.0), refused.clone(), refused.clone()]);
+    bench.order(2, &[100.0], Timestamp::NEVER);
+    assert_eq!(bench.report().1, unfit(1));
+    assert_eq!(bench.answers(1), [refused]);
+}
+
+#[test]
+fn an_order_failed_if_one_of_its_requests_did_for_another_reason_than_its_inputs() {
+    let bench = Bench::new();
+    bench.script.allow(-2, 2);
+    for (action, numbers) in [(1, [-2.0, 100.0]), (2, [100.0, -2.0])] {
+        bench.order(action, &numbers, Timestamp::NEVER);
+        let (_, status, _) = bench.report();
+        assert!(matches!(&status, Status::Failed(reason) if reason.contains("-2 is negative")), "{status:?}");
+        bench.answers(2);
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What the driver keeps of models, devices and actions under way.
 
 use super::backoff::Backoff;
+use super::seldom::SeldomLine;
 use crate::ModelRecord;
 use crate::payload::Payload;
 use crate::sampler::RequestTraits;
@@ -25,6 +26,8 @@ pub(super) struct DrivenModel {
     pub backoff: Backoff,
     /// What failed was a panic, which another device would have as well.
     pub panicked: bool,
+    /// When the log has a line of inputs that it can't compute.
+    pub unfit_line: SeldomLine,
     /// Requests that are queued.
     pub queued: usize,
 }
@@ -40,7 +43,16 @@ impl DrivenModel {
             failure: String::new(),
             backoff: Backoff::default(),
             panicked: false,
+            unfit_line: SeldomLine::default(),
             queued: 0,
+        }
+    }
+
+    /// Requests had inputs that it can't compute. That is their clients' mistake, which the log has in small doses.
+    pub fn note_unfit(&mut self, now: Timestamp, reason: &str, requests: u32) {
+        if let Some(left_out) = self.unfit_line.add(now, requests) {
+            let model = &*self.record.name;
+            tracing::warn!(model, left_out, "it can't compute the inputs of a request: {reason}");
         }
     }
 
@@ -94,7 +106,7 @@ impl Expectation {
                 }
             }
             Status::TooLate => actions.too_late(),
-            Status::Failed(_) | Status::Panicked(_) => actions.failed(),
+            Status::Failed(_) | Status::Unfit { .. } | Status::Panicked(_) => actions.failed(),
         }
     }
 

@@ -48,6 +48,11 @@ impl Core {
                 self.note_failure(inner, now, expectation.as_ref(), reason, false);
                 ActionStatus::Failed
             }
+            Status::Unfit { reason, requests } => {
+                let model = expectation.and_then(|expected| self.models.get_mut(expected.model.index())?.as_mut());
+                model.into_iter().for_each(|model| model.note_unfit(now, &reason, requests));
+                ActionStatus::Failed
+            }
             Status::Panicked(reason) => {
                 self.note_failure(inner, now, expectation.as_ref(), reason, true);
                 ActionStatus::Failed

@@ -45,6 +45,8 @@ pub struct Faults {
     pub execution_panics: AtomicBool,
     /// Executions have to wait for something.
     pub not_yet: AtomicBool,
+    /// Executions are refused for their inputs.
+    pub unfit: AtomicBool,
     pub load_panics: AtomicBool,
     pub load_fails: AtomicBool,
     pub unload_panics: AtomicBool,
@@ -110,6 +112,9 @@ impl Loaded for FaultyOnDevice {
         assert!(!self.faults.execution_panics.load(Ordering::Relaxed), "an execution that was told to");
         if self.faults.not_yet.load(Ordering::Relaxed) {
             return Err(EngineError::NotYet("it is being prepared".into()));
+        }
+        if self.faults.unfit.load(Ordering::Relaxed) {
+            return Err(EngineError::Unfit("5 x 3 by 4 x 2 has no product".into()));
         }
         self.loaded.stage(inputs)
     }

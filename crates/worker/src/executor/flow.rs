@@ -21,14 +21,45 @@ struct OpenOrder<I> {
     one_by_one: usize,
     /// When its first batch started. From then on it is carried out to the end.
     began_at: Option<Timestamp>,
-    /// Why a batch of it failed. Then its time says nothing about its size, though others of its requests have their
-    /// answers.
-    failure: Option<String>,
+    failures: Failures,
+}
+
+/// What failed of an order. Then its time says nothing about its size, though others of its requests have their answers.
+#[derive(Default)]
+struct Failures {
+    /// What the engine said, of what weighs most: what isn't the inputs' fault.
+    reason: Option<String>,
+    /// Requests whose inputs the model can't compute.
+    unfit: u32,
+    /// Requests that have no answer for another reason.
+    others: u32,
+}
+
+impl Failures {
+    /// A batch failed, whose requests are run again one by one.
+    fn together(&mut self, reason: String) {
+        self.reason.get_or_insert(reason);
+    }
+
+    /// A request failed that was alone in its batch.
+    fn alone(&mut self, reason: String, unfit: bool) {
+        *(if unfit { &mut self.unfit } else { &mut self.others }) += 1;
+        if !unfit || self.others == 0 {
+            self.reason = Some(reason);
+        }
+    }
+
+    /// What became of the order, unless nothing failed.
+    fn status(self) -> Option<Status> {
+        let reason = self.reason?;
+        let unfit = self.unfit > 0 && self.others == 0;
+        Some(if unfit { Status::Unfit { reason, requests: self.unfit } } else { Status::Failed(reason) })
+    }
 }
 
 impl<I: BatchItem> OpenOrder<I> {
     fn new(order: ExecuteOrder<I>) -> Self {
-        Self { order, one_by_one: 0, began_at: None, failure: None }
+        Self { order, one_by_one: 0, began_at: None, failures: Failures::default() }
     }
 
     /// Its next batch.
@@ -217,7 +248,9 @@ impl<I: BatchItem> DeviceExecutor<I> {
             }
             Ok(None) => self.flow.exclusive.push_front(work),
             // It may have been for want of room.
-            Err(BatchFailure::Refused(_) | BatchFailure::NotYet(_)) if !idle => self.flow.exclusive.push_front(work),
+            Err(BatchFailure::Refused(_) | BatchFailure::Unfit(_) | BatchFailure::NotYet(_)) if !idle => {
+                self.flow.exclusive.push_front(work);
+            }
             Err(failure) => self.settle(work, &group, staged_at, failure, report),
         }
     }
@@ -309,21 +342,18 @@ impl<I: BatchItem> DeviceExecutor<I> {
         failure: BatchFailure,
         report: &impl Fn(OrderReport<I>),
     ) {
-        let (reason, not_yet) = match failure {
-            BatchFailure::Refused(reason) => (reason, false),
-            BatchFailure::NotYet(reason) => (reason, true),
-            BatchFailure::Panic(reason) => return fail(work.order, reason, report),
-        };
+        if let BatchFailure::Panic(reason) = failure {
+            return fail(work.order, reason, report);
+        }
         if group.count > 1 || group.filled.is_some() {
             work.one_by_one = group.count;
+            work.failures.together(failure.into_reason());
         } else {
             work.one_by_one = work.one_by_one.saturating_sub(1);
-            work.order.items.drain(..1).for_each(|item| match not_yet {
-                true => item.put_off(reason.clone()),
-                false => item.deliver(Err(reason.clone())),
-            });
+            let unfit = matches!(failure, BatchFailure::Unfit(_));
+            work.order.items.drain(..1).for_each(|item| failure.tell(item));
+            work.failures.alone(failure.into_reason(), unfit);
         }
-        work.failure = Some(reason);
         self.go_on(work, (started_at, started_at), Transfers::default(), report);
     }
 
@@ -339,10 +369,7 @@ impl<I: BatchItem> DeviceExecutor<I> {
         if !work.order.items.is_empty() {
             return self.flow.exclusive.push_front(work);
         }
-        let status = match work.failure {
-            None => Status::Done { started_at, ended_at, transfers },
-            Some(reason) => Status::Failed(reason),
-        };
+        let status = work.failures.status().unwrap_or(Status::Done { started_at, ended_at, transfers });
         report(OrderReport { action: work.order.action, status, returned: Vec::new() });
     }
 }
@@ -361,14 +388,32 @@ fn let_go(staged: Box<dyn Staged>) {
         drop(staged);
         Ok(())
     });
-    if let Err(BatchFailure::Panic(reason) | BatchFailure::Refused(reason) | BatchFailure::NotYet(reason)) = gone {
-        tracing::error!("a batch could not be let go: {reason}");
+    if let Err(failure) = gone {
+        tracing::error!("a batch could not be let go: {}", failure.into_reason());
+    }
+}
+
+impl BatchFailure {
+    fn into_reason(self) -> String {
+        match self {
+            Self::Refused(reason) | Self::Unfit(reason) | Self::NotYet(reason) | Self::Panic(reason) => reason,
+        }
+    }
+
+    /// Tells a request why it has no outputs.
+    fn tell<I: BatchItem>(&self, item: I) {
+        match self {
+            Self::Unfit(reason) => item.refuse_inputs(reason.clone()),
+            Self::NotYet(reason) => item.put_off(reason.clone()),
+            Self::Refused(reason) | Self::Panic(reason) => item.deliver(Err(reason.clone())),
+        }
     }
 }
 
 fn refused(error: EngineError) -> BatchFailure {
     match error {
         EngineError::NotYet(reason) => BatchFailure::NotYet(reason),
+        EngineError::Unfit(reason) => BatchFailure::Unfit(reason),
         error => BatchFailure::Refused(error.to_string()),
     }
 }
