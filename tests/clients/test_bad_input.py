@@ -6,6 +6,7 @@ import pathlib
 import resource
 import socket
 import struct
+import subprocess
 
 import conftest
 import numpy as np
@@ -114,6 +115,25 @@ def test_a_shape_that_the_model_cant_compute_is_the_clients_mistake(tmp_path):
         told = [line for line in lines if "can't compute the inputs" in line]
         # At most one in ten seconds, however long this took.
         assert 1 <= len(told) < 20 and not [line for line in lines if "ERROR" in line], lines
+    finally:
+        started.process.kill()
+        started.process.wait()
+
+
+def test_a_log_that_nobody_reads_stops_nothing(tmp_path):
+    """Standard error is a pipe of 64 KiB that nobody reads, and 300 KB of errors go there."""
+    for name in ["failing", "mlp"]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1").symlink_to(conftest.ROOT / ".cache" / "test-models" / name / "1")
+    # Nothing that is made up has that width: what fails may be the model's fault, and is an error each.
+    started = conftest.start(tmp_path, stderr=subprocess.PIPE)
+    try:
+        wrong = {"inputs": [{"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [0.5] * 4}]}
+        for _ in range(600):
+            assert post(started, wrong, "failing")[0] == 500
+        assert post(started, {"inputs": [GOOD]})[0] == 200
+        conftest.stop(started)
+        assert len(started.process.stderr.read()) > 60_000
     finally:
         started.process.kill()
         started.process.wait()

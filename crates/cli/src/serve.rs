@@ -507,6 +507,12 @@ impl ServeOptions {
 
 /// Serves until it is told to stop.
 pub fn run(options: ServeOptions) -> Result<()> {
+    let served = serve(options);
+    logs::flush();
+    served
+}
+
+fn serve(options: ServeOptions) -> Result<()> {
     let options = options.with_file()?;
     let (format, filter) = options.logs()?;
     logs::init(format, &filter)?;
@@ -626,6 +632,7 @@ fn stop_signal() -> Result<Receiver<()>> {
                 _ = tokio::signal::ctrl_c() => {}
                 _ = terminate.recv() => {}
             }
+            logs::flush();
             std::process::exit(130);
         });
     })?;

@@ -350,5 +350,6 @@ impl Inner {
 /// Ends the process: an invariant is broken, and a supervisor that starts it anew does better than a wrong answer.
 fn fatal(reason: &str) -> ! {
     tracing::error!("{reason}; the process ends here so that no wrong plan is carried out");
+    telemetry::logs::flush();
     std::process::exit(70);
 }

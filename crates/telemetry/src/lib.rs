@@ -5,6 +5,7 @@
 
 mod declare;
 mod demand;
+mod log_writer;
 pub mod logs;
 mod machine;
 mod metrics;

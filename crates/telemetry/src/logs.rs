@@ -1,8 +1,10 @@
 //! The set-up of logs: to standard error, as text for people or JSON for machines; and what can be changed while it
-//! runs.
+//! runs. A thread of its own writes them: nobody waits for whoever reads them.
 
+use crate::log_writer::LogWriter;
 use std::io::IsTerminal as _;
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Metadata, Subscriber, span, subscriber::Interest};
 use tracing_subscriber::layer::{Context, Filter, SubscriberExt as _};
@@ -11,6 +13,9 @@ use tracing_subscriber::{EnvFilter, Layer as _, Registry, fmt, reload};
 
 /// Libraries that say more than a user wants to know. What the user's filter says of them counts more.
 const QUIET: &str = "notify=warn,h2=warn,hyper=warn";
+
+/// At the end of the process the last lines are given this much time to be read.
+const FLUSH: Duration = Duration::from_secs(1);
 
 /// How a line of the log is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -38,6 +43,9 @@ pub enum LogsError {
     /// Somebody set up logs before.
     #[error("logs are set up already: init is called once, at the start")]
     Twice,
+    /// There is no thread to write them.
+    #[error("no thread could be started that writes the log: {0}")]
+    NoThread(#[from] std::io::Error),
     /// Nobody has set up logs, so there is nothing to change.
     #[error("this process has no log to change: it was started without one")]
     NotSetUp,
@@ -70,6 +78,7 @@ struct ProcessLog {
     settings: Mutex<LogSettings>,
     filter: String,
     handle: reload::Handle<LogFilter, Registry>,
+    writer: LogWriter,
 }
 
 static PROCESS_LOG: OnceLock<ProcessLog> = OnceLock::new();
@@ -78,15 +87,24 @@ static PROCESS_LOG: OnceLock<ProcessLog> = OnceLock::new();
 /// (`info,gateway=debug`). Colours only where a person looks at it.
 pub fn init(format: Format, filter: &str) -> Result<(), LogsError> {
     let (chosen, handle) = reload::Layer::new(LogFilter::new(filter, LogSettings::default())?);
-    let layer = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    let writer = LogWriter::start(format, std::io::stderr())?;
+    let layer = fmt::layer().with_writer(writer.clone()).with_ansi(std::io::stderr().is_terminal());
     let layer = match format {
         Format::Text => layer.with_target(false).boxed(),
         Format::Json => layer.json().flatten_event(true).boxed(),
     };
     let log = tracing_subscriber::registry().with(layer.with_filter(chosen));
     log.try_init().map_err(|_| LogsError::Twice)?;
-    let running = ProcessLog { settings: Mutex::default(), filter: filter.to_owned(), handle };
+    let running = ProcessLog { settings: Mutex::default(), filter: filter.to_owned(), handle, writer };
     PROCESS_LOG.set(running).map_err(|_| LogsError::Twice)
+}
+
+/// Waits for the lines of the log to be written, for whoever ends the process; a second at most, since nobody may read
+/// them.
+pub fn flush() {
+    if let Some(running) = PROCESS_LOG.get() {
+        running.writer.flush_within(FLUSH);
+    }
 }
 
 /// How the log is set now.
