@@ -27,9 +27,11 @@ mod session;
 mod signature;
 mod sizes;
 mod strings;
+mod telemetry;
 mod weights;
 
 pub use library::find as find_library;
+pub use telemetry::refuse as refuse_telemetry;
 
 use base::ModelSignature;
 use engine::{Engine, EngineError, Loaded, ModelSource, Prepared, Tensor};
@@ -71,7 +73,7 @@ impl OrtEngine {
     /// Loads the library.
     pub fn new(options: &OrtOptions) -> Result<Self, EngineError> {
         let path = match &options.library {
-            Some(path) => path.clone(),
+            Some(path) => library::in_full(path)?,
             None => find_library()?,
         };
         Ok(Self { runtime: Runtime::get(&path, options)?, models: Mutex::default() })
