@@ -8,6 +8,7 @@ mod demand;
 pub mod logs;
 mod machine;
 mod metrics;
+mod one_line;
 mod statistics;
 mod trace;
 mod triton;

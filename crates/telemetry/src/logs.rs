@@ -1,6 +1,7 @@
 //! The set-up of logs: to standard error, as text for people or JSON for machines; and what can be changed while it
 //! runs.
 
+use crate::one_line::OneLine;
 use std::io::IsTerminal as _;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tracing::level_filters::LevelFilter;
@@ -78,7 +79,7 @@ static PROCESS_LOG: OnceLock<ProcessLog> = OnceLock::new();
 /// (`info,gateway=debug`). Colours only where a person looks at it.
 pub fn init(format: Format, filter: &str) -> Result<(), LogsError> {
     let (chosen, handle) = reload::Layer::new(LogFilter::new(filter, LogSettings::default())?);
-    let layer = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    let layer = fmt::layer().with_writer(|| OneLine(std::io::stderr())).with_ansi(std::io::stderr().is_terminal());
     let layer = match format {
         Format::Text => layer.with_target(false).boxed(),
         Format::Json => layer.json().flatten_event(true).boxed(),

@@ -27,6 +27,9 @@ impl Publisher {
     /// Publishes a model as a client wants it.
     fn publish_for(&mut self, order: PublishOrder) -> Result<(), ControlError> {
         let PublishOrder { model, config, files } = order;
+        if model.contains(char::is_control) {
+            return Err(not_a_name(&model));
+        }
         let given = match &config {
             Some(text) => Some(Arc::new(override_config(text, &model)?)),
             None => None,
@@ -144,6 +147,11 @@ fn is_absent(entry: &ScanEntry) -> bool {
     matches!(entry, ScanEntry::Broken(broken) if broken.absent)
 }
 
+fn not_a_name(model: &str) -> ControlError {
+    let reason = "it must be the name of a folder, without control characters";
+    ControlError::Bad(format!("{model:?} can't be a model's name: {reason}"))
+}
+
 fn override_config(text: &str, model: &str) -> Result<ModelConfig, ControlError> {
     let origin = Path::new("the request's `config`");
     ModelConfig::parse_json(text, origin, model).map_err(|error| ControlError::Bad(error.to_string()))
@@ -160,7 +168,7 @@ fn write_files(
         return Err(ControlError::Bad(reason.to_owned()));
     }
     if !repository::is_model_name(model) {
-        return Err(ControlError::Bad(format!("{model:?} can't be a model's name: it must be the name of a folder")));
+        return Err(not_a_name(model));
     }
     let failed = |error: std::io::Error| ControlError::Failed {
         model: model.to_owned(),
@@ -169,7 +177,7 @@ fn write_files(
     let folder = tempfile::Builder::new().prefix("punctual-").tempdir().map_err(failed)?;
     for (path, content) in files {
         let inside = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
-        if path.is_empty() || !inside || path.contains('\0') {
+        if path.is_empty() || !inside || path.contains(char::is_control) {
             let reason = format!("the file {path:?} isn't in the model's folder: name it as in file:1/model.onnx");
             return Err(ControlError::Bad(reason));
         }
