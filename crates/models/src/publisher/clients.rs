@@ -2,12 +2,12 @@
 
 use super::{Publisher, Version, Wish};
 use crate::control::{ControlError, ControlMode, Order, OrderWish, PublishOrder};
+use crate::uploads::Upload;
 use base::Duration;
 use repository::{ModelConfig, Repository, ScanEntry, WantedModels};
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 use std::sync::Arc;
-use tempfile::TempDir;
 
 impl Publisher {
     /// Does what a client wants and tells it what came of it.
@@ -162,7 +162,7 @@ fn write_files(
     model: &str,
     files: &[(String, bytes::Bytes)],
     config: Option<&Arc<ModelConfig>>,
-) -> Result<TempDir, ControlError> {
+) -> Result<Upload, ControlError> {
     if config.is_none() {
         let reason = "files were sent without a configuration: send one with the parameter `config`, {} at least";
         return Err(ControlError::Bad(reason.to_owned()));
@@ -174,7 +174,7 @@ fn write_files(
         model: model.to_owned(),
         reason: format!("its files could not be written: {error}"),
     };
-    let folder = tempfile::Builder::new().prefix("punctual-").tempdir().map_err(failed)?;
+    let folder = Upload::new().map_err(failed)?;
     for (path, content) in files {
         let inside = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
         if path.is_empty() || !inside || path.contains(char::is_control) {
@@ -189,7 +189,7 @@ fn write_files(
 }
 
 fn scan_folder(
-    folder: &TempDir,
+    folder: &Upload,
     model: &str,
     config: Option<&Arc<ModelConfig>>,
 ) -> Result<Vec<ScanEntry>, ControlError> {
