@@ -98,8 +98,8 @@ pub struct ServeOptions {
     #[arg(long, value_name = "NAME", env = "PUNCTUAL_PRECISION")]
     pub precision: Option<String>,
 
-    /// With `--precision auto`, how far outputs may be off, as a part of an output's range. A precision that was named is
-    /// obeyed, with a warning if it is further off.
+    /// With `--precision auto`, how far outputs may be off, as a part of an output's range. A precision that was named
+    /// is obeyed, with a warning if it is further off.
     #[arg(long, value_name = "PART", env = "PUNCTUAL_PRECISION_ERROR")]
     pub precision_error: Option<f64>,
 

@@ -180,8 +180,8 @@ impl OpenModel {
         })
     }
 
-    /// The graph in which a batch of that size, or some of its rows, runs on a device; and why there is none where there
-    /// is none.
+    /// The graph in which a batch of that size, or some of its rows, runs on a device; and why there is none where
+    /// there is none.
     pub(crate) fn find(&self, own: Size, device: usize) -> (Found<SizedGraph>, EngineError) {
         let (found, state) = self.store.find(self.model.sizes.size_for(own), device);
         if state == ShapeState::Wanted && !self.queued.swap(true, Ordering::AcqRel) {

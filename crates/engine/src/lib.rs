@@ -50,8 +50,8 @@ pub trait Engine: Send + Sync {
         &[]
     }
 
-    /// An engine that computes the same models on the host, in any shape, where this one prepares each: what only runs of
-    /// a model show is found out there.
+    /// An engine that computes the same models on the host, in any shape, where this one prepares each: what only runs
+    /// of a model show is found out there.
     fn reference(&self) -> Option<Arc<dyn Engine>> {
         None
     }

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! The order is that of the speed that is expected, so that as little as possible is prepared: what follows one that is
-//! near enough isn't tried. But in small and in recurrent networks fp16 is often slower than TF32, so that these two are
-//! measured. 32 bits are always near enough. Errors mostly arise where a network begins, and all that is behind passes
-//! them on; how many of the first products have to be in 32 bits is searched for with drafts.
+//! near enough isn't tried. But in small and in recurrent networks fp16 is often slower than TF32, so that these two
+//! are measured. 32 bits are always near enough. Errors mostly arise where a network begins, and all that is behind
+//! passes them on; how many of the first products have to be in 32 bits is searched for with drafts.
 
 use crate::{Purpose, Tensor, distance, is_real, numbers};
 use base::{Duration, Precision, PrecisionChoice};
@@ -68,9 +68,9 @@ impl Verdict {
 /// A precision that was tried, and what an execution takes in it.
 type Timed = (Tried, Option<Duration>);
 
-/// Decides. `candidates` are those of the engine, first what is expected to be the fastest; `compute` prepares the model
-/// in a precision for a purpose, and computes always the same inputs with it. It fails if there is nothing to compare
-/// with, or if a precision that was named can't be computed.
+/// Decides. `candidates` are those of the engine, first what is expected to be the fastest; `compute` prepares the
+/// model in a precision for a purpose, and computes always the same inputs with it. It fails if there is nothing to
+/// compare with, or if a precision that was named can't be computed.
 pub fn decide(
     choice: PrecisionChoice,
     candidates: &[Precision],

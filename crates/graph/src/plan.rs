@@ -493,8 +493,8 @@ pub enum ScatterKind {
 pub struct Scatter {
     /// What is written over.
     pub data: Tensor,
-    /// For each of `updates`, where along `axis` it goes; elsewhere it goes where it is itself. Negative ones count from
-    /// the end. What is out of range goes nowhere.
+    /// For each of `updates`, where along `axis` it goes; elsewhere it goes where it is itself. Negative ones count
+    /// from the end. What is out of range goes nowhere.
     pub indices: Tensor,
     /// Of the dimensions of `indices`, none of which is larger than that of `data`, but along `axis`.
     pub updates: Tensor,
@@ -506,8 +506,8 @@ pub struct Scatter {
     pub kind: ScatterKind,
 }
 
-/// `convolution(input - zero, weight)` of integers, with sums in 32 bits that wrap: exact, whatever the precision of the
-/// plan. Padding is 0 behind the subtraction. A product of matrices is one with a window of one element.
+/// `convolution(input - zero, weight)` of integers, with sums in 32 bits that wrap: exact, whatever the precision of
+/// the plan. Padding is 0 behind the subtraction. A product of matrices is one with a window of one element.
 #[derive(Clone, PartialEq, Debug)]
 pub struct IntegerConv {
     /// Batch, channels, rows, columns, of 8 or 16 bits.

@@ -122,8 +122,8 @@ pub fn with_precision_alone(
     (ModelSource { precision: Some(precision), ..source }, verdict)
 }
 
-/// Compares a model with itself in 32 bits. `None` where nothing can be compared: it can't be prepared, which the engine
-/// says when it is prepared to be served, or no input suits it.
+/// Compares a model with itself in 32 bits. `None` where nothing can be compared: it can't be prepared, which the
+/// engine says when it is prepared to be served, or no input suits it.
 fn compare<'a>(
     engine: &dyn Engine,
     found: &FoundModel,

@@ -58,8 +58,8 @@ pub struct ModelConfig {
     pub padding: BTreeMap<String, f64>,
     /// How many elements an input whose size is left open may have, from the parameter `max_elements`.
     pub max_elements: Option<u64>,
-    /// How many shapes of a model that leaves sizes open are kept prepared, from the parameter `max_shapes`: for engines
-    /// that prepare each shape.
+    /// How many shapes of a model that leaves sizes open are kept prepared, from the parameter `max_shapes`: for
+    /// engines that prepare each shape.
     pub max_shapes: Option<u32>,
     /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
     pub file_name: Option<String>,

@@ -483,64 +483,6 @@ def fallback(folder, devices, seconds):
         [node], "scaled", [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", size])],
         [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", size])],
     )
-    save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(target))
-
-
-def shapes(folder, devices, seconds, within=120):
-    """Images of any height and width: the CPU computes the first of a shape, the GPU those after it, and both say the same."""
-    root = folder / "shapes"
-    open_images(root / "images" / "1" / "model.onnx")
-    configure(root, "images", parameter("precision", "fp32"))
-    asked = [(48, 64), (64, 48), (96, 96), (31, 77), (128, 32), (64, 64)]
-
-    def answers(server):
-        for height, width in asked:
-            values = [((7 * place) % 255) / 255 for place in range(3 * height * width)]
-            began = time.monotonic()
-            answer = ask(server.http, "images", [("image", "FP32", values)], [1, 3, height, width])
-            yield answer, (time.monotonic() - began) * 1e3
-
-    with Server(root, "--devices", "cpu:1", "--cache-dir", str(folder / "cache")) as server:
-        expected = [answer for answer, _ in answers(server)]
-    with Server(root, "--devices", devices, "--cache-dir", str(folder / "cache"), log="info") as server:
-        first = list(answers(server))
-        log, give_up_at, prepared = pathlib.Path(server.log.name), time.monotonic() + within, 0
-        while prepared < len(asked) and time.monotonic() < give_up_at:
-            time.sleep(0.1)
-            lines = [line for line in log.read_text().splitlines() if "on the device from now on" in line or "stays on the CPU" in line]
-            prepared = sum(any(f"[1, 3, {height}, {width}]" in line for line in lines if "from now on" in line) for height, width in asked)
-        later = list(answers(server))
-    difference = lambda found: max(
-        max(abs(a - b) for a, b in zip(ours, theirs)) / max(map(abs, theirs)) if isinstance(ours, list) and len(ours) == len(theirs) else float("inf")
-        for (ours, _), theirs in zip(found, expected)
-    )
-    took = lambda found: [round(milliseconds, 2) for _, milliseconds in found]
-    say(f"shapes: first {took(first)} ms, off by {difference(first):.1e}; later {took(later)} ms, off by {difference(later):.1e}")
-    for line in lines:
-        say(f"  {line}")
-    return {"shapes": len(asked), "prepared": prepared, "first_ms": took(first), "later_ms": took(later), "difference": max(difference(first), difference(later))}
-
-
-def fallback(folder, devices, seconds):
-    """A model with an operator that isn't there for GPUs: named, or computed on the CPU if that is allowed."""
-    from onnx import TensorProto, helper, save
-
-    root = folder / "fallback"
-    target = root / "recurrent" / "1" / "model.onnx"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    size = 8
-    weights = [
-        helper.make_tensor(name, TensorProto.FLOAT, dims, [((index * 37) % 19 - 9) / 20 for index in range(dims[0] * dims[1] * dims[2])])
-        for name, dims in (("W", (1, 3 * size, size)), ("R", (1, 3 * size, size)))
-    ]
-    turn = helper.make_node("Unsqueeze", ["input", "axes"], ["sequence"])
-    node = helper.make_node("GRU", ["sequence", "W", "R"], ["", "last"], hidden_size=size)
-    flat = helper.make_node("Squeeze", ["last", "axes"], ["output"])
-    axes = helper.make_tensor("axes", TensorProto.INT64, (1,), [0])
-    made = helper.make_graph(
-        [turn, node, flat], "recurrent", [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", size])],
-        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", size])], [*weights, axes],
-    )
     save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)], ir_version=8), str(target))
     configure(root, "scaled", "max_batch_size: 4\n" + parameter("batch_sizes", "1,4"))
     try:

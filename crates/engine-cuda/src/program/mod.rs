@@ -93,8 +93,8 @@ pub struct Effort {
     pub proposals: usize,
     /// Whether cuBLASLt is tried.
     pub products: bool,
-    /// Whether steps that nobody measured are measured. Otherwise the first kernel of ours is taken, where there is one:
-    /// that is right, soon there, and slow.
+    /// Whether steps that nobody measured are measured. Otherwise the first kernel of ours is taken, where there is
+    /// one: that is right, soon there, and slow.
     pub measures: bool,
 }
 

@@ -65,8 +65,8 @@ fn divide(args: &NodesArgs) -> anyhow::Result<Value> {
     Ok(json!({ "right": right, "wrong": wrong, "refused": refused, "contested": contested }))
 }
 
-/// Computes each `of`th test from the `part`th on. The last line has the numbers of those that are right, wrong, refused
-/// and contested: those that contradict the operator's definition, from which what is right differs.
+/// Computes each `of`th test from the `part`th on. The last line has the numbers of those that are right, wrong,
+/// refused and contested: those that contradict the operator's definition, from which what is right differs.
 fn compute(folder: &Path, precision: Precision, part: usize, of: usize) -> anyhow::Result<()> {
     let options = CudaOptions { memory_bytes: Some(256 << 20), pinned_bytes: 0, ..CudaOptions::default() };
     let engine = CudaEngine::new(&options)?;

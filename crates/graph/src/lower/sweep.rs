@@ -211,7 +211,8 @@ impl Lowering {
         self.chosen(flat, table, [table.len() / window, window], outside)
     }
 
-    /// What is kept of the elements under each window: `[batch, channels, elements]` becomes `[batch, channels, places]`.
+    /// What is kept of the elements under each window: `[batch, channels, elements]` becomes `[batch, channels,
+    /// places]`.
     fn pooled(
         &mut self,
         flat: ValueId,
