@@ -1,4 +1,5 @@
 //! Which ONNX Runtime the program loads, and what that finds in the environment.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -70,7 +70,7 @@ fn remove_left_over_in(folder: &Path) {
         match fs::remove_dir_all(&path) {
             Ok(()) => tracing::info!("{}: removed, left by a server that was killed", path.display()),
             Err(error) => {
-                tracing::warn!("{}: left by a server that was killed, can't be removed: {error}", path.display())
+                tracing::warn!("{}: left by a server that was killed, can't be removed: {error}", path.display());
             }
         }
     }
