@@ -30,7 +30,13 @@ impl Upload {
     fn new_in(folder: &Path) -> io::Result<Self> {
         let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(folder)?;
         let lock = File::create(folder.path().join(LOCK))?;
-        lock.lock()?;
+        // Where files can't be locked, no start finds one that it may remove.
+        if let Err(error) = lock.lock() {
+            tracing::debug!(
+                "{}: it can't be locked and stays if the server is killed: {error}",
+                folder.path().display()
+            );
+        }
         Ok(Self { folder, lock })
     }
 
