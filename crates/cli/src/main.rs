@@ -87,6 +87,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    // Before anything else: it takes effect only while there is one thread.
+    engine_ort::refuse_telemetry();
     match run(CommandLine::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

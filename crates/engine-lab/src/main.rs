@@ -69,6 +69,7 @@ enum Tool {
 }
 
 fn main() -> ExitCode {
+    engine_ort::refuse_telemetry();
     let EngineLab { tool, json } = EngineLab::parse();
     let outcome = run(tool).and_then(|figures| match json {
         Some(path) => Ok(std::fs::write(path, serde_json::to_string_pretty(&figures)? + "\n")?),

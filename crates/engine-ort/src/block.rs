@@ -11,9 +11,9 @@ const ALIGNMENT: usize = 64;
 pub(crate) enum Block {
     /// Memory of our own.
     Owned(MmapMut),
-    /// Part of a file of the cache: read from it again when the system needs the memory for something else.
+    /// Part of a copy of a file of the cache: read from it again when the system needs the memory for something else.
     Mapped {
-        /// The file.
+        /// The copy.
         map: Mmap,
         /// Where the block starts in it.
         start: usize,

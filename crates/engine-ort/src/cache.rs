@@ -6,14 +6,15 @@
 //! ```
 //!
 //! A file is written under another name, brought to disk, and renamed, so it is there either whole or not at all; what
-//! is broken nevertheless is noticed by its checksum, removed, and made again. The time of change is that of the last
-//! use: whatever nobody used for a month goes when something new is kept.
+//! is broken nevertheless is noticed by its checksum, removed, and made again. Nobody keeps others from cutting such a
+//! file, and whoever reads what was cut from a mapped file is killed: what is checked and mapped is a copy without a
+//! name. The time of change is that of the last use: whatever nobody used for a month goes when something new is kept.
 
 use crate::block::Block;
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -77,7 +78,8 @@ pub(crate) fn read(path: &Path) -> Option<Optimised> {
             return None;
         }
     };
-    let optimised = parse(&file);
+    let copied = private_copy(&file, path.parent().unwrap_or(Path::new("."))).map_err(|error| error.to_string());
+    let optimised = copied.and_then(parse);
     // Where it can't be noted, the file may go a month after it was made.
     if let Err(error) = file.set_modified(SystemTime::now()) {
         tracing::debug!("{}: its use can't be noted: {error}", path.display());
@@ -91,9 +93,30 @@ pub(crate) fn read(path: &Path) -> Option<Optimised> {
     optimised.ok()
 }
 
-fn parse(file: &File) -> Result<Optimised, String> {
-    // SAFETY: files of the cache are only ever replaced as a whole, by renaming, so what is mapped doesn't change.
-    let map = unsafe { Mmap::map(file) }.map_err(|error| error.to_string())?;
+/// What is in a file now, where nobody else can change it: in a file without a name beside it, which the system may put
+/// out of memory and read again; or in memory, where such a file can't be made.
+fn private_copy(mut file: &File, folder: &Path) -> io::Result<Mmap> {
+    let copied = tempfile::tempfile_in(folder).and_then(|mut copy| io::copy(&mut file, &mut copy).map(|_| copy));
+    match copied {
+        // SAFETY: the file has no name, and this function alone has it open: nobody changes what is mapped.
+        Ok(copy) => unsafe { Mmap::map(&copy) },
+        Err(error) => {
+            tracing::debug!("a cached model is read into memory, since it can't be copied: {error}");
+            in_memory(file)
+        }
+    }
+}
+
+fn in_memory(mut file: &File) -> io::Result<Mmap> {
+    use io::Seek as _;
+    let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+    let mut memory = MmapMut::map_anon(length.max(1))?;
+    file.rewind()?;
+    file.read_exact(&mut memory[..length])?;
+    memory.make_read_only()
+}
+
+fn parse(map: Mmap) -> Result<Optimised, String> {
     let head: &[u8; HEAD] = map.first_chunk().ok_or("it is too short")?;
     let (magic, rest) = head.split_at(MAGIC.len());
     if magic != MAGIC {
@@ -217,6 +240,29 @@ mod tests {
             assert!(read(&path).is_none(), "case {number}");
             assert!(!path.exists(), "case {number}");
         }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_while_it_is_used_ends_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path(folder.path(), &blake3::hash(b"model"));
+        write(&path, &sample()).unwrap();
+        let kept = read(&path).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+        assert!(kept.block.iter().all(|&byte| byte == 7));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "the copy has no name");
+    }
+
+    #[test]
+    fn what_can_not_be_copied_is_read_into_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path(folder.path(), &blake3::hash(b"model"));
+        write(&path, &sample()).unwrap();
+        let file = File::open(&path).unwrap();
+        let kept = parse(private_copy(&file, &folder.path().join("nowhere")).unwrap()).unwrap();
+        assert!(kept.block.iter().all(|&byte| byte == 7));
+        fs::write(&path, "").unwrap();
+        assert!(parse(in_memory(&file).unwrap()).is_err());
     }
 
     #[test]

@@ -8,8 +8,8 @@
 //!
 //! A session is made from the skeleton and lent the weights where they lie: for convolutions, nothing that grows with
 //! the weights is read, copied or optimised. Matrix products want their weights packed, which does grow with them: the
-//! sessions of a model share what is packed, the last unload frees it, and the original weights lie in the cache's
-//! file, which the system keeps in memory as long as there is room. Sessions of models that are smaller than a page are
+//! sessions of a model share what is packed, the last unload frees it, and the original weights lie in a copy of the
+//! cache's file, which the system keeps in memory as long as there is room. Sessions of models that are smaller than a page are
 //! kept after an unload.
 #![allow(unsafe_code, reason = "the runtime is a C library; each block says why it is sound")]
 
@@ -28,9 +28,11 @@ mod session;
 mod signature;
 mod sizes;
 mod strings;
+mod telemetry;
 mod weights;
 
 pub use library::find as find_library;
+pub use telemetry::refuse as refuse_telemetry;
 
 use base::ModelSignature;
 use engine::{Engine, EngineError, Loaded, ModelSource, Prepared, Tensor};
@@ -72,7 +74,7 @@ impl OrtEngine {
     /// Loads the library.
     pub fn new(options: &OrtOptions) -> Result<Self, EngineError> {
         let path = match &options.library {
-            Some(path) => path.clone(),
+            Some(path) => library::in_full(path)?,
             None => find_library()?,
         };
         Ok(Self { runtime: Runtime::get(&path, options)?, models: Mutex::default() })

@@ -159,8 +159,8 @@ impl OrtModel {
         if !self.packs {
             return self;
         }
-        // What a session packs isn't looked at again until the next load: lying in the cache's file, it needn't stay in
-        // memory.
+        // What a session packs isn't looked at again until the next load: lying in a copy of the cache's file, it
+        // needn't stay in memory.
         let mapped = cache::read(path).and_then(|optimised| Self::split(runtime, optimised).ok());
         mapped.unwrap_or(self)
     }

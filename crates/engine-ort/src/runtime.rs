@@ -1,7 +1,7 @@
 //! The loaded library: its table of functions, the one environment that a process may have, and the memory it works in.
 
 use crate::OrtOptions;
-use crate::library::unavailable;
+use crate::library::{not_loaded, unavailable};
 use engine::EngineError;
 use ort::AsPointer;
 use ort::environment::{Environment, GlobalThreadPoolOptions};
@@ -59,9 +59,7 @@ impl Runtime {
 
     fn load(path: &Path, options: &OrtOptions) -> Result<Self, EngineError> {
         let failed = |what: &dyn std::fmt::Display| unavailable(format!("{}: {what}", path.display()));
-        // A relative path would be looked for in the program's folder.
-        let path_in_full = std::path::absolute(path).map_err(|error| failed(&error))?;
-        let mut builder = ort::init_from(&path_in_full).map_err(|error| failed(&error))?;
+        let mut builder = ort::init_from(path).map_err(|error| not_loaded(path, &error))?;
         let pooled = options.threads > 1;
         if pooled {
             builder = builder.with_global_thread_pool(pool(options.threads).map_err(|error| failed(&error))?);

@@ -30,7 +30,7 @@ impl BringUp {
         }
         // A file that can't be read is the engine's to explain.
         let key = self.finding_key(found).ok();
-        let kept = self.config.cache.as_deref().map(FindingStore::<BatchFinding>::new).zip(key);
+        let kept = self.cache_of(found).as_deref().map(FindingStore::<BatchFinding>::new).zip(key);
         if let Some(finding) = kept.as_ref().and_then(|(store, key)| store.load(key)) {
             return Ok((decided(finding.batches)?, Some(finding.why)));
         }

@@ -5,7 +5,7 @@ use crate::manager::ManagerConfig;
 use crate::profiler::Measured;
 use crate::queueing::QueueLimits;
 use crate::samples::{MAX_INPUT_BYTES, Samples};
-use crate::{elements, precision, profiler, reshape, warmup};
+use crate::{elements, precision, profiler, reshape, uploads, warmup};
 use base::{DeviceId, Duration, LatencyProfile, ModelSignature, Precision, TensorSpec};
 use controller::{Controller, ModelRecord, Padding};
 use engine::precision::Verdict;
@@ -43,6 +43,11 @@ impl BringUp {
         self.stopping.load(Ordering::Relaxed)
     }
 
+    /// Where results of preparing a model are kept.
+    pub(crate) fn cache_of(&self, found: &FoundModel) -> Option<PathBuf> {
+        uploads::cache_of(found, self.config.cache.as_deref())
+    }
+
     fn say_once(&self, model: &str, warnings: &[String]) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         for warning in warnings {
@@ -56,7 +61,7 @@ impl BringUp {
     pub(crate) fn run(&self, found: &FoundModel) -> Result<(ServedModel, Arc<dyn Prepared>), String> {
         let config = &found.config;
         self.say_once(&found.name, &config.warnings);
-        let source = model_source(found, self.config.cache.clone())?;
+        let source = model_source(found, self.cache_of(found))?;
         let (source, verdict) = self.with_precision(found, source);
         let (prepared, batching) = self.prepare(found, &source)?;
         // What another engine computes has nothing to do with what was compared.
@@ -209,7 +214,7 @@ impl BringUp {
             machine: repository::machine(),
             batch_sizes: sizes.to_vec(),
         };
-        let store = self.config.cache.as_deref().map(ProfileStore::new);
+        let store = self.cache_of(found).as_deref().map(ProfileStore::new);
         if let Some(stored) = store.as_ref().and_then(|store| store.load(&key)) {
             return Ok((stored.profile, stored.fixed));
         }

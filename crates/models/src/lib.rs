@@ -30,6 +30,7 @@ mod reshape;
 mod rows;
 mod runner;
 mod samples;
+mod uploads;
 mod warmup;
 
 pub use bring_up::model_source;

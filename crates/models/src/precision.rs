@@ -67,7 +67,7 @@ impl BringUp {
         }
         // A file that can't be read is the engine's to explain.
         let key = self.precision_key(found, wishes).ok();
-        let kept = self.config.cache.as_deref().map(FindingStore::<PrecisionFinding>::new).zip(key);
+        let kept = self.cache_of(found).as_deref().map(FindingStore::<PrecisionFinding>::new).zip(key);
         let known = kept.as_ref().and_then(|(store, key)| from_kept(&store.load(key)?));
         let verdict = known.or_else(|| {
             let load = |prepared: &dyn Prepared| self.on_a_device(prepared);

@@ -19,6 +19,7 @@ use crate::control::ControlMode;
 use crate::manager::{ManagerWork, StartProgress};
 use crate::progress::StartLines;
 use crate::registry::Registry;
+use crate::uploads::{self, Upload};
 use base::Duration;
 use engine::Prepared;
 use repository::{Change, Repository, ScanEntry, Sources, WantedModels, WatchOptions, Watcher};
@@ -26,7 +27,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use tempfile::TempDir;
 
 /// A version of a model, by its name and number.
 pub(crate) type ModelKey = (String, u64);
@@ -68,7 +68,7 @@ enum Wish {
     #[default]
     Follow,
     /// Published as a client wanted it; files that it sent are here.
-    Frozen(#[allow(dead_code, reason = "the folder is removed when this is dropped")] Option<TempDir>),
+    Frozen(#[allow(dead_code, reason = "the folder is removed when this is dropped")] Option<Upload>),
     /// Not published.
     Withdrawn,
 }
@@ -114,6 +114,7 @@ impl Publisher {
 
     /// Publishes what is there, and starts to watch it where the mode says so.
     pub(crate) fn start(&mut self, notices: Sender<ManagerWork>) -> Result<Option<Watcher>, String> {
+        uploads::remove_left_over();
         let wanted = self.wanted_at_start();
         let entries = self.scan(&wanted)?;
         let explicit = self.mode() == ControlMode::Explicit;

@@ -154,6 +154,13 @@ impl Repository {
         for (name, folders) in &names {
             match name.to_str() {
                 Some(name) if name.starts_with('.') => {}
+                Some(name) if name.contains(char::is_control) => entries.push(ScanEntry::Broken(Broken {
+                    name: name.escape_debug().to_string(),
+                    version: None,
+                    reason: format!("the folder's name {name:?} has control characters: rename it"),
+                    absent: false,
+                    fingerprint: Fingerprint::default(),
+                })),
                 Some(name) => self.scan_folders(name, folders, None, &mut entries),
                 None => entries.push(ScanEntry::Broken(Broken {
                     name: name.to_string_lossy().into_owned(),
@@ -289,9 +296,9 @@ impl Repository {
     }
 }
 
-/// Whether a model may be called so: a name of a folder, and not of a hidden one.
+/// Whether a model may be called so: a name of a folder, and not of a hidden one, on one line.
 pub fn is_model_name(name: &str) -> bool {
-    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\']) && !name.contains(char::is_control)
 }
 
 fn unreadable(root: &Path, error: io::Error) -> RepositoryError {
@@ -400,6 +407,19 @@ mod tests {
             }
         };
         expect.assert_eq(&first.iter().map(line).collect::<String>());
+    }
+
+    #[test]
+    fn a_name_with_a_newline_is_refused_on_one_line() {
+        check(
+            &[("a\nb/1/model.onnx", "")],
+            expect![[r#"
+            a\nb None broken: the folder's name "a\nb" has control characters: rename it
+        "#]],
+        );
+        assert!(is_model_name("größe 2") && !is_model_name("a\nb") && !is_model_name("a\u{85}b"));
+        let mut repository = Repository::open([tempfile::tempdir().unwrap().path()]).unwrap();
+        assert!(repository.scan_one("a\nb", None).is_empty());
     }
 
     #[test]

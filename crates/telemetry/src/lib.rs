@@ -9,6 +9,7 @@ mod log_writer;
 pub mod logs;
 mod machine;
 mod metrics;
+mod one_line;
 mod statistics;
 mod trace;
 mod triton;

@@ -2,6 +2,7 @@
 //! runs. A thread of its own writes them: nobody waits for whoever reads them.
 
 use crate::log_writer::LogWriter;
+use crate::one_line::OneLine;
 use std::io::IsTerminal as _;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -87,7 +88,7 @@ static PROCESS_LOG: OnceLock<ProcessLog> = OnceLock::new();
 /// (`info,gateway=debug`). Colours only where a person looks at it.
 pub fn init(format: Format, filter: &str) -> Result<(), LogsError> {
     let (chosen, handle) = reload::Layer::new(LogFilter::new(filter, LogSettings::default())?);
-    let writer = LogWriter::start(format, std::io::stderr())?;
+    let writer = LogWriter::start(format, OneLine(std::io::stderr()))?;
     let layer = fmt::layer().with_writer(writer.clone()).with_ansi(std::io::stderr().is_terminal());
     let layer = match format {
         Format::Text => layer.with_target(false).boxed(),

@@ -5,13 +5,22 @@ use bytes::{Bytes, BytesMut};
 use engine::{HostBuffer, HostMemory};
 use std::sync::Arc;
 
+/// Room that is made on a client's word alone: enough for usual requests at once. More is made as bytes come, since a word
+/// costs a client nothing.
+const FIRST_ROOM: usize = 1 << 20;
+
 /// Where devices read by themselves, if they do.
 pub(crate) type OptionalHostMemory = Option<Arc<dyn HostMemory>>;
 
 /// What has come so far.
 pub(crate) enum Gathered {
     /// In memory like any other.
-    Plain(BytesMut),
+    Plain {
+        /// The bytes.
+        all: BytesMut,
+        /// How many are expected.
+        expected: usize,
+    },
     /// Where the device reads.
     Host(HostBuffer),
 }
@@ -20,12 +29,13 @@ impl Gathered {
     /// Nothing yet; so many bytes are expected.
     pub(crate) fn new(bytes: usize, memory: &OptionalHostMemory) -> Self {
         let host = memory.as_ref().and_then(|memory| memory.take(bytes));
-        host.map_or_else(|| Self::Plain(BytesMut::with_capacity(bytes)), Self::Host)
+        let plain = || Self::Plain { all: BytesMut::with_capacity(bytes.min(FIRST_ROOM)), expected: bytes };
+        host.map_or_else(plain, Self::Host)
     }
 
     pub(crate) fn len(&self) -> usize {
         match self {
-            Self::Plain(all) => all.len(),
+            Self::Plain { all, .. } => all.len(),
             Self::Host(buffer) => buffer.as_ref().len(),
         }
     }
@@ -37,16 +47,20 @@ impl Gathered {
                 return;
             }
             // More came than was expected.
-            *self = Self::Plain(BytesMut::from(buffer.as_ref()));
+            *self = Self::Plain { all: BytesMut::from(buffer.as_ref()), expected: 0 };
         }
-        if let Self::Plain(all) = self {
+        if let Self::Plain { all, expected } = self {
+            if all.capacity() - all.len() < data.len() {
+                // As much again as has come, so that few copies are made, but never more than is expected.
+                all.reserve(expected.saturating_sub(all.len()).min(all.len()).max(data.len()));
+            }
             all.extend_from_slice(data);
         }
     }
 
     pub(crate) fn freeze(self) -> Bytes {
         match self {
-            Self::Plain(all) => all.freeze(),
+            Self::Plain { all, .. } => all.freeze(),
             Self::Host(buffer) => Bytes::from_owner(buffer),
         }
     }
@@ -114,6 +128,42 @@ mod tests {
         let (_, memory) = limited(6);
         assert_eq!(gather(4, &memory, &[b"abc", b"def"]), (false, Bytes::from("abcdef")));
         assert_eq!(gather(6, &memory, &[b"abc"]), (true, Bytes::from("abc")));
+    }
+
+    fn capacity(gathered: &Gathered) -> usize {
+        match gathered {
+            Gathered::Plain { all, .. } => all.capacity(),
+            Gathered::Host(_) => unreachable!("there is no such memory"),
+        }
+    }
+
+    #[test]
+    fn a_promise_of_64_mib_takes_no_room_before_its_bytes_come() {
+        let (promised, piece) = (64 << 20, vec![7; 300_000]);
+        let mut gathered = Gathered::new(promised, &None);
+        gathered.add(b"x");
+        assert!(capacity(&gathered) <= FIRST_ROOM);
+        while gathered.len() + piece.len() <= promised {
+            gathered.add(&piece);
+            let most = (2 * gathered.len()).clamp(FIRST_ROOM, promised);
+            assert!(capacity(&gathered) <= most, "{} for {}", capacity(&gathered), gathered.len());
+        }
+        let missing = promised - gathered.len();
+        gathered.add(&piece[..missing]);
+        let all = gathered.freeze();
+        assert!(all.len() == promised && all[0] == b'x' && all[1..].iter().all(|&byte| byte == 7));
+    }
+
+    #[test]
+    fn room_for_a_usual_request_is_made_once() {
+        let mut gathered = Gathered::new(602_112, &None);
+        gathered.add(b"x");
+        let Gathered::Plain { all, .. } = &gathered else { unreachable!("there is no such memory") };
+        let before = all.as_ptr();
+        (0..6).for_each(|_| gathered.add(&[7; 100_000]));
+        gathered.add(&[7; 2111]);
+        let all = gathered.freeze();
+        assert_eq!((all.as_ptr(), all.len()), (before, 602_112));
     }
 
     #[test]

@@ -2,12 +2,12 @@
 
 use super::{Publisher, Version, Wish};
 use crate::control::{ControlError, ControlMode, Order, OrderWish, PublishOrder};
+use crate::uploads::Upload;
 use base::Duration;
 use repository::{ModelConfig, Repository, ScanEntry, WantedModels};
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 use std::sync::Arc;
-use tempfile::TempDir;
 
 impl Publisher {
     /// Does what a client wants and tells it what came of it.
@@ -27,6 +27,9 @@ impl Publisher {
     /// Publishes a model as a client wants it.
     fn publish_for(&mut self, order: PublishOrder) -> Result<(), ControlError> {
         let PublishOrder { model, config, files } = order;
+        if model.contains(char::is_control) {
+            return Err(not_a_name(&model));
+        }
         let given = match &config {
             Some(text) => Some(Arc::new(override_config(text, &model)?)),
             None => None,
@@ -144,6 +147,11 @@ fn is_absent(entry: &ScanEntry) -> bool {
     matches!(entry, ScanEntry::Broken(broken) if broken.absent)
 }
 
+fn not_a_name(model: &str) -> ControlError {
+    let reason = "it must be the name of a folder, without control characters";
+    ControlError::Bad(format!("{model:?} can't be a model's name: {reason}"))
+}
+
 fn override_config(text: &str, model: &str) -> Result<ModelConfig, ControlError> {
     let origin = Path::new("the request's `config`");
     ModelConfig::parse_json(text, origin, model).map_err(|error| ControlError::Bad(error.to_string()))
@@ -154,22 +162,22 @@ fn write_files(
     model: &str,
     files: &[(String, bytes::Bytes)],
     config: Option<&Arc<ModelConfig>>,
-) -> Result<TempDir, ControlError> {
+) -> Result<Upload, ControlError> {
     if config.is_none() {
         let reason = "files were sent without a configuration: send one with the parameter `config`, {} at least";
         return Err(ControlError::Bad(reason.to_owned()));
     }
     if !repository::is_model_name(model) {
-        return Err(ControlError::Bad(format!("{model:?} can't be a model's name: it must be the name of a folder")));
+        return Err(not_a_name(model));
     }
     let failed = |error: std::io::Error| ControlError::Failed {
         model: model.to_owned(),
         reason: format!("its files could not be written: {error}"),
     };
-    let folder = tempfile::Builder::new().prefix("punctual-").tempdir().map_err(failed)?;
+    let folder = Upload::new().map_err(failed)?;
     for (path, content) in files {
         let inside = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
-        if path.is_empty() || !inside || path.contains('\0') {
+        if path.is_empty() || !inside || path.contains(char::is_control) {
             let reason = format!("the file {path:?} isn't in the model's folder: name it as in file:1/model.onnx");
             return Err(ControlError::Bad(reason));
         }
@@ -181,7 +189,7 @@ fn write_files(
 }
 
 fn scan_folder(
-    folder: &TempDir,
+    folder: &Upload,
     model: &str,
     config: Option<&Arc<ModelConfig>>,
 ) -> Result<Vec<ScanEntry>, ControlError> {
