@@ -8,8 +8,8 @@ use crate::runtime::RuntimeError;
 use engine::EngineError;
 use ort::sys::OrtErrorCode;
 
-/// What is said of what befalls an execution whatever its inputs are: no memory, an end from outside. Single words would
-/// be found in the names of functions that the runtime tells of.
+/// What is said of what befalls an execution whatever its inputs are: no memory, an end from outside. Single words
+/// would be found in the names of functions that the runtime tells of.
 const NOT_OF_INPUTS: [&str; 6] =
     ["bad_alloc", "Failed to allocate", "Available memory", "ut of memory", "finds no memory", "terminate flag"];
 /// In front of what an operator says; before it are names that the model's author has chosen.

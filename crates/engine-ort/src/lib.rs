@@ -9,8 +9,8 @@
 //! A session is made from the skeleton and lent the weights where they lie: for convolutions, nothing that grows with
 //! the weights is read, copied or optimised. Matrix products want their weights packed, which does grow with them: the
 //! sessions of a model share what is packed, the last unload frees it, and the original weights lie in a copy of the
-//! cache's file, which the system keeps in memory as long as there is room. Sessions of models that are smaller than a page are
-//! kept after an unload.
+//! cache's file, which the system keeps in memory as long as there is room. Sessions of models that are smaller than a
+//! page are kept after an unload.
 #![allow(unsafe_code, reason = "the runtime is a C library; each block says why it is sound")]
 
 mod blame;

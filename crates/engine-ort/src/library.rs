@@ -11,9 +11,9 @@ const VARIABLES: [&str; 2] = ["PUNCTUAL_ONNXRUNTIME", "ORT_DYLIB_PATH"];
 /// What the system's loader is asked for: it looks where the system keeps libraries, and in `LD_LIBRARY_PATH`.
 const SYSTEM: &str = "libonnxruntime.so";
 
-/// The library that the environment names; or else one that lies beside the program, or that `scripts/setup runtime` put
-/// into `.cache` of the checkout that the program was built in; or else the name that the system's loader knows it by.
-/// Never one of the current folder or above it: whoever may write there could have the server run any code.
+/// The library that the environment names; or else one that lies beside the program, or that `scripts/setup runtime`
+/// put into `.cache` of the checkout that the program was built in; or else the name that the system's loader knows it
+/// by. Never one of the current folder or above it: whoever may write there could have the server run any code.
 pub fn find() -> Result<PathBuf, EngineError> {
     for variable in VARIABLES {
         if let Some(path) = env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from) {

@@ -1,5 +1,5 @@
-//! What clients send with a load: in a folder of its own, together with what is kept of preparing it, for as long as it is
-//! served.
+//! What clients send with a load: in a folder of its own, together with what is kept of preparing it, for as long as it
+//! is served.
 
 use repository::FoundModel;
 use std::fs::{self, File};

@@ -5,8 +5,8 @@ use bytes::{Bytes, BytesMut};
 use engine::{HostBuffer, HostMemory};
 use std::sync::Arc;
 
-/// Room that is made on a client's word alone: enough for usual requests at once. More is made as bytes come, since a word
-/// costs a client nothing.
+/// Room that is made on a client's word alone: enough for usual requests at once. More is made as bytes come, since a
+/// word costs a client nothing.
 const FIRST_ROOM: usize = 1 << 20;
 
 /// Where devices read by themselves, if they do.

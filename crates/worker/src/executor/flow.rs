@@ -24,7 +24,8 @@ struct OpenOrder<I> {
     failures: Failures,
 }
 
-/// What failed of an order. Then its time says nothing about its size, though others of its requests have their answers.
+/// What failed of an order. Then its time says nothing about its size, though others of its requests have their
+/// answers.
 #[derive(Default)]
 struct Failures {
     /// What the engine said, of what weighs most: what isn't the inputs' fault.
