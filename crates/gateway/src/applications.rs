@@ -22,7 +22,7 @@ const KEPT_FOR: u64 = 1 << 20;
 
 /// Who came, by name. Looking one up takes no lock.
 pub(crate) struct Applications {
-    places: [Place; MAX_APPLICATIONS],
+    places: [KnownName; MAX_APPLICATIONS],
     /// Nobody outside knows its key, so nobody can make up names that are taken for another.
     hasher: RandomState,
     /// Requests with a name.
@@ -33,7 +33,7 @@ pub(crate) struct Applications {
 /// What is known of a name. Its numbers are read and written one by one: where threads change them at once, a name may
 /// lose its place early, or have two for a while.
 #[derive(Default)]
-struct Place {
+struct KnownName {
     /// The name's hash; 0: nobody has the place.
     name: AtomicU64,
     /// How often it came.
@@ -44,7 +44,7 @@ struct Place {
 
 impl Default for Applications {
     fn default() -> Self {
-        let places = std::array::from_fn(|_| Place::default());
+        let places = std::array::from_fn(|_| KnownName::default());
         Self { places, hasher: RandomState::new(), requests: AtomicU64::new(0), full: Once::new() }
     }
 }
@@ -79,7 +79,7 @@ impl Applications {
 
     /// The place of a name: the one that it has, or else the first one that is free.
     fn find(&self, hash: u64) -> Option<usize> {
-        let has = |place: &Place| match place.name.load(Ordering::Relaxed) {
+        let has = |place: &KnownName| match place.name.load(Ordering::Relaxed) {
             0 => place
                 .name
                 .compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed)
@@ -91,8 +91,8 @@ impl Applications {
 
     /// Gives a name the place of the one that was away for longest, of those that may lose theirs.
     fn replace(&self, hash: u64, now: u64) -> Option<usize> {
-        let last = |place: &Place| place.last.load(Ordering::Relaxed);
-        let kept = |place: &Place| {
+        let last = |place: &KnownName| place.last.load(Ordering::Relaxed);
+        let kept = |place: &KnownName| {
             place.times.load(Ordering::Relaxed) >= KEPT_FROM && now.saturating_sub(last(place)) < KEPT_FOR
         };
         let (number, place) =
