@@ -1,5 +1,5 @@
 # Two commands do everything from a fresh clone: `make serve` and `make test`.
-.PHONY: help serve test setup models release place bench compare experiments experiments-all format clean
+.PHONY: help serve test setup models release place bench compare experiments experiments-all fuzz audit sbom format clean
 
 # Also right after it was installed, when this shell doesn't know of it yet.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
@@ -13,6 +13,9 @@ help:
 	@echo "make compare      the same model in other servers beside this one, docs/comparison.md"
 	@echo "make experiments  every simulated figure of docs/experiments, with its plots"
 	@echo "make experiments-all  the same, and the sweeps that take hours; an interrupted one goes on"
+	@echo "make fuzz ARGS=\"--minutes 20\"  libFuzzer on every parser, for so long each; docs/fuzzing.md has what it found"
+	@echo "make audit        known vulnerabilities of what is depended on (cargo-deny, from the RustSec database)"
+	@echo "make sbom         target/punctual.cdx.json, the crates in the binary, for scanners (CycloneDX)"
 	@echo "make clean        remove what was built and fetched"
 
 setup:
@@ -48,6 +51,16 @@ experiments: release
 
 experiments-all: release
 	@scripts/experiments.sh --all $(ARGS)
+
+fuzz: setup
+	@scripts/fuzz.py $(ARGS)
+
+audit: setup
+	@cargo deny --version >/dev/null 2>&1 || cargo install --locked --quiet cargo-deny
+	@cargo deny check $(ARGS)
+
+sbom: setup
+	@scripts/sbom.py $(ARGS)
 
 format:
 	@scripts/wrap_comments.py

@@ -82,7 +82,7 @@ def start(folder, *options, stderr=None, cache=None):
     os.set_blocking(process.stdout.fileno(), False)
     said = b""
     give_up_at = time.monotonic() + START_SECONDS
-    while len(found := dict(re.findall(r"^ +(HTTP|gRPC|metrics) +(?:http://)?([^/\s]+)\S*$", said.decode(), re.M))) < 3:
+    while len(found := dict(re.findall(r"^ +(HTTP|gRPC|metrics) +(?:https?://)?([^/\s]+)\S*$", said.decode(), re.M))) < 3:
         if time.monotonic() > give_up_at or process.poll() is not None:
             process.kill()
             raise RuntimeError(f"{' '.join(command)} did not say where it listens within {START_SECONDS} s: {said}")

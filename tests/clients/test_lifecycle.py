@@ -1,6 +1,7 @@
 """Starting, stopping, and models that come and go: each with a server of its own."""
 
 import concurrent.futures
+import hashlib
 import json
 import shutil
 import signal
@@ -222,3 +223,25 @@ def test_a_profile_that_is_much_too_high_puts_itself_right(tmp_path):
     finally:
         conftest.stop(server)
     assert [status for status, _ in answers].count(200) >= 18, answers
+
+
+def test_a_model_that_is_not_in_the_manifest_is_not_served(emulated):
+    repository, start = emulated
+    for name in ("listed", "changed", "unlisted"):
+        write_model(repository, name, 1)
+    digest = lambda name: hashlib.sha256((repository / name / "config.pbtxt").read_bytes()).hexdigest()
+    manifest = repository.parent / f"{repository.name}.sha256"
+    manifest.write_text("".join(f"{digest(name)}  {name}/config.pbtxt\n" for name in ("listed", "changed")))
+    with (repository / "changed" / "config.pbtxt").open("a") as file:
+        file.write("# more\n")
+    server = start("--model-manifest", str(manifest))
+    assert infer(server, "listed")[0] == 200
+    for name, reason in (("changed", "SHA-256 differs"), ("unlisted", "not in the manifest")):
+        status, said = infer(server, name)
+        assert status in (400, 404, 503) and reason in json.dumps(index(server, name)), said
+
+
+def index(server, name):
+    request = urllib.request.Request(f"http://{server.http}/v2/repository/index", b"{}")
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return next(entry for entry in json.load(response) if entry["name"] == name)

@@ -357,7 +357,7 @@ def test_a_version_that_came_up_beside_a_broken_one_is_not_forgotten(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--model-control-mode", "sometimes"], "auto, none, poll or explicit"),
+        (["--model-control-mode", "sometimes"], "auto, both, none, poll or explicit"),
         (["--load-model", "x"], "--model-control-mode explicit"),
         (["--model-repository", "ftp://x/y"], "ftp:// isn't known"),
         (["--model-repository", "s3://"], "s3://bucket/folder"),

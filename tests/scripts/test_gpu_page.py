@@ -36,6 +36,10 @@ FIGURES = {
     "reference": {"rows": [{"model": "lenet", "precision": "f16", "error": 1e-3, "torch_error": 2e-3, "over": False, "steps": "{}"}]},
     "trained": {"rows": [ROW], "rounding": {"tf32": 2.1e-3}},
     "precision": {"bound": 0.01, "rows": [PITCH, {"model": "nani", "refused": "it has strings"}]},
+    "ready": {
+        "count": 100, "one": {"model": "resnet50-19", "first_answer_s": 2.04}, "all": {"nothing": {"seconds": 91.23, "by_rule": 100}, "cached": {"seconds": 14.0, "by_rule": 100}}, "tuned_s": {"resnet50-19": 31.4},
+        "again": {"seconds": 1.5, "by_rule": 0}, "in_idle_time": {"resnet50-19": {"precision": "fp16", "ms": {"1": 0.303, "2": 0.4}}}, "at_the_start": {"resnet50-19": {"precision": "fp16", "ms": {"1": 0.3, "2": 0.4}}},
+    },
     "nodes": {"right": 1363, "wrong": 0, "refused": 260, "contested": 4},
     "kernels": {"tried": 1234, "wrong": 0},
     "loads": {"sizes": [{"megabytes": 102, "copy": quantiles(1862), "load": quantiles(1943), "with_new_slab": quantiles(2289), "unload": quantiles(69)}]},

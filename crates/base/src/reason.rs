@@ -11,11 +11,13 @@ pub enum GrpcCode {
     DeadlineExceeded = 4,
     NotFound = 5,
     AlreadyExists = 6,
+    PermissionDenied = 7,
     ResourceExhausted = 8,
     FailedPrecondition = 9,
     Unimplemented = 12,
     Internal = 13,
     Unavailable = 14,
+    Unauthenticated = 16,
 }
 
 macro_rules! reasons {
@@ -107,6 +109,10 @@ reasons! {
         "The path is there, but not with this method.";
     Unsupported, "unsupported", 400, Unimplemented, None, BadInput, "refused", "OTHER", false,
         "The protocol has it, but this server doesn't, or isn't allowed to.";
+    Unauthenticated, "unauthenticated", 401, Unauthenticated, None, BadInput, "refused", "OTHER", false,
+        "The server asks for a key, and this is none of its keys.";
+    Forbidden, "forbidden", 403, PermissionDenied, None, BadInput, "refused", "OTHER", false,
+        "Whoever asks has no right to it.";
     RegionNotFound, "region_not_found", 404, NotFound, None, BadInput, "refused", "OTHER", false,
         "There is no such region of shared memory.";
     AlreadyExists, "already_exists", 409, AlreadyExists, None, BadInput, "refused", "OTHER", false,
@@ -147,11 +153,18 @@ reasons! {
         => "the server is going down";
     NotReady, "not_ready", 503, Unavailable, Some(1), ShuttingDown, "refused", "REJECTED", false,
         "The server isn't ready yet.";
+    NotLive, "not_live", 503, Unavailable, None, ShuttingDown, "refused", "REJECTED", false,
+        "Something that everybody waits for stands still.";
     TooManyConnections, "too_many_connections", 503, Unavailable, Some(1), QueueFull, "refused", "REJECTED", true,
         "The server has as many connections as it takes.";
+    ClientLimit, "client_limit", 429, ResourceExhausted, Some(1), ClientLimit, "refused", "REJECTED", false,
+        "The client has as much of the server as one client may have.";
     ExecutionFailed, "execution_failed", 500, Internal, None, ExecutionFailed, "failed", "BACKEND", false,
         "The engine could not compute it."
         => "model {model:?} could not be computed: {why}";
+    BrokenOff, "broken_off", 500, Internal, None, ExecutionFailed, "failed", "BACKEND", false,
+        "It was computed for longer than the server allows, and broken off."
+        => "model {model:?} was broken off: {why}";
     Cancelled, "cancelled", 499, Cancelled, None, Cancelled, "cancelled", "CANCELED", false,
         "The client went away.";
 }

@@ -6,9 +6,10 @@ use crate::bytes::ByteSize;
 use crate::devices::{DeviceChoice, DeviceKind, Devices};
 use crate::memory;
 use clap::Arg;
+use controller::ExecutionLimits;
 use engine_cuda::engine::CudaOptions;
 use engine_ort::OrtOptions;
-use models::{ControlMode, PrecisionWishes, ProfilingEffort};
+use models::{ControlMode, ManagerConfig, PrecisionWishes, ProfilingEffort};
 use planner::advice::AdvisorConfig;
 use recording::Limits;
 use std::net::{IpAddr, Ipv4Addr};
@@ -67,6 +68,7 @@ fn of(option: &str) -> Option<String> {
         "model_control_mode" => ControlMode::default().name().to_owned(),
         "repository_poll_secs" => POLL_SECONDS.to_string(),
         "host" => HOST.to_string(),
+        "exposed" => on_or_off(gateway.exposed),
         "http_port" => gateway::Config::HTTP_PORT.to_string(),
         "grpc_port" => gateway::Config::GRPC_PORT.to_string(),
         "metrics_port" => gateway::Config::METRICS_PORT.to_string(),
@@ -76,6 +78,7 @@ fn of(option: &str) -> Option<String> {
         "precision" => PrecisionWishes::default().choice.to_string(),
         "precision_error" => PrecisionWishes::default().bound.to_string(),
         "cpu_fallback" => on_or_off(CPU_FALLBACK),
+        "ready_soon" => on_or_off(models::READY_SOON),
         "threads_per_device" => OrtOptions::default().threads.to_string(),
         "policy" => scheduler.policy.name().to_owned(),
         "thrift" => on_or_off(scheduler.thrift),
@@ -84,9 +87,16 @@ fn of(option: &str) -> Option<String> {
         "profile_quantile" => scheduler.profile_quantile.to_string(),
         "profile_budget_ms" => ProfilingEffort::default().budget.as_millis_f64().to_string(),
         "online_profile_share" => ONLINE_PROFILE_SHARE.to_string(),
+        "max_execution_ms" => ExecutionLimits::MOST.as_millis_f64().to_string(),
+        "max_preparing_s" => ManagerConfig::MAX_PREPARING.as_secs_f64().to_string(),
+        "exit_timeout_secs" => gateway.shutdown_grace.as_secs().to_string(),
         "max_requests" => scheduler::Config::DEFAULT_MAX_REQUESTS.to_string(),
         "max_body" => size(gateway.max_body_bytes),
         "max_held" => size(gateway.max_held_bytes),
+        "max_connections" => gateway.max_connections.to_string(),
+        "max_client_connections" => gateway.max_client_connections.to_string(),
+        "least_rate" => ByteSize(gateway.least_rate).exactly(),
+        "max_body_s" => gateway.body_total.as_secs().to_string(),
         "allow_shared_memory" => on_or_off(gateway.shared_memory),
         "scaling_max_bad" => scaling.max_bad.to_string(),
         "scaling_min_bad" => scaling.min_bad.to_string(),
@@ -112,7 +122,7 @@ mod tests {
     use clap::{CommandFactory, Parser};
 
     /// Every option whose default can be written in a flag, with something else that it may be told.
-    const OTHERS: [(&str, &str); 30] = [
+    const OTHERS: [(&str, &str); 38] = [
         ("model-control-mode", "none"),
         ("repository-poll-secs", "16"),
         ("host", "127.0.0.2"),
@@ -125,6 +135,7 @@ mod tests {
         ("precision", "fp16"),
         ("precision-error", "0.5"),
         ("cpu-fallback", "false"),
+        ("ready-soon", "false"),
         ("threads-per-device", "2"),
         ("policy", "eager"),
         ("cells", "2"),
@@ -132,9 +143,16 @@ mod tests {
         ("profile-quantile", "0.5"),
         ("profile-budget-ms", "100"),
         ("online-profile-share", "0.5"),
+        ("max-execution-ms", "1000"),
+        ("max-preparing-s", "60"),
+        ("exit-timeout-secs", "5"),
         ("max-requests", "100"),
         ("max-body", "1MiB"),
         ("max-held", "2GiB"),
+        ("max-connections", "100"),
+        ("max-client-connections", "100"),
+        ("least-rate", "1MiB"),
+        ("max-body-s", "100"),
         ("scaling-max-bad", "0.5"),
         ("scaling-min-bad", "50"),
         ("scaling-reserve", "0.25"),
@@ -145,11 +163,24 @@ mod tests {
         ("log-format", "json"),
     ];
     /// Those that are off unless they are named.
-    const SWITCHES: [&str; 2] = ["thrift", "allow-shared-memory"];
+    const SWITCHES: [&str; 3] = ["exposed", "thrift", "allow-shared-memory"];
     /// Those whose default is a sentence or nothing, and three that other tests are for.
-    const REST: [&str; 11] = [
+    const REST: [&str; 24] = [
+        "max-client-requests",
+        "max-client-rate",
+        "max-client-held",
+        "memory-limit",
+        "model-manifest",
+        "tls-certificate",
+        "tls-key",
+        "tls-client-ca",
         "model-repository",
         "load-model",
+        "manifest-key",
+        "api-keys",
+        "cors-origin",
+        "http-restricted-api",
+        "grpc-restricted-protocol",
         "default-objective-ms",
         "io-threads",
         "cache-dir",
@@ -179,8 +210,12 @@ mod tests {
             DeviceChoice::Named(devices) => devices,
         };
         let controller = options.controller(&devices, &runtime);
-        let on_gpu = (choices.precision().unwrap(), choices.pinned_bytes(), choices.cpu_fallback);
-        let models = (options.control().unwrap(), options.poll(), options.effort(), choices.threads());
+        let on_gpu =
+            (choices.precision().unwrap(), choices.pinned_bytes(), choices.cpu_fallback, options.is_ready_soon());
+        let models = (
+            (options.control().unwrap(), options.poll(), options.effort()),
+            (options.max_preparing().unwrap(), choices.threads()),
+        );
         format!("{controller:?} {:?} {on_gpu:?} {models:?} {:?}", options.gateway().unwrap(), options.logs().unwrap())
     }
 
@@ -217,6 +252,22 @@ mod tests {
             assert_eq!(conclusions(named), shared, "{named:?}");
         }
         assert_eq!(conclusions(&["--allow-client-shm=false"]), conclusions(&[]));
+    }
+
+    #[test]
+    fn clients_load_and_unload_by_themselves_only_where_nobody_else_reaches_the_server() {
+        let takes_orders = |arguments: &[&str]| parse(arguments).control().unwrap().takes_orders();
+        for local in [&[][..], &["--host", "127.0.0.2"], &["--host", "::1"], &["--host", "::ffff:127.0.0.1"]] {
+            assert!(takes_orders(local), "{local:?}");
+        }
+        for exposed in [&["--host", "0.0.0.0"][..], &["--host", "::"], &["--host", "10.0.0.1"], &["--exposed"]] {
+            assert!(!takes_orders(exposed), "{exposed:?}");
+            assert!(takes_orders(&[exposed, &["--model-control-mode", "both"]].concat()), "{exposed:?}, asked for");
+            assert!(
+                takes_orders(&[exposed, &["--api-keys", "keys"]].concat()),
+                "{exposed:?}, for those who have a right"
+            );
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod bytes;
 mod defaults;
 mod devices;
 mod example;
+mod key;
 mod memory;
 mod place;
 mod profile;
@@ -35,6 +36,11 @@ enum Command {
     /// The repository has Triton's layout: NAME/VERSION/model.onnx, with an optional NAME/config.pbtxt. Folders may be
     /// added, changed and removed while the server runs.
     Serve(Box<serve::ServeOptions>),
+    /// Make an API key for `punctual serve --api-keys FILE`.
+    ///
+    /// The line for the file goes to standard output, the key itself to standard error: it is shown once and kept
+    /// nowhere. `punctual key web infer=resnet* >> keys` adds one; a server that runs reads the file again by itself.
+    Key(key::KeyOptions),
     /// Send load to a server and report goodput, refusals and latencies.
     ///
     /// Latency counts from the moment at which a request should have been sent, also when the server kept it waiting to
@@ -101,6 +107,7 @@ fn main() -> ExitCode {
 fn run(cli: CommandLine) -> Result<()> {
     match cli.command {
         Command::Serve(options) => serve::run(*options),
+        Command::Key(options) => key::run(&options),
         Command::Load(args) => Ok(loadgen::run_and_print(&args)?),
         Command::Profile(options) => profile::run(&options),
         Command::Simulate(args) => Ok(args.run_and_print()?),

@@ -4,24 +4,24 @@ use crate::bytes::ByteSize;
 use crate::defaults;
 use crate::devices::{DeviceChoice, DeviceKind, Devices};
 use crate::example;
+use crate::memory;
 use crate::runtime::{self, Choices, Runtime};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use base::Duration;
 use clap::Args;
-use controller::{Controller, ControllerConfig, DeviceConfig, Divisions, deal};
-use gateway::Gateway;
+use controller::{Controller, ControllerConfig, DeviceConfig, Divisions, ExecutionLimits, deal};
+use gateway::{Gateway, Origins, Restrictions, TlsFiles};
 use indicatif::{ProgressBar, ProgressStyle};
 use models::{ControlMode, Manager, ManagerConfig, ModelState, ProfilingEffort, Registry, StartProgress};
 use recording::{Header, Limits, Recorder};
-use repository::{RepositorySource, Transfer};
+use repository::{Manifest, RepositorySource, Transfer};
 use scheduler::PolicyKind;
 use serde::Deserialize;
-use std::cell::Cell;
 use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use telemetry::{Metrics, logs};
 use tokio::signal::unix::{SignalKind, signal};
@@ -30,6 +30,10 @@ use tokio::signal::unix::{SignalKind, signal};
 const PAGE_BYTES: u64 = 2 << 20;
 /// Looking less often than once a day is not looking.
 const MAX_POLL_SECONDS: u64 = 86_400;
+/// After the time for a stop is over and connections are cut off, so much is left for everything else.
+const LAST_STEPS: std::time::Duration = std::time::Duration::from_secs(5);
+/// The exit code of a process that ends without something that hangs.
+const LEFT_BEHIND: i32 = 75;
 /// How often downloads are logged.
 const LINE_EVERY: std::time::Duration = std::time::Duration::from_secs(10);
 
@@ -45,9 +49,11 @@ pub struct ServeOptions {
     #[serde(default, deserialize_with = "one_or_many")]
     pub model_repository: Option<Vec<String>>,
 
-    /// Who says which models are served. `auto`: the repository, whose changes are noticed, and clients, who may load
-    /// and unload. `none`: the repository as it is at the start. `poll`: the repository, whose changes are noticed.
-    /// `explicit`: clients, and `--load-model` at the start.
+    /// Who says which models are served. `both`: the repository, whose changes are noticed, and clients, who may load
+    /// and unload. `auto`: the same where only this machine's own users reach the server, or `--api-keys` says
+    /// who may, otherwise `poll`. `none`: the
+    /// repository as it is at the start. `poll`: the repository, whose changes are noticed. `explicit`: clients, and
+    /// `--load-model` at the start.
     #[arg(long, value_name = "MODE", env = "PUNCTUAL_MODEL_CONTROL_MODE")]
     pub model_control_mode: Option<String>,
 
@@ -61,9 +67,65 @@ pub struct ServeOptions {
     #[arg(long, value_name = "SECONDS", env = "PUNCTUAL_REPOSITORY_POLL_SECS")]
     pub repository_poll_secs: Option<u64>,
 
+    /// Serve only models whose files are in this list, as `sha256sum` writes it, with names from the model's on
+    /// (`resnet/1/model.onnx`). It is read again for every model that is published.
+    #[arg(long, value_name = "FILE", env = "PUNCTUAL_MODEL_MANIFEST")]
+    pub model_manifest: Option<PathBuf>,
+
+    /// With `--model-manifest`, the public key of minisign that must have signed it; the signature is next to it, in
+    /// `FILE.minisig`.
+    #[arg(long, value_name = "KEY", env = "PUNCTUAL_MANIFEST_KEY")]
+    pub manifest_key: Option<String>,
+
     /// The address to listen on. 0.0.0.0 lets other machines in.
     #[arg(long, value_name = "ADDRESS", env = "PUNCTUAL_HOST")]
     pub host: Option<IpAddr>,
+
+    /// Others than this machine's own users reach the server though `--host` is a loopback address: through a proxy on
+    /// this machine, a tunnel or a forwarded port.
+    #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_EXPOSED")]
+    pub exposed: Option<bool>,
+
+    /// A page whose scripts may ask the server and see its answers, as `https://example.org`; `*` is every page, which
+    /// may then ask, but change nothing. May be given several times.
+    #[arg(long, value_name = "ORIGIN", env = "PUNCTUAL_CORS_ORIGIN")]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub cors_origin: Option<Vec<String>>,
+
+    /// Calls over HTTP that ask for a header, as in Triton: `API,API:HEADER=VALUE`. The APIs are health, metadata,
+    /// inference, shared-memory, model-config, model-repository, statistics, trace and logging. May be given several
+    /// times.
+    #[arg(long, value_name = "APIS:HEADER=VALUE", env = "PUNCTUAL_HTTP_RESTRICTED_API", hide_env_values = true)]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub http_restricted_api: Option<Vec<String>>,
+
+    /// The same for gRPC, where Triton calls them protocols; the header there is `triton-grpc-protocol-HEADER`.
+    #[arg(
+        long,
+        value_name = "PROTOCOLS:HEADER=VALUE",
+        env = "PUNCTUAL_GRPC_RESTRICTED_PROTOCOL",
+        hide_env_values = true
+    )]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub grpc_restricted_protocol: Option<Vec<String>>,
+
+    /// The keys that clients need, and what each is good for: a line for each, as `punctual key` writes it. The file is
+    /// read again when it changes. Health needs no key.
+    #[arg(long, value_name = "FILE", env = "PUNCTUAL_API_KEYS")]
+    pub api_keys: Option<PathBuf>,
+
+    /// The server's certificate, as PEM, with those behind it that lead to one that clients know: all ports speak TLS
+    /// then. The files are read again when they change.
+    #[arg(long, value_name = "FILE", env = "PUNCTUAL_TLS_CERTIFICATE")]
+    pub tls_certificate: Option<PathBuf>,
+
+    /// The private key of `--tls-certificate`, as PEM.
+    #[arg(long, value_name = "FILE", env = "PUNCTUAL_TLS_KEY")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Those who sign clients' certificates, as PEM: clients need one then, on every port, probes too.
+    #[arg(long, value_name = "FILE", env = "PUNCTUAL_TLS_CLIENT_CA")]
+    pub tls_client_ca: Option<PathBuf>,
 
     /// The port for HTTP; 0 takes a free one.
     #[arg(long, value_name = "PORT", env = "PUNCTUAL_HTTP_PORT")]
@@ -108,6 +170,13 @@ pub struct ServeOptions {
     #[arg(value_parser = clap::builder::BoolishValueParser::new())]
     pub cpu_fallback: Option<bool>,
 
+    /// On a GPU, let models be ready within a moment, in fp32 and with kernels that are chosen by rule where none was
+    /// measured, and have each compared, measured and replaced by a faster one while the device idles. `false` may
+    /// follow: then all of that is done before a model is ready.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", env = "PUNCTUAL_READY_SOON")]
+    #[arg(value_parser = clap::builder::BoolishValueParser::new())]
+    pub ready_soon: Option<bool>,
+
     /// Cores for one execution on a CPU device.
     #[arg(long, value_name = "N", env = "PUNCTUAL_THREADS_PER_DEVICE")]
     pub threads_per_device: Option<u16>,
@@ -150,6 +219,23 @@ pub struct ServeOptions {
     #[arg(long, value_name = "SHARE", env = "PUNCTUAL_ONLINE_PROFILE_SHARE")]
     pub online_profile_share: Option<f64>,
 
+    /// For how long a batch may be computed, and a run that measures a model or warms it up. What takes longer is
+    /// broken off: its requests fail with `broken_off`, and its model rests for as long. Where nothing breaks it off,
+    /// the device is given up. Batches of models whose requests don't differ in size have less: 100 times what is
+    /// expected of them, but at least 5 s.
+    #[arg(long, value_name = "MS", env = "PUNCTUAL_MAX_EXECUTION_MS")]
+    pub max_execution_ms: Option<u64>,
+
+    /// For how long a model may be prepared, measured and warmed up. One that takes longer is left behind: it isn't
+    /// served, and others have their turn.
+    #[arg(long, value_name = "SECONDS", env = "PUNCTUAL_MAX_PREPARING_S")]
+    pub max_preparing_s: Option<u64>,
+
+    /// How long a stop waits for what is in flight before it cuts it off. 5 s later the process ends, whatever hangs.
+    /// Triton's name for it.
+    #[arg(long, value_name = "SECONDS", env = "PUNCTUAL_EXIT_TIMEOUT_SECS")]
+    pub exit_timeout_secs: Option<u64>,
+
     /// Requests that may be in the server at once; more are refused.
     #[arg(long, value_name = "N", env = "PUNCTUAL_MAX_REQUESTS")]
     pub max_requests: Option<u32>,
@@ -160,9 +246,44 @@ pub struct ServeOptions {
     #[serde(alias = "http-max-input-size")]
     pub max_body: Option<ByteSize>,
 
-    /// Memory for the bodies of large requests that are in the server at once; more are refused.
+    /// Memory for large requests and answers that are in the server at once; more are refused.
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MAX_HELD")]
     pub max_held: Option<ByteSize>,
+
+    /// Connections of clients at once over each protocol; one more takes the place of one that idles, or is refused.
+    #[arg(long, value_name = "N", env = "PUNCTUAL_MAX_CONNECTIONS")]
+    pub max_connections: Option<usize>,
+
+    /// Connections of one client (an IPv4 address, or an IPv6 network of 64 bits) at once; more are refused.
+    #[arg(long, value_name = "N", env = "PUNCTUAL_MAX_CLIENT_CONNECTIONS")]
+    pub max_client_connections: Option<usize>,
+
+    /// Requests of one client in flight; more are refused (429). [default: as many as there may be]
+    #[arg(long, value_name = "N", env = "PUNCTUAL_MAX_CLIENT_REQUESTS")]
+    pub max_client_requests: Option<usize>,
+
+    /// Requests of one client in a second, and at once after a second without; more are refused (429). [default: any
+    /// number]
+    #[arg(long, value_name = "RPS", env = "PUNCTUAL_MAX_CLIENT_RATE")]
+    pub max_client_rate: Option<f64>,
+
+    /// Memory for the bodies of one client's large requests and answers; more are refused (429). [default: what
+    /// --max-held allows all]
+    #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MAX_CLIENT_HELD")]
+    pub max_client_held: Option<ByteSize>,
+
+    /// How much of a body or an answer must move in a second, on average, once it took 30 s; 0 for anything.
+    #[arg(long, value_name = "SIZE", env = "PUNCTUAL_LEAST_RATE")]
+    pub least_rate: Option<ByteSize>,
+
+    /// How long a body or an answer may take in all.
+    #[arg(long, value_name = "S", env = "PUNCTUAL_MAX_BODY_S")]
+    pub max_body_s: Option<u64>,
+
+    /// Memory that the process may have. From 85 % of it on large bodies are refused, from 90 % new connections but for
+    /// probes, from 95 % connections that idle are closed. [default: the machine's, or what its control group allows]
+    #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MEMORY_LIMIT")]
+    pub memory_limit: Option<ByteSize>,
 
     /// Let clients have tensors read from and written to system shared memory. They name the objects, so this opens
     /// everything in /dev/shm that the server may open: only for clients that are trusted. `--allow-client-shm` is
@@ -268,15 +389,20 @@ impl ServeOptions {
         let Some(path) = &self.config else { return Ok(self) };
         let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
-        fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, host, http_port, grpc_port, metrics_port, devices, device_memory, pinned_memory, precision, precision_error, cpu_fallback,
+        fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, model_manifest, manifest_key, host, exposed, cors_origin, http_restricted_api, grpc_restricted_protocol, api_keys, tls_certificate, tls_key, tls_client_ca, http_port, grpc_port, metrics_port, devices, device_memory, pinned_memory, precision, precision_error, cpu_fallback, ready_soon,
             threads_per_device, policy, thrift, cells, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
-            online_profile_share, max_requests, max_body, max_held, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
+            online_profile_share, max_execution_ms, max_preparing_s, exit_timeout_secs, max_requests, max_body, max_held, max_connections, max_client_connections, max_client_requests, max_client_rate, max_client_held, least_rate, max_body_s, memory_limit, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
             scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file, record, record_limit);
         Ok(self)
     }
 
     fn address(&self, port: Option<u16>, default: u16) -> SocketAddr {
         SocketAddr::new(self.host.unwrap_or(defaults::HOST), port.unwrap_or(default))
+    }
+
+    /// Whether only this machine's own users reach the server.
+    fn is_local(&self) -> bool {
+        !self.exposed.unwrap_or(false) && self.host.unwrap_or(defaults::HOST).to_canonical().is_loopback()
     }
 
     pub(crate) fn device_choice(&self) -> DeviceChoice {
@@ -348,6 +474,7 @@ impl ServeOptions {
         if !(0.0..=1.0).contains(&online_profile_share) {
             bail!("--online-profile-share {online_profile_share}: a share is between 0 and 1");
         }
+        ensure!(self.max_execution_ms != Some(0), "--max-execution-ms 0: no batch is computed in no time");
         let kinds = devices.kinds(0);
         let cells = self.cells.unwrap_or(defaults::CELLS);
         let device = |index: u32| DeviceConfig {
@@ -365,6 +492,10 @@ impl ServeOptions {
             cells: deal((0..devices.count).map(device).collect(), devices.shares(), cells)
                 .map_err(|reason| anyhow!("--cells {cells}: {reason}"))?,
             online_profile_share,
+            limits: ExecutionLimits {
+                most: self.max_execution_ms.map_or(ExecutionLimits::MOST, Duration::from_millis),
+                comes_back: devices.kind != DeviceKind::Cuda,
+            },
         })
     }
 
@@ -402,7 +533,15 @@ impl ServeOptions {
         self.max_requests.unwrap_or(scheduler::Config::DEFAULT_MAX_REQUESTS).max(1)
     }
 
-    /// The deadline of requests that name none.
+    fn manifest(&self) -> Result<Option<Manifest>> {
+        let Some(file) = &self.model_manifest else {
+            ensure!(self.manifest_key.is_none(), "--manifest-key: there is no --model-manifest that it could be for");
+            return Ok(None);
+        };
+        let manifest = Manifest::new(file.clone(), self.manifest_key.as_deref());
+        manifest.map(Some).map_err(|reason| anyhow!("--model-manifest: {reason}"))
+    }
+
     fn default_objective(&self) -> Result<Option<Duration>> {
         match self.default_objective_ms {
             Some(millis) if !(millis.is_finite() && millis > 0.0) => {
@@ -419,14 +558,59 @@ impl ServeOptions {
             http: Some(self.address(self.http_port, gateway::Config::HTTP_PORT)),
             grpc: Some(self.address(self.grpc_port, gateway::Config::GRPC_PORT)),
             metrics: Some(self.address(self.metrics_port, gateway::Config::METRICS_PORT)),
+            exposed: self.exposed.unwrap_or(defaults.exposed),
+            cors_origins: Origins::read(self.cors_origin.as_deref().unwrap_or_default())
+                .map_err(|reason| anyhow!("--cors-origin: {reason}"))?,
+            restricted_http: Restrictions::of_http(self.http_restricted_api.as_deref().unwrap_or_default())
+                .map_err(|reason| anyhow!("--http-restricted-api: {reason}"))?,
+            restricted_grpc: Restrictions::of_grpc(self.grpc_restricted_protocol.as_deref().unwrap_or_default())
+                .map_err(|reason| anyhow!("--grpc-restricted-protocol: {reason}"))?,
+            api_keys: self.api_keys.clone(),
+            tls: self.tls()?,
             io_threads: self.io_threads.unwrap_or(cores / 2).max(1),
             max_body_bytes: self.max_body.map_or(defaults.max_body_bytes, |size| size.0 as usize),
             max_held_bytes: self.max_held.map_or(defaults.max_held_bytes, |size| size.0 as usize),
+            max_connections: self.max_connections.unwrap_or(defaults.max_connections).max(1),
+            max_client_connections: self.max_client_connections.unwrap_or(defaults.max_client_connections).max(1),
+            client_limits: self.client_limits()?,
+            least_rate: self.least_rate.map_or(defaults.least_rate, |size| size.0),
+            body_total: self.max_body_s.map_or(defaults.body_total, std::time::Duration::from_secs),
+            memory_limit: Some(self.memory_limit.map_or(u64::MAX, |size| size.0).min(memory::limit())),
             scaling: self.scaling()?,
             trace_file: self.trace_file.clone(),
             shared_memory: self.allow_shared_memory.unwrap_or(defaults.shared_memory),
+            shutdown_grace: self.exit_timeout_secs.map_or(defaults.shutdown_grace, std::time::Duration::from_secs),
             ..defaults
         })
+    }
+
+    /// What connections are encrypted with.
+    fn tls(&self) -> Result<Option<TlsFiles>> {
+        match (&self.tls_certificate, &self.tls_key, &self.tls_client_ca) {
+            (Some(certificate), Some(key), client_ca) => {
+                Ok(Some(TlsFiles { certificate: certificate.clone(), key: key.clone(), client_ca: client_ca.clone() }))
+            }
+            (None, None, None) => Ok(None),
+            (Some(_), None, _) => bail!("--tls-certificate without --tls-key: name the file with its private key"),
+            (None, ..) => {
+                bail!("--tls-key or --tls-client-ca without --tls-certificate: name the server's certificate")
+            }
+        }
+    }
+
+    /// What one client may have, if that was said.
+    fn client_limits(&self) -> Result<Option<gateway::ClientLimits>> {
+        if let Some(rate) = self.max_client_rate
+            && !(rate.is_finite() && rate > 0.0)
+        {
+            bail!("--max-client-rate {rate}: a rate is a number of requests a second above 0");
+        }
+        let limits = gateway::ClientLimits {
+            requests: self.max_client_requests,
+            rate: self.max_client_rate,
+            held_bytes: self.max_client_held.map(|size| size.0 as usize),
+        };
+        Ok((limits != gateway::ClientLimits::default()).then_some(limits))
     }
 
     /// Where models come from.
@@ -450,7 +634,7 @@ impl ServeOptions {
                 mode.name()
             );
         }
-        Ok(mode)
+        Ok(mode.among(self.is_local() || self.api_keys.is_some()))
     }
 
     /// Where results and downloads are kept: beside the models, or where a user's caches are.
@@ -476,6 +660,17 @@ impl ServeOptions {
     pub(crate) fn effort(&self) -> ProfilingEffort {
         let default = ProfilingEffort::default();
         ProfilingEffort { budget: self.profile_budget_ms.map_or(default.budget, Duration::from_millis), ..default }
+    }
+
+    /// For how long a model may be prepared.
+    pub(crate) fn max_preparing(&self) -> Result<Duration> {
+        ensure!(self.max_preparing_s != Some(0), "--max-preparing-s 0: no model is prepared in no time");
+        Ok(self.max_preparing_s.map_or(ManagerConfig::MAX_PREPARING, Duration::from_secs))
+    }
+
+    /// Whether models are ready before they are as fast as they can be.
+    pub(crate) fn is_ready_soon(&self) -> bool {
+        self.ready_soon.unwrap_or(models::READY_SOON)
     }
 
     /// How logs look, and what is logged.
@@ -518,6 +713,9 @@ fn serve(options: ServeOptions) -> Result<()> {
     logs::init(format, &filter)?;
     let sources = options.sources()?;
     let control = options.control()?;
+    if control == ControlMode::Auto {
+        tracing::info!("--model-control-mode auto is poll here: clients may not load or unload models");
+    }
     let precision = options.choices(None).precision()?;
     let (devices, runtime) = options.open(options.cache(&sources))?;
     let metrics = Metrics::new();
@@ -534,12 +732,14 @@ fn serve(options: ServeOptions) -> Result<()> {
     // Ports first: a port in use should be said before a minute of preparing models.
     let front = gateway::Config { host_memory: runtime.engine.host_memory(), ..options.gateway()? };
     let registry = Registry::default();
+    let grace = front.shutdown_grace;
     let gateway = Gateway::start(front, controller.clone(), registry.clone(), metrics)?;
     let manager = Manager::start(
         controller.clone(),
         registry.clone(),
         ManagerConfig {
             cache: options.cache(&sources),
+            manifest: options.manifest()?,
             sources,
             control,
             publish_at_start: options.load_model.clone().unwrap_or_default(),
@@ -550,6 +750,8 @@ fn serve(options: ServeOptions) -> Result<()> {
             // Each device executes one batch at a time.
             execution_bytes: defaults::workspace_bytes() / u64::from(devices.count.max(1)),
             effort: options.effort(),
+            ready_soon: options.is_ready_soon(),
+            max_preparing: options.max_preparing()?,
             progress: progress(),
             transfer: transfer(),
             engine: runtime.engine,
@@ -558,12 +760,13 @@ fn serve(options: ServeOptions) -> Result<()> {
     .map_err(|reason| anyhow!("--model-repository: {reason}"))?;
 
     let stop = stop_signal()?;
-    let serving = wait_until_started(&registry, &gateway, &manager, &stop)?;
+    let serving = wait_until_started(&registry, &gateway, &manager, &stop, options.tls()?.is_some())?;
     if serving {
         // Fails only if the signal thread is gone, which is a reason to stop as well.
         let _ = stop.recv();
     }
     tracing::info!("stopping: what is in flight is answered first");
+    end_within(grace.saturating_add(LAST_STEPS), controller.clone())?;
     gateway.shutdown();
     drop(manager);
     controller.stop();
@@ -571,8 +774,21 @@ fn serve(options: ServeOptions) -> Result<()> {
     Ok(())
 }
 
+/// Ends the process after so long, whatever hangs, unless it has ended before.
+fn end_within(time: std::time::Duration, controller: Controller) -> Result<()> {
+    let end = move || {
+        std::thread::sleep(time);
+        let (requests, under_way) = (controller.in_hand(), controller.under_way().join(", "));
+        tracing::error!(requests, under_way, "the process ends without what is under way: the time for a stop is over");
+        logs::flush();
+        engine_ort::end_process(LEFT_BEHIND);
+    };
+    std::thread::Builder::new().name("end".into()).spawn(end)?;
+    Ok(())
+}
+
 /// A bar while models are prepared, where somebody looks on.
-fn progress() -> Box<dyn Fn(&StartProgress) + Send> {
+fn progress() -> Box<dyn Fn(&StartProgress) + Send + Sync> {
     if !std::io::stderr().is_terminal() {
         return Box::new(|_| {});
     }
@@ -589,12 +805,13 @@ fn progress() -> Box<dyn Fn(&StartProgress) + Send> {
 }
 
 /// A bar while models are downloaded, or a line every ten seconds where nobody looks on.
-fn transfer() -> Box<dyn Fn(&Transfer) + Send> {
+fn transfer() -> Box<dyn Fn(&Transfer) + Send + Sync> {
     if !std::io::stderr().is_terminal() {
-        let last = Cell::new(Instant::now());
+        let last = Mutex::new(Instant::now());
         return Box::new(move |transfer| {
-            if last.get().elapsed() > LINE_EVERY || transfer.done_bytes == transfer.total_bytes {
-                last.set(Instant::now());
+            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.elapsed() > LINE_EVERY || transfer.done_bytes == transfer.total_bytes {
+                *last = Instant::now();
                 let (done, total) = (ByteSize(transfer.done_bytes), ByteSize(transfer.total_bytes));
                 tracing::info!(files = transfer.files, "downloaded {done} of {total}");
             }
@@ -633,14 +850,20 @@ fn stop_signal() -> Result<Receiver<()>> {
                 _ = terminate.recv() => {}
             }
             logs::flush();
-            std::process::exit(130);
+            engine_ort::end_process(130);
         });
     })?;
     Ok(receiver)
 }
 
 /// Waits for the first models, or for the signal to stop, and says where to find the server.
-fn wait_until_started(registry: &Registry, gateway: &Gateway, manager: &Manager, stop: &Receiver<()>) -> Result<bool> {
+fn wait_until_started(
+    registry: &Registry,
+    gateway: &Gateway,
+    manager: &Manager,
+    stop: &Receiver<()>,
+    encrypted: bool,
+) -> Result<bool> {
     loop {
         match manager.started() {
             Some(Ok(())) => break,
@@ -663,11 +886,15 @@ fn wait_until_started(registry: &Registry, gateway: &Gateway, manager: &Manager,
         }
     }
     let show = |address: Option<SocketAddr>| address.map_or_else(|| "off".into(), |address| address.to_string());
-    println!("  HTTP     http://{}", show(gateway.http_address()));
+    let scheme = if encrypted { "https" } else { "http" };
+    println!("  HTTP     {scheme}://{}", show(gateway.http_address()));
     println!("  gRPC     {}", show(gateway.grpc_address()));
-    println!("  metrics  http://{}/metrics", show(gateway.metrics_address()));
+    println!("  metrics  {scheme}://{}/metrics", show(gateway.metrics_address()));
     if let (Some(address), Some(line)) = (gateway.http_address(), example::curl(&catalogue)) {
-        println!("try it:\n  {}", line.replace("HOST", &address.to_string()));
+        println!(
+            "try it:\n  {}",
+            line.replace("HOST", &address.to_string()).replace("http://", &format!("{scheme}://"))
+        );
     }
     Ok(true)
 }

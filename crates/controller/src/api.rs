@@ -59,6 +59,11 @@ impl Refusal {
         Self { why, ..Reason::BadInput.into() }
     }
 
+    /// It was computed for longer than it may be.
+    pub(crate) fn broken_off(why: String) -> Self {
+        Self { why, ..Reason::BrokenOff.into() }
+    }
+
     /// The engine can't compute it yet, and said why.
     pub(crate) fn not_yet(why: String) -> Self {
         Self { why, ..Reason::ModelLoading.into() }

@@ -4,11 +4,11 @@ use crate::core::Core;
 use crate::messages::CellMessage;
 use crate::payload::Payload;
 use crate::timer::Timer;
-use crate::{ControllerConfig, Inner};
+use crate::{ControllerConfig, Inner, Pulse, STANDS_STILL};
 use base::{ActionId, DeviceId, Timestamp};
 use crossbeam_queue::SegQueue;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Mutex, OnceLock, TryLockError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError, Weak};
 use telemetry::Metrics;
 
 /// So many messages are worked off before the lock is given up and the timer set.
@@ -25,6 +25,10 @@ pub(crate) struct Cell {
     pub first_device: u32,
     /// Devices that are there: fewer while one is started anew.
     pub devices: AtomicU32,
+    /// How often each device was given up, because a thread of it hangs.
+    pub given_up: Box<[AtomicU32]>,
+    /// Of whoever drives.
+    pub pulse: Arc<Pulse>,
 }
 
 impl Cell {
@@ -40,6 +44,8 @@ impl Cell {
                 shared: OnceLock::new(),
                 first_device,
                 devices: AtomicU32::new(devices),
+                given_up: (0..devices).map(|_| AtomicU32::new(0)).collect(),
+                pulse: Arc::default(),
             };
             first_device += devices;
             cell
@@ -59,7 +65,9 @@ impl Cell {
         fence(Ordering::SeqCst);
         let told = match self.core.try_lock() {
             Ok(mut core) => {
+                self.pulse.step(STANDS_STILL, 0);
                 let wakeup = self.work_off(inner, &mut core);
+                self.pulse.end();
                 // While the lock is held: an older wish must not overwrite a newer one.
                 self.timer.set(wakeup);
                 core.take_told()

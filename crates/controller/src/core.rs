@@ -18,8 +18,10 @@ use base::{ActionId, DeviceId, ModelId, RequestId, Timestamp};
 use books::{DrivenDevice, DrivenModel, Expectation};
 use departure::Departures;
 use engine::Prepared;
+use loss::BrokenDevice;
 use recording::{Ending, Recorder};
 use scheduler::{Command, Event, ModelSpec, Outcome, Request, Scheduler};
+pub use seldom::SeldomLine;
 use std::collections::HashMap;
 use std::sync::Arc;
 use telemetry::{IntGauge, Invariant, Metrics};
@@ -47,8 +49,8 @@ pub(crate) struct Core {
     expectations: HashMap<ActionId, Expectation>,
     /// How the devices were started, to start them anew.
     configs: Vec<DeviceConfig>,
-    /// Devices whose engine has panicked, until they have given back what they were ordered.
-    broken: Vec<DeviceId>,
+    /// Devices that can't go on, until they have given back what they were ordered.
+    broken: Vec<BrokenDevice>,
     /// Loads of models that are left alone for a while, and until when. The scheduler takes them for loads that take
     /// long.
     held: Vec<(Timestamp, scheduler::Load)>,
@@ -60,6 +62,8 @@ pub(crate) struct Core {
     /// Which rule the scheduler has, for people.
     rule: IntGauge,
     stopped: bool,
+    /// Why requests that end now are lost with a thread that hangs.
+    lost: Option<String>,
     /// Requests that are queued.
     waiting: usize,
     sampler: Sampler,
@@ -104,6 +108,7 @@ impl Core {
             departures: Departures::default(),
             steps: 0,
             stopped: false,
+            lost: None,
         }
     }
 
@@ -149,6 +154,7 @@ impl Core {
                 let number = DeviceId(self.devices.len() as u32);
                 self.devices.push(DrivenDevice { device, metrics });
                 self.configs.push(config);
+                self.have_watched(inner, number);
                 self.announce(inner, now, number);
             }
             CellMessage::Publish { id, pages, record, prepared } => {
@@ -161,6 +167,7 @@ impl Core {
                 let _ = reply.send(self.scheduler.loaded_on(model));
             }
             CellMessage::Depart { model, to } => self.departures.begin(model, to),
+            CellMessage::Hangs { device, pulse, why } => self.leave_behind(inner, now, device, &pulse, &why),
             CellMessage::DeviceBack(device) => self.come_back(inner, now, device),
             CellMessage::ChangeDevice { device, kind } => {
                 // Also where it is lost at the moment: then it comes back so.
@@ -247,7 +254,7 @@ impl Core {
         // Also after what has just expired.
         self.let_depart(inner, now);
         let look_at = self.run_kept(inner, now);
-        wanted(&self.scheduler).min(self.let_go(now)).min(look_at)
+        wanted(&self.scheduler).min(self.let_go(inner, now)).min(look_at)
     }
 
     /// A model may be asked from now on.
@@ -305,11 +312,11 @@ impl Core {
         for command in commands.drain(..) {
             match command {
                 Command::Execute(execution) => self.execute(inner, now, execution),
-                Command::Load(load) => self.load(now, &load),
+                Command::Load(load) => self.load(inner, now, &load),
                 Command::Unload(unload) => self.unload(inner, unload.device, unload.model),
-                // A worker can't break an execution off: it ends as if nobody had asked, and is reported as done.
+                // What runs ends as if nobody had asked, and is reported as done.
                 Command::Preempt { device, action } => {
-                    tracing::debug!("{action} goes on: what runs on {device} can't be broken off");
+                    tracing::debug!("{action} goes on: what runs on {device} isn't broken off for others");
                 }
                 Command::Finish { request, outcome } => self.finish(inner, request, outcome),
             }
@@ -357,6 +364,8 @@ impl Core {
                 driven.queued -= 1;
             }
             payload.refuse(outcome, || self.failure_of(model));
+        } else if let Some(why) = &self.lost {
+            inner.lost.add(id, why.clone());
         }
         inner.give_slot_back(id);
     }

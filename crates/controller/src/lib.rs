@@ -22,32 +22,38 @@ mod cell;
 mod core;
 mod dealing;
 mod divisions;
+mod lost;
 mod messages;
 mod model;
 mod moves;
 mod payload;
 mod sampler;
 mod timer;
+mod watchdog;
 
+pub use self::core::SeldomLine;
 pub use api::{Refusal, Reply, Submission, Ticket};
 pub use dealing::deal;
 pub use divisions::{Division, Divisions};
 pub use model::ModelRecord;
-pub use worker::{DeviceConfig, Padding, Tensor};
+pub use watchdog::{ExecutionLimits, STANDS_STILL};
+pub use worker::{DeviceConfig, Padding, Pulse, Tensor};
 
 use crate::cell::{Cell, GiveBack, InboxSender};
 use crate::dealing::{ModelNeeds, Occupancy};
+use crate::lost::LostRequests;
 use crate::messages::CellMessage;
 use crate::payload::Payload;
 use base::{ActionId, DeviceId, Duration, ModelId, Reason, RequestId, Timestamp, margins};
 use crossbeam_queue::ArrayQueue;
-use engine::Prepared;
+use engine::{Breaker, Prepared};
 use recording::Recorder;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use telemetry::Metrics;
 use timer::Timer;
-use worker::Clock;
+use watchdog::Watchdog;
+use worker::{Clock, IdleWork};
 
 /// What a controller is made with.
 #[derive(Clone, Debug)]
@@ -62,6 +68,8 @@ pub struct ControllerConfig {
     pub cells: Vec<Vec<DeviceConfig>>,
     /// The share of a device's time in which requests are run again, alone, to learn what they take; 0: none.
     pub online_profile_share: f64,
+    /// For how long a batch may be computed.
+    pub limits: ExecutionLimits,
 }
 
 /// A handle on the controller; cheap to clone, never waits.
@@ -91,6 +99,9 @@ struct Inner {
     divisions: OnceLock<Divisions>,
     shutting_down: AtomicBool,
     drivers_actions: AtomicU64,
+    limits: ExecutionLimits,
+    watchdog: Watchdog,
+    lost: LostRequests,
 }
 
 impl Controller {
@@ -117,7 +128,9 @@ impl Controller {
                 inner.put(number, CellMessage::AddDevice { config, device, metrics });
             }
             Timer::start(inner.inbox_of(number))?;
+            inner.watchdog.add_pulse(format!("that drives cell {number}"), &inner.cells[number].pulse);
         }
+        Watchdog::start(Weak::clone(&inner.myself))?;
         let controller = Self { inner };
         controller.drive();
         Ok(controller)
@@ -204,12 +217,50 @@ impl Controller {
     }
 
     /// Runs something alone on a device when it has no order to carry out, with the scheduler's knowledge. It doesn't
-    /// run if the server is going down.
-    pub fn borrow_device(&self, device: DeviceId, expected: Duration, work: Box<dyn FnOnce() + Send>) {
+    /// run if the server is going down. Beyond the limit of executions it is broken off, if something can.
+    pub fn borrow_device(
+        &self,
+        device: DeviceId,
+        expected: Duration,
+        breaker: Option<Arc<dyn Breaker>>,
+        work: Box<dyn FnOnce() + Send>,
+    ) {
         let (cell, device) = self.inner.cell_of(device);
-        let (action, work) = self.inner.lend(cell, device, work);
+        let (action, work) = self.inner.lend(cell, device, breaker, work);
         self.inner.put(cell, CellMessage::Borrow { device, action, expected, work });
         self.drive();
+    }
+
+    /// How often a device was given up, because a thread of it hangs. What runs there when that happens is never heard
+    /// of again.
+    pub fn times_given_up(&self, device: DeviceId) -> u32 {
+        let (cell, device) = self.inner.cell_of(device);
+        self.inner.cells[cell].given_up[device.index()].load(Ordering::Relaxed)
+    }
+
+    /// For how long a batch may be computed.
+    pub fn limits(&self) -> &ExecutionLimits {
+        &self.inner.limits
+    }
+
+    /// Watches a thread for which others wait: as long as it has the pulse it must move or rest.
+    pub fn watch_thread(&self, name: impl Into<String>) -> Arc<Pulse> {
+        self.inner.watchdog.add_thread(name.into())
+    }
+
+    /// What everybody waits for and stands still, if something does: a sentence.
+    pub fn stuck(&self) -> Option<String> {
+        self.inner.watchdog.stuck(self.now())
+    }
+
+    /// Says that something stands still for as long as the process lives.
+    pub fn stays_stuck(&self, sentence: String) {
+        self.inner.watchdog.stays_stuck(sentence);
+    }
+
+    /// What is under way, in words, for whoever ends the process without it.
+    pub fn under_way(&self) -> Vec<String> {
+        self.inner.watchdog.under_way()
     }
 
     /// Refuses new requests from now on.
@@ -263,6 +314,9 @@ impl Inner {
             divisions: OnceLock::new(),
             shutting_down: AtomicBool::new(false),
             drivers_actions: AtomicU64::new(0),
+            limits: config.limits.clone(),
+            watchdog: Watchdog::default(),
+            lost: LostRequests::default(),
         })
     }
 
@@ -314,15 +368,16 @@ impl Inner {
         &self,
         cell: usize,
         device: DeviceId,
+        breaker: Option<Arc<dyn Breaker>>,
         work: Box<dyn FnOnce() + Send>,
-    ) -> (ActionId, Box<dyn FnOnce() + Send>) {
+    ) -> (ActionId, IdleWork) {
         let (action, inbox) = (self.drivers_action(), self.inbox_of(cell));
-        let work = move || {
+        let run = move || {
             // Also after a panic, which the executor catches, the device must be given back.
             let _giving_back = GiveBack { inbox, device, action };
             work();
         };
-        (action, Box::new(work))
+        (action, IdleWork { run: Box::new(run), limit: self.limits.most, breaker })
     }
 
     /// A number for something that the scheduler gave none to.
@@ -348,7 +403,7 @@ impl Inner {
 }
 
 /// Ends the process: an invariant is broken, and a supervisor that starts it anew does better than a wrong answer.
-fn fatal(reason: &str) -> ! {
+pub fn fatal(reason: &str) -> ! {
     tracing::error!("{reason}; the process ends here so that no wrong plan is carried out");
     telemetry::logs::flush();
     std::process::exit(70);

@@ -8,7 +8,7 @@ use engine::Prepared;
 use scheduler::Rehearsed;
 use std::sync::{Arc, mpsc};
 use telemetry::DeviceMetrics;
-use worker::{Device, DeviceConfig};
+use worker::{Device, DeviceConfig, IdleWork, Pulse};
 
 /// News for a cell: whoever drives it looks at them in their order.
 pub(crate) enum CellMessage {
@@ -22,6 +22,12 @@ pub(crate) enum CellMessage {
         config: DeviceConfig,
         device: Device<Payload>,
         metrics: DeviceMetrics,
+    },
+    /// A thread of a device hangs: that whose pulse this is.
+    Hangs {
+        device: DeviceId,
+        pulse: Arc<Pulse>,
+        why: String,
     },
     /// A device that was lost is there again, empty.
     DeviceBack(DeviceId),
@@ -57,7 +63,7 @@ pub(crate) enum CellMessage {
         device: DeviceId,
         action: ActionId,
         expected: Duration,
-        work: Box<dyn FnOnce() + Send>,
+        work: IdleWork,
     },
     Return {
         device: DeviceId,
@@ -86,6 +92,7 @@ impl CellMessage {
             Self::Report(report) => report.returned,
             Self::Cancel(_)
             | Self::AddDevice { .. }
+            | Self::Hangs { .. }
             | Self::DeviceBack(_)
             | Self::ChangeDevice { .. }
             | Self::Publish { .. }

@@ -1,5 +1,5 @@
-//! The steps in which a model moves from one cell to another. Which model moves, and when, is decided where models are
-//! published.
+//! The steps in which a model moves from one cell to another, or is replaced by a better one in its own. Which model,
+//! and when, is decided where models are published.
 //!
 //! ```text
 //!  asked for in the old cell ─────────────────────────┐ ┌─> asked for in the new cell
@@ -43,6 +43,18 @@ impl Controller {
         let number = self.inner.occupancy.lock().unwrap_or_else(PoisonError::into_inner).add_to(cell, needs);
         self.tell_of(number, needs, record, prepared);
         self.load_on_one_more(number);
+        number
+    }
+
+    /// Publishes the successor of a model in its cell, under another number, and has its weights loaded if its
+    /// predecessor's are.
+    pub fn publish_beside(&self, old: ModelId, record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>) -> ModelId {
+        let (cell, needs) = (self.inner.home(old).0, self.needs(&record, &*prepared));
+        let number = self.inner.occupancy.lock().unwrap_or_else(PoisonError::into_inner).add_to(cell, needs);
+        self.tell_of(number, needs, record, prepared);
+        if self.loaded_on(old) > 0 {
+            self.load_on_one_more(number);
+        }
         number
     }
 

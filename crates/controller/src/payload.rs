@@ -66,6 +66,10 @@ impl BatchItem for Payload {
         let _ = self.submission.reply.send(Reply::Refused(Refusal::unfit(reason)));
     }
 
+    fn broken_off(self, reason: String) {
+        let _ = self.submission.reply.send(Reply::Refused(Refusal::broken_off(reason)));
+    }
+
     fn put_off(self, reason: String) {
         let _ = self.submission.reply.send(Reply::Refused(Refusal::not_yet(reason)));
     }

@@ -74,6 +74,11 @@ impl Timer {
         }
     }
 
+    /// Whether it should have let somebody drive by now.
+    pub fn is_late(&self, now: Timestamp) -> bool {
+        self.wanted_at.load(Ordering::Relaxed) < now.as_nanos() && !self.stopped.load(Ordering::Relaxed)
+    }
+
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.get() {

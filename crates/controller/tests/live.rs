@@ -7,7 +7,9 @@ mod common;
 use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, Reason, Timestamp};
 use bytes::Bytes;
 use common::{record_of, until, wait};
-use controller::{Controller, ControllerConfig, DeviceConfig, Refusal, Reply, Submission, Tensor, Ticket};
+use controller::{
+    Controller, ControllerConfig, DeviceConfig, ExecutionLimits, Refusal, Reply, Submission, Tensor, Ticket,
+};
 use engine::{EmulatedEngine, Emulation, Engine, ModelSource, Prepared};
 use std::sync::Arc;
 use telemetry::Metrics;
@@ -21,7 +23,14 @@ fn start(pages: u32, max_requests: u32) -> Controller {
     let cells =
         vec![vec![DeviceConfig { name: "emulated:0".into(), index: 0, pages, pin: None, kind: 0, only_waits: true }]];
     Controller::start(
-        ControllerConfig { scheduler, max_requests, page_bytes: PAGE, cells, online_profile_share: 1.0 },
+        ControllerConfig {
+            scheduler,
+            max_requests,
+            page_bytes: PAGE,
+            cells,
+            online_profile_share: 1.0,
+            limits: ExecutionLimits::default(),
+        },
         Metrics::new(),
     )
     .unwrap()

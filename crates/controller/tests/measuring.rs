@@ -7,7 +7,7 @@ mod common;
 use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, TensorSpec, Timestamp};
 use bytes::Bytes;
 use common::{record_of, until};
-use controller::{Controller, ControllerConfig, DeviceConfig, Reply, Submission, Tensor};
+use controller::{Controller, ControllerConfig, DeviceConfig, ExecutionLimits, Reply, Submission, Tensor};
 use engine::{AtOnce, EngineError, Loaded, Prepared, Sink, TensorView, at_once};
 use scheduler::PolicyKind;
 use std::sync::{Arc, Mutex};
@@ -77,6 +77,7 @@ impl TestServer {
                 only_waits: false,
             }]],
             online_profile_share: share,
+            limits: ExecutionLimits::default(),
         };
         let controller = Controller::start(config, metrics.clone()).unwrap();
         let millis = Duration::from_millis;

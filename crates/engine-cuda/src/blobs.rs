@@ -1,13 +1,17 @@
 //! Weights in host memory, kept once however many models have them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What is kept, by the hash of its content, as long as somebody uses it.
 #[derive(Debug)]
 pub struct Blobs<T> {
-    known: Mutex<HashMap<blake3::Hash, Weak<T>>>,
+    known: Mutex<HashMap<blake3::Hash, KeptBlob<T>>>,
 }
+
+/// Where one content is kept. Locked while it is made: whoever brings the same at the same time should wait for it, not
+/// make it twice, and others shouldn't wait.
+type KeptBlob<T> = Arc<Mutex<Weak<T>>>;
 
 impl<T> Default for Blobs<T> {
     fn default() -> Self {
@@ -18,17 +22,26 @@ impl<T> Default for Blobs<T> {
 impl<T> Blobs<T> {
     /// The one with that content: that of somebody else, or made now.
     pub fn keep<E>(&self, content: &[u8], make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
-        let hash = blake3::hash(content);
-        // Held while it is made: whoever brings the same at the same time should wait for it, not make it twice.
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kept) = known.get(&hash).and_then(Weak::upgrade) {
+        let slot = self.slot(blake3::hash(content));
+        let mut kept = lock(&slot);
+        if let Some(kept) = kept.upgrade() {
             return Ok(kept);
         }
         let made = Arc::new(make()?);
-        known.retain(|_, kept| kept.strong_count() > 0);
-        known.insert(hash, Arc::downgrade(&made));
+        *kept = Arc::downgrade(&made);
         Ok(made)
     }
+
+    fn slot(&self, hash: blake3::Hash) -> KeptBlob<T> {
+        let mut known = lock(&self.known);
+        // What nobody uses, and nobody is about to make, is forgotten.
+        known.retain(|_, slot| Arc::strong_count(slot) > 1 || lock(slot).strong_count() > 0);
+        Arc::clone(known.entry(hash).or_default())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -46,5 +59,34 @@ mod tests {
         let again = blobs.keep(b"one", || Ok::<_, ()>(b"made again".to_vec())).unwrap();
         assert_eq!(*again, b"made again");
         assert_eq!(blobs.keep(b"three", || Err("no memory")), Err("no memory"));
+        drop(again);
+        blobs.keep(b"four", || Ok::<_, ()>(Vec::new())).unwrap();
+        assert_eq!(lock(&blobs.known).len(), 2, "what nobody uses is forgotten: this one and `two` are left");
+    }
+
+    #[test]
+    fn nobody_waits_for_another_content_and_the_same_is_made_once() {
+        let (blobs, made) = (Blobs::default(), Mutex::new(0));
+        let [inside, go_on] = [(); 2].map(|()| std::sync::Barrier::new(2));
+        let make = || {
+            *lock(&made) += 1;
+            Ok::<_, ()>(b"slow".to_vec())
+        };
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                let slowly = || {
+                    inside.wait();
+                    go_on.wait();
+                    make()
+                };
+                blobs.keep(b"slow", slowly).unwrap()
+            });
+            inside.wait();
+            blobs.keep(b"other", || Ok::<_, ()>(Vec::new())).unwrap();
+            let second = scope.spawn(|| blobs.keep(b"slow", make).unwrap());
+            go_on.wait();
+            assert!(Arc::ptr_eq(&first.join().unwrap(), &second.join().unwrap()));
+        });
+        assert_eq!(*lock(&made), 1);
     }
 }

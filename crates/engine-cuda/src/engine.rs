@@ -15,7 +15,8 @@ use crate::sizes::{Form, Size};
 use crate::standby::Standby;
 use crate::streams::CudaGraph;
 use base::{ModelSignature, Precision};
-use engine::{Engine, EngineError, HostMemory, Input, Inputs, Loaded, ModelSource, Prepared, Purpose, Staged};
+use engine::{Breaker, Engine, EngineError, HostMemory, Input, Inputs, Loaded, ModelSource, Prepared, Purpose, Staged};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -78,6 +79,8 @@ pub struct CudaEngine {
     blobs: Blobs<Pinned>,
     models: Blobs<CudaModel>,
     hashes: Hashes,
+    /// The last model of each name that leaves sizes open.
+    open: Mutex<HashMap<String, Weak<OpenModel>>>,
     preparer: ShapePreparer,
     gpu: Arc<Gpu>,
     #[allow(dead_code, reason = "held so that it is removed at the end")]
@@ -94,6 +97,8 @@ impl CudaEngine {
         if let Some(missing) = crate::toolkit::missing() {
             return Err(missing.to_string());
         }
+        // While the driver is opened, on another core. What is compiled already doesn't need it.
+        drop(std::thread::Builder::new().name("compiler".into()).spawn(crate::toolkit::warm_compiler));
         let first = *options.gpus.first().ok_or("no GPU was named: use cuda:0")?;
         let shares = options.divisions.first().map_or(0, Vec::len);
         if shares == 0 || options.divisions.iter().any(|division| division.len() != shares) {
@@ -128,7 +133,7 @@ impl CudaEngine {
         let (devices, executors) = (executors[0].len(), executors.concat());
         let gpu = Gpu::open(first)?;
         let fallback = options.fallback.clone();
-        let (blobs, models, hashes, division) = Default::default();
+        let (blobs, models, hashes, division, open) = Default::default();
         let preparer = ShapePreparer::start()?;
         Ok(Self {
             executors,
@@ -140,6 +145,7 @@ impl CudaEngine {
             blobs,
             models,
             hashes,
+            open,
             preparer,
             gpu,
             temporary,
@@ -214,6 +220,13 @@ impl CudaEngine {
             }
             OpenModel::new(&source.name, most, standby, (&model, &devices), self.preparer.jobs())
         });
+        if let Some(open) = open.as_ref().filter(|_| source.purpose == Purpose::Service) {
+            let mut known = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            known.retain(|_, open| open.strong_count() > 0);
+            let before = known.insert(source.name.clone(), Arc::downgrade(open));
+            drop(known);
+            before.and_then(|before| before.upgrade()).iter().for_each(|before| open.take_over(before));
+        }
         Ok(Instance { signature, devices, count, division, open, model })
     }
 }
@@ -233,6 +246,10 @@ impl Engine for CudaEngine {
 
     fn precisions(&self) -> &[Precision] {
         &PRECISIONS
+    }
+
+    fn prepares_soon(&self) -> bool {
+        true
     }
 
     fn reference(&self) -> Option<Arc<dyn Engine>> {
@@ -342,6 +359,10 @@ impl Prepared for Instance {
         Some(self.model.precision)
     }
 
+    fn is_provisional(&self) -> bool {
+        self.model.provisional
+    }
+
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.load_onto(device, self.devices.iter().skip(device as usize).step_by(self.count))
     }
@@ -446,6 +467,11 @@ pub(crate) fn set_out(
 impl Loaded for CudaLoaded {
     fn there_at(&self) -> Option<Instant> {
         None
+    }
+
+    /// Of what the host computes: a kernel can't be broken off.
+    fn breaker(&self) -> Option<Arc<dyn Breaker>> {
+        self.open.as_ref()?.breaker(self.on().position % self.count)
     }
 
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {

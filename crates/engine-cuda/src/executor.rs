@@ -6,14 +6,17 @@ use crate::fetch::Fetcher;
 use crate::memory::{DeviceMemory, Region};
 use crate::pool::Pool;
 use crate::program::{Effort, Program};
+use crate::quiet::{Others, QUIET, SeenBatches};
 use crate::shares::Partition;
 use crate::sizes::BufferLayout;
 use crate::streams::{CudaGraph, CudaStream, Turn};
-use crate::toolkit::Toolkit;
+use crate::toolkit::{CudaError, Toolkit};
 use graph::Plan;
+use std::cell::Cell;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// Addresses of an executor, as parts of the GPU's memory: for the workspace, and for each set of inputs and outputs.
 /// Each share of a GPU takes as many, in every division, and models need the rest.
@@ -42,15 +45,17 @@ pub(crate) struct CudaExecutor {
     pub(crate) output: CudaStream,
     /// LOAD copies here.
     pub(crate) load: CudaStream,
-    /// Recording and measuring happen here, so that what is served isn't held up by more than they take of the device.
+    /// Recording happens here, so that what is served isn't held up by more than it takes of the device.
     build: Mutex<CudaStream>,
+    /// Measuring happens here: who records shouldn't wait for it.
+    measure: Mutex<CudaStream>,
     /// For all models of this executor, since one batch runs at a time. Only grows, when a model is prepared.
     workspace: Mutex<Region>,
     buffers: Mutex<Region>,
     workspace_at: Address,
     pub(crate) buffers_at: Address,
-    /// Batches that are under way and not computed yet.
-    ahead: AtomicUsize,
+    /// Batches that are under way and not computed yet; and, from bit 32 on, how many have come so far.
+    ahead: AtomicU64,
     /// The inputs of a batch lie at the graphs' own addresses, and its graph isn't launched yet.
     claimed: AtomicBool,
 }
@@ -88,13 +93,14 @@ impl CudaExecutor {
             output: stream(Turn::Last)?,
             load: stream(Turn::Last)?,
             build: Mutex::new(stream(Turn::Last)?),
+            measure: Mutex::new(stream(Turn::Last)?),
             workspace_at: workspace.address(),
             buffers_at: buffers.address(),
             workspace: Mutex::new(workspace),
             buffers: Mutex::new(buffers),
             slots: Mutex::new((0..SLOTS).map(|_| slot()).collect::<Result<_, _>>()?),
             returned: Condvar::new(),
-            ahead: AtomicUsize::new(0),
+            ahead: AtomicU64::new(0),
             claimed: AtomicBool::new(false),
         }))
     }
@@ -112,11 +118,18 @@ impl CudaExecutor {
         format!("{}, {} multiprocessors of it", self.toolkit.facts().key(), self.partition.multiprocessors())
     }
 
-    /// Chooses kernels for a plan.
-    pub(crate) fn build(&self, plan: &Plan, effort: Effort) -> Result<Program, String> {
-        let stream = lock(&self.build);
+    /// Compiles what is known of the kernels of these plans.
+    pub(crate) fn compile_ahead(&self, plans: &[&Plan]) -> Result<(), String> {
+        Program::compile_ahead(&self.toolkit, plans).map_err(|error| error.to_string())
+    }
+
+    /// Chooses kernels for a plan. What is measured is measured while no batch is under way, until it is given up.
+    pub(crate) fn build(&self, plan: &Plan, effort: Effort, given_up: &AtomicBool) -> Result<Program, String> {
+        let stream = lock(if effort.measures { &self.measure } else { &self.build });
         self.partition.enter().map_err(|refused| refused.to_string())?;
-        let built = Program::build(&self.toolkit, plan, effort, stream.raw()).map_err(|error| error.to_string())?;
+        let batches = Batches { ahead: &self.ahead, given_up, seen: Cell::default() };
+        let built = Program::build_beside(&self.toolkit, plan, effort, stream.raw(), &batches);
+        let built = built.map_err(|error| error.to_string())?;
         if let Err(error) = self.toolkit.save_choices() {
             tracing::warn!(
                 "which kernels are fastest can't be kept, they are measured again at the next start: {error}"
@@ -167,7 +180,8 @@ impl CudaExecutor {
     /// A batch comes. Whether it is the only one that isn't computed: then the graphs' own addresses are its, until it
     /// is launched.
     pub(crate) fn come(&self) -> bool {
-        self.ahead.fetch_add(1, Ordering::AcqRel) == 0 && !self.claimed.swap(true, Ordering::AcqRel)
+        let ahead = self.ahead.fetch_add(ONE_MORE, Ordering::AcqRel);
+        under_way(ahead) == 0 && !self.claimed.swap(true, Ordering::AcqRel)
     }
 
     /// The batch whose inputs lie at the graphs' own addresses is launched, or gone.
@@ -211,11 +225,79 @@ impl CudaExecutor {
     }
 }
 
+/// One batch more that is under way, and that has come.
+const ONE_MORE: u64 = 1 << 32 | 1;
+
+/// How many batches are under way.
+fn under_way(ahead: u64) -> u32 {
+    ahead as u32
+}
+
+/// How many batches have come.
+fn have_come(ahead: u64) -> u32 {
+    (ahead >> 32) as u32
+}
+
+/// The batches of an executor, for whoever measures beside them.
+struct Batches<'a> {
+    ahead: &'a AtomicU64,
+    given_up: &'a AtomicBool,
+    seen: Cell<SeenBatches>,
+}
+
+impl Others for Batches<'_> {
+    fn wait_until_quiet(&self) -> Result<(), CudaError> {
+        loop {
+            if self.given_up.load(Ordering::Relaxed) {
+                return Err(CudaError::GivenUp);
+            }
+            let (ahead, mut seen) = (self.ahead.load(Ordering::Acquire), self.seen.get());
+            let quiet = seen.look(have_come(ahead), under_way(ahead) > 0, Instant::now());
+            self.seen.set(seen);
+            if quiet {
+                return Ok(());
+            }
+            std::thread::sleep(QUIET / 4);
+        }
+    }
+
+    fn came(&self) -> u32 {
+        have_come(self.ahead.load(Ordering::Acquire))
+    }
+
+    fn given_up(&self) -> &AtomicBool {
+        self.given_up
+    }
+}
+
 /// Why nothing was recorded.
 struct RecordFailure(String);
 
 impl From<DriverError> for RecordFailure {
     fn from(refused: DriverError) -> Self {
         Self(refused.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_counted_as_they_come_and_go() {
+        let (ahead, given_up) = (AtomicU64::new(0), AtomicBool::new(false));
+        let batches = Batches { ahead: &ahead, given_up: &given_up, seen: Cell::default() };
+        assert!(batches.wait_until_quiet().is_ok(), "nobody has come");
+        ahead.fetch_add(ONE_MORE, Ordering::AcqRel);
+        ahead.fetch_add(ONE_MORE, Ordering::AcqRel);
+        ahead.fetch_sub(1, Ordering::AcqRel);
+        let now = ahead.load(Ordering::Acquire);
+        assert_eq!((under_way(now), have_come(now), batches.came()), (1, 2, 2));
+        given_up.store(true, Ordering::Relaxed);
+        assert!(matches!(batches.wait_until_quiet(), Err(CudaError::GivenUp)), "though one is under way");
+        // After 2^32 batches those that are under way are still right.
+        let many = AtomicU64::new(u64::MAX << 32 | 3);
+        many.fetch_add(ONE_MORE, Ordering::AcqRel);
+        assert_eq!((under_way(many.load(Ordering::Acquire)), have_come(many.load(Ordering::Acquire))), (4, 0));
     }
 }

@@ -18,6 +18,7 @@ mod open;
 mod parts;
 mod pool;
 mod program;
+mod quiet;
 mod shapes;
 mod shares;
 mod sizes;

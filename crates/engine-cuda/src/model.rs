@@ -8,10 +8,12 @@ use crate::sizes::{Extent, Form, MAX_OPEN, PreparedSizes, Side, Size, exact_exte
 use base::Precision;
 use engine::{FileHashes, ModelSource, Purpose};
 use graph::model::Dimension;
+use graph::weights::PlanWeights;
 use graph::{Options, Plan};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// Batch sizes of models whose configuration names none.
@@ -38,6 +40,8 @@ pub(crate) struct CudaModel {
     pub(crate) weight_bytes: usize,
     /// What it is computed in.
     pub(crate) precision: Precision,
+    /// Whether kernels of it are by rule, and worth measuring.
+    pub(crate) provisional: bool,
     /// By executor.
     pub(crate) programs: Vec<Programs>,
 }
@@ -76,8 +80,14 @@ impl Hashes {
             .collect();
         others.sort();
         let wishes = format!(
-            "{own} {precision} {:?} {:?} {:?} {:?} {:?} {:?} {others:?}",
-            source.purpose, source.max_batch, source.batch_sizes, source.shapes, source.lengths, source.examples
+            "{own} {precision} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {others:?}",
+            source.purpose,
+            source.soon,
+            source.max_batch,
+            source.batch_sizes,
+            source.shapes,
+            source.lengths,
+            source.examples
         );
         Ok(wishes.into_bytes())
     }
@@ -85,7 +95,7 @@ impl Hashes {
 
 impl CudaModel {
     /// Prepares a model for every executor. Takes seconds to minutes, most of them for measuring kernels that nobody
-    /// measured before.
+    /// measured before; or a moment, where it has to be there soon.
     pub(crate) fn prepare(
         gpu: &Arc<Gpu>,
         executors: &[Arc<CudaExecutor>],
@@ -102,17 +112,22 @@ impl CudaModel {
         if plans.iter().any(|(_, plan)| plan.weights.layout_hash() != layout) {
             return Err("its weights are not the same for all batch sizes: serve it on a CPU device".into());
         }
-        let (weights, weight_bytes) = (weights.to_bytes(), weights.len());
-        let blob = blobs.keep(&weights, || {
-            let mut blob = Pinned::new(gpu, weights.len()).map_err(|refused| {
-                format!("no {} bytes of pinned host memory for its weights: {refused}", weights.len())
-            })?;
-            blob[..weights.len()].copy_from_slice(&weights);
-            Ok::<_, String>(blob)
-        })?;
+        let weight_bytes = weights.len();
         // What is compared is compared on the first device.
         let executors =
             if source.purpose == Purpose::Service { executors } else { &executors[..executors.len().min(1)] };
+        // A size that was only guessed isn't worth measuring kernels for.
+        let guessed = wanted.sizes.is_empty();
+        let least = guessed || source.soon || source.purpose == Purpose::Draft;
+        let blob = std::thread::scope(|scope| {
+            let known: Vec<&Plan> = plans.iter().map(|(_, plan)| plan).collect();
+            let compile = move || executors.iter().try_for_each(|executor| executor.compile_ahead(&known));
+            let compiling = least.then(|| scope.spawn(compile));
+            let blob = pinned(gpu, blobs, weights)?;
+            let compiled = compiling.map(|compiling| compiling.join().map_err(|_| "the compiler panicked".to_owned()));
+            compiled.transpose()?.transpose()?;
+            Ok::<_, String>(blob)
+        })?;
         let (mut done, all, mut said_at) = (0, executors.len() * plans.len(), Instant::now());
         let mut built = || {
             done += 1;
@@ -121,19 +136,23 @@ impl CudaModel {
                 tracing::info!(model = source.name, "choosing kernels: {done} of {all} graphs");
             }
         };
-        // A size that was only guessed isn't worth measuring kernels for.
-        let guessed = wanted.sizes.is_empty();
-        let least = guessed || source.purpose == Purpose::Draft;
         let effort = if least { Effort::least() } else { Effort::default() };
         let plans: Vec<&Plan> = plans.iter().map(|(_, plan)| plan).collect();
+        let effort = BuildEffort { effort, given_up: &source.given_up };
         let programs = executors
             .iter()
             .map(|executor| programs(executor, &plans, &sizes.prepared, effort, &mut built))
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<Programs>, _>>()?;
+        let provisional = !guessed && programs.iter().flat_map(|programs| &programs.list).any(Program::is_by_rule);
         let planner = SizePlanner { wanted, layout, precision, file: source.file.clone(), content };
         // One with fewer products than should be exact has all of them exact.
         let precision = if plans[0].is_exact() { Precision::Fp32 } else { precision };
-        Ok(Self { sizes, planner, guessed, blob, weight_bytes, precision, programs })
+        Ok(Self { sizes, planner, guessed, blob, weight_bytes, precision, provisional, programs })
+    }
+
+    /// What its file has.
+    pub(crate) fn content(&self) -> blake3::Hash {
+        self.planner.content
     }
 
     /// Prepares one more size on these executors, without measuring: others use them meanwhile.
@@ -144,9 +163,10 @@ impl CudaModel {
     ) -> Result<(Arc<Form>, Vec<Programs>), String> {
         let (form, plan) = self.planner.plan(size, self.sizes.general.as_ref())?;
         let forms = [Arc::new(form)];
+        let effort = BuildEffort { effort: Effort::least(), given_up: &AtomicBool::new(false) };
         let programs = executors
             .iter()
-            .map(|executor| programs(executor, &[&plan], &forms, Effort::least(), &mut || ()))
+            .map(|executor| programs(executor, &[&plan], &forms, effort, &mut || ()))
             .collect::<Result<_, _>>()?;
         let [form] = forms;
         Ok((form, programs))
@@ -178,6 +198,18 @@ impl SizePlanner {
     }
 }
 
+/// Weights in memory from which the device reads.
+fn pinned(gpu: &Arc<Gpu>, blobs: &Blobs<Pinned>, weights: &PlanWeights) -> Result<Arc<Pinned>, String> {
+    let weights = weights.to_bytes();
+    blobs.keep(&weights, || {
+        let mut blob = Pinned::new(gpu, weights.len()).map_err(|refused| {
+            format!("no {} bytes of pinned host memory for its weights: {refused}", weights.len())
+        })?;
+        blob[..weights.len()].copy_from_slice(&weights);
+        Ok(blob)
+    })
+}
+
 /// A model's file, and the hash of its content.
 fn read(file: &std::path::Path) -> Result<(graph::OnnxModel, blake3::Hash), String> {
     let bytes = std::fs::read(file).map_err(|error| format!("it can't be read: {error}"))?;
@@ -185,17 +217,24 @@ fn read(file: &std::path::Path) -> Result<(graph::OnnxModel, blake3::Hash), Stri
     Ok((model, blake3::hash(&bytes)))
 }
 
+/// How much trouble is taken with programs, and until when.
+#[derive(Clone, Copy)]
+struct BuildEffort<'a> {
+    effort: Effort,
+    given_up: &'a AtomicBool,
+}
+
 /// A program for each size on one executor. Calls back after each.
 fn programs(
     executor: &Arc<CudaExecutor>,
     plans: &[&Plan],
     forms: &[Arc<Form>],
-    effort: Effort,
+    BuildEffort { effort, given_up }: BuildEffort<'_>,
     built: &mut impl FnMut(),
 ) -> Result<Programs, String> {
     let mut programs = Programs { list: Vec::new(), executor: Arc::clone(executor) };
     for plan in plans {
-        programs.list.push(executor.build(plan, effort)?);
+        programs.list.push(executor.build(plan, effort, given_up)?);
         built();
     }
     let workspace = programs.list.iter().map(Program::workspace_bytes).max().unwrap_or(0);

@@ -14,7 +14,7 @@ use crate::model::CudaModel;
 use crate::shapes::{ShapeState, Shapes};
 use crate::sizes::Size;
 use crate::standby::Standby;
-use engine::{EngineError, Inputs, Staged};
+use engine::{Breaker, EngineError, Inputs, Staged};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,6 +94,11 @@ impl<G> ShapeStore<G> {
             shapes.next(|size| in_use(ready, size))?
         };
         Some(self.prepare(size, make))
+    }
+
+    /// What is ready.
+    fn sizes(&self) -> Vec<Size> {
+        self.state().ready.keys().copied().collect()
     }
 
     /// Whether nothing more will be prepared.
@@ -208,6 +213,18 @@ impl OpenModel {
     ) -> Result<Box<dyn Staged>, EngineError> {
         let staged = self.standby.as_ref().and_then(|standby| standby.stage(device, inputs));
         staged.unwrap_or(Err(reason))
+    }
+
+    /// What breaks off the batches that the host computes for a device, if something can.
+    pub(crate) fn breaker(&self, device: usize) -> Option<Arc<dyn Breaker>> {
+        self.standby.as_ref()?.breaker(device)
+    }
+
+    /// Prepares the shapes that are ready in another one of the same file: its clients will bring them to this one.
+    pub(crate) fn take_over(&self, other: &Self) {
+        if self.model.content() == other.model.content() {
+            other.store.sizes().into_iter().for_each(|size| self.expect(size));
+        }
     }
 
     /// Prepares a shape now, as it will be when requests bring it.
@@ -332,6 +349,7 @@ mod tests {
         let outcome = store.prepare_next(graphs);
         assert_eq!(outcome, Some(ShapeOutcome { size: size(7), gone: None, refused: None }));
         assert_eq!((found(&store, 7, 0), found(&store, 7, 1)), (Some(7), Some(107)));
+        assert_eq!(store.sizes(), [size(7)]);
         assert_eq!(store.expect(size(7), |_| panic!("it is there")), None);
     }
 

@@ -1,7 +1,7 @@
 //! A model once more on the host's cores, for batches of shapes that the device isn't prepared for.
 
 use base::{ModelSignature, TensorSpec};
-use engine::{Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Staged};
+use engine::{Breaker, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Staged};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// See the module. It is prepared when somebody asks for that, and stays loaded.
@@ -57,6 +57,11 @@ impl Standby {
         Ok(())
     }
 
+    /// What breaks off its executions for a device, if it is loaded and something can.
+    pub(crate) fn breaker(&self, device: usize) -> Option<Arc<dyn Breaker>> {
+        self.loaded.get(device)?.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.breaker()
+    }
+
     /// Stages a batch; `None` if it isn't prepared.
     pub(crate) fn stage(&self, device: usize, inputs: &mut dyn Inputs) -> Option<Result<Box<dyn Staged>, EngineError>> {
         let prepared = self.prepared.get()?.as_ref().ok()?;
@@ -99,6 +104,16 @@ mod tests {
             sink(0, TensorView { datatype, shape: &shape, data: &self.0 });
             Ok(())
         }
+
+        fn breaker(&self) -> Option<Arc<dyn Breaker>> {
+            Some(Arc::new(NoEffect))
+        }
+    }
+
+    struct NoEffect;
+
+    impl Breaker for NoEffect {
+        fn break_off(&self) {}
     }
 
     struct Adding(ModelSignature);
@@ -140,7 +155,9 @@ mod tests {
         let tensors = [tensor];
         let mut inputs = &tensors[..];
         assert!(standby.stage(0, &mut inputs).is_none());
+        assert!(standby.breaker(0).is_none());
         standby.prepare().unwrap();
+        assert!(standby.breaker(0).is_some(), "what hangs there costs its batch, not the GPU");
         for _ in 0..2 {
             let mut staged = standby.stage(0, &mut inputs).unwrap().unwrap();
             assert!(staged.blocks(), "the device computes nothing else meanwhile");

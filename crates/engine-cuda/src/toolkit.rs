@@ -8,11 +8,12 @@ use cudarc::cublaslt::sys as lt;
 use cudarc::cudnn::sys as dnn;
 use cudarc::driver::sys as driver;
 use cudarc::nvrtc::sys as nvrtc;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, c_char};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Why something on the device didn't work.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +45,9 @@ pub enum CudaError {
         /// What about it.
         why: String,
     },
+    /// Nobody wants the result any more.
+    #[error("it was given up, because the server goes down")]
+    GivenUp,
     /// The cache can't be written.
     #[error("the cache in {path} can't be used: {source}")]
     Cache {
@@ -140,6 +144,9 @@ impl Facts {
     }
 }
 
+/// The folder of cuDNN's plans in a cache.
+const PLANS: &str = "plans";
+
 /// A compiled kernel. It isn't bound to a context: it runs in whichever the stream belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel(pub(crate) driver::CUkernel);
@@ -168,6 +175,35 @@ impl Drop for LtHandle {
     }
 }
 
+/// A handle of cuDNN's, closed with its last owner. One thread uses it at a time: making a plan, or enqueueing one.
+pub(crate) struct DnnHandle(Mutex<dnn::cudnnHandle_t>);
+
+// SAFETY: it is used under its lock.
+unsafe impl Send for DnnHandle {}
+// SAFETY: as above.
+unsafe impl Sync for DnnHandle {}
+
+impl DnnHandle {
+    fn new() -> Result<Arc<Self>, CudaError> {
+        let mut handle = null_mut();
+        // SAFETY: the pointer is to a live variable.
+        check_dnn("cudnnCreate", unsafe { dnn::cudnnCreate(&raw mut handle) })?;
+        Ok(Arc::new(Self(Mutex::new(handle))))
+    }
+
+    /// The handle, for this thread alone.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, dnn::cudnnHandle_t> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for DnnHandle {
+    fn drop(&mut self) {
+        // SAFETY: it was created, and nothing that uses it is left.
+        unsafe { dnn::cudnnDestroy(*self.lock()) };
+    }
+}
+
 /// The libraries, opened, for one device.
 pub struct Toolkit {
     facts: Facts,
@@ -176,16 +212,19 @@ pub struct Toolkit {
     cache: PathBuf,
     kernels: Mutex<HashMap<String, Kernel>>,
     choices: Mutex<Choices>,
+    /// There are choices that aren't in the file.
+    unsaved: AtomicBool,
+    /// What is being compiled: no kernel twice, and no more at a time than there are cores.
+    compiling: Mutex<HashSet<String>>,
+    compiled: Condvar,
     pub(crate) lt: LtHandle,
-    pub(crate) dnn: dnn::cudnnHandle_t,
     /// Engines of convolutions that were chosen, by signature.
     pub(crate) engines: Mutex<HashMap<String, Arc<Engine>>>,
-    /// More of them, for threads that make plans at the same time.
-    dnn_more: Mutex<Vec<dnn::cudnnHandle_t>>,
+    /// For threads that make plans at the same time.
+    dnn: Mutex<Vec<Arc<DnnHandle>>>,
 }
 
-// SAFETY: cuBLASLt's handle may be used from any thread; cuDNN's are used by one thread at a time: each by its own
-// while engines are made, and all under one lock (`Convolution::enqueue`) when they are enqueued.
+// SAFETY: cuBLASLt's handle may be used from any thread.
 unsafe impl Send for Toolkit {}
 // SAFETY: as above.
 unsafe impl Sync for Toolkit {}
@@ -198,15 +237,14 @@ impl Toolkit {
             return Err(error);
         }
         let usable = |source| CudaError::Cache { path: cache.to_owned(), source };
-        std::fs::create_dir_all(cache.join("cubin")).map_err(usable)?;
+        for kept in ["cubin", PLANS] {
+            std::fs::create_dir_all(cache.join(kept)).map_err(usable)?;
+        }
         let mut device = 0;
         // SAFETY: the library is there, and the pointer is to a live variable.
         check("cuCtxGetDevice", unsafe { driver::cuCtxGetDevice(&raw mut device) })?;
         let (facts, compiler) = look_at(device)?;
         let lt_handle = LtHandle::new()?;
-        let mut dnn_handle = std::ptr::null_mut();
-        // SAFETY: the library is there, and the pointer is to a live variable.
-        check_dnn("cudnnCreate", unsafe { dnn::cudnnCreate(&raw mut dnn_handle) })?;
         let choices = Choices::read(&cache.join("choices"), &facts.key());
         Ok(Self {
             facts,
@@ -215,10 +253,12 @@ impl Toolkit {
             cache: cache.to_owned(),
             kernels: Mutex::default(),
             choices: Mutex::new(choices),
+            unsaved: AtomicBool::new(false),
+            compiling: Mutex::default(),
+            compiled: Condvar::new(),
             lt: lt_handle,
-            dnn: dnn_handle,
             engines: Mutex::default(),
-            dnn_more: Mutex::default(),
+            dnn: Mutex::default(),
         })
     }
 
@@ -232,27 +272,40 @@ impl Toolkit {
         &self.choices
     }
 
+    /// Takes a measurement in.
+    pub(crate) fn choose(&self, signature: &str, candidate: &str, microseconds: f32) {
+        self.choices.lock().expect("nobody panics while holding it").set(signature, candidate, microseconds);
+        self.unsaved.store(true, Ordering::Release);
+    }
+
     /// Keeps the measurements for the next start.
     pub fn save_choices(&self) -> Result<(), CudaError> {
+        if !self.unsaved.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
         let path = self.cache.join("choices");
         let choices = self.choices.lock().expect("nobody panics while holding it");
         choices.write(&path).map_err(|source| CudaError::Cache { path, source })
     }
 
-    /// Compiles what isn't compiled yet, on all cores, so that `kernel` finds everything.
-    pub fn compile_all(&self, sources: &[KernelSource]) -> Result<(), CudaError> {
+    /// Compiles what isn't compiled yet, on all cores, so that `kernel` finds everything; or gives up.
+    pub(crate) fn compile_all(&self, sources: &[KernelSource], given_up: &AtomicBool) -> Result<(), CudaError> {
         let mut missing: Vec<&KernelSource> =
             sources.iter().filter(|source| !self.cubin_path(source).exists()).collect();
         missing.sort();
         missing.dedup();
         let next = std::sync::atomic::AtomicUsize::new(0);
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(missing.len());
+        let threads = cores().min(missing.len());
         let results = Mutex::new(Ok(()));
         std::thread::scope(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| {
-                    while let Some(source) = missing.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
-                        if let Err(error) = self.compile(source) {
+                    while let Some(source) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        if given_up.load(Ordering::Relaxed) {
+                            *results.lock().expect("nobody panics while holding it") = Err(CudaError::GivenUp);
+                            return;
+                        }
+                        if let Err(error) = self.compile_once(source) {
                             *results.lock().expect("nobody panics while holding it") = Err(error);
                         }
                     }
@@ -286,17 +339,37 @@ impl Toolkit {
         })
     }
 
-    /// One of cuDNN's handles for each core (at most 16), kept as long as this: plans refer to theirs.
-    pub(crate) fn dnn_handles(&self) -> Result<Vec<dnn::cudnnHandle_t>, CudaError> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from).min(16);
-        let mut handles = self.dnn_more.lock().expect("nobody panics while holding it");
-        while handles.len() < cores {
-            let mut handle = std::ptr::null_mut();
-            // SAFETY: the pointer is to a live variable.
-            check_dnn("cudnnCreate", unsafe { dnn::cudnnCreate(&raw mut handle) })?;
-            handles.push(handle);
+    /// So many of cuDNN's handles, but no more than there are cores (at most 16). Plans refer to theirs.
+    pub(crate) fn dnn_handles(&self, count: usize) -> Result<Vec<Arc<DnnHandle>>, CudaError> {
+        let count = count.min(cores()).min(16);
+        let mut handles = self.dnn.lock().expect("nobody panics while holding it");
+        while handles.len() < count {
+            handles.push(DnnHandle::new()?);
         }
-        Ok(handles.clone())
+        Ok(handles[..count].to_vec())
+    }
+
+    /// The file of a plan of cuDNN's for a step.
+    pub(crate) fn plan_path(&self, signature: &str, name: &str) -> PathBuf {
+        let key = blake3::hash(format!("{}\n{signature}\n{name}", self.facts.key()).as_bytes());
+        self.cache.join(PLANS).join(&key.to_hex()[..32])
+    }
+
+    /// Compiles a source that isn't compiled yet, or waits for whoever does.
+    fn compile_once(&self, source: &KernelSource) -> Result<(), CudaError> {
+        let key = source.key(&self.facts.architecture(), &self.compiler);
+        let compiling = || self.compiling.lock().expect("nobody panics while holding it");
+        let busy = |all: &mut HashSet<String>| all.contains(&key) || all.len() >= cores();
+        let mut all = self.compiled.wait_while(compiling(), busy).expect("nobody panics while holding it");
+        if self.cubin_path(source).exists() {
+            return Ok(());
+        }
+        all.insert(key.clone());
+        drop(all);
+        let outcome = self.compile(source);
+        compiling().remove(&key);
+        self.compiled.notify_all();
+        outcome.map(|_| ())
     }
 
     fn cubin_path(&self, source: &KernelSource) -> PathBuf {
@@ -306,25 +379,26 @@ impl Toolkit {
     fn compile(&self, source: &KernelSource) -> Result<Vec<u8>, CudaError> {
         let cubin = compile(&source.full_text(), &KernelSource::options(&self.facts.architecture()))?;
         let path = self.cubin_path(source);
-        // Under another name first: another process may read the same cache.
-        let unfinished = path.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
-        let kept = std::fs::write(&unfinished, &cubin).and_then(|()| std::fs::rename(&unfinished, &path));
-        kept.map_err(|source| CudaError::Cache { path, source })?;
+        write_whole(&path, &cubin).map_err(|source| CudaError::Cache { path, source })?;
         Ok(cubin)
     }
 }
 
 impl Drop for Toolkit {
     fn drop(&mut self) {
+        // Before their handles.
         self.engines.get_mut().expect("nobody panics while holding it").clear();
-        // SAFETY: all were created by the toolkit, and nothing that uses them outlives it.
-        unsafe {
-            dnn::cudnnDestroy(self.dnn);
-            for &handle in self.dnn_more.get_mut().expect("nobody panics while holding it").iter() {
-                dnn::cudnnDestroy(handle);
-            }
-        }
     }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Writes a file whole or not at all: others may read the same cache.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let unfinished = path.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
+    std::fs::write(&unfinished, bytes).and_then(|()| std::fs::rename(&unfinished, path))
 }
 
 fn look_at(device: driver::CUdevice) -> Result<(Facts, String), CudaError> {
@@ -411,6 +485,11 @@ fn compile(text: &str, options: &[String]) -> Result<Vec<u8>, CudaError> {
     let log = program.bytes("nvrtcGetProgramLog", nvrtc::nvrtcGetProgramLogSize, nvrtc::nvrtcGetProgramLog);
     let log = log.map_or_else(|error| error.to_string(), |log| String::from_utf8_lossy(&log).into_owned());
     Err(CudaError::Compile { log: format!("{status:?}: {log}") })
+}
+
+/// Has the compiler load what it needs at its first use, which takes a while.
+pub(crate) fn warm_compiler() {
+    let _ = compile("extern \"C\" __global__ void step() {}", &KernelSource::options("sm_90a"));
 }
 
 fn load(cubin: &[u8], entry: &str) -> Result<Kernel, CudaError> {

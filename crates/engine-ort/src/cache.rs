@@ -15,6 +15,7 @@ use memmap2::{Mmap, MmapMut};
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -117,7 +118,21 @@ fn in_memory(mut file: &File) -> io::Result<Mmap> {
 }
 
 fn parse(map: Mmap) -> Result<Optimised, String> {
-    let head: &[u8; HEAD] = map.first_chunk().ok_or("it is too short")?;
+    let CachedParts { skeleton, block } = cached_parts(&map)?;
+    let (skeleton, start, block_bytes) = (map[skeleton].to_vec(), block.start, block.len());
+    Ok(Optimised { skeleton, block: Block::Mapped { map, start }, block_bytes })
+}
+
+/// Where the parts of a cache's file are.
+#[derive(Debug)]
+pub struct CachedParts {
+    skeleton: Range<usize>,
+    block: Range<usize>,
+}
+
+/// The parts of a cache's file that is whole, or what is wrong with it.
+pub fn cached_parts(file: &[u8]) -> Result<CachedParts, String> {
+    let head: &[u8; HEAD] = file.first_chunk().ok_or("it is too short")?;
     let (magic, rest) = head.split_at(MAGIC.len());
     if magic != MAGIC {
         return Err("it doesn't begin as it should".into());
@@ -127,16 +142,16 @@ fn parse(map: Mmap) -> Result<Optimised, String> {
         usize::try_from(u64::from_le_bytes(bytes)).map_err(|_| "its lengths are too large")
     };
     let (skeleton_bytes, block_bytes) = (number(0)?, number(8)?);
-    let skeleton_end = PAGE.checked_add(skeleton_bytes).ok_or("its lengths are too large")?;
-    let start = skeleton_end.checked_next_multiple_of(PAGE).ok_or("its lengths are too large")?;
-    if start.checked_add(block_bytes) != Some(map.len()) {
-        return Err(format!("it has {} bytes, but its head says {start} and {block_bytes}", map.len()));
+    let skeleton = PAGE..PAGE.checked_add(skeleton_bytes).ok_or("its lengths are too large")?;
+    let start = skeleton.end.checked_next_multiple_of(PAGE).ok_or("its lengths are too large")?;
+    if start.checked_add(block_bytes) != Some(file.len()) {
+        return Err(format!("it has {} bytes, but its head says {start} and {block_bytes}", file.len()));
     }
-    if checksum(&map[PAGE..skeleton_end], &map[start..]).as_bytes() != &rest[16..] {
+    let block = start..file.len();
+    if checksum(&file[skeleton.clone()], &file[block.clone()]).as_bytes() != &rest[16..] {
         return Err("its checksum is wrong".into());
     }
-    let skeleton = map[PAGE..skeleton_end].to_vec();
-    Ok(Optimised { skeleton, block: Block::Mapped { map, start }, block_bytes })
+    Ok(CachedParts { skeleton, block })
 }
 
 /// Keeps an optimised model. On an error nothing is left behind.

@@ -16,6 +16,7 @@
 mod blame;
 mod block;
 mod cache;
+mod end;
 mod external;
 mod heap;
 mod library;
@@ -23,6 +24,7 @@ mod loaded;
 mod model;
 mod optimise;
 mod optional;
+mod run_options;
 mod runtime;
 mod session;
 mod signature;
@@ -31,6 +33,8 @@ mod strings;
 mod telemetry;
 mod weights;
 
+pub use cache::{CachedParts, cached_parts};
+pub use end::end_process;
 pub use library::find as find_library;
 pub use telemetry::refuse as refuse_telemetry;
 
@@ -155,7 +159,8 @@ impl Prepared for OrtPrepared {
     fn load(&self, _device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         let session = self.model.session(self.runtime).map_err(|refused| EngineError::Load(refused.0))?;
         let batched = self.signature.max_batch > 0;
-        Ok(engine::at_once(OrtLoaded::new(self.runtime, Arc::clone(&self.model), session, batched)))
+        let loaded = OrtLoaded::new(self.runtime, Arc::clone(&self.model), session, batched);
+        Ok(engine::at_once(loaded.map_err(|refused| EngineError::Load(refused.0))?))
     }
 
     fn defaults(&self) -> Vec<Option<Tensor>> {

@@ -2,13 +2,14 @@
 
 use crate::blame;
 use crate::model::{self, OrtModel};
+use crate::run_options::RunOptions;
 use crate::runtime::{Runtime, RuntimeError, no_memory};
 use crate::session::{Session, SessionTensor};
 use crate::signature::{self, Port};
 use crate::sizes::SeenSizes;
 use crate::strings;
 use base::{DataType, element_count};
-use engine::{AtOnce, EngineError, Sink, TensorView};
+use engine::{AtOnce, Breaker, EngineError, Sink, TensorView};
 use ort::sys;
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -29,6 +30,7 @@ pub(crate) struct OrtLoaded {
     /// Inputs that did not lie where their type may lie, moved; words, so that every type may lie there.
     aligned: Vec<Vec<u64>>,
     text: Vec<u8>,
+    options: Arc<RunOptions>,
     /// Whether the first dimension counts rows, of which the configuration bounds the number.
     batched: bool,
     /// Whether executions may differ in size, but for the number of rows.
@@ -39,9 +41,15 @@ pub(crate) struct OrtLoaded {
 unsafe impl Send for OrtLoaded {}
 
 impl OrtLoaded {
-    pub(crate) fn new(runtime: &'static Runtime, model: Arc<OrtModel>, session: Session, batched: bool) -> Self {
+    pub(crate) fn new(
+        runtime: &'static Runtime,
+        model: Arc<OrtModel>,
+        session: Session,
+        batched: bool,
+    ) -> Result<Self, RuntimeError> {
         let (inputs, outputs) = (model.ports.inputs.len(), model.ports.outputs.len());
-        Self {
+        let elastic = model.ports.inputs.iter().any(|port| port.spec.is_open(batched.into()));
+        Ok(Self {
             runtime,
             session: Some(session),
             input_names: model::names(&model.ports.inputs),
@@ -51,10 +59,11 @@ impl OrtLoaded {
             outputs: vec![ptr::null_mut(); outputs],
             aligned: vec![Vec::new(); inputs],
             text: Vec::new(),
+            options: Arc::new(RunOptions::new(runtime, elastic)?),
             batched,
-            elastic: model.ports.inputs.iter().any(|port| port.spec.is_open(batched.into())),
+            elastic,
             model,
-        }
+        })
     }
 
     /// Frees what an execution left: all inputs, and outputs that weren't handed out.
@@ -81,15 +90,15 @@ impl OrtLoaded {
         Ok(())
     }
 
-    /// How to run with these inputs: null, or so that memory is given back.
+    /// How to run with these inputs: plainly, or so that memory is given back.
     fn run_options(&self, inputs: &[TensorView<'_>]) -> *const sys::OrtRunOptions {
         if !self.elastic {
-            return ptr::null();
+            return self.options.plain();
         }
         let bytes = inputs.iter().map(|view| view.data.len() as u64).sum::<u64>();
         let rows = inputs.first().and_then(|view| view.shape.first()).filter(|_| self.batched);
         let rows = rows.and_then(|&rows| u64::try_from(rows).ok()).unwrap_or(1).max(1);
-        if self.sizes().see(bytes / rows) { self.runtime.shrinking } else { ptr::null() }
+        if self.sizes().see(bytes / rows) { self.options.shrinking() } else { self.options.plain() }
     }
 
     fn run_with(&mut self, inputs: &[TensorView<'_>]) -> Result<(), EngineError> {
@@ -107,7 +116,8 @@ impl OrtLoaded {
 
     fn run(&mut self, options: *const sys::OrtRunOptions) -> Result<(), EngineError> {
         let session = self.session.as_ref().expect("there until it is dropped");
-        // SAFETY: the options are null or never freed; names and values are live and as many as is said; outputs are
+        self.options.begin();
+        // SAFETY: the options are held; names and values are live and as many as is said; outputs are
         // null, so the runtime makes them. No other thread can use this session, since `self` is borrowed mutably.
         let status = unsafe {
             (self.runtime.api.Run)(
@@ -122,9 +132,10 @@ impl OrtLoaded {
             )
         };
         let has_computed = &self.model.has_computed;
-        self.runtime
-            .check_execution(status)
-            .map_err(|(code, refused)| blame::failed(code, refused, has_computed.load(Ordering::Relaxed)))?;
+        self.runtime.check_execution(status).map_err(|(code, refused)| match self.options.is_broken_off() {
+            true => EngineError::BrokenOff,
+            false => blame::failed(code, refused, has_computed.load(Ordering::Relaxed)),
+        })?;
         if !has_computed.load(Ordering::Relaxed) {
             has_computed.store(true, Ordering::Relaxed);
         }
@@ -162,6 +173,10 @@ impl AtOnce for OrtLoaded {
         let done = self.emit(sink);
         self.clear();
         done.map_err(|refused| EngineError::Execute(refused.0))
+    }
+
+    fn breaker(&self) -> Option<Arc<dyn Breaker>> {
+        Some(Arc::clone(&self.options) as Arc<dyn Breaker>)
     }
 }
 

@@ -20,8 +20,6 @@ pub(crate) struct Runtime {
     pub(crate) host: *const sys::OrtMemoryInfo,
     /// For names that the runtime hands out.
     pub(crate) allocator: *mut sys::OrtAllocator,
-    /// For an execution after which the workspace gives back what lies unused.
-    pub(crate) shrinking: *const sys::OrtRunOptions,
     /// Whether sessions share a pool of threads; otherwise each execution stays on the thread that asks for it.
     pub(crate) pooled: bool,
     /// For the key of the cache.
@@ -73,18 +71,15 @@ impl Runtime {
             .map_err(|error| failed(&error))?;
         environment.set_log_level(LogLevel::Error);
         let api = ort::api();
-        let (mut host, mut allocator, mut shrinking) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-        let (option, arena) = (c"memory.enable_memory_arena_shrinkage", c"cpu:0");
+        let (mut host, mut allocator) = (ptr::null_mut(), ptr::null_mut());
         let kind = sys::OrtAllocatorType::OrtDeviceAllocator;
         // SAFETY: all out-pointers are valid for the calls.
         let made = unsafe {
             check(api, (api.CreateCpuMemoryInfo)(kind, sys::OrtMemType::OrtMemTypeDefault, &mut host))
                 .and_then(|()| check(api, (api.GetAllocatorWithDefaultOptions)(&mut allocator)))
-                .and_then(|()| check(api, (api.CreateRunOptions)(&mut shrinking)))
-                .and_then(|()| check(api, (api.AddRunConfigEntry)(shrinking, option.as_ptr(), arena.as_ptr())))
         };
         made.map_err(|refused| failed(&refused.0))?;
-        let runtime = Self { api, environment, host, allocator, shrinking, pooled, build: ort::info() };
+        let runtime = Self { api, environment, host, allocator, pooled, build: ort::info() };
         runtime.share_workspace(options.workspace_bytes).map_err(|refused| failed(&refused.0))?;
         Ok(runtime)
     }

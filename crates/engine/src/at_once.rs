@@ -1,6 +1,6 @@
 //! Models that are computed on the thread that asks for it: a batch of theirs is computed when it has started.
 
-use crate::{DeviceTimes, EngineError, Inputs, Loaded, Sink, Staged, TensorView};
+use crate::{Breaker, DeviceTimes, EngineError, Inputs, Loaded, Sink, Staged, TensorView};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -11,11 +11,23 @@ pub trait AtOnce: Send + 'static {
 
     /// Hands each output of the batch that was computed last to `sink`.
     fn hand_out(&mut self, sink: &mut Sink<'_>) -> Result<(), EngineError>;
+
+    /// What breaks its executions off, where the engine can.
+    fn breaker(&self) -> Option<Arc<dyn Breaker>> {
+        None
+    }
 }
 
 /// The model, for whoever runs batches in stages.
 pub fn at_once(model: impl AtOnce) -> Box<dyn Loaded> {
-    Box::new(SharedModel(Arc::new(Mutex::new(model))))
+    let breaker = model.breaker();
+    Box::new(LoadedAtOnce { model: SharedModel(Arc::new(Mutex::new(model))), breaker })
+}
+
+/// The model on its device.
+struct LoadedAtOnce<M> {
+    model: SharedModel<M>,
+    breaker: Option<Arc<dyn Breaker>>,
 }
 
 /// The model, and each batch of it. Nobody waits for the lock: one batch is under way at a time.
@@ -28,13 +40,17 @@ impl<M> SharedModel<M> {
     }
 }
 
-impl<M: AtOnce> Loaded for SharedModel<M> {
+impl<M: AtOnce> Loaded for LoadedAtOnce<M> {
     fn there_at(&self) -> Option<Instant> {
         None
     }
 
+    fn breaker(&self) -> Option<Arc<dyn Breaker>> {
+        self.breaker.clone()
+    }
+
     fn stage(&mut self, _inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
-        Ok(Box::new(Self(Arc::clone(&self.0))))
+        Ok(Box::new(SharedModel(Arc::clone(&self.model.0))))
     }
 }
 

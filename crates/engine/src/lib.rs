@@ -11,6 +11,7 @@
 //! waits for it, and [`at_once`] makes it of a model that computes on the thread that asks.
 
 mod at_once;
+mod breaker;
 mod emulated;
 mod hashes;
 mod host;
@@ -21,6 +22,7 @@ pub mod precision;
 mod staged;
 
 pub use at_once::{AtOnce, at_once};
+pub use breaker::Breaker;
 pub use emulated::EmulatedEngine;
 pub use hashes::FileHashes;
 pub use host::{HostBuffer, HostMemory, HostRoom};
@@ -33,6 +35,7 @@ use base::{LatencyProfile, ModelSignature, Precision};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 /// A runtime. One value serves all of its devices.
@@ -48,6 +51,12 @@ pub trait Engine: Send + Sync {
     /// behind so many products stands for up to so many.
     fn precisions(&self) -> &[Precision] {
         &[]
+    }
+
+    /// Whether it prepares models soon where that is wanted ([`ModelSource::soon`]), several at a time, and better when
+    /// it is given time.
+    fn prepares_soon(&self) -> bool {
+        false
     }
 
     /// An engine that computes the same models on the host, in any shape, where this one prepares each: what only runs
@@ -94,6 +103,11 @@ pub struct ModelSource {
     pub precision: Option<Precision>,
     /// For engines that prepare each size: what it is prepared for.
     pub purpose: Purpose,
+    /// For engines that measure what computes a model best: take what is known and what rules say instead, so that it
+    /// is ready soon. [`Prepared::is_provisional`] says whether more time would make it faster.
+    pub soon: bool,
+    /// Set when nobody wants it any more: preparations that take long give up then.
+    pub given_up: Arc<AtomicBool>,
     /// For engines that don't compute: what to pretend.
     pub emulated: Option<Emulation>,
 }
@@ -131,6 +145,11 @@ pub trait Prepared: Send + Sync {
     /// What its floats are computed in, where that can be chosen.
     fn precision(&self) -> Option<Precision> {
         None
+    }
+
+    /// Whether it was prepared soon, and would be faster if it was prepared with time.
+    fn is_provisional(&self) -> bool {
+        false
     }
 
     /// Whether batches of any number of rows can be computed, each at what it takes; otherwise those sizes that were
@@ -175,6 +194,11 @@ pub trait Loaded: Send {
     /// From when on the weights are there, where the engine only says so instead of waiting for them.
     fn there_at(&self) -> Option<Instant>;
 
+    /// What breaks its executions off, where the engine can.
+    fn breaker(&self) -> Option<Arc<dyn Breaker>> {
+        None
+    }
+
     /// Begins to bring the inputs of a batch to the device, while that computes others. A few batches may be staged at
     /// a time; they are started in the order in which they were staged.
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError>;
@@ -208,6 +232,9 @@ pub enum EngineError {
     /// The model can't compute these inputs: others it can.
     #[error("{0}")]
     Unfit(String),
+    /// The batch took longer than it may, and a [`Breaker`] ended it.
+    #[error("it took too long and was broken off")]
+    BrokenOff,
     /// The batch can't be computed yet, but soon.
     #[error("{0}")]
     NotYet(String),

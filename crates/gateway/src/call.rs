@@ -9,6 +9,8 @@
 use crate::check::{Checked, WantedOutput, add_defaults, check};
 use crate::classify::classify;
 use crate::io::IoContext;
+use crate::io::clients::{ClientRequest, Owner};
+use crate::io::mailbox::Delivered;
 use crate::io::offload::{OFFLOAD_WRITE_BYTES, offload};
 use crate::models::serving;
 use crate::regions::{self, RegionSlice};
@@ -19,7 +21,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use telemetry::{Trace, Transport};
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::RecvError};
 use wire::{Fault, InferRequest, InferResponse, OutputTensor};
 
 /// What the transport says of a request.
@@ -35,7 +37,10 @@ pub(crate) struct CallHeaders {
 /// plan.
 pub(crate) struct Call<'a> {
     context: &'a IoContext,
+    owner: &'a Arc<Owner>,
     entry: Arc<CatalogueEntry>,
+    /// Counts it with its client, where that is limited.
+    _request: Option<ClientRequest>,
     arrived_at: Timestamp,
     ticket: Option<Ticket>,
     /// Where its steps are noted, if it is one of those that are traced.
@@ -47,22 +52,23 @@ impl<'a> Call<'a> {
     /// Finds the model that a request names. A refusal is counted here, because there is no model to count it with.
     pub(crate) fn begin(
         context: &'a IoContext,
-        name: &str,
-        version: &str,
+        owner: &'a Arc<Owner>,
+        (name, version): (&str, &str),
         transport: Transport,
         arrived_at: Timestamp,
     ) -> Result<Self, Fault> {
         let metrics = &context.shared.metrics;
-        let found = context.models.find(name, version).and_then(|entry| {
+        let found = owner.request(arrived_at).and_then(|request| {
+            let entry = context.models.find(name, version)?;
             serving(&entry)?;
-            Ok(entry)
+            Ok((entry, request))
         });
         match found {
-            Ok(entry) => {
+            Ok((entry, request)) => {
                 metrics.in_flight.inc();
                 context.calls.fetch_add(1, Ordering::Relaxed);
                 let trace = context.shared.tracer.sample(&entry.name, entry.version, transport);
-                Ok(Self { context, entry, arrived_at, ticket: None, trace, over: false })
+                Ok(Self { context, owner, entry, _request: request, arrived_at, ticket: None, trace, over: false })
             }
             Err(fault) => {
                 metrics.unrouted(fault.reason);
@@ -98,7 +104,7 @@ impl<'a> Call<'a> {
         // Only what lies in shared memory is fetched. In a box, as below: what is rare must not make every call larger.
         let _held = match request.inputs.iter().any(|input| input.region.is_some()) {
             false => None,
-            true => Box::pin(regions::fetch(self.context, &mut request)).await?,
+            true => Box::pin(regions::fetch(self.context, self.owner, &mut request)).await?,
         };
         let served = self.served();
         add_defaults(&served.model.signature, &served.defaults, &mut request);
@@ -138,7 +144,7 @@ impl<'a> Call<'a> {
             encode(response(&self.entry, &request.id, &outputs, &wanted)?)?
         } else {
             let (entry, id) = (Arc::clone(&self.entry), request.id.into_owned());
-            let work = offload(move || {
+            let work = offload(self.owner, slow_bytes, move || {
                 classify_wanted(&entry, &mut outputs, &wanted)?;
                 encode(response(&entry, &id, &outputs, &wanted)?)
             });
@@ -175,7 +181,7 @@ impl<'a> Call<'a> {
         for (slice, (position, region)) in places.into_iter().zip(placed) {
             if let (Some(spec), Some(tensor)) = (specs.get(position), outputs.get_mut(position)) {
                 let data = std::mem::take(&mut tensor.data);
-                regions::place(&spec.name, &data, slice, region).await?;
+                regions::place(self.owner, &spec.name, &data, slice, region).await?;
             }
         }
         Ok(())
@@ -203,7 +209,7 @@ impl<'a> Call<'a> {
     ) -> Option<Reply> {
         let answer = self.context.mailbox.deliver(answer);
         let reply = match budget {
-            None => answer.await,
+            None => self.unless_lost(answer).await,
             Some(budget) => {
                 let net_at = deadline_at - margins::give_up_before(budget);
                 let left = net_at.since(self.context.controller.now());
@@ -219,6 +225,23 @@ impl<'a> Call<'a> {
         self.ticket = None;
         // A sender that is gone without a word belonged to a controller that is gone.
         Some(reply.unwrap_or(Reply::Refused(Reason::ShuttingDown.into())))
+    }
+
+    /// The reply, or what is to be said of a request that is lost with a thread that hangs: no deadline ends the wait
+    /// for it.
+    async fn unless_lost(&self, mut answer: Delivered<oneshot::Receiver<Reply>>) -> Result<Reply, RecvError> {
+        loop {
+            tokio::select! {
+                biased;
+                reply = &mut answer => return reply,
+                () = self.context.lost.notified() => {
+                    let lost = self.ticket.and_then(|ticket| self.context.controller.is_lost(ticket));
+                    if let Some(refusal) = lost {
+                        return Ok(Reply::Refused(refusal));
+                    }
+                }
+            }
+        }
     }
 
     /// Counts the outcome; the request is over.

@@ -12,7 +12,7 @@
 //!
 //! `http` and `grpc` turn bytes into requests and answers into bytes; `call` is the way of a request on either
 //! protocol. `io` has the threads and connections below them, `body` the bytes of bodies, `admin` every call that isn't
-//! inference.
+//! inference, `rights` who may do what.
 
 mod admin;
 mod applications;
@@ -28,7 +28,10 @@ mod http;
 mod io;
 mod models;
 mod regions;
+mod rights;
 mod server;
 
-pub use config::Config;
+pub use config::{ClientLimits, Config};
+pub use io::tls::TlsFiles;
+pub use rights::{NewKey, Origins, Restrictions};
 pub use server::{Gateway, GatewayError};

@@ -7,6 +7,7 @@
 
 use crate::body::hold::HeldBytes;
 use crate::io::IoContext;
+use crate::io::clients::Owner;
 use crate::io::offload::offload;
 use base::Reason;
 use bytes::Bytes;
@@ -20,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use wire::proto::SystemSharedMemoryRegisterRequest;
 use wire::proto::system_shared_memory_status_response::RegionStatus;
+use wire::room::room;
 use wire::{Fault, InferRequest, Region, check_elements};
 
 /// Where the system keeps shared memory objects.
@@ -277,7 +279,11 @@ fn find_slice(context: &IoContext, what: &str, name: &str, part: &Region) -> Res
 
 /// Reads the inputs that lie in regions. They count as held like those that come in bodies, until what is returned is
 /// dropped.
-pub(crate) async fn fetch(context: &IoContext, request: &mut InferRequest<'_>) -> Result<Option<HeldBytes>, Fault> {
+pub(crate) async fn fetch(
+    context: &IoContext,
+    owner: &Arc<Owner>,
+    request: &mut InferRequest<'_>,
+) -> Result<Option<HeldBytes>, Fault> {
     let mut held = None;
     let mut left = context.shared.config.max_body_bytes;
     for input in &mut request.inputs {
@@ -292,17 +298,22 @@ pub(crate) async fn fetch(context: &IoContext, request: &mut InferRequest<'_>) -
                 ),
             )
         })?;
-        held.get_or_insert_with(|| HeldBytes::new(&context.shared)).add(slice.length)?;
+        held.get_or_insert_with(|| HeldBytes::new(owner)).add(slice.length)?;
         let sentence =
             format!("input {:?} could not be read from the shared memory region {:?}", input.name, region.name);
         let read = move || {
-            let mut data = vec![0; slice.length];
+            let mut data = room(slice.length)?;
+            data.resize(slice.length, 0);
             match slice.within.region.file.read_exact_at(&mut data, slice.at) {
                 Ok(()) => Ok(Bytes::from(data)),
                 Err(error) => Err(Fault::bad(format!("{sentence}: {error}; was it cut?"))),
             }
         };
-        input.data = if region.byte_size < OFFLOAD_COPY_BYTES as u64 { read()? } else { offload(read).await? };
+        input.data = if region.byte_size < OFFLOAD_COPY_BYTES as u64 {
+            read()?
+        } else {
+            offload(owner, region.byte_size as usize, read).await?
+        };
         check_elements(&input.name, input.datatype, &input.shape, &input.data)?;
     }
     Ok(held)
@@ -314,7 +325,13 @@ pub(crate) fn reserve(context: &IoContext, name: &str, region: &Region) -> Resul
 }
 
 /// Writes an output to its place in a region, which then says how long it is.
-pub(crate) async fn place(name: &str, data: &Bytes, slice: RegionSlice, region: &mut Region) -> Result<(), Fault> {
+pub(crate) async fn place(
+    owner: &Arc<Owner>,
+    name: &str,
+    data: &Bytes,
+    slice: RegionSlice,
+    region: &mut Region,
+) -> Result<(), Fault> {
     if data.len() > slice.length {
         return Err(Fault::bad(format!(
             "output {name:?} has {} bytes, but its shared_memory_byte_size is {}: give it more",
@@ -325,7 +342,7 @@ pub(crate) async fn place(name: &str, data: &Bytes, slice: RegionSlice, region: 
     region.byte_size = data.len() as u64;
     let sentence = format!("output {name:?} could not be written to the shared memory region {:?}", region.name);
     let data = data.clone();
-    let is_large = data.len() >= OFFLOAD_COPY_BYTES;
+    let (bytes, is_large) = (data.len(), data.len() >= OFFLOAD_COPY_BYTES);
     let write = move || {
         let bad = |error: &dyn std::fmt::Display| Fault::bad(format!("{sentence}: {error}"));
         // Writing behind the end would make the object longer.
@@ -336,7 +353,7 @@ pub(crate) async fn place(name: &str, data: &Bytes, slice: RegionSlice, region: 
         }
         file.write_all_at(&data, slice.at).map_err(|error| bad(&error))
     };
-    if is_large { offload(write).await } else { write() }
+    if is_large { offload(owner, bytes, write).await } else { write() }
 }
 
 #[cfg(test)]

@@ -5,13 +5,15 @@ use crate::admin::metrics::serve_metrics;
 use crate::admin::scaling::Scaling;
 use crate::io::accept::Acceptor;
 use crate::io::thread::serve_thread;
+use crate::io::tls::Tls;
 use crate::io::{IoContext, Readiness, ServerState};
+use crate::rights::{Rules, WatchedFiles, watch_files};
 use controller::Controller;
 use models::Registry;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use telemetry::{Metrics, Tracer};
 use tokio::sync::{mpsc, watch};
@@ -34,6 +36,12 @@ pub enum GatewayError {
         /// What the system said.
         error: io::Error,
     },
+    /// The file of keys can't be used.
+    #[error("--api-keys {0}")]
+    Keys(String),
+    /// A file for TLS can't be used.
+    #[error("{0}")]
+    Tls(String),
     /// A thread or its runtime could not be made.
     #[error("can't start an io thread: {0}")]
     Thread(io::Error),
@@ -79,6 +87,10 @@ impl Gateway {
         metrics: Metrics,
     ) -> Result<Self, GatewayError> {
         raise_file_limit();
+        let rules = Rules::new(&config).map_err(GatewayError::Keys)?;
+        let tls = config.tls.as_ref().map(|files| Tls::open(files, config.header_timeout)).transpose();
+        let tls = tls.map_err(GatewayError::Tls)?.map(Arc::new);
+        let files = rules.files().into_iter().chain(tls.as_ref().map(watched)).collect::<Vec<_>>();
         let http = listen("http", config.http)?;
         let grpc = listen("grpc", config.grpc)?;
         let metrics_listener = listen("metrics", config.metrics)?;
@@ -89,7 +101,7 @@ impl Gateway {
         let tracer = Tracer::new(config.trace_file.clone()).map_err(GatewayError::Thread)?;
         let io_threads = config.io_threads.max(1);
         let scaling = Scaling::new(config.scaling, controller.clone(), metrics.clone());
-        let shared = Arc::new(ServerState::new(config, metrics, tracer));
+        let shared = Arc::new(ServerState { tls, ..ServerState::new(config, rules, metrics, tracer) });
         let (tell, closing) = watch::channel(false);
         let mut threads = Vec::new();
         let mut queues = Vec::new();
@@ -101,12 +113,17 @@ impl Gateway {
             threads.push(spawn(format!("io-{number}"), move || serve_thread(context, connections, closing))?);
             queues.push(queue);
         }
-        let acceptor = Acceptor { queues, shared: Arc::clone(&shared), closing: closing.clone() };
+        let clients = Mutex::default();
+        let acceptor = Acceptor { queues, clients, shared: Arc::clone(&shared), closing: closing.clone() };
         threads.push(spawn("accept".to_owned(), move || acceptor.run(http, grpc))?);
         if let Some(listener) = metrics_listener {
             // On a thread of its own: writing the metrics of thousands of models takes milliseconds. It also looks
             // whether there are enough devices.
-            threads.push(spawn("metrics".to_owned(), move || serve_metrics(listener, scaling, closing))?);
+            let (shared, closing) = (Arc::clone(&shared), closing.clone());
+            threads.push(spawn("metrics".to_owned(), move || serve_metrics(listener, scaling, shared, closing))?);
+        }
+        if !files.is_empty() {
+            threads.push(spawn("files".to_owned(), move || watch_files(files, closing))?);
         }
         Ok(Self { http: http_at, grpc: grpc_at, metrics: metrics_at, closing: ClosingSwitch { shared, tell }, threads })
     }
@@ -152,6 +169,12 @@ impl Gateway {
         }
         self.closing.shared.tracer.close();
     }
+}
+
+/// The files of certificates, to be read again when they change.
+fn watched(tls: &Arc<Tls>) -> WatchedFiles {
+    let read = Arc::clone(tls);
+    WatchedFiles::new("the certificates", tls.paths(), move || read.read_again())
 }
 
 /// Thousands of connections are thousands of files: takes as many as the system allows this process.

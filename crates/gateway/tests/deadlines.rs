@@ -118,7 +118,7 @@ fn thousands_of_idle_connections_disturb_nobody() {
 
 #[test]
 fn one_connection_too_many_is_told_so() {
-    let config = Config { max_connections: 2, ..Config::default() };
+    let config = Config { max_connections: 2, probe_connections: 0, ..Config::default() };
     let server = Server::with(config, &[("quick", model(0.1, None))]);
     let mut open = [server.connect(), server.connect()];
     for client in &mut open {
@@ -133,6 +133,74 @@ fn one_connection_too_many_is_told_so() {
     drop(open);
     server.until("there is room again", |server| server.metric(r#"punctual_io_connections{protocol="http"}"#) == 0.0);
     assert_eq!(server.ask(get("/v2/health/live")).status, 200);
+}
+
+#[test]
+fn probes_are_answered_when_all_connections_are_taken() {
+    let config = Config { max_connections: 2, ..Config::default() };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let infer = post("/v2/models/quick/infer", &[], rows(1, ""));
+    let mut busy = [server.connect(), server.connect()];
+    for client in &mut busy {
+        client.send(&infer[..infer.len() - 1]);
+    }
+    server.until("both are busy", |server| server.metric("punctual_requests_in_flight") == 2.0);
+    let mut third = server.connect();
+    for path in ["/livez", "/readyz", "/v2/health/live"] {
+        third.send(get(path));
+        assert_eq!(third.answer().status, 200, "{path}");
+    }
+    third.send(&infer);
+    let refusal = third.answer().refusal();
+    assert_eq!((refusal.0, refusal.1.as_str()), (503, "too_many_connections"));
+    for client in &mut busy {
+        client.send(&infer[infer.len() - 1..]);
+        assert_eq!(client.answer().status, 200);
+    }
+}
+
+#[test]
+fn a_connection_that_idles_makes_room_for_another() {
+    let config = Config { max_connections: 2, ..Config::default() };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let infer = post("/v2/models/quick/infer", &[], rows(1, ""));
+    let mut idle = [server.connect(), server.connect()];
+    for client in &mut idle {
+        client.send(get("/livez"));
+        assert_eq!(client.answer().status, 200);
+    }
+    // They idle for too short a time first.
+    server.until("there is room", |server| server.ask(&infer).status == 200);
+    assert!(idle[0].is_closed());
+}
+
+#[test]
+fn one_client_does_not_get_all_connections() {
+    let config = Config { max_client_connections: 2, ..Config::default() };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let open = [server.connect(), Client::connect(server.grpc())];
+    let mut third = server.connect();
+    let (status, reason, sentence) = third.answer().refusal();
+    assert_eq!((status, reason.as_str()), (429, "client_limit"));
+    assert_eq!(sentence, "this client has 2 connections, the most that one client may have: use fewer, or close some");
+    drop(open);
+    server.until("there is room again", |server| {
+        let mut client = server.connect();
+        client.try_send(get("/livez")).is_ok() && client.answer().status == 200
+    });
+}
+
+#[test]
+fn a_body_of_a_byte_now_and_then_is_closed() {
+    let config = Config { body_timeout: Duration::from_secs(1), least_rate: 1000, ..Config::default() };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let mut client = server.connect();
+    client.send("POST /v2/models/quick/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n");
+    let closed = (0..150).any(|_| {
+        std::thread::sleep(Duration::from_millis(200));
+        client.try_send(" ").is_err()
+    });
+    assert!(closed, "it moves, but too slowly");
 }
 
 #[test]
@@ -225,7 +293,7 @@ fn grpc_connections_that_stand_still_are_closed() {
 
 #[test]
 fn grpc_connections_take_no_room_from_http() {
-    let config = Config { max_connections: 1, ..Config::default() };
+    let config = Config { max_connections: 1, probe_connections: 0, ..Config::default() };
     let server = Server::with(config, &[("quick", model(0.1, None))]);
     let _first = Client::connect(server.grpc());
     server.until("it is open", |server| server.metric(r#"punctual_io_connections{protocol="grpc"}"#) == 1.0);

@@ -19,6 +19,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use wire::proto::ModelInferResponse;
 
 const SERVICE: &str = "/inference.GRPCInferenceService/";
@@ -72,7 +73,11 @@ async fn connect(server: &Server) -> SendRequest<Pieces> {
 }
 
 async fn ask(client: &mut SendRequest<Pieces>, call: &str, headers: &[(&str, &str)], body: Pieces) -> Answer {
-    let mut request = Request::post(format!("http://x{SERVICE}{call}")).header("content-type", "application/grpc");
+    ask_path(client, &format!("{SERVICE}{call}"), headers, body).await
+}
+
+async fn ask_path(client: &mut SendRequest<Pieces>, path: &str, headers: &[(&str, &str)], body: Pieces) -> Answer {
+    let mut request = Request::post(format!("http://x{path}")).header("content-type", "application/grpc");
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
@@ -218,6 +223,44 @@ async fn a_message_that_stands_still_is_refused_and_a_stream_may_pause() {
     let left = [Bytes::from(message.clone()), Bytes::copy_from_slice(&message[..20])].into();
     let answer = ask(&mut client, "ModelStreamInfer", &[], Pieces { left, ends: false }).await;
     assert_eq!((answer.status("grpc-status"), answer.body.is_empty()), ("3", false), "{answer:?}");
+}
+
+#[tokio::test]
+async fn half_a_health_check_and_streams_that_idle_are_ended() {
+    let short = Duration::from_millis(300);
+    let server = server(Config { body_timeout: short, idle_timeout: short, ..Config::default() });
+    let mut client = connect(&server).await;
+    let check = frame(0, &[10, 1, b'x']);
+    for (path, status) in [
+        ("/grpc.health.v1.Health/Check", "3"),
+        ("/grpc.health.v1.Health/Watch", "3"),
+        // It ends as if the client had ended it.
+        ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "0"),
+        ("/inference.GRPCInferenceService/ModelStreamInfer", "3"),
+    ] {
+        for sent in [0, 7] {
+            let left = [Bytes::copy_from_slice(&check[..sent])].into();
+            let asked = ask_path(&mut client, path, &[], Pieces { left, ends: false });
+            let answer = tokio::time::timeout(common::PATIENCE, asked).await.expect(path);
+            assert_eq!(answer.status("grpc-status"), status, "{path}: {answer:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn small_messages_that_never_end_are_counted_too() {
+    let config = Config { max_body_bytes: 1 << 20, max_held_bytes: 1 << 20, ..Config::default() };
+    let server = server(config);
+    let client = connect(&server).await;
+    let message = frame(0, &[0; 60_000]);
+    let mut calls = JoinSet::new();
+    for _ in 0..40 {
+        let (mut client, message) = (client.clone(), Bytes::from(message.clone()));
+        let left = [message.slice(..30_000), message.slice(30_000..59_000)].into();
+        calls.spawn(async move { ask(&mut client, "ModelInfer", &[], Pieces { left, ends: false }).await });
+    }
+    let refused = tokio::time::timeout(common::PATIENCE, calls.join_next()).await.unwrap().unwrap().unwrap();
+    assert_eq!((refused.refusal().0, refused.refusal().1), ("14", "queue_full"));
 }
 
 /// A call that is in the description but isn't answered would only be noticed by who makes it.

@@ -58,6 +58,20 @@ fn reason(status: &Status) -> &str {
 }
 
 #[tokio::test]
+async fn liveness_over_grpc_ends_while_a_thread_stands_still() {
+    let server = Server::start();
+    let mut client = connect(&server).await;
+    let pulse = server.controller.watch_thread("test");
+    pulse.step(base::Duration::from_millis(100), 0);
+    server.until("a thread that stands still", |server| server.controller.stuck().is_some());
+    assert!(!client.server_live(ServerLiveRequest {}).await.unwrap().into_inner().live);
+    assert!(!client.server_ready(ServerReadyRequest {}).await.unwrap().into_inner().ready);
+    pulse.end();
+    server.until("a thread that moves", |server| server.controller.stuck().is_none());
+    assert!(client.server_live(ServerLiveRequest {}).await.unwrap().into_inner().live);
+}
+
+#[tokio::test]
 async fn the_six_calls() {
     let server = Server::start();
     let mut client = connect(&server).await;

@@ -300,6 +300,24 @@ fn a_server_is_not_ready_before_it_is_told_so() {
 }
 
 #[test]
+fn liveness_ends_with_a_sentence_while_a_thread_stands_still() {
+    let server = Server::start();
+    let pulse = server.controller.watch_thread("test");
+    assert_eq!(server.ask(get("/livez")).status, 200);
+    pulse.step(base::Duration::from_millis(100), 0);
+    server.until("a thread that stands still", |server| server.controller.stuck().is_some());
+    for path in ["/livez", "/healthz", "/v2/health/live"] {
+        let (status, reason, sentence) = server.ask(get(path)).refusal();
+        assert_eq!((status, reason.as_str()), (503, "not_live"), "{path}");
+        assert!(sentence.starts_with("thread test has stood still for "), "{sentence}");
+    }
+    assert_eq!(server.ask(get("/readyz")).status, 503);
+    pulse.end();
+    server.until("a thread that moves", |server| server.controller.stuck().is_none());
+    assert_eq!((server.ask(get("/livez")).status, server.ask(get("/readyz")).status), (200, 200));
+}
+
+#[test]
 fn a_body_that_is_too_large_is_answered_without_being_kept() {
     let config = Config { max_body_bytes: 10_000, ..Config::default() };
     let server = Server::with(config, &[("quick", model(0.1, None))]);
@@ -431,4 +449,24 @@ fn large_bodies_are_bounded_together() {
     server.until("what is inflated counts as inflated", |server| {
         server.ask(post(INFER, &[("content-encoding", "gzip")], &bomb)).status == 503
     });
+}
+
+#[test]
+fn compressed_loads_count_as_inflated() {
+    let config = Config { max_body_bytes: 1 << 20, max_held_bytes: 1 << 20, ..Config::default() };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let mut bomb = GzEncoder::new(Vec::new(), Compression::best());
+    bomb.write_all(format!("{{{}}}", " ".repeat(900_000)).as_bytes()).unwrap();
+    let bomb = bomb.finish().unwrap();
+    let load = || server.ask(post("/v2/repository/models/none/load", &[("content-encoding", "gzip")], &bomb));
+    assert_ne!(load().status, 503, "alone it fits");
+    // Its answer may be here before what it held is given back, and `first` would find no room.
+    let held = |server: &Server| server.metric("punctual_io_held_bytes ");
+    server.until("the load holds nothing any more", |server| held(server) == 0.0);
+    let mut first = server.connect();
+    first.send("POST /v2/models/quick/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 900001\r\n\r\n");
+    first.send(vec![b' '; 900_000]);
+    server.until("the first is held", |server| held(server) >= 900_000.0);
+    let (status, reason, _) = load().refusal();
+    assert_eq!((status, reason.as_str()), (503, "queue_full"), "what is inflated counts as inflated");
 }

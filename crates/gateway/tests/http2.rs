@@ -96,6 +96,37 @@ async fn a_body_that_stands_still_is_refused_and_the_others_go_on() {
     assert!(client.ready().await.is_ok());
 }
 
+/// A byte now and then, for ever.
+struct Drip(Pin<Box<tokio::time::Sleep>>);
+
+impl Drip {
+    fn pause() -> Pin<Box<tokio::time::Sleep>> {
+        Box::pin(tokio::time::sleep(Duration::from_millis(50)))
+    }
+}
+
+impl Body for Drip {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        std::task::ready!(self.0.as_mut().poll(cx));
+        self.0 = Self::pause();
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[0])))))
+    }
+}
+
+#[tokio::test]
+async fn a_body_of_a_byte_now_and_then_is_refused() {
+    let config = Config { body_timeout: Duration::from_secs(1), least_rate: 1000, ..Config::default() };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let mut client = connect::<Drip>(&server).await;
+    let answer = client.send_request(request(INFER, Drip(Drip::pause()))).await.unwrap();
+    assert_eq!(answer.status().as_u16(), 400);
+    let said = text(answer).await;
+    assert!(said.contains("the body comes too slowly: send at least 1000 bytes a second"), "{said}");
+}
+
 #[tokio::test]
 async fn connections_that_say_nothing_more_are_closed() {
     let config =

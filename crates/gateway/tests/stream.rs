@@ -7,7 +7,7 @@ mod common;
 use common::{Server, message, model};
 use gateway::Config;
 use prost::Message;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tonic::codec::CompressionEncoding;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
@@ -105,6 +105,28 @@ async fn messages_that_are_too_large_end_the_stream() {
     let status = answers.next().await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert_eq!(server.controller.in_hand(), 0);
+}
+
+#[tokio::test]
+async fn compressed_messages_of_a_stream_count_as_inflated() {
+    let config = Config { max_body_bytes: 1 << 20, max_held_bytes: 1 << 20, ..Config::default() };
+    let server = Server::with(config, &[("quick", model(0.1, None))]);
+    let mut other = server.connect();
+    other.send("POST /v2/models/quick/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 900001\r\n\r\n");
+    other.send(vec![b' '; 900_000]);
+    let mut client = connect(&server).await.send_compressed(CompressionEncoding::Gzip);
+    let bomb = message("quick", &"i".repeat(900_000));
+    // The other one's bytes arrive when they arrive: asked until they are there.
+    let give_up_at = Instant::now() + common::PATIENCE;
+    loop {
+        let requests = iter([bomb.clone()]);
+        let mut answers = client.model_stream_infer(requests).await.unwrap().into_inner();
+        let (_, said) = next(&mut answers).await;
+        if said.starts_with("the server holds requests and answers of 1048576 bytes") {
+            break;
+        }
+        assert!(said.is_empty() && Instant::now() < give_up_at, "{said}");
+    }
 }
 
 #[tokio::test]

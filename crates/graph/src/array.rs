@@ -110,6 +110,11 @@ impl Array {
     /// Reads elements out of memory.
     pub fn load(dtype: DataType, dims: &[usize], strides: &[isize], offset: usize, memory: &[u8]) -> Self {
         let size = crate::weights::element_bytes(dtype);
+        let count: usize = dims.iter().product();
+        if dtype == DataType::Fp32 && lies_in_order(dims, strides) && count > 0 {
+            let numbers = memory[offset..offset + count * size].chunks_exact(size);
+            return Self::new(dtype, dims, Data::Float(numbers.map(|bytes| load_float(dtype, bytes)).collect()));
+        }
         let positions = Positions::new(dims, strides, 0);
         let at = |position: usize| {
             // A backward stride wraps around and comes back when the offset is added.
@@ -140,12 +145,16 @@ impl Array {
     /// Writes all elements with those strides, as that type.
     pub fn store_strided(&self, dtype: DataType, strides: &[isize], offset: usize, memory: &mut [u8]) {
         let size = crate::weights::element_bytes(dtype);
+        if let Data::Float(data) = &self.data
+            && is_float(dtype)
+        {
+            return store_floats(dtype, data, (&self.dims, strides), offset, memory);
+        }
         let positions = Positions::new(&self.dims, strides, 0);
         for (index, position) in positions.enumerate() {
             let start = offset.wrapping_add(position.wrapping_mul(size));
             let to = &mut memory[start..start + size];
             match &self.data {
-                Data::Float(data) if is_float(dtype) => store_float(dtype, data[index], to),
                 Data::Float(data) => store_int(
                     dtype,
                     if dtype == DataType::Bool { i64::from(data[index] != 0.0) } else { data[index] as i64 },
@@ -187,6 +196,42 @@ pub(crate) fn load_int(dtype: DataType, bytes: &[u8]) -> i64 {
         DataType::Int32 => i64::from(i32::from_le_bytes(bytes.try_into().expect("four bytes"))),
         DataType::Uint64 | DataType::Int64 => i64::from_le_bytes(bytes.try_into().expect("eight bytes")),
         _ => unreachable!("integers only"),
+    }
+}
+
+/// Whether elements lie behind one another in the order of the dimensions.
+fn lies_in_order(dims: &[usize], strides: &[isize]) -> bool {
+    let mut expected = 1;
+    dims.iter().zip(strides).rev().all(|(&dim, &stride)| {
+        let fits = dim == 1 || stride == expected;
+        expected *= dim as isize;
+        fits
+    })
+}
+
+/// Writes floats, a row of the last dimension at a time: weights are most of what a model is.
+fn store_floats(
+    dtype: DataType,
+    data: &[f32],
+    (dims, strides): (&[usize], &[isize]),
+    offset: usize,
+    memory: &mut [u8],
+) {
+    let size = crate::weights::element_bytes(dtype);
+    let axes: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis] != 1).collect();
+    let (dims, strides): (Vec<usize>, Vec<isize>) = axes.iter().map(|&axis| (dims[axis], strides[axis])).unzip();
+    let (&length, outer) = dims.split_last().unwrap_or((&1, &[]));
+    let (&step, outer_strides) = strides.split_last().unwrap_or((&1, &[]));
+    if length == 0 {
+        return;
+    }
+    for (row, begin) in data.chunks(length).zip(Positions::new(outer, outer_strides, 0)) {
+        let mut at = begin;
+        for &value in row {
+            let start = offset.wrapping_add(at.wrapping_mul(size));
+            store_float(dtype, value, &mut memory[start..start + size]);
+            at = at.wrapping_add_signed(step);
+        }
     }
 }
 
@@ -250,3 +295,40 @@ impl Iterator for Positions {
 }
 
 impl ExactSizeIterator for Positions {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::strides_in_order;
+
+    #[test]
+    fn floats_lie_where_a_walk_over_all_of_them_comes_to() {
+        let shapes: [&[usize]; 6] = [&[], &[1], &[5], &[2, 3, 1, 4], &[3, 1, 2, 2], &[2, 0, 3]];
+        for dims in shapes {
+            let count: usize = dims.iter().product();
+            let data: Vec<f32> = (0..count).map(|value| value as f32 - 2.5).collect();
+            let array = Array::floats(dims, data.clone());
+            let turned: Vec<usize> = (0..dims.len()).rev().collect();
+            for order in [(0..dims.len()).collect(), turned] {
+                let strides = strides_in_order(dims, &order);
+                for dtype in [DataType::Fp32, DataType::Fp16, DataType::Fp64] {
+                    let size = crate::weights::element_bytes(dtype);
+                    let mut expected = vec![0; count * size];
+                    for (value, at) in data.iter().zip(Positions::new(dims, &strides, 0)) {
+                        store_float(dtype, *value, &mut expected[at * size..][..size]);
+                    }
+                    let mut memory = vec![0; count * size];
+                    array.store(dtype, &order, &mut memory);
+                    assert_eq!(memory, expected, "{dims:?} {order:?} {dtype}");
+                    let read = Array::load(dtype, dims, &strides, 0, &memory);
+                    assert_eq!(read.to_floats(), array.to_floats(), "{dims:?} {order:?} {dtype}");
+                }
+            }
+        }
+        // Backwards, behind other bytes.
+        let (mut memory, backwards) = (vec![0; 12], Array::floats(&[2], vec![1.0, 2.0]));
+        backwards.store_strided(DataType::Fp32, &[-1], 8, &mut memory);
+        assert_eq!(memory, [0.0f32, 2.0, 1.0].map(f32::to_le_bytes).concat());
+        assert_eq!(Array::load(DataType::Fp32, &[2], &[-1], 8, &memory).to_floats(), backwards.to_floats());
+    }
+}

@@ -127,6 +127,12 @@ pub enum Binary {
     ShiftRight,
 }
 
+impl Binary {
+    fn is_of_bits(self) -> bool {
+        matches!(self, Self::And | Self::Or | Self::Xor | Self::ShiftLeft | Self::ShiftRight)
+    }
+}
+
 /// Instructions, and the kind of each one's result.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Expression {
@@ -147,5 +153,20 @@ impl Expression {
     /// The kind of the result.
     pub fn kind(&self) -> ValueKind {
         *self.kinds.last().expect("an expression has a result")
+    }
+
+    /// Whether no instruction takes a float together with something else, or one that it isn't a function of.
+    pub(crate) fn is_of_one_kind(&self) -> bool {
+        let is_float = |register: Register| self.kinds[register] == ValueKind::Float;
+        self.instructions.iter().all(|instruction| match *instruction {
+            Instruction::Unary(Unary::Negate | Unary::Absolute | Unary::Sign, _) => true,
+            Instruction::Unary(function, of) => is_float(of) != (function == Unary::Not),
+            Instruction::Binary(function, a, b) => {
+                is_float(a) == is_float(b) && !(is_float(a) && function.is_of_bits())
+            }
+            Instruction::Select(_, a, b) => is_float(a) == is_float(b),
+            Instruction::Wrap { of, .. } => !is_float(of),
+            _ => true,
+        })
     }
 }

@@ -2,10 +2,14 @@
 
 use crate::array::Array;
 use base::DataType;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Each weight begins at a multiple of this, so that kernels may read it in the widest words that there are.
 pub const ALIGNMENT: usize = 256;
+
+/// So many threads make the bytes of a large blob, from so many bytes on.
+const THREADS: usize = 4;
+const WORTH_THREADS: usize = 4 << 20;
 
 /// The layout of a blob. The bytes are made from it on demand: plans of many batch sizes share one blob, so most are
 /// never asked for theirs.
@@ -59,10 +63,32 @@ impl PlanWeights {
     /// The blob.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.bytes];
-        for entry in &self.entries {
-            entry.array.store(entry.dtype, &entry.order, &mut bytes[entry.offset..]);
-        }
+        let jobs = Mutex::new(self.parts(&mut bytes).into_iter());
+        let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            while let Some((entry, to)) = next() {
+                entry.array.store(entry.dtype, &entry.order, to);
+            }
+        };
+        std::thread::scope(|scope| {
+            let others = if self.bytes < WORTH_THREADS { 0 } else { THREADS - 1 };
+            (0..others).for_each(|_| drop(scope.spawn(work)));
+            work();
+        });
         bytes
+    }
+
+    /// Each weight with its part of the blob.
+    fn parts<'a>(&self, mut bytes: &'a mut [u8]) -> Vec<(&WeightEntry, &'a mut [u8])> {
+        let (mut parts, mut begin) = (Vec::new(), 0);
+        for entry in &self.entries {
+            let length = entry.array.elements() * element_bytes(entry.dtype);
+            let (_, rest) = bytes.split_at_mut(entry.offset - begin);
+            let (own, rest) = rest.split_at_mut(length);
+            parts.push((entry, own));
+            (bytes, begin) = (rest, entry.offset + length);
+        }
+        parts
     }
 
     /// Changes with what lies where, not with the values.
@@ -79,4 +105,23 @@ impl PlanWeights {
 
 pub(crate) fn element_bytes(dtype: DataType) -> usize {
     dtype.size().expect("no tensor of a plan has strings")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_weight_is_in_its_place_however_many_threads_there_are() {
+        let mut weights = PlanWeights::default();
+        let large: Vec<f32> = (0..WORTH_THREADS / 4).map(|value| value as f32).collect();
+        let arrays = [Array::floats(&[3], vec![1.0, 2.0, 3.0]), Array::floats(&[WORTH_THREADS / 4], large)];
+        let arrays = arrays.map(Arc::new);
+        let at = [0, 1, 0].map(|which: usize| weights.place(&arrays[which], DataType::Fp32, &[0]));
+        assert_eq!(at, [0, ALIGNMENT, 0]);
+        let bytes = weights.to_bytes();
+        assert_eq!((bytes.len(), weights.count()), (ALIGNMENT + WORTH_THREADS, 2));
+        let float = |at: usize| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        assert_eq!((float(8), float(12), float(ALIGNMENT + 4 * 777)), (3.0, 0.0, 777.0));
+    }
 }

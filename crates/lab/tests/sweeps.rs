@@ -230,7 +230,7 @@ fn sections_that_are_not_asked_for_stay_and_their_age_is_said() {
     assert!(first.contains("Of commit 1234.") && first.contains("| clockwork |"), "{first}");
     let both = page(&["one"]);
     assert_eq!(both.matches("| clockwork |").count(), 2, "{both}");
-    assert!(both.contains("All sections are of the code as it is."), "{both}");
+    assert!(both.contains("All sections are of the code with which this page was written."), "{both}");
     // A section of other sources is still there, and named.
     let path = folder.path().join("README.md");
     let (before, number) = both.split_once("## Number two").unwrap();

@@ -48,28 +48,24 @@ impl Moves {
 }
 
 impl Publisher {
-    /// How long to wait for the next look at the cells; `None` where there is only one.
-    pub(crate) fn until_balanced(&self) -> Option<Duration> {
-        Some(self.moves.as_ref()?.look_at.since(self.bring_up.controller.now()))
+    /// When to look at the cells next; `None` where there is only one.
+    pub(crate) fn balance_next_at(&self) -> Option<Timestamp> {
+        Some(self.moves.as_ref()?.look_at)
     }
 
     /// Looks whether a model should move, or goes on with one that moves.
-    pub(crate) fn balance(&mut self) {
-        self.balance_at(self.bring_up.controller.now());
-    }
-
-    fn balance_at(&mut self, now: Timestamp) {
+    pub(crate) fn balance_at(&mut self, now: Timestamp) {
         let Some(mut moves) = self.moves.take() else { return };
         moves.under_way = match moves.under_way.take() {
             Some(under_way) => self.go_on(&mut moves, now, under_way),
-            None => self.look(&mut moves, now),
+            None => self.choose(&mut moves, now),
         };
         moves.look_at = now + if moves.under_way.is_some() { WHILE_LOADING } else { EVERY };
         self.moves = Some(moves);
     }
 
     /// Chooses a model and brings it into another cell, if one should be there.
-    fn look(&self, moves: &mut Moves, now: Timestamp) -> Option<MoveUnderWay> {
+    fn choose(&self, moves: &mut Moves, now: Timestamp) -> Option<MoveUnderWay> {
         let controller = &self.bring_up.controller;
         let placed = |(key, version): (&ModelKey, &Version)| Some((key.clone(), placed(controller, version)?));
         moves.balancer.observe(now, self.versions.iter().filter_map(placed));
@@ -144,7 +140,9 @@ mod tests {
     use crate::{ControlMode, ManagerConfig, Registry};
     use base::{ApplicationId, DataType, Reason};
     use bytes::Bytes;
-    use controller::{ControllerConfig, DeviceConfig, Refusal, Reply, Submission, Tensor, Ticket, deal};
+    use controller::{
+        ControllerConfig, DeviceConfig, ExecutionLimits, Refusal, Reply, Submission, Tensor, Ticket, deal,
+    };
     use engine::EmulatedEngine;
     use repository::{Change, Repository, Sources};
     use std::sync::mpsc;
@@ -187,6 +185,7 @@ mod tests {
                 page_bytes: PAGE,
                 cells: deal((0..devices).map(device).collect(), 1, cells).unwrap(),
                 online_profile_share: 0.0,
+                limits: ExecutionLimits::default(),
             };
             let controller = Controller::start(config, Metrics::new()).unwrap();
             let engine = Arc::new(EmulatedEngine::new(WIDTH));
@@ -466,7 +465,7 @@ mod tests {
     #[test]
     fn with_one_cell_nobody_looks() {
         let mut server = TestServer::new(1, 1, 1, 4);
-        assert_eq!(server.publisher.until_balanced(), None);
+        assert_eq!(server.publisher.until_look(), None);
         server.look_after(60);
         assert!(server.publisher.moves.is_none());
     }

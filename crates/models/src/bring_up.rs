@@ -1,4 +1,7 @@
 //! From a model's files to a published model: prepare, check against the configuration, measure, warm up.
+//!
+//! With an engine that prepares models soon, a model is brought up twice: at first with what is known and what rules
+//! say, so that it can be asked within a moment, and once more with all the time that comparing and measuring takes.
 
 use crate::catalogue::ServedModel;
 use crate::manager::ManagerConfig;
@@ -6,36 +9,83 @@ use crate::profiler::Measured;
 use crate::queueing::QueueLimits;
 use crate::samples::{MAX_INPUT_BYTES, Samples};
 use crate::{elements, precision, profiler, reshape, uploads, warmup};
-use base::{DeviceId, Duration, LatencyProfile, ModelSignature, Precision, TensorSpec};
-use controller::{Controller, ModelRecord, Padding};
+use base::{DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, Precision, TensorSpec};
+use controller::{Controller, ModelRecord, Padding, Pulse};
 use engine::precision::Verdict;
 use engine::{Emulation, FileHashes, ModelSource, Prepared, Purpose};
-use repository::{FoundModel, Known, ModelConfig, ProfileKey, ProfileStore, StoredProfile, TensorConfig};
+use repository::{FoundModel, Known, ModelConfig, ProfileKey, ProfileStore, ScanEntry, StoredProfile, TensorConfig};
 use scheduler::Fairness;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead as _, BufReader};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// A list of labels longer than this is something else.
 const MAX_LABEL_BYTES: u64 = 64 << 20;
 /// What a dimension that the model leaves open counts as.
 const OPEN_SIZE: u64 = 64;
+/// For so long the thread that waits for models may be at one piece of work, of which each model and each download has
+/// its own bound.
+pub(crate) const STANDS_STILL: Duration = Duration::from_secs(24 * 3600);
+/// How often it is looked whether a model takes too long.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// So long a server that goes down waits for what is being prepared.
+const WHILE_STOPPING: Duration = Duration::from_secs(20);
+/// So many threads that hang are left behind; then nothing more is prepared. Each may keep a core busy for good.
+const MOST_LEFT_BEHIND: usize = 4;
+
+/// So many models are brought up at once at most, by engines that prepare them soon: each has its file in memory.
+const AT_ONCE: usize = 6;
+
+/// How much time there is to bring a model up, with engines that make use of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TimeGiven {
+    /// It should be ready soon: what isn't known is left to rules, and it is computed in 32 bits, which is right.
+    Little,
+    /// Precisions are compared, and what computes it is measured.
+    Enough,
+}
+
+/// A model that was brought up, and may be published.
+pub(crate) struct BroughtUp {
+    pub(crate) record: Arc<ModelRecord>,
+    pub(crate) prepared: Arc<dyn Prepared>,
+    labels: Arc<[Vec<String>]>,
+    findings: Findings,
+    /// Whether more time would make it faster.
+    pub(crate) is_provisional: bool,
+}
 
 /// What models are brought up with.
 pub(crate) struct BringUp {
     pub(crate) controller: Controller,
     pub(crate) config: ManagerConfig,
     stopping: Arc<AtomicBool>,
+    /// Of the thread that waits for models, one after another.
+    pub(crate) pulse: Arc<Pulse>,
     /// What was said of configurations: each sentence is said once.
     said: Mutex<HashSet<String>>,
     hashes: FileHashes,
+    /// Threads that took too long, and the models that they were to prepare.
+    left_behind: Mutex<Vec<(String, JoinHandle<()>)>>,
 }
 
 impl BringUp {
     pub(crate) fn new(controller: Controller, config: ManagerConfig, stopping: Arc<AtomicBool>) -> Self {
-        Self { controller, config, stopping, said: Mutex::default(), hashes: FileHashes::default() }
+        Self {
+            pulse: controller.watch_thread("models"),
+            controller,
+            config,
+            stopping,
+            said: Mutex::default(),
+            hashes: FileHashes::default(),
+            left_behind: Mutex::default(),
+        }
     }
 
     /// Whether the server goes down: nothing new is begun then.
@@ -57,12 +107,96 @@ impl BringUp {
         }
     }
 
-    /// Prepares, measures and publishes a model. Gives its weights, too.
-    pub(crate) fn run(&self, found: &FoundModel) -> Result<(ServedModel, Arc<dyn Prepared>), String> {
+    /// How many models are brought up at a time.
+    pub(crate) fn at_once(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if self.prepares_soon() { (cores / 2).clamp(2, AT_ONCE) } else { 1 }
+    }
+
+    /// Whether models are ready soon and better later.
+    pub(crate) fn prepares_soon(&self) -> bool {
+        self.config.ready_soon && self.config.engine.prepares_soon()
+    }
+
+    /// The same as `run`, whatever is in the repository: what a model's file makes a runtime do doesn't end the thread.
+    /// It is done on a thread of its own, which is left behind if it hangs, so that other models have their turn.
+    pub(crate) fn run_safely(self: &Arc<Self>, entry: &ScanEntry, time: TimeGiven) -> Result<BroughtUp, String> {
+        let found = match entry {
+            ScanEntry::Found(found) => found.clone(),
+            ScanEntry::Broken(broken) => return Err(broken.reason.clone()),
+        };
+        let (hanging, name) = (self.hanging(), found.name.clone());
+        if hanging.len() >= MOST_LEFT_BEHIND {
+            let hanging = hanging.join(", ");
+            return Err(format!("too many others hang while they are prepared ({hanging}): start the server anew"));
+        }
+        let (sender, outcome) = mpsc::channel();
+        let bring_up = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("prepare".into()).spawn(move || {
+            let outcome = catch_unwind(AssertUnwindSafe(|| bring_up.run(&found, time)))
+                .unwrap_or_else(|_| Err("the runtime panicked while it was prepared: the file may be damaged".into()));
+            // Whoever waited for it may have given it up.
+            let _ = sender.send(outcome);
+        });
+        let thread = thread.map_err(|error| format!("a thread could not be started: {error}"))?;
+        // What is done while a device idles waits until it does: for ever, if it must.
+        let limit = if time == TimeGiven::Little { self.config.max_preparing } else { Duration::MAX };
+        self.wait_for(&outcome, limit).unwrap_or_else(|| Err(self.leave_behind(name, thread)))
+    }
+
+    /// What a thread has made; nothing if it takes too long. Only time in which this one is awake counts: a process
+    /// that was stopped as a whole has nothing to reproach its threads with.
+    fn wait_for(
+        &self,
+        outcome: &Receiver<Result<BroughtUp, String>>,
+        mut limit: Duration,
+    ) -> Option<Result<BroughtUp, String>> {
+        let (mut waited, mut is_stopping) = (Duration::ZERO, false);
+        while waited <= limit {
+            if !is_stopping && self.stops() {
+                (is_stopping, limit) = (true, limit.min(waited + WHILE_STOPPING));
+            }
+            let began = Instant::now();
+            match outcome.recv_timeout(LOOK_EVERY.into()) {
+                Ok(outcome) => return Some(outcome),
+                Err(RecvTimeoutError::Timeout) => waited += Duration::from(began.elapsed()).min(LOOK_EVERY * 2),
+                Err(RecvTimeoutError::Disconnected) => return Some(Err("its thread ended without a word".into())),
+            }
+        }
+        None
+    }
+
+    /// Goes on without a thread that takes too long for a model; a sentence that says so.
+    fn leave_behind(&self, model: String, thread: JoinHandle<()>) -> String {
+        self.left_behind.lock().unwrap_or_else(PoisonError::into_inner).push((model, thread));
+        let hanging = self.hanging();
+        if hanging.len() >= MOST_LEFT_BEHIND {
+            self.controller.stays_stuck(format!("models hang while they are prepared: {}", hanging.join(", ")));
+        }
+        let limit = self.config.max_preparing;
+        format!("it takes longer than {limit}, the limit of --max-preparing-s, to prepare it: it is left behind")
+    }
+
+    /// The models whose threads were left behind and still run.
+    fn hanging(&self) -> Vec<String> {
+        let mut left = self.left_behind.lock().unwrap_or_else(PoisonError::into_inner);
+        left.retain(|(_, thread)| !thread.is_finished());
+        left.iter().map(|(model, _)| model.clone()).collect()
+    }
+
+    /// Prepares and measures a model.
+    fn run(&self, found: &FoundModel, time: TimeGiven) -> Result<BroughtUp, String> {
         let config = &found.config;
         self.say_once(&found.name, &config.warnings);
-        let source = model_source(found, self.cache_of(found))?;
+        if let Some(manifest) = &self.config.manifest {
+            manifest.check(&found.folder, &found.name, found.version)?;
+        }
+        let soon = time == TimeGiven::Little && self.prepares_soon();
+        let given_up = Arc::clone(&self.stopping);
+        let source = ModelSource { soon, given_up, ..model_source(found, self.cache_of(found))? };
         let (source, verdict) = self.with_precision(found, source);
+        // Where it had to be soon, and nothing was known.
+        let is_open = soon && verdict.is_none() && source.precision.is_some();
         let (prepared, batching) = self.prepare(found, &source)?;
         // What another engine computes has nothing to do with what was compared.
         let verdict = verdict.filter(|_| prepared.precision().is_some());
@@ -91,11 +225,7 @@ impl BringUp {
         };
         warmup::run(&self.controller, &*prepared, found)?;
         let labels = labels(found, &signature)?;
-        log_ready(found, &profile, prepared.weight_bytes(), &findings);
-        if let Some(Verdict { chosen, .. }) = &findings.verdict {
-            let (metrics, precision) = (self.controller.metrics(), chosen.precision.to_string());
-            metrics.computed_in(&found.name, found.version, &precision, chosen.error);
-        }
+        let is_provisional = prepared.is_provisional() || is_open && prepared.precision().is_some();
         if let Some(reason) = prepared.not_on_device() {
             log_not_on_device(found, &profile, reason);
         }
@@ -112,7 +242,7 @@ impl BringUp {
             fairness: fairness(config),
             metrics: self.controller.metrics().model(&found.name, found.version),
         };
-        Ok((self.publish(found, Arc::new(record), &prepared, labels, &findings), prepared))
+        Ok(BroughtUp { record: Arc::new(record), prepared, labels, findings, is_provisional })
     }
 
     /// The model in host memory, with the shapes that its configuration shows to clients; and why its first dimension
@@ -132,21 +262,32 @@ impl BringUp {
         Ok(hash.to_hex().to_string())
     }
 
-    /// Tells the controller of a model. What clients are told of it depends on the devices that it may run on.
-    fn publish(
-        &self,
-        found: &FoundModel,
-        model: Arc<ModelRecord>,
-        prepared: &Arc<dyn Prepared>,
-        labels: Arc<[Vec<String>]>,
-        findings: &Findings,
-    ) -> ServedModel {
-        let id = self.controller.publish(Arc::clone(&model), Arc::clone(prepared));
+    /// Tells the controller of a model.
+    pub(crate) fn publish(&self, found: &FoundModel, brought_up: &BroughtUp) -> ServedModel {
+        let (record, prepared) = (Arc::clone(&brought_up.record), Arc::clone(&brought_up.prepared));
+        let id = self.controller.publish(record, prepared);
+        self.served(found, brought_up, id)
+    }
+
+    /// A model that the controller knows by that number. What clients are told of it depends on the devices that it may
+    /// run on.
+    pub(crate) fn served(&self, found: &FoundModel, brought_up: &BroughtUp, id: ModelId) -> ServedModel {
+        let BroughtUp { record: model, prepared, labels, findings, .. } = brought_up;
         let devices = self.controller.devices_of(id);
         let longest = model.profile.batches().last().map_or(Duration::ZERO, |batch| batch.p99);
         let config = Arc::new(self.complete(found, &model.signature, devices, findings));
         let queue_limits = queue_limits(&found.config, longest, model.signature.max_batch, devices);
+        let (model, labels) = (Arc::clone(model), Arc::clone(labels));
         ServedModel { id, model, config, labels, defaults: prepared.defaults().into(), queue_limits }
+    }
+
+    /// Says what was found out about a model that is served from now on.
+    pub(crate) fn announce(&self, found: &FoundModel, brought_up: &BroughtUp) {
+        log_ready(found, brought_up);
+        if let Some(Verdict { chosen, .. }) = &brought_up.findings.verdict {
+            let (metrics, precision) = (self.controller.metrics(), chosen.precision.to_string());
+            metrics.computed_in(&found.name, found.version, &precision, chosen.error);
+        }
     }
 
     /// The configuration as clients see it, with everything filled in, of a model on so many devices.
@@ -202,8 +343,9 @@ impl BringUp {
             content: self.content(found)?,
             engine: self.config.engine.name().to_owned(),
             device: format!(
-                "{}{}{}{}{}{}{}",
+                "{}{}{}{}{}{}{}{}",
                 self.config.device_kind,
+                if prepared.is_provisional() { ", prepared soon" } else { "" },
                 if prepared.not_on_device().is_some() { ", computed on the host" } else { "" },
                 if one_of_several { format!(", {} in division {}", place.1, place.0) } else { String::new() },
                 if memory.is_some() { ", received in its memory" } else { "" },
@@ -247,7 +389,8 @@ struct Findings {
     verdict: Option<Verdict>,
 }
 
-fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64, findings: &Findings) {
+fn log_ready(found: &FoundModel, BroughtUp { record, prepared, findings, is_provisional, .. }: &BroughtUp) {
+    let (profile, weight_bytes) = (&record.profile, prepared.weight_bytes());
     let told = base::usual_batch_sizes(profile.max_batch());
     let medians: Vec<String> = profile
         .batches()
@@ -257,7 +400,9 @@ fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64, fi
         .collect();
     let (model, version, load, batches) = (&found.name, found.version, profile.load(), medians.join(", "));
     let (batch_dimension, verdict) = (findings.batching.as_deref(), findings.verdict.as_ref());
-    let precision = verdict.map(|verdict| verdict.chosen.precision.to_string());
+    let precision = verdict.map(|verdict| verdict.chosen.precision).or_else(|| prepared.precision());
+    let precision = precision.map(|precision| precision.to_string());
+    let better_later = is_provisional.then_some(true);
     let precision_error = verdict.map(|verdict| verdict.chosen.error);
     let too_far_off = verdict.filter(|verdict| !verdict.others.is_empty());
     let too_far_off = too_far_off.map(|verdict| precision::list(&verdict.others));
@@ -273,6 +418,7 @@ fn log_ready(found: &FoundModel, profile: &LatencyProfile, weight_bytes: u64, fi
         precision_error,
         no_faster,
         too_far_off,
+        better_later,
         "ready"
     );
 }
@@ -318,6 +464,8 @@ pub fn model_source(found: &FoundModel, cache: Option<PathBuf>) -> Result<ModelS
         shapes_at_most: config.max_shapes,
         precision: None,
         purpose: Purpose::Service,
+        soon: false,
+        given_up: Arc::default(),
         emulated: emulated.map(|profile| Emulation { profile, weight_bytes }),
     })
 }

@@ -17,10 +17,13 @@ const MAX_WAITING: usize = 64;
 /// Who says which models are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ControlMode {
-    /// The repository, and clients: changes are noticed, and what a client publishes or withdraws stays so until it
-    /// says otherwise.
+    /// The repository: changes are noticed. Clients, too, where others can't reach the server: see
+    /// [`ControlMode::among`].
     #[default]
     Auto,
+    /// The repository, and clients: changes are noticed, and what a client publishes or withdraws stays so until it
+    /// says otherwise.
+    Both,
     /// The repository as it was at the start.
     None,
     /// The repository: changes are noticed.
@@ -30,15 +33,26 @@ pub enum ControlMode {
 }
 
 impl ControlMode {
+    /// What it is where clients are trusted to publish and withdraw, or aren't: `Auto` goes by that.
+    pub fn among(self, trusted_clients: bool) -> Self {
+        if self == Self::Auto && trusted_clients { Self::Both } else { self }
+    }
+
     /// Whether clients may publish and withdraw.
     pub fn takes_orders(self) -> bool {
-        matches!(self, Self::Auto | Self::Explicit)
+        matches!(self, Self::Both | Self::Explicit)
+    }
+
+    /// Whether changes of the repository are noticed by looking at it, where it doesn't tell.
+    pub(crate) fn polls(self) -> bool {
+        matches!(self, Self::Auto | Self::Both | Self::Poll)
     }
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
+            Self::Both => "both",
             Self::None => "none",
             Self::Poll => "poll",
             Self::Explicit => "explicit",
@@ -50,9 +64,9 @@ impl FromStr for ControlMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let all = [Self::Auto, Self::None, Self::Poll, Self::Explicit];
+        let all = [Self::Auto, Self::Both, Self::None, Self::Poll, Self::Explicit];
         let found = all.into_iter().find(|mode| mode.name() == text);
-        found.ok_or_else(|| format!("{text:?} is no mode: use auto, none, poll or explicit"))
+        found.ok_or_else(|| format!("{text:?} is no mode: use auto, both, none, poll or explicit"))
     }
 }
 
@@ -71,7 +85,7 @@ pub struct PublishOrder {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ControlError {
     /// Clients don't decide here.
-    #[error("models are not loaded or unloaded by clients here: the server runs with --model-control-mode {}", .0.name())]
+    #[error("explicit model load / unload is not allowed: the server runs with --model-control-mode {}{}", .0.name(), how_to_ask(*.0))]
     Off(ControlMode),
     /// Too many orders wait.
     #[error("{MAX_WAITING} loads and unloads are waiting already: try again later")]
@@ -93,6 +107,17 @@ pub enum ControlError {
     /// The server is going down.
     #[error("the server is going down")]
     ShuttingDown,
+}
+
+/// What `auto` leaves to whoever starts the server.
+fn how_to_ask(mode: ControlMode) -> &'static str {
+    match mode {
+        ControlMode::Auto => {
+            ", and others than this machine's own users reach it: start it with --api-keys FILE, whose keys say who may load and \
+             unload models, or with --model-control-mode both to let all of them"
+        }
+        ControlMode::Both | ControlMode::None | ControlMode::Poll | ControlMode::Explicit => "",
+    }
 }
 
 impl ControlError {
@@ -171,5 +196,25 @@ impl ModelControl {
         let order = Order { wish, reply, _place: OrderPlace(Arc::clone(&self.waiting)) };
         self.orders.send(ManagerWork::Order(order)).map_err(|_| ControlError::ShuttingDown)?;
         answer.await.unwrap_or(Err(ControlError::ShuttingDown))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn anybody_who_reaches_the_port_may_not_upload_replace_and_unload() {
+        for mode in ["auto", "none", "poll"] {
+            let mode: ControlMode = mode.parse().unwrap();
+            assert!(!mode.among(false).takes_orders(), "{mode:?}");
+            assert_eq!(mode.among(true).takes_orders(), mode == ControlMode::Auto);
+        }
+        for asked_for in [ControlMode::Both, ControlMode::Explicit] {
+            assert!(asked_for.among(false).takes_orders(), "{asked_for:?}");
+        }
+        assert!(ControlMode::Auto.among(false).polls(), "the repository is watched all the same");
+        let sentence = ControlError::Off(ControlMode::Auto).to_string();
+        assert!(sentence.contains("--model-control-mode both"), "{sentence}");
     }
 }

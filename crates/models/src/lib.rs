@@ -4,8 +4,8 @@
 //! ```text
 //!  repository's changes ─┐                ┌─> bring_up: prepare, measure, warm up ─> Controller::publish
 //!  clients' orders ──────┼─> publisher ───┤
-//!  a look at the cells ──┘  (one thread)  ├─> Controller::withdraw
-//!                                         └─> catalogue ─> gateway threads
+//!  a look at the cells ──┤  (one thread)  ├─> Controller::withdraw
+//!  improve: with time ───┘                └─> catalogue ─> gateway threads
 //! ```
 //!
 //! A model is *published* and *withdrawn* here; whether its weights are *loaded* onto a device is the scheduler's
@@ -18,6 +18,7 @@ mod bring_up;
 mod catalogue;
 mod control;
 mod elements;
+mod improve;
 mod manager;
 mod poller;
 mod precision;
@@ -36,7 +37,7 @@ mod warmup;
 pub use bring_up::model_source;
 pub use catalogue::{Catalogue, CatalogueEntry, ModelState, ModelVersions, ServedModel};
 pub use control::{ControlError, ControlMode, ModelControl, PublishOrder};
-pub use manager::{Manager, ManagerConfig, StartProgress};
+pub use manager::{Manager, ManagerConfig, READY_SOON, StartProgress};
 pub use precision::{PrecisionWishes, with_precision_alone};
 pub use profiler::{ProfilingEffort, Runs, measure_alone};
 pub use queueing::{Admitted, QueueLimits, QueuePlace};

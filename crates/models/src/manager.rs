@@ -1,8 +1,9 @@
 //! From the model repository to models in service: starts the thread that brings models up, and what tells it of
 //! changes.
 
-use crate::bring_up::BringUp;
+use crate::bring_up::{BringUp, STANDS_STILL};
 use crate::control::{ControlMode, ModelControl, Order};
+use crate::improve::Improved;
 use crate::poller::Poller;
 use crate::precision::PrecisionWishes;
 use crate::profiler::ProfilingEffort;
@@ -11,7 +12,7 @@ use crate::registry::Registry;
 use base::Duration;
 use controller::Controller;
 use engine::Engine;
-use repository::{Change, Repository, RepositorySource, Sources, Transfer};
+use repository::{Change, Manifest, Repository, RepositorySource, Sources, Transfer};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -20,6 +21,9 @@ use std::thread::JoinHandle;
 
 /// How often buckets are looked at, unless somebody says otherwise.
 const DEFAULT_POLL: Duration = Duration::from_secs(15);
+
+/// Whether models are ready soon and better later, unless somebody says otherwise.
+pub const READY_SOON: bool = true;
 
 /// What a manager is made with.
 pub struct ManagerConfig {
@@ -33,6 +37,8 @@ pub struct ManagerConfig {
     pub poll: Duration,
     /// Where prepared models, profiles and downloads are kept; `None` keeps nothing.
     pub cache: Option<PathBuf>,
+    /// Which files models may be made of; `None`: any.
+    pub manifest: Option<Manifest>,
     /// The runtime.
     pub engine: Arc<dyn Engine>,
     /// The runtime's version and the kind of device: measurements are valid for them alone.
@@ -45,27 +51,39 @@ pub struct ManagerConfig {
     pub execution_bytes: u64,
     /// How much measuring is enough.
     pub effort: ProfilingEffort,
+    /// For how long a model may be prepared, measured and warmed up; one that takes longer is left behind, so that
+    /// others have their turn.
+    pub max_preparing: Duration,
+    /// With engines that prepare models soon: whether they are ready soon and better later, or as good as they get at
+    /// once.
+    pub ready_soon: bool,
     /// Told of each model as it becomes ready or fails while the server starts.
-    pub progress: Box<dyn Fn(&StartProgress) + Send>,
+    pub progress: Box<dyn Fn(&StartProgress) + Send + Sync>,
     /// Told how far downloads are while the server starts.
-    pub transfer: Box<dyn Fn(&Transfer) + Send>,
+    pub transfer: Box<dyn Fn(&Transfer) + Send + Sync>,
 }
 
 impl ManagerConfig {
+    /// For how long a model may be prepared, unless somebody says otherwise.
+    pub const MAX_PREPARING: Duration = Duration::from_secs(1800);
+
     /// All models of a folder, in that runtime, with nothing kept and nobody told.
     pub fn new(repository: impl Into<PathBuf>, engine: Arc<dyn Engine>) -> Self {
         Self {
             sources: vec![RepositorySource::Folder(repository.into())],
-            control: ControlMode::Auto,
+            control: ControlMode::Both,
             publish_at_start: Vec::new(),
             poll: DEFAULT_POLL,
             cache: None,
+            manifest: None,
             device_kind: engine.name().to_owned(),
             engine,
             precision: PrecisionWishes::default(),
             default_objective: None,
             execution_bytes: u64::MAX,
             effort: ProfilingEffort::default(),
+            max_preparing: Self::MAX_PREPARING,
+            ready_soon: READY_SOON,
             progress: Box::new(|_| {}),
             transfer: Box::new(|_| {}),
         }
@@ -79,7 +97,7 @@ pub struct StartProgress {
     pub done: usize,
     /// Versions of models in all.
     pub total: usize,
-    /// The one that is worked on next, or nothing at the end.
+    /// The one that is worked on, or nothing at the end.
     pub current: String,
 }
 
@@ -89,8 +107,10 @@ pub(crate) enum ManagerWork {
     Changes(Vec<Change>),
     /// A client wants something.
     Order(Order),
-    /// It is time to look whether a model should go to another cell.
-    Balance,
+    /// A model was brought up once more, with enough time, or couldn't be.
+    Improved(Improved),
+    /// It is time to look at models that move to another cell or are about to be replaced.
+    Look,
     Stop,
 }
 
@@ -125,20 +145,26 @@ impl Manager {
         let (notices, signal, looked_at) = (work.clone(), Arc::clone(&started), Arc::clone(&sources));
         let (control, poll) = (config.control, config.poll);
         let bring_up = BringUp::new(controller, config, Arc::clone(&stopping));
+        let pulse = Arc::clone(&bring_up.pulse);
         let mut publisher = Publisher::new(bring_up, registry, repository, Arc::clone(&sources));
         let thread = std::thread::Builder::new().name("models".into()).spawn(move || {
+            pulse.step(STANDS_STILL, 0);
             let watchers = publisher.start(notices).map(|watcher| {
-                let polls = matches!(control, ControlMode::Auto | ControlMode::Poll) && looked_at.has_buckets();
+                let polls = control.polls() && looked_at.has_buckets();
                 (watcher, polls.then(|| Poller::start(looked_at, poll)))
             });
             let outcome = watchers.as_ref().map(|_| ()).map_err(Clone::clone);
             *signal.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
             signal.1.notify_all();
             loop {
-                match next(&orders, publisher.until_balanced()) {
+                pulse.end();
+                let work = next(&orders, publisher.until_look());
+                pulse.step(STANDS_STILL, 0);
+                match work {
                     ManagerWork::Changes(changes) => publisher.apply(changes),
                     ManagerWork::Order(order) => publisher.carry_out(order),
-                    ManagerWork::Balance => publisher.balance(),
+                    ManagerWork::Improved(improved) => publisher.replace(improved),
+                    ManagerWork::Look => publisher.look(),
                     ManagerWork::Stop => break,
                 }
             }
@@ -161,14 +187,14 @@ impl Manager {
     }
 }
 
-/// What to do next: what somebody wants, or, if nobody wants anything for so long, a look at the cells.
+/// What to do next: what somebody wants, or, if nobody wants anything for so long, a look at what is under way.
 fn next(orders: &Receiver<ManagerWork>, pause: Option<Duration>) -> ManagerWork {
     let work = match pause {
         Some(pause) => orders.recv_timeout(pause.into()),
         None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
     };
     work.unwrap_or_else(|error| match error {
-        RecvTimeoutError::Timeout => ManagerWork::Balance,
+        RecvTimeoutError::Timeout => ManagerWork::Look,
         RecvTimeoutError::Disconnected => ManagerWork::Stop,
     })
 }

@@ -3,6 +3,7 @@
 //! Before it is prepared to be served, a model is prepared in its smallest size, in 32 bits and then in one precision
 //! after another, and computes the same inputs: those that it is warmed up with, and some that are made up. Where two
 //! precisions are near enough, what the first of these inputs takes decides. What was found is kept for the next start.
+//! A model that has to be ready soon, and of which nothing is known, is compared when there is time.
 
 use crate::bring_up::{BringUp, shapes};
 use crate::reshape;
@@ -70,8 +71,16 @@ impl BringUp {
         let kept = self.cache_of(found).as_deref().map(FindingStore::<PrecisionFinding>::new).zip(key);
         let known = kept.as_ref().and_then(|(store, key)| from_kept(&store.load(key)?));
         let verdict = known.or_else(|| {
+            // 32 bits, or what was named, needs no comparison to begin with.
+            if source.soon && wishes.choice != PrecisionChoice::Named(Precision::Fp32) {
+                return None;
+            }
             let load = |prepared: &dyn Prepared| self.on_a_device(prepared);
             let verdict = compare(engine, found, &source, wishes, &load)?;
+            // What was given up midway shows nothing.
+            if self.stops() {
+                return None;
+            }
             if let Some((store, key)) = &kept {
                 store.save(key, &to_kept(&verdict));
             }

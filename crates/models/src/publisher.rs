@@ -13,9 +13,10 @@
 mod clients;
 
 use crate::balance::Moves;
-use crate::bring_up::BringUp;
+use crate::bring_up::{BringUp, BroughtUp, TimeGiven};
 use crate::catalogue::{Catalogue, CatalogueEntry, ModelState, ServedModel};
 use crate::control::ControlMode;
+use crate::improve::Improvements;
 use crate::manager::{ManagerWork, StartProgress};
 use crate::progress::StartLines;
 use crate::registry::Registry;
@@ -24,9 +25,8 @@ use base::Duration;
 use engine::Prepared;
 use repository::{Change, Repository, ScanEntry, Sources, WantedModels, WatchOptions, Watcher};
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A version of a model, by its name and number.
 pub(crate) type ModelKey = (String, u64);
@@ -34,7 +34,7 @@ pub(crate) type ModelKey = (String, u64);
 /// What only the publisher has of a version that can be asked.
 pub(crate) struct Origin {
     /// The files that it was made from.
-    files: ScanEntry,
+    pub(crate) files: ScanEntry,
     /// Its weights, in host memory, to bring it into another cell.
     pub(crate) prepared: Arc<dyn Prepared>,
 }
@@ -75,7 +75,7 @@ enum Wish {
 
 /// See the module.
 pub(crate) struct Publisher {
-    pub(crate) bring_up: BringUp,
+    pub(crate) bring_up: Arc<BringUp>,
     pub(crate) registry: Registry,
     repository: Repository,
     sources: Arc<Sources>,
@@ -85,12 +85,30 @@ pub(crate) struct Publisher {
     wishes: BTreeMap<String, Wish>,
     /// Which models should be in which cell, where there are several.
     pub(crate) moves: Option<Moves>,
+    /// Which models would be faster with time, where the engine prepares them soon.
+    pub(crate) improvements: Option<Improvements>,
 }
 
 impl Publisher {
     pub(crate) fn new(bring_up: BringUp, registry: Registry, repository: Repository, sources: Arc<Sources>) -> Self {
         let moves = (bring_up.controller.cells() > 1).then(|| Moves::new(bring_up.controller.now()));
-        Self { bring_up, registry, repository, sources, versions: BTreeMap::new(), wishes: BTreeMap::new(), moves }
+        let (bring_up, versions, wishes) = (Arc::new(bring_up), BTreeMap::new(), BTreeMap::new());
+        Self { bring_up, registry, repository, sources, versions, wishes, moves, improvements: None }
+    }
+
+    /// How long to wait for the next look at what is under way; `None` where nothing is.
+    pub(crate) fn until_look(&self) -> Option<Duration> {
+        let next_at = self.balance_next_at().into_iter().chain(self.replace_next_at()).min()?;
+        Some(next_at.since(self.bring_up.controller.now()))
+    }
+
+    /// Goes on with models that move, and with those that are replaced.
+    pub(crate) fn look(&mut self) {
+        let now = self.bring_up.controller.now();
+        if self.balance_next_at().is_some_and(|at| at <= now) {
+            self.balance_at(now);
+        }
+        self.go_on_replacing(now);
     }
 
     fn mode(&self) -> ControlMode {
@@ -115,6 +133,7 @@ impl Publisher {
     /// Publishes what is there, and starts to watch it where the mode says so.
     pub(crate) fn start(&mut self, notices: Sender<ManagerWork>) -> Result<Option<Watcher>, String> {
         uploads::remove_left_over();
+        self.improvements = Improvements::start(&self.bring_up, &notices)?;
         let wanted = self.wanted_at_start();
         let entries = self.scan(&wanted)?;
         let explicit = self.mode() == ControlMode::Explicit;
@@ -185,14 +204,38 @@ impl Publisher {
             }
         }
         self.update_catalogue();
-        let total = wanted.len();
-        let lines = StartLines::new(total);
-        for (done, entry) in wanted.into_iter().enumerate() {
-            (self.bring_up.config.progress)(&StartProgress { done, total, current: entry.name().to_owned() });
-            lines.begin(entry.name());
-            let _ = self.take_in(entry);
-        }
-        (self.bring_up.config.progress)(&StartProgress { done: total, total, current: String::new() });
+        self.bring_up_together(wanted);
+        self.improve_next();
+    }
+
+    /// Brings models up, as many at a time as the engine can, and settles each as soon as it is there.
+    fn bring_up_together(&mut self, wanted: Vec<ScanEntry>) {
+        let (total, bring_up) = (wanted.len(), Arc::clone(&self.bring_up));
+        let (lines, wanted) = (StartLines::new(total), Mutex::new(wanted.into_iter()));
+        let next = || wanted.lock().unwrap_or_else(PoisonError::into_inner).next().filter(|_| !bring_up.stops());
+        let tell = |done: usize, current: String| (bring_up.config.progress)(&StartProgress { done, total, current });
+        let (sender, outcomes) = mpsc::channel();
+        let work = |outcomes: Sender<_>| {
+            while let Some(entry) = next() {
+                lines.begin(entry.name());
+                let outcome = bring_up.run_safely(&entry, TimeGiven::Little);
+                lines.end(entry.name());
+                // Somebody listens until all have ended.
+                let _ = outcomes.send((entry, outcome));
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..bring_up.at_once().min(total) {
+                let outcomes = sender.clone();
+                scope.spawn(|| work(outcomes));
+            }
+            drop(sender);
+            tell(0, String::new());
+            for (done, (entry, outcome)) in outcomes.into_iter().enumerate() {
+                tell(done + 1, entry.name().to_owned());
+                let _ = self.settle_outcome(entry, outcome);
+            }
+        });
     }
 
     /// Takes in what has changed in the repository.
@@ -306,23 +349,31 @@ impl Publisher {
         if self.bring_up.stops() {
             return Err("the server is going down".into());
         }
-        let (name, version) = (entry.name().to_owned(), entry.version().unwrap_or(0));
-        let outcome = match &entry {
-            // Whatever a model file makes a runtime do, the other models go on.
-            ScanEntry::Found(found) => catch_unwind(AssertUnwindSafe(|| self.bring_up.run(found)))
-                .unwrap_or_else(|_| Err("the runtime panicked while it was prepared: the file may be damaged".into())),
-            ScanEntry::Broken(broken) => Err(broken.reason.clone()),
-        };
-        let key = (name.clone(), version);
-        match outcome {
-            Ok((served, prepared)) => {
-                let origin = Origin { files: entry, prepared };
+        let outcome = self.bring_up.run_safely(&entry, TimeGiven::Little);
+        let settled = self.settle_outcome(entry, outcome);
+        self.improve_next();
+        settled
+    }
+
+    /// Publishes a version that was brought up, or says why it can't be.
+    fn settle_outcome(&mut self, entry: ScanEntry, outcome: Result<BroughtUp, String>) -> Result<(), String> {
+        let key @ (name, version) = &key_of(&entry);
+        let (key, version) = (key.clone(), *version);
+        match (outcome, &entry) {
+            (Ok(brought_up), ScanEntry::Found(found)) => {
+                let served = self.bring_up.publish(found, &brought_up);
+                self.bring_up.announce(found, &brought_up);
+                if brought_up.is_provisional {
+                    self.improve_later(key.clone());
+                }
+                let origin = Origin { files: entry, prepared: brought_up.prepared };
                 if let Some(old) = self.settle(key, ModelState::Ready(served), Some(origin)) {
                     self.withdraw(&old);
                 }
                 Ok(())
             }
-            Err(reason) if self.versions.get(&key).is_some_and(Version::is_published) => {
+            (Ok(_), ScanEntry::Broken(_)) => unreachable!("what is broken isn't brought up"),
+            (Err(reason), _) if self.versions.get(&key).is_some_and(Version::is_published) => {
                 tracing::error!(
                     model = name,
                     version,
@@ -330,7 +381,7 @@ impl Publisher {
                 );
                 Err(reason)
             }
-            Err(reason) => {
+            (Err(reason), _) => {
                 tracing::error!(model = name, version, "the model can't be served: {reason}");
                 self.settle(key, ModelState::Broken(reason.clone()), None);
                 Err(reason)

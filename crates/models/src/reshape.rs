@@ -2,7 +2,9 @@
 //! model's.
 
 use base::{ModelSignature, Precision, TensorSpec};
-use engine::{Compute, DeviceTimes, EngineError, Input, Inputs, Loaded, Prepared, Sink, Staged, Tensor, TensorView};
+use engine::{
+    Breaker, Compute, DeviceTimes, EngineError, Input, Inputs, Loaded, Prepared, Sink, Staged, Tensor, TensorView,
+};
 use repository::{ModelConfig, TensorConfig};
 use std::sync::Arc;
 use std::time::Instant;
@@ -106,6 +108,10 @@ impl Prepared for Reshaped {
         self.inner.precision()
     }
 
+    fn is_provisional(&self) -> bool {
+        self.inner.is_provisional()
+    }
+
     fn takes_any_batch(&self) -> bool {
         self.inner.takes_any_batch()
     }
@@ -161,6 +167,10 @@ struct ReshapedLoaded {
 impl Loaded for ReshapedLoaded {
     fn there_at(&self) -> Option<Instant> {
         self.inner.there_at()
+    }
+
+    fn breaker(&self) -> Option<Arc<dyn Breaker>> {
+        self.inner.breaker()
     }
 
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {

@@ -2,12 +2,16 @@
 
 use base::{DeviceId, Duration};
 use controller::Controller;
-use engine::{DeviceTimes, Loaded, Prepared, Tensor, TensorView};
+use engine::{DeviceTimes, EngineError, Loaded, Prepared, Tensor, TensorView};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 /// What the first run is expected to take, for the sake of others who plan with the device.
 const FIRST_GUESS: Duration = Duration::from_millis(50);
+
+/// How often it is looked whether a device that runs something hangs.
+const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Why a run gave nothing.
 #[derive(Debug, thiserror::Error)]
@@ -105,6 +109,14 @@ impl<'a> DeviceRunner<'a> {
         Self { controller, device, prepared, loaded: Some(loaded), expected: FIRST_GUESS }
     }
 
+    /// What is said of a run that takes too long.
+    fn overdue(&self, what: &str) -> String {
+        format!(
+            "a run takes longer than {}, the limit of --max-execution-ms, and {what}",
+            self.controller.limits().most
+        )
+    }
+
     /// On the device's EXEC thread, between whatever it has to do besides.
     fn run(&mut self, inputs: &Arc<[Tensor]>, keeps: bool) -> Result<(RunTimes, Vec<Tensor>), RunError> {
         let gone = || {
@@ -116,6 +128,7 @@ impl<'a> DeviceRunner<'a> {
             expect(prepared, inputs);
         }
         let mut loaded = self.loaded.take().ok_or_else(gone)?;
+        let breaker = loaded.breaker();
         let inputs = Arc::clone(inputs);
         let (sender, receiver) = mpsc::channel();
         let work = move || {
@@ -134,11 +147,21 @@ impl<'a> DeviceRunner<'a> {
             };
             let _ = sender.send((loaded, outcome.map(|found| (times(found), outputs))));
         };
-        let started = Instant::now();
-        self.controller.borrow_device(self.device, self.expected, Box::new(work));
-        let (loaded, outcome) = receiver.recv().map_err(|_| gone())?;
+        let (started, given_up) = (Instant::now(), self.controller.times_given_up(self.device));
+        self.controller.borrow_device(self.device, self.expected, breaker, Box::new(work));
+        let (loaded, outcome) = loop {
+            match receiver.recv_timeout(LOOK_EVERY) {
+                Ok(ended) => break ended,
+                Err(RecvTimeoutError::Timeout) if self.controller.times_given_up(self.device) == given_up => {}
+                Err(RecvTimeoutError::Timeout) => return Err(RunError::Gone(self.overdue("can't be broken off"))),
+                Err(RecvTimeoutError::Disconnected) => return Err(gone()),
+            }
+        };
         self.loaded = Some(loaded);
-        let (times, outputs) = outcome.map_err(|error| RunError::Refused(error.to_string()))?;
+        let (times, outputs) = outcome.map_err(|error| match error {
+            EngineError::BrokenOff => RunError::Gone(self.overdue("was broken off")),
+            error => RunError::Refused(error.to_string()),
+        })?;
         self.expected = times.span;
         // Others have the device for at least as long as this took.
         if self.controller.in_hand() > 0 {

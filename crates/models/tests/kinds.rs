@@ -8,7 +8,7 @@ mod common;
 use base::{DataType, Duration, ModelSignature, TensorSpec};
 use bytes::Bytes;
 use common::{submit, until};
-use controller::{Controller, ControllerConfig, DeviceConfig, Divisions, Reply, Tensor, deal};
+use controller::{Controller, ControllerConfig, DeviceConfig, Divisions, ExecutionLimits, Reply, Tensor, deal};
 use engine::{AtOnce, Engine, EngineError, Loaded, ModelSource, Prepared, Sink, TensorView, at_once};
 use models::{Manager, ManagerConfig, ModelState, ProfilingEffort, Registry};
 use std::collections::BTreeSet;
@@ -118,6 +118,7 @@ fn bring_up(
         page_bytes: 1,
         cells: deal(kinds[0].iter().enumerate().map(device).collect(), 1, cells).unwrap(),
         online_profile_share: 0.0,
+        limits: ExecutionLimits::default(),
     };
     let controller = Controller::start(config, Metrics::new()).unwrap();
     if kinds.len() > 1 {
@@ -182,7 +183,7 @@ fn change_shares(cells: u32) {
     let ask = |value: u8| {
         let model = registry.catalogue().models["echo"].default_version().unwrap().serving().unwrap().id;
         let input = Tensor { datatype: DataType::Uint8, shape: vec![1, 1], data: Bytes::from(vec![value]) };
-        let answer = submit(&controller, model, input);
+        let (_, answer) = submit(&controller, model, input);
         controller.drive();
         let Reply::Outputs(outputs) = answer.blocking_recv().unwrap() else { panic!("{value} was refused") };
         assert_eq!(outputs[0].data[..], [value]);

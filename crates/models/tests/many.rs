@@ -7,7 +7,7 @@
 mod common;
 
 use common::{ask, manage, wait, write_model};
-use controller::{Controller, ControllerConfig, DeviceConfig, Reply};
+use controller::{Controller, ControllerConfig, DeviceConfig, ExecutionLimits, Reply};
 use telemetry::Metrics;
 
 const DEVICES: u32 = 500;
@@ -34,10 +34,11 @@ fn five_hundred_emulated_devices_take_a_handful_of_threads_and_a_start_a_handful
         page_bytes: 1 << 20,
         cells: vec![(0..DEVICES).map(device).collect()],
         online_profile_share: 0.0,
+        limits: ExecutionLimits::default(),
     };
     let controller = Controller::start(config, Metrics::new()).unwrap();
     let started = threads() - before;
-    assert!(started <= 2, "{started} threads for the timer and {DEVICES} devices");
+    assert!(started <= 3, "{started} threads for the timer, the watchdog and {DEVICES} devices");
 
     let repository = tempfile::tempdir().unwrap();
     let text = "platform: \"emulated\" max_batch_size: 4

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{ask, manage, until, wait, write_model};
-use controller::{Controller, ControllerConfig, DeviceConfig, Reply};
+use controller::{Controller, ControllerConfig, DeviceConfig, ExecutionLimits, Reply};
 use models::{ModelState, PublishOrder, Registry};
 use telemetry::Metrics;
 
@@ -20,6 +20,7 @@ fn start() -> Controller {
         page_bytes: 1 << 20,
         cells: vec![vec![device]],
         online_profile_share: 0.0,
+        limits: ExecutionLimits::default(),
     };
     Controller::start(config, Metrics::new()).unwrap()
 }

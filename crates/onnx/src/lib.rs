@@ -51,6 +51,8 @@ pub struct FunctionProto {
 pub struct GraphProto {
     #[prost(message, repeated, tag = "1")]
     pub nodes: Vec<NodeProto>,
+    #[prost(string, tag = "2")]
+    pub name: String,
     #[prost(message, repeated, tag = "5")]
     pub initializers: Vec<TensorProto>,
     #[prost(message, repeated, tag = "11")]

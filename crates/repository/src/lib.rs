@@ -16,6 +16,7 @@ mod config;
 mod findings;
 mod json;
 mod kept;
+mod manifest;
 mod meaning;
 #[cfg(feature = "cloud")]
 mod mirror;
@@ -42,6 +43,7 @@ pub use config::{
     WARMUP_FOLDER, WarmupData, WarmupInput, WarmupSample,
 };
 pub use findings::{BatchFinding, Finding, FindingKey, FindingStore, PrecisionFinding, TriedPrecision};
+pub use manifest::Manifest;
 pub use profiles::{ProfileKey, ProfileStore, StoredProfile, machine};
 pub use scan::{Broken, Fingerprint, FoundModel, Repository, RepositoryError, ScanEntry, is_model_name};
 pub use source::{Bucket, RepositorySource, StoreKind};

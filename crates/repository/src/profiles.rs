@@ -108,7 +108,8 @@ impl ProfileStore {
         kept::write(&self.path(key), &document)
     }
 
-    fn path(&self, key: &ProfileKey) -> PathBuf {
+    /// The file in which a profile is kept.
+    pub fn path(&self, key: &ProfileKey) -> PathBuf {
         kept::path(&self.folder, key)
     }
 }

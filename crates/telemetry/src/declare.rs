@@ -212,6 +212,14 @@ declare! {
         "Versions of models, by state: loading (being prepared or profiled), ready, broken.";
     connections: IntGaugeVec = "io_connections" &["protocol"], &[],
         "Open connections of clients, by protocol.";
+    held: IntGaugeVec = "io_held_bytes" &[], &[],
+        "Bytes of large requests and answers that are in the server, of which --max-held is the most.";
+    memory_used: IntGaugeVec = "memory_used_bytes" &[], &[],
+        "Memory that the process has in use (its resident set, but for what can be read again from files).";
+    memory_limit: IntGaugeVec = "memory_limit_bytes" &[], &[],
+        "The most that it may have: of --memory-limit, the limits of its cgroups and of its address space the least; 0 where there is none.";
+    memory_step: IntGaugeVec = "memory_step" &[], &[],
+        "What is done for want of memory: 0 nothing, 1 large bodies are refused, 2 new connections too, 3 connections that idle are closed too.";
     step_seconds: HistogramVec = "scheduler_step_seconds" &[], STEPS,
         "What the scheduler needed for one event.";
     measurements: HistogramVec = "online_measurement_seconds" &["run"], WAITS,

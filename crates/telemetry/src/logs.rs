@@ -15,6 +15,10 @@ use tracing_subscriber::{EnvFilter, Layer as _, Registry, fmt, reload};
 /// Libraries that say more than a user wants to know. What the user's filter says of them counts more.
 const QUIET: &str = "notify=warn,h2=warn,hyper=warn";
 
+/// The part of the log that says who changed what. Clients that may set the log can't switch it off; the filter of the
+/// start can (`audit=off`).
+pub const AUDIT: &str = "audit";
+
 /// At the end of the process the last lines are given this much time to be read.
 const FLUSH: Duration = Duration::from_secs(1);
 
@@ -142,14 +146,15 @@ impl LogFilter {
             _ => ",trace",
         };
         // The last word on a part counts: the verbose level replaces the filter's own level, not what it says of parts.
-        let text = format!("{QUIET},{filter}{louder}");
+        let text = format!("{QUIET},{AUDIT}=info,{filter}{louder}");
         let filter = EnvFilter::try_new(text)
             .map_err(|error| LogsError::BadFilter { filter: filter.to_owned(), reason: error.to_string() })?;
         Ok(Self { filter, settings })
     }
 
-    fn is_on(&self, level: &Level) -> bool {
-        match *level {
+    fn is_on(&self, metadata: &Metadata<'_>) -> bool {
+        match *metadata.level() {
+            _ if metadata.target() == AUDIT => true,
             Level::ERROR => self.settings.error,
             Level::WARN => self.settings.warning,
             Level::INFO => self.settings.info,
@@ -160,15 +165,11 @@ impl LogFilter {
 
 impl<S: Subscriber> Filter<S> for LogFilter {
     fn enabled(&self, metadata: &Metadata<'_>, context: &Context<'_, S>) -> bool {
-        self.is_on(metadata.level()) && Filter::<S>::enabled(&self.filter, metadata, context)
+        self.is_on(metadata) && Filter::<S>::enabled(&self.filter, metadata, context)
     }
 
     fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
-        if self.is_on(metadata.level()) {
-            Filter::<S>::callsite_enabled(&self.filter, metadata)
-        } else {
-            Interest::never()
-        }
+        if self.is_on(metadata) { Filter::<S>::callsite_enabled(&self.filter, metadata) } else { Interest::never() }
     }
 
     fn event_enabled(&self, event: &Event<'_>, context: &Context<'_, S>) -> bool {

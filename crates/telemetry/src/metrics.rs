@@ -35,6 +35,14 @@ pub struct Metrics {
     pub http_connections: IntGauge,
     /// Open connections over gRPC.
     pub grpc_connections: IntGauge,
+    /// Bytes of large requests and answers.
+    pub held_bytes: IntGauge,
+    /// Memory that the process has in use.
+    pub memory_used: IntGauge,
+    /// The most that it may have.
+    pub memory_limit: IntGauge,
+    /// What is done for want of memory.
+    pub memory_step: IntGauge,
     /// Versions of models being prepared or profiled.
     pub models_loading: IntGauge,
     /// Versions of models that can be asked.
@@ -112,6 +120,10 @@ impl Metrics {
             in_flight: f.in_flight.with_label_values::<&str>(&[]),
             http_connections: f.connections.with_label_values(&["http"]),
             grpc_connections: f.connections.with_label_values(&["grpc"]),
+            held_bytes: f.held.with_label_values::<&str>(&[]),
+            memory_used: f.memory_used.with_label_values::<&str>(&[]),
+            memory_limit: f.memory_limit.with_label_values::<&str>(&[]),
+            memory_step: f.memory_step.with_label_values::<&str>(&[]),
             models_loading: f.models.with_label_values(&["loading"]),
             models_ready: f.models.with_label_values(&["ready"]),
             models_broken: f.models.with_label_values(&["broken"]),

@@ -7,6 +7,7 @@ use crate::proto::infer_parameter::ParameterChoice;
 use crate::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use crate::proto::model_infer_response::InferOutputTensor;
 use crate::proto::{InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
+use crate::room::room;
 use crate::{Fault, InferInput, InferRequest, InferResponse, Parameters, Region, RequestedOutput};
 use base::{DataType, Duration};
 use bytes::Bytes;
@@ -148,7 +149,7 @@ fn read_contents(name: &str, datatype: DataType, contents: &InferTensorContents)
         DataType::Fp32 => pack(fp32_contents, |&v| Ok(v.to_le_bytes())),
         DataType::Fp64 => pack(fp64_contents, |&v| Ok(v.to_le_bytes())),
         DataType::Bytes => {
-            let mut data = Vec::with_capacity(bytes_contents.iter().map(|element| 4 + element.len()).sum());
+            let mut data = room(bytes_contents.iter().map(|element| 4 + element.len()).sum())?;
             for element in bytes_contents {
                 push_string(&mut data, element)
                     .map_err(|_| Fault::bad(format!("input {name:?} has an element of more than 4 GiB")))?;
@@ -162,7 +163,7 @@ fn read_contents(name: &str, datatype: DataType, contents: &InferTensorContents)
 }
 
 fn pack<T, const N: usize>(values: &[T], bytes: impl Fn(&T) -> Result<[u8; N], Fault>) -> Result<Bytes, Fault> {
-    let mut data = Vec::with_capacity(values.len() * N);
+    let mut data = room(values.len() * N)?;
     for value in values {
         data.extend_from_slice(&bytes(value)?);
     }

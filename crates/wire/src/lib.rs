@@ -15,6 +15,7 @@ pub mod grpc;
 pub mod json;
 pub mod proto;
 pub mod reflect;
+pub mod room;
 
 mod bounds;
 mod elements;

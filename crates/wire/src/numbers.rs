@@ -6,6 +6,7 @@
 
 use crate::Fault;
 use crate::elements::{push_string, strings};
+use crate::room::room;
 use base::DataType;
 use std::io::Write;
 
@@ -17,7 +18,7 @@ pub(crate) fn read(name: &str, datatype: DataType, count: usize, text: &str) -> 
     }
     // An element takes at least two characters with its comma: a shape that claims more reserves no more than that.
     let count = count.min(text.len() / 2);
-    let mut out = Vec::with_capacity(count * datatype.size().unwrap_or(16));
+    let mut out = room(count * datatype.size().unwrap_or(16))?;
     let outcome = match datatype {
         DataType::Bool => scan(text, &mut out, |token, out| push(out, boolean(token)?.to_le_bytes())),
         DataType::Uint8 => scan(text, &mut out, |token, out| push(out, token.parse::<u8>().ok()?.to_le_bytes())),

@@ -1,6 +1,7 @@
 //! A request without a head: the body is the one input's data, and what it is follows from the model.
 
 use crate::elements::{check_elements, push_string};
+use crate::room::room;
 use crate::{Fault, InferInput, InferRequest, Parameters};
 use base::{DataType, ModelSignature, TensorSpec};
 use bytes::Bytes;
@@ -72,7 +73,7 @@ fn one_string(spec: &TensorSpec, max_batch: u32, body: &[u8]) -> Result<(Vec<i64
             DataType::Bytes
         )));
     }
-    let mut data = Vec::with_capacity(body.len() + 4);
+    let mut data = room(body.len() + 4)?;
     push_string(&mut data, body)
         .map_err(|_| Fault::bad(format!("input {:?} has an element of more than 4 GiB", spec.name)))?;
     Ok((vec![1; spec.dims.len()], Bytes::from(data)))

@@ -33,6 +33,14 @@ pub trait BatchItem: Send + 'static {
         self.deliver(Err(reason));
     }
 
+    /// Takes the reason why its batch was broken off.
+    fn broken_off(self, reason: String)
+    where
+        Self: Sized,
+    {
+        self.deliver(Err(reason));
+    }
+
     /// Takes the reason why it can't be computed yet, though it can soon.
     fn put_off(self, reason: String)
     where

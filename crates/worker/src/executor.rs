@@ -9,10 +9,10 @@ pub use shared::Shared;
 
 use crate::batch::{self, BatchItem, Gathering, Group, IoCache};
 use crate::pin;
-use crate::{Clock, Padding, Pages};
+use crate::{Clock, Padding, Pages, Pulse};
 use base::{ActionId, Duration, ModelSignature, Timestamp, Transfers, Window};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
-use engine::{Loaded, Prepared, Tensor};
+use engine::{Breaker, Loaded, Prepared, Tensor};
 use flow::Flow;
 use loader::Loader;
 use shared::Membership;
@@ -65,6 +65,11 @@ impl Slot {
     /// Whether weights are here and nobody is at them.
     pub fn has_weights(&self) -> bool {
         self.weights().is_ok_and(|weights| weights.is_some())
+    }
+
+    /// What breaks executions on the weights off that are here, if something can.
+    pub fn breaker(&self) -> Option<Arc<dyn Breaker>> {
+        self.weights().ok()?.as_ref()?.breaker()
     }
 
     /// Runs one request on the weights that are here, as a batch of its own is run, and says what that took. Nobody
@@ -144,6 +149,8 @@ pub struct ExecuteOrder<I> {
     /// How many elements an input whose size is open may have in one batch: requests that would have more together are
     /// several batches.
     pub max_elements: u64,
+    /// How long a batch of it may take. Longer ones are broken off where the engine can, and their requests fail.
+    pub limit: Duration,
     /// The requests, at least one.
     pub items: Vec<I>,
 }
@@ -160,6 +167,8 @@ pub struct LoadOrder {
     pub prepared: Arc<dyn Prepared>,
     /// Pages that they take.
     pub pages: u32,
+    /// How long it may take.
+    pub limit: Duration,
 }
 
 /// Free weights.
@@ -171,6 +180,18 @@ pub struct UnloadOrder {
     pub slot: Arc<Slot>,
     /// Pages that they took.
     pub pages: u32,
+    /// How long it may take.
+    pub limit: Duration,
+}
+
+/// Something that isn't an order, for an executor that has none.
+pub struct IdleWork {
+    /// What is run, on the executor's thread.
+    pub run: Box<dyn FnOnce() + Send>,
+    /// How long it may take.
+    pub limit: Duration,
+    /// What breaks it off, if something can.
+    pub breaker: Option<Arc<dyn Breaker>>,
 }
 
 /// What became of an order.
@@ -207,6 +228,15 @@ pub enum Status {
         /// How many requests these are.
         requests: u32,
     },
+    /// It took longer than its limit and was broken off. Its requests have failed.
+    BrokenOff {
+        /// The sentence that they got.
+        reason: String,
+        /// What it took.
+        took: Duration,
+    },
+    /// It hangs, and nothing can be done about it. Never reported by a device: whoever watches it says so.
+    Hangs(String),
     /// The engine panicked, and what it said. Its requests have failed; whatever the engine keeps for this device may
     /// be in any state, so that the driver does well to [retire](Device::retire) it.
     Panicked(String),
@@ -220,7 +250,7 @@ enum LoadMessage {
 enum ExecuteMessage<I> {
     Execute(ExecuteOrder<I>),
     /// Something that runs when no order is there, with the device to itself: a measurement.
-    WhenIdle(Box<dyn FnOnce() + Send>),
+    WhenIdle(IdleWork),
     /// Start nothing any more.
     Retire,
 }
@@ -231,6 +261,8 @@ pub struct Device<I> {
     execute: Option<Sender<ExecuteMessage<I>>>,
     load: Option<Sender<LoadMessage>>,
     pages: Arc<Pages>,
+    /// Of what executes and of what loads.
+    pulses: [Arc<Pulse>; 2],
     kind: u32,
     /// Where it is on a thread that devices share.
     membership: Option<Membership<I>>,
@@ -271,6 +303,7 @@ impl<I: BatchItem> Device<I> {
         let (execute, execute_orders) = unbounded();
         let (load, load_orders) = unbounded();
         let pages = Arc::new(Pages::new(config.pages));
+        let pulses: [Arc<Pulse>; 2] = Default::default();
         let executor = DeviceExecutor {
             clock,
             orders: execute_orders,
@@ -279,12 +312,13 @@ impl<I: BatchItem> Device<I> {
             idle_work: VecDeque::new(),
             flow: Flow::default(),
             cache: IoCache::default(),
+            pulse: Arc::clone(&pulses[0]),
             lingers_until: Timestamp::ZERO,
             retired: false,
         };
-        let loader = Loader::new(clock, load_orders, Arc::clone(&pages), config.index);
+        let loader = Loader::new(clock, load_orders, Arc::clone(&pages), Arc::clone(&pulses[1]), config.index);
         let (execute, load) = (Some(execute), Some(load));
-        let device = Self { execute, load, pages, kind: config.kind, membership: None, threads: Vec::new() };
+        let device = Self { execute, load, pages, pulses, kind: config.kind, membership: None, threads: Vec::new() };
         (device, executor, loader)
     }
 
@@ -312,7 +346,7 @@ impl<I: BatchItem> Device<I> {
 
     /// Runs something on the executor's thread when no order is there to be carried out. `false`: the executor is gone
     /// or its queue full, and it won't run.
-    pub fn run_when_idle(&self, work: Box<dyn FnOnce() + Send>) -> bool {
+    pub fn run_when_idle(&self, work: IdleWork) -> bool {
         self.send_execute(ExecuteMessage::WhenIdle(work)).is_ok()
     }
 
@@ -336,6 +370,18 @@ impl<I: BatchItem> Device<I> {
     /// Of which kind it is.
     pub fn kind(&self) -> u32 {
         self.kind
+    }
+
+    /// Of its threads, for whoever watches them: what executes, and what loads.
+    pub fn pulses(&self) -> &[Arc<Pulse>; 2] {
+        &self.pulses
+    }
+
+    /// Gives up a device of which a thread hangs: nothing is waited for. If the thread ever comes back, it starts
+    /// nothing any more.
+    pub fn leave_behind(mut self) {
+        self.retire();
+        self.threads.clear();
     }
 
     /// The worker's own count of pages.
@@ -386,9 +432,11 @@ struct DeviceExecutor<I> {
     closed: bool,
     heap: BinaryHeap<ByEarliest<I>>,
     /// What runs when no order is there.
-    idle_work: VecDeque<Box<dyn FnOnce() + Send>>,
+    idle_work: VecDeque<IdleWork>,
     flow: Flow<I>,
     cache: IoCache,
+    /// For whoever watches this thread.
+    pulse: Arc<Pulse>,
     /// Until then it looks for orders without sleeping.
     lingers_until: Timestamp,
     /// Orders are given back.
@@ -498,6 +546,8 @@ enum BatchFailure {
     Unfit(String),
     /// It said that it can't yet.
     NotYet(String),
+    /// It took too long and was broken off.
+    BrokenOff,
     /// The engine panicked.
     Panic(String),
 }

@@ -16,11 +16,15 @@ mod executor;
 mod padding;
 mod pages;
 mod pin;
+mod pulse;
 
 pub use batch::BatchItem;
 pub use clock::Clock;
 pub use engine::Tensor;
-pub use executor::{Device, DeviceConfig, ExecuteOrder, LoadOrder, OrderReport, Shared, Slot, Status, UnloadOrder};
+pub use executor::{
+    Device, DeviceConfig, ExecuteOrder, IdleWork, LoadOrder, OrderReport, Shared, Slot, Status, UnloadOrder,
+};
 pub use padding::Padding;
 pub use pages::Pages;
 pub use pin::pin_from_last;
+pub use pulse::{Overdue, Pulse, Watched};

@@ -9,8 +9,16 @@ use engine::{AtOnce, EngineError, Loaded, Prepared, Sink, TensorView, at_once};
 use std::sync::Arc;
 use telemetry::{Spans, Statistics};
 use worker::{
-    BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, OrderReport, Slot, Status, Tensor, UnloadOrder,
+    BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, IdleWork, LoadOrder, OrderReport, Slot, Status, Tensor,
+    UnloadOrder,
 };
+
+/// Nothing here takes as long.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+fn idle_work(run: impl FnOnce() + Send + 'static) -> IdleWork {
+    IdleWork { run: Box::new(run), limit: LIMIT, breaker: None }
+}
 
 /// A request whose outputs go to the test.
 struct Item {
@@ -156,6 +164,7 @@ impl Bench {
             slot: Arc::clone(&slot),
             prepared: Arc::new(Net::new(behaviour)),
             pages,
+            limit: LIMIT,
         };
         assert!(self.device.load(order));
         (slot, self.reports.recv().unwrap().status)
@@ -164,7 +173,7 @@ impl Bench {
     fn unload(&mut self, slot: Arc<Slot>, pages: u32) -> Status {
         self.next += 1;
         let action = ActionId(self.next);
-        assert!(self.device.unload(UnloadOrder { action, slot, pages }));
+        assert!(self.device.unload(UnloadOrder { action, slot, pages, limit: LIMIT }));
         let report = self.reports.recv().unwrap();
         assert_eq!(report.action, action);
         report.status
@@ -183,7 +192,8 @@ impl Bench {
         self.next += 1;
         let signature = Arc::new(Net::new(Behaviour::Double).signature.clone());
         let (action, slot, padding) = (ActionId(self.next), Arc::clone(slot), None);
-        let order = ExecuteOrder { action, window, slot, signature, padding, max_elements: u64::MAX, items };
+        let order =
+            ExecuteOrder { action, window, slot, signature, padding, max_elements: u64::MAX, limit: LIMIT, items };
         assert!(self.device.execute(order).is_ok());
         self.reports.recv().unwrap()
     }
@@ -334,7 +344,8 @@ fn a_retired_device_gives_every_order_back_also_those_whose_time_has_not_come() 
     let signature = Arc::new(Net::new(Behaviour::Double).signature.clone());
     let items = vec![bench.numbers(0, &[1, 1], &[1.0])];
     let (action, window, padding, max_elements) = (ActionId(100), later, None, u64::MAX);
-    let order = ExecuteOrder { action, window, slot: Arc::clone(&slot), signature, padding, max_elements, items };
+    let order =
+        ExecuteOrder { action, window, slot: Arc::clone(&slot), signature, padding, max_elements, limit: LIMIT, items };
     assert!(bench.device.execute(order).is_ok());
     assert!(bench.device.retire());
     let waiting = bench.reports.recv().unwrap();
@@ -384,7 +395,7 @@ fn loads_take_pages_and_unloads_give_them_back() {
     assert!(matches!(status, Status::Failed(reason) if reason.contains("P5")));
     assert_eq!(bench.device.pages().used(), 3);
     let (action, there) = (ActionId(900), Arc::clone(&slot));
-    assert!(bench.device.unload(UnloadOrder { action, slot: there, pages: 3 }));
+    assert!(bench.device.unload(UnloadOrder { action, slot: there, pages: 3, limit: LIMIT }));
     let (_, status) = bench.load(Behaviour::Double, 4);
     assert!(matches!(status, Status::Done { .. }), "{status:?} of the unload");
     let status = bench.reports.recv().unwrap().status;
@@ -404,7 +415,7 @@ fn a_pinned_executor_runs_on_its_core_alone() {
     let device = Device::<Item>::start(&config, Clock::start(), |_| {}).unwrap();
     let (sender, receiver) = unbounded();
     assert!(
-        device.run_when_idle(Box::new(move || sender.send(rustix::thread::sched_getaffinity(None).unwrap()).unwrap()))
+        device.run_when_idle(idle_work(move || sender.send(rustix::thread::sched_getaffinity(None).unwrap()).unwrap()))
     );
     let pinned = receiver.recv().unwrap();
     assert!(pinned.is_set(last));

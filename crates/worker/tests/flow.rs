@@ -11,8 +11,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use worker::{
-    BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, OrderReport, Shared, Slot, Status, Tensor,
+    BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, IdleWork, LoadOrder, OrderReport, Shared, Slot, Status,
+    Tensor,
 };
+
+/// Nothing here takes as long.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+fn idle_work(run: impl FnOnce() + Send + 'static) -> IdleWork {
+    IdleWork { run: Box::new(run), limit: LIMIT, breaker: None }
+}
 
 type Answer = Result<f32, String>;
 
@@ -267,7 +275,14 @@ impl Bench {
         let (slot, script) = (Arc::new(Slot::default()), Script::default());
         let window = Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER };
         let prepared = Arc::new(Net::new(&script));
-        assert!(device.load(LoadOrder { action: ActionId(0), window, slot: Arc::clone(&slot), prepared, pages: 1 }));
+        assert!(device.load(LoadOrder {
+            action: ActionId(0),
+            window,
+            slot: Arc::clone(&slot),
+            prepared,
+            pages: 1,
+            limit: LIMIT
+        }));
         assert!(matches!(reports.recv().unwrap().status, Status::Done { .. }));
         Self { clock, device, reports, answers: unbounded(), slot, script, answered_at: Arc::default() }
     }
@@ -288,7 +303,7 @@ impl Bench {
         let (slot, signature) = (Arc::clone(slot), Arc::new(Net::batched(&self.script, max_batch).1));
         let items = numbers.iter().map(item).collect();
         let (action, padding, max_elements) = (ActionId(action), None, u64::MAX);
-        let order = ExecuteOrder { action, window, slot, signature, padding, max_elements, items };
+        let order = ExecuteOrder { action, window, slot, signature, padding, max_elements, limit: LIMIT, items };
         assert!(self.device.execute(order).is_ok());
     }
 
@@ -470,7 +485,7 @@ fn what_this_thread_computes_has_the_device_to_itself() {
     let window = Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER };
     let prepared = Arc::new(Here(bench.script.clone(), Vec::new()));
     let (action, there) = (ActionId(9), Arc::clone(&slot));
-    assert!(bench.device.load(LoadOrder { action, window, slot: there, prepared, pages: 0 }));
+    assert!(bench.device.load(LoadOrder { action, window, slot: there, prepared, pages: 0, limit: LIMIT }));
     assert!(matches!(bench.report(), (9, Status::Done { .. }, 0)));
     bench.order(1, &[1.0], Timestamp::NEVER);
     bench.script.until("start 1");
@@ -521,7 +536,7 @@ fn what_is_to_run_when_idle_has_its_turn_though_orders_keep_coming() {
     bench.order(2, &[2.0], Timestamp::NEVER);
     bench.script.until("stage 2");
     let script = bench.script.clone();
-    assert!(bench.device.run_when_idle(Box::new(move || script.note("measured", 0))));
+    assert!(bench.device.run_when_idle(idle_work(move || script.note("measured", 0))));
     bench.order(3, &[3.0], Timestamp::NEVER);
     [1, 2, 3].into_iter().for_each(|batch| bench.script.allow(batch, 2));
     assert_eq!(bench.answers(3), [Ok(2.0), Ok(4.0), Ok(6.0)]);
@@ -541,7 +556,14 @@ fn on_a_shared_thread_a_device_goes_on_while_others_compute_and_load() {
     let (slot, script) = (Arc::new(Slot::default()), Script::default());
     let window = Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER };
     let prepared = Arc::new(Heavy(script.clone()));
-    assert!(loading.load(LoadOrder { action: ActionId(9), window, slot: Arc::clone(&slot), prepared, pages: 1 }));
+    assert!(loading.load(LoadOrder {
+        action: ActionId(9),
+        window,
+        slot: Arc::clone(&slot),
+        prepared,
+        pages: 1,
+        limit: LIMIT
+    }));
     script.until("load 0");
     for batch in 2..5 {
         other.script.allow(batch, 2);

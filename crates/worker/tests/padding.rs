@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't be set up is a broken test")]
 
-use base::{ActionId, DataType, ModelSignature, TensorSpec, Timestamp, Window};
+use base::{ActionId, DataType, Duration, ModelSignature, TensorSpec, Timestamp, Window};
 use crossbeam_channel::{Sender, unbounded};
 use engine::{AtOnce, EngineError, Loaded, Prepared, Sink, TensorView, at_once};
 use std::sync::{Arc, Mutex};
@@ -10,6 +10,9 @@ use telemetry::Statistics;
 use worker::{
     BatchItem, Clock, Device, DeviceConfig, ExecuteOrder, LoadOrder, OrderReport, Padding, Slot, Status, Tensor,
 };
+
+/// Nothing here takes as long.
+const LIMIT: Duration = Duration::from_secs(3600);
 
 type Answer = (usize, Result<Vec<Tensor>, String>);
 
@@ -172,7 +175,7 @@ fn run_within(
     let slot = Arc::new(Slot::new(Arc::<Statistics>::default()));
     let window = Window { earliest: Timestamp::ZERO, latest: Timestamp::NEVER };
     let prepared = Arc::new(model.clone());
-    let order = LoadOrder { action: ActionId(0), window, slot: Arc::clone(&slot), prepared, pages: 1 };
+    let order = LoadOrder { action: ActionId(0), window, slot: Arc::clone(&slot), prepared, pages: 1, limit: LIMIT };
     assert!(device.load(order));
     assert!(matches!(reports.recv().unwrap().status, Status::Done { .. }));
 
@@ -184,7 +187,8 @@ fn run_within(
     };
     let items = requests.iter().enumerate().map(item).collect();
     let (signature, padding) = (Arc::new(model.signature.clone()), padding.map(Arc::new));
-    let order = ExecuteOrder { action: ActionId(1), window, slot, signature, padding, max_elements, items };
+    let order =
+        ExecuteOrder { action: ActionId(1), window, slot, signature, padding, max_elements, limit: LIMIT, items };
     assert!(device.execute(order).is_ok());
     reports.recv().unwrap();
     let seen = model.seen();

@@ -91,6 +91,13 @@ def served(folder, part):
     return json.loads(figures.read_text())[part]
 
 
+def ready(folder, part):
+    """How soon models are ready, and how good they are later."""
+    figures = folder / f"{part}.figures.json"
+    run(program("gpu.ready", folder / "ready", "--json", figures))
+    return json.loads(figures.read_text())
+
+
 PARTS = {
     "exec": lambda folder, _: executions(folder / "exec", "--proposals", "3", "--models", EXEC_MODELS),
     "compiled": lambda folder, _: executions(folder / "exec", "--proposals", "3", "--models", EXEC_MODELS, "--compile-only", "--compile", "1,8"),
@@ -98,6 +105,7 @@ PARTS = {
     "reference": lambda folder, _: {"rows": measured(folder / "reference", "gpu.reference")},
     "trained": trained,
     "precision": precision,
+    "ready": ready,
     "nodes": nodes,
     "kernels": lambda folder, part: tool(folder, part, "kernels", folder / "cache"),
     "loads": lambda folder, part: tool(folder, part, "loads"),

@@ -99,6 +99,29 @@ def precision(figures):
     return text + ("\n\nNot on the GPU:\n\n" + "\n".join(refused) if refused else "")
 
 
+def ready(figures):
+    """How soon, and whether what was tuned in idle time is as fast as what was tuned at the start."""
+    nothing, cached, again = figures["all"]["nothing"], figures["all"]["cached"], figures["again"]
+    said = [
+        f"{figures['one']['model']}, from nothing: the first answer {figures['one']['first_answer_s']:.1f} s after the server was started.",
+        f"{figures['count']} different models: all ready after {nothing['seconds']:.1f} s from nothing, after {cached['seconds']:.1f} s with the cache of that start.",
+    ]
+    if again:
+        said.append(
+            f"{len(figures['tuned_s'])} of them were tuned {max(figures['tuned_s'].values(), default=math.nan):.0f} s after they were ready; with that cache they are ready after {again['seconds']:.1f} s."
+        )
+    rows, ratios = [], []
+    for model, first in figures["at_the_start"].items():
+        later = figures["in_idle_time"].get(model, {"precision": "", "ms": {}})
+        both = [batch for batch in first["ms"] if batch in later["ms"]]
+        ratios += [later["ms"][batch] / first["ms"][batch] for batch in both]
+        shown = lambda found: " / ".join(f"{found['ms'][batch]:.3f}" for batch in both)
+        rows.append([model, later["precision"], shown(later), first["precision"], shown(first), " / ".join(f"{later['ms'][batch] / first['ms'][batch]:.3f}" for batch in both)])
+    head = ["", "in idle time", "ms, by batch size", "at the start", "ms", "of it"]
+    mean = f"\n\nIn the geometric mean, what was tuned in idle time takes {geometric_mean(ratios):.3f} of what was tuned at the start." if ratios else ""
+    return " ".join(said) + ("\n\n" + table(head, rows) + mean if rows else "")
+
+
 def nodes(figures):
     contested = f", {figures['contested']} more contradict their operator's definition" if figures.get("contested") else ""
     return f"{figures['right']} of {figures['right'] + figures['wrong']} are right{contested}; {figures['refused']} others have an operator or a type that isn't there, and are refused by its name."
@@ -241,6 +264,10 @@ SECTIONS = {
     "precision": (
         "Precision by evidence", precision,
         "Networks out of packages, with the weights of their authors: what `--precision auto` chooses for each, how far each precision is from the network's own fp32 (the largest difference, as a part of an output's range), and one execution by the device's clock, for batch 1 / batch 8 where it batches.",
+    ),
+    "ready": (
+        "Ready soon, better later", ready,
+        "Models of named networks with other widths, each different, computed in what `--precision auto` finds. EXEC by the device's clock, with kernels that a server measured in idle time, and with those that were measured before a model was ready (`--ready-soon false`).",
     ),
     "nodes": ("Operators", nodes, "ONNX's own tests of single nodes, computed through the engine in fp32 and compared with what they should give."),
     "kernels": ("Kernels", kernels, "Every candidate kernel of some steps that are hard or frequent, compared with the reference."),

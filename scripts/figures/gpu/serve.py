@@ -28,6 +28,8 @@ BATCHES = "1,2,4,8,16"
 POLICIES = ("punctual", "clockwork", "clipper", "timeout", "eager", "PyTorch")
 OBJECTIVES_MS = (5, 10, 20, 50, 100, 500)
 NETWORKS = ("resnet50", "vgg16", "mobilenet_v2", "bert")
+# What is measured is as fast as it gets, from the first request on.
+SETTLED = ("--ready-soon=false",)
 # What is read of the metrics: thousands of models have millions of other lines.
 WANTED = (
     "punctual_device", "punctual_prediction", "punctual_completion", "punctual_actions", "punctual_load_seconds", "punctual_invariant",
@@ -177,7 +179,7 @@ def capacity(folder, devices, seconds, count=3600, memory="8GB"):
     began = time.monotonic()
     root = repository(folder, "resnet18", names, "fp16")
     say(f"capacity: {len(names)} models written in {time.monotonic() - began:.1f} s")
-    with Server(root, "--devices", devices, "--device-memory", memory, "--cache-dir", str(folder / "cache")) as server:
+    with Server(root, "--devices", devices, "--device-memory", memory, *SETTLED, "--cache-dir", str(folder / "cache")) as server:
         say(f"  ready {server.start_seconds:.1f} s after the start")
         minor, major = names[0], f"r18-{{0001..{count:04}}}"
         ramp = 30 * seconds
@@ -220,7 +222,7 @@ def figure5(folder, devices, seconds, policies=POLICIES, objectives=OBJECTIVES_M
     root = repository(folder, "resnet50", names, precision)
     table = {}
     for policy in (policy for policy in policies if policy != "PyTorch"):
-        with Server(root, "--devices", devices, "--policy", policy, "--cache-dir", str(folder / "cache")) as server:
+        with Server(root, "--devices", devices, "--policy", policy, *SETTLED, "--cache-dir", str(folder / "cache")) as server:
             say(f"figure 5, {policy}: ready after {server.start_seconds:.1f} s")
             seen = Seen(server)
             for objective in objectives:
@@ -252,7 +254,7 @@ def honesty(folder, devices, seconds, precision="tf32", objective=25):
     names = [f"resnet50-{index:02}" for index in range(15)]
     root = repository(folder, "resnet50", names, precision)
     profiles = folder / "profiles"
-    command = [str(BINARY), "profile", str(root), "--model", names[0], "--device", devices, "--runs", "400", "--output", str(profiles), "--cache-dir", str(folder / "cache")]
+    command = [str(BINARY), "profile", str(root), "--model", names[0], "--device", devices, "--runs", "400", "--output", str(profiles), *SETTLED, "--cache-dir", str(folder / "cache")]
     subprocess.run(command, check=True)
     say((profiles / f"{names[0]}.csv").read_text().strip())
     header, row = [line.split(",") for line in (profiles / f"{names[0]}.csv").read_text().splitlines()[1:3]]
@@ -292,7 +294,7 @@ seeds = [1, 2, 3]
     simulated = {(found["policy"], found["point"]["workload.rate_rps"]): found for found in json.loads(ran.stdout)["results"]}
     rows = []
     for policy in ("punctual", "clockwork"):
-        with Server(root, "--devices", devices, "--policy", policy, "--cache-dir", str(folder / "cache")) as server:
+        with Server(root, "--devices", devices, "--policy", policy, *SETTLED, "--cache-dir", str(folder / "cache")) as server:
             # The first rate comes twice: the first time, models are loaded during their first batches.
             for turn, rate in enumerate([rates[0], *rates]):
                 seen = Seen(server)
@@ -319,7 +321,7 @@ def shares(folder, devices, seconds, networks=NETWORKS):
         root = repository(folder, network, [network], "fp16", "1,8,32", pixels=False)
         for parts in ("1", "0.2,0.3,0.5", "0.2,0.8"):
             device = devices if parts == "1" else f"{devices}:shares={parts}"
-            command = [str(BINARY), "profile", str(root), "--device", device, "--runs", "100", "--loads", "3", "--cache-dir", str(folder / "cache")]
+            command = [str(BINARY), "profile", str(root), "--device", device, "--runs", "100", "--loads", "3", *SETTLED, "--cache-dir", str(folder / "cache")]
             began = time.monotonic()
             ran = subprocess.run(command, capture_output=True, text=True)
             said = ran.stdout.strip() or ran.stderr.strip()[-500:]
@@ -333,7 +335,7 @@ def changes(folder, devices, seconds, precision="tf32", rate=8000, objective=25)
     names = [f"resnet50-{index:02}" for index in range(15)]
     root = repository(folder / "changes", "resnet50", names, precision, "1,4,8")
     divisions, phases = ("0.5,0.5", "0.25,0.75"), []
-    with Server(root, "--devices", f"{devices}:shares={'|'.join(divisions)}", "--cache-dir", str(folder / "cache")) as server:
+    with Server(root, "--devices", f"{devices}:shares={'|'.join(divisions)}", *SETTLED, "--cache-dir", str(folder / "cache")) as server:
         say(f"changes: ready after {server.start_seconds:.1f} s")
         for title, pause in (("models are loaded", None), ("left alone", None), ("changed every 100 ms", 0.1)):
             took, stop = [], threading.Event()
@@ -391,7 +393,7 @@ def lengths(folder, devices, seconds):
     configure(root, "sentences", "max_batch_size: 8\n" + parameter("batch_sizes", "1,4,8") + parameter("sequence_lengths", "16,32,64,128") + parameter("precision", "fp16"))
     answers = {}
     for where in (devices, "cpu:1"):
-        with Server(root, "--devices", where, "--cpu-fallback=false", "--cache-dir", str(folder / "cache")) as server:
+        with Server(root, "--devices", where, "--cpu-fallback=false", *SETTLED, "--cache-dir", str(folder / "cache")) as server:
             say(f"lengths on {where}: ready after {server.start_seconds:.1f} s")
             answers[where] = []
             for length in (1, 4, 15, 16, 17, 31, 40, 64, 100, 128):
@@ -449,9 +451,9 @@ def shapes(folder, devices, seconds, within=120):
             answer = ask(server.http, "images", [("image", "FP32", values)], [1, 3, height, width])
             yield answer, (time.monotonic() - began) * 1e3
 
-    with Server(root, "--devices", "cpu:1", "--cache-dir", str(folder / "cache")) as server:
+    with Server(root, "--devices", "cpu:1", *SETTLED, "--cache-dir", str(folder / "cache")) as server:
         expected = [answer for answer, _ in answers(server)]
-    with Server(root, "--devices", devices, "--cache-dir", str(folder / "cache"), log="info") as server:
+    with Server(root, "--devices", devices, *SETTLED, "--cache-dir", str(folder / "cache"), log="info") as server:
         first = list(answers(server))
         log, give_up_at, prepared = pathlib.Path(server.log.name), time.monotonic() + within, 0
         while prepared < len(asked) and time.monotonic() < give_up_at:
@@ -486,14 +488,14 @@ def fallback(folder, devices, seconds):
     save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)], ir_version=8), str(target))
     configure(root, "scaled", "max_batch_size: 4\n" + parameter("batch_sizes", "1,4"))
     try:
-        with Server(root, "--devices", devices, "--cpu-fallback=false", "--cache-dir", str(folder / "cache")):
+        with Server(root, "--devices", devices, "--cpu-fallback=false", *SETTLED, "--cache-dir", str(folder / "cache")):
             refusal = "a Scaler is served on the GPU"
     except Exception as error:
         refusal = str(error)
     say(f"fallback, not allowed: {refusal}")
     answers = []
     for options in (["--devices", devices], ["--devices", "cpu:1"]):
-        with Server(root, *options, "--cache-dir", str(folder / "cache")) as server:
+        with Server(root, *options, *SETTLED, "--cache-dir", str(folder / "cache")) as server:
             answers.append(ask(server.http, "scaled", [("input", "FP32", [index / 8 for index in range(size)])]))
     # Equal sentences are no equal outputs.
     same = isinstance(answers[0], list) and answers[0] == answers[1]

@@ -106,10 +106,22 @@ class NotReady(Unavailable):
     reason = "not_ready"
 
 
+class NotLive(Unavailable):
+    """Something that everybody waits for stands still."""
+
+    reason = "not_live"
+
+
 class TooManyConnections(Unavailable):
     """The server has as many connections as it takes."""
 
     reason = "too_many_connections"
+
+
+class ClientLimit(Unavailable):
+    """This client has as much of the server as one client may have; the text says which limit it is."""
+
+    reason = "client_limit"
 
 
 class ModelLoading(Unavailable):
@@ -178,6 +190,18 @@ class Unsupported(PunctualError):
     reason = "unsupported"
 
 
+class Unauthenticated(PunctualError, PermissionError):
+    """The server asks for a key, and this is none of its keys."""
+
+    reason = "unauthenticated"
+
+
+class Forbidden(PunctualError, PermissionError):
+    """Whoever asks has no right to it; the text says which right is missing."""
+
+    reason = "forbidden"
+
+
 class AlreadyExists(PunctualError):
     """Something of that name is there already."""
 
@@ -194,6 +218,12 @@ class ExecutionFailed(PunctualError):
     """The engine could not compute it."""
 
     reason = "execution_failed"
+
+
+class BrokenOff(PunctualError):
+    """It was computed for longer than the server allows, and broken off."""
+
+    reason = "broken_off"
 
 
 class NoConnection(PunctualError, ConnectionError):

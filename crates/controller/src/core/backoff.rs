@@ -24,13 +24,13 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Something failed.
-    pub fn begin(&mut self, now: Timestamp) {
+    /// Something failed after so long: others have the device for at least that time.
+    pub fn begin(&mut self, now: Timestamp, took: Duration) {
         let in_a_row = self.failures > 0 && now.since(self.failed_at) < FORGOTTEN_AFTER;
         self.failures = if in_a_row { self.failures.saturating_add(1) } else { 1 };
         self.failed_at = now;
         let doublings = (self.failures - 1).min(16);
-        self.until = now + (SHORTEST * (1 << doublings)).min(LONGEST);
+        self.until = now + (SHORTEST * (1 << doublings)).min(LONGEST).max(took);
     }
 
     /// How long it is still left alone; `None` when that is over.
@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(backoff.left(now), None);
         let mut spans = Vec::new();
         for _ in 0..11 {
-            backoff.begin(now);
+            backoff.begin(now, Duration::ZERO);
             let left = backoff.left(now).unwrap();
             spans.push(left.as_millis_f64());
             now += left;
@@ -64,9 +64,16 @@ mod tests {
     fn a_failure_long_after_the_last_one_is_the_first_again() {
         let mut backoff = Backoff::default();
         let start = Timestamp::ZERO + Duration::from_secs(5);
-        (0..5).for_each(|_| backoff.begin(start));
+        (0..5).for_each(|_| backoff.begin(start, Duration::ZERO));
         let later = start + FORGOTTEN_AFTER;
-        backoff.begin(later);
+        backoff.begin(later, Duration::ZERO);
         assert_eq!(backoff.left(later), Some(SHORTEST));
+    }
+
+    #[test]
+    fn what_has_kept_a_device_from_others_leaves_it_to_them_for_as_long() {
+        let (mut backoff, now) = (Backoff::default(), Timestamp::ZERO + Duration::from_secs(5));
+        backoff.begin(now, LONGEST * 2);
+        assert_eq!(backoff.left(now), Some(LONGEST * 2));
     }
 }

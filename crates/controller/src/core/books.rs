@@ -24,8 +24,10 @@ pub(super) struct DrivenModel {
     pub failure: String,
     /// What failed and was costly isn't tried again at once.
     pub backoff: Backoff,
-    /// What failed was a panic, which another device would have as well.
-    pub panicked: bool,
+    /// What failed would do so on another device as well: no request is taken while it is left alone.
+    pub rests: bool,
+    /// What its requests take differs, so that a batch that takes long may be a large one.
+    pub uneven: bool,
     /// When the log has a line of inputs that it can't compute.
     pub unfit_line: SeldomLine,
     /// Requests that are queued.
@@ -36,13 +38,14 @@ impl DrivenModel {
     /// One that is on no device.
     pub fn new(record: Arc<ModelRecord>, prepared: Arc<dyn Prepared>, pages: u32) -> Self {
         Self {
+            uneven: record.has_uneven_requests(),
             record,
             prepared,
             pages,
             slots: HashMap::new(),
             failure: String::new(),
             backoff: Backoff::default(),
-            panicked: false,
+            rests: false,
             unfit_line: SeldomLine::default(),
             queued: 0,
         }
@@ -106,7 +109,11 @@ impl Expectation {
                 }
             }
             Status::TooLate => actions.too_late(),
-            Status::Failed(_) | Status::Unfit { .. } | Status::Panicked(_) => actions.failed(),
+            Status::Failed(_)
+            | Status::Unfit { .. }
+            | Status::BrokenOff { .. }
+            | Status::Hangs(_)
+            | Status::Panicked(_) => actions.failed(),
         }
     }
 

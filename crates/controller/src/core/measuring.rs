@@ -7,6 +7,7 @@ use crate::sampler::{KeptRequest, RequestTraits};
 use base::{ActionId, DeviceId, Duration, Timestamp};
 use scheduler::{Event, Measured, Sample};
 use std::sync::Arc;
+use worker::IdleWork;
 
 impl Core {
     pub(super) fn borrow(
@@ -15,7 +16,7 @@ impl Core {
         now: Timestamp,
         device: DeviceId,
         (action, expected): (ActionId, Duration),
-        work: Box<dyn FnOnce() + Send>,
+        work: IdleWork,
     ) {
         self.step(inner, now, Event::Borrowed { device, action, expected });
         if !self.devices[device.index()].device.run_when_idle(work) {
@@ -56,7 +57,7 @@ impl Core {
         }
         let Some(Some(model)) = self.models.get(number.index()) else { return Timestamp::NEVER };
         let idle = |device: &DeviceId| {
-            !self.broken.contains(device)
+            !self.is_broken(*device)
                 && self.expectations.values().all(|expected| expected.device != *device)
                 && model.slots.get(device).is_some_and(|slot| slot.has_weights())
         };
@@ -66,13 +67,14 @@ impl Core {
         };
         let (slot, signature) = (Arc::clone(&model.slots[&device]), Arc::clone(&model.record.signature));
         let (padding, max_elements) = (model.record.padding.clone(), model.record.max_elements);
+        let breaker = slot.breaker();
         let (clock, inbox) = (inner.clock, inner.inbox_of(self.cell));
         let work = move || {
             let KeptRequest { traits, inputs, rows } = kept;
             let took = slot.measure(clock, &signature, padding.as_ref(), max_elements, inputs, rows);
             inbox.put(CellMessage::Measured { traits, took });
         };
-        let (action, work) = inner.lend(self.cell, device, Box::new(work));
+        let (action, work) = inner.lend(self.cell, device, breaker, Box::new(work));
         self.measuring = Some(action);
         let expected = self.sampler.expected(number);
         self.borrow(inner, now, device, (action, expected), work);

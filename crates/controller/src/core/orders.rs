@@ -7,7 +7,7 @@ use crate::messages::CellMessage;
 use crate::payload::Payload;
 use crate::sampler::{KeptRequest, RequestTraits};
 use crate::{Inner, Submission};
-use base::{DeviceId, ModelId, RequestId, Timestamp};
+use base::{DeviceId, Duration, ModelId, RequestId, Timestamp};
 use scheduler::Execution;
 use std::sync::Arc;
 use telemetry::Invariant;
@@ -53,6 +53,7 @@ impl Core {
             signature: Arc::clone(&driven.record.signature),
             padding: driven.record.padding.clone(),
             max_elements: driven.record.max_elements,
+            limit: inner.limits.of_batch(expected, driven.uneven),
             items,
         };
         let done_at = Some(expected_done_at);
@@ -68,15 +69,15 @@ impl Core {
         }
     }
 
-    pub(super) fn load(&mut self, now: Timestamp, load: &scheduler::Load) {
+    pub(super) fn load(&mut self, inner: &Inner, now: Timestamp, load: &scheduler::Load) {
         let driven = self.models[load.model.index()].as_ref();
         match driven.and_then(|driven| driven.backoff.left(now)) {
             Some(left) => self.held.push((now + left, *load)),
-            None => self.hand_over(load),
+            None => self.hand_over(inner, load),
         }
     }
 
-    fn hand_over(&mut self, load: &scheduler::Load) {
+    fn hand_over(&mut self, inner: &Inner, load: &scheduler::Load) {
         let driven = self.models[load.model.index()].as_mut().expect("the scheduler loads models that were added");
         let order = LoadOrder {
             action: load.action,
@@ -84,6 +85,7 @@ impl Core {
             slot: driven.slot(load.device),
             prepared: Arc::clone(&driven.prepared),
             pages: driven.pages,
+            limit: inner.limits.of_load(load.expected),
         };
         let (device, model) = (load.device, load.model);
         let bytes = driven.prepared.weight_bytes();
@@ -96,10 +98,10 @@ impl Core {
     }
 
     /// Hands over the loads that were held for long enough, and says when the next one will have been.
-    pub(super) fn let_go(&mut self, now: Timestamp) -> Timestamp {
+    pub(super) fn let_go(&mut self, inner: &Inner, now: Timestamp) -> Timestamp {
         while let Some(due) = self.held.iter().position(|&(until, _)| until <= now) {
             let (_, load) = self.held.swap_remove(due);
-            self.hand_over(&load);
+            self.hand_over(inner, &load);
         }
         self.held.iter().map(|&(until, _)| until).min().unwrap_or(Timestamp::NEVER)
     }
@@ -120,7 +122,8 @@ impl Core {
         let there = &self.devices[device.index()];
         driven.record.metrics.unloaded(there.metrics.name(), driven.prepared.weight_bytes());
         let action = inner.drivers_action();
-        if !there.device.unload(UnloadOrder { action, slot, pages: driven.pages }) {
+        let order = UnloadOrder { action, slot, pages: driven.pages, limit: inner.limits.of_load(Duration::ZERO) };
+        if !there.device.unload(order) {
             self.fatal("a load executor is gone, or has more orders than the scheduler ever leaves outstanding");
         }
         self.unloads.insert(action, device);

@@ -2,19 +2,34 @@
 
 use super::Core;
 use super::books::{DrivenModel, Expectation, note_violation};
+use super::loss::Loss;
 use super::watch::broken;
 use crate::Inner;
 use crate::payload::Payload;
-use base::{DeviceId, ModelId, Timestamp};
+use base::{DeviceId, Duration, ModelId, Timestamp};
 use scheduler::{ActionStatus, Event};
 use telemetry::Invariant;
 use worker::Status;
+
+/// What a failure has cost others.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cost {
+    /// Nothing, unless it is a load.
+    Nothing,
+    /// The time of a device.
+    Time(Duration),
+    /// A device, and all weights on it.
+    Device,
+}
 
 impl Core {
     pub(super) fn report(&mut self, inner: &Inner, now: Timestamp, report: worker::OrderReport<Payload>) {
         if let Some(device) = self.unloads.remove(&report.action) {
             return self.unloaded(inner, now, device, report.status);
         }
+        // A device that was lost, or given up, has sent it: its requests have their outcome, and what is said of loads
+        // is of no interest any more.
+        let Some(expectation) = self.expectations.remove(&report.action) else { return };
         for payload in report.returned {
             if let Some(Some(model)) = self.models.get(payload.submission.model.index()) {
                 model.record.metrics.statistics().waits();
@@ -24,49 +39,49 @@ impl Core {
             self.payloads[slot] = Some(payload);
             self.waiting += 1;
         }
-        let expectation = self.expectations.remove(&report.action);
-        if let Some(expectation) = &expectation {
-            self.measure(expectation, &report.status);
-        }
-        let device = expectation.as_ref().map(|expectation| expectation.device);
-        let alone = expectation.and_then(|expectation| expectation.alone);
-        let mut took = None;
+        self.measure(&expectation, &report.status);
+        let (device, mut took) = (expectation.device, None);
         let status = match report.status {
             Status::Done { started_at, ended_at, transfers } => {
                 took = Some(ended_at.since(started_at) + transfers.before);
                 self.ended_at = Some(ended_at);
-                if let Some(expectation) = &expectation {
-                    self.watch.ran(&inner.metrics, expectation, (started_at, ended_at), transfers);
-                }
+                self.watch.ran(&inner.metrics, &expectation, (started_at, ended_at), transfers);
                 ActionStatus::Done { started_at, ended_at, transfers }
             }
-            Status::TooLate if expectation.is_some_and(|expectation| self.came_back(&expectation)) => {
+            Status::TooLate if self.came_back(&expectation) => {
                 return self.lose_if_empty(inner, now, device);
             }
             Status::TooLate => ActionStatus::TooLate,
             Status::Failed(reason) => {
-                self.note_failure(inner, now, expectation.as_ref(), reason, false);
+                self.note_failure(inner, now, &expectation, reason, Cost::Nothing);
+                ActionStatus::Failed
+            }
+            Status::BrokenOff { reason, took } => {
+                self.note_failure(inner, now, &expectation, reason, Cost::Time(took));
+                ActionStatus::Failed
+            }
+            Status::Hangs(reason) => {
+                self.note_failure(inner, now, &expectation, reason, Cost::Device);
                 ActionStatus::Failed
             }
             Status::Unfit { reason, requests } => {
-                let model = expectation.and_then(|expected| self.models.get_mut(expected.model.index())?.as_mut());
+                let model = self.models.get_mut(expectation.model.index()).and_then(Option::as_mut);
                 model.into_iter().for_each(|model| model.note_unfit(now, &reason, requests));
                 ActionStatus::Failed
             }
             Status::Panicked(reason) => {
-                self.note_failure(inner, now, expectation.as_ref(), reason, true);
+                self.note_failure(inner, now, &expectation, reason, Cost::Device);
+                self.retire(device, Loss::Panicked);
                 ActionStatus::Failed
             }
         };
         self.step(inner, now, Event::Reported(scheduler::Report { action: report.action, status }));
         self.ended_at = None;
-        if let Some(device) = device {
-            self.devices[device.index()].metrics.slowness(self.scheduler.slowness(device));
+        self.devices[device.index()].metrics.slowness(self.scheduler.slowness(device));
+        if expectation.done_at.is_none() {
+            self.check_pages(inner, device);
         }
-        if let Some(expectation) = expectation.filter(|expectation| expectation.done_at.is_none()) {
-            self.check_pages(inner, expectation.device);
-        }
-        if let (Some(traits), Some(took)) = (alone, took) {
+        if let (Some(traits), Some(took)) = (expectation.alone, took) {
             inner.metrics.measured_served.observe(took);
             self.note_measured(inner, now, traits, took);
         }
@@ -79,8 +94,8 @@ impl Core {
         there.metrics.pages(there.device.pages().total(), there.device.pages().used());
         if let Status::Failed(reason) | Status::Panicked(reason) = status {
             tracing::error!(device = self.configs[device.index()].name, "an unload failed: {reason}");
-            self.retire(device);
-            return self.lose_if_empty(inner, now, Some(device));
+            self.retire(device, Loss::Panicked);
+            return self.lose_if_empty(inner, now, device);
         }
         self.check_pages(inner, device);
     }
@@ -88,7 +103,7 @@ impl Core {
     /// With nothing under way that takes or frees pages of a device, both sides must agree on them (P5).
     fn check_pages(&self, inner: &Inner, device: DeviceId) {
         let loads = |expected: &Expectation| expected.device == device && expected.done_at.is_none();
-        let under_way = self.broken.contains(&device)
+        let under_way = self.is_broken(device)
             || self.unloads.values().any(|on| *on == device)
             || self.held.iter().any(|(_, load)| load.device == device)
             || self.expectations.values().any(loads);
@@ -105,34 +120,33 @@ impl Core {
     /// weights are, or will soon be.
     pub(super) fn is_barred(&self, id: ModelId, model: &DrivenModel) -> bool {
         let loads = |expected: &Expectation| expected.model == id && expected.done_at.is_none();
-        model.panicked || !(self.scheduler.is_loaded(id) || self.expectations.values().any(loads))
+        model.rests || !(self.scheduler.is_loaded(id) || self.expectations.values().any(loads))
     }
 
-    fn note_failure(
+    pub(super) fn note_failure(
         &mut self,
         inner: &Inner,
         now: Timestamp,
-        expectation: Option<&Expectation>,
+        expectation: &Expectation,
         reason: String,
-        panicked: bool,
+        cost: Cost,
     ) {
-        let model = expectation.and_then(|expectation| self.models.get_mut(expectation.model.index())?.as_mut());
-        match (expectation, model) {
-            (Some(expectation), Some(model)) => {
-                expectation.note_failure(&inner.metrics, &model.record.name, &reason);
-                let is_load = expectation.done_at.is_none();
-                model.failure = if is_load { format!("the model could not be loaded: {reason}") } else { reason };
-                // A load takes room from other models, a panic takes their weights: neither may happen with every
-                // request.
-                if panicked || is_load {
-                    model.backoff.begin(now);
-                    model.panicked = panicked;
-                }
-            }
-            (_, _) => note_violation(&inner.metrics, &reason),
-        }
-        if let Some(expectation) = expectation.filter(|_| panicked) {
-            self.retire(expectation.device);
+        let Some(model) = self.models.get_mut(expectation.model.index()).and_then(Option::as_mut) else {
+            return note_violation(&inner.metrics, &reason);
+        };
+        expectation.note_failure(&inner.metrics, &model.record.name, &reason);
+        let is_load = expectation.done_at.is_none();
+        model.failure = if is_load { format!("the model could not be loaded: {reason}") } else { reason };
+        // A load takes room from other models, a panic takes their weights, what hangs takes their time: none of them
+        // may happen with every request.
+        let rests_for = match cost {
+            Cost::Nothing => is_load.then_some(Duration::ZERO),
+            Cost::Time(took) => Some(took),
+            Cost::Device => Some(Duration::ZERO),
+        };
+        if let Some(least) = rests_for {
+            model.backoff.begin(now, least);
+            model.rests = !matches!(cost, Cost::Nothing);
         }
     }
 

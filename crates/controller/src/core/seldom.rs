@@ -8,7 +8,7 @@ const EVERY: Duration = Duration::from_secs(10);
 
 /// When there is the next line, and what it has to say of those that weren't written.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct SeldomLine {
+pub struct SeldomLine {
     next_at: Timestamp,
     left_out: u64,
 }

@@ -6,7 +6,10 @@
 
 use base::{ApplicationId, DataType, Duration, LatencyProfile, ModelId, ModelSignature, Reason, Timestamp};
 use bytes::Bytes;
-use controller::{Controller, ControllerConfig, DeviceConfig, ModelRecord, Refusal, Reply, Submission, Tensor, Ticket};
+use controller::{
+    Controller, ControllerConfig, DeviceConfig, ExecutionLimits, ModelRecord, Refusal, Reply, Submission, Tensor,
+    Ticket,
+};
 use engine::{EmulatedEngine, Emulation, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Staged};
 use recording::{Header, Limits, Recorder};
 use scheduler::PolicyKind;
@@ -145,6 +148,7 @@ impl TestServer {
         let metrics = Metrics::new();
         let config = ControllerConfig {
             online_profile_share: 0.0,
+            limits: ExecutionLimits::default(),
             // Orders ahead of time, so that a device that breaks has some to give back.
             scheduler: scheduler::Config { policy, ..scheduler::Config::clockwork() },
             max_requests: 4096,

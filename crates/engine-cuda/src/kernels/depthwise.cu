@@ -1,7 +1,7 @@
 // A convolution in which every channel has its own kernel. A thread takes a pack of channels and COLUMNS neighbouring
 // places, and reads each element of the image that lies under several of them once.
 //
-// Given: THREADS of a block, PACK channels of a pack, PACKS in all; IN, WEIGHT, OUT (element types), LOAD, LOAD_WEIGHT
+// Given: THREADS of a block, PACK channels of a pack; IN, WEIGHT, OUT (element types), LOAD, LOAD_WEIGHT
 // and STORE; IMAGE, CHANNEL, ROW and COLUMN of a thread's number (columns in packs); IN_AT and OUT_AT (places);
 // WEIGHT_AT, and WEIGHT_CHANNEL from one channel to the next, or WEIGHTS_IN_PACKS; KERNEL_Y, KERNEL_X, STRIDE_Y and so
 // on; HEIGHT and WIDTH of the input, OUT_WIDTH; REACH of COLUMNS windows; ACTIVATION, LOW and HIGH; perhaps HAS_BIAS
@@ -14,10 +14,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) step(const IN* __restrict_
 #if HAS_RESIDUAL
     , const RESIDUAL* __restrict__ residual
 #endif
-) {
+    , const u32 count) {
     after_the_kernel_before();
     const u32 t = blockIdx.x * THREADS + threadIdx.x;
-    if (t >= PACKS) return;
+    if (t >= count) return;
     const u32 c = CHANNEL(t), x_pack = COLUMN(t), y = ROW(t), n = IMAGE(t);
     const u32 x = x_pack * COLUMNS;
     float s[COLUMNS][PACK];

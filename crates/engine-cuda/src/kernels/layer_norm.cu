@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step(IN* __restrict__ in, 
 #if HAS_SHIFT
     , SHIFT* __restrict__ shift
 #endif
-) {
+    , const u32 count) {
     after_the_kernel_before();
     FIND_ROW
 #if ROOT_MEAN_SQUARE

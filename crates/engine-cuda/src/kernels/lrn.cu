@@ -1,13 +1,13 @@
 // Normalisation across neighbouring channels. A thread has one element.
 //
-// Given: THREADS of a block, COUNT of elements; IN, OUT (element types), LOAD and STORE; CHANNELS; IN_CHANNEL and
+// Given: THREADS of a block; IN, OUT (element types), LOAD and STORE; CHANNELS; IN_CHANNEL and
 // OUT_CHANNEL, from one channel to the next; BELOW and ABOVE, how many neighbours count; SHIFT, FACTOR and BETA.
 // Generated from the step: PLACES takes coordinates off `left` and adds their places to `a` and `b`.
 
-extern "C" __global__ void __launch_bounds__(THREADS) step(const IN* __restrict__ in, OUT* __restrict__ out) {
+extern "C" __global__ void __launch_bounds__(THREADS) step(const IN* __restrict__ in, OUT* __restrict__ out, const u32 count) {
     after_the_kernel_before();
     const u32 t = blockIdx.x * THREADS + threadIdx.x;
-    if (t >= COUNT) return;
+    if (t >= count) return;
     u32 left = t / CHANNELS;
     const int c = t % CHANNELS;
     i64 a = 0, b = 0;

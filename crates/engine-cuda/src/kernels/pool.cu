@@ -1,7 +1,7 @@
 // Pools: the largest or the mean of what lies under a window. A thread has a pack of channels at one place of the
 // output.
 //
-// Given: THREADS of a block, PACK channels of a pack, PACKS in all; IN, OUT (element types), LOAD and STORE; IMAGE,
+// Given: THREADS of a block, PACK channels of a pack; IN, OUT (element types), LOAD and STORE; IMAGE,
 // CHANNEL, ROW and COLUMN of a thread's number; IN_AT and OUT_AT (places); KERNEL_Y, KERNEL_X, STRIDE_Y and so on;
 // HEIGHT and WIDTH of the input, END_Y and END_X with the padding behind it; MAX_POOL, or COUNT_PADDING: whether a mean
 // counts what is padding. What is behind the padding, where a pool rounds up, is never counted.
@@ -20,10 +20,10 @@
 #endif
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS) step(const IN* __restrict__ in, OUT* __restrict__ out) {
+extern "C" __global__ void __launch_bounds__(THREADS) step(const IN* __restrict__ in, OUT* __restrict__ out, const u32 count) {
     after_the_kernel_before();
     const u32 t = blockIdx.x * THREADS + threadIdx.x;
-    if (t >= PACKS) return;
+    if (t >= count) return;
     const u32 c = CHANNEL(t), x = COLUMN(t), y = ROW(t), n = IMAGE(t);
     float s[PACK];
 #pragma unroll

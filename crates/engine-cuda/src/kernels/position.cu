@@ -1,7 +1,7 @@
 // Where the largest or the smallest element of a row is: behind best.cu and rows.cu.
 //
 // Given: IN, OUT (element types), LOAD and STORE; IN_AT, OUT_AT (places).
-extern "C" __global__ void __launch_bounds__(THREADS) step(IN* __restrict__ in, OUT* __restrict__ out) {
+extern "C" __global__ void __launch_bounds__(THREADS) step(IN* __restrict__ in, OUT* __restrict__ out, const u32 count) {
     after_the_kernel_before();
     FIND_ROW
     Best best;

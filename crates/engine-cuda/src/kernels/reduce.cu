@@ -2,7 +2,7 @@
 //
 // Given: IN, OUT (element types), LOAD and STORE; COMBINED, what is computed with; FIRST, FOLD and RESULT; IN_AT,
 // OUT_AT (places).
-extern "C" __global__ void __launch_bounds__(THREADS) step(IN* __restrict__ in, OUT* __restrict__ out) {
+extern "C" __global__ void __launch_bounds__(THREADS) step(IN* __restrict__ in, OUT* __restrict__ out, const u32 count) {
     after_the_kernel_before();
     FIND_ROW
     COMBINED s = FIRST;

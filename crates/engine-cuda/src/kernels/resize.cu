@@ -1,6 +1,6 @@
 // Images in another size. A thread has one element of the output.
 //
-// Given: THREADS of a block, COUNT of elements; IN, OUT (element types), LOAD and STORE; IMAGE, CHANNEL, ROW and COLUMN
+// Given: THREADS of a block; IN, OUT (element types), LOAD and STORE; IMAGE, CHANNEL, ROW and COLUMN
 // of a thread's number; IN_AT and OUT_AT (places); HEIGHT and WIDTH of the input, LAST_Y and LAST_X one less; SOURCE_Y
 // and SOURCE_X, where a row and a column of the output lie in the input; METHOD (0: the nearest element, by ROUNDED, 1:
 // linear, 2: cubic, with COEFFICIENT and EXCLUDE_OUTSIDE).
@@ -9,10 +9,10 @@ __device__ __forceinline__ float cubic(float x, float a) {
     return x <= 1.0f ? ((a + 2.0f) * x - (a + 3.0f)) * x * x + 1.0f : x < 2.0f ? a * (((x - 5.0f) * x + 8.0f) * x - 4.0f) : 0.0f;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) step(const IN* __restrict__ in, OUT* __restrict__ out) {
+extern "C" __global__ void __launch_bounds__(THREADS) step(const IN* __restrict__ in, OUT* __restrict__ out, const u32 count) {
     after_the_kernel_before();
     const u32 t = blockIdx.x * THREADS + threadIdx.x;
-    if (t >= COUNT) return;
+    if (t >= count) return;
     const u32 c = CHANNEL(t), x = COLUMN(t), y = ROW(t), n = IMAGE(t);
     const float f_y = SOURCE_Y(y), f_x = SOURCE_X(x);
 #if METHOD == 0

@@ -6,7 +6,7 @@
 #else
 #define RESULT(v, s) __expf(v - s.most) / s.sum
 #endif
-extern "C" __global__ void __launch_bounds__(THREADS) step(IN* __restrict__ in, OUT* __restrict__ out) {
+extern "C" __global__ void __launch_bounds__(THREADS) step(IN* __restrict__ in, OUT* __restrict__ out, const u32 count) {
     after_the_kernel_before();
     FIND_ROW
     Sum s;

@@ -3,7 +3,7 @@
 //
 // Given: K; IN, VALUE_OUT, INDEX_OUT (element types), LOAD, STORE_VALUE and STORE_INDEX; IN_AT, VALUES_AT, INDICES_AT
 // (places) and from one of the K to the next VALUES_STRIDE, INDICES_STRIDE.
-extern "C" __global__ void __launch_bounds__(THREADS) step(IN* __restrict__ in, VALUE_OUT* __restrict__ values, INDEX_OUT* __restrict__ indices) {
+extern "C" __global__ void __launch_bounds__(THREADS) step(IN* __restrict__ in, VALUE_OUT* __restrict__ values, INDEX_OUT* __restrict__ indices, const u32 count) {
     after_the_kernel_before();
     FIND_ROW
     Best last;

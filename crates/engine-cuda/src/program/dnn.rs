@@ -2,7 +2,7 @@
 //! heuristics propose.
 
 use super::launch::{Address, ProgramMemory};
-use crate::toolkit::{CudaError, check_dnn};
+use crate::toolkit::{CudaError, DnnHandle, check_dnn};
 use cudarc::cudnn::sys as dnn;
 use cudarc::driver::sys::CUstream;
 use dnn::cudnnBackendAttributeName_t as Name;
@@ -11,7 +11,7 @@ use dnn::cudnnBackendDescriptorType_t as Kind;
 use dnn::cudnnPointwiseMode_t as Mode;
 use graph::plan::{Activation, Conv, DataType, Tensor, channels_last};
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Plans that want more scratch memory than this aren't tried.
 const WORKSPACE_BYTES: usize = 64 << 20;
@@ -67,9 +67,11 @@ pub(crate) struct Convolution {
 pub(crate) struct Engine {
     pub(crate) name: String,
     pub(crate) workspace_bytes: usize,
-    handle: dnn::cudnnHandle_t,
+    // The order is that of dropping: the plan before what it was made of.
     plan: Descriptor,
-    _described: Arc<Described>,
+    /// None where it was read.
+    _described: Option<Arc<Described>>,
+    handle: Arc<DnnHandle>,
 }
 
 /// What a plan was made from; kept, because cuDNN doesn't say that it copies it.
@@ -360,11 +362,13 @@ fn configurations(
 /// The convolutions that cuDNN proposes: those of its first heuristic, at most `most`; with `only`, the one of that
 /// name. None where it can't.
 pub(crate) fn candidates(
-    handle: dnn::cudnnHandle_t,
+    owned: &Arc<DnnHandle>,
     step: &Conv,
     most: usize,
     only: Option<&str>,
 ) -> Result<Vec<Engine>, CudaError> {
+    let held = owned.lock();
+    let handle = *held;
     let Some(described) = describe(handle, step)? else { return Ok(Vec::new()) };
     let mut all = Vec::new();
     let Ok(configurations) = configurations(&described, dnn::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A, most) else {
@@ -378,10 +382,42 @@ pub(crate) fn candidates(
         // An engine that refuses is no error: others compute it.
         let Ok((plan, workspace_bytes)) = plan(handle, configuration) else { continue };
         if workspace_bytes <= WORKSPACE_BYTES {
-            all.push(Engine { name, workspace_bytes, handle, plan, _described: described.clone() });
+            let (handle, _described) = (Arc::clone(owned), Some(Arc::clone(&described)));
+            all.push(Engine { name, workspace_bytes, plan, _described, handle });
         }
     }
     Ok(all)
+}
+
+impl Engine {
+    /// The plan as text, with the code that was compiled for it.
+    pub(crate) fn to_text(&self) -> Result<Vec<u8>, CudaError> {
+        let name = Name::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION;
+        let get = |most: i64, into: *mut c_void| {
+            let mut count = 0;
+            // SAFETY: the plan is alive, and there is room for as many bytes as is said.
+            check_dnn("cudnnBackendGetAttribute", unsafe {
+                dnn::cudnnBackendGetAttribute(self.plan.0, name, Type::CUDNN_TYPE_CHAR, most, &raw mut count, into)
+            })
+            .map(|()| count.max(0) as usize)
+        };
+        let _alone = self.handle.lock();
+        let mut text = vec![0u8; get(0, std::ptr::null_mut())?];
+        let count = get(text.len() as i64, text.as_mut_ptr().cast())?;
+        text.truncate(count);
+        Ok(text)
+    }
+
+    /// The same engine from that text, which came from the same device and libraries.
+    pub(crate) fn from_text(owned: &Arc<DnnHandle>, name: &str, text: &[u8]) -> Result<Self, CudaError> {
+        let handle = owned.lock();
+        let plan = Descriptor::new(Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
+        plan.set(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, Type::CUDNN_TYPE_HANDLE, &[*handle])?;
+        plan.set(Name::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, Type::CUDNN_TYPE_CHAR, text)?;
+        plan.finalize()?;
+        let workspace_bytes = workspace_bytes(&plan)?;
+        Ok(Self { name: name.to_owned(), workspace_bytes, plan, _described: None, handle: Arc::clone(owned) })
+    }
 }
 
 fn plan(handle: dnn::cudnnHandle_t, configuration: &Descriptor) -> Result<(Descriptor, usize), CudaError> {
@@ -389,6 +425,12 @@ fn plan(handle: dnn::cudnnHandle_t, configuration: &Descriptor) -> Result<(Descr
     plan.set(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, Type::CUDNN_TYPE_HANDLE, &[handle])?;
     plan.set_descriptors(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[configuration])?;
     plan.finalize()?;
+    let workspace_bytes = workspace_bytes(&plan)?;
+    Ok((plan, workspace_bytes))
+}
+
+/// What scratch memory a plan wants.
+fn workspace_bytes(plan: &Descriptor) -> Result<usize, CudaError> {
     let (mut bytes, mut count) = (0i64, 0);
     // SAFETY: the pointer is to one live number.
     check_dnn("cudnnBackendGetAttribute", unsafe {
@@ -401,7 +443,7 @@ fn plan(handle: dnn::cudnnHandle_t, configuration: &Descriptor) -> Result<(Descr
             (&raw mut bytes).cast(),
         )
     })?;
-    Ok((plan, bytes.max(0) as usize))
+    Ok(bytes.max(0) as usize)
 }
 
 impl Convolution {
@@ -421,12 +463,11 @@ impl Convolution {
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, Type::CUDNN_TYPE_VOID_PTR, &[memory.scratch as *mut c_void])?;
         pack.finalize()?;
         // A handle has one stream at a time, and programs of several threads may share engines and so their handles.
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        let _held = ONE_AT_A_TIME.lock().expect("nobody panics while holding it");
+        let handle = self.engine.handle.lock();
         // SAFETY: the plan and the pack are alive; addresses are those of the memory that the caller vouches for.
         unsafe {
-            check_dnn("cudnnSetStream", dnn::cudnnSetStream(self.engine.handle, stream.cast()))?;
-            check_dnn("cudnnBackendExecute", dnn::cudnnBackendExecute(self.engine.handle, self.engine.plan.0, pack.0))
+            check_dnn("cudnnSetStream", dnn::cudnnSetStream(*handle, stream.cast()))?;
+            check_dnn("cudnnBackendExecute", dnn::cudnnBackendExecute(*handle, self.engine.plan.0, pack.0))
         }
     }
 }

@@ -76,7 +76,7 @@ fn map(inputs: &[&Tensor], output: &Tensor, instructions: &str, result: &str) ->
     let mut defines = packs(&space, pack);
     defines
         .add("OUT", out)
-        .add("PARAMETERS", format!("{parameters}{out}* __restrict__ o"))
+        .add("PARAMETERS", format!("{parameters}{out}* __restrict__ o, const u32 count"))
         .add("READS", reads)
         .add("ELEMENTS", elements)
         .add("INSTRUCTIONS", instructions)
@@ -88,11 +88,7 @@ fn map(inputs: &[&Tensor], output: &Tensor, instructions: &str, result: &str) ->
 /// What kernels are given whose threads each have one pack.
 fn packs(space: &Space, pack: usize) -> Defines {
     let mut defines = Defines::default();
-    defines
-        .add("THREADS", THREADS)
-        .add("PACK", pack)
-        .add("PACKS", space.count() / pack)
-        .add("COORDINATES", space.coordinates("x", "first"));
+    defines.add("THREADS", THREADS).add("PACK", pack).add("COORDINATES", space.coordinates("x", "first"));
     defines
 }
 
@@ -105,7 +101,7 @@ fn recipe(text: &'static str, defines: Defines, threads: usize, tensors: &[&Tens
         block: THREADS as u32,
         shared_bytes: 0,
         cluster: 1,
-        parameters: LaunchParameters::of(tensors),
+        parameters: LaunchParameters::counted(tensors, threads),
     }
 }
 

@@ -65,6 +65,15 @@ impl LaunchParameters {
         parameters
     }
 
+    /// The same, and behind them how many threads or rows there are: not a part of the source, so that batches of all
+    /// sizes share a kernel.
+    pub(crate) fn counted(tensors: &[&Tensor], count: usize) -> Self {
+        let mut parameters = Self::of(tensors);
+        parameters.begin();
+        parameters.int(count as i32);
+        parameters
+    }
+
     /// Begins a parameter; what is pushed until the next one are its fields.
     pub(crate) fn begin(&mut self) {
         self.begins.push(self.bytes.len());

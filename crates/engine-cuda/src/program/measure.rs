@@ -4,17 +4,19 @@ use super::agree::{Agreement, agree, own_elements};
 use super::launch::{Launch, ProgramMemory};
 use super::{ALIGNMENT, Effort, Ready, StepCandidates, dnn, dnn_rank, lt, uniform};
 use crate::choices::Choices;
+use crate::quiet::{NEVER, Others, launches_at_once, undisturbed};
 use crate::streams::instantiate;
-use crate::toolkit::{CudaError, Toolkit, check};
+use crate::toolkit::{CudaError, DnnHandle, Toolkit, check, write_whole};
 use cudarc::driver::sys as driver;
 use graph::Plan;
 use graph::array::Array;
 use graph::plan::{DataType, Precision, Step, TensorPlace};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-/// Launches in a graph that is timed.
+/// Launches in a graph that is timed, at most.
 const LAUNCHES: usize = 8;
 
 /// A candidate that takes this much longer than the best so far isn't measured a second time.
@@ -34,6 +36,7 @@ pub(super) fn choose(
     wanted: &[StepCandidates],
     effort: Effort,
     stream: driver::CUstream,
+    others: &dyn Others,
 ) -> Result<(), CudaError> {
     let mut seen = BTreeSet::new();
     let open: Vec<usize> = {
@@ -49,13 +52,15 @@ pub(super) fn choose(
     if open.is_empty() {
         return Ok(());
     }
-    let all = candidates(toolkit, plan, wanted, &open, effort)?;
+    let all = candidates(toolkit, plan, wanted, &open, effort, others.given_up())?;
+    others.wait_until_quiet()?;
     let field = TrialMemory::new(plan, scratch_bytes(&all), stream)?;
     for (at, candidates) in all {
         let (mut timed, mut limit) = (Vec::new(), f32::INFINITY);
         for (name, ready) in candidates {
             // A candidate that can't be captured or launched is no candidate.
-            match field.time(&ready, limit) {
+            match field.time(&ready, limit, others) {
+                Err(CudaError::GivenUp) => return Err(CudaError::GivenUp),
                 Ok(microseconds) => {
                     limit = limit.min(microseconds);
                     timed.push((microseconds, name, ready));
@@ -64,15 +69,13 @@ pub(super) fn choose(
             }
         }
         timed.sort_by(|a, b| a.0.total_cmp(&b.0));
+        others.wait_until_quiet()?;
         let right = right(&field, plan, at, &timed)?;
         let Some((microseconds, name, ready)) = right.map(|which| timed.swap_remove(which)) else { continue };
         tracing::debug!(signature = wanted[at].signature, name, microseconds, "chosen");
-        toolkit.choices().lock().expect("nobody panics while holding it").set(
-            &wanted[at].signature,
-            &name,
-            microseconds,
-        );
+        toolkit.choose(&wanted[at].signature, &name, microseconds);
         if let Ready::Convolution(convolution) = ready {
+            keep(toolkit, &wanted[at].signature, &convolution.engine);
             let mut engines = toolkit.engines.lock().expect("nobody panics while holding it");
             engines.insert(wanted[at].signature.clone(), convolution.engine);
         }
@@ -130,6 +133,7 @@ pub(super) fn candidates(
     wanted: &[StepCandidates],
     open: &[usize],
     effort: Effort,
+    given_up: &AtomicBool,
 ) -> Result<Candidates, CudaError> {
     // Candidates are timed several in a row, so that a library's product comes behind an activation.
     let activation = |at: usize| wanted[at].activation.clone();
@@ -138,8 +142,8 @@ pub(super) fn candidates(
         .flat_map(|&at| wanted[at].recipes.iter().cloned().chain(activation(at).filter(|_| effort.products)))
         .map(|recipe| recipe.source)
         .collect();
-    toolkit.compile_all(&sources)?;
-    let convolutions = proposals(toolkit, plan, open, effort)?;
+    toolkit.compile_all(&sources, given_up)?;
+    let convolutions = proposals(toolkit, plan, open, effort, given_up)?;
     let mut all = Vec::new();
     for (&at, convolutions) in open.iter().zip(convolutions) {
         let mut candidates = Vec::new();
@@ -177,13 +181,15 @@ fn proposals(
     plan: &Plan,
     open: &[usize],
     effort: Effort,
+    given_up: &AtomicBool,
 ) -> Result<Vec<Vec<dnn::Engine>>, CudaError> {
     let takes = |at: usize| effort.proposals > 0 && plan.precision_of(at) != Precision::F32;
     let wishes: Vec<_> = open.iter().filter(|&&at| takes(at)).map(|&at| (at, effort.proposals, None)).collect();
     if wishes.is_empty() {
         return Ok(open.iter().map(|_| Vec::new()).collect());
     }
-    let mut made = engines(toolkit, plan, &wishes)?.into_iter();
+    let make = |handle: &Arc<DnnHandle>, (at, most, only): EngineWish<'_>| of_step(handle, plan, at, most, only);
+    let mut made = engines(toolkit, &wishes, given_up, &make)?.into_iter();
     Ok(open.iter().map(|&at| if takes(at) { made.next().unwrap_or_default() } else { Vec::new() }).collect())
 }
 
@@ -212,7 +218,21 @@ pub(super) fn remember(
     if wishes.is_empty() {
         return Ok(());
     }
-    let made = engines(toolkit, plan, &wishes)?;
+    let restored = |handle: &Arc<DnnHandle>, signature: &str, name: &str| {
+        let text = std::fs::read(toolkit.plan_path(signature, name)).ok()?;
+        let engine = dnn::Engine::from_text(handle, name, &text);
+        engine.inspect_err(|error| tracing::debug!(%error, name, "a kept plan of cuDNN's can't be used")).ok()
+    };
+    let make = |handle: &Arc<DnnHandle>, (at, most, only): EngineWish<'_>| {
+        let signature = &wanted[at].signature;
+        if let Some(engine) = only.and_then(|name| restored(handle, signature, name)) {
+            return vec![engine];
+        }
+        let made = of_step(handle, plan, at, most, only);
+        made.iter().for_each(|engine| keep(toolkit, signature, engine));
+        made
+    };
+    let made = engines(toolkit, &wishes, &NEVER, &make)?;
     let mut known = toolkit.engines.lock().expect("nobody panics while holding it");
     for ((at, ..), engine) in wishes.into_iter().zip(made) {
         known.extend(engine.into_iter().map(|engine| (wanted[at].signature.clone(), Arc::new(engine))));
@@ -220,12 +240,34 @@ pub(super) fn remember(
     Ok(())
 }
 
-/// Engines for steps: how many are wanted of which, or the one of a name. Most have to be compiled, so every core takes
-/// part, each with a handle of its own.
+/// How many engines are wanted for which step, or the one of a name.
+type EngineWish<'a> = (usize, usize, Option<&'a str>);
+
+/// Keeps a plan for the next start. What can't be kept is made again.
+fn keep(toolkit: &Toolkit, signature: &str, engine: &dnn::Engine) {
+    let path = toolkit.plan_path(signature, &engine.name);
+    let kept = engine.to_text().map_err(|error| error.to_string());
+    let kept = kept.and_then(|text| write_whole(&path, &text).map_err(|error| error.to_string()));
+    if let Err(error) = kept {
+        tracing::debug!(error, name = engine.name, "a plan of cuDNN's can't be kept");
+    }
+}
+
+/// What cuDNN has for a step.
+fn of_step(handle: &Arc<DnnHandle>, plan: &Plan, at: usize, most: usize, only: Option<&str>) -> Vec<dnn::Engine> {
+    let Step::Conv(conv) = &plan.steps[at] else { return Vec::new() };
+    dnn::candidates(handle, conv, most, only).unwrap_or_else(|error| {
+        tracing::debug!(%error, "cuDNN doesn't take a convolution");
+        Vec::new()
+    })
+}
+
+/// Engines for wishes. Most have to be compiled, so every core takes part, each with a handle of its own.
 fn engines(
     toolkit: &Toolkit,
-    plan: &Plan,
-    wishes: &[(usize, usize, Option<&str>)],
+    wishes: &[EngineWish<'_>],
+    given_up: &AtomicBool,
+    make: &(dyn Fn(&Arc<DnnHandle>, EngineWish<'_>) -> Vec<dnn::Engine> + Sync),
 ) -> Result<Vec<Vec<dnn::Engine>>, CudaError> {
     let results: Vec<Mutex<Vec<dnn::Engine>>> = wishes.iter().map(|_| Mutex::default()).collect();
     let mut context = std::ptr::null_mut();
@@ -233,26 +275,25 @@ fn engines(
     check("cuCtxGetCurrent", unsafe { driver::cuCtxGetCurrent(&raw mut context) })?;
     let context = context as usize;
     let next = AtomicUsize::new(0);
-    let handles = toolkit.dnn_handles()?;
+    let handles = toolkit.dnn_handles(wishes.len())?;
     std::thread::scope(|scope| {
-        for &handle in handles.iter().take(wishes.len()) {
+        for handle in &handles {
             let (next, results) = (&next, &results);
-            let handle = handle as usize;
             scope.spawn(move || {
                 // SAFETY: the context is that of the thread that waits for this one.
                 unsafe { driver::cuCtxSetCurrent(context as driver::CUcontext) };
-                while let Some((at, &(index, most, only))) =
-                    Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, wishes.get(at)?)))
+                while let Some((at, &wish)) = Some(next.fetch_add(1, Ordering::Relaxed))
+                    .filter(|_| !given_up.load(Ordering::Relaxed))
+                    .and_then(|at| Some((at, wishes.get(at)?)))
                 {
-                    let Step::Conv(conv) = &plan.steps[index] else { continue };
-                    match dnn::candidates(handle as _, conv, most, only) {
-                        Ok(found) => *results[at].lock().expect("nobody panics while holding it") = found,
-                        Err(error) => tracing::debug!(%error, "cuDNN doesn't take a convolution"),
-                    }
+                    *results[at].lock().expect("nobody panics while holding it") = make(handle, wish);
                 }
             });
         }
     });
+    if given_up.load(Ordering::Relaxed) {
+        return Err(CudaError::GivenUp);
+    }
     Ok(results.into_iter().map(|result| result.into_inner().expect("nobody panics while holding it")).collect())
 }
 
@@ -462,33 +503,38 @@ impl TrialMemory {
     }
 
     /// Microseconds of one launch. Hopeless ones are timed less carefully.
-    pub(super) fn time(&self, ready: &Ready, limit: f32) -> Result<f32, CudaError> {
+    pub(super) fn time(&self, ready: &Ready, limit: f32, others: &dyn Others) -> Result<f32, CudaError> {
+        let enqueue = || ready.enqueue(self.stream, &self.memory());
+        others.wait_until_quiet()?;
         // Once outside of a graph: libraries load their code then.
-        ready.enqueue(self.stream, &self.memory())?;
-        let graph = ReplayedGraph::capture(self.stream, || {
-            (0..LAUNCHES).try_for_each(|_| ready.enqueue(self.stream, &self.memory()))
-        })?;
-        let first = self.replay(&graph)?;
-        let mut best = self.replay(&graph)?.min(first);
+        enqueue()?;
+        let launches = launches_at_once(Duration::from_secs_f32(self.elapsed(enqueue)? / 1e3), LAUNCHES);
+        let graph = ReplayedGraph::capture(self.stream, || (0..launches).try_for_each(|_| enqueue()))?;
+        // SAFETY: the graph and the stream are alive.
+        let replay = || check("cuGraphLaunch", unsafe { driver::cuGraphLaunch(graph.0, self.stream) });
+        let one = || Ok(undisturbed(others, || self.elapsed(replay))? * 1e3 / launches as f32);
+        let first = one()?;
+        let mut best = one()?.min(first);
         if best < limit * HOPELESS {
             for _ in 0..3 {
-                best = best.min(self.replay(&graph)?);
+                best = best.min(one()?);
             }
         }
         Ok(best)
     }
 
-    fn replay(&self, graph: &ReplayedGraph) -> Result<f32, CudaError> {
+    /// Milliseconds that something takes on the device.
+    fn elapsed(&self, enqueue: impl FnOnce() -> Result<(), CudaError>) -> Result<f32, CudaError> {
         let mut milliseconds = 0.0;
-        // SAFETY: events and graph are alive; the variable is.
+        // SAFETY: the stream and the events are alive; the variable is.
         unsafe {
             check("cuEventRecord", driver::cuEventRecord(self.begin, self.stream))?;
-            check("cuGraphLaunch", driver::cuGraphLaunch(graph.0, self.stream))?;
+            enqueue()?;
             check("cuEventRecord", driver::cuEventRecord(self.end, self.stream))?;
             check("cuEventSynchronize", driver::cuEventSynchronize(self.end))?;
             check("cuEventElapsedTime", driver::cuEventElapsedTime_v2(&raw mut milliseconds, self.begin, self.end))?;
         }
-        Ok(milliseconds * 1e3 / LAUNCHES as f32)
+        Ok(milliseconds)
     }
 }
 

@@ -27,6 +27,7 @@ mod window;
 pub(crate) use dnn::Engine;
 pub use survey::{Trial, survey};
 
+use crate::quiet::{NEVER, Nobody, Others};
 use crate::source::KernelSource;
 use crate::toolkit::{CudaError, Facts, Toolkit, check};
 use cudarc::driver::sys as driver;
@@ -47,6 +48,7 @@ pub struct Program {
     constants: Constants,
     workspace_bytes: usize,
     scratch_bytes: usize,
+    by_rule: bool,
     // Last, so that what cuDNN made goes before its handles.
     toolkit: Arc<Toolkit>,
 }
@@ -94,7 +96,7 @@ pub struct Effort {
     /// Whether cuBLASLt is tried.
     pub products: bool,
     /// Whether steps that nobody measured are measured. Otherwise the first kernel of ours is taken, where there is
-    /// one: that is right, soon there, and slow.
+    /// one: that is right, soon there, and slower.
     pub measures: bool,
 }
 
@@ -105,7 +107,7 @@ impl Default for Effort {
 }
 
 impl Effort {
-    /// For what is computed a few times.
+    /// For what has to be there soon, or is computed a few times.
     pub(crate) fn least() -> Self {
         Self { measures: false, ..Self::default() }
     }
@@ -120,13 +122,24 @@ impl Program {
         effort: Effort,
         stream: driver::CUstream,
     ) -> Result<Self, CudaError> {
+        Self::build_beside(toolkit, plan, effort, stream, &Nobody)
+    }
+
+    /// The same on a device that others use: it is measured while they don't.
+    pub(crate) fn build_beside(
+        toolkit: &Arc<Toolkit>,
+        plan: &Plan,
+        effort: Effort,
+        stream: driver::CUstream,
+        others: &dyn Others,
+    ) -> Result<Self, CudaError> {
         let wanted = StepCandidates::all(plan, toolkit.facts())?;
-        measure::choose(toolkit, plan, &wanted, effort, stream)?;
+        measure::choose(toolkit, plan, &wanted, effort, stream, others)?;
         let choices = toolkit.choices().lock().expect("nobody panics while holding it").clone();
         let chosen = |wanted: &StepCandidates| choices.get(&wanted.signature).map(|choice| choice.candidate.clone());
         let kernels: Vec<Kernels> = wanted.iter().map(|wanted| wanted.kernels(chosen(wanted))).collect();
         let own = kernels.iter().filter_map(|kernels| kernels.own.as_ref());
-        toolkit.compile_all(&own.map(|recipe| recipe.source.clone()).collect::<Vec<_>>())?;
+        toolkit.compile_all(&own.map(|recipe| recipe.source.clone()).collect::<Vec<_>>(), others.given_up())?;
         measure::remember(toolkit, plan, &wanted, &choices)?;
         let mut steps = Vec::new();
         for (index, ((wanted, step), kernels)) in wanted.iter().zip(&plan.steps).zip(kernels).enumerate() {
@@ -143,7 +156,10 @@ impl Program {
             steps.push(ready.ok_or_else(unsupported)?);
         }
         let scratch_bytes = steps.iter().map(Ready::scratch_bytes).max().unwrap_or(0);
+        let is_by_rule = |wanted: &StepCandidates| wanted.is_choice(Effort::default()) && chosen(wanted).is_none();
+        let by_rule = !effort.measures && wanted.iter().any(is_by_rule);
         Ok(Self {
+            by_rule,
             names: wanted.iter().map(|wanted| wanted.signature.clone()).collect(),
             steps,
             constants: Constants::new(&plan.constants)?,
@@ -156,6 +172,24 @@ impl Program {
     /// How large the workspace has to be: the plan's, and behind it what libraries want.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace_bytes + self.scratch_bytes
+    }
+
+    /// Whether a kernel of it was chosen by rule, where measuring might find a faster one.
+    pub(crate) fn is_by_rule(&self) -> bool {
+        self.by_rule
+    }
+
+    /// Compiles the kernels of ours that were chosen for these plans or are by rule, all at once and on all cores.
+    pub(crate) fn compile_ahead(toolkit: &Toolkit, plans: &[&Plan]) -> Result<(), CudaError> {
+        let choices = toolkit.choices().lock().expect("nobody panics while holding it").clone();
+        let mut sources = Vec::new();
+        for plan in plans {
+            for wanted in StepCandidates::all(plan, toolkit.facts())? {
+                let chosen = choices.get(&wanted.signature).map(|choice| choice.candidate.clone());
+                sources.extend(wanted.kernels(chosen).own.map(|recipe| recipe.source));
+            }
+        }
+        toolkit.compile_all(&sources, &NEVER)
     }
 
     /// How many steps it is. Most are one kernel, some two.

@@ -73,7 +73,7 @@ impl Rows {
             block: THREADS as u32,
             shared_bytes: 0,
             cluster: 1,
-            parameters: LaunchParameters::of(tensors),
+            parameters: LaunchParameters::counted(tensors, self.outer.count()),
         }
     }
 
@@ -85,7 +85,6 @@ impl Rows {
             .add("LANES", self.lanes)
             .add("SLOTS", self.slots())
             .add("ALONG", i32::from(self.along))
-            .add("ROWS", self.outer.count())
             .add("LENGTH", self.inner.count())
             .add("ROW_COORDINATES", self.outer.coordinates("y", "row"))
             .add("COORDINATES", self.inner.coordinates("x", "i"));

@@ -2,6 +2,7 @@
 
 use super::measure::{TrialMemory, candidates, scratch_bytes};
 use super::{Effort, Ready, StepCandidates, agree};
+use crate::quiet::{NEVER, Nobody};
 use crate::toolkit::{CudaError, Toolkit};
 use cudarc::driver::sys as driver;
 use graph::Plan;
@@ -44,7 +45,7 @@ pub fn survey(
         |wanted: &StepCandidates| wanted.recipes.iter().map(|recipe| recipe.source.clone()).collect::<Vec<_>>();
     let mut is_new = |wanted: &StepCandidates| seen.insert((wanted.signature.clone(), kernels(wanted)));
     let open: Vec<usize> = (0..wanted.len()).filter(|&at| is_new(&wanted[at])).collect();
-    let all = candidates(toolkit, plan, &wanted, &open, effort)?;
+    let all = candidates(toolkit, plan, &wanted, &open, effort, &NEVER)?;
     let field = TrialMemory::new(plan, scratch_bytes(&all), stream)?;
     let mut reference = Reference::new(plan);
     reference.begin(inputs);
@@ -59,7 +60,7 @@ pub fn survey(
         for (name, ready) in candidates {
             field.put_written(&before)?;
             // No step writes over what it reads, so that launching it several times changes nothing.
-            let microseconds = field.time(&ready, f32::INFINITY);
+            let microseconds = field.time(&ready, f32::INFINITY, &Nobody);
             let mut got = before.clone();
             field.read_written(&mut got)?;
             let (error, shrunk, strayed) = compare(plan, step, got, reference.memory());

@@ -79,11 +79,10 @@ fn elements_are_taken_in_packs_and_broadcast() {
             // [4, 1, 1] x 256
             #define THREADS 256
             #define PACK 8
-            #define PACKS 1024
             #define COORDINATES const u32 x1 = (first) % 64u; \
             const u32 x0 = first / 64u;
             #define OUT half_bits
-            #define PARAMETERS const half_bits* __restrict__ i0, const half_bits* __restrict__ i1, half_bits* __restrict__ o
+            #define PARAMETERS const half_bits* __restrict__ i0, const half_bits* __restrict__ i1, half_bits* __restrict__ o, const u32 count
             #define READS const Pack<half_bits, 8> p0 = *(const Pack<half_bits, 8>*)(i0 + (i64)x0 * 64 + (i64)x1 * 1); \
             const Pack<half_bits, 8> p1 = *(const Pack<half_bits, 8>*)(i1 + (i64)x1 * 1);
             #define ELEMENTS const half_bits e0 = p0.at[v]; \
@@ -116,7 +115,6 @@ fn a_mean_over_an_image_reads_channels_that_are_neighbours() {
             #define LANES 16
             #define SLOTS 16
             #define ALONG 0
-            #define ROWS 512
             #define LENGTH 49
             #define ROW_COORDINATES const u32 y0 = row;
             #define COORDINATES const u32 x1 = (i) % 7u; \
@@ -142,6 +140,36 @@ fn few_places_are_split_along_the_channels_and_many_are_not() {
     assert!(few.contains(&"tile 16x64 1x4 stages 5 splits 4".to_owned()), "{few:?}");
     let many = names(&Step::Conv(convolution(32, 64, 112, 3, 1)));
     assert!(many.iter().all(|name| name.ends_with("splits 1")), "{many:?}");
+}
+
+#[test]
+fn by_rule_tiles_are_as_large_as_the_device_stays_busy_with_and_small_ones_are_split() {
+    let first = |step: Step| names(&step)[0].clone();
+    assert_eq!(first(Step::Conv(convolution(32, 64, 112, 3, 1))), "tile 64x64 2x2 stages 4 splits 1");
+    let few = Step::Conv(convolution(1, 512, 7, 3, 1));
+    assert_eq!(first(few.clone()), "tile 32x32 2x2 stages 5 splits 8");
+    // Nothing is lost or there twice.
+    let (mut all, count) = (names(&few), names(&few).len());
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), count);
+}
+
+#[test]
+fn batches_of_all_sizes_share_the_kernels_that_are_generated() {
+    let sources = |step: &Step| {
+        let recipes = recipes(step, Precision::F32, &facts()).unwrap();
+        recipes.into_iter().map(|recipe| recipe.source).collect::<Vec<_>>()
+    };
+    let image = |batch: usize| {
+        let dims = vec![batch, 24, 14, 14];
+        let strides = channels_last(&dims);
+        Tensor { dtype: DataType::Fp32, dims, strides, place: TensorPlace::Workspace, offset: 0 }
+    };
+    let copy = |batch| Step::Copy(graph::plan::Copy { input: image(batch), output: image(batch) });
+    let depthwise = |batch| Step::Conv(convolution(batch, 96, 28, 3, 96));
+    assert_eq!(sources(&copy(1)), sources(&copy(16)));
+    assert_eq!(sources(&depthwise(1)), sources(&depthwise(16)));
 }
 
 #[test]
@@ -340,7 +368,6 @@ fn an_activation_is_applied_in_place_in_packs() {
         // [2, 1, 1] x 256
         #define THREADS 256
         #define PACK 8
-        #define PACKS 288
         #define COORDINATES const u32 x0 = first;
         #define ELEMENT half_bits
         #define LOAD(x) from_half(x)
@@ -356,7 +383,6 @@ fn an_activation_is_applied_in_place_in_packs() {
         // [2, 1, 1] x 256
         #define THREADS 256
         #define PACK 8
-        #define PACKS 288
         #define COORDINATES const u32 x1 = (first) % 96u; \
         const u32 x0 = first / 96u;
         #define ELEMENT half_bits

@@ -384,9 +384,25 @@ impl TileProblem<'_> {
     }
 }
 
+/// What the rule takes, the largest first: few shapes, so that all models share a handful of kernels, and none that
+/// takes long to compile.
+const BY_RULE: [Shape; 2] = [shape(64, 64, 2, 2, 4), SMALLEST];
+const SMALLEST: Shape = shape(32, 32, 2, 2, 5);
+
+/// Which of these computes a product where nothing was measured: the largest tiles that keep the device busy, and
+/// otherwise the smallest, split as far as that makes sense. Within a third of the fastest of ours for most shapes.
+fn by_rule(all: &[(Shape, usize, Recipe)], problem: &TileProblem<'_>, facts: &Facts) -> Option<usize> {
+    let tiles = |shape: &Shape| problem.m.div_ceil(shape.rows) * problem.n.div_ceil(shape.columns) * problem.batch;
+    let enough = |shape: &Shape| tiles(shape) >= 2 * facts.multiprocessors as usize;
+    let wanted = BY_RULE.into_iter().find(enough).unwrap_or(SMALLEST);
+    let alike = |(_, (shape, ..)): &(usize, &(Shape, usize, Recipe))| *shape == wanted;
+    all.iter().enumerate().filter(alike).max_by_key(|(_, (_, splits, _))| *splits).map(|(at, _)| at)
+}
+
 /// Tiles that make sense: not far larger than the problem, and split where there are too few of them for the device.
+/// The first is the one that is taken where nothing was measured.
 fn recipes(problem: &TileProblem<'_>, facts: &Facts) -> Vec<Recipe> {
-    let mut all = Vec::new();
+    let mut all: Vec<(Shape, usize, Recipe)> = Vec::new();
     let step = 128 / problem.b.element_bytes();
     for shape in SHAPES {
         let too_large = |tile: usize, size: usize| tile > 32 && tile >= 2 * size.next_power_of_two();
@@ -406,12 +422,15 @@ fn recipes(problem: &TileProblem<'_>, facts: &Facts) -> Vec<Recipe> {
                 && problem.k.div_ceil(step) >= 2 * splits
                 && facts.capability >= 90;
             if splits == 1 || sensible {
-                all.extend(problem.tile(*shape, facts, splits));
+                all.extend(problem.tile(*shape, facts, splits).map(|recipe| (*shape, splits, recipe)));
             }
         }
     }
     if all.is_empty() {
-        all.extend(problem.tile(shape(64, 64, 2, 2, 4), facts, 1));
+        return problem.tile(shape(64, 64, 2, 2, 4), facts, 1).into_iter().collect();
     }
-    all
+    if let Some(first) = by_rule(&all, problem, facts) {
+        all[..=first].rotate_right(1);
+    }
+    all.into_iter().map(|(.., recipe)| recipe).collect()
 }

@@ -27,7 +27,7 @@ fn recipe(name: String, text: &'static str, defines: Defines, threads: usize, te
         block: THREADS as u32,
         shared_bytes: 0,
         cluster: 1,
-        parameters: LaunchParameters::of(tensors),
+        parameters: LaunchParameters::counted(tensors, threads),
     }
 }
 
@@ -97,7 +97,6 @@ pub(crate) fn pool(step: &Pool) -> Recipe {
     defines
         .add("THREADS", THREADS)
         .add("PACK", pack)
-        .add("PACKS", threads)
         .add("MAX_POOL", i32::from(step.kind == PoolKind::Max))
         .add("COUNT_PADDING", i32::from(count_padding))
         .add("END_Y", input.dims[2] + window.pads_after[0])
@@ -124,7 +123,6 @@ pub(crate) fn depthwise(step: &Conv, columns: usize) -> Recipe {
     defines
         .add("THREADS", THREADS)
         .add("PACK", pack)
-        .add("PACKS", threads)
         .add("COLUMNS", columns)
         .add("REACH", (columns - 1) * window.strides[1] + (window.kernel[1] - 1) * window.dilations[1] + 1)
         .add("OUT_WIDTH", output.dims[3])
@@ -215,7 +213,9 @@ fn integer_conv_by(step: &IntegerConv, bytes: bool, tensor_cores: bool) -> Recip
     let mut tensors = vec![input, weight, output];
     tensors.extend(&step.zero);
     let name = if tensor_cores { "tensor cores" } else { "threads" };
-    recipe(name.to_owned(), INTEGER_CONV, defines, down * across * step.groups * THREADS, &tensors)
+    let threads = down * across * step.groups * THREADS;
+    let parameters = LaunchParameters::of(&tensors);
+    Recipe { parameters, ..recipe(name.to_owned(), INTEGER_CONV, defines, threads, &tensors) }
 }
 
 pub(crate) fn lrn(step: &Lrn) -> Recipe {
@@ -231,7 +231,6 @@ pub(crate) fn lrn(step: &Lrn) -> Recipe {
     let mut defines = Defines::default();
     defines
         .add("THREADS", THREADS)
-        .add("COUNT", threads)
         .add("CHANNELS", input.dims[1])
         .add("PLACES", places)
         .add("IN_CHANNEL", input.strides[1])
@@ -268,7 +267,6 @@ pub(crate) fn gather(step: &Gather) -> Recipe {
     let mut defines = Defines::default();
     defines
         .add("THREADS", THREADS)
-        .add("COUNT", threads)
         .add("DATA", element(data.dtype))
         .add("INDEX", element(indices.dtype))
         .add("OUT", element(output.dtype))
@@ -308,7 +306,6 @@ pub(crate) fn scatter(step: &Scatter) -> Recipe {
     let mut defines = Defines::default();
     defines
         .add("THREADS", THREADS)
-        .add("COUNT", output.elements())
         .add("VALUE", class_name(data.dtype))
         .add("INDEX", element(indices.dtype))
         .add("COORDINATES", coordinates)
@@ -336,7 +333,6 @@ pub(crate) fn resize(step: &Resize) -> Recipe {
     let mut defines = Defines::default();
     defines
         .add("THREADS", THREADS)
-        .add("COUNT", threads)
         .add("HEIGHT", height)
         .add("WIDTH", width)
         .add("LAST_Y", height - 1)

@@ -4,6 +4,11 @@
 use super::shares;
 use crate::admin::scaling::{Scaling, json};
 use crate::body::payload::{Payload, plain};
+use crate::io::ServerState;
+use crate::io::accept::Protocol;
+use crate::io::connection::{Connections, WatchedStream};
+use crate::io::tls::{Tls, TlsPort};
+use crate::rights::Gate;
 use crate::server::block_on;
 use base::Reason;
 use hyper::body::Incoming;
@@ -11,12 +16,12 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use std::convert::Infallible;
 use std::net::TcpListener as StdListener;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
@@ -29,15 +34,25 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// How often it looks whether there are enough devices.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
-/// Connections of scrapers at one time; the oldest ones finish before more are taken.
+/// Connections of scrapers at one time; one more takes the place of the one that has stood still for longest.
 const MAX_SCRAPERS: usize = 64;
 
 /// The metrics' thread; returns when the server goes down.
-pub(crate) fn serve_metrics(listener: StdListener, scaling: Scaling, mut closing: watch::Receiver<bool>) {
+pub(crate) fn serve_metrics(
+    listener: StdListener,
+    scaling: Scaling,
+    shared: Arc<ServerState>,
+    mut closing: watch::Receiver<bool>,
+) {
     block_on(async move {
         let Ok(listener) = TcpListener::from_std(listener) else { return };
         let mut scrapers = JoinSet::new();
-        let scaling = Arc::new(scaling);
+        let connections = Arc::new(Connections::default());
+        let mut background = JoinSet::new();
+        let swept = Arc::clone(&connections);
+        let shown = Arc::new((scaling, Gate::new(Arc::clone(&shared.rules))));
+        let tls = shared.tls.clone();
+        background.spawn(async move { swept.sweep(&shared).await });
         let mut samples = tokio::time::interval(SAMPLE_EVERY);
         samples.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -45,33 +60,60 @@ pub(crate) fn serve_metrics(listener: StdListener, scaling: Scaling, mut closing
                 biased;
                 _ = closing.wait_for(|&closing| closing) => return,
                 _ = samples.tick() => {
-                    scaling.advise();
+                    shown.0.advise();
                 }
                 Some(_) = scrapers.join_next() => {}
-                accepted = listener.accept(), if scrapers.len() < MAX_SCRAPERS => {
+                accepted = listener.accept() => {
                     let Ok((stream, _)) = accepted else {
                         tokio::time::sleep(Duration::from_millis(10)).await;
                         continue;
                     };
-                    let scaling = Arc::clone(&scaling);
-                    let service = service_fn(move |request| {
-                        let answer = answer(&scaling, &request);
-                        async { Ok::<_, Infallible>(answer) }
-                    });
-                    let timer = TokioTimer::new();
-                    let connection = http1::Builder::new().timer(timer).serve_connection(TokioIo::new(stream), service);
-                    scrapers.spawn(async move {
-                        // How a connection ends is the client's affair.
-                        let _ = connection.await;
-                    });
+                    if scrapers.len() >= MAX_SCRAPERS {
+                        connections.close_stillest();
+                    }
+                    serve(&mut scrapers, &connections, stream, tls.clone(), Arc::clone(&shown));
                 }
             }
         }
     });
 }
 
+/// Serves one connection as a task, which the sweep ends if the client stands still.
+fn serve(
+    scrapers: &mut JoinSet<()>,
+    connections: &Arc<Connections>,
+    stream: TcpStream,
+    tls: Option<Arc<Tls>>,
+    shown: Arc<(Scaling, Gate)>,
+) {
+    let activity = connections.activity(Protocol::Http);
+    let registration = connections.register();
+    let key = registration.key();
+    let io = WatchedStream::new(Arc::new(stream), Arc::clone(&activity));
+    let answering = Arc::clone(&activity);
+    let service = service_fn(move |request| {
+        answering.answers();
+        let answer = answer(&shown.0, &shown.1, &request);
+        async { Ok::<_, Infallible>(answer) }
+    });
+    let task = scrapers.spawn(async move {
+        // How a connection ends is the client's affair.
+        let http = http1::Builder::new();
+        match tls {
+            None => drop(http.serve_connection(TokioIo::new(io), service).await),
+            Some(tls) => {
+                if let Some(io) = tls.accept(TlsPort::Metrics, io).await {
+                    let _ = http.serve_connection(TokioIo::new(io), service).await;
+                }
+            }
+        }
+        drop(registration);
+    });
+    connections.watch(key, activity, task);
+}
+
 /// Answers one request.
-fn answer(scaling: &Scaling, request: &Request<Incoming>) -> Response<Payload> {
+fn answer(scaling: &Scaling, gate: &Gate, request: &Request<Incoming>) -> Response<Payload> {
     let path = request.uri().path();
     if !["/metrics", "/scaling", "/shares"].contains(&path) {
         let message = format!(
@@ -82,6 +124,9 @@ fn answer(scaling: &Scaling, request: &Request<Incoming>) -> Response<Payload> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         let message = format!("{path} is read with GET, not {}", request.method());
         return plain::fault(&Fault::new(Reason::MethodNotAllowed, message));
+    }
+    if let Err(fault) = gate.may_read(request.headers()) {
+        return plain::fault(&fault);
     }
     match path {
         "/scaling" => respond(json(&scaling.advise()), JSON),

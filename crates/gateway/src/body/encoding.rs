@@ -8,6 +8,9 @@ use flate2::write::{GzEncoder, ZlibEncoder};
 use std::io::{self, Read, Write};
 use wire::Fault;
 
+/// What is inflated before it is counted.
+const PIECE_BYTES: u64 = 64 << 10;
+
 /// How a body is compressed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Encoding {
@@ -52,26 +55,40 @@ impl Encoding {
         })
     }
 
-    /// The body as it was before compression, if that isn't larger than `limit`.
-    pub(crate) fn decompress(self, body: &[u8], limit: usize) -> Result<Bytes, Fault> {
+    /// The body as it was before compression, if that isn't larger than `limit`. `count` is told of each piece before
+    /// the next one is made, and may refuse.
+    pub(crate) fn decompress(
+        self,
+        body: &[u8],
+        limit: usize,
+        count: impl FnMut(usize) -> Result<(), Fault>,
+    ) -> Result<Bytes, Fault> {
         match self {
-            Self::Gzip => self.read_all(MultiGzDecoder::new(body), body.len(), limit),
-            Self::Deflate => self.read_all(ZlibDecoder::new(body), body.len(), limit),
+            Self::Gzip => self.read_all(MultiGzDecoder::new(body), limit, count),
+            Self::Deflate => self.read_all(ZlibDecoder::new(body), limit, count),
         }
     }
 
-    fn read_all(self, decoder: impl Read, compressed: usize, limit: usize) -> Result<Bytes, Fault> {
-        let mut bytes = Vec::with_capacity(compressed.saturating_mul(2).min(limit));
-        let outcome = decoder.take(limit as u64 + 1).read_to_end(&mut bytes);
-        if bytes.len() > limit {
-            return Err(Fault::new(
-                Reason::BodyTooLarge,
-                format!("the body is larger than {limit} bytes once it is decompressed: send less in one request"),
-            ));
-        }
-        match outcome {
-            Ok(_) => Ok(Bytes::from(bytes)),
-            Err(error) => Err(Fault::bad(format!("the body is not valid {}: {error}", self.name()))),
+    fn read_all(
+        self,
+        mut decoder: impl Read,
+        limit: usize,
+        mut count: impl FnMut(usize) -> Result<(), Fault>,
+    ) -> Result<Bytes, Fault> {
+        let mut bytes = Vec::new();
+        loop {
+            let piece = decoder.by_ref().take(PIECE_BYTES).read_to_end(&mut bytes);
+            if bytes.len() > limit {
+                return Err(Fault::new(
+                    Reason::BodyTooLarge,
+                    format!("the body is larger than {limit} bytes once it is decompressed: send less in one request"),
+                ));
+            }
+            match piece {
+                Ok(0) => return Ok(Bytes::from(bytes)),
+                Ok(read) => count(read)?,
+                Err(error) => return Err(Fault::bad(format!("the body is not valid {}: {error}", self.name()))),
+            }
         }
     }
 
@@ -107,6 +124,23 @@ mod tests {
     use super::*;
     use expect_test::expect;
 
+    fn inflate(encoding: Encoding, body: &[u8], limit: usize) -> Result<Bytes, Fault> {
+        encoding.decompress(body, limit, |_| Ok(()))
+    }
+
+    #[test]
+    fn a_bomb_is_counted_while_it_is_inflated() {
+        let blanks = vec![b' '; 10 << 20];
+        let bomb = Encoding::Gzip.compress(Vec::new(), [&blanks[..]], blanks.len());
+        let mut counted = 0;
+        let refused = Encoding::Gzip.decompress(&bomb, blanks.len(), |bytes| {
+            counted += bytes;
+            if counted > 1 << 20 { Err(Fault::bad("enough")) } else { Ok(()) }
+        });
+        assert_eq!(refused.unwrap_err().to_string(), "enough");
+        assert!(counted <= (1 << 20) + PIECE_BYTES as usize, "{counted}");
+    }
+
     #[test]
     fn what_is_compressed_comes_back() {
         let pieces = [Bytes::from(vec![b'a'; 5000]), Bytes::from_static(b"end")];
@@ -114,11 +148,11 @@ mod tests {
             let compressed = encoding.compress(b"before".to_vec(), pieces.iter().map(|piece| &piece[..]), 5003);
             assert!(compressed.len() < 200);
             let compressed = compressed.strip_prefix(b"before").unwrap();
-            assert_eq!(encoding.decompress(compressed, 5003).unwrap(), pieces.concat());
-            let refused = encoding.decompress(compressed, 5002).unwrap_err();
+            assert_eq!(inflate(encoding, compressed, 5003).unwrap(), pieces.concat());
+            let refused = inflate(encoding, compressed, 5002).unwrap_err();
             assert_eq!(refused.reason, Reason::BodyTooLarge);
             for end in 0..compressed.len() {
-                assert!(encoding.decompress(&compressed[..end], 6000).is_err(), "{encoding:?} cut at {end}");
+                assert!(inflate(encoding, &compressed[..end], 6000).is_err(), "{encoding:?} cut at {end}");
             }
         }
     }
@@ -136,7 +170,7 @@ mod tests {
 
     #[test]
     fn noise_is_a_sentence() {
-        let said = Encoding::Gzip.decompress(b"not gzip at all", 100).unwrap_err().to_string();
+        let said = inflate(Encoding::Gzip, b"not gzip at all", 100).unwrap_err().to_string();
         assert!(said.starts_with("the body is not valid gzip: "), "{said}");
     }
 }

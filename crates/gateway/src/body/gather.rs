@@ -1,9 +1,11 @@
 //! Bringing the pieces of a request together: in memory that a device reads by itself where there is such, so that the
 //! tensors in it needn't be copied for the device any more.
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use engine::{HostBuffer, HostMemory};
 use std::sync::Arc;
+use wire::Fault;
+use wire::room::make_room;
 
 /// Room that is made on a client's word alone: enough for usual requests at once. More is made as bytes come, since a
 /// word costs a client nothing.
@@ -17,7 +19,7 @@ pub(crate) enum Gathered {
     /// In memory like any other.
     Plain {
         /// The bytes.
-        all: BytesMut,
+        all: Vec<u8>,
         /// How many are expected.
         expected: usize,
     },
@@ -29,8 +31,7 @@ impl Gathered {
     /// Nothing yet; so many bytes are expected.
     pub(crate) fn new(bytes: usize, memory: &OptionalHostMemory) -> Self {
         let host = memory.as_ref().and_then(|memory| memory.take(bytes));
-        let plain = || Self::Plain { all: BytesMut::with_capacity(bytes.min(FIRST_ROOM)), expected: bytes };
-        host.map_or_else(plain, Self::Host)
+        host.map_or(Self::Plain { all: Vec::new(), expected: bytes }, Self::Host)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -40,27 +41,29 @@ impl Gathered {
         }
     }
 
-    /// Adds what came next.
-    pub(crate) fn add(&mut self, data: &[u8]) {
+    /// Adds what came next, if there is memory for it.
+    pub(crate) fn add(&mut self, data: &[u8]) -> Result<(), Fault> {
         if let Self::Host(buffer) = self {
             if buffer.append(data) {
-                return;
+                return Ok(());
             }
             // More came than was expected.
-            *self = Self::Plain { all: BytesMut::from(buffer.as_ref()), expected: 0 };
+            *self = Self::Plain { all: buffer.as_ref().to_vec(), expected: 0 };
         }
         if let Self::Plain { all, expected } = self {
             if all.capacity() - all.len() < data.len() {
                 // As much again as has come, so that few copies are made, but never more than is expected.
-                all.reserve(expected.saturating_sub(all.len()).min(all.len()).max(data.len()));
+                let more = expected.saturating_sub(all.len()).min(all.len().max(FIRST_ROOM)).max(data.len());
+                make_room(all, more)?;
             }
             all.extend_from_slice(data);
         }
+        Ok(())
     }
 
     pub(crate) fn freeze(self) -> Bytes {
         match self {
-            Self::Plain { all, .. } => all.freeze(),
+            Self::Plain { all, .. } => Bytes::from(all),
             Self::Host(buffer) => Bytes::from_owner(buffer),
         }
     }
@@ -109,7 +112,7 @@ mod tests {
 
     fn gather(bytes: usize, memory: &OptionalHostMemory, pieces: &[&[u8]]) -> (bool, Bytes) {
         let mut gathered = Gathered::new(bytes, memory);
-        pieces.iter().for_each(|piece| gathered.add(piece));
+        pieces.iter().for_each(|piece| gathered.add(piece).unwrap());
         assert_eq!(gathered.len(), pieces.concat().len());
         (matches!(gathered, Gathered::Host(_)), gathered.freeze())
     }
@@ -141,27 +144,34 @@ mod tests {
     fn a_promise_of_64_mib_takes_no_room_before_its_bytes_come() {
         let (promised, piece) = (64 << 20, vec![7; 300_000]);
         let mut gathered = Gathered::new(promised, &None);
-        gathered.add(b"x");
+        gathered.add(b"x").unwrap();
         assert!(capacity(&gathered) <= FIRST_ROOM);
         while gathered.len() + piece.len() <= promised {
-            gathered.add(&piece);
+            gathered.add(&piece).unwrap();
             let most = (2 * gathered.len()).clamp(FIRST_ROOM, promised);
             assert!(capacity(&gathered) <= most, "{} for {}", capacity(&gathered), gathered.len());
         }
         let missing = promised - gathered.len();
-        gathered.add(&piece[..missing]);
+        gathered.add(&piece[..missing]).unwrap();
         let all = gathered.freeze();
         assert!(all.len() == promised && all[0] == b'x' && all[1..].iter().all(|&byte| byte == 7));
     }
 
     #[test]
+    fn pieces_of_one_byte_take_no_more_room_than_large_ones() {
+        let mut gathered = Gathered::new(4 << 20, &None);
+        (0..3 << 20).for_each(|_| gathered.add(b"x").unwrap());
+        assert!(capacity(&gathered) <= 4 << 20, "{}", capacity(&gathered));
+    }
+
+    #[test]
     fn room_for_a_usual_request_is_made_once() {
         let mut gathered = Gathered::new(602_112, &None);
-        gathered.add(b"x");
+        gathered.add(b"x").unwrap();
         let Gathered::Plain { all, .. } = &gathered else { unreachable!("there is no such memory") };
         let before = all.as_ptr();
-        (0..6).for_each(|_| gathered.add(&[7; 100_000]));
-        gathered.add(&[7; 2111]);
+        (0..6).for_each(|_| gathered.add(&[7; 100_000]).unwrap());
+        gathered.add(&[7; 2111]).unwrap();
         let all = gathered.freeze();
         assert_eq!((all.as_ptr(), all.len()), (before, 602_112));
     }

@@ -3,4 +3,5 @@
 pub(crate) mod encoding;
 pub(crate) mod gather;
 pub(crate) mod hold;
+pub(crate) mod pace;
 pub(crate) mod payload;

@@ -1,10 +1,14 @@
 //! The body of an answer: a few pieces, of known length, without copies.
 
+use crate::body::hold::{ANSWERS_COUNTED_FROM, HeldBytes};
+use crate::io::clients::Owner;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use wire::Fault;
 
 /// The pieces of a body that are still to be sent.
 #[derive(Debug, Default)]
@@ -16,6 +20,9 @@ pub(crate) struct Payload {
 /// Binary tensors up to this size are copied behind the JSON, which is cheaper than a write of their own.
 const COPY_LIMIT: usize = 16 << 10;
 
+/// The connection is given pieces of this size at most: over HTTP/1.1 it copies each of them at once.
+const PIECE_BYTES: usize = 512 << 10;
+
 impl Payload {
     /// JSON and what follows it.
     pub(crate) fn new(mut json: Vec<u8>, binary: Vec<Bytes>) -> Self {
@@ -24,6 +31,18 @@ impl Payload {
             return Self::from(json);
         }
         Self { first: Bytes::from(json), rest: binary.into_iter() }
+    }
+
+    /// Counts it as held instead of its request, until it is written, if it is large.
+    pub(crate) fn held(mut self, request: Option<HeldBytes>, owner: &Arc<Owner>) -> Result<Self, Fault> {
+        if self.len() < ANSWERS_COUNTED_FROM {
+            return Ok(self);
+        }
+        let mut rest: Vec<_> = std::mem::take(&mut self.rest).collect();
+        let mut pieces: Vec<_> = std::iter::once(&mut self.first).chain(&mut rest).collect();
+        HeldBytes::answer(request, owner, &mut pieces)?;
+        self.rest = rest.into_iter();
+        Ok(self)
     }
 
     /// The bytes that are left.
@@ -61,8 +80,12 @@ impl Body for Payload {
 
     fn poll_frame(mut self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
-        let mut pieces = std::iter::once(std::mem::take(&mut this.first)).chain(this.rest.by_ref());
-        Poll::Ready(pieces.find(|piece| !piece.is_empty()).map(|piece| Ok(Frame::data(piece))))
+        while this.first.is_empty() {
+            let Some(next) = this.rest.next() else { return Poll::Ready(None) };
+            this.first = next;
+        }
+        let piece = this.first.split_to(this.first.len().min(PIECE_BYTES));
+        Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -78,7 +101,7 @@ impl Body for Payload {
 pub(crate) mod plain {
     use super::Payload;
     use base::Reason;
-    use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+    use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
     use hyper::{Response, StatusCode};
     use wire::Fault;
 
@@ -103,6 +126,9 @@ pub(crate) mod plain {
             StatusCode::from_u16(fault.reason.http_status()).expect("the table of reasons has valid statuses");
         if let Some(seconds) = fault.reason.retry_after_seconds() {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if fault.reason == Reason::Unauthenticated {
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
     }

@@ -54,12 +54,12 @@ pub(super) fn trailers(status: &Status) -> Frame<Bytes> {
 
 /// One message in its frame, then the status that all went well.
 pub(super) struct OneMessage {
-    frame: Option<Vec<u8>>,
+    frame: Option<Bytes>,
     ended: bool,
 }
 
 impl OneMessage {
-    pub(super) fn new(frame: Vec<u8>) -> Self {
+    pub(super) fn new(frame: Bytes) -> Self {
         Self { frame: Some(frame), ended: false }
     }
 }
@@ -70,7 +70,7 @@ impl Body for OneMessage {
 
     fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         if let Some(frame) = self.frame.take() {
-            return Poll::Ready(Some(Ok(Frame::data(frame.into()))));
+            return Poll::Ready(Some(Ok(Frame::data(frame))));
         }
         let ended = std::mem::replace(&mut self.ended, true);
         Poll::Ready((!ended).then(|| Ok(trailers(&Status::ok("")))))

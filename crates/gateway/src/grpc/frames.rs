@@ -7,8 +7,9 @@
 
 use crate::body::encoding::Encoding;
 use crate::body::gather::{Gathered, OptionalHostMemory, to_host};
-use crate::body::hold::{COUNTED_FROM, HeldBytes};
-use crate::io::ServerState;
+use crate::body::hold::HeldBytes;
+use crate::body::pace::Pace;
+use crate::io::clients::Owner;
 use crate::io::offload::offload;
 use base::Reason;
 use bytes::{Buf, Bytes};
@@ -18,13 +19,14 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use wire::Fault;
+use wire::room::room;
 
 /// What is in front of each message's content.
 const PREFIX_BYTES: usize = 5;
 
 /// The messages of a call, one after another.
 pub(super) struct Messages {
-    shared: Arc<ServerState>,
+    owner: Arc<Owner>,
     incoming: Incoming,
     /// How messages that say that they are compressed are.
     encoding: Option<Encoding>,
@@ -33,6 +35,8 @@ pub(super) struct Messages {
     /// What was received and isn't part of a message yet.
     received: Bytes,
     begun: Option<PartialMessage>,
+    /// How fast the message comes that is next.
+    pace: Pace,
 }
 
 /// A message of which a part is missing.
@@ -40,12 +44,12 @@ struct PartialMessage {
     encoding: Option<Encoding>,
     length: usize,
     content: Gathered,
-    held: Option<HeldBytes>,
+    held: HeldBytes,
 }
 
 /// A message as it came.
 pub(super) struct Framed {
-    shared: Arc<ServerState>,
+    owner: Arc<Owner>,
     content: Bytes,
     encoding: Option<Encoding>,
     memory: OptionalHostMemory,
@@ -56,13 +60,13 @@ pub(super) struct Framed {
 impl Messages {
     /// Those of a request's body. Tensors for a device are best in its memory.
     pub(super) fn new(
-        shared: &Arc<ServerState>,
+        owner: &Arc<Owner>,
         incoming: Incoming,
         encoding: Option<Encoding>,
         memory: &OptionalHostMemory,
     ) -> Self {
-        let (shared, memory) = (Arc::clone(shared), memory.clone());
-        Self { shared, incoming, encoding, memory, received: Bytes::new(), begun: None }
+        let (owner, memory) = (Arc::clone(owner), memory.clone());
+        Self { owner, incoming, encoding, memory, received: Bytes::new(), begun: None, pace: Pace::default() }
     }
 
     /// The next message; `None` when the client has no more. Nothing is lost if this is given up and asked again.
@@ -84,10 +88,11 @@ impl Messages {
     async fn read(&mut self, pauses: bool) -> Result<Option<Framed>, Fault> {
         loop {
             if let Some(message) = self.take()? {
+                self.pace = Pace::default();
                 return Ok(Some(message));
             }
             let between = self.begun.is_none() && self.received.is_empty();
-            let piece = if pauses && between { self.piece().await } else { self.piece_in_time().await };
+            let piece = if pauses && between { piece(&mut self.incoming).await } else { self.piece_in_time().await };
             match piece? {
                 Some(piece) if self.received.is_empty() => self.received = piece,
                 // Only a prefix can be cut in two here.
@@ -109,26 +114,32 @@ impl Messages {
                 let memory = if encoding.is_none() { &self.memory } else { &None };
                 if self.received.len() >= length {
                     // In one piece: it is copied only where that spares the executor a copy.
-                    let held = HeldBytes::of(&self.shared, length)?;
+                    let held = HeldBytes::of(&self.owner, length)?;
                     let content = to_host(self.received.split_to(length), memory);
                     return Ok(Some(self.framed(content, encoding, held)));
                 }
-                PartialMessage { encoding, length, content: Gathered::new(length, memory), held: None }
+                PartialMessage {
+                    encoding,
+                    length,
+                    content: Gathered::new(length, memory),
+                    held: HeldBytes::new(&self.owner),
+                }
             }
         };
         let missing = begun.length - begun.content.len();
         let piece = self.received.split_to(self.received.len().min(missing));
-        begun.add(&piece, &self.shared)?;
+        begun.content.add(&piece)?;
+        begun.held.add(piece.len())?;
         if begun.content.len() < begun.length {
             self.begun = Some(begun);
             return Ok(None);
         }
-        Ok(Some(self.framed(begun.content.freeze(), begun.encoding, begun.held)))
+        Ok(Some(self.framed(begun.content.freeze(), begun.encoding, Some(begun.held))))
     }
 
     /// What a prefix says: how the message is compressed, and its length.
     fn prefix(&self, [flag, length @ ..]: [u8; PREFIX_BYTES]) -> Result<(Option<Encoding>, usize), Fault> {
-        let limit = self.shared.config.max_body_bytes;
+        let limit = self.owner.shared.config.max_body_bytes;
         let length = u32::from_be_bytes(length) as usize;
         if length > limit {
             return Err(too_large(limit));
@@ -143,7 +154,7 @@ impl Messages {
     }
 
     fn framed(&self, content: Bytes, encoding: Option<Encoding>, held: Option<HeldBytes>) -> Framed {
-        Framed { shared: Arc::clone(&self.shared), content, encoding, memory: self.memory.clone(), held }
+        Framed { owner: Arc::clone(&self.owner), content, encoding, memory: self.memory.clone(), held }
     }
 
     /// What comes next, if it comes in time.
@@ -151,33 +162,21 @@ impl Messages {
         if self.incoming.is_end_stream() {
             return Ok(None);
         }
-        let patience = self.shared.config.body_timeout;
-        tokio::time::timeout(patience, self.piece()).await.unwrap_or_else(|_| {
-            Err(Fault::bad(format!("the message stood still for {patience:?}: send it without pauses")))
-        })
-    }
-
-    /// What comes next.
-    async fn piece(&mut self) -> Result<Option<Bytes>, Fault> {
-        loop {
-            let frame = poll_fn(|cx| Pin::new(&mut self.incoming).poll_frame(cx)).await;
-            match frame.map(|frame| frame.map(Frame::into_data)) {
-                None => return Ok(None),
-                Some(Ok(Ok(data))) => return Ok(Some(data)),
-                Some(Ok(Err(_trailers))) => {}
-                Some(Err(error)) => return Err(Fault::bad(format!("the message could not be read: {error}"))),
-            }
-        }
+        let piece = self.pace.next(&self.owner.shared.config, "message", piece(&mut self.incoming)).await??;
+        self.pace.came(piece.as_ref().map_or(0, Bytes::len));
+        Ok(piece)
     }
 }
 
-impl PartialMessage {
-    fn add(&mut self, piece: &[u8], shared: &Arc<ServerState>) -> Result<(), Fault> {
-        self.content.add(piece);
-        match &mut self.held {
-            Some(held) => held.add(piece.len()),
-            None if self.content.len() < COUNTED_FROM => Ok(()),
-            None => self.held.insert(HeldBytes::new(shared)).add(self.content.len()),
+/// What comes next.
+async fn piece(incoming: &mut Incoming) -> Result<Option<Bytes>, Fault> {
+    loop {
+        let frame = poll_fn(|cx| Pin::new(&mut *incoming).poll_frame(cx)).await;
+        match frame.map(|frame| frame.map(Frame::into_data)) {
+            None => return Ok(None),
+            Some(Ok(Ok(data))) => return Ok(Some(data)),
+            Some(Ok(Err(_trailers))) => {}
+            Some(Err(error)) => return Err(Fault::bad(format!("the message could not be read: {error}"))),
         }
     }
 }
@@ -185,16 +184,14 @@ impl PartialMessage {
 impl Framed {
     /// The message's content, plain, and what counts it if it is large.
     pub(super) async fn plain(self) -> Result<(Bytes, Option<HeldBytes>), Fault> {
-        let Self { shared, content, encoding, memory, held } = self;
+        let Self { owner, content, encoding, memory, held } = self;
         let (Some(encoding), false) = (encoding, content.is_empty()) else { return Ok((content, held)) };
-        // What is compressed may be a thousand times as large as it looks.
-        offload(move || {
-            let plain = encoding.decompress(&content, shared.config.max_body_bytes)?;
-            let mut held = held.unwrap_or_else(|| HeldBytes::new(&shared));
-            held.replace(plain.len())?;
-            Ok((to_host(plain, &memory), Some(held)))
-        })
-        .await
+        // What is compressed may be a thousand times as large as it looks, and many may wait for their turn.
+        let mut held = held.unwrap_or_else(|| HeldBytes::new(&owner));
+        held.replace(content.len())?;
+        let bytes = content.len();
+        let inflate = move || Ok((to_host(held.inflate(encoding, &content)?, &memory), Some(held)));
+        offload(&owner, bytes, inflate).await
     }
 }
 
@@ -205,11 +202,18 @@ fn too_large(limit: usize) -> Fault {
     )
 }
 
+/// An answer in its frame, which counts as held instead of its request until it is written, if it is large.
+pub(super) fn held(frame: Vec<u8>, request: Option<HeldBytes>, owner: &Arc<Owner>) -> Result<Bytes, Fault> {
+    let mut frame = Bytes::from(frame);
+    HeldBytes::answer(request, owner, &mut [&mut frame])?;
+    Ok(frame)
+}
+
 /// A message in its frame, compressed if that is wanted.
 pub(super) fn write(message: &impl Message, encoding: Option<Encoding>) -> Result<Vec<u8>, Fault> {
     let mut frame = match encoding {
         None => {
-            let mut frame = Vec::with_capacity(PREFIX_BYTES + message.encoded_len());
+            let mut frame = room(PREFIX_BYTES + message.encoded_len())?;
             frame.resize(PREFIX_BYTES, 0);
             message.encode(&mut frame).expect("a Vec grows");
             frame

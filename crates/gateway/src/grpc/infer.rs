@@ -8,25 +8,32 @@ use crate::body::hold::HeldBytes;
 use crate::call::{Call, CallHeaders, count_unrouted};
 use crate::headers::{APPLICATION, TIMEOUT_US, text};
 use crate::io::IoContext;
+use crate::io::clients::Owner;
+use crate::rights::Caller;
 use base::{ApplicationId, Duration, Timestamp};
+use bytes::Bytes;
 use hyper::Response;
 use hyper::header::HeaderMap;
 use prost::Message;
+use std::sync::Arc;
 use telemetry::Transport;
 use wire::proto::{ModelInferRequest, ModelInferResponse};
 use wire::{Fault, InferResponse, admit, grpc};
 
 /// `ModelInfer`: one request, one answer.
 pub(super) async fn answer(
-    context: &IoContext,
+    (context, owner): (&IoContext, &Arc<Owner>),
+    caller: &Caller,
     headers: &HeaderMap,
     mut incoming: Messages,
     encodings: Encodings,
     arrived_at: Timestamp,
 ) -> Result<Response<tonic::body::Body>, Fault> {
     let message = incoming.only().await.inspect_err(|fault| count_unrouted(context, fault))?;
-    let (request, _held) = read(context, message).await?;
-    let frame = run(context, &request, head(context, headers), encodings.answer, arrived_at, |answer| answer).await?;
+    let (request, held) = read(context, message).await?;
+    may_ask(context, caller, &request)?;
+    let head = head(context, headers);
+    let frame = run((context, owner), (&request, held), head, encodings.answer, arrived_at, |answer| answer).await?;
     Ok(messages(OneMessage::new(frame), encodings.answer))
 }
 
@@ -42,21 +49,27 @@ pub(super) async fn read(
     read.await.inspect_err(|fault| count_unrouted(context, fault))
 }
 
-/// Asks the model. The answer is made into a message by `wrap`, and is in its frame.
+/// Refuses whoever may not ask the model that a request names.
+pub(super) fn may_ask(context: &IoContext, caller: &Caller, request: &ModelInferRequest) -> Result<(), Fault> {
+    context.gate.may_ask(caller, &request.model_name).inspect_err(|fault| count_unrouted(context, fault))
+}
+
+/// Asks the model. The answer is made into a message by `wrap`, is in its frame, and is held instead of the request.
 pub(super) async fn run<M: Message + 'static>(
-    context: &IoContext,
-    request: &ModelInferRequest,
+    (context, owner): (&IoContext, &Arc<Owner>),
+    (request, held): (&ModelInferRequest, Option<HeldBytes>),
     head: Result<CallHeaders, Fault>,
     encoding: Option<Encoding>,
     arrived_at: Timestamp,
     wrap: fn(ModelInferResponse) -> M,
-) -> Result<Vec<u8>, Fault> {
-    let (name, version) = (&request.model_name, &request.model_version);
-    let mut call = Call::begin(context, name, version, Transport::Grpc, arrived_at)?;
+) -> Result<Bytes, Fault> {
+    let named = (&*request.model_name, &*request.model_version);
+    let mut call = Call::begin(context, owner, named, Transport::Grpc, arrived_at)?;
     let outcome = match head.and_then(|head| Ok((head, grpc::decode(request)?))) {
         Ok((head, request)) => {
             let encode = move |response: InferResponse<'_>| frames::write(&wrap(grpc::encode(response)), encoding);
-            call.run(request, head, encoding.is_some(), encode).await
+            let frame = call.run(request, head, encoding.is_some(), encode).await;
+            frame.and_then(|frame| frames::held(frame, held, owner))
         }
         Err(fault) => Err(fault),
     };

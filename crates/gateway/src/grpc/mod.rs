@@ -11,8 +11,11 @@ use crate::body::encoding::Encoding;
 use crate::call::count_unrouted;
 use crate::headers::text;
 use crate::io::IoContext;
+use crate::io::accept::{Protocol, too_many};
+use crate::io::clients::Owner;
 use crate::io::connection::Activity;
 use crate::io::open_stream::{OpenStream, StreamBody};
+use crate::rights::Asked;
 use answer::{ACCEPT_ENCODING, ENCODING};
 use base::Timestamp;
 use frames::Messages;
@@ -20,7 +23,7 @@ use hyper::body::Incoming;
 use hyper::header::HeaderMap;
 use hyper::http::request::Parts;
 use hyper::{Request, Response};
-use standard::StandardServices;
+use standard::{Standard, StandardServices, TimedBody};
 use std::convert::Infallible;
 use std::sync::Arc;
 use tonic::body::Body;
@@ -37,23 +40,39 @@ pub(crate) struct GrpcServer {
 
 impl GrpcServer {
     pub(crate) fn new(context: Arc<IoContext>) -> Self {
-        let standard = StandardServices::new(&context.shared);
+        let standard = StandardServices::new(&context);
         Self { context, standard }
+    }
+
+    /// What the thread's connections share.
+    pub(crate) fn context(&self) -> &Arc<IoContext> {
+        &self.context
     }
 
     /// Answers one call.
     pub(crate) async fn answer(
         &self,
-        activity: &Arc<Activity>,
+        open: OpenStream,
+        owner: &Arc<Owner>,
         request: Request<Incoming>,
     ) -> Result<Response<StreamBody<Body>>, Infallible> {
         let arrived_at = self.context.controller.now();
-        let open = OpenStream::new(&self.context, activity);
-        let response = match self.standard.of(request.uri().path()) {
-            Some(handler) => handler(request).await?,
+        let path = request.uri().path();
+        let response = match self.standard.of(path) {
+            _ if open.is_probe() && !standard::is_probe(path) => {
+                answer::refusal(too_many(&self.context.shared.config, Protocol::Grpc))
+            }
+            Some(Standard { handler, patience, deed }) => {
+                let (protocol, activity) = (Protocol::Grpc, Some(open.activity()));
+                let asked = Asked { protocol, uri: request.uri(), headers: request.headers(), activity };
+                match self.context.admit(asked, deed) {
+                    Ok(_) => handler(request.map(|body| TimedBody::new(body, patience))).await?,
+                    Err(fault) => answer::refusal(fault),
+                }
+            }
             None => {
                 let (head, incoming) = request.into_parts();
-                self.call(&head, incoming, arrived_at).await.unwrap_or_else(answer::refusal)
+                self.call(owner, &head, open.activity(), incoming, arrived_at).await.unwrap_or_else(answer::refusal)
             }
         };
         Ok(response.map(|body| StreamBody::new(body, open)))
@@ -62,20 +81,30 @@ impl GrpcServer {
     /// Answers one call of the protocol.
     async fn call(
         &self,
-        Parts { uri, headers, .. }: &Parts,
+        owner: &Arc<Owner>,
+        head: &Parts,
+        activity: &Activity,
         incoming: Incoming,
         arrived_at: Timestamp,
     ) -> Result<Response<Body>, Fault> {
-        let context = &self.context;
+        let (context, headers) = (&self.context, &head.headers);
+        let asked = Asked::new(Protocol::Grpc, head, Some(activity));
         let encodings = Encodings::of(headers).inspect_err(|fault| count_unrouted(context, fault))?;
-        let messages = |memory| Messages::new(&context.shared, incoming, encodings.request, memory);
+        let messages = |memory| Messages::new(owner, incoming, encodings.request, memory);
         // Only inference has tensors, which devices read.
         let memory = &context.shared.config.host_memory;
-        match uri.path().strip_prefix(SERVICE).unwrap_or_default() {
-            "ModelInfer" => infer::answer(context, headers, messages(memory), encodings, arrived_at).await,
-            "ModelStreamInfer" => stream_infer::answer(context, headers, messages(memory), encodings, arrived_at),
+        let admit = || context.gate.admit_infer(asked).inspect_err(|fault| count_unrouted(context, fault));
+        match head.uri.path().strip_prefix(SERVICE).unwrap_or_default() {
+            "ModelInfer" => {
+                let caller = admit()?;
+                infer::answer((context, owner), &caller, headers, messages(memory), encodings, arrived_at).await
+            }
+            "ModelStreamInfer" => {
+                let caller = admit()?;
+                stream_infer::answer((context, owner), caller, headers, messages(memory), encodings, arrived_at)
+            }
             // In a box: what is rare must not make every call larger.
-            name => Box::pin(calls::answer(context, name, messages(&None), encodings)).await,
+            name => Box::pin(calls::answer((context, owner), asked, name, messages(&None), encodings)).await,
         }
     }
 }

@@ -1,11 +1,17 @@
 //! The services that gRPC tools expect of any server: health (`grpc.health.v1`) and reflection (`v1` and `v1alpha`).
 
-use crate::io::{Readiness, ServerState};
-use hyper::body::Incoming;
+use crate::io::{IoContext, Readiness};
+use crate::rights::Deed;
+use bytes::Bytes;
+use controller::Controller;
+use hyper::body::{Body as HttpBody, Frame, Incoming};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Sleep;
 use tonic::body::Body;
 use tonic::codegen::{BoxStream, Service, http, tokio_stream::Stream};
 use tonic::{Request, Response, Status, async_trait};
@@ -22,10 +28,30 @@ const SERVICES: [&str; 2] = ["", "inference.GRPCInferenceService"];
 const MAX_MESSAGE_BYTES: usize = 64 << 10;
 
 type ServiceFuture = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
-type Handler = Box<dyn Fn(http::Request<Incoming>) -> ServiceFuture + Send + Sync>;
+type Handler = Box<dyn Fn(http::Request<TimedBody>) -> ServiceFuture + Send + Sync>;
+
+/// The calls that ask whether the server lives.
+pub(super) fn is_probe(path: &str) -> bool {
+    let calls = ["ServerLive", "ServerReady"];
+    path == "/grpc.health.v1.Health/Check"
+        || path.strip_prefix(super::SERVICE).is_some_and(|call| calls.contains(&call))
+}
+
+/// One of the services.
+pub(super) struct Standard<'s> {
+    /// Who answers calls to it.
+    pub(super) handler: &'s Handler,
+    /// How long their messages may take in all.
+    pub(super) patience: Duration,
+    /// What they do.
+    pub(super) deed: Deed,
+}
 
 /// The services.
 pub(super) struct StandardServices {
+    /// How long a client may take to say what it asks, and how long a call of reflection may take.
+    body_timeout: Duration,
+    idle_timeout: Duration,
     health: Handler,
     reflection: Handler,
     old_reflection: Handler,
@@ -33,7 +59,7 @@ pub(super) struct StandardServices {
 
 fn handler<S>(service: S) -> Handler
 where
-    S: Service<http::Request<Incoming>, Response = http::Response<Body>, Error = Infallible>,
+    S: Service<http::Request<TimedBody>, Response = http::Response<Body>, Error = Infallible>,
     S: Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
 {
@@ -41,8 +67,9 @@ where
 }
 
 impl StandardServices {
-    pub(super) fn new(shared: &Arc<ServerState>) -> Self {
-        let health = HealthServer::new(HealthCalls { readiness: shared.readiness.subscribe() });
+    pub(super) fn new(context: &Arc<IoContext>) -> Self {
+        let readiness = context.shared.readiness.subscribe();
+        let health = HealthServer::new(HealthCalls { readiness, controller: context.controller.clone() });
         let described = || {
             Builder::configure()
                 .register_encoded_file_descriptor_set(DESCRIPTION)
@@ -51,6 +78,8 @@ impl StandardServices {
         let (new, old) = (described().build_v1(), described().build_v1alpha());
         let valid = "the descriptions that the build made are whole";
         Self {
+            body_timeout: context.shared.config.body_timeout,
+            idle_timeout: context.shared.config.idle_timeout,
             health: handler(health.max_decoding_message_size(MAX_MESSAGE_BYTES)),
             reflection: handler(new.expect(valid).max_decoding_message_size(MAX_MESSAGE_BYTES)),
             old_reflection: handler(old.expect(valid).max_decoding_message_size(MAX_MESSAGE_BYTES)),
@@ -58,14 +87,46 @@ impl StandardServices {
     }
 
     /// Who answers calls to that path, if it is one of these services.
-    pub(super) fn of(&self, path: &str) -> Option<&Handler> {
+    pub(super) fn of(&self, path: &str) -> Option<Standard<'_>> {
         let (service, _call) = path.strip_prefix("/grpc.")?.split_once('/')?;
-        match service {
-            "health.v1.Health" => Some(&self.health),
-            "reflection.v1.ServerReflection" => Some(&self.reflection),
-            "reflection.v1alpha.ServerReflection" => Some(&self.old_reflection),
-            _ => None,
+        let (handler, patience, deed) = match service {
+            "health.v1.Health" => (&self.health, self.body_timeout, Deed::AskHealth),
+            "reflection.v1.ServerReflection" => (&self.reflection, self.idle_timeout, Deed::ReadMetadata),
+            "reflection.v1alpha.ServerReflection" => (&self.old_reflection, self.idle_timeout, Deed::ReadMetadata),
+            _ => return None,
+        };
+        Some(Standard { handler, patience, deed })
+    }
+}
+
+/// The messages of a call, which must be there in time.
+pub(super) struct TimedBody {
+    incoming: Incoming,
+    patience: Duration,
+    over: Pin<Box<Sleep>>,
+}
+
+impl TimedBody {
+    pub(super) fn new(incoming: Incoming, patience: Duration) -> Self {
+        Self { incoming, patience, over: Box::pin(tokio::time::sleep(patience)) }
+    }
+}
+
+impl HttpBody for TimedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(cx) {
+            return Poll::Ready(frame.map(|frame| frame.map_err(|error| Status::cancelled(error.to_string()))));
         }
+        ready!(self.over.as_mut().poll(cx));
+        let sentence = format!("the call isn't complete after {:?}: send it without pauses", self.patience);
+        Poll::Ready(Some(Err(Status::invalid_argument(sentence))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
     }
 }
 
@@ -76,6 +137,7 @@ fn health(readiness: Readiness) -> HealthCheckResponse {
 
 struct HealthCalls {
     readiness: watch::Receiver<Readiness>,
+    controller: Controller,
 }
 
 #[async_trait]
@@ -88,7 +150,8 @@ impl Health for HealthCalls {
                 SERVICES[1]
             )));
         }
-        let readiness = *self.readiness.borrow();
+        let stuck = self.controller.stuck().is_some();
+        let readiness = if stuck { Readiness::Stuck } else { *self.readiness.borrow() };
         Ok(Response::new(health(readiness)))
     }
 
@@ -145,9 +208,9 @@ impl HealthStream {
 impl Stream for HealthStream {
     type Item = Result<HealthCheckResponse, Status>;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<Option<Self::Item>> {
-        let next = std::task::ready!(self.next.as_mut().poll(cx));
-        std::task::Poll::Ready(next.map(|(answer, watching)| {
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let next = ready!(self.next.as_mut().poll(cx));
+        Poll::Ready(next.map(|(answer, watching)| {
             self.next = Box::pin(watching.next());
             Ok(answer)
         }))
@@ -158,7 +221,7 @@ impl Stream for HealthStream {
 mod tests {
     use super::*;
     use ServingStatus::{NotServing, ServiceUnknown, Serving};
-    use std::task::{Context, Poll, Waker};
+    use std::task::Waker;
 
     /// What a watcher is told by and by, while the server starts, serves and goes down.
     fn told(known: bool) -> Vec<Option<ServingStatus>> {
@@ -169,7 +232,7 @@ mod tests {
             Poll::Pending => Vec::new(),
         };
         let mut told = [look(), look()].concat();
-        for readiness in [Readiness::Ready, Readiness::Closing] {
+        for readiness in [Readiness::Ready, Readiness::Stuck, Readiness::Ready, Readiness::Closing] {
             tell.send_replace(readiness);
             told.extend(look());
         }
@@ -179,7 +242,8 @@ mod tests {
 
     #[test]
     fn a_watcher_is_told_of_each_change_and_the_end() {
-        assert_eq!(told(true), [Some(NotServing), Some(Serving), Some(NotServing), None]);
+        let (yes, no) = (Some(Serving), Some(NotServing));
+        assert_eq!(told(true), [no, yes, no, yes, no, None]);
         assert_eq!(told(false), [Some(ServiceUnknown), None]);
     }
 }

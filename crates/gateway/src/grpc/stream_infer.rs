@@ -15,13 +15,15 @@ use super::infer::{self, application, call_deadline, header_deadline};
 use crate::body::encoding::Encoding;
 use crate::call::{CallHeaders, count_unrouted};
 use crate::io::IoContext;
+use crate::io::clients::Owner;
+use crate::rights::Caller;
 use base::{ApplicationId, Duration, Reason, Timestamp};
 use bytes::Bytes;
 use hyper::Response;
 use hyper::body::{Body, Frame};
 use hyper::header::HeaderMap;
 use std::convert::Infallible;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::sync::mpsc;
@@ -43,11 +45,13 @@ const STATUS_HEADER: &str = "triton_grpc_error";
 const JOINED_BYTES: usize = 32 << 10;
 
 /// An answer in its frame, or why the stream ends.
-type FramedAnswer = Result<Vec<u8>, Fault>;
+type FramedAnswer = Result<Bytes, Fault>;
 
 /// The answers of a stream. Dropped, what isn't answered is taken back.
 struct Answers {
     answers: mpsc::Receiver<FramedAnswer>,
+    /// One that is too large to be written together with others.
+    large: Option<Bytes>,
     end: End,
     _reader: JoinSet<()>,
 }
@@ -64,19 +68,29 @@ enum End {
 
 impl Answers {
     /// The answers that are done.
-    fn poll_joined(&mut self, cx: &mut Context<'_>) -> Poll<Vec<u8>> {
+    fn poll_joined(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
+        if let Some(large) = self.large.take() {
+            return Poll::Ready(large);
+        }
         let mut joined = Vec::new();
         while joined.len() < JOINED_BYTES && matches!(self.end, End::Open) {
             match self.answers.poll_recv(cx) {
                 Poll::Pending if joined.is_empty() => return Poll::Pending,
                 Poll::Pending => break,
-                Poll::Ready(Some(Ok(frame))) if joined.is_empty() => joined = frame,
+                Poll::Ready(Some(Ok(frame))) if frame.len() >= JOINED_BYTES => {
+                    if joined.is_empty() {
+                        return Poll::Ready(frame);
+                    }
+                    self.large = Some(frame);
+                    break;
+                }
+                Poll::Ready(Some(Ok(frame))) if joined.is_empty() => joined = frame.into(),
                 Poll::Ready(Some(Ok(frame))) => joined.extend_from_slice(&frame),
                 Poll::Ready(Some(Err(fault))) => self.end = End::Known(fault.into()),
                 Poll::Ready(None) => self.end = End::Known(Status::ok("")),
             }
         }
-        Poll::Ready(joined)
+        Poll::Ready(joined.into())
     }
 }
 
@@ -87,7 +101,7 @@ impl Body for Answers {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let joined = ready!(self.poll_joined(cx));
         if !joined.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(joined.into()))));
+            return Poll::Ready(Some(Ok(Frame::data(joined))));
         }
         match std::mem::replace(&mut self.end, End::Said) {
             End::Known(status) => Poll::Ready(Some(Ok(trailers(&status)))),
@@ -102,7 +116,8 @@ impl Body for Answers {
 
 /// `ModelStreamInfer`: requests and answers until the client has no more.
 pub(super) fn answer(
-    context: &Arc<IoContext>,
+    (context, owner): (&Arc<IoContext>, &Arc<Owner>),
+    caller: Caller,
     headers: &HeaderMap,
     incoming: Messages,
     encodings: Encodings,
@@ -113,6 +128,8 @@ pub(super) fn answer(
     let (sender, answers) = mpsc::channel(MAX_ANSWERS);
     let reader = Reader {
         context: Arc::clone(context),
+        owner: Arc::clone(owner),
+        caller,
         limit: header_deadline(headers),
         application: application(context, headers)?,
         ends_at: call_deadline(headers).map(|span| arrived_at + span),
@@ -122,13 +139,16 @@ pub(super) fn answer(
     };
     let mut task = JoinSet::new();
     task.spawn(reader.run(incoming));
-    Ok(messages(Answers { answers, end: End::Open, _reader: task }, encodings.answer))
+    Ok(messages(Answers { answers, large: None, end: End::Open, _reader: task }, encodings.answer))
 }
 
 /// What every request of a stream needs.
 #[derive(Clone)]
 struct Reader {
     context: Arc<IoContext>,
+    owner: Arc<Owner>,
+    /// Who sends them: keys may change while the stream is open.
+    caller: Caller,
     /// The deadline of each request, from its arrival.
     limit: Option<Duration>,
     /// Who sends them, unless they say so themselves.
@@ -145,6 +165,10 @@ impl Reader {
     async fn run(self, mut messages: Messages) {
         let mut calls = JoinSet::new();
         let mut closing = self.context.closing.clone();
+        let patience = self.context.shared.config.idle_timeout;
+        // Looked at when it is over, and not with each request: a stream may idle for twice that.
+        let mut idle = pin!(tokio::time::sleep(patience));
+        let mut was_asked = false;
         let end = loop {
             tokio::select! {
                 biased;
@@ -154,6 +178,7 @@ impl Reader {
                 },
                 message = messages.next(), if calls.len() < MAX_IN_FLIGHT => match message {
                     Ok(Some(message)) => {
+                        was_asked = true;
                         let arrived_at = self.context.controller.now();
                         calls.spawn(self.clone().call(message, arrived_at));
                     }
@@ -163,6 +188,13 @@ impl Reader {
                         break Some(fault);
                     }
                 },
+                () = &mut idle => {
+                    if !was_asked && calls.is_empty() {
+                        break Some(Fault::bad(format!("the stream had no request for {patience:?}: open it when there is one")));
+                    }
+                    was_asked = false;
+                    idle.as_mut().reset(tokio::time::Instant::now() + patience);
+                }
                 // What is in flight is answered; the client has to go elsewhere with the rest.
                 _ = closing.wait_for(|&closing| closing) => {
                     break Some(Fault::new(Reason::ShuttingDown, "the server is going down"));
@@ -181,19 +213,23 @@ impl Reader {
         let answer = match self.infer(message, arrived_at).await {
             Ok(frame) => Ok(frame),
             Err((_, fault)) if self.ends_with_status => Err(fault),
-            Err((id, fault)) => frames::write(&refused(id, fault), self.encoding),
+            Err((id, fault)) => frames::write(&refused(id, fault), self.encoding).map(Bytes::from),
         };
         // Fails only if nobody waits for it.
         let _ = self.answers.send(answer).await;
     }
 
     /// The answer to a request; or the request's id and why there is none.
-    async fn infer(&self, message: Framed, arrived_at: Timestamp) -> Result<Vec<u8>, (String, Fault)> {
+    async fn infer(&self, message: Framed, arrived_at: Timestamp) -> Result<Bytes, (String, Fault)> {
         let context = &self.context;
-        let (request, _held) = infer::read(context, message).await.map_err(|fault| (String::new(), fault))?;
+        let (request, held) = infer::read(context, message).await.map_err(|fault| (String::new(), fault))?;
+        if let Err(fault) = infer::may_ask(context, &self.caller, &request) {
+            return Err((request.id, fault));
+        }
         let left = self.ends_at.map(|ends_at| ends_at.since(arrived_at));
         let head = CallHeaders { limit: self.limit.into_iter().chain(left).min(), application: self.application };
-        let answer = infer::run(context, &request, Ok(head), self.encoding, arrived_at, answered).await;
+        let answer =
+            infer::run((context, &self.owner), (&request, held), Ok(head), self.encoding, arrived_at, answered).await;
         answer.map_err(|fault| (request.id, fault))
     }
 }

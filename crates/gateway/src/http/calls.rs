@@ -5,16 +5,20 @@ use super::receive::RequestBody;
 use super::route::{MemoryCall, ModelCall, Route};
 use crate::admin::{repository, settings, shared_memory, shares, statistics};
 use crate::body::encoding::Encoding;
+use crate::body::hold::HeldBytes;
 use crate::body::payload::{Payload, plain};
 use crate::headers::text;
 use crate::io::IoContext;
+use crate::io::clients::Owner;
 use crate::io::connection::Activity;
 use crate::io::offload::offload;
+use crate::rights::{Author, SharesChange};
 use base::Reason;
 use bytes::Bytes;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING};
 use hyper::http::request::Parts;
 use hyper::{Method, Response};
+use std::sync::Arc;
 use wire::admit::SMALL_BYTES;
 use wire::proto::{
     CudaSharedMemoryStatusRequest, CudaSharedMemoryUnregisterRequest, LogSettingsRequest, ModelConfigRequest,
@@ -25,7 +29,8 @@ use wire::{Fault, json};
 /// Answers one call that is neither inference nor about health nor about metadata.
 pub(super) async fn answer(
     context: &IoContext,
-    activity: &Activity,
+    (activity, owner): (&Activity, &Arc<Owner>),
+    author: &Author,
     route: &Route<'_>,
     head: &Parts,
     body: &mut RequestBody,
@@ -33,22 +38,29 @@ pub(super) async fn answer(
     let encoding = Encoding::of_request("Content-Encoding", text(&head.headers, &CONTENT_ENCODING)?)?;
     let accepted = Encoding::for_response(text(&head.headers, &ACCEPT_ENCODING)?);
     let asks = head.method != Method::POST;
-    let (body, held) = body.read(&context.shared, &None).await?;
+    let _request = owner.request(context.controller.now())?;
+    let (body, held) = body.read(owner, &None).await?;
     activity.busy();
-    let body = match encoding {
-        None => body,
+    let (body, held) = match encoding {
+        None => (body, held),
         Some(encoding) => {
-            let limit = context.shared.config.max_body_bytes;
-            offload(move || encoding.decompress(&body, limit)).await?
+            let mut held = held.unwrap_or_else(|| HeldBytes::new(owner));
+            offload(owner, body.len(), move || Ok((held.inflate(encoding, &body)?, Some(held)))).await?
         }
     };
-    let json = run(context, route, asks, body).await?;
-    drop(held);
-    Ok(json.map_or_else(plain::empty, |json| compressed(Payload::from(json), accepted)))
+    let Some(json) = run((context, owner), author, route, asks, body).await? else { return Ok(plain::empty()) };
+    let (head, payload) = compressed(Payload::from(json), accepted).into_parts();
+    Ok(Response::from_parts(head, payload.held(held, owner)?))
 }
 
 /// What the call answers with, as JSON; `None` where there is nothing to say.
-async fn run(context: &IoContext, route: &Route<'_>, asks: bool, body: Bytes) -> Result<Option<Vec<u8>>, Fault> {
+async fn run(
+    (context, owner): (&IoContext, &Arc<Owner>),
+    author: &Author,
+    route: &Route<'_>,
+    asks: bool,
+    body: Bytes,
+) -> Result<Option<Vec<u8>>, Fault> {
     // Only models that are loaded bring something large.
     let loads = matches!(route, Route::RepositoryModel { loads: true, .. });
     if !loads && body.len() > SMALL_BYTES {
@@ -58,14 +70,15 @@ async fn run(context: &IoContext, route: &Route<'_>, asks: bool, body: Bytes) ->
     Ok(Some(match route {
         Route::Models => json::model_names(&repository::model_names(context)?),
         Route::Statistics => json::statistics(&statistics::statistics(context, &ModelStatisticsRequest::default())?),
-        Route::TraceSetting => trace(context, "", asks, &body)?,
+        Route::TraceSetting => trace(context, author, "", asks, &body)?,
         Route::Logging => {
             let request = if asks { LogSettingsRequest::default() } else { json::read_log_request(&body)? };
-            json::log_settings(&settings::log(context, &request)?)
+            let outcome = settings::log(context, &request);
+            json::log_settings(&if asks { outcome } else { author.does(&request).with(outcome) }?)
         }
         Route::Shares => {
             if !asks {
-                shares::change(&context.controller, &body)?;
+                author.does(&SharesChange(&body)).with(shares::change(&context.controller, &body))?;
             }
             shares::json(&context.controller)
         }
@@ -73,18 +86,26 @@ async fn run(context: &IoContext, route: &Route<'_>, asks: bool, body: Bytes) ->
             json::index(&repository::index(context, &json::read_index_request(repository, &body)?)?)
         }
         Route::RepositoryModel { repository, name, loads: true } => {
-            let (repository, name) = (repository.to_string(), name.to_string());
+            let (repository, name, bytes) = (repository.to_string(), name.to_string(), body.len());
             // Files come as base64 in JSON: reading megabytes of it takes milliseconds.
-            let request = offload(move || json::read_load_request(&repository, &name, &body)).await?;
-            repository::load(context, request).await?;
+            let read = move || json::read_load_request(&repository, &name, &body);
+            let request = offload(owner, bytes, read).await?;
+            let line = author.does(&request);
+            line.with(repository::load(context, request).await)?;
             return Ok(None);
         }
         Route::RepositoryModel { repository, name, loads: false } => {
-            repository::unload(context, json::read_unload_request(repository, name, &body)?).await?;
+            let request = json::read_unload_request(repository, name, &body)?;
+            let line = author.does(&request);
+            line.with(repository::unload(context, request).await)?;
             return Ok(None);
         }
-        Route::SharedMemory { cuda: false, region, call } => return system_memory(context, region, *call, &body).await,
-        Route::SharedMemory { cuda: true, region, call } => return cuda_memory(context, region, *call, &body),
+        Route::SharedMemory { cuda: false, region, call } => {
+            return system_memory(context, author, region, *call, &body).await;
+        }
+        Route::SharedMemory { cuda: true, region, call } => {
+            return cuda_memory(context, author, region, *call, &body);
+        }
         Route::Model { name, version, call } => {
             let (name, version) = (name.to_string(), version.to_string());
             match call {
@@ -97,7 +118,7 @@ async fn run(context: &IoContext, route: &Route<'_>, asks: bool, body: Bytes) ->
                 ModelCall::TraceSetting => {
                     // Settings are the model's, but a version that is named must be there.
                     context.models.find(&name, &version)?;
-                    trace(context, &name, asks, &body)?
+                    trace(context, author, &name, asks, &body)?
                 }
                 ModelCall::Metadata | ModelCall::Ready | ModelCall::Infer => return Err(elsewhere()),
             }
@@ -106,17 +127,20 @@ async fn run(context: &IoContext, route: &Route<'_>, asks: bool, body: Bytes) ->
     }))
 }
 
-fn trace(context: &IoContext, model: &str, asks: bool, body: &[u8]) -> Result<Vec<u8>, Fault> {
+fn trace(context: &IoContext, author: &Author, model: &str, asks: bool, body: &[u8]) -> Result<Vec<u8>, Fault> {
     let request = if asks {
         TraceSettingRequest { model_name: model.to_owned(), ..TraceSettingRequest::default() }
     } else {
         json::read_trace_request(model, body)?
     };
-    Ok(json::trace_settings(&settings::trace(context, &request)?))
+    let outcome = settings::trace(context, &request);
+    let outcome = if asks { outcome } else { author.does(&request).with(outcome) };
+    Ok(json::trace_settings(&outcome?))
 }
 
 async fn system_memory(
     context: &IoContext,
+    author: &Author,
     region: &str,
     call: MemoryCall,
     body: &[u8],
@@ -128,16 +152,24 @@ async fn system_memory(
             return Ok(Some(json::system_regions(&status)));
         }
         MemoryCall::Register => {
-            shared_memory::system_register(context, &json::read_system_register(region, body)?)?;
+            let request = json::read_system_register(region, body)?;
+            author.does(&request).with(shared_memory::system_register(context, &request))?;
         }
         MemoryCall::Unregister => {
-            shared_memory::system_unregister(context, &SystemSharedMemoryUnregisterRequest { name }).await?;
+            let request = SystemSharedMemoryUnregisterRequest { name };
+            author.does(&request).with(shared_memory::system_unregister(context, &request).await)?;
         }
     }
     Ok(None)
 }
 
-fn cuda_memory(context: &IoContext, region: &str, call: MemoryCall, body: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
+fn cuda_memory(
+    context: &IoContext,
+    author: &Author,
+    region: &str,
+    call: MemoryCall,
+    body: &[u8],
+) -> Result<Option<Vec<u8>>, Fault> {
     let name = region.to_owned();
     match call {
         MemoryCall::Status => {
@@ -145,10 +177,12 @@ fn cuda_memory(context: &IoContext, region: &str, call: MemoryCall, body: &[u8])
             return Ok(Some(json::cuda_regions(&status)));
         }
         MemoryCall::Register => {
-            shared_memory::cuda_register(context, &json::read_cuda_register(region, body)?)?;
+            let request = json::read_cuda_register(region, body)?;
+            author.does(&request).with(shared_memory::cuda_register(context, &request))?;
         }
         MemoryCall::Unregister => {
-            shared_memory::cuda_unregister(context, &CudaSharedMemoryUnregisterRequest { name })?;
+            let request = CudaSharedMemoryUnregisterRequest { name };
+            author.does(&request).with(shared_memory::cuda_unregister(context, &request))?;
         }
     }
     Ok(None)

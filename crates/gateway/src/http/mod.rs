@@ -7,22 +7,28 @@ mod route;
 
 use crate::body::encoding::Encoding;
 use crate::body::hold::HeldBytes;
+use crate::body::pace::Pace;
 use crate::body::payload::{Payload, plain};
-use crate::call::{Call, CallHeaders};
+use crate::call::{Call, CallHeaders, count_unrouted};
 use crate::extensions::{SERVER_NAME, SERVER_VERSION, extensions};
 use crate::headers::{APPLICATION, TIMEOUT_US, text};
 use crate::io::IoContext;
+use crate::io::accept::{Protocol, too_many};
+use crate::io::clients::Owner;
 use crate::io::connection::Activity;
 use crate::io::offload::{OFFLOAD_READ_BYTES, offload};
 use crate::models::serving;
+use crate::rights::{Asked, Author};
 use base::{Duration, Reason};
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
 use hyper::{Method, Request, Response};
 use receive::RequestBody;
 use route::{ModelCall, Route};
+use std::sync::Arc;
 use telemetry::Transport;
-use wire::{Fault, json, raw_request};
+use wire::{Fault, InferResponse, json, raw_request};
 
 /// How many bytes of a body are JSON; binary tensors follow them.
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
@@ -33,50 +39,86 @@ const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream")
 const COMPRESS_FROM: usize = 1_400;
 
 /// Answers one request.
-pub(crate) async fn answer(context: &IoContext, activity: &Activity, request: Request<Incoming>) -> Response<Payload> {
+pub(crate) async fn answer(
+    context: &IoContext,
+    activity: &Activity,
+    owner: &Arc<Owner>,
+    request: Request<Incoming>,
+) -> Response<Payload> {
     let arrived_at = context.controller.now();
     activity.reads_body();
     let (head, body) = request.into_parts();
     // Where calls share a connection the sweep can't tell which of them stands still.
-    let patience = activity.is_multiplexed().then_some(context.shared.config.body_timeout);
-    let mut body = RequestBody::new(body, head.headers.contains_key(EXPECT), patience);
+    let pace = activity.is_multiplexed().then(Pace::default);
+    let mut body = RequestBody::new(body, head.headers.contains_key(EXPECT), pace);
     let path = head.uri.path();
     let outcome = match Route::of(path) {
         None => Err(Fault::new(Reason::NotFound, route::unknown(path))),
         Some(route) if !allowed(&route, &head.method) => {
-            Ok(plain::method_not_allowed(path, &head.method, route.methods()))
+            let preflight = context.gate.rules.browsers.preflight(&head, route.methods());
+            Ok(preflight.unwrap_or_else(|| plain::method_not_allowed(path, &head.method, route.methods())))
+        }
+        Some(route) if activity.is_probe() && !matches!(route, Route::ServerLive | Route::ServerReady) => {
+            Err(too_many(&context.shared.config, Protocol::Http))
         }
         Some(Route::Model { name, version, call: ModelCall::Infer }) => {
-            match Call::begin(context, &name, &version, Transport::Http, arrived_at) {
+            let gate = &context.gate;
+            let admitted = gate.admit_infer(Asked::new(Protocol::Http, &head, Some(activity)));
+            let admitted = admitted.and_then(|caller| gate.may_ask(&caller, &name));
+            let admitted = admitted.inspect_err(|fault| count_unrouted(context, fault));
+            let begin = |()| Call::begin(context, owner, (&name, &version), Transport::Http, arrived_at);
+            match admitted.and_then(begin) {
                 Ok(mut call) => {
-                    let outcome = infer(context, activity, &mut call, &head.headers, &mut body).await;
+                    let outcome = infer(context, (activity, owner), &mut call, &head.headers, &mut body).await;
                     call.end(outcome)
                 }
                 Err(fault) => Err(fault),
             }
         }
-        Some(Route::Model { name, version, call: ModelCall::Ready }) => {
-            context.models.describe(&name, &version, |_| plain::empty())
-        }
-        Some(Route::Model { name, version, call: ModelCall::Metadata }) => {
-            context.models.describe(&name, &version, |metadata| plain::json(json::model_metadata(&metadata)))
-        }
-        Some(Route::ServerMetadata) => {
-            let extensions = extensions(&context.shared.config);
-            Ok(plain::json(json::server_metadata(SERVER_NAME, SERVER_VERSION, &extensions)))
-        }
-        Some(Route::ServerLive) => Ok(plain::empty()),
-        Some(Route::OpenApi) => Ok(openapi::answer()),
-        Some(Route::ServerReady) if context.ready() => Ok(plain::empty()),
-        Some(Route::ServerReady) => Err(Fault::new(Reason::NotReady, "the server doesn't take requests now")),
-        Some(route) => Box::pin(calls::answer(context, activity, &route, &head, &mut body)).await,
+        // In a box: what is rare must not make every call larger.
+        Some(route) => Box::pin(other(context, (activity, owner), &route, &head, &mut body)).await,
     };
-    let response = outcome.unwrap_or_else(|fault| plain::fault(&fault));
+    let mut response = outcome.unwrap_or_else(|fault| plain::fault(&fault));
+    context.gate.rules.browsers.show(&head.headers, &mut response);
     if !response.status().is_success() {
-        body.discard(context.shared.config.max_body_bytes).await;
+        body.discard(&context.shared.config).await;
     }
     activity.answers();
     response
+}
+
+/// Answers one request that isn't inference.
+async fn other(
+    context: &IoContext,
+    (activity, owner): (&Activity, &Arc<Owner>),
+    route: &Route<'_>,
+    head: &Parts,
+    body: &mut RequestBody,
+) -> Result<Response<Payload>, Fault> {
+    let author = match route.deed(&head.method) {
+        Some(deed) => context.admit(Asked::new(Protocol::Http, head, Some(activity)), deed)?,
+        None => Author::default(),
+    };
+    match route {
+        Route::Model { name, version, call: ModelCall::Ready } => {
+            context.models.describe(name, version, |_| plain::empty())
+        }
+        Route::Model { name, version, call: ModelCall::Metadata } => {
+            context.models.describe(name, version, |metadata| plain::json(json::model_metadata(&metadata)))
+        }
+        Route::ServerMetadata => {
+            let extensions = extensions(&context.shared.config);
+            Ok(plain::json(json::server_metadata(SERVER_NAME, SERVER_VERSION, &extensions)))
+        }
+        Route::ServerLive => match context.controller.stuck() {
+            None => Ok(plain::empty()),
+            Some(sentence) => Err(Fault::new(Reason::NotLive, sentence)),
+        },
+        Route::OpenApi => Ok(openapi::answer()),
+        Route::ServerReady if context.ready() => Ok(plain::empty()),
+        Route::ServerReady => Err(Fault::new(Reason::NotReady, "the server doesn't take requests now")),
+        _ => calls::answer(context, (activity, owner), &author, route, head, body).await,
+    }
 }
 
 fn allowed(route: &Route<'_>, method: &Method) -> bool {
@@ -86,12 +128,11 @@ fn allowed(route: &Route<'_>, method: &Method) -> bool {
 
 async fn infer(
     context: &IoContext,
-    activity: &Activity,
+    (activity, owner): (&Activity, &Arc<Owner>),
     call: &mut Call<'_>,
     headers: &HeaderMap,
     body: &mut RequestBody,
 ) -> Result<Response<Payload>, Fault> {
-    let limit = context.shared.config.max_body_bytes;
     let json_length = number(headers, &JSON_LENGTH)?;
     let timeout = number(headers, &TIMEOUT_US)?;
     let application = context.shared.applications.of(text(headers, &APPLICATION)?)?;
@@ -100,37 +141,39 @@ async fn infer(
     // Only what is a tensor already goes to the device as it is.
     let is_binary = encoding.is_none() && json_length.is_some();
     let memory = if is_binary { &context.shared.config.host_memory } else { &None };
-    let (body, held) = body.read(&context.shared, memory).await?;
+    let (body, held) = body.read(owner, memory).await?;
     activity.busy();
     // No head at all: the body is the one input.
     let raw = json_length == Some(0);
     // What is compressed may be a thousand times as large as it looks.
-    let (request, _held) = if encoding.is_none() && raw {
+    let (request, held) = if encoding.is_none() && raw {
         (raw_request(call.signature(), body)?, held)
     } else if encoding.is_none() && json_length.unwrap_or(body.len()) < OFFLOAD_READ_BYTES {
         (json::decode(&body, json_length)?, held)
     } else {
-        let mut held = held.unwrap_or_else(|| HeldBytes::new(&context.shared));
-        let entry = call.entry();
+        let mut held = held.unwrap_or_else(|| HeldBytes::new(owner));
+        let (entry, bytes) = (call.entry(), body.len());
         let read = move || {
             let plain = match encoding {
                 None => body,
-                Some(encoding) => encoding.decompress(&body, limit)?,
+                Some(encoding) => held.inflate(encoding, &body)?,
             };
             held.replace(plain.len())?;
             let request = match raw {
                 true => raw_request(&serving(&entry)?.model.signature, plain)?,
                 false => json::decode(&plain, json_length)?.into_owned(),
             };
+            // Numbers may take more room than their text.
+            held.replace(request.inputs.iter().map(|input| input.data.len()).sum::<usize>() + request.id.len())?;
             Ok((request, Some(held)))
         };
-        offload(read).await?
+        offload(owner, bytes, read).await?
     };
     let limit = timeout.filter(|&micros| micros > 0).map(|micros| Duration::from_micros(micros as u64));
-    call.run(request, CallHeaders { limit, application }, accepted.is_some(), move |response| {
-        Ok(respond(json::encode(&response)?, accepted))
-    })
-    .await
+    let encode = move |response: InferResponse<'_>| Ok(respond(json::encode(&response)?, accepted));
+    let answer = call.run(request, CallHeaders { limit, application }, accepted.is_some(), encode).await?;
+    let (head, payload) = answer.into_parts();
+    Ok(Response::from_parts(head, payload.held(held, owner)?))
 }
 
 fn respond(encoded: json::Encoded, accepted: Option<Encoding>) -> Response<Payload> {

@@ -1,5 +1,7 @@
 //! Which of the protocol's calls a path means.
 
+use crate::rights::Deed;
+use hyper::Method;
 use percent_encoding::percent_decode_str;
 use std::borrow::Cow;
 
@@ -176,6 +178,28 @@ impl<'a> Route<'a> {
             _ => return None,
         };
         Some(Self::SharedMemory { cuda, region, call })
+    }
+
+    /// What it does, called with this method; `None` if that is for everybody.
+    pub(crate) fn deed(&self, method: &Method) -> Option<Deed> {
+        let either = |asks, changes| if *method == Method::POST { changes } else { asks };
+        Some(match self {
+            Self::OpenApi => return None,
+            Self::ServerLive | Self::ServerReady | Self::Model { call: ModelCall::Ready, .. } => Deed::AskHealth,
+            Self::ServerMetadata | Self::Model { call: ModelCall::Metadata, .. } => Deed::ReadMetadata,
+            Self::Model { call: ModelCall::Infer, .. } => Deed::Infer,
+            Self::Model { call: ModelCall::Config, .. } => Deed::ReadConfig,
+            Self::Statistics | Self::Model { call: ModelCall::Statistics, .. } => Deed::ReadStatistics,
+            Self::Models | Self::RepositoryIndex { .. } => Deed::ReadModels,
+            Self::RepositoryModel { .. } => Deed::ChangeModels,
+            Self::TraceSetting | Self::Model { call: ModelCall::TraceSetting, .. } => {
+                either(Deed::ReadTrace, Deed::ChangeTrace)
+            }
+            Self::Logging => either(Deed::ReadLog, Deed::ChangeLog),
+            Self::Shares => either(Deed::ReadShares, Deed::ChangeShares),
+            Self::SharedMemory { call: MemoryCall::Status, .. } => Deed::ReadRegions,
+            Self::SharedMemory { call: MemoryCall::Register | MemoryCall::Unregister, .. } => Deed::ChangeRegions,
+        })
     }
 
     /// The methods with which it is called, as `Allow` lists them.

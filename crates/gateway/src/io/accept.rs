@@ -1,11 +1,14 @@
 //! Taking connections and giving them to the io threads in turn.
 
+use crate::Config;
 use crate::io::ServerState;
+use crate::io::clients::{ClientIdentity, Clients, Owner};
+use crate::io::shortage::MemoryStep;
 use crate::server::block_on;
 use base::Reason;
 use std::net::{TcpListener as StdListener, TcpStream as StdStream};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
@@ -18,12 +21,29 @@ pub(crate) enum Protocol {
     Grpc,
 }
 
+/// What there is for a new connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Room {
+    /// There is some.
+    Free,
+    /// None, unless one that idles makes room: otherwise it may only ask for the server's health.
+    Taken,
+    /// None, because memory is short: it may only ask for the server's health.
+    ProbesOnly,
+}
+
 /// A connection on its way to its thread.
-pub(crate) type Accepted = (StdStream, Protocol);
+pub(crate) struct Accepted {
+    pub(crate) stream: StdStream,
+    pub(crate) protocol: Protocol,
+    pub(crate) owner: Arc<Owner>,
+    pub(crate) room: Room,
+}
 
 /// Takes connections and gives them to the io threads in turn.
 pub(crate) struct Acceptor {
     pub(crate) queues: Vec<mpsc::Sender<Accepted>>,
+    pub(crate) clients: Mutex<Clients>,
     pub(crate) shared: Arc<ServerState>,
     pub(crate) closing: watch::Receiver<bool>,
 }
@@ -34,9 +54,19 @@ impl Acceptor {
         block_on(async {
             tokio::join!(
                 self.accept(http, Protocol::Http, 0),
-                self.accept(grpc, Protocol::Grpc, self.queues.len() / 2)
+                self.accept(grpc, Protocol::Grpc, self.queues.len() / 2),
+                self.watch_memory(),
             );
         });
+    }
+
+    async fn watch_memory(&self) {
+        let mut closing = self.closing.clone();
+        tokio::select! {
+            biased;
+            _ = closing.wait_for(|&closing| closing) => {}
+            () = self.shared.watch_memory() => {}
+        }
     }
 
     async fn accept(&self, listener: Option<StdListener>, protocol: Protocol, start: usize) {
@@ -50,9 +80,10 @@ impl Acceptor {
                 accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok((stream, _)) => {
+                Ok((stream, address)) => {
                     turn += 1;
-                    self.hand_over(stream, protocol, &self.queues[turn % self.queues.len()]).await;
+                    let who = ClientIdentity::of(address.ip());
+                    self.hand_over(stream, who, protocol, &self.queues[turn % self.queues.len()]).await;
                 }
                 // Out of files, or the peer was gone before it was accepted: others may fare better in a moment.
                 Err(error) => {
@@ -63,35 +94,65 @@ impl Acceptor {
         }
     }
 
-    async fn hand_over(&self, stream: TcpStream, protocol: Protocol, queue: &mpsc::Sender<Accepted>) {
+    async fn hand_over(
+        &self,
+        stream: TcpStream,
+        who: ClientIdentity,
+        protocol: Protocol,
+        queue: &mpsc::Sender<Accepted>,
+    ) {
+        let config = &self.shared.config;
+        let owner = match self.clients.lock().unwrap_or_else(PoisonError::into_inner).connect(who, &self.shared) {
+            Ok(owner) => owner,
+            Err(fault) => return self.turn_away(&stream, protocol, &fault),
+        };
         let connections = self.shared.connections(protocol);
         let open = connections.fetch_add(1, Ordering::Relaxed);
-        if open >= self.shared.config.max_connections {
+        if open >= config.max_connections + config.probe_connections {
             connections.fetch_sub(1, Ordering::Relaxed);
-            turn_away(&stream, protocol, self.shared.config.max_connections);
-            return;
+            return self.turn_away(&stream, protocol, &too_many(config, protocol));
         }
         let Ok(stream) = stream.into_std() else {
             connections.fetch_sub(1, Ordering::Relaxed);
             return;
         };
+        let room = match open {
+            _ if self.shared.memory.step() >= MemoryStep::NoConnections => Room::ProbesOnly,
+            _ if open >= config.max_connections => Room::Taken,
+            _ => Room::Free,
+        };
+        let accepted = Accepted { stream, protocol, owner, room };
         // The queue only closes with its thread, and threads outlive the acceptor.
-        let _ = queue.send((stream, protocol)).await;
+        let _ = queue.send(accepted).await;
+    }
+
+    fn turn_away(&self, stream: &TcpStream, protocol: Protocol, fault: &Fault) {
+        // Over TLS closing says it: nothing was agreed on to say it in.
+        if self.shared.tls.is_none() {
+            turn_away(stream, protocol, fault);
+        }
     }
 }
 
+/// What a client is told for which there is no connection.
+pub(crate) fn too_many(config: &Config, protocol: Protocol) -> Fault {
+    let limit = config.max_connections;
+    let over = match protocol {
+        Protocol::Http => "HTTP",
+        Protocol::Grpc => "gRPC",
+    };
+    let message = format!("the server has {limit} connections over {over}, the most that it takes: try again later");
+    Fault::new(Reason::TooManyConnections, message)
+}
+
 /// Tells a client over HTTP why its connection is closed; over gRPC closing says it.
-fn turn_away(stream: &TcpStream, protocol: Protocol, limit: usize) {
+fn turn_away(stream: &TcpStream, protocol: Protocol, fault: &Fault) {
     if protocol == Protocol::Grpc {
         return;
     }
-    let fault = Fault::new(
-        Reason::TooManyConnections,
-        format!("the server has {limit} connections over HTTP, the most that it takes: try again later"),
-    );
-    let body = fault.to_json();
+    let (status, body) = (fault.reason.http_status(), fault.to_json());
     let head = format!(
-        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     let _ = stream.try_write(&[head.as_bytes(), &body].concat());

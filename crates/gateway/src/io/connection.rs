@@ -5,13 +5,18 @@
 //! nobody takes.
 
 use crate::Config;
+use crate::io::ServerState;
 use crate::io::accept::Protocol;
+use crate::io::movement::{Movement, span};
+use crate::io::shortage::MemoryStep;
+use crate::io::streams::{StreamKey, Streams};
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -42,6 +47,11 @@ impl Phase {
 
 /// How long a client may take to close a connection that was served to its end.
 const LINGER: Duration = Duration::from_secs(2);
+/// The clock's step. What is one step old may have begun a moment ago.
+const TICK: Duration = Duration::from_secs(1);
+
+/// When the server goes down, answers that nobody has taken anything of for so long aren't waited for.
+const STILL: Duration = Duration::from_secs(5);
 
 /// What a client of HTTP/2, and so of gRPC, sends before anything else: 24 bytes that say what it speaks, and the head
 /// of a frame.
@@ -54,12 +64,19 @@ pub(crate) struct Activity {
     phase: AtomicU8,
     since: AtomicU32,
     clock: Arc<Clock>,
+    /// Whether it may only ask for the server's health.
+    probes: AtomicBool,
     /// Whether calls share the connection, as they do in HTTP/2 and so in gRPC.
     multiplexed: AtomicBool,
     /// What is left of an HTTP/2 client's greeting.
     greeting_left: AtomicU32,
+    /// When the body or the answer began that moves, where there is one at a time.
+    began: AtomicU32,
+    /// What has moved of it.
+    bytes: AtomicU64,
     /// Calls on it that aren't over, where they share it.
-    streams: AtomicU32,
+    streams: Mutex<Streams>,
+    peer: OnceLock<SocketAddr>,
 }
 
 /// What the connections of a thread count together.
@@ -70,10 +87,26 @@ struct Clock {
     moves: AtomicU32,
 }
 
+impl Clock {
+    fn now(&self) -> u32 {
+        self.seconds.load(Ordering::Relaxed)
+    }
+}
+
 impl Activity {
+    /// Where the client is, as far as that is known.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        self.peer.get().copied()
+    }
+
+    /// Says where the client is.
+    pub(crate) fn comes_from(&self, peer: SocketAddr) {
+        self.peer.get_or_init(|| peer);
+    }
+
     fn enter(&self, phase: Phase) {
         self.phase.store(phase as u8, Ordering::Relaxed);
-        self.since.store(self.clock.seconds.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.since.store(self.clock.now(), Ordering::Relaxed);
     }
 
     fn phase(&self) -> Phase {
@@ -91,6 +124,27 @@ impl Activity {
         self.enter(Phase::Head);
     }
 
+    /// All other connections are taken: it may only ask for the server's health.
+    pub(crate) fn only_probes(&self) {
+        self.probes.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it may only ask for the server's health.
+    pub(crate) fn is_probe(&self) -> bool {
+        self.probes.load(Ordering::Relaxed)
+    }
+
+    /// How long it has had nothing to do for the client; `None` where the server has.
+    fn idled(&self, now: u32) -> Option<Duration> {
+        let idles = matches!(self.phase(), Phase::Idle | Phase::Head | Phase::Lingering);
+        idles.then(|| span(self.since.load(Ordering::Relaxed), now))
+    }
+
+    /// Nothing is asked yet.
+    pub(crate) fn rests(&self) {
+        self.enter(Phase::Idle);
+    }
+
     /// Where there is one request at a time, this is what happens to it.
     fn enter_alone(&self, phase: Phase) {
         if !self.is_multiplexed() {
@@ -98,9 +152,29 @@ impl Activity {
         }
     }
 
+    /// Something begins that must move: a body, or an answer.
+    fn begin_alone(&self, phase: Phase) {
+        if !self.is_multiplexed() {
+            self.enter(phase);
+            self.began.store(self.clock.now(), Ordering::Relaxed);
+            self.bytes.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// So much more of it moved.
+    fn moves(&self, phase: Phase, bytes: usize) {
+        self.enter(phase);
+        self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes as u64, Ordering::Relaxed);
+    }
+
+    fn movement(&self) -> Movement {
+        let (began, moved) = (self.began.load(Ordering::Relaxed), self.since.load(Ordering::Relaxed));
+        Movement::of(began, moved, self.bytes.load(Ordering::Relaxed))
+    }
+
     /// A request's head is complete.
     pub(crate) fn reads_body(&self) {
-        self.enter_alone(Phase::Body);
+        self.begin_alone(Phase::Body);
     }
 
     /// A request's body is complete.
@@ -110,20 +184,43 @@ impl Activity {
 
     /// A request's answer is known, and about to be written.
     pub(crate) fn answers(&self) {
-        self.enter_alone(Phase::Writing);
+        self.begin_alone(Phase::Writing);
     }
 
     /// A call begins on a connection that calls share.
-    pub(crate) fn stream_begins(&self) {
-        self.streams.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn stream_begins(&self) -> StreamKey {
         self.enter(Phase::Busy);
+        lock(&self.streams).begin()
+    }
+
+    /// The call that began last runs as this task.
+    pub(crate) fn stream_runs(&self, task: AbortHandle) {
+        lock(&self.streams).run(task);
+    }
+
+    /// So much more of the answer to a call is for the client to take.
+    pub(crate) fn stream_answers(&self, key: StreamKey, bytes: usize) {
+        lock(&self.streams).answer(key, self.clock.now(), bytes);
+    }
+
+    /// There is nothing for the client to take until the server has more.
+    pub(crate) fn stream_waits(&self, key: StreamKey) {
+        lock(&self.streams).wait(key);
     }
 
     /// A call is over on a connection that calls share.
-    pub(crate) fn stream_ends(&self) {
-        if self.streams.fetch_sub(1, Ordering::Relaxed) == 1 {
+    pub(crate) fn stream_ends(&self, key: StreamKey) {
+        if lock(&self.streams).end(key) {
             self.enter(Phase::Idle);
         }
+    }
+
+    /// Answers that are being written and have stood still for this long.
+    fn still_answers(&self, now: u32, patience: Duration) -> usize {
+        if self.is_multiplexed() {
+            return lock(&self.streams).still(now, patience);
+        }
+        usize::from(self.phase() == Phase::Writing && self.movement().stood(now) > patience)
     }
 
     /// The connection is served; only the client's goodbye is missing.
@@ -142,7 +239,7 @@ impl Activity {
         }
         match self.phase() {
             Phase::Idle => self.enter(Phase::Head),
-            Phase::Body => self.enter(Phase::Body),
+            Phase::Body => self.moves(Phase::Body, bytes),
             // A head must be complete in time, however slowly it drips; what comes while the server is busy is the
             // next request's, and counts when that one starts.
             Phase::Head | Phase::Busy | Phase::Writing | Phase::Lingering => {}
@@ -162,10 +259,10 @@ impl Activity {
     }
 
     /// Something was written; more of the same answer may follow.
-    fn wrote(&self) {
+    fn wrote(&self, bytes: usize) {
         self.moved();
         if !self.is_multiplexed() && matches!(self.phase(), Phase::Idle | Phase::Writing) {
-            self.enter(Phase::Writing);
+            self.moves(Phase::Writing, bytes);
         }
     }
 
@@ -188,6 +285,8 @@ pub(crate) struct Connections {
 #[derive(Debug, Default)]
 struct OpenConnections {
     next_key: u64,
+    /// Those that may make room for others, the one that idles for longest last; `None` when it isn't known.
+    idle: Option<Vec<u64>>,
     watched: HashMap<u64, (Arc<Activity>, AbortHandle)>,
 }
 
@@ -211,6 +310,18 @@ impl Drop for Registration {
     }
 }
 
+impl OpenConnections {
+    /// Those that idle, the one that does for longest last; of those that do equally long, the one that was opened
+    /// first.
+    fn idle(&self, now: u32) -> Vec<u64> {
+        let idles =
+            |(&key, (activity, _)): (&u64, &(Arc<Activity>, AbortHandle))| Some((activity.idled(now)?, Reverse(key)));
+        let mut idle: Vec<_> = self.watched.iter().filter_map(idles).collect();
+        idle.sort_unstable();
+        idle.into_iter().map(|(_, Reverse(key))| key).collect()
+    }
+}
+
 impl Connections {
     /// A new connection's activity.
     pub(crate) fn activity(&self, protocol: Protocol) -> Arc<Activity> {
@@ -220,17 +331,32 @@ impl Connections {
         };
         Arc::new(Activity {
             phase: AtomicU8::new(phase as u8),
-            since: AtomicU32::new(self.clock.seconds.load(Ordering::Relaxed)),
+            since: AtomicU32::new(self.clock.now()),
             clock: Arc::clone(&self.clock),
+            probes: AtomicBool::new(false),
             multiplexed: AtomicBool::new(protocol == Protocol::Grpc),
             greeting_left: AtomicU32::new(GREETING_BYTES),
-            streams: AtomicU32::new(0),
+            began: AtomicU32::new(self.clock.now()),
+            bytes: AtomicU64::new(0),
+            streams: Mutex::default(),
+            peer: OnceLock::new(),
         })
     }
 
-    /// Whether an answer is being written.
+    /// Whether an answer is being written to somebody who takes it, where there is one at a time.
     pub(crate) fn any_writes(&self) -> bool {
-        self.open().watched.values().any(|(activity, _)| activity.phase() == Phase::Writing)
+        let now = self.clock.now();
+        let writes =
+            |activity: &Activity| activity.phase() == Phase::Writing && activity.still_answers(now, STILL) == 0;
+        self.open().watched.values().any(|(activity, _)| writes(activity))
+    }
+
+    /// Answers to calls that share their connections and that nobody takes.
+    pub(crate) fn still_streams(&self) -> usize {
+        let now = self.clock.now();
+        let shared = |activity: &&Arc<Activity>| activity.is_multiplexed();
+        let open = self.open();
+        open.watched.values().map(|(activity, _)| activity).filter(shared).map(|a| a.still_answers(now, STILL)).sum()
     }
 
     /// A count that changes while answers are written or taken; wraps.
@@ -251,35 +377,77 @@ impl Connections {
     }
 
     fn open(&self) -> MutexGuard<'_, OpenConnections> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.open)
+    }
+
+    /// Closes the connection that has idled for longest, for at least a second, so that there is room for another one.
+    /// Who idles is looked for once in a second, however many ask.
+    pub(crate) fn make_room(&self) -> bool {
+        let now = self.clock.now();
+        let mut open = self.open();
+        let idle = open.idle.take();
+        let mut idle = idle.unwrap_or_else(|| open.idle(now));
+        let next = std::iter::from_fn(|| idle.pop()).find_map(|key| {
+            let idled = open.watched.get(&key).and_then(|(activity, _)| activity.idled(now));
+            idled.filter(|&idled| idled > TICK).and_then(|_| open.watched.remove(&key))
+        });
+        open.idle = Some(idle);
+        next.inspect(|(_, task)| task.abort()).is_some()
+    }
+
+    /// Closes the connection that has stood still for longest, whatever it is doing.
+    pub(crate) fn close_stillest(&self) {
+        let now = self.clock.now();
+        let stood = |activity: &Activity| span(activity.since.load(Ordering::Relaxed), now);
+        let mut open = self.open();
+        // Of those that stood still equally long, the one that was opened first.
+        let stillest = open.watched.iter().max_by_key(|(key, (activity, _))| (stood(activity), Reverse(**key)));
+        if let Some(key) = stillest.map(|(&key, _)| key)
+            && let Some((_, task)) = open.watched.remove(&key)
+        {
+            task.abort();
+        }
     }
 
     /// Counts the seconds, and closes connections that stood still for too long. Runs until it is dropped.
-    pub(crate) async fn sweep(&self, config: &Config) {
-        let mut second = tokio::time::interval(Duration::from_secs(1));
+    pub(crate) async fn sweep(&self, shared: &ServerState) {
+        let mut second = tokio::time::interval(TICK);
         second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             second.tick().await;
-            self.sweep_once(config);
+            self.sweep_once(&shared.config);
+            if shared.memory.step() >= MemoryStep::NoIdlers {
+                while self.make_room() {}
+            }
         }
     }
 
     fn sweep_once(&self, config: &Config) {
         let now = self.clock.seconds.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        for (activity, task) in self.open().watched.values() {
-            let allowed = match activity.phase() {
-                Phase::Idle => config.idle_timeout,
-                Phase::Head => config.header_timeout,
-                Phase::Body | Phase::Writing => config.body_timeout,
-                Phase::Lingering => LINGER,
-                Phase::Busy => continue,
+        let mut open = self.open();
+        open.idle = None;
+        for (activity, task) in open.watched.values() {
+            let stood = span(activity.since.load(Ordering::Relaxed), now);
+            let overdue = match activity.phase() {
+                Phase::Idle => stood > config.idle_timeout,
+                Phase::Head => stood > config.header_timeout,
+                Phase::Body | Phase::Writing => activity.movement().is_overdue(now, config),
+                Phase::Lingering => stood > LINGER,
+                Phase::Busy => {
+                    lock(&activity.streams).cut_off(now, config);
+                    false
+                }
             };
-            let stood = now.wrapping_sub(activity.since.load(Ordering::Relaxed));
-            if Duration::from_secs(u64::from(stood)) > allowed {
+            if overdue {
                 task.abort();
             }
         }
     }
+}
+
+/// What only one thread locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A socket that notes when something is received or written.
@@ -315,8 +483,8 @@ impl WatchedStream {
             match write(&self.stream) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 outcome => {
-                    if outcome.is_ok() {
-                        self.activity.wrote();
+                    if let Ok(bytes) = outcome {
+                        self.activity.wrote(bytes);
                     }
                     return Poll::Ready(outcome);
                 }
@@ -398,6 +566,7 @@ pub(crate) async fn linger(stream: &TcpStream, activity: &Activity) {
 mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::task::JoinHandle;
 
     /// A connection that enters `phase`, then stands still; how many seconds until it is closed?
     async fn seconds_until_closed(phase: Phase) -> Option<u32> {
@@ -409,7 +578,7 @@ mod tests {
         };
         let connections = Connections::default();
         let activity = connections.activity(Protocol::Http);
-        activity.enter(phase);
+        activity.begin_alone(phase);
         let task = tokio::spawn(std::future::pending::<()>());
         connections.watch(1, activity, task.abort_handle());
         for second in 1..=20 {
@@ -438,10 +607,39 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_one_that_idles_for_longest_makes_room() {
+        let connections = Connections::default();
+        let mut tasks = Vec::new();
+        let mut open = |phase| {
+            let activity = connections.activity(Protocol::Http);
+            activity.enter(phase);
+            tasks.push(tokio::spawn(std::future::pending::<()>()));
+            let key = tasks.len() as u64;
+            connections.watch(key, Arc::clone(&activity), tasks[tasks.len() - 1].abort_handle());
+            activity
+        };
+        let (first, _busy) = (open(Phase::Idle), open(Phase::Busy));
+        connections.sweep_once(&Config::default());
+        let (_third, _fourth) = (open(Phase::Idle), open(Phase::Idle));
+        connections.sweep_once(&Config::default());
+        first.enter(Phase::Idle);
+        assert!(!connections.make_room(), "a client that has just connected has time to ask");
+        connections.sweep_once(&Config::default());
+        assert!(connections.make_room());
+        assert!(connections.make_room());
+        assert!(!connections.make_room(), "one is busy, the other has just been asked");
+        tokio::task::yield_now().await;
+        assert_eq!(tasks.iter().map(JoinHandle::is_finished).collect::<Vec<_>>(), [false, false, true, true]);
+        connections.sweep_once(&Config::default());
+        assert!(connections.make_room());
+    }
+
+    #[tokio::test]
     async fn a_dripping_head_gains_no_time_but_a_moving_body_does() {
         let connections = Connections::default();
         let activity = connections.activity(Protocol::Http);
         let since = || activity.since.load(Ordering::Relaxed);
+        let stood = || activity.movement().stood(connections.clock.now()).as_secs();
         activity.received(1);
         assert_eq!((activity.phase(), since()), (Phase::Head, 0));
         connections.sweep_once(&Config::default());
@@ -449,8 +647,9 @@ mod tests {
         assert_eq!((activity.phase(), since()), (Phase::Head, 0));
         activity.reads_body();
         connections.sweep_once(&Config::default());
+        assert_eq!((activity.phase(), stood()), (Phase::Body, 1));
         activity.received(1);
-        assert_eq!((activity.phase(), since()), (Phase::Body, 2));
+        assert_eq!((activity.phase(), stood()), (Phase::Body, 0));
     }
 
     #[tokio::test]
@@ -458,7 +657,7 @@ mod tests {
         let connections = Connections::default();
         let activity = connections.activity(Protocol::Http);
         activity.busy();
-        activity.wrote();
+        activity.wrote(1);
         activity.flushed();
         assert_eq!(
             activity.phase(),
@@ -469,7 +668,7 @@ mod tests {
         assert_eq!(activity.phase(), Phase::Writing);
         activity.flushed();
         assert_eq!(activity.phase(), Phase::Idle);
-        activity.wrote();
+        activity.wrote(1);
         assert_eq!(activity.phase(), Phase::Writing, "the rest of a large answer");
     }
 
@@ -481,13 +680,12 @@ mod tests {
         assert_eq!(activity.phase(), Phase::Head);
         activity.received(1);
         assert_eq!(activity.phase(), Phase::Idle);
-        activity.stream_begins();
-        activity.stream_begins();
-        activity.stream_ends();
+        let (first, second) = (activity.stream_begins(), activity.stream_begins());
+        activity.stream_ends(first);
         assert_eq!(activity.phase(), Phase::Busy);
-        activity.stream_ends();
+        activity.stream_ends(second);
         activity.received(5);
-        activity.wrote();
+        activity.wrote(1);
         assert_eq!(activity.phase(), Phase::Idle, "pings are no calls");
     }
 

@@ -5,14 +5,19 @@ use crate::applications::Applications;
 use crate::io::accept::Protocol;
 use crate::io::driver::Driver;
 use crate::io::mailbox::Mailbox;
+use crate::io::offload::Offload;
+use crate::io::shortage::MemoryWatch;
+use crate::io::tls::Tls;
 use crate::models::Models;
 use crate::regions::{Regions, RegionsView};
+use crate::rights::{Asked, Author, Deed, Gate, Rules};
 use controller::Controller;
 use models::Registry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use telemetry::{Metrics, Tracer};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
+use wire::Fault;
 
 /// One io thread's handles. Nothing in it is contended by another thread but the counters.
 pub(crate) struct IoContext {
@@ -22,10 +27,13 @@ pub(crate) struct IoContext {
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) shared: Arc<ServerState>,
     pub(crate) regions: RegionsView,
+    pub(crate) gate: Gate,
     /// Becomes true when the server goes down.
     pub(crate) closing: watch::Receiver<bool>,
     /// Requests of this thread that aren't over.
     pub(crate) calls: AtomicUsize,
+    /// Told when requests are lost with a thread that hangs.
+    pub(crate) lost: Notify,
     /// Calls over gRPC of this thread, from their heads until their answers are handed over.
     pub(crate) streams: AtomicUsize,
 }
@@ -37,6 +45,8 @@ pub(crate) enum Readiness {
     Starting,
     /// It takes requests.
     Ready,
+    /// It would, but something stands still for which everybody waits.
+    Stuck,
     /// It goes down.
     Closing,
 }
@@ -56,6 +66,10 @@ pub(crate) struct ServerState {
     pub(crate) grpc_connections: AtomicUsize,
     /// Bytes of large requests in hand, of all threads.
     pub(crate) held_bytes: AtomicUsize,
+    /// What is done for want of memory.
+    pub(crate) memory: MemoryWatch,
+    /// Work that waits for a thread beside the io threads.
+    pub(crate) offload: Offload,
     /// Which requests are traced.
     pub(crate) tracer: Tracer,
     /// Tells those who watch the server's health.
@@ -64,11 +78,17 @@ pub(crate) struct ServerState {
     pub(crate) regions: Arc<Regions>,
     /// Who sends requests.
     pub(crate) applications: Applications,
+    /// Who may do what.
+    pub(crate) rules: Arc<Rules>,
+    /// How connections are encrypted, if they are.
+    pub(crate) tls: Option<Arc<Tls>>,
 }
 
 impl ServerState {
-    pub(crate) fn new(config: Config, metrics: Metrics, tracer: Tracer) -> Self {
+    pub(crate) fn new(config: Config, rules: Rules, metrics: Metrics, tracer: Tracer) -> Self {
         Self {
+            rules: Arc::new(rules),
+            tls: None,
             config,
             metrics,
             closing: AtomicBool::new(false),
@@ -76,6 +96,8 @@ impl ServerState {
             http_connections: AtomicUsize::new(0),
             grpc_connections: AtomicUsize::new(0),
             held_bytes: AtomicUsize::new(0),
+            memory: MemoryWatch::default(),
+            offload: Offload::default(),
             tracer,
             readiness: watch::Sender::new(Readiness::Starting),
             regions: Arc::default(),
@@ -84,7 +106,26 @@ impl ServerState {
     }
 }
 
+impl Readiness {
+    /// What it is where something stands still, or nothing does.
+    fn where_stuck(self, stuck: bool) -> Self {
+        match (self, stuck) {
+            (Self::Ready, true) => Self::Stuck,
+            (Self::Stuck, false) => Self::Ready,
+            (other, _) => other,
+        }
+    }
+}
+
 impl ServerState {
+    /// Tells those who watch whether something stands still.
+    pub(crate) fn tell_stuck(&self, stuck: bool) {
+        self.readiness.send_if_modified(|now| {
+            let old = std::mem::replace(now, now.where_stuck(stuck));
+            *now != old
+        });
+    }
+
     /// Tells those who watch. A server that goes down doesn't come back.
     pub(crate) fn tell_readiness(&self, new: Readiness) {
         self.readiness.send_if_modified(|now| {
@@ -117,16 +158,45 @@ impl IoContext {
             driver: Driver::default(),
             mailbox: Arc::default(),
             controller,
+            gate: Gate::new(Arc::clone(&shared.rules)),
             shared,
             regions: RegionsView::default(),
             closing,
             calls: AtomicUsize::new(0),
+            lost: Notify::new(),
             streams: AtomicUsize::new(0),
         }
     }
 
+    /// Lets a call that isn't inference pass and says whose it is, or says why not.
+    pub(crate) fn admit(&self, asked: Asked<'_>, deed: Deed) -> Result<Author, Fault> {
+        let admitted = self.gate.admit(asked, deed).inspect_err(|fault| {
+            if deed.changes() {
+                self.gate.note_refused(self.controller.now(), asked, fault.reason);
+            }
+        });
+        Ok(Author { caller: admitted?, peer: asked.peer() })
+    }
+
     /// Whether the server takes requests.
     pub(crate) fn ready(&self) -> bool {
-        self.shared.started.load(Ordering::Relaxed) && !self.shared.closing.load(Ordering::Relaxed)
+        let serves = self.shared.started.load(Ordering::Relaxed) && !self.shared.closing.load(Ordering::Relaxed);
+        serves && self.is_live()
+    }
+
+    /// Whether nothing stands still that everybody waits for.
+    pub(crate) fn is_live(&self) -> bool {
+        self.controller.stuck().is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Readiness::{Closing, Ready, Starting, Stuck};
+
+    #[test]
+    fn only_a_server_that_takes_requests_stands_still() {
+        let told = |stuck| [Starting, Ready, Stuck, Closing].map(|readiness| readiness.where_stuck(stuck));
+        assert_eq!((told(true), told(false)), ([Starting, Stuck, Stuck, Closing], [Starting, Ready, Ready, Closing]));
     }
 }

@@ -3,25 +3,28 @@
 use crate::grpc::GrpcServer;
 use crate::http;
 use crate::io::IoContext;
-use crate::io::accept::{Accepted, Protocol};
+use crate::io::accept::{Accepted, Protocol, Room};
+use crate::io::clients::Owner;
 use crate::io::connection::{Activity, Connections, WatchedStream, linger};
-use crate::io::open_stream::{OpenStream, StreamBody};
+use crate::io::open_stream::{OpenStream, StreamBody, StreamExecutor};
+use crate::io::tls::{Tls, TlsPort, agreed_on_http2};
 use crate::server::block_on;
+use controller::{Pulse, STANDS_STILL, fatal};
 use hyper::body::{Body, Incoming};
+use hyper::rt::{Read, Write};
 use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
 use hyper::{Request, Response};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::error::Error;
-use std::net::TcpStream as StdStream;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 /// After this much silence the system asks whether a peer is still there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
@@ -36,6 +39,9 @@ const HTTP2_START: &[u8; 3] = b"PRI";
 const START_PIECES: u32 = 10;
 const START_PAUSE: Duration = Duration::from_millis(1);
 
+/// How often a thread shows that it moves.
+const BEAT: Duration = Duration::from_secs(1);
+
 /// Serves the connections that it is given until the acceptor is gone and they are done.
 pub(crate) fn serve_thread(
     context: Arc<IoContext>,
@@ -49,8 +55,9 @@ pub(crate) fn serve_thread(
             tokio::select! {
                 biased;
                 Some(_) = server.tasks.join_next() => {}
+                Some(ended) = server.background.join_next() => fatal(&without(ended)),
                 next = accepted.recv() => match next {
-                    Some((stream, protocol)) => server.serve(stream, protocol),
+                    Some(accepted) => server.serve(accepted),
                     // The acceptor is gone: the server is going down.
                     None => break,
                 },
@@ -69,8 +76,8 @@ struct ThreadServer {
     closing: watch::Receiver<bool>,
     /// One for each connection.
     tasks: JoinSet<()>,
-    /// The driver, the mailbox and the sweep; end with the thread.
-    _background: JoinSet<()>,
+    /// What the thread can't do without: the driver, the mailbox, the sweep and those that watch; end with the thread.
+    background: JoinSet<()>,
 }
 
 impl ThreadServer {
@@ -82,9 +89,14 @@ impl ThreadServer {
         let mailbox = Arc::clone(&context.mailbox);
         background.spawn(async move { mailbox.run().await });
         let (swept, settings) = (Arc::clone(&connections), Arc::clone(&context.shared));
-        background.spawn(async move { swept.sweep(&settings.config).await });
+        background.spawn(async move { swept.sweep(&settings).await });
+        let pulse = context.controller.watch_thread(std::thread::current().name().unwrap_or("io"));
+        let beating = Arc::clone(&context);
+        background.spawn(async move { beat(&beating, &pulse).await });
+        let losing = Arc::clone(&context);
+        background.spawn(async move { tell_of_losses(&losing).await });
         let grpc = Arc::new(GrpcServer::new(Arc::clone(&context)));
-        Self { context, connections, grpc, closing, tasks: JoinSet::new(), _background: background }
+        Self { context, connections, grpc, closing, tasks: JoinSet::new(), background }
     }
 
     /// Waits for the connections to end by themselves. Those of clients that don't react are not waited for once
@@ -103,40 +115,56 @@ impl ThreadServer {
         }
     }
 
-    /// Whether a request isn't answered, or its answer isn't written.
+    /// Whether a request isn't answered, or its answer isn't written though the client takes it.
     fn owes(&self) -> bool {
         self.context.calls.load(Ordering::Relaxed) > 0
-            || self.context.streams.load(Ordering::Relaxed) > 0
+            || self.context.streams.load(Ordering::Relaxed) > self.connections.still_streams()
             || self.connections.any_writes()
     }
 
-    fn serve(&mut self, stream: StdStream, protocol: Protocol) {
+    fn serve(&mut self, Accepted { stream, protocol, owner, room }: Accepted) {
         let open = CountedConnection::new(protocol, Arc::clone(&self.context));
         let Ok(stream) = TcpStream::from_std(stream) else { return };
         tune(&stream);
         let activity = self.connections.activity(protocol);
+        if let Ok(peer) = stream.peer_addr() {
+            activity.comes_from(peer);
+        }
+        match room {
+            Room::Free => {}
+            Room::Taken if self.connections.make_room() => {}
+            Room::Taken | Room::ProbesOnly => activity.only_probes(),
+        }
         let registration = self.connections.register();
         let key = registration.key();
         let stream = Arc::new(stream);
-        let io = TokioIo::new(WatchedStream::new(Arc::clone(&stream), Arc::clone(&activity)));
+        let io = WatchedStream::new(Arc::clone(&stream), Arc::clone(&activity));
         let closing = self.closing.clone();
         let served = Arc::clone(&activity);
         let task = match protocol {
             Protocol::Http => {
                 let context = Arc::clone(&self.context);
                 self.tasks.spawn(async move {
-                    match speaks_http2(&stream, closing.clone()).await {
-                        false => serve_http(context, io, &served, closing).await,
-                        true => serve_http2(context, io, &served, closing).await,
+                    if let Some(tls) = context.shared.tls.clone() {
+                        // In a box: what isn't there must not make every connection larger.
+                        Box::pin(serve_encrypted(&tls, context, io, (&owner, &served), closing)).await;
+                    } else if speaks_http2(&stream, closing.clone()).await {
+                        served.multiplexes();
+                        serve_http2(context, TokioIo::new(io), (&owner, &served), closing).await;
+                    } else {
+                        serve_http(context, TokioIo::new(io), (&owner, &served), closing).await;
                     }
                     linger(&stream, &served).await;
                     drop((open, registration));
                 })
             }
             Protocol::Grpc => {
-                let grpc = Arc::clone(&self.grpc);
+                let (grpc, tls) = (Arc::clone(&self.grpc), self.context.shared.tls.clone());
                 self.tasks.spawn(async move {
-                    serve_grpc(grpc, io, &served, closing).await;
+                    match tls {
+                        None => serve_grpc(grpc, TokioIo::new(io), (&owner, &served), closing).await,
+                        Some(tls) => Box::pin(serve_encrypted_grpc(&tls, grpc, io, (&owner, &served), closing)).await,
+                    }
                     linger(&stream, &served).await;
                     drop((open, registration));
                 })
@@ -146,15 +174,74 @@ impl ThreadServer {
     }
 }
 
-async fn serve_http(
+/// Shows again and again that the thread moves, and tells those who watch the server's health of what doesn't.
+async fn beat(context: &IoContext, pulse: &Pulse) {
+    loop {
+        pulse.step(STANDS_STILL, 0);
+        context.shared.tell_stuck(!context.is_live());
+        tokio::time::sleep(BEAT).await;
+    }
+}
+
+/// Wakes the requests of the thread when some are lost with a thread that hangs.
+async fn tell_of_losses(context: &IoContext) {
+    let mut losses = context.controller.losses();
+    while losses.changed().await.is_ok() {
+        context.lost.notify_waiters();
+    }
+    // The controller is gone, and nothing is lost any more.
+    std::future::pending::<()>().await;
+}
+
+/// What is to be said when a task ends that a thread can't do without.
+fn without(ended: Result<(), JoinError>) -> String {
+    let why = ended.map_or_else(|error| error.to_string(), |()| "it came to its end".to_owned());
+    format!("a task that an io thread can't do without has ended: {why}")
+}
+
+/// Serves a connection of the HTTP port that is encrypted.
+async fn serve_encrypted(
+    tls: &Tls,
     context: Arc<IoContext>,
-    io: TokioIo<WatchedStream>,
-    activity: &Activity,
+    io: WatchedStream,
+    (owner, activity): (&Arc<Owner>, &Arc<Activity>),
+    closing: watch::Receiver<bool>,
+) {
+    let Some(io) = tls.accept(TlsPort::Http, io).await else { return };
+    let http2 = agreed_on_http2(&io);
+    if http2 {
+        activity.multiplexes();
+    }
+    // What was received so far says nothing of what is inside.
+    activity.rests();
+    match http2 {
+        false => serve_http(context, TokioIo::new(io), (owner, activity), closing).await,
+        true => serve_http2(context, TokioIo::new(io), (owner, activity), closing).await,
+    }
+}
+
+/// Serves a connection of the gRPC port that is encrypted.
+async fn serve_encrypted_grpc(
+    tls: &Tls,
+    grpc: Arc<GrpcServer>,
+    io: WatchedStream,
+    (owner, activity): (&Arc<Owner>, &Arc<Activity>),
+    closing: watch::Receiver<bool>,
+) {
+    let Some(io) = tls.accept(TlsPort::Grpc, io).await else { return };
+    activity.rests();
+    serve_grpc(grpc, TokioIo::new(io), (owner, activity), closing).await;
+}
+
+async fn serve_http<I: Read + Write + Unpin + 'static>(
+    context: Arc<IoContext>,
+    io: I,
+    (owner, activity): (&Arc<Owner>, &Activity),
     mut closing: watch::Receiver<bool>,
 ) {
     let context = &*context;
     let service = service_fn(move |request: Request<Incoming>| async move {
-        Ok::<_, Infallible>(http::answer(context, activity, request).await)
+        Ok::<_, Infallible>(http::answer(context, activity, owner, request).await)
     });
     // Clients that close while they wait must be noticed: half-closed connections are closed ones. An answer leaves in
     // one write, and at once, whatever follows the request: `pipeline_flush` would keep it until the next one is whole.
@@ -192,47 +279,48 @@ async fn speaks_http2(stream: &TcpStream, mut closing: watch::Receiver<bool>) ->
     false
 }
 
-async fn serve_http2(
+async fn serve_http2<I: Read + Write + Unpin + 'static>(
     context: Arc<IoContext>,
-    io: TokioIo<WatchedStream>,
-    activity: &Arc<Activity>,
+    io: I,
+    (owner, activity): (&Arc<Owner>, &Arc<Activity>),
     closing: watch::Receiver<bool>,
 ) {
-    activity.multiplexes();
     let service = service_fn(move |request: Request<Incoming>| {
-        let (context, activity) = (Arc::clone(&context), Arc::clone(activity));
+        let open = OpenStream::new(&context, activity);
+        let (context, activity, owner) = (Arc::clone(&context), Arc::clone(activity), Arc::clone(owner));
         async move {
-            let open = OpenStream::new(&context, &activity);
-            let response = http::answer(&context, &activity, request).await;
+            let response = http::answer(&context, &activity, &owner, request).await;
             Ok::<_, Infallible>(response.map(|body| StreamBody::new(body, open)))
         }
     });
-    multiplex(io, service, closing).await;
+    multiplex(io, service, activity, closing).await;
 }
 
-async fn serve_grpc(
+async fn serve_grpc<I: Read + Write + Unpin + 'static>(
     grpc: Arc<GrpcServer>,
-    io: TokioIo<WatchedStream>,
-    activity: &Arc<Activity>,
+    io: I,
+    (owner, activity): (&Arc<Owner>, &Arc<Activity>),
     closing: watch::Receiver<bool>,
 ) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let (grpc, activity) = (Arc::clone(&grpc), Arc::clone(activity));
-        async move { grpc.answer(&activity, request).await }
+        let open = OpenStream::new(grpc.context(), activity);
+        let (grpc, owner) = (Arc::clone(&grpc), Arc::clone(owner));
+        async move { grpc.answer(open, &owner, request).await }
     });
-    multiplex(io, service, closing).await;
+    multiplex(io, service, activity, closing).await;
 }
 
 /// Serves a connection of HTTP/2.
-async fn multiplex<S, B>(io: TokioIo<WatchedStream>, service: S, mut closing: watch::Receiver<bool>)
+async fn multiplex<I, S, B>(io: I, service: S, activity: &Arc<Activity>, mut closing: watch::Receiver<bool>)
 where
+    I: Read + Write + Unpin + 'static,
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
     S::Future: Send + 'static,
     B: Body + Send + 'static,
     B::Data: Send,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    let connection = http2::Builder::new(TokioExecutor::new())
+    let connection = http2::Builder::new(StreamExecutor::new(activity))
         .timer(TokioTimer::new())
         .keep_alive_interval(KEEPALIVE)
         .max_concurrent_streams(MAX_STREAMS)
@@ -290,4 +378,18 @@ fn tune(stream: &TcpStream) {
     // A socket that can't be tuned still works.
     let _ = socket.set_tcp_nodelay(true);
     let _ = socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_a_thread_cant_do_without_and_that_panics_is_seen() {
+        let mut background = JoinSet::new();
+        background.spawn(std::future::pending());
+        background.spawn(async { panic!("the sweep broke") });
+        let ended = background.join_next().await.map(without);
+        assert!(ended.as_ref().is_some_and(|sentence| sentence.contains("the sweep broke")), "{ended:?}");
+    }
 }

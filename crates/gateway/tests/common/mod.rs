@@ -2,7 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part, and a failed unwrap is a failed test")]
 
-use controller::{Controller, ControllerConfig, DeviceConfig};
+use controller::{Controller, ControllerConfig, DeviceConfig, ExecutionLimits};
 use engine::{EmulatedEngine, HostBuffer, HostMemory};
 use gateway::{Config, Gateway};
 use models::{Manager, ManagerConfig, Registry};
@@ -76,6 +76,7 @@ impl Server {
             DeviceConfig { name: "emulated:0".into(), index: 0, pages: 64, pin: None, kind: 0, only_waits: true };
         let settings = ControllerConfig {
             online_profile_share: 0.0,
+            limits: ExecutionLimits::default(),
             scheduler: scheduler::Config::clockwork(),
             max_requests: 10_000,
             page_bytes: 1 << 20,
@@ -289,12 +290,12 @@ impl Answer {
 }
 
 pub fn get(path: &str) -> String {
-    format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")
+    format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")
 }
 
 pub fn post(path: &str, headers: &[(&str, &str)], body: impl AsRef<[u8]>) -> Vec<u8> {
     let body = body.as_ref();
-    let mut request = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n", body.len());
+    let mut request = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n", body.len());
     for (name, value) in headers {
         request += &format!("{name}: {value}\r\n");
     }

@@ -32,6 +32,7 @@ use crate::model::{Dimension, ModelInput, OnnxModel, OnnxNode, Scope};
 use crate::options::Options;
 use crate::plan::Port;
 use base::DataType;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -39,8 +40,9 @@ use std::sync::Arc;
 /// because each plan has its own.
 const FOLD_ELEMENTS: usize = 1 << 16;
 
-/// No constant that an operator makes may have more elements.
-const MOST_CONSTANT_ELEMENTS: usize = 1 << 28;
+/// No constants that operators make may have more elements, all of a model's together: half a gigabyte of floats. The
+/// matrix of a Fourier transform of 8,192 samples has half as many.
+const MOST_CONSTANT_ELEMENTS: usize = 1 << 27;
 
 /// No tensor may have more elements: far above what a device holds, far below where sizes overflow.
 const MOST_ELEMENTS: usize = 1 << 36;
@@ -60,6 +62,7 @@ pub(crate) fn lower(model: &OnnxModel, options: &Options) -> Result<Graph, Graph
         fixed: true,
         too_large: false,
         unrolled: 0,
+        made: Cell::new(0),
     };
     let open = |input: &ModelInput| matches!(input.dims.first(), Some(Dimension::Open(_)));
     if let Some(input) = model.inputs().first().filter(|_| options.batch != 1 && !model.inputs().iter().any(open)) {
@@ -117,6 +120,8 @@ pub(crate) struct Lowering {
     too_large: bool,
     /// Steps of recurrent layers and rounds of loops so far.
     unrolled: usize,
+    /// Elements of constants that operators have made so far.
+    made: Cell<usize>,
 }
 
 /// Whether a tensor of those dimensions could be.
@@ -252,12 +257,16 @@ impl Lowering {
         inside.ok_or_else(|| self.bad(format!("dimension {axis} is not one of {rank}")))
     }
 
-    /// Refuses constants of more elements than any model needs, before they are made.
+    /// Counts a constant that is about to be made; refuses more elements than any model needs.
     fn check_constant(&self, dims: &[usize]) -> Result<(), GraphError> {
         let count = dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim));
-        match count.filter(|&count| count <= MOST_CONSTANT_ELEMENTS) {
-            Some(_) => Ok(()),
-            None => Err(self.bad(format!("a constant of {dims:?} is larger than any that models have"))),
+        let made = count.and_then(|count| count.checked_add(self.made.get()));
+        match made.filter(|&made| made <= MOST_CONSTANT_ELEMENTS) {
+            Some(made) => {
+                self.made.set(made);
+                Ok(())
+            }
+            None => Err(self.bad(format!("with a constant of {dims:?} it has more of them than models have"))),
         }
     }
 
@@ -365,6 +374,10 @@ impl Lowering {
             registers.push(expression.push(instruction, kind));
         }
         let result = build(&mut expression, &registers);
+        if !expression.is_of_one_kind() {
+            let types: Vec<_> = inputs.iter().map(|&input| self.dtype(input).to_string()).collect();
+            return Err(self.bad(format!("its inputs of types {} don't go together", types.join(", "))));
+        }
         let result = wrapped(&mut expression, result, dtype);
         if result + 1 != expression.instructions.len() {
             // The result must be the last; a selection of equals is the identity.

@@ -102,7 +102,7 @@ fn run(path: &Path, name: &str, options: &PageOptions) -> Result<String, LabErro
 /// Which sections are of other sources than this program.
 fn age(older: &[&str]) -> String {
     match older {
-        [] => "\nAll sections are of the code as it is.\n".into(),
+        [] => "\nAll sections are of the code with which this page was written.\n".into(),
         _ => format!("\nOlder than the code when this page was written, or not run yet: {}.\n", older.join(", ")),
     }
 }

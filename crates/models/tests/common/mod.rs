@@ -5,7 +5,7 @@
 
 use base::{ApplicationId, DataType, ModelId, Timestamp};
 use bytes::Bytes;
-use controller::{Controller, ControllerConfig, DeviceConfig, Reply, Submission, Tensor};
+use controller::{Controller, ControllerConfig, DeviceConfig, ExecutionLimits, Reply, Submission, Tensor, Ticket};
 use engine::{EmulatedEngine, Engine};
 use models::{Manager, ManagerConfig, ProfilingEffort, Registry, ServedModel};
 use std::path::Path;
@@ -33,13 +33,13 @@ pub fn ask(controller: &Controller, registry: &Registry, model: &str) -> oneshot
     let served = catalogue.models[model].default_version().unwrap().serving().unwrap();
     let width = served.model.signature.inputs[0].dims[1];
     let data = Bytes::from(vec![0; width as usize * 4]);
-    submit(controller, served.id, Tensor { datatype: DataType::Fp32, shape: vec![1, width], data })
+    submit(controller, served.id, Tensor { datatype: DataType::Fp32, shape: vec![1, width], data }).1
 }
 
 /// A request of one row with this input, without a deadline.
-pub fn submit(controller: &Controller, model: ModelId, input: Tensor) -> oneshot::Receiver<Reply> {
+pub fn submit(controller: &Controller, model: ModelId, input: Tensor) -> (Option<Ticket>, oneshot::Receiver<Reply>) {
     let (reply, receiver) = oneshot::channel();
-    controller.submit(Submission {
+    let ticket = controller.submit(Submission {
         model,
         inputs: vec![input],
         rows: 1,
@@ -50,7 +50,7 @@ pub fn submit(controller: &Controller, model: ModelId, input: Tensor) -> oneshot
         trace: None,
         reply,
     });
-    receiver
+    (ticket, receiver)
 }
 
 pub fn wait(answer: oneshot::Receiver<Reply>) -> Reply {
@@ -80,6 +80,7 @@ pub fn bring_up_with(
         page_bytes: 1 << 20,
         cells: vec![vec![device]],
         online_profile_share: 0.0,
+        limits: ExecutionLimits::default(),
     };
     let controller = Controller::start(config, Metrics::new()).unwrap();
     let mut config = ManagerConfig::new(repository.to_owned(), engine);

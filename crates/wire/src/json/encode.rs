@@ -1,6 +1,7 @@
 //! An answer into an HTTP body.
 
 use super::write_string;
+use crate::room::room;
 use crate::{Fault, InferResponse, OutputTensor, numbers};
 use base::DataType;
 use bytes::Bytes;
@@ -25,7 +26,7 @@ pub fn check_output(name: &str, datatype: DataType, binary: bool) -> Result<(), 
 
 /// Writes an answer.
 pub fn encode(response: &InferResponse<'_>) -> Result<Encoded, Fault> {
-    let mut json = Vec::with_capacity(estimate(response));
+    let mut json = room(estimate(response))?;
     json.extend_from_slice(b"{\"model_name\":");
     write_string(&mut json, response.model_name);
     // A Vec takes every write.

@@ -6,7 +6,7 @@
 //! its window is checked when it starts. A batch that is computed on this thread has the device to itself, and so has
 //! an order whose requests aren't one batch.
 
-use super::{BatchFailure, DeviceExecutor, ExecuteOrder, NOT_LOADED, OrderReport, Status, guarded};
+use super::{BatchFailure, DeviceExecutor, ExecuteOrder, IdleWork, NOT_LOADED, OrderReport, Status, guarded};
 use crate::batch::{self, BatchItem, Gathering, Group};
 use base::{Duration, Timestamp, Transfers};
 use engine::{DeviceTimes, EngineError, Staged};
@@ -160,6 +160,9 @@ impl<I: BatchItem> DeviceExecutor<I> {
                 self.break_off(failed, failure, report);
             }
         }
+        if self.flow.is_idle() {
+            self.pulse.end();
+        }
         if self.flow.is_empty() && self.run_idle_work(flowed) {
             return Timestamp::ZERO;
         }
@@ -185,12 +188,14 @@ impl<I: BatchItem> DeviceExecutor<I> {
     fn run_idle_work(&mut self, flowed: bool) -> bool {
         // Orders go first, but those that came behind it while others were under way have waited for it.
         let work = if flowed || self.heap.is_empty() { self.idle_work.pop_front() } else { None };
-        let Some(work) = work else { return false };
+        let Some(IdleWork { run, limit, breaker }) = work else { return false };
+        self.pulse.begin(limit, 0, breaker);
         // Whoever sent it learns of a panic by the end of its channel.
         let _ = guarded(|| {
-            work();
+            run();
             Ok(())
         });
+        self.pulse.end();
         true
     }
 
@@ -227,16 +232,17 @@ impl<I: BatchItem> DeviceExecutor<I> {
         if !work.may_start(staged_at, self.retired) {
             return give_back(work, report);
         }
-        let (idle, cache, clock) = (self.flow.is_idle(), &mut self.cache, self.clock);
+        let (idle, cache, clock, pulse) = (self.flow.is_idle(), &mut self.cache, self.clock, &self.pulse);
         let mut group = Group::ONE;
         let staged = guarded(|| {
             group = work.next_group();
-            let ExecuteOrder { slot, items, .. } = &work.order;
+            let ExecuteOrder { action, slot, items, limit, .. } = &work.order;
             if !idle && group.count < items.len() {
                 return Ok(None);
             }
             let mut weights = slot.weights().map_err(BatchFailure::Refused)?;
             let loaded = weights.as_mut().ok_or_else(|| BatchFailure::Refused(NOT_LOADED.into()))?;
+            pulse.begin(*limit, action.0, loaded.breaker());
             let staged = loaded.stage(&mut Gathering::new(items, &group, cache, clock)).map_err(refused)?;
             Ok(Some(staged).filter(|staged| idle || !staged.blocks()))
         });
@@ -249,7 +255,9 @@ impl<I: BatchItem> DeviceExecutor<I> {
             }
             Ok(None) => self.flow.exclusive.push_front(work),
             // It may have been for want of room.
-            Err(BatchFailure::Refused(_) | BatchFailure::Unfit(_) | BatchFailure::NotYet(_)) if !idle => {
+            Err(
+                BatchFailure::Refused(_) | BatchFailure::Unfit(_) | BatchFailure::NotYet(_) | BatchFailure::BrokenOff,
+            ) if !idle => {
                 self.flow.exclusive.push_front(work);
             }
             Err(failure) => self.settle(work, &group, staged_at, failure, report),
@@ -270,6 +278,7 @@ impl<I: BatchItem> DeviceExecutor<I> {
             return give_back(work, report);
         }
         let mut inputs = Gathering::new(&work.order.items, group, &mut self.cache, self.clock);
+        self.pulse.step(work.order.limit, work.order.action.0);
         let started = guarded(|| staged.start(&mut inputs).map_err(refused));
         times.gathered_at = inputs.gathered_at.unwrap_or(times.started_at);
         match started {
@@ -343,8 +352,10 @@ impl<I: BatchItem> DeviceExecutor<I> {
         failure: BatchFailure,
         report: &impl Fn(OrderReport<I>),
     ) {
-        if let BatchFailure::Panic(reason) = failure {
-            return fail(work.order, reason, report);
+        match failure {
+            BatchFailure::Panic(reason) => return fail(work.order, reason, report),
+            BatchFailure::BrokenOff => return fail_overdue(work.order, self.clock.now().since(started_at), report),
+            BatchFailure::Refused(_) | BatchFailure::Unfit(_) | BatchFailure::NotYet(_) => {}
         }
         if group.count > 1 || group.filled.is_some() {
             work.one_by_one = group.count;
@@ -398,6 +409,7 @@ impl BatchFailure {
     fn into_reason(self) -> String {
         match self {
             Self::Refused(reason) | Self::Unfit(reason) | Self::NotYet(reason) | Self::Panic(reason) => reason,
+            Self::BrokenOff => EngineError::BrokenOff.to_string(),
         }
     }
 
@@ -407,6 +419,7 @@ impl BatchFailure {
             Self::Unfit(reason) => item.refuse_inputs(reason.clone()),
             Self::NotYet(reason) => item.put_off(reason.clone()),
             Self::Refused(reason) | Self::Panic(reason) => item.deliver(Err(reason.clone())),
+            Self::BrokenOff => item.broken_off(EngineError::BrokenOff.to_string()),
         }
     }
 }
@@ -415,6 +428,7 @@ fn refused(error: EngineError) -> BatchFailure {
     match error {
         EngineError::NotYet(reason) => BatchFailure::NotYet(reason),
         EngineError::Unfit(reason) => BatchFailure::Unfit(reason),
+        EngineError::BrokenOff => BatchFailure::BrokenOff,
         error => BatchFailure::Refused(error.to_string()),
     }
 }
@@ -429,4 +443,12 @@ fn give_back<I>(work: OpenOrder<I>, report: &impl Fn(OrderReport<I>)) {
 fn fail<I: BatchItem>(mut order: ExecuteOrder<I>, reason: String, report: &impl Fn(OrderReport<I>)) {
     order.items.drain(..).for_each(|item| item.deliver(Err(reason.clone())));
     report(OrderReport { action: order.action, status: Status::Panicked(reason), returned: Vec::new() });
+}
+
+/// Gives the requests of an order that was broken off their reason. They aren't run again: one that takes as long would
+/// keep the device from others once more.
+fn fail_overdue<I: BatchItem>(mut order: ExecuteOrder<I>, took: Duration, report: &impl Fn(OrderReport<I>)) {
+    let reason = format!("it took longer than {}, which is more than it may", order.limit);
+    order.items.drain(..).for_each(|item| item.broken_off(reason.clone()));
+    report(OrderReport { action: order.action, status: Status::BrokenOff { reason, took }, returned: Vec::new() });
 }

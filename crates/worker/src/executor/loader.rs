@@ -1,7 +1,7 @@
 //! What brings weights onto a device and frees them, one after the other, in the order in which that was ordered.
 
 use super::{LoadMessage, LoadOrder, OrderReport, Status, UnloadOrder, said};
-use crate::{Clock, Pages};
+use crate::{Clock, Pages, Pulse};
 use base::{Timestamp, Transfers};
 use crossbeam_channel::{Receiver, TryRecvError};
 use engine::Loaded;
@@ -13,6 +13,8 @@ pub(super) struct Loader {
     clock: Clock,
     orders: Receiver<LoadMessage>,
     pages: Arc<Pages>,
+    /// For whoever watches its thread.
+    pulse: Arc<Pulse>,
     device: u32,
     /// Its time hasn't come yet.
     early: Option<LoadOrder>,
@@ -31,8 +33,8 @@ struct Coming {
 }
 
 impl Loader {
-    pub fn new(clock: Clock, orders: Receiver<LoadMessage>, pages: Arc<Pages>, device: u32) -> Self {
-        Self { clock, orders, pages, device, early: None, coming: None, closed: false }
+    pub fn new(clock: Clock, orders: Receiver<LoadMessage>, pages: Arc<Pages>, pulse: Arc<Pulse>, device: u32) -> Self {
+        Self { clock, orders, pages, pulse, device, early: None, coming: None, closed: false }
     }
 
     /// Runs it on a thread of its own, until no more orders come and all are carried out.
@@ -100,7 +102,9 @@ impl Loader {
     fn unload(&self, order: &UnloadOrder) -> Status {
         let started_at = self.clock.now();
         let loaded = order.slot.loaded.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.pulse.step(order.limit, order.action.0);
         let outcome = catch_unwind(AssertUnwindSafe(|| drop(loaded)));
+        self.pulse.end();
         self.pages.give_back(order.pages);
         match outcome {
             Ok(()) => Status::Done { started_at, ended_at: self.clock.now(), transfers: Transfers::default() },
@@ -129,7 +133,9 @@ impl Loader {
             let (used, total) = (self.pages.used(), self.pages.total());
             return Err(Status::Failed(format!("P5: {} pages wanted, {used} of {total} are in use", order.pages)));
         }
+        self.pulse.step(order.limit, order.action.0);
         let outcome = catch_unwind(AssertUnwindSafe(|| order.prepared.load(self.device)));
+        self.pulse.end();
         let status = match outcome {
             Ok(Ok(loaded)) => return Ok((loaded, started_at)),
             Ok(Err(error)) => Status::Failed(error.to_string()),

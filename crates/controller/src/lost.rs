@@ -1,0 +1,40 @@
+//! Requests that went with a thread that hangs: it has their inputs and the way to whoever asked, so that they are told
+//! from outside.
+
+use crate::{Controller, Refusal, Ticket};
+use base::RequestId;
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use tokio::sync::watch;
+
+/// Why each of them is lost. Few: as many as a device was ordered when it was given up.
+#[derive(Debug, Default)]
+pub(crate) struct LostRequests {
+    why: Mutex<HashMap<RequestId, String>>,
+    /// Changes when there are more.
+    changes: watch::Sender<u64>,
+}
+
+impl LostRequests {
+    pub fn add(&self, request: RequestId, why: String) {
+        self.why.lock().unwrap_or_else(PoisonError::into_inner).insert(request, why);
+    }
+
+    /// Tells those who wait.
+    pub fn tell(&self) {
+        self.changes.send_modify(|times| *times += 1);
+    }
+}
+
+impl Controller {
+    /// Changes whenever requests are lost with a thread that hangs.
+    pub fn losses(&self) -> watch::Receiver<u64> {
+        self.inner.lost.changes.subscribe()
+    }
+
+    /// Whether a request is lost with a thread that hangs, and what is to be said of that. No reply will come.
+    pub fn is_lost(&self, ticket: Ticket) -> Option<Refusal> {
+        let why = self.inner.lost.why.lock().unwrap_or_else(PoisonError::into_inner).remove(&ticket.id)?;
+        Some(Refusal::failed(why))
+    }
+}

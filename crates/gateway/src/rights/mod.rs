@@ -1,0 +1,20 @@
+//! Who may do what: pages in browsers, Triton's restricted APIs, keys; and who did what.
+//!
+//! A call is looked at once its head is there, before anything of its body is read.
+
+mod audit;
+mod browsers;
+mod deeds;
+mod files;
+mod gate;
+mod keys;
+mod restricted;
+
+pub(crate) use audit::{Author, SharesChange};
+pub use browsers::Origins;
+pub(crate) use deeds::Deed;
+pub(crate) use files::{WatchedFiles, watch_files};
+pub(crate) use gate::{Asked, Gate, Rules};
+pub(crate) use keys::Caller;
+pub use keys::NewKey;
+pub use restricted::Restrictions;

@@ -1,0 +1,229 @@
+//! Models that were ready soon are made better: one after another, on a thread that gives way to others.
+//!
+//! ```text
+//!  ready, by rule ──waits──> brought up once more, with enough time ──> published beside itself, loaded
+//!                                                                             │ catalogue
+//!  asked for under the old number ────────────────────────────────────────────┴──> asked for under the new one
+//!                                     the old one sends on what still comes, finishes what it has, is withdrawn
+//! ```
+//!
+//! To clients it is one model all the time, with one set of statistics. It is switched between two executions, and
+//! what it takes from then on is planned with its new profile. The model that most requests came for is next.
+
+use crate::bring_up::{BringUp, BroughtUp, TimeGiven};
+use crate::catalogue::{CatalogueEntry, ModelState, ServedModel};
+use crate::manager::ManagerWork;
+use crate::publisher::{ModelKey, Publisher};
+use base::{Duration, ModelId, Timestamp};
+use engine::Prepared;
+use repository::ScanEntry;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::JoinHandle;
+
+/// How often it is looked whether weights are loaded.
+const WHILE_LOADING: Duration = Duration::from_millis(50);
+/// How often it is looked whether a model that was replaced is gone.
+const WHILE_LEAVING: Duration = Duration::from_secs(1);
+/// After so long the switch is made with the weights on as many devices as they are.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How much the thread gives way to others.
+const NICENESS: i32 = 10;
+
+/// What came of a model that was brought up once more.
+pub(crate) struct Improved {
+    key: ModelKey,
+    files: ScanEntry,
+    outcome: Result<BroughtUp, String>,
+}
+
+/// A model that is there twice.
+struct Replacement {
+    key: ModelKey,
+    old: ModelId,
+    served: ServedModel,
+    brought_up: BroughtUp,
+    since: Timestamp,
+    look_at: Timestamp,
+    /// On how many devices it was at the last look.
+    loaded: usize,
+}
+
+/// See the module.
+pub(crate) struct Improvements {
+    /// Those that would be faster with time.
+    waiting: Vec<ModelKey>,
+    /// The thread has one.
+    busy: bool,
+    replacement: Option<Replacement>,
+    /// Those that were replaced: the controller has them until nothing of them is left. To free them may take long, and
+    /// is for the thread that publishes.
+    replaced: Vec<Arc<dyn Prepared>>,
+    jobs: Option<Sender<(ModelKey, ScanEntry)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Improvements {
+    /// Starts the thread; none where models are as good as they get at once.
+    pub(crate) fn start(bring_up: &Arc<BringUp>, notices: &Sender<ManagerWork>) -> Result<Option<Self>, String> {
+        if !bring_up.prepares_soon() {
+            return Ok(None);
+        }
+        let (jobs, received) = mpsc::channel();
+        let (bring_up, notices) = (Arc::clone(bring_up), notices.clone());
+        let thread = std::thread::Builder::new().name("improve".into());
+        let thread = thread.spawn(move || improve(&bring_up, &received, &notices));
+        let thread = Some(thread.map_err(|error| format!("a thread could not be started: {error}"))?);
+        let (waiting, replaced, jobs) = (Vec::new(), Vec::new(), Some(jobs));
+        Ok(Some(Self { waiting, busy: false, replacement: None, replaced, jobs, thread }))
+    }
+}
+
+impl Drop for Improvements {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn improve(bring_up: &Arc<BringUp>, jobs: &Receiver<(ModelKey, ScanEntry)>, notices: &Sender<ManagerWork>) {
+    if let Err(error) = rustix::process::nice(NICENESS) {
+        tracing::debug!("the thread that improves models doesn't give way to others: {error}");
+    }
+    while let Ok((key, files)) = jobs.recv() {
+        if bring_up.stops() {
+            return;
+        }
+        let outcome = bring_up.run_safely(&files, TimeGiven::Enough);
+        // Fails only when the manager is going down.
+        let _ = notices.send(ManagerWork::Improved(Improved { key, files, outcome }));
+    }
+}
+
+/// Which of these comes next: the one with the most requests so far, and of equals the first.
+fn most_asked(requests: impl Iterator<Item = u64>) -> Option<usize> {
+    requests.enumerate().max_by_key(|(position, requests)| (*requests, std::cmp::Reverse(*position))).map(|(at, _)| at)
+}
+
+impl Publisher {
+    /// A version would be faster with time.
+    pub(crate) fn improve_later(&mut self, key: ModelKey) {
+        if let Some(improvements) = &mut self.improvements
+            && !improvements.waiting.contains(&key)
+        {
+            improvements.waiting.push(key);
+        }
+    }
+
+    /// Has the next one improved, if nothing of the kind is under way.
+    pub(crate) fn improve_next(&mut self) {
+        let Some(improvements) = &mut self.improvements else { return };
+        if improvements.busy || improvements.replacement.is_some() {
+            return;
+        }
+        let versions = &self.versions;
+        let published = |key: &ModelKey| versions.get(key)?.published();
+        improvements.waiting.retain(|key| published(key).is_some());
+        let asked = |key: &ModelKey| published(key).map_or(0, |(served, _)| served.model.metrics.demand().ended);
+        let Some(next) = most_asked(improvements.waiting.iter().map(asked)) else { return };
+        let key = improvements.waiting.remove(next);
+        let job = published(&key).map(|(_, origin)| (key.clone(), origin.files.clone()));
+        let handed_over = |(jobs, job): (&Sender<_>, _)| jobs.send(job).is_ok();
+        improvements.busy = improvements.jobs.as_ref().zip(job).is_some_and(handed_over);
+    }
+
+    /// Publishes a model that was improved beside the one that is asked for, if that is still the one of its files.
+    pub(crate) fn replace(&mut self, Improved { key, files, outcome }: Improved) {
+        let Some(improvements) = &mut self.improvements else { return };
+        improvements.busy = false;
+        let known = self.versions.get(&key).and_then(|version| version.published());
+        let (name, version) = &key;
+        match (outcome, known, &files) {
+            _ if self.bring_up.stops() => {}
+            (Ok(brought_up), Some((served, origin)), ScanEntry::Found(found)) if origin.files == files => {
+                let controller = &self.bring_up.controller;
+                let (record, prepared) = (Arc::clone(&brought_up.record), Arc::clone(&brought_up.prepared));
+                let (old, new) = (served.id, controller.publish_beside(served.id, record, prepared));
+                let served = self.bring_up.served(found, &brought_up, new);
+                let now = controller.now();
+                let (since, look_at) = (now, now);
+                improvements.replacement =
+                    Some(Replacement { key, old, served, brought_up, since, look_at, loaded: 0 });
+                self.go_on_replacing(now);
+            }
+            // Others have taken its place meanwhile, which are improved in their turn.
+            (Ok(_), _, _) => {}
+            (Err(reason), _, _) => {
+                tracing::warn!(model = name, version, "it stays as it was ready at first: {reason}");
+            }
+        }
+        self.improve_next();
+    }
+
+    /// When to look at the model that is there twice, or at those that were; `None` where there is none.
+    pub(crate) fn replace_next_at(&self) -> Option<Timestamp> {
+        let improvements = self.improvements.as_ref()?;
+        let later = || self.bring_up.controller.now() + WHILE_LEAVING;
+        let leaving = (!improvements.replaced.is_empty()).then(later);
+        improvements.replacement.as_ref().map(|replacement| replacement.look_at).or(leaving)
+    }
+
+    /// Switches a model over once its weights are where those of its predecessor are.
+    pub(crate) fn go_on_replacing(&mut self, now: Timestamp) {
+        let Some(improvements) = &mut self.improvements else { return };
+        improvements.replaced.retain(|prepared| Arc::strong_count(prepared) > 1);
+        let Some(mut replacement) = improvements.replacement.take_if(|replacement| replacement.look_at <= now) else {
+            return;
+        };
+        let controller = &self.bring_up.controller;
+        let served = self.versions.get(&replacement.key).and_then(|version| version.entry.serving());
+        let (old, new) = (replacement.old, replacement.served.id);
+        if served.is_none_or(|served| served.id != old) {
+            // It was withdrawn or changed, or has moved to another cell and is improved there.
+            controller.withdraw(new);
+            self.improve_later(replacement.key);
+            return self.improve_next();
+        }
+        let loaded = controller.loaded_on(new);
+        if loaded >= controller.loaded_on(old) || now.since(replacement.since) >= PATIENCE {
+            self.switch_over(replacement);
+            return self.improve_next();
+        }
+        // One load after another, until there are enough: each is for one device.
+        if loaded > replacement.loaded {
+            controller.load_on_one_more(new);
+        }
+        (replacement.loaded, replacement.look_at) = (loaded, now + WHILE_LOADING);
+        improvements.replacement = Some(replacement);
+    }
+
+    /// The model is asked for under its new number from now on.
+    fn switch_over(&mut self, Replacement { key, old, served, brought_up, .. }: Replacement) {
+        let Some(version) = self.versions.get_mut(&key) else { return };
+        let Some(origin) = &mut version.origin else { return };
+        let new = served.id;
+        if let ScanEntry::Found(found) = &origin.files {
+            self.bring_up.announce(found, &brought_up);
+        }
+        let before = std::mem::replace(&mut origin.prepared, brought_up.prepared);
+        version.entry = Arc::new(CatalogueEntry::settled(&key.0, key.1, ModelState::Ready(served)));
+        self.update_catalogue();
+        self.bring_up.controller.depart(old, new);
+        if let Some(improvements) = &mut self.improvements {
+            improvements.replaced.push(before);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_most_is_next_and_of_equals_the_first() {
+        let next = |requests: &[u64]| most_asked(requests.iter().copied());
+        assert_eq!([next(&[]), next(&[0, 0]), next(&[1, 7, 7]), next(&[0, 3])], [None, Some(0), Some(1), Some(1)]);
+    }
+}
