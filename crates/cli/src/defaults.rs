@@ -82,6 +82,7 @@ fn of(option: &str) -> Option<String> {
         "threads_per_device" => OrtOptions::default().threads.to_string(),
         "policy" => scheduler.policy.name().to_owned(),
         "thrift" => on_or_off(scheduler.thrift),
+        "batch_work_share" => scheduler.batch_work_share.to_string(),
         "cells" => CELLS.to_string(),
         "profile_window" => scheduler.profile_window.to_string(),
         "profile_quantile" => scheduler.profile_quantile.to_string(),
@@ -122,7 +123,7 @@ mod tests {
     use clap::{CommandFactory, Parser};
 
     /// Every option whose default can be written in a flag, with something else that it may be told.
-    const OTHERS: [(&str, &str); 38] = [
+    const OTHERS: [(&str, &str); 39] = [
         ("model-control-mode", "none"),
         ("repository-poll-secs", "16"),
         ("host", "127.0.0.2"),
@@ -138,6 +139,7 @@ mod tests {
         ("ready-soon", "false"),
         ("threads-per-device", "2"),
         ("policy", "eager"),
+        ("batch-work-share", "0.25"),
         ("cells", "2"),
         ("profile-window", "10"),
         ("profile-quantile", "0.5"),

@@ -190,6 +190,11 @@ pub struct ServeOptions {
     #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_THRIFT")]
     pub thrift: Option<bool>,
 
+    /// The part of a device's time, 0 to 0.5, that requests without a deadline get at least, once they have waited for a
+    /// second: with 0 they run only when nobody else needs the device.
+    #[arg(long, value_name = "PART", env = "PUNCTUAL_BATCH_WORK_SHARE")]
+    pub batch_work_share: Option<f64>,
+
     /// Divide the devices into so many cells, each with a scheduler and with some of the models: for more requests than
     /// one core can plan. A model runs on the devices of its cell alone, and moves to another cell if its own is short
     /// for long. `--shards` is an older name for it.
@@ -390,7 +395,7 @@ impl ServeOptions {
         let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
         fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, model_manifest, manifest_key, host, exposed, cors_origin, http_restricted_api, grpc_restricted_protocol, api_keys, tls_certificate, tls_key, tls_client_ca, http_port, grpc_port, metrics_port, devices, device_memory, pinned_memory, precision, precision_error, cpu_fallback, ready_soon,
-            threads_per_device, policy, thrift, cells, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
+            threads_per_device, policy, thrift, batch_work_share, cells, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
             online_profile_share, max_execution_ms, max_preparing_s, exit_timeout_secs, max_requests, max_body, max_held, max_connections, max_client_connections, max_client_requests, max_client_rate, max_client_held, least_rate, max_body_s, memory_limit, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
             scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file, record, record_limit);
         Ok(self)
@@ -441,8 +446,13 @@ impl ServeOptions {
         if !(1..=10_000).contains(&window) {
             bail!("--profile-window {window}: between 1 and 10000 past executions can be looked at");
         }
+        let batch_work_share = self.batch_work_share.unwrap_or(default.batch_work_share);
+        if !(0.0..=0.5).contains(&batch_work_share) {
+            bail!("--batch-work-share {batch_work_share}: a part of a device's time between 0 and 0.5 is expected");
+        }
         Ok(scheduler::Config {
             policy,
+            batch_work_share,
             profile_window: window,
             profile_quantile: quantile,
             thrift: self.thrift.unwrap_or(default.thrift),

@@ -11,6 +11,12 @@ use base::{DeviceId, RequestId, Window};
 
 impl Scheduler {
     pub(crate) fn decide(&mut self, out: &mut Vec<Command>) {
+        // First: what was loaded for it may have to go when loads are planned.
+        if self.queues.has_background() && self.config.batch_work_share > 0.0 {
+            self.give_least_share(out);
+        } else {
+            self.shares.no_batch_work();
+        }
         // Before the devices are fed: a model that is always busy is free for a moment now, and may have to go.
         if self.planner.is_due(self.now) {
             self.plan_loads(out);
@@ -89,13 +95,44 @@ impl Scheduler {
                 // Batch work isn't queued ahead: whoever comes next should wait for one batch of it at most.
                 let limit = self.slack.batch_work_limit(self.now);
                 let Some(batch) = self.queues.next_background(&self.ledger, device, limit) else { break };
-                self.execute(device, batch, out);
+                self.start_batch_work(device, batch, out);
                 break;
             } else {
                 break;
             }
         }
         self.set_hungry(device);
+    }
+
+    /// Devices that have time for a batch and did no batch work lately start some that has waited, before what has
+    /// deadlines: where there is always something with a deadline, it would wait for ever.
+    fn give_least_share(&mut self, out: &mut Vec<Command>) {
+        let limit = self.slack.batch_work_limit(self.now).of_the_impatient();
+        for index in 0..self.touched.len() {
+            let device = self.touched[index];
+            if !self.hungry.contains(device) {
+                continue;
+            }
+            let there = self.ledger.device(device);
+            if there.batch_work_at > self.now || !there.exec.is_hungry(self.now, self.lead) {
+                continue;
+            }
+            let Some(batch) = self.queues.next_background(&self.ledger, device, limit) else { continue };
+            if self.shares.batch_work_from(self.now, device, batch.candidate.expected) <= self.now {
+                self.start_batch_work(device, batch, out);
+                self.set_hungry(device);
+            }
+        }
+    }
+
+    fn start_batch_work(&mut self, device: DeviceId, batch: Batch, out: &mut Vec<Command>) {
+        let takes = batch.candidate.expected;
+        let there = self.ledger.device_mut(device);
+        // With a share of 0 this is never.
+        there.batch_work_at = there.exec.start_at(self.now) + takes.mul_f64(1.0 / self.config.batch_work_share);
+        self.planner.batch_work_started(batch.model);
+        self.shares.batch_work_started(self.now, device, takes);
+        self.execute(device, batch, out);
     }
 
     pub(crate) fn execute(&mut self, device: DeviceId, batch: Batch, out: &mut Vec<Command>) {

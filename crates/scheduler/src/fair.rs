@@ -34,7 +34,7 @@
 use crate::batch_times::{BatchTimes, Class};
 use crate::event::Fairness;
 use crate::table::grown;
-use base::{Duration, ModelId, Timestamp};
+use base::{DeviceId, Duration, ModelId, Timestamp};
 use std::collections::{BTreeSet, VecDeque};
 
 /// Shares are computed anew after so much time.
@@ -206,6 +206,8 @@ pub(crate) struct Shares {
     /// what becomes of those that were let in, so that fewer than 1 % are given up.
     kept: f64,
     book: Book,
+    /// The turns of batch work that has waited, by the device on which it will run.
+    batch_work: Vec<(DeviceId, Turn)>,
     /// Whether turns are given.
     turns: bool,
     period_ends_at: Timestamp,
@@ -315,6 +317,33 @@ impl Shares {
         }
     }
 
+    /// From when on batch work that has waited may take a device for so long: where others have turns it has one, too,
+    /// behind those that were promised.
+    pub fn batch_work_from(&mut self, now: Timestamp, device: DeviceId, takes: Duration) -> Timestamp {
+        if !self.turns {
+            return now;
+        }
+        if let Some((_, turn)) = self.batch_work.iter().find(|(of, _)| *of == device) {
+            return turn.start_at;
+        }
+        let turn = self.book.take(now, takes);
+        self.batch_work.push((device, turn));
+        turn.start_at
+    }
+
+    /// Batch work was ordered on a device that takes so long.
+    pub fn batch_work_started(&mut self, now: Timestamp, device: DeviceId, takes: Duration) {
+        if let Some(index) = self.batch_work.iter().position(|(of, _)| *of == device) {
+            let (_, turn) = self.batch_work.swap_remove(index);
+            self.book.start(turn, now, takes);
+        }
+    }
+
+    /// No batch work waits: its turns are given back.
+    pub fn no_batch_work(&mut self) {
+        self.batch_work.drain(..).for_each(|(_, turn)| self.book.give_back(turn));
+    }
+
     /// Whether everybody is let in though devices are short.
     pub fn is_open(&self) -> bool {
         self.open
@@ -367,6 +396,7 @@ impl Shares {
         let had_turns = std::mem::replace(&mut self.turns, turns);
         if turns && (!had_turns || self.book.lines.len() != free_at.len()) {
             self.active.iter().for_each(|model| self.models[model.index()].turns.clear());
+            self.batch_work.clear();
             self.book.begin(free_at);
         }
         let level = if self.short { pour(&self.order, devices) } else { f64::INFINITY };

@@ -49,6 +49,8 @@ pub(crate) struct Device {
     pub allocated: Duration,
     /// When a wakeup is set for its hunger.
     pub hungry_at: Option<Timestamp>,
+    /// From when on batch work that has waited goes before what has deadlines.
+    pub batch_work_at: Timestamp,
     /// The last batch that it was given, while it runs something.
     busy_with: Option<ActionId>,
 }
@@ -68,6 +70,7 @@ impl Device {
             backlog: Backlog::new(),
             allocated: Duration::ZERO,
             hungry_at: None,
+            batch_work_at: Timestamp::ZERO,
             busy_with: None,
         }
     }

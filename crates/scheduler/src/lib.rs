@@ -158,6 +158,7 @@ impl Scheduler {
         };
         let ahead = if kind.matches() { config.delay.control } else { config.schedule_ahead };
         let way = if kind.counts_the_way() { config.delay.of(1) } else { Duration::ZERO };
+        let planner = Planner::new(config.batch_work_share > 0.0);
         let rehearses = kind == PolicyKind::Punctual && config.rehearse;
         Self {
             lead: Lead { ahead, way: config.delay.control },
@@ -169,7 +170,7 @@ impl Scheduler {
             policy,
             rehearsals: rehearses.then(Rehearsals::new),
             learns: true,
-            planner: Planner::default(),
+            planner,
             slack: SlackWatch::default(),
             hungry: DeviceSet::default(),
             hungry_at: BTreeSet::new(),

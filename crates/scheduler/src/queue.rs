@@ -342,6 +342,11 @@ impl ModelQueue {
         self.background.first_key_value().map(|((_, sequence), _)| *sequence)
     }
 
+    /// Since when the first of the batch work waits.
+    pub fn background_since(&self) -> Option<Timestamp> {
+        self.background.first_key_value().map(|(_, queued)| queued.arrived_at)
+    }
+
     /// The batch of batch work with the most rows for its time, of those that take no longer than the first of it may;
     /// of equal ones the largest. It needn't fill its size: seven requests are better run as one batch of eight than as
     /// four, two and one. Members are left in `members`. O(b + B).
@@ -351,7 +356,7 @@ impl ModelQueue {
         limit: BatchWorkLimit,
         members: &mut Vec<Queued>,
     ) -> Option<Candidate> {
-        let limit = limit.since(self.background.first_key_value()?.1.arrived_at);
+        let limit = limit.since(self.background_since()?);
         members.clear();
         let mut waiting = self.background.values().peekable();
         let (mut rows, mut best) = (0, (0.0, 0));

@@ -7,6 +7,7 @@
 use crate::executor::Lead;
 use crate::ledger::{Action, Ledger, Residency};
 use crate::queues::Queues;
+use crate::slack::DESPERATE;
 use crate::table::grown;
 use crate::{Command, Load, Unload};
 use base::{DeviceId, Duration, ModelId, Timestamp, Window};
@@ -32,6 +33,9 @@ const NEXT: usize = 8;
 const NO_ROOM_RETRY: Duration = Duration::from_millis(1);
 /// Batch work doesn't push out a model that had a request with a deadline more recently than this.
 const URGENT_PROTECTION: Duration = Duration::from_secs(2);
+/// Unless it has waited for long and none did so for this time: where all models in memory have deadlines all the time,
+/// others' batch work would wait for ever.
+const FORCED_EVERY: Duration = DESPERATE;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Planner {
@@ -48,9 +52,29 @@ pub(crate) struct Planner {
     quiet_until: Timestamp,
     /// Where many devices are searched next for one that can load.
     next: u32,
+    /// From when on batch work that has waited for long may push out models that somebody asks for with a deadline.
+    forced_from: Timestamp,
+    /// The last model for which that was done: it stays until its batch work starts, but no longer than until then.
+    forced: Option<(ModelId, Timestamp)>,
+}
+
+/// For whose sake a model wants to be loaded.
+#[derive(Clone, Copy)]
+enum Claim {
+    /// Requests with deadlines. This model stays.
+    Demand { kept: Option<ModelId> },
+    /// Batch work.
+    BatchWork,
+    /// Batch work that has waited for long: whoever isn't used this very moment goes.
+    OldBatchWork,
 }
 
 impl Planner {
+    /// Whether batch work that has waited for long may push out others.
+    pub fn new(forces: bool) -> Self {
+        Self { forced_from: if forces { Timestamp::ZERO } else { Timestamp::NEVER }, ..Self::default() }
+    }
+
     pub fn add_model(&mut self, model: ModelId) {
         grown(&mut self.background_keys, model.index());
         grown(&mut self.cold_shares, model.index());
@@ -204,18 +228,41 @@ impl Planner {
         ledger: &Ledger,
         queues: &Queues,
     ) -> Option<(ModelId, DeviceId, Vec<ModelId>)> {
+        let kept = self.forced.filter(|&(_, until)| now < until).map(|(model, _)| model);
         for &(_, model) in self.wanting.iter().take(SEARCH_LIMIT) {
-            match place(now, (lead, &mut self.next), ledger, queues, model, false) {
+            match place(now, (lead, &mut self.next), ledger, queues, model, Claim::Demand { kept }) {
                 Placing::On(device, victims) => return Some((model, device, victims)),
                 Placing::NoRoom => {}
                 Placing::Busy => return None,
             }
         }
         let &(_, model) = self.background.first()?;
-        match place(now, (Lead { ahead: Duration::ZERO, ..lead }, &mut self.next), ledger, queues, model, true) {
-            Placing::On(device, victims) => Some((model, device, victims)),
+        let lead = Lead { ahead: Duration::ZERO, ..lead };
+        match place(now, (lead, &mut self.next), ledger, queues, model, Claim::BatchWork) {
+            Placing::On(device, victims) => return Some((model, device, victims)),
+            Placing::NoRoom if self.is_forced(now, queues, model) => {}
+            Placing::NoRoom | Placing::Busy => return None,
+        }
+        match place(now, (lead, &mut self.next), ledger, queues, model, Claim::OldBatchWork) {
+            Placing::On(device, victims) => {
+                let there_at = now + ledger.model(model).estimates.load();
+                self.forced = Some((model, there_at + URGENT_PROTECTION));
+                self.forced_from = now + FORCED_EVERY;
+                Some((model, device, victims))
+            }
             Placing::NoRoom | Placing::Busy => None,
         }
+    }
+
+    /// A model for which others had to go has what it was loaded for.
+    pub fn batch_work_started(&mut self, model: ModelId) {
+        self.forced = self.forced.filter(|&(forced, _)| forced != model);
+    }
+
+    /// Whether a model's batch work has waited for so long that others may have to go for it.
+    fn is_forced(&self, now: Timestamp, queues: &Queues, model: ModelId) -> bool {
+        let since = queues.of(model).background_since();
+        now >= self.forced_from && since.is_some_and(|since| now.since(since) >= DESPERATE)
     }
 
     #[allow(clippy::too_many_arguments)] // One call site; a struct for it would only rename the arguments.
@@ -325,7 +372,7 @@ fn place(
     ledger: &Ledger,
     queues: &Queues,
     model: ModelId,
-    background: bool,
+    claim: Claim,
 ) -> Placing {
     let entry = ledger.model(model);
     let mut devices = if ledger.device_count > LOOKED_AT {
@@ -347,7 +394,7 @@ fn place(
         if entry.pages <= device.free_pages {
             return Placing::On(id, Vec::new());
         }
-        if !background && entry.load_priority <= OPPORTUNE {
+        if matches!(claim, Claim::Demand { .. }) && entry.load_priority <= OPPORTUNE {
             continue;
         }
         let mut free = device.free_pages;
@@ -358,9 +405,13 @@ fn place(
             let busy = other.residency_on(id).is_none_or(|residency| residency.in_use > 0);
             // One that requests wait for gives way only to more unmet work than its own: else whoever is loaded and
             // never has an empty queue would keep all others out for ever.
-            let wanted = queues.of(victim).has_urgent() && other.demand.as_nanos() >= entry.load_priority;
-            let used = busy || wanted || other.removed;
-            if used || (background && !may_give_way(now, queues, other.last_urgent_at, victim, model)) {
+            let wanted = || queues.of(victim).has_urgent() && other.demand.as_nanos() >= entry.load_priority;
+            let stays = match claim {
+                Claim::Demand { kept } => kept == Some(victim) || wanted(),
+                Claim::BatchWork => wanted() || !may_give_way(now, queues, other.last_urgent_at, victim, model),
+                Claim::OldBatchWork => false,
+            };
+            if busy || other.removed || stays {
                 continue;
             }
             victims.push(victim);

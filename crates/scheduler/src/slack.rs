@@ -1,6 +1,14 @@
 //! How long may batch work block a device? Half of the slack of the tightest request that came lately: then whoever
 //! comes next finds at least the other half. Batch work that has waited may take more of it, and in the end goes in any
 //! case: a little traffic with tight deadlines must not keep long batches waiting for ever beside an idle device.
+//!
+//! And where no device is ever idle? What has waited goes before others, as long as it takes no more than its least
+//! share of the device: after a batch of so long, the device does none for others' part of the time.
+//!
+//! ```text
+//!  ──deadlines──┤ batch work ├──────────────── deadlines ────────────────┤ batch work ├──
+//!               └─ takes ────┴──────────────── takes / share ────────────┘
+//! ```
 
 use base::{Duration, Timestamp};
 
@@ -10,25 +18,33 @@ const EPOCH: Duration = Duration::from_secs(1);
 /// Batch work that has waited so long may use all of the slack but an eighth.
 const IMPATIENT: Duration = Duration::from_secs(1);
 /// Batch work that has waited so long goes, whoever it keeps waiting.
-const DESPERATE: Duration = Duration::from_secs(10);
+pub(crate) const DESPERATE: Duration = Duration::from_secs(10);
 
 /// How long batch work may take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchWorkLimit {
     now: Timestamp,
     slack: Duration,
+    /// Whether it is for what has waited alone.
+    impatient: bool,
 }
 
 impl BatchWorkLimit {
     /// What a request that just came may take at most.
     #[cfg(test)]
     pub fn of(limit: Duration) -> Self {
-        Self { now: Timestamp::ZERO, slack: limit * 2 }
+        Self { now: Timestamp::ZERO, slack: limit * 2, impatient: false }
+    }
+
+    /// For what has waited alone.
+    pub fn of_the_impatient(self) -> Self {
+        Self { impatient: true, ..self }
     }
 
     /// For a request that came at that instant.
     pub fn since(&self, arrived_at: Timestamp) -> Duration {
         match self.now.since(arrived_at) {
+            waited if self.impatient && waited < IMPATIENT => Duration::ZERO,
             waited if waited >= DESPERATE || self.slack == Duration::MAX => Duration::MAX,
             waited if waited >= IMPATIENT => self.slack - self.slack / 8,
             _ => self.slack / 2,
@@ -76,7 +92,7 @@ impl SlackWatch {
     /// How long batch work may take.
     pub fn batch_work_limit(&mut self, now: Timestamp) -> BatchWorkLimit {
         self.roll(now);
-        BatchWorkLimit { now, slack: self.current.min(self.previous) }
+        BatchWorkLimit { now, slack: self.current.min(self.previous), impatient: false }
     }
 
     pub fn set_batch_work_waits(&mut self, now: Timestamp, waits: bool) {
@@ -112,8 +128,10 @@ mod tests {
     #[test]
     fn who_waits_may_take_more() {
         let at = |millis| Timestamp::ZERO + Duration::from_millis(millis);
-        let limit = BatchWorkLimit { now: at(20_000), slack: Duration::from_millis(16) };
+        let limit = BatchWorkLimit { now: at(20_000), slack: Duration::from_millis(16), impatient: false };
         assert_eq!(limit.since(at(19_500)), Duration::from_millis(8));
+        assert_eq!(limit.of_the_impatient().since(at(19_500)), Duration::ZERO);
+        assert_eq!(limit.of_the_impatient().since(at(18_000)), Duration::from_millis(14));
         assert_eq!(limit.since(at(18_000)), Duration::from_millis(14));
         assert_eq!(limit.since(at(10_000)), Duration::MAX);
     }

@@ -1,5 +1,5 @@
 //! One test for each fault that was found from outside, with the loads that showed it: A to F of the scheduler's
-//! review. All with the server's own settings.
+//! review, and those of requests without a deadline. All with the server's own settings.
 
 #![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
 
@@ -9,7 +9,7 @@ use base::{Duration, LatencyProfile};
 use common::{model, open, world};
 use scheduler::{Config, Delay, Fairness, PolicyKind};
 use sim::{Faults, ModelSetup, Network, Noise, RunResult, Setup, Slowdown, Traffic};
-use workload::{OpenLoop, Process, RateCurve, Stream};
+use workload::{ClosedLoop, OpenLoop, Process, RateCurve, Stream, Think};
 
 /// A model whose batches of 1 to `largest` take `alpha b + beta`, and whose weights are there at once.
 fn linear(index: u32, (alpha_us, beta_us): (u64, u64), slo_us: u64, largest: u32) -> ModelSetup {
@@ -252,4 +252,50 @@ fn fault_g_what_only_one_kind_has_time_for_is_served_by_it() {
         let bad = bad(&run(&setup, open(&setup, 1_000.0, 1.0, 1)));
         assert!(bad < 0.02, "{policy:?}: {bad}");
     }
+}
+
+/// One model with deadlines at so many requests a second, and eight clients of another one, which name none.
+fn beside_batch_work(setup: &Setup, rate: f64) -> Traffic {
+    let stream = Stream {
+        model: 0,
+        process: Process::Gamma { shape: 1.0 },
+        curve: RateCurve::constant(rate),
+        share: 1.0,
+        starts_at: Duration::ZERO,
+    };
+    assert_eq!(setup.models.len(), 2);
+    let clients = ClosedLoop::new([(1, 8)], Think::None, Duration::from_millis(1), 1);
+    Traffic { open: Some(Box::new(OpenLoop::new([stream], 1))), closed: Some(clients) }
+}
+
+#[test]
+fn requests_without_a_deadline_move_while_others_have_one() {
+    // Twice of what the devices can do, all of it with deadlines: who named none waited for ever.
+    for &policy in PolicyKind::ALL {
+        let mut setup = served(2, (4_200, 20_300), 100_000, 2, 20);
+        setup.scheduler.policy = policy;
+        (setup.models[1].slo, setup.models[1].spec.objective) = (None, None);
+        let found = run(&setup, beside_batch_work(&setup, 800.0));
+        let good = |run: &RunResult, model: usize| run.meter.models[model].ended - run.meter.models[model].bad;
+        // A batch of eight takes 54 ms, and all clients wait for the same one for a second: 19 of them in 20 s.
+        assert!(good(&found, 1) >= 19 * 8, "{policy:?}: {}", good(&found, 1));
+        setup.scheduler.batch_work_share = 0.0;
+        let alone = run(&setup, beside_batch_work(&setup, 800.0));
+        let (with, without) = (good(&found, 0), good(&alone, 0));
+        assert!(with as f64 > 0.9 * without as f64, "{policy:?}: {with} of {without} with a deadline");
+    }
+}
+
+#[test]
+fn requests_without_a_deadline_move_though_memory_is_full_of_models_that_others_ask_for() {
+    // Room for one model, which is always asked for.
+    let mut setup = world(vec![model(0, Some(100)), model(1, None)], 1, 7, 60);
+    setup.scheduler = Config::default();
+    let found = run(&setup, beside_batch_work(&setup, 300.0)).meter;
+    // Once in ten seconds, for one batch of eight.
+    assert!(found.models[1].ended >= 5 * 8, "{}", found.models[1].ended);
+    assert!(found.models[0].bad_part() < 0.02, "{}", found.models[0].bad_part());
+    setup.scheduler.batch_work_share = 0.0;
+    let starved = run(&setup, beside_batch_work(&setup, 300.0)).meter.models[1].ended;
+    assert!(starved <= 8, "{starved}: without a share nobody has to go for them");
 }

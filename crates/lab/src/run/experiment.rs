@@ -383,6 +383,8 @@ pub struct SchedulerConfig {
     pub anticipated_delay_per_ms: Option<f64>,
     /// Whether `punctual` looks at size hints.
     pub size_hints: Option<bool>,
+    /// The part of a device's time that requests without a deadline get at least where they wait.
+    pub batch_work_share: Option<f64>,
 }
 
 /// Which requests make a batch when not all are in time.

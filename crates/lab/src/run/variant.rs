@@ -80,6 +80,7 @@ impl Variant {
                 None => default.anticipated_delay,
             },
             size_hints: config.size_hints.unwrap_or(default.size_hints),
+            batch_work_share: part("batch_work_share", config.batch_work_share, default.batch_work_share)?,
             thrift: config.thrift.unwrap_or(default.thrift),
             rehearse: config.rehearse.unwrap_or(default.rehearse),
             timeout: part("timeout_of_slo", config.timeout_of_slo, default.timeout)?,
@@ -128,7 +129,7 @@ fn server_settings() -> Table {
         Gather::HeadFirst => "head_first",
         Gather::KeepTarget => "keep_target",
     };
-    let settings: [(&str, Value); 12] = [
+    let settings: [(&str, Value); 13] = [
         ("schedule_ahead_ms", server.schedule_ahead.as_millis_f64().into()),
         ("profile_window", (server.profile_window as i64).into()),
         ("profile_quantile", server.profile_quantile.into()),
@@ -141,6 +142,7 @@ fn server_settings() -> Table {
         ("rehearse", server.rehearse.into()),
         ("anticipated_delay_per_ms", server.anticipated_delay.into()),
         ("size_hints", server.size_hints.into()),
+        ("batch_work_share", server.batch_work_share.into()),
     ];
     settings.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
@@ -222,7 +224,7 @@ mod tests {
         // Every setting that a file can have is compared.
         let all = server_settings();
         let parsed: Result<SchedulerConfig, _> = all.clone().try_into();
-        assert!(parsed.is_ok_and(|_| all.len() == 12), "{all:?}");
+        assert!(parsed.is_ok_and(|_| all.len() == 13), "{all:?}");
     }
 
     #[test]
