@@ -7,6 +7,9 @@ use super::{PlannedGpu, PlannedShare, SharePlan, SharedModel, WHOLE};
 /// Sizes that a share may have, ascending, in percent.
 const SIZES: [u32; 6] = [20, 40, 50, 60, 80, WHOLE];
 
+/// Shares that others may run beside have so many times the time that they need: most neighbours cost less.
+const ROOM: f64 = 1.2;
+
 /// Nexus' squishy bin packing on shares of one size: what saturates a share has shares of its own, what is left is
 /// merged, most busy first, into the fullest share that takes it with a shorter cycle.
 pub fn squishy(sharing: &Sharing<'_>, percent: u32) -> Option<SharePlan> {
@@ -69,12 +72,15 @@ fn allot(sharing: &Sharing<'_>, allotment: Allotment) -> Option<SharePlan> {
     for model in order {
         let mut left = sharing.models[model].rate;
         while left > 1e-9 {
-            let required = required(sharing, model, left);
+            // With room for a neighbour: a share that is just large enough alone would never have one.
+            let required = required(sharing, model, left * ROOM).or_else(|| required(sharing, model, left));
             let size = match allotment {
                 Allotment::Required => required.unwrap_or(WHOLE),
                 Allotment::Efficient => required.unwrap_or(WHOLE).min(knee(sharing, model)),
             };
-            left -= places.give(model, left, size, allotment)?;
+            // Beside others it may need more than alone.
+            let sizes = SIZES.into_iter().filter(|&larger| larger >= size);
+            left -= sizes.into_iter().find_map(|size| places.give(model, left, size, allotment))?;
         }
     }
     Some(SharePlan { gpus: places.gpus })

@@ -18,7 +18,7 @@ use super::{DIVISIONS, PlannedGpu, PlannedShare, SharePlan, SharedModel, WHOLE};
 
 /// Lengths of cycles that are tried beside those in which a batch is just full, each longer than the one before by the
 /// same factor; and where it may take as long as it likes.
-const CYCLES: usize = 128;
+const CYCLES: usize = 256;
 const MORE_CYCLES: usize = 2_048;
 /// So many models or halves of them are looked at together: each more doubles the sets.
 const TOGETHER: usize = 10;
