@@ -7,6 +7,7 @@ mod example;
 mod key;
 mod memory;
 mod place;
+mod plan_shares;
 mod profile;
 mod reference;
 mod replay;
@@ -90,6 +91,26 @@ enum Command {
     #[command(verbatim_doc_comment)]
     #[allow(rustdoc::broken_intra_doc_links, reason = "the help shows a TOML file as it is written")]
     Place(place::PlaceOptions),
+    /// Decide how GPUs are divided into shares, and which models run in which share.
+    ///
+    /// Finds the fewest GPUs that carry every model's rate within its objective: how each is divided, who takes turns in
+    /// which share, in batches of which size (Gpulet, section 4). What shares do to each other is learnt from pairs of
+    /// batches that were measured side by side. Says whether shares pay at all.
+    ///
+    /// The file is TOML, and paths in it count from its folder:
+    ///
+    ///   gpus = 4                   # how many there are
+    ///   times = "h200_shares.csv"  # model,batch,pct,weight_bytes,p50_ms: what batches take in shares
+    ///   pairs = "h200_pairs.csv"   # m1,b1,pct1,m2,b2,pct2,alone1_ms,together1_ms,alone2_ms,together2_ms; optional
+    ///
+    ///   [[model]]
+    ///   name = "resnet50"
+    ///   measured_as = "resnet50"   # its name in the tables; absent: the same
+    ///   rate_rps = 1200
+    ///   objective_ms = 25
+    #[command(verbatim_doc_comment)]
+    #[allow(rustdoc::broken_intra_doc_links, reason = "the help shows a TOML file as it is written")]
+    PlanShares(plan_shares::PlanSharesOptions),
 }
 
 fn main() -> ExitCode {
@@ -113,5 +134,6 @@ fn run(cli: CommandLine) -> Result<()> {
         Command::Simulate(args) => Ok(args.run_and_print()?),
         Command::Replay(options) => replay::run(&options),
         Command::Place(options) => place::run(&options),
+        Command::PlanShares(options) => plan_shares::run(&options),
     }
 }

@@ -9,8 +9,10 @@
 //!   it.
 //! - [`cells`]: which model should go to another cell, because its own is short. Fed with what was counted; pure, no
 //!   clock.
+//! - [`shares`]: how GPUs are divided, and which models run in which share (Gpulet, section 4). Pure.
 
 pub mod advice;
 pub mod cells;
 #[cfg(feature = "placement")]
 pub mod placement;
+pub mod shares;

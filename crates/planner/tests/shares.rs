@@ -1,0 +1,172 @@
+//! Shares of GPUs, planned with what was measured on an H200.
+
+#![allow(clippy::unwrap_used, reason = "a test that finds something else than it expects should stop")]
+
+use planner::shares::search::{ideal, search, search_again};
+use planner::shares::{Interference, Measurements, SharePlan, SharedModel, Sharing, WHOLE, rivals};
+
+const NINE: [(&str, &str); 9] = [
+    ("googlenet", "googlenet"),
+    ("lenet", "lenet"),
+    ("resnet50", "resnet50"),
+    ("ssd_mobilenet", "ssd_mobilenet"),
+    ("vgg16", "vgg16"),
+    ("mnasnet1_0", "mnasnet1_0"),
+    ("mobilenet_v2", "mobilenet_v2"),
+    ("densenet", "densenet161"),
+    ("bert_base", "bert_s14"),
+];
+
+fn measured() -> Measurements {
+    let data = |name: &str| {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments/data").join(name);
+        std::fs::read_to_string(path).unwrap()
+    };
+    Measurements::read(&data("h200_shares.csv"), &data("h200_pairs.csv")).unwrap()
+}
+
+/// The nine models with so many times what one takes alone in a whole GPU as its objective, and these rates.
+fn nine(measured: &Measurements, slack: f64, rates: [f64; 9]) -> Vec<SharedModel> {
+    let model = |(&(name, measured_as), rate): (&(&str, &str), f64)| {
+        let times = measured.models[measured_as].clone();
+        SharedModel { name: name.to_owned(), rate, objective: slack * times.of(WHOLE, 8), times }
+    };
+    NINE.iter().zip(rates).map(model).collect()
+}
+
+#[test]
+fn held_out_pairs_are_predicted_within_a_few_percent() {
+    let measured = measured();
+    let pairs: Vec<_> = measured.pairs().collect();
+    assert_eq!(pairs.len(), 2 * 570);
+    let mut errors = Vec::new();
+    // Each pair is held out once, both of its batches with it.
+    for fold in 0..10 {
+        let of_fold = |index: usize| (index / 2) % 10 == fold;
+        let kept = pairs.iter().enumerate().filter(|(index, _)| !of_fold(*index)).map(|(_, pair)| *pair);
+        let model = Interference::fit(kept).unwrap();
+        let held_out = pairs.iter().enumerate().filter(|(index, _)| of_fold(*index));
+        errors.extend(held_out.map(|(_, pair)| {
+            let predicted = model.slowdown(pair.batch, pair.beside);
+            (predicted / pair.slowdown - 1.0).abs()
+        }));
+    }
+    errors.sort_by(f64::total_cmp);
+    let quantile = |part: f64| errors[(errors.len() as f64 * part) as usize];
+    assert!(quantile(0.9) < 0.07 && quantile(0.95) < 0.10);
+}
+
+/// Scenario of so many: each of the nine models at 0, 1 or 2 times so many requests a second.
+fn scenario(measured: &Measurements, index: usize, unit: f64) -> Vec<SharedModel> {
+    let rates = std::array::from_fn(|digit| (index / 3_usize.pow(digit as u32) % 3) as f64 * unit);
+    nine(measured, 3.0, rates)
+}
+
+#[test]
+fn plans_carry_everything_and_hold_beside_each_other_and_the_search_finds_most() {
+    let measured = measured();
+    let interference = measured.interference();
+    let (mut counts, mut ours) = ([0; 3], 0);
+    for index in (1..19_683).step_by(401) {
+        let models = scenario(&measured, index, 2_000.0);
+        let sharing = Sharing { models: &models, gpus: 4, interference: &interference };
+        let plans = [rivals::squishy(&sharing, WHOLE), rivals::greedy(&sharing), rivals::elastic(&sharing)];
+        for (count, plan) in counts.iter_mut().zip(&plans) {
+            *count += usize::from(plan.is_some());
+        }
+        let found = search(&sharing);
+        ours += usize::from(found.is_some());
+        for plan in plans.iter().chain([&found]).flatten() {
+            assert!(plan.carries(&models) && sharing.holds(plan) && plan.gpus.len() <= 4, "{index}: {plan:?}");
+        }
+    }
+    assert!(counts.iter().all(|&rival| ours > rival), "{ours} of ours, {counts:?} of the rivals");
+}
+
+#[test]
+fn the_search_finds_nearly_all_that_there_is() {
+    let measured = measured();
+    let interference = measured.interference();
+    let (mut ours, mut all) = (0, 0);
+    for index in (1..19_683).step_by(1_009) {
+        let models = scenario(&measured, index, 2_000.0);
+        let sharing = Sharing { models: &models, gpus: 3, interference: &interference };
+        let ideal = ideal(&sharing);
+        assert!(ideal.iter().all(|plan| sharing.holds(plan) && plan.carries(&models)));
+        (ours, all) = (ours + usize::from(search(&sharing).is_some()), all + usize::from(ideal.is_some()));
+    }
+    assert!(all > 5 && ours + 1 >= all, "{ours} of {all}");
+}
+
+#[test]
+fn as_few_gpus_as_can_be_are_used_and_none_are_divided_without_need() {
+    let measured = measured();
+    let interference = measured.interference();
+    let mut rates = [0.0; 9];
+    rates[2] = 100.0;
+    let models = nine(&measured, 3.0, rates);
+    let sharing = Sharing { models: &models, gpus: 8, interference: &interference };
+    let plan = search(&sharing).unwrap();
+    assert_eq!(plan.gpus.len(), 1);
+    assert_eq!(plan.gpus[0].shares.iter().map(|share| share.percent).collect::<Vec<_>>(), [WHOLE]);
+    // More than one GPU can do is several GPUs, and too much for all of them is no plan.
+    rates[2] = 60_000.0;
+    let models = nine(&measured, 3.0, rates);
+    let many = Sharing { models: &models, gpus: 64, interference: &interference };
+    let plan = search(&many).unwrap();
+    assert!(plan.gpus.len() > 2 && many.holds(&plan) && plan.carries(&models));
+    assert_eq!(search(&Sharing { gpus: 2, ..many }), None);
+}
+
+#[test]
+fn many_models_are_planned_too() {
+    let measured = measured();
+    let interference = measured.interference();
+    let models: Vec<SharedModel> =
+        (0..6).flat_map(|copy| nine(&measured, 3.0 + f64::from(copy), [200.0 * f64::from(copy + 1); 9])).collect();
+    let sharing = Sharing { models: &models, gpus: 64, interference: &interference };
+    let plan = search(&sharing).unwrap();
+    assert!(sharing.holds(&plan) && plan.carries(&models));
+    let whole = rivals::squishy(&sharing, WHOLE).unwrap();
+    assert!(plan.gpus.len() <= whole.gpus.len(), "{} and {}", plan.gpus.len(), whole.gpus.len());
+}
+
+#[test]
+fn a_plan_stays_while_it_carries_what_is_asked() {
+    let measured = measured();
+    let interference = measured.interference();
+    let models = scenario(&measured, 12_345, 1_500.0);
+    let sharing = Sharing { models: &models, gpus: 4, interference: &interference };
+    let before = search(&sharing).unwrap();
+    let places = |plan: &SharePlan| -> Vec<(u32, Vec<usize>)> {
+        let shares = plan.gpus.iter().flat_map(|gpu| &gpu.shares);
+        shares.map(|share| (share.percent, share.turns.iter().map(|turn| turn.model).collect())).collect()
+    };
+    let times = |factor: f64| -> Vec<SharedModel> {
+        models.iter().map(|model| SharedModel { rate: model.rate * factor, ..model.clone() }).collect()
+    };
+    let less = times(0.95);
+    let sharing = Sharing { models: &less, ..sharing };
+    let kept = search_again(&sharing, &before).unwrap();
+    assert_eq!(places(&kept), places(&before));
+    assert!(sharing.holds(&kept) && kept.carries(&less));
+    // With a tenth of it fewer GPUs are enough.
+    let little = times(0.1);
+    let sharing = Sharing { models: &little, ..sharing };
+    assert!(search_again(&sharing, &before).unwrap().gpus.len() < before.gpus.len());
+    // What nobody planned for is planned for.
+    let mut more = models.clone();
+    more.iter_mut().filter(|model| model.rate == 0.0).for_each(|model| model.rate = 10.0);
+    let sharing = Sharing { models: &more, ..sharing };
+    assert!(search_again(&sharing, &before).is_none_or(|plan| plan.carries(&more) && sharing.holds(&plan)));
+}
+
+#[test]
+fn tables_with_mistakes_say_where() {
+    let said = |times: &str| Measurements::read(times, "").unwrap_err();
+    assert_eq!(said("model,batch\na,1"), "there is no column \"weight_bytes\": there are model, batch");
+    let head = "model,batch,pct,weight_bytes,p50_ms";
+    assert_eq!(said(&format!("{head}\na,1,50,7,x")), "line 2: p50_ms is \"x\": give a number above 0");
+    assert_eq!(said(&format!("# remark\n{head}\na,1,50,7")), "line 3: there is nothing in column \"p50_ms\"");
+    assert_eq!(said(&format!("{head}\na,1,150,7,1")), "model \"a\": a share of 150 %: give 1 to 100");
+}
