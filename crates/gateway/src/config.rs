@@ -1,6 +1,5 @@
 //! The settings of the front end.
 
-use crate::io::tls::TlsFiles;
 use crate::rights::{Origins, Restrictions};
 use engine::HostMemory;
 use planner::advice::AdvisorConfig;
@@ -8,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tls::TlsFiles;
 
 /// What one client may have of the server at most, beside connections; `None`: as much as there is.
 #[derive(Clone, PartialEq, Default, Debug)]
