@@ -18,6 +18,8 @@ pub struct ClientLimits {
     pub rate: Option<f64>,
     /// Bytes of large requests and answers.
     pub held_bytes: Option<usize>,
+    /// The part of all devices' time that its requests are computed in.
+    pub device_share: Option<f64>,
 }
 
 /// The settings of the front end.
