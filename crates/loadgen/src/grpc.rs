@@ -13,6 +13,7 @@ use hyper::client::conn::http2::{self, SendRequest};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, TE};
 use hyper::{Request, Uri};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use percent_encoding::percent_decode_str;
 use prost::Message;
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -178,7 +179,9 @@ fn finished(trailers: &HeaderMap) -> Result<(), GrpcFailure> {
     match Code::from_bytes(status.as_bytes()) {
         Code::Ok => Ok(()),
         code => {
+            // What isn't plain in a header is percent-encoded there.
             let message = text("grpc-message").unwrap_or_default();
+            let message = percent_decode_str(&message).decode_utf8_lossy().into_owned();
             Err(GrpcFailure::Status { code, reason: text(wire::REASON_METADATA), message })
         }
     }
@@ -225,5 +228,7 @@ mod tests {
         let named = [("grpc-status", "14"), (wire::REASON_METADATA, "deadline_unreachable")];
         assert_eq!(outcome(&named), RequestOutcome::Refused("deadline_unreachable".into()));
         assert_eq!(outcome(&[]), RequestOutcome::Error("connection_lost".into()));
+        let said = finished(&trailers(&[("grpc-status", "16"), ("grpc-message", "no%20key")]));
+        assert!(matches!(&said, Err(GrpcFailure::Status { message, .. }) if message == "no key"), "{said:?}");
     }
 }

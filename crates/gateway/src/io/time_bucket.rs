@@ -41,7 +41,8 @@ impl TimeBucket {
             None => self.left = most,
             Some((at, before, counted)) => {
                 let used = (charged - before).as_secs_f64();
-                self.left = (self.left + now.since(at).as_secs_f64() * fill).min(most) - used;
+                // What was used was used while it was filled.
+                self.left = (self.left - used + now.since(at).as_secs_f64() * fill).min(most);
                 let computed = executions.saturating_sub(counted);
                 if computed > 0 {
                     let weight = 1.0 - (1.0 - NEWS).powf(computed as f64);
