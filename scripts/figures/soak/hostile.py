@@ -230,8 +230,8 @@ def attack(attacker, stopping, counts, hang_every):
     lock = threading.Lock()
 
     def again_and_again(kind, pause):
-        # Not all at the same instant.
-        stopping.wait(pause * attacker.random.random())
+        # Not all at the same instant, but all of them at the start: what they make the server keep for good, it has early.
+        stopping.wait(min(2, pause) * attacker.random.random())
         while not stopping.is_set():
             try:
                 getattr(attacker, kind)()
