@@ -21,7 +21,7 @@ TARGETS = {"keys": ("<=", 1.03), "TLS": ("<=", 1.35), "keys and TLS": ("<=", 1.3
 def run(quick):
     repository = BENCH / "overhead"
     generate(repository, MODEL)
-    seconds, rounds = (1, 2) if quick else (2, 12)
+    seconds, rounds = (1, 2) if quick else (1, 32)
     runs = []
     with contextlib.ExitStack() as stack:
         servers = {}

@@ -28,8 +28,8 @@ WIDE, SPARE = "identity_fp32", "mlp"
 # Of what one executor carries, so that the other may be broken off.
 LOAD = 0.6
 DEADLINE_MS = 1000
-# What a hanging execution may take.
-MAX_EXECUTION_MS = 1000
+# What a hanging execution may take. A good one must not take as long, however busy the machine is: its model would rest, too.
+MAX_EXECUTION_MS = 5000
 RENEW_EVERY = 5
 # After the clients are gone, the server has so long to let go of everything.
 SETTLE_SECONDS = 60
@@ -255,7 +255,7 @@ def soak(seconds, times_p99):
     load_before = common.load_average()
     quiet_seconds = max(20, seconds / 10)
     options = ["--devices", "cpu:2", "--model-control-mode", "both", "--max-execution-ms", MAX_EXECUTION_MS]
-    hang_every = max(60, seconds / 30) if seconds > 120 else seconds / 4
+    hang_every = max(120, seconds / 20) if seconds > 240 else seconds / 2
     server = Server(repository, *map(str, options), access=access)
     try:
         with common.step("capacity of one client after another"):
@@ -263,6 +263,8 @@ def soak(seconds, times_p99):
         rate = LOAD * alone["goodput_rps"]
         with common.step(f"quiet, {rate:.0f} requests/s for {quiet_seconds:.0f} s"):
             quiet = good_clients(server, rate, quiet_seconds)
+        if times_p99 and p99(quiet) == float("inf"):
+            raise Failed("one of a hundred requests has no answer in time with nobody beside: the machine has something else to do")
         before = settled(server, {"descriptors": 0}, 5)
         sampler, renewal, hostile = Sampler(server, max(0.5, seconds / 1000)), Renewal(access), Hostile(server, hang_every)
         sampler.start()
