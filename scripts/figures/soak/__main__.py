@@ -142,6 +142,10 @@ class Hostile:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=lambda: os.nice(10)
         )
 
+        # Their own start takes seconds, in which the server's memory says nothing.
+        if self.process.stdout.readline() != "begun\n":
+            raise Failed("the hostile clients did not start")
+
     def stop(self):
         """Waits until they are gone; what they did."""
         try:

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import functools
 import gzip
 import http.client
 import json
@@ -115,8 +116,7 @@ class Attacker:
 
     def bomb(self):
         """Sends what is a thousand times as large when it is inflated: below the limit of a body, and beyond it."""
-        size = self.random.choice([20 << 20, 200 << 20])
-        body = bombs(size)
+        body = bombs(self.random.choice(BOMB_BYTES))
         headers = {**self.headers, "Content-Encoding": "gzip"}
         expect(self.ask(f"/v2/models/{self.wide}/infer", body, headers), 400, 413, 429, 503)
 
@@ -192,13 +192,13 @@ class Attacker:
             answers.cancel()
 
 
-BOMBS = {}
+# Below the limit of a body, and beyond it.
+BOMB_BYTES = [20 << 20, 200 << 20]
 
 
+@functools.cache
 def bombs(size):
-    if size not in BOMBS:
-        BOMBS[size] = gzip.compress(b" " * size)
-    return BOMBS[size]
+    return gzip.compress(b" " * size)
 
 
 class Unexpected(Exception):
@@ -257,13 +257,16 @@ def attack(attacker, stopping, counts, hang_every):
 
 
 def main(settings):
-    """The process of the hostile clients: ends when its standard input does, and says what it did."""
+    """The process of the hostile clients: says when they begin, ends when its standard input does, and says what they did."""
     given = json.loads(settings)
     context = ssl.create_default_context(cafile=given["ca"]) if given["ca"] else None
     names = ("http", "grpc", "headers", "control")
     attacker = Attacker(*(given[name] for name in names), context, given["wide"], given["spare"])
     stopping, counts = threading.Event(), {}
     threading.Thread(target=lambda: (sys.stdin.read(), stopping.set()), daemon=True).start()
+    for size in BOMB_BYTES:
+        bombs(size)
+    print("begun", flush=True)
     attack(attacker, stopping, counts, given["hang_every"])
     print(json.dumps(counts), flush=True)
     # Nothing is left of them, whatever a library keeps.
