@@ -1,5 +1,5 @@
 # Two commands do everything from a fresh clone: `make serve` and `make test`.
-.PHONY: help serve test setup models release place bench compare experiments experiments-all fuzz audit sbom format clean
+.PHONY: help serve test setup models release place bench compare experiments experiments-all soak fuzz audit sbom format clean
 
 # Also right after it was installed, when this shell doesn't know of it yet.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
@@ -13,6 +13,7 @@ help:
 	@echo "make compare      the same model in other servers beside this one, docs/comparison.md"
 	@echo "make experiments  every simulated figure of docs/experiments, with its plots"
 	@echo "make experiments-all  the same, and the sweeps that take hours; an interrupted one goes on"
+	@echo "make soak ARGS=\"--minutes 60\"  good clients beside hostile ones: nothing may grow, get lost or become slow"
 	@echo "make fuzz ARGS=\"--minutes 20\"  libFuzzer on every parser, for so long each; docs/fuzzing.md has what it found"
 	@echo "make audit        known vulnerabilities of what is depended on (cargo-deny, from the RustSec database)"
 	@echo "make sbom         target/punctual.cdx.json, the crates in the binary, for scanners (CycloneDX)"
@@ -51,6 +52,10 @@ experiments: release
 
 experiments-all: release
 	@scripts/experiments.sh --all $(ARGS)
+
+soak: models release
+	@scripts/setup python
+	@.cache/venv/bin/python scripts/measure.py soak $(ARGS)
 
 fuzz: setup
 	@scripts/fuzz.py $(ARGS)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a program of the package `figures`: measure.py PROGRAM [ARGUMENT ...]
 
-PROGRAM is bench, compare (both as scripts/bench.sh and scripts/compare.sh call them), gpu (all of
+PROGRAM is bench, compare (both as scripts/bench.sh and scripts/compare.sh call them), soak (as make calls it), gpu (all of
 docs/benchmarks-gpu.md, part by part), gpu.page (which writes it), or one of what these run: gpu.exec, gpu.precision, gpu.ready, gpu.reference, gpu.serve, gpu.trained, gpu.widths; `measure.py PROGRAM --help` says more.
 """
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
@@ -105,7 +106,8 @@ def resident_mib(pid):
 class Server:
     """A server of our own, on free ports, with its own models."""
 
-    def __init__(self, repository, *options, ready_within=900, log="warn"):
+    def __init__(self, repository, *options, ready_within=900, log="warn", access=None):
+        """`access` is what it asks of its clients, of whom one is called `web`."""
         if not BINARY.exists():
             raise Failed(f"{BINARY} is missing: build it with 'cargo build --release -p cli'")
         self.log = tempfile.NamedTemporaryFile("w+", dir=BENCH, prefix="server-", suffix=".log", delete=False)
@@ -113,6 +115,8 @@ class Server:
         devices = [] if "--devices" in options else ["--devices", "cpu:1"]
         command = [BINARY, "serve", "--model-repository", repository, "--log", log, *devices]
         command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options]
+        self.access = access
+        command += access.options if access else []
         began = time.monotonic()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log)
         watchdog = time.monotonic() + ready_within
@@ -133,7 +137,7 @@ class Server:
                 raise Failed(f"the server didn't start: {self.log.read()[-2000:] or 'it said nothing'}")
             time.sleep(0.01)
             text += (self.process.stdout.read() or b"").decode()
-            found = dict(re.findall(r"^\s+(HTTP|gRPC|metrics)\s+(?:http://)?([\d.]+:\d+)", text, re.MULTILINE))
+            found = dict(re.findall(r"^\s+(HTTP|gRPC|metrics)\s+(?:https?://)?([\d.]+:\d+)", text, re.MULTILINE))
         broken = re.findall(r"^\s+not served: (.*)$", text, re.MULTILINE)
         if broken:
             raise Failed(f"models that should be served are not: {'; '.join(broken[:3])}")
@@ -152,7 +156,10 @@ class Server:
         return self.addresses["gRPC"]
 
     def metrics(self):
-        with urllib.request.urlopen(f"http://{self.addresses['metrics']}/metrics", timeout=30) as answer:
+        context = self.access and self.access.context()
+        url = f"{'https' if context else 'http'}://{self.addresses['metrics']}/metrics"
+        request = urllib.request.Request(url, headers=self.access.headers("web") if self.access else {})
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
             return Metrics(answer.read().decode())
 
     def stop(self):
@@ -249,6 +256,7 @@ def load(server, *arguments, grpc=False):
     command = [BINARY, "load", "--url", url, "--json", *map(str, arguments)]
     if grpc:
         command += ["--protocol", "grpc"]
+    command += server.access.load_options("web") if server.access else []
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
         raise Failed(f"punctual load {' '.join(map(str, arguments))}: {run.stderr.strip()[-500:]}")
@@ -337,6 +345,8 @@ class Figure:
 
 
 def number(value):
+    if not math.isfinite(value):
+        return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

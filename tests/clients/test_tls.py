@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import conftest
-from test_rights import INFER, infer_inputs, serving
+from test_rights import INFER, infer_inputs, make_key, serving
 
 
 class Authority:
@@ -159,6 +159,44 @@ def test_clients_need_a_certificate_where_that_is_asked(tmp_path):
         for wrong in [None, stranger]:
             with pytest.raises(tritonclient.grpc.InferenceServerException, match="UNAVAILABLE"):
                 infer_over_grpc(server, authority, wrong)
+
+
+def load(*options, **environment):
+    """What `punctual load` has measured; or why it could not."""
+    command = [conftest.binary(), "load", "--json", "--model", "net", "--concurrency", "2", "--duration", "0.3", *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+    return json.loads(done.stdout)["classes"][0] if done.returncode == 0 else done.stderr
+
+
+@pytest.mark.parametrize("protocol", ["http-binary", "http-json", "grpc"])
+def test_the_load_generator_has_a_key_a_certificate_and_trusts_those_it_was_told_of(tmp_path, protocol):
+    authority, other = Authority(tmp_path, "authority"), Authority(tmp_path, "other")
+    own = dict(zip(["--tls-certificate", "--tls-key"], authority.issue("client")))
+    own = [argument for pair in own.items() for argument in pair]
+    (key, line), secret = make_key("web", "infer", "read"), tmp_path / "secret"
+    (tmp_path / "keys").write_text(line)
+    secret.write_text(key + "\n")
+    asks = [*files(*authority.issue("server")), "--tls-client-ca", str(authority.path), "--api-keys", str(tmp_path / "keys")]
+    with serving(tmp_path, *asks) as server:
+        address = server.grpc if protocol == "grpc" else server.http
+        # Written either way, it is a certificate's name.
+        urls = [address, f"https://localhost:{address.rsplit(':', 1)[1]}"]
+        trusts, known = ["--protocol", protocol, "--tls-ca", authority.path], ["--api-key-file", secret]
+        for url in urls:
+            measured = load("--url", url, *trusts, *own, *known)
+            assert measured["successes"] > 0 and measured["successes"] == measured["requests"], measured
+        assert load("--url", address, *trusts, *own, PUNCTUAL_API_KEY=key)["successes"] > 0
+        assert "asks for a key" in load("--url", address, *trusts, *own)
+        assert "none of the server's keys" in load("--url", address, *trusts, *own, PUNCTUAL_API_KEY="punctual-00")
+        for options in [
+            ["--url", address, "--protocol", protocol, "--tls-ca", other.path, *own, *known],
+            # It shows no certificate, which the server says once the client thinks that all is well.
+            ["--url", address, *trusts, *known],
+            # Nothing is said in the clear.
+            ["--url", f"http://{address}", "--protocol", protocol, *known],
+        ]:
+            said = load(*options)
+            assert "is the server up?" in said or "the connection was lost" in said, said
 
 
 def test_files_that_make_no_sense_are_sentences(tmp_path):

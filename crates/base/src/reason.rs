@@ -109,9 +109,9 @@ reasons! {
         "The path is there, but not with this method.";
     Unsupported, "unsupported", 400, Unimplemented, None, BadInput, "refused", "OTHER", false,
         "The protocol has it, but this server doesn't, or isn't allowed to.";
-    Unauthenticated, "unauthenticated", 401, Unauthenticated, None, BadInput, "refused", "OTHER", false,
+    Unauthenticated, "unauthenticated", 401, Unauthenticated, None, Unauthenticated, "refused", "OTHER", false,
         "The server asks for a key, and this is none of its keys.";
-    Forbidden, "forbidden", 403, PermissionDenied, None, BadInput, "refused", "OTHER", false,
+    Forbidden, "forbidden", 403, PermissionDenied, None, Forbidden, "refused", "OTHER", false,
         "Whoever asks has no right to it.";
     RegionNotFound, "region_not_found", 404, NotFound, None, BadInput, "refused", "OTHER", false,
         "There is no such region of shared memory.";

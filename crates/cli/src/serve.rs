@@ -277,6 +277,11 @@ pub struct ServeOptions {
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MAX_CLIENT_HELD")]
     pub max_client_held: Option<ByteSize>,
 
+    /// Part of all devices' time that one client's requests may be computed in, as 0.25, on average and for a second of
+    /// it at once; more are refused (429). [default: all of it]
+    #[arg(long, value_name = "SHARE", env = "PUNCTUAL_MAX_CLIENT_DEVICE_SHARE")]
+    pub max_client_device_share: Option<f64>,
+
     /// How much of a body or an answer must move in a second, on average, once it took 30 s; 0 for anything.
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_LEAST_RATE")]
     pub least_rate: Option<ByteSize>,
@@ -395,8 +400,7 @@ impl ServeOptions {
         let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
         fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, model_manifest, manifest_key, host, exposed, cors_origin, http_restricted_api, grpc_restricted_protocol, api_keys, tls_certificate, tls_key, tls_client_ca, http_port, grpc_port, metrics_port, devices, device_memory, pinned_memory, precision, precision_error, cpu_fallback, ready_soon,
-            threads_per_device, policy, thrift, batch_work_share, cells, default_objective_ms, profile_window, profile_quantile, profile_budget_ms,
-            online_profile_share, max_execution_ms, max_preparing_s, exit_timeout_secs, max_requests, max_body, max_held, max_connections, max_client_connections, max_client_requests, max_client_rate, max_client_held, least_rate, max_body_s, memory_limit, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
+            threads_per_device, policy, thrift, batch_work_share, cells, default_objective_ms, profile_window, profile_quantile, profile_budget_ms, online_profile_share, max_execution_ms, max_preparing_s, exit_timeout_secs, max_requests, max_body, max_held, max_connections, max_client_connections, max_client_requests, max_client_rate, max_client_held, max_client_device_share, least_rate, max_body_s, memory_limit, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
             scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file, record, record_limit);
         Ok(self)
     }
@@ -615,10 +619,16 @@ impl ServeOptions {
         {
             bail!("--max-client-rate {rate}: a rate is a number of requests a second above 0");
         }
+        if let Some(share) = self.max_client_device_share
+            && !(share > 0.0 && share <= 1.0)
+        {
+            bail!("--max-client-device-share {share}: a share is a number above 0 and at most 1, as 0.25");
+        }
         let limits = gateway::ClientLimits {
             requests: self.max_client_requests,
             rate: self.max_client_rate,
             held_bytes: self.max_client_held.map(|size| size.0 as usize),
+            device_share: self.max_client_device_share,
         };
         Ok((limits != gateway::ClientLimits::default()).then_some(limits))
     }

@@ -1,7 +1,8 @@
 //! What whoever asks sees of the controller: the request that it hands over, and the reply.
 
-use base::{ApplicationId, ModelId, Reason, RequestId, Timestamp};
+use base::{ApplicationId, Duration, ModelId, Reason, RequestId, Timestamp};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::oneshot;
 use worker::Tensor;
 
@@ -24,8 +25,32 @@ pub struct Submission {
     pub size: Option<u32>,
     /// Where the request's steps are noted, if it is traced.
     pub trace: Option<Arc<telemetry::Trace>>,
+    /// Who pays for the device time that it takes, if anybody counts that.
+    pub account: Option<Arc<TimeAccount>>,
     /// Where the answer goes.
     pub reply: oneshot::Sender<Reply>,
+}
+
+/// The device time that somebody's requests took so far. Executors add to it, whatever came of a request and whoever
+/// waits for it.
+#[derive(Debug, Default)]
+pub struct TimeAccount {
+    nanos: AtomicU64,
+    executions: AtomicU64,
+}
+
+impl TimeAccount {
+    /// A request had a device for this long, or its part of a batch had.
+    pub fn charge(&self, time: Duration) {
+        self.nanos.fetch_add(time.as_nanos(), Ordering::Relaxed);
+        self.executions.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// All of it, and how many times something was charged.
+    pub fn total(&self) -> (Duration, u64) {
+        let executions = self.executions.load(Ordering::Relaxed);
+        (Duration::from_nanos(self.nanos.load(Ordering::Relaxed)), executions)
+    }
 }
 
 /// The answer to a request.

@@ -32,7 +32,7 @@ mod timer;
 mod watchdog;
 
 pub use self::core::SeldomLine;
-pub use api::{Refusal, Reply, Submission, Ticket};
+pub use api::{Refusal, Reply, Submission, Ticket, TimeAccount};
 pub use dealing::deal;
 pub use divisions::{Division, Divisions};
 pub use model::ModelRecord;

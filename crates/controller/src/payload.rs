@@ -1,7 +1,7 @@
 //! Requests between the inbox and the worker, which runs them and answers.
 
 use crate::api::{Refusal, Reply, Submission};
-use base::{Reason, RequestId, Timestamp, margins};
+use base::{Duration, Reason, RequestId, Timestamp, margins};
 use scheduler::Outcome;
 use telemetry::BatchTimes;
 use worker::{BatchItem, Tensor};
@@ -53,6 +53,12 @@ impl BatchItem for Payload {
     fn computed(&self, times: &BatchTimes) {
         if let Some(trace) = &self.submission.trace {
             trace.computed(times);
+        }
+    }
+
+    fn took(&self, time: Duration) {
+        if let Some(account) = &self.submission.account {
+            account.charge(time);
         }
     }
 

@@ -214,6 +214,7 @@ fn a_request_that_is_taken_back_is_found_in_its_cell() {
             application: ApplicationId::DEFAULT,
             size: None,
             trace: None,
+            account: None,
             reply,
         };
         let ticket = server.controller.submit(submission).unwrap();

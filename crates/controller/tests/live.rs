@@ -73,6 +73,7 @@ fn submit(
         application: ApplicationId::DEFAULT,
         size: None,
         trace: None,
+        account: None,
         reply,
     });
     (ticket, answer)

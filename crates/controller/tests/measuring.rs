@@ -101,6 +101,7 @@ impl TestServer {
                 application: ApplicationId(3),
                 size: Some(4),
                 trace: None,
+                account: None,
                 reply,
             });
             answer

@@ -61,6 +61,7 @@ impl<'a> Call<'a> {
         let found = owner.request(arrived_at).and_then(|request| {
             let entry = context.models.find(name, version)?;
             serving(&entry)?;
+            owner.may_compute(arrived_at, || context.controller.devices())?;
             Ok((entry, request))
         });
         match found {
@@ -123,7 +124,9 @@ impl<'a> Call<'a> {
         let trace = self.trace.clone();
         trace.iter().for_each(|trace| trace.named(&request.id));
         let model = served.id;
-        let submission = Submission { model, inputs, rows, deadline_at, priority, application, size, trace, reply };
+        let account = self.owner.account();
+        let submission =
+            Submission { model, inputs, rows, deadline_at, priority, application, size, trace, account, reply };
         self.ticket = self.context.controller.submit(submission);
         self.context.driver.wake();
         let reply = self.wait(answer, budget, deadline_at).await;

@@ -1,6 +1,5 @@
 //! The settings of the front end.
 
-use crate::io::tls::TlsFiles;
 use crate::rights::{Origins, Restrictions};
 use engine::HostMemory;
 use planner::advice::AdvisorConfig;
@@ -8,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tls::TlsFiles;
 
 /// What one client may have of the server at most, beside connections; `None`: as much as there is.
 #[derive(Clone, PartialEq, Default, Debug)]
@@ -18,6 +18,8 @@ pub struct ClientLimits {
     pub rate: Option<f64>,
     /// Bytes of large requests and answers.
     pub held_bytes: Option<usize>,
+    /// The part of all devices' time that its requests are computed in.
+    pub device_share: Option<f64>,
 }
 
 /// The settings of the front end.

@@ -32,6 +32,6 @@ mod rights;
 mod server;
 
 pub use config::{ClientLimits, Config};
-pub use io::tls::TlsFiles;
 pub use rights::{NewKey, Origins, Restrictions};
 pub use server::{Gateway, GatewayError};
+pub use tls::TlsFiles;

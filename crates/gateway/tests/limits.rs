@@ -5,8 +5,8 @@
 mod common;
 
 use common::{Server, get, message, model, post, rows};
-use gateway::{ClientLimits, Config};
-use tonic::Code;
+use gateway::{ClientLimits, Config, NewKey};
+use tonic::{Code, Request};
 use wire::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use wire::proto::{ModelReadyRequest, ServerLiveRequest};
 
@@ -42,6 +42,70 @@ async fn requests_of_one_client_in_flight_are_limited_on_both_protocols() {
     assert_eq!(first.answer().status, 200);
     assert_eq!(server.ask(&infer).status, 200, "there is room again");
     client.model_infer(message("quick", "i")).await.unwrap();
+}
+
+/// A server that asks for keys, and the headers of two of them that may ask for inference and metadata.
+fn keyed(limits: ClientLimits) -> (Server, [String; 2], tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = ["web", "bulk"].map(|name| NewKey::make(name, &["infer".to_owned(), "read".to_owned()]).unwrap());
+    let file = folder.path().join("keys");
+    std::fs::write(&file, keys.each_ref().map(|key| key.line.clone()).join("\n")).unwrap();
+    let config = Config { client_limits: Some(limits), api_keys: Some(file), ..Config::default() };
+    (Server::with(config, &[("quick", model(0.1, None))]), keys.map(|key| format!("Bearer {}", key.key)), folder)
+}
+
+#[tokio::test]
+async fn what_comes_with_a_key_counts_for_the_key_and_not_for_the_address() {
+    let limits = ClientLimits { requests: Some(1), ..ClientLimits::default() };
+    let (server, [web, bulk], _folder) = keyed(limits);
+    let infer = |key: &str| post(INFER, &[("authorization", key)], rows(1, ""));
+    let whole = infer(&web);
+    let mut first = server.connect();
+    first.send(&whole[..whole.len() - 1]);
+    server.until("it is in flight", |server| server.metric("punctual_requests_in_flight") == 1.0);
+    let (status, reason, sentence) = server.ask(infer(&web)).refusal();
+    assert_eq!((status, reason.as_str()), (429, "client_limit"));
+    assert_eq!(
+        sentence,
+        "the key \"web\" has 1 requests in flight, the most that one client may have: wait for answers first"
+    );
+    assert_eq!(server.ask(infer(&bulk)).status, 200, "another key at the same address");
+    let stats = format!("GET /v2/models/stats HTTP/1.1\r\nhost: localhost\r\nauthorization: {web}\r\n\r\n");
+    assert_eq!(server.ask(stats).status, 429, "other calls count for the key, too");
+    let mut client = GrpcInferenceServiceClient::connect(format!("http://{}", server.grpc())).await.unwrap();
+    fn with<T>(message: T, key: &str) -> Request<T> {
+        let mut request = Request::new(message);
+        request.metadata_mut().insert("authorization", key.parse().unwrap());
+        request
+    }
+    let refused = client.model_infer(with(message("quick", "i"), &web)).await.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::ResourceExhausted, &*sentence));
+    client.model_infer(with(message("quick", "i"), &bulk)).await.unwrap();
+    let ready = || ModelReadyRequest { name: "quick".into(), ..Default::default() };
+    assert_eq!(client.model_ready(with(ready(), &web)).await.unwrap_err().code(), Code::ResourceExhausted);
+    client.model_ready(with(ready(), &bulk)).await.unwrap();
+    first.send(&whole[whole.len() - 1..]);
+    assert_eq!(first.answer().status, 200);
+    assert_eq!(server.ask(infer(&web)).status, 200, "there is room again");
+}
+
+#[test]
+fn a_client_that_used_its_share_of_device_time_is_told_when_to_come_again() {
+    // A microsecond in each second: the first request owes hundreds of them.
+    let limits = ClientLimits { device_share: Some(1e-6), ..ClientLimits::default() };
+    let (server, [web, bulk], _folder) = keyed(limits);
+    let infer = |key: &str| post(INFER, &[("authorization", key)], rows(1, ""));
+    assert_eq!(server.ask(infer(&web)).status, 200);
+    let answer = server.ask(infer(&web));
+    let (status, reason, sentence) = answer.refusal();
+    assert_eq!((status, reason.as_str()), (429, "client_limit"));
+    let said = "the key \"web\" has used its share of the devices' time, 0.000001 of it, the most that one client may: come again in ";
+    assert!(sentence.starts_with(said), "{sentence}");
+    // A row takes 0.11 ms at least.
+    assert!(answer.header("retry-after").unwrap().parse::<u64>().unwrap() >= 100, "{answer:?}");
+    let stats = format!("GET /v2/models/stats HTTP/1.1\r\nhost: localhost\r\nauthorization: {web}\r\n\r\n");
+    assert_eq!(server.ask(stats).status, 200, "what isn't computed is answered");
+    assert_eq!(server.ask(infer(&bulk)).status, 200, "other clients have their own");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Server, message, model};
-use gateway::Config;
+use gateway::{Config, NewKey};
 use prost::Message;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -40,6 +40,58 @@ async fn messages_are_moved_to_where_the_device_reads() {
     let mut answers = connect(&server).await.model_stream_infer(iter([one.clone()])).await.unwrap().into_inner();
     assert_eq!(next(&mut answers).await, ("a".into(), String::new()));
     assert_eq!(memory.was_taken(&server), [one.encoded_len()]);
+}
+
+#[tokio::test]
+async fn a_stream_whose_key_is_gone_ends_with_its_next_message() {
+    let folder = tempfile::tempdir().unwrap();
+    let [gone, stays] = ["gone", "stays"].map(|name| NewKey::make(name, &["infer".to_owned()]).unwrap());
+    let file = folder.path().join("keys");
+    let write = |text: String| {
+        std::fs::write(folder.path().join("new"), text).unwrap();
+        std::fs::rename(folder.path().join("new"), &file).unwrap();
+    };
+    write(format!("{}\n{}", gone.line, stays.line));
+    let server =
+        Server::with(Config { api_keys: Some(file.clone()), ..Config::default() }, &[("quick", model(0.1, None))]);
+    let mut client = connect(&server).await;
+    let mut streams = Vec::new();
+    for key in [&gone, &stays] {
+        let (sender, requests) = mpsc::channel(8);
+        let mut request = Request::new(ReceiverStream::new(requests));
+        request.metadata_mut().insert("authorization", format!("Bearer {}", key.key).parse().unwrap());
+        let mut answers = client.model_stream_infer(request).await.unwrap().into_inner();
+        sender.send(message("quick", "a")).await.unwrap();
+        assert_eq!(next(&mut answers).await, ("a".into(), String::new()));
+        streams.push((sender, answers));
+    }
+    write(stays.line);
+    let ended = tokio::time::timeout(common::PATIENCE, async {
+        loop {
+            // It is looked at the file once a second.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let _ = streams[0].0.send(message("quick", "b")).await;
+            match streams[0].1.next().await {
+                Some(Ok(answer)) => assert_eq!(answer.error_message, ""),
+                Some(Err(status)) => break status,
+                None => panic!("it ended without a word"),
+            }
+        }
+    });
+    let ended = ended.await.unwrap();
+    assert_eq!(
+        (ended.code(), ended.message()),
+        (Code::Unauthenticated, "this is none of the server's keys: ask whoever runs it for one")
+    );
+    assert_eq!(server.metric("punctual_unrouted_requests_total{reason=\"unauthenticated\"}"), 1.0);
+    assert_eq!(
+        server.metric("punctual_unrouted_requests_total{reason=\"bad_input\"}"),
+        0.0,
+        "nothing is wrong with it"
+    );
+    let (sender, answers) = &mut streams[1];
+    sender.send(message("quick", "c")).await.unwrap();
+    assert_eq!(next(answers).await, ("c".into(), String::new()), "another key's stream goes on");
 }
 
 #[tokio::test]

@@ -3,20 +3,21 @@
 //! Prepared messages go straight to the HTTP/2 connection. A generated client would encode each request anew and hand
 //! it from task to task, and the generator, not the server, would be what a run measures.
 
+use crate::connect::{ApiKey, Encryption, ServerStream};
 use crate::inputs::InputSpec;
 use crate::stats::RequestOutcome;
 use bytes::{BufMut, Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
-use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, TE};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, TE};
 use hyper::{Request, Uri};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use percent_encoding::percent_decode_str;
 use prost::Message;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use tokio::net::TcpStream;
 use tonic::Code;
 use wire::proto::{ModelInferRequest, ModelMetadataRequest, ModelMetadataResponse};
 
@@ -29,23 +30,37 @@ const WINDOW_BYTES: u32 = 64 << 20;
 #[derive(Clone, Debug)]
 pub struct GrpcRequest {
     uri: Uri,
+    key: Option<HeaderValue>,
     body: Bytes,
+}
+
+/// The server, as calls name it.
+#[derive(Clone, Debug)]
+pub struct GrpcEndpoint {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// How connections to it are encrypted.
+    pub encryption: Option<Encryption>,
+    /// The key that every call has with it.
+    pub key: Option<ApiKey>,
 }
 
 impl GrpcRequest {
     /// A request to compute.
-    pub fn infer(address: SocketAddr, request: &ModelInferRequest) -> Self {
-        Self::new(address, "ModelInfer", request)
+    pub fn infer(server: &GrpcEndpoint, request: &ModelInferRequest) -> Self {
+        Self::new(server, "ModelInfer", request)
     }
 
-    fn new(address: SocketAddr, method: &str, message: &impl Message) -> Self {
-        let uri = format!("http://{address}/inference.GRPCInferenceService/{method}");
+    fn new(GrpcEndpoint { address, encryption, key }: &GrpcEndpoint, method: &str, message: &impl Message) -> Self {
+        let scheme = if encryption.is_some() { "https" } else { "http" };
+        let key = key.as_ref().map(|key| HeaderValue::from_str(&key.header()).expect("keys are plain letters"));
+        let uri = format!("{scheme}://{address}/inference.GRPCInferenceService/{method}");
         let length = message.encoded_len();
         let mut body = BytesMut::with_capacity(PREFIX_BYTES + length);
         body.put_u8(0);
         body.put_u32(u32::try_from(length).expect("a message is shorter than 4 GiB"));
         message.encode(&mut body).expect("there is room for it");
-        Self { uri: uri.parse().expect("an address and a method make a URI"), body: body.freeze() }
+        Self { uri: uri.parse().expect("an address and a method make a URI"), key, body: body.freeze() }
     }
 
     fn to_http(&self) -> Request<Full<Bytes>> {
@@ -53,6 +68,9 @@ impl GrpcRequest {
         let headers = request.headers_mut();
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        if let Some(key) = &self.key {
+            headers.insert(AUTHORIZATION, key.clone());
+        }
         request
     }
 }
@@ -60,7 +78,7 @@ impl GrpcRequest {
 /// A client; clones share the connection, which is opened again when it was lost.
 #[derive(Clone, Debug)]
 pub struct GrpcClient {
-    address: SocketAddr,
+    server: Rc<GrpcEndpoint>,
     connection: Rc<RefCell<SendRequest<Full<Bytes>>>>,
 }
 
@@ -77,17 +95,18 @@ enum GrpcFailure {
 
 impl GrpcClient {
     /// Opens a connection.
-    pub async fn connect(address: SocketAddr) -> Result<Self, String> {
-        let connection = open(address).await;
+    pub async fn connect(server: &Rc<GrpcEndpoint>) -> Result<Self, String> {
+        let connection = open(server).await;
+        let address = server.address;
         let connection =
             connection.map_err(|error| format!("{address} doesn't answer gRPC ({error}): is the server up?"))?;
-        Ok(Self { address, connection: Rc::new(RefCell::new(connection)) })
+        Ok(Self { server: server.clone(), connection: Rc::new(RefCell::new(connection)) })
     }
 
     /// What a model takes.
     pub async fn metadata(&mut self, model: &str) -> Result<Vec<InputSpec>, String> {
         let request = ModelMetadataRequest { name: model.to_owned(), version: String::new() };
-        let answer = self.call(&GrpcRequest::new(self.address, "ModelMetadata", &request), true).await;
+        let answer = self.call(&GrpcRequest::new(&self.server, "ModelMetadata", &request), true).await;
         let answer = answer.map_err(|failure| match failure {
             GrpcFailure::Connect | GrpcFailure::Lost => "the connection was lost".to_owned(),
             GrpcFailure::Status { message, .. } => message,
@@ -110,7 +129,7 @@ impl GrpcClient {
     /// The answer's message with its prefix, if it is wanted.
     async fn call(&mut self, request: &GrpcRequest, wants_body: bool) -> Result<Vec<u8>, GrpcFailure> {
         if self.connection.borrow().is_closed() {
-            let opened = open(self.address).await.map_err(|_| GrpcFailure::Connect)?;
+            let opened = open(&self.server).await.map_err(|_| GrpcFailure::Connect)?;
             self.connection.replace(opened);
         }
         let mut connection = self.connection.borrow().clone();
@@ -125,9 +144,8 @@ impl GrpcClient {
     }
 }
 
-async fn open(address: SocketAddr) -> Result<SendRequest<Full<Bytes>>, Box<dyn std::error::Error + Send + Sync>> {
-    let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
+async fn open(server: &GrpcEndpoint) -> Result<SendRequest<Full<Bytes>>, Box<dyn std::error::Error + Send + Sync>> {
+    let stream = ServerStream::open(server.address, server.encryption.as_ref()).await?;
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
@@ -161,7 +179,9 @@ fn finished(trailers: &HeaderMap) -> Result<(), GrpcFailure> {
     match Code::from_bytes(status.as_bytes()) {
         Code::Ok => Ok(()),
         code => {
+            // What isn't plain in a header is percent-encoded there.
             let message = text("grpc-message").unwrap_or_default();
+            let message = percent_decode_str(&message).decode_utf8_lossy().into_owned();
             Err(GrpcFailure::Status { code, reason: text(wire::REASON_METADATA), message })
         }
     }
@@ -191,7 +211,8 @@ mod tests {
     #[test]
     fn a_message_is_behind_its_length() {
         let request = ModelMetadataRequest { name: "m".into(), version: String::new() };
-        let call = GrpcRequest::new("127.0.0.1:8001".parse().unwrap(), "ModelMetadata", &request);
+        let server = GrpcEndpoint { address: "127.0.0.1:8001".parse().unwrap(), encryption: None, key: None };
+        let call = GrpcRequest::new(&server, "ModelMetadata", &request);
         assert_eq!(call.uri, "http://127.0.0.1:8001/inference.GRPCInferenceService/ModelMetadata");
         assert_eq!(call.body[..PREFIX_BYTES], [0, 0, 0, 0, 3]);
         assert_eq!(ModelMetadataRequest::decode(&call.body[PREFIX_BYTES..]).unwrap(), request);
@@ -207,5 +228,7 @@ mod tests {
         let named = [("grpc-status", "14"), (wire::REASON_METADATA, "deadline_unreachable")];
         assert_eq!(outcome(&named), RequestOutcome::Refused("deadline_unreachable".into()));
         assert_eq!(outcome(&[]), RequestOutcome::Error("connection_lost".into()));
+        let said = finished(&trailers(&[("grpc-status", "16"), ("grpc-message", "no%20key")]));
+        assert!(matches!(&said, Err(GrpcFailure::Status { message, .. }) if message == "no key"), "{said:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! A bare HTTP/1.1 client for prepared requests: one connection, one request at a time, nothing allocated on the way.
 
+use crate::connect::{ApiKey, Encryption, ServerStream};
 use crate::stats::RequestOutcome;
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
@@ -8,7 +9,6 @@ use std::borrow::Cow;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 
 /// A response's head must fit into this.
 const HEAD_BYTES: usize = 16 << 10;
@@ -25,9 +25,10 @@ pub struct HttpRequest {
 
 impl HttpRequest {
     /// A request to compute. `header_length` is that of the JSON header before binary tensors.
-    pub fn infer(host: &str, model: &str, body: Bytes, header_length: Option<usize>) -> Self {
+    pub fn infer(host: &str, key: Option<&ApiKey>, model: &str, body: Bytes, header_length: Option<usize>) -> Self {
         let length = body.len();
         let mut head = format!("POST /v2/models/{}/infer HTTP/1.1\r\nHost: {host}\r\n", encode(model));
+        head += &authorization(key);
         match header_length {
             Some(header) => {
                 head += "Content-Type: application/octet-stream\r\n";
@@ -40,10 +41,16 @@ impl HttpRequest {
     }
 
     /// A request for what a model takes.
-    pub fn metadata(host: &str, model: &str) -> Self {
-        let head = format!("GET /v2/models/{} HTTP/1.1\r\nHost: {host}\r\n\r\n", encode(model));
+    pub fn metadata(host: &str, key: Option<&ApiKey>, model: &str) -> Self {
+        let key = authorization(key);
+        let head = format!("GET /v2/models/{} HTTP/1.1\r\nHost: {host}\r\n{key}\r\n", encode(model));
         Self { head: head.into(), body: Bytes::new() }
     }
+}
+
+/// The line of a head that has the key, if there is one.
+fn authorization(key: Option<&ApiKey>) -> String {
+    key.map_or_else(String::new, |key| format!("Authorization: {}\r\n", key.header()))
 }
 
 /// All that isn't plain in a path.
@@ -57,7 +64,8 @@ fn encode(name: &str) -> PercentEncode<'_> {
 #[derive(Debug)]
 pub struct HttpConnection {
     address: SocketAddr,
-    stream: Option<TcpStream>,
+    encryption: Option<Encryption>,
+    stream: Option<ServerStream>,
     buffer: Vec<u8>,
 }
 
@@ -79,15 +87,13 @@ struct ResponseHead {
 }
 
 impl HttpConnection {
-    pub fn new(address: SocketAddr) -> Self {
-        Self { address, stream: None, buffer: vec![0; HEAD_BYTES] }
+    pub fn new(address: SocketAddr, encryption: Option<Encryption>) -> Self {
+        Self { address, encryption, stream: None, buffer: vec![0; HEAD_BYTES] }
     }
 
     /// Opens the connection ahead of its first request.
     pub async fn connect(&mut self) -> io::Result<()> {
-        let stream = TcpStream::connect(self.address).await?;
-        stream.set_nodelay(true)?;
-        self.stream = Some(stream);
+        self.stream = Some(ServerStream::open(self.address, self.encryption.as_ref()).await?);
         Ok(())
     }
 
@@ -141,7 +147,7 @@ fn bad(reason: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 
-async fn send(stream: &mut TcpStream, request: &HttpRequest) -> io::Result<()> {
+async fn send(stream: &mut ServerStream, request: &HttpRequest) -> io::Result<()> {
     let (head, body) = (&request.head[..], &request.body[..]);
     let mut sent = 0;
     while sent < head.len() {
@@ -151,10 +157,12 @@ async fn send(stream: &mut TcpStream, request: &HttpRequest) -> io::Result<()> {
             count => sent += count,
         }
     }
-    stream.write_all(&body[sent - head.len()..]).await
+    stream.write_all(&body[sent - head.len()..]).await?;
+    // What is encrypted may wait in a buffer.
+    stream.flush().await
 }
 
-async fn receive(stream: &mut TcpStream, buffer: &mut Vec<u8>, wants_body: bool) -> io::Result<ResponseHead> {
+async fn receive(stream: &mut ServerStream, buffer: &mut Vec<u8>, wants_body: bool) -> io::Result<ResponseHead> {
     let mut filled = 0;
     let head = loop {
         if filled == buffer.len() {

@@ -13,6 +13,7 @@
 //!
 //! Everything runs on one thread: the generator often shares a small machine with the server that it measures.
 
+mod connect;
 mod driver;
 mod grpc;
 mod http;
@@ -26,6 +27,7 @@ mod report;
 mod stats;
 mod target;
 
+pub use connect::{ApiKey, Encryption};
 pub use lengths::Lengths;
 pub use options::{ArrivalKind, LoadArgs, Protocol};
 pub use plan::{ClassPlan, LoadPlan, Loop, PlanError};

@@ -1,12 +1,14 @@
 //! The arguments of `punctual load`, and the file in which a run with several classes can be written.
 
+use crate::connect::{ApiKey, Encryption};
 use crate::lengths::Lengths;
-use crate::plan::{ClassPlan, LoadPlan, Loop, PlanError, expand, resolve};
+use crate::plan::{ClassPlan, LoadPlan, Loop, PlanError, expand, resolve, says_encrypted};
 use base::Duration;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
+use tls::{ClientTlsFiles, HTTP1, HTTP2};
 use workload::{Popularity, Process};
 
 /// How to talk to the server.
@@ -40,9 +42,31 @@ pub enum ArrivalKind {
 /// always counts from the instant at which a request should have been sent.
 #[derive(Args, Clone, Debug)]
 pub struct LoadArgs {
-    /// Where the server listens, as HOST:PORT or http://HOST:PORT [default: the protocol's usual port on this machine]
+    /// Where the server listens, as HOST:PORT, http://HOST:PORT or https://HOST:PORT [default: the protocol's usual
+    /// port on this machine]
     #[arg(long, short = 'u', value_name = "ADDRESS")]
     pub url: Option<String>,
+
+    /// API key that every request has with it. Everybody who may list processes reads flags: the environment and
+    /// --api-key-file keep it to yourself
+    #[arg(long, value_name = "KEY", env = "PUNCTUAL_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+
+    /// File with that key alone; goes before --api-key
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+
+    /// Those who sign the server's certificate, as PEM: connections are encrypted then
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+
+    /// Certificate to show, as PEM, where the server asks for one
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
+    pub tls_certificate: Option<PathBuf>,
+
+    /// Private key of that certificate, as PEM
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    pub tls_key: Option<PathBuf>,
 
     /// How to talk to the server
     #[arg(long, value_enum, default_value_t = Protocol::HttpBinary)]
@@ -193,7 +217,8 @@ impl LoadArgs {
     /// Checks everything and looks up the server's address.
     pub fn plan(&self) -> Result<LoadPlan, PlanError> {
         let default_url = if self.protocol == Protocol::Grpc { "127.0.0.1:8001" } else { "127.0.0.1:8000" };
-        let (address, host) = resolve(self.url.as_deref().unwrap_or(default_url), self.allow_remote)?;
+        let url = self.url.as_deref().unwrap_or(default_url);
+        let (address, host) = resolve(url, self.allow_remote)?;
         let specs = self.specs()?;
         let classes =
             specs.into_iter().enumerate().map(|(index, spec)| spec.plan(index)).collect::<Result<Vec<_>, _>>()?;
@@ -213,6 +238,8 @@ impl LoadArgs {
         let longest = classes.iter().filter_map(|class| class.deadline).max().unwrap_or_default();
         Ok(LoadPlan {
             address,
+            encryption: self.encryption(url, &host)?,
+            key: self.key()?,
             host,
             protocol: self.protocol,
             duration,
@@ -227,6 +254,33 @@ impl LoadArgs {
             progress: !self.json && std::io::stderr().is_terminal(),
             classes,
         })
+    }
+
+    fn key(&self) -> Result<Option<ApiKey>, PlanError> {
+        match (&self.api_key_file, &self.api_key) {
+            (Some(path), _) => ApiKey::read(path).map(Some),
+            (None, Some(key)) => ApiKey::new(key).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    fn encryption(&self, url: &str, host: &str) -> Result<Option<Encryption>, PlanError> {
+        let Some(ca) = &self.tls_ca else {
+            return match says_encrypted(url) {
+                Some(true) => Err(PlanError::value(format!(
+                    "{url:?} is encrypted: name those who sign the server's certificate with --tls-ca FILE"
+                ))),
+                Some(false) | None => Ok(None),
+            };
+        };
+        if says_encrypted(url) == Some(false) {
+            return Err(PlanError::value(format!(
+                "{url:?} isn't encrypted, and --tls-ca is: write https:// or HOST:PORT"
+            )));
+        }
+        let own = self.tls_certificate.clone().zip(self.tls_key.clone());
+        let offered = if self.protocol == Protocol::Grpc { HTTP2 } else { HTTP1 };
+        Encryption::open(&ClientTlsFiles { ca: ca.clone(), own }, host, offered).map(Some)
     }
 
     fn specs(&self) -> Result<Vec<ClassSpec>, PlanError> {
@@ -486,6 +540,12 @@ mod tests {
             ("--model a --rate 1 --grpc-connections 0", "--grpc-connections is 0"),
             ("--model a --rate 1 --batch 0", "at least one row"),
             ("--model a --rate 1 --lengths 4-9", "lengths can't be \"4-9\""),
+            ("--model a --rate 1 --url https://localhost:1", "--tls-ca FILE"),
+            ("--model a --rate 1 --url http://localhost:1 --tls-ca x", "isn't encrypted"),
+            ("--model a --rate 1 --tls-ca /no/such/ca", "--tls-ca /no/such/ca: no certificate"),
+            ("--model a --rate 1 --tls-certificate a --tls-key b", "--tls-ca"),
+            ("--model a --rate 1 --tls-ca a --tls-certificate b", "--tls-key"),
+            ("--model a --rate 1 --api-key-file /no/such/key", "--api-key-file /no/such/key"),
             ("--file /no/such/file", "/no/such/file can't be read"),
         ] {
             let error = plan(args).unwrap_err();

@@ -1,5 +1,6 @@
 //! What load to generate, checked.
 
+use crate::connect::{ApiKey, Encryption};
 use crate::lengths::Lengths;
 use crate::options::Protocol;
 use base::Duration;
@@ -15,6 +16,10 @@ pub struct LoadPlan {
     pub host: String,
     /// How to talk to it.
     pub protocol: Protocol,
+    /// How connections are encrypted; `None`: they aren't.
+    pub encryption: Option<Encryption>,
+    /// The key that every request has with it.
+    pub key: Option<ApiKey>,
     /// For how long to send.
     pub duration: Duration,
     /// What is sent in the first part isn't counted.
@@ -106,9 +111,11 @@ impl PlanError {
 pub fn resolve(url: &str, allow_remote: bool) -> Result<(SocketAddr, String), PlanError> {
     let host = match url.split_once("://") {
         None => url,
-        Some(("http" | "grpc", rest)) => rest,
+        Some(("http" | "grpc" | "https" | "grpcs", rest)) => rest,
         Some((scheme, _)) => {
-            return Err(PlanError::value(format!("{scheme}:// isn't supported: write http://HOST:PORT or HOST:PORT")));
+            return Err(PlanError::value(format!(
+                "{scheme}:// isn't supported: write http://HOST:PORT, https://HOST:PORT or HOST:PORT"
+            )));
         }
     };
     let host = host.trim_end_matches('/');
@@ -128,6 +135,11 @@ pub fn resolve(url: &str, allow_remote: bool) -> Result<(SocketAddr, String), Pl
         return Err(PlanError::Remote(address));
     }
     Ok((address, host.to_owned()))
+}
+
+/// Whether an address says that connections are encrypted; `None` where it says nothing of that.
+pub fn says_encrypted(url: &str) -> Option<bool> {
+    url.split_once("://").map(|(scheme, _)| matches!(scheme, "https" | "grpcs"))
 }
 
 /// Writes out ranges in a name: `net-{8..10}` is `net-8`, `net-9`, `net-10`, and `{08..10}` keeps the width.
@@ -156,7 +168,8 @@ mod tests {
         let refused = resolve("192.0.2.1:8000", false).unwrap_err();
         assert!(refused.to_string().contains("192.0.2.1:8000 isn't this machine"), "{refused}");
         assert!(resolve("192.0.2.1:8000", true).is_ok());
-        for bad in ["https://localhost:1", "localhost", "localhost:1/v2"] {
+        assert_eq!(resolve("https://localhost:1", false).unwrap().1, "localhost:1");
+        for bad in ["ftp://localhost:1", "localhost", "localhost:1/v2"] {
             assert!(matches!(resolve(bad, false), Err(PlanError::Value(_))), "{bad}");
         }
     }

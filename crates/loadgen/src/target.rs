@@ -1,7 +1,8 @@
 //! The requests of a run, prepared ahead, and the ways to send them.
 
 use crate::LoadError;
-use crate::grpc::{GrpcClient, GrpcRequest};
+use crate::connect::Encryption;
+use crate::grpc::{GrpcClient, GrpcEndpoint, GrpcRequest};
 use crate::http::{HttpConnection, HttpRequest};
 use crate::inputs::{self, InputSpec};
 use crate::options::Protocol;
@@ -10,6 +11,7 @@ use crate::stats::RequestOutcome;
 use base::DataType;
 use serde::Deserialize;
 use std::collections::HashMap;
+use std::rc::Rc;
 use workload::Random;
 
 /// A request, ready to be sent any number of times.
@@ -50,6 +52,7 @@ impl Transport {
 #[derive(Debug)]
 pub struct Transports {
     address: std::net::SocketAddr,
+    encryption: Option<Encryption>,
     clients: Vec<GrpcClient>,
     next: std::cell::Cell<usize>,
 }
@@ -59,17 +62,18 @@ impl Transports {
     pub async fn open(plan: &LoadPlan) -> Result<Self, LoadError> {
         let mut clients = Vec::new();
         if plan.protocol == Protocol::Grpc {
+            let server = Rc::new(grpc_endpoint(plan));
             for _ in 0..plan.grpc_connections {
-                clients.push(GrpcClient::connect(plan.address).await.map_err(LoadError::Target)?);
+                clients.push(GrpcClient::connect(&server).await.map_err(LoadError::Target)?);
             }
         }
-        Ok(Self { address: plan.address, clients, next: Default::default() })
+        Ok(Self { address: plan.address, encryption: plan.encryption.clone(), clients, next: Default::default() })
     }
 
     /// One more.
     pub fn make(&self) -> Transport {
         if self.clients.is_empty() {
-            return Transport::Http(HttpConnection::new(self.address));
+            return Transport::Http(HttpConnection::new(self.address, self.encryption.clone()));
         }
         self.next.set((self.next.get() + 1) % self.clients.len());
         Transport::Grpc(self.clients[self.next.get()].clone())
@@ -105,6 +109,10 @@ impl Transports {
     }
 }
 
+fn grpc_endpoint(plan: &LoadPlan) -> GrpcEndpoint {
+    GrpcEndpoint { address: plan.address, encryption: plan.encryption.clone(), key: plan.key.clone() }
+}
+
 /// Models that take the same inputs share one body: hundreds of models must not mean hundreds of copies.
 type Bodies = HashMap<(Vec<InputSpec>, i64), (bytes::Bytes, Option<usize>)>;
 
@@ -117,7 +125,10 @@ fn make_target(
 ) -> Result<Target, String> {
     let make = || inputs::make_inputs(specs, class.batch, length, plan);
     if plan.protocol == Protocol::Grpc {
-        return Ok(Target::Grpc(GrpcRequest::infer(plan.address, &inputs::grpc_request(model, &make()?, class))));
+        return Ok(Target::Grpc(GrpcRequest::infer(
+            &grpc_endpoint(plan),
+            &inputs::grpc_request(model, &make()?, class),
+        )));
     }
     let key = (specs.to_vec(), length);
     let (body, header) = match bodies.get(&key) {
@@ -135,7 +146,7 @@ fn make_target(
             body
         }
     };
-    Ok(Target::Http(HttpRequest::infer(&plan.host, model, body, header)))
+    Ok(Target::Http(HttpRequest::infer(&plan.host, plan.key.as_ref(), model, body, header)))
 }
 
 async fn ask_metadata(transport: &mut Transport, plan: &LoadPlan, model: &str) -> Result<Vec<InputSpec>, String> {
@@ -154,7 +165,7 @@ async fn ask_metadata(transport: &mut Transport, plan: &LoadPlan, model: &str) -
             client.metadata(model).await.map_err(|reason| format!("model {model:?} can't be asked: {reason}"))
         }
         Transport::Http(connection) => {
-            let request = HttpRequest::metadata(&plan.host, model);
+            let request = HttpRequest::metadata(&plan.host, plan.key.as_ref(), model);
             let answer = connection
                 .exchange(&request, true)
                 .await

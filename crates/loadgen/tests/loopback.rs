@@ -231,6 +231,8 @@ fn plan(address: SocketAddr, protocol: Protocol, millis: u64, classes: Vec<Class
         address,
         host: address.to_string(),
         protocol,
+        encryption: None,
+        key: None,
         duration: Duration::from_millis(millis),
         warmup: Duration::ZERO,
         // Far longer than anything here takes: every answer is waited for.

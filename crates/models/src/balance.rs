@@ -251,9 +251,10 @@ mod tests {
             let data = Bytes::from(vec![0; (ROWS * WIDTH) as usize * 4]);
             let inputs = vec![Tensor { datatype: DataType::Fp32, shape: vec![ROWS.into(), WIDTH.into()], data }];
             let deadline_at = self.controller().now() + Duration::from_secs(600);
-            let (application, size, trace) = (ApplicationId::DEFAULT, None, None);
+            let (application, size, trace, account) = (ApplicationId::DEFAULT, None, None, None);
             let (rows, priority) = (ROWS, 0);
-            let submission = Submission { model, inputs, rows, deadline_at, priority, application, size, trace, reply };
+            let submission =
+                Submission { model, inputs, rows, deadline_at, priority, application, size, trace, account, reply };
             (self.controller().submit(submission), answer)
         }
 

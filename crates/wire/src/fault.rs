@@ -20,12 +20,14 @@ pub struct Fault {
     pub message: Cow<'static, str>,
     /// The earliest deadline that could have been met, counted from the request's arrival, where known.
     pub earliest: Option<Duration>,
+    /// After how long it is worth trying again, where more is known than the reason says.
+    pub retry_after: Option<Duration>,
 }
 
 impl Fault {
     /// A fault without a known earliest deadline. What the message quotes is shortened.
     pub fn new(reason: Reason, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { reason, message: shortened(message.into()), earliest: None }
+        Self { reason, message: shortened(message.into()), earliest: None, retry_after: None }
     }
 
     /// The request isn't what the protocol or the model asks for.
@@ -36,6 +38,12 @@ impl Fault {
     /// The same fault with the earliest deadline that could have been met.
     pub fn with_earliest(self, earliest: Duration) -> Self {
         Self { earliest: Some(earliest), ..self }
+    }
+
+    /// After how many seconds it is worth trying again (`Retry-After`), where that helps.
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        let known = self.retry_after.map(|span| span.as_nanos().div_ceil(1_000_000_000));
+        known.or(self.reason.retry_after_seconds().map(u64::from))
     }
 
     /// The body of an HTTP answer: `{"error": ..., "reason": ..., "earliest_deadline_us": ...}`.

@@ -22,6 +22,9 @@ pub trait BatchItem: Send + 'static {
     /// Told when its batch was computed, before it is given its outputs.
     fn computed(&self, _times: &BatchTimes) {}
 
+    /// Told of its part of the time for which its batch had the device, whatever came of it: as many rows as it has.
+    fn took(&self, _time: Duration) {}
+
     /// Takes the outputs, in the signature's order, or the reason why there are none.
     fn deliver(self, outputs: Result<Vec<Tensor>, String>);
 
@@ -261,6 +264,15 @@ fn count_in<I: BatchItem>(statistics: &Statistics, items: &[I], times: &BatchTim
         item.computed(times);
     }
     statistics.computed(items.len() as u64, rows, queued, times);
+    charge(items, times.ended_at.since(times.started_at));
+}
+
+/// Divides the time for which a batch had the device among its items, by rows.
+pub(crate) fn charge<I: BatchItem>(items: &[I], took: Duration) {
+    let rows: u64 = items.iter().map(|item| u64::from(item.rows())).sum();
+    // An item may have no rows; nobody pays twice for that.
+    let each = took / rows.max(1);
+    items.iter().for_each(|item| item.took(each * u64::from(item.rows())));
 }
 
 /// Brings the items that can share a batch with the first one to the front, and counts them.
@@ -500,8 +512,9 @@ fn as_bytes_mut(words: &mut [u64]) -> &mut [u8] {
 mod tests {
     use super::*;
     use base::DataType;
+    use std::cell::Cell;
 
-    struct Item(Vec<Tensor>);
+    struct Item(Vec<Tensor>, Cell<Duration>);
 
     impl BatchItem for Item {
         fn inputs(&self) -> &[Tensor] {
@@ -516,13 +529,17 @@ mod tests {
             Timestamp::ZERO
         }
 
+        fn took(&self, time: Duration) {
+            self.1.set(time);
+        }
+
         fn deliver(self, _outputs: Result<Vec<Tensor>, String>) {}
     }
 
     /// Requests of one input. Whether they are one batch depends on their shapes alone: they have no bytes.
     fn items(shapes: &[[i64; 3]]) -> Vec<Item> {
         let tensor = |shape: &[i64; 3]| Tensor { datatype: DataType::Fp32, shape: shape.to_vec(), data: Bytes::new() };
-        shapes.iter().map(|shape| Item(vec![tensor(shape)])).collect()
+        shapes.iter().map(|shape| Item(vec![tensor(shape)], Cell::default())).collect()
     }
 
     fn signature() -> ModelSignature {
@@ -538,6 +555,15 @@ mod tests {
     fn first_batch(shapes: &[[i64; 3]], padding: Option<&Arc<Padding>>, max_elements: u64) -> (usize, bool) {
         let group = Group::form(&mut items(shapes), &signature(), padding, max_elements).unwrap();
         (group.count, group.filled.is_some())
+    }
+
+    #[test]
+    fn the_time_of_a_batch_is_divided_by_rows() {
+        let items = items(&[[1, 1, 1], [3, 1, 1], [0, 1, 1]]);
+        charge(&items, Duration::from_millis(8));
+        let took: Vec<f64> = items.iter().map(|item| item.1.get().as_millis_f64()).collect();
+        assert_eq!(took, [2.0, 6.0, 0.0]);
+        charge::<Item>(&[], Duration::from_millis(8));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::{AtOnce, DeviceTimes, EngineError, Inputs, Loaded, Prepared, Sink, Staged, TensorView, at_once};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use worker::{
@@ -31,6 +32,8 @@ struct Item {
     clock: Clock,
     /// When the last one had its answer.
     answered_at: Arc<Mutex<Timestamp>>,
+    /// How many times one of them had a device.
+    charges: Arc<AtomicU32>,
 }
 
 impl BatchItem for Item {
@@ -42,6 +45,9 @@ impl BatchItem for Item {
     }
     fn queued_at(&self) -> Timestamp {
         Timestamp::ZERO
+    }
+    fn took(&self, _time: Duration) {
+        self.charges.fetch_add(1, Ordering::Relaxed);
     }
     fn deliver(self, outputs: Result<Vec<Tensor>, String>) {
         *self.answered_at.lock().unwrap() = self.clock.now();
@@ -254,6 +260,7 @@ struct Bench {
     slot: Arc<Slot>,
     script: Script,
     answered_at: Arc<Mutex<Timestamp>>,
+    charges: Arc<AtomicU32>,
 }
 
 impl Bench {
@@ -284,7 +291,16 @@ impl Bench {
             limit: LIMIT
         }));
         assert!(matches!(reports.recv().unwrap().status, Status::Done { .. }));
-        Self { clock, device, reports, answers: unbounded(), slot, script, answered_at: Arc::default() }
+        Self {
+            clock,
+            device,
+            reports,
+            answers: unbounded(),
+            slot,
+            script,
+            answered_at: Arc::default(),
+            charges: Arc::default(),
+        }
     }
 
     fn order(&self, action: u64, numbers: &[f32], latest: Timestamp) {
@@ -297,7 +313,8 @@ impl Bench {
             let data = Bytes::copy_from_slice(&number.to_le_bytes());
             let tensor = Tensor { datatype: DataType::Fp32, shape: vec![1, 1], data };
             let (answers, answered_at) = (self.answers.0.clone(), Arc::clone(&self.answered_at));
-            Item { inputs: vec![tensor], answers, clock: self.clock, answered_at }
+            let charges = Arc::clone(&self.charges);
+            Item { inputs: vec![tensor], answers, clock: self.clock, answered_at, charges }
         };
         let window = Window { earliest: Timestamp::ZERO, latest };
         let (slot, signature) = (Arc::clone(slot), Arc::new(Net::batched(&self.script, max_batch).1));
@@ -405,6 +422,15 @@ fn inputs_that_the_model_cant_compute_are_refused_and_the_others_of_their_batch_
     bench.order(2, &[100.0], Timestamp::NEVER);
     assert_eq!(bench.report().1, unfit(1));
     assert_eq!(bench.answers(1), [refused]);
+}
+
+#[test]
+fn what_fails_has_had_the_device_too() {
+    let bench = Bench::new();
+    bench.script.allow(1, 2);
+    bench.order(1, &[1.0, 100.0], Timestamp::NEVER);
+    bench.report();
+    assert_eq!(bench.charges.load(Ordering::Relaxed), 4, "both together, and each by itself");
 }
 
 #[test]

@@ -38,6 +38,13 @@ hundredths are noise.
 At one connection every step hands over to a thread that could be asleep. In a virtual machine an idle core halts, and
 waking it costs 25 us; so the server's threads look for more work for a short while before they sleep.
 """,
+    "access": """## Keys and TLS
+
+The same network of 10x10 from four servers, which run beside each other: one that asks for nothing, one that asks for API keys (`--api-keys`),
+one that speaks TLS (`--tls-certificate`), one that does both. `punctual load` asks each for a second in turns, with 32 clients that
+keep their connections, over HTTP (binary tensors) and over gRPC. CPU is user and system time of the server's process over the requests that it
+answered. Ratios are of runs of one round; given is the median of the rounds.
+""",
     "overload": """## Overload
 
 Capacity first: the best of three closed loops. Then twice that rate, Poisson, each request with a deadline of ten executions.

@@ -214,6 +214,7 @@ impl TestServer {
             application: ApplicationId::DEFAULT,
             size: None,
             trace: None,
+            account: None,
             reply,
         });
         (ticket, answer)

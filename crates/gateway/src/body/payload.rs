@@ -124,7 +124,7 @@ pub(crate) mod plain {
         let mut response = json(fault.to_json());
         *response.status_mut() =
             StatusCode::from_u16(fault.reason.http_status()).expect("the table of reasons has valid statuses");
-        if let Some(seconds) = fault.reason.retry_after_seconds() {
+        if let Some(seconds) = fault.retry_after_seconds() {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         if fault.reason == Reason::Unauthenticated {

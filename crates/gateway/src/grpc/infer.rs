@@ -33,6 +33,7 @@ pub(super) async fn answer(
     let (request, held) = read(context, message).await?;
     may_ask(context, caller, &request)?;
     let head = head(context, headers);
+    let owner = caller.owner(owner);
     let frame = run((context, owner), (&request, held), head, encodings.answer, arrived_at, |answer| answer).await?;
     Ok(messages(OneMessage::new(frame), encodings.answer))
 }

@@ -15,7 +15,7 @@ use crate::io::accept::{Protocol, too_many};
 use crate::io::clients::Owner;
 use crate::io::connection::Activity;
 use crate::io::open_stream::{OpenStream, StreamBody};
-use crate::rights::Asked;
+use crate::rights::{Asked, AskedOn};
 use answer::{ACCEPT_ENCODING, ENCODING};
 use base::Timestamp;
 use frames::Messages;
@@ -63,8 +63,9 @@ impl GrpcServer {
                 answer::refusal(too_many(&self.context.shared.config, Protocol::Grpc))
             }
             Some(Standard { handler, patience, deed }) => {
-                let (protocol, activity) = (Protocol::Grpc, Some(open.activity()));
-                let asked = Asked { protocol, uri: request.uri(), headers: request.headers(), activity };
+                let (protocol, activity) = (Protocol::Grpc, open.activity());
+                let connection = Some(AskedOn { activity, owner });
+                let asked = Asked { protocol, uri: request.uri(), headers: request.headers(), connection };
                 match self.context.admit(asked, deed) {
                     Ok(_) => handler(request.map(|body| TimedBody::new(body, patience))).await?,
                     Err(fault) => answer::refusal(fault),
@@ -88,23 +89,29 @@ impl GrpcServer {
         arrived_at: Timestamp,
     ) -> Result<Response<Body>, Fault> {
         let (context, headers) = (&self.context, &head.headers);
-        let asked = Asked::new(Protocol::Grpc, head, Some(activity));
+        let asked = Asked::new(Protocol::Grpc, head, Some(AskedOn { activity, owner }));
         let encodings = Encodings::of(headers).inspect_err(|fault| count_unrouted(context, fault))?;
-        let messages = |memory| Messages::new(owner, incoming, encodings.request, memory);
+        let messages = |owner, memory| Messages::new(owner, incoming, encodings.request, memory);
         // Only inference has tensors, which devices read.
         let memory = &context.shared.config.host_memory;
         let admit = || context.gate.admit_infer(asked).inspect_err(|fault| count_unrouted(context, fault));
         match head.uri.path().strip_prefix(SERVICE).unwrap_or_default() {
             "ModelInfer" => {
                 let caller = admit()?;
-                infer::answer((context, owner), &caller, headers, messages(memory), encodings, arrived_at).await
+                let messages = messages(caller.owner(owner), memory);
+                infer::answer((context, owner), &caller, headers, messages, encodings, arrived_at).await
             }
             "ModelStreamInfer" => {
                 let caller = admit()?;
-                stream_infer::answer((context, owner), caller, headers, messages(memory), encodings, arrived_at)
+                let messages = messages(caller.owner(owner), memory);
+                stream_infer::answer((context, owner), caller, headers, messages, encodings, arrived_at)
             }
             // In a box: what is rare must not make every call larger.
-            name => Box::pin(calls::answer((context, owner), asked, name, messages(&None), encodings)).await,
+            name => {
+                let caller = context.gate.caller(asked);
+                let owner = caller.owner(owner);
+                Box::pin(calls::answer((context, owner), asked, name, messages(owner, &None), encodings)).await
+            }
         }
     }
 }

@@ -128,7 +128,7 @@ pub(super) fn answer(
     let (sender, answers) = mpsc::channel(MAX_ANSWERS);
     let reader = Reader {
         context: Arc::clone(context),
-        owner: Arc::clone(owner),
+        owner: Arc::clone(caller.owner(owner)),
         caller,
         limit: header_deadline(headers),
         application: application(context, headers)?,
@@ -212,7 +212,8 @@ impl Reader {
     async fn call(self, message: Framed, arrived_at: Timestamp) {
         let answer = match self.infer(message, arrived_at).await {
             Ok(frame) => Ok(frame),
-            Err((_, fault)) if self.ends_with_status => Err(fault),
+            // Whose key is gone has no stream any more.
+            Err((_, fault)) if self.ends_with_status || fault.reason == Reason::Unauthenticated => Err(fault),
             Err((id, fault)) => frames::write(&refused(id, fault), self.encoding).map(Bytes::from),
         };
         // Fails only if nobody waits for it.

@@ -18,7 +18,7 @@ use crate::io::clients::Owner;
 use crate::io::connection::Activity;
 use crate::io::offload::{OFFLOAD_READ_BYTES, offload};
 use crate::models::serving;
-use crate::rights::{Asked, Author};
+use crate::rights::{Asked, AskedOn, Author};
 use base::{Duration, Reason};
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderName, HeaderValue};
@@ -63,14 +63,18 @@ pub(crate) async fn answer(
         }
         Some(Route::Model { name, version, call: ModelCall::Infer }) => {
             let gate = &context.gate;
-            let admitted = gate.admit_infer(Asked::new(Protocol::Http, &head, Some(activity)));
-            let admitted = admitted.and_then(|caller| gate.may_ask(&caller, &name));
-            let admitted = admitted.inspect_err(|fault| count_unrouted(context, fault));
-            let begin = |()| Call::begin(context, owner, (&name, &version), Transport::Http, arrived_at);
-            match admitted.and_then(begin) {
-                Ok(mut call) => {
-                    let outcome = infer(context, (activity, owner), &mut call, &head.headers, &mut body).await;
-                    call.end(outcome)
+            let admitted = gate.admit_infer(Asked::new(Protocol::Http, &head, Some(AskedOn { activity, owner })));
+            let admitted = admitted.and_then(|caller| gate.may_ask(&caller, &name).map(|()| caller));
+            match admitted.inspect_err(|fault| count_unrouted(context, fault)) {
+                Ok(caller) => {
+                    let owner = caller.owner(owner);
+                    match Call::begin(context, owner, (&name, &version), Transport::Http, arrived_at) {
+                        Ok(mut call) => {
+                            let outcome = infer(context, (activity, owner), &mut call, &head.headers, &mut body).await;
+                            call.end(outcome)
+                        }
+                        Err(fault) => Err(fault),
+                    }
                 }
                 Err(fault) => Err(fault),
             }
@@ -96,9 +100,10 @@ async fn other(
     body: &mut RequestBody,
 ) -> Result<Response<Payload>, Fault> {
     let author = match route.deed(&head.method) {
-        Some(deed) => context.admit(Asked::new(Protocol::Http, head, Some(activity)), deed)?,
+        Some(deed) => context.admit(Asked::new(Protocol::Http, head, Some(AskedOn { activity, owner })), deed)?,
         None => Author::default(),
     };
+    let owner = author.caller.owner(owner);
     match route {
         Route::Model { name, version, call: ModelCall::Ready } => {
             context.models.describe(name, version, |_| plain::empty())

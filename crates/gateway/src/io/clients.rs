@@ -3,18 +3,34 @@
 use crate::config::ClientLimits;
 use crate::io::ServerState;
 use crate::io::fair_queue::Payer;
+use crate::io::time_bucket::TimeBucket;
+use crate::rights::KeyMemo;
 use base::{Reason, Timestamp};
+use controller::TimeAccount;
 use std::collections::HashMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wire::Fault;
 
 /// Who a client is. This alone decides with whom a connection or a request is counted.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum ClientIdentity {
     /// Where it comes from. Of an IPv6 address the network counts: whoever has one address there has all of them.
     Address(IpAddr),
+    /// The name of the key that its requests come with, wherever they come from.
+    Key(Arc<str>),
+}
+
+impl fmt::Display for ClientIdentity {
+    /// As a refusal calls it: a client knows its address, or doesn't care behind a proxy, and may have several keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(_) => f.write_str("this client"),
+            Self::Key(name) => write!(f, "the key {name:?}"),
+        }
+    }
 }
 
 impl ClientIdentity {
@@ -31,26 +47,67 @@ impl ClientIdentity {
 }
 
 /// What a client has of the server.
-#[derive(Debug, Default)]
-struct ClientUse {
+#[derive(Debug)]
+pub(crate) struct ClientUse {
+    who: ClientIdentity,
     number: usize,
     connections: AtomicUsize,
     requests: AtomicUsize,
     held_bytes: AtomicUsize,
     rate: Mutex<Rate>,
+    /// The device time that its requests took.
+    account: Arc<TimeAccount>,
+    time: Mutex<TimeBucket>,
 }
 
-/// One of a client's connections: whatever is held and done for it belongs to the client.
+/// Clients are numbered as they come, in the whole process.
+static CLIENTS: AtomicUsize = AtomicUsize::new(0);
+
+impl ClientUse {
+    /// One that has nothing.
+    pub(crate) fn new(who: ClientIdentity) -> Self {
+        Self {
+            who,
+            number: CLIENTS.fetch_add(1, Ordering::Relaxed),
+            connections: AtomicUsize::new(0),
+            requests: AtomicUsize::new(0),
+            held_bytes: AtomicUsize::new(0),
+            rate: Mutex::default(),
+            account: Arc::default(),
+            time: Mutex::default(),
+        }
+    }
+}
+
+/// One of a client's connections: whatever is held and done for it belongs to the client. Requests that come with a key
+/// belong to the key's holder, not to the client at the other end of the connection, which may be a proxy.
 pub(crate) struct Owner {
     pub(crate) shared: Arc<ServerState>,
     client: Arc<ClientUse>,
     number: u64,
+    /// The key that came last on it. Only its own thread locks it.
+    memo: Mutex<Option<KeyMemo>>,
 }
 
 impl Owner {
     /// Who pays for its work.
     pub(crate) fn payer(&self) -> Payer {
         Payer { client: self.client.number, connection: self.number }
+    }
+
+    /// The same connection, as far as it belongs to another client.
+    pub(crate) fn on_behalf(&self, client: &Arc<ClientUse>) -> Arc<Self> {
+        Self::new(&self.shared, Arc::clone(client), self.number)
+    }
+
+    fn new(shared: &Arc<ServerState>, client: Arc<ClientUse>, number: u64) -> Arc<Self> {
+        client.connections.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { shared: Arc::clone(shared), client, number, memo: Mutex::default() })
+    }
+
+    /// The key that came last on the connection.
+    pub(crate) fn memo(&self) -> MutexGuard<'_, Option<KeyMemo>> {
+        self.memo.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A request of the client begins, unless it has too many. What is returned ends it.
@@ -67,20 +124,47 @@ impl Owner {
         if let Some(most) = limits.requests
             && others >= most
         {
+            let who = &self.client.who;
             let message = format!(
-                "this client has {most} requests in flight, the most that one client may have: wait for answers first"
+                "{who} has {most} requests in flight, the most that one client may have: wait for answers first"
             );
             return Err(Fault::new(Reason::ClientLimit, message));
         }
         if let Some(rate) = limits.rate
             && !self.client.rate.lock().unwrap_or_else(PoisonError::into_inner).take(rate, now)
         {
-            let message = format!(
-                "this client sends more than {rate} requests a second, the most that one client may: send fewer"
-            );
+            let who = &self.client.who;
+            let message =
+                format!("{who} sends more than {rate} requests a second, the most that one client may: send fewer");
             return Err(Fault::new(Reason::ClientLimit, message));
         }
         Ok(request)
+    }
+
+    /// Refuses a request that would be computed if its client has used up its share of the time of so many devices.
+    pub(crate) fn may_compute(&self, now: Timestamp, devices: impl FnOnce() -> u32) -> Result<(), Fault> {
+        let Some(share) = self.device_share() else { return Ok(()) };
+        let client = &*self.client;
+        // This one isn't under way.
+        let others = client.requests.load(Ordering::Relaxed).saturating_sub(1);
+        let mut bucket = client.time.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.take(share * f64::from(devices().max(1)), client.account.total(), others, now).map_err(|wait| {
+            let who = &client.who;
+            let message = format!(
+                "{who} has used its share of the devices' time, {share} of it, the most that one client may: come again in {:.1} s",
+                wait.as_secs_f64()
+            );
+            Fault { retry_after: Some(wait), ..Fault::new(Reason::ClientLimit, message) }
+        })
+    }
+
+    /// Who pays for the device time of a request, where that is limited.
+    pub(crate) fn account(&self) -> Option<Arc<TimeAccount>> {
+        self.device_share().map(|_| Arc::clone(&self.client.account))
+    }
+
+    fn device_share(&self) -> Option<f64> {
+        self.shared.config.client_limits.as_ref().and_then(|limits| limits.device_share)
     }
 
     /// Counts bytes that are held for the client, or says that it has too many. They are counted in either case.
@@ -93,8 +177,9 @@ impl Owner {
         if held == 0 || held.saturating_add(bytes) <= most {
             return Ok(());
         }
+        let who = &self.client.who;
         let message = format!(
-            "the server holds requests and answers of {most} bytes for this client, the most that one client may have: try again later"
+            "the server holds requests and answers of {most} bytes for {who}, the most that one client may have: try again later"
         );
         Err(Fault::new(Reason::ClientLimit, message))
     }
@@ -152,7 +237,6 @@ pub(crate) struct Clients {
     known: HashMap<ClientIdentity, Arc<ClientUse>>,
     /// When this many are known, those that have nothing are forgotten.
     forget_at: usize,
-    clients: usize,
     connections: u64,
 }
 
@@ -163,13 +247,9 @@ impl Clients {
     /// Counts a connection of a client, or says that it has too many.
     pub(crate) fn connect(&mut self, who: ClientIdentity, shared: &Arc<ServerState>) -> Result<Arc<Owner>, Fault> {
         self.connections += 1;
-        let next = self.clients + 1;
-        let client = Arc::clone(self.known.entry(who).or_insert_with(|| {
-            self.clients = next;
-            Arc::new(ClientUse { number: next, ..ClientUse::default() })
-        }));
-        let connections = client.connections.fetch_add(1, Ordering::Relaxed);
-        let owner = Arc::new(Owner { shared: Arc::clone(shared), client, number: self.connections });
+        let known = self.known.entry(who.clone()).or_insert_with(|| Arc::new(ClientUse::new(who)));
+        let connections = known.connections.load(Ordering::Relaxed);
+        let owner = Owner::new(shared, Arc::clone(known), self.connections);
         self.forget();
         let most = shared.config.max_client_connections;
         if connections < most {
@@ -203,9 +283,7 @@ mod tests {
 
         /// Another connection of the same client.
         pub(crate) fn beside(other: &Self) -> Arc<Self> {
-            let (shared, client) = (Arc::clone(&other.shared), Arc::clone(&other.client));
-            client.connections.fetch_add(1, Ordering::Relaxed);
-            Arc::new(Self { shared, client, number: other.number + 1 })
+            Self::new(&other.shared, Arc::clone(&other.client), other.number + 1)
         }
     }
 

@@ -13,6 +13,7 @@ pub(crate) mod open_stream;
 pub(crate) mod shortage;
 mod streams;
 pub(crate) mod thread;
+mod time_bucket;
 pub(crate) mod tls;
 
 pub(crate) use context::{IoContext, Readiness, ServerState};

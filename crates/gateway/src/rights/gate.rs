@@ -8,6 +8,7 @@ use super::keys::{Caller, Keys, KeysView, Right};
 use super::restricted::Restrictions;
 use crate::Config;
 use crate::io::accept::Protocol;
+use crate::io::clients::Owner;
 use crate::io::connection::Activity;
 use base::{Reason, Timestamp};
 use hyper::Uri;
@@ -28,17 +29,29 @@ pub(crate) struct Asked<'a> {
     pub(crate) uri: &'a Uri,
     pub(crate) headers: &'a HeaderMap,
     /// On which connection.
-    pub(crate) activity: Option<&'a Activity>,
+    pub(crate) connection: Option<AskedOn<'a>>,
+}
+
+/// The connection that a call came on.
+#[derive(Clone, Copy)]
+pub(crate) struct AskedOn<'a> {
+    pub(crate) activity: &'a Activity,
+    pub(crate) owner: &'a Arc<Owner>,
 }
 
 impl<'a> Asked<'a> {
-    pub(crate) fn new(protocol: Protocol, head: &'a Parts, activity: Option<&'a Activity>) -> Self {
-        Self { protocol, uri: &head.uri, headers: &head.headers, activity }
+    pub(crate) fn new(protocol: Protocol, head: &'a Parts, connection: Option<AskedOn<'a>>) -> Self {
+        Self { protocol, uri: &head.uri, headers: &head.headers, connection }
     }
 
     /// From where, as far as that is known.
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
-        self.activity.and_then(Activity::peer)
+        self.connection.and_then(|on| on.activity.peer())
+    }
+
+    /// Whose connection it is.
+    fn owner(&self) -> Option<&'a Arc<Owner>> {
+        self.connection.map(|on| on.owner)
     }
 }
 
@@ -112,7 +125,7 @@ impl Gate {
     /// Refuses whoever may not ask that model.
     pub(crate) fn may_ask(&self, caller: &Caller, model: &str) -> Result<(), Fault> {
         match (caller, &self.keys) {
-            (Caller::Holder { hash, .. }, Some(keys)) => keys.may_ask(hash, model),
+            (Caller::Holder(holder), Some(keys)) => keys.may_ask(holder, model),
             _ => Ok(()),
         }
     }
@@ -126,7 +139,7 @@ impl Gate {
         let restricted = rules.restricted(asked.protocol);
         restricted.check(deed.api(), asked.headers)?;
         match (&self.keys, deed.right()) {
-            (Some(keys), Some(right)) => keys.admit(right, asked.headers),
+            (Some(keys), Some(right)) => keys.admit(right, asked.headers, asked.owner()),
             _ if deed.is_for_named() && !rules.local && self.keys.is_none() && !restricted.has(deed.api()) => {
                 Err(Fault::new(Reason::Forbidden, NOBODY_NAMED))
             }
@@ -134,17 +147,22 @@ impl Gate {
         }
     }
 
+    /// Who asks, whatever their key is good for.
+    pub(crate) fn caller(&self, asked: Asked<'_>) -> Caller {
+        self.keys.as_ref().and_then(|keys| keys.holder(asked.headers, asked.owner())).unwrap_or_default()
+    }
+
     /// Notes a call that would have changed something and was refused. Those of keys are all noted.
     pub(crate) fn note_refused(&self, now: Timestamp, asked: Asked<'_>, reason: Reason) {
         let (path, peer) = (asked.uri.path(), asked.peer());
-        match self.keys.as_ref().and_then(|keys| keys.holder(asked.headers)) {
-            Some(caller) => write_line(&Author { caller, peer }, path, Some(reason), 0),
-            None => self.refused.add(now, peer, path, reason),
+        match self.caller(asked) {
+            Caller::Anybody => self.refused.add(now, peer, path, reason),
+            caller => write_line(&Author { caller, peer }, path, Some(reason), 0),
         }
     }
 
     /// Refuses whoever may not read metrics.
     pub(crate) fn may_read(&self, headers: &HeaderMap) -> Result<(), Fault> {
-        self.keys.as_ref().map_or(Ok(()), |keys| keys.admit(Right::Read, headers).map(drop))
+        self.keys.as_ref().map_or(Ok(()), |keys| keys.admit(Right::Read, headers, None).map(drop))
     }
 }

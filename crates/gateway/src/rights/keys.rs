@@ -11,6 +11,7 @@
 //! Keys have 256 random bits. Nobody finds such a key by trying, however fast the hash, so a slow one, which is made
 //! for words that people remember, would only make every request slow. Whoever reads the file learns no key.
 
+use crate::io::clients::{ClientIdentity, ClientUse, Owner};
 use base::Reason;
 use hyper::header::{AUTHORIZATION, HeaderMap};
 use ring::digest;
@@ -110,40 +111,54 @@ struct Key {
     name: Arc<str>,
     hash: KeyHash,
     rights: Rights,
+    /// What its holder has of the server. Keys of one name are one client: a new one and that which it replaces.
+    client: Arc<ClientUse>,
 }
 
 /// The keys of a file.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct KeySet {
-    keys: Vec<Key>,
+    keys: Vec<Arc<Key>>,
 }
 
 impl KeySet {
-    fn read(text: &str) -> Result<Self, String> {
+    /// Reads them. Whoever had a key of the same name before is the same client.
+    fn read(text: &str, before: &Self) -> Result<Self, String> {
         let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim()));
         let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-        let key = |(number, line)| read_line(line).map_err(|reason| format!("line {number}: {reason}"));
-        let keys: Vec<Key> = lines.map(key).collect::<Result<_, _>>()?;
-        match keys.is_empty() {
+        let mut set = Self::default();
+        for (number, line) in lines {
+            let client_of = |name: &str| set.client(name).or_else(|| before.client(name));
+            let key = read_line(line, client_of).map_err(|reason| format!("line {number}: {reason}"))?;
+            set.keys.push(Arc::new(key));
+        }
+        match set.keys.is_empty() {
             true => Err("there is no key in it: make one with punctual key".to_owned()),
-            false => Ok(Self { keys }),
+            false => Ok(set),
         }
     }
 
+    /// The client whose keys have that name.
+    fn client(&self, name: &str) -> Option<Arc<ClientUse>> {
+        self.keys.iter().find(|key| *key.name == *name).map(|key| Arc::clone(&key.client))
+    }
+
     /// The key with that hash. Looks at all of them, however early it is found, so that nobody learns from the time.
-    fn find(&self, hash: &KeyHash) -> Option<&Key> {
+    fn find(&self, hash: &KeyHash) -> Option<&Arc<Key>> {
         self.keys.iter().fold(None, |found, key| if key.hash.ct_eq(hash).into() { Some(key) } else { found })
     }
 }
 
-fn read_line(line: &str) -> Result<Key, String> {
+fn read_line(line: &str, client_of: impl Fn(&str) -> Option<Arc<ClientUse>>) -> Result<Key, String> {
     let mut words = line.split_whitespace();
     let (Some(name), Some(hash)) = (words.next(), words.next()) else {
         return Err("write it as NAME sha256:HASH RIGHT...".to_owned());
     };
     let hash = hash.strip_prefix(HASH_PREFIX).and_then(from_hex);
     let hash = hash.ok_or("the second word must be sha256: and 64 hexadecimal digits, as punctual key writes it")?;
-    Ok(Key { name: name.into(), hash, rights: Rights::read(words)? })
+    let rights = Rights::read(words)?;
+    let client = client_of(name).unwrap_or_else(|| Arc::new(ClientUse::new(ClientIdentity::Key(name.into()))));
+    Ok(Key { name: name.into(), hash, rights, client })
 }
 
 fn from_hex(text: &str) -> Option<KeyHash> {
@@ -184,7 +199,7 @@ impl NewKey {
         let key = format!("{KEY_PREFIX}{}", to_hex(&random));
         let line = format!("{name} {HASH_PREFIX}{} {}", to_hex(&hash(key.as_bytes())), rights.join(" "));
         // Reads it back, so that what it can't read isn't written.
-        let read = KeySet::read(&line).map_err(|reason| reason.replace("line 1: ", ""))?;
+        let read = KeySet::read(&line, &KeySet::default()).map_err(|reason| reason.replace("line 1: ", ""))?;
         match &read.keys[..] {
             [read] if *read.name == *name => Ok(Self { key, line }),
             _ => Err(format!("{name:?} is no name: use a word without blanks that doesn't begin with #")),
@@ -199,19 +214,55 @@ pub(crate) enum Caller {
     #[default]
     Anybody,
     /// Whoever holds a key.
-    Holder {
-        /// The name of the key.
-        name: Arc<str>,
-        /// Finds it again, as long as it is there.
-        hash: KeyHash,
-    },
+    Holder(Arc<KeyHolder>),
+}
+
+impl Caller {
+    /// Whose a call is that came on that connection.
+    pub(crate) fn owner<'a>(&'a self, connection: &'a Arc<Owner>) -> &'a Arc<Owner> {
+        match self {
+            Self::Anybody => connection,
+            Self::Holder(holder) => holder.owner.as_ref().unwrap_or(connection),
+        }
+    }
+}
+
+/// Whoever holds a key, and asks on a connection.
+pub(crate) struct KeyHolder {
+    key: Arc<Key>,
+    /// Of the keys among which it was found.
+    generation: u64,
+    /// The connection, as far as it is the holder's; `None` where it isn't known.
+    owner: Option<Arc<Owner>>,
+}
+
+impl fmt::Debug for KeyHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeyHolder({:?})", self.key.name)
+    }
+}
+
+/// The key that came last on a connection: clients send the same one with each request, and hashing it costs more than
+/// comparing it.
+pub(crate) struct KeyMemo {
+    sent: Box<[u8]>,
+    holder: Arc<KeyHolder>,
+}
+
+impl KeyMemo {
+    /// Whose key it is, if it is this one and the keys are those among which it was found. Behind a proxy a connection
+    /// is shared by clients that may not learn each other's keys: comparing takes the same time wherever they differ.
+    fn holder(&self, sent: &[u8], generation: u64) -> Option<Arc<KeyHolder>> {
+        let same: bool = self.sent.ct_eq(sent).into();
+        (same && self.holder.generation == generation).then(|| Arc::clone(&self.holder))
+    }
 }
 
 impl fmt::Display for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Anybody => f.write_str("anybody"),
-            Self::Holder { name, .. } => f.write_str(name),
+            Self::Holder(holder) => f.write_str(&holder.key.name),
         }
     }
 }
@@ -227,7 +278,7 @@ pub(crate) struct Keys {
 
 impl Keys {
     pub(crate) fn open(path: &Path) -> Result<Self, String> {
-        let set = Mutex::new(Arc::new(read_file(path)?));
+        let set = Mutex::new(Arc::new(read_file(path, &KeySet::default())?));
         Ok(Self { path: path.to_owned(), generation: AtomicU64::new(0), set })
     }
 
@@ -237,7 +288,7 @@ impl Keys {
 
     /// Reads the file again. What can't be read leaves the keys as they are.
     pub(crate) fn read_again(&self) -> Result<(), String> {
-        let new = Arc::new(read_file(&self.path)?);
+        let new = Arc::new(read_file(&self.path, &self.set())?);
         *self.set.lock().unwrap_or_else(PoisonError::into_inner) = new;
         self.generation.fetch_add(1, Ordering::Release);
         Ok(())
@@ -248,9 +299,9 @@ impl Keys {
     }
 }
 
-fn read_file(path: &Path) -> Result<KeySet, String> {
+fn read_file(path: &Path, before: &KeySet) -> Result<KeySet, String> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    KeySet::read(&text).map_err(|reason| format!("{}: {reason}", path.display()))
+    KeySet::read(&text, before).map_err(|reason| format!("{}: {reason}", path.display()))
 }
 
 /// One thread's view of the keys.
@@ -267,38 +318,61 @@ impl KeysView {
         Self { keys, cached }
     }
 
-    fn with<T>(&self, look: impl FnOnce(&KeySet) -> T) -> T {
+    /// Looks at the keys that hold now, and their generation.
+    fn with<T>(&self, look: impl FnOnce(&KeySet, u64) -> T) -> T {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         // Read before the keys: a change in between is seen next time.
         let generation = self.keys.generation.load(Ordering::Acquire);
         if cached.0 != generation {
             *cached = (generation, self.keys.set());
         }
-        look(&cached.1)
+        look(&cached.1, generation)
     }
 
-    /// Who sent these headers, if their key has that right.
-    pub(crate) fn admit(&self, right: Right, headers: &HeaderMap) -> Result<Caller, Fault> {
-        let hash = hash(bearer(headers)?);
-        self.with(|set| {
-            let key = set.find(&hash).ok_or_else(unknown_key)?;
-            match key.rights.granted[right as usize] {
-                true => Ok(Caller::Holder { name: Arc::clone(&key.name), hash }),
-                false => Err(forbidden(&key.name, right.name())),
-            }
-        })
+    /// Who sent these headers on that connection, if their key has that right.
+    pub(crate) fn admit(
+        &self,
+        right: Right,
+        headers: &HeaderMap,
+        connection: Option<&Arc<Owner>>,
+    ) -> Result<Caller, Fault> {
+        let holder = self.find(bearer(headers)?, connection).ok_or_else(unknown_key)?;
+        match holder.key.rights.granted[right as usize] {
+            true => Ok(Caller::Holder(holder)),
+            false => Err(forbidden(&holder.key.name, right.name())),
+        }
     }
 
     /// Who sent these headers, whatever their key is good for; `None` if that isn't known.
-    pub(crate) fn holder(&self, headers: &HeaderMap) -> Option<Caller> {
-        let hash = hash(bearer(headers).ok()?);
-        self.with(|set| Some(Caller::Holder { name: Arc::clone(&set.find(&hash)?.name), hash }))
+    pub(crate) fn holder(&self, headers: &HeaderMap, connection: Option<&Arc<Owner>>) -> Option<Caller> {
+        self.find(bearer(headers).ok()?, connection).map(Caller::Holder)
+    }
+
+    /// Whose key this is.
+    fn find(&self, sent: &[u8], connection: Option<&Arc<Owner>>) -> Option<Arc<KeyHolder>> {
+        self.with(|set, generation| {
+            let mut memo = connection.map(|connection| connection.memo());
+            let known = memo.as_deref().and_then(Option::as_ref).and_then(|memo| memo.holder(sent, generation));
+            if known.is_some() {
+                return known;
+            }
+            let key = Arc::clone(set.find(&hash(sent))?);
+            let owner = connection.map(|connection| connection.on_behalf(&key.client));
+            let holder = Arc::new(KeyHolder { key, generation, owner });
+            if let Some(memo) = &mut memo {
+                **memo = Some(KeyMemo { sent: sent.into(), holder: Arc::clone(&holder) });
+            }
+            Some(holder)
+        })
     }
 
     /// Refuses whoever may not ask that model, or whose key is gone since the call began.
-    pub(crate) fn may_ask(&self, hash: &KeyHash, model: &str) -> Result<(), Fault> {
-        self.with(|set| {
-            let key = set.find(hash).ok_or_else(unknown_key)?;
+    pub(crate) fn may_ask(&self, holder: &KeyHolder, model: &str) -> Result<(), Fault> {
+        self.with(|set, generation| {
+            let key = match holder.generation == generation {
+                true => &holder.key,
+                false => set.find(&holder.key.hash).ok_or_else(unknown_key)?,
+            };
             match key.rights.models.iter().any(|pattern| fits(pattern, model)) {
                 true => Ok(()),
                 false => Err(forbidden(&key.name, &format!("infer={model}"))),
@@ -332,6 +406,8 @@ fn forbidden(name: &str, right: &str) -> Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{ClientLimits, Config};
+    use base::Timestamp;
     use hyper::header::HeaderValue;
 
     fn words(rights: &[&str]) -> Vec<String> {
@@ -343,8 +419,8 @@ mod tests {
     }
 
     fn may_ask(view: &KeysView, caller: &Caller, model: &str) -> Result<(), Fault> {
-        let Caller::Holder { hash, .. } = caller else { panic!("it has a key") };
-        view.may_ask(hash, model)
+        let Caller::Holder(holder) = caller else { panic!("it has a key") };
+        view.may_ask(holder, model)
     }
 
     struct File {
@@ -366,7 +442,7 @@ mod tests {
         let some = NewKey::make("web", &words(&["infer=resnet*", "infer=bert"])).unwrap();
         let all = NewKey::make("ops", &words(&["infer", "read", "control", "operate"])).unwrap();
         let File { view, .. } = &file(&format!("# keys\n\n{}\n  {}  \n", some.line, all.line));
-        let caller = view.admit(Right::Infer, &sent(&some.key)).unwrap();
+        let caller = view.admit(Right::Infer, &sent(&some.key), None).unwrap();
         assert_eq!(caller.to_string(), "web");
         for (model, may) in [("resnet50", true), ("bert", true), ("bert2", false), ("mlp", false)] {
             assert_eq!(may_ask(view, &caller, model).is_ok(), may, "{model}");
@@ -374,13 +450,17 @@ mod tests {
         let refused = may_ask(view, &caller, "mlp").unwrap_err();
         assert_eq!(refused.reason, Reason::Forbidden);
         for right in [Right::Read, Right::Control, Right::Operate] {
-            assert_eq!(view.admit(right, &sent(&some.key)).unwrap_err().reason, Reason::Forbidden, "{right:?}");
-            assert_eq!(view.admit(right, &sent(&all.key)).unwrap().to_string(), "ops");
+            assert_eq!(view.admit(right, &sent(&some.key), None).unwrap_err().reason, Reason::Forbidden, "{right:?}");
+            assert_eq!(view.admit(right, &sent(&all.key), None).unwrap().to_string(), "ops");
         }
         for wrong in [&some.line, "", "punctual-", &all.key[1..], &all.key.to_uppercase()] {
-            assert_eq!(view.admit(Right::Read, &sent(wrong)).unwrap_err().reason, Reason::Unauthenticated, "{wrong}");
+            assert_eq!(
+                view.admit(Right::Read, &sent(wrong), None).unwrap_err().reason,
+                Reason::Unauthenticated,
+                "{wrong}"
+            );
         }
-        assert_eq!(view.admit(Right::Read, &HeaderMap::new()).unwrap_err().reason, Reason::Unauthenticated);
+        assert_eq!(view.admit(Right::Read, &HeaderMap::new(), None).unwrap_err().reason, Reason::Unauthenticated);
     }
 
     #[test]
@@ -389,19 +469,72 @@ mod tests {
             (NewKey::make("a", &words(&["infer"])).unwrap(), NewKey::make("a", &words(&["infer"])).unwrap());
         assert_ne!(old.key, new.key);
         let File { keys, view, .. } = &file(&old.line);
-        let begun = view.admit(Right::Infer, &sent(&old.key)).unwrap();
+        let begun = view.admit(Right::Infer, &sent(&old.key), None).unwrap();
         std::fs::write(keys.path(), format!("{}\n{}", old.line, new.line)).unwrap();
         keys.read_again().unwrap();
-        assert!(may_ask(view, &begun, "m").is_ok() && view.admit(Right::Infer, &sent(&new.key)).is_ok(), "both hold");
+        assert!(
+            may_ask(view, &begun, "m").is_ok() && view.admit(Right::Infer, &sent(&new.key), None).is_ok(),
+            "both hold"
+        );
         std::fs::write(keys.path(), &new.line).unwrap();
         keys.read_again().unwrap();
         assert_eq!(may_ask(view, &begun, "m").unwrap_err().reason, Reason::Unauthenticated);
-        assert!(view.admit(Right::Infer, &sent(&old.key)).is_err());
+        assert!(view.admit(Right::Infer, &sent(&old.key), None).is_err());
         for broken in ["", "# nothing", "a sha256:12 infer"] {
             std::fs::write(keys.path(), broken).unwrap();
             assert!(keys.read_again().is_err(), "{broken}");
         }
-        assert!(view.admit(Right::Infer, &sent(&new.key)).is_ok(), "what can't be read changes nothing");
+        assert!(view.admit(Right::Infer, &sent(&new.key), None).is_ok(), "what can't be read changes nothing");
+    }
+
+    fn holder(caller: &Caller) -> &Arc<KeyHolder> {
+        let Caller::Holder(holder) = caller else { panic!("it has a key") };
+        holder
+    }
+
+    #[test]
+    fn the_last_key_of_a_connection_is_known_again_until_the_file_changes() {
+        let (one, other) = (NewKey::make("a", &words(&["infer"])), NewKey::make("b", &words(&["infer", "read"])));
+        let (one, other) = (one.unwrap(), other.unwrap());
+        let File { keys, view, .. } = &file(&format!("{}\n{}", one.line, other.line));
+        let connection = Owner::alone(Config::default());
+        let admit = |key: &NewKey, right| view.admit(right, &sent(&key.key), Some(&connection));
+        let first = admit(&one, Right::Infer).unwrap();
+        let again = admit(&one, Right::Infer).unwrap();
+        assert!(Arc::ptr_eq(holder(&first), holder(&again)), "it isn't looked for again");
+        assert_eq!(admit(&one, Right::Read).unwrap_err().reason, Reason::Forbidden, "its rights are its own");
+        assert_eq!(admit(&other, Right::Read).unwrap().to_string(), "b");
+        assert_eq!(admit(&one, Right::Infer).unwrap().to_string(), "a");
+        let wrong = NewKey { key: one.key[..one.key.len() - 1].to_owned(), line: String::new() };
+        assert_eq!(admit(&wrong, Right::Infer).unwrap_err().reason, Reason::Unauthenticated);
+        std::fs::write(keys.path(), &other.line).unwrap();
+        keys.read_again().unwrap();
+        assert_eq!(admit(&one, Right::Infer).unwrap_err().reason, Reason::Unauthenticated, "it is gone at once");
+        assert!(admit(&other, Right::Infer).is_ok());
+    }
+
+    #[test]
+    fn keys_of_one_name_are_one_client_on_every_connection_and_after_a_change() {
+        let [old, new, other] = ["a", "a", "b"].map(|name| NewKey::make(name, &words(&["infer"])).unwrap());
+        let File { keys, view, .. } = &file(&format!("{}\n{}", old.line, other.line));
+        let limits = ClientLimits { requests: Some(1), ..ClientLimits::default() };
+        let first = Owner::alone(Config { client_limits: Some(limits), ..Config::default() });
+        let second = Owner::beside(&first);
+        let begin = |key: &NewKey, connection: &Arc<Owner>| {
+            let caller = view.admit(Right::Infer, &sent(&key.key), Some(connection)).unwrap();
+            caller.owner(connection).request(Timestamp::ZERO)
+        };
+        let under_way = begin(&old, &first).unwrap();
+        let refused = begin(&old, &second).map(|_| ()).unwrap_err().to_string();
+        assert!(refused.starts_with("the key \"a\" has 1 requests in flight"), "{refused}");
+        assert!(!refused.contains(&old.key));
+        let beside = begin(&other, &first).unwrap();
+        std::fs::write(keys.path(), format!("{}\n{}\n{}", old.line, new.line, other.line)).unwrap();
+        keys.read_again().unwrap();
+        assert!(begin(&new, &first).is_err(), "a new key of that name is the same client");
+        assert!(begin(&other, &second).is_err());
+        drop((under_way, beside));
+        assert!(begin(&new, &second).is_ok() && begin(&other, &second).is_ok());
     }
 
     #[test]
@@ -417,7 +550,7 @@ mod tests {
 
     #[test]
     fn lines_that_make_no_sense_are_sentences() {
-        let of = |text: &str| KeySet::read(text).unwrap_err();
+        let of = |text: &str| KeySet::read(text, &KeySet::default()).unwrap_err();
         let hash = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         for (line, said) in [
             ("a".to_owned(), "line 1: write it as"),

@@ -48,6 +48,7 @@ pub fn submit(controller: &Controller, model: ModelId, input: Tensor) -> (Option
         application: ApplicationId::DEFAULT,
         size: None,
         trace: None,
+        account: None,
         reply,
     });
     (ticket, receiver)

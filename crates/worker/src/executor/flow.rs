@@ -352,6 +352,7 @@ impl<I: BatchItem> DeviceExecutor<I> {
         failure: BatchFailure,
         report: &impl Fn(OrderReport<I>),
     ) {
+        batch::charge(work.order.items.get(..group.count).unwrap_or_default(), self.clock.now().since(started_at));
         match failure {
             BatchFailure::Panic(reason) => return fail(work.order, reason, report),
             BatchFailure::BrokenOff => return fail_overdue(work.order, self.clock.now().since(started_at), report),
