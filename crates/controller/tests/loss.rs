@@ -81,6 +81,32 @@ fn the_other_device_takes_over_what_the_broken_one_was_given() {
 }
 
 #[test]
+fn a_device_that_was_gone_before_a_batch_began_costs_its_requests_nothing() {
+    for devices in [1, 2] {
+        let server = TestServer::new(PolicyKind::Punctual, devices, 3 * MODEL_PAGES);
+        let (model, faults) = server.model("model");
+        assert!(matches!(server.answer(model), Reply::Outputs(_)));
+        faults.is_gone.store(true, Ordering::Relaxed);
+        let reply = server.answer(model);
+        assert!(matches!(reply, Reply::Outputs(_)), "{devices} devices: {reply:?}");
+        until("the device to be back", || (server.controller.devices() == devices).then_some(()));
+        until("all slots to be free", || (server.controller.in_hand() == 0).then_some(()));
+        assert_eq!((server.losses(), server.violations()), (1, 0));
+    }
+}
+
+#[test]
+fn a_load_that_takes_its_device_along_is_tried_again_when_that_is_back() {
+    let server = TestServer::new(PolicyKind::Punctual, 1, 3 * MODEL_PAGES);
+    let (model, faults) = server.model("model");
+    faults.load_loses.store(true, Ordering::Relaxed);
+    let failed = server.answer(model);
+    assert!(is_failure(&failed, "the model could not be loaded: the device was lost: its process has ended"));
+    until("the model to be served", || matches!(server.answer(model), Reply::Outputs(_)).then_some(()));
+    assert_eq!((server.losses(), server.violations()), (1, 0));
+}
+
+#[test]
 fn a_panic_while_loading_loses_the_device_too() {
     let server = TestServer::new(PolicyKind::Punctual, 1, 3 * MODEL_PAGES);
     let (good, _) = server.model("good");

@@ -172,6 +172,11 @@ pub trait Prepared: Send + Sync {
     /// be.
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError>;
 
+    /// What breaks a load onto that device off, where the engine can.
+    fn load_breaker(&self, _device: u32) -> Option<Arc<dyn Breaker>> {
+        None
+    }
+
     /// The same for measurements: batches are computed as in that division, whichever there is ([`Engine::divide`]).
     fn load_in(&self, _division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.load(device)
@@ -235,6 +240,9 @@ pub enum EngineError {
     /// The batch took longer than it may, and a [`Breaker`] ended it.
     #[error("it took too long and was broken off")]
     BrokenOff,
+    /// The device is gone, with all that was on it: what ran there didn't end. Whoever drives it starts it anew.
+    #[error("the device was lost: {0}")]
+    Lost(String),
     /// The batch can't be computed yet, but soon.
     #[error("{0}")]
     NotYet(String),

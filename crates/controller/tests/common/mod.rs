@@ -46,6 +46,10 @@ pub fn record_of(prepared: &dyn Prepared, name: &str, profile: LatencyProfile, m
 #[derive(Default)]
 pub struct Faults {
     pub execution_panics: AtomicBool,
+    /// The next execution finds that its device is gone.
+    pub is_gone: AtomicBool,
+    /// The next load takes its device along.
+    pub load_loses: AtomicBool,
     /// Executions have to wait for something.
     pub not_yet: AtomicBool,
     /// Executions are refused for their inputs.
@@ -85,6 +89,9 @@ impl Prepared for Faulty {
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.faults.loads.fetch_add(1, Ordering::Relaxed);
         assert!(!self.faults.load_panics.load(Ordering::Relaxed), "a load that was told to");
+        if self.faults.load_loses.swap(false, Ordering::Relaxed) {
+            return Err(EngineError::Lost("its process has ended".into()));
+        }
         let elsewhere = device > 0 && self.faults.load_fails_elsewhere.load(Ordering::Relaxed);
         if elsewhere || self.faults.load_fails.load(Ordering::Relaxed) {
             return Err(EngineError::Load("the weights are torn".into()));
@@ -113,6 +120,9 @@ impl Loaded for FaultyOnDevice {
 
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
         assert!(!self.faults.execution_panics.load(Ordering::Relaxed), "an execution that was told to");
+        if self.faults.is_gone.swap(false, Ordering::Relaxed) {
+            return Err(EngineError::Lost("its process has ended".into()));
+        }
         if self.faults.not_yet.load(Ordering::Relaxed) {
             return Err(EngineError::NotYet("it is being prepared".into()));
         }
