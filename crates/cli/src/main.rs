@@ -90,6 +90,9 @@ enum Command {
     #[command(verbatim_doc_comment)]
     #[allow(rustdoc::broken_intra_doc_links, reason = "the help shows a TOML file as it is written")]
     Place(place::PlaceOptions),
+    /// The process of an engine, which `serve --isolate` starts.
+    #[command(hide = true)]
+    Engine,
 }
 
 fn main() -> ExitCode {
@@ -113,5 +116,6 @@ fn run(cli: CommandLine) -> Result<()> {
         Command::Simulate(args) => Ok(args.run_and_print()?),
         Command::Replay(options) => replay::run(&options),
         Command::Place(options) => place::run(&options),
+        Command::Engine => runtime::serve_apart(),
     }
 }
