@@ -4,7 +4,7 @@ use crate::ApartOptions;
 use crate::checks::{self, BelievedModel, TakenOutputs};
 use crate::files::{FoundFiles, ModelFolders};
 use crate::messages::{AllowedPaths, FromEngine, ModelFiles, ToEngine};
-use crate::process::EngineProcess;
+use crate::process::{EngineProcess, GoneProcess};
 use base::ModelSignature;
 use engine::{
     Breaker, DeviceTimes, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Sink, Staged, Tensor, TensorView,
@@ -89,12 +89,14 @@ impl Engine for ApartEngine {
         let read = folder.into_iter().chain(links).collect();
         let allowed = AllowedPaths { read, write: files.cache.clone().into_iter().collect() };
         let process = EngineProcess::start(&devices.options, format!("preparing {}", source.name), allowed)?;
-        let answer = process.ask(&ToEngine::Prepare(files.clone()), Some(&source.given_up)).map_err(|why| {
-            EngineError::bad_model(
-                &source.file,
-                format!("{why}, while the model was prepared: the file may be damaged"),
-            )
-        })?;
+        let answer = process.ask(&ToEngine::Prepare(files.clone()), Some(&source.given_up)).map_err(
+            |GoneProcess { why, .. }| {
+                EngineError::bad_model(
+                    &source.file,
+                    format!("{why}, while the model was prepared: the file may be damaged"),
+                )
+            },
+        )?;
         let BelievedModel { signature, weight_bytes, takes_any_batch, defaults } =
             believed(answer, &source.file, devices.options.runtime)?;
         let id = devices.prepared.fetch_add(1, Ordering::Relaxed);
@@ -155,7 +157,7 @@ impl Prepared for ApartModel {
         let process = self.devices.process(device)?;
         let handle = self.devices.handles.fetch_add(1, Ordering::Relaxed);
         let message = ToEngine::Load { handle, prepared: self.id, files: self.found.files.clone() };
-        let answer = process.ask(&message, None).map_err(EngineError::Lost)?;
+        let answer = process.ask(&message, None).map_err(GoneProcess::into_loss)?;
         // From here on it is unloaded when this is dropped.
         let loaded = ApartLoaded { process, handle, signature: Arc::clone(&self.signature), spare: Arc::default() };
         let there = believed(answer, &self.source, self.devices.options.runtime)?;
@@ -220,8 +222,8 @@ impl Loaded for ApartLoaded {
     }
 
     fn stage(&mut self, _inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
-        if let Some(why) = self.process.gone() {
-            return Err(EngineError::Lost(why.to_owned()));
+        if let Some(gone) = self.process.gone() {
+            return Err(gone.clone().into_loss());
         }
         let spare = Arc::clone(&self.spare);
         let outputs = spare.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();

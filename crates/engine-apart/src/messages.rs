@@ -175,7 +175,7 @@ impl Failure {
             EngineError::BadModel { reason, .. } => Self::BadModel(reason),
             EngineError::Io { error, .. } => Self::BadModel(error.to_string()),
             EngineError::Load(reason) => Self::Load(reason),
-            EngineError::Execute(reason) | EngineError::Lost(reason) => Self::Execute(reason),
+            EngineError::Execute(reason) | EngineError::Lost { reason, .. } => Self::Execute(reason),
             EngineError::Unfit(reason) => Self::Unfit(reason),
             EngineError::NotYet(reason) => Self::NotYet(reason),
             EngineError::BrokenOff => Self::BrokenOff,

@@ -72,10 +72,27 @@ struct ProcessTies {
     ended_for: Mutex<Option<String>>,
     /// Whether that was because something took too long.
     overdue: AtomicBool,
+    /// How often the kernel had ended a process for want of memory when this one started, where that is known.
+    kills_for_memory: Option<u64>,
     /// Why it is there no more.
-    gone: OnceLock<String>,
+    gone: OnceLock<GoneProcess>,
     /// The number of the batch that it computes; 0 between two of them.
     computes: AtomicU64,
+}
+
+/// A process that is there no more.
+#[derive(Clone, Debug)]
+pub(crate) struct GoneProcess {
+    /// How that came.
+    pub(crate) why: String,
+    /// Whether somebody else ended it.
+    blameless: bool,
+}
+
+impl GoneProcess {
+    pub(crate) fn into_loss(self) -> EngineError {
+        EngineError::Lost { reason: self.why, blameless: self.blameless }
+    }
 }
 
 /// What one batch after another needs.
@@ -123,29 +140,25 @@ impl EngineProcess {
         process.ties.send(&ToEngine::Region, Some(&region));
         match process.answer(STARTS_WITHIN, None) {
             Ok(FromEngine::Ready { about, rights }) => {
-                tracing::info!(
-                    process = process.ties.name,
-                    "its engine has a process of its own: {}",
-                    sentence(&rights)
-                );
+                tracing::info!(process = process.ties.name, "an engine's process is there: {}", sentence(&rights));
                 process.about = sentence(&about);
                 Ok(process)
             }
             Ok(FromEngine::Refused(failure)) => Err(failure.about(Path::new(""), options.runtime)),
             Ok(FromEngine::Prepared(_)) => Err(unavailable("its process answers what nobody asked".into())),
-            Err(why) => Err(unavailable(why)),
+            Err(gone) => Err(unavailable(gone.why)),
         }
     }
 
     /// Asks for something that is answered, and waits for that. The error says why no answer will come.
-    pub(crate) fn ask(&self, message: &ToEngine, given_up: Option<&AtomicBool>) -> Result<FromEngine, String> {
+    pub(crate) fn ask(&self, message: &ToEngine, given_up: Option<&AtomicBool>) -> Result<FromEngine, GoneProcess> {
         // One question at a time.
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         self.ties.send(message, None);
         wait_for(&answers, &self.ties, Duration::MAX, given_up)
     }
 
-    fn answer(&self, limit: Duration, given_up: Option<&AtomicBool>) -> Result<FromEngine, String> {
+    fn answer(&self, limit: Duration, given_up: Option<&AtomicBool>) -> Result<FromEngine, GoneProcess> {
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         wait_for(&answers, &self.ties, limit, given_up)
     }
@@ -158,8 +171,8 @@ impl EngineProcess {
     }
 
     /// Why it is there no more, if it isn't.
-    pub(crate) fn gone(&self) -> Option<&str> {
-        self.ties.gone.get().map(String::as_str)
+    pub(crate) fn gone(&self) -> Option<&GoneProcess> {
+        self.ties.gone.get()
     }
 
     /// Ends it because something takes too long.
@@ -205,10 +218,11 @@ impl EngineProcess {
             Unanswered::Error(error) => error,
             Unanswered::Nonsense(what) => {
                 self.ties.end(&format!("its answer makes no sense: {what}"));
-                EngineError::Lost(format!("the answer of {} makes no sense: {what}", self.ties.name))
+                let reason = format!("the answer of {} makes no sense: {what}", self.ties.name);
+                EngineError::Lost { reason, blameless: false }
             }
             Unanswered::Gone if self.ties.overdue.load(Ordering::Relaxed) => EngineError::BrokenOff,
-            Unanswered::Gone => EngineError::Lost(self.ties.wait_for_end()),
+            Unanswered::Gone => self.ties.wait_for_end().into_loss(),
         })
     }
 
@@ -359,6 +373,7 @@ fn spawn(
         writer,
         region: Mutex::new(region),
         ended_for: Mutex::default(),
+        kills_for_memory: kills_for_memory(),
         overdue: AtomicBool::new(false),
         gone: OnceLock::new(),
         computes: AtomicU64::new(0),
@@ -386,7 +401,7 @@ fn wait_for(
     ties: &ProcessTies,
     limit: Duration,
     given_up: Option<&AtomicBool>,
-) -> Result<FromEngine, String> {
+) -> Result<FromEngine, GoneProcess> {
     let mut waited = Duration::ZERO;
     loop {
         match answers.recv_timeout(LOOK_EVERY) {
@@ -450,20 +465,24 @@ impl ProcessTies {
             let _ = child.kill();
             child.wait()
         };
+        // A fault isn't a kill, and one for want of memory may be what it computed.
+        let signal = status.as_ref().ok().and_then(ExitStatus::signal);
+        let killed = signal == Some(libc::SIGKILL) && kills_for_memory() == self.kills_for_memory;
         let ended_for = self.ended_for.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let blameless = killed && ended_for.is_none();
         let why = match (ended_for, status) {
             (Some(why), _) => format!("the engine's process was ended: {why}"),
             (None, Ok(status)) => format!("the engine's process {}", how(status)),
             (None, Err(error)) => format!("the engine's process is gone: {error}"),
         };
         tracing::debug!(process = self.name, "{why}");
-        let _ = self.gone.set(why);
+        let _ = self.gone.set(GoneProcess { why, blameless });
         // Behind the line above: who sees neither the one nor the other is woken.
         self.region().answer().give(GONE);
     }
 
     /// Why it is gone, once the thread that attends to it knows.
-    fn wait_for_end(&self) -> String {
+    fn wait_for_end(&self) -> GoneProcess {
         self.gone.wait().clone()
     }
 }
@@ -472,6 +491,12 @@ impl Drop for EngineProcess {
     fn drop(&mut self) {
         self.ties.end("nobody needs it any more");
     }
+}
+
+/// How often the kernel has ended a process for want of memory.
+fn kills_for_memory() -> Option<u64> {
+    let counters = std::fs::read_to_string("/proc/vmstat").ok()?;
+    counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
 }
 
 /// How a process ended.

@@ -168,8 +168,11 @@ fn a_batch_that_ends_its_process_loses_the_device_which_is_there_again_with_the_
     assert!(matches!(run(&mut *loaded, b"refuse"), Err(EngineError::Unfit(why)) if why == "not that"));
     let mut other = prepared.load(1).unwrap();
     let lost = run(&mut *loaded, b"crash").unwrap_err();
-    assert!(matches!(&lost, EngineError::Lost(why) if why.contains("SIGABRT")), "{lost:?}");
-    assert!(matches!(loaded.stage(&mut &[][..]), Err(EngineError::Lost(_))), "nothing is begun on it any more");
+    assert!(
+        matches!(&lost, EngineError::Lost { reason: why, blameless: false } if why.contains("SIGABRT")),
+        "{lost:?}"
+    );
+    assert!(matches!(loaded.stage(&mut &[][..]), Err(EngineError::Lost { .. })), "nothing is begun on it any more");
     assert_eq!(run(&mut *other, b"cd").unwrap(), b"cdcd", "the other device goes on");
     let mut again = prepared.load(0).unwrap();
     assert_eq!(run(&mut *again, b"ef").unwrap(), b"efef");
@@ -195,7 +198,7 @@ fn a_batch_that_nothing_breaks_off_is_ended_with_its_process() {
         outcome
     });
     assert!(matches!(broken_off, Err(EngineError::BrokenOff)), "{broken_off:?}");
-    assert!(matches!(run(&mut *loaded, b"x"), Err(EngineError::Lost(_))));
+    assert!(matches!(run(&mut *loaded, b"x"), Err(EngineError::Lost { .. })));
     assert_eq!(run(&mut *prepared.load(0).unwrap(), b"x").unwrap(), b"xx");
 }
 
@@ -213,7 +216,10 @@ fn a_load_that_hangs_is_ended_with_its_process() {
         });
         let lost = prepared.load(1).err();
         ended.store(true, Ordering::Relaxed);
-        assert!(matches!(&lost, Some(EngineError::Lost(why)) if why.contains("a load took longer")), "{lost:?}");
+        assert!(
+            matches!(&lost, Some(EngineError::Lost { reason: why, .. }) if why.contains("a load took longer")),
+            "{lost:?}"
+        );
     });
 }
 

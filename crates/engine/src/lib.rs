@@ -241,8 +241,13 @@ pub enum EngineError {
     #[error("it took too long and was broken off")]
     BrokenOff,
     /// The device is gone, with all that was on it: what ran there didn't end. Whoever drives it starts it anew.
-    #[error("the device was lost: {0}")]
-    Lost(String),
+    #[error("the device was lost: {reason}")]
+    Lost {
+        /// How that is known.
+        reason: String,
+        /// Whether what ran there had nothing to do with it.
+        blameless: bool,
+    },
     /// The batch can't be computed yet, but soon.
     #[error("{0}")]
     NotYet(String),

@@ -173,7 +173,7 @@ impl<'a> DeviceRunner<'a> {
         self.loaded = Some(loaded);
         let (times, outputs) = outcome.map_err(|error| match error {
             EngineError::BrokenOff => RunError::Gone(self.overdue("was broken off")),
-            error @ EngineError::Lost(_) => {
+            error @ EngineError::Lost { .. } => {
                 self.losses += 1;
                 RunError::Gone(error.to_string())
             }

@@ -243,8 +243,8 @@ pub enum Status {
     Lost {
         /// What it said.
         reason: String,
-        /// What that took.
-        took: Duration,
+        /// What of the device's time was gone; `None` if that isn't put down to this order.
+        took: Option<Duration>,
     },
 }
 
@@ -556,8 +556,8 @@ enum BatchFailure {
     BrokenOff,
     /// The engine panicked.
     Panic(String),
-    /// It said that the device is gone.
-    Lost(String),
+    /// It said that the device is gone, and whether what ran there had nothing to do with it.
+    Lost { reason: String, blameless: bool },
 }
 
 /// A panic as a sentence.

@@ -76,7 +76,8 @@ impl Core {
                 return self.lose_if_empty(inner, now, device);
             }
             Status::Lost { reason, took } => {
-                self.note_failure(inner, now, &expectation, reason.clone(), Cost::Device(took));
+                let cost = took.map_or(Cost::Nothing, Cost::Device);
+                self.note_failure(inner, now, &expectation, reason.clone(), cost);
                 self.retire(device, Loss::Broken, reason);
                 ActionStatus::Failed
             }

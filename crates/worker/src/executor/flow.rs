@@ -255,8 +255,8 @@ impl<I: BatchItem> DeviceExecutor<I> {
             }
             Ok(None) => self.flow.exclusive.push_front(work),
             // It had gone before: whoever gets them next finds them as they were.
-            Err(BatchFailure::Lost(reason)) if work.began_at.is_none() => {
-                let status = Status::Lost { reason, took: Duration::ZERO };
+            Err(BatchFailure::Lost { reason, .. }) if work.began_at.is_none() => {
+                let status = Status::Lost { reason, took: None };
                 report(OrderReport { action: work.order.action, status, returned: work.order.items });
             }
             // It may have been for want of room.
@@ -358,9 +358,10 @@ impl<I: BatchItem> DeviceExecutor<I> {
         report: &impl Fn(OrderReport<I>),
     ) {
         match failure {
-            BatchFailure::Panic(reason) | BatchFailure::Lost(reason) => {
-                return fail(work.order, reason, self.clock.now().since(started_at), report);
+            BatchFailure::Panic(reason) | BatchFailure::Lost { reason, blameless: false } => {
+                return fail(work.order, reason, Some(self.clock.now().since(started_at)), report);
             }
+            BatchFailure::Lost { reason, blameless: true } => return fail(work.order, reason, None, report),
             BatchFailure::BrokenOff => return fail_overdue(work.order, self.clock.now().since(started_at), report),
             BatchFailure::Refused(_) | BatchFailure::Unfit(_) | BatchFailure::NotYet(_) => {}
         }
@@ -419,7 +420,7 @@ impl BatchFailure {
             | Self::Unfit(reason)
             | Self::NotYet(reason)
             | Self::Panic(reason)
-            | Self::Lost(reason) => reason,
+            | Self::Lost { reason, .. } => reason,
             Self::BrokenOff => EngineError::BrokenOff.to_string(),
         }
     }
@@ -429,7 +430,9 @@ impl BatchFailure {
         match self {
             Self::Unfit(reason) => item.refuse_inputs(reason.clone()),
             Self::NotYet(reason) => item.put_off(reason.clone()),
-            Self::Refused(reason) | Self::Panic(reason) | Self::Lost(reason) => item.deliver(Err(reason.clone())),
+            Self::Refused(reason) | Self::Panic(reason) | Self::Lost { reason, .. } => {
+                item.deliver(Err(reason.clone()));
+            }
             Self::BrokenOff => item.broken_off(EngineError::BrokenOff.to_string()),
         }
     }
@@ -440,7 +443,7 @@ fn refused(error: EngineError) -> BatchFailure {
         EngineError::NotYet(reason) => BatchFailure::NotYet(reason),
         EngineError::Unfit(reason) => BatchFailure::Unfit(reason),
         EngineError::BrokenOff => BatchFailure::BrokenOff,
-        error @ EngineError::Lost(_) => BatchFailure::Lost(error.to_string()),
+        error @ EngineError::Lost { blameless, .. } => BatchFailure::Lost { reason: error.to_string(), blameless },
         error => BatchFailure::Refused(error.to_string()),
     }
 }
@@ -452,7 +455,12 @@ fn give_back<I>(work: OpenOrder<I>, report: &impl Fn(OrderReport<I>)) {
 }
 
 /// Gives the requests of an order whose engine panicked, or whose device is gone, their reason.
-fn fail<I: BatchItem>(mut order: ExecuteOrder<I>, reason: String, took: Duration, report: &impl Fn(OrderReport<I>)) {
+fn fail<I: BatchItem>(
+    mut order: ExecuteOrder<I>,
+    reason: String,
+    took: Option<Duration>,
+    report: &impl Fn(OrderReport<I>),
+) {
     order.items.drain(..).for_each(|item| item.deliver(Err(reason.clone())));
     report(OrderReport { action: order.action, status: Status::Lost { reason, took }, returned: Vec::new() });
 }

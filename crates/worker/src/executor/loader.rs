@@ -108,7 +108,7 @@ impl Loader {
         self.pages.give_back(order.pages);
         match outcome {
             Ok(()) => Status::Done { started_at, ended_at: self.clock.now(), transfers: Transfers::default() },
-            Err(panic) => Status::Lost { reason: said(&*panic), took: self.clock.now().since(started_at) },
+            Err(panic) => Status::Lost { reason: said(&*panic), took: Some(self.clock.now().since(started_at)) },
         }
     }
 
@@ -136,12 +136,14 @@ impl Loader {
         self.pulse.begin(order.limit, order.action.0, order.prepared.load_breaker(self.device));
         let outcome = catch_unwind(AssertUnwindSafe(|| order.prepared.load(self.device)));
         self.pulse.end();
-        let lost = |reason| Status::Lost { reason, took: self.clock.now().since(started_at) };
+        let took = || self.clock.now().since(started_at);
         let status = match outcome {
             Ok(Ok(loaded)) => return Ok((loaded, started_at)),
-            Ok(Err(error @ EngineError::Lost(_))) => lost(error.to_string()),
+            Ok(Err(error @ EngineError::Lost { blameless, .. })) => {
+                Status::Lost { reason: error.to_string(), took: (!blameless).then(took) }
+            }
             Ok(Err(error)) => Status::Failed(error.to_string()),
-            Err(panic) => lost(said(&*panic)),
+            Err(panic) => Status::Lost { reason: said(&*panic), took: Some(took()) },
         };
         self.pages.give_back(order.pages);
         Err(status)
