@@ -92,16 +92,18 @@ def test_a_process_that_is_killed_under_load_costs_no_request_its_outcome(isolat
     conftest.stop(server)
 
 
-def test_a_process_that_ends_while_nothing_is_computed_costs_nobody_anything(isolated):
+def test_a_process_that_ends_while_nothing_is_computed_is_started_anew(isolated):
     _, start = isolated
     server = start()
     assert ask(server, "/v2/models/mlp/infer", MLP)[0] == 200
     (process,) = processes_of(server.process.pid)
     os.kill(process, signal.SIGKILL)
-    server.until("it is gone", lambda: not is_there(process))
-    # The server knows as soon as it has heard of the end.
-    server.until("the server knows", lambda: processes_of(server.process.pid) == [])
-    assert ask(server, "/v2/models/mlp/infer", MLP)[0] == 200
+    server.until("it is gone", lambda: not (pathlib.Path("/proc") / str(process)).exists())
+    # A request that is there before the server has heard of the end goes with the process; all others don't notice.
+    status, answer = ask(server, "/v2/models/mlp/infer", MLP)
+    assert status == 200 or "the device was lost" in answer["error"]
+    server.until("it is served", lambda: ask(server, "/v2/models/mlp/infer", MLP)[0] == 200)
+    assert processes_of(server.process.pid) not in ([], [process])
     conftest.stop(server)
 
 
@@ -109,7 +111,7 @@ def test_an_execution_that_nothing_breaks_off_is_ended_and_others_go_on(isolated
     """Without --isolate its thread is left behind, and after four of them the server isn't live any more."""
     repository, start = isolated
     write_rounds(repository, "stuck", adds=False)
-    server = start("--max-execution-ms", "2000")
+    server = start("--max-execution-ms", "3000")
     (process,) = processes_of(server.process.pid)
     status, answer = run(server, ENDLESS, "stuck")
     assert (status, answer["reason"]) == (500, "broken_off"), answer
@@ -121,11 +123,11 @@ def test_an_execution_that_nothing_breaks_off_is_ended_and_others_go_on(isolated
 
 def write_endless_preparation(repository, name):
     """A model of which the runtime computes for hours what doesn't depend on its inputs, before it is ready."""
-    size = 4096
+    size = 2048
     dims = helper.make_tensor("dims", TensorProto.INT64, [2], [size, size])
     value = helper.make_tensor("value", TensorProto.FLOAT, [1], [1e-4])
     nodes = [helper.make_node("ConstantOfShape", ["dims"], ["m0"], value=value)]
-    rounds = 2000
+    rounds = 5000
     nodes += [helper.make_node("MatMul", [f"m{number}", f"m{number}"], [f"m{number + 1}"]) for number in range(rounds)]
     nodes.append(helper.make_node("ReduceSum", [f"m{rounds}"], ["sum"], keepdims=0))
     nodes.append(helper.make_node("Add", ["x", "sum"], ["y"]))
@@ -138,7 +140,7 @@ def write_endless_preparation(repository, name):
 
 def test_a_preparation_that_takes_too_long_is_ended_and_others_go_on(isolated):
     repository, start = isolated
-    server = start("--max-preparing-s", "5")
+    server = start("--max-preparing-s", "10")
     (process,) = processes_of(server.process.pid)
     write_endless_preparation(repository, "endless")
     # Meanwhile others are answered, by the device's own process.
@@ -148,7 +150,7 @@ def test_a_preparation_that_takes_too_long_is_ended_and_others_go_on(isolated):
     while loading.is_alive():
         assert ask(server, "/v2/models/mlp/infer", MLP)[0] == 200
     ((status, answer),) = outcome
-    assert status == 400 and "it takes longer than 5000ms, the limit of --max-preparing-s, to prepare it: it was ended" in answer["error"]
+    assert status == 400 and "it takes longer than 10000ms, the limit of --max-preparing-s, to prepare it: it was ended" in answer["error"]
     server.until("what prepared it is gone", lambda: processes_of(server.process.pid) == [process])
     conftest.stop(server)
 

@@ -57,6 +57,7 @@ fn run(
     load: impl FnOnce(&InnerOptions) -> Result<(), EngineError>,
     open: impl FnOnce(&InnerOptions) -> Result<OpenedEngine, EngineError>,
 ) -> io::Result<()> {
+    close_inherited();
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let writer = Arc::new(Mutex::new(socket.try_clone()?));
     let mut reader = WithDescriptors { socket, descriptors: VecDeque::new() };
@@ -80,6 +81,12 @@ fn run(
     thread("exec").spawn(move || ended(compute_batches(&computes, &new_regions)))?;
     send(&writer, &FromEngine::Ready { about, rights })?;
     read(&mut reader, &models, &work, &regions)
+}
+
+/// Closes what whoever started the server, or the server, left open for programs that it starts.
+fn close_inherited() {
+    // SAFETY: takes numbers; nothing in this process has opened anything but what is below 3 yet.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
 }
 
 /// Reads messages until none come any more: then the server has ended, or has no use for this process.
