@@ -232,8 +232,8 @@ pub struct ServeOptions {
     #[arg(long, value_name = "MS", env = "PUNCTUAL_MAX_EXECUTION_MS")]
     pub max_execution_ms: Option<u64>,
 
-    /// For how long a model may be prepared, measured and warmed up. One that takes longer is left behind, or ended with
-    /// `--isolate`: it isn't served, and others have their turn.
+    /// For how long a model may be prepared, measured and warmed up. One that takes longer is left behind, or ended
+    /// with `--isolate`: it isn't served, and others have their turn.
     #[arg(long, value_name = "SECONDS", env = "PUNCTUAL_MAX_PREPARING_S")]
     pub max_preparing_s: Option<u64>,
 

@@ -1,6 +1,6 @@
 //! What the process of an engine says, held against what the server knows: it may say anything.
 
-use crate::messages::{OwnedTensor, PlacedTensor, Port, PreparedModel, datatype_of};
+use crate::messages::{OwnedTensor, PlacedTensor, PreparedModel, SaidPort, datatype_of};
 use crate::region::SharedRegion;
 use base::{DataType, ModelSignature, TensorSpec, element_count};
 use engine::Tensor;
@@ -39,8 +39,8 @@ pub(crate) fn model(said: PreparedModel) -> Result<BelievedModel, String> {
     Ok(BelievedModel { signature, weight_bytes, takes_any_batch, defaults })
 }
 
-fn specs(ports: Vec<Port>) -> Result<Vec<TensorSpec>, String> {
-    let spec = |Port { name, datatype, dims }: Port| {
+fn specs(ports: Vec<SaidPort>) -> Result<Vec<TensorSpec>, String> {
+    let spec = |SaidPort { name, datatype, dims }: SaidPort| {
         let datatype = datatype_of(datatype).ok_or("a type is unknown")?;
         if dims.len() > MAX_RANK || dims.iter().any(|&dim| dim < -1) {
             return Err(format!("{name:?} has the dimensions {dims:?}"));
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_process_that_lies_about_a_model_is_found_out() {
-        let port = |dims: &[i64]| Port { name: "x".into(), datatype: FLOAT, dims: dims.to_vec() };
+        let port = |dims: &[i64]| SaidPort { name: "x".into(), datatype: FLOAT, dims: dims.to_vec() };
         let said = |inputs, max_batch, weight_bytes, defaults| {
             let outputs = vec![port(&[-1])];
             model(PreparedModel { inputs, outputs, max_batch, weight_bytes, takes_any_batch: true, defaults })
@@ -187,7 +187,7 @@ mod tests {
         assert!(said(vec![port(&[-1])], 4, u64::MAX, Vec::new()).is_err());
         assert!(said(vec![port(&[1])], 0, 10, vec![value(&[0; 5])]).is_err());
         assert!(said(Vec::new(), 0, 10, vec![value(&[0; 4])]).is_err());
-        let unknown = Port { name: "x".into(), datatype: 99, dims: Vec::new() };
+        let unknown = SaidPort { name: "x".into(), datatype: 99, dims: Vec::new() };
         assert!(said(vec![unknown], 0, 10, Vec::new()).is_err());
     }
 }

@@ -71,7 +71,7 @@ fn run(
         Ok(opened) => opened,
         Err(error) => return send(&writer, &FromEngine::Refused(Failure::of(error))),
     };
-    let models = Arc::<Models>::default();
+    let models = Arc::<ModelsHere>::default();
     let (work, orders) = mpsc::channel();
     let (regions, new_regions) = mpsc::channel();
     let thread = |name: &str| std::thread::Builder::new().name(name.into());
@@ -92,7 +92,7 @@ fn close_inherited() {
 /// Reads messages until none come any more: then the server has ended, or has no use for this process.
 fn read(
     reader: &mut WithDescriptors,
-    models: &Models,
+    models: &ModelsHere,
     work: &Sender<ToEngine>,
     regions: &Sender<SharedRegion>,
 ) -> io::Result<()> {
@@ -132,12 +132,12 @@ fn send(writer: &Mutex<UnixStream>, message: &FromEngine) -> io::Result<()> {
 
 /// What is on the device.
 #[derive(Default)]
-struct Models {
+struct ModelsHere {
     loaded: Mutex<ByHandle>,
     computed: Mutex<Option<ComputedBatch>>,
 }
 
-/// Models by the numbers that the server has given them.
+/// ModelsHere by the numbers that the server has given them.
 type ByHandle = HashMap<u32, Arc<Mutex<Box<dyn Loaded>>>>;
 
 /// A batch that is computed, and what breaks it off.
@@ -146,7 +146,7 @@ struct ComputedBatch {
     breaker: Option<Arc<dyn Breaker>>,
 }
 
-impl Models {
+impl ModelsHere {
     fn loaded(&self) -> MutexGuard<'_, ByHandle> {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -167,7 +167,7 @@ impl Models {
 /// Prepares, loads and unloads, in the order in which that is wanted.
 fn load_models(
     engine: &dyn Engine,
-    models: &Models,
+    models: &ModelsHere,
     orders: &Receiver<ToEngine>,
     answers: &Mutex<UnixStream>,
 ) -> io::Result<()> {
@@ -211,11 +211,11 @@ fn source(ModelFiles { name, file, cache, max_batch, shapes }: ModelFiles) -> Mo
 }
 
 /// Outputs that didn't fit into a region.
-type Kept = Vec<(DataType, Vec<i64>, Vec<u8>)>;
+type KeptOutputs = Vec<(DataType, Vec<i64>, Vec<u8>)>;
 
 /// Computes what is ordered in one region after another.
-fn compute_batches(models: &Models, regions: &Receiver<SharedRegion>) -> io::Result<()> {
-    let (mut lingers, mut kept) = (false, Kept::new());
+fn compute_batches(models: &ModelsHere, regions: &Receiver<SharedRegion>) -> io::Result<()> {
+    let (mut lingers, mut kept) = (false, KeptOutputs::new());
     for region in regions {
         let mut seen = 0;
         while let Some(number) = region.order().wait(seen, &mut lingers, || false).filter(|number| *number != MOVED) {
@@ -240,19 +240,19 @@ fn compute_batches(models: &Models, regions: &Receiver<SharedRegion>) -> io::Res
 }
 
 fn compute(
-    models: &Models,
+    models: &ModelsHere,
     region: &SharedRegion,
     (batch, handle): (u64, u32),
     inputs: &[PlacedTensor],
     end: usize,
-    kept: &mut Kept,
+    kept: &mut KeptOutputs,
 ) -> BatchAnswer {
     let Some(model) = models.loaded().get(&handle).cloned() else {
         return BatchAnswer::Failed(Failure::Execute("P6: the weights are not loaded".into()));
     };
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
     *models.computed() = Some(ComputedBatch { number: batch, breaker: model.breaker() });
-    let mut room = Room { region, at: end, needs: 0, placed: Vec::new(), kept };
+    let mut room = OutputRoom { region, at: end, needs: 0, placed: Vec::new(), kept };
     room.kept.clear();
     let mut inputs = InRegion { region, inputs };
     let outcome = engine::execute(&mut **model, &mut inputs, &mut |_, view| room.take(view));
@@ -262,7 +262,7 @@ fn compute(
         Ok(_) if room.kept.is_empty() => BatchAnswer::Computed(room.placed),
         Ok(_) => {
             // What did fit is copied once more, this time behind nothing.
-            let mut fitting = Kept::new();
+            let mut fitting = KeptOutputs::new();
             for PlacedTensor { datatype, shape, at, bytes } in &room.placed {
                 let data = region.view(*at, *bytes).unwrap_or_default().to_vec();
                 fitting.push((datatype_of(*datatype).unwrap_or(DataType::Uint8), shape.clone(), data));
@@ -275,9 +275,9 @@ fn compute(
 }
 
 /// Puts outputs into a new region.
-fn hand_out(region: &SharedRegion, kept: Kept) -> BatchAnswer {
-    let mut none = Kept::new();
-    let mut room = Room { region, at: DATA_AT, needs: 0, placed: Vec::new(), kept: &mut none };
+fn hand_out(region: &SharedRegion, kept: KeptOutputs) -> BatchAnswer {
+    let mut none = KeptOutputs::new();
+    let mut room = OutputRoom { region, at: DATA_AT, needs: 0, placed: Vec::new(), kept: &mut none };
     for (datatype, shape, data) in &kept {
         room.take(TensorView { datatype: *datatype, shape, data });
     }
@@ -288,16 +288,16 @@ fn hand_out(region: &SharedRegion, kept: Kept) -> BatchAnswer {
 }
 
 /// Takes outputs, as long as there is room behind the inputs.
-struct Room<'a> {
+struct OutputRoom<'a> {
     region: &'a SharedRegion,
     at: usize,
     /// What all of them take, with room to begin each where it should.
     needs: usize,
     placed: Vec<PlacedTensor>,
-    kept: &'a mut Kept,
+    kept: &'a mut KeptOutputs,
 }
 
-impl Room<'_> {
+impl OutputRoom<'_> {
     fn take(&mut self, view: TensorView<'_>) {
         self.needs = aligned(self.needs).unwrap_or(usize::MAX).saturating_add(view.data.len());
         let at = aligned(self.at).filter(|_| self.kept.is_empty());

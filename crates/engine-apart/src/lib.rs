@@ -9,8 +9,8 @@
 //!       └──────────── answer, outputs: copied, then checked
 //! ```
 //!
-//! The traits of `engine` are where the cut is, so that neither the worker nor the controller know of it: a process that
-//! ends is a device that is lost. [`serve`] is the other side, in the same program.
+//! The traits of `engine` are where the cut is, so that neither the worker nor the controller know of it: a process
+//! that ends is a device that is lost. [`serve`] is the other side, in the same program.
 #![allow(
     unsafe_code,
     reason = "memory that two processes share is read and written by pointers; each block says why it is sound"

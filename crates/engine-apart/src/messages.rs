@@ -101,8 +101,8 @@ pub(crate) enum FromEngine {
 /// What is said of a model that was prepared.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PreparedModel {
-    pub(crate) inputs: Vec<Port>,
-    pub(crate) outputs: Vec<Port>,
+    pub(crate) inputs: Vec<SaidPort>,
+    pub(crate) outputs: Vec<SaidPort>,
     pub(crate) max_batch: u32,
     pub(crate) weight_bytes: u64,
     pub(crate) takes_any_batch: bool,
@@ -111,7 +111,7 @@ pub(crate) struct PreparedModel {
 
 /// An input or output of a model.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Port {
+pub(crate) struct SaidPort {
     pub(crate) name: String,
     pub(crate) datatype: u8,
     pub(crate) dims: Vec<i64>,
@@ -212,8 +212,8 @@ pub(crate) fn datatype_of(number: u8) -> Option<DataType> {
     DataType::ALL.get(usize::from(number)).copied()
 }
 
-pub(crate) fn ports_of(specs: &[TensorSpec]) -> Vec<Port> {
-    let port = |spec: &TensorSpec| Port {
+pub(crate) fn ports_of(specs: &[TensorSpec]) -> Vec<SaidPort> {
+    let port = |spec: &TensorSpec| SaidPort {
         name: spec.name.clone(),
         datatype: number_of(spec.datatype),
         dims: spec.dims.clone(),

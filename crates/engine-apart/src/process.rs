@@ -116,7 +116,8 @@ impl EngineProcess {
         let (sender, answers) = mpsc::sync_channel(2);
         let (started, starts) = mpsc::sync_channel(1);
         let (command, region_there) = (command(&options.program, &options.arguments), Arc::clone(&region));
-        // The kernel takes the end of the thread that starts a process for the end of its parent: this one lives longer.
+        // The kernel takes the end of the thread that starts a process for the end of its parent: this one lives
+        // longer.
         let attend = move || {
             let begun = spawn(command, name, region_there);
             let Ok((ties, reader, said)) = begun.map_err(|error| started.send(Err(error))) else { return };

@@ -46,7 +46,7 @@ pub(crate) struct SharedRegion {
 }
 
 /// One side's word, and whether the other sleeps until it changes.
-pub(crate) struct Turn<'a> {
+pub(crate) struct SharedWord<'a> {
     word: &'a AtomicU32,
     sleeps: &'a AtomicU32,
 }
@@ -84,13 +84,13 @@ impl SharedRegion {
     }
 
     /// The server's.
-    pub(crate) fn order(&self) -> Turn<'_> {
-        Turn { word: self.word(0), sleeps: self.word(1) }
+    pub(crate) fn order(&self) -> SharedWord<'_> {
+        SharedWord { word: self.word(0), sleeps: self.word(1) }
     }
 
     /// The process's.
-    pub(crate) fn answer(&self) -> Turn<'_> {
-        Turn { word: self.word(2), sleeps: self.word(3) }
+    pub(crate) fn answer(&self) -> SharedWord<'_> {
+        SharedWord { word: self.word(2), sleeps: self.word(3) }
     }
 
     pub(crate) fn set_order(&self, text: &[u8]) -> bool {
@@ -175,7 +175,7 @@ pub(crate) fn aligned(at: usize) -> Option<usize> {
     at.checked_next_multiple_of(ALIGNMENT)
 }
 
-impl Turn<'_> {
+impl SharedWord<'_> {
     /// Lets the other side see a value, and wakes it.
     pub(crate) fn give(&self, value: u32) {
         self.word.store(value, Ordering::SeqCst);

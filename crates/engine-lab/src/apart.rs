@@ -52,7 +52,7 @@ pub(crate) fn run(args: &ApartArgs) -> Attempt<Value> {
     for file in &args.files {
         let cache = Some(cache.path().join("here")).filter(|cache| std::fs::create_dir_all(cache).is_ok());
         let source = ModelSource { name: "model".into(), file: file.clone(), cache, ..ModelSource::default() };
-        let mut sides = [&here as &dyn Engine, &apart].into_iter().map(|engine| Side::new(engine, &source));
+        let mut sides = [&here as &dyn Engine, &apart].into_iter().map(|engine| MeasuredSide::new(engine, &source));
         let (Some(here), Some(apart)) = (sides.next(), sides.next()) else { continue };
         figures.push(compare(args, file, here?, apart?)?);
     }
@@ -60,14 +60,14 @@ pub(crate) fn run(args: &ApartArgs) -> Attempt<Value> {
 }
 
 /// A model in one of both.
-struct Side {
+struct MeasuredSide {
     loaded: Box<dyn Loaded>,
     inputs: Vec<Tensor>,
     prepare_ms: f64,
     load_ms: f64,
 }
 
-impl Side {
+impl MeasuredSide {
     fn new(engine: &dyn Engine, source: &ModelSource) -> Attempt<Self> {
         let began = Instant::now();
         let prepared = engine.prepare(source)?;
@@ -95,7 +95,12 @@ fn zeros(spec: &TensorSpec) -> Attempt<Tensor> {
     Ok(Tensor { datatype: spec.datatype, shape, data: vec![0; bytes].into() })
 }
 
-fn compare(args: &ApartArgs, file: &std::path::Path, mut here: Side, mut apart: Side) -> Attempt<Value> {
+fn compare(
+    args: &ApartArgs,
+    file: &std::path::Path,
+    mut here: MeasuredSide,
+    mut apart: MeasuredSide,
+) -> Attempt<Value> {
     let (mut medians_here, mut medians_apart, mut added) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..=args.rounds {
         let (mut spans_here, mut spans_apart) = (Vec::new(), Vec::new());

@@ -32,8 +32,8 @@ pub fn find() -> Result<PathBuf, EngineError> {
     Ok(program.as_deref().and_then(of_program).unwrap_or_else(|| SYSTEM.into()))
 }
 
-/// Brings the library of that path, or the one that is found, into memory and does nothing with it: whoever may not open
-/// it later finds it there.
+/// Brings the library of that path, or the one that is found, into memory and does nothing with it: whoever may not
+/// open it later finds it there.
 pub fn load_ahead(path: Option<&Path>) -> Result<(), EngineError> {
     let path = match path {
         Some(path) => in_full(path)?,

@@ -155,8 +155,9 @@ impl BringUp {
         }
     }
 
-    /// What a thread has made; nothing if it takes too long. It is told to give up where the server goes down. Only time in which this one is awake counts: a process
-    /// that was stopped as a whole has nothing to reproach its threads with.
+    /// What a thread has made; nothing if it takes too long. It is told to give up where the server goes down. Only
+    /// time in which this one is awake counts: a process that was stopped as a whole has nothing to reproach its
+    /// threads with.
     fn wait_for(
         &self,
         outcome: &Receiver<Result<BroughtUp, String>>,

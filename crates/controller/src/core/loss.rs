@@ -62,8 +62,9 @@ impl Core {
         self.broken.iter().any(|broken| broken.device == device)
     }
 
-    /// Gives up a device whose engine has panicked or lost it, in a batch, a load or an unload. It is lost when it has given back
-    /// what it was ordered: the scheduler may give these requests to others at once, and must find their inputs here.
+    /// Gives up a device whose engine has panicked or lost it, in a batch, a load or an unload. It is lost when it has
+    /// given back what it was ordered: the scheduler may give these requests to others at once, and must find their
+    /// inputs here.
     pub(super) fn retire(&mut self, device: DeviceId, loss: Loss, why: String) {
         if self.is_broken(device) {
             return;
