@@ -163,6 +163,8 @@ def test_a_model_that_a_client_sends_is_served(isolated):
     assert ask(server, "/v2/repository/models/sent/load", body)[0] == 200
     assert ask(server, "/v2/models/sent/infer", MLP)[1]["outputs"] == ask(server, "/v2/models/mlp/infer", MLP)[1]["outputs"]
     conftest.stop(server)
+    left = [entry.name for entry in (repository.parent / "cache").iterdir() if entry.name.startswith("apart-")]
+    assert left == [], "what was handed over to the processes is gone with the server"
 
 
 @pytest.mark.parametrize("with_signal", [signal.SIGTERM, signal.SIGKILL])

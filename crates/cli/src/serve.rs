@@ -751,7 +751,7 @@ fn serve(options: ServeOptions) -> Result<()> {
 
     // Ports first: a port in use should be said before a minute of preparing models.
     let front = gateway::Config { host_memory: runtime.engine.host_memory(), ..options.gateway()? };
-    let registry = Registry::default();
+    let (registry, engine) = (Registry::default(), Arc::clone(&runtime.engine));
     let grace = front.shutdown_grace;
     let gateway = Gateway::start(front, controller.clone(), registry.clone(), metrics)?;
     let manager = Manager::start(
@@ -790,6 +790,7 @@ fn serve(options: ServeOptions) -> Result<()> {
     gateway.shutdown();
     drop(manager);
     controller.stop();
+    engine.end();
     tracing::info!("stopped");
     Ok(())
 }

@@ -79,6 +79,13 @@ impl Engine for ApartEngine {
         self.devices.options.engine
     }
 
+    fn end(&self) {
+        for place in &self.devices.processes {
+            drop(place.lock().unwrap_or_else(PoisonError::into_inner).take());
+        }
+        self.devices.folders.remove();
+    }
+
     /// In a process that does nothing else and may read nothing but this model.
     fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
         let devices = Arc::clone(&self.devices);

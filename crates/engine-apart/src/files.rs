@@ -76,6 +76,13 @@ impl ModelFolders {
         self.roots.clone()
     }
 
+    /// Removes what was handed over, which nobody needs any more.
+    pub(crate) fn remove(&self) {
+        if let Err(error) = fs::remove_dir_all(self.handed.path()) {
+            tracing::debug!("{}: it can't be removed: {error}", self.handed.path().display());
+        }
+    }
+
     /// Whether every process may read it.
     fn is_below(&self, path: &Path) -> bool {
         path.canonicalize().is_ok_and(|path| self.roots.iter().any(|root| path.starts_with(root)))

@@ -69,6 +69,9 @@ pub trait Engine: Send + Sync {
     /// old shares, later ones run in the new shares, and weights stay where they are: it takes no time.
     fn divide(&self, _division: usize) {}
 
+    /// The server ends, and nothing is computed any more: removes what would outlive the process.
+    fn end(&self) {}
+
     /// Memory from which its devices read inputs by themselves, if it has some: requests are best received there.
     fn host_memory(&self) -> Option<Arc<dyn HostMemory>> {
         None
