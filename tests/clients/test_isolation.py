@@ -150,7 +150,7 @@ def test_a_preparation_that_takes_too_long_is_ended_and_others_go_on(isolated):
     while loading.is_alive():
         assert ask(server, "/v2/models/mlp/infer", MLP)[0] == 200
     ((status, answer),) = outcome
-    assert status == 400 and "it takes longer than 10000ms, the limit of --max-preparing-s, to prepare it: it was ended" in answer["error"]
+    assert status == 400 and "it takes longer than 10s, the limit of --max-preparing-s, to prepare it: it was ended" in answer["error"]
     server.until("what prepared it is gone", lambda: processes_of(server.process.pid) == [process])
     conftest.stop(server)
 

@@ -77,7 +77,7 @@ def write_image_model(repository):
 
 
 class Client(threading.Thread):
-    """Asks again and again, and notes when it had which answer."""
+    """Asks again and again, and notes when it asked and had which answer."""
 
     def __init__(self, address, stop):
         super().__init__()
@@ -86,11 +86,13 @@ class Client(threading.Thread):
     def run(self):
         connection = http.client.HTTPConnection(self.address, timeout=PATIENCE)
         while not self.stop.is_set():
+            sent_at = time.monotonic()
             try:
                 connection.request("POST", "/v2/models/mlp/infer", MLP)
                 response = connection.getresponse()
                 text = response.read()
-                self.answers.append((time.monotonic(), response.status, "" if response.status == 200 else text.decode()))
+                why = "" if response.status == 200 else text.decode()
+                self.answers.append((sent_at, time.monotonic(), response.status, why))
             except (OSError, http.client.HTTPException):
                 self.without_outcome += 1
                 connection.close()
@@ -123,7 +125,7 @@ def kill_under_load(repository, kills):
         answers = [answer for client in clients for answer in client.answers]
         losses = server.metrics().sum("punctual_device_losses_total")
     others = {}
-    for _, status, text in answers:
+    for _, _, status, text in answers:
         if status != 200:
             reason = json.loads(text)["reason"]
             others[reason] = others.get(reason, 0) + 1
@@ -140,7 +142,7 @@ def kill_under_load(repository, kills):
 
 
 def kill_once(server, clients):
-    """Kills the process while requests are under way; milliseconds until one was served that was answered after that."""
+    """Kills the process while requests are under way; milliseconds until one was served that was sent after its end."""
     give_up_at = time.monotonic() + PATIENCE
     while (process := engine_process(server)) is None:
         if time.monotonic() > give_up_at:
@@ -156,7 +158,7 @@ def kill_once(server, clients):
     gone_at = time.monotonic()
     while time.monotonic() < give_up_at:
         for client, before in zip(clients, seen):
-            later = [at for at, status, _ in client.answers[before:] if status == 200 and at > gone_at]
+            later = [at for sent_at, at, status, _ in client.answers[before:] if status == 200 and sent_at > gone_at]
             if later:
                 return (min(later) - killed_at) * 1e3
         time.sleep(0.0005)
