@@ -24,6 +24,8 @@ pub const DEVICES: DeviceChoice = DeviceChoice::Auto;
 pub const DEVICE_MEMORY: ByteSize = ByteSize(2 << 30);
 /// Whether what can't run on a GPU is computed on the CPU.
 pub const CPU_FALLBACK: bool = true;
+/// Whether engines have processes of their own.
+pub const ISOLATE: bool = false;
 /// How many schedulers there are.
 pub const CELLS: u32 = 1;
 /// The share of a device's time in which requests are run once more.
@@ -79,6 +81,7 @@ fn of(option: &str) -> Option<String> {
         "precision_error" => PrecisionWishes::default().bound.to_string(),
         "cpu_fallback" => on_or_off(CPU_FALLBACK),
         "ready_soon" => on_or_off(models::READY_SOON),
+        "isolate" => on_or_off(ISOLATE),
         "threads_per_device" => OrtOptions::default().threads.to_string(),
         "policy" => scheduler.policy.name().to_owned(),
         "thrift" => on_or_off(scheduler.thrift),
@@ -165,7 +168,7 @@ mod tests {
         ("log-format", "json"),
     ];
     /// Those that are off unless they are named.
-    const SWITCHES: [&str; 3] = ["exposed", "thrift", "allow-shared-memory"];
+    const SWITCHES: [&str; 4] = ["exposed", "isolate", "thrift", "allow-shared-memory"];
     /// Those whose default is a sentence or nothing, and three that other tests are for.
     const REST: [&str; 25] = [
         "max-client-requests",
@@ -207,7 +210,8 @@ mod tests {
     fn conclusions(arguments: &[&str]) -> String {
         let options = parse(arguments);
         let choices = options.choices(None);
-        let runtime = Runtime::open(&Devices::counted(DeviceKind::Emulated, 1), &choices).unwrap();
+        // One that nothing of it depends on.
+        let runtime = Runtime::open(&Devices::counted(DeviceKind::Emulated, 1), &parse(&[]).choices(None)).unwrap();
         let devices = match options.device_choice() {
             DeviceChoice::Auto => Devices::on_cores(8, choices.threads()),
             DeviceChoice::Named(devices) => devices,
@@ -217,7 +221,7 @@ mod tests {
             (choices.precision().unwrap(), choices.pinned_bytes(), choices.cpu_fallback, options.is_ready_soon());
         let models = (
             (options.control().unwrap(), options.poll(), options.effort()),
-            (options.max_preparing().unwrap(), choices.threads()),
+            (options.max_preparing().unwrap(), choices.threads(), choices.isolate),
         );
         format!("{controller:?} {:?} {on_gpu:?} {models:?} {:?}", options.gateway().unwrap(), options.logs().unwrap())
     }
@@ -279,6 +283,17 @@ mod tests {
             assert!(parse(named).choices(None).cpu_fallback, "{named:?}");
         }
         assert!(!parse(&["--cpu-fallback=false"]).choices(None).cpu_fallback);
+    }
+
+    #[test]
+    fn only_engines_for_cores_can_have_processes_of_their_own() {
+        let open = |devices: &str| {
+            let options = parse(&["--isolate", "--devices", devices]);
+            let DeviceChoice::Named(devices) = options.device_choice() else { panic!("it is named") };
+            Runtime::open(&devices, &options.choices(None)).err().unwrap().to_string()
+        };
+        assert!(open("cuda:0").contains("--isolate isn't available with GPUs yet"));
+        assert!(open("emulated:2").contains("emulated devices compute nothing"));
     }
 
     #[test]

@@ -111,6 +111,9 @@ enum Command {
     #[command(verbatim_doc_comment)]
     #[allow(rustdoc::broken_intra_doc_links, reason = "the help shows a TOML file as it is written")]
     PlanShares(plan_shares::PlanSharesOptions),
+    /// The process of an engine, which `serve --isolate` starts.
+    #[command(hide = true)]
+    Engine,
 }
 
 fn main() -> ExitCode {
@@ -135,5 +138,6 @@ fn run(cli: CommandLine) -> Result<()> {
         Command::Replay(options) => replay::run(&options),
         Command::Place(options) => place::run(&options),
         Command::PlanShares(options) => plan_shares::run(&options),
+        Command::Engine => runtime::serve_apart(),
     }
 }

@@ -68,6 +68,8 @@ pub fn run(options: &ProfileOptions) -> Result<()> {
         cpu_fallback: false,
         workspace_bytes: defaults::workspace_bytes(),
         cache: Some(cache.clone()),
+        isolate: false,
+        models: Vec::new(),
     };
     let wishes = choices.precision()?;
     let runtime = Runtime::open(&options.device, &choices)?;

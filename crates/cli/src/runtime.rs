@@ -2,9 +2,10 @@
 
 use crate::bytes::ByteSize;
 use crate::devices::{DeviceKind, Devices};
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use base::PrecisionChoice;
 use engine::{EmulatedEngine, Engine};
+use engine_apart::{ApartEngine, ApartOptions, InnerOptions, OpenedEngine};
 use engine_cuda::engine::{CudaEngine, CudaOptions};
 use engine_cuda::fallback::Fallback;
 use engine_ort::{OrtEngine, OrtOptions};
@@ -33,6 +34,10 @@ pub struct Choices {
     pub workspace_bytes: u64,
     /// Where results of preparation are kept.
     pub cache: Option<PathBuf>,
+    /// Whether engines have processes of their own.
+    pub isolate: bool,
+    /// The folders that models are in: what such a process may read.
+    pub models: Vec<PathBuf>,
 }
 
 impl Choices {
@@ -89,6 +94,13 @@ impl Runtime {
     /// Opens the runtime for these devices.
     pub fn open(devices: &Devices, choices: &Choices) -> Result<Self> {
         let plain = |engine: Arc<dyn Engine>, kind: String| Self { engine, kind, names: Vec::new(), pages: None };
+        if choices.isolate {
+            can_isolate(devices)?;
+            let (engine, threads) = apart(devices, choices)?;
+            // What batches take there is something else.
+            let kind = format!("cpu, {threads} threads, {}, in a process of its own", engine.about());
+            return Ok(plain(Arc::new(engine), kind));
+        }
         Ok(match devices.kind {
             DeviceKind::Emulated => plain(Arc::new(EmulatedEngine::default()), "emulated".to_owned()),
             DeviceKind::Cpu => {
@@ -105,6 +117,56 @@ fn cpu(choices: &Choices) -> Result<(OrtEngine, u16)> {
     let threads = choices.threads();
     let (library, workspace_bytes) = (choices.onnxruntime.clone(), choices.workspace_bytes);
     Ok((OrtEngine::new(&OrtOptions { library, threads, workspace_bytes })?, threads))
+}
+
+/// Refuses devices whose engine can't have a process of its own.
+pub fn can_isolate(devices: &Devices) -> Result<()> {
+    match devices.kind {
+        DeviceKind::Cpu => Ok(()),
+        DeviceKind::Cuda => bail!(
+            "--isolate isn't available with GPUs yet, and this server would use {devices}: name CPU cores (--devices cpu:1), or leave it out"
+        ),
+        DeviceKind::Emulated => {
+            bail!("--isolate with {devices}: emulated devices compute nothing that could be isolated")
+        }
+    }
+}
+
+/// ONNX Runtime in a process for each device.
+fn apart(devices: &Devices, choices: &Choices) -> Result<(ApartEngine, u16)> {
+    let threads = choices.threads();
+    // A process can't look for it once it has given up all other folders; one that the system's loader finds is in its
+    // memory by then.
+    let library = match &choices.onnxruntime {
+        Some(library) => library.clone(),
+        None => engine_ort::find_library()?,
+    };
+    let library = (library.is_absolute() || choices.onnxruntime.is_some()).then_some(library);
+    // Each process has its own.
+    let workspace_bytes = choices.workspace_bytes / u64::from(devices.count.max(1));
+    let engine = ApartEngine::new(ApartOptions {
+        program: "/proc/self/exe".into(),
+        arguments: vec!["engine".into()],
+        engine: "onnxruntime",
+        runtime: "ONNX Runtime",
+        inner: InnerOptions { library, threads, workspace_bytes },
+        devices: devices.count,
+        models: choices.models.clone(),
+        cache: choices.cache.clone(),
+    })?;
+    Ok((engine, threads))
+}
+
+/// `punctual engine`: the process of an engine, which `serve --isolate` starts.
+pub fn serve_apart() -> ! {
+    engine_apart::serve(
+        |options| engine_ort::load_ahead(options.library.as_deref()),
+        |InnerOptions { library, threads, workspace_bytes }| {
+            let (library, threads, workspace_bytes) = (library.clone(), *threads, *workspace_bytes);
+            let engine = OrtEngine::new(&OrtOptions { library, threads, workspace_bytes })?;
+            Ok(OpenedEngine { about: engine.build().to_owned(), engine: Arc::new(engine) })
+        },
+    )
 }
 
 /// Who computes what a GPU can't. Without ONNX Runtime the GPU serves what it can.

@@ -177,6 +177,12 @@ pub struct ServeOptions {
     #[arg(value_parser = clap::builder::BoolishValueParser::new())]
     pub ready_soon: Option<bool>,
 
+    /// Give each CPU device's engine a process of its own, and each model another one while it is prepared, which may
+    /// read models and nothing else: a fault in the runtime, an execution that nothing breaks off or a hostile model
+    /// costs that process, which is started anew. Not available with GPUs yet.
+    #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_ISOLATE")]
+    pub isolate: Option<bool>,
+
     /// Cores for one execution on a CPU device.
     #[arg(long, value_name = "N", env = "PUNCTUAL_THREADS_PER_DEVICE")]
     pub threads_per_device: Option<u16>,
@@ -231,8 +237,8 @@ pub struct ServeOptions {
     #[arg(long, value_name = "MS", env = "PUNCTUAL_MAX_EXECUTION_MS")]
     pub max_execution_ms: Option<u64>,
 
-    /// For how long a model may be prepared, measured and warmed up. One that takes longer is left behind: it isn't
-    /// served, and others have their turn.
+    /// For how long a model may be prepared, measured and warmed up. One that takes longer is left behind, or ended
+    /// with `--isolate`: it isn't served, and others have their turn.
     #[arg(long, value_name = "SECONDS", env = "PUNCTUAL_MAX_PREPARING_S")]
     pub max_preparing_s: Option<u64>,
 
@@ -399,9 +405,19 @@ impl ServeOptions {
         let Some(path) = &self.config else { return Ok(self) };
         let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
         let file: Self = toml::from_str(&text).with_context(|| format!("--config {}", path.display()))?;
-        fill_from!(self, file; model_repository, model_control_mode, load_model, repository_poll_secs, model_manifest, manifest_key, host, exposed, cors_origin, http_restricted_api, grpc_restricted_protocol, api_keys, tls_certificate, tls_key, tls_client_ca, http_port, grpc_port, metrics_port, devices, device_memory, pinned_memory, precision, precision_error, cpu_fallback, ready_soon,
-            threads_per_device, policy, thrift, batch_work_share, cells, default_objective_ms, profile_window, profile_quantile, profile_budget_ms, online_profile_share, max_execution_ms, max_preparing_s, exit_timeout_secs, max_requests, max_body, max_held, max_connections, max_client_connections, max_client_requests, max_client_rate, max_client_held, max_client_device_share, least_rate, max_body_s, memory_limit, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve,
-            scaling_min_devices, scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file, record, record_limit);
+        fill_from!(self, file;
+            model_repository, model_control_mode, load_model, repository_poll_secs, model_manifest,
+            manifest_key, host, exposed, cors_origin, http_restricted_api, grpc_restricted_protocol,
+            api_keys, tls_certificate, tls_key, tls_client_ca, http_port, grpc_port, metrics_port,
+            devices, device_memory, pinned_memory, precision, precision_error, cpu_fallback, ready_soon,
+            isolate, threads_per_device, policy, thrift, batch_work_share, cells, default_objective_ms,
+            profile_window, profile_quantile, profile_budget_ms, online_profile_share, max_execution_ms,
+            max_preparing_s, exit_timeout_secs, max_requests, max_body, max_held, max_connections,
+            max_client_connections, max_client_requests, max_client_rate, max_client_held,
+            max_client_device_share, least_rate, max_body_s, memory_limit, allow_shared_memory,
+            io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve, scaling_min_devices,
+            scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format,
+            log, trace_file, record, record_limit);
         Ok(self)
     }
 
@@ -426,6 +442,9 @@ impl ServeOptions {
             DeviceChoice::Auto => runtime::found(&choices),
         };
         tracing::info!("--devices auto is {devices} here");
+        if choices.isolate {
+            runtime::can_isolate(&devices)?;
+        }
         match Runtime::open(&devices, &choices) {
             Err(error) if devices.kind == DeviceKind::Cuda => {
                 let cores = runtime::cores(&choices);
@@ -716,7 +735,18 @@ impl ServeOptions {
             cpu_fallback: self.cpu_fallback.unwrap_or(defaults::CPU_FALLBACK),
             workspace_bytes: defaults::workspace_bytes(),
             cache,
+            isolate: self.isolate.unwrap_or(defaults::ISOLATE),
+            models: self.folders(),
         }
+    }
+
+    /// The folders that models are in.
+    fn folders(&self) -> Vec<PathBuf> {
+        let folder = |text: &String| match text.parse() {
+            Ok(RepositorySource::Folder(folder)) => Some(folder),
+            Ok(RepositorySource::Bucket(_)) | Err(_) => None,
+        };
+        self.model_repository.iter().flatten().filter_map(folder).collect()
     }
 }
 
@@ -751,7 +781,7 @@ fn serve(options: ServeOptions) -> Result<()> {
 
     // Ports first: a port in use should be said before a minute of preparing models.
     let front = gateway::Config { host_memory: runtime.engine.host_memory(), ..options.gateway()? };
-    let registry = Registry::default();
+    let (registry, engine) = (Registry::default(), Arc::clone(&runtime.engine));
     let grace = front.shutdown_grace;
     let gateway = Gateway::start(front, controller.clone(), registry.clone(), metrics)?;
     let manager = Manager::start(
@@ -790,6 +820,7 @@ fn serve(options: ServeOptions) -> Result<()> {
     gateway.shutdown();
     drop(manager);
     controller.stop();
+    engine.end();
     tracing::info!("stopped");
     Ok(())
 }

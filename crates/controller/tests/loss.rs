@@ -81,6 +81,55 @@ fn the_other_device_takes_over_what_the_broken_one_was_given() {
 }
 
 #[test]
+fn a_device_that_was_gone_before_a_batch_began_costs_its_requests_nothing() {
+    for devices in [1, 2] {
+        let server = TestServer::new(PolicyKind::Punctual, devices, 3 * MODEL_PAGES);
+        let (model, faults) = server.model("model");
+        assert!(matches!(server.answer(model), Reply::Outputs(_)));
+        faults.is_gone.store(true, Ordering::Relaxed);
+        let reply = server.answer(model);
+        assert!(matches!(reply, Reply::Outputs(_)), "{devices} devices: {reply:?}");
+        until("the device to be back", || (server.controller.devices() == devices).then_some(()));
+        until("all slots to be free", || (server.controller.in_hand() == 0).then_some(()));
+        assert_eq!((server.losses(), server.violations()), (1, 0));
+    }
+}
+
+#[test]
+fn a_model_rests_if_its_batch_has_cost_the_device_and_not_if_somebody_else_has() {
+    for blameless in [false, true] {
+        let server = TestServer::new(PolicyKind::Punctual, 1, 3 * MODEL_PAGES);
+        let (model, faults) = server.model("model");
+        faults.blameless.store(blameless, Ordering::Relaxed);
+        // Each time in a row it would rest for twice as long: after ten of them for half a minute.
+        for _ in 0..if blameless { 20 } else { 1 } {
+            faults.loses.store(true, Ordering::Relaxed);
+            let failed = server.answer_with_patience(model);
+            assert!(is_failure(&failed, "the device was lost: its process has ended"), "{failed:?}");
+            until("the device to be back", || (server.controller.devices() == 1).then_some(()));
+        }
+        until("the outcome", || {
+            let reply = server.answer_with_patience(model);
+            let rests = is_failure(&reply, "it is tried again in");
+            assert_eq!(rests, !blameless && !matches!(reply, Reply::Outputs(_)), "{reply:?}");
+            (rests != blameless).then_some(())
+        });
+        assert_eq!(server.violations(), 0);
+    }
+}
+
+#[test]
+fn a_load_that_takes_its_device_along_is_tried_again_when_that_is_back() {
+    let server = TestServer::new(PolicyKind::Punctual, 1, 3 * MODEL_PAGES);
+    let (model, faults) = server.model("model");
+    faults.load_loses.store(true, Ordering::Relaxed);
+    let failed = server.answer(model);
+    assert!(is_failure(&failed, "the model could not be loaded: the device was lost: its process has ended"));
+    until("the model to be served", || matches!(server.answer(model), Reply::Outputs(_)).then_some(()));
+    assert_eq!((server.losses(), server.violations()), (1, 0));
+}
+
+#[test]
 fn a_panic_while_loading_loses_the_device_too() {
     let server = TestServer::new(PolicyKind::Punctual, 1, 3 * MODEL_PAGES);
     let (good, _) = server.model("good");

@@ -6,6 +6,7 @@
 #![allow(unsafe_code, reason = "kernels are launched and sessions are run by hand; each block says why it is sound")]
 #![allow(clippy::print_stdout, reason = "a command")]
 
+mod apart;
 mod cuda;
 mod figures;
 mod plan;
@@ -66,6 +67,8 @@ enum Tool {
     Plan(plan::PlanArgs),
     /// ONNX Runtime on the CPU: what a load and an execution take, against a session made the plain way.
     Sessions(sessions::SessionsArgs),
+    /// ONNX Runtime in a process of its own: what that adds to an execution.
+    Apart(apart::ApartArgs),
 }
 
 fn main() -> ExitCode {
@@ -100,6 +103,7 @@ fn run(tool: Tool) -> Attempt<Value> {
         Tool::Launches(args) => cuda::on_device(|| launches::run(&args)),
         Tool::Plan(args) => Ok(plan::run(&args).map(|()| Value::Null)?),
         Tool::Sessions(args) => sessions::run(&args).map(|()| Value::Null),
+        Tool::Apart(args) => apart::run(&args),
     }
 }
 
@@ -122,6 +126,7 @@ mod tests {
             "launches resnet50.onnx --precision fp16",
             "plan model.onnx --batch 2 --precision f16 --quiet --run folder --size sequence=128",
             "sessions model.onnx --runs 40",
+            "apart target/quick/punctual mlp.onnx image.onnx --rounds 3 --runs 10 --pause-us 500",
         ] {
             let words = std::iter::once("engine-lab").chain(line.split(' '));
             assert!(EngineLab::try_parse_from(words).is_ok(), "{line}");

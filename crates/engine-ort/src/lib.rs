@@ -35,7 +35,7 @@ mod weights;
 
 pub use cache::{CachedParts, cached_parts};
 pub use end::end_process;
-pub use library::find as find_library;
+pub use library::{find as find_library, load_ahead};
 pub use telemetry::refuse as refuse_telemetry;
 
 use base::ModelSignature;

@@ -2,6 +2,7 @@
 
 use engine::EngineError;
 use std::env;
+use std::ffi::{CStr, CString};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,25 @@ pub fn find() -> Result<PathBuf, EngineError> {
     }
     let program = env::current_exe().ok();
     Ok(program.as_deref().and_then(of_program).unwrap_or_else(|| SYSTEM.into()))
+}
+
+/// Brings the library of that path, or the one that is found, into memory and does nothing with it: whoever may not
+/// open it later finds it there.
+pub fn load_ahead(path: Option<&Path>) -> Result<(), EngineError> {
+    let path = match path {
+        Some(path) => in_full(path)?,
+        None => find()?,
+    };
+    let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|error| not_loaded(&path, &error))?;
+    // SAFETY: the name is a C string; what a library does when it is loaded is what it does for the binding, too.
+    let loaded = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
+    if loaded.is_null() {
+        // SAFETY: what the loader says is a C string until its next call on this thread, or null.
+        let said = unsafe { libc::dlerror() };
+        let said = if said.is_null() { c"no reason" } else { unsafe { CStr::from_ptr(said) } };
+        return Err(not_loaded(&path, &said.to_string_lossy()));
+    }
+    Ok(())
 }
 
 /// A path that doesn't depend on who reads it: the binding takes relative ones for files beside the program.

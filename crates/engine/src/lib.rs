@@ -69,6 +69,9 @@ pub trait Engine: Send + Sync {
     /// old shares, later ones run in the new shares, and weights stay where they are: it takes no time.
     fn divide(&self, _division: usize) {}
 
+    /// The server ends, and nothing is computed any more: removes what would outlive the process.
+    fn end(&self) {}
+
     /// Memory from which its devices read inputs by themselves, if it has some: requests are best received there.
     fn host_memory(&self) -> Option<Arc<dyn HostMemory>> {
         None
@@ -172,6 +175,11 @@ pub trait Prepared: Send + Sync {
     /// be.
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError>;
 
+    /// What breaks a load onto that device off, where the engine can.
+    fn load_breaker(&self, _device: u32) -> Option<Arc<dyn Breaker>> {
+        None
+    }
+
     /// The same for measurements: batches are computed as in that division, whichever there is ([`Engine::divide`]).
     fn load_in(&self, _division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.load(device)
@@ -235,6 +243,14 @@ pub enum EngineError {
     /// The batch took longer than it may, and a [`Breaker`] ended it.
     #[error("it took too long and was broken off")]
     BrokenOff,
+    /// The device is gone, with all that was on it: what ran there didn't end. Whoever drives it starts it anew.
+    #[error("the device was lost: {reason}")]
+    Lost {
+        /// How that is known.
+        reason: String,
+        /// Whether what ran there had nothing to do with it.
+        blameless: bool,
+    },
     /// The batch can't be computed yet, but soon.
     #[error("{0}")]
     NotYet(String),

@@ -36,6 +36,8 @@ pub(crate) const STANDS_STILL: Duration = Duration::from_secs(24 * 3600);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// So long a server that goes down waits for what is being prepared.
 const WHILE_STOPPING: Duration = Duration::from_secs(20);
+/// So long a preparation may take to end that was told so, with engines that can end it.
+const WHILE_GIVING_UP: Duration = Duration::from_secs(2);
 /// So many threads that hang are left behind; then nothing more is prepared. Each may keep a core busy for good.
 const MOST_LEFT_BEHIND: usize = 4;
 
@@ -131,9 +133,10 @@ impl BringUp {
             return Err(format!("too many others hang while they are prepared ({hanging}): start the server anew"));
         }
         let (sender, outcome) = mpsc::channel();
-        let bring_up = Arc::clone(self);
+        let (bring_up, given_up) = (Arc::clone(self), Arc::<AtomicBool>::default());
+        let gives_up = Arc::clone(&given_up);
         let thread = std::thread::Builder::new().name("prepare".into()).spawn(move || {
-            let outcome = catch_unwind(AssertUnwindSafe(|| bring_up.run(&found, time)))
+            let outcome = catch_unwind(AssertUnwindSafe(|| bring_up.run(&found, time, gives_up)))
                 .unwrap_or_else(|_| Err("the runtime panicked while it was prepared: the file may be damaged".into()));
             // Whoever waited for it may have given it up.
             let _ = sender.send(outcome);
@@ -141,20 +144,31 @@ impl BringUp {
         let thread = thread.map_err(|error| format!("a thread could not be started: {error}"))?;
         // What is done while a device idles waits until it does: for ever, if it must.
         let limit = if time == TimeGiven::Little { self.config.max_preparing } else { Duration::MAX };
-        self.wait_for(&outcome, limit).unwrap_or_else(|| Err(self.leave_behind(name, thread)))
+        if let Some(outcome) = self.wait_for(&outcome, limit, &given_up) {
+            return outcome;
+        }
+        given_up.store(true, Ordering::Relaxed);
+        // Whatever it says, it took too long.
+        match outcome.recv_timeout(WHILE_GIVING_UP.into()) {
+            Ok(_) => Err(format!("{}: it was ended", self.overdue())),
+            Err(_) => Err(self.leave_behind(name, thread)),
+        }
     }
 
-    /// What a thread has made; nothing if it takes too long. Only time in which this one is awake counts: a process
-    /// that was stopped as a whole has nothing to reproach its threads with.
+    /// What a thread has made; nothing if it takes too long. It is told to give up where the server goes down. Only
+    /// time in which this one is awake counts: a process that was stopped as a whole has nothing to reproach its
+    /// threads with.
     fn wait_for(
         &self,
         outcome: &Receiver<Result<BroughtUp, String>>,
         mut limit: Duration,
+        given_up: &AtomicBool,
     ) -> Option<Result<BroughtUp, String>> {
         let (mut waited, mut is_stopping) = (Duration::ZERO, false);
         while waited <= limit {
             if !is_stopping && self.stops() {
                 (is_stopping, limit) = (true, limit.min(waited + WHILE_STOPPING));
+                given_up.store(true, Ordering::Relaxed);
             }
             let began = Instant::now();
             match outcome.recv_timeout(LOOK_EVERY.into()) {
@@ -173,8 +187,13 @@ impl BringUp {
         if hanging.len() >= MOST_LEFT_BEHIND {
             self.controller.stays_stuck(format!("models hang while they are prepared: {}", hanging.join(", ")));
         }
+        format!("{}: it is left behind", self.overdue())
+    }
+
+    /// What is said of a preparation that takes too long.
+    fn overdue(&self) -> String {
         let limit = self.config.max_preparing;
-        format!("it takes longer than {limit}, the limit of --max-preparing-s, to prepare it: it is left behind")
+        format!("it takes longer than {limit}, the limit of --max-preparing-s, to prepare it")
     }
 
     /// The models whose threads were left behind and still run.
@@ -185,14 +204,13 @@ impl BringUp {
     }
 
     /// Prepares and measures a model.
-    fn run(&self, found: &FoundModel, time: TimeGiven) -> Result<BroughtUp, String> {
+    fn run(&self, found: &FoundModel, time: TimeGiven, given_up: Arc<AtomicBool>) -> Result<BroughtUp, String> {
         let config = &found.config;
         self.say_once(&found.name, &config.warnings);
         if let Some(manifest) = &self.config.manifest {
             manifest.check(&found.folder, &found.name, found.version)?;
         }
         let soon = time == TimeGiven::Little && self.prepares_soon();
-        let given_up = Arc::clone(&self.stopping);
         let source = ModelSource { soon, given_up, ..model_source(found, self.cache_of(found))? };
         let (source, verdict) = self.with_precision(found, source);
         // Where it had to be soon, and nothing was known.

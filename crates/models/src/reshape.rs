@@ -134,6 +134,10 @@ impl Prepared for Reshaped {
         self.inner.load(device).map(|inner| self.wrap(inner))
     }
 
+    fn load_breaker(&self, device: u32) -> Option<Arc<dyn Breaker>> {
+        self.inner.load_breaker(device)
+    }
+
     fn load_in(&self, division: usize, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.inner.load_in(division, device).map(|inner| self.wrap(inner))
     }

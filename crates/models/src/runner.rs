@@ -97,6 +97,8 @@ pub(crate) struct DeviceRunner<'a> {
     loaded: Option<Box<dyn Loaded>>,
     /// What the next run is expected to take: what the last one took.
     expected: Duration,
+    /// How often the device was lost in its runs.
+    losses: u32,
 }
 
 impl<'a> DeviceRunner<'a> {
@@ -106,7 +108,7 @@ impl<'a> DeviceRunner<'a> {
         prepared: Option<&'a dyn Prepared>,
         loaded: Box<dyn Loaded>,
     ) -> Self {
-        Self { controller, device, prepared, loaded: Some(loaded), expected: FIRST_GUESS }
+        Self { controller, device, prepared, loaded: Some(loaded), expected: FIRST_GUESS, losses: 0 }
     }
 
     /// What is said of a run that takes too long.
@@ -117,8 +119,19 @@ impl<'a> DeviceRunner<'a> {
         )
     }
 
-    /// On the device's EXEC thread, between whatever it has to do besides.
+    /// A run, and one more if the device is lost in it: that may be due to whoever had it before.
     fn run(&mut self, inputs: &Arc<[Tensor]>, keeps: bool) -> Result<(RunTimes, Vec<Tensor>), RunError> {
+        let losses = self.losses;
+        let outcome = self.try_run(inputs, keeps);
+        let lost_first = losses == 0 && self.losses == 1;
+        let Some(prepared) = self.prepared.filter(|_| lost_first) else { return outcome };
+        let loaded = prepared.load(self.device.0).map_err(|error| RunError::Gone(error.to_string()))?;
+        self.loaded = Some(loaded);
+        self.try_run(inputs, keeps)
+    }
+
+    /// On the device's EXEC thread, between whatever it has to do besides.
+    fn try_run(&mut self, inputs: &Arc<[Tensor]>, keeps: bool) -> Result<(RunTimes, Vec<Tensor>), RunError> {
         let gone = || {
             let reason = "the model could not be run: the engine panicked, or the server is going down";
             RunError::Gone(reason.into())
@@ -160,6 +173,10 @@ impl<'a> DeviceRunner<'a> {
         self.loaded = Some(loaded);
         let (times, outputs) = outcome.map_err(|error| match error {
             EngineError::BrokenOff => RunError::Gone(self.overdue("was broken off")),
+            error @ EngineError::Lost { .. } => {
+                self.losses += 1;
+                RunError::Gone(error.to_string())
+            }
             error => RunError::Refused(error.to_string()),
         })?;
         self.expected = times.span;

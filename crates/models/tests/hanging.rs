@@ -5,15 +5,16 @@ mod common;
 #[path = "../../engine-ort/tests/common/rounds.rs"]
 mod rounds;
 
-use base::{DataType, Duration, Reason};
+use base::{DataType, Duration, ModelSignature, Reason};
 use common::{submit, until, wait};
 use controller::{Controller, ControllerConfig, DeviceConfig, ExecutionLimits, Refusal, Reply, Tensor, Ticket};
-use engine::{Engine, EngineError, ModelSource, Prepared};
+use engine::{Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Staged};
 use engine_ort::{OrtEngine, OrtOptions};
 use models::{Manager, ManagerConfig, ModelState, ProfilingEffort, Registry};
 use rounds::{ENDLESS, Round};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use telemetry::Metrics;
 use tokio::sync::oneshot;
 
@@ -215,6 +216,12 @@ impl Engine for HangsAtPreparing {
         while source.name.starts_with("hangs") {
             std::thread::park();
         }
+        while source.name.starts_with("gives-up") {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            if source.given_up.load(Ordering::Relaxed) {
+                return Err(EngineError::bad_model(&source.file, "it was given up"));
+            }
+        }
         self.0.prepare(source)
     }
 }
@@ -222,7 +229,7 @@ impl Engine for HangsAtPreparing {
 #[test]
 fn a_model_that_hangs_while_it_is_prepared_is_left_behind_and_the_others_are_served() {
     let repository = tempfile::tempdir().unwrap();
-    for name in ["before", "hangs-1", "hangs-2", "later"] {
+    for name in ["before", "gives-up", "hangs-1", "hangs-2", "later"] {
         write(repository.path(), name, Some(5), Round::Adds);
     }
     let controller = Controller::start(config(ExecutionLimits::default()), Metrics::new()).unwrap();
@@ -237,6 +244,8 @@ fn a_model_that_hangs_while_it_is_prepared_is_left_behind_and_the_others_are_ser
     let catalogue = registry.catalogue();
     let ModelState::Broken(reason) = catalogue.models["hangs-1"].versions[&1].state() else { panic!("it is served") };
     assert_eq!(reason, "it takes longer than 3000ms, the limit of --max-preparing-s, to prepare it: it is left behind");
+    let ModelState::Broken(reason) = catalogue.models["gives-up"].versions[&1].state() else { panic!("it is served") };
+    assert_eq!(reason, "it takes longer than 3000ms, the limit of --max-preparing-s, to prepare it: it was ended");
     assert_eq!(controller.stuck(), None, "others can be prepared");
     for name in ["hangs-3", "hangs-4"] {
         write(repository.path(), name, Some(5), Round::Adds);
@@ -246,4 +255,71 @@ fn a_model_that_hangs_while_it_is_prepared_is_left_behind_and_the_others_are_ser
     assert_eq!(stuck, "models hang while they are prepared: hangs-1, hangs-2, hangs-3, hangs-4");
     drop(manager);
     controller.stop();
+}
+
+/// An engine that loses its device so often.
+struct Loses(OrtEngine, Arc<AtomicU32>);
+
+struct LosesModel(Arc<dyn Prepared>, Arc<AtomicU32>);
+
+struct LosesBatches(Box<dyn Loaded>, Arc<AtomicU32>);
+
+impl Engine for Loses {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn prepare(&self, source: &ModelSource) -> Result<Arc<dyn Prepared>, EngineError> {
+        Ok(Arc::new(LosesModel(self.0.prepare(source)?, Arc::clone(&self.1))))
+    }
+}
+
+impl Prepared for LosesModel {
+    fn signature(&self) -> &ModelSignature {
+        self.0.signature()
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.0.weight_bytes()
+    }
+
+    fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
+        Ok(Box::new(LosesBatches(self.0.load(device)?, Arc::clone(&self.1))))
+    }
+}
+
+impl Loaded for LosesBatches {
+    fn there_at(&self) -> Option<std::time::Instant> {
+        None
+    }
+
+    fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
+        let left = self.1.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        match left {
+            Ok(_) => Err(EngineError::Lost { reason: "its process has ended".into(), blameless: false }),
+            Err(_) => self.0.stage(inputs),
+        }
+    }
+}
+
+#[test]
+fn a_model_that_is_measured_while_its_device_is_lost_has_one_more_try() {
+    for (losses, reason) in [(1, None), (2, Some("the device was lost: its process has ended"))] {
+        let repository = tempfile::tempdir().unwrap();
+        write(repository.path(), "measured", Some(5), Round::Adds);
+        let controller = Controller::start(config(ExecutionLimits::default()), Metrics::new()).unwrap();
+        let engine = Loses(OrtEngine::new(&OrtOptions::default()).unwrap(), Arc::new(AtomicU32::new(losses)));
+        let config = ManagerConfig::new(repository.path().to_owned(), Arc::new(engine));
+        let registry = Registry::default();
+        let config = ManagerConfig { effort: EFFORT, ..config };
+        let manager = Manager::start(controller.clone(), registry.clone(), config).unwrap();
+        manager.wait_until_started();
+        let found = match registry.catalogue().models["measured"].versions[&1].state() {
+            ModelState::Broken(reason) => Some(reason.clone()),
+            _ => None,
+        };
+        assert_eq!(found.as_deref(), reason, "after {losses} losses");
+        drop(manager);
+        controller.stop();
+    }
 }

@@ -237,9 +237,15 @@ pub enum Status {
     },
     /// It hangs, and nothing can be done about it. Never reported by a device: whoever watches it says so.
     Hangs(String),
-    /// The engine panicked, and what it said. Its requests have failed; whatever the engine keeps for this device may
-    /// be in any state, so that the driver does well to [retire](Device::retire) it.
-    Panicked(String),
+    /// The engine panicked, or said that the device is gone. Whatever it keeps for this device may be in any state or
+    /// nowhere, so that the driver does well to [retire](Device::retire) it. Its requests have failed, unless they come
+    /// back: then nothing was done with them.
+    Lost {
+        /// What it said.
+        reason: String,
+        /// What of the device's time was gone; `None` if that isn't put down to this order.
+        took: Option<Duration>,
+    },
 }
 
 enum LoadMessage {
@@ -550,6 +556,8 @@ enum BatchFailure {
     BrokenOff,
     /// The engine panicked.
     Panic(String),
+    /// It said that the device is gone, and whether what ran there had nothing to do with it.
+    Lost { reason: String, blameless: bool },
 }
 
 /// A panic as a sentence.

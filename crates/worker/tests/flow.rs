@@ -535,7 +535,7 @@ fn a_panic_is_reported_and_the_next_batch_runs() {
     let bench = Bench::new();
     bench.order(1, &[13.0], Timestamp::NEVER);
     let (_, status, _) = bench.report();
-    assert!(matches!(&status, Status::Panicked(reason) if reason.contains("can't be staged")), "{status:?}");
+    assert!(matches!(&status, Status::Lost { reason, .. } if reason.contains("can't be staged")), "{status:?}");
     assert!(bench.answers(1)[0].is_err());
     bench.script.allow(5, 2);
     bench.order(2, &[5.0], Timestamp::NEVER);

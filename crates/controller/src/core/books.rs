@@ -113,7 +113,7 @@ impl Expectation {
             | Status::Unfit { .. }
             | Status::BrokenOff { .. }
             | Status::Hangs(_)
-            | Status::Panicked(_) => actions.failed(),
+            | Status::Lost { .. } => actions.failed(),
         }
     }
 

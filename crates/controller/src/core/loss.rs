@@ -1,7 +1,7 @@
-//! What follows when an engine panics on a device, or hangs there: the device is lost, and started anew.
+//! What follows when an engine panics on a device, loses it, or hangs there: the device is lost, and started anew.
 //!
-//! The panic itself was caught, and its batch has failed. But what the engine keeps for the device may be in any state,
-//! so that nothing of it is used any more once the driver knows:
+//! The panic itself was caught, or the engine has said that the device is gone, and its batch has failed. But what the
+//! engine keeps for the device may be in any state, so that nothing of it is used any more once the driver knows:
 //!
 //! ```text
 //!  panic ──> retire ──> orders come back ──> DeviceLost ──> the old threads end, weights are freed ──> DeviceAdded, empty
@@ -33,8 +33,8 @@ const MOST_LEFT_BEHIND: u32 = 4;
 /// Why a device can't go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Loss {
-    /// Its engine panicked.
-    Panicked,
+    /// Its engine panicked, or said that it is gone.
+    Broken,
     /// A thread of it hangs.
     Hangs,
 }
@@ -44,6 +44,7 @@ pub(super) enum Loss {
 pub(super) struct BrokenDevice {
     device: DeviceId,
     loss: Loss,
+    why: String,
 }
 
 impl Core {
@@ -61,16 +62,17 @@ impl Core {
         self.broken.iter().any(|broken| broken.device == device)
     }
 
-    /// Gives up a device whose engine has panicked, in a batch, a load or an unload. It is lost when it has given back
-    /// what it was ordered: the scheduler may give these requests to others at once, and must find their inputs here.
-    pub(super) fn retire(&mut self, device: DeviceId, loss: Loss) {
+    /// Gives up a device whose engine has panicked or lost it, in a batch, a load or an unload. It is lost when it has
+    /// given back what it was ordered: the scheduler may give these requests to others at once, and must find their
+    /// inputs here.
+    pub(super) fn retire(&mut self, device: DeviceId, loss: Loss, why: String) {
         if self.is_broken(device) {
             return;
         }
         if !self.devices[device.index()].device.retire() {
             self.fatal("an executor is gone, or has more orders than the scheduler ever leaves outstanding");
         }
-        self.broken.push(BrokenDevice { device, loss });
+        self.broken.push(BrokenDevice { device, loss, why });
     }
 
     /// Lets the threads of a device be watched, unless its engine never computes.
@@ -103,7 +105,7 @@ impl Core {
         std::mem::replace(&mut self.devices[device.index()].device, others).leave_behind();
         inner.cells[self.cell].given_up[device.index()].fetch_add(1, Ordering::Relaxed);
         self.broken.retain(|broken| broken.device != device);
-        self.retire(device, Loss::Hangs);
+        self.retire(device, Loss::Hangs, "a thread of it hangs".into());
         self.measuring = None;
         let hangs = ActionId(pulse.subject());
         let mut ordered: Vec<ActionId> = (self.expectations.iter())
@@ -131,12 +133,12 @@ impl Core {
         let Some(position) = self.broken.iter().position(|broken| broken.device == device) else { return };
         let has_batches = |expected: &Expectation| expected.device == device && expected.done_at.is_some();
         if !self.expectations.values().any(has_batches) {
-            let BrokenDevice { loss, .. } = self.broken.swap_remove(position);
-            self.lose(inner, now, device, loss);
+            let broken = self.broken.swap_remove(position);
+            self.lose(inner, now, broken);
         }
     }
 
-    fn lose(&mut self, inner: &Inner, now: Timestamp, device: DeviceId, loss: Loss) {
+    fn lose(&mut self, inner: &Inner, now: Timestamp, BrokenDevice { device, loss, why }: BrokenDevice) {
         // Its loads: nobody waits for their reports any more.
         self.expectations.retain(|_, expected| expected.device != device);
         self.unloads.retain(|_, on| *on != device);
@@ -147,13 +149,9 @@ impl Core {
         driven.metrics.lost();
         driven.metrics.pages(driven.device.pages().total(), 0);
         let name = config.name.clone();
-        let why = match loss {
-            Loss::Panicked => "its engine panicked",
-            Loss::Hangs => "a thread of it hangs",
-        };
         tracing::error!(device = name, "the device is lost: {why}; what it held is loaded anew where it is needed");
         let left_behind = inner.cells[self.cell].given_up[device.index()].load(Ordering::Relaxed);
-        let comes_back = loss == Loss::Panicked || inner.limits.comes_back && left_behind < MOST_LEFT_BEHIND;
+        let comes_back = loss == Loss::Broken || inner.limits.comes_back && left_behind < MOST_LEFT_BEHIND;
         let weights: Vec<_> =
             self.models.iter_mut().flatten().filter_map(|model| model.slots.remove(&device)).collect();
         let old = match comes_back.then(|| inner.start_device(self.cell, config)) {

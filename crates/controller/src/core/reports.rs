@@ -18,8 +18,8 @@ pub(super) enum Cost {
     Nothing,
     /// The time of a device.
     Time(Duration),
-    /// A device, and all weights on it.
-    Device,
+    /// A device, and all weights on it; and so much of its time.
+    Device(Duration),
 }
 
 impl Core {
@@ -30,6 +30,7 @@ impl Core {
         // A device that was lost, or given up, has sent it: its requests have their outcome, and what is said of loads
         // is of no interest any more.
         let Some(expectation) = self.expectations.remove(&report.action) else { return };
+        let untouched = !report.returned.is_empty();
         for payload in report.returned {
             if let Some(Some(model)) = self.models.get(payload.submission.model.index()) {
                 model.record.metrics.statistics().waits();
@@ -61,7 +62,7 @@ impl Core {
                 ActionStatus::Failed
             }
             Status::Hangs(reason) => {
-                self.note_failure(inner, now, &expectation, reason, Cost::Device);
+                self.note_failure(inner, now, &expectation, reason, Cost::Device(Duration::ZERO));
                 ActionStatus::Failed
             }
             Status::Unfit { reason, requests } => {
@@ -69,9 +70,15 @@ impl Core {
                 model.into_iter().for_each(|model| model.note_unfit(now, &reason, requests));
                 ActionStatus::Failed
             }
-            Status::Panicked(reason) => {
-                self.note_failure(inner, now, &expectation, reason, Cost::Device);
-                self.retire(device, Loss::Panicked);
+            // It had gone before, and these are nobody's fault: they run elsewhere, or when it is back.
+            Status::Lost { reason, .. } if untouched => {
+                self.retire(device, Loss::Broken, reason);
+                return self.lose_if_empty(inner, now, device);
+            }
+            Status::Lost { reason, took } => {
+                let cost = took.map_or(Cost::Nothing, Cost::Device);
+                self.note_failure(inner, now, &expectation, reason.clone(), cost);
+                self.retire(device, Loss::Broken, reason);
                 ActionStatus::Failed
             }
         };
@@ -92,9 +99,9 @@ impl Core {
     fn unloaded(&mut self, inner: &Inner, now: Timestamp, device: DeviceId, status: Status) {
         let there = &self.devices[device.index()];
         there.metrics.pages(there.device.pages().total(), there.device.pages().used());
-        if let Status::Failed(reason) | Status::Panicked(reason) = status {
+        if let Status::Failed(reason) | Status::Lost { reason, .. } = status {
             tracing::error!(device = self.configs[device.index()].name, "an unload failed: {reason}");
-            self.retire(device, Loss::Panicked);
+            self.retire(device, Loss::Broken, reason);
             return self.lose_if_empty(inner, now, device);
         }
         self.check_pages(inner, device);
@@ -141,8 +148,7 @@ impl Core {
         // may happen with every request.
         let rests_for = match cost {
             Cost::Nothing => is_load.then_some(Duration::ZERO),
-            Cost::Time(took) => Some(took),
-            Cost::Device => Some(Duration::ZERO),
+            Cost::Time(took) | Cost::Device(took) => Some(took),
         };
         if let Some(least) = rests_for {
             model.backoff.begin(now, least);

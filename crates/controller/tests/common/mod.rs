@@ -10,7 +10,9 @@ use controller::{
     Controller, ControllerConfig, DeviceConfig, ExecutionLimits, ModelRecord, Refusal, Reply, Submission, Tensor,
     Ticket,
 };
-use engine::{EmulatedEngine, Emulation, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Staged};
+use engine::{
+    DeviceTimes, EmulatedEngine, Emulation, Engine, EngineError, Inputs, Loaded, ModelSource, Prepared, Sink, Staged,
+};
 use recording::{Header, Limits, Recorder};
 use scheduler::PolicyKind;
 use std::path::PathBuf;
@@ -46,6 +48,13 @@ pub fn record_of(prepared: &dyn Prepared, name: &str, profile: LatencyProfile, m
 #[derive(Default)]
 pub struct Faults {
     pub execution_panics: AtomicBool,
+    /// The next execution finds that its device is gone.
+    pub is_gone: AtomicBool,
+    /// The next execution loses its device, because of somebody else if the other is set, too.
+    pub loses: AtomicBool,
+    pub blameless: AtomicBool,
+    /// The next load takes its device along.
+    pub load_loses: AtomicBool,
     /// Executions have to wait for something.
     pub not_yet: AtomicBool,
     /// Executions are refused for their inputs.
@@ -85,6 +94,9 @@ impl Prepared for Faulty {
     fn load(&self, device: u32) -> Result<Box<dyn Loaded>, EngineError> {
         self.faults.loads.fetch_add(1, Ordering::Relaxed);
         assert!(!self.faults.load_panics.load(Ordering::Relaxed), "a load that was told to");
+        if self.faults.load_loses.swap(false, Ordering::Relaxed) {
+            return Err(EngineError::Lost { reason: "its process has ended".into(), blameless: false });
+        }
         let elsewhere = device > 0 && self.faults.load_fails_elsewhere.load(Ordering::Relaxed);
         if elsewhere || self.faults.load_fails.load(Ordering::Relaxed) {
             return Err(EngineError::Load("the weights are torn".into()));
@@ -113,6 +125,12 @@ impl Loaded for FaultyOnDevice {
 
     fn stage(&mut self, inputs: &mut dyn Inputs) -> Result<Box<dyn Staged>, EngineError> {
         assert!(!self.faults.execution_panics.load(Ordering::Relaxed), "an execution that was told to");
+        if self.faults.is_gone.swap(false, Ordering::Relaxed) {
+            return Err(EngineError::Lost { reason: "its process has ended".into(), blameless: false });
+        }
+        if self.faults.loses.swap(false, Ordering::Relaxed) {
+            return Ok(Box::new(LostBatch { blameless: self.faults.blameless.load(Ordering::Relaxed) }));
+        }
         if self.faults.not_yet.load(Ordering::Relaxed) {
             return Err(EngineError::NotYet("it is being prepared".into()));
         }
@@ -120,6 +138,37 @@ impl Loaded for FaultyOnDevice {
             return Err(EngineError::Unfit("5 x 3 by 4 x 2 has no product".into()));
         }
         self.loaded.stage(inputs)
+    }
+}
+
+/// A batch whose device is lost as soon as it starts.
+struct LostBatch {
+    blameless: bool,
+}
+
+impl Staged for LostBatch {
+    fn blocks(&self) -> bool {
+        true
+    }
+
+    fn start(&mut self, _inputs: &mut dyn Inputs) -> Result<(), EngineError> {
+        Err(EngineError::Lost { reason: "its process has ended".into(), blameless: self.blameless })
+    }
+
+    fn is_computed(&mut self) -> Result<bool, EngineError> {
+        Ok(true)
+    }
+
+    fn due_at(&self) -> Option<Instant> {
+        None
+    }
+
+    fn has_arrived(&mut self) -> Result<bool, EngineError> {
+        Ok(true)
+    }
+
+    fn finish(&mut self, _sink: &mut Sink<'_>) -> Result<DeviceTimes, EngineError> {
+        unreachable!("it doesn't start")
     }
 }
 

@@ -254,6 +254,11 @@ impl<I: BatchItem> DeviceExecutor<I> {
                 self.flow.staged = Some(BatchUnderWay { work, group, staged, staged_at, behind, times });
             }
             Ok(None) => self.flow.exclusive.push_front(work),
+            // It had gone before: whoever gets them next finds them as they were.
+            Err(BatchFailure::Lost { reason, .. }) if work.began_at.is_none() => {
+                let status = Status::Lost { reason, took: None };
+                report(OrderReport { action: work.order.action, status, returned: work.order.items });
+            }
             // It may have been for want of room.
             Err(
                 BatchFailure::Refused(_) | BatchFailure::Unfit(_) | BatchFailure::NotYet(_) | BatchFailure::BrokenOff,
@@ -354,7 +359,10 @@ impl<I: BatchItem> DeviceExecutor<I> {
     ) {
         batch::charge(work.order.items.get(..group.count).unwrap_or_default(), self.clock.now().since(started_at));
         match failure {
-            BatchFailure::Panic(reason) => return fail(work.order, reason, report),
+            BatchFailure::Panic(reason) | BatchFailure::Lost { reason, blameless: false } => {
+                return fail(work.order, reason, Some(self.clock.now().since(started_at)), report);
+            }
+            BatchFailure::Lost { reason, blameless: true } => return fail(work.order, reason, None, report),
             BatchFailure::BrokenOff => return fail_overdue(work.order, self.clock.now().since(started_at), report),
             BatchFailure::Refused(_) | BatchFailure::Unfit(_) | BatchFailure::NotYet(_) => {}
         }
@@ -409,7 +417,11 @@ fn let_go(staged: Box<dyn Staged>) {
 impl BatchFailure {
     fn into_reason(self) -> String {
         match self {
-            Self::Refused(reason) | Self::Unfit(reason) | Self::NotYet(reason) | Self::Panic(reason) => reason,
+            Self::Refused(reason)
+            | Self::Unfit(reason)
+            | Self::NotYet(reason)
+            | Self::Panic(reason)
+            | Self::Lost { reason, .. } => reason,
             Self::BrokenOff => EngineError::BrokenOff.to_string(),
         }
     }
@@ -419,7 +431,9 @@ impl BatchFailure {
         match self {
             Self::Unfit(reason) => item.refuse_inputs(reason.clone()),
             Self::NotYet(reason) => item.put_off(reason.clone()),
-            Self::Refused(reason) | Self::Panic(reason) => item.deliver(Err(reason.clone())),
+            Self::Refused(reason) | Self::Panic(reason) | Self::Lost { reason, .. } => {
+                item.deliver(Err(reason.clone()));
+            }
             Self::BrokenOff => item.broken_off(EngineError::BrokenOff.to_string()),
         }
     }
@@ -430,6 +444,7 @@ fn refused(error: EngineError) -> BatchFailure {
         EngineError::NotYet(reason) => BatchFailure::NotYet(reason),
         EngineError::Unfit(reason) => BatchFailure::Unfit(reason),
         EngineError::BrokenOff => BatchFailure::BrokenOff,
+        error @ EngineError::Lost { blameless, .. } => BatchFailure::Lost { reason: error.to_string(), blameless },
         error => BatchFailure::Refused(error.to_string()),
     }
 }
@@ -440,10 +455,15 @@ fn give_back<I>(work: OpenOrder<I>, report: &impl Fn(OrderReport<I>)) {
     report(OrderReport { action, status: Status::TooLate, returned: items });
 }
 
-/// Gives the requests of an order whose engine panicked their reason.
-fn fail<I: BatchItem>(mut order: ExecuteOrder<I>, reason: String, report: &impl Fn(OrderReport<I>)) {
+/// Gives the requests of an order whose engine panicked, or whose device is gone, their reason.
+fn fail<I: BatchItem>(
+    mut order: ExecuteOrder<I>,
+    reason: String,
+    took: Option<Duration>,
+    report: &impl Fn(OrderReport<I>),
+) {
     order.items.drain(..).for_each(|item| item.deliver(Err(reason.clone())));
-    report(OrderReport { action: order.action, status: Status::Panicked(reason), returned: Vec::new() });
+    report(OrderReport { action: order.action, status: Status::Lost { reason, took }, returned: Vec::new() });
 }
 
 /// Gives the requests of an order that was broken off their reason. They aren't run again: one that takes as long would

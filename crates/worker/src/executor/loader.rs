@@ -4,7 +4,7 @@ use super::{LoadMessage, LoadOrder, OrderReport, Status, UnloadOrder, said};
 use crate::{Clock, Pages, Pulse};
 use base::{Timestamp, Transfers};
 use crossbeam_channel::{Receiver, TryRecvError};
-use engine::Loaded;
+use engine::{EngineError, Loaded};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 
@@ -102,13 +102,13 @@ impl Loader {
     fn unload(&self, order: &UnloadOrder) -> Status {
         let started_at = self.clock.now();
         let loaded = order.slot.loaded.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.pulse.step(order.limit, order.action.0);
+        self.pulse.begin(order.limit, order.action.0, None);
         let outcome = catch_unwind(AssertUnwindSafe(|| drop(loaded)));
         self.pulse.end();
         self.pages.give_back(order.pages);
         match outcome {
             Ok(()) => Status::Done { started_at, ended_at: self.clock.now(), transfers: Transfers::default() },
-            Err(panic) => Status::Panicked(said(&*panic)),
+            Err(panic) => Status::Lost { reason: said(&*panic), took: Some(self.clock.now().since(started_at)) },
         }
     }
 
@@ -133,13 +133,17 @@ impl Loader {
             let (used, total) = (self.pages.used(), self.pages.total());
             return Err(Status::Failed(format!("P5: {} pages wanted, {used} of {total} are in use", order.pages)));
         }
-        self.pulse.step(order.limit, order.action.0);
+        self.pulse.begin(order.limit, order.action.0, order.prepared.load_breaker(self.device));
         let outcome = catch_unwind(AssertUnwindSafe(|| order.prepared.load(self.device)));
         self.pulse.end();
+        let took = || self.clock.now().since(started_at);
         let status = match outcome {
             Ok(Ok(loaded)) => return Ok((loaded, started_at)),
+            Ok(Err(error @ EngineError::Lost { blameless, .. })) => {
+                Status::Lost { reason: error.to_string(), took: (!blameless).then(took) }
+            }
             Ok(Err(error)) => Status::Failed(error.to_string()),
-            Err(panic) => Status::Panicked(said(&*panic)),
+            Err(panic) => Status::Lost { reason: said(&*panic), took: Some(took()) },
         };
         self.pages.give_back(order.pages);
         Err(status)
