@@ -165,7 +165,9 @@ mod tests {
     /// Those that are off unless they are named.
     const SWITCHES: [&str; 3] = ["exposed", "thrift", "allow-shared-memory"];
     /// Those whose default is a sentence or nothing, and three that other tests are for.
-    const REST: [&str; 24] = [
+    const REST: [&str; 26] = [
+        "cache-config",
+        "response-cache-byte-size",
         "max-client-requests",
         "max-client-rate",
         "max-client-held",
