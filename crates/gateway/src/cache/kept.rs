@@ -27,12 +27,17 @@ const USUAL_ANSWER_BYTES: u64 = 4 << 10;
 const PART_BYTES: u64 = 64 << 20;
 /// More parts than this don't make io threads meet more seldom.
 const MOST_PARTS: u64 = 16;
+/// So many hundredths of a part are for answers that stay, which is the default of `quick_cache`: no answer may have
+/// more.
+const LARGEST_HUNDREDTHS: u64 = 97;
 /// So often a part is tried that another thread has: about as long as it has it.
 const TRIES: u32 = 64;
 
 /// See the module.
 pub(crate) struct KeptAnswers {
     cache: Cache<AnswerKey, KeptAnswer, AnswerWeight, KeyHash, Evictions>,
+    /// The most that one of them may take.
+    largest: u64,
     evictions: Arc<AtomicU64>,
 }
 
@@ -82,13 +87,16 @@ impl KeptAnswers {
         let items = usize::try_from(bytes / USUAL_ANSWER_BYTES).unwrap_or(usize::MAX).max(1);
         let options = OptionsBuilder::new()
             .weight_capacity(bytes / parts * parts)
+            .hot_allocation(LARGEST_HUNDREDTHS as f64 / 100.0)
             .estimated_items_capacity(items)
             .shards(parts as usize)
             .build()
             .expect("both of what is needed were given");
         let evictions = Arc::<AtomicU64>::default();
         let lifecycle = Evictions(Arc::clone(&evictions));
-        Self { cache: Cache::with_options(options, AnswerWeight, KeyHash::default(), lifecycle), evictions }
+        let cache = Cache::with_options(options, AnswerWeight, KeyHash::default(), lifecycle);
+        let largest = (u128::from(cache.shard_capacity()) * u128::from(LARGEST_HUNDREDTHS) / 100) as u64;
+        Self { cache, largest, evictions }
     }
 
     /// The answer that is kept under a key.
@@ -98,7 +106,7 @@ impl KeptAnswers {
 
     /// Whether an answer can be kept at all.
     pub(crate) fn has_room(&self, answer: &[Tensor]) -> bool {
-        AnswerWeight::of(answer) <= self.cache.shard_capacity()
+        AnswerWeight::of(answer) <= self.largest
     }
 
     /// Keeps an answer, if it is wanted more than those that would have to go.
