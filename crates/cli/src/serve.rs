@@ -281,8 +281,9 @@ pub struct ServeOptions {
     #[arg(long, value_name = "S", env = "PUNCTUAL_MAX_BODY_S")]
     pub max_body_s: Option<u64>,
 
-    /// Memory that the process may have. From 80 % of it on answers aren't kept, from 85 % large bodies are refused, from
-    /// 90 % new connections but for probes, from 95 % connections that idle are closed. [default: the machine's, or what its control group allows]
+    /// Memory that the process may have. From 80 % of it on answers aren't kept, from 85 % large bodies are refused,
+    /// from 90 % new connections but for probes, from 95 % connections that idle are closed. [default: the machine's,
+    /// or what its control group allows]
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MEMORY_LIMIT")]
     pub memory_limit: Option<ByteSize>,
 

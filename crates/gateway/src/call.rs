@@ -301,8 +301,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What is said, or what is to be said of a request that is lost with a thread that hangs: no deadline ends the wait
-    /// for it.
+    /// What is said, or what is to be said of a request that is lost with a thread that hangs: no deadline ends the
+    /// wait for it.
     async fn unless_lost<T>(
         &self,
         mut answer: Delivered<impl Future<Output = Result<T, RecvError>> + Unpin>,

@@ -172,6 +172,7 @@ impl Metrics {
                 cold_starts: f.cold_starts.with_label_values(&labels),
                 loads: f.loads.with_label_values(&labels),
                 unloads: f.unloads.with_label_values(&labels),
+                without_work: AtomicU64::new(0),
                 success_nanos: AtomicU64::new(0),
                 fail_nanos: AtomicU64::new(0),
                 precision: Mutex::default(),
@@ -328,6 +329,8 @@ struct ModelSeries {
     cold_starts: IntCounter,
     loads: IntCounter,
     unloads: IntCounter,
+    /// Successes whose outputs were computed for another request.
+    without_work: AtomicU64,
     success_nanos: AtomicU64,
     fail_nanos: AtomicU64,
     /// What the model is computed in, where that can be chosen.
@@ -358,6 +361,7 @@ impl ModelMetrics {
     /// A request was answered with outputs that weren't computed for it: it asked for no device's time.
     pub fn answered_without_work(&self, latency: Duration) {
         self.inner.success.inc();
+        self.inner.without_work.fetch_add(1, Ordering::Relaxed);
         self.inner.request.observe(latency);
         self.inner.success_nanos.fetch_add(latency.as_nanos(), Ordering::Relaxed);
     }
@@ -396,7 +400,7 @@ impl ModelMetrics {
         let inner = &*self.inner;
         let bad: u64 = inner.ended().filter(|(reason, _)| reason.is_shortage()).map(|(_, count)| count).sum();
         ModelDemand {
-            ended: inner.success.get() + bad,
+            ended: inner.success.get().saturating_sub(inner.without_work.load(Ordering::Relaxed)) + bad,
             bad,
             computed: inner.statistics.requests(),
             busy: Duration::from_secs_f64(inner.execution.0.get_sample_sum()),
