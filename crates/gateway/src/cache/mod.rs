@@ -97,7 +97,8 @@ mod tests {
         let (owner, cache) = (Owner::alone(crate::Config::default()), PredictionCache::new(1 << 20).unwrap());
         let (shared, registry, mut generation) = (&owner.shared, Registry::default(), None);
         let tensor = Tensor { datatype: DataType::Uint8, shape: vec![3], data: vec![1, 2, 3].into() };
-        let put = || cache.kept.put(cache.keys.key(0, std::slice::from_ref(&tensor)), &kept::copied(&[tensor.clone()]));
+        let tensors = [tensor];
+        let put = || cache.kept.put(cache.keys.key(0, &tensors), &kept::copied(&tensors));
         let mut entries_after_a_look = || {
             cache.look(shared, &registry, &mut generation);
             (cache.kept.len(), shared.metrics.cache_entries.get())
