@@ -170,7 +170,9 @@ mod tests {
     /// Those that are off unless they are named.
     const SWITCHES: [&str; 4] = ["exposed", "isolate", "thrift", "allow-shared-memory"];
     /// Those whose default is a sentence or nothing, and three that other tests are for.
-    const REST: [&str; 25] = [
+    const REST: [&str; 27] = [
+        "cache-config",
+        "response-cache-byte-size",
         "max-client-requests",
         "max-client-rate",
         "max-client-held",

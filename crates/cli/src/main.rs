@@ -1,6 +1,7 @@
 //! The one binary, `punctual`. It alone picks engines.
 
 mod bytes;
+mod cache;
 mod defaults;
 mod devices;
 mod example;

@@ -1,6 +1,7 @@
 //! `punctual serve`: gateway, controller and workers in one process.
 
 use crate::bytes::ByteSize;
+use crate::cache::cache_bytes;
 use crate::defaults;
 use crate::devices::{DeviceChoice, DeviceKind, Devices};
 use crate::example;
@@ -296,10 +297,21 @@ pub struct ServeOptions {
     #[arg(long, value_name = "S", env = "PUNCTUAL_MAX_BODY_S")]
     pub max_body_s: Option<u64>,
 
-    /// Memory that the process may have. From 85 % of it on large bodies are refused, from 90 % new connections but for
-    /// probes, from 95 % connections that idle are closed. [default: the machine's, or what its control group allows]
+    /// Memory that the process may have. From 80 % of it on answers aren't kept, from 85 % large bodies are refused,
+    /// from 90 % new connections but for probes, from 95 % connections that idle are closed. [default: the machine's,
+    /// or what its control group allows]
     #[arg(long, value_name = "SIZE", env = "PUNCTUAL_MEMORY_LIMIT")]
     pub memory_limit: Option<ByteSize>,
+
+    /// Keep answers of models whose configuration has `response_cache { enable: true }`, and compute identical requests
+    /// once, as in Triton: `local,size=BYTES` is the most that they take. [default: none are kept]
+    #[arg(long, value_name = "local,size=SIZE", env = "PUNCTUAL_CACHE_CONFIG")]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub cache_config: Option<Vec<String>>,
+
+    /// The same, by Triton's older name: the size alone. [default: none are kept]
+    #[arg(long, value_name = "SIZE", env = "PUNCTUAL_RESPONSE_CACHE_BYTE_SIZE")]
+    pub response_cache_byte_size: Option<ByteSize>,
 
     /// Let clients have tensors read from and written to system shared memory. They name the objects, so this opens
     /// everything in /dev/shm that the server may open: only for clients that are trusted. `--allow-client-shm` is
@@ -414,10 +426,11 @@ impl ServeOptions {
             profile_window, profile_quantile, profile_budget_ms, online_profile_share, max_execution_ms,
             max_preparing_s, exit_timeout_secs, max_requests, max_body, max_held, max_connections,
             max_client_connections, max_client_requests, max_client_rate, max_client_held,
-            max_client_device_share, least_rate, max_body_s, memory_limit, allow_shared_memory,
-            io_threads, scaling_max_bad, scaling_min_bad, scaling_reserve, scaling_min_devices,
-            scaling_settle_s, scaling_window_s, scaling_half_life_s, cache_dir, onnxruntime, log_format,
-            log, trace_file, record, record_limit);
+            max_client_device_share, least_rate, max_body_s, memory_limit, cache_config,
+            response_cache_byte_size, allow_shared_memory, io_threads, scaling_max_bad, scaling_min_bad,
+            scaling_reserve, scaling_min_devices, scaling_settle_s, scaling_window_s,
+            scaling_half_life_s, cache_dir, onnxruntime, log_format, log, trace_file, record,
+            record_limit);
         Ok(self)
     }
 
@@ -609,6 +622,7 @@ impl ServeOptions {
             least_rate: self.least_rate.map_or(defaults.least_rate, |size| size.0),
             body_total: self.max_body_s.map_or(defaults.body_total, std::time::Duration::from_secs),
             memory_limit: Some(self.memory_limit.map_or(u64::MAX, |size| size.0).min(memory::limit())),
+            cache_bytes: cache_bytes(self.cache_config.as_deref().unwrap_or_default(), self.response_cache_byte_size)?,
             scaling: self.scaling()?,
             trace_file: self.trace_file.clone(),
             shared_memory: self.allow_shared_memory.unwrap_or(defaults.shared_memory),
@@ -782,7 +796,13 @@ fn serve(options: ServeOptions) -> Result<()> {
     // Ports first: a port in use should be said before a minute of preparing models.
     let front = gateway::Config { host_memory: runtime.engine.host_memory(), ..options.gateway()? };
     let (registry, engine) = (Registry::default(), Arc::clone(&runtime.engine));
-    let grace = front.shutdown_grace;
+    let (grace, keeps_answers) = (front.shutdown_grace, front.cache_bytes > 0);
+    if keeps_answers && front.memory_limit.is_some_and(|limit| front.cache_bytes > limit / 2) {
+        let (size, limit) = (ByteSize(front.cache_bytes), ByteSize(front.memory_limit.unwrap_or(u64::MAX)));
+        tracing::warn!(
+            "the cache of answers may have {size} of the {limit} that the process may have: from 80 % on it is emptied"
+        );
+    }
     let gateway = Gateway::start(front, controller.clone(), registry.clone(), metrics)?;
     let manager = Manager::start(
         controller.clone(),
@@ -801,6 +821,7 @@ fn serve(options: ServeOptions) -> Result<()> {
             execution_bytes: defaults::workspace_bytes() / u64::from(devices.count.max(1)),
             effort: options.effort(),
             ready_soon: options.is_ready_soon(),
+            keeps_answers,
             max_preparing: options.max_preparing()?,
             progress: progress(),
             transfer: transfer(),

@@ -18,7 +18,6 @@ mod block;
 mod cache;
 mod end;
 mod external;
-mod heap;
 mod library;
 mod loaded;
 mod model;
@@ -39,7 +38,7 @@ pub use library::{find as find_library, load_ahead};
 pub use telemetry::refuse as refuse_telemetry;
 
 use base::ModelSignature;
-use engine::{Engine, EngineError, Loaded, ModelSource, Prepared, Tensor};
+use engine::{Engine, EngineError, Loaded, ModelSource, Prepared, Tensor, heap};
 use external::External;
 use loaded::OrtLoaded;
 use model::OrtModel;

@@ -14,6 +14,7 @@ mod at_once;
 mod breaker;
 mod emulated;
 mod hashes;
+pub mod heap;
 mod host;
 mod inputs;
 mod made_up;

@@ -36,8 +36,8 @@ pub(crate) struct CallHeaders {
 /// A request for a known model that is ready. Dropped without an end, the client went away: it is taken out of the
 /// plan.
 pub(crate) struct Call<'a> {
-    context: &'a IoContext,
-    owner: &'a Arc<Owner>,
+    pub(crate) context: &'a IoContext,
+    pub(crate) owner: &'a Arc<Owner>,
     entry: Arc<CatalogueEntry>,
     /// Counts it with its client, where that is limited.
     _request: Option<ClientRequest>,
@@ -45,7 +45,45 @@ pub(crate) struct Call<'a> {
     ticket: Option<Ticket>,
     /// Where its steps are noted, if it is one of those that are traced.
     trace: Option<Arc<Trace>>,
+    /// Whether its outputs were computed for another request.
+    pub(crate) without_work: bool,
     over: bool,
+}
+
+/// What is asked of a model, once it fits.
+pub(crate) struct Question {
+    /// In the signature's order.
+    pub(crate) inputs: Vec<Tensor>,
+    pub(crate) rows: u32,
+    pub(crate) size: Option<u32>,
+    /// As the request says it.
+    pub(crate) priority: u32,
+    pub(crate) application: ApplicationId,
+    /// The deadline from the arrival: the smallest that the request, its transport and the model give.
+    pub(crate) budget: Option<Duration>,
+}
+
+/// What holds for a request that is about to be computed.
+pub(crate) struct Terms {
+    pub(crate) priority: u32,
+    budget: Option<Duration>,
+    pub(crate) deadline_at: Timestamp,
+    /// Given back when this is dropped.
+    _place: Option<QueuePlace>,
+}
+
+/// All outputs, in the signature's order, and when they must be with the client.
+pub(crate) type Computed = (Vec<Tensor>, Timestamp);
+
+/// What came of waiting.
+pub(crate) enum Heard<T> {
+    Said(T),
+    /// Whoever should have said it is gone.
+    Nothing,
+    /// The deadline came first.
+    Late,
+    /// What was waited for is lost with a thread that hangs.
+    Lost(Refusal),
 }
 
 impl<'a> Call<'a> {
@@ -69,7 +107,17 @@ impl<'a> Call<'a> {
                 metrics.in_flight.inc();
                 context.calls.fetch_add(1, Ordering::Relaxed);
                 let trace = context.shared.tracer.sample(&entry.name, entry.version, transport);
-                Ok(Self { context, owner, entry, _request: request, arrived_at, ticket: None, trace, over: false })
+                Ok(Self {
+                    context,
+                    owner,
+                    entry,
+                    _request: request,
+                    arrived_at,
+                    ticket: None,
+                    trace,
+                    without_work: false,
+                    over: false,
+                })
             }
             Err(fault) => {
                 metrics.unrouted(fault.reason);
@@ -88,7 +136,7 @@ impl<'a> Call<'a> {
         &self.served().model.signature
     }
 
-    fn served(&self) -> &ServedModel {
+    pub(crate) fn served(&self) -> &ServedModel {
         self.entry.serving().expect("a call only begins on a model that is ready, and entries don't change")
     }
 
@@ -110,33 +158,24 @@ impl<'a> Call<'a> {
         let served = self.served();
         add_defaults(&served.model.signature, &served.defaults, &mut request);
         let checked = check(&served.model.signature, served.model.max_elements, &mut request)?;
-        let (priority, queue_limit, place) = self.admit(served, request.parameters.priority)?;
-        let budget =
-            [request.parameters.timeout, head.limit, served.model.objective, queue_limit].into_iter().flatten().min();
-        let deadline_at = budget.map_or(Timestamp::NEVER, |budget| self.arrived_at + budget);
         let Checked { inputs, rows, size, outputs: mut wanted } = checked;
         let application = match &*request.application {
             "" => head.application,
             name => self.context.shared.applications.of(name)?,
         };
+        let budget = [request.parameters.timeout, head.limit, served.model.objective].into_iter().flatten().min();
+        let priority = request.parameters.priority;
+        let question = Question { inputs, rows, size, priority, application, budget };
+        let cached =
+            served.kept_under.and_then(|number| Some((number, Arc::clone(self.context.shared.cache.as_ref()?))));
         let places = self.places(&wanted)?;
-        let (reply, answer) = oneshot::channel();
-        let trace = self.trace.clone();
-        trace.iter().for_each(|trace| trace.named(&request.id));
-        let model = served.id;
-        let account = self.owner.account();
-        let submission =
-            Submission { model, inputs, rows, deadline_at, priority, application, size, trace, account, reply };
-        self.ticket = self.context.controller.submit(submission);
-        self.context.driver.wake();
-        let reply = self.wait(answer, budget, deadline_at).await;
-        self.trace.iter().for_each(|trace| trace.replied(self.context.controller.now()));
-        drop(place);
-        let mut outputs = match reply {
-            Some(Reply::Outputs(outputs)) => outputs,
-            Some(Reply::Refused(refusal)) => return Err(self.fault(refusal)),
-            None => return Err(self.fault(Reason::DeadlineMissed.into())),
+        self.trace.iter().for_each(|trace| trace.named(&request.id));
+        let computed = match cached {
+            None => self.compute(question).await,
+            Some((number, cache)) => Box::pin(self.find_or_compute(cache, number, question)).await,
         };
+        self.trace.iter().for_each(|trace| trace.replied(self.context.controller.now()));
+        let (mut outputs, deadline_at) = computed?;
         if !places.is_empty() {
             Box::pin(self.place(places, &mut outputs, &mut wanted)).await?;
         }
@@ -190,11 +229,37 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// What the model's own rules for waiting requests say of this one: its priority, its deadline, its place.
-    fn admit(&self, served: &ServedModel, priority: u32) -> Result<(u32, Option<Duration>, Option<QueuePlace>), Fault> {
-        let Some(limits) = &served.queue_limits else { return Ok((priority, None, None)) };
+    /// Has it computed.
+    async fn compute(&mut self, question: Question) -> Result<Computed, Fault> {
+        let terms = self.terms(&question)?;
+        let outputs = self.compute_on(question, &terms).await;
+        outputs.map(|outputs| (outputs, terms.deadline_at)).map_err(|refusal| self.fault(refusal))
+    }
+
+    /// The same on terms that are known.
+    pub(crate) async fn compute_on(&mut self, question: Question, terms: &Terms) -> Result<Vec<Tensor>, Refusal> {
+        let (answer, ticket) = self.submit(question, terms);
+        self.ticket = ticket;
+        let heard = self.wait(answer, terms, ticket).await;
+        if matches!(heard, Heard::Late) {
+            self.take_back();
+        }
+        self.ticket = None;
+        outputs(heard)
+    }
+
+    /// What holds for a request by the model's own rules for those that wait: its priority, its deadline, its place.
+    pub(crate) fn terms(&self, question: &Question) -> Result<Terms, Fault> {
+        let Question { priority, budget, .. } = *question;
+        let terms = |priority, budget: Option<Duration>, place| {
+            let deadline_at = self.deadline_at(budget);
+            Ok(Terms { priority, budget, deadline_at, _place: place })
+        };
+        let Some(limits) = &self.served().queue_limits else { return terms(priority, budget, None) };
         match limits.admit(priority) {
-            Ok(Admitted { priority, limit, place }) => Ok((priority, limit, Some(place))),
+            Ok(Admitted { priority, limit, place }) => {
+                terms(priority, budget.into_iter().chain(limit).min(), Some(place))
+            }
             Err(most) => {
                 let name = &self.entry.name;
                 let message = format!("{most} requests wait for model {name:?} already, its max_queue_size: try again");
@@ -203,44 +268,55 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The reply, or nothing when the deadline comes first; then the request is taken back.
-    async fn wait(
-        &mut self,
-        answer: oneshot::Receiver<Reply>,
-        budget: Option<Duration>,
-        deadline_at: Timestamp,
-    ) -> Option<Reply> {
-        let answer = self.context.mailbox.deliver(answer);
-        let reply = match budget {
-            None => self.unless_lost(answer).await,
-            Some(budget) => {
-                let net_at = deadline_at - margins::give_up_before(budget);
-                let left = net_at.since(self.context.controller.now());
-                match tokio::time::timeout(left.into(), answer).await {
-                    Ok(reply) => reply,
-                    Err(_) => {
-                        self.take_back();
-                        return None;
-                    }
-                }
-            }
-        };
-        self.ticket = None;
-        // A sender that is gone without a word belonged to a controller that is gone.
-        Some(reply.unwrap_or(Reply::Refused(Reason::ShuttingDown.into())))
+    /// When the answer must be with the client that allows so much from the arrival on.
+    pub(crate) fn deadline_at(&self, budget: Option<Duration>) -> Timestamp {
+        budget.map_or(Timestamp::NEVER, |budget| self.arrived_at + budget)
     }
 
-    /// The reply, or what is to be said of a request that is lost with a thread that hangs: no deadline ends the wait
-    /// for it.
-    async fn unless_lost(&self, mut answer: Delivered<oneshot::Receiver<Reply>>) -> Result<Reply, RecvError> {
+    /// Hands it to the controller: where the answer will come from, and what to take it back by.
+    pub(crate) fn submit(&self, question: Question, terms: &Terms) -> (oneshot::Receiver<Reply>, Option<Ticket>) {
+        let (reply, answer) = oneshot::channel();
+        let Question { inputs, rows, size, application, .. } = question;
+        let Terms { priority, deadline_at, .. } = *terms;
+        let (model, trace, account) = (self.served().id, self.trace.clone(), self.owner.account());
+        let submission =
+            Submission { model, inputs, rows, deadline_at, priority, application, size, trace, account, reply };
+        let ticket = self.context.controller.submit(submission);
+        self.context.driver.wake();
+        (answer, ticket)
+    }
+
+    /// What is said, unless the deadline comes first.
+    pub(crate) async fn wait<T>(
+        &self,
+        answer: impl Future<Output = Result<T, RecvError>> + Unpin,
+        terms: &Terms,
+        ticket: Option<Ticket>,
+    ) -> Heard<T> {
+        let answer = self.context.mailbox.deliver(answer);
+        let Some(budget) = terms.budget else { return self.unless_lost(answer, ticket).await };
+        let net_at = terms.deadline_at - margins::give_up_before(budget);
+        let left = net_at.since(self.context.controller.now());
+        match tokio::time::timeout(left.into(), answer).await {
+            Ok(said) => said.map_or(Heard::Nothing, Heard::Said),
+            Err(_) => Heard::Late,
+        }
+    }
+
+    /// What is said, or what is to be said of a request that is lost with a thread that hangs: no deadline ends the
+    /// wait for it.
+    async fn unless_lost<T>(
+        &self,
+        mut answer: Delivered<impl Future<Output = Result<T, RecvError>> + Unpin>,
+        ticket: Option<Ticket>,
+    ) -> Heard<T> {
         loop {
             tokio::select! {
                 biased;
-                reply = &mut answer => return reply,
+                said = &mut answer => return said.map_or(Heard::Nothing, Heard::Said),
                 () = self.context.lost.notified() => {
-                    let lost = self.ticket.and_then(|ticket| self.context.controller.is_lost(ticket));
-                    if let Some(refusal) = lost {
-                        return Ok(Reply::Refused(refusal));
+                    if let Some(refusal) = ticket.and_then(|ticket| self.context.controller.is_lost(ticket)) {
+                        return Heard::Lost(refusal);
                     }
                 }
             }
@@ -251,7 +327,11 @@ impl<'a> Call<'a> {
     pub(crate) fn end<T>(mut self, outcome: Result<T, Fault>) -> Result<T, Fault> {
         self.over = true;
         match &outcome {
-            Ok(_) => self.served().model.metrics.answered(self.context.controller.now().since(self.arrived_at)),
+            Ok(_) => {
+                let (metrics, took) =
+                    (&self.served().model.metrics, self.context.controller.now().since(self.arrived_at));
+                if self.without_work { metrics.answered_without_work(took) } else { metrics.answered(took) }
+            }
             Err(fault) => self.count_failure(fault.reason),
         }
         outcome
@@ -270,11 +350,22 @@ impl<'a> Call<'a> {
 
     /// What a refusal is to the client. Earliest deadlines are told as a span from the arrival: clients have other
     /// clocks.
-    fn fault(&self, refusal: Refusal) -> Fault {
+    pub(crate) fn fault(&self, refusal: Refusal) -> Fault {
         let Refusal { reason, earliest_at, why } = refusal;
         let sentence = reason.sentence(&self.entry.name, self.entry.version, &why);
         let fault = Fault::new(reason, sentence.map_or(Cow::Borrowed(reason.help()), Cow::Owned));
         Fault { earliest: earliest_at.map(|at| at.since(self.arrived_at)), ..fault }
+    }
+}
+
+/// The outputs that were waited for, or why there are none.
+pub(crate) fn outputs(heard: Heard<Reply>) -> Result<Vec<Tensor>, Refusal> {
+    match heard {
+        Heard::Said(Reply::Outputs(outputs)) => Ok(outputs),
+        Heard::Said(Reply::Refused(refusal)) | Heard::Lost(refusal) => Err(refusal),
+        Heard::Late => Err(Reason::DeadlineMissed.into()),
+        // A sender that is gone without a word belonged to a controller that is gone.
+        Heard::Nothing => Err(Reason::ShuttingDown.into()),
     }
 }
 

@@ -60,9 +60,11 @@ pub struct Config {
     pub max_client_connections: usize,
     /// What else one client may have; `None` costs nothing.
     pub client_limits: Option<ClientLimits>,
-    /// The memory that the process may have; beyond parts of it large bodies and connections are refused. `None`: as
-    /// much as the system lets it.
+    /// The memory that the process may have; beyond parts of it answers aren't kept, and large bodies and connections
+    /// are refused. `None`: as much as the system lets it.
     pub memory_limit: Option<u64>,
+    /// Memory for answers that are kept, of models whose configuration asks for it; 0 keeps none.
+    pub cache_bytes: u64,
     /// How long the head of a request may take from its first byte to its last, and a gRPC client to introduce itself.
     pub header_timeout: Duration,
     /// How long the body of a request, or an answer that is being written, may stand still.
@@ -123,6 +125,7 @@ impl Default for Config {
             max_client_connections: 4096,
             client_limits: None,
             memory_limit: None,
+            cache_bytes: 0,
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
             least_rate: 1 << 10,

@@ -12,11 +12,12 @@
 //!
 //! `http` and `grpc` turn bytes into requests and answers into bytes; `call` is the way of a request on either
 //! protocol. `io` has the threads and connections below them, `body` the bytes of bodies, `admin` every call that isn't
-//! inference, `rights` who may do what.
+//! inference, `rights` who may do what, `cache` answers that are kept.
 
 mod admin;
 mod applications;
 mod body;
+mod cache;
 mod call;
 mod check;
 mod classify;

@@ -31,7 +31,7 @@ const MAX_REGIONS: usize = 4096;
 /// The longest name of a region, and of an object.
 const MAX_NAME_BYTES: usize = 255;
 /// Tensors of this size and more are copied on another thread.
-const OFFLOAD_COPY_BYTES: usize = 1 << 20;
+pub(crate) const OFFLOAD_COPY_BYTES: usize = 1 << 20;
 
 /// A region that is registered.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use crate::Config;
 use crate::admin::metrics::serve_metrics;
 use crate::admin::scaling::Scaling;
+use crate::cache::{self, PredictionCache};
 use crate::io::accept::Acceptor;
 use crate::io::thread::serve_thread;
 use crate::io::tls::Tls;
@@ -101,7 +102,10 @@ impl Gateway {
         let tracer = Tracer::new(config.trace_file.clone()).map_err(GatewayError::Thread)?;
         let io_threads = config.io_threads.max(1);
         let scaling = Scaling::new(config.scaling, controller.clone(), metrics.clone());
-        let shared = Arc::new(ServerState { tls, ..ServerState::new(config, rules, metrics, tracer) });
+        let cache = (config.cache_bytes > 0).then(|| PredictionCache::new(config.cache_bytes));
+        let cache = cache.transpose().map_err(GatewayError::Thread)?.map(Arc::new);
+        let shared =
+            Arc::new(ServerState { tls, cache: cache.clone(), ..ServerState::new(config, rules, metrics, tracer) });
         let (tell, closing) = watch::channel(false);
         let mut threads = Vec::new();
         let mut queues = Vec::new();
@@ -112,6 +116,10 @@ impl Gateway {
             let closing = closing.clone();
             threads.push(spawn(format!("io-{number}"), move || serve_thread(context, connections, closing))?);
             queues.push(queue);
+        }
+        if let Some(cache) = cache {
+            let (shared, closing) = (Arc::clone(&shared), closing.clone());
+            threads.push(spawn("cache".to_owned(), move || cache::tend(&cache, &shared, &registry, closing))?);
         }
         let clients = Mutex::default();
         let acceptor = Acceptor { queues, clients, shared: Arc::clone(&shared), closing: closing.clone() };

@@ -142,7 +142,7 @@ fn the_bytes_that_one_client_holds_are_limited() {
 fn without_memory_connections_may_only_probe_and_those_that_idle_are_closed() {
     let config = Config { memory_limit: Some(1), ..Config::default() };
     let server = Server::with(config, &[("quick", model(0.1, None))]);
-    server.until("it is noticed", |server| server.metric("punctual_memory_step") == 3.0);
+    server.until("it is noticed", |server| server.metric("punctual_memory_step") == 4.0);
     assert_eq!(server.ask(get("/livez")).status, 200);
     let (status, reason, _) = server.ask(post(INFER, &[], rows(1, ""))).refusal();
     assert_eq!((status, reason.as_str()), (503, "too_many_connections"));

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead as _, BufReader};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -43,6 +43,10 @@ const MOST_LEFT_BEHIND: usize = 4;
 
 /// So many models are brought up at once at most, by engines that prepare them soon: each has its file in memory.
 const AT_ONCE: usize = 6;
+
+/// What is said of a model that wants its answers kept.
+const NO_CACHE: &str =
+    "response_cache has no effect: the server keeps no answers; start it with --cache-config local,size=BYTES";
 
 /// How much time there is to bring a model up, with engines that make use of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,6 +77,8 @@ pub(crate) struct BringUp {
     /// What was said of configurations: each sentence is said once.
     said: Mutex<HashSet<String>>,
     hashes: FileHashes,
+    /// How many models had their answers kept so far.
+    kept_under: AtomicU64,
     /// Threads that took too long, and the models that they were to prepare.
     left_behind: Mutex<Vec<(String, JoinHandle<()>)>>,
 }
@@ -86,6 +92,7 @@ impl BringUp {
             stopping,
             said: Mutex::default(),
             hashes: FileHashes::default(),
+            kept_under: AtomicU64::new(0),
             left_behind: Mutex::default(),
         }
     }
@@ -296,7 +303,22 @@ impl BringUp {
         let config = Arc::new(self.complete(found, &model.signature, devices, findings));
         let queue_limits = queue_limits(&found.config, longest, model.signature.max_batch, devices);
         let (model, labels) = (Arc::clone(model), Arc::clone(labels));
-        ServedModel { id, model, config, labels, defaults: prepared.defaults().into(), queue_limits }
+        let (defaults, kept_under) = (prepared.defaults().into(), self.kept_under(found));
+        ServedModel { id, model, config, labels, defaults, queue_limits, kept_under }
+    }
+
+    /// The number under which a model's answers are kept, if they are to be: one that no other has, also if it was
+    /// brought up from the same files.
+    fn kept_under(&self, found: &FoundModel) -> Option<u64> {
+        if !found.config.response_cache {
+            return None;
+        }
+        if !self.config.keeps_answers {
+            self.say_once(&found.name, &[NO_CACHE.to_owned()]);
+            return None;
+        }
+        self.controller.metrics().keeps_answers(&found.name, found.version);
+        Some(self.kept_under.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Says what was found out about a model that is served from now on.

@@ -101,4 +101,7 @@ pub struct ServedModel {
     pub defaults: Arc<[Option<Tensor>]>,
     /// What its configuration says of requests that wait, if anything.
     pub queue_limits: Option<Arc<QueueLimits>>,
+    /// The number under which its answers are kept, if they are. Each model that is brought up has one of its own: what
+    /// a version answered before its files were changed is never found for it afterwards.
+    pub kept_under: Option<u64>,
 }

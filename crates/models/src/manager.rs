@@ -57,6 +57,8 @@ pub struct ManagerConfig {
     /// With engines that prepare models soon: whether they are ready soon and better later, or as good as they get at
     /// once.
     pub ready_soon: bool,
+    /// Whether answers are kept of models whose configuration asks for it.
+    pub keeps_answers: bool,
     /// Told of each model as it becomes ready or fails while the server starts.
     pub progress: Box<dyn Fn(&StartProgress) + Send + Sync>,
     /// Told how far downloads are while the server starts.
@@ -84,6 +86,7 @@ impl ManagerConfig {
             effort: ProfilingEffort::default(),
             max_preparing: Self::MAX_PREPARING,
             ready_soon: READY_SOON,
+            keeps_answers: false,
             progress: Box::new(|_| {}),
             transfer: Box::new(|_| {}),
         }

@@ -61,6 +61,8 @@ pub struct ModelConfig {
     /// How many shapes of a model that leaves sizes open are kept prepared, from the parameter `max_shapes`: for
     /// engines that prepare each shape.
     pub max_shapes: Option<u32>,
+    /// Whether its answers are kept, on a server that keeps any.
+    pub response_cache: bool,
     /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
     pub file_name: Option<String>,
     /// Everything as it was written, in Triton's message.
@@ -623,7 +625,7 @@ mod tests {
             2:13: instance_group is ignored: `--devices` says where models run, and every device serves all of them
             2:60: instance_group is ignored: `--devices` says where models run, and every device serves all of them
             3:13: optimization is ignored: graphs are always optimised, and the runtime is set up by the server's own options
-            3:30: response_cache is ignored: answers aren't kept: every request is computed
+            3:30: response_cache is ignored: a model with sequence_batching has every request computed
             3:62: model_transaction_policy is ignored: a model here gives one answer to each request
             3:91: sequence_batching is ignored: each request stands for itself, and goes to whichever device is free
             4:13: model_operations is ignored: operators come with the runtime's library

@@ -26,7 +26,6 @@ const WITHOUT_MEANING: &[(&str, &str, &str)] = &[
         "optimization",
         "graphs are always optimised, and the runtime is set up by the server's own options",
     ),
-    ("ModelConfig", "response_cache", "answers aren't kept: every request is computed"),
     ("ModelConfig", "model_transaction_policy", "a model here gives one answer to each request"),
     ("ModelConfig", "sequence_batching", "each request stands for itself, and goes to whichever device is free"),
     ("ModelConfig", "model_operations", "operators come with the runtime's library"),

@@ -34,6 +34,7 @@ pub fn config(
         batching::read(batching, positions, &mut config, warnings)?;
     }
     parameters::read(&written.parameters, positions, &mut config, warnings)?;
+    config.response_cache = response_cache(&written, positions, warnings);
     config.written = written;
     Ok(config)
 }
@@ -60,6 +61,17 @@ fn check_served(written: &proto::ModelConfig, positions: &Positions) -> Result<(
         }
     }
     Ok(())
+}
+
+/// Whether answers are kept. As in Triton, those of a model that is asked in sequences aren't.
+fn response_cache(written: &proto::ModelConfig, positions: &Positions, warnings: Warnings<'_>) -> bool {
+    let is_wanted = written.response_cache.as_ref().is_some_and(|cache| cache.enable);
+    let has_sequences = matches!(written.scheduling_choice, Some(model_config::SchedulingChoice::SequenceBatching(_)));
+    if is_wanted && has_sequences {
+        let reason = "response_cache is ignored: a model with sequence_batching has every request computed";
+        warnings.push(positions.wrong_field("response_cache", reason));
+    }
+    is_wanted && !has_sequences
 }
 
 fn check_name(name: &str, positions: &Positions, model: &str) -> Result<(), TextProblem> {

@@ -164,6 +164,8 @@ declare! {
         "Times that the weights were dropped from a device.";
     precision_error: GaugeVec = "model_precision_error" &["model", "version", "precision"], &[],
         "How far the model's outputs in the precision that it is computed in are from those in fp32, at most, as a part of an output's range, for the inputs that were compared before it was ready; 0 in fp32. For engines that have a choice (docs/gpu.md).";
+    cache_joined: IntCounterVec = "cache_joined_total" MODEL, &[],
+        "Requests that got the outputs of an identical one that was in flight when they came: misses that weren't computed. For models with response_cache (docs/cache.md).";
     unrouted: IntCounterVec = "unrouted_requests_total" &["reason"], &[],
         "Requests that ended before a model was found for them, by reason.";
     in_flight: IntGaugeVec = "requests_in_flight" &[], &[],
@@ -219,7 +221,13 @@ declare! {
     memory_limit: IntGaugeVec = "memory_limit_bytes" &[], &[],
         "The most that it may have: of --memory-limit, the limits of its cgroups and of its address space the least; 0 where there is none.";
     memory_step: IntGaugeVec = "memory_step" &[], &[],
-        "What is done for want of memory: 0 nothing, 1 large bodies are refused, 2 new connections too, 3 connections that idle are closed too.";
+        "What is done for want of memory: 0 nothing, 1 answers aren't kept (docs/cache.md), 2 large bodies are refused too, 3 new connections too, 4 connections that idle are closed too.";
+    cache_bytes: IntGaugeVec = "cache_bytes" &[], &[],
+        "What kept answers take, with all that belongs to them, of which the size in --cache-config is the most; looked at four times a second, as the two below.";
+    cache_entries: IntGaugeVec = "cache_entries" &[], &[],
+        "Answers that are kept.";
+    cache_evictions: IntCounterVec = "cache_evictions_total" &[], &[],
+        "Answers that had to make room for others.";
     step_seconds: HistogramVec = "scheduler_step_seconds" &[], STEPS,
         "What the scheduler needed for one event.";
     measurements: HistogramVec = "online_measurement_seconds" &["run"], WAITS,
@@ -267,6 +275,14 @@ declare_tritons! {
         "Microseconds in which the outputs of their batches were copied and split, of all computed requests together.";
     PENDING = Gauge "nv_inference_pending_request_count" MODEL,
         "Requests that wait to be handed to a device.";
+    CACHE_HITS = Counter "nv_cache_num_hits_per_model" MODEL,
+        "Requests for which an answer was kept; for models with response_cache, as the three below.";
+    CACHE_MISSES = Counter "nv_cache_num_misses_per_model" MODEL,
+        "Requests for which none was kept.";
+    CACHE_HIT_US = Counter "nv_cache_hit_duration_per_model" MODEL,
+        "Microseconds in which kept answers were found.";
+    CACHE_MISS_US = Counter "nv_cache_miss_duration_per_model" MODEL,
+        "Microseconds in which none was found, and in which new answers were put there.";
     CPU = Gauge "nv_cpu_utilization" &[],
         "Share of the machine's processor time with work since the last look at the metrics, 0 to 1.";
     MEMORY_TOTAL = Gauge "nv_cpu_memory_total_bytes" &[],
@@ -298,7 +314,7 @@ pub fn reference() -> String {
         "\n## Under Triton's names\n\n\
          Dashboards and alerts that were made for Triton draw these. They come from the counters that the statistics\n\
          calls (`v2/models/stats`, `ModelStatistics`) show. What Triton has beyond them has no meaning here: there is no\n\
-         response cache, no decoupled model, and nobody reads the power of a GPU.\n\n\
+         decoupled model, and nobody reads the power of a GPU.\n\n\
          | metric | kind | labels | meaning |\n|---|---|---|---|\n",
     );
     page.push_str(&rows(TRITON));

@@ -11,7 +11,7 @@ use prometheus::{
 };
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A histogram of spans of time.
 #[derive(Clone, Debug)]
@@ -43,6 +43,12 @@ pub struct Metrics {
     pub memory_limit: IntGauge,
     /// What is done for want of memory.
     pub memory_step: IntGauge,
+    /// What kept answers take.
+    pub cache_bytes: IntGauge,
+    /// Answers that are kept.
+    pub cache_entries: IntGauge,
+    /// Answers that had to make room for others.
+    pub cache_evictions: IntCounter,
     /// Versions of models being prepared or profiled.
     pub models_loading: IntGauge,
     /// Versions of models that can be asked.
@@ -124,6 +130,9 @@ impl Metrics {
             memory_used: f.memory_used.with_label_values::<&str>(&[]),
             memory_limit: f.memory_limit.with_label_values::<&str>(&[]),
             memory_step: f.memory_step.with_label_values::<&str>(&[]),
+            cache_bytes: f.cache_bytes.with_label_values::<&str>(&[]),
+            cache_entries: f.cache_entries.with_label_values::<&str>(&[]),
+            cache_evictions: f.cache_evictions.with_label_values::<&str>(&[]),
             models_loading: f.models.with_label_values(&["loading"]),
             models_ready: f.models.with_label_values(&["ready"]),
             models_broken: f.models.with_label_values(&["broken"]),
@@ -163,9 +172,11 @@ impl Metrics {
                 cold_starts: f.cold_starts.with_label_values(&labels),
                 loads: f.loads.with_label_values(&labels),
                 unloads: f.unloads.with_label_values(&labels),
+                without_work: AtomicU64::new(0),
                 success_nanos: AtomicU64::new(0),
                 fail_nanos: AtomicU64::new(0),
                 precision: Mutex::default(),
+                joined: OnceLock::new(),
                 statistics: Arc::default(),
                 demand: Arc::clone(&self.demand),
             }),
@@ -178,6 +189,13 @@ impl Metrics {
         self.forget_precision(&model, name, &version);
         self.families.precision_error.with_label_values(&[name, &version, precision]).set(error);
         *model.inner.precision.lock().unwrap_or_else(PoisonError::into_inner) = Some(precision.to_owned());
+    }
+
+    /// Answers of a model are kept: it has the metrics for that from now on.
+    pub fn keeps_answers(&self, name: &str, version: u64) {
+        let model = self.model(name, version);
+        model.inner.statistics.keeps_answers();
+        model.inner.joined.get_or_init(|| self.families.cache_joined.with_label_values(&[name, &version.to_string()]));
     }
 
     fn forget_precision(&self, model: &ModelMetrics, name: &str, version: &str) {
@@ -311,10 +329,14 @@ struct ModelSeries {
     cold_starts: IntCounter,
     loads: IntCounter,
     unloads: IntCounter,
+    /// Successes whose outputs were computed for another request.
+    without_work: AtomicU64,
     success_nanos: AtomicU64,
     fail_nanos: AtomicU64,
     /// What the model is computed in, where that can be chosen.
     precision: Mutex<Option<String>>,
+    /// Requests that got the outputs of another, where answers are kept.
+    joined: OnceLock<IntCounter>,
     /// What executors count; each place on a device that has the weights holds it too.
     statistics: Arc<Statistics>,
     demand: Arc<DemandCounters>,
@@ -334,6 +356,21 @@ impl ModelMetrics {
         self.inner.demand.answered();
         self.inner.request.observe(latency);
         self.inner.success_nanos.fetch_add(latency.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// A request was answered with outputs that weren't computed for it: it asked for no device's time.
+    pub fn answered_without_work(&self, latency: Duration) {
+        self.inner.success.inc();
+        self.inner.without_work.fetch_add(1, Ordering::Relaxed);
+        self.inner.request.observe(latency);
+        self.inner.success_nanos.fetch_add(latency.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// A request got the outputs of an identical one.
+    pub fn joined(&self) {
+        if let Some(joined) = self.inner.joined.get() {
+            joined.inc();
+        }
     }
 
     /// A request got no outputs, that long after its arrival.
@@ -363,7 +400,7 @@ impl ModelMetrics {
         let inner = &*self.inner;
         let bad: u64 = inner.ended().filter(|(reason, _)| reason.is_shortage()).map(|(_, count)| count).sum();
         ModelDemand {
-            ended: inner.success.get() + bad,
+            ended: inner.success.get().saturating_sub(inner.without_work.load(Ordering::Relaxed)) + bad,
             bad,
             computed: inner.statistics.requests(),
             busy: Duration::from_secs_f64(inner.execution.0.get_sample_sum()),
@@ -674,6 +711,28 @@ mod tests {
     }
 
     #[test]
+    fn only_models_whose_answers_are_kept_have_series_for_that_and_hits_ask_for_no_device() {
+        let metrics = Metrics::new();
+        let (kept, plain) = (metrics.model("kept", 1), metrics.model("plain", 1));
+        metrics.keeps_answers("kept", 1);
+        kept.statistics().hit(Duration::from_micros(3));
+        kept.statistics().missed(Duration::from_micros(5));
+        kept.joined();
+        kept.answered_without_work(Duration::from_micros(9));
+        plain.joined();
+        let text = metrics.render();
+        let of = |name: &str| value(&text, &format!(r#"{name}{{model="kept",version="1"}}"#));
+        let shown = ["num_hits", "num_misses", "hit_duration", "miss_duration"]
+            .map(|name| of(&format!("nv_cache_{name}_per_model")));
+        assert_eq!(shown, [Some(1.0), Some(1.0), Some(3.0), Some(5.0)]);
+        assert_eq!((of("punctual_cache_joined_total"), of("nv_inference_request_success")), (Some(1.0), Some(1.0)));
+        assert!(!text.lines().any(|line| line.contains("cache") && line.contains("plain")));
+        assert_eq!((kept.demand().ended, metrics.demand().ended), (0, 0));
+        metrics.remove_model("kept", 1);
+        assert!(!metrics.render().contains(r#"model="kept""#));
+    }
+
+    #[test]
     fn a_model_is_computed_in_one_precision() {
         let metrics = Metrics::new();
         metrics.computed_in("a", 1, "tf32", 0.25);
@@ -720,6 +779,7 @@ mod tests {
     fn every_declared_metric_is_registered() {
         let metrics = Metrics::new();
         metrics.model("m", 1);
+        metrics.keeps_answers("m", 1);
         metrics.computed_in("m", 1, "fp32", 0.0);
         metrics.device("cpu:0");
         metrics.rule(0);

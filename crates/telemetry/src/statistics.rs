@@ -7,7 +7,7 @@
 
 use base::{Duration, Timestamp};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Batches of up to this many rows are told apart by size; larger ones count with it.
@@ -52,10 +52,11 @@ impl BatchTimes {
     }
 }
 
-/// The counters of one version of a model that executors write.
+/// The counters of one version of a model that executors write, and of its answers that are kept.
 #[derive(Debug, Default)]
 pub struct Statistics {
     work: BatchCounters,
+    answers: AnswerCounters,
     /// Requests that wait to be handed to a device.
     pending: AtomicI64,
     batches: [OnceLock<Box<[BatchCell]>>; SIZE_CLASSES],
@@ -76,6 +77,17 @@ struct BatchCounters {
     infer_nanos: AtomicU64,
     output_nanos: AtomicU64,
     last_started_nanos: AtomicU64,
+}
+
+/// What requests of a model whose answers are kept add to.
+#[derive(Debug, Default)]
+struct AnswerCounters {
+    /// Whether its answers are kept, or ever were.
+    kept: AtomicBool,
+    hits: AtomicU64,
+    hit_nanos: AtomicU64,
+    misses: AtomicU64,
+    miss_nanos: AtomicU64,
 }
 
 /// Batches of one size.
@@ -121,6 +133,33 @@ impl Statistics {
         let cells =
             self.batches[class as usize].get_or_init(|| (0..1 << class).map(|_| BatchCell::default()).collect());
         &cells[(rows - (1 << class)) as usize]
+    }
+
+    /// The model's answers are kept from now on.
+    pub(crate) fn keeps_answers(&self) {
+        self.answers.kept.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the model's answers are kept, or ever were.
+    pub(crate) fn are_answers_kept(&self) -> bool {
+        self.answers.kept.load(Ordering::Relaxed)
+    }
+
+    /// An answer that was kept was found for a request, which took so long.
+    pub fn hit(&self, took: Duration) {
+        add(&self.answers.hits, 1);
+        add(&self.answers.hit_nanos, took.as_nanos());
+    }
+
+    /// None was found, which took so long.
+    pub fn missed(&self, took: Duration) {
+        add(&self.answers.misses, 1);
+        add(&self.answers.miss_nanos, took.as_nanos());
+    }
+
+    /// The answer to a request for which none was found is kept, which took so long.
+    pub fn kept(&self, took: Duration) {
+        add(&self.answers.miss_nanos, took.as_nanos());
     }
 
     /// A request waits to be handed to a device.
@@ -174,6 +213,14 @@ impl Statistics {
             input: spans(&work.input_nanos),
             infer: spans(&work.infer_nanos),
             output: spans(&work.output_nanos),
+            cache_hit: Spans {
+                count: get(&self.answers.hits),
+                total: Duration::from_nanos(get(&self.answers.hit_nanos)),
+            },
+            cache_miss: Spans {
+                count: get(&self.answers.misses),
+                total: Duration::from_nanos(get(&self.answers.miss_nanos)),
+            },
             batches: self.batch_totals(),
             resident: {
                 let resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
@@ -230,6 +277,10 @@ pub struct ModelTotals {
     pub infer: Spans,
     /// Requests that were computed: the time in which the outputs of their batches were copied and split.
     pub output: Spans,
+    /// Requests for which an answer was kept: the time to find it.
+    pub cache_hit: Spans,
+    /// Requests for which none was kept: the time to find that, and to keep theirs.
+    pub cache_miss: Spans,
     /// Batches, by rows, ascending; sizes that were seen only.
     pub batches: Vec<BatchTotals>,
     /// Bytes of weights, by the devices on which they are.
@@ -298,6 +349,17 @@ mod tests {
         let totals = statistics.totals(Spans::default(), Spans::default());
         assert_eq!(totals.batches.iter().map(|batch| batch.rows).collect::<Vec<_>>(), sizes);
         assert_eq!(totals.batches.last().map(|batch| batch.infer.count), Some(2));
+    }
+
+    #[test]
+    fn what_is_found_and_what_is_not_are_counted_apart() {
+        let statistics = Statistics::default();
+        statistics.hit(Duration::from_nanos(5));
+        statistics.missed(Duration::from_nanos(7));
+        statistics.missed(Duration::from_nanos(1));
+        statistics.kept(Duration::from_nanos(20));
+        let totals = statistics.totals(Spans::default(), Spans::default());
+        assert_eq!((totals.cache_hit, totals.cache_miss), (spans(1, 5), spans(2, 28)));
     }
 
     #[test]

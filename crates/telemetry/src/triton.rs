@@ -86,6 +86,14 @@ const BY_MODEL: [(&Declaration, ReadTotal); 8] = [
     (&t::OUTPUT_US, |totals| micros(totals.output.total)),
 ];
 
+/// The same for models whose answers are kept.
+const BY_CACHED_MODEL: [(&Declaration, ReadTotal); 4] = [
+    (&t::CACHE_HITS, |totals| totals.cache_hit.count as f64),
+    (&t::CACHE_MISSES, |totals| totals.cache_miss.count as f64),
+    (&t::CACHE_HIT_US, |totals| micros(totals.cache_hit.total)),
+    (&t::CACHE_MISS_US, |totals| micros(totals.cache_miss.total)),
+];
+
 impl Collector for TritonCollector {
     fn desc(&self) -> Vec<&Desc> {
         self.descriptions.iter().collect()
@@ -93,18 +101,23 @@ impl Collector for TritonCollector {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let mut by_model = BY_MODEL.map(|(metric, value)| (Family::new(metric), value));
+        let mut by_cached_model = BY_CACHED_MODEL.map(|(metric, value)| (Family::new(metric), value));
         let (mut failed, mut pending) = (Family::new(&t::FAILURE), Family::new(&t::PENDING));
         for ((name, version), model) in &*self.models.lock().unwrap_or_else(PoisonError::into_inner) {
             let version = version.to_string();
             let labels = [("model", name.as_str()), ("version", version.as_str())];
             let totals = model.totals();
             by_model.iter_mut().for_each(|(family, value)| family.push(&labels, value(&totals)));
+            if model.statistics().are_answers_kept() {
+                by_cached_model.iter_mut().for_each(|(family, value)| family.push(&labels, value(&totals)));
+            }
             for word in FAILURES {
                 failed.push(&[labels[0], ("reason", word), labels[1]], model.failed_as(word) as f64);
             }
             pending.push(&labels, model.pending() as f64);
         }
-        let mut families: Vec<MetricFamily> = by_model.into_iter().map(|(family, _)| family.0).collect();
+        let mut families: Vec<MetricFamily> =
+            by_model.into_iter().chain(by_cached_model).map(|(family, _)| family.0).collect();
         families.extend([failed.0, pending.0]);
         let reading = self.machine.read();
         let readings = [

@@ -59,9 +59,8 @@ fn of_model(entry: &Arc<CatalogueEntry>, clocks: Clocks) -> Result<ModelStatisti
         compute_input: Some(duration(totals.input)),
         compute_infer: Some(duration(totals.infer)),
         compute_output: Some(duration(totals.output)),
-        // There is no cache of answers.
-        cache_hit: Some(StatisticDuration::default()),
-        cache_miss: Some(StatisticDuration::default()),
+        cache_hit: Some(duration(totals.cache_hit)),
+        cache_miss: Some(duration(totals.cache_miss)),
     };
     Ok(ModelStatistics {
         name: entry.name.clone(),

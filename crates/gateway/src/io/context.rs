@@ -2,6 +2,7 @@
 
 use crate::Config;
 use crate::applications::Applications;
+use crate::cache::PredictionCache;
 use crate::io::accept::Protocol;
 use crate::io::driver::Driver;
 use crate::io::mailbox::Mailbox;
@@ -82,6 +83,8 @@ pub(crate) struct ServerState {
     pub(crate) rules: Arc<Rules>,
     /// How connections are encrypted, if they are.
     pub(crate) tls: Option<Arc<Tls>>,
+    /// Answers that are kept, if any are.
+    pub(crate) cache: Option<Arc<PredictionCache>>,
 }
 
 impl ServerState {
@@ -89,6 +92,7 @@ impl ServerState {
         Self {
             rules: Arc::new(rules),
             tls: None,
+            cache: None,
             config,
             metrics,
             closing: AtomicBool::new(false),

@@ -1,8 +1,8 @@
 //! What is done for want of memory, before the system ends the process: a decision, and who makes it now and then.
 //!
 //! ```text
-//!  of what the process may have   85 %            90 %              95 %
-//!  ──────── everything ───────────┼ no large bodies ┼ no connections ──┼ idle ones are closed, too
+//!  of what the process may have   80 %                 85 %            90 %              95 %
+//!  ──────── everything ───────────┼ answers aren't kept ┼ no large bodies ┼ no connections ──┼ idle ones are closed, too
 //! ```
 
 use crate::io::ServerState;
@@ -21,6 +21,8 @@ const SLACK: u64 = 3;
 pub(crate) enum MemoryStep {
     /// Nothing.
     Calm,
+    /// Answers that were kept are dropped, and no more are kept.
+    NoCache,
     /// Large bodies are refused.
     NoBodies,
     /// New connections may only ask for the server's health.
@@ -31,12 +33,13 @@ pub(crate) enum MemoryStep {
 
 impl MemoryStep {
     /// By number.
-    const ALL: [Self; 4] = [Self::Calm, Self::NoBodies, Self::NoConnections, Self::NoIdlers];
+    const ALL: [Self; 5] = [Self::Calm, Self::NoCache, Self::NoBodies, Self::NoConnections, Self::NoIdlers];
 
     /// From how many hundredths of what the process may have it is taken.
     const fn begins_at(self) -> u64 {
         match self {
             Self::Calm => 0,
+            Self::NoCache => 80,
             Self::NoBodies => 85,
             Self::NoConnections => 90,
             Self::NoIdlers => 95,
@@ -118,7 +121,7 @@ fn resident(status: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use MemoryStep::{Calm, NoBodies, NoConnections, NoIdlers};
+    use MemoryStep::{Calm, NoBodies, NoCache, NoConnections, NoIdlers};
 
     #[test]
     fn each_step_begins_where_it_should_and_ends_a_little_below() {
@@ -130,12 +133,12 @@ mod tests {
             used.iter().scan(from, next).collect()
         };
         assert_eq!(
-            steps(Calm, &[0, 849, 850, 899, 900, 950, 2000]),
-            [Calm, Calm, NoBodies, NoBodies, NoConnections, NoIdlers, NoIdlers]
+            steps(Calm, &[0, 799, 800, 849, 850, 899, 900, 950, 2000]),
+            [Calm, Calm, NoCache, NoCache, NoBodies, NoBodies, NoConnections, NoIdlers, NoIdlers]
         );
         assert_eq!(
-            steps(NoIdlers, &[920, 919, 870, 869, 820, 819]),
-            [NoIdlers, NoConnections, NoConnections, NoBodies, NoBodies, Calm]
+            steps(NoIdlers, &[920, 919, 870, 869, 820, 819, 770, 769]),
+            [NoIdlers, NoConnections, NoConnections, NoBodies, NoBodies, NoCache, NoCache, Calm]
         );
         assert_eq!(Calm.next(960, 1000), NoIdlers, "one step may follow several");
         assert_eq!(NoIdlers.next(0, 1000), Calm);

@@ -3,9 +3,9 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its part, and a failed unwrap is a failed test")]
 
 use controller::{Controller, ControllerConfig, DeviceConfig, ExecutionLimits};
-use engine::{EmulatedEngine, HostBuffer, HostMemory};
+use engine::{EmulatedEngine, Engine, HostBuffer, HostMemory};
 use gateway::{Config, Gateway};
-use models::{Manager, ManagerConfig, Registry};
+use models::{Manager, ManagerConfig, ProfilingEffort, Registry};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -25,7 +25,7 @@ pub struct Server {
     pub registry: Registry,
     pub metrics: Metrics,
     _manager: Manager,
-    _repository: tempfile::TempDir,
+    pub repository: tempfile::TempDir,
 }
 
 /// A model's `config.pbtxt`: rows of 10 floats, batches up to 8, `b` rows take `alpha + b * beta` milliseconds.
@@ -66,14 +66,21 @@ impl Server {
     }
 
     pub fn with(config: Config, models: &[(&str, String)]) -> Self {
+        Self::with_engine(config, models, Arc::new(EmulatedEngine::default()))
+    }
+
+    pub fn with_engine(config: Config, models: &[(&str, String)], engine: Arc<dyn Engine>) -> Self {
         let repository = tempfile::tempdir().unwrap();
         for (name, text) in models {
             std::fs::create_dir_all(repository.path().join(name).join("1")).unwrap();
             std::fs::write(repository.path().join(name).join("config.pbtxt"), text).unwrap();
+            if engine.name() != "emulated" {
+                std::fs::write(repository.path().join(name).join("1/model.onnx"), "0").unwrap();
+            }
         }
         let metrics = Metrics::new();
-        let device =
-            DeviceConfig { name: "emulated:0".into(), index: 0, pages: 64, pin: None, kind: 0, only_waits: true };
+        let only_waits = engine.name() == "emulated";
+        let device = DeviceConfig { name: "emulated:0".into(), index: 0, pages: 64, pin: None, kind: 0, only_waits };
         let settings = ControllerConfig {
             online_profile_share: 0.0,
             limits: ExecutionLimits::default(),
@@ -83,7 +90,12 @@ impl Server {
             cells: vec![vec![device]],
         };
         let controller = Controller::start(settings, metrics.clone()).unwrap();
-        let settings = ManagerConfig::new(repository.path().to_owned(), Arc::new(EmulatedEngine::default()));
+        let keeps_answers = config.cache_bytes > 0;
+        let settings = ManagerConfig {
+            keeps_answers,
+            effort: ProfilingEffort { runs: 5, budget: base::Duration::from_millis(20) },
+            ..ManagerConfig::new(repository.path().to_owned(), engine)
+        };
         let registry = Registry::default();
         let manager = Manager::start(controller.clone(), registry.clone(), settings).unwrap();
         manager.wait_until_started();
@@ -91,7 +103,7 @@ impl Server {
         let config = Config { http: free, grpc: free, metrics: free, ..config };
         let gateway = Gateway::start(config, controller.clone(), registry.clone(), metrics.clone()).unwrap();
         gateway.set_ready();
-        Self { gateway: Some(gateway), controller, registry, metrics, _manager: manager, _repository: repository }
+        Self { gateway: Some(gateway), controller, registry, metrics, _manager: manager, repository }
     }
 
     fn gateway(&self) -> &Gateway {
