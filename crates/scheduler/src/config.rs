@@ -43,6 +43,8 @@ pub struct Config {
     pub anticipated_delay: f64,
     /// Whether `punctual` looks at the sizes of requests, where they have one.
     pub size_hints: bool,
+    /// How what is left of a pipeline's time is split over its stages.
+    pub split: Split,
 }
 
 impl Config {
@@ -85,6 +87,7 @@ impl Default for Config {
             batch_delay: Duration::from_millis(1),
             anticipated_delay: 1e-4,
             size_hints: true,
+            split: Split::Load,
         }
     }
 }
@@ -115,6 +118,33 @@ pub enum Gather {
     /// The same, but when that is less than the target size, first requests are given up for a larger batch. The target
     /// is what would run if batches of one model followed each other evenly on the devices.
     KeepTarget,
+}
+
+/// How what is left of a pipeline's time is split over the stage that a request has come to and those that follow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Split {
+    /// The same for each. A request that can't be met within its part is refused.
+    Equal,
+    /// In proportion to what a call takes alone. A request that can't be met within its part is refused.
+    Profile,
+    /// By what larger batches of each are worth at the rate at which requests come; and who finds no device within its
+    /// part has what the other stages don't need.
+    Load,
+}
+
+impl Split {
+    /// All of them.
+    pub const ALL: &'static [Self] = &[Self::Equal, Self::Profile, Self::Load];
+
+    /// The name that users write.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Equal => "equal",
+            Self::Profile => "profile",
+            Self::Load => "load",
+        }
+    }
 }
 
 /// The batching policies, by name.

@@ -1,5 +1,6 @@
 //! The figures of a run, and their mean over seeds.
 
+use base::Duration;
 use serde_json::{Map, Value, json};
 use sim::{Meter, RunResult, Tally, by_reason, ratio};
 
@@ -66,6 +67,9 @@ fn tally(tally: &Tally, seconds: f64) -> Map<String, Value> {
         "cold_of_good": ratio(tally.cold_good as f64, tally.good as f64),
     });
     extend(&mut figures, own);
+    if tally.work > Duration::ZERO {
+        figures.insert("wasted".into(), ratio(tally.wasted.as_secs_f64(), tally.work.as_secs_f64()).into());
+    }
     if let Ok(mut latency) = serde_json::to_value(tally.latency.summary()) {
         latency.as_object_mut().map(|latency| latency.remove("count"));
         extend(&mut figures, latency);

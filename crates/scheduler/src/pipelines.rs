@@ -1,0 +1,280 @@
+//! Pipelines: how much of what is left a stage may use, and since when it is known that the whole can't be met.
+//!
+//! A request for a pipeline comes once for each stage, and each time with the deadline of the whole. What the stages
+//! that follow take on the longest way, with nothing else to do, is theirs: before it is the stage's *limit*. What is
+//! left beyond what the stage itself takes is *slack*, which is split over it and those that follow. So a stage has a
+//! deadline of its own, by which it is queued, batched and matched with devices as any other request.
+//!
+//! ```text
+//!             own deadline            limit
+//!  ──┬─────────────┬────────────────────┬──────────────────────┤ deadline of the whole
+//!   now  takes, slack    others' slack    what the others take
+//! ```
+//!
+//! With `Split::Load` the deadline is decided again when it can't be met: whoever finds no device by then goes on with
+//! all that is left until the limit. It is refused when there is no time for it before its limit: the work that was
+//! done for it until then is lost, and no more is done.
+
+use crate::config::Split;
+use crate::event::{Command, Outcome, PipelineSpec, PipelineStage, Rejection, Request};
+use crate::fair::cheapest;
+use crate::policy::Fact;
+use crate::queue::Queued;
+use crate::requests::RequestInHand;
+use crate::table::grown;
+use crate::Scheduler;
+use base::{Duration, ModelId, PipelineId, RequestId, Timestamp};
+
+/// Slack is split in so many parts: finer ones change no batch.
+const PARTS: usize = 8;
+
+impl PipelineSpec {
+    /// Whether its stages are a graph: each before those that follow it, with calls that take place.
+    pub fn is_sound(&self) -> bool {
+        let count = self.stages.len() as u32;
+        let follows = |(index, next): (u32, &[u32])| next.iter().all(|&next| index < next && next < count);
+        let calls = self.stages.iter().all(|stage| stage.calls > 0.0 && stage.calls.is_finite());
+        calls && (0..).zip(self.stages.iter().map(|stage| stage.next.as_slice())).all(follows)
+    }
+}
+
+/// A stage that is in hand.
+#[derive(Clone, Copy, Debug)]
+struct StageInHand {
+    request: RequestId,
+    /// When the whole can no longer be met if this stage isn't done.
+    limit_at: Timestamp,
+    /// Until when it counts as done: what comes next is refused if it is too late.
+    done_by: Timestamp,
+    /// What the others take, and the driver between them.
+    rest: Duration,
+}
+
+/// All pipelines, and the stages in hand, by slot.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pipelines {
+    graphs: Vec<Option<PipelineSpec>>,
+    stages: Vec<Option<StageInHand>>,
+}
+
+impl Pipelines {
+    pub fn add(&mut self, spec: PipelineSpec) {
+        assert!(spec.is_sound(), "the stages of {} are no graph", spec.pipeline);
+        let pipeline = spec.pipeline.index();
+        *grown(&mut self.graphs, pipeline) = Some(spec);
+    }
+
+    pub fn remove(&mut self, pipeline: PipelineId) {
+        if let Some(there) = self.graphs.get_mut(pipeline.index()) {
+            *there = None;
+        }
+    }
+
+    fn of(&self, stage: PipelineStage) -> Option<&PipelineSpec> {
+        let spec = self.graphs.get(stage.pipeline.index())?.as_ref()?;
+        (stage.stage < spec.stages.len() as u32).then_some(spec)
+    }
+
+    /// A request has its outcome.
+    pub fn forget(&mut self, request: RequestId) {
+        if let Some(stage) = self.stages.get_mut(request.slot as usize) {
+            *stage = None;
+        }
+    }
+
+    /// A request that is a stage of a pipeline.
+    fn get(&self, request: RequestId) -> Option<&StageInHand> {
+        self.stages.get(request.slot as usize)?.as_ref().filter(|stage| stage.request == request)
+    }
+}
+
+/// A stage on the longest way to the end.
+#[derive(Clone, Copy, Debug)]
+struct Leg {
+    model: ModelId,
+    calls: f64,
+    /// What one call takes, with nothing else to do.
+    takes: Duration,
+    /// What passes between its end and the next one's beginning, or the answer.
+    gap: Duration,
+}
+
+/// What is planned for a stage.
+struct StagePlan {
+    /// Its own deadline.
+    due_at: Timestamp,
+    limit_at: Timestamp,
+    done_by: Timestamp,
+}
+
+impl Scheduler {
+    /// A request has come to a stage.
+    pub(crate) fn stage_submitted(&mut self, request: Request, stage: PipelineStage, out: &mut Vec<Command>) {
+        let Some(legs) = self.legs(&request, stage) else {
+            let outcome = Outcome::Rejected(Rejection::ModelUnavailable);
+            return out.push(Command::Finish { request: request.id, outcome });
+        };
+        self.foresee(stage);
+        if request.deadline_at == Timestamp::NEVER {
+            return self.submitted(request, out);
+        }
+        let StagePlan { due_at, limit_at, done_by } = self.plan(&request, &legs);
+        let rest = request.deadline_at.since(limit_at);
+        *grown(&mut self.pipelines.stages, request.id.slot as usize) =
+            Some(StageInHand { request: request.id, limit_at, done_by, rest });
+        let at_most = Request { deadline_at: limit_at, ..request };
+        let own = Request { deadline_at: due_at, ..request };
+        self.sequence += 1;
+        self.write_down(&own);
+        self.share_out();
+        self.prepare_for(&own);
+        let mut admitted = self.admit(&own).map(|device| (own, device));
+        if self.config.split == Split::Load && admitted.is_err() {
+            admitted = self.admit(&at_most).map(|device| (at_most, device));
+        }
+        match admitted {
+            Ok((request, device)) => self.enqueue(request, device),
+            Err(Rejection::DeadlineUnreachable { .. }) if let Some(device) = self.device_to_try(&at_most) => {
+                self.try_alone(at_most, device, out);
+            }
+            Err(rejection) => {
+                self.pipelines.forget(request.id);
+                self.refuse(&own, rejection.later_by(rest), out);
+            }
+        }
+    }
+
+    /// The longest way from a stage to the end; `None` where a model on any way isn't served.
+    fn legs(&self, request: &Request, stage: PipelineStage) -> Option<Vec<Leg>> {
+        let spec = self.pipelines.of(stage)?;
+        let way = if self.config.policy.counts_the_way() { self.config.delay.of(1) } else { Duration::ZERO };
+        let heard = self.config.delay.control;
+        let first = stage.stage as usize;
+        // For each stage from the last one on: what it and those behind it take, itself, and who follows on that way.
+        let mut ways: Vec<(Duration, Option<Leg>, usize)> = vec![(Duration::ZERO, None, 0); spec.stages.len()];
+        for (index, stage) in spec.stages.iter().enumerate().skip(first).rev() {
+            let model = if index == first { request.model } else { stage.model };
+            let there = self.ledger.models.get(model.index())?.as_ref().filter(|model| !model.removed)?;
+            let takes = if index == first { self.alone(request) } else { way + self.ledger.quickest(there, 1) };
+            let (behind, next) = stage.next.iter().map(|&next| (ways[next as usize].0, next as usize)).max().unwrap_or_default();
+            let gap = if next == 0 { stage.gap } else { stage.gap + heard };
+            ways[index] = (takes + gap + behind, Some(Leg { model, calls: stage.calls, takes, gap }), next);
+        }
+        let mut legs = Vec::with_capacity(spec.stages.len() - first);
+        let mut at = first;
+        loop {
+            legs.push(ways[at].1?);
+            at = ways[at].2;
+            if at == 0 {
+                return Some(legs);
+            }
+        }
+    }
+
+    /// What a stage may use of what is left.
+    fn plan(&self, request: &Request, legs: &[Leg]) -> StagePlan {
+        let whole_at = request.deadline_at;
+        let (own, others) = (legs[0], &legs[1..]);
+        let gaps: Duration = legs.iter().map(|leg| leg.gap).sum();
+        let takes: Duration = legs.iter().map(|leg| leg.takes).sum();
+        let limit_at = whole_at - own.gap - others.iter().map(|leg| leg.takes + leg.gap).sum::<Duration>();
+        let done_by = if others.is_empty() { limit_at } else { whole_at };
+        let left = whole_at.since(self.now) - gaps;
+        let due_at = match self.config.split {
+            _ if others.is_empty() => limit_at,
+            Split::Equal => self.now + left / legs.len() as u64,
+            Split::Profile => self.now + left.mul_f64(own.takes.as_secs_f64() / takes.as_secs_f64().max(1e-9)),
+            Split::Load => self.now + own.takes + self.own_slack(legs, left - takes),
+        };
+        StagePlan { due_at: due_at.min(limit_at), limit_at, done_by }
+    }
+
+    /// How much of the slack the first of these stages should have: such that all of them together take the least time
+    /// of devices, in batches of the size that each has time for and enough requests come for. Where nothing is to be
+    /// gained, each has the same.
+    fn own_slack(&self, legs: &[Leg], slack: Duration) -> Duration {
+        let devices = self.ledger.quick_count().max(1) as f64;
+        let part = slack.as_secs_f64() / PARTS as f64;
+        let cost = |leg: &Leg, parts: usize| {
+            let times = self.ledger.model(leg.model).estimates.planned();
+            // Who waits for a device waits for a batch, on average for one in as many as there are devices.
+            let objective = (leg.takes.as_secs_f64() + part * parts as f64) * devices / (devices + 1.0);
+            leg.calls * cheapest(times, self.shares.rate_of(leg.model), objective, 0.0).0
+        };
+        // What the stages behind cost at least, if they have so many parts together.
+        let mut behind = [0.0; PARTS + 1];
+        for leg in legs[1..].iter().rev() {
+            let costs: [f64; PARTS + 1] = std::array::from_fn(|parts| cost(leg, parts));
+            behind = std::array::from_fn(|parts| (0..=parts).map(|own| costs[own] + behind[parts - own]).fold(f64::INFINITY, f64::min));
+        }
+        let even = PARTS / legs.len();
+        let all = |own: usize| cost(&legs[0], own) + behind[PARTS - own];
+        let least = (0..=PARTS).map(all).fold(f64::INFINITY, f64::min);
+        let enough = (0..=PARTS).filter(|&own| all(own) <= least * (1.0 + 1e-6));
+        let own = enough.min_by_key(|own| own.abs_diff(even)).unwrap_or(even);
+        slack.mul_f64(own as f64 / PARTS as f64)
+    }
+
+    /// Later stages will be asked for: weights that are nowhere are loaded while earlier stages run, and those that are
+    /// somewhere stay.
+    fn foresee(&mut self, stage: PipelineStage) {
+        let Some(spec) = self.pipelines.of(stage) else { return };
+        let mut coming = vec![false; spec.stages.len()];
+        coming[stage.stage as usize] = true;
+        let mut models = Vec::new();
+        for (index, stage) in spec.stages.iter().enumerate() {
+            if coming[index] {
+                stage.next.iter().for_each(|&next| coming[next as usize] = true);
+                models.extend(stage.next.iter().map(|&next| spec.stages[next as usize].model));
+            }
+        }
+        for model in models {
+            if self.ledger.model(model).residency.is_empty() {
+                self.expected(model);
+            } else if !self.ledger.everything_fits() {
+                let devices: Vec<_> = self.ledger.model(model).loaded_devices().collect();
+                devices.into_iter().for_each(|device| self.ledger.touch(self.now, model, device));
+            }
+        }
+    }
+
+    /// Until when a request that was executed counts as done.
+    pub(crate) fn done_by(&self, request: &Request) -> Timestamp {
+        self.pipelines.get(request.id).map_or(request.deadline_at, |stage| stage.done_by)
+    }
+
+    /// What the rest of its pipeline takes, for who is told when it could have been answered.
+    pub(crate) fn rest_of(&self, request: RequestId) -> Duration {
+        self.pipelines.get(request).map_or(Duration::ZERO, |stage| stage.rest)
+    }
+
+    /// The deadline that a stage has instead of one that can't be met; `None` where there is no time for it before its
+    /// limit.
+    pub(crate) fn later_deadline(&self, request: &Request) -> Option<Timestamp> {
+        if self.config.split != Split::Load {
+            return None;
+        }
+        let limit_at = self.pipelines.get(request.id)?.limit_at;
+        let model = self.ledger.model(request.model);
+        let cold = if model.residency.is_empty() { model.estimates.load() } else { Duration::ZERO };
+        let possible = limit_at > request.deadline_at && self.now + cold + self.alone(request) <= limit_at;
+        possible.then_some(limit_at)
+    }
+
+    /// Gives a queued request another deadline.
+    pub(crate) fn postpone(&mut self, id: RequestId, deadline_at: Timestamp) {
+        let RequestInHand { request, place, arrived_at, .. } = *self.requests.get(id).expect("queued requests are in hand");
+        let model = request.model;
+        self.take_out(model, place);
+        let entry = self.requests.get_mut(id).expect("it is in hand");
+        entry.request.deadline_at = deadline_at;
+        entry.place.deadline_at = deadline_at;
+        let place = entry.place;
+        let queued = Queued { id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
+        self.queues.insert(&self.ledger, model, place, queued);
+        self.tell(Fact::Queued { model, place, queued, again: true });
+        if !self.config.policy.matches() {
+            self.touch_hungry(model);
+        }
+    }
+}
