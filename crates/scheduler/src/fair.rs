@@ -254,11 +254,6 @@ impl Shares {
         Duration::from_secs_f64(self.kept * self.models[model.index()].objective)
     }
 
-    /// Rows a second of a model that came lately.
-    pub fn rate_of(&self, model: ModelId) -> f64 {
-        self.models[model.index()].rate
-    }
-
     /// When a limited model has its next turn, if it was promised one.
     pub fn turn_at(&self, model: ModelId) -> Option<Timestamp> {
         self.models[model.index()].turns.front().map(|turn| turn.start_at)
@@ -455,7 +450,7 @@ fn pour(demands: &[ShareDemand], there: f64) -> f64 {
 
 /// Seconds of a device for a row of a model with that rate and objective, in seconds, and the size of its batches, if
 /// they are filled for as long as a first request can wait.
-pub(crate) fn cheapest(times: &BatchTimes, rate: f64, objective: f64, kept: f64) -> (f64, u32) {
+fn cheapest(times: &BatchTimes, rate: f64, objective: f64, kept: f64) -> (f64, u32) {
     let mut best = (f64::INFINITY, 1);
     for class in times.classes().iter().filter(|class| class.pays) {
         let takes = class.least_quantile().as_secs_f64();

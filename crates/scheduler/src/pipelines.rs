@@ -15,18 +15,22 @@
 //! all that is left until the limit. It is refused when there is no time for it before its limit: the work that was
 //! done for it until then is lost, and no more is done.
 
+use crate::Scheduler;
 use crate::config::Split;
 use crate::event::{Command, Outcome, PipelineSpec, PipelineStage, Rejection, Request};
-use crate::fair::cheapest;
 use crate::policy::Fact;
 use crate::queue::Queued;
 use crate::requests::RequestInHand;
 use crate::table::grown;
-use crate::Scheduler;
-use base::{Duration, ModelId, PipelineId, RequestId, Timestamp};
+use base::{Duration, PipelineId, RequestId, Timestamp};
 
-/// Slack is split in so many parts: finer ones change no batch.
-const PARTS: usize = 8;
+/// So much of the slack is kept for each stage that follows, times the part of the devices that was busy lately. Of
+/// `traffic` on four devices, with twice what its longest way takes, half of it for each stage loses a sixth of the
+/// rate, and so does a split that makes batches cheapest as if each stage's requests came one by one; from a tenth to
+/// three tenths it is about the same (docs/notes/022-pipelines.md).
+const KEPT: f64 = 0.3;
+/// And no more than this for all of them together.
+const MOST_KEPT: f64 = 0.5;
 
 impl PipelineSpec {
     /// Whether its stages are a graph: each before those that follow it, with calls that take place.
@@ -91,10 +95,10 @@ impl Pipelines {
 /// A stage on the longest way to the end.
 #[derive(Clone, Copy, Debug)]
 struct Leg {
-    model: ModelId,
-    calls: f64,
     /// What one call takes, with nothing else to do.
     takes: Duration,
+    /// The same of as many as are usual, in one batch.
+    together: Duration,
     /// What passes between its end and the next one's beginning, or the answer.
     gap: Duration,
 }
@@ -155,10 +159,14 @@ impl Scheduler {
         for (index, stage) in spec.stages.iter().enumerate().skip(first).rev() {
             let model = if index == first { request.model } else { stage.model };
             let there = self.ledger.models.get(model.index())?.as_ref().filter(|model| !model.removed)?;
-            let takes = if index == first { self.alone(request) } else { way + self.ledger.quickest(there, 1) };
-            let (behind, next) = stage.next.iter().map(|&next| (ways[next as usize].0, next as usize)).max().unwrap_or_default();
+            let calls = (libm::ceil(stage.calls) as u32).min(there.estimates.planned().max_batch());
+            let of = |rows: u32| way + self.ledger.quickest(there, rows);
+            let (takes, together) =
+                if index == first { (self.alone(request), Duration::ZERO) } else { (of(1), of(calls)) };
+            let (behind, next) =
+                stage.next.iter().map(|&next| (ways[next as usize].0, next as usize)).max().unwrap_or_default();
             let gap = if next == 0 { stage.gap } else { stage.gap + heard };
-            ways[index] = (takes + gap + behind, Some(Leg { model, calls: stage.calls, takes, gap }), next);
+            ways[index] = (takes + gap + behind, Some(Leg { takes, together, gap }), next);
         }
         let mut legs = Vec::with_capacity(spec.stages.len() - first);
         let mut at = first;
@@ -184,35 +192,20 @@ impl Scheduler {
             _ if others.is_empty() => limit_at,
             Split::Equal => self.now + left / legs.len() as u64,
             Split::Profile => self.now + left.mul_f64(own.takes.as_secs_f64() / takes.as_secs_f64().max(1e-9)),
-            Split::Load => self.now + own.takes + self.own_slack(legs, left - takes),
+            Split::Load => {
+                let needed = own.takes + others.iter().map(|leg| leg.together).sum::<Duration>();
+                self.now + own.takes + self.own_slack(legs, left - needed)
+            }
         };
         StagePlan { due_at: due_at.min(limit_at), limit_at, done_by }
     }
 
-    /// How much of the slack the first of these stages should have: such that all of them together take the least time
-    /// of devices, in batches of the size that each has time for and enough requests come for. Where nothing is to be
-    /// gained, each has the same.
+    /// How much of what nobody needs the first of these stages should have. Its requests come one by one and wait for
+    /// company. Those that are done come to the next stage together, as they were batched, and mostly need no more
+    /// there than a device, for which they wait the longer the busier devices are.
     fn own_slack(&self, legs: &[Leg], slack: Duration) -> Duration {
-        let devices = self.ledger.quick_count().max(1) as f64;
-        let part = slack.as_secs_f64() / PARTS as f64;
-        let cost = |leg: &Leg, parts: usize| {
-            let times = self.ledger.model(leg.model).estimates.planned();
-            // Who waits for a device waits for a batch, on average for one in as many as there are devices.
-            let objective = (leg.takes.as_secs_f64() + part * parts as f64) * devices / (devices + 1.0);
-            leg.calls * cheapest(times, self.shares.rate_of(leg.model), objective, 0.0).0
-        };
-        // What the stages behind cost at least, if they have so many parts together.
-        let mut behind = [0.0; PARTS + 1];
-        for leg in legs[1..].iter().rev() {
-            let costs: [f64; PARTS + 1] = std::array::from_fn(|parts| cost(leg, parts));
-            behind = std::array::from_fn(|parts| (0..=parts).map(|own| costs[own] + behind[parts - own]).fold(f64::INFINITY, f64::min));
-        }
-        let even = PARTS / legs.len();
-        let all = |own: usize| cost(&legs[0], own) + behind[PARTS - own];
-        let least = (0..=PARTS).map(all).fold(f64::INFINITY, f64::min);
-        let enough = (0..=PARTS).filter(|&own| all(own) <= least * (1.0 + 1e-6));
-        let own = enough.min_by_key(|own| own.abs_diff(even)).unwrap_or(even);
-        slack.mul_f64(own as f64 / PARTS as f64)
+        let kept = KEPT * self.ledger.in_use * (legs.len() - 1) as f64;
+        slack.mul_f64(1.0 - kept.min(MOST_KEPT))
     }
 
     /// Later stages will be asked for: weights that are nowhere are loaded while earlier stages run, and those that are
@@ -263,7 +256,8 @@ impl Scheduler {
 
     /// Gives a queued request another deadline.
     pub(crate) fn postpone(&mut self, id: RequestId, deadline_at: Timestamp) {
-        let RequestInHand { request, place, arrived_at, .. } = *self.requests.get(id).expect("queued requests are in hand");
+        let RequestInHand { request, place, arrived_at, .. } =
+            *self.requests.get(id).expect("queued requests are in hand");
         let model = request.model;
         self.take_out(model, place);
         let entry = self.requests.get_mut(id).expect("it is in hand");

@@ -3,8 +3,8 @@
 use crate::agenda::{Agenda, Due};
 use crate::inputs::DrawnInput;
 use crate::meter::{Ended, Meter, RequestEnding};
-use crate::wholes::{AfterCall, Wholes};
 use crate::violation::{Broken, Violation};
+use crate::wholes::{AfterCall, Wholes};
 use crate::{Faults, ModelSetup, Network, Setup, Traffic, Variety};
 use base::{ApplicationId, Duration, ModelId, Reason, RequestId, Timestamp};
 use scheduler::{Event, Execution, Measured, Outcome, Request, Sample};

@@ -2,6 +2,7 @@
 
 use crate::PipelineSetup;
 use crate::meter::RequestEnding;
+use crate::observe::Observation;
 use base::{Duration, RequestId, Timestamp};
 use scheduler::PipelineStage;
 use std::collections::BTreeMap;
@@ -49,11 +50,19 @@ pub(crate) struct Wholes {
     living: BTreeMap<u64, WholeRequest>,
     sent: u64,
     random: Random,
+    /// What observers haven't seen yet.
+    news: Vec<Observation<'static>>,
 }
 
 impl Wholes {
     pub(crate) fn new(setups: &[PipelineSetup], seed: u64) -> Self {
-        Self { setups: setups.to_vec(), living: BTreeMap::new(), sent: 0, random: Random::new(seed, CALLS) }
+        Self {
+            setups: setups.to_vec(),
+            living: BTreeMap::new(),
+            sent: 0,
+            random: Random::new(seed, CALLS),
+            news: Vec::new(),
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -89,6 +98,7 @@ impl Wholes {
             work: Duration::ZERO,
         };
         self.sent += 1;
+        self.news.push(Observation::WholeSent { whole: self.sent, deadline_at });
         self.living.insert(self.sent, whole);
         (self.sent, first)
     }
@@ -151,6 +161,13 @@ impl Wholes {
         if let Some(there) = self.living.get_mut(&whole) {
             there.ending = Some((ending, answered_at));
         }
+        let good_at = (ending == RequestEnding::Good).then_some(answered_at);
+        self.news.push(Observation::WholeEnded { whole, good_at });
+    }
+
+    /// What has happened since it was last asked.
+    pub(crate) fn take_news(&mut self) -> Vec<Observation<'static>> {
+        std::mem::take(&mut self.news)
     }
 
     /// Calls of it that are in hand.

@@ -239,6 +239,9 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
                 NextStep::Arrival => self.arrival()?,
                 NextStep::Wakeup => self.wake_up()?,
             }
+            for news in self.clients.wholes.take_news() {
+                self.watch.see(&news)?;
+            }
             for measured in self.clients.measured() {
                 self.tell(Event::Measured(measured))?;
             }

@@ -31,7 +31,13 @@ pub(crate) fn setups(
         };
         let timeouts = slo.filter(|_| timeouts).map(|slo| path.timeouts(slo));
         let calls = config.stages.iter().map(|stage| stage.calls.clone()).collect();
-        Ok(PipelineSetup { slo, calls, timeouts, group: experiment.groups.len() - experiment.pipelines.len() + index, spec })
+        Ok(PipelineSetup {
+            slo,
+            calls,
+            timeouts,
+            group: experiment.groups.len() - experiment.pipelines.len() + index,
+            spec,
+        })
     };
     experiment.pipelines.iter().enumerate().map(setup).collect()
 }

@@ -344,7 +344,7 @@ impl ReadyPoint {
 
     /// The figures of the runs of one rate, the mean over the seeds.
     fn figures(&self, runs: &[RunResult], setup: &Setup, devices: Option<u32>) -> Value {
-        let each: Vec<Value> = runs.iter().map(|run| summary::of_run(run, &setup.groups)).collect();
+        let each: Vec<Value> = runs.iter().map(|run| summary::of_run(run, setup)).collect();
         let verdict = self.verdict(runs);
         let mut figures =
             with(summary::mean(&each), json!({ "bad": verdict.bad, "bad_events": verdict.events, "devices": devices }));

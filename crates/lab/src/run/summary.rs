@@ -2,11 +2,11 @@
 
 use base::Duration;
 use serde_json::{Map, Value, json};
-use sim::{Meter, RunResult, Tally, by_reason, ratio};
+use sim::{Meter, RunResult, Setup, Tally, by_reason, ratio};
 
 /// The figures of one run as a JSON object.
-pub(crate) fn of_run(run: &RunResult, groups: &[String]) -> Value {
-    let meter = &run.meter;
+pub(crate) fn of_run(run: &RunResult, setup: &Setup) -> Value {
+    let (meter, groups) = (&run.meter, &setup.groups);
     let mut figures = tally(&meter.total(), meter.span().as_secs_f64());
     let own = json!({
         "mean_batch": meter.mean_batch(),
@@ -21,10 +21,12 @@ pub(crate) fn of_run(run: &RunResult, groups: &[String]) -> Value {
         "completion_error": meter.completion_error.summary(),
     });
     extend(&mut figures, own);
-    if groups.len() > 1 {
-        let each = groups.iter().zip(&meter.groups);
-        let each: Map<String, Value> =
-            each.map(|(name, group)| (name.clone(), Value::Object(tally(group, meter.span().as_secs_f64())))).collect();
+    // Where pipelines are asked for, models mostly aren't.
+    let asked = |(_, group): &(&String, &Tally)| setup.pipelines.is_empty() || group.sent > 0;
+    let each: Vec<(&String, &Tally)> = groups.iter().zip(&meter.groups).filter(asked).collect();
+    if each.len() > 1 {
+        let figures_of = |group: &Tally| Value::Object(tally(group, meter.span().as_secs_f64()));
+        let each: Map<String, Value> = each.iter().map(|(name, group)| ((*name).clone(), figures_of(group))).collect();
         figures.insert("models".into(), Value::Object(each));
     }
     if let Some(series) = series(meter, groups) {

@@ -374,9 +374,8 @@ fn read_trace(path: PathBuf) -> Result<Recorded, LabError> {
 
 /// Seconds of device time for one request for a pipeline, if every stage had all of its time.
 fn cheapest_whole(setup: &Setup, pipeline: &PipelineSetup) -> f64 {
-    let each = |stage: &StageSpec| {
-        stage.calls * cheapest(&setup.models[stage.model.index()].spec.profile, pipeline.slo, 1)
-    };
+    let each =
+        |stage: &StageSpec| stage.calls * cheapest(&setup.models[stage.model.index()].spec.profile, pipeline.slo, 1);
     pipeline.spec.stages.iter().map(each).sum()
 }
 
