@@ -188,6 +188,7 @@ impl Scheduler {
         }
         let earliest_at = self.earliest_after_queue(&request) + self.rest_of(id);
         let rejection = Rejection::Overloaded { earliest_at };
+        self.pipelines.lost(id);
         self.settled(request.model, arrived_at, false);
         self.finish_queued(id, Outcome::Rejected(rejection), out);
     }

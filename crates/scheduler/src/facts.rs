@@ -286,6 +286,9 @@ impl Scheduler {
             let (model, arrived_at) = (entry.request.model, entry.arrived_at);
             self.settled(model, arrived_at, in_time);
         }
+        if !in_time {
+            self.pipelines.lost(id);
+        }
         self.finish_running(id, if in_time { Outcome::Done } else { Outcome::Late }, out);
         in_time
     }
@@ -315,6 +318,7 @@ impl Scheduler {
         if earliest_at > request.deadline_at {
             let Some(deadline_at) = self.later_deadline(&request) else {
                 let rejection = Rejection::Overloaded { earliest_at: earliest_at + self.rest_of(id) };
+                self.pipelines.lost(id);
                 return self.finish_running(id, Outcome::Rejected(rejection), out);
             };
             (request.deadline_at, place.deadline_at) = (deadline_at, deadline_at);

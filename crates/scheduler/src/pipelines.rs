@@ -13,7 +13,8 @@
 //!
 //! With `Split::Load` the deadline is decided again when it can't be met: whoever finds no device by then goes on with
 //! all that is left until the limit. It is refused when there is no time for it before its limit: the work that was
-//! done for it until then is lost, and no more is done.
+//! done for it until then is lost, and no more is done. So that this is rare, first stages are refused in advance where
+//! devices are short: as large a part of them as keeps losses at later stages at one in a hundred.
 
 use crate::Scheduler;
 use crate::config::Split;
@@ -32,6 +33,17 @@ const KEPT: f64 = 0.3;
 /// And no more than this for all of them together.
 const MOST_KEPT: f64 = 0.5;
 
+/// Of the requests that a first stage lets in, this part may be lost at later ones before fewer are let in,
+const LOST_LATER: f64 = 0.015;
+/// and by this part fewer with each that is. Smaller steps leave much work to be done for nothing when a load rises;
+/// larger ones take chance for change.
+const STEP: f64 = 0.02;
+/// At least the first part is let in, so that it is seen when times get better. What is above all of them is a reserve:
+/// the losses of a moment, about twenty, change nothing.
+const LET_IN: (f64, f64) = (0.1, 1.5);
+/// Without losses everybody is let in again after so long, also where few come.
+const FORGOTTEN: Duration = Duration::from_secs(10);
+
 impl PipelineSpec {
     /// Whether its stages are a graph: each before those that follow it, with calls that take place.
     pub fn is_sound(&self) -> bool {
@@ -42,10 +54,50 @@ impl PipelineSpec {
     }
 }
 
+/// A pipeline, and how many of its requests are let in.
+#[derive(Clone, Debug)]
+struct Graph {
+    spec: PipelineSpec,
+    /// The stage with which every request begins, with one call, where there is one such.
+    begins_with: Option<u32>,
+    /// Which part of the requests is let in, and what of them is due to be.
+    let_in: f64,
+    due: f64,
+    /// As of when.
+    since: Timestamp,
+}
+
+impl Graph {
+    fn new(spec: PipelineSpec) -> Self {
+        let follows = |stage: u32| spec.stages.iter().any(|before| before.next.contains(&stage));
+        let mut first = (0..spec.stages.len() as u32).filter(|&stage| !follows(stage));
+        let alone = first.next().filter(|&stage| first.next().is_none() && spec.stages[stage as usize].calls <= 1.0);
+        let begins_with = alone.filter(|_| spec.stages.len() > 1);
+        Self { spec, begins_with, let_in: LET_IN.1, due: 0.0, since: Timestamp::ZERO }
+    }
+
+    /// A request comes to the first stage; whether it is let in.
+    fn lets_in(&mut self, now: Timestamp) -> bool {
+        let passed = now.since(std::mem::replace(&mut self.since, now)).as_secs_f64() / FORGOTTEN.as_secs_f64();
+        self.due += self.let_in.min(1.0);
+        let lets_in = self.due >= 1.0;
+        self.due -= f64::from(u8::from(lets_in));
+        let gained = passed + if lets_in { STEP * LOST_LATER } else { 0.0 };
+        self.let_in = (self.let_in + gained).min(LET_IN.1);
+        lets_in
+    }
+
+    /// A request is lost at a later stage.
+    fn lost(&mut self) {
+        self.let_in = (self.let_in * (1.0 - STEP)).max(LET_IN.0);
+    }
+}
+
 /// A stage that is in hand.
 #[derive(Clone, Copy, Debug)]
 struct StageInHand {
     request: RequestId,
+    at: PipelineStage,
     /// When the whole can no longer be met if this stage isn't done.
     limit_at: Timestamp,
     /// Until when it counts as done: what comes next is refused if it is too late.
@@ -57,7 +109,7 @@ struct StageInHand {
 /// All pipelines, and the stages in hand, by slot.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pipelines {
-    graphs: Vec<Option<PipelineSpec>>,
+    graphs: Vec<Option<Graph>>,
     stages: Vec<Option<StageInHand>>,
 }
 
@@ -65,7 +117,13 @@ impl Pipelines {
     pub fn add(&mut self, spec: PipelineSpec) {
         assert!(spec.is_sound(), "the stages of {} are no graph", spec.pipeline);
         let pipeline = spec.pipeline.index();
-        *grown(&mut self.graphs, pipeline) = Some(spec);
+        let there = grown(&mut self.graphs, pipeline);
+        let before = there.take();
+        let graph = Graph::new(spec);
+        *there = Some(match before {
+            Some(Graph { let_in, due, since, .. }) => Graph { let_in, due, since, ..graph },
+            None => graph,
+        });
     }
 
     pub fn remove(&mut self, pipeline: PipelineId) {
@@ -75,8 +133,23 @@ impl Pipelines {
     }
 
     fn of(&self, stage: PipelineStage) -> Option<&PipelineSpec> {
-        let spec = self.graphs.get(stage.pipeline.index())?.as_ref()?;
+        let spec = &self.graphs.get(stage.pipeline.index())?.as_ref()?.spec;
         (stage.stage < spec.stages.len() as u32).then_some(spec)
+    }
+
+    /// Whether a request that has come to a stage is let in as far as the stages behind it go.
+    fn lets_in(&mut self, now: Timestamp, stage: PipelineStage) -> bool {
+        let Some(Some(graph)) = self.graphs.get_mut(stage.pipeline.index()) else { return true };
+        graph.begins_with != Some(stage.stage) || graph.lets_in(now)
+    }
+
+    /// A request is lost, at a stage of a pipeline perhaps.
+    pub fn lost(&mut self, request: RequestId) {
+        let Some(&StageInHand { at, .. }) = self.get(request) else { return };
+        let Some(Some(graph)) = self.graphs.get_mut(at.pipeline.index()) else { return };
+        if graph.begins_with.is_some_and(|first| first != at.stage) {
+            graph.lost();
+        }
     }
 
     /// A request has its outcome.
@@ -125,7 +198,7 @@ impl Scheduler {
         let StagePlan { due_at, limit_at, done_by } = self.plan(&request, &legs);
         let rest = request.deadline_at.since(limit_at);
         *grown(&mut self.pipelines.stages, request.id.slot as usize) =
-            Some(StageInHand { request: request.id, limit_at, done_by, rest });
+            Some(StageInHand { request: request.id, at: stage, limit_at, done_by, rest });
         let at_most = Request { deadline_at: limit_at, ..request };
         let own = Request { deadline_at: due_at, ..request };
         self.sequence += 1;
@@ -133,8 +206,13 @@ impl Scheduler {
         self.share_out();
         self.prepare_for(&own);
         let mut admitted = self.admit(&own).map(|device| (own, device));
-        if self.config.split == Split::Load && admitted.is_err() {
-            admitted = self.admit(&at_most).map(|device| (at_most, device));
+        if self.config.split == Split::Load {
+            if admitted.is_err() {
+                admitted = self.admit(&at_most).map(|device| (at_most, device));
+            }
+            if !self.pipelines.lets_in(self.now, stage) && admitted.is_ok() {
+                admitted = Err(Rejection::Overloaded { earliest_at: self.earliest_after_queue(&request) });
+            }
         }
         match admitted {
             Ok((request, device)) => self.enqueue(request, device),
@@ -142,6 +220,7 @@ impl Scheduler {
                 self.try_alone(at_most, device, out);
             }
             Err(rejection) => {
+                self.pipelines.lost(request.id);
                 self.pipelines.forget(request.id);
                 self.refuse(&own, rejection.later_by(rest), out);
             }
@@ -270,5 +349,74 @@ impl Scheduler {
         if !self.config.policy.matches() {
             self.touch_hungry(model);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::StageSpec;
+    use base::ModelId;
+
+    fn stage(next: &[u32], calls: f64) -> StageSpec {
+        StageSpec { model: ModelId(0), next: next.to_vec(), calls, gap: Duration::ZERO }
+    }
+
+    fn graph(stages: Vec<StageSpec>) -> Graph {
+        Graph::new(PipelineSpec { pipeline: PipelineId(0), stages })
+    }
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::ZERO + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn stages_that_lead_back_or_nowhere_make_no_graph() {
+        let sound = |stages| PipelineSpec { pipeline: PipelineId(0), stages }.is_sound();
+        assert!(sound(vec![stage(&[1, 2], 1.0), stage(&[2], 0.5), stage(&[], 4.0)]));
+        assert!(!sound(vec![stage(&[1], 1.0), stage(&[0], 1.0)]), "a circle");
+        assert!(!sound(vec![stage(&[0], 1.0)]), "itself");
+        assert!(!sound(vec![stage(&[1], 1.0)]), "nobody");
+        assert!(!sound(vec![stage(&[], 0.0)]), "a stage without calls");
+    }
+
+    #[test]
+    fn only_who_begins_with_one_call_is_refused_for_what_comes_later() {
+        assert_eq!(graph(vec![stage(&[1], 1.0), stage(&[], 3.0)]).begins_with, Some(0));
+        assert_eq!(graph(vec![stage(&[1], 2.0), stage(&[], 1.0)]).begins_with, None, "its calls would be torn apart");
+        assert_eq!(graph(vec![stage(&[], 1.0), stage(&[], 1.0)]).begins_with, None);
+        assert_eq!(graph(vec![stage(&[], 1.0)]).begins_with, None, "nothing comes later");
+    }
+
+    #[test]
+    fn the_losses_of_a_moment_change_nothing() {
+        let mut graph = graph(vec![stage(&[1], 1.0), stage(&[], 1.0)]);
+        (0..20).for_each(|_| graph.lost());
+        assert!((0..1_000).all(|_| graph.lets_in(at(0))));
+    }
+
+    #[test]
+    fn where_half_is_too_much_half_is_let_in_and_again_all_when_times_are_better() {
+        let mut graph = graph(vec![stage(&[1], 1.0), stage(&[], 1.0)]);
+        let (mut let_in, mut lost, mut served) = (0, 0, 0.0_f64);
+        for number in 0..40_000_u64 {
+            // Later stages have time for every second one that comes.
+            served = (served + 0.5).min(2.0);
+            if !graph.lets_in(at(number / 4)) {
+                continue;
+            }
+            let counts = u32::from(number >= 20_000);
+            let_in += counts;
+            if served >= 1.0 {
+                served -= 1.0;
+            } else {
+                lost += counts;
+                graph.lost();
+            }
+        }
+        assert!((9_500..11_000).contains(&let_in), "{let_in} of 20,000");
+        assert!(lost * 100 < let_in * 4, "{lost} of {let_in}");
+        graph.lets_in(at(20_000));
+        assert!((0..100).all(|_| graph.lets_in(at(20_000))));
     }
 }
