@@ -47,6 +47,12 @@ dense_id!(
     "a"
 );
 
+dense_id!(
+    /// A pipeline: a graph of models that answers as one. The driver hands the numbers out, from 0 up.
+    PipelineId,
+    "p"
+);
+
 impl ApplicationId {
     /// Everybody who doesn't say.
     pub const DEFAULT: Self = Self(0);

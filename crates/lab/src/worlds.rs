@@ -1,8 +1,8 @@
 //! Worlds drawn from one number each, with everything that can happen in one: a failure is its seed.
 
-use base::{Duration, LatencyProfile, ModelId};
-use scheduler::{Delay, ModelSpec, PolicyKind};
-use sim::{Faults, ModelSetup, Network, Noise, Setup, Slowdown, Traffic, Variety};
+use base::{Duration, LatencyProfile, ModelId, PipelineId};
+use scheduler::{Delay, ModelSpec, PipelineSpec, PolicyKind, Split, StageSpec};
+use sim::{Faults, ModelSetup, Network, Noise, PipelineSetup, Setup, Slowdown, Traffic, Variety};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use workload::{ClosedLoop, OpenLoop, Popularity, Process, Random, RateCurve, Stream, Think};
 
@@ -49,6 +49,8 @@ pub struct RandomWorld {
     pub faults: Faults,
     /// How requests and devices differ, and what changes.
     pub variety: Variety,
+    /// How many pipelines, and how their time is split.
+    pub pipelines: (u32, Split),
 }
 
 /// No world has more requests than this, by its rate.
@@ -57,6 +59,7 @@ const MOST_REQUESTS: f64 = 6_000.0;
 const PLAN: u64 = 11 << 40;
 const MODELS: u64 = 12 << 40;
 const SLOWDOWN: u64 = 14 << 40;
+const PIPELINES: u64 = 15 << 40;
 
 /// Requests for so many models that come as they please: equally popular or by Zipf's law, in bursts of that shape.
 pub(crate) fn in_bursts(models: u32, zipf: bool, shape: f64, curve: &RateCurve, seed: u64) -> Traffic {
@@ -109,6 +112,7 @@ impl RandomWorld {
             noise: if d.chance(0.5) { noise(d) } else { Noise::default() },
             faults: if faulty { Faults { slowdown: slowdown(seed, devices), ..faults(d) } } else { Faults::default() },
             variety: if various { variety(d) } else { Variety::default() },
+            pipelines: pipelines(seed),
         }
     }
 
@@ -122,10 +126,12 @@ impl RandomWorld {
             max_queued_per_model: self.bound,
             predict_admission: self.predict_admission,
             rehearse: self.rehearse,
+            split: self.pipelines.1,
             delay: Delay { control: self.network.control, per_row: self.network.data_per_request },
             ..scheduler::Config::default()
         };
         Setup {
+            pipelines: (0..self.pipelines.0).map(|index| self.pipeline(index)).collect(),
             pages: self.fits * 7,
             network: self.network,
             noise: self.noise,
@@ -158,10 +164,37 @@ impl RandomWorld {
         model
     }
 
+    /// One to four stages, each of any model and behind the one before it or the one before that; the first ones may
+    /// have no other before them.
+    fn pipeline(&self, index: u32) -> PipelineSetup {
+        let d = &mut Random::new(self.seed, PIPELINES + 1 + u64::from(index));
+        let count = 1 + d.below(4);
+        let mut stages: Vec<StageSpec> = Vec::new();
+        let mut calls = Vec::new();
+        for stage in 0..count {
+            let choice = if d.chance(0.5) { vec![1] } else { vec![d.below(2), 1, 1 + d.below(4)] };
+            if stage > 0 && d.chance(0.9) {
+                let before = stage - 1 - d.below(stage.min(2));
+                stages[before as usize].next.push(stage);
+            }
+            stages.push(StageSpec {
+                model: ModelId(d.below(self.models)),
+                next: Vec::new(),
+                calls: f64::from(choice.iter().sum::<u32>()) / choice.len() as f64,
+                gap: if d.chance(0.5) { Duration::ZERO } else { Duration::from_micros(u64::from(d.below(2_000))) },
+            });
+            calls.push(choice);
+        }
+        let slo = Duration::from_millis_f64(self.slo_ms).mul_f64(f64::from(count) * (0.5 + d.unit()));
+        let timeouts = d.chance(0.2).then(|| vec![slo / u64::from(count); count as usize]);
+        let spec = PipelineSpec { pipeline: PipelineId(index), stages };
+        PipelineSetup { spec, slo: d.chance(0.9).then_some(slo), calls, timeouts, group: 0 }
+    }
+
     /// Who asks.
     pub fn traffic(&self, setup: &Setup) -> Traffic {
         if let Some(clients) = self.clients {
-            let clients = (0..self.models).map(|model| (model, clients));
+            let clients = (0..self.models + self.pipelines.0).map(|model| (model, clients));
             let closed = ClosedLoop::new(clients, Think::None, Duration::from_millis(1), self.seed);
             return Traffic { open: None, closed: Some(closed) };
         }
@@ -169,7 +202,7 @@ impl RandomWorld {
         let rows = f64::from(self.variety.max_rows.max(1) + 1) / 2.0;
         let rate = self.load * 16.0 / takes / rows * f64::from(self.devices);
         let rate = rate.min(MOST_REQUESTS / self.seconds);
-        in_bursts(self.models, self.zipf, self.shape, &RateCurve::constant(rate), self.seed)
+        in_bursts(self.models + self.pipelines.0, self.zipf, self.shape, &RateCurve::constant(rate), self.seed)
     }
 
     /// Runs it twice: what is broken, if anything is.
@@ -240,6 +273,13 @@ fn faults(d: &mut Random) -> Faults {
         slow_factor: 1.0 + 4.0 * d.unit(),
         slowdown: None,
     }
+}
+
+/// From numbers of its own, so that the rest of a world doesn't depend on it.
+fn pipelines(seed: u64) -> (u32, Split) {
+    let d = &mut Random::new(seed, PIPELINES);
+    let split = Split::ALL[d.below(Split::ALL.len() as u32) as usize];
+    if d.chance(0.4) { (1 + d.below(3), split) } else { (0, Split::Load) }
 }
 
 /// From numbers of its own, so that the rest of a world doesn't depend on it.

@@ -67,6 +67,8 @@ impl Observer for Happens {
             Observation::Told(Event::Submitted(request)) if request.rows == 8 => "many rows",
             Observation::Told(Event::Reported(report)) if report.status == ActionStatus::TooLate => "too late",
             Observation::Told(Event::Reported(report)) if report.status == ActionStatus::Preempted => "broken off",
+            Observation::Told(Event::StageSubmitted(_, at)) if at.stage == 3 => "a fourth stage",
+            Observation::WholeEnded { good_at: Some(_), .. } => "a pipeline answers",
             Observation::ExecutionFailed(_) => "a batch fails",
             Observation::LoadFailed(_) => "a load fails",
             _ => return Ok(()),
@@ -85,5 +87,5 @@ fn everything_happens() {
         // What is broken is for the other tests.
         let _ = sim::run_with(&setup, world.traffic(&setup), Scheduler::new(setup.scheduler.clone()), &mut happens);
     }
-    assert_eq!(happens.0.len(), 13, "{:?}", happens.0);
+    assert_eq!(happens.0.len(), 15, "{:?}", happens.0);
 }

@@ -160,12 +160,16 @@ impl<R: Read> Recording<R> {
     fn sense(&self, event: &Event) -> Result<(), RecordingError> {
         let most = self.header.max_requests;
         match event {
-            Event::Submitted(request) if request.id.slot >= most => {
+            event if let Some(request) = event.submitted().filter(|request| request.id.slot >= most) => {
                 Err(self.malformed(&format!("{} is a request of a server that has {most} at most", request.id)))
             }
-            Event::Submitted(request) if request.rows == 0 => {
+            event if let Some(request) = event.submitted().filter(|request| request.rows == 0) => {
                 Err(self.malformed(&format!("{} has no rows", request.id)))
             }
+            Event::PipelineAdded(spec) if spec.pipeline.0 > MAX_DENSE => {
+                Err(self.malformed(&"there is no such pipeline"))
+            }
+            Event::PipelineAdded(spec) if !spec.is_sound() => Err(self.malformed(&"a pipeline's stages make no graph")),
             Event::Cancelled(request) if request.slot >= most => {
                 Err(self.malformed(&format!("{request} is a request of a server that has {most} at most")))
             }

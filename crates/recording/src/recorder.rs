@@ -289,10 +289,24 @@ mod tests {
     fn what_is_recorded_is_read() {
         let shared = Shared::default();
         let mut recorder = record(&shared, Limits::default());
+        let gap = base::Duration::from_micros(3);
+        let stage = scheduler::StageSpec { model: base::ModelId(0), next: Vec::new(), calls: 1.5, gap };
+        let request = scheduler::Request {
+            id: base::RequestId { slot: 1, generation: 2 },
+            model: base::ModelId(0),
+            deadline_at: at(9),
+            priority: 0,
+            rows: 1,
+            application: base::ApplicationId::DEFAULT,
+            size: None,
+        };
         let events = [
             Event::DeviceAdded(DeviceSpec { device: DeviceId(0), pages: 7, kind: 1 }),
             Event::WokeUp,
             Event::DeviceLost(DeviceId(0)),
+            Event::PipelineAdded(scheduler::PipelineSpec { pipeline: base::PipelineId(0), stages: vec![stage] }),
+            Event::StageSubmitted(request, scheduler::PipelineStage { pipeline: base::PipelineId(0), stage: 0 }),
+            Event::PipelineRemoved(base::PipelineId(0)),
         ];
         let unload = Command::Unload(scheduler::Unload { device: DeviceId(0), model: base::ModelId(3) });
         for (index, event) in events.iter().enumerate() {
@@ -311,7 +325,7 @@ mod tests {
             events.into_iter().enumerate().map(|(index, event)| (at(1_000 * index as u64 + 5), event)).collect();
         assert_eq!(read, told);
         assert!(steps.iter().all(|step| step.check.is_some()));
-        assert_eq!(recording.end(), Some(End { ending: Ending::Stopped, steps: 3, fingerprint }));
+        assert_eq!(recording.end(), Some(End { ending: Ending::Stopped, steps: 6, fingerprint }));
     }
 
     #[test]

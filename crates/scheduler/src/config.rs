@@ -46,6 +46,8 @@ pub struct Config {
     /// The part of a device's time that batch work gets at least, where it waits and others have deadlines. With 0 it
     /// runs in time that nobody else needs, and waits for as long as there is none.
     pub batch_work_share: f64,
+    /// How what is left of a pipeline's time is split over its stages.
+    pub split: Split,
 }
 
 impl Config {
@@ -90,6 +92,7 @@ impl Default for Config {
             size_hints: true,
             // Clients of Triton that name no deadline move, and who names one hardly notices.
             batch_work_share: 0.05,
+            split: Split::Load,
         }
     }
 }
@@ -120,6 +123,33 @@ pub enum Gather {
     /// The same, but when that is less than the target size, first requests are given up for a larger batch. The target
     /// is what would run if batches of one model followed each other evenly on the devices.
     KeepTarget,
+}
+
+/// How what is left of a pipeline's time is split over the stage that a request has come to and those that follow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Split {
+    /// The same for each. A request that can't be met within its part is refused.
+    Equal,
+    /// In proportion to what a call takes alone. A request that can't be met within its part is refused.
+    Profile,
+    /// By what larger batches of each are worth at the rate at which requests come; and who finds no device within its
+    /// part has what the other stages don't need.
+    Load,
+}
+
+impl Split {
+    /// All of them.
+    pub const ALL: &'static [Self] = &[Self::Equal, Self::Profile, Self::Load];
+
+    /// The name that users write.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Equal => "equal",
+            Self::Profile => "profile",
+            Self::Load => "load",
+        }
+    }
 }
 
 /// The batching policies, by name.

@@ -204,6 +204,7 @@ impl Scheduler {
         self.shares.left(entry.request.model, self.queues.of(entry.request.model).len());
         self.release(id);
         self.requests.remove(id);
+        self.pipelines.forget(id);
         self.planner.update(self.now, &mut self.ledger, &self.queues, entry.request.model);
         out.push(Command::Finish { request: id, outcome: entry.possible(outcome) });
         self.unload_removed(entry.request.model, out);
@@ -216,10 +217,15 @@ impl Scheduler {
         }
     }
 
-    /// Refuses a queued request for which there is no time.
+    /// Refuses a queued request for which there is no time, or gives it more, if it is a stage that may have it.
     pub(crate) fn give_up(&mut self, id: RequestId, out: &mut Vec<Command>) {
         let &RequestInHand { request, arrived_at, .. } = self.requests.get(id).expect("queued requests are in hand");
-        let rejection = Rejection::Overloaded { earliest_at: self.earliest_after_queue(&request) };
+        if let Some(deadline_at) = self.later_deadline(&request) {
+            return self.postpone(id, deadline_at);
+        }
+        let earliest_at = self.earliest_after_queue(&request) + self.rest_of(id);
+        let rejection = Rejection::Overloaded { earliest_at };
+        self.pipelines.lost(id);
         self.settled(request.model, arrived_at, false);
         self.finish_queued(id, Outcome::Rejected(rejection), out);
     }

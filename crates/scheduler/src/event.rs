@@ -1,8 +1,8 @@
 //! What goes into the scheduler and what comes out of it.
 
 use base::{
-    ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, Reason, RequestId, Timestamp, Transfers,
-    Window,
+    ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, PipelineId, Reason, RequestId, Timestamp,
+    Transfers, Window,
 };
 
 /// A fact that the driver reports to the scheduler.
@@ -57,6 +57,60 @@ pub enum Event {
     WokeUp,
     /// Requests for a model are about to come, from where it is served now: its weights are loaded as if some had come.
     Expected(ModelId),
+    /// A pipeline is so from now on, whether it was there before or not.
+    PipelineAdded(PipelineSpec),
+    /// Nobody asks for a pipeline any more: stages of it that come are refused, those in hand go on.
+    PipelineRemoved(PipelineId),
+    /// A client's request for a pipeline has come to a stage: as `Submitted`, but `deadline_at` is that of the whole.
+    /// The scheduler decides how much of it the stage may use (`Config::split`), and refuses what can't be met by then.
+    /// Where one of several calls is lost, the driver cancels the others.
+    StageSubmitted(Request, PipelineStage),
+}
+
+impl Event {
+    /// The request that has come, where one has.
+    pub fn submitted(&self) -> Option<&Request> {
+        match self {
+            Self::Submitted(request) | Self::StageSubmitted(request, _) => Some(request),
+            _ => None,
+        }
+    }
+}
+
+/// A graph of models that answers as one, within one deadline.
+#[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct PipelineSpec {
+    /// Its number; the driver counts up from 0.
+    pub pipeline: PipelineId,
+    /// Its stages, each before those that follow it.
+    pub stages: Vec<StageSpec>,
+}
+
+/// One model of a pipeline.
+#[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct StageSpec {
+    /// Which model.
+    pub model: ModelId,
+    /// The stages that begin once all calls of this one, and of the others that they follow, are done. Their numbers
+    /// are above this one's.
+    pub next: Vec<u32>,
+    /// How many calls it makes for each request on average, above 0: the data decides how many they are.
+    pub calls: f64,
+    /// What the driver does between the end of its last call and the first ones of the next stages, or the answer
+    /// (decoding, cropping): the scheduler leaves time for it.
+    pub gap: Duration,
+}
+
+/// A stage of a pipeline.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct PipelineStage {
+    /// Which pipeline.
+    pub pipeline: PipelineId,
+    /// Which of its stages, from 0.
+    pub stage: u32,
 }
 
 /// How many requests each rule would have lost.
@@ -319,6 +373,15 @@ pub enum Rejection {
 }
 
 impl Rejection {
+    /// The same for who needs so much more time afterwards.
+    pub(crate) fn later_by(self, rest: Duration) -> Self {
+        match self {
+            Self::DeadlineUnreachable { earliest_at } => Self::DeadlineUnreachable { earliest_at: earliest_at + rest },
+            Self::Overloaded { earliest_at } => Self::Overloaded { earliest_at: earliest_at + rest },
+            other => other,
+        }
+    }
+
     /// Its name.
     pub const fn reason(self) -> Reason {
         match self {

@@ -107,16 +107,19 @@ impl Scheduler {
             Err(Rejection::DeadlineUnreachable { .. }) if let Some(device) = self.device_to_try(&request) => {
                 self.try_alone(request, device, out);
             }
-            Err(rejection) => {
-                if matches!(rejection, Rejection::Overloaded { .. }) {
-                    self.shares.refused();
-                    self.note_settled(false);
-                }
-                self.note_missed(&request, rejection);
-                out.push(Command::Finish { request: request.id, outcome: Outcome::Rejected(rejection) });
-            }
+            Err(rejection) => self.refuse(&request, rejection, out),
             Ok(device) => self.enqueue(request, device),
         }
+    }
+
+    /// Refuses a request that has just come.
+    pub(crate) fn refuse(&mut self, request: &Request, rejection: Rejection, out: &mut Vec<Command>) {
+        if matches!(rejection, Rejection::Overloaded { .. }) {
+            self.shares.refused();
+            self.note_settled(false);
+        }
+        self.note_missed(request, rejection);
+        out.push(Command::Finish { request: request.id, outcome: Outcome::Rejected(rejection) });
     }
 
     pub(crate) fn enqueue(&mut self, request: Request, device: Option<DeviceId>) {
@@ -278,10 +281,13 @@ impl Scheduler {
         out: &mut Vec<Command>,
     ) -> bool {
         let Some(entry) = self.requests.get(id) else { return true };
-        let in_time = ended_at <= entry.request.deadline_at;
+        let in_time = ended_at <= self.done_by(&entry.request);
         if entry.request.deadline_at != Timestamp::NEVER && !tried {
             let (model, arrived_at) = (entry.request.model, entry.arrived_at);
             self.settled(model, arrived_at, in_time);
+        }
+        if !in_time {
+            self.pipelines.lost(id);
         }
         self.finish_running(id, if in_time { Outcome::Done } else { Outcome::Late }, out);
         in_time
@@ -289,6 +295,7 @@ impl Scheduler {
 
     pub(crate) fn finish_running(&mut self, id: RequestId, outcome: Outcome, out: &mut Vec<Command>) {
         let Some(entry) = self.requests.remove(id) else { return };
+        self.pipelines.forget(id);
         let outcome = if entry.state == State::Abandoned { Outcome::Cancelled } else { entry.possible(outcome) };
         out.push(Command::Finish { request: id, outcome });
     }
@@ -296,7 +303,7 @@ impl Scheduler {
     /// A request whose batch didn't run, or ran on a device that was lost, goes back into its queue if it can still be
     /// in time.
     pub(crate) fn requeue(&mut self, id: RequestId, out: &mut Vec<Command>) {
-        let Some(&RequestInHand { request, place, work, arrived_at, state, .. }) = self.requests.get(id) else {
+        let Some(&RequestInHand { mut request, mut place, work, arrived_at, state, .. }) = self.requests.get(id) else {
             return;
         };
         if state == State::Abandoned {
@@ -309,9 +316,15 @@ impl Scheduler {
         let cold = if model.residency.is_empty() { model.estimates.load() } else { Duration::ZERO };
         let earliest_at = self.now + cold + self.alone(&request);
         if earliest_at > request.deadline_at {
-            return self.finish_running(id, Outcome::Rejected(Rejection::Overloaded { earliest_at }), out);
+            let Some(deadline_at) = self.later_deadline(&request) else {
+                let rejection = Rejection::Overloaded { earliest_at: earliest_at + self.rest_of(id) };
+                self.pipelines.lost(id);
+                return self.finish_running(id, Outcome::Rejected(rejection), out);
+            };
+            (request.deadline_at, place.deadline_at) = (deadline_at, deadline_at);
         }
-        self.requests.get_mut(id).expect("it is in hand").state = State::Queued;
+        let entry = self.requests.get_mut(id).expect("it is in hand");
+        (entry.request, entry.place, entry.state) = (request, place, State::Queued);
         self.ledger.model_mut(request.model).demand += work;
         let queued = Queued { id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
         self.queues.insert(&self.ledger, request.model, place, queued);

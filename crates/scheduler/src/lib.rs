@@ -45,6 +45,7 @@ mod nexus;
 mod one_at_a_time;
 mod orloj;
 mod patience;
+mod pipelines;
 mod policy;
 mod pressure;
 mod punctual;
@@ -65,10 +66,10 @@ mod uneven;
 mod usage;
 mod windowed;
 
-pub use config::{Config, Delay, Gather, PolicyKind};
+pub use config::{Config, Delay, Gather, PolicyKind, Split};
 pub use event::{
-    ActionStatus, Command, DeviceSpec, Event, Execution, Fairness, Load, Measured, ModelSpec, Outcome, Rehearsed,
-    Rejection, Report, Request, Sample, Unload,
+    ActionStatus, Command, DeviceSpec, Event, Execution, Fairness, Load, Measured, ModelSpec, Outcome, PipelineSpec,
+    PipelineStage, Rehearsed, Rejection, Report, Request, Sample, StageSpec, Unload,
 };
 pub use fingerprint::Fingerprint;
 pub use one_at_a_time::OneAtATime;
@@ -83,6 +84,7 @@ use fair::Shares;
 use ledger::Ledger;
 use nexus::Nexus;
 use orloj::Orloj;
+use pipelines::Pipelines;
 use policy::{Batch, Fact, Next, Policy, View};
 use punctual::Punctual;
 use queue::{Opening, Place};
@@ -119,6 +121,7 @@ pub struct Scheduler {
     config: Config,
     ledger: Ledger,
     requests: Requests,
+    pipelines: Pipelines,
     queues: Queues,
     policy: Box<dyn Policy>,
     /// What `punctual` learns its rule from.
@@ -166,6 +169,7 @@ impl Scheduler {
             config,
             ledger: Ledger::default(),
             requests: Requests::default(),
+            pipelines: Pipelines::default(),
             queues: Queues::with_lead(way),
             policy,
             rehearsals: rehearses.then(Rehearsals::new),
@@ -208,6 +212,9 @@ impl Scheduler {
             Event::Returned { device, action } => self.returned(device, action),
             Event::Adopted(rehearsed) => self.adopted(&rehearsed),
             Event::Measured(_) => {}
+            Event::PipelineAdded(spec) => self.pipelines.add(spec),
+            Event::PipelineRemoved(pipeline) => self.pipelines.remove(pipeline),
+            Event::StageSubmitted(request, stage) => self.stage_submitted(request, stage, out),
             Event::WokeUp if !self.config.policy.matches() || self.queues.has_background() => {
                 self.touched.extend(self.hungry.iter());
                 // The last one is fed first: the lowest number.

@@ -383,6 +383,7 @@ impl Scheduler {
             config: self.config.clone(),
             ledger: self.ledger.clone(),
             requests: self.requests.clone(),
+            pipelines: self.pipelines.clone(),
             queues: self.queues.clone(),
             policy: self.policy.copy(),
             rehearsals: None,

@@ -22,6 +22,10 @@ pub(crate) enum Due {
     Submit(RequestId),
     /// A client goes away.
     Cancel(RequestId),
+    /// One that asked for a pipeline does.
+    CancelWhole(u64),
+    /// A stage of a request for a pipeline begins.
+    Begin { whole: u64, stage: u32 },
     /// An order reaches a worker.
     Deliver { device: DeviceId, generation: u32, order: Box<Command> },
     /// An executor wanted to be looked at.

@@ -4,9 +4,10 @@ use crate::agenda::{Agenda, Due};
 use crate::inputs::DrawnInput;
 use crate::meter::{Ended, Meter, RequestEnding};
 use crate::violation::{Broken, Violation};
+use crate::wholes::{AfterCall, Wholes};
 use crate::{Faults, ModelSetup, Network, Setup, Traffic, Variety};
 use base::{ApplicationId, Duration, ModelId, Reason, RequestId, Timestamp};
-use scheduler::{Execution, Measured, Outcome, Request, Sample};
+use scheduler::{Event, Execution, Measured, Outcome, Request, Sample};
 use std::collections::BTreeMap;
 use workload::{Arrival, ClosedLoop, Random};
 
@@ -44,6 +45,8 @@ pub(crate) struct Clients {
     executed: u64,
     max_requests: u32,
     horizon_at: Timestamp,
+    /// Requests for pipelines.
+    pub(crate) wholes: Wholes,
 }
 
 #[derive(Clone, Debug)]
@@ -66,6 +69,8 @@ struct Living {
     probe: bool,
     /// What the request is, where that matters.
     input: Option<DrawnInput>,
+    /// Which request for a pipeline it is a call of, and of which stage.
+    call: Option<(u64, u32)>,
 }
 
 impl Clients {
@@ -89,6 +94,7 @@ impl Clients {
             executed: 0,
             max_requests: setup.max_requests,
             horizon_at: Timestamp::ZERO + setup.horizon,
+            wholes: Wholes::new(&setup.pipelines, setup.seed),
         }
     }
 
@@ -105,7 +111,7 @@ impl Clients {
 
     /// How many requests are alive.
     pub(crate) fn living(&self) -> usize {
-        self.table.len() - self.free.len()
+        self.table.len() - self.free.len() + usize::from(!self.wholes.is_empty())
     }
 
     pub(crate) fn next_arrival_at(&self, horizon_at: Timestamp) -> Option<Timestamp> {
@@ -149,6 +155,7 @@ impl Clients {
             cold,
             probe: false,
             input,
+            call: None,
         };
         let Some(id) = self.admit(living) else {
             let ending = RequestEnding::Refused(Reason::QueueFull);
@@ -161,6 +168,7 @@ impl Clients {
                 executed_at: None,
                 cold,
                 ending,
+                work: Duration::ZERO,
             });
             self.client_goes_on(client, now, true, agenda);
             return None;
@@ -185,6 +193,7 @@ impl Clients {
             cold: false,
             probe: true,
             input: None,
+            call: None,
         })?;
         self.request(id)
     }
@@ -221,6 +230,14 @@ impl Clients {
         let entry = &mut self.table[slot as usize];
         entry.living = Some(living);
         Some(RequestId { slot, generation: entry.generation })
+    }
+
+    fn free_slot(&mut self, id: RequestId) -> Option<Living> {
+        let slot = &mut self.table[id.slot as usize];
+        let living = slot.living.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(id.slot);
+        Some(living)
     }
 
     fn living_at(&self, id: RequestId) -> Option<&Living> {
@@ -264,14 +281,19 @@ impl Clients {
     }
 
     /// The rows of a batch, each request's end noted.
-    pub(crate) fn executed(&mut self, execution: &Execution, ended_at: Timestamp) -> u32 {
+    pub(crate) fn executed(&mut self, execution: &Execution, started_at: Timestamp, ended_at: Timestamp) -> u32 {
         let mut rows = 0;
+        // Calls have one row each.
+        let each = ended_at.since(started_at) / execution.requests.len().max(1) as u64;
         for request in &execution.requests {
             let slot = self.table.get_mut(request.slot as usize).filter(|slot| slot.generation == request.generation);
             match slot.and_then(|slot| slot.living.as_mut()) {
                 Some(living) => {
                     living.ended_at = Some(ended_at);
                     rows += living.rows;
+                    if let Some((whole, _)) = living.call {
+                        self.wholes.worked(whole, each, ended_at);
+                    }
                 }
                 None => rows += self.models[execution.model.index()].rows,
             }
@@ -288,13 +310,14 @@ impl Clients {
         agenda: &mut Agenda,
         meter: &mut Meter,
     ) -> Result<(), Violation> {
-        let slot = &mut self.table[id.slot as usize];
         // P1 has seen to it that the request is alive.
-        let Some(living) = slot.living.take() else { return Ok(()) };
-        slot.generation = slot.generation.wrapping_add(1);
-        self.free.push(id.slot);
+        let Some(living) = self.free_slot(id) else { return Ok(()) };
         if living.probe {
             return probed(now, living.model, outcome);
+        }
+        if let Some((whole, stage)) = living.call {
+            self.call_ended(now, (whole, stage), id, outcome, agenda, meter);
+            return Ok(());
         }
         if let (Some(input), Outcome::Done | Outcome::Late) = (living.input, outcome) {
             self.executed += 1;
@@ -317,10 +340,176 @@ impl Clients {
             executed_at: living.ended_at.map(|at| at + self.network.control),
             cold: living.cold,
             ending: RequestEnding::of(outcome),
+            work: Duration::ZERO,
         });
         let refused = matches!(outcome, Outcome::Rejected(_) | Outcome::Failed | Outcome::Cancelled);
         self.client_goes_on(living.client, now + self.network.control, refused, agenda);
         Ok(())
+    }
+
+    // ---- requests for pipelines ----
+
+    /// A client asks for a pipeline: the number of the request, and the stages that begin.
+    pub(crate) fn send_whole(
+        &mut self,
+        now: Timestamp,
+        (pipeline, client): (usize, Option<u32>),
+        agenda: &mut Agenda,
+        meter: &mut Meter,
+    ) -> (u64, Vec<u32>) {
+        let (group, slo) = (self.wholes.setups[pipeline].group, self.wholes.setups[pipeline].slo);
+        let deadline_at = slo.map_or(Timestamp::NEVER, |slo| now + self.objective(slo));
+        meter.sent(now, self.models.len() + pipeline, group, false);
+        let begun = self.wholes.begin((pipeline, client), now, deadline_at);
+        if now < self.horizon_at && self.random.chance(self.faults.cancel_probability) {
+            let within = slo.unwrap_or(PATIENCE_WITHOUT_DEADLINE).mul_f64(self.random.unit());
+            agenda.add(now + within.max(self.network.control), Due::CancelWhole(begun.0));
+        }
+        begun
+    }
+
+    /// A stage begins with these calls for a model.
+    pub(crate) fn begin_stage(
+        &mut self,
+        now: Timestamp,
+        (whole, stage): (u64, u32),
+        model_of: impl FnOnce(ModelId) -> u32,
+        agenda: &mut Agenda,
+        meter: &mut Meter,
+    ) -> Vec<RequestId> {
+        let Some(calls) = self.wholes.calls(whole, stage) else { return Vec::new() };
+        let Some(there) = self.wholes.get(whole) else { return Vec::new() };
+        let (pipeline, whole_at) = (there.pipeline, there.deadline_at);
+        let setup = &self.wholes.setups[pipeline];
+        let model = model_of(setup.spec.stages[stage as usize].model);
+        let within = setup.timeouts.as_ref().map(|timeouts| now + timeouts[stage as usize] + self.network.control);
+        let deadline_at = within.map_or(whole_at, |at| at.min(whole_at));
+        let mut sent = Vec::new();
+        for _ in 0..calls {
+            let living = Living {
+                model,
+                client: None,
+                sent_at: now,
+                deadline_at,
+                rows: 1,
+                priority: 0,
+                ended_at: None,
+                cold: false,
+                probe: false,
+                input: None,
+                call: Some((whole, stage)),
+            };
+            match self.admit(living) {
+                Some(id) => {
+                    self.wholes.called(whole, id);
+                    sent.push(id);
+                }
+                None => {
+                    let answered_at = now + self.network.control;
+                    self.end_whole(now, whole, (RequestEnding::Refused(Reason::QueueFull), answered_at), agenda, meter);
+                    break;
+                }
+            }
+        }
+        if calls == 0 {
+            let after = self.wholes.stage_ended(whole, stage);
+            self.go_on(now, whole, after, agenda, meter);
+        }
+        sent
+    }
+
+    /// What the scheduler is told of a request that is alive. A call of a request that has ended it never hears of.
+    pub(crate) fn submission(&mut self, id: RequestId, meter: &mut Meter) -> Option<Event> {
+        let request = self.request(id)?;
+        let (whole, stage) = match self.living_at(id)?.call {
+            Some(call) => call,
+            None => return Some(Event::Submitted(request)),
+        };
+        let there = self.wholes.get(whole)?;
+        if there.ending.is_some() {
+            self.free_slot(id);
+            self.wholes.call_ended(whole, (stage, id), false);
+            self.account(whole, meter);
+            return None;
+        }
+        let pipeline = there.pipeline;
+        let told = self.wholes.setups[pipeline].timeouts.is_none();
+        let staged = || Event::StageSubmitted(request, Wholes::stage(pipeline, stage));
+        Some(if told { staged() } else { Event::Submitted(request) })
+    }
+
+    /// The client of a whole request goes away.
+    pub(crate) fn cancel_whole(&mut self, now: Timestamp, whole: u64, agenda: &mut Agenda, meter: &mut Meter) {
+        if self.wholes.get(whole).is_some_and(|there| there.ending.is_none()) {
+            self.end_whole(now, whole, (RequestEnding::Cancelled, now), agenda, meter);
+        }
+    }
+
+    fn call_ended(
+        &mut self,
+        now: Timestamp,
+        (whole, stage): (u64, u32),
+        id: RequestId,
+        outcome: Outcome,
+        agenda: &mut Agenda,
+        meter: &mut Meter,
+    ) {
+        let ended = self.wholes.get(whole).is_none_or(|there| there.ending.is_some());
+        let after = self.wholes.call_ended(whole, (stage, id), outcome == Outcome::Done);
+        if !ended && outcome != Outcome::Done {
+            let answered_at = now + self.network.control;
+            self.end_whole(now, whole, (RequestEnding::of(outcome), answered_at), agenda, meter);
+        } else {
+            self.go_on(now, whole, after, agenda, meter);
+        }
+        self.account(whole, meter);
+    }
+
+    fn go_on(&mut self, now: Timestamp, whole: u64, after: AfterCall, agenda: &mut Agenda, meter: &mut Meter) {
+        for (gap, stage) in after.next {
+            agenda.add(now + gap, Due::Begin { whole, stage });
+        }
+        let Some(gap) = after.done else { return };
+        let Some(there) = self.wholes.get(whole) else { return };
+        let answered_at = there.executed_at.unwrap_or(now) + gap + self.network.control;
+        let ending = if answered_at <= there.deadline_at { RequestEnding::Good } else { RequestEnding::Late };
+        self.end_whole(now, whole, (ending, answered_at), agenda, meter);
+    }
+
+    /// A whole request has its outcome: its calls are of no use any more.
+    fn end_whole(
+        &mut self,
+        now: Timestamp,
+        whole: u64,
+        (ending, answered_at): (RequestEnding, Timestamp),
+        agenda: &mut Agenda,
+        meter: &mut Meter,
+    ) {
+        self.wholes.end(whole, ending, answered_at);
+        let client = self.wholes.get(whole).and_then(|there| there.client);
+        for id in self.wholes.in_hand(whole) {
+            agenda.add(now, Due::Cancel(id));
+        }
+        let refused = !matches!(ending, RequestEnding::Good | RequestEnding::Late);
+        self.client_goes_on(client, answered_at, refused, agenda);
+        self.account(whole, meter);
+    }
+
+    /// Counts a whole request once nothing of it is under way.
+    fn account(&mut self, whole: u64, meter: &mut Meter) {
+        let Some(there) = self.wholes.take_ended(whole) else { return };
+        let Some((ending, answered_at)) = there.ending else { return };
+        meter.ended(&Ended {
+            model: self.models.len() + there.pipeline,
+            group: self.wholes.setups[there.pipeline].group,
+            sent_at: there.sent_at,
+            deadline_at: there.deadline_at,
+            answered_at,
+            executed_at: there.executed_at.map(|at| at + self.network.control),
+            cold: false,
+            ending,
+            work: there.work,
+        });
     }
 
     fn client_goes_on(&mut self, client: Option<u32>, at: Timestamp, refused: bool, agenda: &mut Agenda) {

@@ -34,6 +34,7 @@ mod replay;
 mod series;
 mod setup;
 mod violation;
+mod wholes;
 mod workers;
 mod world;
 
@@ -44,6 +45,6 @@ pub use quantiles::{ONE_IN, QuantileSummary, Quantiles};
 pub use replay::{Difference, FoundViolation, Panic, Replay, ReplayProgress, ReplayTally, replay};
 pub use scheduler::Fingerprint;
 pub use series::{ClientPoint, DevicesPoint, Series};
-pub use setup::{Elastic, Faults, ModelSetup, Network, Noise, Setup, Slowdown, Traffic, Variety};
+pub use setup::{Elastic, Faults, ModelSetup, Network, Noise, PipelineSetup, Setup, Slowdown, Traffic, Variety};
 pub use violation::{Broken, Invariant, Violation};
 pub use world::{DrivenScheduler, NoObserver, RunResult, run, run_with};

@@ -49,6 +49,8 @@ pub(crate) struct Ended {
     pub(crate) executed_at: Option<Timestamp>,
     pub(crate) cold: bool,
     pub(crate) ending: RequestEnding,
+    /// Device time that was spent on it, where it was for a pipeline.
+    pub(crate) work: Duration,
 }
 
 /// How many requests of one model are over, and how many of them went bad. Those whose client went away don't count.
@@ -103,6 +105,10 @@ pub struct Tally {
     pub latency: Quantiles,
     /// What the slowest of all that were executed took, late ones included.
     pub slowest: Duration,
+    /// Device time that was spent on requests for pipelines.
+    pub work: Duration,
+    /// The part of it that was for requests that went bad.
+    pub wasted: Duration,
 }
 
 impl Tally {
@@ -123,6 +129,10 @@ impl Tally {
 
     fn add(&mut self, ended: &Ended) {
         self.slowest = self.slowest.max(ended.executed_at.unwrap_or(ended.sent_at).since(ended.sent_at));
+        self.work += ended.work;
+        if !matches!(ended.ending, RequestEnding::Good | RequestEnding::Cancelled) {
+            self.wasted += ended.work;
+        }
         match ended.ending {
             RequestEnding::Good => {
                 self.good += 1;
@@ -155,6 +165,8 @@ impl Tally {
         self.refused.iter_mut().zip(other.refused).for_each(|(own, other)| *own += other);
         self.latency.merge(&other.latency);
         self.slowest = self.slowest.max(other.slowest);
+        self.work += other.work;
+        self.wasted += other.wasted;
     }
 }
 
@@ -209,7 +221,7 @@ pub struct Meter {
     busy_in_all: Duration,
     /// For each group of models.
     pub groups: Vec<Tally>,
-    /// For each single model.
+    /// For each single model, and for each pipeline behind them.
     pub models: Vec<Count>,
     /// Batches and the rows in them.
     pub batches: u64,
@@ -263,7 +275,7 @@ pub struct TracedBatch {
 
 impl Meter {
     pub(crate) fn new(setup: &crate::Setup) -> Self {
-        let [groups, models] = [setup.groups.len(), setup.models.len()];
+        let [groups, models] = [setup.groups.len(), setup.models.len() + setup.pipelines.len()];
         let series = setup.series_step.map(|step| Series::new(step, setup.horizon, groups, models, setup.devices));
         Self {
             counted_from: Timestamp::ZERO + setup.warmup,
@@ -275,7 +287,7 @@ impl Meter {
             bad_in_all: 0,
             busy_in_all: Duration::ZERO,
             groups: vec![Tally::default(); setup.groups.len()],
-            models: vec![Count::default(); setup.models.len()],
+            models: vec![Count::default(); models],
             batches: 0,
             rows: 0,
             broken_off: 0,

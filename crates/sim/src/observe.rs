@@ -76,6 +76,20 @@ pub enum Observation<'a> {
         /// 1 where it isn't slower.
         factor: f64,
     },
+    /// A client asked for a pipeline.
+    WholeSent {
+        /// The number of the request.
+        whole: u64,
+        /// When it must have its answer.
+        deadline_at: Timestamp,
+    },
+    /// It has its outcome.
+    WholeEnded {
+        /// The number of the request.
+        whole: u64,
+        /// When it had its answer, where that is a success.
+        good_at: Option<Timestamp>,
+    },
     /// A device died, with all that was on it.
     DeviceDied(DeviceId),
     /// The run is over.

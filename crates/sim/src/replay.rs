@@ -378,7 +378,7 @@ impl ReplayRun {
 impl ReplayTally {
     fn told(&mut self, now: Timestamp, event: &Event) {
         match event {
-            Event::Submitted(request) => {
+            Event::Submitted(request) | Event::StageSubmitted(request, _) => {
                 self.requests += 1;
                 self.waiting.insert(request.id, (now, request.deadline_at));
             }
@@ -394,6 +394,8 @@ impl ReplayTally {
             | Event::Measured(_)
             | Event::Adopted(_)
             | Event::Expected(_)
+            | Event::PipelineAdded(_)
+            | Event::PipelineRemoved(_)
             | Event::WokeUp => {}
         }
     }

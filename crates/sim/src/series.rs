@@ -335,6 +335,7 @@ mod tests {
             executed_at: Some(answered_at),
             cold: true,
             ending,
+            work: Duration::ZERO,
         };
         series.ended(&ended(at(1400), RequestEnding::Good));
         series.ended(&ended(at(2400), RequestEnding::Late));

@@ -2,7 +2,7 @@
 
 use crate::inputs::InputDistribution;
 use base::{Duration, LatencyProfile, ModelId};
-use scheduler::{Fairness, ModelSpec};
+use scheduler::{Fairness, ModelSpec, PipelineSpec};
 use workload::{Arrival, ClosedLoop};
 
 /// A world before its first instant.
@@ -12,6 +12,9 @@ pub struct Setup {
     pub scheduler: scheduler::Config,
     /// The models; the id of each is its position.
     pub models: Vec<ModelSetup>,
+    /// The pipelines; the id of each is its position. In the traffic they come behind the models: an arrival for
+    /// "model" `models.len() + i` is one for pipeline `i`.
+    pub pipelines: Vec<PipelineSetup>,
     /// The names under which models are counted together.
     pub groups: Vec<String>,
     /// How many devices.
@@ -55,6 +58,7 @@ impl Setup {
         Self {
             scheduler,
             models,
+            pipelines: Vec::new(),
             groups: vec!["all".into()],
             devices,
             pages: 1,
@@ -123,6 +127,22 @@ impl ModelSetup {
         };
         Self { spec, slo, rows: 1, group: 0, inputs: None }
     }
+}
+
+/// A pipeline of the world. Its requests have one row; what else varies about requests doesn't about these.
+#[derive(Clone, Debug)]
+pub struct PipelineSetup {
+    /// What the scheduler is told.
+    pub spec: PipelineSpec,
+    /// How long each request has from end to end; `None` for batch work.
+    pub slo: Option<Duration>,
+    /// How many calls each stage makes: any of these, equally often. `StageSpec::calls` is for the scheduler.
+    pub calls: Vec<Vec<u32>>,
+    /// Each stage is sent as a request for its model, with so much time, and the scheduler hears of no pipeline: what a
+    /// client does that has but time-outs for each model.
+    pub timeouts: Option<Vec<Duration>>,
+    /// Where it is counted.
+    pub group: usize,
 }
 
 /// What messages take.

@@ -88,7 +88,16 @@ pub enum Broken {
     #[error("{count} requests have no outcome, the first of them {first}")]
     NoOutcome { count: usize, first: RequestId },
 
+    #[error("request {whole} for a pipeline ends, but it was never sent or has ended before")]
+    WholeNotAlive { whole: u64 },
+    #[error("{count} requests for pipelines have no outcome, the first of them {first}")]
+    WholeWithoutOutcome { count: usize, first: u64 },
+
     // ---- P2 ----
+    #[error(
+        "request {whole} for a pipeline is called a success: it is answered at {answered_at}, its deadline was {deadline_at}"
+    )]
+    WholeTooLate { whole: u64, answered_at: Timestamp, deadline_at: Timestamp },
     #[error("{request} is called a success, but no execution of it has ended")]
     NeverExecuted { request: RequestId },
     #[error("{request} is called a success: it ended at {ended_at}, its deadline was {deadline_at}")]
@@ -190,8 +199,12 @@ impl Broken {
             | Self::OtherModel { .. }
             | Self::InTwoBatches { .. }
             | Self::LoadsRemoved { .. } => Invariant::Contract,
-            Self::SlotTaken { .. } | Self::NotAlive { .. } | Self::NoOutcome { .. } => Invariant::P1,
-            Self::NeverExecuted { .. } | Self::SuccessTooLate { .. } => Invariant::P2,
+            Self::SlotTaken { .. }
+            | Self::NotAlive { .. }
+            | Self::NoOutcome { .. }
+            | Self::WholeNotAlive { .. }
+            | Self::WholeWithoutOutcome { .. } => Invariant::P1,
+            Self::NeverExecuted { .. } | Self::SuccessTooLate { .. } | Self::WholeTooLate { .. } => Invariant::P2,
             Self::OutsideWindow { .. } | Self::WindowTooLong { .. } | Self::PlannedOutside { .. } => Invariant::P3,
             Self::Overlap { .. } | Self::PlannedOverlap { .. } => Invariant::P4,
             Self::TooManyPages { .. }

@@ -461,7 +461,7 @@ impl Workers {
                 let started_at = start.at;
                 let transfers = self.durations[worker.kind as usize].transfers(execution.model, execution.batch, start);
                 watch.see(&Observation::ExecutionEnded { execution: &execution, started_at })?;
-                let rows = clients.executed(&execution, now);
+                let rows = clients.executed(&execution, started_at, now);
                 watch.meter.executed(&execution, rows, started_at, now);
                 (execution.action, started_at, transfers)
             }

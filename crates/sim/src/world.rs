@@ -10,7 +10,7 @@ use crate::observe::{Facts, Observation, Observer, Promises};
 use crate::violation::{Broken, Violation};
 use crate::workers::Workers;
 use crate::{Fingerprint, Network, Setup, Traffic};
-use base::{DeviceId, Duration, Timestamp};
+use base::{DeviceId, Duration, ModelId, Timestamp};
 use scheduler::{Command, DeviceSpec, Event, ModelSpec, PolicyKind, Scheduler, Span};
 
 /// How long after the last request everything must have ended: longer than any objective, report or downtime.
@@ -213,6 +213,7 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
         for device in 0..self.setup.devices {
             self.tell(self.device_added(DeviceId(device)))?;
         }
+        self.announce()?;
         for measured in self.clients.profiled() {
             self.tell(Event::Measured(measured))?;
         }
@@ -237,6 +238,9 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
                 NextStep::Due => self.due()?,
                 NextStep::Arrival => self.arrival()?,
                 NextStep::Wakeup => self.wake_up()?,
+            }
+            for news in self.clients.wholes.take_news() {
+                self.watch.see(&news)?;
             }
             for measured in self.clients.measured() {
                 self.tell(Event::Measured(measured))?;
@@ -295,8 +299,46 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
         self.send(arrival.model, None)
     }
 
+    /// Tells which models make pipelines now.
+    fn announce(&mut self) -> Result<(), Violation> {
+        for index in 0..self.setup.pipelines.len() {
+            if self.setup.pipelines[index].timeouts.is_none() {
+                let mut spec = self.setup.pipelines[index].spec.clone();
+                for stage in &mut spec.stages {
+                    stage.model = ModelId(self.changes.current(stage.model.0));
+                }
+                self.tell(Event::PipelineAdded(spec))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A stage of a request for a pipeline begins.
+    fn begin_stage(&mut self, whole: u64, stage: u32, way: Duration) -> Result<(), Violation> {
+        let (changes, agenda, meter) = (&self.changes, &mut self.agenda, &mut self.watch.meter);
+        let model_of = |model: ModelId| changes.current(model.0);
+        let calls = self.clients.begin_stage(self.now, (whole, stage), model_of, agenda, meter);
+        for &id in &calls {
+            self.workers.expect(id, Duration::ZERO);
+        }
+        for id in calls {
+            if way > Duration::ZERO {
+                self.agenda.add(self.now + way, Due::Submit(id));
+            } else {
+                self.submit(id)?;
+            }
+        }
+        Ok(())
+    }
+
     /// A client sends a request.
     fn send(&mut self, model: u32, client: Option<u32>) -> Result<(), Violation> {
+        if let Some(pipeline) = (model as usize).checked_sub(self.changes.streams()) {
+            let (agenda, meter) = (&mut self.agenda, &mut self.watch.meter);
+            let (whole, stages) = self.clients.send_whole(self.now, (pipeline, client), agenda, meter);
+            let way = self.setup.network.control;
+            return stages.into_iter().try_for_each(|stage| self.begin_stage(whole, stage, way));
+        }
         let model = self.changes.current(model);
         let cold = self.workers.is_cold(model);
         let sent = self.clients.send(self.now, model, client, cold, &mut self.agenda, &mut self.watch.meter);
@@ -314,8 +356,8 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
     }
 
     fn submit(&mut self, id: base::RequestId) -> Result<(), Violation> {
-        match self.clients.request(id) {
-            Some(request) => self.tell(Event::Submitted(request)),
+        match self.clients.submission(id, &mut self.watch.meter) {
+            Some(event) => self.tell(event),
             None => Ok(()),
         }
     }
@@ -332,6 +374,11 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
                 Some(_) => self.tell(Event::Cancelled(id)),
                 None => Ok(()),
             },
+            Due::CancelWhole(whole) => {
+                self.clients.cancel_whole(self.now, whole, &mut self.agenda, &mut self.watch.meter);
+                Ok(())
+            }
+            Due::Begin { whole, stage } => self.begin_stage(whole, stage, Duration::ZERO),
             Due::Deliver { device, generation, order } => {
                 self.workers.deliver(device, generation, *order, &mut self.agenda, &mut self.watch)
             }
@@ -365,7 +412,8 @@ impl<M: DrivenScheduler, O: Observer> World<'_, M, O> {
             }
             Due::AddModel(swap) => {
                 let model = self.changes.add(swap);
-                self.tell(Event::ModelAdded(self.setup.models[model as usize].spec.clone()))
+                self.tell(Event::ModelAdded(self.setup.models[model as usize].spec.clone()))?;
+                self.announce()
             }
             Due::Freeze(device) => {
                 self.workers.freeze(device, self.now, &mut self.agenda);

@@ -66,7 +66,7 @@ impl Bound {
     /// For a world in which all models share one rate and have objectives, and requests of a model take the same time.
     pub(crate) fn new(setup: &Setup, workload: &Workload, max_bad: f64, whose: MaxBadOf) -> Option<Self> {
         let plain = |model: &ModelSetup| model.slo.is_some() && model.inputs.is_none();
-        if !workload.all_share_the_rate() || !setup.models.iter().all(plain) {
+        if !setup.pipelines.is_empty() || !workload.all_share_the_rate() || !setup.models.iter().all(plain) {
             return None;
         }
         let mut streams: Vec<ModelArrivals> = setup.models.iter().map(ModelArrivals::new).collect();

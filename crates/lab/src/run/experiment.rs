@@ -21,6 +21,9 @@ pub struct Experiment {
     /// The models.
     #[serde(rename = "model")]
     pub models: Vec<ModelConfig>,
+    /// The pipelines. Where there are any, the workload's rate is theirs, and models have only a rate of their own.
+    #[serde(default, rename = "pipeline")]
+    pub pipelines: Vec<PipelineConfig>,
     /// The devices.
     pub devices: DevicesConfig,
     /// Who asks how often.
@@ -140,6 +143,43 @@ pub struct ModelConfig {
     /// Which of the rows of its table it is, and of how many.
     #[serde(skip)]
     pub row: (usize, usize),
+}
+
+/// `[[pipeline]]`: several models that answer as one.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PipelineConfig {
+    /// Its name.
+    pub name: String,
+    /// What its requests have from end to end; absent for batch work.
+    pub slo_ms: Option<f64>,
+    /// The objective as a multiple of the longest way through it with batches of one, instead of `slo_ms`.
+    pub slo_of_path: Option<f64>,
+    /// Its part of the workload's rate, relative to the other pipelines'.
+    #[serde(default = "unit")]
+    pub share: f64,
+    /// Its stages, each before those that follow it.
+    #[serde(rename = "stage")]
+    pub stages: Vec<StageConfig>,
+}
+
+/// `[[pipeline.stage]]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageConfig {
+    /// Its name; the model's if absent.
+    pub name: Option<String>,
+    /// Which model: the name of a `[[model]]` with a `count` of one.
+    pub model: String,
+    /// The names of the stages that begin when it is done.
+    #[serde(default)]
+    pub next: Vec<String>,
+    /// How many calls it makes: one of these, equally often.
+    #[serde(default = "one_call")]
+    pub calls: Vec<u32>,
+    /// What passes between its end and the beginning of the next ones, or the answer.
+    #[serde(default)]
+    pub gap_ms: f64,
 }
 
 /// Which batch sizes a model can run.
@@ -385,6 +425,23 @@ pub struct SchedulerConfig {
     pub size_hints: Option<bool>,
     /// The part of a device's time that requests without a deadline get at least where they wait.
     pub batch_work_share: Option<f64>,
+    /// How what is left of a pipeline's time is split over its stages.
+    pub split: Option<SplitConfig>,
+}
+
+/// How a pipeline's time is split over its stages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SplitConfig {
+    /// The same for each.
+    Equal,
+    /// In proportion to what calls take alone.
+    Profile,
+    /// By what larger batches are worth.
+    Load,
+    /// Not by the scheduler, which hears of no pipeline: each stage is sent with a fixed time, in proportion to what a
+    /// call takes alone.
+    Timeouts,
 }
 
 /// Which requests make a batch when not all are in time.
@@ -521,6 +578,10 @@ fn around_the_peak() -> Vec<f64> {
 
 fn server_policy() -> Vec<String> {
     vec![scheduler::Config::default().policy.name().into()]
+}
+
+fn one_call() -> Vec<u32> {
+    vec![1]
 }
 
 fn one() -> u32 {

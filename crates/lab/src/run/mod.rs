@@ -6,6 +6,7 @@ pub(crate) mod campaign;
 pub mod experiment;
 mod latency_files;
 mod models;
+mod pipelines;
 mod ready_point;
 mod resolve;
 mod search;

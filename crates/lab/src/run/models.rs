@@ -8,7 +8,9 @@ use std::path::Path;
 /// Replaces every entry with a `table` by one for each row, gives every entry its objective in milliseconds, and works
 /// out how many devices there are.
 pub(crate) fn expand(experiment: &mut Experiment, folder: &Path) -> Result<(), LabError> {
-    experiment.groups = experiment.models.iter().map(|model| model.name.clone()).collect();
+    let names = experiment.models.iter().map(|model| &model.name);
+    let names = names.chain(experiment.pipelines.iter().map(|pipeline| &pipeline.name));
+    experiment.groups = names.cloned().collect();
     let mut expanded = Vec::with_capacity(experiment.models.len());
     for (group, mut config) in std::mem::take(&mut experiment.models).into_iter().enumerate() {
         config.group = group;

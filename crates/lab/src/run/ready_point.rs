@@ -304,7 +304,9 @@ impl ReadyPoint {
         if let Some(most) = run.max_requests {
             whole = whole.min((most / rate.max(1e-9)).max(LEAST_SECONDS));
         }
-        let longest = setup.models.iter().filter_map(|model| model.slo).max().unwrap_or_default().as_secs_f64();
+        let objectives = setup.models.iter().map(|model| model.slo);
+        let objectives = objectives.chain(setup.pipelines.iter().map(|pipeline| pipeline.slo));
+        let longest = objectives.flatten().max().unwrap_or_default().as_secs_f64();
         let glance = (GLANCE_REQUESTS / rate.max(1e-9)).max(GLANCE_OBJECTIVES * longest).max(1.0).min(whole);
         match effort {
             RunEffort::Glance => (glance, 1),
@@ -342,7 +344,7 @@ impl ReadyPoint {
 
     /// The figures of the runs of one rate, the mean over the seeds.
     fn figures(&self, runs: &[RunResult], setup: &Setup, devices: Option<u32>) -> Value {
-        let each: Vec<Value> = runs.iter().map(|run| summary::of_run(run, &setup.groups)).collect();
+        let each: Vec<Value> = runs.iter().map(|run| summary::of_run(run, setup)).collect();
         let verdict = self.verdict(runs);
         let mut figures =
             with(summary::mean(&each), json!({ "bad": verdict.bad, "bad_events": verdict.events, "devices": devices }));

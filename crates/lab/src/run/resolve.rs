@@ -3,7 +3,7 @@
 use crate::LabError;
 use crate::run::experiment::{BatchSizes, Experiment, FaultsConfig, LatencyConfig, ModelConfig, NamedSizes};
 use crate::run::variant::Variant;
-use crate::run::{latency_files, times};
+use crate::run::{latency_files, pipelines, times};
 use base::{BatchLatency, Duration, LatencyProfile, ModelId};
 use scheduler::{Fairness, ModelSpec};
 use sim::{Elastic, Faults, ModelSetup, Network, Noise, Setup, Variety};
@@ -20,6 +20,7 @@ pub(crate) fn setup(experiment: &Experiment, folder: &Path, variant: &Variant, s
     positive("devices.count", f64::from(devices.count))?;
     positive("devices.page_mb", devices.page_mb)?;
     let models = models(experiment, folder)?;
+    let pipelines = pipelines::setups(experiment, &models, variant.has_timeouts())?;
     let everything: u64 = models.iter().map(|model| u64::from(model.spec.pages)).sum();
     let pages = match devices.memory_mb {
         Some(memory) => (positive("devices.memory_mb", memory)? / devices.page_mb) as u32,
@@ -33,6 +34,7 @@ pub(crate) fn setup(experiment: &Experiment, folder: &Path, variant: &Variant, s
     Ok(Setup {
         scheduler: variant.scheduler_config(experiment)?,
         models,
+        pipelines,
         groups: experiment.groups.clone(),
         devices: devices.count,
         pages,

@@ -1,11 +1,12 @@
 //! The figures of a run, and their mean over seeds.
 
+use base::Duration;
 use serde_json::{Map, Value, json};
-use sim::{Meter, RunResult, Tally, by_reason, ratio};
+use sim::{Meter, RunResult, Setup, Tally, by_reason, ratio};
 
 /// The figures of one run as a JSON object.
-pub(crate) fn of_run(run: &RunResult, groups: &[String]) -> Value {
-    let meter = &run.meter;
+pub(crate) fn of_run(run: &RunResult, setup: &Setup) -> Value {
+    let (meter, groups) = (&run.meter, &setup.groups);
     let mut figures = tally(&meter.total(), meter.span().as_secs_f64());
     let own = json!({
         "mean_batch": meter.mean_batch(),
@@ -20,10 +21,12 @@ pub(crate) fn of_run(run: &RunResult, groups: &[String]) -> Value {
         "completion_error": meter.completion_error.summary(),
     });
     extend(&mut figures, own);
-    if groups.len() > 1 {
-        let each = groups.iter().zip(&meter.groups);
-        let each: Map<String, Value> =
-            each.map(|(name, group)| (name.clone(), Value::Object(tally(group, meter.span().as_secs_f64())))).collect();
+    // Where pipelines are asked for, models mostly aren't.
+    let asked = |(_, group): &(&String, &Tally)| setup.pipelines.is_empty() || group.sent > 0;
+    let each: Vec<(&String, &Tally)> = groups.iter().zip(&meter.groups).filter(asked).collect();
+    if each.len() > 1 {
+        let figures_of = |group: &Tally| Value::Object(tally(group, meter.span().as_secs_f64()));
+        let each: Map<String, Value> = each.iter().map(|(name, group)| ((*name).clone(), figures_of(group))).collect();
         figures.insert("models".into(), Value::Object(each));
     }
     if let Some(series) = series(meter, groups) {
@@ -66,6 +69,9 @@ fn tally(tally: &Tally, seconds: f64) -> Map<String, Value> {
         "cold_of_good": ratio(tally.cold_good as f64, tally.good as f64),
     });
     extend(&mut figures, own);
+    if tally.work > Duration::ZERO {
+        figures.insert("wasted".into(), ratio(tally.wasted.as_secs_f64(), tally.work.as_secs_f64()).into());
+    }
     if let Ok(mut latency) = serde_json::to_value(tally.latency.summary()) {
         latency.as_object_mut().map(|latency| latency.remove("count"));
         extend(&mut figures, latency);

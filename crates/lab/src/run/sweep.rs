@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use toml::{Table, Value};
 use workload::Random;
 
-const SECTIONS: [&str; 10] =
-    ["model", "devices", "workload", "network", "noise", "scheduler", "policy", "elastic", "faults", "run"];
+const SECTIONS: [&str; 11] =
+    ["model", "pipeline", "devices", "workload", "network", "noise", "scheduler", "policy", "elastic", "faults", "run"];
 /// More points than this are a mistake in the file.
 const MAX_POINTS: usize = 10_000;
 

@@ -4,7 +4,8 @@ use crate::LabError;
 use crate::run::experiment::{ArrivalsConfig, Experiment, ModelConfig, RateWave};
 use crate::run::resolve::{millis, not_negative, positive, seconds};
 use base::{Duration, LatencyProfile};
-use sim::{ModelSetup, Setup, Traffic};
+use scheduler::StageSpec;
+use sim::{ModelSetup, PipelineSetup, Setup, Traffic};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,6 +40,8 @@ struct Group {
     arrivals: ArrivalsConfig,
     own: Option<OwnRate>,
     backoff: Duration,
+    /// Models that only pipelines ask for.
+    only_stages: bool,
 }
 
 /// A rate that doesn't come from the workload's.
@@ -72,13 +75,26 @@ impl Workload {
         for model in &experiment.models {
             let arrivals = model.arrivals.clone().unwrap_or_else(|| config.arrivals.clone());
             check_arrivals(&arrivals)?;
-            groups.push(Group { first, count: model.count, arrivals, own: own_rate(model)?, backoff });
+            let own = own_rate(model)?;
+            let only_stages = own.is_none() && !experiment.pipelines.is_empty();
+            groups.push(Group { first, count: model.count, arrivals, own, backoff, only_stages });
             first += model.count;
+        }
+        for _ in &experiment.pipelines {
+            let arrivals = config.arrivals.clone();
+            check_arrivals(&arrivals)?;
+            groups.push(Group { first, count: 1, arrivals, own: None, backoff, only_stages: false });
+            first += 1;
         }
         let sharing: usize =
             groups.iter().filter(|group| group.shares_the_rate()).map(|group| group.count as usize).sum();
+        let asked: f64 = experiment.pipelines.iter().map(|pipeline| pipeline.share).sum();
+        let shares = match experiment.pipelines.is_empty() {
+            true => config.popularity.shares(sharing),
+            false => experiment.pipelines.iter().map(|pipeline| pipeline.share / asked).collect(),
+        };
         Ok(Self {
-            shares: config.popularity.shares(sharing),
+            shares,
             recorded: recorded(&config.arrivals, folder)?,
             rate: config.rate_rps.map(|rate| positive("workload.rate_rps", rate)).transpose()?,
             load: config.load.map(|load| positive("workload.load", load)).transpose()?,
@@ -118,8 +134,15 @@ impl Workload {
         let mut per_request = 0.0;
         for group in self.groups.iter().filter(|group| group.shares_the_rate()) {
             for model in group.first..group.first + group.count {
-                let model = &setup.models[model as usize];
-                per_request += shares.next().unwrap_or(&0.0) * cheapest(&model.spec.profile, model.slo, model.rows);
+                let share = shares.next().unwrap_or(&0.0);
+                per_request += share
+                    * match (model as usize).checked_sub(setup.models.len()) {
+                        None => {
+                            let model = &setup.models[model as usize];
+                            cheapest(&model.spec.profile, model.slo, model.rows)
+                        }
+                        Some(pipeline) => cheapest_whole(setup, &setup.pipelines[pipeline]),
+                    };
             }
         }
         f64::from(setup.devices) / per_request.max(1e-12)
@@ -134,7 +157,14 @@ impl Workload {
         let mut shares = self.shares.iter();
         let sharing = self.groups.iter().filter(|group| group.shares_the_rate());
         let models = sharing.flat_map(|group| group.first..group.first + group.count);
-        let each: f64 = models.map(|model| shares.next().unwrap_or(&0.0) * alone(&setup.models[model as usize])).sum();
+        let of_model = |model: u32| match (model as usize).checked_sub(setup.models.len()) {
+            None => alone(&setup.models[model as usize]),
+            Some(pipeline) => {
+                let stages = setup.pipelines[pipeline].spec.stages.iter();
+                stages.map(|stage| stage.calls * alone(&setup.models[stage.model.index()])).sum()
+            }
+        };
+        let each: f64 = models.map(|model| shares.next().unwrap_or(&0.0) * of_model(model)).sum();
         let loaded = self.load.map(|load| load * f64::from(setup.devices) / each.max(1e-12));
         loaded.or(self.rate).or(self.recorded_rate()).unwrap_or(0.0)
     }
@@ -164,7 +194,7 @@ impl Workload {
         let mut shares = self.shares.iter();
         let mut streams = Vec::new();
         for group in &self.groups {
-            let Some(process) = group.process() else { continue };
+            let Some(process) = group.process().filter(|_| !group.only_stages) else { continue };
             for index in 0..group.count {
                 let model = group.first + index;
                 streams.push(match &group.own {
@@ -218,7 +248,7 @@ impl Group {
     }
 
     fn shares_the_rate(&self) -> bool {
-        self.own.is_none() && !matches!(self.arrivals, ArrivalsConfig::Closed { .. })
+        self.own.is_none() && !self.only_stages && !matches!(self.arrivals, ArrivalsConfig::Closed { .. })
     }
 }
 
@@ -340,6 +370,13 @@ fn read_trace(path: PathBuf) -> Result<Recorded, LabError> {
         }
         Err(source) => Err(broken(source)),
     }
+}
+
+/// Seconds of device time for one request for a pipeline, if every stage had all of its time.
+fn cheapest_whole(setup: &Setup, pipeline: &PipelineSetup) -> f64 {
+    let each =
+        |stage: &StageSpec| stage.calls * cheapest(&setup.models[stage.model.index()].spec.profile, pipeline.slo, 1);
+    pipeline.spec.stages.iter().map(each).sum()
 }
 
 /// Seconds of device time for one request in the best batch that can make the objective.

@@ -1,9 +1,9 @@
 //! The policies of an experiment: a policy of the scheduler with settings, under a name.
 
 use crate::LabError;
-use crate::run::experiment::{BatchSizes, Experiment, GatherConfig, NamedSizes, SchedulerConfig};
+use crate::run::experiment::{BatchSizes, Experiment, GatherConfig, NamedSizes, SchedulerConfig, SplitConfig};
 use crate::run::resolve::{self, millis};
-use scheduler::{Delay, Gather, PolicyKind};
+use scheduler::{Delay, Gather, PolicyKind, Split};
 use toml::{Table, Value};
 
 /// One entry of `run.policies`.
@@ -45,6 +45,11 @@ impl Variant {
         format!("{} {}", self.kind.name(), self.own)
     }
 
+    /// Whether stages of pipelines are sent with time-outs, each for itself.
+    pub(crate) fn has_timeouts(&self) -> bool {
+        self.settings.split == Some(SplitConfig::Timeouts)
+    }
+
     /// The scheduler's settings.
     pub(crate) fn scheduler_config(&self, experiment: &Experiment) -> Result<scheduler::Config, LabError> {
         let config = &self.settings;
@@ -81,6 +86,12 @@ impl Variant {
             },
             size_hints: config.size_hints.unwrap_or(default.size_hints),
             batch_work_share: part("batch_work_share", config.batch_work_share, default.batch_work_share)?,
+            split: match config.split {
+                Some(SplitConfig::Equal) => Split::Equal,
+                Some(SplitConfig::Profile) => Split::Profile,
+                Some(SplitConfig::Load) => Split::Load,
+                Some(SplitConfig::Timeouts) | None => default.split,
+            },
             thrift: config.thrift.unwrap_or(default.thrift),
             rehearse: config.rehearse.unwrap_or(default.rehearse),
             timeout: part("timeout_of_slo", config.timeout_of_slo, default.timeout)?,
@@ -129,7 +140,7 @@ fn server_settings() -> Table {
         Gather::HeadFirst => "head_first",
         Gather::KeepTarget => "keep_target",
     };
-    let settings: [(&str, Value); 13] = [
+    let settings: [(&str, Value); 14] = [
         ("schedule_ahead_ms", server.schedule_ahead.as_millis_f64().into()),
         ("profile_window", (server.profile_window as i64).into()),
         ("profile_quantile", server.profile_quantile.into()),
@@ -143,6 +154,7 @@ fn server_settings() -> Table {
         ("anticipated_delay_per_ms", server.anticipated_delay.into()),
         ("size_hints", server.size_hints.into()),
         ("batch_work_share", server.batch_work_share.into()),
+        ("split", server.split.name().into()),
     ];
     settings.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
@@ -224,7 +236,7 @@ mod tests {
         // Every setting that a file can have is compared.
         let all = server_settings();
         let parsed: Result<SchedulerConfig, _> = all.clone().try_into();
-        assert!(parsed.is_ok_and(|_| all.len() == 13), "{all:?}");
+        assert!(parsed.is_ok_and(|_| all.len() == 14), "{all:?}");
     }
 
     #[test]

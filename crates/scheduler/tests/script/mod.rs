@@ -4,16 +4,18 @@
 //! take the next number (`doubted` instead of `model`: its profile may be wrong); `ask MODEL DEADLINE [ROWS [PRIORITY
 //! [APPLICATION]]]` too (`-` for no deadline); `measure MODEL APPLICATION SPAN...` says what requests take alone; `done
 //! ACTION [TIME]` (when it ended, if that was before), `late ACTION`, `broken ACTION`, `failed ACTION` report; `cancel
-//! REQUEST`, `lose DEVICE`, `remove MODEL`, `expect MODEL`, `borrow DEVICE SPAN`, `return DEVICE`, `wake` (at the
+//! REQUEST`, `pipeline STAGE...` makes one of stages `MODEL` or `MODEL>NEXT,NEXT`, `stage PIPELINE STAGE DEADLINE` asks; `lose DEVICE`, `remove MODEL`, `expect MODEL`, `borrow DEVICE SPAN`, `return DEVICE`, `wake` (at the
 //! scheduler's own wish).
 
 #![allow(clippy::unwrap_used, reason = "a script that can't be read is a broken test")]
 
-use base::{ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, RequestId, Timestamp, Transfers};
+use base::{
+    ActionId, ApplicationId, DeviceId, Duration, LatencyProfile, ModelId, PipelineId, RequestId, Timestamp, Transfers,
+};
 use expect_test::Expect;
 use scheduler::{
-    ActionStatus, Command, Config, DeviceSpec, Event, Measured, ModelSpec, Outcome, Rejection, Report, Request, Sample,
-    Scheduler,
+    ActionStatus, Command, Config, DeviceSpec, Event, Measured, ModelSpec, Outcome, PipelineSpec, PipelineStage,
+    Rejection, Report, Request, Sample, Scheduler, StageSpec,
 };
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -33,13 +35,15 @@ struct World {
     devices: u32,
     models: u32,
     requests: u32,
+    pipelines: Vec<PipelineSpec>,
     started: BTreeMap<u64, Timestamp>,
 }
 
 impl Default for World {
     fn default() -> Self {
         let scheduler = Scheduler::new(Config::clockwork());
-        Self { scheduler, log: String::new(), devices: 0, models: 0, requests: 0, started: BTreeMap::new() }
+        let (log, pipelines, started) = (String::new(), Vec::new(), BTreeMap::new());
+        Self { scheduler, log, devices: 0, models: 0, requests: 0, pipelines, started }
     }
 }
 
@@ -90,6 +94,36 @@ impl World {
                     application: ApplicationId(words.get(6).map_or(0, |name| name.parse().unwrap())),
                     size: None,
                 })
+            }
+            "pipeline" => {
+                let stage = |word: &&str| {
+                    let (model, next) = word.split_once('>').unwrap_or((word, ""));
+                    let next = next.split(',').filter(|word| !word.is_empty());
+                    StageSpec {
+                        model: ModelId(model.parse().unwrap()),
+                        next: next.map(|word| word.parse().unwrap()).collect(),
+                        calls: 1.0,
+                        gap: Duration::ZERO,
+                    }
+                };
+                let pipeline = PipelineId(self.pipelines.len() as u32);
+                let spec = PipelineSpec { pipeline, stages: words[2..].iter().map(stage).collect() };
+                self.pipelines.push(spec.clone());
+                Event::PipelineAdded(spec)
+            }
+            "stage" => {
+                self.requests += 1;
+                let stage = PipelineStage { pipeline: PipelineId(number(2)), stage: number(3) };
+                let request = Request {
+                    id: RequestId { slot: self.requests - 1, generation: 0 },
+                    model: self.pipelines[stage.pipeline.index()].stages[stage.stage as usize].model,
+                    deadline_at: at(words[4]),
+                    rows: 1,
+                    priority: 0,
+                    application: ApplicationId::DEFAULT,
+                    size: None,
+                };
+                Event::StageSubmitted(request, stage)
             }
             "measure" => {
                 let sample =

@@ -186,6 +186,9 @@ impl IdleDevicesServe {
             Event::Returned { device, .. } => self.end(at, *device),
             Event::ModelAdded(_) | Event::ModelRemoved(_) | Event::Cancelled(_) => {}
             Event::Measured(_) | Event::Adopted(_) | Event::Expected(_) | Event::WokeUp => {}
+            Event::PipelineAdded(_) | Event::PipelineRemoved(_) => {}
+            // What the stages behind it need isn't known here.
+            Event::StageSubmitted(request, _) => *entry(&mut self.requests, request.id.slot) = None,
         }
     }
 
@@ -325,7 +328,7 @@ impl OutcomeInTime {
 impl Observer for OutcomeInTime {
     fn observe(&mut self, at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
         match seen {
-            Observation::Told(Event::Submitted(request)) => {
+            Observation::Told(Event::Submitted(request) | Event::StageSubmitted(request, _)) => {
                 let due =
                     DueOutcome { generation: request.id.generation, at: request.deadline_at.max(at), in_batch: false };
                 *entry(&mut self.requests, request.id.slot) = Some(due);

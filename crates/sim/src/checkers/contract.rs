@@ -125,7 +125,7 @@ impl Observer for Contract {
             }
             Observation::Told(Event::ModelAdded(spec)) => self.served[spec.model.index()] = true,
             Observation::Told(Event::ModelRemoved(model)) => self.served[model.index()] = false,
-            Observation::Told(Event::Submitted(request)) => {
+            Observation::Told(Event::Submitted(request) | Event::StageSubmitted(request, _)) => {
                 let alive = Alive {
                     generation: request.id.generation,
                     model: request.model,

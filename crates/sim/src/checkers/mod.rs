@@ -9,6 +9,7 @@ mod pages;
 mod queues;
 mod residency;
 mod timing;
+mod wholes;
 
 pub use chances::{IdleDevicesServe, OutcomeInTime};
 pub use contract::Contract;
@@ -17,6 +18,7 @@ pub use pages::PageCount;
 pub use queues::BoundedQueues;
 pub use residency::WeightsInPlace;
 pub use timing::{OneAtATime, StartInWindow};
+pub use wholes::WholesEndOnce;
 
 use crate::observe::{Facts, Observation, Observer};
 use crate::violation::Violation;
@@ -36,6 +38,7 @@ pub struct Checkers {
     p9: BoundedQueues,
     p10: IdleDevicesServe,
     p11: OutcomeInTime,
+    wholes: WholesEndOnce,
 }
 
 impl Checkers {
@@ -53,6 +56,7 @@ impl Checkers {
             p9: BoundedQueues::new(facts),
             p10: IdleDevicesServe::new(facts),
             p11: OutcomeInTime::new(facts),
+            wholes: WholesEndOnce::default(),
         }
     }
 }
@@ -69,7 +73,8 @@ impl Observer for Checkers {
         self.p8.observe(at, seen)?;
         self.p9.observe(at, seen)?;
         self.p10.observe(at, seen)?;
-        self.p11.observe(at, seen)
+        self.p11.observe(at, seen)?;
+        self.wholes.observe(at, seen)
     }
 }
 

@@ -19,7 +19,7 @@ pub struct ExactlyOneOutcome {
 impl Observer for ExactlyOneOutcome {
     fn observe(&mut self, at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
         match seen {
-            Observation::Told(Event::Submitted(request)) => {
+            Observation::Told(Event::Submitted(request) | Event::StageSubmitted(request, _)) => {
                 let living = entry(&mut self.living, request.id.slot);
                 if living.is_some() {
                     return Err(Broken::SlotTaken { request: request.id }.at(at));
@@ -71,7 +71,7 @@ impl SuccessInTime {
 impl Observer for SuccessInTime {
     fn observe(&mut self, at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
         match seen {
-            Observation::Told(Event::Submitted(request)) => {
+            Observation::Told(Event::Submitted(request) | Event::StageSubmitted(request, _)) => {
                 let (generation, deadline_at) = (request.id.generation, request.deadline_at);
                 *entry(&mut self.requests, request.id.slot) = Some(Timed { generation, deadline_at, ended_at: None });
             }
@@ -186,7 +186,7 @@ impl RefusedNeverExecuted {
 impl Observer for RefusedNeverExecuted {
     fn observe(&mut self, at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
         let seen = match seen {
-            Observation::Told(Event::Submitted(request)) => {
+            Observation::Told(Event::Submitted(request) | Event::StageSubmitted(request, _)) => {
                 let fresh = Followed { generation: request.id.generation, ..Followed::default() };
                 *entry(&mut self.requests, request.id.slot) = fresh;
                 Ok(())

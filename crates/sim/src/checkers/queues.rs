@@ -43,7 +43,7 @@ impl BoundedQueues {
 impl Observer for BoundedQueues {
     fn observe(&mut self, at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
         match seen {
-            Observation::Told(Event::Submitted(request)) => {
+            Observation::Told(Event::Submitted(request) | Event::StageSubmitted(request, _)) => {
                 self.settle(at)?;
                 // A model that isn't there has no queue.
                 if let Some(queued) = self.queued.get_mut(request.model.index()) {

@@ -59,7 +59,7 @@ impl StartInWindow {
 impl Observer for StartInWindow {
     fn observe(&mut self, at: Timestamp, seen: &Observation<'_>) -> Result<(), Violation> {
         let seen = match seen {
-            Observation::Told(Event::Submitted(request)) => {
+            Observation::Told(Event::Submitted(request) | Event::StageSubmitted(request, _)) => {
                 *entry(&mut self.deadlines, request.id.slot) = request.deadline_at;
                 Ok(())
             }

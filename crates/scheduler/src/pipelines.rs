@@ -1,0 +1,422 @@
+//! Pipelines: how much of what is left a stage may use, and since when it is known that the whole can't be met.
+//!
+//! A request for a pipeline comes once for each stage, and each time with the deadline of the whole. What the stages
+//! that follow take on the longest way, with nothing else to do, is theirs: before it is the stage's *limit*. What is
+//! left beyond what the stage itself takes is *slack*, which is split over it and those that follow. So a stage has a
+//! deadline of its own, by which it is queued, batched and matched with devices as any other request.
+//!
+//! ```text
+//!             own deadline            limit
+//!  ──┬─────────────┬────────────────────┬──────────────────────┤ deadline of the whole
+//!   now  takes, slack    others' slack    what the others take
+//! ```
+//!
+//! With `Split::Load` the deadline is decided again when it can't be met: whoever finds no device by then goes on with
+//! all that is left until the limit. It is refused when there is no time for it before its limit: the work that was
+//! done for it until then is lost, and no more is done. So that this is rare, first stages are refused in advance where
+//! devices are short: as large a part of them as keeps losses at later stages at one in a hundred.
+
+use crate::Scheduler;
+use crate::config::Split;
+use crate::event::{Command, Outcome, PipelineSpec, PipelineStage, Rejection, Request};
+use crate::policy::Fact;
+use crate::queue::Queued;
+use crate::requests::RequestInHand;
+use crate::table::grown;
+use base::{Duration, PipelineId, RequestId, Timestamp};
+
+/// So much of the slack is kept for each stage that follows, times the part of the devices that was busy lately. Of
+/// `traffic` on four devices, with twice what its longest way takes, half of it for each stage loses a sixth of the
+/// rate, and so does a split that makes batches cheapest as if each stage's requests came one by one; from a tenth to
+/// three tenths it is about the same (docs/notes/022-pipelines.md).
+const KEPT: f64 = 0.3;
+/// And no more than this for all of them together.
+const MOST_KEPT: f64 = 0.5;
+
+/// Of the requests that a first stage lets in, this part may be lost at later ones before fewer are let in,
+const LOST_LATER: f64 = 0.015;
+/// and by this part fewer with each that is. Smaller steps leave much work to be done for nothing when a load rises;
+/// larger ones take chance for change.
+const STEP: f64 = 0.02;
+/// At least the first part is let in, so that it is seen when times get better. What is above all of them is a reserve:
+/// the losses of a moment, about twenty, change nothing.
+const LET_IN: (f64, f64) = (0.1, 1.5);
+/// Without losses everybody is let in again after so long, also where few come.
+const FORGOTTEN: Duration = Duration::from_secs(10);
+
+impl PipelineSpec {
+    /// Whether its stages are a graph: each before those that follow it, with calls that take place.
+    pub fn is_sound(&self) -> bool {
+        let count = self.stages.len() as u32;
+        let follows = |(index, next): (u32, &[u32])| next.iter().all(|&next| index < next && next < count);
+        let calls = self.stages.iter().all(|stage| stage.calls > 0.0 && stage.calls.is_finite());
+        calls && (0..).zip(self.stages.iter().map(|stage| stage.next.as_slice())).all(follows)
+    }
+}
+
+/// A pipeline, and how many of its requests are let in.
+#[derive(Clone, Debug)]
+struct Graph {
+    spec: PipelineSpec,
+    /// The stage with which every request begins, with one call, where there is one such.
+    begins_with: Option<u32>,
+    /// Which part of the requests is let in, and what of them is due to be.
+    let_in: f64,
+    due: f64,
+    /// As of when.
+    since: Timestamp,
+}
+
+impl Graph {
+    fn new(spec: PipelineSpec) -> Self {
+        let follows = |stage: u32| spec.stages.iter().any(|before| before.next.contains(&stage));
+        let mut first = (0..spec.stages.len() as u32).filter(|&stage| !follows(stage));
+        let alone = first.next().filter(|&stage| first.next().is_none() && spec.stages[stage as usize].calls <= 1.0);
+        let begins_with = alone.filter(|_| spec.stages.len() > 1);
+        Self { spec, begins_with, let_in: LET_IN.1, due: 0.0, since: Timestamp::ZERO }
+    }
+
+    /// A request comes to the first stage; whether it is let in.
+    fn lets_in(&mut self, now: Timestamp) -> bool {
+        let passed = now.since(std::mem::replace(&mut self.since, now)).as_secs_f64() / FORGOTTEN.as_secs_f64();
+        self.due += self.let_in.min(1.0);
+        let lets_in = self.due >= 1.0;
+        self.due -= f64::from(u8::from(lets_in));
+        let gained = passed + if lets_in { STEP * LOST_LATER } else { 0.0 };
+        self.let_in = (self.let_in + gained).min(LET_IN.1);
+        lets_in
+    }
+
+    /// A request is lost at a later stage.
+    fn lost(&mut self) {
+        self.let_in = (self.let_in * (1.0 - STEP)).max(LET_IN.0);
+    }
+}
+
+/// A stage that is in hand.
+#[derive(Clone, Copy, Debug)]
+struct StageInHand {
+    request: RequestId,
+    at: PipelineStage,
+    /// When the whole can no longer be met if this stage isn't done.
+    limit_at: Timestamp,
+    /// Until when it counts as done: what comes next is refused if it is too late.
+    done_by: Timestamp,
+    /// What the others take, and the driver between them.
+    rest: Duration,
+}
+
+/// All pipelines, and the stages in hand, by slot.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pipelines {
+    graphs: Vec<Option<Graph>>,
+    stages: Vec<Option<StageInHand>>,
+}
+
+impl Pipelines {
+    pub fn add(&mut self, spec: PipelineSpec) {
+        assert!(spec.is_sound(), "the stages of {} are no graph", spec.pipeline);
+        let pipeline = spec.pipeline.index();
+        let there = grown(&mut self.graphs, pipeline);
+        let before = there.take();
+        let graph = Graph::new(spec);
+        *there = Some(match before {
+            Some(Graph { let_in, due, since, .. }) => Graph { let_in, due, since, ..graph },
+            None => graph,
+        });
+    }
+
+    pub fn remove(&mut self, pipeline: PipelineId) {
+        if let Some(there) = self.graphs.get_mut(pipeline.index()) {
+            *there = None;
+        }
+    }
+
+    fn of(&self, stage: PipelineStage) -> Option<&PipelineSpec> {
+        let spec = &self.graphs.get(stage.pipeline.index())?.as_ref()?.spec;
+        (stage.stage < spec.stages.len() as u32).then_some(spec)
+    }
+
+    /// Whether a request that has come to a stage is let in as far as the stages behind it go.
+    fn lets_in(&mut self, now: Timestamp, stage: PipelineStage) -> bool {
+        let Some(Some(graph)) = self.graphs.get_mut(stage.pipeline.index()) else { return true };
+        graph.begins_with != Some(stage.stage) || graph.lets_in(now)
+    }
+
+    /// A request is lost, at a stage of a pipeline perhaps.
+    pub fn lost(&mut self, request: RequestId) {
+        let Some(&StageInHand { at, .. }) = self.get(request) else { return };
+        let Some(Some(graph)) = self.graphs.get_mut(at.pipeline.index()) else { return };
+        if graph.begins_with.is_some_and(|first| first != at.stage) {
+            graph.lost();
+        }
+    }
+
+    /// A request has its outcome.
+    pub fn forget(&mut self, request: RequestId) {
+        if let Some(stage) = self.stages.get_mut(request.slot as usize) {
+            *stage = None;
+        }
+    }
+
+    /// A request that is a stage of a pipeline.
+    fn get(&self, request: RequestId) -> Option<&StageInHand> {
+        self.stages.get(request.slot as usize)?.as_ref().filter(|stage| stage.request == request)
+    }
+}
+
+/// A stage on the longest way to the end.
+#[derive(Clone, Copy, Debug)]
+struct Leg {
+    /// What one call takes, with nothing else to do.
+    takes: Duration,
+    /// The same of as many as are usual, in one batch.
+    together: Duration,
+    /// What passes between its end and the next one's beginning, or the answer.
+    gap: Duration,
+}
+
+/// What is planned for a stage.
+struct StagePlan {
+    /// Its own deadline.
+    due_at: Timestamp,
+    limit_at: Timestamp,
+    done_by: Timestamp,
+}
+
+impl Scheduler {
+    /// A request has come to a stage.
+    pub(crate) fn stage_submitted(&mut self, request: Request, stage: PipelineStage, out: &mut Vec<Command>) {
+        let Some(legs) = self.legs(&request, stage) else {
+            let outcome = Outcome::Rejected(Rejection::ModelUnavailable);
+            return out.push(Command::Finish { request: request.id, outcome });
+        };
+        self.foresee(stage);
+        if request.deadline_at == Timestamp::NEVER {
+            return self.submitted(request, out);
+        }
+        let StagePlan { due_at, limit_at, done_by } = self.plan(&request, &legs);
+        let rest = request.deadline_at.since(limit_at);
+        *grown(&mut self.pipelines.stages, request.id.slot as usize) =
+            Some(StageInHand { request: request.id, at: stage, limit_at, done_by, rest });
+        let at_most = Request { deadline_at: limit_at, ..request };
+        let own = Request { deadline_at: due_at, ..request };
+        self.sequence += 1;
+        self.write_down(&own);
+        self.share_out();
+        self.prepare_for(&own);
+        let mut admitted = self.admit(&own).map(|device| (own, device));
+        if self.config.split == Split::Load {
+            if admitted.is_err() {
+                admitted = self.admit(&at_most).map(|device| (at_most, device));
+            }
+            if !self.pipelines.lets_in(self.now, stage) && admitted.is_ok() {
+                admitted = Err(Rejection::Overloaded { earliest_at: self.earliest_after_queue(&request) });
+            }
+        }
+        match admitted {
+            Ok((request, device)) => self.enqueue(request, device),
+            Err(Rejection::DeadlineUnreachable { .. }) if let Some(device) = self.device_to_try(&at_most) => {
+                self.try_alone(at_most, device, out);
+            }
+            Err(rejection) => {
+                self.pipelines.lost(request.id);
+                self.pipelines.forget(request.id);
+                self.refuse(&own, rejection.later_by(rest), out);
+            }
+        }
+    }
+
+    /// The longest way from a stage to the end; `None` where a model on any way isn't served.
+    fn legs(&self, request: &Request, stage: PipelineStage) -> Option<Vec<Leg>> {
+        let spec = self.pipelines.of(stage)?;
+        let way = if self.config.policy.counts_the_way() { self.config.delay.of(1) } else { Duration::ZERO };
+        let heard = self.config.delay.control;
+        let first = stage.stage as usize;
+        // For each stage from the last one on: what it and those behind it take, itself, and who follows on that way.
+        let mut ways: Vec<(Duration, Option<Leg>, usize)> = vec![(Duration::ZERO, None, 0); spec.stages.len()];
+        for (index, stage) in spec.stages.iter().enumerate().skip(first).rev() {
+            let model = if index == first { request.model } else { stage.model };
+            let there = self.ledger.models.get(model.index())?.as_ref().filter(|model| !model.removed)?;
+            let calls = (libm::ceil(stage.calls) as u32).min(there.estimates.planned().max_batch());
+            let of = |rows: u32| way + self.ledger.quickest(there, rows);
+            let (takes, together) =
+                if index == first { (self.alone(request), Duration::ZERO) } else { (of(1), of(calls)) };
+            let (behind, next) =
+                stage.next.iter().map(|&next| (ways[next as usize].0, next as usize)).max().unwrap_or_default();
+            let gap = if next == 0 { stage.gap } else { stage.gap + heard };
+            ways[index] = (takes + gap + behind, Some(Leg { takes, together, gap }), next);
+        }
+        let mut legs = Vec::with_capacity(spec.stages.len() - first);
+        let mut at = first;
+        loop {
+            legs.push(ways[at].1?);
+            at = ways[at].2;
+            if at == 0 {
+                return Some(legs);
+            }
+        }
+    }
+
+    /// What a stage may use of what is left.
+    fn plan(&self, request: &Request, legs: &[Leg]) -> StagePlan {
+        let whole_at = request.deadline_at;
+        let (own, others) = (legs[0], &legs[1..]);
+        let gaps: Duration = legs.iter().map(|leg| leg.gap).sum();
+        let takes: Duration = legs.iter().map(|leg| leg.takes).sum();
+        let limit_at = whole_at - own.gap - others.iter().map(|leg| leg.takes + leg.gap).sum::<Duration>();
+        let done_by = if others.is_empty() { limit_at } else { whole_at };
+        let left = whole_at.since(self.now) - gaps;
+        let due_at = match self.config.split {
+            _ if others.is_empty() => limit_at,
+            Split::Equal => self.now + left / legs.len() as u64,
+            Split::Profile => self.now + left.mul_f64(own.takes.as_secs_f64() / takes.as_secs_f64().max(1e-9)),
+            Split::Load => {
+                let needed = own.takes + others.iter().map(|leg| leg.together).sum::<Duration>();
+                self.now + own.takes + self.own_slack(legs, left - needed)
+            }
+        };
+        StagePlan { due_at: due_at.min(limit_at), limit_at, done_by }
+    }
+
+    /// How much of what nobody needs the first of these stages should have. Its requests come one by one and wait for
+    /// company. Those that are done come to the next stage together, as they were batched, and mostly need no more
+    /// there than a device, for which they wait the longer the busier devices are.
+    fn own_slack(&self, legs: &[Leg], slack: Duration) -> Duration {
+        let kept = KEPT * self.ledger.in_use * (legs.len() - 1) as f64;
+        slack.mul_f64(1.0 - kept.min(MOST_KEPT))
+    }
+
+    /// Later stages will be asked for: weights that are nowhere are loaded while earlier stages run, and those that are
+    /// somewhere stay.
+    fn foresee(&mut self, stage: PipelineStage) {
+        let Some(spec) = self.pipelines.of(stage) else { return };
+        let mut coming = vec![false; spec.stages.len()];
+        coming[stage.stage as usize] = true;
+        let mut models = Vec::new();
+        for (index, stage) in spec.stages.iter().enumerate() {
+            if coming[index] {
+                stage.next.iter().for_each(|&next| coming[next as usize] = true);
+                models.extend(stage.next.iter().map(|&next| spec.stages[next as usize].model));
+            }
+        }
+        for model in models {
+            if self.ledger.model(model).residency.is_empty() {
+                self.expected(model);
+            } else if !self.ledger.everything_fits() {
+                let devices: Vec<_> = self.ledger.model(model).loaded_devices().collect();
+                devices.into_iter().for_each(|device| self.ledger.touch(self.now, model, device));
+            }
+        }
+    }
+
+    /// Until when a request that was executed counts as done.
+    pub(crate) fn done_by(&self, request: &Request) -> Timestamp {
+        self.pipelines.get(request.id).map_or(request.deadline_at, |stage| stage.done_by)
+    }
+
+    /// What the rest of its pipeline takes, for who is told when it could have been answered.
+    pub(crate) fn rest_of(&self, request: RequestId) -> Duration {
+        self.pipelines.get(request).map_or(Duration::ZERO, |stage| stage.rest)
+    }
+
+    /// The deadline that a stage has instead of one that can't be met; `None` where there is no time for it before its
+    /// limit.
+    pub(crate) fn later_deadline(&self, request: &Request) -> Option<Timestamp> {
+        if self.config.split != Split::Load {
+            return None;
+        }
+        let limit_at = self.pipelines.get(request.id)?.limit_at;
+        let model = self.ledger.model(request.model);
+        let cold = if model.residency.is_empty() { model.estimates.load() } else { Duration::ZERO };
+        let possible = limit_at > request.deadline_at && self.now + cold + self.alone(request) <= limit_at;
+        possible.then_some(limit_at)
+    }
+
+    /// Gives a queued request another deadline.
+    pub(crate) fn postpone(&mut self, id: RequestId, deadline_at: Timestamp) {
+        let RequestInHand { request, place, arrived_at, .. } =
+            *self.requests.get(id).expect("queued requests are in hand");
+        let model = request.model;
+        self.take_out(model, place);
+        let entry = self.requests.get_mut(id).expect("it is in hand");
+        entry.request.deadline_at = deadline_at;
+        entry.place.deadline_at = deadline_at;
+        let place = entry.place;
+        let queued = Queued { id, rows: request.rows, arrived_at, kind: self.kind_of(&request) };
+        self.queues.insert(&self.ledger, model, place, queued);
+        self.tell(Fact::Queued { model, place, queued, again: true });
+        if !self.config.policy.matches() {
+            self.touch_hungry(model);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::StageSpec;
+    use base::ModelId;
+
+    fn stage(next: &[u32], calls: f64) -> StageSpec {
+        StageSpec { model: ModelId(0), next: next.to_vec(), calls, gap: Duration::ZERO }
+    }
+
+    fn graph(stages: Vec<StageSpec>) -> Graph {
+        Graph::new(PipelineSpec { pipeline: PipelineId(0), stages })
+    }
+
+    fn at(millis: u64) -> Timestamp {
+        Timestamp::ZERO + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn stages_that_lead_back_or_nowhere_make_no_graph() {
+        let sound = |stages| PipelineSpec { pipeline: PipelineId(0), stages }.is_sound();
+        assert!(sound(vec![stage(&[1, 2], 1.0), stage(&[2], 0.5), stage(&[], 4.0)]));
+        assert!(!sound(vec![stage(&[1], 1.0), stage(&[0], 1.0)]), "a circle");
+        assert!(!sound(vec![stage(&[0], 1.0)]), "itself");
+        assert!(!sound(vec![stage(&[1], 1.0)]), "nobody");
+        assert!(!sound(vec![stage(&[], 0.0)]), "a stage without calls");
+    }
+
+    #[test]
+    fn only_who_begins_with_one_call_is_refused_for_what_comes_later() {
+        assert_eq!(graph(vec![stage(&[1], 1.0), stage(&[], 3.0)]).begins_with, Some(0));
+        assert_eq!(graph(vec![stage(&[1], 2.0), stage(&[], 1.0)]).begins_with, None, "its calls would be torn apart");
+        assert_eq!(graph(vec![stage(&[], 1.0), stage(&[], 1.0)]).begins_with, None);
+        assert_eq!(graph(vec![stage(&[], 1.0)]).begins_with, None, "nothing comes later");
+    }
+
+    #[test]
+    fn the_losses_of_a_moment_change_nothing() {
+        let mut graph = graph(vec![stage(&[1], 1.0), stage(&[], 1.0)]);
+        (0..20).for_each(|_| graph.lost());
+        assert!((0..1_000).all(|_| graph.lets_in(at(0))));
+    }
+
+    #[test]
+    fn where_half_is_too_much_half_is_let_in_and_again_all_when_times_are_better() {
+        let mut graph = graph(vec![stage(&[1], 1.0), stage(&[], 1.0)]);
+        let (mut let_in, mut lost, mut served) = (0, 0, 0.0_f64);
+        for number in 0..40_000_u64 {
+            // Later stages have time for every second one that comes.
+            served = (served + 0.5).min(2.0);
+            if !graph.lets_in(at(number / 4)) {
+                continue;
+            }
+            let counts = u32::from(number >= 20_000);
+            let_in += counts;
+            if served >= 1.0 {
+                served -= 1.0;
+            } else {
+                lost += counts;
+                graph.lost();
+            }
+        }
+        assert!((9_500..11_000).contains(&let_in), "{let_in} of 20,000");
+        assert!(lost * 100 < let_in * 4, "{lost} of {let_in}");
+        graph.lets_in(at(20_000));
+        assert!((0..100).all(|_| graph.lets_in(at(20_000))));
+    }
+}

@@ -1,0 +1,232 @@
+//! Pipelines: stages have deadlines that the scheduler decides. `script` says how scenarios are written.
+
+mod script;
+
+use expect_test::{Expect, expect};
+use scheduler::{Config, Split};
+
+fn check(split: Split, script: &str, expected: Expect) {
+    script::check(Config { split, rehearse: false, ..Config::default() }, script, expected);
+}
+
+/// Two models of 4 ms and 2 ms for one row, which need no load, and a pipeline of both.
+const TWO: &str = "0 model 0 1 3 0 1 2 4
+                   0 model 0 1 1 0 1 2 4
+                   0 device 0
+                   0 done 1
+                   0 done 2
+                   0 pipeline 0>1 1\n";
+
+#[test]
+fn a_first_stage_leaves_the_others_what_they_need() {
+    check(
+        Split::Load,
+        &format!("{TWO}1 stage 0 0 21"),
+        expect![[r#"
+        0     a1 load m0 on d0 by -
+        0     a2 load m1 on d0 by -
+        1     a3 exec m0 on d0 batch 1 [0] by 15
+    "#]],
+    );
+    check(
+        Split::Equal,
+        &format!("{TWO}1 stage 0 0 21"),
+        expect![[r#"
+        0     a1 load m0 on d0 by -
+        0     a2 load m1 on d0 by -
+        1     a3 exec m0 on d0 batch 1 [0] by 7
+    "#]],
+    );
+    check(
+        Split::Profile,
+        &format!("{TWO}1 stage 0 0 21"),
+        expect![[r#"
+        0     a1 load m0 on d0 by -
+        0     a2 load m1 on d0 by -
+        1     a3 exec m0 on d0 batch 1 [0] by 10.333333
+    "#]],
+    );
+}
+
+#[test]
+fn a_stage_that_was_early_leaves_its_time_to_the_next() {
+    check(
+        Split::Equal,
+        &format!("{TWO}1 stage 0 0 21\n5 done 3\n5 stage 0 1 21"),
+        expect![[r#"
+        0     a1 load m0 on d0 by -
+        0     a2 load m1 on d0 by -
+        1     a3 exec m0 on d0 batch 1 [0] by 7
+        5        request 0: Done
+        5     a4 exec m1 on d0 batch 1 [1] by 19
+    "#]],
+    );
+}
+
+#[test]
+fn what_cannot_be_met_by_the_stages_behind_is_refused_at_the_first() {
+    check(
+        Split::Load,
+        &format!(
+            "{TWO}1 stage 0 0 6.9
+             1 stage 0 0 7"
+        ),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m1 on d0 by -
+            1        request 0: unreachable before 7
+            1     a3 exec m0 on d0 batch 1 [1] by 1
+        "#]],
+    );
+}
+
+#[test]
+fn who_finds_no_device_in_its_part_has_what_the_others_do_not_need() {
+    // The device is busy until 21. With half of 26 ms the stage would have to be done by 14; 2 ms before 27 are enough.
+    let script = format!(
+        "{TWO}1 borrow 0 20
+         1 stage 0 0 27
+         21 return 0
+         25 done 3"
+    );
+    check(
+        Split::Load,
+        &script,
+        expect![[r#"
+        0     a1 load m0 on d0 by -
+        0     a2 load m1 on d0 by -
+        21    a3 exec m0 on d0 batch 1 [0] by 21
+        25       request 0: Done
+    "#]],
+    );
+    check(
+        Split::Equal,
+        &script.replace("25 done 3", ""),
+        expect![[r#"
+        0     a1 load m0 on d0 by -
+        0     a2 load m1 on d0 by -
+        1        request 0: overloaded until 27
+    "#]],
+    );
+}
+
+#[test]
+fn a_deadline_that_a_queued_stage_misses_is_decided_again() {
+    // The device has been busy for long, so that a part is kept for the second stage. The first one's own deadline is
+    // 4,071: it couldn't be met any more from 4,067 on.
+    let script = format!(
+        "{TWO}1 ask 0 9000
+         4000 stage 0 0 4101
+         4070 expect 1
+         4080 done 3"
+    );
+    check(
+        Split::Load,
+        &script,
+        expect![[r#"
+        0     a1 load m0 on d0 by -
+        0     a2 load m1 on d0 by -
+        1     a3 exec m0 on d0 batch 1 [0] by 8996
+        4080     request 0: Done
+        4080  a4 exec m0 on d0 batch 1 [1] by 4095
+    "#]],
+    );
+    check(
+        Split::Profile,
+        &script,
+        expect![[r#"
+        0     a1 load m0 on d0 by -
+        0     a2 load m1 on d0 by -
+        1     a3 exec m0 on d0 batch 1 [0] by 8996
+        4070     request 1: overloaded until 4076
+        4080     request 0: Done
+    "#]],
+    );
+}
+
+#[test]
+fn a_stage_that_is_late_for_its_part_but_not_for_the_whole_is_done() {
+    check(
+        Split::Load,
+        &format!(
+            "{TWO}1 stage 0 0 11
+             10 done 3
+             10 stage 0 1 11"
+        ),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m1 on d0 by -
+            1     a3 exec m0 on d0 batch 1 [0] by 5
+            10       request 0: Done
+            10       request 1: unreachable before 12
+        "#]],
+    );
+}
+
+#[test]
+fn weights_of_the_second_stage_are_loaded_while_the_first_runs() {
+    check(
+        Split::Load,
+        "0 device 10
+         0 model 4 1 3 5
+         0 model 4 1 1 5
+         0 pipeline 0>1 1
+         1 stage 0 0 100
+         6 done 1
+         10 done 2
+         10 stage 0 1 100
+         11 done 3",
+        expect![[r#"
+            1     a1 load m0 on d0 by 89
+            6     a2 load m1 on d0 by -
+            6     a3 exec m0 on d0 batch 1 [0] by 94
+            11       request 0: Done
+            11    a4 exec m1 on d0 batch 1 [1] by 98
+        "#]],
+    );
+}
+
+#[test]
+fn without_a_model_of_a_later_stage_nothing_is_begun() {
+    check(
+        Split::Load,
+        &format!(
+            "{TWO}0 remove 1
+             1 stage 0 0 50
+             1 ask 0 50"
+        ),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m1 on d0 by -
+            0        unload m1 on d0
+            1        request 0: Rejected(ModelUnavailable)
+            1     a3 exec m0 on d0 batch 1 [1] by 46
+        "#]],
+    );
+}
+
+#[test]
+fn of_two_branches_the_longer_one_decides_how_much_is_left() {
+    let three = "0 model 0 1 3 0 1 2 4
+                 0 model 0 1 1 0 1 2 4
+                 0 model 0 1 8 0 1 2 4
+                 0 device 0
+                 0 done 1
+                 0 done 2
+                 0 done 3
+                 0 pipeline 0>1,2 1 2\n";
+    check(
+        Split::Load,
+        &format!(
+            "{three}1 stage 0 0 13
+             1 stage 0 0 14"
+        ),
+        expect![[r#"
+            0     a1 load m0 on d0 by -
+            0     a2 load m1 on d0 by -
+            0     a3 load m2 on d0 by -
+            1        request 0: unreachable before 14
+            1     a4 exec m0 on d0 batch 1 [1] by 1
+        "#]],
+    );
+}
