@@ -120,8 +120,8 @@ fn of(option: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::ServeOptions;
     use crate::runtime::Runtime;
-    use crate::serve::ServeOptions;
     use crate::{Command, CommandLine};
     use clap::{CommandFactory, Parser};
 

@@ -7,6 +7,7 @@ mod devices;
 mod example;
 mod key;
 mod memory;
+mod options;
 mod place;
 mod plan_shares;
 mod profile;
@@ -37,7 +38,7 @@ enum Command {
     ///
     /// The repository has Triton's layout: NAME/VERSION/model.onnx, with an optional NAME/config.pbtxt. Folders may be
     /// added, changed and removed while the server runs.
-    Serve(Box<serve::ServeOptions>),
+    Serve(Box<options::ServeOptions>),
     /// Make an API key for `punctual serve --api-keys FILE`.
     ///
     /// The line for the file goes to standard output, the key itself to standard error: it is shown once and kept

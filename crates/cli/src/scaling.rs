@@ -1,6 +1,6 @@
 //! What `serve` may be told about its advice on the number of devices.
 
-use crate::serve::ServeOptions;
+use crate::options::ServeOptions;
 use anyhow::{Result, bail};
 use base::Duration;
 use planner::advice::AdvisorConfig;

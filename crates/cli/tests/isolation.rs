@@ -112,8 +112,8 @@ fn the_process_has_given_up_what_it_does_not_need() {
         let name = path.to_string_lossy();
         !["/dev/null", "/memfd:punctual", "socket:", "pipe:"].iter().any(|known| name.starts_with(known))
     };
-    // The socket three times: as it came, to read and to write; standard output and error; a region.
-    assert_eq!((open.iter().find(foreign), open.len()), (None, 6), "{open:?}");
+    // The socket three times: as it came, to read and to write; standard output and error; a region, once it has come.
+    assert!(open.iter().find(foreign).is_none() && open.len() <= 6, "{open:?}");
 }
 
 fn endless(engine: &ApartEngine, round: rounds::Round) -> Box<dyn Loaded> {
