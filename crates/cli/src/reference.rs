@@ -14,7 +14,7 @@ mod tests {
             "# Settings of `punctual serve`\n\n\
              Each can be given as a flag, as an environment variable, or in the TOML file of `--config` (there by the flag's \
              name without the dashes, `http-port = 8000`); they count in this order. This page is written by a test from the \
-             declarations in `crates/cli/src/serve.rs`: `UPDATE_DOCS=1 cargo nextest run -p cli`.\n\n\
+             declarations in `crates/cli/src/options.rs`: `UPDATE_DOCS=1 cargo nextest run -p cli`.\n\n\
              | flag | environment | meaning |\n|---|---|---|\n",
         );
         for argument in serve.get_arguments().filter(|argument| argument.get_id() != "help") {
