@@ -95,9 +95,9 @@ enum Command {
     Place(place::PlaceOptions),
     /// Decide how GPUs are divided into shares, and which models run in which share.
     ///
-    /// Finds the fewest GPUs that carry every model's rate within its objective: how each is divided, who takes turns in
-    /// which share, in batches of which size (Gpulet, section 4). What shares do to each other is learnt from pairs of
-    /// batches that were measured side by side. Says whether shares pay at all.
+    /// Finds the fewest GPUs that carry every model's rate within its objective: how each is divided, who takes turns
+    /// in which share, in batches of which size (Gpulet, section 4). What shares do to each other is learnt from pairs
+    /// of batches that were measured side by side. Says whether shares pay at all.
     ///
     /// The file is TOML, and paths in it count from its folder:
     ///

@@ -184,8 +184,8 @@ pub struct ServeOptions {
     #[arg(long, num_args = 0, default_missing_value = "true", env = "PUNCTUAL_THRIFT")]
     pub thrift: Option<bool>,
 
-    /// The part of a device's time, 0 to 0.5, that requests without a deadline get at least, once they have waited for a
-    /// second: with 0 they run only when nobody else needs the device.
+    /// The part of a device's time, 0 to 0.5, that requests without a deadline get at least, once they have waited for
+    /// a second: with 0 they run only when nobody else needs the device.
     #[arg(long, value_name = "PART", env = "PUNCTUAL_BATCH_WORK_SHARE")]
     pub batch_work_share: Option<f64>,
 

@@ -33,7 +33,7 @@ impl Measurements {
     pub fn read(times: &str, pairs: &str) -> Result<Self, String> {
         let pairs = read_pairs(pairs)?;
         let mut points: BTreeMap<String, ModelPoints> = BTreeMap::new();
-        for row in Table::read(times)?.rows() {
+        for row in CsvTable::read(times)?.rows() {
             let (name, weight_bytes) = (row.text("model")?.to_owned(), row.number("weight_bytes")?);
             let (share, batch, millis) = (row.whole("pct")?, row.whole("batch")?, row.number("p50_ms")?);
             let model = points.entry(name).or_default();
@@ -77,7 +77,7 @@ impl Measurements {
 }
 
 fn read_pairs(text: &str) -> Result<Vec<PairRow>, String> {
-    let table = Table::read(text)?;
+    let table = CsvTable::read(text)?;
     let rows = table.rows().map(|row| {
         let batch = |index: u8| {
             let name = row.text(&format!("m{index}"))?.to_owned();
@@ -94,12 +94,12 @@ fn read_pairs(text: &str) -> Result<Vec<PairRow>, String> {
 }
 
 /// Comma-separated values with a head; lines that begin with # are remarks.
-struct Table<'a> {
+struct CsvTable<'a> {
     head: Vec<&'a str>,
     lines: Vec<(usize, &'a str)>,
 }
 
-impl<'a> Table<'a> {
+impl<'a> CsvTable<'a> {
     fn read(text: &'a str) -> Result<Self, String> {
         let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
         let mut lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
@@ -107,18 +107,18 @@ impl<'a> Table<'a> {
         Ok(Self { head, lines: lines.collect() })
     }
 
-    fn rows(&self) -> impl Iterator<Item = Row<'_>> {
-        self.lines.iter().map(|&(number, line)| Row { head: &self.head, number, values: line.split(',').collect() })
+    fn rows(&self) -> impl Iterator<Item = CsvRow<'_>> {
+        self.lines.iter().map(|&(number, line)| CsvRow { head: &self.head, number, values: line.split(',').collect() })
     }
 }
 
-struct Row<'a> {
+struct CsvRow<'a> {
     head: &'a [&'a str],
     number: usize,
     values: Vec<&'a str>,
 }
 
-impl<'a> Row<'a> {
+impl<'a> CsvRow<'a> {
     fn text(&self, column: &str) -> Result<&'a str, String> {
         let index = self.head.iter().position(|name| *name == column);
         let index =
