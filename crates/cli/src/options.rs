@@ -22,6 +22,8 @@ use telemetry::logs;
 
 /// Weights are counted in pages of this size.
 const PAGE_BYTES: u64 = 2 << 20;
+/// The least limit of an execution in a process of its own, in milliseconds.
+const ISOLATED_MS: u64 = 3_000;
 /// Looking less often than once a day is not looking.
 const MAX_POLL_SECONDS: u64 = 86_400;
 
@@ -508,6 +510,10 @@ impl ServeOptions {
             bail!("--online-profile-share {online_profile_share}: a share is between 0 and 1");
         }
         ensure!(self.max_execution_ms != Some(0), "--max-execution-ms 0: no batch is computed in no time");
+        // A process has a second to end a batch by itself; in twice the limit its device would be given up.
+        if let (Some(true), Some(limit @ ..ISOLATED_MS)) = (self.isolate, self.max_execution_ms) {
+            bail!("--max-execution-ms {limit}: with --isolate at least {ISOLATED_MS} are needed");
+        }
         let kinds = devices.kinds(0);
         let cells = self.cells.unwrap_or(defaults::CELLS);
         let device = |index: u32| DeviceConfig {

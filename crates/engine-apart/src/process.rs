@@ -178,7 +178,6 @@ impl EngineProcess {
 
     /// Ends it because something takes too long.
     pub(crate) fn end_overdue(&self, what: &str) {
-        self.ties.overdue.store(true, Ordering::Relaxed);
         self.ties.end(&format!("{what} took longer than it may"));
     }
 
@@ -198,6 +197,7 @@ impl EngineProcess {
             }
         };
         if std::thread::Builder::new().name("end engine".into()).spawn(end).is_err() {
+            self.ties.overdue.store(true, Ordering::Relaxed);
             self.end_overdue("an execution");
         }
     }
@@ -284,7 +284,8 @@ impl EngineProcess {
         lane.number = number;
         lane.region.order().give(number);
         let answered = lane.region.answer().wait(seen, &mut lane.lingers, || self.gone().is_some());
-        if answered.is_none_or(|value| value == GONE) || self.gone().is_some() {
+        // Who wakes us for its end has noted it before: a process that says so itself lies, and is ended for it.
+        if answered.is_none() || self.gone().is_some() {
             return Err(Unanswered::Gone);
         }
         if answered != Some(number) {

@@ -311,14 +311,16 @@ impl<'a> Call<'a> {
         ticket: Option<Ticket>,
     ) -> Heard<T> {
         loop {
+            // Made before the look: what is lost between the two is heard of. A request that was handed over by
+            // another may be lost already.
+            let lost = self.context.lost.notified();
+            if let Some(refusal) = ticket.and_then(|ticket| self.context.controller.is_lost(ticket)) {
+                return Heard::Lost(refusal);
+            }
             tokio::select! {
                 biased;
                 said = &mut answer => return said.map_or(Heard::Nothing, Heard::Said),
-                () = self.context.lost.notified() => {
-                    if let Some(refusal) = ticket.and_then(|ticket| self.context.controller.is_lost(ticket)) {
-                        return Heard::Lost(refusal);
-                    }
-                }
+                () = lost => {}
             }
         }
     }

@@ -243,7 +243,7 @@ fn statistics_have_tritons_fields() {
 
 #[test]
 fn identical_requests_in_flight_are_computed_once() {
-    let server = pretending(1500.0);
+    let server = pretending(5000.0);
     let mut clients: Vec<Client> = (0..5).map(|_| server.connect()).collect();
     clients[0].send(post(INFER, &[], rows(1, "")));
     server.until("the first one is in hand", |server| server.controller.in_hand() == 1);
@@ -260,7 +260,7 @@ fn identical_requests_in_flight_are_computed_once() {
 
 #[test]
 fn whoever_is_due_earlier_does_not_wait_for_one_that_is_due_later() {
-    let server = pretending(1500.0);
+    let server = pretending(5000.0);
     let mut clients: Vec<Client> = (0..4).map(|_| server.connect()).collect();
     // Without a deadline; with one; with a later one, which waits for the second.
     for (client, parameters) in clients.iter_mut().zip(["", r#""timeout":20000000"#, r#""timeout":30000000"#]) {
@@ -276,7 +276,7 @@ fn whoever_is_due_earlier_does_not_wait_for_one_that_is_due_later() {
 
 #[test]
 fn when_the_one_that_is_computed_goes_away_the_next_gets_what_is_under_way() {
-    let server = pretending(2000.0);
+    let server = pretending(5000.0);
     let mut first = server.connect();
     first.send(post(INFER, &[], rows(1, "")));
     server.until("the first one is in hand", |server| server.controller.in_hand() == 1);

@@ -37,7 +37,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// So long a server that goes down waits for what is being prepared.
 const WHILE_STOPPING: Duration = Duration::from_secs(20);
 /// So long a preparation may take to end that was told so, with engines that can end it.
-const WHILE_GIVING_UP: Duration = Duration::from_secs(2);
+const WHILE_GIVING_UP: Duration = Duration::from_secs(5);
 /// So many threads that hang are left behind; then nothing more is prepared. Each may keep a core busy for good.
 const MOST_LEFT_BEHIND: usize = 4;
 

@@ -7,7 +7,7 @@ use crate::ledger::Action;
 use crate::policy::{Batch, Fact, Next, Started};
 use crate::queue::Opening;
 use crate::requests::{RequestInHand, State};
-use base::{DeviceId, RequestId, Window};
+use base::{DeviceId, RequestId, Timestamp, Window};
 
 impl Scheduler {
     pub(crate) fn decide(&mut self, out: &mut Vec<Command>) {
@@ -105,11 +105,15 @@ impl Scheduler {
     }
 
     /// Devices that have time for a batch and did no batch work lately start some that has waited, before what has
-    /// deadlines: where there is always something with a deadline, it would wait for ever.
+    /// deadlines: where there is always something with a deadline, it would wait for ever. One after another: all of
+    /// them at once would leave no device to those with deadlines.
     fn give_least_share(&mut self, out: &mut Vec<Command>) {
         let limit = self.slack.batch_work_limit(self.now).of_the_impatient();
         for index in 0..self.touched.len() {
             let device = self.touched[index];
+            if self.now < self.batch_work_at {
+                break;
+            }
             if !self.hungry.contains(device) {
                 continue;
             }
@@ -118,7 +122,15 @@ impl Scheduler {
                 continue;
             }
             let Some(batch) = self.queues.next_background(&self.ledger, device, limit) else { continue };
-            if self.shares.batch_work_from(self.now, device, batch.candidate.expected) <= self.now {
+            let takes = batch.candidate.expected;
+            // Nobody is promised a device that is slow.
+            let is_slow = self.ledger.slow.contains(device);
+            if is_slow || self.shares.batch_work_from(self.now, takes) <= self.now {
+                if !is_slow {
+                    self.shares.batch_work_started(takes);
+                }
+                let devices = self.ledger.device_count.max(1) as f64;
+                self.batch_work_at = self.now + takes.mul_f64(1.0 / (self.config.batch_work_share * devices));
                 self.start_batch_work(device, batch, out);
                 self.set_hungry(device);
             }
@@ -126,12 +138,11 @@ impl Scheduler {
     }
 
     fn start_batch_work(&mut self, device: DeviceId, batch: Batch, out: &mut Vec<Command>) {
-        let takes = batch.candidate.expected;
         let there = self.ledger.device_mut(device);
         // With a share of 0 this is never.
-        there.batch_work_at = there.exec.start_at(self.now) + takes.mul_f64(1.0 / self.config.batch_work_share);
+        let apart = batch.candidate.expected.mul_f64(1.0 / self.config.batch_work_share);
+        there.batch_work_at = there.exec.start_at(self.now) + apart;
         self.planner.batch_work_started(batch.model);
-        self.shares.batch_work_started(self.now, device, takes);
         self.execute(device, batch, out);
     }
 
@@ -141,12 +152,14 @@ impl Scheduler {
             self.give_up(id, out);
         }
         let mut rows = 0;
+        let mut has_deadlines = false;
         for &id in &members {
             let entry = self.requests.get_mut(id).expect("queued requests are in hand");
             assert_eq!(entry.state, State::Queued, "P1: {id} is to be executed twice");
             entry.state = State::Running;
             let place = entry.place;
             rows += entry.request.rows;
+            has_deadlines |= place.deadline_at != Timestamp::NEVER;
             self.take_out(model, place);
             self.release(id);
         }
@@ -163,11 +176,11 @@ impl Scheduler {
         let expected_done_at =
             self.ledger.device_mut(device).exec.push(arrives_at, action, candidate.expected, overlap);
         self.ledger.batch_started(device, action, expected_done_at);
-        // Shares are of what devices give that aren't slow.
-        if !self.ledger.slow.contains(device) {
+        // Shares are of what devices give that aren't slow, to requests with deadlines.
+        if has_deadlines && !self.ledger.slow.contains(device) {
             self.shares.started(now, model, keeps);
         }
-        self.shares.left(model, self.queues.of(model).len());
+        self.shares.left(model, self.queues.of(model).urgent_len());
         self.tell(Fact::Started(Started { device, action, model, rows, expected: candidate.expected }));
         self.planner.update(self.now, &mut self.ledger, &self.queues, model);
         let speed = self.ledger.device(device).speed();
@@ -201,7 +214,7 @@ impl Scheduler {
     pub(crate) fn finish_queued(&mut self, id: RequestId, outcome: Outcome, out: &mut Vec<Command>) {
         let entry = *self.requests.get(id).expect("queued requests are in hand");
         self.take_out(entry.request.model, entry.place);
-        self.shares.left(entry.request.model, self.queues.of(entry.request.model).len());
+        self.shares.left(entry.request.model, self.queues.of(entry.request.model).urgent_len());
         self.release(id);
         self.requests.remove(id);
         self.pipelines.forget(id);

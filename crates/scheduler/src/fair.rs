@@ -34,7 +34,7 @@
 use crate::batch_times::{BatchTimes, Class};
 use crate::event::Fairness;
 use crate::table::grown;
-use base::{DeviceId, Duration, ModelId, Timestamp};
+use base::{Duration, ModelId, Timestamp};
 use std::collections::{BTreeSet, VecDeque};
 
 /// Shares are computed anew after so much time.
@@ -206,8 +206,8 @@ pub(crate) struct Shares {
     /// what becomes of those that were let in, so that fewer than 1 % are given up.
     kept: f64,
     book: Book,
-    /// The turns of batch work that has waited, by the device on which it will run.
-    batch_work: Vec<(DeviceId, Turn)>,
+    /// The turn of batch work that has waited.
+    batch_work: Option<Turn>,
     /// Whether turns are given.
     turns: bool,
     period_ends_at: Timestamp,
@@ -319,29 +319,25 @@ impl Shares {
 
     /// From when on batch work that has waited may take a device for so long: where others have turns it has one, too,
     /// behind those that were promised.
-    pub fn batch_work_from(&mut self, now: Timestamp, device: DeviceId, takes: Duration) -> Timestamp {
+    pub fn batch_work_from(&mut self, now: Timestamp, takes: Duration) -> Timestamp {
         if !self.turns {
             return now;
         }
-        if let Some((_, turn)) = self.batch_work.iter().find(|(of, _)| *of == device) {
-            return turn.start_at;
-        }
-        let turn = self.book.take(now, takes);
-        self.batch_work.push((device, turn));
-        turn.start_at
+        self.batch_work.get_or_insert_with(|| self.book.take(now, takes)).start_at
     }
 
-    /// Batch work was ordered on a device that takes so long.
-    pub fn batch_work_started(&mut self, now: Timestamp, device: DeviceId, takes: Duration) {
-        if let Some(index) = self.batch_work.iter().position(|(of, _)| *of == device) {
-            let (_, turn) = self.batch_work.swap_remove(index);
-            self.book.start(turn, now, takes);
+    /// Batch work was ordered that takes so long. If it comes late, others had its turn meanwhile: nothing is later.
+    pub fn batch_work_started(&mut self, takes: Duration) {
+        if let Some(turn) = self.batch_work.take() {
+            self.book.change(turn.line, |until| until + takes - turn.takes);
         }
     }
 
-    /// No batch work waits: its turns are given back.
+    /// No batch work waits: its turn is given back.
     pub fn no_batch_work(&mut self) {
-        self.batch_work.drain(..).for_each(|(_, turn)| self.book.give_back(turn));
+        if let Some(turn) = self.batch_work.take() {
+            self.book.give_back(turn);
+        }
     }
 
     /// Whether everybody is let in though devices are short.
@@ -396,7 +392,7 @@ impl Shares {
         let had_turns = std::mem::replace(&mut self.turns, turns);
         if turns && (!had_turns || self.book.lines.len() != free_at.len()) {
             self.active.iter().for_each(|model| self.models[model.index()].turns.clear());
-            self.batch_work.clear();
+            self.batch_work = None;
             self.book.begin(free_at);
         }
         let level = if self.short { pour(&self.order, devices) } else { f64::INFINITY };

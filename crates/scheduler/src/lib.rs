@@ -138,6 +138,8 @@ pub struct Scheduler {
     hungry_at: BTreeSet<(Timestamp, DeviceId)>,
     /// Devices that the event at hand may have changed something for.
     touched: Vec<DeviceId>,
+    /// From when on batch work that has waited goes before what has deadlines, somewhere.
+    batch_work_at: Timestamp,
     /// While other requests are in hand, none that seems impossible is tried before.
     try_at: Timestamp,
     sequence: u64,
@@ -179,6 +181,7 @@ impl Scheduler {
             hungry: DeviceSet::default(),
             hungry_at: BTreeSet::new(),
             touched: Vec::new(),
+            batch_work_at: Timestamp::ZERO,
             try_at: Timestamp::ZERO,
             sequence: 0,
             now: Timestamp::ZERO,

@@ -394,6 +394,7 @@ impl Scheduler {
             hungry: self.hungry.clone(),
             hungry_at: self.hungry_at.clone(),
             touched: Vec::new(),
+            batch_work_at: self.batch_work_at,
             try_at: self.try_at,
             sequence: self.sequence,
             now: self.now,

@@ -246,7 +246,9 @@ impl Planner {
         match place(now, (lead, &mut self.next), ledger, queues, model, Claim::OldBatchWork) {
             Placing::On(device, victims) => {
                 let there_at = now + ledger.model(model).estimates.load();
-                self.forced = Some((model, there_at + URGENT_PROTECTION));
+                // Until the device may do batch work, but no longer than until the next one's time.
+                let may_run_at = there_at.max(ledger.device(device).batch_work_at);
+                self.forced = Some((model, (may_run_at + URGENT_PROTECTION).min(there_at + FORCED_EVERY)));
                 self.forced_from = now + FORCED_EVERY;
                 Some((model, device, victims))
             }

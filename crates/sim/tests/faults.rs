@@ -299,3 +299,19 @@ fn requests_without_a_deadline_move_though_memory_is_full_of_models_that_others_
     let starved = run(&setup, beside_batch_work(&setup, 300.0)).meter.models[1].ended;
     assert!(starved <= 8, "{starved}: without a share nobody has to go for them");
 }
+
+#[test]
+fn batch_work_that_has_waited_does_not_take_all_devices_at_once() {
+    // Batches of three seconds, of which each device has done one at the start: after ten more seconds all may go.
+    let mut setup = served(2, (4_200, 20_300), 100_000, 8, 30);
+    setup.models[1] = linear(1, (1_000, 3_000_000), 0, 1);
+    (setup.models[1].slo, setup.models[1].spec.objective) = (None, None);
+    (setup.scheduler.batch_work_share, setup.trace_batches) = (0.25, 100_000);
+    let found = run(&setup, beside_batch_work(&setup, 2_400.0)).meter.trace.batches;
+    // Once requests stop to come devices idle, and all of them may.
+    let late = || found.iter().filter(|batch| batch.model == 1 && (5_000.0..29_000.0).contains(&batch.started_ms));
+    let beside = |one: f64| late().filter(|other| other.started_ms <= one && other.ended_ms > one).count();
+    let most = late().map(|batch| beside(batch.started_ms)).max();
+    // A quarter of eight devices, and what finds a device idle for a moment.
+    assert!(most.is_some_and(|most| (1..=5).contains(&most)), "{most:?}");
+}

@@ -220,6 +220,8 @@ impl Rate {
     /// Begins a request, if there is one left.
     fn take(&mut self, rate: f64, now: Timestamp) -> bool {
         let most = rate.max(1.0);
+        // Requests whose bodies took long come with an arrival of before: no span fills it twice.
+        let now = self.seen_at.map_or(now, |seen_at| now.max(seen_at));
         let gained = self.seen_at.map_or(most, |seen_at| now.since(seen_at).as_secs_f64() * rate);
         self.left = (self.left + gained).min(most);
         self.seen_at = Some(now);

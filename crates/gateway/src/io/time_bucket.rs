@@ -37,6 +37,8 @@ impl TimeBucket {
         now: Timestamp,
     ) -> Result<(), Duration> {
         let most = fill * KEPT_SECONDS;
+        // Requests whose bodies took long come with an arrival of before: no span fills it twice.
+        let now = self.seen.map_or(now, |(at, ..)| now.max(at));
         match self.seen {
             None => self.left = most,
             Some((at, before, counted)) => {
@@ -99,6 +101,17 @@ mod tests {
         assert_eq!(client.asks(0, 0), Err(2000), "a second is owed, of which half a second comes in each");
         assert_eq!(client.asks(0, 1000), Err(1000));
         assert_eq!(client.asks(0, 2001), Ok(()));
+    }
+
+    #[test]
+    fn arrivals_of_before_fill_nothing_twice() {
+        let mut client = Client::new();
+        client.took(1_500);
+        assert_eq!(client.asks(0, 1_000), Err(1_000));
+        for _ in 0..10 {
+            assert_eq!(client.asks(0, 0), Err(1_000), "its body took a second to come");
+            assert_eq!(client.asks(0, 1_000), Err(1_000));
+        }
     }
 
     #[test]
