@@ -34,7 +34,6 @@ FIGURES = {
     "named": {"rows": [ROW]},
     "compiled": {"rows": [ROW, {**ROW, "compiled_ms": None}]},
     "reference": {"rows": [{"model": "lenet", "precision": "f16", "error": 1e-3, "torch_error": 2e-3, "over": False, "steps": "{}"}]},
-    "trained": {"rows": [ROW], "rounding": {"tf32": 2.1e-3}},
     "precision": {"bound": 0.01, "rows": [PITCH, {"model": "nani", "refused": "it has strings"}]},
     "ready": {
         "count": 100, "one": {"model": "resnet50-19", "first_answer_s": 2.04}, "all": {"nothing": {"seconds": 91.23, "by_rule": 100}, "cached": {"seconds": 14.0, "by_rule": 100}}, "tuned_s": {"resnet50-19": 31.4},

@@ -10,6 +10,7 @@ is told the commit by PUNCTUAL_COMMIT.
 import argparse
 import json
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -70,31 +71,22 @@ def nodes(folder, part):
     return tool(folder, part, "nodes", cases, "fp32", "12")
 
 
-def trained(folder, _part):
-    """The network comes from `scripts/measure.py gpu.trained FOLDER/trained`, which needs packages but no GPU."""
-    made = json.loads((folder / "trained" / "rounding.json").read_text())
-    rows = []
-    for precision in ("tf32", "f16"):
-        rows += tool(folder, f"trained-{precision}", "exec", folder / "cache", precision, "1,4,8", "3", folder / "trained" / "efficientnet_lite0.onnx")
-    return {"rows": rows, "rounding": made}
-
-
 def precision(folder, part):
     """The networks come from `scripts/measure.py gpu.precision FOLDER/precision`, which needs packages but no GPU."""
     return tool(folder, part, "precision", folder / "precision", "--cache", folder / "cache")
 
 
-def served(folder, part):
+def served(folder, part, *options):
     """A part of the whole server."""
     figures = folder / f"{part}.figures.json"
-    run(program("gpu.serve", folder, part, "--json", figures))
+    run(program("gpu.serve", folder, part, "--json", figures, *options))
     return json.loads(figures.read_text())[part]
 
 
-def ready(folder, part):
+def ready(folder, part, *options):
     """How soon models are ready, and how good they are later."""
     figures = folder / f"{part}.figures.json"
-    run(program("gpu.ready", folder / "ready", "--json", figures))
+    run(program("gpu.ready", folder / "ready", "--json", figures, *options))
     return json.loads(figures.read_text())
 
 
@@ -103,7 +95,6 @@ PARTS = {
     "compiled": lambda folder, _: executions(folder / "exec", "--proposals", "3", "--models", EXEC_MODELS, "--compile-only", "--compile", "1,8"),
     "named": lambda folder, _: executions(folder / "named", "--models", "named", "--batches", "1,4", "--proposals", "2", "--seconds", "400"),
     "reference": lambda folder, _: {"rows": measured(folder / "reference", "gpu.reference")},
-    "trained": trained,
     "precision": precision,
     "ready": ready,
     "nodes": nodes,
@@ -125,12 +116,16 @@ def main():
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--results", type=pathlib.Path, required=True)
+    parser.add_argument("--options", type=shlex.split, default=[], help="passed on to gpu.serve or gpu.ready, such as \"--seconds 2\"; the page shows them")
     arguments = parser.parse_args()
+    if arguments.options and (others := [part for part in arguments.parts if PARTS[part] not in (served, ready)]):
+        parser.error(f"--options are for parts of a whole server, which {', '.join(others)} isn't")
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     for part in arguments.parts:
-        figures = PARTS[part](folder, part)
-        results.keep(arguments.results, part, f"scripts/measure.py gpu FOLDER {part} --results RESULTS", figures)
+        figures = PARTS[part](folder, part, *arguments.options)
+        told = f" --options {shlex.quote(shlex.join(arguments.options))}" if arguments.options else ""
+        results.keep(arguments.results, part, f"scripts/measure.py gpu FOLDER {part} --results RESULTS{told}", figures)
 
 
 if __name__ == "__main__":

@@ -72,11 +72,6 @@ def reference(figures):
     return table(["", "error", "PyTorch's", "steps"], [[f"{row['model']} {row['precision']}", f"{row['error']:.1e}", f"{row['torch_error']:.1e}", row["steps"]] for row in figures["rows"]])
 
 
-def trained(figures):
-    rows = [[row["precision"].lower(), row["batch"], f"{row['error']:.1e}", f"{figures['rounding'].get(row['precision'].lower(), math.nan):.1e}"] for row in figures["rows"]]
-    return table(["", "batch", "error", "by rounding of operands alone"], rows)
-
-
 def precision(figures):
     """What each network is computed in, how far each precision is off, and what it takes beside all of them in fp32 and in TF32."""
     rows = [row for row in figures["rows"] if "chosen" in row]
@@ -260,7 +255,6 @@ SECTIONS = {
         "SSD300 and SSDlite are computed up to what their heads say; MiniLM and GPT-2 for sentences of 32 and 128 tokens from one file. An error is over the bound if it is above 1e-3 (fp16: 1e-2) and above twice PyTorch's own in that precision.",
     ),
     "reference": ("Plans without a GPU", reference, "The same networks, executed by the reference on the CPU."),
-    "trained": ("A trained network", trained, "EfficientNet-Lite0 with the weights of its authors, 8 photographs: the error, and what rounding the operands of its convolutions and products does by itself."),
     "precision": (
         "Precision by evidence", precision,
         "Networks out of packages, with the weights of their authors: what `--precision auto` chooses for each, how far each precision is from the network's own fp32 (the largest difference, as a part of an output's range), and one execution by the device's clock, for batch 1 / batch 8 where it batches.",
