@@ -73,6 +73,9 @@ def test_every_part_has_a_section_and_a_program():
 def test_the_page_says_what_was_measured_and_of_which_commit():
     text = page.page([kept(part) for part in FIGURES], "abc1234")
     assert "Commit abc1234. Measured on: NVIDIA H200, 580.1, 16 cores, 2026-11-17." in text
+    assert "other work" not in text
+    disturbed = page.page([{**kept("loads"), "beside": "a build"}], "abc1234")
+    assert "from pinned memory. Meanwhile the machine had other work: a build." in disturbed
     assert "| resnet50 tf32 | 0.500 / 1.000 = 0.50 | 2.000 | 5.0e-03 | 5.0e-03 |  |" in text
     assert "| vgg16 f16 |  |  |  |  | PyTorch failed: no memory |" in text
     assert "| 102 MB | 1,862 us | 1,943 us | 96% | 2,289 us | 69.0 us (75.9 us) |" in text

@@ -22,8 +22,8 @@ HEAD = """# NVIDIA GPUs: what was measured
 How to serve on GPUs is in [gpu.md](gpu.md); why the runtime is as it is, in
 [013-plans-and-kernels.md](notes/013-plans-and-kernels.md) and [014-gpu-runtime.md](notes/014-gpu-runtime.md).
 
-`scripts/measure.py gpu` measures, and `scripts/measure.py gpu.page` writes this page: numbers are not typed in, and all are of one commit. Each
-section has the command that measures it again.
+`scripts/measure.py gpu` measures, and `scripts/measure.py gpu.page docs/benchmarks-gpu` writes this page of what is kept in [benchmarks-gpu](benchmarks-gpu):
+numbers are not typed in, and all are of one commit. Each section has the command that measures it again.
 """
 
 
@@ -296,10 +296,11 @@ def page(found, commit):
     parts = [HEAD, f"Commit {commit}. Measured on: {'; '.join(said)}.\n"]
     for part, (title, write, what) in SECTIONS.items():
         if part in here:
-            parts.append(f"## {title}\n\n{what}\n\n```sh\n{here[part]['command']}\n```\n\n{write(here[part]['figures'])}\n")
+            beside = f" Meanwhile the machine had other work: {here[part]['beside']}." if here[part].get("beside") else ""
+            parts.append(f"## {title}\n\n{what}{beside}\n\n```sh\n{here[part]['command']}\n```\n\n{write(here[part]['figures'])}\n")
     missing = [f"{title} (`{part}`)" for part, (title, _, _) in SECTIONS.items() if part not in here]
     if missing:
-        parts.append(f"## Not measured\n\nNot measured at this commit: {', '.join(missing)}.\n")
+        parts.append(f"## Not measured\n\nNot measured at this commit: {', '.join(missing)}. Older pages are in the repository's history.\n")
     return "\n".join(parts)
 
 

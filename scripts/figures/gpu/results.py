@@ -1,4 +1,7 @@
-"""What was measured on a GPU, a file for each part, with the commit and the device that it is of."""
+"""What was measured on a GPU, a file for each part, with the commit and the device that it is of.
+
+MEASURED_BESIDE says what else the machine did meanwhile, for the page: "fuzzers on 14 cores, at idle priority".
+"""
 
 import json
 import os
@@ -34,7 +37,7 @@ def keep(folder, part, command, figures):
     folder.mkdir(parents=True, exist_ok=True)
     result = {
         "part": part, "commit": commit(), "device": device(), "cores": len(os.sched_getaffinity(0)), "measured": time.strftime("%Y-%m-%d"), "command": command,
-        "figures": figures,
+        "beside": os.environ.get("MEASURED_BESIDE", ""), "figures": figures,
     }
     (folder / f"{part}.json").write_text(json.dumps(result, indent=1) + "\n")
 

@@ -254,7 +254,7 @@ def honesty(folder, devices, seconds, precision="tf32", objective=25):
     names = [f"resnet50-{index:02}" for index in range(15)]
     root = repository(folder, "resnet50", names, precision)
     profiles = folder / "profiles"
-    command = [str(BINARY), "profile", str(root), "--model", names[0], "--device", devices, "--runs", "400", "--output", str(profiles), *SETTLED, "--cache-dir", str(folder / "cache")]
+    command = [str(BINARY), "profile", str(root), "--model", names[0], "--device", devices, "--runs", "400", "--output", str(profiles), "--cache-dir", str(folder / "cache")]
     subprocess.run(command, check=True)
     say((profiles / f"{names[0]}.csv").read_text().strip())
     header, row = [line.split(",") for line in (profiles / f"{names[0]}.csv").read_text().splitlines()[1:3]]
@@ -321,10 +321,10 @@ def shares(folder, devices, seconds, networks=NETWORKS):
         root = repository(folder, network, [network], "fp16", "1,8,32", pixels=False)
         for parts in ("1", "0.2,0.3,0.5", "0.2,0.8"):
             device = devices if parts == "1" else f"{devices}:shares={parts}"
-            command = [str(BINARY), "profile", str(root), "--device", device, "--runs", "100", "--loads", "3", *SETTLED, "--cache-dir", str(folder / "cache")]
+            command = [str(BINARY), "profile", str(root), "--device", device, "--runs", "100", "--loads", "3", "--cache-dir", str(folder / "cache")]
             began = time.monotonic()
-            ran = subprocess.run(command, capture_output=True, text=True)
-            said = ran.stdout.strip() or ran.stderr.strip()[-500:]
+            ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            said = ran.stdout.strip()
             say(f"{network}, shares {parts} ({time.monotonic() - began:.0f} s)\n{said}")
             found.append({"network": network, "shares": parts, "output": said})
     return {"networks": found}

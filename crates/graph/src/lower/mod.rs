@@ -44,6 +44,10 @@ const FOLD_ELEMENTS: usize = 1 << 16;
 /// matrix of a Fourier transform of 8,192 samples has half as many.
 const MOST_CONSTANT_ELEMENTS: usize = 1 << 27;
 
+/// What is computed ahead of constants may have so many elements, all of a model's together, or four times those of its
+/// file: casts and transposes of weights do. A few nodes could else make gigabytes out of one number, one of the other.
+const MOST_FOLDED_ELEMENTS: usize = 1 << 25;
+
 /// No tensor may have more elements: far above what a device holds, far below where sizes overflow.
 const MOST_ELEMENTS: usize = 1 << 36;
 
@@ -63,6 +67,8 @@ pub(crate) fn lower(model: &OnnxModel, options: &Options) -> Result<Graph, Graph
         too_large: false,
         unrolled: 0,
         made: Cell::new(0),
+        folded: 0,
+        most_folded: MOST_FOLDED_ELEMENTS.max(model.graph.constants.iter().map(|(_, array)| 4 * array.elements()).sum()),
     };
     let open = |input: &ModelInput| matches!(input.dims.first(), Some(Dimension::Open(_)));
     if let Some(input) = model.inputs().first().filter(|_| options.batch != 1 && !model.inputs().iter().any(open)) {
@@ -122,12 +128,21 @@ pub(crate) struct Lowering {
     unrolled: usize,
     /// Elements of constants that operators have made so far.
     made: Cell<usize>,
+    /// Elements of constants that were computed ahead of constants so far, and how many there may be. Only those that
+    /// are the same for all sizes count, so that what is among the weights is the same for all.
+    folded: usize,
+    most_folded: usize,
 }
 
 /// Whether a tensor of those dimensions could be.
 fn is_possible(dims: &[usize]) -> bool {
     let count = dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim.max(1)));
     count.is_some_and(|count| count <= MOST_ELEMENTS)
+}
+
+/// How many there are in all results. Each is possible.
+fn elements(results: &[(DataType, &[usize])]) -> usize {
+    results.iter().map(|(_, dims)| dims.iter().product::<usize>()).sum()
 }
 
 /// The inputs of a node: `None` where one is left out.
@@ -285,29 +300,41 @@ impl Lowering {
         if !results.iter().all(|(_, dims)| is_possible(dims)) {
             // Refused when the node is done; until then nothing is computed with it.
             self.too_large = true;
-            let ones =
-                |(dtype, dims): &(DataType, &[usize])| self.graph.add(*dtype, &vec![1; dims.len()], Content::Computed);
-            return results.iter().map(ones).collect();
+            return self.ones(results);
         }
         let known: Option<Vec<_>> = inputs.iter().map(|&input| self.graph.known(input).map(|array| &**array)).collect();
         let fixed = self.fixed && inputs.iter().all(|&input| self.graph.is_fixed(input));
         if let Some(known) = known
             && self.folds(inputs, results, fixed)
         {
+            let count = elements(results);
+            if fixed {
+                self.folded += count;
+            } else if count > FOLD_ELEMENTS && self.check_constant(&[count]).is_err() {
+                self.too_large = true;
+                return self.ones(results);
+            }
             let arrays = evaluate(&op, &known, results);
             return arrays.into_iter().map(|array| self.graph.constant(array, fixed)).collect();
         }
         self.emit_node(op, inputs, results)
     }
 
+    /// Values in the place of those that are too large.
+    fn ones(&mut self, results: &[(DataType, &[usize])]) -> Vec<ValueId> {
+        let one = |(dtype, dims): &(DataType, &[usize])| self.graph.add(*dtype, &vec![1; dims.len()], Content::Computed);
+        results.iter().map(one).collect()
+    }
+
     /// Whether a node with known inputs is computed ahead. Where its result depends on the sizes, that must not be
     /// decided by them: what is among the weights has to be the same for all.
     fn folds(&self, inputs: &[ValueId], results: &[(DataType, &[usize])], fixed: bool) -> bool {
-        let count: usize = results.iter().map(|(_, dims)| dims.iter().product::<usize>()).sum();
+        let count = elements(results);
         if fixed {
             // However large, unless it only repeats itself.
             let from: usize = inputs.iter().map(|&input| self.graph.dims(input).iter().product::<usize>()).sum();
-            return count <= 4 * from.max(FOLD_ELEMENTS);
+            let is_small = count <= FOLD_ELEMENTS;
+            return count <= 4 * from.max(FOLD_ELEMENTS) && (is_small || self.folded + count <= self.most_folded);
         }
         let weights =
             |float: bool| inputs.iter().any(|&input| self.is_weight(input) && is_float(self.dtype(input)) == float);
