@@ -3,12 +3,13 @@
 
     scripts/fuzz.py [--minutes 20] [--jobs 2] [--page docs/fuzzing.md] [TARGET ...]
 
-What libFuzzer learns is kept in .cache/fuzz, from which the next run goes on. Bytes that break a promise are written to .cache/fuzz/found: mend the parser, and put them into crates/fuzz/corpus/TARGET under
+What libFuzzer learns is kept in .cache/fuzz, from which the next run goes on, and so is what each target's last run did: the page has all of these that are of its commit. Bytes that break a promise are written to .cache/fuzz/found: mend the parser, and put them into crates/fuzz/corpus/TARGET under
 a name that says what they did. FUZZ_BINARY names a binary that is built already.
 """
 
 import argparse
 import concurrent.futures
+import json
 import math
 import os
 import pathlib
@@ -87,12 +88,24 @@ def table(rows):
     return "\n".join([head, *lines])
 
 
-def write_page(page, rows, minutes):
-    """Replaces what stands between the page's two marks."""
-    commit = os.environ.get("PUNCTUAL_COMMIT") or subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+def commit():
+    """Which state is run. A machine without git is told by PUNCTUAL_COMMIT."""
+    return os.environ.get("PUNCTUAL_COMMIT") or subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def keep(row):
+    """For the page."""
+    kept = {**row, "found": [path.name for path in row["found"]], "commit": commit()}
+    (KEPT / f"{row['target']}.json").write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def write_page(page):
+    """Replaces what stands between the page's two marks by what is kept of this commit."""
+    rows = [json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))]
+    rows = [row for row in rows if row["commit"] == commit()]
     begin, end = "<!-- measured -->", "<!-- /measured -->"
     before, rest = page.read_text().split(begin)
-    text = f"\nCommit {commit}, `make fuzz ARGS=\"--minutes {minutes:g}\"`:\n\n{table(rows)}\n"
+    text = f"\nCommit {commit()}, `make fuzz`:\n\n{table(rows)}\n"
     page.write_text(before + begin + text + end + rest.split(end)[1])
 
 
@@ -112,11 +125,12 @@ def main():
         for done in concurrent.futures.as_completed(running):
             row = done.result()
             rows.append(row)
+            keep(row)
             print(f"{len(rows)} of {len(chosen)}: {row['target']}, {row['executed']:,} executions, {row['edges']:,} edges" + "".join(f"\n  broken by {path}" for path in row["found"]), flush=True)
     rows.sort(key=lambda row: row["target"])
     print("\n" + table(rows))
     if arguments.page:
-        write_page(arguments.page, rows, arguments.minutes)
+        write_page(arguments.page)
     sys.exit(1 if any(row["found"] for row in rows) else 0)
 
 

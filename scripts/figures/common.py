@@ -106,14 +106,14 @@ def resident_mib(pid):
 class Server:
     """A server of our own, on free ports, with its own models."""
 
-    def __init__(self, repository, *options, ready_within=900, log="warn", access=None):
-        """`access` is what it asks of its clients, of whom one is called `web`."""
-        if not BINARY.exists():
-            raise Failed(f"{BINARY} is missing: build it with 'cargo build --release -p cli'")
+    def __init__(self, repository, *options, ready_within=900, log="warn", access=None, command=(BINARY,)):
+        """`access` is what it asks of its clients, of whom one is called `web`; `command` may run another binary, or run it under a tool."""
+        if not command[-1].exists():
+            raise Failed(f"{command[-1]} is missing: build it with 'cargo build --release -p cli'")
         self.log = tempfile.NamedTemporaryFile("w+", dir=BENCH, prefix="server-", suffix=".log", delete=False)
         # One core computes, whatever machine this is, unless a part says otherwise.
         devices = [] if "--devices" in options else ["--devices", "cpu:1"]
-        command = [BINARY, "serve", "--model-repository", repository, "--log", log, *devices]
+        command = [*command, "serve", "--model-repository", repository, "--log", log, *devices]
         command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *options]
         self.access = access
         command += access.options if access else []

@@ -11,6 +11,7 @@ from figures.bench import report
 
 PARTS = {
     "overhead": "what the server costs: latency, rate and CPU for each request",
+    "instructions": "what a request costs in instructions, counted by callgrind; beside BASELINE_BINARY, if that is set",
     "access": "what keys and TLS cost: CPU for each request",
     "overload": "twice the capacity of a CPU: goodput, lateness, refusals in time",
     "refusals": "eight emulated devices, more than they carry: who hears at once that there is no time",

@@ -38,6 +38,11 @@ hundredths are noise.
 At one connection every step hands over to a thread that could be asleep. In a virtual machine an idle core halts, and
 waking it costs 25 us; so the server's threads look for more work for a short while before they sleep.
 """,
+    "instructions": """## Instructions for a request
+
+The same network of 10x10, one request after another on one connection, counted by callgrind for all threads of the server once it is warm: a number that
+other processes don't disturb. Threads that look for more work before they sleep are part of it. With BASELINE_BINARY another build is counted beside it.
+""",
     "access": """## Keys and TLS
 
 The same network of 10x10 from four servers, which run beside each other: one that asks for nothing, one that asks for API keys (`--api-keys`),
