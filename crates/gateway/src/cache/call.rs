@@ -4,11 +4,12 @@ use super::PredictionCache;
 use super::flights::{FlightLead, FlightNews, Role, Urgency};
 use super::kept::{KeptAnswer, copied};
 use super::key::AnswerKey;
+use crate::body::hold::HeldBytes;
 use crate::call::{Call, Computed, Heard, Question, Terms, outputs};
 use crate::io::offload::offload;
 use crate::io::shortage::MemoryStep;
 use crate::regions::OFFLOAD_COPY_BYTES;
-use base::{Reason, Timestamp};
+use base::{Reason, Timestamp, margins};
 use controller::{Reply, Tensor};
 use std::sync::Arc;
 use wire::Fault;
@@ -26,7 +27,7 @@ impl Call<'_> {
         question: Question,
     ) -> Result<Computed, Fault> {
         let began_at = self.context.controller.now();
-        let key = self.key(&cache, kept_under, &question.inputs).await?;
+        let key = self.key(&cache, kept_under, &question).await?;
         if let Some(answer) = cache.kept.get(&key) {
             return Ok(self.hit(&answer, &question, began_at));
         }
@@ -67,13 +68,24 @@ impl Call<'_> {
         Ok((answer.to_vec(), terms.deadline_at))
     }
 
-    async fn key(&self, cache: &Arc<PredictionCache>, kept_under: u64, inputs: &[Tensor]) -> Result<AnswerKey, Fault> {
-        let bytes: usize = inputs.iter().map(|input| input.data.len()).sum();
+    async fn key(
+        &self,
+        cache: &Arc<PredictionCache>,
+        kept_under: u64,
+        question: &Question,
+    ) -> Result<AnswerKey, Fault> {
+        let bytes: usize = question.inputs.iter().map(|input| input.data.len()).sum();
         if bytes < OFFLOAD_HASH_BYTES {
-            return Ok(cache.keys.key(kept_under, inputs));
+            return Ok(cache.keys.key(kept_under, &question.inputs));
         }
-        let (cache, inputs) = (Arc::clone(cache), inputs.to_vec());
-        offload(self.owner, bytes, move || Ok(cache.keys.key(kept_under, &inputs))).await
+        let (cache, inputs) = (Arc::clone(cache), question.inputs.clone());
+        let key = offload(self.owner, bytes, move || Ok(cache.keys.key(kept_under, &inputs)));
+        let Some(budget) = question.budget else { return key.await };
+        // Others may have that thread for longer than this request has time.
+        let net_at = self.deadline_at(Some(budget)) - margins::give_up_before(budget);
+        let left = net_at.since(self.context.controller.now());
+        let key = tokio::time::timeout(left.into(), key).await;
+        key.unwrap_or_else(|_| Err(self.fault(Reason::DeadlineMissed.into())))
     }
 
     fn hit(&mut self, answer: &KeptAnswer, question: &Question, began_at: Timestamp) -> Computed {
@@ -159,11 +171,14 @@ impl Call<'_> {
         let bytes: usize = outputs.iter().map(|output| output.data.len()).sum();
         if bytes >= OFFLOAD_COPY_BYTES {
             let answer = KeptAnswer::from(outputs);
+            // What waits to be copied is held beyond its request's end.
+            let Ok(held) = HeldBytes::of(self.owner, bytes) else { return answer };
             let (cache, owner, large) = (Arc::clone(cache), Arc::clone(self.owner), Arc::clone(&answer));
             tokio::spawn(async move {
                 // Fails only if the server goes down.
                 let _ = offload(&owner, bytes, move || {
                     cache.kept.put(key, &copied(&large));
+                    drop(held);
                     Ok(())
                 })
                 .await;
