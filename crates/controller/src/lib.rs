@@ -154,7 +154,7 @@ impl Controller {
         let (cell, request, payload) = self.take(submission)?;
         let id = request.id;
         self.inner.put(cell, CellMessage::Submit { request, payload });
-        Some(Ticket { id, cell })
+        Some(Ticket { id, cell: cell as u32 })
     }
 
     /// The same for a call of a stage of a pipeline that was announced; its deadline is that of the whole.
@@ -162,7 +162,7 @@ impl Controller {
         let (cell, request, payload) = self.take(submission)?;
         let id = request.id;
         self.inner.put(cell, CellMessage::SubmitStage(Box::new(StageCall { request, payload, stage })));
-        Some(Ticket { id, cell })
+        Some(Ticket { id, cell: cell as u32 })
     }
 
     /// Says of which stages a pipeline is made from now on. Whether one scheduler has all of its models: otherwise none
@@ -206,7 +206,7 @@ impl Controller {
 
     /// The client went away: takes the request out of the plan if it isn't executing. Also looked at by `drive`.
     pub fn cancel(&self, ticket: Ticket) {
-        self.inner.put(ticket.cell, CellMessage::Cancel(ticket.id));
+        self.inner.put(ticket.cell as usize, CellMessage::Cancel(ticket.id));
     }
 
     /// Lets the schedulers look at everything that was handed over. Never waits: if another thread is at it, that

@@ -341,6 +341,7 @@ impl BringUp {
         signature: ModelSignature,
         endpoint: Endpoint,
     ) -> Result<ServedModel, String> {
+        self.controller.metrics().asks_others(&found.name, found.version);
         Ok(ServedModel {
             config: Arc::new(repository::complete_endpoint(&found.config, &found.name, &signature)),
             labels: labels(found, &signature)?,
