@@ -330,3 +330,81 @@ fn check_order(stages: &[StageConfig]) -> Result<(), String> {
         left = still;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::{Expect, expect};
+    use std::path::Path;
+
+    const GOOD: &str = "kind = \"pipeline\"\ninputs = [\"x\"]\noutputs = [\"y\"]\nlatency_objective_ms = 50\n\
+        [[stage]]\nname = \"first\"\nmodel = \"a\"\ninputs.i = \"x\"\noutputs.o = \"t\"\n\
+        [[stage]]\nmodel = \"b\"\nversion = 3\ninputs.i = \"t\"\noutputs.o = \"y\"\nfor_each = [\"t\"]\n";
+
+    /// What is said of the good one with some text replaced.
+    fn check(from: &str, to: &str, expect: Expect) {
+        assert!(GOOD.contains(from), "{from}");
+        let wrong = ModelConfig::parse_endpoint(&GOOD.replacen(from, to, 1), Path::new("e/endpoint.toml"));
+        expect.assert_eq(&wrong.unwrap_err().to_string());
+    }
+
+    #[test]
+    fn a_pipeline_is_read() {
+        let config = ModelConfig::parse_endpoint(GOOD, Path::new("e/endpoint.toml")).unwrap();
+        assert_eq!(config.latency_objective, Some(Duration::from_millis(50)));
+        let kind = config.endpoint.unwrap();
+        let members: Vec<String> = kind.members().iter().map(ToString::to_string).collect();
+        assert_eq!(members, ["\"a\"", "version 3 of \"b\""]);
+        let EndpointKind::Pipeline(pipeline) = &*kind;
+        assert_eq!((&*pipeline.stages[1].name, &pipeline.stages[1].for_each[..]), ("b", &["t".to_owned()][..]));
+        let Some(model_config::SchedulingChoice::EnsembleScheduling(shown)) = config.written.scheduling_choice else {
+            panic!("it is shown as Triton's ensemble")
+        };
+        assert_eq!((&*shown.step[1].model_name, shown.step[1].model_version), ("b", 3));
+    }
+
+    #[test]
+    fn each_mistake_is_a_sentence() {
+        check("pipeline", "pipline", expect![[r#"e/endpoint.toml: there is no kind "pipline" of endpoint: use "pipeline""#]]);
+        check("model = \"a\"", "modle = \"a\"", expect!["e/endpoint.toml:7:1: unknown field `modle`, expected one of `name`, `model`, `version`, `inputs`, `outputs`, `for_each`, `calls`, `max_calls`"]);
+        check("inputs = [\"x\"]", "inputs = [\"x\", \"z\"]", expect![[r#"e/endpoint.toml: nobody uses the input "z": let a stage take it, or leave it out"#]]);
+        check("inputs = [\"x\"]", "inputs = [\"x\", \"x\"]", expect![[r#"e/endpoint.toml: input "x" is listed twice"#]]);
+        check("outputs = [\"y\"]", "outputs = [\"y\", \"z\"]", expect![[r#"e/endpoint.toml: nobody makes the output "z": let a stage have it among its outputs"#]]);
+        check("outputs = [\"y\"]", "outputs = []", expect!["e/endpoint.toml: there is no output: list what clients get"]);
+        check("inputs.i = \"t\"", "inputs.i = \"u\"", expect![[r#"e/endpoint.toml: stage "b" is to be called for each row of "t", which is none of its inputs"#]]);
+        check("inputs.i = \"x\"", "inputs.i = \"u\"", expect![[r#"e/endpoint.toml: stage "first" takes "u", which is no input and which no stage makes"#]]);
+        check("inputs.i = \"x\"", "inputs = { i = \"x\", j = \"y\" }", expect![[r#"e/endpoint.toml: stages wait for one another in a circle: "first", "b""#]]);
+        check("inputs.i = \"x\"", "inputs = { i = \"x\", j = \"t\" }", expect![[r#"e/endpoint.toml: stages wait for one another in a circle: "first", "b""#]]);
+        check("outputs.o = \"t\"", "outputs.o = \"x\"", expect![[r#"e/endpoint.toml: stage "first" makes "x", which is an input"#]]);
+        check("outputs.o = \"t\"", "outputs = { o = \"t\", p = \"y\" }", expect![[r#"e/endpoint.toml: stages "first" and "b" both make "y""#]]);
+        check("name = \"first\"", "name = \"b\"", expect![[r#"e/endpoint.toml: two stages are called "b": give each a `name` of its own"#]]);
+        check("for_each = [\"t\"]", "for_each = [\"t\"]\nmax_calls = 0", expect![[r#"e/endpoint.toml: stage "b" has max_calls 0: give a number from 1 to 65536"#]]);
+        check("for_each = [\"t\"]", "calls = -1.0", expect![[r#"e/endpoint.toml: stage "b" makes -1 calls: give their number on average, above 0"#]]);
+        check("= 50", "= -50", expect!["e/endpoint.toml: latency_objective_ms is -50: give a number of milliseconds above 0, or leave it out"]);
+        check("inputs.i = \"t\"", "inputs.i = 7", expect!["e/endpoint.toml:14:12: invalid type: integer `7`, expected a string"]);
+    }
+
+    #[test]
+    fn an_ensemble_of_tritons_is_read_as_a_pipeline() {
+        let text = r#"
+            platform: "ensemble"
+            max_batch_size: 4
+            input { name: "RAW" data_type: TYPE_FP32 dims: 10 }
+            output { name: "SCORES" data_type: TYPE_FP32 dims: 10 }
+            ensemble_scheduling { step [
+              { model_name: "pre" model_version: -1 input_map { key: "i" value: "RAW" } output_map { key: "o" value: "mid" } },
+              { model_name: "net" model_version: 2 input_map { key: "i" value: "mid" } output_map { key: "o" value: "SCORES" } }
+            ] }"#;
+        let parse = |text: &str| ModelConfig::parse(text, Path::new("e/config.pbtxt"), "e").map_err(|e| e.to_string());
+        let config = parse(text).unwrap();
+        assert_eq!(config.max_batch, Some(4));
+        let kind = config.endpoint.unwrap();
+        let EndpointKind::Pipeline(pipeline) = &*kind;
+        assert_eq!((&pipeline.inputs[..], &pipeline.outputs[..]), (&["RAW".to_owned()][..], &["SCORES".to_owned()][..]));
+        assert_eq!(pipeline.stages[1].model, MemberName { model: "net".into(), version: Some(2) });
+        let wrong = parse(&text.replace("value: \"mid\" } },", "value: \"mud\" } },")).unwrap_err();
+        expect![[r#"e/config.pbtxt:6:13: stage "net" takes "mid", which is no input and which no stage makes"#]].assert_eq(&wrong);
+        let wrong = parse(&text.replace("model_version: 2", "model_version: -2")).unwrap_err();
+        expect!["e/config.pbtxt:8:50: model_version is -2: use -1 for the latest, or a version"].assert_eq(&wrong);
+    }
+}

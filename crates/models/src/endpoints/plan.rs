@@ -334,3 +334,88 @@ fn names(specs: &[TensorSpec]) -> String {
     let names: Vec<String> = specs.iter().map(|spec| format!("{:?}", spec.name)).collect();
     names.join(", ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    const PIPELINE: &str = "kind = \"pipeline\"\ninputs = [\"x\"]\noutputs = [\"y\"]\n\
+        [[stage]]\nname = \"last\"\nmodel = \"b\"\ninputs.i = \"t\"\noutputs.o = \"y\"\n\
+        [[stage]]\nname = \"first\"\nmodel = \"a\"\ninputs.i = \"x\"\noutputs.o = \"t\"\n";
+
+    fn facts(max_batch: u32, takes: (DataType, &[i64]), gives: (DataType, &[i64])) -> MemberFacts {
+        let spec = |name: &str, (datatype, dims): (DataType, &[i64])| TensorSpec {
+            name: name.into(),
+            datatype,
+            dims: dims.to_vec(),
+        };
+        let (inputs, outputs) = (vec![spec("i", takes)], vec![spec("o", gives)]);
+        MemberFacts { signature: Arc::new(ModelSignature { inputs, outputs, max_batch }), optional: vec![false] }
+    }
+
+    fn planned(text: &str, a: MemberFacts, b: MemberFacts) -> Result<(PipelinePlan, ModelSignature), String> {
+        let config = ModelConfig::parse_endpoint(text, Path::new("endpoint.toml")).unwrap();
+        let kind = config.endpoint.clone().unwrap();
+        let repository::EndpointKind::Pipeline(pipeline) = &*kind;
+        let name = |model: &str| MemberName { model: model.into(), version: None };
+        plan(&config, pipeline, &BTreeMap::from([(name("a"), a), (name("b"), b)]))
+    }
+
+    const FLOATS: (DataType, &[i64]) = (DataType::Fp32, &[-1, 4]);
+
+    #[test]
+    fn stages_are_in_order_and_the_whole_is_as_wide_as_its_narrowest() {
+        let (plan, signature) =
+            planned(PIPELINE, facts(8, FLOATS, FLOATS), facts(2, FLOATS, (DataType::Int64, &[-1]))).unwrap();
+        assert_eq!(plan.stages.iter().map(|stage| &*stage.name).collect::<Vec<_>>(), ["first", "last"]);
+        assert_eq!((&plan.stages[0].next[..], &plan.stages[1].next[..]), (&[1][..], &[][..]));
+        assert_eq!(signature.max_batch, 2);
+        assert_eq!((&signature.inputs[0].name[..], &signature.inputs[0].dims[..]), ("x", &[-1, 4][..]));
+        assert_eq!((signature.outputs[0].datatype, &signature.outputs[0].dims[..]), (DataType::Int64, &[-1][..]));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_a_sentence() {
+        let wrong = |text: &str, a, b| planned(text, a, b).unwrap_err();
+        let good = || facts(8, FLOATS, FLOATS);
+        assert_eq!(
+            wrong(PIPELINE, good(), facts(8, (DataType::Fp64, &[-1, 4]), FLOATS)),
+            r#"stage "last" gives "t", which is FP32, to "b" as "i", which is FP64"#
+        );
+        assert_eq!(
+            wrong(PIPELINE, good(), facts(8, (DataType::Fp32, &[-1, 5]), FLOATS)),
+            r#"stage "last" gives "t", which has the shape [-1, 4], to "b" as "i", which has [-1, 5]"#
+        );
+        assert_eq!(
+            wrong(&PIPELINE.replace("inputs.i = \"t\"", "inputs.j = \"t\""), good(), good()),
+            r#"stage "last" gives "b" an input "j", which it hasn't: it takes "i"; stage "last" gives "b" no "i""#
+        );
+        assert_eq!(
+            wrong(&PIPELINE.replace("outputs.o = \"t\"", "outputs.p = \"t\""), good(), good()),
+            r#"stage "first" takes an output "p" from "a", which it hasn't: it gives "o""#
+        );
+        assert_eq!(
+            wrong(&PIPELINE.replace("inputs = [", "max_batch_size = 4\ninputs = ["), good(), facts(2, FLOATS, FLOATS)),
+            r#"max_batch_size is 4, but "b" of stage "last" takes batches of at most 2"#
+        );
+    }
+
+    #[test]
+    fn calls_for_each_row_get_batches_of_one_or_elements() {
+        let text = PIPELINE.replace("outputs.o = \"y\"\n", "outputs.o = \"y\"\nfor_each = [\"t\"]\n");
+        let parts = |b| {
+            let (plan, signature) = planned(&text, facts(8, FLOATS, FLOATS), b).unwrap();
+            (plan.stages[1].inputs[0].part, signature.outputs[0].dims.clone(), signature.max_batch)
+        };
+        assert_eq!(parts(facts(8, FLOATS, (DataType::Fp32, &[-1, 7]))), (InputPart::Row, vec![-1, 7], 0));
+        assert_eq!(
+            parts(facts(0, (DataType::Fp32, &[4]), (DataType::Fp32, &[7]))),
+            (InputPart::Element, vec![-1, 7], 0)
+        );
+        assert_eq!(
+            parts(facts(0, (DataType::Fp32, &[1, 4]), (DataType::Fp32, &[1, 7]))),
+            (InputPart::Row, vec![-1, 7], 0)
+        );
+    }
+}
