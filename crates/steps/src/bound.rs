@@ -1,28 +1,51 @@
-//! How much memory a run may take: what is allocated is counted first, and may fail.
+//! How much memory and work a run may take: what is allocated is counted first, and may fail.
 
 use crate::StepError;
 use std::mem::size_of;
 
-/// What is left of the memory that a run may take.
+/// Elements that may be looked at for each byte that may be taken: with the 256 MiB of a large request, some seconds.
+const WORK_FOR_A_BYTE: usize = 8;
+
+/// What is left of the memory and of the work that a run may take.
 #[derive(Debug)]
 pub(crate) struct Bound {
     left: usize,
     most: usize,
+    work: usize,
 }
 
 impl Bound {
     pub(crate) fn new(most: usize) -> Self {
-        Self { left: most, most }
+        Self { left: most, most, work: most.saturating_mul(WORK_FOR_A_BYTE) }
     }
 
     /// Counts so many bytes that somebody else allocates; `None` where their number is larger than any memory.
     pub(crate) fn count(&mut self, bytes: Option<usize>) -> Result<(), StepError> {
         let left = bytes.and_then(|bytes| self.left.checked_sub(bytes));
         self.left = left.ok_or_else(|| {
-            let needed = bytes.map_or("more than any memory has".to_owned(), |bytes| format!("{bytes} bytes"));
-            StepError::TooLarge(format!("it needs {needed}, of {} that it may take: send less", self.most))
+            let needed = bytes.map_or("more than any memory has".to_owned(), |bytes| format!("{bytes} bytes more"));
+            StepError::TooLarge(format!("it needs {needed}, of {} in all that it may take: send less", self.most))
         })?;
         Ok(())
+    }
+
+    /// Counts elements that are looked at.
+    pub(crate) fn work(&mut self, elements: usize) -> Result<(), StepError> {
+        self.work = self.work.checked_sub(elements).ok_or_else(|| {
+            let most = self.most.saturating_mul(WORK_FOR_A_BYTE);
+            StepError::TooLarge(format!("it takes longer than it may: it would look at more than {most} elements"))
+        })?;
+        Ok(())
+    }
+
+    /// The same for something that gives back all that it takes.
+    pub(crate) fn rest(&self) -> Self {
+        Self { ..*self }
+    }
+
+    /// Counts the work that was done with the rest.
+    pub(crate) fn worked(&mut self, rest: &Self) {
+        self.work = rest.work;
     }
 
     /// Bytes that are left.

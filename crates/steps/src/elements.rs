@@ -167,3 +167,9 @@ pub(crate) fn strings<'a>(tensor: &'a Tensor, name: &str) -> Result<Vec<&'a [u8]
         rest => Err(StepError::Inputs(format!("input {name} has {} bytes behind its {count} strings", rest.len()))),
     }
 }
+
+/// Adds a string to those of a tensor of `Bytes`.
+pub(crate) fn push_string(data: &mut Vec<u8>, string: &[u8]) {
+    data.extend_from_slice(&u32::try_from(string.len()).unwrap_or(u32::MAX).to_le_bytes());
+    data.extend_from_slice(string);
+}

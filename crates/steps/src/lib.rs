@@ -28,11 +28,16 @@ mod bound;
 mod cast;
 mod choose;
 mod concat;
+mod ctc;
 mod elements;
+mod image;
 mod layout;
 mod parameters;
 mod softmax;
 mod specs;
+mod suppress;
+#[cfg(feature = "tokenizers")]
+mod tokenize;
 
 use base::{DataType, TensorSpec, element_count};
 use bound::Bound;
@@ -68,7 +73,22 @@ impl StepError {
 }
 
 /// What the steps are called.
-pub const NAMES: &[&str] = &["argmax", "cast", "concat", "layout", "softmax", "top_k"];
+pub const NAMES: &[&str] = &[
+    "argmax",
+    "cast",
+    "concat",
+    "crop",
+    "crop_boxes",
+    "ctc_decode",
+    "decode_image",
+    "layout",
+    "non_max_suppression",
+    "normalise",
+    "resize",
+    "softmax",
+    "tokenize",
+    "top_k",
+];
 
 /// A step with its parameters.
 pub struct TensorStep {
@@ -104,13 +124,23 @@ impl TensorStep {
             let known = NAMES.join(", ");
             return Err(StepError::Parameters(format!("there is no step {name:?}: there are {known}")));
         };
-        let _ = folder;
         let work: Result<Box<dyn Work>, String> = match name {
             "argmax" => choose::Argmax::read(parameters),
             "cast" => cast::CastTo::read(parameters),
             "concat" => concat::Concat::read(parameters),
+            "crop" => image::crop::CropImage::read(parameters),
+            "crop_boxes" => image::boxes::CropBoxes::read(parameters),
+            "ctc_decode" => ctc::CtcDecode::read(parameters, folder),
+            "decode_image" => image::decode::DecodeImage::read(parameters),
             "layout" => layout::Relayout::read(parameters),
+            "non_max_suppression" => suppress::Suppress::read(parameters),
+            "normalise" => image::normalise::Normalise::read(parameters),
+            "resize" => image::resize::ResizeImage::read(parameters),
             "softmax" => softmax::SoftmaxOver::read(parameters),
+            #[cfg(feature = "tokenizers")]
+            "tokenize" => tokenize::Tokenize::read(parameters, folder),
+            #[cfg(not(feature = "tokenizers"))]
+            "tokenize" => Err("this binary was built without the feature tokenizers".into()),
             _ => choose::TopChoices::read(parameters),
         };
         let work = work.map_err(|sentence| StepError::Parameters(sentence).of(name))?;
