@@ -174,6 +174,8 @@ def test_an_ensemble_and_its_models_are_counted(ensemble, protocol):
             client.infer("ensemble", images(module, 5)[1])
         after = {name: counts(client, protocol, name) for name in names}
         grown = {name: {key: after[name][key] - before[name][key] for key in after[name]} for name in names}
+        (entry,) = client.get_inference_statistics("ensemble", **({"as_json": True} if protocol == "grpc" else {}))["model_stats"]
+        assert int(entry["inference_count"]) >= 2 and int(entry["last_inference"]) > 0
         assert grown["ensemble"] == {"success": 1, "fail": 1, "queue": 0, "compute_infer": 0}
         for name in ["preprocess", "classify"]:
             assert grown[name] == {"success": 1, "fail": 0, "queue": 1, "compute_infer": 1}

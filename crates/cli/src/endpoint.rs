@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
-use repository::{EndpointKind, PipelineConfig, Repository, ScanEntry, StageConfig};
+use repository::{EndpointKind, PipelineConfig, Repository, ScanEntry, StageConfig, StageWork};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,9 @@ fn of_pipeline(pipeline: &PipelineConfig) -> String {
         makers.insert(input, format!("in{number}"));
     }
     for (number, stage) in pipeline.stages.iter().enumerate() {
-        let _ = writeln!(text, "    stage{number}[{}]", quoted(&title(stage)));
+        // Steps have round corners: no device computes them.
+        let (open, close) = if stage.work.member().is_some() { ("[", "]") } else { ("(", ")") };
+        let _ = writeln!(text, "    stage{number}{open}{}{close}", quoted(&title(stage)));
         stage.outputs.values().for_each(|tensor| drop(makers.insert(tensor, format!("stage{number}"))));
     }
     let maker = |tensor: &str| makers.get(tensor).cloned().unwrap_or_default();
@@ -83,9 +85,12 @@ fn of_pipeline(pipeline: &PipelineConfig) -> String {
 }
 
 fn title(stage: &StageConfig) -> String {
-    let StageConfig { name, model, .. } = stage;
-    let version = model.version.map_or_else(String::new, |version| format!(", version {version}"));
-    if *name == model.model { format!("{name}{version}") } else { format!("{name}: {}{version}", model.model) }
+    let (does, version) = match &stage.work {
+        StageWork::Member(member) => (&member.model, member.version),
+        StageWork::Step(step) => (&step.name, None),
+    };
+    let (name, version) = (&stage.name, version.map_or_else(String::new, |version| format!(", version {version}")));
+    if name == does { format!("{name}{version}") } else { format!("{name}: {does}{version}") }
 }
 
 /// A text as Mermaid takes it, whatever is in it.

@@ -386,8 +386,7 @@ impl<'a> Call<'a> {
         self.over = true;
         match &outcome {
             Ok(_) => {
-                let (metrics, took) =
-                    (&self.served().metrics, self.context.controller.now().since(self.arrived_at));
+                let (metrics, took) = (&self.served().metrics, self.context.controller.now().since(self.arrived_at));
                 if self.without_work { metrics.answered_without_work(took) } else { metrics.answered(took) }
             }
             Err(fault) => self.count_failure(fault.reason),

@@ -98,6 +98,7 @@ async fn it_is_asked_listed_and_described_like_a_model() {
     }
     let stats = server.ask(get("/v2/models/both/stats")).json();
     assert_eq!(stats["model_stats"][0]["inference_stats"]["success"]["count"], 2);
+    assert_eq!(stats["model_stats"][0]["inference_count"], 3, "rows, as of a model");
     assert_eq!(wasted(&server, "both"), 0.0);
     let bad = infer(&server, "both", rows(9, ""));
     assert_eq!(bad.refusal().1, "bad_input");
@@ -148,7 +149,7 @@ fn endpoints_that_ask_themselves_are_refused() {
             ("itself", chain(&["a", "itself"])),
             ("one", chain(&["a", "other"])),
             ("other", chain(&["one"])),
-            ("nested", chain(&["inner", "a"])),
+            ("nested", chain(&["inner", "a"]).replacen("outputs.output", "outputs.scores", 1)),
             ("inner", chain(&["a"])),
         ],
     );
@@ -298,9 +299,9 @@ fn a_deadline_that_runs_out_between_stages_ends_the_whole() {
     let mut client = server.connect();
     client.send(post("/v2/models/both/infer", &[], rows(1, r#""timeout": 3000000"#)));
     server.until("the first stage runs", |server| server.controller.in_hand() == 1);
-    // Nobody knows that the second one will come, so this has the device when it does.
+    // It has its own deadline, and the device when the second stage comes.
     let mut other = server.connect();
-    other.send(post("/v2/models/long/infer", &[], rows(8, "")));
+    other.send(post("/v2/models/long/infer", &[], rows(8, r#""timeout": 25000000"#)));
     let (status, reason, sentence) = client.answer().refusal();
     assert!(status == 503 || status == 504, "{sentence}");
     assert!(["overloaded", "deadline_missed", "deadline_unreachable"].contains(&&*reason), "{reason}");
@@ -327,8 +328,7 @@ fn what_lies_between_stages_counts_as_held() {
     let config = Config { max_body_bytes: 100_000, max_held_bytes: 100_000, ..Config::default() };
     let wide = Arc::new(EmulatedEngine::new(20_000));
     let quick = || model(0.1, None);
-    let server =
-        Server::with_engine(config, &[("a", quick()), ("b", quick()), ("both", chain(&["a", "b"]))], wide);
+    let server = Server::with_engine(config, &[("a", quick()), ("b", quick()), ("both", chain(&["a", "b"]))], wide);
     let head = r#"{"inputs":[{"name":"input","shape":[1,20000],"datatype":"FP32","parameters":{"binary_data_size":80000}}],"parameters":{"binary_data_output":true}}"#;
     let body = [head.as_bytes(), &vec![0; 80_000]].concat();
     let length = head.len().to_string();
@@ -340,4 +340,40 @@ fn what_lies_between_stages_counts_as_held() {
     let (status, reason, sentence) = ask("both").refusal();
     assert_eq!((status, &*reason), (503, "queue_full"), "{sentence}");
     server.until("all is given back", |server| server.metric("punctual_held_bytes") == 0.0);
+}
+
+#[test]
+fn steps_are_done_before_and_behind_models() {
+    let endpoint = "kind = \"pipeline\"\noutputs = [\"best\", \"scores\"]\nlatency_objective_ms = 20000\n\
+        inputs = [{ name = \"input\", data_type = \"FP64\", dims = [-1, 10] }]\n\
+        [[stage]]\nstep = \"cast\"\nto = \"FP32\"\ninputs = [\"input\"]\noutputs.tensor = \"x\"\n\
+        [[stage]]\nmodel = \"m\"\ninputs.input = \"x\"\noutputs.output = \"logits\"\n\
+        [[stage]]\nstep = \"softmax\"\ninputs = [\"logits\"]\noutputs.probabilities = \"scores\"\n\
+        [[stage]]\nstep = \"concat\"\naxis = 1\ninputs = [\"scores\", \"logits\"]\noutputs.tensor = \"best\"\n";
+    let wrong = endpoint.replace("dims = [-1, 10]", "dims = [-1, 11]");
+    let server = Server::with(
+        Config::default(),
+        &[
+            ("m", model(0.1, None)),
+            ("all", endpoint.into()),
+            ("wrong", wrong),
+            ("unknown", endpoint.replace("softmax", "softmin")),
+            ("untyped", endpoint.replace("{ name = \"input\", data_type = \"FP64\", dims = [-1, 10] }", "\"input\"")),
+        ],
+    );
+    assert_eq!(state(&server, "all"), ("READY".into(), String::new()));
+    let body = rows(2, "").replace("FP32", "FP64");
+    for _ in 0..3 {
+        let answer = infer(&server, "all", &body);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let json = answer.json();
+        assert_eq!(json["outputs"][1]["shape"], serde_json::json!([2, 10]));
+        assert!((json["outputs"][1]["data"][3].as_f64().unwrap() - 0.1).abs() < 1e-6);
+        assert_eq!(json["outputs"][0]["shape"], serde_json::json!([2, 20]));
+    }
+    assert_eq!(ended(&server, "m", "success", ""), 3.0);
+    let says = |name: &str, part: &str| assert!(state(&server, name).1.contains(part), "{}", state(&server, name).1);
+    says("wrong", r#"gives "x", which has the shape [-1, 11], to "m" as "input", which has [-1, 10]"#);
+    says("unknown", r#"there is no step "softmin""#);
+    says("untyped", r#"input "input" goes to a step, which takes many forms"#);
 }

@@ -6,13 +6,14 @@
 //!                                     └── again whenever a member comes, goes or changes
 //! ```
 
+mod gaps;
 mod plan;
 mod resolve;
 
-pub use plan::{FanOut, InputPart, PipelinePlan, StageInput, StagePlan};
+pub use gaps::{KnownPipeline, StageMeter};
+pub use plan::{FanOut, InputPart, PipelinePlan, PlannedWork, StageInput, StagePlan};
 
 use crate::catalogue::CatalogueEntry;
-use base::PipelineId;
 use std::sync::Arc;
 
 /// An endpoint that can be asked.
@@ -24,6 +25,25 @@ pub struct Endpoint {
     pub(crate) depth: usize,
     /// How it makes answers of theirs.
     pub how: EndpointPlan,
+}
+
+impl Endpoint {
+    /// Its models, in the order of stages, by name and version.
+    pub(crate) fn models_in_order(&self) -> Vec<(String, u64)> {
+        let EndpointPlan::Pipeline { plan, .. } = &self.how;
+        let model = |stage: &StagePlan| {
+            let PlannedWork::Member(member) = stage.work else { return None };
+            let entry = &self.members.get(member)?.entry;
+            entry.serving()?.model().map(|_| (entry.name.clone(), entry.version))
+        };
+        let mut models: Vec<(String, u64)> = Vec::new();
+        for model in plan.stages.iter().filter_map(model) {
+            if !models.contains(&model) {
+                models.push(model);
+            }
+        }
+        models
+    }
 }
 
 /// A model, or another endpoint, that an endpoint asks.
@@ -45,13 +65,4 @@ pub enum EndpointPlan {
         /// What the scheduler knows of it; `None` where its models are in several cells.
         known: Option<KnownPipeline>,
     },
-}
-
-/// A pipeline that a scheduler knows.
-#[derive(Debug)]
-pub struct KnownPipeline {
-    /// Its number.
-    pub pipeline: PipelineId,
-    /// For each stage of the plan its number there, where a model computes it.
-    pub stages: Vec<Option<u32>>,
 }

@@ -122,9 +122,8 @@ impl CropBoxes {
         bound: &mut Bound,
         (read, write): (impl Fn(F) -> f32, impl Fn(f32) -> F),
     ) -> Result<Option<(Extent, Vec<F>)>, StepError> {
-        let length = |one: usize, two: usize| {
-            (corners[one][0] - corners[two][0]).hypot(corners[one][1] - corners[two][1])
-        };
+        let length =
+            |one: usize, two: usize| (corners[one][0] - corners[two][0]).hypot(corners[one][1] - corners[two][1]);
         let (width, height) = (length(0, 1).max(length(2, 3)) as usize, length(0, 3).max(length(1, 2)) as usize);
         let map = (width > 0 && height > 0).then(|| Perspective::new(corners, width as f64, height as f64)).flatten();
         let Some(map) = map else { return Ok(None) };
@@ -182,7 +181,13 @@ impl CropBoxes {
         let mut rest = bound.rest();
         let pixels = bytemuck::cast_slice(pixels);
         if width == self.width {
-            return self.sampling.sample((extent, pixels), part, (&to, bytemuck::cast_slice_mut(out)), depth, &mut rest);
+            return self.sampling.sample(
+                (extent, pixels),
+                part,
+                (&to, bytemuck::cast_slice_mut(out)),
+                depth,
+                &mut rest,
+            );
         }
         let mut narrow = rest.filled(to.elements().unwrap_or(usize::MAX), F::zeroed())?;
         let bytes = bytemuck::cast_slice_mut(&mut narrow);

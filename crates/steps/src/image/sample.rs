@@ -109,16 +109,19 @@ impl Sampling {
             (Depth::Float, 3) => PixelType::F32x3,
             (Depth::Float, _) => PixelType::F32x4,
         };
-        let refused = |error: &dyn std::fmt::Display| StepError::Inputs(format!("the picture can't be resized: {error}"));
+        let refused =
+            |error: &dyn std::fmt::Display| StepError::Inputs(format!("the picture can't be resized: {error}"));
         let source =
             ImageRef::new(from.width as u32, from.height as u32, pixels, pixel).map_err(|error| refused(&error))?;
-        let mut target = Image::from_slice_u8(to.width as u32, to.height as u32, out, pixel)
-            .map_err(|error| refused(&error))?;
+        let mut target =
+            Image::from_slice_u8(to.width as u32, to.height as u32, out, pixel).map_err(|error| refused(&error))?;
         // Channels are equals: none says how much of the others is seen.
-        let options = ResizeOptions::new()
-            .resize_alg(algorithm)
-            .use_alpha(false)
-            .crop(part.left, part.top, part.width, part.height);
+        let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(false).crop(
+            part.left,
+            part.top,
+            part.width,
+            part.height,
+        );
         Resizer::new().resize(&source, &mut target, &options).map_err(|error| refused(&error))
     }
 }
