@@ -38,9 +38,9 @@ def encoded(value):
     return {"datatype": datatype, "shape": shape, "data": base64.b64encode(data).decode()}
 
 
-def case(name, step, inputs, outputs, most=0.0, mean=0.0, **parameters):
+def case(name, step, inputs, outputs, furthest=0.0, average=0.0, **parameters):
     """One case: no value may be further from the expected one than `most`, and all together no further than `mean` on average."""
-    cases.append({"name": name, "step": step, "parameters": parameters, "inputs": [encoded(i) for i in inputs], "outputs": [encoded(o) for o in outputs], "most": most, "mean": mean})
+    cases.append({"name": name, "step": step, "parameters": parameters, "inputs": [encoded(i) for i in inputs], "outputs": [encoded(o) for o in outputs], "furthest": furthest, "average": average})
 
 
 def picture(height, width, channels=3):
@@ -66,12 +66,12 @@ def files():
     # JPEG leaves how exactly waves are summed and colours stretched to the decoder: a few steps of 255.
     for name, options in {"whole-colours": {"subsampling": 0}, "halved-colours": {"subsampling": 2}, "wide-colours": {"subsampling": 1}, "progressive": {"progressive": True, "subsampling": 2}}.items():
         data = file(image, format="JPEG", quality=90, **options)
-        case(f"jpeg {name}", "decode_image", [[data]], [rgb(data)[None]], most=8, mean=0.7)
+        case(f"jpeg {name}", "decode_image", [[data]], [rgb(data)[None]], furthest=8, average=0.7)
     data = file(image, format="JPEG", quality=90, subsampling=0)
-    case("jpeg bgr", "decode_image", [[data]], [rgb(data)[None, :, :, ::-1]], most=3, mean=0.7, colours="bgr")
+    case("jpeg bgr", "decode_image", [[data]], [rgb(data)[None, :, :, ::-1]], furthest=3, average=0.7, colours="bgr")
     data = file(image.convert("L"), format="JPEG", quality=90)
-    case("jpeg gray as rgb", "decode_image", [[data]], [rgb(data)[None]], most=2, mean=0.5)
-    case("jpeg gray", "decode_image", [[data]], [np.asarray(Image.open(io.BytesIO(data)))[None, :, :, None]], most=2, mean=0.5, colours="gray")
+    case("jpeg gray as rgb", "decode_image", [[data]], [rgb(data)[None]], furthest=2, average=0.5)
+    case("jpeg gray", "decode_image", [[data]], [np.asarray(Image.open(io.BytesIO(data)))[None, :, :, None]], furthest=2, average=0.5, colours="gray")
     for name, other in {"rgb": image, "rgba": Image.fromarray(picture(21, 37, 4)), "gray": image.convert("L"), "gray with alpha": image.convert("LA"), "palette": image.quantize(64), "black and white": image.convert("1")}.items():
         data = file(other, format="PNG")
         case(f"png {name}", "decode_image", [[data]], [rgb(data)[None]])
@@ -83,7 +83,7 @@ def files():
     case("png of 16 bits as opencv", "decode_image", [[data]], [cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)[None]], colours="bgr")
     other = file(Image.fromarray(picture(20, 70)), format="PNG")
     resized = [np.asarray(i.resize((16, 12), Image.BILINEAR)) for i in (image, Image.fromarray(picture(20, 70)))]
-    case("two files of different sizes", "decode_image", [[data_of(image), other]], [np.stack(resized)], most=1, mean=0.05, resize={"size": [12, 16]})
+    case("two files of different sizes", "decode_image", [[data_of(image), other]], [np.stack(resized)], furthest=1, average=0.05, resize={"size": [12, 16]})
 
 
 def data_of(image):
@@ -97,24 +97,24 @@ def sizes():
     for name, filter in filters.items():
         for height, width in ((10, 16), (45, 60), (31, 20)):
             expected = np.asarray(image.resize((width, height), filter))
-            case(f"resize {name} to {height} x {width}", "resize", [pixels], [expected], most=1, mean=0.05, size=[height, width], filter=name)
+            case(f"resize {name} to {height} x {width}", "resize", [pixels], [expected], furthest=1, average=0.05, size=[height, width], filter=name)
     one = image.convert("L")
-    case("resize gray", "resize", [np.asarray(one)[:, :, None]], [np.asarray(one.resize((16, 10), Image.BILINEAR))[:, :, None]], most=1, mean=0.05, size=[10, 16])
+    case("resize gray", "resize", [np.asarray(one)[:, :, None]], [np.asarray(one.resize((16, 10), Image.BILINEAR))[:, :, None]], furthest=1, average=0.05, size=[10, 16])
     floats = np.asarray(one).astype(np.float32)
-    case("resize floats", "resize", [floats[:, :, None]], [np.asarray(Image.fromarray(floats).resize((16, 10), Image.BILINEAR))[:, :, None]], most=1e-3, mean=1e-4, size=[10, 16])
+    case("resize floats", "resize", [floats[:, :, None]], [np.asarray(Image.fromarray(floats).resize((16, 10), Image.BILINEAR))[:, :, None]], furthest=1e-3, average=1e-4, size=[10, 16])
     batch = np.stack([pixels, pixels[::-1]])
-    case("resize a batch", "resize", [batch], [np.stack([np.asarray(Image.fromarray(p).resize((16, 10), Image.BILINEAR)) for p in batch])], most=1, mean=0.05, size=[10, 16])
+    case("resize a batch", "resize", [batch], [np.stack([np.asarray(Image.fromarray(p).resize((16, 10), Image.BILINEAR)) for p in batch])], furthest=1, average=0.05, size=[10, 16])
     for height, width in ((15, 21), (50, 75)):
-        case(f"resize as opencv to {height} x {width}", "resize", [pixels], [cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)], most=2, mean=0.3, size=[height, width], antialias=False)
+        case(f"resize as opencv to {height} x {width}", "resize", [pixels], [cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)], furthest=2, average=0.3, size=[height, width], antialias=False)
     even = picture(64, 96)
-    case("resize by area as opencv", "resize", [even], [cv2.resize(even, (24, 16), interpolation=cv2.INTER_AREA)], most=1, mean=0.3, size=[16, 24], filter="area")
+    case("resize by area as opencv", "resize", [even], [cv2.resize(even, (24, 16), interpolation=cv2.INTER_AREA)], furthest=1, average=0.3, size=[16, 24], filter="area")
     # What text detectors do: the shorter side to a least length, both to multiples of 16.
     for height, width in ((31, 43), (20, 100), (56, 45)):
         ratio = max(1.0, 32 / min(height, width))
         sides = [round(int(side * ratio) / 16) * 16 for side in (height, width)]
         source = picture(height, width)
-        case(f"resize {height} x {width} for a detector", "resize", [source], [cv2.resize(source, (sides[1], sides[0]))], most=2, mean=0.3, shortest_at_least=32, multiple=16, antialias=False)
-    case("shorter side", "resize", [pixels], [np.asarray(image.resize((22, 16), Image.BILINEAR))], most=1, mean=0.05, shortest=16)
+        case(f"resize {height} x {width} for a detector", "resize", [source], [cv2.resize(source, (sides[1], sides[0]))], furthest=2, average=0.3, shortest_at_least=32, multiple=16, antialias=False)
+    case("shorter side", "resize", [pixels], [np.asarray(image.resize((22, 16), Image.BILINEAR))], furthest=1, average=0.05, shortest=16)
 
 
 def parts():
@@ -124,13 +124,13 @@ def parts():
     case("crop at a place", "crop", [np.stack([pixels, pixels[::-1]])], [np.stack([pixels, pixels[::-1]])[:, 5:15, 7:30]], size=[10, 23], top=5, left=7)
     boxes = np.array([[3.5, 2.25, 40.0, 30.75], [0, 0, 83, 61], [50, 20, 83, 33]], np.float32)
     expected = np.stack([np.asarray(image.resize((24, 16), Image.BILINEAR, box=tuple(map(float, box)))) for box in boxes])
-    case("boxes", "crop_boxes", [pixels, boxes], [expected], most=1, mean=0.05, size=[16, 24])
+    case("boxes", "crop_boxes", [pixels, boxes], [expected], furthest=1, average=0.05, size=[16, 24])
     inverse = boxes[:, [1, 0, 3, 2]] / np.array([61, 83, 61, 83], np.float32)
-    case("boxes in parts of sides", "crop_boxes", [pixels, inverse], [expected], most=1, mean=0.05, size=[16, 24], order="yxyx", normalised=True)
+    case("boxes in parts of sides", "crop_boxes", [pixels, inverse], [expected], furthest=1, average=0.05, size=[16, 24], order="yxyx", normalised=True)
     outside = np.array([[-30, -5, 20, 30], [70, 50, 200, 90], [90, 70, 100, 100], [np.nan, 0, 5, 5]], np.float32)
     clipped = [(0, 0, 20, 30), (70, 50, 83, 61)]
     expected = [np.asarray(image.resize((8, 8), Image.BILINEAR, box=box)) for box in clipped] + [np.full((8, 8, 3), 9, np.uint8)] * 2
-    case("boxes outside", "crop_boxes", [pixels, outside], [np.stack(expected)], most=1, mean=0.05, size=[8, 8], fill=9.0)
+    case("boxes outside", "crop_boxes", [pixels, outside], [np.stack(expected)], furthest=1, average=0.05, size=[8, 8], fill=9.0)
     quadrilaterals = np.array([[[5, 4], [60, 12], [57, 33], [3, 28]], [[10, 10], [50, 10], [50, 40], [10, 40]], [[60, 5], [75, 7], [72, 55], [58, 52]]], np.float32)
     expected = np.full((3, 16, 40, 3), 127, np.uint8)
     for out, corners in zip(expected, quadrilaterals):
@@ -141,7 +141,7 @@ def parts():
         warped = np.rot90(warped) if height / width >= 1.5 else warped
         line = min(40, int(np.ceil(16 * warped.shape[1] / warped.shape[0])))
         out[:, :line] = cv2.resize(np.ascontiguousarray(warped), (line, 16))
-    case("quadrilaterals as opencv", "crop_boxes", [pixels, quadrilaterals], [expected], most=8, mean=0.5, size=[16, 40], antialias=False, keep_aspect=True, turn_tall=1.5, fill=127.0)
+    case("quadrilaterals as opencv", "crop_boxes", [pixels, quadrilaterals], [expected], furthest=8, average=0.5, size=[16, 40], antialias=False, keep_aspect=True, turn_tall=1.5, fill=127.0)
 
 
 def colours():
@@ -190,7 +190,7 @@ def scores():
     values = RANDOM.standard_normal((3, 7, 4)).astype(np.float32)
     values[0, 2] = values[0, 5]
     for axis in (-1, 1, 0):
-        case(f"softmax along {axis}", "softmax", [values], computed("Softmax", [values], [TensorProto.FLOAT], axis=axis), most=1e-6, mean=1e-7, axis=axis)
+        case(f"softmax along {axis}", "softmax", [values], computed("Softmax", [values], [TensorProto.FLOAT], axis=axis), furthest=1e-6, average=1e-7, axis=axis)
         case(f"argmax along {axis}", "argmax", [values], computed("ArgMax", [values], [TensorProto.INT64], axis=axis, keepdims=0), axis=axis)
         k = 2 if axis == 0 else 3
         case(f"top {k} along {axis}", "top_k", [values], computed("TopK", [values], [TensorProto.FLOAT, TensorProto.INT64], [np.array([k], np.int64)], axis=axis), axis=axis, k=k)
@@ -214,7 +214,7 @@ def texts():
         kept = [at for at in range(len(best)) if best[at] != 0 and (at == 0 or best[at] != best[at - 1])]
         said.append("".join("abc\u4e2d "[best[at] - 1] for at in kept).encode())
         marks.append(np.mean([rows[at].max() for at in kept]) if kept else 0.0)
-    case("columns to texts", "ctc_decode", [columns], [said, np.array(marks, np.float32)], most=1e-6, mean=1e-6, characters=["a", "b", "c", "\u4e2d"], space=True)
+    case("columns to texts", "ctc_decode", [columns], [said, np.array(marks, np.float32)], furthest=1e-6, average=1e-6, characters=["a", "b", "c", "\u4e2d"], space=True)
     lines = [line for path in sorted(FOLDER.parents[3].glob("docs/*.md")) for line in path.read_text().split("\n")]
     asked = ["A model server that answers on time.", "", "naïve café — 北京 \U0001f600!", "  spaces\tand\nlines  ", "supercalifragilisticexpialidocious " * 8]
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers

@@ -1,6 +1,7 @@
 //! Every model that the server knows, and how far each is: what the gateway looks a request's model up in.
 
 use crate::queueing::QueueLimits;
+use crate::sequences::SequenceRules;
 use base::ModelId;
 use controller::{ModelRecord, Tensor};
 use std::collections::BTreeMap;
@@ -101,6 +102,8 @@ pub struct ServedModel {
     pub defaults: Arc<[Option<Tensor>]>,
     /// What its configuration says of requests that wait, if anything.
     pub queue_limits: Option<Arc<QueueLimits>>,
+    /// What holds for sequences of requests, where it is asked in sequences.
+    pub sequences: Option<Arc<SequenceRules>>,
     /// The number under which its answers are kept, if they are. Each model that is brought up has one of its own: what
     /// a version answered before its files were changed is never found for it afterwards.
     pub kept_under: Option<u64>,

@@ -43,9 +43,13 @@ pub fn complete(config: &ModelConfig, known: &Known<'_>) -> proto::ModelConfig {
     all.version_policy = Some(ModelVersionPolicy { policy_choice: Some(version_policy(&config.version_policy)) });
     all.max_batch_size = known.signature.max_batch as i32;
     let batched = known.signature.max_batch > 0;
-    let inputs = known.signature.inputs.iter().map(|spec| input(spec, batched));
+    // What the server gives to the model and takes from it for sequences isn't what clients give and take.
+    let sequences = config.sequences.as_ref();
+    let is_clients = |spec: &&TensorSpec| !sequences.is_some_and(|sequences| sequences.gives_input(&spec.name));
+    let inputs = known.signature.inputs.iter().filter(is_clients).map(|spec| input(spec, batched));
     all.input = merge(inputs, std::mem::take(&mut all.input), |input| &input.name);
-    let outputs = known.signature.outputs.iter().map(|spec| output(spec, batched));
+    let is_shown = |spec: &&TensorSpec| !sequences.is_some_and(|sequences| sequences.hides_output(&spec.name));
+    let outputs = known.signature.outputs.iter().filter(is_shown).map(|spec| output(spec, batched));
     all.output = merge(outputs, std::mem::take(&mut all.output), |output| &output.name);
     if all.scheduling_choice.is_none() && batched {
         let batching = ModelDynamicBatching::default();

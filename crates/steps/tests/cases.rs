@@ -23,8 +23,8 @@ struct Case {
     parameters: toml::Table,
     inputs: Vec<Encoded>,
     outputs: Vec<Encoded>,
-    most: f64,
-    mean: f64,
+    furthest: f64,
+    average: f64,
 }
 
 #[derive(Deserialize)]
@@ -85,7 +85,7 @@ fn steps_give_what_others_give() {
         let outputs = step(case).run(&inputs, 1 << 28).unwrap_or_else(|error| panic!("{}: {error}", case.name));
         assert_eq!(outputs.len(), case.outputs.len(), "{}", case.name);
         for (found, expected) in outputs.iter().zip(&case.outputs) {
-            if let Some(said) = difference(found, &expected.tensor(), case.most, case.mean) {
+            if let Some(said) = difference(found, &expected.tensor(), case.furthest, case.average) {
                 wrong.push(format!("{}: {said}", case.name));
             }
         }
