@@ -86,7 +86,7 @@ def test_an_id_and_a_version(server, protocol):
         assert (name, version, identity) == ("mlp", "1", "question 7")
 
 
-def test_sequence_parameters_are_ignored(server):
+def test_sequence_parameters_mean_nothing_to_a_model_without_sequences(server):
     module, client = connect(server, "http")
     client.infer("mlp", mlp(module), sequence_id=5, sequence_start=True, sequence_end=True)
 

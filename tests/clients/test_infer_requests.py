@@ -237,6 +237,6 @@ def test_the_extensions_are_those_that_are_there(server, sharing):
     plain = Client(server, "http").get_server_metadata()["extensions"]
     over_grpc = list(Client(server, "grpc").get_server_metadata().extensions)
     assert plain == over_grpc
-    assert {"binary_tensor_data", "classification", "parameters", "schedule_policy"} <= set(plain)
-    assert not {"sequence", "cuda_shared_memory", "system_shared_memory"} & set(plain)
+    assert {"binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence"} <= set(plain)
+    assert not {"cuda_shared_memory", "system_shared_memory"} & set(plain)
     assert "system_shared_memory" in Client(sharing, "http").get_server_metadata()["extensions"]

@@ -181,10 +181,16 @@ impl<'a> Call<'a> {
         encode: impl FnOnce(InferResponse<'_>) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {
         self.trace.iter().for_each(|trace| trace.received(self.context.controller.now()));
+        // Before anything is waited for.
+        let place = self.enter(&mut request)?;
         // Only what lies in shared memory is fetched. In a box, as below: what is rare must not make every call larger.
         let _held = match request.inputs.iter().any(|input| input.region.is_some()) {
             false => None,
             true => Box::pin(regions::fetch(self.context, self.owner, &mut request)).await?,
+        };
+        let turn = match place {
+            None => None,
+            Some(place) => Some(Box::pin(self.take_turn(place, &mut request, head)).await?),
         };
         let served = self.served();
         add_defaults(&served.signature, &served.defaults, &mut request.inputs);
@@ -202,6 +208,9 @@ impl<'a> Call<'a> {
         let computed = self.answer(question).await;
         self.trace.iter().for_each(|trace| trace.replied(self.context.controller.now()));
         let (mut outputs, deadline_at) = computed?;
+        if let Some(turn) = turn {
+            turn.done(&outputs);
+        }
         if !places.is_empty() {
             Box::pin(self.place(places, &mut outputs, &mut wanted)).await?;
         }

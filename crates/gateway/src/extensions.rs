@@ -18,6 +18,7 @@ pub(crate) fn extensions(config: &Config) -> Vec<&'static str> {
         "model_repository(unload_dependents)",
         "parameters",
         "schedule_policy",
+        "sequence",
         "statistics",
         "trace",
     ];

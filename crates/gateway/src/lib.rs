@@ -12,7 +12,8 @@
 //!
 //! `http` and `grpc` turn bytes into requests and answers into bytes; `call` is the way of a request on either
 //! protocol. `io` has the threads and connections below them, `body` the bytes of bodies, `admin` every call that isn't
-//! inference, `rights` who may do what, `cache` answers that are kept, `endpoint` answers that several models make.
+//! inference, `rights` who may do what, `cache` answers that are kept, `endpoint` answers that several models make,
+//! `sequences` requests that follow one another.
 
 mod admin;
 mod applications;
@@ -31,6 +32,7 @@ mod io;
 mod models;
 mod regions;
 mod rights;
+mod sequences;
 mod server;
 
 pub use config::{ClientLimits, Config};

@@ -1,7 +1,8 @@
 //! Finding the model that a request names, in a copy of the catalogue that this thread keeps until it is stale.
 
-use base::Reason;
+use base::{ModelSignature, Reason};
 use models::{Catalogue, CatalogueEntry, ModelControl, ModelState, ModelVersions, Registry, ServedModel};
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
 use wire::Fault;
 use wire::json::ModelMetadata;
@@ -79,13 +80,24 @@ impl Models {
     ) -> Result<T, Fault> {
         let entry = self.find(name, version)?;
         let served = serving(&entry)?;
+        let signature = shown(served);
         Ok(write(ModelMetadata {
             name: &entry.name,
             versions: self.ready_versions(name),
             platform: &served.config.platform,
-            signature: &served.signature,
+            signature: &signature,
         }))
     }
+}
+
+/// What a client gives to a model and gets from it.
+fn shown(served: &ServedModel) -> Cow<'_, ModelSignature> {
+    let all = &*served.signature;
+    let Some(rules) = &served.sequences else { return Cow::Borrowed(all) };
+    let mut signature = all.clone();
+    signature.inputs.retain(|spec| !rules.gives_input(&spec.name));
+    signature.outputs.retain(|spec| rules.shown.as_ref().is_none_or(|shown| shown.contains(&spec.name)));
+    Cow::Owned(signature)
 }
 
 /// What is needed to ask a model, or the sentence that says why it can't be asked.

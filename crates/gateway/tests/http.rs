@@ -28,7 +28,7 @@ fn the_six_calls() {
     assert_eq!(ask(get("/v2/health/ready").into()).status, 200);
     assert_eq!(ask(get("/v2/models/quick/ready").into()).status, 200);
     assert_eq!(ask(get("/v2/models/quick/versions/1/ready").into()).status, 200);
-    expect![[r#"{"name":"punctual","version":"0.1.0","extensions":["binary_tensor_data","classification","logging","model_configuration","model_repository","model_repository(unload_dependents)","parameters","schedule_policy","statistics","trace"]}"#]]
+    expect![[r#"{"name":"punctual","version":"0.1.0","extensions":["binary_tensor_data","classification","logging","model_configuration","model_repository","model_repository(unload_dependents)","parameters","schedule_policy","sequence","statistics","trace"]}"#]]
         .assert_eq(ask(get("/v2").into()).text());
     expect![[r#"{"name":"quick","versions":["1"],"platform":"emulated","inputs":[{"name":"input","datatype":"FP32","shape":[-1,10]}],"outputs":[{"name":"output","datatype":"FP32","shape":[-1,10]}]}"#]]
         .assert_eq(ask(get("/v2/models/quick").into()).text());

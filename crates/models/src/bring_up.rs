@@ -9,6 +9,7 @@ use crate::manager::ManagerConfig;
 use crate::profiler::Measured;
 use crate::queueing::QueueLimits;
 use crate::samples::{MAX_INPUT_BYTES, Samples};
+use crate::sequences::SequenceRules;
 use crate::{elements, precision, profiler, reshape, uploads, warmup};
 use base::{DeviceId, Duration, LatencyProfile, ModelId, ModelSignature, Precision, TensorSpec};
 use controller::{Controller, ModelRecord, Padding, Pulse};
@@ -63,6 +64,7 @@ pub(crate) struct BroughtUp {
     pub(crate) record: Arc<ModelRecord>,
     pub(crate) prepared: Arc<dyn Prepared>,
     labels: Arc<[Vec<String>]>,
+    sequences: Option<Arc<SequenceRules>>,
     findings: Findings,
     /// Whether more time would make it faster.
     pub(crate) is_provisional: bool,
@@ -251,6 +253,14 @@ impl BringUp {
         };
         warmup::run(&self.controller, &*prepared, found)?;
         let labels = labels(found, &signature)?;
+        let sequences = match &config.sequences {
+            None => None,
+            Some(rules) => {
+                // What an emulated device pretends may have no file.
+                let content = self.content(found).unwrap_or_default();
+                Some(Arc::new(SequenceRules::new(found, rules, &signature, content)?))
+            }
+        };
         let is_provisional = prepared.is_provisional() || is_open && prepared.precision().is_some();
         if let Some(reason) = prepared.not_on_device() {
             log_not_on_device(found, &profile, reason);
@@ -268,7 +278,7 @@ impl BringUp {
             fairness: fairness(config),
             metrics: self.controller.metrics().model(&found.name, found.version),
         };
-        Ok(BroughtUp { record: Arc::new(record), prepared, labels, findings, is_provisional })
+        Ok(BroughtUp { record: Arc::new(record), prepared, labels, sequences, findings, is_provisional })
     }
 
     /// The model in host memory, with the shapes that its configuration shows to clients; and why its first dimension
@@ -298,7 +308,7 @@ impl BringUp {
     /// A model that the controller knows by that number. What clients are told of it depends on the devices that it may
     /// run on.
     pub(crate) fn served(&self, found: &FoundModel, brought_up: &BroughtUp, id: ModelId) -> ServedModel {
-        let BroughtUp { record: model, prepared, labels, findings, .. } = brought_up;
+        let BroughtUp { record: model, prepared, labels, sequences, findings, .. } = brought_up;
         let devices = self.controller.devices_of(id);
         let longest = model.profile.batches().last().map_or(Duration::ZERO, |batch| batch.p99);
         let config = Arc::new(self.complete(found, &model.signature, devices, findings));
@@ -317,6 +327,7 @@ impl BringUp {
             labels,
             defaults,
             queue_limits,
+            sequences: sequences.clone(),
             kept_under,
         }
     }
@@ -353,6 +364,7 @@ impl BringUp {
             metrics: self.controller.metrics().model(&found.name, found.version),
             defaults: Arc::default(),
             queue_limits: None,
+            sequences: None,
             kept_under: None,
         })
     }

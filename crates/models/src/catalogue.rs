@@ -2,6 +2,7 @@
 
 use crate::endpoints::Endpoint;
 use crate::queueing::QueueLimits;
+use crate::sequences::SequenceRules;
 use base::{Duration, ModelId, ModelSignature};
 use controller::{ModelRecord, Tensor};
 use std::collections::BTreeMap;
@@ -120,6 +121,8 @@ pub struct ServedModel {
     pub defaults: Arc<[Option<Tensor>]>,
     /// What its configuration says of requests that wait, if anything.
     pub queue_limits: Option<Arc<QueueLimits>>,
+    /// What holds for sequences of requests, where it is asked in sequences.
+    pub sequences: Option<Arc<SequenceRules>>,
     /// The number under which its answers are kept, if they are. Each model that is brought up has one of its own: what
     /// a version answered before its files were changed is never found for it afterwards.
     pub kept_under: Option<u64>,

@@ -32,6 +32,7 @@ mod reshape;
 mod rows;
 mod runner;
 mod samples;
+mod sequences;
 mod uploads;
 mod warmup;
 
@@ -47,4 +48,6 @@ pub use precision::{PrecisionWishes, with_precision_alone};
 pub use profiler::{ProfilingEffort, Runs, measure_alone};
 pub use queueing::{Admitted, QueueLimits, QueuePlace};
 pub use registry::Registry;
+pub use repository::SequenceSignal;
 pub use samples::Samples;
+pub use sequences::{ControlRule, SequenceRules, StateRule};

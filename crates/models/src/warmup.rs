@@ -57,14 +57,15 @@ pub(crate) fn inputs(
         if shape.len() != spec.dims.len() || !shape.iter().zip(&spec.dims).skip(from).all(fits) {
             return Err(format!("input {:?} has the shape {shape:?}, but the model takes {:?}", spec.name, spec.dims));
         }
-        let data = data(&spec.name, input, &shape, folder)?;
+        let data = data(&spec.name, input, &shape, &folder.join(WARMUP_FOLDER))?;
         Ok(Tensor { datatype: spec.datatype, shape, data: data.into() })
     };
     signature.inputs.iter().map(one).collect()
 }
 
-fn data(name: &str, input: &WarmupInput, shape: &[i64], folder: &Path) -> Result<Vec<u8>, String> {
-    let large = || format!("input {name:?} of shape {shape:?} is too large to warm up with");
+/// The elements of an input. Files are in that folder.
+pub(crate) fn data(name: &str, input: &WarmupInput, shape: &[i64], folder: &Path) -> Result<Vec<u8>, String> {
+    let large = || format!("input {name:?} of shape {shape:?} is too large");
     let count = element_count(shape).ok_or_else(large)?;
     // An empty string is its length.
     let size = input.datatype.size().unwrap_or(4);
@@ -73,7 +74,7 @@ fn data(name: &str, input: &WarmupInput, shape: &[i64], folder: &Path) -> Result
         WarmupData::Zero => Ok(vec![0; bytes]),
         WarmupData::Random => Ok(by_chance(input.datatype, count, 0, &(0..=99))),
         WarmupData::File(file) => {
-            let path = folder.join(WARMUP_FOLDER).join(file);
+            let path = folder.join(file);
             let length =
                 std::fs::metadata(&path).map_err(|error| format!("{} can't be read: {error}", path.display()))?;
             if !length.is_file() || length.len() > MAX_INPUT_BYTES as u64 {

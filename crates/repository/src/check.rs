@@ -23,7 +23,10 @@ pub fn disagreements(config: &ModelConfig, signature: &ModelSignature) -> Vec<St
     found.extend(compare("input", &config.inputs, &signature.inputs, batched));
     found.extend(compare("output", &config.outputs, &signature.outputs, batched));
     if !config.inputs.is_empty() {
+        let sequences = config.sequences.as_ref();
+        let is_given = |name: &str| sequences.is_some_and(|sequences| sequences.gives_input(name));
         let missing = signature.inputs.iter().filter(|spec| config.inputs.iter().all(|c| c.name != spec.name));
+        let missing = missing.filter(|spec| !is_given(&spec.name));
         found.extend(missing.map(|spec| format!("input {:?} of the model is missing in the configuration", spec.name)));
     }
     found

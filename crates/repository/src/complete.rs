@@ -40,7 +40,7 @@ pub fn complete(config: &ModelConfig, known: &Known<'_>) -> proto::ModelConfig {
     if all.default_model_filename.is_empty() {
         known.file_name.clone_into(&mut all.default_model_filename);
     }
-    add_signature(&mut all, &config.version_policy, known.signature);
+    add_signature(&mut all, config, known.signature);
     if all.scheduling_choice.is_none() && known.signature.max_batch > 0 {
         let batching = ModelDynamicBatching::default();
         all.scheduling_choice = Some(model_config::SchedulingChoice::DynamicBatching(batching));
@@ -65,18 +65,22 @@ pub fn complete(config: &ModelConfig, known: &Known<'_>) -> proto::ModelConfig {
 pub fn complete_endpoint(config: &ModelConfig, name: &str, signature: &ModelSignature) -> proto::ModelConfig {
     let mut all = config.written.clone();
     name.clone_into(&mut all.name);
-    add_signature(&mut all, &config.version_policy, signature);
+    add_signature(&mut all, config, signature);
     all
 }
 
 /// What is known of anything that can be asked.
-fn add_signature(all: &mut proto::ModelConfig, policy: &VersionPolicy, signature: &ModelSignature) {
-    all.version_policy = Some(ModelVersionPolicy { policy_choice: Some(version_policy(policy)) });
+fn add_signature(all: &mut proto::ModelConfig, config: &ModelConfig, signature: &ModelSignature) {
+    all.version_policy = Some(ModelVersionPolicy { policy_choice: Some(version_policy(&config.version_policy)) });
     all.max_batch_size = signature.max_batch as i32;
     let batched = signature.max_batch > 0;
-    let inputs = signature.inputs.iter().map(|spec| input(spec, batched));
+    // What the server gives to the model and takes from it for sequences isn't what clients give and take.
+    let sequences = config.sequences.as_ref();
+    let is_clients = |spec: &&TensorSpec| !sequences.is_some_and(|sequences| sequences.gives_input(&spec.name));
+    let inputs = signature.inputs.iter().filter(is_clients).map(|spec| input(spec, batched));
     all.input = merge(inputs, std::mem::take(&mut all.input), |input| &input.name);
-    let outputs = signature.outputs.iter().map(|spec| output(spec, batched));
+    let is_shown = |spec: &&TensorSpec| !sequences.is_some_and(|sequences| sequences.hides_output(&spec.name));
+    let outputs = signature.outputs.iter().filter(is_shown).map(|spec| output(spec, batched));
     all.output = merge(outputs, std::mem::take(&mut all.output), |output| &output.name);
 }
 

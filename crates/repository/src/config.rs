@@ -2,6 +2,7 @@
 
 use crate::endpoint::EndpointKind;
 use crate::text::{self, TextMessage, TextPosition, TextProblem};
+use crate::sequences::SequenceConfig;
 use crate::{endpoint, json, read, schema};
 use base::{
     DataType, Duration, LatencyProfile, PrecisionChoice, ProfileError, USUAL_MAX_BATCH, dense_batch_sizes,
@@ -63,6 +64,8 @@ pub struct ModelConfig {
     /// How many shapes of a model that leaves sizes open are kept prepared, from the parameter `max_shapes`: for
     /// engines that prepare each shape.
     pub max_shapes: Option<u32>,
+    /// What is kept of sequences of requests, and what the model is told of them, if it is asked in sequences.
+    pub sequences: Option<SequenceConfig>,
     /// Whether its answers are kept, on a server that keeps any.
     pub response_cache: bool,
     /// The name of the model's file in the version's folder, if it isn't `model.onnx`.
@@ -447,7 +450,7 @@ mod tests {
         let config = parse("max_batch_size: 4 version_policy { all { } } sequence_batching { }").unwrap();
         let shown = String::from_utf8(wire::reflect::to_json("ModelConfig", &config.written)).unwrap();
         let mut again = ModelConfig::parse_json(&shown, Path::new("config"), "m").unwrap();
-        assert_eq!(again.warnings.len(), 1, "{:?}", again.warnings);
+        assert_eq!(again.warnings, Vec::<String>::new());
         again.warnings.clone_from(&config.warnings);
         assert_eq!(again, config);
     }
@@ -458,10 +461,6 @@ mod tests {
             ("ensemble_scheduling { }", "a pipeline has 1 to 64 stages, not 0"),
             ("platform: \"ensemble\"", "an ensemble has its steps in ensemble_scheduling"),
             ("batch_input { }", "batch_input isn't supported"),
-            (
-                "sequence_batching { control_input { name: \"START\" } }",
-                "sequence_batching.control_input isn't supported",
-            ),
             ("input { name: \"x\" data_type: TYPE_FP32 dims: [ 2, 3 ] reshape { shape: [ 5 ] } }", "can't be reshaped"),
             (
                 "input { name: \"x\" data_type: TYPE_FP32 dims: [ -1, 3 ] reshape { shape: [ 3 ] } }",
@@ -475,8 +474,6 @@ mod tests {
             let error = parse(text).unwrap_err();
             assert!(error.starts_with("m/config.pbtxt:1:") && error.contains(part), "{error}");
         }
-        let plain = parse("sequence_batching { max_sequence_idle_microseconds: 5 }").unwrap();
-        assert!(plain.warnings[0].contains("each request stands for itself"), "{:?}", plain.warnings);
     }
 
     #[test]
@@ -599,7 +596,7 @@ mod tests {
             1:23: input "x" of model_warmup has a dimension of -1: a request has sizes
             1:69: a dimension is 0: write a size from 1 up, or -1 for any size
             1:80: input_data_file is "a/../b": it must be a file in the model's folder
-            1:55: sequence_batching.iterative_sequence isn't supported: a model that the server keeps state for isn't served here
+            1:55: sequence_batching.iterative_sequence isn't supported: a request here is computed once, and its client asks again
             1:1: ensemble_scheduling isn't supported: models that call other models aren't served here: call them one after another
             1:1: batch_output isn't supported: inputs and outputs that describe the whole batch aren't made here: remove it if the model has none
             1:1: batch_input isn't supported: inputs and outputs that describe the whole batch aren't made here: remove it if the model has none
@@ -639,7 +636,6 @@ mod tests {
             3:13: optimization is ignored: graphs are always optimised, and the runtime is set up by the server's own options
             3:30: response_cache is ignored: a model with sequence_batching has every request computed
             3:62: model_transaction_policy is ignored: a model here gives one answer to each request
-            3:91: sequence_batching is ignored: each request stands for itself, and goes to whichever device is free
             4:13: model_operations is ignored: operators come with the runtime's library
             4:34: model_repository_agents is ignored: files are served as they are
             4:62: model_metrics is ignored: metrics are the same for all models

@@ -27,7 +27,6 @@ const WITHOUT_MEANING: &[(&str, &str, &str)] = &[
         "graphs are always optimised, and the runtime is set up by the server's own options",
     ),
     ("ModelConfig", "model_transaction_policy", "a model here gives one answer to each request"),
-    ("ModelConfig", "sequence_batching", "each request stands for itself, and goes to whichever device is free"),
     ("ModelConfig", "model_operations", "operators come with the runtime's library"),
     ("ModelConfig", "model_repository_agents", "files are served as they are"),
     ("ModelConfig", "model_metrics", "metrics are the same for all models"),
@@ -48,6 +47,13 @@ const WITHOUT_MEANING: &[(&str, &str, &str)] = &[
         "preserve_ordering",
         "answers leave when they are there; a client tells them apart by their ids",
     ),
+    ("StrategyDirect", "max_queue_delay_microseconds", "not needed, batches are planned from deadlines"),
+    ("StrategyDirect", "minimum_slot_utilization", "not needed, batches are planned from deadlines"),
+    ("StrategyOldest", "max_queue_delay_microseconds", "not needed, batches are planned from deadlines"),
+    ("StrategyOldest", "preferred_batch_size", "batches of any size are planned from deadlines"),
+    ("StrategyOldest", "preserve_ordering", "requests of a sequence are always computed in their order"),
+    ("State", "use_same_buffer_for_input_output", "states are kept beside the devices"),
+    ("State", "use_growable_memory", "states are kept beside the devices"),
     ("ModelQueuePolicy", "allow_timeout_override", "a request's own timeout always counts if it is the shorter one"),
 ];
 

@@ -5,7 +5,7 @@ use crate::config::{ModelConfig, TensorConfig, VersionPolicy};
 use crate::positions::Positions;
 use crate::text::TextProblem;
 use crate::values::{Warnings, relative_file};
-use crate::{batching, endpoint, parameters, warmup};
+use crate::{batching, endpoint, parameters, sequences, warmup};
 use base::DataType;
 use wire::proto::{self, ModelInput, ModelOutput, ModelVersionPolicy, model_config};
 
@@ -40,6 +40,9 @@ pub fn config(
     if let Some(model_config::SchedulingChoice::DynamicBatching(batching)) = &written.scheduling_choice {
         batching::read(batching, positions, &mut config, warnings)?;
     }
+    if let Some(model_config::SchedulingChoice::SequenceBatching(batching)) = &written.scheduling_choice {
+        config.sequences = Some(sequences::read(batching, &written, positions)?);
+    }
     parameters::read(&written.parameters, positions, &mut config, warnings)?;
     config.response_cache = response_cache(&written, positions, warnings);
     config.written = written;
@@ -51,15 +54,13 @@ fn check_served(written: &proto::ModelConfig, positions: &Positions) -> Result<(
     use model_config::SchedulingChoice::SequenceBatching;
     const WHOLE_BATCH: &str =
         "inputs and outputs that describe the whole batch aren't made here: remove it if the model has none";
-    const STATE: &str = "a model that the server keeps state for isn't served here";
+    const ITERATIVE: &str = "a request here is computed once, and its client asks again";
     let choice = written.scheduling_choice.as_ref();
     let sequences = choice.and_then(|choice| if let SequenceBatching(found) = choice { Some(found) } else { None });
     for (path, is_asked_for, why) in [
         ("batch_input", !written.batch_input.is_empty(), WHOLE_BATCH),
         ("batch_output", !written.batch_output.is_empty(), WHOLE_BATCH),
-        ("sequence_batching.control_input", sequences.is_some_and(|found| !found.control_input.is_empty()), STATE),
-        ("sequence_batching.state", sequences.is_some_and(|found| !found.state.is_empty()), STATE),
-        ("sequence_batching.iterative_sequence", sequences.is_some_and(|found| found.iterative_sequence), STATE),
+        ("sequence_batching.iterative_sequence", sequences.is_some_and(|found| found.iterative_sequence), ITERATIVE),
     ] {
         if is_asked_for {
             return Err(positions.wrong_field(path, format!("{path} isn't supported: {why}")));

@@ -8,7 +8,9 @@ use crate::proto::model_infer_request::{InferInputTensor, InferRequestedOutputTe
 use crate::proto::model_infer_response::InferOutputTensor;
 use crate::proto::{InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
 use crate::room::room;
-use crate::{Fault, InferInput, InferRequest, InferResponse, Parameters, Region, RequestedOutput};
+use crate::{
+    Fault, InferInput, InferRequest, InferResponse, Parameters, Region, RequestedOutput, SequenceId, SequenceMark,
+};
 use base::{DataType, Duration};
 use bytes::Bytes;
 use std::borrow::Cow;
@@ -16,6 +18,8 @@ use std::collections::BTreeMap;
 
 /// The parameter that says that a tensor lies in shared memory.
 const REGION: &str = "shared_memory_region";
+/// The parameter that names a request's sequence.
+const SEQUENCE_ID: &str = "sequence_id";
 
 /// Reads a request. Tensors that came as `raw_input_contents` are shared with the message, not copied.
 pub fn decode(message: &ModelInferRequest) -> Result<InferRequest<'_>, Fault> {
@@ -34,6 +38,7 @@ pub fn decode(message: &ModelInferRequest) -> Result<InferRequest<'_>, Fault> {
         id: Cow::Borrowed(&message.id),
         application: Cow::Borrowed(read_application(&message.parameters)?),
         parameters: read_parameters(&message.parameters)?,
+        sequence: read_sequence(&message.parameters)?,
         inputs,
         outputs: message.outputs.iter().map(read_output).collect::<Result<_, _>>()?,
     })
@@ -46,6 +51,23 @@ fn read_parameters(map: &BTreeMap<String, InferParameter>) -> Result<Parameters,
     let timeout = whole_number(map, "timeout")?.filter(|&micros| micros > 0).map(Duration::from_micros);
     let priority = u32::try_from(whole_number(map, "priority")?.unwrap_or(0)).unwrap_or(u32::MAX);
     Ok(Parameters { timeout, priority, binary_outputs: true })
+}
+
+/// The sequence that a request names, if it does.
+fn read_sequence(map: &BTreeMap<String, InferParameter>) -> Result<Option<Box<SequenceMark>>, Fault> {
+    if !map.contains_key(SEQUENCE_ID) {
+        return Ok(None);
+    }
+    let id = match map.get(SEQUENCE_ID).and_then(|parameter| parameter.parameter_choice.as_ref()) {
+        Some(ParameterChoice::StringParam(text)) => SequenceId::text(text)?,
+        _ => whole_number(map, SEQUENCE_ID)?.and_then(SequenceId::number),
+    };
+    let flag = |name: &str| match map.get(name).and_then(|parameter| parameter.parameter_choice.as_ref()) {
+        None => Ok(false),
+        Some(ParameterChoice::BoolParam(value)) => Ok(*value),
+        Some(_) => Err(Fault::bad(format!("the parameter {name} must be true or false"))),
+    };
+    Ok(SequenceMark::new(id, flag("sequence_start")?, flag("sequence_end")?))
 }
 
 fn read_application(map: &BTreeMap<String, InferParameter>) -> Result<&str, Fault> {
@@ -332,8 +354,21 @@ mod tests {
         message.parameters.insert("timeout".into(), parameter(ParameterChoice::Int64Param(1500)));
         message.parameters.insert("priority".into(), parameter(ParameterChoice::Uint64Param(2)));
         message.parameters.insert("sequence_id".into(), parameter(ParameterChoice::StringParam("s".into())));
-        let parameters = decode(&message).unwrap().parameters;
-        assert_eq!((parameters.timeout, parameters.priority), (Some(Duration::from_micros(1500)), 2));
+        message.parameters.insert("sequence_start".into(), parameter(ParameterChoice::BoolParam(true)));
+        let decoded = decode(&message).unwrap();
+        let Parameters { timeout, priority, .. } = decoded.parameters;
+        assert_eq!((timeout, priority), (Some(Duration::from_micros(1500)), 2));
+        let mark = SequenceMark { id: SequenceId::Text("s".into()), start: true, end: false };
+        assert_eq!(decoded.sequence.as_deref(), Some(&mark));
+        message.parameters.insert("sequence_id".into(), parameter(ParameterChoice::Int64Param(3)));
+        assert_eq!(decode(&message).unwrap().sequence.map(|mark| mark.id), Some(SequenceId::Number(3)));
+        message.parameters.insert("sequence_id".into(), parameter(ParameterChoice::Int64Param(0)));
+        assert_eq!(decode(&message).unwrap().sequence, None);
+        message.parameters.insert("sequence_id".into(), parameter(ParameterChoice::Int64Param(-1)));
+        assert!(sentence(&message).contains("isn't negative"));
+        message.parameters.insert("sequence_id".into(), parameter(ParameterChoice::Uint64Param(1)));
+        message.parameters.insert("sequence_start".into(), parameter(ParameterChoice::Int64Param(1)));
+        assert!(sentence(&message).contains("must be true or false"));
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use base::{DataType, Duration};
 use bytes::Bytes;
+use crate::Fault;
 use std::borrow::Cow;
+use std::fmt;
 
 /// A request to compute. Texts are borrowed from the message; tensors are slices of it where they came as bytes.
 #[derive(Clone, PartialEq, Debug)]
@@ -13,6 +15,8 @@ pub struct InferRequest<'a> {
     pub application: Cow<'a, str>,
     /// What the client asks beside the tensors.
     pub parameters: Parameters,
+    /// The sequence that it belongs to, if it names one. In a box: most name none.
+    pub sequence: Option<Box<SequenceMark>>,
     /// The inputs, in the client's order. Each is consistent in itself: its bytes are exactly what its shape says,
     /// unless they lie in a region and aren't here yet.
     pub inputs: Vec<InferInput<'a>>,
@@ -41,13 +45,72 @@ impl InferRequest<'_> {
             id: own(self.id),
             application: own(self.application),
             parameters: self.parameters,
+            sequence: self.sequence,
             inputs: self.inputs.into_iter().map(input).collect(),
             outputs: self.outputs.into_iter().map(output).collect(),
         }
     }
 }
 
-/// What a client may ask beside the tensors. Parameters of sequences and the client's own are taken and ignored.
+/// Which sequence a request belongs to, and what it is in it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SequenceMark {
+    /// The client's name for the sequence.
+    pub id: SequenceId,
+    /// Whether it is the first.
+    pub start: bool,
+    /// Whether it is the last.
+    pub end: bool,
+}
+
+/// A client's name for a sequence. A number and a text are never the same.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum SequenceId {
+    /// Not 0, which is no name.
+    Number(u64),
+    /// Not empty.
+    Text(String),
+}
+
+impl SequenceId {
+    /// The longest text, in bytes: as Triton has it.
+    pub const LONGEST: usize = 128;
+
+    /// The name that a number is; 0 is none.
+    pub(crate) fn number(number: u64) -> Option<Self> {
+        (number != 0).then_some(Self::Number(number))
+    }
+
+    /// The name that a text is; an empty one is none.
+    pub(crate) fn text(text: &str) -> Result<Option<Self>, Fault> {
+        match text.len() {
+            0 => Ok(None),
+            1..=Self::LONGEST => Ok(Some(Self::Text(text.to_owned()))),
+            length => Err(Fault::bad(format!(
+                "the parameter sequence_id has {length} bytes: it is a number or a text of at most {} bytes",
+                Self::LONGEST
+            ))),
+        }
+    }
+}
+
+impl fmt::Display for SequenceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Text(text) => write!(f, "{text:?}"),
+        }
+    }
+}
+
+impl SequenceMark {
+    /// What a request says of its sequence. Without a name, it says nothing.
+    pub(crate) fn new(id: Option<SequenceId>, start: bool, end: bool) -> Option<Box<Self>> {
+        id.map(|id| Box::new(Self { id, start, end }))
+    }
+}
+
+/// What a client may ask beside the tensors. Parameters of the client's own are taken and ignored.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Parameters {
     /// The end-to-end deadline, counted from the arrival.

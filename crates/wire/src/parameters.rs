@@ -1,7 +1,7 @@
 //! The parameters of requests and tensors, as far as both protocols treat them alike.
 
 use crate::json::Text;
-use crate::{Fault, Region};
+use crate::{Fault, Region, SequenceId};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use std::borrow::Cow;
@@ -50,6 +50,27 @@ pub(crate) struct JsonParameters<'a> {
     pub(crate) timeout: Option<u64>,
     pub(crate) priority: Option<u64>,
     pub(crate) binary_data_output: Option<bool>,
+    pub(crate) sequence_id: Option<WrittenId<'a>>,
+    pub(crate) sequence_start: Option<bool>,
+    pub(crate) sequence_end: Option<bool>,
+}
+
+/// A sequence's name in JSON.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(crate) enum WrittenId<'a> {
+    Number(u64),
+    #[serde(borrow)]
+    Text(Text<'a>),
+}
+
+impl WrittenId<'_> {
+    pub(crate) fn name(&self) -> Result<Option<SequenceId>, Fault> {
+        match self {
+            Self::Number(number) => Ok(SequenceId::number(*number)),
+            Self::Text(Text(text)) => SequenceId::text(text),
+        }
+    }
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for JsonParameters<'a> {
@@ -75,6 +96,13 @@ impl<'de> Visitor<'de> for ParametersVisitor {
                 "timeout" => parameters.timeout = map.next_value()?,
                 "priority" => parameters.priority = map.next_value()?,
                 "binary_data_output" => parameters.binary_data_output = map.next_value()?,
+                "sequence_id" => {
+                    parameters.sequence_id = map.next_value().map_err(|_| {
+                        A::Error::custom("the parameter sequence_id is a number that isn't negative, or a text")
+                    })?;
+                }
+                "sequence_start" => parameters.sequence_start = map.next_value()?,
+                "sequence_end" => parameters.sequence_end = map.next_value()?,
                 name if name.starts_with(RESERVED) && name != EMPTY_FINAL => {
                     return Err(A::Error::custom(reserved(name)));
                 }

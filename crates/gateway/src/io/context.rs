@@ -3,6 +3,7 @@
 use crate::Config;
 use crate::applications::Applications;
 use crate::cache::PredictionCache;
+use crate::sequences::SequenceTables;
 use crate::io::accept::Protocol;
 use crate::io::driver::Driver;
 use crate::io::mailbox::Mailbox;
@@ -85,6 +86,8 @@ pub(crate) struct ServerState {
     pub(crate) tls: Option<Arc<Tls>>,
     /// Answers that are kept, if any are.
     pub(crate) cache: Option<Arc<PredictionCache>>,
+    /// Sequences of requests.
+    pub(crate) sequences: SequenceTables,
 }
 
 impl ServerState {
@@ -93,6 +96,7 @@ impl ServerState {
             rules: Arc::new(rules),
             tls: None,
             cache: None,
+            sequences: SequenceTables::default(),
             config,
             metrics,
             closing: AtomicBool::new(false),

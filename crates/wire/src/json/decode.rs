@@ -2,7 +2,7 @@
 
 use crate::elements::{check_elements, count_elements};
 use crate::parameters::{JsonParameters, RegionParameters};
-use crate::{Fault, InferInput, InferRequest, Parameters, RequestedOutput, numbers};
+use crate::{Fault, InferInput, InferRequest, Parameters, RequestedOutput, SequenceMark, numbers};
 use base::{DataType, Duration};
 use bytes::Bytes;
 use serde::Deserialize;
@@ -89,6 +89,13 @@ pub fn decode(body: &Bytes, json_length: Option<usize>) -> Result<InferRequest<'
 fn assemble<'a>(request: JsonRequest<'a>, binary: Option<Bytes>) -> Result<InferRequest<'a>, Fault> {
     let parameters = request.parameters.unwrap_or_default();
     let application = parameters.application.map_or(Cow::Borrowed(""), |application| application.0);
+    let sequence = match parameters.sequence_id {
+        None => None,
+        Some(id) => {
+            let flag = |flag: Option<bool>| flag.unwrap_or(false);
+            SequenceMark::new(id.name()?, flag(parameters.sequence_start), flag(parameters.sequence_end))
+        }
+    };
     let parameters = Parameters {
         timeout: parameters.timeout.filter(|&micros| micros > 0).map(Duration::from_micros),
         priority: u32::try_from(parameters.priority.unwrap_or(0)).unwrap_or(u32::MAX),
@@ -100,7 +107,7 @@ fn assemble<'a>(request: JsonRequest<'a>, binary: Option<Bytes>) -> Result<Infer
     let outputs = request.outputs.unwrap_or_default();
     let outputs = outputs.into_iter().map(|output| read_output(output, parameters)).collect::<Result<_, _>>()?;
     let id = request.id.map_or(Cow::Borrowed(""), |id| id.0);
-    Ok(InferRequest { id, application, parameters, inputs, outputs })
+    Ok(InferRequest { id, application, parameters, sequence, inputs, outputs })
 }
 
 /// What is behind the JSON: the binary tensors, in the order of the inputs.
@@ -210,12 +217,32 @@ fn read_output(output: JsonOutput<'_>, defaults: Parameters) -> Result<Requested
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Region;
+    use crate::{Region, SequenceId};
     use expect_test::expect;
     use proptest::prelude::*;
 
     fn sentence(json: &str) -> String {
         decode(&Bytes::copy_from_slice(json.as_bytes()), None).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn sequences_have_numbers_or_texts() {
+        let mark = |parameters: &str| {
+            let body = format!(r#"{{"parameters":{parameters},"inputs":[]}}"#).into();
+            decode(&body, None).map(|request| request.sequence.map(|mark| *mark)).map_err(|fault| fault.to_string())
+        };
+        let text = SequenceMark { id: SequenceId::Text("a".into()), start: false, end: true };
+        assert_eq!(mark(r#"{"sequence_id":"a","sequence_end":true}"#), Ok(Some(text)));
+        for none in [r#"{"sequence_id":0,"sequence_start":true}"#, r#"{"sequence_id":""}"#, r#"{"sequence_start":true}"#] {
+            assert_eq!(mark(none), Ok(None), "{none}");
+        }
+        for (wrong, why) in [
+            (r#"{"sequence_id":-1}"#.to_owned(), "isn't negative"),
+            (r#"{"sequence_id":1.5}"#.to_owned(), "isn't negative"),
+            (format!(r#"{{"sequence_id":"{}"}}"#, "x".repeat(129)), "at most 128 bytes"),
+        ] {
+            assert!(mark(&wrong).unwrap_err().contains(why), "{wrong}");
+        }
     }
 
     #[test]
@@ -229,6 +256,8 @@ mod tests {
         assert_eq!(request.id, "a");
         assert_eq!(request.parameters.timeout, Some(Duration::from_micros(2500)));
         assert_eq!(request.parameters.priority, 1);
+        let mark = SequenceMark { id: SequenceId::Number(7), start: true, end: false };
+        assert_eq!(request.sequence.as_deref(), Some(&mark));
         assert_eq!(request.inputs[0].shape, [2, 2]);
         assert_eq!(&request.inputs[0].data[..8], [0, 0, 128, 63, 0, 0, 0, 64]);
         let outputs: Vec<_> = request.outputs.iter().map(|o| (&*o.name, o.binary)).collect();
